@@ -37,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     _predict(verbs)
     _simulate(verbs)
     _sweep(verbs)
+    _calibrate(verbs)
     return top
 
 
@@ -232,6 +233,41 @@ def _sweep(verbs: argparse._SubParsersAction) -> None:
         "--at-rate", type=float, metavar="R", help="with --find-rate and prices: the cheapest for R requests per second"
     )
     _out(verb, "also keep the rows: .parquet, .csv, .json, .duckdb")
+
+
+def _calibrate(verbs: argparse._SubParsersAction) -> None:
+    group = verbs.add_parser("calibrate", help="measured kernels: import them, fit the kernel model to them, score it")
+    parts = group.add_subparsers(dest="part", metavar="PART", required=True, parser_class=_Parser)
+    verb = _verb(parts, "import", "read published sweeps into the table sweep_points", "kernelsight.calibrate_import")
+    verb.add_argument("source", metavar="SOURCE", help="aiconfigurator, neusight, vidur, llmservingsim or parquet")
+    verb.add_argument("path", nargs="?", metavar="PATH", help="left open: the installed package of the source")
+    verb.add_argument("--gpus", metavar="A,B", help="only these GPUs; left open: all")
+    verb.add_argument("--families", metavar="F,G", help="only these kernel families; left open: all")
+    _out(verb, "the sweep: .parquet")
+    verb = _verb(parts, "fit", "fit the kernel model to measured kernels", "kernelsight.calibrate_fit")
+    _sweeps(verb, "GPUs to fit on; left open: every one that the sweeps hold")
+    _out(verb, "the pack: .parquet")
+    verb = _verb(
+        parts, "evaluate", "fit without some GPUs and score the model on them", "kernelsight.calibrate_evaluate"
+    )
+    _sweeps(verb, "GPUs to fit on; left open: a100_sxm,l40s,h100_sxm,h200_sxm")
+    verb.add_argument("--test-gpus", metavar="C", required=True, help="GPUs that are predicted and scored")
+    verb.add_argument(
+        "--tier",
+        choices=("cross-generation", "target-measured"),
+        help="left open: target-measured where a budget is given",
+    )
+    verb.add_argument(
+        "--budget", type=float, metavar="SHARE", help="share of the test GPU's shape sites that is measured"
+    )
+    verb.add_argument("--final", action="store_true", help="score GPUs that are held back for one final check")
+    _out(verb, "also write the report: .json, .csv, .parquet")
+
+
+def _sweeps(verb: argparse.ArgumentParser, train_help: str) -> None:
+    verb.add_argument("--sweep", nargs="+", required=True, metavar="S", help="Parquet files as calibrate import writes")
+    verb.add_argument("--train-gpus", metavar="A,B", help=train_help)
+    verb.add_argument("--families", metavar="F,G", help="only these kernel families; left open: all")
 
 
 def main(words: list[str] | None = None) -> int:

@@ -51,10 +51,15 @@ def simulation(
 
 
 def gemm_latencies(
-    gemm_calls: pa.Table, deployment_settings: pa.Table, gpus: pa.Table, fabrics: pa.Table, eta_coefficients: pa.Table
+    gemm_calls: pa.Table,
+    deployment_settings: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of dense matrix products."""
-    return _latencies("gemm", gemm_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies("gemm", gemm_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations)
 
 
 def batched_gemm_latencies(
@@ -63,9 +68,12 @@ def batched_gemm_latencies(
     gpus: pa.Table,
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of absorbed MLA projections."""
-    return _latencies("batched_gemm", batched_gemm_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies(
+        "batched_gemm", batched_gemm_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
+    )
 
 
 def prefill_attention_latencies(
@@ -74,10 +82,17 @@ def prefill_attention_latencies(
     gpus: pa.Table,
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of softmax attention over prompts."""
     return _latencies(
-        "prefill_attention", prefill_attention_calls, deployment_settings, gpus, fabrics, eta_coefficients
+        "prefill_attention",
+        prefill_attention_calls,
+        deployment_settings,
+        gpus,
+        fabrics,
+        eta_coefficients,
+        kernel_implementations,
     )
 
 
@@ -87,9 +102,18 @@ def decode_attention_latencies(
     gpus: pa.Table,
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of softmax attention of single tokens."""
-    return _latencies("decode_attention", decode_attention_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies(
+        "decode_attention",
+        decode_attention_calls,
+        deployment_settings,
+        gpus,
+        fabrics,
+        eta_coefficients,
+        kernel_implementations,
+    )
 
 
 def mla_prefill_latencies(
@@ -98,9 +122,12 @@ def mla_prefill_latencies(
     gpus: pa.Table,
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of MLA over prompts."""
-    return _latencies("mla_prefill", mla_prefill_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies(
+        "mla_prefill", mla_prefill_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
+    )
 
 
 def mla_decode_latencies(
@@ -109,9 +136,12 @@ def mla_decode_latencies(
     gpus: pa.Table,
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of MLA of single tokens."""
-    return _latencies("mla_decode", mla_decode_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies(
+        "mla_decode", mla_decode_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
+    )
 
 
 def sparse_attention_latencies(
@@ -120,9 +150,18 @@ def sparse_attention_latencies(
     gpus: pa.Table,
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of the indexer and attention over selected tokens."""
-    return _latencies("sparse_attention", sparse_attention_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies(
+        "sparse_attention",
+        sparse_attention_calls,
+        deployment_settings,
+        gpus,
+        fabrics,
+        eta_coefficients,
+        kernel_implementations,
+    )
 
 
 def linear_attention_latencies(
@@ -131,23 +170,42 @@ def linear_attention_latencies(
     gpus: pa.Table,
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of the gated delta net."""
-    return _latencies("linear_attention", linear_attention_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies(
+        "linear_attention",
+        linear_attention_calls,
+        deployment_settings,
+        gpus,
+        fabrics,
+        eta_coefficients,
+        kernel_implementations,
+    )
 
 
 def moe_latencies(
-    moe_calls: pa.Table, deployment_settings: pa.Table, gpus: pa.Table, fabrics: pa.Table, eta_coefficients: pa.Table
+    moe_calls: pa.Table,
+    deployment_settings: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of routed experts."""
-    return _latencies("moe", moe_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies("moe", moe_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations)
 
 
 def norm_latencies(
-    norm_calls: pa.Table, deployment_settings: pa.Table, gpus: pa.Table, fabrics: pa.Table, eta_coefficients: pa.Table
+    norm_calls: pa.Table,
+    deployment_settings: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of norms."""
-    return _latencies("norm", norm_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies("norm", norm_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations)
 
 
 def activation_latencies(
@@ -156,16 +214,24 @@ def activation_latencies(
     gpus: pa.Table,
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of activations."""
-    return _latencies("activation", activation_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies(
+        "activation", activation_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
+    )
 
 
 def rope_latencies(
-    rope_calls: pa.Table, deployment_settings: pa.Table, gpus: pa.Table, fabrics: pa.Table, eta_coefficients: pa.Table
+    rope_calls: pa.Table,
+    deployment_settings: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of rotary embeddings."""
-    return _latencies("rope", rope_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies("rope", rope_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations)
 
 
 def kv_write_latencies(
@@ -174,9 +240,12 @@ def kv_write_latencies(
     gpus: pa.Table,
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of KV-cache writes."""
-    return _latencies("kv_write", kv_write_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies(
+        "kv_write", kv_write_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
+    )
 
 
 def quantize_latencies(
@@ -185,9 +254,12 @@ def quantize_latencies(
     gpus: pa.Table,
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of quantisation of activations."""
-    return _latencies("quantize", quantize_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies(
+        "quantize", quantize_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
+    )
 
 
 def embedding_latencies(
@@ -196,9 +268,12 @@ def embedding_latencies(
     gpus: pa.Table,
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of embedding gathers."""
-    return _latencies("embedding", embedding_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies(
+        "embedding", embedding_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
+    )
 
 
 def sampling_latencies(
@@ -207,9 +282,12 @@ def sampling_latencies(
     gpus: pa.Table,
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of sampling."""
-    return _latencies("sampling", sampling_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies(
+        "sampling", sampling_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
+    )
 
 
 def all_reduce_latencies(
@@ -218,9 +296,12 @@ def all_reduce_latencies(
     gpus: pa.Table,
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of all-reduces."""
-    return _latencies("all_reduce", all_reduce_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies(
+        "all_reduce", all_reduce_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
+    )
 
 
 def all_gather_latencies(
@@ -229,9 +310,12 @@ def all_gather_latencies(
     gpus: pa.Table,
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of all-gathers."""
-    return _latencies("all_gather", all_gather_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies(
+        "all_gather", all_gather_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
+    )
 
 
 def reduce_scatter_latencies(
@@ -240,9 +324,18 @@ def reduce_scatter_latencies(
     gpus: pa.Table,
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of reduce-scatters."""
-    return _latencies("reduce_scatter", reduce_scatter_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies(
+        "reduce_scatter",
+        reduce_scatter_calls,
+        deployment_settings,
+        gpus,
+        fabrics,
+        eta_coefficients,
+        kernel_implementations,
+    )
 
 
 def all_to_all_latencies(
@@ -251,13 +344,21 @@ def all_to_all_latencies(
     gpus: pa.Table,
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of all-to-all exchanges."""
-    return _latencies("all_to_all", all_to_all_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies(
+        "all_to_all", all_to_all_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
+    )
 
 
 def p2p_latencies(
-    p2p_calls: pa.Table, deployment_settings: pa.Table, gpus: pa.Table, fabrics: pa.Table, eta_coefficients: pa.Table
+    p2p_calls: pa.Table,
+    deployment_settings: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """Latencies of transfers between pipeline stages."""
-    return _latencies("p2p", p2p_calls, deployment_settings, gpus, fabrics, eta_coefficients)
+    return _latencies("p2p", p2p_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations)

@@ -208,7 +208,9 @@ def predict_calls(session: Session, path: str, gpu: str, tier: str | None) -> pa
     gpu = resolve_names(session, {"gpu": gpu})["gpu"]
     calls = read_calls(Path(path), gpu, session.graph.known("kernel_calls"))
     return call_latencies(
-        calls, tier or "auto", session.table("gpus"), session.table("fabrics"), session.table("eta_coefficients")
+        calls,
+        tier or "auto",
+        *(session.table(name) for name in ("gpus", "fabrics", "eta_coefficients", "kernel_implementations")),
     )
 
 

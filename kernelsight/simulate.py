@@ -37,6 +37,7 @@ SAVED_TABLES = (
     "engine_fusions",
     "host_overheads",
     "eta_coefficients",
+    "kernel_implementations",
     "deployments",
     "scenarios",
     "requests",
@@ -185,7 +186,7 @@ def run_facts(session: Session) -> dict[str, str]:
     return {
         "program_version": __version__,
         "schema_sha256": _digest(path.read_bytes() for path in sorted(folder("schemas").glob("*.json"))),
-        "catalogue_sha256": _digest(_bytes_of(session, name) for name in SAVED_TABLES[:9]),
+        "catalogue_sha256": _digest(_bytes_of(session, name) for name in SAVED_TABLES[:10]),
         "coefficients_sha256": _digest([_bytes_of(session, "eta_coefficients")]),
     }
 

@@ -28,12 +28,12 @@ def contracts() -> Mapping[str, Contract]:
 
 
 def fact_names() -> set[str]:
-    """Return the tables that the package brings: one for each CSV file, and the models.
+    """Return the tables that the package brings: one for each CSV file, the models, and the kernel model's numbers.
 
     >>> {"number_formats", "quantizations"} <= fact_names()
     True
     """
-    names = {path.stem for path in _FOLDER.glob("*.csv")}
+    names = {path.stem for path in _FOLDER.glob("*.csv")} | {"kernel_implementations", "eta_coefficients"}
     if (_FOLDER / "models.jsonl").is_file():
         names |= {"models", "model_layers"}
     return names & set(contracts())
@@ -52,6 +52,12 @@ def facts(name: str) -> pa.Table | None:
         return None
     if name in ("models", "model_layers"):
         return _models()[name]
+    if name == "kernel_implementations":
+        return _implementations()
+    if name == "eta_coefficients":
+        from kernelsight.eta.pack import default_pack
+
+        return default_pack()
     return read_facts(_FOLDER / f"{name}.csv", contracts()[name])
 
 
@@ -64,6 +70,16 @@ def read_facts(path: Path, contract: Contract) -> pa.Table:
     except pa.ArrowInvalid as error:
         raise ContractBroken(f"{path.name} cannot be read as {contract.table}: {str(error).splitlines()[0]}.") from None
     return conform(table, contract, origin=path.name)
+
+
+def _implementations() -> pa.Table:
+    """Join the files of ``implementations/``, one a family, named like it."""
+    contract = contracts()["kernel_implementations"]
+    parts = []
+    for path in sorted((_FOLDER / "implementations").glob("*.csv")):
+        rows = pa_csv.read_csv(path).to_pylist()
+        parts += [{"family": path.stem, **{name: None if value == "" else value for name, value in row.items()}} for row in rows]
+    return conform(_from_rows(parts, contract), contract, origin="implementations")
 
 
 @cache

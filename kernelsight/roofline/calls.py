@@ -7,96 +7,141 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.errors import InvalidInput, unknown
-from kernelsight.roofline.latency import FAMILIES, MATH, latencies
+from kernelsight.roofline.families import FORMS
+from kernelsight.roofline.hardware import MATH
+from kernelsight.roofline.latency import BY_HEAD_DIM, latencies
 
-# columns of a family's call table that a shape does not hold but that follow from it
-DERIVED = {"visible_pairs", "active_experts", "group_size"}
+# columns of a family's call table that a shape holds under another name
+FIELD = {"group_size": "gpus", "local_experts": "experts"}
+# columns that follow from several fields
+COMPUTED = {"visible_pairs", "active_experts"}
+# fields that may be nought, and those that may be missing, which says the same
+MAY_BE_ZERO = {"window", "cached_tokens", "context"}
+MAY_BE_MISSING = {"window"}
 # above it a float64 no longer holds every whole number
 LARGEST_SIZE = 2**53
 
 
-def call_latencies(calls: pa.Table, tier: str, gpus: pa.Table, fabrics: pa.Table, coefficients: pa.Table) -> pa.Table:
+def call_latencies(
+    calls: pa.Table,
+    tier: str,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    coefficients: pa.Table,
+    implementations: pa.Table,
+) -> pa.Table:
     """Return ``kernel_latencies`` rows for rows in the ``kernel_calls`` contract, in their order.
 
     UnknownName: a family that does not exist. InvalidInput: a shape that lacks a field its family needs, a size that is
-    not positive, or an arithmetic that is not known.
+    not positive, or arithmetic of no known dtype.
     """
     families = calls["family"].combine_chunks()
     names = pc.unique(families).to_pylist()
     for family in names:
-        if family not in FAMILIES:
-            raise unknown("kernel family", family, FAMILIES)
+        if family not in FORMS:
+            raise unknown("kernel family", family, FORMS)
     settings = pa.table({"deployment_id": pc.unique(calls["deployment_id"].combine_chunks())})
     settings = settings.append_column("tier", pa.repeat(pa.scalar(tier), settings.num_rows))
     parts, positions = [], []
     for family in names:
         rows = np.flatnonzero(pc.equal(families, family).to_numpy(zero_copy_only=False))
         table = _family_table(family, calls.take(pa.array(rows)))
-        parts.append(latencies(family, table, settings, gpus, fabrics, coefficients))
+        parts.append(latencies(family, table, settings, gpus, fabrics, coefficients, implementations))
         positions.append(rows)
     if not parts:
         raise InvalidInput("the file holds no kernel calls; give at least one row.")
     order = np.argsort(np.concatenate(positions), kind="stable")
-    return pa.concat_tables(parts).take(pa.array(order))
+    return pa.concat_tables(parts).take(pa.array(order)).combine_chunks()
 
 
 def _family_table(family: str, calls: pa.Table) -> pa.Table:
     """Lay the shape's fields out as the columns that the family's expression reads."""
-    shape = calls["shape"].combine_chunks()
+    reads = FORMS[family].reads
+    sizes = _sizes(family, calls["shape"].combine_chunks(), _fields(family))
+    _refuse_work(family, calls)
+    calls = _with_formats(family, calls)
+    for name in dict.fromkeys([*reads, *(["head_dim"] if family in BY_HEAD_DIM else [])]):
+        if name in COMPUTED:
+            # whole numbers of 64 bits would overflow
+            as_floats = {field: values.astype(float) for field, values in sizes.items()}
+            values = _visible_pairs(family, as_floats) if name == "visible_pairs" else _active_experts(as_floats)
+        else:
+            values = sizes[FIELD.get(name, name)]
+        calls = calls.append_column(name, pa.array(values))
+    return calls
+
+
+def _fields(family: str) -> list[str]:
+    """The fields of a shape that a family's columns come from."""
+    reads = FORMS[family].reads
+    fields = [FIELD.get(name, name) for name in reads if name not in COMPUTED]
+    if family == "sparse_attention":
+        fields.append("pairs")
+    if family in BY_HEAD_DIM:
+        fields.append("head_dim")
+    return fields
+
+
+def _sizes(family: str, shape: pa.StructArray, names: list[str]) -> dict[str, np.ndarray]:
+    """Return the named fields as int64; InvalidInput where one is missing or no sound size."""
     fields = {shape.type.field(i).name: shape.field(i) for i in range(shape.type.num_fields)}
-    reads = FAMILIES[family][1]
-    needed = [name for name in reads if name not in DERIVED]
-    needed += {"visible_pairs": ["cached_tokens"], "active_experts": ["experts"], "group_size": ["gpus"]}.get(
-        next((name for name in reads if name in DERIVED), ""), []
-    )
-    may_be_zero = {"window", "cached_tokens", "context"}
-    for name in needed:
+    sizes = {}
+    for name in names:
         values = fields[name]
+        if name in MAY_BE_MISSING or (family == "encoder_attention" and name == "cached_tokens"):
+            values = values.fill_null(0)
         if values.null_count:
             raise InvalidInput(
                 f"{values.null_count} {family} calls lack the shape field {name}; `kernelsight tables "
                 "kernel_calls` lists them."
             )
-        smallest = pc.min(values).as_py()
-        if smallest < (0 if name in may_be_zero else 1):
+        smallest, largest = pc.min(values).as_py(), pc.max(values).as_py()
+        if smallest < (0 if name in MAY_BE_ZERO else 1):
             raise InvalidInput(f"a {family} call has {name} = {smallest}; give positive sizes.")
-        if pc.max(values).as_py() > LARGEST_SIZE:
-            raise InvalidInput(f"a {family} call has {name} = {pc.max(values).as_py()}; give at most {LARGEST_SIZE}.")
-        calls = calls.append_column(name, values)
-    if pc.min(calls["count"]).as_py() < 1:
-        raise InvalidInput(f"a {family} call has count = {pc.min(calls['count']).as_py()}; give at least one launch.")
+        if largest > LARGEST_SIZE:
+            raise InvalidInput(f"a {family} call has {name} = {largest}; give at most {LARGEST_SIZE}.")
+        sizes[name] = values.to_numpy(zero_copy_only=False)
+    return sizes
+
+
+def _refuse_work(family: str, calls: pa.Table) -> None:
+    """InvalidInput where a number of launches or an amount of work cannot be."""
+    if (least := pc.min(calls["count"]).as_py()) < 1:
+        raise InvalidInput(f"a {family} call has count = {least}; give at least one launch.")
     for work in ("flops", "bytes"):
-        if pc.min(calls[work]).as_py() < 0:
-            raise InvalidInput(
-                f"a {family} call has {work} = {pc.min(calls[work]).as_py()}; give work that is not negative."
-            )
-    for name in set(reads) & DERIVED:
-        calls = calls.append_column(name, pa.array(_derived(name, fields)))
-    if calls["math"].null_count:
-        return (
-            calls.drop_columns(["math"]) if calls["math"].null_count == calls.num_rows else _refuse_math(family, None)
-        )
-    wrong = set(pc.unique(calls["math"].combine_chunks()).to_pylist()) - set(MATH)
-    return calls if not wrong else _refuse_math(family, sorted(wrong)[0])
+        if (least := pc.min(calls[work]).as_py()) < 0:
+            raise InvalidInput(f"a {family} call has {work} = {least}; give work that is not negative.")
 
 
-def _refuse_math(family: str, found: str | None) -> pa.Table:
-    raise InvalidInput(f"a {family} call has math = {found}; give one of {', '.join(MATH)}.")
+def _with_formats(family: str, calls: pa.Table) -> pa.Table:
+    """Check the arithmetic, drop it where no call states any; a format that is missing is that of the arithmetic."""
+    math = calls["math"].combine_chunks()
+    if math.null_count == len(math):
+        return calls.drop_columns(["math"])
+    wrong = [value for value in pc.unique(math).to_pylist() if value not in MATH]
+    if wrong:
+        found = min(wrong, key=lambda value: value or "")
+        raise InvalidInput(f"a {family} call has math = {found}; give one of {', '.join(MATH)}.")
+    stated = calls["format"].combine_chunks()
+    if not stated.null_count:
+        return calls
+    followed = pc.if_else(pc.equal(math, "fp4"), "nvfp4", math)
+    return calls.set_column(calls.column_names.index("format"), "format", pc.coalesce(stated, followed))
 
 
-def _derived(name: str, fields: dict[str, pa.Array]) -> np.ndarray:
-    def column(field: str) -> np.ndarray:
-        return fields[field].to_numpy(zero_copy_only=False).astype(float)
+def _active_experts(sizes: dict[str, np.ndarray]) -> np.ndarray:
+    """Experts that at least one token reaches, as ``moe_calls`` counts them."""
+    reached = np.minimum(sizes["top_k"] / (sizes["experts"] * sizes["moe_ep"]), 1.0)
+    return sizes["experts"] * (1.0 - (1.0 - reached) ** sizes["tokens"])
 
-    if name == "group_size":
-        return column("gpus")
-    if name == "active_experts":
-        local = column("experts")
-        everywhere = local * column("moe_ep")
-        return local * (1.0 - (1.0 - column("top_k") / everywhere) ** column("tokens"))
-    new, cached = column("new_tokens"), column("cached_tokens")
-    window = (
-        np.nan_to_num(column("window")) if fields["window"].null_count < len(fields["window"]) else np.zeros(len(new))
-    )
+
+def _visible_pairs(family: str, sizes: dict[str, np.ndarray]) -> np.ndarray:
+    """Query-key pairs of one head over the batch: stated, all of them (encoders), or those of the causal triangle."""
+    if family == "sparse_attention":
+        return sizes["pairs"]
+    new, cached = sizes["new_tokens"], sizes["cached_tokens"]
+    if family == "encoder_attention":
+        return sizes["batch"] * new * (cached + new)
+    window = sizes.get("window", np.zeros_like(new))
     growing = np.where(window > 0, np.clip(window - cached, 0.0, new), new)
-    return column("batch") * (growing * cached + growing * (growing + 1) / 2 + (new - growing) * window)
+    return sizes["batch"] * (growing * cached + growing * (growing + 1) / 2 + (new - growing) * window)

@@ -20,6 +20,7 @@ def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]
     sixteen_bit = np.where(np.isnan(_rate(read, "bf16")), _rate(read, "fp16"), _rate(read, "bf16"))
     rates = [np.where(np.isnan(_rate(read, math)), sixteen_bit, _rate(read, math)) for math in MATH]
     fabric = _fabric_rows(gpus, fabrics)
+    kinds = fabrics["kind"].to_pylist()
     efficiency = fabrics["efficiency"].to_numpy()[fabric]
     network = fabrics.filter(pc.equal(fabrics["fabric"], "infiniband_ndr")).to_pylist()[0]
     network_bytes_per_us = network["bytes_per_s"] * network["efficiency"] / MICROSECONDS_PER_SECOND
@@ -27,12 +28,15 @@ def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]
         "sm_count": read["sm_count"].astype(float),
         "clock_per_us": read["sm_clock_hz"] / MICROSECONDS_PER_SECOND,
         "l2_bytes": read["l2_bytes"].astype(float),
+        "tdp_w": read["tdp_w"].astype(float),
         "memory_bytes_per_us": read["memory_bandwidth_bytes_per_s"] / MICROSECONDS_PER_SECOND,
         "math_flops_per_us": np.stack(rates, axis=1) / MICROSECONDS_PER_SECOND,
         "vector_flops_per_us": read["fp32_flops_per_s"] / MICROSECONDS_PER_SECOND,
         "peak_link_bytes_per_us": read["link_bytes_per_s"] / MICROSECONDS_PER_SECOND,
         "link_bytes_per_us": read["link_bytes_per_s"] * efficiency / MICROSECONDS_PER_SECOND,
         "link_latency_us": fabrics["latency_us"].to_numpy()[fabric],
+        "link_over_pcie": np.array([kinds[row] == "pcie" for row in fabric], dtype=float),
+        "link_multicast": fabrics["multicast"].to_numpy(zero_copy_only=False).astype(float)[fabric],
         "link_max_gpus": fabrics["max_gpus"].to_numpy().astype(float)[fabric],
         "network_bytes_per_us": np.full(gpus.num_rows, network_bytes_per_us),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -12,53 +12,24 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.columns import evaluate, numeric
 from kernelsight.errors import InvalidInput
-from kernelsight.roofline import collectives, terms
+from kernelsight.eta.correction import Network, correction, network_of
+from kernelsight.eta.features import FEATURES, features
+from kernelsight.eta.resolve import Facts, choose, constants_at, family_facts, lineage_of
+from kernelsight.roofline import collectives
+from kernelsight.roofline.columns import combinations
+from kernelsight.roofline.families import FORMS
 from kernelsight.roofline.hardware import MATH, hardware_columns
 
 BOUNDS = ("compute", "memory", "link")
 # their arithmetic runs on the vector units, whatever the format of what they move
 VECTOR_WORK = ("norm", "activation", "rope", "kv_write", "quantize", "embedding", "sampling")
-
-
-def _decode_view(xp: Any, call: dict) -> dict:
-    keys = xp.where(call["window"] > 0, xp.minimum(call["context"] + 1.0, call["window"]), call["context"] + 1.0)
-    query_bytes = 4.0 * call["batch"] * call["heads"] * call["head_dim"]
-    return {**call, "keys": keys, "group": call["heads"] / call["kv_heads"], "query_bytes": query_bytes}
-
-
-def _latent_view(xp: Any, call: dict) -> dict:
-    # every head reads the one latent vector: one group of all heads
-    query_bytes = 2.0 * call["batch"] * call["heads"] * (2.0 * call["kv_lora_rank"] + call["rope_dim"])
-    return {**call, "keys": call["context"] + 1.0, "group": call["heads"], "kv_heads": 1.0, "query_bytes": query_bytes}
-
-
-def _same(xp: Any, call: dict) -> dict:
-    return call
-
-
-PREFILL_READS = ("batch", "new_tokens", "heads", "visible_pairs")
-DECODE_READS = ("batch", "context", "heads", "kv_heads", "head_dim", "window")
-LATENT_READS = ("batch", "context", "heads", "kv_lora_rank", "rope_dim")
-MOE_READS = ("tokens", "hidden", "intermediate", "top_k", "moe_ep", "active_experts")
-# family: (expression, columns it reads, a view of the columns, families whose coefficients it takes, last one first)
-FAMILIES: dict[str, tuple[Callable, tuple[str, ...], Callable, tuple[str, ...]]] = {
-    "gemm": (terms.gemm, ("m", "n", "k"), _same, ("gemm",)),
-    "batched_gemm": (terms.gemm, ("batch", "m", "n", "k"), _same, ("gemm", "batched_gemm")),
-    "prefill_attention": (terms.prefill_attention, PREFILL_READS, _same, ("prefill_attention",)),
-    "mla_prefill": (terms.prefill_attention, PREFILL_READS, _same, ("prefill_attention", "mla_prefill")),
-    "decode_attention": (terms.decode_attention, DECODE_READS, _decode_view, ("decode_attention",)),
-    "mla_decode": (terms.decode_attention, LATENT_READS, _latent_view, ("decode_attention", "mla_decode")),
-    "sparse_attention": (terms.two_sided, (), _same, ("sparse_attention",)),
-    "linear_attention": (terms.two_sided, (), _same, ("linear_attention",)),
-    "moe": (terms.moe, MOE_READS, _same, ("moe",)),
-    **dict.fromkeys(VECTOR_WORK, (terms.streaming, (), _same, ("elementwise",))),
-    "sampling": (terms.streaming, (), _same, ("sampling",)),
-    "all_reduce": (collectives.all_reduce, ("group_size",), _same, ("collective",)),
-    "all_gather": (collectives.half_ring, ("group_size",), _same, ("collective",)),
-    "reduce_scatter": (collectives.half_ring, ("group_size",), _same, ("collective",)),
-    "all_to_all": (collectives.exchange, ("group_size",), _same, ("collective",)),
-    "p2p": (collectives.transfer, ("group_size",), _same, ("collective",)),
-}
+# a forward pass touches far more bytes than L2 holds before it reads a weight or a cached key again
+COLD_BYTES = 1e15
+# what a sweep measures with a kernel and a served graph does not pay there: the gap between two replays, and the
+# quantisation of activations, which has calls of its own
+NOT_SERVED = {"gap_us", "quantizes"}
+# families whose kernel an engine chooses by the width of the heads
+BY_HEAD_DIM = ("prefill_attention", "decode_attention")
 
 
 def latencies(
@@ -68,28 +39,39 @@ def latencies(
     gpus: pa.Table,
     fabrics: pa.Table,
     coefficients: pa.Table,
+    implementations: pa.Table,
     *,
     backend: str = "auto",
 ) -> pa.Table:
     """Return ``kernel_latencies`` rows of one family's call table, in its order.
 
-    ``settings`` is ``deployment_settings`` (its tier decides which model answers). Refuses the target-measured tier,
-    for which no measured sweep is fitted yet.
+    ``settings`` is ``deployment_settings``: its tier decides what the constants may rest on. Refuses the
+    target-measured tier on a GPU of which ``eta_coefficients`` holds no fit.
     """
     rows = calls.num_rows
-    plain = _asks_roofline(calls, settings)
-    _, reads, _, coefficient_families = FAMILIES[family]
-    columns = numeric(calls, [*reads, "flops", "bytes"])
+    form = FORMS[family]
+    columns = numeric(calls, [*form.reads, "flops", "bytes"])
     columns["gpu"] = _positions(calls["gpu"], gpus["gpu"])
     if family not in VECTOR_WORK and "math" in calls.column_names:
         columns["math"] = _positions(calls["math"], pa.array(MATH))
-    at = coefficient_values(coefficients, coefficient_families)
-    # one GPU and one arithmetic, the common case, are numbers: no gather per row
-    uniform = {name: columns.pop(name)[0] for name in ("gpu", "math") if name in columns and _is_uniform(columns[name])}
-    results = evaluate(_kernel(family), rows, columns, uniform, hardware_columns(gpus, fabrics), at, backend=backend)
+    kinds, kind_of_row = _kinds(family, calls, settings)
+    facts = family_facts(family, implementations, gpus)
+    at, evidence = _constants(family, kinds, facts, coefficients)
+    hardware = hardware_columns(gpus, fabrics)
+    networks = {gpu: _network(coefficients, family, gpu) for gpu in {kind["corrected"] for kind in kinds} - {None}}
+    results: dict[str, np.ndarray] = {}
+    # a measured GPU has a correction of its own: its rows are evaluated together
+    for gpu in dict.fromkeys(kind["corrected"] for kind in kinds) or [None]:
+        mine = [number for number, kind in enumerate(kinds) if kind["corrected"] == gpu]
+        chosen = slice(None) if len(mine) == len(kinds) else np.flatnonzero(np.isin(kind_of_row, mine))
+        part = {name: values[chosen] for name, values in columns.items()}
+        found = _evaluate(family, part, kind_of_row[chosen], kinds, at, hardware, networks.get(gpu), backend)
+        for name, values in found.items():
+            results.setdefault(name, np.empty(rows))[chosen] = values
     roofline = results["roofline_us"]
-    latency = np.where(plain, roofline, results["latency_us"])
-    spread = np.where(plain, 1.0, at["spread"])
+    tier = np.array([TIERS.index(kind["answers"]) for kind in kinds], dtype=int)[kind_of_row]
+    latency = np.where(tier == TIERS.index("roofline"), roofline, results["latency_us"])
+    width = at["spread"][kind_of_row]
     tiles = results.get("tiles")
     return pa.table(
         {
@@ -104,37 +86,170 @@ def latencies(
             "bound": _words(BOUNDS, results["bound"]),
             "eta": latency / roofline,
             "latency_us": latency,
-            "latency_p05_us": np.maximum(latency / spread, np.minimum(roofline, latency)),
-            "latency_p95_us": latency * spread,
-            "tier": _words(("cross-generation", "roofline"), plain),
-            "evidence": _words(("analytic terms with assumed constants", "lower bound"), plain),
+            "latency_p05_us": np.maximum(latency / width, np.minimum(roofline, latency)),
+            "latency_p95_us": latency * width,
+            "tier": _words(TIERS, tier),
+            "evidence": _words(evidence, kind_of_row),
         }
     )
 
 
-def coefficient_values(coefficients: pa.Table, families: tuple[str, ...]) -> dict[str, float]:
-    """Return the coefficients of the named families as one mapping; a later family overrides an earlier one."""
-    rows = list(zip(*(coefficients[name].to_pylist() for name in ("family", "coefficient", "value")), strict=True))
-    return {name: value for wanted in families for family, name, value in rows if family == wanted}
+def _evaluate(
+    family: str,
+    columns: dict[str, np.ndarray],
+    kind_of_row: np.ndarray,
+    kinds: Sequence[Mapping[str, Any]],
+    at: Mapping[str, np.ndarray],
+    hardware: Mapping[str, np.ndarray],
+    network: tuple[Network, list[str]] | None,
+    backend: str,
+) -> dict[str, np.ndarray]:
+    """Run the family's expression over rows that share a correction, or have none."""
+    columns = dict(columns)
+    # one GPU, arithmetic and kernel, the common case, are numbers: no gather per row
+    uniform = {name: columns.pop(name)[0] for name in ("gpu", "math") if name in columns and _is_uniform(columns[name])}
+    if kind_of_row.size == 0 or _is_uniform(kind_of_row):
+        kind = int(kind_of_row[0]) if kind_of_row.size else 0
+        values: dict[str, Any] = {name: float(values[kind]) for name, values in at.items()}
+    else:
+        values = dict(at)
+        columns["kind"] = kind_of_row
+    if network:
+        values["network"] = network[0]
+        nodes = [network[1].index(kind["kernel"]) if kind["kernel"] in network[1] else -1 for kind in kinds]
+        columns["node"] = np.array(nodes, dtype=np.int64)[kind_of_row]
+    return evaluate(_kernel(family), kind_of_row.size, columns, uniform, hardware, values, backend=backend)
+
+
+TIERS = ("cross-generation", "roofline", "target-measured")
+
+
+def _kinds(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Return the different (tier, gpu, engine, dtype, head_dim) of the calls, and the number of each row's."""
+    tiers = settings["tier"].combine_chunks()
+    if len(settings) != 1:
+        tiers = tiers.take(pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks()))
+    else:
+        tiers = pa.repeat(tiers[0], calls.num_rows)
+    named = {"tier": tiers, "gpu": calls["gpu"], "engine": calls["engine"]}
+    for name in ("format", "math"):
+        if name in calls.column_names:
+            named[name] = calls[name]
+    if family in BY_HEAD_DIM:
+        named["head_dim"] = calls["head_dim"].cast(pa.string())
+    kinds, kind_of_row = combinations(pa.table(named), list(named))
+    return [{**kind, "dtype": dtype_of(family, kind)} for kind in kinds], kind_of_row
+
+
+def dtype_of(family: str, kind: Mapping[str, str | None]) -> str:
+    """Return the cell that a call's number formats belong to, as ``sweep_points.dtype`` names it."""
+    if family.endswith("attention") or family.startswith("mla_"):
+        return f"{kind.get('math')}/{kind.get('format') or kind.get('math')}"
+    return kind.get("format") or "bf16"
+
+
+def _constants(
+    family: str, kinds: Sequence[dict[str, Any]], facts: Facts, coefficients: pa.Table
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return each coefficient and the spread at each kind, and what the kind's numbers rest on; sets its ``answers``."""
+    form = FORMS[family]
+    if not kinds:
+        starts = {one.name: np.array([one.start]) for one in form.coefficients}
+        return {**starts, "spread": np.array([form.spread])}, [""]
+    measured, anywhere = _measured_gpus(family, coefficients), set(pc.unique(coefficients["gpu"]).to_pylist())
+    corrected = coefficients.filter(pc.equal(coefficients["part"], "correction"))
+    corrected = set(pc.unique(corrected.filter(pc.equal(corrected["family"], family))["gpu"]).to_pylist())
+    fits = set(pc.unique(coefficients.filter(pc.equal(coefficients["family"], family))["without"]).to_pylist())
+    calls = [
+        {
+            "engine": kind["engine"],
+            "gpu": kind["gpu"],
+            "dtype": kind["dtype"],
+            "head_dim": int(kind.get("head_dim") or 0),
+        }
+        for kind in kinds
+    ]
+    chosen = choose(facts, coefficients, family, calls)
+    values: dict[str, np.ndarray] = {}
+    evidence = []
+    for row, (kind, (implementation, seen)) in enumerate(zip(kinds, chosen, strict=True)):
+        if kind["tier"] == "target-measured" and kind["gpu"] not in anywhere:
+            raise InvalidInput(
+                f"the target-measured tier was asked for, but no sweep of {kind['gpu']} is fitted; fit one by "
+                "`kernelsight calibrate fit`, or use --tier auto, cross-generation or roofline."
+            )
+        kind["answers"] = _answering_tier(kind["tier"], kind["gpu"], measured)
+        here = kind["answers"] == "target-measured"
+        kind["corrected"] = kind["gpu"] if here and kind["gpu"] in corrected else None
+        kind["kernel"] = "|".join((kind["engine"], implementation, kind["dtype"]))
+        without = None if here else facts.generation.get(kind["gpu"])
+        path = {**kind, "implementation": implementation, "lineage": lineage_of(facts, implementation)}
+        at = constants_at(
+            facts, coefficients, family, form.coefficients, [path], without if without in fits else None, measured=here
+        )
+        at["spread"] = np.array([1.0 if kind["answers"] == "roofline" else form.spread])
+        for name, value in at.items():
+            values.setdefault(name, np.empty(len(kinds)))[row] = value[0]
+        evidence.append(_evidence(kind, implementation, seen, measured))
+    for name in NOT_SERVED & set(values):
+        values[name] = np.zeros(len(kinds))
+    return values, evidence
+
+
+def _network(coefficients: pa.Table, family: str, gpu: str) -> tuple[Network, list[str]]:
+    """Return the correction of a GPU that was measured, and the kernels that its sweep ran."""
+    mine = pc.and_(pc.equal(coefficients["family"], family), pc.equal(coefficients["part"], "correction"))
+    return network_of(
+        coefficients.filter(pc.and_(mine, pc.fill_null(pc.equal(coefficients["gpu"], gpu), False))).to_pylist()
+    )
+
+
+def _measured_gpus(family: str, coefficients: pa.Table) -> set[str]:
+    of_family = coefficients.filter(pc.equal(coefficients["family"], family))
+    return set(pc.unique(of_family["gpu"]).to_pylist()) - {None}
+
+
+def _answering_tier(asked: str, gpu: str, measured: set[str]) -> str:
+    if asked in ("auto", "target-measured"):
+        return "target-measured" if gpu in measured else "cross-generation"
+    return asked
+
+
+def _evidence(kind: Mapping[str, Any], implementation: str, seen: bool, measured: set[str]) -> str:
+    if kind["answers"] == "roofline":
+        return "lower bound"
+    if not measured:
+        return "analytic terms with assumed constants"
+    if kind["answers"] == "target-measured":
+        return f"sweep of {kind['gpu']}: {implementation}"
+    where = "" if seen else ", not seen on this generation"
+    return f"sweeps of other GPUs: {implementation}{where}"
 
 
 def _kernel(family: str) -> Callable[..., dict[str, Any]]:
     """The family's whole expression; families that compute the same share one, which JAX then compiles once."""
-    expression, _, view, _ = FAMILIES[family]
-    return _shared_kernel(expression, view, collectives.LEAST_WIRE_SHARE.get(family))
+    form = FORMS[family]
+    shared = family if family in FEATURES else None
+    return _shared_kernel(form.expression, form.view, collectives.LEAST_WIRE_SHARE.get(family), shared)
 
 
 @cache
-def _shared_kernel(expression: Callable, view: Callable, wire_share: Callable | None) -> Callable[..., dict[str, Any]]:
-    """Gather the hardware, then roofline, bound, latency and tiles."""
+def _shared_kernel(
+    expression: Callable, view: Callable, wire_share: Callable | None, family: str | None
+) -> Callable[..., dict[str, Any]]:
+    """Gather hardware and constants, then roofline, bound, latency, its correction, and tiles."""
 
     def kernel(xp: Any, columns: dict, uniform: dict, hardware: dict, at: dict) -> dict[str, Any]:
-        columns = {**columns, **uniform}
+        columns = {**columns, **uniform, "working_set_bytes": COLD_BYTES}
         index = columns["gpu"]
         gpu = {name: values[index] for name, values in hardware.items() if name != "math_flops_per_us"}
         tensor_work = "math" in columns
         rates = hardware["math_flops_per_us"][index, columns["math"]] if tensor_work else gpu["vector_flops_per_us"]
         gpu["math_flops_per_us"] = rates
+        at = dict(at)
+        network = at.pop("network", None)
+        if "kind" in columns:
+            at = {name: values[columns["kind"]] for name, values in at.items()}
         if wire_share:
             roofline = columns["bytes"] * wire_share(columns["group_size"]) / gpu["peak_link_bytes_per_us"]
             bound = xp.full_like(roofline, 2.0)
@@ -142,26 +257,19 @@ def _shared_kernel(expression: Callable, view: Callable, wire_share: Callable | 
             compute, memory = columns["flops"] / rates, columns["bytes"] / gpu["memory_bytes_per_us"]
             roofline = xp.maximum(compute, memory)
             bound = xp.where(compute > memory, 0.0, 1.0)
-        latency, tiles = expression(xp, view(xp, columns), gpu, at)
+        call = view(xp, columns)
+        latency, tiles = expression(xp, call, gpu, at)
+        if network is not None:
+            seen = features(xp, family, call, gpu)
+            latency = latency * xp.exp(correction(xp, seen, columns["node"], network))
+        if tensor_work or wire_share:
+            # cold data cannot beat the bound; what moves activations may, out of L2
+            latency = xp.maximum(latency, roofline)
         # a call without work has a roofline too, or its eta would be infinite
         found = {"roofline_us": xp.maximum(roofline, 2.0**-20), "bound": bound, "latency_us": latency}
         return found if tiles is None else {**found, "tiles": tiles}
 
     return kernel
-
-
-def _asks_roofline(calls: pa.Table, settings: pa.Table) -> np.ndarray:
-    """Whether each call's deployment asks for the plain roofline; refuses a tier that has no model yet."""
-    tiers = settings["tier"].combine_chunks()
-    if pc.all(pc.is_in(tiers, pa.array(["auto", "cross-generation"]))).as_py():
-        return np.zeros(calls.num_rows, dtype=bool)
-    of_calls = tiers.take(pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks()))
-    if pc.any(pc.equal(of_calls, "target-measured")).as_py():
-        raise InvalidInput(
-            "the target-measured tier was asked for, but no measured sweep is fitted for this GPU; "
-            "use --tier auto, cross-generation or roofline"
-        )
-    return pc.equal(of_calls, "roofline").to_numpy(zero_copy_only=False).astype(bool)
 
 
 def _is_uniform(values: np.ndarray) -> bool:
@@ -173,7 +281,7 @@ def _positions(values: pa.ChunkedArray, among: pa.ChunkedArray | pa.Array) -> np
     return pc.index_in(values, among).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _words(words: tuple[str, ...], codes: np.ndarray) -> pa.Array:
+def _words(words: Sequence[str], codes: np.ndarray) -> pa.Array:
     if _is_uniform(codes):
         return pa.repeat(words[int(codes[0])], codes.size)
-    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int8)), pa.array(words)).cast(pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(list(words))).cast(pa.string())

@@ -1,7 +1,7 @@
 -- Softmax attention of one new token per request over its cached keys and values, with grouped queries and sliding windows
 with batches as (
   select
-    layers.*, shapes.step_shape_id, settings.dtype,
+    layers.*, shapes.step_shape_id, settings.dtype, settings.kv_cache_dtype,
     formats.weight_bits / 8 as kv_bytes,
     shapes.decode_requests as batch,
     case when layers.attention = 'full' then shapes.decode_context else shapes.decode_window_context end as context
@@ -28,6 +28,7 @@ select
   kv_heads,
   head_dim,
   "window",
+  kv_cache_dtype as format,
   dtype as math,
   4.0 * batch * heads * head_dim * keys as flops,
   batch * (4.0 * heads * head_dim + 2.0 * keys * kv_heads * head_dim * kv_bytes) as bytes

@@ -12,6 +12,7 @@ select
   layers.heads,
   models.kv_lora_rank,
   models.qk_rope_head_dim as rope_dim,
+  settings.kv_cache_dtype as format,
   settings.dtype as math,
   2.0 * shapes.decode_requests * layers.heads * (2 * models.kv_lora_rank + models.qk_rope_head_dim) * (shapes.decode_context + 1) as flops,
   shapes.decode_requests * ((shapes.decode_context + 1) * (models.kv_lora_rank + models.qk_rope_head_dim) * formats.weight_bits / 8

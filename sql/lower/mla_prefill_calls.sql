@@ -13,6 +13,7 @@ select
   layers.heads,
   layers.head_dim as qk_head_dim,
   models.v_head_dim,
+  settings.kv_cache_dtype as format,
   settings.dtype as math,
   shapes.prefill_requests * (shapes.prefill_tokens * shapes.prefill_cached + shapes.prefill_tokens * (shapes.prefill_tokens + 1) / 2) as visible_pairs,
   2.0 * shapes.prefill_requests * layers.heads * (layers.head_dim + models.v_head_dim)

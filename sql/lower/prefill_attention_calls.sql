@@ -1,7 +1,7 @@
 -- Softmax attention of new tokens over what is cached and over each other, causal, with grouped queries and sliding windows
 with chunks as (
   select
-    layers.*, shapes.step_shape_id, settings.dtype,
+    layers.*, shapes.step_shape_id, settings.dtype, settings.kv_cache_dtype,
     formats.weight_bits / 8 as kv_bytes,
     shapes.prefill_requests as batch,
     shapes.prefill_tokens as new_tokens,
@@ -38,6 +38,7 @@ select
   kv_heads,
   head_dim,
   "window",
+  kv_cache_dtype as format,
   dtype as math,
   batch * visible_pairs as visible_pairs,
   4.0 * batch * heads * head_dim * visible_pairs as flops,

@@ -9,7 +9,7 @@ from kernelsight.roofline.latency import latencies
 from kernelsight.session import connect
 
 with connect() as _session:
-    FACTS = {name: _session.table(name) for name in ("gpus", "fabrics", "eta_coefficients")}
+    FACTS = {name: _session.table(name) for name in ("gpus", "fabrics", "eta_coefficients", "kernel_implementations")}
 GPUS = FACTS["gpus"]["gpu"].to_pylist()
 STREAMING = ("norm", "activation", "rope", "kv_write", "quantize", "embedding", "sampling")
 LINKED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
@@ -23,9 +23,8 @@ def settings(tier: str = "auto") -> pa.Table:
 def price(family: str, calls: pa.Table, backend: str = "numpy", tier: str = "auto", **tables: pa.Table) -> pa.Table:
     """Return latencies of a call table by the embedded facts; ``tables`` replaces some of these."""
     facts = {**FACTS, **tables}
-    return latencies(
-        family, calls, settings(tier), facts["gpus"], facts["fabrics"], facts["eta_coefficients"], backend=backend
-    )
+    named = ("gpus", "fabrics", "eta_coefficients", "kernel_implementations")
+    return latencies(family, calls, settings(tier), *(facts[name] for name in named), backend=backend)
 
 
 def call_table(columns: dict[str, object], gpu: object = "h100_sxm", math: object = None) -> pa.Table:
@@ -33,6 +32,7 @@ def call_table(columns: dict[str, object], gpu: object = "h100_sxm", math: objec
     rows = max(np.size(values) for values in columns.values())
     filled = {name: np.broadcast_to(values, rows) for name, values in columns.items()}
     named = {"deployment_id": ["d"] * rows, "call": ["layer.call"] * rows, "name": ["call"] * rows}
+    named["engine"] = ["vllm"] * rows
     named["gpu"] = np.broadcast_to(gpu, rows).tolist()
     if math is not None:
         named["math"] = np.broadcast_to(math, rows).tolist()
@@ -73,7 +73,18 @@ def _sizes(family: str, random: np.random.Generator, rows: int, largest: float) 
         "batched_gemm": lambda: {"batch": heads, "m": size(), "n": size(), "k": size()},
         "prefill_attention": lambda: {
             "batch": size(64), "new_tokens": size(), "cached_tokens": size() - 1.0, "heads": heads,
-            "kv_heads": kv_heads, "head_dim": head_dim,
+            "kv_heads": kv_heads, "head_dim": head_dim, "window": 0.0 * heads,
+        },
+        "encoder_attention": lambda: {
+            "batch": size(64), "new_tokens": size(), "cached_tokens": 0.0 * heads, "heads": heads,
+            "kv_heads": heads, "head_dim": head_dim,
+        },
+        "sparse_attention": lambda: {
+            "queries": size(), "keys": size(), "heads": heads, "width": random.choice([128.0, 576.0], rows),
+        },
+        "linear_attention": lambda: {
+            "sequences": size(4096), "tokens": size(4096), "columns": 128.0 * heads,
+            "taps": random.choice([0.0, 4.0], rows),
         },
         "decode_attention": lambda: {
             "batch": size(4096), "context": size() - 1.0, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
@@ -86,7 +97,7 @@ def _sizes(family: str, random: np.random.Generator, rows: int, largest: float) 
         "moe": lambda: {
             "tokens": size(), "hidden": size(16384), "intermediate": size(16384), "experts": experts,
             "top_k": np.minimum(experts, random.integers(1, 9, rows)),
-            "moe_ep": experts / 2.0 ** random.integers(0, 2, rows),
+            "moe_ep": 2.0 ** random.integers(0, 2, rows),
         },
     }  # fmt: skip
     one_shape["mla_prefill"] = one_shape["prefill_attention"]
@@ -118,12 +129,31 @@ def work(family: str, of: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         keys, latent = of["context"] + 1.0, 2.0 * of["kv_lora_rank"] + of["rope_dim"]
         read = 2.0 * keys * (of["kv_lora_rank"] + of["rope_dim"]) + 2.0 * of["heads"] * latent
         return {"flops": 2.0 * of["batch"] * of["heads"] * latent * keys, "bytes": of["batch"] * read}
+    if family == "encoder_attention":
+        pairs = of["batch"] * of["new_tokens"] ** 2
+        width = of["heads"] * of["head_dim"]
+        read = 8.0 * of["batch"] * of["new_tokens"] * width
+        return {"visible_pairs": pairs, "flops": 4.0 * width * pairs, "bytes": read}
+    if family == "sparse_attention":
+        pairs = of["queries"] * of["keys"]
+        flops = 2.0 * pairs * of["heads"] * of["width"]
+        return {"visible_pairs": pairs, "flops": flops, "bytes": 2.0 * of["width"] * (of["keys"] + of["queries"])}
+    if family == "linear_attention":
+        rows = of["sequences"] * of["tokens"]
+        each = np.where(of["taps"] > 0.0, 2.0 * of["taps"], 6.0 * 128.0)
+        return {"rows": rows, "flops": each * rows * of["columns"], "bytes": 4.0 * rows * of["columns"]}
     if family == "moe":
         missed = (1.0 - of["top_k"] / of["experts"]) ** of["tokens"]
         active = of["experts"] / of["moe_ep"] * (1.0 - missed)
         width = 3.0 * of["intermediate"] * of["hidden"]
         routed = of["tokens"] * of["top_k"] / of["moe_ep"]
-        return {"active_experts": active, "flops": 2.0 * routed * width, "bytes": 2.0 * active * width}
+        local = of["experts"] / of["moe_ep"]
+        return {
+            "local_experts": local,
+            "active_experts": active,
+            "flops": 2.0 * routed * width,
+            "bytes": 2.0 * active * width,
+        }
     if family in LINKED:
         return {"flops": 0.0 * of["elements"], "bytes": 2.0 * of["elements"]}
     elements = of["rows"] * of["columns"]

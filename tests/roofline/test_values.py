@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import exp
 from typing import Any
 
 import pyarrow as pa
@@ -9,12 +10,15 @@ import pyarrow.compute as pc
 import pytest
 
 from kernelsight.errors import InvalidInput
-from kernelsight.roofline.latency import FAMILIES
+from kernelsight.eta.pack import pack_table, with_assumed
+from kernelsight.roofline.families import FORMS as FAMILIES
 from tests.roofline.calls import FACTS, call_table, price, random_calls, with_column, work
 
 MIB = 2.0**20
+# the constants as the expressions declare them, with no fit
+DECLARED = with_assumed(pack_table([]))
 # h100_sxm: 132 multiprocessors at 1.83 GHz, 3.35 TB/s, 989.4 TFLOP/s in bf16, 66.9 in vector FP32, links of 450 GB/s
-BF16_PER_US, VECTOR_PER_US, BYTES_PER_US, LINK_PER_US = 989.4e6, 66.9e6, 3.35e6, 450e3
+BF16_PER_US, BYTES_PER_US, LINK_PER_US, CLOCK_PER_US = 989.4e6, 3.35e6, 450e3, 1830.0
 
 
 def near(value: float) -> Any:
@@ -35,7 +39,7 @@ def p_norm(first: float, second: float, exponent: float = 4.0) -> float:
 GROUPED = {"heads": 32.0, "kv_heads": 8.0, "head_dim": 128.0}
 PAIR = {"batch": 2.0, "context": 99.0, **GROUPED}
 LATENT = {"batch": 4.0, "context": 999.0, "heads": 128.0, "kv_lora_rank": 512.0, "rope_dim": 64.0}
-CHUNK = {"batch": 1.0, "new_tokens": 4.0, "cached_tokens": 6.0, **GROUPED}
+CHUNK = {"batch": 1.0, "new_tokens": 4.0, "cached_tokens": 6.0, **GROUPED, "window": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -88,132 +92,148 @@ def test_collective_roofline_is_the_busiest_link_at_its_peak(family: str, gpus: 
     assert (row["roofline_us"], row["bound"]) == (near(2.0 * MIB * share / LINK_PER_US), "link")
 
 
+def starts(family: str) -> dict[str, float]:
+    """Return the constants that a family's expression declares."""
+    return {one.name: one.start for one in FAMILIES[family].coefficients}
+
+
+def by_hand(family: str, sizes: dict[str, float], math: str | None = "bf16", gpu: str = "h100_sxm") -> dict:
+    """Return the latency row of one call by the constants that the expressions declare, whatever pack is shipped."""
+    return one(family, sizes, gpu, math, eta_coefficients=DECLARED)
+
+
 def test_gemm_by_hand() -> None:
-    # 32 x 64 tiles of 256 x 128 on 132 multiprocessors: 15.5 waves, of whose rest softness 0.6 is paid
-    waves = 32 * 64 / 132
-    paid = waves + 0.6 * (16 - waves)
-    tile_us = 2 * 256 * 128 * 8192 / (BF16_PER_US / 132 * 0.8) + 0.6
-    memory_us = 3 * 2 * 8192**2 / (BYTES_PER_US * 0.88)
-    row = one("gemm", {"m": 8192.0, "n": 8192.0, "k": 8192.0})
-    assert row["latency_us"] == near(2.0 + p_norm(paid * tile_us, memory_us))
-    assert row["tiles"] == 32 * 64
+    at, side = starts("gemm"), 8192.0
+    # 64 x 32 tiles of 128 x 256 on 132 multiprocessors: 15.5 waves, of whose rest a split sum takes the place
+    waves = 64 * 32 / 132
+    tile_flops = p_norm(2 * 128 * 256 / at["compute_efficiency"], (128 + 256) * at["feed_flops"])
+    tile_us = side * 132 / BF16_PER_US * tile_flops + at["tile_clocks"] / CLOCK_PER_US
+    compute_us = tile_us * waves + at["split_clocks"] / CLOCK_PER_US * (16 - waves)
+    depth = side * at["split_depth"] / (side + at["split_depth"])
+    pace_us = (128 + 256) * depth / (at["stream_rate"] * CLOCK_PER_US)
+    memory_us = 3 * 2 * side**2 / (BYTES_PER_US * at["memory_efficiency"]) + pace_us
+    time_us = (compute_us**4 + memory_us**4 + at["overlap"] * (compute_us * memory_us) ** 2) ** 0.25
+    # 700 W; energy falls with the root of a multiprocessor's tensor rate, against an A100's
+    limit_us = 2 * side**3 * at["energy_pj"] * 1e-6 * (3e6 * 132 / BF16_PER_US) ** 0.5 / 700
+    assert limit_us > time_us
+    time_us += (limit_us - time_us) * time_us / (time_us + at["throttle_us"])
+    row = by_hand("gemm", {"m": side, "n": side, "k": side})
+    assert row["latency_us"] == near(at["floor_us"] + at["floor_clocks"] / CLOCK_PER_US + time_us)
+    assert row["tiles"] == 64 * 32
 
 
-def test_small_gemm_is_split_along_k() -> None:
-    row = one("gemm", {"m": 16.0, "n": 512.0, "k": 16384.0})
-    # 8 tiles of 64 x 64 leave most of the GPU idle: 16 pieces of k each
-    assert row["tiles"] == 8 * 16
-    tile_us = 2 * 64 * 64 * 1024 / (BF16_PER_US / 132 * 0.8 * 0.62) + 0.6
-    memory_us = 2 * (16 * 16384 + 512 * 16384 + 16 * 512) / (BYTES_PER_US * 0.88)
-    reduction_us = 1.0 + 16 * 16 * 512 * 8.0 / (64 * 132 * 1830.0)
-    assert row["latency_us"] == near(2.0 + p_norm(tile_us, memory_us) + reduction_us)
+def test_a_batch_of_products_is_one_product_of_as_many_tiles() -> None:
+    sizes = {"m": 512.0, "n": 512.0, "k": 4096.0}
+    batched, single = by_hand("batched_gemm", {"batch": 1.0, **sizes}), by_hand("gemm", sizes)
+    assert batched["latency_us"] == single["latency_us"]
+    assert by_hand("batched_gemm", {"batch": 16.0, **sizes})["tiles"] % 16 == 0
 
 
-def test_decode_attention_by_hand() -> None:
-    sizes = {"batch": 64.0, "context": 4095.0, "heads": 32.0, "kv_heads": 8.0, "head_dim": 128.0, "window": 0.0}
-    bytes_moved = 64 * (2 * 2 * 4096 * 8 * 128 + 4 * 32 * 128)
-    memory_us = bytes_moved / (BYTES_PER_US * 0.92)
-    tensor_us = 1.5 * 4 * 64 * 32 * 128 * 4096 * (16 / 4) / BF16_PER_US
-    overhead_us = 1.5 * (64 * 8) / (2 * 132)
-    assert one("decode_attention", sizes)["latency_us"] == near(4.0 + overhead_us + 2.0 + p_norm(memory_us, tensor_us))
+def split_kv(family: str, lanes: float, keys: float, kv_bytes: float, query_bytes: float, padded: float) -> float:
+    """Decode attention on an H100: ``lanes`` streams of cold keys and values, each read once, ``padded`` FLOP."""
+    at = starts(family)
+    slots = at["blocks_per_unit"] * 132
+    pieces = p_norm(1.0, keys / at["smallest_split"])
+    splits = p_norm(1.0, 1 / p_norm(p_norm(lanes / slots, 1 / pieces), 1 / at["most_splits"]))
+    blocks = lanes * splits
+    waves = p_norm(1.0, blocks / 132)
+    dram_us = at["dram_factor"] / BYTES_PER_US
+    stream_us = kv_bytes * p_norm(1.0, slots / blocks) / (slots * CLOCK_PER_US * at["stream_bytes_per_clock"])
+    tensor_us = at["tensor_factor"] * padded / BF16_PER_US / (blocks / 132 / waves)
+    core_us = p_norm(p_norm(kv_bytes * dram_us, stream_us, 6), tensor_us, 6)
+    combine_us = at["combine_us"] * (1 - exp((1 - pieces) / 4))
+    own_us = 1800 / CLOCK_PER_US * p_norm(at["block_us"] * waves, combine_us, 2)
+    return at["floor_us"] + at["query_passes"] * query_bytes * dram_us + p_norm(core_us, own_us, at["overlap"])
 
 
-def test_one_short_sequence_leaves_decode_attention_at_the_rate_of_its_blocks() -> None:
-    sizes = {"batch": 1.0, "context": 127.0, "heads": 32.0, "kv_heads": 8.0, "head_dim": 128.0, "window": 0.0}
-    rate = BYTES_PER_US * 0.92
-    memory_us = 2 * 2 * 128 * 8 * 128 / (rate * 8 / 132) + 4 * 32 * 128 / rate
-    tensor_us = 1.5 * 4 * 32 * 128 * 128 * 4 / BF16_PER_US / (8 / 132)
-    row = one("decode_attention", sizes)
-    assert row["latency_us"] == near(4.0 + 1.5 + p_norm(memory_us, tensor_us))
-    assert row["tiles"] == 8
+@pytest.mark.parametrize(("batch", "context"), [(64.0, 4095.0), (1.0, 127.0)])
+def test_decode_attention_by_hand(batch: float, context: float) -> None:
+    sizes = {"batch": batch, "context": context, **GROUPED, "window": 0.0}
+    # groups of four query heads fill the 16 rows of an instruction
+    flops = 4 * batch * 32 * 128 * (context + 1) * 16 / 4
+    kv_bytes, query_bytes = 4 * batch * 8 * 128 * (context + 1), 4 * batch * 32 * 128
+    expected = split_kv("decode_attention", 8 * batch, context + 1, kv_bytes, query_bytes, flops)
+    assert by_hand("decode_attention", sizes)["latency_us"] == near(expected)
 
 
 def test_mla_decode_reads_one_latent_vector_for_all_heads() -> None:
     sizes = {"batch": 256.0, "context": 2047.0, "heads": 128.0, "kv_lora_rank": 512.0, "rope_dim": 64.0}
-    memory_us = 256 * (2 * 2048 * 576 + 2 * 128 * 1088) / (BYTES_PER_US * 0.92)
-    tensor_us = 1.5 * 2 * 256 * 128 * 1088 * 2048 / BF16_PER_US
-    # 256 sequences in 264 places: 264/256 splits
-    assert one("mla_decode", sizes)["latency_us"] == near(4.0 + 1.5 + 2.0 + p_norm(memory_us, tensor_us))
+    flops = 2 * 256 * 128 * 1088 * 2048
+    expected = split_kv("mla_decode", 256, 2048, 256 * 2 * 2048 * 576, 256 * 2 * 128 * 1088, flops)
+    assert by_hand("mla_decode", sizes)["latency_us"] == near(expected)
 
 
 def test_prefill_attention_by_hand() -> None:
-    sizes = {
-        "batch": 1.0,
-        "new_tokens": 8192.0,
-        "cached_tokens": 0.0,
-        "heads": 32.0,
-        "kv_heads": 8.0,
-        "head_dim": 128.0,
-    }
-    padded_pairs = 8192 * 8193 / 2 + 0.5 * 64 * 8192
-    tensor_us = 1.3 * 4 * 32 * 128 * padded_pairs / BF16_PER_US
-    exponential_us = 0.9 * 32 * padded_pairs / (16 * 132 * 1830.0)
-    full_us = p_norm(tensor_us, exponential_us, 1.3)
-    waves = 32 * 64 / 132
-    memory_us = 2 * 128 * (2 * 8192 * 32 + 2 * 8192 * 8) / (BYTES_PER_US * 0.85)
-    work_us = p_norm(full_us, full_us / waves) + 1.5 * waves
-    assert one("prefill_attention", sizes)["latency_us"] == near(4.0 + p_norm(work_us, memory_us))
+    at = starts("prefill_attention")
+    sizes = {"batch": 1.0, "new_tokens": 8192.0, "cached_tokens": 0.0, **GROUPED, "window": 0.0}
+    # four query heads share the rows of a tile, half a tile of keys lies beyond the edge of each
+    query_tile, key_tile = at["query_tile"], at["key_tile"]
+    waves = 8 * (8192 * 4 / query_tile + at["row_padding"]) / 132
+    keys = 8193 / 2 + max(query_tile / 4, key_tile) / 2
+    exponential_us = at["exponential_factor"] / (16 * 132 * CLOCK_PER_US)
+    pair_us = at["tensor_factor"] * 4 * 128 / BF16_PER_US + exponential_us
+    piece = 512 + 8192 * waves
+    longest = 8192 * piece / p_norm(8192, piece, 2)
+    work_us = (waves * keys + at["longest_factor"] * longest) * pair_us * 132 * query_tile
+    block_us = at["tile_overhead_us"] * p_norm(waves, 1.0, 2) * 1800 / CLOCK_PER_US
+    query_bytes, kv_bytes = 4 * 8192 * 32 * 128, 4 * 8192 * 8 * 128
+    byte_us = at["memory_factor"] / BYTES_PER_US
+    copied_bytes = at["query_passes"] * query_bytes + at["kv_passes"] * kv_bytes
+    copies_us = copied_bytes * (byte_us + 1 / (10 * 132 * CLOCK_PER_US))
+    expected = at["floor_us"] + p_norm(work_us + block_us, (query_bytes + kv_bytes) * byte_us, 2) + copies_us
+    assert by_hand("prefill_attention", sizes)["latency_us"] == near(expected)
 
 
-def test_moe_by_hand() -> None:
-    sizes = {"tokens": 8192.0, "hidden": 4096.0, "intermediate": 14336.0, "experts": 8.0, "top_k": 2.0, "moe_ep": 1.0}
-    # 2048 rows an expert: 16.5 tiles of 128 rows each, the last one half full
-    compute_us = 1.15 * 8 * 16.5 * 128 * 2 * 3 * 14336 * 4096 / (BF16_PER_US * 0.65)
-    memory_us = (8 * 2 * 3 * 14336 * 4096 + 16384 * (4 * 4096 + 8 * 14336)) / (BYTES_PER_US * 0.8)
-    row = one("moe", sizes)
-    assert row["latency_us"] == near(8.0 + p_norm(compute_us, memory_us))
-    assert row["tiles"] == near(8 * 16.5)
+@pytest.mark.parametrize("rows", [64.0, 2048.0, 65536.0])
+def test_streaming_kernels_by_hand(rows: float) -> None:
+    # a mebibyte out of L2, 32 MiB at its edge, 1 GiB out of DRAM
+    sizes, bytes_moved = {"rows": rows, "columns": 4096.0}, 4 * rows * 4096
+    for family in ("norm", "sampling", "quantize"):
+        at = starts(family)
+        hits = 1 / (1 + (bytes_moved / (at["l2_share"] * 52428800)) ** 8)
+        dram, cache = BYTES_PER_US * at["memory_efficiency"], at["l2_bytes_per_clock"] * 132 * CLOCK_PER_US
+        time_us = bytes_moved * ((1 - hits) / dram + hits / cache)
+        if family == "quantize":
+            # a block a row is dispatched meanwhile
+            time_us = p_norm(at["passes"] * time_us, rows * at["row_clocks"] / CLOCK_PER_US, 2)
+        assert by_hand(family, sizes, None)["latency_us"] == near(at["floor_us"] + time_us)
 
 
-def test_streaming_kernels_by_hand() -> None:
-    bytes_moved = 4 * 64 * 4096
-    hits = 1 / (1 + (bytes_moved / (0.5 * 52428800)) ** 4)
-    time_us = 1.8 + bytes_moved * ((1 - hits) / (BYTES_PER_US * 0.8) + hits / (64 * 132 * 1830.0))
-    assert one("norm", {"rows": 64.0, "columns": 4096.0}, math=None)["latency_us"] == near(time_us)
+def test_a_served_call_pays_neither_the_gap_between_replays_nor_quantisation() -> None:
+    sizes = {"batch": 8.0, "context": 999.0, **GROUPED, "window": 0.0}
+    told = FACTS["kernel_implementations"]
+    quantizes = pa.Table.from_pylist(
+        [{"family": "gemm", "implementation": "unknown", "lineage": "unknown", "coefficient": "quantizes", "value": 1.0,
+          "source": "test"}], schema=told.schema
+    )  # fmt: skip
+    gap = pc.equal(DECLARED["coefficient"], "gap_us")
+    longer = with_column(DECLARED, "value", pc.if_else(gap, 20.0, DECLARED["value"]).combine_chunks())
+    assert one("decode_attention", sizes, eta_coefficients=longer) == by_hand("decode_attention", sizes)
+    square = {"m": 512.0, "n": 512.0, "k": 512.0}
+    found = one("gemm", square, eta_coefficients=DECLARED, kernel_implementations=quantizes)
+    assert found == by_hand("gemm", square)
 
 
-def test_kernels_known_by_their_work_alone() -> None:
-    calls = call_table({"flops": 989.4e9, "bytes": 3.35e9}, math="bf16")
-    row = price("sparse_attention", calls).to_pylist()[0]
-    assert row["roofline_us"] == near(1000.0)
-    assert row["latency_us"] == near(5.0 + p_norm(2000.0, 1000.0 / 0.7))
-
-
-def test_all_reduce_takes_the_better_algorithm() -> None:
-    rate = LINK_PER_US * 0.75
-    small, large = ({"group_size": 8.0, "elements": elements} for elements in (4096.0, 64 * MIB))
-    assert one("all_reduce", small, math=None)["latency_us"] == near(4.0 + 7 * 8192 / rate + 1.5)
-    assert one("all_reduce", large, math=None)["latency_us"] == near(4.0 + 2 * 7 / 8 * 128 * MIB / rate + 2 * 1.5)
-
-
-@pytest.mark.parametrize(
-    ("family", "share"), [("all_gather", 7 / 8), ("reduce_scatter", 7 / 8), ("all_to_all", 7 / 8), ("p2p", 1)]
-)
-def test_other_collectives_pay_their_share_and_one_hop(family: str, share: float) -> None:
-    row = one(family, {"group_size": 8.0, "elements": MIB}, math=None)
-    assert row["latency_us"] == near(4.0 + share * 2 * MIB / (LINK_PER_US * 0.75) + 1.5)
-
-
-def test_a_group_beyond_the_node_pays_the_network() -> None:
-    # H100: 8 GPUs on NVLink, then InfiniBand NDR: 50 GB/s, of which 0.85, and 12 us a hop; GB200: 72 on NVLink
-    group = {"group_size": 16.0, "elements": MIB}
-    assert one("all_gather", group, math=None)["latency_us"] == near(4.0 + 15 / 16 * 2 * MIB / (50e3 * 0.85) + 12.0)
-    assert one("all_gather", group, "gb200", math=None)["latency_us"] == near(
-        4.0 + 15 / 16 * 2 * MIB / (900e3 * 0.75) + 1.5
+def test_constants_of_a_kernel_reach_its_calls_alone() -> None:
+    """A pack in which vLLM's kernel starts 4 us late: its calls are later by as much, those of SGLang are not."""
+    node = {"family": "gemm", "part": "constant", "coefficient": "floor_us", "unit": "1", "source": "test"}
+    chosen = {"family": "gemm", "part": "choice", "level": "gpu", "coefficient": "rows", "unit": "1", "source": "test"}
+    where = {"gpu": "h100_sxm", "dtype": "bf16", "value": 9.0}
+    rows = pack_table(
+        [
+            {**node, "level": "family", "value": 1.0, "unit": "us"},
+            {**node, "level": "lineage", "lineage": "slow", "value": 5.0},
+            {**chosen, **where, "engine": "vllm", "implementation": "slow"},
+            {**chosen, **where, "engine": "sglang", "implementation": "plain"},
+        ]
     )
-
-
-def test_a_gpu_without_links_takes_pcie() -> None:
-    # L40S: PCIe 4.0 x16, 32 GB/s, of which 0.5, and 2.5 us a hop
-    row = one("p2p", {"group_size": 2.0, "elements": MIB}, "l40s", math=None)
-    assert row["roofline_us"] == near(2 * MIB / 32e3)
-    assert row["latency_us"] == near(4.0 + 2 * MIB / (32e3 * 0.5) + 2.5)
-
-
-def test_a_network_is_never_faster_than_the_gpu_reaches_it() -> None:
-    # T4: PCIe 3.0 x16 carries less than one InfiniBand port
-    row = one("p2p", {"group_size": 16.0, "elements": MIB}, "t4", math=None)
-    assert row["latency_us"] == near(4.0 + 2 * MIB / (16e3 * 0.5) + 12.0)
+    sizes = {"m": 64.0, "n": 64.0, "k": 64.0}
+    calls = call_table({**sizes, **work("gemm", sizes)}, math="bf16")
+    calls = pa.concat_tables([calls, with_column(calls, "engine", ["sglang"])])
+    slow, plain = price("gemm", calls, eta_coefficients=rows).to_pylist()
+    assert slow["latency_us"] - plain["latency_us"] == pytest.approx(4.0, rel=1e-5)
+    assert slow["evidence"].endswith(": slow")
+    assert plain["evidence"].endswith(": plain")
 
 
 @pytest.mark.parametrize(

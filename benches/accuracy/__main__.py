@@ -1,0 +1,135 @@
+"""Kernel errors of every split of the evaluation, beside baselines and what two measurements differ by.
+
+python benches/accuracy --sweep sweep.parquet [--only cross-generation ...] [--families gemm,moe] [-o FOLDER]: Markdown
+tables on stdout; with -o also the reports (JSON), the tables, and with the extra ``report`` three pictures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import tables
+
+from kernelsight.eta.baselines import systems_folder
+from kernelsight.eta.evaluate import evaluate
+from kernelsight.eta.predict import fit_and_predict
+from kernelsight.eta.splits import GENERATIONS, HEADLINE_TRAIN, Split, generation_folds
+from kernelsight.roofline.families import FORMS
+from kernelsight.write.output import as_json, note
+
+ALL_GPUS = tuple(gpu for members in GENERATIONS.values() for gpu in members)
+FP4_CELLS = ("nvfp4", "w4a8_mxfp4_mxfp8")
+BUDGETS = (0.05, 0.1, 0.5)
+
+
+def splits() -> dict[str, list[Split]]:
+    """Return the splits of each section, by its name."""
+    with_rtx = (*HEADLINE_TRAIN, "rtx_pro_6000_server")
+    return {
+        "cross-generation": [
+            Split(f"to {gpu}", HEADLINE_TRAIN, (gpu,)) for gpu in ("gb200", "b200_sxm", "rtx_pro_6000_server")
+        ],
+        "cross-generation, fp4": [Split("fp4 to gb200", with_rtx, ("gb200",))],
+        "leave-one-generation-out": generation_folds(ALL_GPUS),
+        "leave-one-generation-out, training GPUs": [
+            fold._replace(name=f"{fold.name}, of four GPUs") for fold in generation_folds(HEADLINE_TRAIN)
+        ],
+        "target-measured": [
+            Split(f"{budget:.0%} of gb200", HEADLINE_TRAIN, ("gb200",), "target-measured", budget) for budget in BUDGETS
+        ],
+    }
+
+
+def main() -> None:
+    """Run the sections asked for and print their tables."""
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--sweep", nargs="+", required=True, type=Path)
+    words.add_argument("--only", nargs="+", choices=list(splits()), default=list(splits()))
+    words.add_argument("--families", help="left open: all")
+    words.add_argument("-o", "--output", type=Path, help="folder for reports, tables and pictures")
+    arguments = words.parse_args()
+    families = arguments.families.split(",") if arguments.families else None
+    if arguments.output:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+    printed = []
+    for section in arguments.only:
+        reports, scored = run(arguments.sweep, splits()[section], families, arguments.output)
+        printed.append(f"## {section}\n\n{text(section, reports)}")
+        print(printed[-1], flush=True)
+        if arguments.output and section in ("cross-generation", "leave-one-generation-out"):
+            picture(scored, arguments.output / section)
+    if arguments.output:
+        (arguments.output / "tables.md").write_text("\n\n".join(printed) + "\n", encoding="utf-8")
+
+
+def run(
+    sweeps: Sequence[Path], asked: Sequence[Split], families: Sequence[str] | None, folder: Path | None
+) -> tuple[dict[str, Any], dict[str, pa.Table]]:
+    """Evaluate some splits; return their reports by name, and the scored rows of the first (of folds: of all)."""
+    reports: dict[str, Any] = {}
+    kept: dict[str, list[pa.Table]] = {}
+    for split in asked:
+        started = time.perf_counter()
+        report, scored = evaluate(
+            sweeps, split, fit_and_predict, modelled=FORMS, families=families, systems=systems_folder()
+        )
+        if split.name.startswith("fp4"):
+            report = only_fp4(report)
+        note(f"{split.name}: {time.perf_counter() - started:.0f} s")
+        reports[split.name] = report
+        if folder:
+            (folder / f"{split.name.replace(' ', '_')}.json").write_text(as_json(report) + "\n", encoding="utf-8")
+        if split is asked[0] or split.name.startswith("without"):
+            for family, rows in scored.items():
+                kept.setdefault(family, []).append(rows.replace_schema_metadata(None))
+    return reports, {family: pa.concat_tables(rows) for family, rows in kept.items()}
+
+
+def only_fp4(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report of the FP4 cells alone: one generation teaches them, so that they are uncovered."""
+    cells = [cell for cell in (*report["families"], *report["uncovered"]) if cell["dtype"] in FP4_CELLS]
+    return {**report, "families": [], "uncovered": cells}
+
+
+def text(section: str, reports: Mapping[str, Any]) -> str:
+    """Return the tables of a section."""
+    parts = []
+    for shapes, words in tables.SHAPES.items():
+        if "fp4" not in section:
+            parts.append(
+                f"Mean over covered cells, implementation seen, {words} (%):\n\n{tables.summary(reports, shapes)}"
+            )
+        if section.startswith("leave"):
+            parts.append(
+                f"By held-out generation, {words}, model (a·roofline + t0), %:\n\n{tables.folds(reports, shapes)}"
+            )
+            continue
+        for name, report in reports.items():
+            parts.append(f"{name}, {words} (%, MAPE / median):\n\n{tables.cells(report, shapes)}")
+    if section == "cross-generation":
+        parts.append(f"Two measurements of one kernel:\n\n{tables.remeasured(reports)}")
+        parts += [f"Against baselines, {name}:\n\n{tables.beaten(report)}" for name, report in reports.items()]
+    return "\n\n".join(parts)
+
+
+def picture(scored: Mapping[str, pa.Table], folder: Path) -> None:
+    """Draw, where the extra ``report`` is installed."""
+    try:
+        import altair  # noqa: F401
+    except ImportError:
+        note("no pictures: altair is not installed; pip install 'kernelsight[report]' brings it.")
+        return
+    import plots
+
+    folder.mkdir(exist_ok=True)
+    for path in plots.draw(scored, folder):
+        note(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

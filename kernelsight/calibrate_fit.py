@@ -1,0 +1,52 @@
+"""``kernelsight calibrate fit``: the constants of the kernel model from measured sweeps, as a pack."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from kernelsight.errors import InvalidInput, unknown
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Fit, write the pack, and print how many numbers of each family it holds."""
+    from kernelsight.catalog.tables import facts
+    from kernelsight.eta.evaluate import measured_gpus
+    from kernelsight.eta.pack import write_pack
+    from kernelsight.eta.packing import fit_pack
+    from kernelsight.roofline.families import FORMS
+    from kernelsight.write.output import check_ending, note, print_rows
+
+    target = check_ending(arguments.output, (".parquet",))
+    if target is None:
+        raise InvalidInput("calibrate fit was given no -o FILE; name the Parquet file of the pack.")
+    sweeps = [Path(name) for name in arguments.sweep]
+    for path in sweeps:
+        if not path.is_file():
+            raise InvalidInput(
+                f"there is no file {path}; `kernelsight calibrate import aiconfigurator -o FILE` writes one."
+            )
+    measured = sorted(measured_gpus(sweeps))
+    gpus = _listed(arguments.train_gpus, measured, "GPU") or measured
+    families = _listed(arguments.families, list(FORMS), "kernel family") or list(FORMS)
+    pack = fit_pack(
+        sweeps,
+        gpus,
+        facts("gpus"),
+        facts("fabrics"),
+        facts("kernel_implementations"),
+        families=families,
+        told=note,
+    )
+    write_pack(pack, target)
+    counts = pack.group_by(["family", "part"]).aggregate([("value", "count")]).sort_by([("family", "ascending")])
+    rows = [{"family": row["family"], "part": row["part"], "numbers": row["value_count"]} for row in counts.to_pylist()]
+    print_rows(rows, ["family", "part", "numbers"], arguments.format)
+
+
+def _listed(text: str | None, known: list[str], kind: str) -> list[str]:
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise unknown(kind, name, known)
+    return names

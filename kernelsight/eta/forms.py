@@ -1,0 +1,55 @@
+"""What a latency expression declares about its coefficients: where a fit starts, what bounds it, who owns it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+# the nodes that a row belongs to: its family, its GPU whatever runs there, and the path from the kernel's lineage down to
+# one engine's build of it on that GPU
+LEVELS = ("family", "device", "lineage", "implementation", "dtype", "engine", "gpu")
+PATH = ("lineage", "implementation", "dtype", "engine", "gpu")
+# prior standard deviation of a coefficient's log at each level, in units of its own spread
+OWNERS: dict[str, dict[str, float]] = {
+    "fixed": {},
+    "hardware": {"family": 1.0, "device": 0.2, "gpu": 0.05},
+    "implementation": {"family": 1.0, "lineage": 0.6, "implementation": 0.6, "dtype": 0.4, "gpu": 0.1},
+    "engine": {"family": 1.0, "implementation": 0.4, "engine": 0.8, "gpu": 0.2},
+}
+
+
+class Coefficient(NamedTuple):
+    """One constant of an expression.
+
+    ``start`` is the centre of its prior and its value where nothing is fitted; ``low`` and ``high`` bound every fitted
+    value (a fixed one is not fitted, and may be zero). ``owner`` names the levels at which it may deviate; ``spread``
+    is the prior standard deviation of the logarithm of such a deviation, scaled by the level's share in ``OWNERS``.
+    """
+
+    name: str
+    unit: str
+    start: float
+    low: float
+    high: float
+    owner: str
+    doc: str
+    spread: float = 0.5
+
+
+class Form(NamedTuple):
+    """A family's latency model: ``expression(xp, call, gpu, at) -> (latency_us, tiles or None)`` over ``view``'s columns.
+
+    ``reads``: columns of the family's call table that the view needs beside flops and bytes; ``view(xp, call)`` derives
+    what the expression reads from them; ``spread``: half width of the 90 % interval as a factor, where none is fitted.
+    """
+
+    expression: Callable[..., Any]
+    reads: tuple[str, ...]
+    view: Callable[..., Any]
+    coefficients: tuple[Coefficient, ...]
+    spread: float
+
+
+def same(xp: Any, call: Any) -> Any:
+    """The view of a family whose expression reads its call table as it is."""
+    return call

@@ -1,0 +1,102 @@
+"""The correction of one measured GPU: fitted to what its head leaves of its sweep, applied to rows of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.eta.correction import Fit, correction, correction_rows, fit_correction, network_of
+from kernelsight.eta.features import FEATURES, features, names_of
+from kernelsight.eta.forms import Form
+from kernelsight.eta.heads import predict_family, read_rows
+from kernelsight.eta.resolve import family_facts
+from kernelsight.eta.splits import site_names
+
+# rows of other GPUs that show how the remainder varies with the shape: more teach nothing new
+OTHER_ROWS = 60_000
+OWN_ROWS = 120_000
+
+
+def fit_measured(
+    family: str,
+    form: Form,
+    table: pa.Table,
+    target: str,
+    coefficients: pa.Table,
+    implementations: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+) -> Fit:
+    """Fit the correction of ``target`` to training rows of it and of others, beside the head that they gave."""
+    own = np.asarray(pc.equal(table["gpu"], target))
+    kept = np.sort(np.concatenate([_spaced(np.flatnonzero(own), OWN_ROWS), _spaced(np.flatnonzero(~own), OTHER_ROWS)]))
+    table = table.take(pa.array(kept))
+    base = predict_family(family, form, table, coefficients, implementations, gpus, fabrics)
+    log_ratio = np.log(table["latency_us"].to_numpy() / base)
+    return fit_correction(
+        features_of(family, form, table, implementations, gpus, fabrics),
+        log_ratio,
+        kernels_of(table),
+        table["gpu"].to_pylist(),
+        target,
+        site_names(family, table)[1],
+        _matter(family),
+    )
+
+
+def correct(
+    family: str,
+    form: Form,
+    table: pa.Table,
+    latency_us: np.ndarray,
+    rows: list[dict],
+    implementations: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+) -> np.ndarray:
+    """Return ``latency_us`` of the table's rows, all of one measured GPU, with the correction that ``rows`` hold."""
+    network, nodes = network_of(rows)
+    place = {node: number for number, node in enumerate(nodes)}
+    node = np.array([place.get(kernel, -1) for kernel in kernels_of(table)])
+    found = np.empty(latency_us.size)
+    seen = features_of(family, form, table, implementations, gpus, fabrics)
+    for first in range(0, found.size, 65_536):
+        block = slice(first, first + 65_536)
+        found[block] = latency_us[block] * np.exp(correction(np, seen[block], node[block], network))
+    return found
+
+
+def rows_of(family: str, target: str, fit: Fit) -> list[dict]:
+    """Return the correction as ``eta_coefficients`` rows."""
+    return correction_rows(family, target, fit, f"fitted to the sweep of {target}")
+
+
+def features_of(
+    family: str, form: Form, table: pa.Table, implementations: pa.Table, gpus: pa.Table, fabrics: pa.Table
+) -> np.ndarray:
+    """Return (rows, F): what a correction sees of training rows."""
+    rows = read_rows(form, table, family_facts(family, implementations, gpus), gpus, fabrics)
+    return features(np, family, form.view(np, rows.call), rows.gpu)
+
+
+def kernels_of(table: pa.Table) -> list[str]:
+    """Return engine|implementation|dtype of each row: what has a bias of its own."""
+    names = (table[name].to_pylist() for name in ("engine", "implementation", "dtype"))
+    return ["|".join(words) for words in zip(*names, strict=True)]
+
+
+def has_correction(family: str) -> bool:
+    """Tell whether a correction knows what to see of a family."""
+    return family in FEATURES
+
+
+def _matter(family: str) -> np.ndarray:
+    """Sizes and flags tell how far a call lies from a sweep; how they round to tiles and waves does not."""
+    counted = len(FEATURES[family].sizes) + len(FEATURES[family].flags)
+    return (np.arange(len(names_of(family))) < counted).astype(float)
+
+
+def _spaced(rows: np.ndarray, most: int) -> np.ndarray:
+    """At most ``most`` of the rows, evenly spaced in their order (that of their key)."""
+    return rows if rows.size <= most else rows[np.linspace(0, rows.size - 1, most).round().astype(int)]

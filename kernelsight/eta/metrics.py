@@ -1,0 +1,55 @@
+"""Errors of predicted latencies, always together: p predicted, m measured, APE = |p - m| / m, as fractions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+ERRORS = ("mape", "median_ape", "p90_ape", "time_weighted_ape", "bias", "coverage_90", "width_90")
+METRICS = ("n", *ERRORS)
+Score = dict[str, float | int | None]
+
+
+def score(
+    measured: np.ndarray, predicted: np.ndarray, p05: np.ndarray | None = None, p95: np.ndarray | None = None
+) -> Score:
+    """Return the metrics over the rows that have a prediction; None where there are none, or no intervals.
+
+    bias = mean (p - m) / m; time_weighted_ape = sum |p - m| / sum m; coverage_90 = share of m in [p05, p95];
+    width_90 = median p95 / p05; quantiles by linear interpolation.
+
+    >>> s = score(np.array([10.0, 10.0, 20.0, 40.0]), np.array([11.0, 8.0, 20.0, np.nan]))
+    >>> s["n"], round(s["mape"], 4), round(s["median_ape"], 4), round(s["bias"], 4), round(s["time_weighted_ape"], 4)
+    (3, 0.1, 0.1, -0.0333, 0.075)
+    """
+    known = np.isfinite(predicted)
+    measured, predicted = measured[known], predicted[known]
+    found: Score = {"n": int(measured.size), **dict.fromkeys(ERRORS)}
+    if not measured.size:
+        return found
+    relative = (predicted - measured) / measured
+    error = np.abs(relative)
+    found["mape"] = float(error.mean())
+    found["median_ape"], found["p90_ape"] = (float(value) for value in np.quantile(error, (0.5, 0.9)))
+    found["time_weighted_ape"] = float(np.abs(predicted - measured).sum() / measured.sum())
+    found["bias"] = float(relative.mean())
+    if p05 is not None and p95 is not None:
+        p05, p95 = p05[known], p95[known]
+        found["coverage_90"] = float(((measured >= p05) & (measured <= p95)).mean())
+        found["width_90"] = float(np.median(p95 / p05))
+    return found
+
+
+def mean_of(scores: Iterable[Mapping[str, float | int | None]]) -> Score:
+    """Return the unweighted mean of each metric over the scores that have rows; n is their sum.
+
+    >>> mean_of([score(np.array([10.0]), np.array([11.0])), score(np.array([10.0]), np.array([13.0]))])["mape"]
+    0.2
+    """
+    found = [one for one in scores if one["n"]]
+    means: Score = {"n": sum(int(one["n"] or 0) for one in found)}
+    for name in ERRORS:
+        values = [one[name] for one in found if one[name] is not None]
+        means[name] = float(np.mean(values)) if values else None
+    return means

@@ -1,0 +1,144 @@
+"""From what a call states (engine, GPU, number formats) to the kernel that runs it and the constants of its expression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.eta.fit import path_values
+from kernelsight.eta.forms import Coefficient
+from kernelsight.eta.pack import nodes_of
+
+UNKNOWN = "unknown"
+GENERATIONS = {"8.9": "ada", "8": "ampere", "9": "hopper", "10": "sm_100", "12": "sm_120"}
+
+
+def generation(compute_capability: str | None) -> str | None:
+    """Return the generation of GPUs that share their instructions: what a cross-generation fit leaves out as one.
+
+    >>> generation("8.9"), generation("10.3"), generation("gfx942")
+    ('ada', 'sm_100', None)
+    """
+    text = compute_capability or ""
+    return GENERATIONS.get(text) or GENERATIONS.get(text.partition(".")[0])
+
+
+class Facts(NamedTuple):
+    """What resolving reads of one family: implementations by name, structure, choices, and of each GPU its generation."""
+
+    lineage: dict[str, str]
+    structure: dict[tuple[str, str], float]
+    inherited: dict[tuple[str, str], float]
+    generation: dict[str, str | None]
+    capability: dict[str, float]
+
+
+def family_facts(family: str, implementations: pa.Table, gpus: pa.Table) -> Facts:
+    """Gather the facts of a family from ``kernel_implementations`` and ``gpus``."""
+    rows = implementations.filter(pc.equal(implementations["family"], family)).to_pylist()
+    inherited: dict[tuple[str, str], float] = {}
+    for row in rows:
+        inherited.setdefault((row["lineage"], row["coefficient"]), row["value"])
+    names, texts = gpus["gpu"].to_pylist(), gpus["compute_capability"].to_pylist()
+    return Facts(
+        {row["implementation"]: row["lineage"] for row in rows},
+        {(row["implementation"], row["coefficient"]): row["value"] for row in rows},
+        inherited,
+        {name: generation(text) for name, text in zip(names, texts, strict=True)},
+        {name: _number(text) for name, text in zip(names, texts, strict=True)},
+    )
+
+
+def lineage_of(facts: Facts, implementation: str) -> str:
+    """Return the lineage that the facts state; a kernel without one stands alone."""
+    return facts.lineage.get(implementation, implementation)
+
+
+def structure_at(
+    facts: Facts, coefficients: Sequence[Coefficient], paths: Sequence[Mapping[str, str]]
+) -> dict[str, np.ndarray]:
+    """Return the fixed coefficients at each path: the implementation's own, else its lineage's, else the start."""
+    return {
+        one.name: np.array(
+            [
+                facts.structure.get(
+                    (path["implementation"], one.name), facts.inherited.get((path["lineage"], one.name), one.start)
+                )
+                for path in paths
+            ],
+            dtype=float,
+        )
+        for one in coefficients
+        if one.owner == "fixed"
+    }
+
+
+def constants_at(
+    facts: Facts,
+    rows: pa.Table,
+    family: str,
+    coefficients: Sequence[Coefficient],
+    paths: Sequence[Mapping[str, str]],
+    without: str | None = None,
+    measured: bool = True,
+) -> dict[str, np.ndarray]:
+    """Return every coefficient at each path, from ``eta_coefficients`` rows of the fit that left out ``without``.
+
+    ``measured``: whether what was fitted to the path's own GPU counts.
+    """
+    found = pc.and_(pc.equal(rows["family"], family), pc.equal(rows["part"], "constant"))
+    fit = pc.is_null(rows["without"]) if without is None else pc.fill_null(pc.equal(rows["without"], without), False)
+    wanted = pa.array(sorted({path["gpu"] for path in paths}) if measured else [], pa.string())
+    here = pc.or_(pc.is_null(rows["gpu"]), pc.is_in(rows["gpu"], wanted))
+    nodes = nodes_of(rows.filter(pc.and_(pc.and_(found, fit), here)).to_pylist())
+    return {**path_values(coefficients, nodes, paths), **structure_at(facts, coefficients, paths)}
+
+
+def choose(facts: Facts, rows: pa.Table, family: str, calls: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
+    """Return of each call (implementation, whether a sweep of its GPU's generation ran it).
+
+    ``calls``: engine, gpu, dtype and, where it matters, head_dim. What counts first: the engine, then the GPU, its
+    generation or the nearest one, then the number formats, then the head width; of what is left, the commonest kernel.
+    """
+    wanted = pc.and_(pc.equal(rows["family"], family), pc.equal(rows["part"], "choice"))
+    names = ["engine", "gpu", "dtype", "implementation", "position", "value"]
+    counted = rows.filter(wanted).select(names).to_pylist()
+    return [_choose(facts, counted, call) for call in calls]
+
+
+def _choose(facts: Facts, counted: list[dict], call: Mapping[str, Any]) -> tuple[str, bool]:
+    if not counted:
+        return UNKNOWN, False
+    mine = facts.generation.get(call["gpu"])
+    capability = facts.capability.get(call["gpu"], 0.0)
+    left = _prefer(counted, lambda row: row["engine"] == call["engine"])
+    least = min(abs(facts.capability.get(row["gpu"], 0.0) - capability) for row in left)
+    left = _prefer(
+        left,
+        lambda row: row["gpu"] == call["gpu"],
+        lambda row: mine is not None and facts.generation.get(row["gpu"]) == mine,
+        lambda row: abs(facts.capability.get(row["gpu"], 0.0) - capability) == least,
+    )
+    seen = any(mine is not None and facts.generation.get(row["gpu"]) == mine for row in left)
+    left = _prefer(left, lambda row: row["dtype"] == call["dtype"])
+    left = _prefer(left, lambda row: row["position"] == (call.get("head_dim") or 0))
+    counts: dict[str, float] = {}
+    for row in left:
+        counts[row["implementation"]] = counts.get(row["implementation"], 0.0) + row["value"]
+    return max(sorted(counts), key=counts.__getitem__), seen
+
+
+def _prefer(rows: list[dict], *tests: Callable[[dict], bool]) -> list[dict]:
+    """The rows that pass the first test that any passes; all where none does."""
+    return next((found for test in tests if (found := [row for row in rows if test(row)])), rows)
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or "")
+    except ValueError:
+        return 0.0

@@ -1,0 +1,1 @@
+"""Measured kernel sweeps of several publishers, read into the rows of ``sweep_points``."""

@@ -1,0 +1,176 @@
+"""Sweeps of ``aiconfigurator-core`` (NVIDIA, Apache-2.0): its Parquet files only; its code is never imported."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+
+from kernelsight.errors import InvalidInput, unknown
+from kernelsight.read.sweeps.aiconfigurator_tables import MODULES, OPTIONAL, SINGLE, SPLIT, TABLES, VERIFY, Table
+from kernelsight.read.sweeps.points import Batch, first_reason
+
+PACKAGE = "aiconfigurator_core"
+SWEEP_PATH = "*/*/*/*/*.parquet"  # <gpu>/<family>/<engine>/<version>/<table>.parquet
+ENGINES = ("vllm", "sglang", "trtllm")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+DEVICES = {"b60": r"\bB60\b|0xe211", "rtx_pro_6000_server": r"RTX PRO 6000"}  # the others: their name's first word
+NODE_GPUS = {"gb200": 4, "gb300": 4}  # compute trays of an NVL72; the others: boards of eight
+MOSTLY = 0.5
+# vLLM's block-scaled products ran outside a CUDA graph: their floor is 55 us on Hopper and 282 us on L40S.
+HOST_BOUND = (pl.col("engine") == "vllm") & (pl.col("dtype") == "fp8_block")
+# XQA of TensorRT-LLM 1.0.0 on A100 reads its cache at 1.3 to 1.6 times the peak of the memory wherever the cache
+# exceeds L2; multi-head rows of the same sweep do not. Its grid with grouped queries did other work than it says.
+TOO_FAST_KIN = (
+    (pl.col("engine") == "trtllm") & (pl.col("engine_version") == "1.0.0") & (pl.col("heads") > pl.col("kv_heads"))
+)
+# TensorRT-LLM 1.0.0 (A100, L40S) takes the same time for MLA on an FP8 as on a BF16 cache, key by key to 0.2 %, and two
+# and a half times that of the FP8 bytes: the label was not what ran.
+CACHE_RAN_IN_BF16 = (
+    (pl.col("engine") == "trtllm") & (pl.col("engine_version") == "1.0.0") & (pl.col("dtype") == "bf16/fp8")
+)
+# all-reduce between 4 and 8 L40S runs at 3.4 and 0.8 GB/s, a tenth of PCIe and less
+FAR_BELOW_LINK = {"l40s": 4}
+DEEPEP_DEFAULT = "_20sm"
+
+
+def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str] | None) -> Iterator[Batch]:
+    """Yield the sweeps below ``path`` (None: of the installed package), by family and GPU; None takes all of either."""
+    files = _files(path or _installed())
+    every_family = {table.family for tables in TABLES.values() for table in tables.values()}
+    for asked, found, kind in ((gpus, set(files), "GPU of the sweep"), (families, every_family, "kernel family")):
+        for name in sorted((asked or set()) - found):
+            raise unknown(kind, name, found, f"Known: {', '.join(sorted(found))}.")
+    wanted = sorted(files if gpus is None else gpus)
+    for family in sorted(every_family if families is None else families):
+        for gpu in wanted:
+            yield from _batch(gpu, family, files[gpu])
+    if families is None:
+        for gpu in wanted:
+            yield _without_family(gpu, files[gpu])
+
+
+def _installed() -> Path:
+    """Return the folder of the installed package, found without importing it."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise InvalidInput(
+            "the package aiconfigurator-core is not installed, and no PATH was given: "
+            "pip install 'kernelsight[silicon]', or name the folder that holds its systems/data."
+        )
+    return Path(spec.submodule_search_locations[0])
+
+
+def _files(root: Path) -> dict[str, list[Path]]:
+    """Return the Parquet files of each GPU below the package, its ``systems`` or its ``data``."""
+    for data in (root / "systems" / "data", root / "data", root):
+        files: dict[str, list[Path]] = {}
+        for file in sorted(data.glob(SWEEP_PATH)):
+            files.setdefault(file.relative_to(data).parts[0], []).append(file)
+        if files:
+            return files
+    raise InvalidInput(f"{root} holds no sweep: looked for <gpu>/<family>/<engine>/<version>/*.parquet in it.")
+
+
+def _batch(gpu: str, family: str, files: list[Path]) -> Iterator[Batch]:
+    frames = []
+    for file in files:
+        tables = {name: table for name, table in TABLES.get(file.stem, {}).items() if table.family == family}
+        if not tables:
+            continue
+        raw = _raw(file, gpu)
+        for operation, table in tables.items():
+            split = file.stem in SPLIT
+            rows = raw if split or not operation else raw.filter(pl.col("op_name") == operation)
+            frames.append(_measured(rows, table, gpu, file, 1 / len(tables) if split else 1.0))
+    if frames:
+        yield Batch(gpu, family, _judged(pl.concat(frames, how="diagonal"), gpu, family), {})
+
+
+def _raw(file: Path, gpu: str) -> pl.DataFrame:
+    try:
+        raw = pl.read_parquet(file, glob=False)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise InvalidInput(f"{file} cannot be read as Parquet: {str(error).splitlines()[0]}.") from None
+    absent = [pl.lit(None, kind).alias(name) for name, kind in OPTIONAL.items() if name not in raw.columns]
+    return raw.with_columns(*absent, pl.lit(NODE_GPUS.get(gpu, 8), pl.Int64).alias("node_gpus"))
+
+
+def _measured(raw: pl.DataFrame, table: Table, gpu: str, file: Path, weight: float) -> pl.DataFrame:
+    folder, version = file.parts[-3], file.parts[-2]
+    device = DEVICES.get(gpu, rf"\b{gpu.split('_')[0].upper()}\b")
+    framework = pl.col("framework").str.to_lowercase()
+    faults = (
+        ("device_not_of_folder", ~pl.col("device").str.contains(device)),
+        # A collective library is an engine of its own, whatever container it was measured in.
+        ("copy_of_another_engine", framework != folder if folder in ENGINES else pl.lit(False)),
+        *table.faults,
+    )
+    labels = {"distribution": pl.lit(None, pl.String)} | table.labels
+    try:
+        rows = raw.select(
+            pl.lit(folder).alias("engine"),
+            pl.col("version").replace("unknown", None).fill_null(version).alias("engine_version"),
+            table.kernel_source.fill_null("unknown").alias("kernel_source"),
+            *(expression.alias(name) for name, expression in labels.items()),
+            *(expression.cast(pl.Int64).alias(name) for name, expression in table.shape.items()),
+            table.latency_us.alias("latency_us"),
+            pl.lit(f"aiconfigurator-core/{'/'.join(file.parts[-5:])}").alias("source"),
+            pl.lit(weight).alias("weight"),
+            pl.lit(None, pl.String).alias("reason"),
+            *(bad.fill_null(False).alias(reason) for reason, bad in faults),
+        )
+    except pl.exceptions.ColumnNotFoundError as error:
+        column = str(error).splitlines()[0]
+        raise InvalidInput(f"{file} is not the {file.stem} of aiconfigurator-core 0.12: it lacks {column}.") from None
+    return first_reason(rows, *((reason, pl.col(reason)) for reason, _ in faults)).drop(reason for reason, _ in faults)
+
+
+def _judged(rows: pl.DataFrame, gpu: str, family: str) -> pl.DataFrame:
+    if family == "gemm":
+        rows = first_reason(rows, ("host_bound", HOST_BOUND))
+    if family == "decode_attention" and gpu == "a100_sxm":
+        rows = first_reason(rows, ("kin_faster_than_memory", TOO_FAST_KIN))
+    if family in ("mla_prefill", "mla_decode"):
+        rows = first_reason(rows, ("cache_ran_in_bf16", CACHE_RAN_IN_BF16))
+    if family == "quantize":
+        # What survives of a difference that is clipped more often than not is noise.
+        clipped = (pl.col("reason") == "clipped_difference").fill_null(False).mean().over("engine", "kernel_source")
+        rows = first_reason(rows, ("mostly_clipped", clipped > MOSTLY))
+    reasons = [pl.when(bad).then(pl.lit(reason)) for reason, bad in _not_fitted(gpu, family)]
+    return rows.with_columns(pl.coalesce(*reasons, pl.lit(None, pl.String)).alias("not_fitted"))
+
+
+def _not_fitted(gpu: str, family: str) -> list[tuple[str, pl.Expr]]:
+    """Return why sound rows are kept out of fits: they are not what an engine runs."""
+    name = pl.col("kernel_source")
+    checks = {
+        "all_reduce": [("launched_eagerly", name.str.ends_with("_eager"))],
+        "all_to_all": [("not_default_multiprocessors", name.str.ends_with("sm") & ~name.str.ends_with(DEEPEP_DEFAULT))],
+        "linear_attention": [
+            ("prompt_kernel_on_single_tokens", name.str.ends_with(SINGLE)),
+            ("speculative_decoding", name.str.ends_with(VERIFY)),
+        ],
+    }
+    slow = [("far_below_link", pl.col("gpus") >= FAR_BELOW_LINK[gpu])] if gpu in FAR_BELOW_LINK else []
+    return checks.get(family, []) + (slow if family in COLLECTIVES else [])
+
+
+def _without_family(gpu: str, files: list[Path]) -> Batch:
+    """Count the rows that no family takes: tables of modules, unknown tables, operations without a table."""
+    dropped: Counter[str] = Counter()
+    for file in files:
+        rows = pl.scan_parquet(file, glob=False)
+        if file.stem in TABLES:
+            operations = [name for name in TABLES[file.stem] if name]
+            if not operations or file.stem in SPLIT:
+                continue
+            rows = rows.filter(~pl.col("op_name").is_in(operations))
+            reason = "unknown_operation"
+        else:
+            reason = "module_not_one_kernel" if file.stem in MODULES else "unknown_table"
+        dropped[reason] += rows.select(pl.len()).collect().item()
+    return Batch(gpu, "", pl.DataFrame(), {reason: count for reason, count in dropped.items() if count})

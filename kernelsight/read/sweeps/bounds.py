@@ -1,0 +1,105 @@
+"""What no kernel can beat: FLOP at the peak of its arithmetic, bytes that no cache holds, bytes over the links.
+
+A bound holds whatever routing, fusion and cache do: for MoE the fewest experts that tokens can reach, and of an
+expert two matrices where experts without a gate cannot be told apart; of the bytes what is left when L2 is full of
+them; for arithmetic the fastest that a row's labels allow (an 8-bit KV cache may bring 8-bit products).
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+TOLERANCE = 0.95  # boost clocks above the catalogue's and rounding
+MICROSECONDS_PER_SECOND = 1e6
+# NVIDIA Nemotron-H and Nemotron 3 models: experts of two matrices (squared ReLU); hidden x intermediate of an expert
+TWO_MATRIX_TOP_K = 22
+TWO_MATRIX_HIDDEN, TWO_MATRIX_INTERMEDIATE = 2688, 1856
+
+
+def _column(name: str) -> pl.Expr:
+    return pl.col(name).cast(pl.Float64)
+
+
+def _bytes_of(label: str) -> pl.Expr:
+    """Bytes of one element of the format in column ``label``, scales left out."""
+    sizes = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "int8": 1.0, "int8_wo": 1.0}
+    return pl.col(label).replace_strict({**sizes, "nvfp4": 0.5, "mxfp4": 0.5, "int4_wo": 0.5}, default=0.0)
+
+
+M, N, K, BATCH, HEADS, HEAD_DIM = map(_column, ("m", "n", "k", "batch", "heads", "head_dim"))
+NEW, CONTEXT, KV_HEADS, V_HEAD_DIM = map(_column, ("new_tokens", "context", "kv_heads", "v_head_dim"))
+TOKENS, HIDDEN, INTERMEDIATE, TOP_K, EP = map(_column, ("tokens", "hidden", "intermediate", "top_k", "moe_ep"))
+ROWS, COLUMNS, SENT, GPUS = map(_column, ("rows", "columns", "bytes", "gpus"))
+WINDOW = pl.when(_column("window") > 0).then(_column("window")).otherwise(float("inf"))
+GROWING = pl.min_horizontal(NEW, WINDOW)
+PAIRS = GROWING * (GROWING + 1) / 2 + pl.when(NEW > WINDOW).then((NEW - WINDOW) * WINDOW).otherwise(0.0)
+KEYS = pl.min_horizontal(CONTEXT + 1, WINDOW)
+MATRICES = pl.min_horizontal(
+    _column("expert_matrices"),
+    pl.when(
+        (TOP_K == TWO_MATRIX_TOP_K)
+        | (HIDDEN.eq(TWO_MATRIX_HIDDEN) & (INTERMEDIATE * _column("moe_tp")).eq(TWO_MATRIX_INTERMEDIATE))
+    )
+    .then(2.0)
+    .otherwise(3.0),
+)
+EXPERT = MATRICES * HIDDEN * INTERMEDIATE
+# With expert parallelism a rank may get no token at all, unless the sweep says that routing was balanced.
+SHARE = pl.when(EP == 1).then(1.0).when(pl.col("distribution") == "balanced").then(1 / EP).otherwise(0.0)
+FEWEST_EXPERTS = pl.when(EP == 1).then(TOP_K).otherwise((TOP_K / EP).floor() * (pl.col("distribution") == "balanced"))
+EXCHANGED = SENT * (GPUS - 1) / GPUS
+
+FLOPS: dict[str, pl.Expr] = {
+    "gemm": 2 * M * N * K,
+    "batched_gemm": 2 * BATCH * M * N * K,
+    "prefill_attention": 4 * BATCH * HEADS * HEAD_DIM * PAIRS,
+    "encoder_attention": 4 * BATCH * HEADS * HEAD_DIM * NEW * NEW,
+    "decode_attention": 4 * BATCH * HEADS * HEAD_DIM * KEYS,
+    "mla_prefill": BATCH * HEADS * (HEAD_DIM + V_HEAD_DIM) * NEW * (NEW + 1),
+    "mla_decode": 2 * BATCH * HEADS * (2 * _column("kv_lora_rank") + _column("rope_dim")) * (CONTEXT + 1),
+    "moe": 2 * TOKENS * TOP_K * SHARE * EXPERT,
+}
+BYTES: dict[str, pl.Expr] = {
+    "gemm": _bytes_of("format") * N * K + 2 * M * N + M * K,
+    "batched_gemm": BATCH * (_bytes_of("format") * (N * K + M * K) + 2 * M * N),
+    "prefill_attention": BATCH * NEW * HEAD_DIM * (3 * HEADS + 2 * KV_HEADS),
+    "encoder_attention": 4 * BATCH * NEW * HEADS * HEAD_DIM * 2,
+    "decode_attention": 2 * BATCH * KEYS * KV_HEADS * HEAD_DIM * _bytes_of("format"),
+    "mla_prefill": BATCH * NEW * HEADS * (HEAD_DIM + V_HEAD_DIM) * 2,
+    "mla_decode": BATCH * (CONTEXT + 1) * (_column("kv_lora_rank") + _column("rope_dim")) * _bytes_of("format"),
+    # the convolution reads and writes its channels; the recurrence queries, keys and values, and writes outputs
+    "linear_attention": pl.when(pl.col("width").is_not_null())
+    .then(4 * ROWS * COLUMNS)
+    .otherwise(4 * ROWS * (KV_HEADS * HEAD_DIM + HEADS * V_HEAD_DIM)),
+    # a difference of two kernels (compute_scale) is bounded by nothing
+    "quantize": 3 * ROWS * COLUMNS * pl.col("implementation").str.starts_with("static_quant"),
+    "moe": FEWEST_EXPERTS * EXPERT * _bytes_of("format") + pl.when(EP == 1).then(3 * TOKENS * HIDDEN).otherwise(0.0),
+}
+SENT_BYTES: dict[str, pl.Expr] = dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), EXCHANGED)
+
+
+def peak_flops_per_us(gpu: dict[str, float | None]) -> pl.Expr:
+    """Return the fastest dense rate that the labels of a row allow on a GPU (row of ``gpus``)."""
+    sixteen_bit = max(gpu["bf16_flops_per_s"] or 0.0, gpu["fp16_flops_per_s"] or 0.0)
+    rates = {math: gpu[f"{math}_flops_per_s"] or sixteen_bit for math in ("bf16", "fp16", "fp8", "fp4", "int8")}
+    eight_bit_kv = pl.col("format").is_in(["fp8", "int8"]).fill_null(False)
+    labelled = pl.col("math").replace_strict(rates, default=max(rates.values()))
+    return (
+        pl.when(eight_bit_kv).then(pl.max_horizontal(labelled, rates["fp8"])).otherwise(labelled)
+        / MICROSECONDS_PER_SECOND
+    )
+
+
+def impossible(family: str, gpu: dict[str, float | None]) -> list[tuple[str, pl.Expr]]:
+    """Return the checks of a family on a GPU as (reason, too fast when true); none where nothing bounds it."""
+    latency, checks = pl.col("latency_us"), []
+    if family in FLOPS:
+        checks.append(("faster_than_peak", latency < TOLERANCE * FLOPS[family] / peak_flops_per_us(gpu)))
+    if family in BYTES:
+        from_memory = BYTES[family] - gpu["l2_bytes"]
+        rate = gpu["memory_bandwidth_bytes_per_s"] / MICROSECONDS_PER_SECOND
+        checks.append(("faster_than_memory", latency < TOLERANCE * from_memory / rate))
+    if family in SENT_BYTES:
+        rate = gpu["link_bytes_per_s"] / MICROSECONDS_PER_SECOND
+        checks.append(("faster_than_link", latency < TOLERANCE * SENT_BYTES[family] / rate))
+    return checks

@@ -1,0 +1,27 @@
+"""GPUs as the publishers of sweeps call them, and as the catalogue does."""
+
+from __future__ import annotations
+
+# Names that leave the edition open are not here: their rows are counted as "gpu_not_in_catalogue".
+DEVICES = {
+    "Tesla V100-PCIE-32GB": "v100_pcie",
+    "Tesla V100-SXM2-32GB": "v100_sxm",
+    "Tesla T4": "t4",
+    "NVIDIA L4": "l4",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA A10": "a10",
+    "NVIDIA A10G": "a10g",
+    "NVIDIA A30": "a30",
+    "NVIDIA A40": "a40",
+    "NVIDIA A100 80GB PCIe": "a100_pcie",
+    "NVIDIA A100-SXM4-40GB": "a100_sxm_40gb",
+    "NVIDIA A100-SXM4-80GB": "a100_sxm",
+    "NVIDIA H100 PCIe": "h100_pcie",
+    "NVIDIA H100 80GB HBM3": "h100_sxm",
+    "NVIDIA H200": "h200_sxm",
+}
+# Vidur's folders; its documentation names DGX boxes for A100 and H100
+VIDUR = {"a100": "a100_sxm", "h100": "h100_sxm", "a40": "a40", "v100": "v100_sxm"}
+# LLMServingSim's folders; H100 is the SXM board of its paper's testbed
+LLMSERVINGSIM = {"H100": "h100_sxm", "A6000": "a6000", "RTX3090": "rtx_3090", "RTX4090": "rtx_4090"}
+NOT_IN_CATALOGUE = "gpu_not_in_catalogue"

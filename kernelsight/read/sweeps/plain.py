@@ -1,0 +1,64 @@
+"""A sweep that already has the columns of ``sweep_points``: one's own measurements, or an earlier import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kernelsight.catalog.tables import contracts, facts
+from kernelsight.errors import InvalidInput, breaks_contract
+from kernelsight.read.sweeps.devices import NOT_IN_CATALOGUE
+from kernelsight.read.sweeps.points import Batch, without_family
+
+MAY_LACK = ("cv", "sm_clock_hz", "not_fitted")
+
+
+def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str] | None) -> Iterator[Batch]:
+    """Yield the points of a Parquet file, by family and GPU; the whole file's columns are checked first."""
+    if path is None:
+        raise InvalidInput("parquet needs PATH: a Parquet file with the columns of sweep_points.")
+    _check(path)
+    known = set(facts("gpus")["gpu"].to_pylist())
+    points = pl.scan_parquet(path, glob=False)
+    places = points.group_by("family", "gpu").len().sort("family", "gpu").collect()
+    for family, gpu, count in places.iter_rows():
+        if (gpus is None or gpu in gpus) and (families is None or family in families):
+            if gpu in known:
+                mine = points.filter((pl.col("family") == family) & (pl.col("gpu") == gpu)).collect()
+                yield Batch(gpu, family, _flat(mine), {})
+            else:
+                yield without_family(gpu, NOT_IN_CATALOGUE, count)
+
+
+def _check(path: Path) -> None:
+    contract = contracts()["sweep_points"]
+    try:
+        schema = pq.read_schema(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InvalidInput(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}.") from None
+    needed = [name for name in contract.column_names if name not in MAY_LACK]
+    faults = [f"missing column {name}" for name in needed if name not in schema.names]
+    faults += [f"unknown column {name}" for name in schema.names if name not in contract.column_names]
+    for name in set(needed) & set(schema.names):
+        expected, found = contract.schema.field(name).type, schema.field(name).type
+        if pa.types.is_struct(expected) and not pa.types.is_struct(found):
+            faults.append(f"column {name} is {found}, not a struct of sizes")
+    if faults:
+        raise breaks_contract("sweep_points", faults, str(path))
+
+
+def _flat(points: pl.DataFrame) -> pl.DataFrame:
+    rows = points.drop("family", "gpu").unnest("shape")
+    sizes = [name for name in rows.columns if rows[name].null_count() < rows.height or name in points.columns]
+    strays = [
+        name
+        for name in set(rows.columns) - set(points.columns)
+        if name not in contracts()["sweep_points"].schema.field("shape").type.names
+    ]
+    if strays:
+        raise breaks_contract("sweep_points", [f"shape has the unknown field {name}" for name in sorted(strays)])
+    return rows.select(sizes).with_columns(pl.lit(1.0).alias("weight"), pl.lit(None, pl.String).alias("reason"))

@@ -1,0 +1,138 @@
+"""Measured kernels on their way into ``sweep_points``: flat batches of one family on one GPU, each row with a verdict.
+
+A reader yields batches. ``reason`` is null while a row is sound; the first reason found stays. ``weight`` is the share
+of a file's row that a measurement stands for, so that rows read = rows kept + rows rejected also where one row of a
+file holds two measurements.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+import pyarrow as pa
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.errors import InvalidInput
+
+SHAPE = tuple(field.name for field in contracts()["sweep_points"].schema.field("shape").type)
+LABELS = ("engine", "engine_version", "kernel_source", "dtype", "format", "math", "distribution")
+LATENCY_DECIMALS = 6  # a picosecond: below any clock, above the last bits of a unit conversion
+
+
+class Batch(NamedTuple):
+    """Measurements of one family on one GPU: ``LABELS``, the fields of ``SHAPE`` that the family has, latency_us,
+    source, weight, reason. A table that no family can hold has family "" and no rows, only ``dropped`` by reason."""
+
+    gpu: str
+    family: str
+    rows: pl.DataFrame
+    dropped: dict[str, int]
+
+
+# (PATH or None, GPUs or None for all, families or None for all) -> batches, by family and GPU
+Reader = Callable[[Path | None, frozenset[str] | None, frozenset[str] | None], Iterator[Batch]]
+
+
+def first_reason(rows: pl.DataFrame, *checks: tuple[str, pl.Expr]) -> pl.DataFrame:
+    """Give each row without a reason the first of ``checks`` (reason, bad when true) that it fails; null passes.
+
+    >>> rows = pl.DataFrame({"m": [0, 4], "reason": [None, None]}, schema={"m": pl.Int64, "reason": pl.String})
+    >>> first_reason(rows, ("empty_shape", pl.col("m") < 1))["reason"].to_list()
+    ['empty_shape', None]
+    """
+    verdicts = [pl.when(bad.fill_null(False)).then(pl.lit(reason)) for reason, bad in checks]
+    return rows.with_columns(pl.coalesce("reason", *verdicts).alias("reason"))
+
+
+def merged(rows: pl.DataFrame) -> pl.DataFrame:
+    """Merge repeats of a whole key: median latency, how many, and standard deviation by mean (null where there is one).
+
+    Points that state their own ``samples`` and ``cv`` keep them. Rows come out in the order of their key, so that equal
+    input gives equal bytes.
+    """
+    labels = [name for name in rows.columns if name in {"implementation", "not_fitted", *LABELS}]
+    key = [*labels, *(name for name in SHAPE if name in rows.columns)]
+    ordered = rows.sort([*key, "latency_us", "source"], nulls_last=True)
+    latency = pl.col("latency_us")
+    spread = (latency.std() / latency.mean()).round(LATENCY_DECIMALS)
+    stated = {name for name in ("samples", "cv", "sm_clock_hz") if name in rows.columns}
+    return ordered.group_by(key, maintain_order=True).agg(
+        latency.median().round(LATENCY_DECIMALS),
+        (pl.col("samples").sum() if "samples" in stated else pl.len().cast(pl.Int64)).alias("samples"),
+        (pl.coalesce(spread, pl.col("cv").first()) if "cv" in stated else spread).alias("cv"),
+        *([pl.col("sm_clock_hz").median()] if "sm_clock_hz" in stated else []),
+        pl.col("source").first(),
+    )
+
+
+def to_contract(rows: pl.DataFrame, gpu: str, family: str) -> pa.Table:
+    """Return merged rows as an Arrow table in the columns and types of ``sweep_points``."""
+    schema = contracts()["sweep_points"].schema
+    fields = [pl.col(name) if name in rows.columns else pl.lit(None, pl.Int64).alias(name) for name in SHAPE]
+    known = rows.with_columns(
+        pl.lit(gpu).alias("gpu"), pl.lit(family).alias("family"), pl.struct(fields).alias("shape")
+    )
+    absent = [pl.lit(None).alias(field.name) for field in schema if field.name not in known.columns]
+    return known.with_columns(absent).select(schema.names).to_arrow().cast(schema)
+
+
+def joined(parts: Iterable[Batch]) -> Iterator[Batch]:
+    """Join the parts of each (family, GPU) and yield them in that order; those without a family come last."""
+    rows: dict[tuple[str, str], list[pl.DataFrame]] = {}
+    dropped: dict[tuple[str, str], Counter[str]] = {}
+    for part in parts:
+        if part.rows.height:
+            rows.setdefault((part.family, part.gpu), []).append(part.rows)
+        dropped.setdefault((part.family, part.gpu), Counter()).update(part.dropped)
+    for family, gpu in sorted(dropped, key=lambda place: (place[0] == "", place)):
+        frames = rows.get((family, gpu), [])
+        table = pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
+        if frames or dropped[family, gpu]:
+            yield Batch(gpu, family if frames else "", table, dict(dropped[family, gpu]))
+
+
+def without_family(gpu: str, reason: str, count: int) -> Batch:
+    """Return ``count`` rows of a file that no family takes."""
+    return Batch(gpu, "", pl.DataFrame(), {reason: count} if count else {})
+
+
+def measured(
+    rows: pl.DataFrame,
+    shape: Mapping[str, pl.Expr],
+    labels: Mapping[str, str | pl.Expr],
+    latency_us: pl.Expr,
+) -> pl.DataFrame:
+    """Return the rows of a file as flat measurements; labels that are left out are null."""
+    stated = {name: pl.lit(value) if isinstance(value, str) else value for name, value in labels.items()}
+    absent = {name: pl.lit(None, pl.String) for name in LABELS if name not in stated}
+    return rows.select(
+        *(value.cast(pl.String).alias(name) for name, value in (stated | absent).items()),
+        *(value.cast(pl.Int64).alias(name) for name, value in shape.items()),
+        latency_us.cast(pl.Float64).alias("latency_us"),
+        pl.lit(1.0).alias("weight"),
+        pl.lit(None, pl.String).alias("reason"),
+    )
+
+
+def csv_files(root: Path, name: str, publisher: str) -> list[Path]:
+    """Return the CSV files ``name`` (a pattern) at or below ``root`` in order; InvalidInput where there is none."""
+    files = [root] if root.is_file() else sorted(root.rglob(name))
+    if not files:
+        raise InvalidInput(f"{root} holds no sweep of {publisher}: looked for {name} in it and below it.")
+    return files
+
+
+def read_csv(file: Path, needed: Iterable[str], publisher: str) -> pl.DataFrame:
+    """Read a CSV with a header; InvalidInput lists every column of ``needed`` that it lacks."""
+    try:
+        rows = pl.read_csv(file, infer_schema_length=None, glob=False)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise InvalidInput(f"{file} cannot be read as CSV: {str(error).splitlines()[0]}.") from None
+    lacking = [name for name in needed if name not in rows.columns]
+    if lacking:
+        raise InvalidInput(f"{file} is not a sweep of {publisher}: it lacks the columns {', '.join(lacking)}.")
+    return rows

@@ -1,0 +1,14 @@
+"""The publishers whose sweeps can be imported, by the name that ``calibrate import`` takes."""
+
+from __future__ import annotations
+
+from kernelsight.read.sweeps import aiconfigurator, llmservingsim, neusight, plain, vidur
+from kernelsight.read.sweeps.points import Reader
+
+READERS: dict[str, Reader] = {
+    "aiconfigurator": aiconfigurator.read,
+    "neusight": neusight.read,
+    "vidur": vidur.read,
+    "llmservingsim": llmservingsim.read,
+    "parquet": plain.read,
+}

@@ -1,0 +1,38 @@
+"""Rows that share their words: the different combinations of string columns, and each row's number among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def combinations(table: pa.Table, names: Sequence[str]) -> tuple[list[dict[str, str | None]], np.ndarray]:
+    """Return the different combinations of the named columns, in order of their words, and the number of each row's.
+
+    >>> combinations(pa.table({"gpu": ["b", "a", "b"], "engine": ["x", "x", "x"]}), ["gpu", "engine"])
+    ([{'gpu': 'a', 'engine': 'x'}, {'gpu': 'b', 'engine': 'x'}], array([1, 0, 1]))
+    """
+    codes = np.zeros(table.num_rows, dtype=np.int64)
+    words: list[list[str | None]] = []
+    for name in names:
+        encoded = table[name].combine_chunks()
+        if not pa.types.is_dictionary(encoded.type):
+            encoded = pc.dictionary_encode(encoded, null_encoding="encode")
+        found = encoded.dictionary.to_pylist()
+        order = sorted(range(len(found)), key=lambda at: (found[at] is not None, found[at] or ""))
+        rank = np.empty(len(found), dtype=np.int64)
+        rank[order] = np.arange(len(found))
+        codes = codes * max(len(found), 1) + rank[encoded.indices.to_numpy(zero_copy_only=False)]
+        words.append([found[at] for at in order])
+    kept, inverse = np.unique(codes, return_inverse=True)
+    rows = []
+    for code in kept.tolist():
+        row = {}
+        for name, among in zip(reversed(names), reversed(words), strict=True):
+            code, at = divmod(code, len(among))
+            row[name] = among[at]
+        rows.append({name: row[name] for name in names})
+    return rows, inverse.reshape(-1)
