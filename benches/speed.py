@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import pyarrow as pa
 
-from kernelsight.roofline.latency import FAMILIES, latencies
+from kernelsight.roofline.families import FORMS
+from kernelsight.roofline.latency import latencies
 from kernelsight.session import Session, connect
 
 MODELS = (
@@ -27,7 +28,9 @@ MODELS = (
 )
 GPUS = ("h100_sxm", "h200_sxm", "b200_sxm", "gb200", "b300_sxm")
 ENGINES = ("vllm", "sglang")
-PRICES = ("deployment_settings", "gpus", "fabrics", "eta_coefficients")
+PRICES = ("deployment_settings", "gpus", "fabrics", "eta_coefficients", "kernel_implementations")
+# families that sweeps hold but that no model of the catalogue launches
+NOT_LOWERED = {"encoder_attention"}
 
 
 def deployments(count: int) -> pa.Table:
@@ -87,7 +90,7 @@ def expression_measurements(repeats: int) -> list[dict[str, Any]]:
     """Time the expressions, Arrow in and Arrow out, over the calls at the knots of 50 deployments."""
     jax.devices()  # starting JAX is not compiling
     with fresh(50) as session:
-        calls = {family: session.table(f"{family}_calls") for family in FAMILIES}
+        calls = {family: session.table(f"{family}_calls") for family in FORMS if family not in NOT_LOWERED}
         prices = [session.table(name) for name in PRICES]
     mixed = {family: table for family, table in calls.items() if table.num_rows}
     found = []

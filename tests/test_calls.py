@@ -13,6 +13,8 @@ import kernelsight as ks
 from kernelsight.cli import main
 from kernelsight.errors import KernelSightError
 from kernelsight.predict import predict_calls, predict_step
+from kernelsight.read.calls import read_calls
+from kernelsight.roofline.calls import family_table
 
 GEMM = {
     "family": "gemm",
@@ -50,6 +52,68 @@ def test_a_step_s_calls_have_the_step_s_latencies_in_the_file_s_order(model: str
         assert (row["bound"], row["family"], row["count"]) == (wanted["bound"], wanted["family"], wanted["count"])
 
 
+CHUNK = {"batch": 2, "new_tokens": 300, "cached_tokens": 50, "heads": 32, "kv_heads": 8, "head_dim": 128}
+TOKEN = {"batch": 8, "context": 1000, "heads": 32, "kv_heads": 8, "head_dim": 128}
+EXPERTS = {"tokens": 16, "hidden": 512, "intermediate": 256, "experts": 8, "top_k": 2, "moe_ep": 2}
+WORK = {"math": "bf16", "flops": 1e9, "bytes": 1e6}
+
+
+def latency(tmp_path: Path, *rows: dict) -> list[float]:
+    """Return the latencies of rows of a file on an H100."""
+    with ks.connect() as session:
+        return predict_calls(session, str(write(tmp_path, list(rows))), "h100_sxm", None)["latency_us"].to_pylist()
+
+
+@pytest.mark.parametrize(("family", "shape"), [("prefill_attention", CHUNK), ("decode_attention", TOKEN)])
+def test_attention_without_a_window_sees_all_and_its_cache_has_the_format_of_its_arithmetic(
+    family: str, shape: dict, tmp_path: Path
+) -> None:
+    row = {"family": family, **WORK, "shape": shape, "format": None}
+    stated = {**row, "shape": {**shape, "window": 0}, "format": "bf16"}
+    narrow = {**stated, "shape": {**shape, "window": 16}}
+    left_out, full, window = latency(tmp_path, row, stated, narrow)
+    assert left_out == full
+    assert window != full
+
+
+def test_the_pairs_of_a_prompt_are_those_of_its_triangle_and_window(tmp_path: Path) -> None:
+    """300 new tokens over 50 cached ones see 2 x (300 x 50 + 300 x 301 / 2); with a window of 100, 50 of them grow."""
+    for window, pairs in ((0, 2 * (300 * 50 + 300 * 301 // 2)), (100, 2 * (50 * 50 + 50 * 51 // 2 + 250 * 100))):
+        shape = {**CHUNK, "window": window}
+        with ks.connect() as session:
+            calls = read_calls(
+                write(tmp_path, [{"family": "prefill_attention", **WORK, "shape": shape}]),
+                "h100_sxm",
+                session.graph.known("kernel_calls"),
+            )
+        assert family_table("prefill_attention", calls)["visible_pairs"].to_pylist() == [pairs]
+
+
+def test_an_encoder_sees_every_pair_and_needs_neither_cache_nor_window(tmp_path: Path) -> None:
+    shape = {"batch": 2, "new_tokens": 300, "heads": 16, "head_dim": 64}
+    row = {"family": "encoder_attention", **WORK, "shape": shape}
+    with ks.connect() as session:
+        calls = read_calls(write(tmp_path, [row]), "h100_sxm", session.graph.known("kernel_calls"))
+    assert family_table("encoder_attention", calls)["visible_pairs"].to_pylist() == [2 * 300 * 300]
+    few, many = latency(tmp_path, row, {**row, "shape": {**shape, "batch": 200}, "flops": 1e11, "bytes": 1e8})
+    assert 0.0 < few < many
+
+
+def test_sparse_attention_states_its_pairs_and_moe_the_experts_of_one_gpu(tmp_path: Path) -> None:
+    shape = {"queries": 100, "pairs": 100_000, "heads": 64, "width": 128}
+    sparse = {"family": "sparse_attention", **WORK, "shape": shape}
+    moe = {"family": "moe", **WORK, "shape": EXPERTS}
+    with ks.connect() as session:
+        calls = read_calls(write(tmp_path, [sparse, moe]), "h100_sxm", session.graph.known("kernel_calls"))
+    assert family_table("sparse_attention", calls.slice(0, 1))["visible_pairs"].to_pylist() == [100_000]
+    [row] = family_table("moe", calls.slice(1)).to_pylist()
+    assert row["local_experts"] == 8
+    assert row["active_experts"] == pytest.approx(8 * (1 - (1 - 2 / 16) ** 16))
+    more_pairs = {**sparse, "shape": {**shape, "pairs": 10_000_000}, "flops": 1e11}
+    less, more = latency(tmp_path, sparse, more_pairs)
+    assert less < more
+
+
 def test_what_may_be_left_out_is_filled(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = write(
         tmp_path, [GEMM, {**GEMM, "shape": {"m": 4096, "n": 1024, "k": 512}, "flops": 2.0 * 4096 * 1024 * 512}]
@@ -77,6 +141,14 @@ def test_a_file_is_written_whole_and_the_number_of_rows_noted(tmp_path: Path, ca
         ({"extra": 1}, "unknown column extra."),
         ({"family": "gem"}, "unknown kernel family 'gem'. Did you mean gemm or batched_gemm?"),
         ({"shape": {"m": 16, "n": 4}}, "1 gemm calls lack the shape field k"),
+        ({"family": "prefill_attention", "shape": {**CHUNK, "head_dim": None}}, "lack the shape field head_dim"),
+        (
+            {"family": "prefill_attention", "shape": {**CHUNK, "cached_tokens": None}},
+            "lack the shape field cached_tokens",
+        ),
+        ({"family": "prefill_attention", "shape": {**CHUNK, "window": -1}}, "has window = -1; give positive sizes."),
+        ({"family": "sparse_attention", "shape": {"queries": 1, "heads": 1, "width": 1}}, "lack the shape field pairs"),
+        ({"family": "moe", "shape": {**EXPERTS, "experts": None}}, "1 moe calls lack the shape field experts"),
         ({"shape": {"m": 16, "n": 4, "k": 4, "q": 1}}, "shape has the unknown fields q; known are "),
         ({"shape": {"m": 0, "n": 4, "k": 4}}, "a gemm call has m = 0; give positive sizes."),
         ({"shape": {"m": 2**60, "n": 4, "k": 4}}, f"a gemm call has m = {2**60}; give at most {2**53}."),

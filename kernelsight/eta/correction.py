@@ -1,13 +1,13 @@
 """The correction of a measured GPU: a small network that explains what the physics leaves of its sweep, log-wise.
 
-latency = head x exp(delta), |delta| <= ln 2; delta = fade x ln 2 x tanh(net / ln 2), where net is two tanh layers over
-:mod:`kernelsight.eta.features` with a bias of its own for each kernel (engine, implementation, dtype). Features are held
-inside the range of the sweep, and delta fades to nothing with the octaves that a call lies outside it.
+latency = head x exp(delta), delta = strength x fade x net, |net| <= ln 4, where net is two tanh layers over
+:mod:`kernelsight.eta.features` with a bias of its own for each kernel (engine, implementation, dtype). Features are held inside the range of the sweep, and delta fades with the octaves that a call lies outside it.
 
-How it is fitted: several wider teachers see the target's sites and the whole sweeps of other GPUs, each without one
-fold of the target's sites; the network that ships learns their mean (distillation, Hinton et al. 2015, arXiv
-1503.02531). What each teacher makes of the fold it has not seen is the error to expect at a site that was not measured
-(cross-validation+, Barber et al. 2021, arXiv 1905.02928), free of a further fit.
+How it is fitted: teachers learn the GPU's rows, each without one fold of its sites. What each makes of the fold it has
+not seen is the error to expect at a site that was not measured (cross-validation+, Barber et al. 2021, arXiv
+1905.02928); where that is no better than the head alone, the kernel's strength shrinks its correction. Then they see
+all rows, and the network that ships learns their mean (distillation, Hinton et al. 2015, arXiv 1503.02531) at the
+measured shapes, between them, and at the shapes that other GPUs measured.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-MOST = math.log(2.0)
+# physics misses some measured kernels by more than a factor of two, and their sweep tells
+MOST = math.log(4.0)
 # octaves outside the measured range at which a correction has lost half of its effect
 FADE_OCTAVES = 1.0
-TEACHERS, TEACHER_WIDTH, STUDENT_WIDTH = 5, 64, 40
-TEACHER_STEPS, STUDENT_STEPS, BATCH = 4000, 6000, 512
-# rows of the target count as several of another GPU
-OWN_ROWS = 3
+TEACHERS, FOLD_STEPS, TEACHER_STEPS, STUDENT_STEPS = 4, 4000, 5000, 10000
+WIDTH, BATCH = 64, 512
 LEARNING_RATE, DECAY = 5e-3, 1e-3
 # log error below which rows do not differ: their noise
 NOISE = 0.03
+# rows from which a training takes all of its steps
+MANY_ROWS = 8000
+# numbers that each kernel has of its own
+BY_NODE = ("first_bias", "last_bias", "strength")
 
 
 class Network(NamedTuple):
@@ -43,10 +46,11 @@ class Network(NamedTuple):
     second_bias: Any  # (H,)
     last: Any  # (H,)
     last_bias: Any  # (N,)
+    strength: Any  # (N,) share of the correction that holds at sites that were not measured
 
 
 class Fit(NamedTuple):
-    """A fitted network, its kernels in the order of their nodes, and each own row's error at a site not seen."""
+    """A fitted network, its kernels in the order of their nodes, and each row's log error as if its site were unseen."""
 
     network: Network
     nodes: list[str]
@@ -59,12 +63,16 @@ def correction(xp: Any, features: Any, node: Any, network: Network) -> Any:
     ``features``: (rows, F); ``node``: int, one a row or one for all.
     """
     held = xp.clip(features, network.low, network.high)
-    octaves = (xp.abs(features - held) * network.matter).max(axis=1)
     hidden = xp.tanh(held @ network.first + network.first_bias[node])
     hidden = xp.tanh(hidden @ network.second + network.second_bias)
     net = hidden @ network.last + network.last_bias[node]
-    fade = 1.0 / (1.0 + (octaves / FADE_OCTAVES) ** 2)
-    return xp.where(node >= 0, fade * MOST * xp.tanh(net / MOST), 0.0)
+    fade = 1.0 / (1.0 + (outside(xp, features, network) / FADE_OCTAVES) ** 2)
+    return xp.where(node >= 0, network.strength[node] * fade * xp.clip(net, -MOST, MOST), 0.0)
+
+
+def outside(xp: Any, features: Any, network: Network) -> Any:
+    """Return the octaves by which each row lies outside of the measured sizes, in the size where they are most."""
+    return (xp.abs(features - xp.clip(features, network.low, network.high)) * network.matter).max(axis=1)
 
 
 def fit_correction(
@@ -76,46 +84,45 @@ def fit_correction(
     sites: np.ndarray,
     matter: np.ndarray,
 ) -> Fit:
-    """Fit the correction of ``target`` to log(measured / head) of its own rows and of other GPUs'. Deterministic.
+    """Fit the correction of ``target`` to log(measured / head) of its rows; deterministic.
 
-    ``features``: (rows, F); ``kernels``, ``gpus``: words of each row; ``sites``: number of each row's site, held out
-    together; ``matter``: (F,), see :class:`Network`.
+    ``features``: (rows, F); ``kernels``: "engine|implementation|dtype" and ``gpus``: GPU of each row, of which those of
+    other GPUs lend their shapes alone; ``sites``: number of each row's site, held out together; ``matter``: (F,), see
+    :class:`Network`. ``unseen_error`` has the rows of ``target``.
     """
     own = np.asarray(gpus) == target
-    nodes, kernel = np.unique(np.asarray(kernels), return_inverse=True)
-    gpu_names, gpu = np.unique(np.asarray(gpus), return_inverse=True)
-    of_kernel, of_gpu = _words(nodes), np.eye(len(gpu_names))
-    centre, scale = features[own].mean(axis=0), np.maximum(features.std(axis=0), 1e-3)
-    inputs = ((features - centre) / scale).astype(np.float32)
-    goal = np.clip(log_ratio, -2.0 * MOST, 2.0 * MOST).astype(np.float32)
-    words = np.concatenate([of_kernel[kernel], of_gpu[gpu]], axis=1).astype(np.float32)
-    fold = _folds(sites, own, TEACHERS)
-    weight = np.where(own, float(OWN_ROWS), 1.0)
-    chosen = np.stack([weight * (fold != member) for member in range(TEACHERS)])
-    steps = _steps(TEACHER_STEPS, features.shape[0])
-    teachers = _train(inputs, words, np.tile(goal, (TEACHERS, 1)), chosen, TEACHER_WIDTH, steps, seed=0)
-    answers = _answers(teachers, inputs[own], words[own])
-    fold_own = fold[own]
-    unseen = np.where(fold_own >= 0, answers[np.maximum(fold_own, 0), np.arange(own.sum())], answers.mean(axis=0))
-    inside, between = _between(inputs[own], words[own])
-    lessons = _answers(teachers, inside, between).mean(axis=0)
-    steps = _steps(STUDENT_STEPS, features.shape[0])
-    student = _train(inside, between, lessons[None], np.ones((1, len(inside))), STUDENT_WIDTH, steps, seed=1)
-    mine = np.unique(kernel[own])
-    here = np.tile(of_gpu[gpu_names == target], (mine.size, 1))
-    network = _folded(student, centre, scale, np.concatenate([of_kernel[mine], here], axis=1), features, matter)
-    bounded = MOST * np.tanh(unseen / MOST)
-    return Fit(network, nodes[mine].tolist(), log_ratio[own] - bounded)
+    kernels, other_features = np.asarray(kernels), features[~own]
+    nodes, node = np.unique(kernels[own], return_inverse=True)
+    features, log_ratio, fold = features[own], log_ratio[own], _folds(sites[own], TEACHERS)
+    centre, scale = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-3)
+    inputs, words = _scaled(features, centre, scale), _words(nodes)
+    share = min(max(inputs.shape[0] / MANY_ROWS, 0.25), 1.0)
+    goals = np.tile(np.clip(log_ratio, -MOST, MOST), (TEACHERS, 1))
+    chosen = np.stack([fold != member for member in range(TEACHERS)]).astype(float)
+    teachers = _train(inputs, words[node], goals, chosen, int(FOLD_STEPS * share), seed=0)
+    answers = np.clip(_answers(teachers, inputs, words[node]), -MOST, MOST)
+    unseen = np.where(fold >= 0, answers[fold, np.arange(fold.size)], answers.mean(axis=0))
+    strength = np.array([_strength(log_ratio[node == at], unseen[node == at]) for at in range(nodes.size)])
+    teachers = _train(inputs, words[node], goals, np.ones_like(chosen), int(TEACHER_STEPS * share), 1, teachers)
+    inside, inside_node = _between(inputs, node)
+    lent = _lent_nodes(kernels[~own], nodes)
+    asked = np.concatenate([inputs, inside, np.clip(_scaled(other_features, centre, scale), -4.0, 4.0)])
+    asked_words = words[np.concatenate([node, inside_node, lent])]
+    lessons = _answers(teachers, asked, asked_words).mean(axis=0)[None]
+    student = _train(asked, asked_words, lessons, np.ones_like(lessons), int(STUDENT_STEPS * share), seed=2)
+    network = _folded(student, centre, scale, words)._replace(
+        low=features.min(axis=0), high=features.max(axis=0), matter=np.asarray(matter, dtype=float), strength=strength
+    )
+    return Fit(network, nodes.tolist(), log_ratio - strength[node] * unseen)
 
 
 def correction_rows(family: str, gpu: str, fit: Fit, source: str) -> list[dict]:
-    """Return a fit as ``eta_coefficients`` rows: every number of the network, rounded to 11 bits as float16 holds them."""
+    """Return a fit as ``eta_coefficients`` rows: every number of the network, with the 11 bits of a float16."""
     rows = []
     for name, values in fit.network._asdict().items():
         values = np.asarray(values, dtype=np.float16).astype(float)
-        by_node = name in ("first_bias", "last_bias")
-        for number, part in enumerate(values if by_node else [values]):
-            engine, implementation, dtype = fit.nodes[number].split("|") if by_node else (None, None, None)
+        for number, part in enumerate(values if name in BY_NODE else [values]):
+            engine, implementation, dtype = fit.nodes[number].split("|") if name in BY_NODE else (None, None, None)
             rows += [
                 {
                     "family": family, "part": "correction", "level": "gpu", "gpu": gpu, "engine": engine,
@@ -128,68 +135,136 @@ def correction_rows(family: str, gpu: str, fit: Fit, source: str) -> list[dict]:
 
 
 def network_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Network, list[str]]:
-    """Return the network that the correction rows of one (family, GPU) hold, and its kernels as engine|implementation|dtype."""
+    """Return the network that the correction rows of one (family, GPU) hold, and its kernels in order of their nodes."""
     parts: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for row in rows:
         kernel = "|".join(row[name] or "" for name in ("engine", "implementation", "dtype"))
         parts.setdefault((row["coefficient"], kernel), []).append((row["position"], row["value"]))
     arrays = {key: np.array([value for _, value in sorted(found)]) for key, found in parts.items()}
     nodes = sorted(kernel for name, kernel in arrays if name == "last_bias")
-    whole = {name: values for (name, kernel), values in arrays.items() if kernel == "||"}
+    whole = {name: values for (name, kernel), values in arrays.items() if name not in BY_NODE}
     hidden = whole["second_bias"].size
     whole["first"] = whole["first"].reshape(-1, hidden)
     whole["second"] = whole["second"].reshape(hidden, hidden)
     whole["first_bias"] = np.stack([arrays["first_bias", kernel] for kernel in nodes])
-    whole["last_bias"] = np.concatenate([arrays["last_bias", kernel] for kernel in nodes])
+    for name in ("last_bias", "strength"):
+        whole[name] = np.concatenate([arrays[name, kernel] for kernel in nodes])
     return Network(**whole), nodes
 
 
 def _words(nodes: np.ndarray) -> np.ndarray:
-    """Return (kernels, words): 1 for the engine, the implementation, the dtype of a kernel, and for itself."""
+    """Return (kernels, words): 1 for the engine, the implementation and the dtype of a kernel, and for itself."""
     parts = np.array([node.split("|") for node in nodes])
-    return np.concatenate([parts[:, [at]] == np.unique(parts[:, at]) for at in range(3)] + [np.eye(len(nodes))], axis=1)
+    shared = [parts[:, [at]] == np.unique(parts[:, at]) for at in range(3)]
+    return np.concatenate([*shared, np.eye(len(nodes))], axis=1).astype(np.float32)
 
 
-def _folds(sites: np.ndarray, own: np.ndarray, folds: int) -> np.ndarray:
-    """Number the fold of each own row's site; -1 for rows of other GPUs, and for all where sites are too few to spare."""
-    fold = np.full(own.size, -1)
-    _, numbered = np.unique(sites[own], return_inverse=True)
-    if numbered.size and numbered.max() + 1 >= 2 * folds:
-        fold[own] = np.random.default_rng(0).permutation(numbered.max() + 1)[numbered] % folds
-    return fold
+def _scaled(features: np.ndarray, centre: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    return ((features - centre) / scale).astype(np.float32)
 
 
-def _between(inputs: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows, and as many points on the lines between pairs of rows of one kernel: where a student asks its teachers."""
+def _folds(sites: np.ndarray, folds: int) -> np.ndarray:
+    """Number the fold of each row's site; -1 for all where sites are too few to spare any."""
+    numbers, numbered = np.unique(sites, return_inverse=True)
+    if numbers.size < 2 * folds:
+        return np.full(sites.size, -1)
+    return np.random.default_rng(0).permutation(numbers.size)[numbered] % folds
+
+
+def _strength(log_ratio: np.ndarray, unseen: np.ndarray) -> float:
+    """Share of a correction that leaves the least absolute error at sites that it has not seen."""
+    shares = np.linspace(0.0, 1.0, 11)
+    return float(shares[np.argmin([np.abs(log_ratio - share * unseen).mean() for share in shares])])
+
+
+def _between(inputs: np.ndarray, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return as many points as rows, each between two rows of one kernel, and their nodes."""
     random = np.random.default_rng(0)
-    _, alike = np.unique(words, axis=0, return_inverse=True)
-    order = np.lexsort((random.random(len(words)), alike.ravel()))
-    other = np.empty(len(words), dtype=int)
+    order = np.lexsort((random.random(node.size), node))
+    other = np.empty(node.size, dtype=int)
     other[order] = np.roll(order, 1)
-    other = np.where((words == words[other]).all(axis=1), other, np.arange(len(words)))
-    share = random.random((len(words), 1)).astype(np.float32)
-    return np.concatenate([inputs, inputs + share * (inputs[other] - inputs)]), np.concatenate([words, words])
+    share = random.random((node.size, 1)).astype(np.float32) * (node == node[other])[:, None]
+    return inputs + share * (inputs[other] - inputs), node
 
 
-def _folded(
-    student: list, centre: np.ndarray, scale: np.ndarray, words: np.ndarray, seen: np.ndarray, matter: np.ndarray
-) -> Network:
+def _lent_nodes(kernels: np.ndarray, nodes: np.ndarray) -> np.ndarray:
+    """Return the node of each shape that another GPU measured: the same kernel's, or where there is none, any in turn."""
+    place = {node: number for number, node in enumerate(nodes.tolist())}
+    return np.array([place.get(kernel, row % nodes.size) for row, kernel in enumerate(kernels.tolist())], dtype=int)
+
+
+def _folded(student: Any, centre: np.ndarray, scale: np.ndarray, words: np.ndarray) -> Network:
     """Fold the scaling of the features, and the words of each node, into the first layer and the biases."""
-    (first, bias), (second, second_bias), (last, last_bias), direct = [
-        tuple(np.asarray(part[0], dtype=float) for part in pair) for pair in student
+    (first, bias), (second, second_bias), (last, last_bias), (direct,) = [
+        tuple(np.asarray(part[0], dtype=float) for part in layer) for layer in student
     ]
     features = centre.size
-    kernel_bias = bias.ravel() + words @ first[features:] - (centre / scale) @ first[:features]
     return Network(
-        seen.min(axis=0), seen.max(axis=0), np.asarray(matter, dtype=float),
-        first[:features] / scale[:, None], kernel_bias, second, second_bias.ravel(),
-        last.ravel(), last_bias.ravel() + (words @ direct[0]).ravel(),
+        low=None, high=None, matter=None,
+        first=first[:features] / scale[:, None],
+        first_bias=bias.ravel() + words @ first[features:] - (centre / scale) @ first[:features],
+        second=second, second_bias=second_bias.ravel(), last=last.ravel(),
+        last_bias=last_bias.ravel() + (words @ direct).ravel(), strength=None,
     )  # fmt: skip
 
 
-def _steps(most: int, rows: int) -> int:
-    """Steps of a training: few rows need fewer."""
-    return int(np.clip(most * rows / 20_000, most / 4, most))
+def _train(
+    inputs: np.ndarray,
+    words: np.ndarray,
+    goals: np.ndarray,
+    chosen: np.ndarray,
+    steps: int,
+    seed: int,
+    start: Any = None,
+) -> Any:
+    """Train one network a row of ``goals`` (members, rows), drawing rows in proportion to ``chosen``; return them."""
+    random = np.random.default_rng(seed)
+    members = goals.shape[0]
+    first = _untrained(random, members, inputs.shape[1], words.shape[1]) if start is None else start
+    # by inverse transform: which row each step reads does not hang on a compiler
+    ladder = np.cumsum(chosen, axis=1)
+    level = random.random((steps, members, BATCH)) * ladder[:, -1][:, None]
+    draws = np.stack([np.searchsorted(ladder[m], level[:, m], side="right") for m in range(members)], axis=1)
+    draws = np.minimum(draws, inputs.shape[0] - 1).astype(np.int32)
+    return _compiled_training(steps)(first, draws, inputs, words, goals.astype(np.float32))
+
+
+def _untrained(random: np.random.Generator, members: int, features: int, words: int) -> list[tuple]:
+    shapes = ((features + words, WIDTH), (WIDTH, WIDTH), (WIDTH, 1))
+    layers = [
+        (
+            (random.standard_normal((members, *shape)) / math.sqrt(shape[0])).astype(np.float32),
+            np.zeros((members, 1, shape[1]), np.float32),
+        )
+        for shape in shapes
+    ]
+    return [*layers, (np.zeros((members, words, 1), np.float32),)]
+
+
+@cache
+def _compiled_training(steps: int) -> Any:
+    """Return the compiled training of that many steps: AdamW under one cycle of the learning rate."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    optimiser = optax.adamw(optax.cosine_onecycle_schedule(steps, LEARNING_RATE, 0.1), weight_decay=DECAY)
+
+    def loss(members: Any, inputs: Any, words: Any, goals: Any) -> Any:
+        # smooth absolute error: what the median of the relative error asks for, rounded off within the noise
+        return jnp.mean(jnp.sqrt((_net(members, inputs, words) - goals) ** 2 + NOISE**2))
+
+    def run(members: Any, draws: Any, inputs: Any, words: Any, goals: Any) -> Any:
+        def step(state: Any, drawn: Any) -> Any:
+            members, memory = state
+            picked = jnp.take_along_axis(goals, drawn, axis=1)
+            slopes = jax.grad(loss)(members, inputs[drawn], words[drawn], picked)
+            change, memory = optimiser.update(slopes, memory, members)
+            return (optax.apply_updates(members, change), memory), None
+
+        return jax.lax.scan(step, (members, optimiser.init(members)), draws)[0][0]
+
+    return jax.jit(run)
 
 
 def _answers(members: Any, inputs: np.ndarray, words: np.ndarray) -> np.ndarray:
@@ -211,53 +286,3 @@ def _net(members: Any, inputs: Any, words: Any) -> Any:
     hidden = jnp.tanh(jnp.concatenate([inputs, words], axis=-1) @ first + first_bias)
     hidden = jnp.tanh(hidden @ second + second_bias)
     return (hidden @ last + last_bias + words @ direct)[..., 0]
-
-
-def _train(
-    inputs: np.ndarray, words: np.ndarray, goals: np.ndarray, chosen: np.ndarray, width: int, steps: int, seed: int
-) -> Any:
-    """Train one network a row of ``goals`` (members, rows), drawing rows in proportion to ``chosen``; return them."""
-    import jax
-    import jax.numpy as jnp
-
-    members, features = goals.shape[0], inputs.shape[1] + words.shape[1]
-    keys = jax.random.split(jax.random.key(seed), 3)
-
-    def layer(key: Any, ins: int, outs: int) -> tuple:
-        return jax.random.normal(key, (members, ins, outs)) / math.sqrt(ins), jnp.zeros((members, 1, outs))
-
-    start = [
-        layer(keys[0], features, width), layer(keys[1], width, width), layer(keys[2], width, 1),
-        (jnp.zeros((members, words.shape[1], 1)),),
-    ]  # fmt: skip
-    # rows of each step, drawn beforehand by inverse transform: the same for equal data
-    ladder = np.cumsum(chosen, axis=1)
-    random = np.random.default_rng(seed).random((steps, members, BATCH))
-    draws = np.stack([np.searchsorted(ladder[m], random[:, m] * ladder[m, -1]) for m in range(members)], axis=1)
-    draws = np.minimum(draws, inputs.shape[0] - 1).astype(np.int32)
-    return _compiled_training(steps)(start, draws, inputs, words, goals)
-
-
-@cache
-def _compiled_training(steps: int) -> Any:
-    import jax
-    import jax.numpy as jnp
-    import optax
-
-    optimiser = optax.adamw(optax.cosine_onecycle_schedule(steps, LEARNING_RATE, 0.1), weight_decay=DECAY)
-
-    def loss(members: Any, inputs: Any, words: Any, goals: Any) -> Any:
-        # smooth absolute error: what the median of the relative error asks for, rounded off within the noise
-        return jnp.mean(jnp.sqrt((_net(members, inputs, words) - goals) ** 2 + NOISE**2)) * goals.shape[0]
-
-    def run(members: Any, draws: Any, inputs: Any, words: Any, goals: Any) -> Any:
-        def step(state: Any, drawn: Any) -> Any:
-            members, memory = state
-            picked = jnp.take_along_axis(goals, drawn, axis=1)
-            slopes = jax.grad(loss)(members, inputs[drawn], words[drawn], picked)
-            change, memory = optimiser.update(slopes, memory, members)
-            return (optax.apply_updates(members, change), memory), None
-
-        return jax.lax.scan(step, (members, optimiser.init(members)), draws)[0][0]
-
-    return jax.jit(run)

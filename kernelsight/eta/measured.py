@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +20,14 @@ OTHER_ROWS = 60_000
 OWN_ROWS = 120_000
 
 
+class Measured(NamedTuple):
+    """A fitted correction, and of each row it was fitted to: latency as the head has it, and kernel."""
+
+    fit: Fit
+    latency_us: np.ndarray
+    kernels: list[str]
+
+
 def fit_measured(
     family: str,
     form: Form,
@@ -27,22 +37,25 @@ def fit_measured(
     implementations: pa.Table,
     gpus: pa.Table,
     fabrics: pa.Table,
-) -> Fit:
+) -> Measured:
     """Fit the correction of ``target`` to training rows of it and of others, beside the head that they gave."""
     own = np.asarray(pc.equal(table["gpu"], target))
     kept = np.sort(np.concatenate([_spaced(np.flatnonzero(own), OWN_ROWS), _spaced(np.flatnonzero(~own), OTHER_ROWS)]))
     table = table.take(pa.array(kept))
     base = predict_family(family, form, table, coefficients, implementations, gpus, fabrics)
     log_ratio = np.log(table["latency_us"].to_numpy() / base)
-    return fit_correction(
+    kernels = kernels_of(table)
+    fit = fit_correction(
         features_of(family, form, table, implementations, gpus, fabrics),
         log_ratio,
-        kernels_of(table),
+        kernels,
         table["gpu"].to_pylist(),
         target,
         site_names(family, table)[1],
         _matter(family),
     )
+    mine = np.flatnonzero(np.asarray(pc.equal(table["gpu"], target)))
+    return Measured(fit, base[mine], [kernels[row] for row in mine])
 
 
 def correct(

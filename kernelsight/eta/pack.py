@@ -84,7 +84,30 @@ def nodes_of(rows: Iterable[Mapping[str, Any]]) -> list[Node]:
 
 def write_pack(rows: pa.Table, path: Path) -> None:
     """Write a pack: sorted by its key, so that equal fits give equal bytes."""
+    key = [column.name for column in _contract().columns if column.key]
+    rows = rows.sort_by([(name, "ascending") for name in key])
     pq.write_table(rows, path, compression="zstd", compression_level=12)
+
+
+def correction_arrays(rows: Sequence[Mapping[str, Any]]) -> list[dict]:
+    """Gather rows of corrections and intervals, one a number, into one row an array."""
+    arrays: dict[tuple, list[tuple[int, float]]] = {}
+    first: dict[tuple, Mapping[str, Any]] = {}
+    for row in rows:
+        key = tuple(row.get(name) for name in ("family", "without", *PATH[1:], "coefficient"))
+        arrays.setdefault(key, []).append((row["position"], row["value"]))
+        first.setdefault(key, row)
+    return [
+        {**first[key], "position": 0, "value": None, "array": [value for _, value in sorted(found)]}
+        for key, found in arrays.items()
+    ]
+
+
+def correction_numbers(rows: Iterable[Mapping[str, Any]]) -> list[dict]:
+    """Undo :func:`correction_arrays`."""
+    return [
+        {**row, "position": position, "value": value} for row in rows for position, value in enumerate(row["array"])
+    ]
 
 
 def default_pack() -> pa.Table:

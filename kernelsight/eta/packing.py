@@ -7,10 +7,13 @@ from pathlib import Path
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kernelsight.eta.heads import fit_family
-from kernelsight.eta.pack import pack_table
-from kernelsight.eta.resolve import generation
+from kernelsight.eta.held_out import generations_of, held_out_errors
+from kernelsight.eta.intervals import fit_intervals, interval_rows
+from kernelsight.eta.measured import fit_measured, has_correction, rows_of
+from kernelsight.eta.pack import correction_arrays, pack_table
 from kernelsight.eta.training import training_rows
 from kernelsight.roofline.families import FORMS
 from kernelsight.roofline.latency import BY_HEAD_DIM
@@ -24,32 +27,59 @@ def fit_pack(
     implementations: pa.Table,
     *,
     families: Iterable[str] | None = None,
-    leave_out: bool = True,
     told: Callable[[str], None] = lambda line: None,
 ) -> pa.Table:
     """Fit every measured family on ``train_gpus``; return ``eta_coefficients`` rows.
 
-    ``leave_out``: also fit each family without each generation of the GPUs, for honest cross-generation answers on
-    GPUs that were measured. Deterministic: equal sweeps give equal rows.
+    Each family is also fitted without each generation of the GPUs, for honest cross-generation answers on GPUs that
+    were measured. Deterministic: equal sweeps give equal rows.
     """
-    capability = dict(zip(gpus["gpu"].to_pylist(), gpus["compute_capability"].to_pylist(), strict=True))
-    generations = sorted({name for gpu in train_gpus if (name := generation(capability[gpu]))})
+
     rows: list[dict] = []
     for family in FORMS if families is None else families:
         table = training_rows(sweeps, family, train_gpus)
         if not table.num_rows:
             continue
-        source = f"fitted to measured rows of {', '.join(sorted(set(table['gpu'].to_pylist())))}"
-        rows += fit_family(family, FORMS[family], table, implementations, gpus, fabrics, source)
-        for left_out in generations if leave_out else ():
-            others = [gpu for gpu in train_gpus if generation(capability[gpu]) != left_out]
-            rest = table.filter(pa.compute.is_in(table["gpu"], pa.array(others)))
-            if rest.num_rows and rest.num_rows < table.num_rows:
-                note = f"fitted to measured rows of {', '.join(sorted(set(rest['gpu'].to_pylist())))}"
-                rows += fit_family(family, FORMS[family], rest, implementations, gpus, fabrics, note, left_out)
-        rows += choice_rows(sweeps, family, train_gpus)
         told(f"{family}: {table.num_rows:,} rows")
+        rows += family_rows(family, table, implementations, gpus, fabrics, told)
+        rows += choice_rows(sweeps, family, train_gpus)
     return pack_table(rows)
+
+
+def family_rows(
+    family: str,
+    table: pa.Table,
+    implementations: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    told: Callable[[str], None],
+) -> list[dict]:
+    """Return a family's constants (of all GPUs, and without each generation), corrections and intervals."""
+    form, tables = FORMS[family], (implementations, gpus, fabrics)
+    rows = fit_family(family, form, table, *tables, _source(table))
+    whole, heads = pack_table(rows), {}
+    generations = generations_of(table, gpus)
+    for name, members in generations.items() if len(generations) > 1 else ():
+        rest = table.filter(pc.invert(pc.is_in(table["gpu"], pa.array(members))))
+        left_out = fit_family(family, form, rest, *tables, _source(rest), name)
+        heads[name] = pack_table([{**row, "without": None} for row in left_out])
+        rows += left_out
+    errors = held_out_errors(family, form, table, *tables, heads=heads)
+    for name in [None, *heads]:
+        counted = errors.folds != name
+        curves = fit_intervals(*(column[counted] for column in errors))
+        rows += correction_arrays(interval_rows(family, curves, "errors on held-out generations", without=name))
+    for target in sorted(set(table["gpu"].to_pylist())) if has_correction(family) else ():
+        told(f"{family}: correction of {target}")
+        own = fit_measured(family, form, table, target, whole, *tables)
+        curves = fit_intervals(own.fit.unseen_error, own.latency_us, own.kernels)
+        rows += correction_arrays(rows_of(family, target, own.fit))
+        rows += correction_arrays(interval_rows(family, curves, "errors at held-out sites", gpu=target))
+    return rows
+
+
+def _source(table: pa.Table) -> str:
+    return f"fitted to measured rows of {', '.join(sorted(set(table['gpu'].to_pylist())))}"
 
 
 def choice_rows(sweeps: Sequence[Path], family: str, train_gpus: Sequence[str]) -> list[dict]:

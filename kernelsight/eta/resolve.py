@@ -116,6 +116,8 @@ def _choose(facts: Facts, counted: list[dict], call: Mapping[str, Any]) -> tuple
     mine = facts.generation.get(call["gpu"])
     capability = facts.capability.get(call["gpu"], 0.0)
     left = _prefer(counted, lambda row: row["engine"] == call["engine"])
+    # kernels run on what comes after the GPU that they were built for, seldom before
+    left = _prefer(left, lambda row: facts.capability.get(row["gpu"], 0.0) <= capability)
     least = min(abs(facts.capability.get(row["gpu"], 0.0) - capability) for row in left)
     left = _prefer(
         left,

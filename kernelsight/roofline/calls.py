@@ -45,7 +45,7 @@ def call_latencies(
     parts, positions = [], []
     for family in names:
         rows = np.flatnonzero(pc.equal(families, family).to_numpy(zero_copy_only=False))
-        table = _family_table(family, calls.take(pa.array(rows)))
+        table = family_table(family, calls.take(pa.array(rows)))
         parts.append(latencies(family, table, settings, gpus, fabrics, coefficients, implementations))
         positions.append(rows)
     if not parts:
@@ -54,8 +54,11 @@ def call_latencies(
     return pa.concat_tables(parts).take(pa.array(order)).combine_chunks()
 
 
-def _family_table(family: str, calls: pa.Table) -> pa.Table:
-    """Lay the shape's fields out as the columns that the family's expression reads."""
+def family_table(family: str, calls: pa.Table) -> pa.Table:
+    """Return a family's calls with the fields of their shapes laid out as the columns that its expression reads.
+
+    InvalidInput: as :func:`call_latencies`. A window that is missing is none; an encoder caches nothing.
+    """
     reads = FORMS[family].reads
     sizes = _sizes(family, calls["shape"].combine_chunks(), _fields(family))
     _refuse_work(family, calls)

@@ -19,6 +19,8 @@ def combinations(table: pa.Table, names: Sequence[str]) -> tuple[list[dict[str, 
     words: list[list[str | None]] = []
     for name in names:
         encoded = table[name].combine_chunks()
+        if pa.types.is_dictionary(encoded.type) and encoded.null_count:
+            encoded = encoded.cast(encoded.type.value_type)
         if not pa.types.is_dictionary(encoded.type):
             encoded = pc.dictionary_encode(encoded, null_encoding="encode")
         found = encoded.dictionary.to_pylist()

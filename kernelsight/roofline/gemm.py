@@ -1,7 +1,7 @@
 """Latency of matrix products, plain and batched: best of a list of tiles, waves, split sums, DRAM and L2, power.
 
 What ports across GPUs is stated in units that they share: operand feed in FLOP per element (what a tile loses to it is
-the same share of the tensor rate on every generation), overheads in clocks, splits in elements of k, power in energy.
+the same share of the tensor rate on every generation), a tile's overhead in elements of k, power in energy.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ TILES = ((16, 64), (64, 64), (64, 128), (128, 128), (128, 256))
 LARGEST_ROWS = 128.0
 # what a tile that a library does not consider costs: never the least
 BARRED_US = 1e30
+# an element is read in 16 bits and written in 8; the share of L2 that they may fill is that of the quantisation sweeps
+QUANTIZED_ELEMENT_BYTES = 3.0
+L2_KEEPS = 0.8
+# past this many times the cache nothing is found in it, and larger powers would not fit a float32
+FULL = 1e4
 # tensor rate of one multiprocessor at which energy_pj is stated, FLOP/us: that of an A100 in BF16
 REFERENCE_UNIT_RATE = 3e6
 
 COEFFICIENTS = (
-    Coefficient("floor_us", "us", 1.0, 0.3, 6.0, "hardware", "launch and drain inside a CUDA graph", 0.3),
-    Coefficient("floor_clocks", "clocks", 1300.0, 200.0, 6000.0, "implementation", "the same, in clocks", 0.3),
-    Coefficient("compute_efficiency", "1", 0.9, 0.3, 1.0, "implementation", "share of the peak in full tiles", 0.15),
-    Coefficient("feed_flops", "FLOP/element", 105.0, 5.0, 1e3, "implementation", "work that hides one operand element"),
-    Coefficient("tile_clocks", "clocks", 2500.0, 100.0, 2e4, "implementation", "prologue and epilogue of a tile", 0.6),
-    Coefficient("wave_softness", "1", 0.85, 0.05, 1.0, "implementation", "share paid of a wave's idle rest", 0.3),
-    Coefficient("split_clocks", "clocks", 7500.0, 500.0, 2e5, "implementation", "a split sum, instead of it", 0.6),
-    Coefficient("split_depth", "elements", 1500.0, 64.0, 3e4, "implementation", "k of a block even if split", 0.6),
-    Coefficient("stream_rate", "elements/clock", 70.0, 3.0, 1e3, "implementation", "read by one block alone", 0.6),
-    Coefficient("overlap", "1", 1.0, 0.01, 14.0, "implementation", "compute, memory: 0 nearly full, 14 none", 0.7),
-    Coefficient("memory_efficiency", "1", 0.86, 0.5, 1.0, "hardware", "share of the peak DRAM bandwidth", 0.15),
+    Coefficient("floor_us", "us", 0.8, 0.1, 6.0, "hardware", "launch and drain inside a CUDA graph", 0.3),
+    Coefficient("floor_clocks", "clocks", 3200.0, 200.0, 9000.0, "implementation", "the same, in clocks", 0.3),
+    Coefficient("compute_efficiency", "1", 0.87, 0.3, 1.0, "implementation", "share of the peak in full tiles", 0.15),
+    Coefficient("feed_flops", "FLOP/element", 110.0, 5.0, 1e3, "implementation", "work that hides one operand element"),
+    Coefficient("tile_depth", "elements", 130.0, 5.0, 2e3, "implementation", "k that a tile's start and end cost", 0.6),
+    Coefficient("wave_softness", "1", 0.9, 0.05, 1.0, "implementation", "share paid of a wave's idle rest", 0.3),
+    Coefficient("split_clocks", "clocks", 8000.0, 500.0, 2e5, "implementation", "a split sum, instead of it", 0.6),
+    Coefficient("memory_efficiency", "1", 0.84, 0.5, 1.0, "hardware", "share of the peak DRAM bandwidth", 0.15),
     Coefficient("l2_share", "1", 1.0, 0.02, 20.0, "engine", "share of L2 that keeps the weights of a sweep", 0.8),
     Coefficient("l2_bytes_per_clock", "bytes/clock", 12.0, 5.0, 64.0, "hardware", "L2 rate of a multiprocessor", 0.4),
-    Coefficient("energy_pj", "pJ/FLOP", 1.55, 0.2, 5.0, "hardware", "sustained, at REFERENCE_UNIT_RATE", 0.3),
-    Coefficient("throttle_us", "us", 120.0, 10.0, 5e3, "hardware", "time in which the power limit takes hold", 0.7),
+    Coefficient("energy_pj", "pJ/FLOP", 1.5, 0.2, 5.0, "hardware", "sustained, at REFERENCE_UNIT_RATE", 0.1),
+    Coefficient("throttle_us", "us", 400.0, 10.0, 5e3, "hardware", "time in which the power limit takes hold", 0.4),
     Coefficient("quantize_us", "us", 1.5, 0.1, 30.0, "engine", "launch of the quantisation measured with it", 0.7),
     Coefficient("quantize_bytes", "bytes/element", 4.0, 0.3, 40.0, "engine", "its traffic through DRAM"),
     Coefficient("quantize_clocks", "clocks", 2.0, 0.05, 50.0, "engine", "its dispatch of one row's block", 0.7),
@@ -55,26 +57,25 @@ BATCHED_COEFFICIENTS = (
 def gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
     """Return (latency_us, tiles) of batch x (m x k) times (k x n): float arrays, one value a row.
 
-    t = floor + throttled(min over tiles of (c^4 + d^4 + overlap c^2 d^2)^(1/4)) + quantisation, where compute c pays
-    whole waves of tiles, or a split sum in place of an idle rest, and d is DRAM or L2 time and the pace of one block.
+    t = floor + throttled(min over tiles of sqrt(c^2 + d^2)) + quantisation, where compute c pays whole waves of tiles,
+    or a split sum in place of an idle rest, and d is DRAM or L2 time.
     """
     batch = call.get("batch", 1.0)
     m, n, k = call["m"], call["n"], call["k"]
     units, clock, rate = gpu["sm_count"], gpu["clock_per_us"], gpu["math_flops_per_us"]
     unit_us = units / rate
     stream_us = _memory_us(xp, call, gpu, at)
-    depth = k * at["split_depth"] / (k + at["split_depth"])
-    pace_us = depth / (at["stream_rate"] * clock)
-    tile_us, split_us = at["tile_clocks"] / clock, at["split_clocks"] / clock
+    split_us = at["split_clocks"] / clock
     best, best_tiles = None, None
     for tile_m, tile_n in TILES:
         tiles = batch * xp.ceil(m / tile_m) * xp.ceil(n / tile_n)
         waves = tiles / units
         tensor = 2.0 * tile_m * tile_n / at["compute_efficiency"]
-        one_us = k * unit_us * _fourth_mean(xp, tensor, (tile_m + tile_n) * at["feed_flops"], 0.0) + tile_us
+        share = _fourth_mean(xp, tensor, (tile_m + tile_n) * at["feed_flops"])
+        one_us = (k + at["tile_depth"]) * unit_us * share
         rest_us = xp.minimum(at["wave_softness"] * one_us, split_us)
         compute_us = one_us * waves + rest_us * (xp.ceil(waves) - waves)
-        time = _fourth_mean(xp, compute_us, stream_us + (tile_m + tile_n) * pace_us, at["overlap"])
+        time = xp.sqrt(compute_us * compute_us + stream_us * stream_us)
         time = xp.where(xp.minimum(at["least_rows"] * m, LARGEST_ROWS) > tile_m, BARRED_US, time)
         if best is None:
             best, best_tiles = time, tiles
@@ -82,13 +83,9 @@ def gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
             best_tiles = xp.where(time < best, tiles, best_tiles)
             best = xp.minimum(time, best)
     floor_us = at["floor_us"] + at["floor_clocks"] / clock
-    quantize_us = at["quantize_us"] + _fourth_mean(
-        xp,
-        batch * m * k * at["quantize_bytes"] / gpu["memory_bytes_per_us"],
-        batch * m * at["quantize_clocks"] / clock,
-        0.0,
-    )
-    return floor_us + _throttled(xp, best, call, gpu, at) + at["quantizes"] * quantize_us, best_tiles
+    return floor_us + _throttled(xp, best, call, gpu, at) + at["quantizes"] * _quantize_us(
+        xp, batch * m, k, gpu, at
+    ), best_tiles
 
 
 def batched_gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
@@ -99,11 +96,26 @@ def batched_gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any
 
 def _memory_us(xp: Any, call: Columns, gpu: Columns, at: Columns) -> Any:
     """Time of the call's bytes through DRAM, or L2 for the share that still lies there from its last use."""
-    reach = at["l2_share"] * gpu["l2_bytes"] / call["working_set_bytes"]
-    hits = reach * reach / (1.0 + reach * reach)
+    filling = call["working_set_bytes"] / (at["l2_share"] * gpu["l2_bytes"])
+    return call["bytes"] * _byte_us(xp, filling, gpu, at)
+
+
+def _quantize_us(xp: Any, rows: Any, columns: Any, gpu: Columns, at: Columns) -> Any:
+    """Time of the quantisation before a product: its traffic, in L2 while rows and results fit, or its dispatch."""
+    elements = rows * columns
+    filling = QUANTIZED_ELEMENT_BYTES * elements / (L2_KEEPS * gpu["l2_bytes"])
+    traffic_us = elements * at["quantize_bytes"] * _byte_us(xp, filling, gpu, at)
+    dispatch_us = rows * at["quantize_clocks"] / gpu["clock_per_us"]
+    return at["quantize_us"] + _fourth_mean(xp, traffic_us, dispatch_us)
+
+
+def _byte_us(xp: Any, filling: Any, gpu: Columns, at: Columns) -> Any:
+    """Time of one byte; L2 holds a share 1 / (1 + x^4) of it, where x times the cache passes between two uses."""
+    square = xp.minimum(filling, FULL) * xp.minimum(filling, FULL)
+    hits = 1.0 / (1.0 + square * square)
     dram = gpu["memory_bytes_per_us"] * at["memory_efficiency"]
     cache = xp.maximum(at["l2_bytes_per_clock"] * gpu["sm_count"] * gpu["clock_per_us"], dram)
-    return call["bytes"] * ((1.0 - hits) / dram + hits / cache)
+    return (1.0 - hits) / dram + hits / cache
 
 
 def _throttled(xp: Any, time_us: Any, call: Columns, gpu: Columns, at: Columns) -> Any:
@@ -113,14 +125,16 @@ def _throttled(xp: Any, time_us: Any, call: Columns, gpu: Columns, at: Columns) 
     operands (fitted on A100, L40S and H100).
     """
     energy_pj = at["energy_pj"] * xp.sqrt(REFERENCE_UNIT_RATE * gpu["sm_count"] / gpu["math_flops_per_us"])
-    limit_us = call["flops"] * energy_pj * 1e-6 / gpu["tdp_w"]
+    # rows of whole tiles draw power, so that the limit does not rise between two of their edges
+    flops = call["flops"] * xp.ceil(call["m"] / 64.0) * 64.0 / call["m"]
+    limit_us = flops * energy_pj * 1e-6 / gpu["tdp_w"]
     return time_us + xp.maximum(limit_us - time_us, 0.0) * time_us / (time_us + at["throttle_us"])
 
 
-def _fourth_mean(xp: Any, first: Any, second: Any, cross: Any) -> Any:
-    """(first^4 + second^4 + cross first^2 second^2)^(1/4), of positive times."""
+def _fourth_mean(xp: Any, first: Any, second: Any) -> Any:
+    """(first^4 + second^4)^(1/4), of positive times."""
     larger, smaller = xp.maximum(first, second), xp.minimum(first, second)
     # powers of the ratio fit a float32 whatever the times
     ratio = smaller / larger
     square = ratio * ratio
-    return larger * xp.sqrt(xp.sqrt(1.0 + square * (cross + square)))
+    return larger * xp.sqrt(xp.sqrt(1.0 + square * square))

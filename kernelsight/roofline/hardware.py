@@ -8,6 +8,17 @@ import pyarrow.compute as pc
 
 MATH = ("bf16", "fp16", "fp32", "fp8", "fp4", "int8")
 MICROSECONDS_PER_SECOND = 1e6
+# GPUs whose L2 is two halves, each of which keeps what its own multiprocessors read (NVIDIA A100 white paper, section
+# "A100 L2 cache"; H100 white paper; assumed of Blackwell's two dies): by compute capability
+SPLIT_L2 = ("8.0", "9.0", "10.0", "10.3")
+# boards with GDDR6, whose ECC travels in band (estimate; GDDR7 corrects on the die): by compute capability
+GDDR6 = ("7.5", "8.6", "8.9")
+# boards with GDDR memory, of any kind: by compute capability
+GDDR = (*GDDR6, "12.0")
+# special-function results per clock and multiprocessor: 4 in each of 4 quadrants (CUDA C++ programming guide, arithmetic
+# instructions); Blackwell Ultra has twice that ("Inside NVIDIA Blackwell Ultra", NVIDIA technical blog, 2025)
+EXPONENTIALS_PER_CLOCK = 16.0
+DOUBLE_RATE_EXPONENTIALS = ("10.3",)
 
 
 def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]:
@@ -28,9 +39,15 @@ def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]
         "sm_count": read["sm_count"].astype(float),
         "clock_per_us": read["sm_clock_hz"] / MICROSECONDS_PER_SECOND,
         "l2_bytes": read["l2_bytes"].astype(float),
+        "l2_partitions": np.where(np.isin(read["compute_capability"].astype(str), SPLIT_L2), 2.0, 1.0),
+        "hbm": np.where(np.isin(read["compute_capability"].astype(str), GDDR), 0.0, 1.0),
+        "inline_ecc": np.where(np.isin(read["compute_capability"].astype(str), GDDR6), 1.0, 0.0),
+        "exponentials_per_clock": EXPONENTIALS_PER_CLOCK
+        * np.where(np.isin(read["compute_capability"].astype(str), DOUBLE_RATE_EXPONENTIALS), 2.0, 1.0),
         "tdp_w": read["tdp_w"].astype(float),
         "memory_bytes_per_us": read["memory_bandwidth_bytes_per_s"] / MICROSECONDS_PER_SECOND,
         "math_flops_per_us": np.stack(rates, axis=1) / MICROSECONDS_PER_SECOND,
+        "sixteen_bit_flops_per_us": sixteen_bit / MICROSECONDS_PER_SECOND,
         "vector_flops_per_us": read["fp32_flops_per_s"] / MICROSECONDS_PER_SECOND,
         "peak_link_bytes_per_us": read["link_bytes_per_s"] / MICROSECONDS_PER_SECOND,
         "link_bytes_per_us": read["link_bytes_per_s"] * efficiency / MICROSECONDS_PER_SECOND,

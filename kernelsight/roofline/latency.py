@@ -14,6 +14,9 @@ from kernelsight.dataflow.columns import evaluate, numeric
 from kernelsight.errors import InvalidInput
 from kernelsight.eta.correction import Network, correction, network_of
 from kernelsight.eta.features import FEATURES, features
+from kernelsight.eta.held_out import group_of, halves_for
+from kernelsight.eta.intervals import KNOTS_US, spread
+from kernelsight.eta.pack import correction_numbers
 from kernelsight.eta.resolve import Facts, choose, constants_at, family_facts, lineage_of
 from kernelsight.roofline import collectives
 from kernelsight.roofline.columns import combinations
@@ -25,9 +28,9 @@ BOUNDS = ("compute", "memory", "link")
 VECTOR_WORK = ("norm", "activation", "rope", "kv_write", "quantize", "embedding", "sampling")
 # a forward pass touches far more bytes than L2 holds before it reads a weight or a cached key again
 COLD_BYTES = 1e15
-# what a sweep measures with a kernel and a served graph does not pay there: the gap between two replays, and the
-# quantisation of activations, which has calls of its own
-NOT_SERVED = {"gap_us", "quantizes"}
+# what differs between a sweep and a served graph: no gap between two replays; quantisation, rotation and cache writes have
+# calls of their own; prompts do not end at whole tiles
+SERVED = {"gap_us": 0.0, "quantizes": 0.0, "query_passes": 0.0, "kv_passes": 0.0, "row_padding": 0.5}
 # families whose kernel an engine chooses by the width of the heads
 BY_HEAD_DIM = ("prefill_attention", "decode_attention")
 
@@ -57,6 +60,7 @@ def latencies(
     kinds, kind_of_row = _kinds(family, calls, settings)
     facts = family_facts(family, implementations, gpus)
     at, evidence = _constants(family, kinds, facts, coefficients)
+    halves = _halves(family, kinds, coefficients)
     hardware = hardware_columns(gpus, fabrics)
     networks = {gpu: _network(coefficients, family, gpu) for gpu in {kind["corrected"] for kind in kinds} - {None}}
     results: dict[str, np.ndarray] = {}
@@ -71,7 +75,7 @@ def latencies(
     roofline = results["roofline_us"]
     tier = np.array([TIERS.index(kind["answers"]) for kind in kinds], dtype=int)[kind_of_row]
     latency = np.where(tier == TIERS.index("roofline"), roofline, results["latency_us"])
-    width = at["spread"][kind_of_row]
+    width = spread(np, latency, halves[kind_of_row])
     tiles = results.get("tiles")
     return pa.table(
         {
@@ -151,15 +155,13 @@ def dtype_of(family: str, kind: Mapping[str, str | None]) -> str:
 def _constants(
     family: str, kinds: Sequence[dict[str, Any]], facts: Facts, coefficients: pa.Table
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return each coefficient and the spread at each kind, and what the kind's numbers rest on; sets its ``answers``."""
+    """Return each coefficient at each kind, and what the kind's numbers rest on; notes in the kind what answers."""
     form = FORMS[family]
     if not kinds:
-        starts = {one.name: np.array([one.start]) for one in form.coefficients}
-        return {**starts, "spread": np.array([form.spread])}, [""]
+        return {one.name: np.array([one.start]) for one in form.coefficients}, [""]
     measured, anywhere = _measured_gpus(family, coefficients), set(pc.unique(coefficients["gpu"]).to_pylist())
     corrected = coefficients.filter(pc.equal(coefficients["part"], "correction"))
     corrected = set(pc.unique(corrected.filter(pc.equal(corrected["family"], family))["gpu"]).to_pylist())
-    fits = set(pc.unique(coefficients.filter(pc.equal(coefficients["family"], family))["without"]).to_pylist())
     calls = [
         {
             "engine": kind["engine"],
@@ -169,6 +171,10 @@ def _constants(
         }
         for kind in kinds
     ]
+    of_family = coefficients.filter(pc.equal(coefficients["family"], family))
+    nodes = of_family.filter(pc.equal(of_family["part"], "constant")).select(["without", "implementation"])
+    fitted = {tuple(row.values()) for row in nodes.group_by(nodes.column_names).aggregate([]).to_pylist()}
+    fits = {without for without, _ in fitted}
     chosen = choose(facts, coefficients, family, calls)
     values: dict[str, np.ndarray] = {}
     evidence = []
@@ -187,21 +193,40 @@ def _constants(
         at = constants_at(
             facts, coefficients, family, form.coefficients, [path], without if without in fits else None, measured=here
         )
-        at["spread"] = np.array([1.0 if kind["answers"] == "roofline" else form.spread])
+        kind["without"] = without if without in fits else None
+        kind["group"] = kind["kernel"] if here else group_of(kind["dtype"], (kind["without"], implementation) in fitted)
         for name, value in at.items():
             values.setdefault(name, np.empty(len(kinds)))[row] = value[0]
         evidence.append(_evidence(kind, implementation, seen, measured))
-    for name in NOT_SERVED & set(values):
-        values[name] = np.zeros(len(kinds))
+    for name in SERVED.keys() & values.keys():
+        values[name] = np.full(len(kinds), SERVED[name])
     return values, evidence
+
+
+def _halves(family: str, kinds: Sequence[Mapping[str, Any]], coefficients: pa.Table) -> np.ndarray:
+    """Return (kinds, knots): half widths of the logarithm of each kind's 90 % interval, at the knots of latency."""
+    mine = pc.and_(pc.equal(coefficients["family"], family), pc.equal(coefficients["part"], "interval"))
+    rows = coefficients.filter(mine).to_pylist()
+    found = np.full((len(kinds), len(KNOTS_US)), np.log(FORMS[family].spread))
+    for number, kind in enumerate(kinds):
+        gpu = kind["gpu"] if kind["answers"] == "target-measured" else None
+        curves = {
+            row["dtype"]: np.array(row["array"])
+            for row in rows
+            if row["gpu"] == gpu and row["without"] == (None if gpu else kind["without"])
+        }
+        if kind["answers"] == "roofline":
+            found[number] = 0.0
+        elif curves:
+            found[number] = halves_for(curves, [kind["group"]])[0]
+    return found
 
 
 def _network(coefficients: pa.Table, family: str, gpu: str) -> tuple[Network, list[str]]:
     """Return the correction of a GPU that was measured, and the kernels that its sweep ran."""
     mine = pc.and_(pc.equal(coefficients["family"], family), pc.equal(coefficients["part"], "correction"))
-    return network_of(
-        coefficients.filter(pc.and_(mine, pc.fill_null(pc.equal(coefficients["gpu"], gpu), False))).to_pylist()
-    )
+    here = pc.and_(mine, pc.fill_null(pc.equal(coefficients["gpu"], gpu), False))
+    return network_of(correction_numbers(coefficients.filter(here).to_pylist()))
 
 
 def _measured_gpus(family: str, coefficients: pa.Table) -> set[str]:
@@ -240,7 +265,7 @@ def _shared_kernel(
     """Gather hardware and constants, then roofline, bound, latency, its correction, and tiles."""
 
     def kernel(xp: Any, columns: dict, uniform: dict, hardware: dict, at: dict) -> dict[str, Any]:
-        columns = {**columns, **uniform, "working_set_bytes": COLD_BYTES}
+        columns = {"working_set_bytes": COLD_BYTES, **columns, **uniform}
         index = columns["gpu"]
         gpu = {name: values[index] for name, values in hardware.items() if name != "math_flops_per_us"}
         tensor_work = "math" in columns
@@ -257,6 +282,9 @@ def _shared_kernel(
             compute, memory = columns["flops"] / rates, columns["bytes"] / gpu["memory_bytes_per_us"]
             roofline = xp.maximum(compute, memory)
             bound = xp.where(compute > memory, 0.0, 1.0)
+        if "new_tokens" in columns:
+            # queries, keys and values of a prompt were written by the kernel before
+            columns["working_set_bytes"] = columns["bytes"]
         call = view(xp, columns)
         latency, tiles = expression(xp, call, gpu, at)
         if network is not None:

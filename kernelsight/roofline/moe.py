@@ -87,10 +87,10 @@ def moe(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
     # from one token an expert to one and a half
     ramp = xp.clip(2.0 * (call["tokens"] / call["local_experts"] - 1.0), 0.0, 1.0)
     compute_us, tiles = (small + ramp * (large - small) for small, large in zip(free, beyond, strict=True))
-    dram = gpu["memory_bytes_per_us"] * at["dram_share"] * (1.0 - at["ecc_share"] * gpu.get("inline_ecc", 0.0))
+    dram = gpu["memory_bytes_per_us"] * at["dram_share"] * (1.0 - at["ecc_share"] * gpu["inline_ecc"])
     l2 = xp.maximum(L2_BYTES_PER_CLOCK * units * clock, gpu["memory_bytes_per_us"])
     # a line that both halves of a split L2 read is kept twice
-    kept_bytes = at["l2_share"] * gpu["l2_bytes"] / gpu.get("l2_partitions", 1.0)
+    kept_bytes = at["l2_share"] * gpu["l2_bytes"] / gpu["l2_partitions"]
 
     def byte_us(touched: Any, rate: Any) -> Any:
         hits = 1.0 / (1.0 + (touched / kept_bytes) ** at["l2_sharpness"])

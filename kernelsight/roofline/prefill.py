@@ -13,9 +13,6 @@ from kernelsight.eta.forms import Coefficient
 
 Columns = Mapping[str, Any]
 
-# special-function results per clock and multiprocessor: 4 in each of 4 quadrants (CUDA C++ programming guide,
-# arithmetic instructions); every softmax weight takes one
-EXPONENTIALS_PER_CLOCK = 16.0
 # bytes per clock and multiprocessor that L2 feeds, and that a kernel which only copies gets through (estimates; the
 # second, tried at 10, 20 and 64, carries copies from H100 to H200 best at 10)
 L2_BYTES_PER_CLOCK = 64.0
@@ -131,10 +128,10 @@ def _pair_us(xp: Any, width: Any, gpu: Columns, at: Columns) -> Any:
     octaves = xp.log2(padded / REFERENCE_WIDTH)
     bend = xp.log(at["narrow_head"]) * xp.maximum(-octaves, 0.0) + xp.log(at["wide_head"]) * xp.maximum(octaves, 0.0)
     peak = gpu["math_flops_per_us"]
-    lost = at["lost_speedup"] * xp.log(peak / gpu.get("sixteen_bit_flops_per_us", peak))
+    lost = at["lost_speedup"] * xp.log(peak / gpu["sixteen_bit_flops_per_us"])
     # never faster than the peak, whatever was fitted
     tensor = xp.maximum(at["tensor_factor"] * xp.exp(bend + lost), 1.0) * 4.0 * padded / peak
-    return tensor + at["exponential_factor"] / (EXPONENTIALS_PER_CLOCK * gpu["sm_count"] * gpu["clock_per_us"])
+    return tensor + at["exponential_factor"] / (gpu["exponentials_per_clock"] * gpu["sm_count"] * gpu["clock_per_us"])
 
 
 def _byte_us(xp: Any, working_set_bytes: Any, gpu: Columns, at: Columns) -> tuple[Any, Any]:

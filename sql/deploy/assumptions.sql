@@ -1,7 +1,11 @@
 -- What each deployment's numbers rest on that nobody measured or stated, one sentence a subject
 select settings.deployment_id, 'kernel constants' as subject,
-       'kernel latencies come from analytic terms with assumed constants (eta_coefficients), not from a fit to measurements' as sentence
-from deployment_settings as settings where settings.tier <> 'roofline'
+       format('latencies of {} come from analytic terms with assumed constants (eta_coefficients), not from a fit to measurements',
+              string_agg(distinct calls.family, ', ' order by calls.family)) as sentence
+from deployment_settings as settings
+join kernel_calls as calls using (deployment_id)
+where settings.tier <> 'roofline' and calls.family in (select family from eta_coefficients where part = 'constant' and assumed is not null)
+group by settings.deployment_id
 union all
 select settings.deployment_id, 'host overhead',
        format('host time of {} ({:.1f} ms exposed and {:.1f} ms of overlappable work a step, {:.0f} ms a request) is assumed, not measured',
@@ -33,7 +37,7 @@ select settings.deployment_id, 'kv cache',
        format('attention over the {} KV cache computes in {}', settings.kv_cache_dtype, settings.dtype)
 from deployment_settings as settings where settings.kv_cache_dtype <> settings.dtype
 union all
-select settings.deployment_id, 'experts', 'tokens reach the experts uniformly, and the busiest expert gets 15 % more than the mean'
+select settings.deployment_id, 'experts', 'tokens reach experts at random, some of which are preferred: the busiest of the GPUs that share them sets the pace'
 from deployment_settings as settings join models on models.model = settings.model
 where models.experts is not null and settings.tier <> 'roofline'
 union all

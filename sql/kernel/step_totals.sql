@@ -3,9 +3,9 @@ with kernels as (
   select
     deployment_id,
     step_shape_id,
-    sum(count * latency_us) as gpu_us,
-    sum(count * latency_p05_us) as gpu_p05_us,
-    sum(count * latency_p95_us) as gpu_p95_us,
+    sum((round(latency_us * 1e6) * count)::hugeint)::double / 1e6 as gpu_us,
+    sum((round(latency_p05_us * 1e6) * count)::hugeint)::double / 1e6 as gpu_p05_us,
+    sum((round(latency_p95_us * 1e6) * count)::hugeint)::double / 1e6 as gpu_p95_us,
     sum(count)::bigint as launches
   from kernel_latencies
   group by all

@@ -66,7 +66,9 @@ def test_expanded_weights_keep_their_bytes_and_take_16_bit_activations(ask):
 def test_experts_alone_are_quantised(ask):
     calls = ask("kernel_calls", {"model": "gpt-oss-120b", "gpu": "gb200"}, decodes=1, context=9)
     formats = {(call["name"], call["format"], call["math"]) for call in calls if call["format"]}
+    # that of attention is its cache's
     assert formats == {
+        ("decode_attention", "bf16", "bf16"),
         ("experts", "mxfp4", "fp8"), ("qkv_proj", "bf16", "bf16"), ("o_proj", "bf16", "bf16"),
         ("router", "bf16", "bf16"), ("lm_head", "bf16", "bf16"),
     }  # fmt: skip

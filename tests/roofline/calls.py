@@ -5,11 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from kernelsight.eta.pack import pack_table, with_assumed
+from kernelsight.roofline.families import FORMS
 from kernelsight.roofline.latency import latencies
 from kernelsight.session import connect
 
 with connect() as _session:
     FACTS = {name: _session.table(name) for name in ("gpus", "fabrics", "eta_coefficients", "kernel_implementations")}
+# the constants as the expressions declare them, with no fit
+DECLARED = with_assumed(pack_table([]))
 GPUS = FACTS["gpus"]["gpu"].to_pylist()
 STREAMING = ("norm", "activation", "rope", "kv_write", "quantize", "embedding", "sampling")
 LINKED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
@@ -25,6 +29,14 @@ def price(family: str, calls: pa.Table, backend: str = "numpy", tier: str = "aut
     facts = {**FACTS, **tables}
     named = ("gpus", "fabrics", "eta_coefficients", "kernel_implementations")
     return latencies(family, calls, settings(tier), *(facts[name] for name in named), backend=backend)
+
+
+def drawn_constants(seed: int) -> pa.Table:
+    """Return a pack that a fit could have made: every constant anywhere between its bounds."""
+    random = np.random.default_rng(seed)
+    bounds = {(family, one.name): (one.low, one.high) for family, form in FORMS.items() for one in form.coefficients}
+    names = zip(DECLARED["family"].to_pylist(), DECLARED["coefficient"].to_pylist(), strict=True)
+    return with_column(DECLARED, "value", [np.exp(random.uniform(*np.log(bounds[name]))) for name in names])
 
 
 def call_table(columns: dict[str, object], gpu: object = "h100_sxm", math: object = None) -> pa.Table:
@@ -143,17 +155,13 @@ def work(family: str, of: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         each = np.where(of["taps"] > 0.0, 2.0 * of["taps"], 6.0 * 128.0)
         return {"rows": rows, "flops": each * rows * of["columns"], "bytes": 4.0 * rows * of["columns"]}
     if family == "moe":
-        missed = (1.0 - of["top_k"] / of["experts"]) ** of["tokens"]
-        active = of["experts"] / of["moe_ep"] * (1.0 - missed)
-        width = 3.0 * of["intermediate"] * of["hidden"]
-        routed = of["tokens"] * of["top_k"] / of["moe_ep"]
         local = of["experts"] / of["moe_ep"]
-        return {
-            "local_experts": local,
-            "active_experts": active,
-            "flops": 2.0 * routed * width,
-            "bytes": 2.0 * active * width,
-        }
+        active = local * (1.0 - (1.0 - of["top_k"] / of["experts"]) ** of["tokens"])
+        width = 3.0 * of["intermediate"] * of["hidden"]
+        share = of["top_k"] / of["moe_ep"]
+        rows_read = 4.0 * of["tokens"] * np.minimum(1.0, share) * of["hidden"]
+        flops, moved = 2.0 * of["tokens"] * share * width, 2.0 * active * width + rows_read
+        return {"local_experts": local, "active_experts": active, "flops": flops, "bytes": moved}
     if family in LINKED:
         return {"flops": 0.0 * of["elements"], "bytes": 2.0 * of["elements"]}
     elements = of["rows"] * of["columns"]

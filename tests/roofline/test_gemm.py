@@ -124,8 +124,8 @@ def test_a_part_filled_gpu_splits_the_sum_where_that_is_cheaper() -> None:
 
 
 def test_a_library_that_chooses_by_rows_pays_for_idle_multiprocessors() -> None:
-    call = product(np.array([32.0, 128.0, 129.0, 257.0, 8192.0]), 512.0, 7168.0)
-    free, by_rows = (gemm.gemm(np, call, H100, starts(least_rows=share))[0] for share in (0.0, 0.5))
+    call = product(np.array([32.0, 128.0, 129.0, 257.0, 8192.0]), 2048.0, 7168.0)
+    free, by_rows = (gemm.gemm(np, call, H100, starts(least_rows=share, split_clocks=2e4))[0] for share in (0.0, 0.5))
     assert (by_rows >= free).all()
     assert by_rows[2] > 1.05 * free[2]
     assert by_rows[4] == free[4]
@@ -179,7 +179,9 @@ def test_every_coefficient_has_a_finite_slope() -> None:
     import jax
     import jax.numpy as jnp
 
-    call = {name: jnp.asarray(values) for name, values in random_products(9).items()}
+    products = random_products(9)
+    warm = {**products, "working_set_bytes": 2.0 * products["bytes"]}
+    call = {name: jnp.asarray(values) for name, values in warm.items()}
     fitted = {one.name: one.start for one in gemm.BATCHED_COEFFICIENTS if one.owner != "fixed"}
     fixed = {"quantizes": 1.0, "least_rows": 0.5}
 

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from kernelsight.dataflow.columns import to_grid
 from kernelsight.roofline.families import FORMS as FAMILIES
-from tests.roofline.calls import FACTS, LINKED, STREAMING, call_table, price, random_calls, with_column, work
+from tests.roofline.calls import (
+    FACTS,
+    LINKED,
+    STREAMING,
+    call_table,
+    drawn_constants,
+    price,
+    random_calls,
+    with_column,
+    work,
+)
 
 RATES = (
     "memory_bandwidth_bytes_per_s", "link_bytes_per_s", "fp32_flops_per_s", "fp16_flops_per_s", "bf16_flops_per_s",
@@ -41,10 +51,16 @@ def faster(rate: str, factor: float) -> dict[str, pa.Table]:
     factor=st.one_of(st.floats(1.0, 1.5), st.floats(1.0, 1e4)),
     seed=st.integers(0, 2**32 - 1),
     tier=st.sampled_from(["auto", "roofline"]),
+    fitted=st.one_of(st.none(), st.integers(0, 2**32 - 1)),
 )
-def test_inv_10_a_faster_gpu_slows_no_kernel(family: str, rate: str, factor: float, seed: int, tier: str) -> None:
+def test_inv_10_a_faster_gpu_slows_no_kernel(
+    family: str, rate: str, factor: float, seed: int, tier: str, fitted: int | None
+) -> None:
+    """With the shipped constants, and with any that a fit may find within their bounds."""
     calls = random_calls(family, seed, 200)
-    before, after = price(family, calls, tier=tier), price(family, calls, tier=tier, **faster(rate, factor))
+    constants = {} if fitted is None else {"eta_coefficients": drawn_constants(fitted)}
+    before = price(family, calls, tier=tier, **constants)
+    after = price(family, calls, tier=tier, **constants, **faster(rate, factor))
     assert (column(after, "latency_us") <= column(before, "latency_us") * ROUNDING).all()
     assert (column(after, "roofline_us") <= column(before, "roofline_us") * ROUNDING).all()
 
@@ -87,7 +103,7 @@ def test_streaming_kernels_beat_the_dram_roofline_only_out_of_l2(family: str) ->
     assert (column(rows, "latency_us") >= np.minimum(l2_us, column(rows, "roofline_us"))).all()
 
 
-def grown(family: str, name: str, values: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def grown(family: str, name: str, values: np.ndarray, seed: int, **facts: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     """Return latencies, of shape (shapes, values), of random shapes in which one size takes each of the values."""
     shapes = random_calls(family, seed, 60)
     known = set(shapes.column_names) - {"deployment_id", "step_shape_id", "call", "name", "gpu", "math", "count"}
@@ -95,25 +111,36 @@ def grown(family: str, name: str, values: np.ndarray, seed: int) -> tuple[np.nda
     sizes[name] = np.tile(values, shapes.num_rows)
     labels = {key: np.repeat(column(shapes, key), values.size) for key in ("gpu", "math") if key in shapes.column_names}
     calls = call_table({**sizes, **work(family, sizes)}, labels["gpu"], labels.get("math"))
-    times = column(price(family, calls), "latency_us").reshape(-1, values.size)
+    times = column(price(family, calls, **facts), "latency_us").reshape(-1, values.size)
     return times, np.diff(times, axis=1)
 
 
-@pytest.mark.parametrize(
-    ("family", "name"),
-    [
-        ("decode_attention", "context"), ("decode_attention", "batch"), ("mla_decode", "context"),
-        ("mla_decode", "batch"), ("prefill_attention", "cached_tokens"), ("mla_prefill", "cached_tokens"),
-        ("sparse_attention", "keys"), ("linear_attention", "tokens"), ("moe", "tokens"),
-        *((family, "rows") for family in STREAMING), *((family, "elements") for family in LINKED),
-    ],
-)  # fmt: skip
+GROWING = [
+    ("decode_attention", "context"), ("decode_attention", "batch"), ("mla_decode", "context"),
+    ("mla_decode", "batch"), ("prefill_attention", "cached_tokens"), ("prefill_attention", "new_tokens"),
+    ("prefill_attention", "batch"), ("mla_prefill", "cached_tokens"), ("encoder_attention", "new_tokens"),
+    ("sparse_attention", "keys"), ("linear_attention", "tokens"), ("linear_attention", "sequences"), ("moe", "tokens"),
+    ("gemm", "n"), ("gemm", "k"), *((family, "rows") for family in STREAMING),
+    *((family, "elements") for family in LINKED),
+]  # fmt: skip
+SIZES = np.unique(np.floor(1.13 ** np.arange(110)))
+
+
+@pytest.mark.parametrize(("family", "name"), GROWING)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_more_work_is_never_faster(family: str, name: str, seed: int) -> None:
-    values = np.unique(np.floor(1.13 ** np.arange(110)))
-    times, steps = grown(family, name, values, seed)
+    times, steps = grown(family, name, SIZES, seed)
     assert (steps >= -2e-7 * times[:, 1:]).all()
     assert (times[:, -1] > 1.5 * times[:, 0]).any()
+
+
+@pytest.mark.parametrize(("family", "name"), GROWING)
+@pytest.mark.parametrize("seed", [4, 5])
+def test_more_work_is_never_faster_whatever_is_fitted(family: str, name: str, seed: int) -> None:
+    # linear attention runs another kernel, with constants of its own, for single tokens
+    sizes = SIZES[1:] if (family, name) == ("linear_attention", "tokens") else SIZES
+    times, steps = grown(family, name, sizes, seed, eta_coefficients=drawn_constants(seed))
+    assert (steps >= -2e-7 * times[:, 1:]).all()
 
 
 @pytest.mark.parametrize("context", [255.0, 300.0, 511.0, 700.0, 1023.0])

@@ -1,0 +1,89 @@
+"""Errors of a head on generations of GPUs that it was not fitted on: what its intervals are calibrated with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.eta.forms import Form
+from kernelsight.eta.heads import fit_family, predict_family
+from kernelsight.eta.intervals import ALL, KNOTS_US, MOST_HALF
+from kernelsight.eta.pack import pack_table
+from kernelsight.eta.resolve import generation
+
+# rows of one kernel on one GPU that are predicted: quantiles need no more
+ROWS_PER_KERNEL = 1000
+
+
+class Errors(NamedTuple):
+    """Errors of held-out rows: log(measured / predicted), predicted latency, group and fold of each."""
+
+    log_error: np.ndarray
+    latency_us: np.ndarray
+    groups: np.ndarray
+    folds: np.ndarray
+
+
+def group_of(dtype: str, seen: bool) -> str:
+    """Return the name of the rows that share a width: number formats, and whether the fit knew their kernel."""
+    return f"{dtype}|{'seen' if seen else 'unseen'}"
+
+
+def generations_of(table: pa.Table, gpus: pa.Table) -> dict[str, list[str]]:
+    """Return the GPUs of each generation that the rows hold."""
+    capability = dict(zip(gpus["gpu"].to_pylist(), gpus["compute_capability"].to_pylist(), strict=True))
+    found: dict[str, list[str]] = {}
+    for gpu in sorted(pc.unique(table["gpu"]).to_pylist()):
+        if name := generation(capability[gpu]):
+            found.setdefault(name, []).append(gpu)
+    return found
+
+
+def held_out_errors(
+    family: str,
+    form: Form,
+    table: pa.Table,
+    implementations: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    heads: Mapping[str, pa.Table] | None = None,
+) -> Errors:
+    """Predict each generation by a head fitted without it; ``heads``: such heads by generation, where there are."""
+    parts: list[tuple] = []
+    generations = generations_of(table, gpus)
+    for name, members in generations.items() if len(generations) > 1 else ():
+        outside = pc.is_in(table["gpu"], pa.array(members))
+        rest, mine = table.filter(pc.invert(outside)), _thin(table.filter(outside))
+        head = (heads or {}).get(name)
+        if head is None:
+            head = pack_table(fit_family(family, form, rest, implementations, gpus, fabrics, "held out"))
+        latency = predict_family(family, form, mine, head, implementations, gpus, fabrics, measured=False)
+        known = set(pc.unique(rest["implementation"]).to_pylist())
+        words = zip(mine["dtype"].to_pylist(), mine["implementation"].to_pylist(), strict=True)
+        groups = [group_of(dtype, kernel in known) for dtype, kernel in words]
+        error = np.log(mine["latency_us"].to_numpy() / latency)
+        parts.append((error, latency, np.array(groups, dtype=object), np.full(latency.size, name, dtype=object)))
+    if not parts:
+        return Errors(np.empty(0), np.empty(0), np.empty(0, dtype=object), np.empty(0, dtype=object))
+    return Errors(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def halves_for(curves: Mapping[str, np.ndarray], groups: Sequence[str]) -> np.ndarray:
+    """Return (groups, knots): each group's half widths, those of all rows where it has none of its own."""
+    widest = np.full(len(KNOTS_US), MOST_HALF)
+    return np.array([curves.get(group, curves.get(ALL, widest)) for group in groups]).reshape(len(groups), -1)
+
+
+def _thin(table: pa.Table) -> pa.Table:
+    names = ["implementation", "dtype", "engine", "gpu"]
+    codes: dict[Any, list[int]] = {}
+    for row, key in enumerate(zip(*(table[name].to_pylist() for name in names), strict=True)):
+        codes.setdefault(key, []).append(row)
+    kept = []
+    for rows in codes.values():
+        kept += [rows[int(at)] for at in np.linspace(0, len(rows) - 1, min(len(rows), ROWS_PER_KERNEL)).round()]
+    return table.take(pa.array(sorted(set(kept)), pa.int64()))
