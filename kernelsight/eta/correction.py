@@ -1,7 +1,8 @@
 """The correction of a measured GPU: a small network that explains what the physics leaves of its sweep, log-wise.
 
 latency = head x exp(delta), delta = strength x fade x net, |net| <= ln 4, where net is two tanh layers over
-:mod:`kernelsight.eta.features` with a bias of its own for each kernel (engine, implementation, dtype). Features are held inside the range of the sweep, and delta fades with the octaves that a call lies outside it.
+:mod:`kernelsight.eta.features` with a bias of its own for each kernel (engine, implementation, dtype). Features are
+held inside the range of the sweep, and delta fades with the octaves that a call lies outside it.
 
 How it is fitted: teachers learn the GPU's rows, each without one fold of its sites. What each makes of the fold it has
 not seen is the error to expect at a site that was not measured (cross-validation+, Barber et al. 2021, arXiv
@@ -23,7 +24,7 @@ import numpy as np
 MOST = math.log(4.0)
 # octaves outside the measured range at which a correction has lost half of its effect
 FADE_OCTAVES = 1.0
-TEACHERS, FOLD_STEPS, TEACHER_STEPS, STUDENT_STEPS = 4, 4000, 5000, 10000
+TEACHERS, FOLD_STEPS, TEACHER_STEPS, STUDENT_STEPS = 4, 4000, 5000, 12000
 WIDTH, BATCH = 64, 512
 LEARNING_RATE, DECAY = 5e-3, 1e-3
 # log error below which rows do not differ: their noise
@@ -32,6 +33,8 @@ NOISE = 0.03
 MANY_ROWS = 8000
 # numbers that each kernel has of its own
 BY_NODE = ("first_bias", "last_bias", "strength")
+# numbers in units of the features, which are large beside what they differ by
+PRECISE = ("low", "high", "centre", "scale")
 
 
 class Network(NamedTuple):
@@ -40,6 +43,8 @@ class Network(NamedTuple):
     low: Any  # (F,) range of the sweep, in units of the features
     high: Any  # (F,)
     matter: Any  # (F,) 1: counts for how far a call lies from the sweep
+    centre: Any  # (F,) features are taken from here,
+    scale: Any  # (F,) in these units
     first: Any  # (F, H)
     first_bias: Any  # (N, H)
     second: Any  # (H, H)
@@ -50,7 +55,7 @@ class Network(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """A fitted network, its kernels in the order of their nodes, and each row's log error as if its site were unseen."""
+    """A network, its kernels in the order of their nodes, and each own row's log error as if its site were unseen."""
 
     network: Network
     nodes: list[str]
@@ -62,8 +67,8 @@ def correction(xp: Any, features: Any, node: Any, network: Network) -> Any:
 
     ``features``: (rows, F); ``node``: int, one a row or one for all.
     """
-    held = xp.clip(features, network.low, network.high)
-    hidden = xp.tanh(held @ network.first + network.first_bias[node])
+    inputs = (xp.clip(features, network.low, network.high) - network.centre) / network.scale
+    hidden = xp.tanh(inputs @ network.first + network.first_bias[node])
     hidden = xp.tanh(hidden @ network.second + network.second_bias)
     net = hidden @ network.last + network.last_bias[node]
     fade = 1.0 / (1.0 + (outside(xp, features, network) / FADE_OCTAVES) ** 2)
@@ -110,17 +115,23 @@ def fit_correction(
     asked_words = words[np.concatenate([node, inside_node, lent])]
     lessons = _answers(teachers, asked, asked_words).mean(axis=0)[None]
     student = _train(asked, asked_words, lessons, np.ones_like(lessons), int(STUDENT_STEPS * share), seed=2)
-    network = _folded(student, centre, scale, words)._replace(
-        low=features.min(axis=0), high=features.max(axis=0), matter=np.asarray(matter, dtype=float), strength=strength
+    network = Network(
+        low=features.min(axis=0),
+        high=features.max(axis=0),
+        matter=np.asarray(matter, dtype=float),
+        centre=centre,
+        scale=scale,
+        strength=strength,
+        **_folded(student, words),
     )
     return Fit(network, nodes.tolist(), log_ratio - strength[node] * unseen)
 
 
 def correction_rows(family: str, gpu: str, fit: Fit, source: str) -> list[dict]:
-    """Return a fit as ``eta_coefficients`` rows: every number of the network, with the 11 bits of a float16."""
+    """Return a fit as ``eta_coefficients`` rows: weights and biases with the 11 bits of a float16, the rest with 24."""
     rows = []
     for name, values in fit.network._asdict().items():
-        values = np.asarray(values, dtype=np.float16).astype(float)
+        values = np.asarray(values, dtype=np.float32 if name in PRECISE else np.float16).astype(float)
         for number, part in enumerate(values if name in BY_NODE else [values]):
             engine, implementation, dtype = fit.nodes[number].split("|") if name in BY_NODE else (None, None, None)
             rows += [
@@ -135,7 +146,7 @@ def correction_rows(family: str, gpu: str, fit: Fit, source: str) -> list[dict]:
 
 
 def network_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Network, list[str]]:
-    """Return the network that the correction rows of one (family, GPU) hold, and its kernels in order of their nodes."""
+    """Return the network that correction rows of one (family, GPU) hold, and its kernels in the order of its nodes."""
     parts: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for row in rows:
         kernel = "|".join(row[name] or "" for name in ("engine", "implementation", "dtype"))
@@ -172,9 +183,10 @@ def _folds(sites: np.ndarray, folds: int) -> np.ndarray:
 
 
 def _strength(log_ratio: np.ndarray, unseen: np.ndarray) -> float:
-    """Share of a correction that leaves the least absolute error at sites that it has not seen."""
+    """Share of a correction that is applied: all where it helps at sites that it has not seen, else what helps most."""
     shares = np.linspace(0.0, 1.0, 11)
-    return float(shares[np.argmin([np.abs(log_ratio - share * unseen).mean() for share in shares])])
+    errors = [np.abs(log_ratio - share * unseen).mean() for share in shares]
+    return 1.0 if errors[-1] <= errors[0] else float(shares[np.argmin(errors)])
 
 
 def _between(inputs: np.ndarray, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -188,24 +200,25 @@ def _between(inputs: np.ndarray, node: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _lent_nodes(kernels: np.ndarray, nodes: np.ndarray) -> np.ndarray:
-    """Return the node of each shape that another GPU measured: the same kernel's, or where there is none, any in turn."""
+    """Return the node of each shape that another GPU measured: its kernel's, or where there is none, any in turn."""
     place = {node: number for number, node in enumerate(nodes.tolist())}
     return np.array([place.get(kernel, row % nodes.size) for row, kernel in enumerate(kernels.tolist())], dtype=int)
 
 
-def _folded(student: Any, centre: np.ndarray, scale: np.ndarray, words: np.ndarray) -> Network:
-    """Fold the scaling of the features, and the words of each node, into the first layer and the biases."""
+def _folded(student: Any, words: np.ndarray) -> dict[str, np.ndarray]:
+    """Return layers and biases, with the words of each node folded into its biases."""
     (first, bias), (second, second_bias), (last, last_bias), (direct,) = [
         tuple(np.asarray(part[0], dtype=float) for part in layer) for layer in student
     ]
-    features = centre.size
-    return Network(
-        low=None, high=None, matter=None,
-        first=first[:features] / scale[:, None],
-        first_bias=bias.ravel() + words @ first[features:] - (centre / scale) @ first[:features],
-        second=second, second_bias=second_bias.ravel(), last=last.ravel(),
-        last_bias=last_bias.ravel() + (words @ direct).ravel(), strength=None,
-    )  # fmt: skip
+    features = first.shape[0] - words.shape[1]
+    return {
+        "first": first[:features],
+        "first_bias": bias.ravel() + words @ first[features:],
+        "second": second,
+        "second_bias": second_bias.ravel(),
+        "last": last.ravel(),
+        "last_bias": last_bias.ravel() + (words @ direct).ravel(),
+    }
 
 
 def _train(

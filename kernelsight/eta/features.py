@@ -17,10 +17,10 @@ LEAST_SIZE = 2.0**-6
 
 
 class Features(NamedTuple):
-    """Columns of a family's features; ``sizes`` and ``flags`` first, whose range tells how far a call lies from a sweep.
+    """Columns of a family's features; the range of ``sizes`` and ``flags`` tells how far a call lies from a sweep.
 
-    ``sizes``: call columns, as log2; ``flags``: 1 where the column is positive; ``paddings``: (column, tile), octaves by
-    which it rounds up; ``grids``: factors (column, tile) of a number of blocks, as log2 of waves and their rounding.
+    ``sizes``: call columns, as log2; ``flags``: 1 where the column is positive; ``paddings``: (column, tile), octaves
+    by which it rounds up; ``grids``: factors (column, tile) of a number of blocks, as log2 of waves and their rounding.
     """
 
     sizes: tuple[str, ...]

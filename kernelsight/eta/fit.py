@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernelsight.eta.forms import LEVELS, OWNERS, PATH, Coefficient
+from kernelsight.eta.forms import LEVELS, OWNERS, Coefficient, names_at
 
 # standard deviation of the log error that the fit expects of a good row, and degrees of freedom of its tails
 NOISE = 0.08
@@ -98,10 +98,8 @@ def path_values(
 
 
 def node_path(level: str, path: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what identifies a node: the names from the lineage down to ``level``; of a device, its GPU."""
-    if level == "family":
-        return ()
-    return (path["gpu"],) if level == "device" else tuple(path[name] for name in PATH[: PATH.index(level) + 1])
+    """Return the words of a path that identify its node at a level."""
+    return tuple(path[name] for name in names_at(level))
 
 
 def _cost(residual: np.ndarray, weights: np.ndarray) -> float:

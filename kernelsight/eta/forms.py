@@ -5,17 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# the nodes that a row belongs to: its family, its GPU whatever runs there, and the path from the kernel's lineage down to
-# one engine's build of it on that GPU
-LEVELS = ("family", "device", "lineage", "implementation", "dtype", "engine", "gpu")
+# the nodes that a row belongs to: its family, its GPU whatever runs there, its engine whatever that runs, and the path
+# from the kernel's lineage down to one engine's build of it on that GPU
+LEVELS = ("family", "device", "stack", "lineage", "implementation", "dtype", "engine", "gpu")
+# levels that are not on the path, and what identifies a node of them
+ALONE = {"family": (), "device": ("gpu",), "stack": ("engine",)}
 PATH = ("lineage", "implementation", "dtype", "engine", "gpu")
 # prior standard deviation of a coefficient's log at each level, in units of its own spread
 OWNERS: dict[str, dict[str, float]] = {
     "fixed": {},
     "hardware": {"family": 1.0, "device": 0.2, "gpu": 0.05},
     "implementation": {"family": 1.0, "lineage": 0.6, "implementation": 0.6, "dtype": 0.4, "gpu": 0.1},
-    "engine": {"family": 1.0, "implementation": 0.4, "engine": 0.8, "gpu": 0.2},
+    "engine": {"family": 1.0, "stack": 0.5, "implementation": 0.4, "engine": 0.4, "gpu": 0.2},
 }
+
+
+def names_at(level: str) -> tuple[str, ...]:
+    """Return the words that identify a node of a level.
+
+    >>> names_at("implementation"), names_at("stack")
+    (('lineage', 'implementation'), ('engine',))
+    """
+    return ALONE[level] if level in ALONE else PATH[: PATH.index(level) + 1]
 
 
 class Coefficient(NamedTuple):

@@ -1,4 +1,4 @@
-"""How far off a prediction may be: factors of 90 % intervals, calibrated on errors at GPUs or sites that were not fitted.
+"""How far off a prediction may be: factors of 90 % intervals, calibrated on GPUs or sites that were not fitted.
 
 half(latency) = log of the factor, one curve a group of rows (a dtype, with its kernel seen or not; or a kernel of a
 measured GPU), straight between KNOTS_US in log latency: short kernels scatter otherwise than long ones. At a knot it is

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput
 from kernelsight.eta.fit import Node
-from kernelsight.eta.forms import PATH, Coefficient
+from kernelsight.eta.forms import PATH, Coefficient, names_at
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.contract import Contract
@@ -29,14 +29,13 @@ def node_rows(
     """Return fitted nodes as rows: at the family level the constant, deeper the factor upon it."""
     rows = []
     for node in nodes:
-        names = ("gpu",) if node.level == "device" else PATH[: len(node.path)]
         rows.append(
             {
                 "family": family,
                 "part": "constant",
                 "without": without,
                 "level": node.level,
-                **dict(zip(names, node.path, strict=True)),
+                **dict(zip(names_at(node.level), node.path, strict=True)),
                 "coefficient": node.coefficient,
                 # seven digits: more than any fit determines
                 "value": float(np.float32(exp(node.log_value))),
@@ -70,14 +69,7 @@ def nodes_of(rows: Iterable[Mapping[str, Any]]) -> list[Node]:
     """Return the nodes that constant rows hold."""
     nodes = []
     for row in rows:
-        names = (
-            ("gpu",)
-            if row["level"] == "device"
-            else ()
-            if row["level"] == "family"
-            else PATH[: PATH.index(row["level"]) + 1]
-        )
-        path = tuple(row[name] for name in names)
+        path = tuple(row[name] for name in names_at(row["level"]))
         nodes.append(Node(row["level"], path, row["coefficient"], log(row["value"]), row["log_sd"] or 0.0))
     return nodes
 

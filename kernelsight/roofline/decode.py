@@ -32,8 +32,8 @@ COEFFICIENTS = (
     Coefficient("l2_share", "1", 0.75, 0.3, 1.0, "hardware", "share of a two-part L2 that keeps bytes", 0.2),
     Coefficient("l2_bytes_per_clock", "bytes/clock", 30.0, 8.0, 64.0, "hardware", "L2 feed of a multiprocessor", 0.3),
     Coefficient(
-        "stream_bytes_per_clock", "bytes/clock", 26.0, 1.0, 400.0, "implementation",
-        "keys and values that one block takes in on its own",
+        "stream_elements_per_clock", "1/clock", 13.0, 0.5, 200.0, "implementation",
+        "elements of keys and values, of whatever format, that one block takes in on its own",
     ),
     Coefficient(
         "tensor_factor", "1", 2.5, 1.0, 12.0, "implementation", "padded tensor time against the dense peak", 0.4
@@ -105,8 +105,9 @@ def _split_kv(
 ) -> tuple[Any, Any]:
     """Return (latency_us, blocks) of ``lanes`` independent KV streams of ``keys`` tokens, each read ``passes`` times.
 
-    t = floor + gap + queries + overlap-norm(8-norm(memory, stream, tensor), 2-norm(blocks, combine)).
-    ``group``: query heads of a lane; ``wasted``: at least 1, what padding of the head width costs a multiprocessor.
+    t = floor + gap + narrow + queries + overlap-norm(8-norm(memory, stream, tensor), 2-norm(blocks, combine)).
+    ``group``: query heads of a lane; ``width``: elements that it reads per token; ``wasted``: at least 1, what padding
+    of the head width costs a multiprocessor.
     """
     units, clock = gpu["sm_count"], gpu["clock_per_us"]
     slowness = REFERENCE_CLOCK_PER_US / clock
@@ -121,14 +122,15 @@ def _split_kv(
     running = slots / _norm(xp, 1.0, slots / blocks, 2)  # blocks at work
 
     kv_bytes = xp.maximum(call["bytes"] - query_bytes, 0.0)
-    narrow = xp.clip(2.0 - kv_bytes / (lanes * keys * width), 0.0, 1.0)
+    elements = lanes * keys * width
+    narrow = xp.clip(2.0 - kv_bytes / elements, 0.0, 1.0)
     dram = gpu["memory_bytes_per_us"] / (DRAM_FACTOR + (GDDR6_FACTOR - DRAM_FACTOR) * gpu["inline_ecc"])
     l2 = xp.maximum(at["l2_bytes_per_clock"] * units * clock, dram)
     # two partitions of L2 keep copies of each other's lines, a single one is used whole
     kept_bytes = gpu["l2_bytes"] * at["l2_share"] ** (gpu["l2_partitions"] - 1.0)
     hits = _l2_hits(xp, call["working_set_bytes"] / kept_bytes)
     memory_us = kv_bytes * ((1.0 - hits) / dram + (hits + passes - 1.0) / l2)
-    stream_us = at["streams"] * wasted * (1.0 + narrow) * kv_bytes * passes / (running * clock * at["stream_bytes_per_clock"])
+    stream_us = at["streams"] * wasted * elements * passes / (running * clock * at["stream_elements_per_clock"])
     padded = passes * xp.ceil(group / passes / INSTRUCTION_ROWS) * INSTRUCTION_ROWS / group
     tensor_us = at["tensor_factor"] * wasted * padded * call["flops"] / gpu["math_flops_per_us"] / busy
     core_us = _norm(xp, _norm(xp, memory_us, stream_us, 3), tensor_us, 3)

