@@ -29,8 +29,8 @@ WIDTH, BATCH = 64, 512
 LEARNING_RATE, DECAY = 5e-3, 1e-3
 # log error below which rows do not differ: their noise
 NOISE = 0.03
-# rows from which a training takes all of its steps
-MANY_ROWS = 8000
+# rows at which a training takes that many steps; fewer rows need fewer, more rows more
+STEPS_ROWS, LEAST_STEPS, MOST_STEPS = 8000, 0.25, 2.0
 # numbers that each kernel has of its own
 BY_NODE = ("first_bias", "last_bias", "strength")
 # numbers in units of the features, which are large beside what they differ by
@@ -101,7 +101,7 @@ def fit_correction(
     features, log_ratio, fold = features[own], log_ratio[own], _folds(sites[own], TEACHERS)
     centre, scale = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-3)
     inputs, words = _scaled(features, centre, scale), _words(nodes)
-    share = min(max(inputs.shape[0] / MANY_ROWS, 0.25), 1.0)
+    share = float(np.clip(math.sqrt(inputs.shape[0] / STEPS_ROWS), LEAST_STEPS, MOST_STEPS))
     goals = np.tile(np.clip(log_ratio, -MOST, MOST), (TEACHERS, 1))
     chosen = np.stack([fold != member for member in range(TEACHERS)]).astype(float)
     teachers = _train(inputs, words[node], goals, chosen, int(FOLD_STEPS * share), seed=0)
@@ -183,10 +183,13 @@ def _folds(sites: np.ndarray, folds: int) -> np.ndarray:
 
 
 def _strength(log_ratio: np.ndarray, unseen: np.ndarray) -> float:
-    """Share of a correction that is applied: all where it helps at sites that it has not seen, else what helps most."""
-    shares = np.linspace(0.0, 1.0, 11)
+    """Share of a correction that is applied: all where it helps at sites that it has not seen, else what helps most.
+
+    At least a half: what is applied has seen all sites, and does better than a fold without some of them.
+    """
+    shares = np.array([0.0, *np.linspace(0.5, 1.0, 6)])
     errors = [np.abs(log_ratio - share * unseen).mean() for share in shares]
-    return 1.0 if errors[-1] <= errors[0] else float(shares[np.argmin(errors)])
+    return 1.0 if errors[-1] <= errors[0] else float(shares[1 + np.argmin(errors[1:])])
 
 
 def _between(inputs: np.ndarray, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

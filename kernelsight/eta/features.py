@@ -123,6 +123,9 @@ def _derived(xp: Any, call: Columns) -> Columns:
     found = dict(call)
     if "heads" in call and "batch" in call:
         found["lanes"] = call["batch"] * call["heads"]
+    if "keys" not in call and "context" in call and "window" in call:
+        keys = call["context"] + 1.0
+        found["keys"] = xp.where(call["window"] > 0, xp.minimum(keys, call["window"]), keys)
     if "kv_heads" in call:
         found["group"] = call["heads"] / call["kv_heads"]
         if "new_tokens" in call:

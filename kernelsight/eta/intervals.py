@@ -4,8 +4,8 @@ half(latency) = log of the factor, one curve a group of rows (a dtype, with its 
 measured GPU), straight between KNOTS_US in log latency: short kernels scatter otherwise than long ones. At a knot it is
 the 90 % quantile of the absolute log errors around it.
 
-Four generations cannot certify 90 %, so errors of GPUs are taken fold by fold (a fold: one generation held out) and the
-worst fold counts; what only one fold has measured is widened by LONE_FOLD. Errors at unmeasured sites of one GPU are
+Four generations cannot certify 90 %. Each fold (one generation held out) counts alike, however many rows it has: an unseen
+generation is taken as one more draw among them; what only one fold has measured is widened by LONE_FOLD. Errors at unmeasured sites of one GPU are
 exchangeable, and form a single fold (split conformal, Lei et al. 2018, arXiv 1604.04173).
 """
 
@@ -101,21 +101,20 @@ def _place(xp: Any, latency_us: Any) -> Any:
 
 
 def _curve(error: np.ndarray, knot: np.ndarray, folds: np.ndarray | None, prior: np.ndarray | None) -> np.ndarray:
-    """Half widths at the knots: the worst fold's, each drawn to the prior by PRIOR_ROWS rows."""
-    names = [None] if folds is None else np.unique(folds).tolist()
-    curves = []
-    for name in names:
-        of = slice(None) if name is None else folds == name
-        curves.append(_quantiles(error[of], knot[of], prior))
-    worst = np.max(curves, axis=0) * (LONE_FOLD if folds is not None and len(names) == 1 else 1.0)
-    return np.clip(worst, LEAST_HALF, MOST_HALF)
+    """Half widths at the knots, every fold counting alike, drawn to the prior by PRIOR_ROWS rows."""
+    weight, lone = np.ones(error.size), 1.0
+    if folds is not None:
+        names, fold = np.unique(folds, return_inverse=True)
+        weight = (error.size / names.size / np.bincount(fold))[fold]
+        lone = LONE_FOLD if names.size == 1 else 1.0
+    return np.clip(_quantiles(error, knot, weight, prior) * lone, LEAST_HALF, MOST_HALF)
 
 
-def _quantiles(error: np.ndarray, knot: np.ndarray, prior: np.ndarray | None) -> np.ndarray:
-    overall = _quantile(error, np.ones(error.size))
+def _quantiles(error: np.ndarray, knot: np.ndarray, counts: np.ndarray, prior: np.ndarray | None) -> np.ndarray:
+    overall = _quantile(error, counts)
     found = np.full(len(KNOTS_US), overall)
     for number in range(len(KNOTS_US)):
-        weight = np.maximum(1.0 - np.abs(knot - number), 0.0)
+        weight = counts * np.maximum(1.0 - np.abs(knot - number), 0.0)
         rows = weight.sum()
         if rows > 0:
             # where few rows lie near a knot, all rows of the curve speak for it

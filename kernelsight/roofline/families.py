@@ -12,7 +12,7 @@ FORMS: dict[str, Form] = {
     "gemm": Form(gemm.gemm, ("m", "n", "k"), same, gemm.COEFFICIENTS, 1.4),
     "batched_gemm": Form(gemm.batched_gemm, ("batch", "m", "n", "k"), same, gemm.BATCHED_COEFFICIENTS, 1.6),
     "prefill_attention": Form(
-        prefill.attention, (*PREFILL_READS, "kv_heads", "window"), same, prefill.COEFFICIENTS, 1.6
+        prefill.attention, (*PREFILL_READS, "kv_heads", "head_dim", "window"), same, prefill.COEFFICIENTS, 1.6
     ),
     "encoder_attention": Form(prefill.attention, PREFILL_READS, same, prefill.COEFFICIENTS, 1.6),
     "mla_prefill": Form(prefill.attention, PREFILL_READS, same, prefill.COEFFICIENTS, 1.8),

@@ -1,4 +1,4 @@
-"""Intervals cover what they were calibrated on, follow the worst fold, and widen outside of what was measured."""
+"""Intervals cover what they were calibrated on, count every fold alike, and widen outside of what was measured."""
 
 import numpy as np
 import pytest
@@ -33,13 +33,15 @@ def test_nine_in_ten_rows_are_covered_and_short_kernels_scatter_more():
     assert halves[0] > 2.0 * halves[-1]
 
 
-def test_the_worst_fold_counts():
+def test_every_fold_counts_alike_however_many_rows_it_has():
     error, latency = _errors()
-    folds = np.where(np.arange(error.size) % 2 == 0, "ada", "hopper")
-    worse = np.where(folds == "hopper", 3.0 * error, error)
+    folds = np.where(np.arange(error.size) % 10 == 0, "ada", "hopper")
+    worse = np.where(folds == "ada", 3.0 * error, error)
     halves = fit_intervals(worse, latency, ["bf16"] * error.size, folds)["bf16"]
-    alone = fit_intervals(worse[folds == "hopper"], latency[folds == "hopper"], ["bf16"] * 3000)["bf16"]
-    assert halves == pytest.approx(alone, rel=0.05)
+    inside = np.abs(worse) <= np.log(spread(np, latency, halves))
+    by_fold = [inside[folds == name].mean() for name in ("ada", "hopper")]
+    assert 0.88 <= np.mean(by_fold) <= 0.93
+    assert by_fold[0] < 0.87
 
 
 def test_a_group_that_one_fold_measured_is_widened():

@@ -17,6 +17,7 @@ from kernelsight.roofline.families import FORMS
 NODES = [
     Node("family", (), "floor_us", 0.7, 0.1),
     Node("device", ("h100_sxm",), "floor_us", -0.05, 0.02),
+    Node("stack", ("vllm",), "gap_us", 0.4, 0.1),
     Node("lineage", ("flash",), "tensor_factor", 0.2, 0.1),
     Node("implementation", ("flash", "fa3"), "tensor_factor", -0.3, 0.05),
     Node("dtype", ("flash", "fa3", "bf16/bf16"), "tensor_factor", 0.01, 0.2),
@@ -41,7 +42,7 @@ def test_nodes_come_back_from_their_rows() -> None:
 
 def test_a_constant_has_its_unit_and_a_factor_none() -> None:
     rows = rows_of(NODES, "hopper").to_pylist()
-    assert [row["unit"] for row in rows] == ["us", *["1"] * 6]
+    assert [row["unit"] for row in rows] == ["us", *["1"] * 7]
     assert {(row["part"], row["without"], row["assumed"]) for row in rows} == {("constant", "hopper", None)}
     assert rows[1]["gpu"] == "h100_sxm"
     assert rows[1]["lineage"] is None

@@ -148,6 +148,7 @@ FITTED = [
     constant("tensor_factor", 1.1, "gpu", **OWN),
     constant("floor_us", 4.0),
     constant("floor_us", 0.9, "device", gpu="h100_sxm"),
+    constant("floor_us", 1.3, "stack", engine="sglang"),
 ]
 
 
