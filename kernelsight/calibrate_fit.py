@@ -11,7 +11,7 @@ from kernelsight.errors import InvalidInput, unknown
 def run(arguments: argparse.Namespace) -> None:
     """Fit, write the pack, and print how many numbers of each family it holds."""
     from kernelsight.catalog.tables import facts
-    from kernelsight.eta.evaluate import measured_gpus
+    from kernelsight.eta.evaluate import check_sweeps, measured_gpus
     from kernelsight.eta.pack import write_pack
     from kernelsight.eta.packing import fit_pack
     from kernelsight.roofline.families import FORMS
@@ -21,11 +21,7 @@ def run(arguments: argparse.Namespace) -> None:
     if target is None:
         raise InvalidInput("calibrate fit was given no -o FILE; name the Parquet file of the pack.")
     sweeps = [Path(name) for name in arguments.sweep]
-    for path in sweeps:
-        if not path.is_file():
-            raise InvalidInput(
-                f"there is no file {path}; `kernelsight calibrate import aiconfigurator -o FILE` writes one."
-            )
+    check_sweeps(sweeps)
     measured = sorted(measured_gpus(sweeps))
     gpus = _listed(arguments.train_gpus, measured, "GPU") or measured
     families = _listed(arguments.families, list(FORMS), "kernel family") or list(FORMS)
@@ -39,9 +35,9 @@ def run(arguments: argparse.Namespace) -> None:
         told=note,
     )
     write_pack(pack, target)
-    counts = pack.group_by(["family", "part"]).aggregate([("value", "count")]).sort_by([("family", "ascending")])
-    rows = [{"family": row["family"], "part": row["part"], "numbers": row["value_count"]} for row in counts.to_pylist()]
-    print_rows(rows, ["family", "part", "numbers"], arguments.format)
+    counts = pack.group_by(["family", "part"]).aggregate([([], "count_all")]).sort_by([("family", "ascending")])
+    rows = [{"family": row["family"], "part": row["part"], "rows": row["count_all"]} for row in counts.to_pylist()]
+    print_rows(rows, ["family", "part", "rows"], arguments.format)
 
 
 def _listed(text: str | None, known: list[str], kind: str) -> list[str]:

@@ -103,6 +103,7 @@ def _deployment(verb: argparse.ArgumentParser, required: bool) -> None:
         "--quantization", metavar="Q", help="one of the table quantizations; left open: as the checkpoint's config says"
     )
     group.add_argument("--tier", choices=TIERS, help="which kernel model answers")
+    group.add_argument("--pack", metavar="FILE", help="kernel model of calibrate fit; left open: the one that ships")
     limits = verb.add_argument_group("engine limits")
     limits.add_argument("--max-model-len", type=int, metavar="N")
     limits.add_argument("--max-num-seqs", type=int, metavar="N")
@@ -218,6 +219,7 @@ def _sweep(verbs: argparse._SubParsersAction) -> None:
         "scenarios, or a SQL query; price_per_gpu_hour may stand beside the flags",
     )
     verb.add_argument("--gpus", metavar="FILE", help="CSV or JSON with GPUs beside the catalogue's")
+    verb.add_argument("--pack", metavar="FILE", help="kernel model of calibrate fit; left open: the one that ships")
     verb.add_argument(
         "--goodput", nargs="+", metavar="METRIC:MS", help="objectives of requests: ttft:MS tpot:MS e2el:MS"
     )

@@ -26,7 +26,7 @@ UNSTATED = (
 
 
 def open_session(arguments: Any) -> Session:
-    """Return a session in memory, with the GPUs of --gpus beside the catalogue's."""
+    """Return a session in memory, with the GPUs of --gpus beside the catalogue's and the kernel model of --pack."""
     from kernelsight.session import connect
     from kernelsight.write.output import progress
 
@@ -34,6 +34,10 @@ def open_session(arguments: Any) -> Session:
     session.progress = progress
     if getattr(arguments, "gpus", None):
         extend_gpus(session, Path(arguments.gpus))
+    if getattr(arguments, "pack", None):
+        from kernelsight.eta.pack import read_pack, with_assumed
+
+        session.give("eta_coefficients", with_assumed(read_pack(Path(arguments.pack))))
     return session
 
 

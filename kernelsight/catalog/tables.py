@@ -78,7 +78,10 @@ def _implementations() -> pa.Table:
     parts = []
     for path in sorted((_FOLDER / "implementations").glob("*.csv")):
         rows = pa_csv.read_csv(path).to_pylist()
-        parts += [{"family": path.stem, **{name: None if value == "" else value for name, value in row.items()}} for row in rows]
+        parts += [
+            {"family": path.stem, **{name: None if value == "" else value for name, value in row.items()}}
+            for row in rows
+        ]
     return conform(_from_rows(parts, contract), contract, origin="implementations")
 
 

@@ -88,12 +88,14 @@ def fit_correction(
     target: str,
     sites: np.ndarray,
     matter: np.ndarray,
+    effort: float = MOST_STEPS,
 ) -> Fit:
     """Fit the correction of ``target`` to log(measured / head) of its rows; deterministic.
 
     ``features``: (rows, F); ``kernels``: "engine|implementation|dtype" and ``gpus``: GPU of each row, of which those of
     other GPUs lend their shapes alone; ``sites``: number of each row's site, held out together; ``matter``: (F,), see
-    :class:`Network`. ``unseen_error`` has the rows of ``target``.
+    :class:`Network`; ``effort``: steps at most, in units of those of STEPS_ROWS rows. ``unseen_error`` has the rows of
+    ``target``.
     """
     own = np.asarray(gpus) == target
     kernels, other_features = np.asarray(kernels), features[~own]
@@ -101,7 +103,7 @@ def fit_correction(
     features, log_ratio, fold = features[own], log_ratio[own], _folds(sites[own], TEACHERS)
     centre, scale = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-3)
     inputs, words = _scaled(features, centre, scale), _words(nodes)
-    share = float(np.clip(math.sqrt(inputs.shape[0] / STEPS_ROWS), LEAST_STEPS, MOST_STEPS))
+    share = float(np.clip(math.sqrt(inputs.shape[0] / STEPS_ROWS), min(LEAST_STEPS, effort), effort))
     goals = np.tile(np.clip(log_ratio, -MOST, MOST), (TEACHERS, 1))
     chosen = np.stack([fold != member for member in range(TEACHERS)]).astype(float)
     teachers = _train(inputs, words[node], goals, chosen, int(FOLD_STEPS * share), seed=0)

@@ -48,9 +48,9 @@ def fit_nodes(
 ) -> list[Node]:
     """Return the nodes of the coefficient tree that explain ``latency_us`` best under their priors.
 
-    ``columns``, ``gpu`` and ``fixed``: float arrays of one value a row; ``leaves``: the different paths, ``leaf_of_row``
-    the number of each row's; ``weights``: relative weight of rows within their leaf. ``start``: nodes that are kept
-    where ``free_levels`` does not hold their level, and are the first guess where it does.
+    ``columns``, ``gpu`` and ``fixed``: float arrays of one value a row; ``leaves``: the different paths,
+    ``leaf_of_row`` the number of each row's; ``weights``: relative weight of rows within their leaf. ``start``: nodes
+    that are kept where ``free_levels`` does not hold their level, and are the first guess where it does.
     """
     tree = _Tree(coefficients, leaves, leaf_of_row, free_levels, start)
     data = _Data(expression, coefficients, columns, gpu, fixed, latency_us)
@@ -83,7 +83,7 @@ def fit_nodes(
 def path_values(
     coefficients: Sequence[Coefficient], nodes: Sequence[Node], paths: Sequence[Mapping[str, str]]
 ) -> dict[str, np.ndarray]:
-    """Return each fitted coefficient at each path: the product of the nodes found along it; absent nodes change nothing."""
+    """Return each fitted coefficient at each path: the product of the nodes that are found along it."""
     found = {(node.level, node.path, node.coefficient): node.log_value for node in nodes}
     values = {}
     for one in coefficients:

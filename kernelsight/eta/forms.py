@@ -48,7 +48,7 @@ class Coefficient(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A family's latency model: ``expression(xp, call, gpu, at) -> (latency_us, tiles or None)`` over ``view``'s columns.
+    """A family's latency model: ``expression(xp, call, gpu, at) -> (latency_us, tiles or None)`` over its view.
 
     ``reads``: columns of the family's call table that the view needs beside flops and bytes; ``view(xp, call)`` derives
     what the expression reads from them; ``spread``: half width of the 90 % interval as a factor, where none is fitted.

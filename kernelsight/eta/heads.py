@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kernelsight.eta.fit import fit_nodes
 from kernelsight.eta.forms import LEVELS, PATH, Form
-from kernelsight.eta.pack import node_rows, nodes_of
+from kernelsight.eta.pack import node_rows
 from kernelsight.eta.resolve import Facts, constants_at, family_facts, lineage_of, structure_at
 from kernelsight.roofline.columns import combinations
 from kernelsight.roofline.hardware import MATH, hardware_columns

@@ -4,9 +4,10 @@ half(latency) = log of the factor, one curve a group of rows (a dtype, with its 
 measured GPU), straight between KNOTS_US in log latency: short kernels scatter otherwise than long ones. At a knot it is
 the 90 % quantile of the absolute log errors around it.
 
-Four generations cannot certify 90 %. Each fold (one generation held out) counts alike, however many rows it has: an unseen
-generation is taken as one more draw among them; what only one fold has measured is widened by LONE_FOLD. Errors at unmeasured sites of one GPU are
-exchangeable, and form a single fold (split conformal, Lei et al. 2018, arXiv 1604.04173).
+Four generations cannot certify 90 %. Each fold (one generation held out) counts alike, however many rows it has: an
+unseen generation is taken as one more draw among them; what only one fold has measured is widened by LONE_FOLD. Errors
+at unmeasured sites of one GPU are exchangeable, and form a single fold (split conformal, Lei et al. 2018, arXiv
+1604.04173).
 """
 
 from __future__ import annotations

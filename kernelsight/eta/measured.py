@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.eta.correction import Fit, correction, correction_rows, fit_correction, network_of
+from kernelsight.eta.correction import MOST_STEPS, Fit, correction, correction_rows, fit_correction, network_of
 from kernelsight.eta.features import FEATURES, features, names_of
 from kernelsight.eta.forms import Form
 from kernelsight.eta.heads import predict_family, read_rows
@@ -16,15 +16,16 @@ from kernelsight.eta.resolve import family_facts
 from kernelsight.eta.splits import site_names
 
 # rows of other GPUs that show how the remainder varies with the shape: more teach nothing new
-OTHER_ROWS = 60_000
-OWN_ROWS = 120_000
+OTHER_ROWS = 30_000
+OWN_ROWS = 60_000
 
 
 class Measured(NamedTuple):
-    """A fitted correction, and of each row it was fitted to: latency as the head has it, and kernel."""
+    """A fitted correction, and of each row it was fitted to: latency as the head has it, what it leaves, and kernel."""
 
     fit: Fit
     latency_us: np.ndarray
+    log_ratio: np.ndarray
     kernels: list[str]
 
 
@@ -37,8 +38,12 @@ def fit_measured(
     implementations: pa.Table,
     gpus: pa.Table,
     fabrics: pa.Table,
+    effort: float = MOST_STEPS,
 ) -> Measured:
-    """Fit the correction of ``target`` to training rows of it and of others, beside the head that they gave."""
+    """Fit the correction of ``target`` to training rows of it and of others, beside the head that they gave.
+
+    ``effort``: see :func:`kernelsight.eta.correction.fit_correction`.
+    """
     own = np.asarray(pc.equal(table["gpu"], target))
     kept = np.sort(np.concatenate([_spaced(np.flatnonzero(own), OWN_ROWS), _spaced(np.flatnonzero(~own), OTHER_ROWS)]))
     table = table.take(pa.array(kept))
@@ -53,9 +58,10 @@ def fit_measured(
         target,
         site_names(family, table)[1],
         _matter(family),
+        effort,
     )
     mine = np.flatnonzero(np.asarray(pc.equal(table["gpu"], target)))
-    return Measured(fit, base[mine], [kernels[row] for row in mine])
+    return Measured(fit, base[mine], log_ratio[mine], [kernels[row] for row in mine])
 
 
 def correct(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,6 +18,9 @@ from kernelsight.eta.pack import correction_arrays, pack_table
 from kernelsight.eta.training import training_rows
 from kernelsight.roofline.families import FORMS
 from kernelsight.roofline.latency import BY_HEAD_DIM
+
+# steps of a correction's training against those of a budget of sites: a whole sweep lies denser, and there are many
+PACK_EFFORT = 0.4
 
 
 def fit_pack(
@@ -70,12 +74,19 @@ def family_rows(
         curves = fit_intervals(*(column[counted] for column in errors))
         rows += correction_arrays(interval_rows(family, curves, "errors on held-out generations", without=name))
     for target in sorted(set(table["gpu"].to_pylist())) if has_correction(family) else ():
-        told(f"{family}: correction of {target}")
-        own = fit_measured(family, form, table, target, whole, *tables)
+        own = fit_measured(family, form, table, target, whole, *tables, effort=PACK_EFFORT)
         curves = fit_intervals(own.fit.unseen_error, own.latency_us, own.kernels)
+        told(
+            f"{family}: {target} at held-out sites {_median_error(own.fit.unseen_error)}, "
+            f"by its head alone {_median_error(own.log_ratio)} (median)"
+        )
         rows += correction_arrays(rows_of(family, target, own.fit))
         rows += correction_arrays(interval_rows(family, curves, "errors at held-out sites", gpu=target))
     return rows
+
+
+def _median_error(log_error: np.ndarray) -> str:
+    return f"{np.expm1(np.median(np.abs(log_error))):.1%}"
 
 
 def _source(table: pa.Table) -> str:

@@ -1,4 +1,4 @@
-"""From what a call states (engine, GPU, number formats) to the kernel that runs it and the constants of its expression."""
+"""From what a call states (engine, GPU, number formats) to the kernel that runs it and its expression's constants."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def generation(compute_capability: str | None) -> str | None:
 
 
 class Facts(NamedTuple):
-    """What resolving reads of one family: implementations by name, structure, choices, and of each GPU its generation."""
+    """What resolving reads of one family: lineage and structure by implementation, generation by GPU."""
 
     lineage: dict[str, str]
     structure: dict[tuple[str, str], float]

@@ -26,7 +26,7 @@ SITES: dict[str, tuple[str, ...]] = {
     "gemm": ("n", "k"),
     "prefill_attention": ("heads", "kv_heads", "head_dim"),
     "decode_attention": ("heads", "kv_heads", "head_dim"),
-    "moe": ("hidden", "intermediate", "top_k", "experts", "moe_tp", "moe_ep"),
+    "moe": ("hidden", "intermediate", "top_k", "local_experts", "moe_tp", "moe_ep"),
     "encoder_attention": ("heads", "head_dim"),
     "quantize": ("columns",),
 }
@@ -45,7 +45,7 @@ LOAD = {
     "bytes",
 }
 # a layer's own sizes, where rows hold one GPU's part of them: field, what it is multiplied by
-WHOLE = {"intermediate": "moe_tp", "experts": "moe_ep"}
+WHOLE = {"intermediate": "moe_tp", "local_experts": "moe_ep"}
 LEAST_SITES = 2
 # a family with fewer sites is reported, but stands outside the goals of the target-measured tier
 SITES_OF_A_GOAL = 20

@@ -44,11 +44,13 @@ WORK: dict[str, dict[str, str]] = {
         "head_dim": "shape.head_dim",
         "window": 'coalesce(shape."window", 0)',
         "kv_bytes": "weight_bits / 8",
-        "growing": 'case when "window" > 0 then least(greatest("window" - cached_tokens, 0), new_tokens) else new_tokens end',
+        "growing": 'case when "window" > 0 then least(greatest("window" - cached_tokens, 0), new_tokens) '
+        "else new_tokens end",
         "visible_pairs": FULL_PAIRS,
         "cached_read": 'case when "window" > 0 then least(cached_tokens, "window" - 1) else cached_tokens end',
         "flops": "4.0 * heads * head_dim * visible_pairs",
-        "bytes": "batch * (4.0 * new_tokens * heads * head_dim + 4.0 * new_tokens * kv_heads * head_dim + 2.0 * cached_read * kv_heads * head_dim * kv_bytes)",
+        "bytes": "batch * (4.0 * new_tokens * heads * head_dim + 4.0 * new_tokens * kv_heads * head_dim + "
+        "2.0 * cached_read * kv_heads * head_dim * kv_bytes)",
         "working_set_bytes": "bytes",
     },
     "encoder_attention": {
@@ -99,7 +101,8 @@ WORK: dict[str, dict[str, str]] = {
         "rope_dim": "shape.rope_dim",
         "kv_bytes": "weight_bits / 8",
         "flops": "2.0 * batch * heads * (2 * kv_lora_rank + rope_dim) * (context + 1)",
-        "bytes": "batch * ((context + 1) * (kv_lora_rank + rope_dim) * kv_bytes + 2.0 * heads * (2 * kv_lora_rank + rope_dim))",
+        "bytes": "batch * ((context + 1) * (kv_lora_rank + rope_dim) * kv_bytes + 2.0 * heads * (2 * "
+        "kv_lora_rank + rope_dim))",
         "working_set_bytes": "bytes",
     },
     "moe": {
@@ -115,7 +118,8 @@ WORK: dict[str, dict[str, str]] = {
         "load_exponent": "coalesce(try_cast(regexp_extract(distribution, '^power_law_([0-9.]+)$', 1) as double), 0)",
         "active_experts": "local_experts * (1 - pow(1 - top_k / (local_experts * moe_ep), tokens))",
         "flops": "2.0 * tokens * top_k / moe_ep * matrices * intermediate * hidden",
-        "bytes": "active_experts * matrices * intermediate * hidden * weight_bits / 8 + 4.0 * tokens * least(1.0, top_k / moe_ep) * hidden",
+        "bytes": "active_experts * matrices * intermediate * hidden * weight_bits / 8 + 4.0 * tokens * "
+        "least(1.0, top_k / moe_ep) * hidden",
         "working_set_bytes": "bytes",
     },
     "quantize": {
@@ -134,7 +138,8 @@ WORK: dict[str, dict[str, str]] = {
         "kv_heads": "shape.kv_heads",
         "key_dim": "shape.head_dim",
         "value_dim": "shape.v_head_dim",
-        "flops": "case when taps > 0 then 2.0 * rows * columns * taps else 6.0 * rows * heads * key_dim * value_dim end",
+        "flops": "case when taps > 0 then 2.0 * rows * columns * taps else 6.0 * rows * heads * key_dim * "
+        "value_dim end",
         "bytes": "case when taps > 0 then 2.0 * columns * (2 * rows + 2 * sequences * (taps - 1) + taps) "
         "else 2.0 * rows * (2 * kv_heads * key_dim + 2 * heads * value_dim + 2 * heads) "
         "+ 8.0 * sequences * heads * key_dim * value_dim end",
@@ -156,10 +161,10 @@ WORK: dict[str, dict[str, str]] = {
         "else shape.batch * keys * 132.0 + queries * heads * 128.0 end",
         "working_set_bytes": "bytes",
     },
-    **dict.fromkeys(
-        ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p"),
-        {"group_size": "shape.gpus", "bytes": "shape.bytes", "flops": "0.0"},
-    ),
+    **{
+        family: {"group_size": "shape.gpus", "bytes": "shape.bytes", "flops": "0.0"}
+        for family in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
+    },
 }
 # rows that are scored but that a fit leaves out: sums of int8, which no switch adds up and no engine asks for; messages
 # above 1 GiB

@@ -15,8 +15,8 @@ SPLIT_L2 = ("8.0", "9.0", "10.0", "10.3")
 GDDR6 = ("7.5", "8.6", "8.9")
 # boards with GDDR memory, of any kind: by compute capability
 GDDR = (*GDDR6, "12.0")
-# special-function results per clock and multiprocessor: 4 in each of 4 quadrants (CUDA C++ programming guide, arithmetic
-# instructions); Blackwell Ultra has twice that ("Inside NVIDIA Blackwell Ultra", NVIDIA technical blog, 2025)
+# special-function results per clock and multiprocessor: 4 in each of 4 quadrants (CUDA C++ programming guide,
+# arithmetic instructions); Blackwell Ultra has twice that (NVIDIA technical blog "Inside NVIDIA Blackwell Ultra", 2025)
 EXPONENTIALS_PER_CLOCK = 16.0
 DOUBLE_RATE_EXPONENTIALS = ("10.3",)
 

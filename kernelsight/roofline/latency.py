@@ -28,8 +28,8 @@ BOUNDS = ("compute", "memory", "link")
 VECTOR_WORK = ("norm", "activation", "rope", "kv_write", "quantize", "embedding", "sampling")
 # a forward pass touches far more bytes than L2 holds before it reads a weight or a cached key again
 COLD_BYTES = 1e15
-# what differs between a sweep and a served graph: no gap between two replays; quantisation, rotation and cache writes have
-# calls of their own; prompts do not end at whole tiles
+# what differs between a sweep and a served graph: no gap between two replays; quantisation, rotation and cache writes
+# have calls of their own; prompts do not end at whole tiles
 SERVED = {"gap_us": 0.0, "quantizes": 0.0, "query_passes": 0.0, "kv_passes": 0.0, "row_padding": 0.5}
 # families whose kernel an engine chooses by the width of the heads
 BY_HEAD_DIM = ("prefill_attention", "decode_attention")
@@ -188,7 +188,8 @@ def _constants(
         here = kind["answers"] == "target-measured"
         kind["corrected"] = kind["gpu"] if here and kind["gpu"] in corrected else None
         kind["kernel"] = "|".join((kind["engine"], implementation, kind["dtype"]))
-        without = None if here else facts.generation.get(kind["gpu"])
+        # asked not to use what was measured there, the head without its whole generation answers
+        without = facts.generation.get(kind["gpu"]) if kind["gpu"] in measured and not here else None
         path = {**kind, "implementation": implementation, "lineage": lineage_of(facts, implementation)}
         at = constants_at(
             facts, coefficients, family, form.coefficients, [path], without if without in fits else None, measured=here

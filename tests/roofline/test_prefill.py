@@ -14,6 +14,7 @@ from kernelsight.roofline.prefill import COEFFICIENTS, attention
 MATH, UNITS, CLOCK, DRAM, L2 = 989.4e6, 132.0, 1830.0, 3.35e6, 52428800.0
 H100 = {
     "math_flops_per_us": MATH, "sm_count": UNITS, "clock_per_us": CLOCK, "memory_bytes_per_us": DRAM, "l2_bytes": L2,
+    "exponentials_per_clock": 16.0, "sixteen_bit_flops_per_us": MATH,
 }  # fmt: skip
 START = {one.name: one.start for one in COEFFICIENTS}
 COLD = 1e15
