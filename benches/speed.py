@@ -13,9 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pyarrow as pa
 
+from kernelsight.dataflow.columns import numeric
+from kernelsight.eta.correction import Network
+from kernelsight.eta.intervals import spread
+from kernelsight.eta.resolve import family_facts
+from kernelsight.roofline import latency
 from kernelsight.roofline.families import FORMS
+from kernelsight.roofline.hardware import MATH, hardware_columns
 from kernelsight.roofline.latency import latencies
 from kernelsight.session import Session, connect
 
@@ -31,6 +39,8 @@ ENGINES = ("vllm", "sglang")
 PRICES = ("deployment_settings", "gpus", "fabrics", "eta_coefficients", "kernel_implementations")
 # families that sweeps hold but that no model of the catalogue launches
 NOT_LOWERED = {"encoder_attention"}
+BULK_ROWS = 4_000_000
+MIX = {"gemm": 0.4, "prefill_attention": 0.2, "decode_attention": 0.4}
 
 
 def deployments(count: int) -> pa.Table:
@@ -111,6 +121,62 @@ def expression_measurements(repeats: int) -> list[dict[str, Any]]:
     return found
 
 
+def bulk_measurements(repeats: int) -> list[dict[str, Any]]:
+    """Time numeric columns in memory to latency, p05 and p95, in float32 by JAX: by the head, and with a correction."""
+    with fresh(1) as session:
+        calls = {family: session.table(f"{family}_calls") for family in MIX}
+        prices = dict(zip(PRICES, (session.table(name) for name in PRICES), strict=True))
+    found = []
+    for tier in ("cross-generation", "auto"):
+        for name, shares in (("gemm", {"gemm": 1.0}), ("mixed families", MIX)):
+            runs = [
+                _bulk(family, calls[family], prices, tier, int(share * BULK_ROWS)) for family, share in shares.items()
+            ]
+            kinds = {kind for kind, _ in runs}
+            each = [run for _, run in runs]
+            fastest(lambda each=each: [run() for run in each], 1)  # compiles
+            seconds = fastest(lambda each=each: [run() for run in each], repeats)
+            found.append(
+                measurement(f"columns to latency, p05, p95: {name}, {' '.join(sorted(kinds))}", BULK_ROWS, *seconds)
+            )
+    return found
+
+
+def _bulk(
+    family: str, calls: pa.Table, prices: dict[str, pa.Table], tier: str, rows: int
+) -> tuple[str, Callable[[], Any]]:
+    """Return what answers, and a compiled run over the family's calls of one kernel, repeated to ``rows``."""
+    settings, coefficients = prices["deployment_settings"], prices["eta_coefficients"]
+    place = settings.column_names.index("tier")
+    settings = settings.set_column(place, "tier", pa.array([tier] * settings.num_rows))
+    kinds, kind_of_row = latency._kinds(family, calls, settings)
+    facts = family_facts(family, prices["kernel_implementations"], prices["gpus"])
+    at, _ = latency._constants(family, kinds, facts, coefficients)
+    halves = latency._halves(family, kinds, coefficients)[0].astype(np.float32)
+    at = {name: np.float32(values[0]) for name, values in at.items()}
+    hardware = hardware_columns(prices["gpus"], prices["fabrics"])
+    uniform = {
+        "gpu": prices["gpus"]["gpu"].to_pylist().index(kinds[0]["gpu"]),
+        "math": MATH.index(kinds[0]["math"]),
+    }
+    if kinds[0]["corrected"]:
+        network, nodes = latency._network(coefficients, family, kinds[0]["gpu"])
+        at["network"] = Network(*(np.asarray(part, np.float32) for part in network))
+        uniform["node"] = nodes.index(kinds[0]["kernel"]) if kinds[0]["kernel"] in nodes else -1
+    columns = numeric(calls.filter(pa.array(kind_of_row == 0)), [*FORMS[family].reads, "flops", "bytes"])
+    columns = {name: jnp.asarray(np.resize(values, rows), jnp.float32) for name, values in columns.items()}
+    hardware = {name: np.asarray(values, np.float32) for name, values in hardware.items()}
+    expression = latency._kernel(family)
+
+    @jax.jit
+    def run(columns: dict[str, Any]) -> tuple[Any, Any, Any]:
+        time_us = expression(jnp, columns, uniform, hardware, at)["latency_us"]
+        factor = spread(jnp, time_us, halves)
+        return time_us, time_us / factor, time_us * factor
+
+    return kinds[0]["answers"], lambda: jax.block_until_ready(run(columns))
+
+
 def measurement(name: str, rows: float | None, wall: float, process: float) -> dict[str, Any]:
     """Return one row of the report; rows per second are of wall time."""
     speed = None if rows is None else rows / wall
@@ -135,7 +201,8 @@ def main() -> None:
     words = parser.parse_args()
     if words.repeats < 1:
         parser.error(f"--repeats is {words.repeats}; give at least 1.")
-    found = expression_measurements(words.repeats) + session_measurements(words.repeats)
+    found = bulk_measurements(words.repeats)
+    found += expression_measurements(words.repeats) + session_measurements(words.repeats)
     show(found)
     if words.output:
         words.output.write_text(json.dumps(found, indent=2) + "\n")

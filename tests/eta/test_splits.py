@@ -64,7 +64,9 @@ def test_a_site_is_held_out_over_all_other_columns():
 
 
 def test_sites_of_experts_are_those_of_the_whole_layer():
-    rows = pa.table({"hidden": [2048.0], "intermediate": [384.0], "top_k": [8.0], "local_experts": [32.0], "moe_tp": [2.0]})
+    rows = pa.table(
+        {"hidden": [2048.0], "intermediate": [384.0], "top_k": [8.0], "local_experts": [32.0], "moe_tp": [2.0]}
+    )
     rows = rows.append_column("moe_ep", pa.array([4.0]))
     assert site_names("moe", rows)[0] == ["moe|2048,768,8,128,2,4"]
 
