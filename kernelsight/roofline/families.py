@@ -39,7 +39,7 @@ FORMS: dict[str, Form] = {
         ("norm", "activation", "rope", "kv_write", "embedding"),
         Form(streaming.streaming, (), same, streaming.COEFFICIENTS, 1.6),
     ),
-    "quantize": Form(streaming.quantize, ("rows",), same, streaming.QUANTIZE_COEFFICIENTS, 1.6),
+    "quantize": Form(streaming.quantize, ("rows", "columns"), same, streaming.QUANTIZE_COEFFICIENTS, 1.6),
     "sampling": Form(streaming.streaming, (), same, streaming.SAMPLING_COEFFICIENTS, 2.5),
     **collectives.FORMS,
 }
