@@ -47,7 +47,9 @@ def gpus(tmp_path):
     ],
 )
 def test_twice_the_bandwidth_makes_no_kernel_and_no_step_slower(words, gpus, command):
-    before = command("predict", "--gpu", "h100_sxm", *words, "--format", "json").json
+    # a twin that no sweep measured: what a sweep corrected belongs to the measured GPU alone
+    twin = gpus({"gpu": "twin", "like": "h100_sxm"})
+    before = command("predict", "--gpu", "twin", "--gpus", twin, *words, "--format", "json").json
     catalogue = command(
         "sql", "select memory_bandwidth_bytes_per_s as rate from gpus where gpu = 'h100_sxm'", "--format", "json"
     ).json

@@ -298,7 +298,10 @@ def test_inv_10_faster_hardware_makes_no_kernel_and_no_step_slower(tier: str, fa
         known = {row["gpu"]: row for row in session.table("gpus").to_pylist()}
         gpus, deployments = [], []
         for row in (SMALL | {"tier": tier} | row for row in DEPLOYMENTS):
-            deployments.append(row)
+            # a twin that no sweep measured: what a sweep corrected belongs to the measured GPU alone
+            twin = known[row["gpu"]] | {"gpu": f"{row['gpu']} twin"}
+            gpus.append(twin)
+            deployments.append(row | {"gpu": twin["gpu"]})
             for what, columns in FASTER.items():
                 gpu = known[row["gpu"]] | {"gpu": f"{row['gpu']} {what}"}
                 gpus.append(gpu | {name: factor * gpu[name] for name in columns if gpu[name] is not None})
