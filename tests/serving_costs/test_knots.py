@@ -27,7 +27,7 @@ DEPLOYMENTS = {
 }
 STEPS = 600
 LARGEST_ERROR = 0.005
-# groups of two and four GPUs: between two knots the collective passes from one kernel to the next, whose fitted times jump
+# groups of two and four GPUs: between two knots the collective passes from one kernel to the next, whose times jump
 SWITCHING_ERROR = 0.035
 # MLA expands the keys and values of the cached tokens in one product, whose tile edges lie between knots, and weigh
 # most in a step of few tokens
