@@ -13,8 +13,7 @@ def run(arguments: argparse.Namespace) -> None:
     from kernelsight.catalog.tables import facts
     from kernelsight.eta.evaluate import check_sweeps, measured_gpus
     from kernelsight.eta.pack import write_pack
-    from kernelsight.eta.packing import fit_pack
-    from kernelsight.roofline.families import FORMS
+    from kernelsight.eta.packing import MEASURED, fit_pack
     from kernelsight.write.output import check_ending, note, print_rows
 
     target = check_ending(arguments.output, (".parquet",))
@@ -23,21 +22,40 @@ def run(arguments: argparse.Namespace) -> None:
     sweeps = [Path(name) for name in arguments.sweep]
     check_sweeps(sweeps)
     measured = sorted(measured_gpus(sweeps))
+    _refuse_unusable(sweeps, measured, facts("gpus")["gpu"].to_pylist())
     gpus = _listed(arguments.train_gpus, measured, "GPU") or measured
-    families = _listed(arguments.families, list(FORMS), "kernel family") or list(FORMS)
+    families = _listed(arguments.families, list(MEASURED), "kernel family")
     pack = fit_pack(
         sweeps,
         gpus,
         facts("gpus"),
         facts("fabrics"),
         facts("kernel_implementations"),
-        families=families,
+        families=families or None,
         told=note,
     )
     write_pack(pack, target)
     counts = pack.group_by(["family", "part"]).aggregate([([], "count_all")]).sort_by([("family", "ascending")])
     rows = [{"family": row["family"], "part": row["part"], "rows": row["count_all"]} for row in counts.to_pylist()]
     print_rows(rows, ["family", "part", "rows"], arguments.format)
+
+
+def _refuse_unusable(sweeps: list[Path], measured: list[str], known: list[str]) -> None:
+    """Refuse sweeps without rows, of GPUs that have no row of facts, or with latencies that are no positive number."""
+    import duckdb
+
+    if not measured:
+        raise InvalidInput(f"{sweeps[0]} holds no measured kernel; give a sweep with rows.")
+    for gpu in measured:
+        if gpu not in known:
+            raise unknown("GPU", gpu, known, "A sweep may only name GPUs of the catalogue.")
+    points = duckdb.connect().read_parquet([str(path) for path in sweeps])
+    wrong = points.filter("not isfinite(latency_us) or latency_us <= 0").aggregate("count(*)").fetchall()[0][0]
+    if wrong:
+        raise InvalidInput(
+            f"{wrong:,} rows have a latency that is no positive number; `kernelsight calibrate import parquet` "
+            "leaves such rows out and counts them."
+        )
 
 
 def _listed(text: str | None, known: list[str], kind: str) -> list[str]:

@@ -78,7 +78,12 @@ def write_pack(rows: pa.Table, path: Path) -> None:
     """Write a pack: sorted by its key, so that equal fits give equal bytes."""
     key = [column.name for column in _contract().columns if column.key]
     rows = rows.sort_by([(name, "ascending") for name in key])
-    pq.write_table(rows, path, compression="zstd", compression_level=12)
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        pq.write_table(rows, draft, compression="zstd", compression_level=12)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def correction_arrays(rows: Sequence[Mapping[str, Any]]) -> list[dict]:

@@ -15,10 +15,12 @@ from kernelsight.eta.held_out import generations_of, held_out_errors
 from kernelsight.eta.intervals import fit_intervals, interval_rows
 from kernelsight.eta.measured import fit_measured, has_correction, rows_of
 from kernelsight.eta.pack import correction_arrays, pack_table
-from kernelsight.eta.training import training_rows
+from kernelsight.eta.training import WORK, training_rows
 from kernelsight.roofline.families import FORMS
 from kernelsight.roofline.latency import BY_HEAD_DIM
 
+# families that have both an expression and measured rows to fit it to
+MEASURED = tuple(family for family in FORMS if family in WORK)
 # steps of a correction's training against those of a budget of sites: a whole sweep lies denser, and there are many
 PACK_EFFORT = 0.4
 
@@ -40,7 +42,7 @@ def fit_pack(
     """
 
     rows: list[dict] = []
-    for family in FORMS if families is None else families:
+    for family in MEASURED if families is None else families:
         table = training_rows(sweeps, family, train_gpus)
         if not table.num_rows:
             continue

@@ -166,9 +166,6 @@ WORK: dict[str, dict[str, str]] = {
         for family in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
     },
 }
-# rows that are scored but that a fit leaves out: sums of int8, which no switch adds up and no engine asks for; messages
-# above 1 GiB
-LEFT_OUT = "family in ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all') and (dtype = 'int8' or bytes > 1e9)"
 IDENTITY = ("gpu", "implementation", "engine", "engine_version", "dtype")
 
 
