@@ -26,12 +26,12 @@ def run(arguments: argparse.Namespace) -> None:
     split, target = split_of(arguments), check_ending(arguments.output, (".json", ".csv", ".parquet"))
     sweeps = [Path(name) for name in arguments.sweep]
     systems = systems_folder()
-    if systems is None:
-        note("aiconfigurator-core is not installed: baselines take their peak rates from the table gpus.")
     families = _names(arguments.families) if arguments.families else None
     result, _ = evaluate(
         sweeps, split, fit_and_predict, modelled=FORMS, families=families, final=arguments.final, systems=systems
     )
+    if systems is None:
+        note("aiconfigurator-core is not installed: baselines take their peak rates from the table gpus.")
     if split.budget:
         note(f"families under {SITES_OF_A_GOAL} sites are reported, and stand outside the goals of this tier.")
     show(result, arguments.format, target)

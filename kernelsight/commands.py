@@ -21,6 +21,7 @@ UNSTATED = (
     "fp4_flops_per_s",
     "int8_flops_per_s",
     "link_fabric",
+    "measured_as",
     "estimated",
 )
 
@@ -50,8 +51,8 @@ def deployment_flags(arguments: Any) -> dict[str, Any]:
 def extend_gpus(session: Session, path: Path) -> None:
     """Add the GPUs of a CSV or JSON file to the catalogue's.
 
-    A row that has the name of a catalogue GPU, or names one as ``like``, takes from it what it does not state.
-    InvalidInput: the file cannot be read, or a new GPU lacks columns (all of them listed).
+    A row that has the name of a catalogue GPU, or names one as ``like``, takes from it what it does not state, and
+    its fit (``measured_as``). InvalidInput: the file cannot be read, or a new GPU lacks columns (all of them listed).
     """
     known = {row["gpu"]: row for row in session.table("gpus").to_pylist()}
     columns = [column.name for column in session.graph.known("gpus").columns]
@@ -71,6 +72,11 @@ def extend_gpus(session: Session, path: Path) -> None:
         base = known.get(like or name, {})
         plain = {"name": name, "vendor": "nvidia", "architecture": "hypothetical", "source": f"given in {path.name}"}
         row = {**({} if base else plain), **base, **stated, "source": stated.get("source", f"given in {path.name}")}
+        row["measured_as"] = stated.get("measured_as", base.get("measured_as") or base.get("gpu"))
+        if row["measured_as"] is not None and str(row["measured_as"]) not in {name, *known}:
+            from kernelsight.errors import unknown
+
+            raise unknown("GPU", str(row["measured_as"]), known, f"{path} names it as measured_as.")
         missing = [column for column in columns if row.get(column) is None and column not in UNSTATED]
         if missing:
             raise InvalidInput(

@@ -87,14 +87,6 @@ def interval_rows(family: str, halves: Mapping[str, np.ndarray], source: str, **
     ]  # fmt: skip
 
 
-def halves_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Return the curves that interval rows of one family hold, by group."""
-    curves: dict[str, np.ndarray] = {}
-    for row in rows:
-        curves.setdefault(row["dtype"], np.full(len(KNOTS_US), MOST_HALF))[row["position"]] = row["value"]
-    return curves
-
-
 def _place(xp: Any, latency_us: Any) -> Any:
     """Position of a latency among the knots: 0 at the first and below, whole at a knot."""
     octaves = xp.log2(xp.maximum(latency_us, KNOTS_US[0]) / KNOTS_US[0])

@@ -59,7 +59,8 @@ def latencies(
         columns["math"] = _positions(calls["math"], pa.array(MATH))
     kinds, kind_of_row = _kinds(family, calls, settings)
     facts = family_facts(family, implementations, gpus)
-    at, evidence = _constants(family, kinds, facts, coefficients)
+    stands_for = dict(zip(gpus["gpu"].to_pylist(), gpus["measured_as"].to_pylist(), strict=True))
+    at, evidence = _constants(family, kinds, facts, coefficients, stands_for)
     halves = _halves(family, kinds, coefficients)
     hardware = hardware_columns(gpus, fabrics)
     networks = {gpu: _network(coefficients, family, gpu) for gpu in {kind["corrected"] for kind in kinds} - {None}}
@@ -125,7 +126,9 @@ def _evaluate(
     return evaluate(_kernel(family), kind_of_row.size, columns, uniform, hardware, values, backend=backend)
 
 
-TIERS = ("cross-generation", "roofline", "target-measured")
+TIERS = ("cross-generation", "roofline", "target-measured", "hypothetical")
+# tiers that answer from the fit of one GPU, with its correction
+FITTED = ("target-measured", "hypothetical")
 
 
 def _kinds(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dict[str, Any]], np.ndarray]:
@@ -153,19 +156,28 @@ def dtype_of(family: str, kind: Mapping[str, str | None]) -> str:
 
 
 def _constants(
-    family: str, kinds: Sequence[dict[str, Any]], facts: Facts, coefficients: pa.Table
+    family: str,
+    kinds: Sequence[dict[str, Any]],
+    facts: Facts,
+    coefficients: pa.Table,
+    stands_for: Mapping[str, str | None],
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return each coefficient at each kind, and what the kind's numbers rest on; notes in the kind what answers."""
+    """Return each coefficient at each kind, and what the kind's numbers rest on; notes in the kind what answers.
+
+    ``stands_for``: of a hypothetical GPU, the one whose fit is its own (``gpus.measured_as``).
+    """
     form = FORMS[family]
     if not kinds:
         return {one.name: np.array([one.start]) for one in form.coefficients}, [""]
     measured, anywhere = _measured_gpus(family, coefficients), set(pc.unique(coefficients["gpu"]).to_pylist())
     corrected = coefficients.filter(pc.equal(coefficients["part"], "correction"))
     corrected = set(pc.unique(corrected.filter(pc.equal(corrected["family"], family))["gpu"]).to_pylist())
+    for kind in kinds:
+        kind["fit"] = stands_for.get(kind["gpu"]) or kind["gpu"]
     calls = [
         {
             "engine": kind["engine"],
-            "gpu": kind["gpu"],
+            "gpu": kind["fit"],
             "dtype": kind["dtype"],
             "head_dim": int(kind.get("head_dim") or 0),
         }
@@ -179,23 +191,31 @@ def _constants(
     values: dict[str, np.ndarray] = {}
     evidence = []
     for row, (kind, (implementation, seen)) in enumerate(zip(kinds, chosen, strict=True)):
-        if kind["tier"] == "target-measured" and kind["gpu"] not in anywhere:
+        if kind["tier"] == "target-measured" and kind["fit"] not in anywhere:
             raise InvalidInput(
-                f"the target-measured tier was asked for, but no sweep of {kind['gpu']} is fitted; fit one by "
+                f"the target-measured tier was asked for, but no sweep of {kind['fit']} is fitted; fit one by "
                 "`kernelsight calibrate fit`, or use --tier auto, cross-generation or roofline."
             )
-        kind["answers"] = _answering_tier(kind["tier"], kind["gpu"], measured)
-        here = kind["answers"] == "target-measured"
-        kind["corrected"] = kind["gpu"] if here and kind["gpu"] in corrected else None
+        kind["answers"] = _answering_tier(kind["tier"], kind["fit"], measured, bool(stands_for.get(kind["gpu"])))
+        here = kind["answers"] in FITTED
+        kind["corrected"] = kind["fit"] if here and kind["fit"] in corrected else None
         kind["kernel"] = "|".join((kind["engine"], implementation, kind["dtype"]))
         # asked not to use what was measured there, the head without its whole generation answers
-        without = facts.generation.get(kind["gpu"]) if kind["gpu"] in measured and not here else None
-        path = {**kind, "implementation": implementation, "lineage": lineage_of(facts, implementation)}
+        without = facts.generation.get(kind["fit"]) if kind["fit"] in measured and not here else None
+        path = {
+            **kind,
+            "gpu": kind["fit"],
+            "implementation": implementation,
+            "lineage": lineage_of(facts, implementation),
+        }
         at = constants_at(
             facts, coefficients, family, form.coefficients, [path], without if without in fits else None, measured=here
         )
         kind["without"] = without if without in fits else None
-        kind["group"] = kind["kernel"] if here else group_of(kind["dtype"], (kind["without"], implementation) in fitted)
+        swept = kind["answers"] == "target-measured"
+        kind["group"] = (
+            kind["kernel"] if swept else group_of(kind["dtype"], (kind["without"], implementation) in fitted)
+        )
         for name, value in at.items():
             values.setdefault(name, np.empty(len(kinds)))[row] = value[0]
         evidence.append(_evidence(kind, implementation, seen, measured))
@@ -210,6 +230,7 @@ def _halves(family: str, kinds: Sequence[Mapping[str, Any]], coefficients: pa.Ta
     rows = coefficients.filter(mine).to_pylist()
     found = np.full((len(kinds), len(KNOTS_US)), np.log(FORMS[family].spread))
     for number, kind in enumerate(kinds):
+        # what a sweep tells of its own GPU's errors says nothing of a GPU that nobody built
         gpu = kind["gpu"] if kind["answers"] == "target-measured" else None
         curves = {
             row["dtype"]: np.array(row["array"])
@@ -235,10 +256,12 @@ def _measured_gpus(family: str, coefficients: pa.Table) -> set[str]:
     return set(pc.unique(of_family["gpu"]).to_pylist()) - {None}
 
 
-def _answering_tier(asked: str, gpu: str, measured: set[str]) -> str:
-    if asked in ("auto", "target-measured"):
-        return "target-measured" if gpu in measured else "cross-generation"
-    return asked
+def _answering_tier(asked: str, gpu: str, measured: set[str], hypothetical: bool) -> str:
+    if asked not in ("auto", "target-measured"):
+        return asked
+    if gpu not in measured:
+        return "cross-generation"
+    return "hypothetical" if hypothetical else "target-measured"
 
 
 def _evidence(kind: Mapping[str, Any], implementation: str, seen: bool, measured: set[str]) -> str:
@@ -248,6 +271,8 @@ def _evidence(kind: Mapping[str, Any], implementation: str, seen: bool, measured
         return "analytic terms with assumed constants"
     if kind["answers"] == "target-measured":
         return f"sweep of {kind['gpu']}: {implementation}"
+    if kind["answers"] == "hypothetical":
+        return f"fit of {kind['fit']}, hypothetical: {implementation}"
     where = "" if seen else ", not seen on this generation"
     return f"sweeps of other GPUs: {implementation}{where}"
 

@@ -47,9 +47,7 @@ def gpus(tmp_path):
     ],
 )
 def test_twice_the_bandwidth_makes_no_kernel_and_no_step_slower(words, gpus, command):
-    # a twin that no sweep measured: what a sweep corrected belongs to the measured GPU alone
-    twin = gpus({"gpu": "twin", "like": "h100_sxm"})
-    before = command("predict", "--gpu", "twin", "--gpus", twin, *words, "--format", "json").json
+    before = command("predict", "--gpu", "h100_sxm", *words, "--format", "json").json
     catalogue = command(
         "sql", "select memory_bandwidth_bytes_per_s as rate from gpus where gpu = 'h100_sxm'", "--format", "json"
     ).json
@@ -63,6 +61,39 @@ def test_twice_the_bandwidth_makes_no_kernel_and_no_step_slower(words, gpus, com
         if kernel["family"] != "host" and kernels[kernel["call"]] > kernel["latency_us"] * (1 + 1e-6)
     ]
     assert slower == []
+
+
+def answers(command, rows, tier="auto"):
+    """Return (latency_us, width of the interval, tier, evidence) of the products of a step on the GPU fast."""
+    words = (*STEP, "--gpus", rows, "--tier", tier, "--format", "json")
+    kernels = command(*words).json["kernels"]
+    gemm = next(kernel for kernel in kernels if kernel["name"] == "gate_up_proj")
+    return gemm["latency_us"], gemm["p95_us"] / gemm["latency_us"], gemm["tier"], gemm["evidence"]
+
+
+def test_a_gpu_like_a_measured_one_has_its_fit(gpus, command):
+    real = command("predict", "--model", "qwen3-0.6b", "--gpu", "h100_sxm", "--context-len", 100, "--format", "json")
+    gemm = next(kernel for kernel in real.json["kernels"] if kernel["name"] == "gate_up_proj")
+    twin = gpus({"gpu": "fast", "like": "h100_sxm"}, ".twin.json")
+    latency, width, tier, evidence = answers(command, twin)
+    assert (latency, tier) == (gemm["latency_us"], "hypothetical")
+    assert evidence == gemm["evidence"].replace("sweep of h100_sxm", "fit of h100_sxm, hypothetical")
+    # the sweep's own narrow interval is that of the GPU that was measured
+    assert width > gemm["p95_us"] / gemm["latency_us"]
+    assert answers(command, twin, "target-measured")[0] == latency
+    assert answers(command, twin, "cross-generation")[2] == "cross-generation"
+    alone = answers(command, gpus({"gpu": "fast", "like": "h100_sxm", "measured_as": "fast"}, ".alone.json"))
+    null = answers(command, gpus({"gpu": "fast", "like": "h100_sxm", "measured_as": None}, ".null.json"))
+    assert alone == null and null[0] != latency and null[2] == "cross-generation"
+    # like a GPU that nobody measured: there is no fit to take
+    assert answers(command, gpus({"gpu": "fast", "like": "l4"}, ".l4.json"))[2] == "cross-generation"
+
+
+def test_a_catalogue_gpu_that_is_overridden_is_hypothetical(gpus, command):
+    path = gpus({"gpu": "h100_sxm", "memory_bandwidth_bytes_per_s": 6.7e12})
+    words = ("predict", "--model", "qwen3-0.6b", "--gpu", "h100_sxm", "--context-len", 100, "--gpus", path)
+    kernels = command(*words, "--format", "json").json["kernels"]
+    assert next(kernel["tier"] for kernel in kernels if kernel["name"] == "gate_up_proj") == "hypothetical"
 
 
 def test_csv_json_and_a_list_say_the_same(gpus, command):
@@ -98,6 +129,8 @@ def test_a_catalogue_gpu_is_overridden_for_this_command(gpus, command):
         (FAST | {"gpu": 5}, ".json", "GPU 1: its name is 5; give a text."),
         (FAST | {"like": "h100"}, ".json", "unknown GPU 'h100'. Did you mean h100_sxm"),
         (FAST | {"like": ["h100_sxm"]}, ".json", "unknown GPU "),
+        (FAST | {"measured_as": "h100"}, ".json", "unknown GPU 'h100'. Did you mean h100_sxm"),
+        (FAST | {"measured_as": ["h100_sxm"]}, ".json", "unknown GPU "),
         (
             {"gpu": "fast", "memory_bytes": 8e10},
             ".json",

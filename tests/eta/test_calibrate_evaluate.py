@@ -58,9 +58,14 @@ def test_words_that_contradict_each_other_are_refused(given: dict[str, Any], sen
         split_of(words(**given))
 
 
-def test_a_sweep_that_is_not_there_is_refused():
+def test_a_sweep_that_is_not_there_is_refused_before_anything_is_said(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("kernelsight.eta.baselines.systems_folder", lambda: None)
     with pytest.raises(InvalidInput, match="there is no file nowhere.parquet; `kernelsight calibrate import"):
         calibrate_evaluate.run(words(sweep=["nowhere.parquet"]))
+    printed = capsys.readouterr()
+    assert printed.out + printed.err == ""
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from kernelsight.eta.intervals import (
     LONE_FOLD,
     MOST_HALF,
     fit_intervals,
-    halves_of,
     interval_rows,
     spread,
 )
+from kernelsight.eta.pack import correction_arrays
 
 
 def _errors(rows: int = 6000) -> tuple[np.ndarray, np.ndarray]:
@@ -81,7 +81,7 @@ def test_nothing_measured_gives_the_widest_interval_and_perfect_predictions_a_na
 def test_rows_of_a_pack_hold_the_curves():
     error, latency = _errors()
     halves = fit_intervals(error, latency, ["bf16"] * error.size)
-    back = halves_of(interval_rows("gemm", halves, "a test")[::-1])
-    assert {name: curve.tolist() for name, curve in back.items()} == {
+    rows = correction_arrays(interval_rows("gemm", halves, "a test")[::-1])
+    assert {row["dtype"]: row["array"] for row in rows} == {
         name: pytest.approx(curve.tolist()) for name, curve in halves.items()
     }

@@ -288,26 +288,31 @@ FASTER = {
     "compute": tuple(f"{kind}_flops_per_s" for kind in ("fp32", "fp16", "bf16", "fp8", "fp4", "int8")),
     "link": ("link_bytes_per_s",),
 }
+ALONE = ("sm_clock_hz", "pcie_bytes_per_s", *(column for columns in FASTER.values() for column in columns))
+
+
+def given_twins(session: Session, deployments: list[dict], faster: dict[str, tuple[str, ...]], factor: float) -> None:
+    """Give each deployment, and one on a hypothetical GPU for each set of columns, ``factor`` times faster there."""
+    known = {row["gpu"]: row for row in session.table("gpus").to_pylist()}
+    gpus, rows = [], [*deployments]
+    for row in deployments:
+        for what in faster:
+            gpu = known[row["gpu"]] | {"gpu": f"{row['gpu']} {what}", "measured_as": row["gpu"]}
+            if gpu not in gpus:
+                gpus.append(gpu)
+            rows.append(row | {"deployment_id": f"{row['deployment_id']} {what}", "gpu": gpu["gpu"]})
+    for gpu in gpus:
+        for name in faster[gpu["gpu"].removeprefix(f"{gpu['measured_as']} ")]:
+            gpu[name] = factor * gpu[name] if gpu[name] is not None else None
+    session.extend("gpus", pa.Table.from_pylist(gpus, schema=session.table("gpus").schema))
+    session.give("deployments", pa.Table.from_pylist(rows))
 
 
 @pytest.mark.parametrize("factor", [1.07, 3.0])
 @pytest.mark.parametrize("tier", ["auto", "roofline"])
 def test_inv_10_faster_hardware_makes_no_kernel_and_no_step_slower(tier: str, factor: float) -> None:
     with connect() as session:
-        schema = session.table("gpus").schema
-        known = {row["gpu"]: row for row in session.table("gpus").to_pylist()}
-        gpus, deployments = [], []
-        for row in (SMALL | {"tier": tier} | row for row in DEPLOYMENTS):
-            # a twin that no sweep measured: what a sweep corrected belongs to the measured GPU alone
-            twin = known[row["gpu"]] | {"gpu": f"{row['gpu']} twin"}
-            gpus.append(twin)
-            deployments.append(row | {"gpu": twin["gpu"]})
-            for what, columns in FASTER.items():
-                gpu = known[row["gpu"]] | {"gpu": f"{row['gpu']} {what}"}
-                gpus.append(gpu | {name: factor * gpu[name] for name in columns if gpu[name] is not None})
-                deployments.append(row | {"deployment_id": f"{row['deployment_id']} {what}", "gpu": gpu["gpu"]})
-        session.extend("gpus", pa.Table.from_pylist(gpus, schema=schema))
-        session.give("deployments", pa.Table.from_pylist(deployments))
+        given_twins(session, [SMALL | {"tier": tier} | row for row in DEPLOYMENTS], FASTER, factor)
         for what in FASTER:
             kernels = compared(session, "kernel_latencies", "step_shape_id, call", "latency_us", what)
             steps = compared(session, "step_costs", "step_shape_id", "gpu_us", what)
@@ -316,6 +321,27 @@ def test_inv_10_faster_hardware_makes_no_kernel_and_no_step_slower(tier: str, fa
             # and the faster part is felt somewhere
             assert kernels["best"] < 1.0, what
             assert steps["best"] < 1.0, what
+
+
+def test_inv_10_holds_for_each_rate_of_a_measured_gpu_and_its_twin() -> None:
+    """Alone, one rate at a time; as it is, a twin takes as long as the GPU whose fit it has."""
+    same, faster = {"itself": ()}, {column: (column,) for column in ALONE}
+    deployments = [
+        SMALL | row | {"gpu": "h100_sxm", "max_num_batched_tokens": 4096, "max_num_seqs": 64}
+        for row in DEPLOYMENTS
+        if row["deployment_id"] in ("dense", "experts")
+    ]
+    with connect() as session:
+        given_twins(session, deployments, same | faster, 1.5)
+        for what in same | faster:
+            kernels = compared(session, "kernel_latencies", "step_shape_id, call", "latency_us", what)
+            assert kernels["worst"] <= 1.0 + 1e-9, what
+            assert what in faster or kernels["best"] == 1.0
+        tiers = session.query("""
+            select distinct deployments.gpu = 'h100_sxm' as built, kernels.tier as tier
+            from kernel_latencies as kernels join deployments using (deployment_id) where kernels.family = 'gemm'
+        """).to_pylist()
+    assert {(row["built"], row["tier"]) for row in tiers} == {(True, "target-measured"), (False, "hypothetical")}
 
 
 def compared(session: Session, table: str, key: str, column: str, what: str) -> dict:

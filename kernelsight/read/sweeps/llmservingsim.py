@@ -17,28 +17,15 @@ from typing import Any
 import polars as pl
 
 from kernelsight.catalog.tables import facts
-from kernelsight.errors import InvalidInput
 from kernelsight.read.sweeps import vidur
 from kernelsight.read.sweeps.devices import LLMSERVINGSIM, NOT_IN_CATALOGUE
-from kernelsight.read.sweeps.points import Batch, csv_files, joined, measured, read_csv, without_family
+from kernelsight.read.sweeps.points import Batch, measured, read_csv, reader, without_family
 
 PUBLISHER = "LLMServingSim"
 FORMATS = ("bf16", "fp16", "fp8")
 PLACE = re.compile(r"(?P<gpu>[^/]+)/(?P<model>[^/]+/[^/]+)(?:/(?P<format>bf16|fp16|fp8))?/tp(?P<tp>\d+)/[^/]+\.csv$")
 Model = dict[str, Any]
 Shape = dict[str, pl.Expr]
-
-
-def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str] | None) -> Iterator[Batch]:
-    """Yield the kernels of every profile below ``path``, by family and GPU."""
-    if path is None:
-        raise InvalidInput("llmservingsim needs PATH: its perf or perf_models folder, or a part of it.")
-    yield from joined(
-        batch
-        for file in csv_files(path, "*.csv", PUBLISHER)
-        for batch in _batches(file)
-        if (gpus is None or batch.gpu in gpus) and (families is None or batch.family in families)
-    )
 
 
 def _batches(file: Path) -> Iterator[Batch]:
@@ -187,3 +174,6 @@ _READERS: dict[str, Callable[[Path, Model, int, str], Iterator[Part]]] = {
     "attention.csv": _attention,
     "moe.csv": _moe,
 }
+
+
+read = reader(PUBLISHER, "llmservingsim", "its perf or perf_models folder, or a part of it", _batches)

@@ -13,24 +13,12 @@ import polars as pl
 
 from kernelsight.errors import InvalidInput
 from kernelsight.read.sweeps.devices import DEVICES, NOT_IN_CATALOGUE
-from kernelsight.read.sweeps.points import Batch, csv_files, joined, measured, read_csv, without_family
+from kernelsight.read.sweeps.points import Batch, measured, read_csv, reader, without_family
 
 PUBLISHER = "NeuSight"
 MEASURED = ("OPName", "Latency", "Device", "Torch Version")
 SIZES = ("B", "M", "N", "K")
 PRODUCTS = {"linear": "gemm", "bmm": "batched_gemm"}
-
-
-def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str] | None) -> Iterator[Batch]:
-    """Yield the products of every CSV file at or below ``path``, by family and GPU."""
-    if path is None:
-        raise InvalidInput("neusight needs PATH: a CSV file of NeuSight's dataset, or the folder that holds them.")
-    yield from joined(
-        batch
-        for file in csv_files(path, "*.csv", PUBLISHER)
-        for batch in _batches(file)
-        if (gpus is None or batch.gpu in gpus) and (families is None or batch.family in families)
-    )
 
 
 def _batches(file: Path) -> Iterator[Batch]:
@@ -61,3 +49,6 @@ def _products(rows: pl.DataFrame, operator: str, file: Path) -> pl.DataFrame:
     }
     points = measured(rows, shape, labels, pl.col("Latency") * 1e3)
     return points.with_columns(pl.lit(f"NeuSight/{file.name}").alias("source"))
+
+
+read = reader(PUBLISHER, "neusight", "a CSV file of NeuSight's dataset, or the folder that holds them", _batches)

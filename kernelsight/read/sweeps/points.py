@@ -95,6 +95,26 @@ def joined(parts: Iterable[Batch]) -> Iterator[Batch]:
             yield Batch(gpu, family if frames else "", table, dict(dropped[family, gpu]))
 
 
+def reader(publisher: str, source: str, place: str, batches: Callable[[Path], Iterable[Batch]]) -> Reader:
+    """Return the reader of a publisher whose sweeps are CSV files below a folder; ``batches``: those of one file.
+
+    ``source``: its name, ``place``: what its PATH is, for the refusal of none.
+    """
+
+    def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str] | None) -> Iterator[Batch]:
+        """Yield the measurements of every CSV file at or below ``path``, by family and GPU."""
+        if path is None:
+            raise InvalidInput(f"{source} needs PATH: {place}.")
+        yield from joined(
+            batch
+            for file in csv_files(path, "*.csv", publisher)
+            for batch in batches(file)
+            if (gpus is None or batch.gpu in gpus) and (families is None or batch.family in families)
+        )
+
+    return read
+
+
 def without_family(gpu: str, reason: str, count: int) -> Batch:
     """Return ``count`` rows of a file that no family takes."""
     return Batch(gpu, "", pl.DataFrame(), {reason: count} if count else {})

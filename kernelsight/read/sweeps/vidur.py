@@ -12,9 +12,8 @@ from pathlib import Path
 
 import polars as pl
 
-from kernelsight.errors import InvalidInput
 from kernelsight.read.sweeps.devices import NOT_IN_CATALOGUE, VIDUR
-from kernelsight.read.sweeps.points import Batch, csv_files, joined, measured, read_csv, without_family
+from kernelsight.read.sweeps.points import Batch, measured, read_csv, reader, without_family
 
 PUBLISHER = "Vidur"
 MODEL = (
@@ -58,18 +57,6 @@ OPERATORS = {
     "mlp_act": _rows("activation", _INTERMEDIATE),
     "mlp_down_proj": _product(_HIDDEN, _INTERMEDIATE),
 }
-
-
-def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str] | None) -> Iterator[Batch]:
-    """Yield the operators of every ``mlp.csv`` and ``attention.csv`` below ``path``, by family and GPU."""
-    if path is None:
-        raise InvalidInput("vidur needs PATH: its data/profiling/compute folder, or a part of it.")
-    yield from joined(
-        batch
-        for file in csv_files(path, "*.csv", PUBLISHER)
-        for batch in _batches(file)
-        if (gpus is None or batch.gpu in gpus) and (families is None or batch.family in families)
-    )
 
 
 def _batches(file: Path) -> Iterator[Batch]:
@@ -120,3 +107,6 @@ def attention(rows: pl.DataFrame, labels: dict[str, str]) -> Iterator[tuple[str,
 
 def _sourced(points: pl.DataFrame, file: Path) -> pl.DataFrame:
     return points.with_columns(pl.lit(f"Vidur/{'/'.join(file.parts[-4:])}").alias("source"))
+
+
+read = reader(PUBLISHER, "vidur", "its data/profiling/compute folder, or a part of it", _batches)
