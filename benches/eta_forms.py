@@ -90,7 +90,7 @@ def main() -> None:
 
     began = time.perf_counter()
     fitted = fit_measured(asked.family, form, taught, asked.target, head, *tables)
-    rows = rows_of(asked.family, asked.target, fitted.fit)
+    rows = rows_of(asked.family, asked.target, fitted)
     corrected = correct(asked.family, form, test, latency, rows, *tables)
     print(error_row("network", corrected, measured, kernels, time.perf_counter() - began))
 

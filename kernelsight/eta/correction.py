@@ -67,12 +67,17 @@ def correction(xp: Any, features: Any, node: Any, network: Network) -> Any:
 
     ``features``: (rows, F); ``node``: int, one a row or one for all.
     """
-    inputs = (xp.clip(features, network.low, network.high) - network.centre) / network.scale
+    inputs = scaled(xp.clip(features, network.low, network.high), network)
     hidden = xp.tanh(inputs @ network.first + network.first_bias[node])
     hidden = xp.tanh(hidden @ network.second + network.second_bias)
     net = hidden @ network.last + network.last_bias[node]
     fade = 1.0 / (1.0 + (outside(xp, features, network) / FADE_OCTAVES) ** 2)
     return xp.where(node >= 0, network.strength[node] * fade * xp.clip(net, -MOST, MOST), 0.0)
+
+
+def scaled(features: Any, network: Network) -> Any:
+    """Return features from the sweep's centre, in units of how much they vary in it."""
+    return (features - network.centre) / network.scale
 
 
 def outside(xp: Any, features: Any, network: Network) -> Any:
@@ -102,7 +107,7 @@ def fit_correction(
     nodes, node = np.unique(kernels[own], return_inverse=True)
     features, log_ratio, fold = features[own], log_ratio[own], _folds(sites[own], TEACHERS)
     centre, scale = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-3)
-    inputs, words = _scaled(features, centre, scale), _words(nodes)
+    inputs, words = ((features - centre) / scale).astype(np.float32), _words(nodes)
     share = float(np.clip(math.sqrt(inputs.shape[0] / STEPS_ROWS), min(LEAST_STEPS, effort), effort))
     goals = np.tile(np.clip(log_ratio, -MOST, MOST), (TEACHERS, 1))
     chosen = np.stack([fold != member for member in range(TEACHERS)]).astype(float)
@@ -113,7 +118,8 @@ def fit_correction(
     teachers = _train(inputs, words[node], goals, np.ones_like(chosen), int(TEACHER_STEPS * share), 1, teachers)
     inside, inside_node = _between(inputs, node)
     lent = _lent_nodes(kernels[~own], nodes)
-    asked = np.concatenate([inputs, inside, np.clip(_scaled(other_features, centre, scale), -4.0, 4.0)])
+    others = ((other_features - centre) / scale).astype(np.float32)
+    asked = np.concatenate([inputs, inside, np.clip(others, -4.0, 4.0)])
     asked_words = words[np.concatenate([node, inside_node, lent])]
     lessons = _answers(teachers, asked, asked_words).mean(axis=0)[None]
     student = _train(asked, asked_words, lessons, np.ones_like(lessons), int(STUDENT_STEPS * share), seed=2)
@@ -132,8 +138,7 @@ def fit_correction(
 def correction_rows(family: str, gpu: str, fit: Fit, source: str) -> list[dict]:
     """Return a fit as ``eta_coefficients`` rows: weights and biases with the 11 bits of a float16, the rest with 24."""
     rows = []
-    for name, values in fit.network._asdict().items():
-        values = np.asarray(values, dtype=np.float32 if name in PRECISE else np.float16).astype(float)
+    for name, values in as_stored(fit.network)._asdict().items():
         for number, part in enumerate(values if name in BY_NODE else [values]):
             engine, implementation, dtype = fit.nodes[number].split("|") if name in BY_NODE else (None, None, None)
             rows += [
@@ -145,6 +150,15 @@ def correction_rows(family: str, gpu: str, fit: Fit, source: str) -> list[dict]:
                 for position, value in enumerate(np.ravel(part))
             ]  # fmt: skip
     return rows
+
+
+def as_stored(network: Network) -> Network:
+    """Return the network with the digits that a pack keeps."""
+    kept = {
+        name: np.asarray(values, dtype=np.float32 if name in PRECISE else np.float16).astype(float)
+        for name, values in network._asdict().items()
+    }
+    return Network(**kept)
 
 
 def network_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Network, list[str]]:
@@ -170,10 +184,6 @@ def _words(nodes: np.ndarray) -> np.ndarray:
     parts = np.array([node.split("|") for node in nodes])
     shared = [parts[:, [at]] == np.unique(parts[:, at]) for at in range(3)]
     return np.concatenate([*shared, np.eye(len(nodes))], axis=1).astype(np.float32)
-
-
-def _scaled(features: np.ndarray, centre: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    return ((features - centre) / scale).astype(np.float32)
 
 
 def _folds(sites: np.ndarray, folds: int) -> np.ndarray:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.eta.correction import MOST_STEPS, Fit, correction, correction_rows, fit_correction, network_of
+from kernelsight.eta.correction import (
+    MOST_STEPS,
+    Fit,
+    as_stored,
+    correction,
+    correction_rows,
+    fit_correction,
+    network_of,
+    scaled,
+)
 from kernelsight.eta.features import FEATURES, features, names_of
 from kernelsight.eta.forms import Form
 from kernelsight.eta.heads import predict_family, read_rows
+from kernelsight.eta.nearby import MOST_POINTS, Nearby, fit_nearby, nearby_delta, nearby_of, nearby_rows
+from kernelsight.eta.pack import correction_arrays, correction_numbers
 from kernelsight.eta.resolve import family_facts
 from kernelsight.eta.splits import site_names
 
@@ -24,6 +36,7 @@ class Measured(NamedTuple):
     """A fitted correction, and of each row it was fitted to: latency as the head has it, what it leaves, and kernel."""
 
     fit: Fit
+    nearby: dict[str, Nearby]
     latency_us: np.ndarray
     log_ratio: np.ndarray
     kernels: list[str]
@@ -50,8 +63,9 @@ def fit_measured(
     base = predict_family(family, form, table, coefficients, implementations, gpus, fabrics)
     log_ratio = np.log(table["latency_us"].to_numpy() / base)
     kernels = kernels_of(table)
+    seen = features_of(family, form, table, implementations, gpus, fabrics)
     fit = fit_correction(
-        features_of(family, form, table, implementations, gpus, fabrics),
+        seen,
         log_ratio,
         kernels,
         table["gpu"].to_pylist(),
@@ -61,7 +75,13 @@ def fit_measured(
         effort,
     )
     mine = np.flatnonzero(np.asarray(pc.equal(table["gpu"], target)))
-    return Measured(fit, base[mine], log_ratio[mine], [kernels[row] for row in mine])
+    kernels = [kernels[row] for row in mine]
+    nearby = {}
+    if mine.size <= MOST_POINTS:
+        network = as_stored(fit.network)
+        left = log_ratio[mine] - correction(np, seen[mine], nodes_at(kernels, fit.nodes), network)
+        nearby = fit_nearby(scaled(seen[mine], network), left, kernels)
+    return Measured(fit, nearby, base[mine], log_ratio[mine], kernels)
 
 
 def correct(
@@ -75,20 +95,31 @@ def correct(
     fabrics: pa.Table,
 ) -> np.ndarray:
     """Return ``latency_us`` of the table's rows, all of one measured GPU, with the correction that ``rows`` hold."""
-    network, nodes = network_of(rows)
-    place = {node: number for number, node in enumerate(nodes)}
-    node = np.array([place.get(kernel, -1) for kernel in kernels_of(table)])
+    network, nodes = network_of(correction_numbers(row for row in rows if row["part"] == "correction"))
+    nearby = nearby_of([row for row in rows if row["part"] == "nearby"])
+    kernels = kernels_of(table)
+    node = nodes_at(kernels, nodes)
     found = np.empty(latency_us.size)
     seen = features_of(family, form, table, implementations, gpus, fabrics)
     for first in range(0, found.size, 65_536):
         block = slice(first, first + 65_536)
         found[block] = latency_us[block] * np.exp(correction(np, seen[block], node[block], network))
-    return found
+    return found * np.exp(nearby_delta(scaled(seen, network), kernels, nearby))
 
 
-def rows_of(family: str, target: str, fit: Fit) -> list[dict]:
-    """Return the correction as ``eta_coefficients`` rows."""
-    return correction_rows(family, target, fit, f"fitted to the sweep of {target}")
+def rows_of(family: str, target: str, own: Measured) -> list[dict]:
+    """Return the correction, and the points of a small sweep, as ``eta_coefficients`` rows."""
+    source = f"fitted to the sweep of {target}"
+    return [
+        *correction_arrays(correction_rows(family, target, own.fit, source)),
+        *nearby_rows(family, target, own.nearby, source),
+    ]
+
+
+def nodes_at(kernels: Sequence[str], nodes: Sequence[str]) -> np.ndarray:
+    """Return the position of each kernel among the nodes of a network, -1 where the sweep did not run it."""
+    place = {node: number for number, node in enumerate(nodes)}
+    return np.array([place.get(kernel, -1) for kernel in kernels], dtype=int)
 
 
 def features_of(

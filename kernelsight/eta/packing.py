@@ -82,7 +82,7 @@ def family_rows(
             f"{family}: {target} at held-out sites {_median_error(own.fit.unseen_error)}, "
             f"by its head alone {_median_error(own.log_ratio)} (median)"
         )
-        rows += correction_arrays(rows_of(family, target, own.fit))
+        rows += rows_of(family, target, own)
         rows += correction_arrays(interval_rows(family, curves, "errors at held-out sites", gpu=target))
     return rows
 

@@ -40,7 +40,7 @@ def fit_and_predict(
             own = fit_measured(family, form, taught, gpu, head, *tables)
             mine = np.asarray(pc.equal(rows["gpu"], gpu))
             of_gpu = rows.filter(pa.array(mine))
-            latency[mine] = correct(family, form, of_gpu, latency[mine], rows_of(family, gpu, own.fit), *tables)
+            latency[mine] = correct(family, form, of_gpu, latency[mine], rows_of(family, gpu, own), *tables)
             curves = fit_intervals(own.fit.unseen_error, own.latency_us, own.kernels)
             factor[mine] = _factor(curves, kernels_of(of_gpu), latency[mine])
         found[family] = (latency, latency / factor, latency * factor)

@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.columns import evaluate, numeric
 from kernelsight.errors import InvalidInput
-from kernelsight.eta.correction import Network, correction, network_of
+from kernelsight.eta.correction import Network, correction, network_of, scaled
 from kernelsight.eta.features import FEATURES, features
 from kernelsight.eta.held_out import group_of, halves_for
 from kernelsight.eta.intervals import KNOTS_US, spread
+from kernelsight.eta.nearby import Nearby, nearby_delta, nearby_of
 from kernelsight.eta.pack import correction_numbers
 from kernelsight.eta.resolve import Facts, choose, constants_at, family_facts, lineage_of
 from kernelsight.roofline import collectives
@@ -71,6 +72,10 @@ def latencies(
         chosen = slice(None) if len(mine) == len(kinds) else np.flatnonzero(np.isin(kind_of_row, mine))
         part = {name: values[chosen] for name, values in columns.items()}
         found = _evaluate(family, part, kind_of_row[chosen], kinds, at, hardware, networks.get(gpu), backend)
+        if nearby := nearby_of(_rows_of(coefficients, "nearby", family, gpu)) if gpu else {}:
+            factor = _nearby_factor(family, part, kind_of_row[chosen], kinds, hardware, networks[gpu][0], nearby)
+            least = found["roofline_us"] if "math" in part or family in collectives.LEAST_WIRE_SHARE else 0.0
+            found["latency_us"] = np.maximum(found["latency_us"] * factor, least)
         for name, values in found.items():
             results.setdefault(name, np.empty(rows))[chosen] = values
     roofline = results["roofline_us"]
@@ -246,9 +251,28 @@ def _halves(family: str, kinds: Sequence[Mapping[str, Any]], coefficients: pa.Ta
 
 def _network(coefficients: pa.Table, family: str, gpu: str) -> tuple[Network, list[str]]:
     """Return the correction of a GPU that was measured, and the kernels that its sweep ran."""
-    mine = pc.and_(pc.equal(coefficients["family"], family), pc.equal(coefficients["part"], "correction"))
-    here = pc.and_(mine, pc.fill_null(pc.equal(coefficients["gpu"], gpu), False))
-    return network_of(correction_numbers(coefficients.filter(here).to_pylist()))
+    return network_of(correction_numbers(_rows_of(coefficients, "correction", family, gpu)))
+
+
+def _rows_of(coefficients: pa.Table, part: str, family: str, gpu: str) -> list[dict[str, Any]]:
+    mine = pc.and_(pc.equal(coefficients["family"], family), pc.equal(coefficients["part"], part))
+    return coefficients.filter(pc.and_(mine, pc.fill_null(pc.equal(coefficients["gpu"], gpu), False))).to_pylist()
+
+
+def _nearby_factor(
+    family: str,
+    columns: Mapping[str, np.ndarray],
+    kind_of_row: np.ndarray,
+    kinds: Sequence[Mapping[str, Any]],
+    hardware: Mapping[str, np.ndarray],
+    network: Network,
+    nearby: Mapping[str, Nearby],
+) -> np.ndarray:
+    """Return what the points of a small sweep make of calls near them."""
+    call = FORMS[family].view(np, {"working_set_bytes": COLD_BYTES, **columns})
+    seen = features(np, family, call, {"sm_count": hardware["sm_count"][columns["gpu"]]})
+    kernels = np.array([kind["kernel"] for kind in kinds])[kind_of_row]
+    return np.exp(nearby_delta(scaled(seen, network), kernels, nearby))
 
 
 def _measured_gpus(family: str, coefficients: pa.Table) -> set[str]:
