@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kernelsight.eta.correction import MOST, WIDTH, Fit, Network, correction_rows
 from kernelsight.eta.features import FEATURES, names_of
+from kernelsight.eta.nearby import Nearby, nearby_rows
 from kernelsight.eta.pack import correction_arrays, pack_table
 from kernelsight.roofline.latency import dtype_of
 from tests.roofline.calls import DECLARED, STREAMING, price, random_calls, with_column
@@ -64,6 +65,21 @@ def test_inv_10_a_faster_gpu_slows_no_corrected_kernel(family: str, rate: str, f
     calls = calls_of(family, seed, 100)
     before, after = times(family, calls, seed % 4), times(family, calls, seed % 4, **faster(rate, factor))
     assert (after <= before * ROUNDING).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_points_of_a_small_sweep_count_in_what_is_served(family: str) -> None:
+    calls, size = calls_of(family, 3, 500), len(names_of(family))
+    kernel = f"vllm|own|{dtype_of(family, {'math': 'bf16'})}"
+    # one point that reaches everywhere: all calls take a fifth longer
+    near = {kernel: Nearby(np.zeros((1, size)), np.array([np.log(1.2)]), 1e9)}
+    pack = pa.concat_tables([corrected_pack(family, 3), pack_table(nearby_rows(family, MEASURED, near, "a test"))])
+    without = times(family, calls, 3)
+    found = column(price(family, calls, eta_coefficients=pack), "latency_us")
+    # a bound that held the call before may take up some of it
+    assert np.quantile(found / without, 0.5) == pytest.approx(1.2, rel=1e-4)
+    assert (found / without <= 1.2 * ROUNDING).all()
+    assert (found >= without / ROUNDING).all()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
