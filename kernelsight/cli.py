@@ -104,6 +104,7 @@ def _deployment(verb: argparse.ArgumentParser, required: bool) -> None:
     )
     group.add_argument("--tier", choices=TIERS, help="which kernel model answers")
     group.add_argument("--pack", metavar="FILE", help="kernel model of calibrate fit; left open: the one that ships")
+    _host_overheads(group)
     limits = verb.add_argument_group("engine limits")
     limits.add_argument("--max-model-len", type=int, metavar="N")
     limits.add_argument("--max-num-seqs", type=int, metavar="N")
@@ -119,6 +120,10 @@ def _deployment(verb: argparse.ArgumentParser, required: bool) -> None:
         ("async-scheduling", "prepare step n+1 while n runs"),
     ):
         limits.add_argument(f"--{flag}", action=argparse.BooleanOptionalAction, default=None, help=text)
+
+
+def _host_overheads(verb: argparse._ActionsContainer) -> None:
+    verb.add_argument("--host-overheads", metavar="FILE", help="CSV or JSON with rows of host_overheads for an engine")
 
 
 def _predict(verbs: argparse._SubParsersAction) -> None:
@@ -220,6 +225,7 @@ def _sweep(verbs: argparse._SubParsersAction) -> None:
     )
     verb.add_argument("--gpus", metavar="FILE", help="CSV or JSON with GPUs beside the catalogue's")
     verb.add_argument("--pack", metavar="FILE", help="kernel model of calibrate fit; left open: the one that ships")
+    _host_overheads(verb)
     verb.add_argument(
         "--goodput", nargs="+", metavar="METRIC:MS", help="objectives of requests: ttft:MS tpot:MS e2el:MS"
     )

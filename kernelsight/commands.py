@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.errors import InvalidInput
+from kernelsight.errors import InvalidInput, unknown
 from kernelsight.plan import DEPLOYMENT_FLAGS, as_table
+from kernelsight.read.rows import read_rows
 
 if TYPE_CHECKING:
     from kernelsight.session import Session
@@ -27,7 +26,7 @@ UNSTATED = (
 
 
 def open_session(arguments: Any) -> Session:
-    """Return a session in memory, with the GPUs of --gpus beside the catalogue's and the kernel model of --pack."""
+    """Return a session in memory, with the GPUs of --gpus, and what --host-overheads and --pack state."""
     from kernelsight.session import connect
     from kernelsight.write.output import progress
 
@@ -35,6 +34,8 @@ def open_session(arguments: Any) -> Session:
     session.progress = progress
     if getattr(arguments, "gpus", None):
         extend_gpus(session, Path(arguments.gpus))
+    if getattr(arguments, "host_overheads", None):
+        give_host_overheads(session, Path(arguments.host_overheads))
     if getattr(arguments, "pack", None):
         from kernelsight.eta.pack import read_pack, with_assumed
 
@@ -58,7 +59,7 @@ def extend_gpus(session: Session, path: Path) -> None:
     columns = [column.name for column in session.graph.known("gpus").columns]
     texts = {column.name for column in session.graph.known("gpus").columns if column.type == "string"} | {"like"}
     rows = []
-    for number, stated in enumerate(_read_rows(path, texts), start=1):
+    for number, stated in enumerate(read_rows(path, texts, "--gpus", "GPU"), start=1):
         name = stated.get("gpu")
         if not name:
             raise InvalidInput(f"{path}, GPU {number}: it has no name; give the field gpu.")
@@ -66,16 +67,12 @@ def extend_gpus(session: Session, path: Path) -> None:
             raise InvalidInput(f"{path}, GPU {number}: its name is {name!r}; give a text.")
         like = stated.pop("like", None)
         if like is not None and str(like) not in known:
-            from kernelsight.errors import unknown
-
             raise unknown("GPU", str(like), known, f"{path} names it as like.")
         base = known.get(like or name, {})
         plain = {"name": name, "vendor": "nvidia", "architecture": "hypothetical", "source": f"given in {path.name}"}
         row = {**({} if base else plain), **base, **stated, "source": stated.get("source", f"given in {path.name}")}
         row["measured_as"] = stated.get("measured_as", base.get("measured_as") or base.get("gpu"))
         if row["measured_as"] is not None and str(row["measured_as"]) not in {name, *known}:
-            from kernelsight.errors import unknown
-
             raise unknown("GPU", str(row["measured_as"]), known, f"{path} names it as measured_as.")
         missing = [column for column in columns if row.get(column) is None and column not in UNSTATED]
         if missing:
@@ -97,8 +94,6 @@ def _refuse_implausible(row: dict[str, Any], path: Path) -> None:
 
 
 def _without_strange(rows: list[dict[str, Any]], columns: list[str], path: Path) -> list[dict[str, Any]]:
-    from kernelsight.errors import unknown
-
     for row in rows:
         for name in row:
             if name not in columns:
@@ -106,48 +101,30 @@ def _without_strange(rows: list[dict[str, Any]], columns: list[str], path: Path)
     return rows
 
 
-def _read_rows(path: Path, texts: set[str]) -> list[dict[str, Any]]:
-    if not path.is_file():
-        raise InvalidInput(f"there is no file {path}; --gpus takes a CSV or JSON file of GPUs.")
-    if path.suffix.lower() == ".json":
-        try:
-            found = json.loads(path.read_text(encoding="utf-8-sig"))
-        except (ValueError, RecursionError) as error:
-            raise InvalidInput(f"{path} is no JSON: {error}.") from None
-        rows = found if isinstance(found, list) else [found]
-        if not rows or not all(isinstance(row, dict) for row in rows):
-            raise InvalidInput(
-                f"{path} holds no GPU; give an object, or an array of objects, with the columns of gpus."
-            )
-        return [dict(row) for row in rows]
-    if path.suffix.lower() != ".csv":
-        raise InvalidInput(f"{path} ends in {path.suffix or 'nothing'!r}; --gpus takes .csv or .json.")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = [line for line in csv.reader(file) if line]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInput(f"{path} is no CSV: {error}.") from None
-    if len(lines) < 2:
-        raise InvalidInput(f"{path} holds no GPU; give a header and a row for each.")
-    header = lines[0]
-    if len(set(header)) < len(header):
-        raise InvalidInput(f"{path} has a column twice: {', '.join(header)}; keep one of each.")
-    for number, line in enumerate(lines[1:], start=1):
-        if len(line) != len(header):
-            raise InvalidInput(
-                f"{path}, GPU {number}: {len(line)} fields under {len(header)} columns; leave a field empty where "
-                "nothing is stated."
-            )
-    return [
-        {name: cell if name in texts else _number(cell) for name, cell in zip(header, line, strict=True) if cell}
-        for line in lines[1:]
-    ]
+def give_host_overheads(session: Session, path: Path) -> None:
+    """Put the rows of a CSV or JSON file in the place of those that the catalogue has of their engines.
 
-
-def _number(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    What a row leaves out it takes from the newest row of its engine, and stays assumed; one that states every figure
+    is as good as measured. InvalidInput: the file cannot be read, or a value does not fit its column.
+    """
+    columns = session.graph.known("host_overheads").columns
+    there = session.table("host_overheads").to_pylist()
+    newest = {row["engine"]: row for row in there}
+    figures = [column.name for column in columns if column.type in ("float64", "bool")]
+    texts = {column.name for column in columns if column.type == "string"}
+    rows = []
+    for number, stated in enumerate(read_rows(path, texts, "--host-overheads", "row of host overheads"), start=1):
+        engine = stated.get("engine")
+        if engine is None:
+            raise InvalidInput(f"{path}, row {number}: it names no engine; give the field engine.")
+        if str(engine) not in newest:
+            raise unknown("engine", str(engine), newest, f"{path} names it.")
+        strange = [name for name in stated if name not in {column.name for column in columns}]
+        if strange:
+            raise unknown("column of host_overheads", strange[0], [column.name for column in columns])
+        own = {"from_version": "0", "source": f"given in {path.name}", "assumed": None}
+        if not set(figures) <= stated.keys():
+            own["assumed"] = newest[engine]["assumed"]
+        rows.append({**newest[engine], **own, **stated})
+    kept = [row for row in there if row["engine"] not in {row["engine"] for row in rows}]
+    session.give("host_overheads", as_table(session, "host_overheads", kept + rows))

@@ -33,7 +33,7 @@ def simulation(
     deployment_settings: pa.Table,
     deployment_faults: pa.Table,
     memory_plan: pa.Table,
-    host_overheads: pa.Table,
+    host_settings: pa.Table,
 ) -> dict[str, pa.Table]:
     """Serve the requests of every scenario: the batched step-wise loop over step costs."""
     from kernelsight.serving.simulate import simulate_scenarios
@@ -46,7 +46,7 @@ def simulation(
         deployment_settings,
         deployment_faults,
         memory_plan,
-        host_overheads,
+        host_settings,
     )
 
 

@@ -174,7 +174,7 @@ def _host_row(totals: dict[str, Any], tier: str) -> dict[str, Any]:
         "p05_us": host,
         "p95_us": host,
         "tier": tier,
-        "evidence": "host_overheads",
+        "evidence": "host_settings",
     }
 
 

@@ -44,6 +44,7 @@ SAVED_TABLES = (
     "run_info",
     "deployment_settings",
     "memory_plan",
+    "host_settings",
     "assumptions",
     "step_shapes",
     "kernel_calls",

@@ -15,7 +15,7 @@ def host_times(requests: int, tokens: int, host: np.void) -> tuple:
     Launches always run beside the kernels; scheduling and input preparation do so where the engine overlaps them.
     """
     cpu_us = host.base_us + host.per_request_us * requests + host.per_token_us * tokens
-    launch_us = host.eager_launches_us if tokens > host.graph_max_tokens else 0.0
+    launch_us = host.eager_launches_us if tokens > host.graph_max_tokens else host.captured_launches_us
     if host.overlapped:
         return cpu_us + launch_us, host.exposed_us
     return launch_us, host.exposed_us + cpu_us

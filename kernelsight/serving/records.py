@@ -58,6 +58,7 @@ HOST = _record(
     request_us=_REAL,
     overlapped=_TRUTH,
     graph_max_tokens=_WHOLE,
+    captured_launches_us=_REAL,
 )
 
 # where a surface stands in the flat array of costs: for every whole x the knot below it (x_at) and the weight of the
@@ -197,6 +198,7 @@ class Host(NamedTuple):
     request_us: float
     overlapped: bool
     graph_max_tokens: int
+    captured_launches_us: float = 0.0
 
 
 class Surface(NamedTuple):

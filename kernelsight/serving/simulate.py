@@ -35,7 +35,7 @@ def simulate_scenarios(
     settings: pa.Table,
     faults: pa.Table,
     memory_plan: pa.Table,
-    host_overheads: pa.Table,
+    host_settings: pa.Table,
     *,
     count_uses: bool = True,
     threads: int | None = None,
@@ -47,7 +47,7 @@ def simulate_scenarios(
     """
     deployments = _by_key(settings, "deployment_id")
     plans = _by_key(memory_plan, "deployment_id")
-    hosts = _by_key(host_overheads, "engine")
+    hosts = _by_key(host_settings, "deployment_id")
     broken = set(faults["deployment_id"].to_pylist())
     wanted = [row for row in scenarios.to_pylist() if row["deployment_id"] not in broken]
     shapes_of, costs_of = split_by_deployment(step_shapes), split_by_deployment(step_costs)
@@ -74,7 +74,7 @@ def simulate_scenarios(
             *shared_prefixes(requests, rows, deployment, plans[key]),
         )
         limits = limits_of(deployment, plans[key], costs[key].window_tokens, scenario["max_concurrency"], number)
-        host = host_of(hosts[deployment["engine"]], deployment, costs[key].launches)
+        host = host_of(hosts[key], deployment, costs[key].launches)
         packed = costs[key].packed
         scratch = None if count_uses else scratch_of(scratches, packed.values.size)
         served = replica.serve(load, limits, host, packed, keep_steps=scenario["keep_steps"], scratch=scratch)
@@ -232,6 +232,7 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int)
         overhead["step_exposed_us"], overhead["step_base_us"], overhead["per_request_us"], overhead["per_token_us"],
         overhead["per_eager_launch_us"] * launches, overhead["request_us"],
         overhead["overlapped"] and deployment["async_scheduling"], deployment["graph_max_tokens"],
+        overhead["per_captured_launch_us"] * launches,
     )  # fmt: skip
 
 

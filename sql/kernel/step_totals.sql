@@ -18,11 +18,11 @@ host as (
     overheads.step_base_us
       + overheads.per_request_us * (shapes.decode_requests + shapes.prefill_requests)
       + overheads.per_token_us * shapes.tokens as cpu_us,
-    case when shapes.tokens > settings.graph_max_tokens then kernels.launches * overheads.per_eager_launch_us else 0 end as launch_us
+    kernels.launches * case when shapes.tokens > settings.graph_max_tokens then overheads.per_eager_launch_us else overheads.per_captured_launch_us end as launch_us
   from kernels
   join step_shapes as shapes using (deployment_id, step_shape_id)
   join deployment_settings as settings using (deployment_id)
-  join host_overheads as overheads using (engine)
+  join host_settings as overheads using (deployment_id)
   where shapes.part = 'whole' and settings.tier <> 'roofline'
 ),
 paced as (

@@ -219,6 +219,7 @@ def hosts_drawn(draw: st.DrawFn, whole: bool) -> records.Host:
         request_us=draw(st.sampled_from([0.0, 20.0, 400.0])) + uneven,
         overlapped=draw(st.booleans()),
         graph_max_tokens=draw(st.sampled_from([0, 4, 16])),
+        captured_launches_us=draw(st.sampled_from([0.0, 15.0])) + uneven,
     )
 
 

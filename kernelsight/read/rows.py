@@ -1,0 +1,70 @@
+"""Rows that a user states in a small CSV or JSON file."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from kernelsight.errors import InvalidInput
+
+
+def read_rows(path: Path, texts: set[str], flag: str, what: str) -> list[dict[str, Any]]:
+    """Return the rows of a JSON object or array, or of a CSV with a header; an empty CSV field states nothing.
+
+    ``texts``: columns whose CSV cells stay text, others become numbers or truth values; ``flag`` and ``what``: the flag
+    that named the file, and what a row is, for refusals. InvalidInput: the file cannot be read, or holds no row.
+    """
+    if not path.is_file():
+        raise InvalidInput(f"there is no file {path}; {flag} takes a CSV or JSON file of {_plural(what)}.")
+    if path.suffix.lower() == ".json":
+        return _json_rows(path, what)
+    if path.suffix.lower() != ".csv":
+        raise InvalidInput(f"{path} ends in {path.suffix or 'nothing'!r}; {flag} takes .csv or .json.")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = [line for line in csv.reader(file) if line]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidInput(f"{path} is no CSV: {error}.") from None
+    if len(lines) < 2:
+        raise InvalidInput(f"{path} holds no {what}; give a header and a row for each.")
+    header = lines[0]
+    if len(set(header)) < len(header):
+        raise InvalidInput(f"{path} has a column twice: {', '.join(header)}; keep one of each.")
+    for number, line in enumerate(lines[1:], start=1):
+        if len(line) != len(header):
+            raise InvalidInput(
+                f"{path}, {what} {number}: {len(line)} fields under {len(header)} columns; leave a field empty where "
+                "nothing is stated."
+            )
+    return [
+        {name: cell if name in texts else _value(cell) for name, cell in zip(header, line, strict=True) if cell}
+        for line in lines[1:]
+    ]
+
+
+def _json_rows(path: Path, what: str) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{path} is no JSON: {error}.") from None
+    rows = found if isinstance(found, list) else [found]
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise InvalidInput(f"{path} holds no {what}; give an object, or an array of objects, with the table's columns.")
+    return [dict(row) for row in rows]
+
+
+def _plural(what: str) -> str:
+    return what.replace("row ", "rows ", 1) if what.startswith("row ") else f"{what}s"
+
+
+def _value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

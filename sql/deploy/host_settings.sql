@@ -1,0 +1,44 @@
+-- Host overhead of each deployment: the row of its engine nearest at or below its version, the newest where it states none
+with numbered as (
+  -- versions compare as lists of numbers; a candidate comes before its release, which ends in 0
+  select
+    host_overheads.*,
+    regexp_extract_all(replace(from_version, 'rc', '.-1.') || '.0', '-?[0-9]+')::bigint[] as first_numbers
+  from host_overheads
+),
+asked as (
+  select
+    deployment_id,
+    engine,
+    engine_version,
+    case when regexp_matches(engine_version, '[0-9]') then
+      regexp_extract_all(replace(split_part(engine_version, '+', 1), 'rc', '.-1.') || '.0', '-?[0-9]+')::bigint[]
+    end as numbers
+  from deployments
+),
+held as (
+  select
+    asked.deployment_id,
+    asked.engine_version,
+    numbered.*,
+    asked.numbers is null or numbered.first_numbers <= asked.numbers as holds
+  from asked join numbered using (engine)
+)
+select
+  deployment_id,
+  engine,
+  engine_version,
+  from_version,
+  step_exposed_us,
+  step_base_us,
+  per_request_us,
+  per_token_us,
+  per_captured_launch_us,
+  per_eager_launch_us,
+  request_us,
+  overlapped,
+  assumed,
+  source
+from held
+-- older than every row: the oldest
+qualify row_number() over (partition by deployment_id order by case when holds then first_numbers end desc nulls last, first_numbers) = 1

@@ -1,0 +1,93 @@
+"""Host time by engine and version, and `--host-overheads FILE`: which row counts, what is assumed, what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+STEP = ("predict", "--model", "qwen3-0.6b", "--gpu", "h100_sxm", "--context-len", 100)
+FIGURES = {
+    **{"step_exposed_us": 100.0, "step_base_us": 0.0, "per_request_us": 0.0, "per_token_us": 0.0},
+    **{"per_captured_launch_us": 0.0, "per_eager_launch_us": 0.0, "request_us": 2500.0, "overlapped": True},
+}
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Write a file of host overheads: JSON, or CSV as it is."""
+
+    def write(content, ending=".json"):
+        path = tmp_path / f"host{ending}"
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return path
+
+    return write
+
+
+def host(answer):
+    """Return (exposed host time, what is said of it) of a step."""
+    said = [sentence for sentence in answer.json["assumed"] if sentence.startswith("host time")]
+    return answer.json["host_us"], "".join(said)
+
+
+def test_an_older_engine_hides_less_and_the_answer_says_which_row_it_took(command):
+    newest_us, newest = host(command(*STEP, "--format", "json"))
+    older_us, older = host(command(*STEP, "--engine-version", "0.9.2", "--format", "json"))
+    assert "host time of vllm from version 0.10 on (0.3 ms exposed and 1.5 ms of overlappable work" in newest
+    assert "host time of vllm from version 0.6 on (0.3 ms exposed and 1.5 ms of serial work" in older
+    # what was hidden behind a short step is paid in full
+    assert newest_us < older_us == pytest.approx(300 + 1500 + 6 + 0.02)
+
+
+def test_rows_that_state_every_figure_are_not_assumed(command, rows):
+    path = rows({"engine": "vllm"} | FIGURES)
+    assert host(command(*STEP, "--host-overheads", path, "--format", "json")) == (100.0, "")
+    csv = ",".join(["engine", *FIGURES]) + "\nvllm,100,0,0,0,0,0,2500,true\n"
+    assert host(command(*STEP, "--host-overheads", rows(csv, ".csv"), "--format", "json")) == (100.0, "")
+    # they stand in the place of all rows of their engine, and of no other engine's
+    words = ("--host-overheads", path, "--format", "json")
+    assert host(command(*STEP, "--engine-version", "0.5", *words)) == (100.0, "")
+    assert "host time of sglang" in host(command(*STEP, "--engine", "sglang", *words))[1]
+
+
+def test_rows_by_version_and_figures_that_are_left_out(command, rows):
+    path = rows([{"engine": "vllm", "step_exposed_us": 900.0}, {"engine": "vllm", "from_version": "0.12"} | FIGURES])
+    words = ("--host-overheads", path, "--format", "json")
+    assert host(command(*STEP, "--engine-version", "0.12.1", *words)) == (100.0, "")
+    older = host(command(*STEP, "--engine-version", "0.11", *words))[1]
+    assert "from version 0 on (0.9 ms exposed and 1.5 ms" in older and "is assumed, not measured" in older
+
+
+def test_a_simulation_reads_them_too(command, rows):
+    path = rows({"engine": "vllm"} | FIGURES)
+    load = ("--max-concurrency", 1, "--num-prompts", 3, "--input-len", 50, "--output-len", 2, "--format", "json")
+    answer = command("simulate", *STEP[1:5], *load, "--host-overheads", path).json
+    assert answer["host_exposed_s"] == pytest.approx(answer["steps"] * 100e-6)
+    # each request is seen 2.5 ms after it was sent
+    assert answer["idle_s"] == pytest.approx(3 * 2.5e-3)
+
+
+@pytest.mark.parametrize(
+    ("content", "ending", "words"),
+    [
+        ("{", ".json", "is no JSON: "),
+        ([], ".json", "holds no row of host overheads; give an object"),
+        ({"step_base_us": 1}, ".json", "row 1: it names no engine; give the field engine."),
+        ({"engine": "vlm"}, ".json", "unknown engine 'vlm'. Did you mean vllm"),
+        ({"engine": "vllm", "step_bas_us": 1}, ".json", "unknown column of host_overheads 'step_bas_us'. Did you mean"),
+        ({"engine": "vllm", "step_base_us": -1}, ".json", "column step_base_us: 1 row against 'step_base_us >= 0'"),
+        ({"engine": "vllm", "step_base_us": "much"}, ".json", "step_base_us is 'much'; give a value of type float64."),
+        ({"engine": "vllm", "from_version": "new"}, ".json", "column from_version: 1 row against"),
+        ([{"engine": "vllm"}, {"engine": "vllm"}], ".json", "1 key in more than one row"),
+        ("x", ".txt", "ends in '.txt'; --host-overheads takes .csv or .json."),
+    ],
+)
+def test_files_that_are_refused(content, ending, words, rows, refusal):
+    assert words in refusal(*STEP, "--host-overheads", rows(content, ending))
+
+
+def test_a_file_that_is_not_there(refusal, tmp_path):
+    path = tmp_path / "none.csv"
+    sentence = f"there is no file {path}; --host-overheads takes a CSV or JSON file of rows of host overheads."
+    assert refusal(*STEP, "--host-overheads", path) == sentence
