@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.compiled import compiled
-from kernelsight.serving.records import NOBODY
+from kernelsight.serving.records import NOBODY, NUMBER, TICKET_BITS
 
 LEAVING, FILLING = 0, 1
 
@@ -29,32 +29,38 @@ def tokens_of(engine: np.void, request: np.void) -> int:
     return request.base + engine.clock if request.decoding else request.computed
 
 
-# ---------------------------------------------------------------- heaps of (clock, request), smallest clock first
+# ---------------------------------------------------------------- heaps of (clock, entrant), smallest clock first
 
 
 @compiled
-def comes_before(clock: int, r: int, other_clock: int, other: int) -> bool:
-    """Order of a heap: by clock, and at one clock by request, which is the order of admission."""
-    return clock < other_clock or (clock == other_clock and r < other)
+def entrant(requests: np.ndarray, r: int) -> int:
+    """A request's name in a heap: by these names requests are in order of admission."""
+    return (requests[r].ticket << TICKET_BITS) | r
 
 
 @compiled
-def sift_up(heaps: np.ndarray, heap: int, size: int, clock: int, r: int) -> None:
+def comes_before(clock: int, name: int, other_clock: int, other: int) -> bool:
+    """Order of a heap: by clock, and at one clock by order of admission."""
+    return clock < other_clock or (clock == other_clock and name < other)
+
+
+@compiled
+def sift_up(heaps: np.ndarray, heap: int, size: int, clock: int, name: int) -> None:
     """Add an entry to a heap of ``size`` entries."""
     place = size
     while place > 0:
         parent = (place - 1) // 2
-        if not comes_before(clock, r, heaps[heap, parent, 0], heaps[heap, parent, 1]):
+        if not comes_before(clock, name, heaps[heap, parent, 0], heaps[heap, parent, 1]):
             break
         heaps[heap, place, 0], heaps[heap, place, 1] = heaps[heap, parent, 0], heaps[heap, parent, 1]
         place = parent
-    heaps[heap, place, 0], heaps[heap, place, 1] = clock, r
+    heaps[heap, place, 0], heaps[heap, place, 1] = clock, name
 
 
 @compiled
 def sift_down(heaps: np.ndarray, heap: int, size: int) -> None:
     """Remove the first of ``size`` entries."""
-    clock, r = heaps[heap, size - 1, 0], heaps[heap, size - 1, 1]
+    clock, name = heaps[heap, size - 1, 0], heaps[heap, size - 1, 1]
     last, place = size - 1, 0
     while True:
         child = 2 * place + 1
@@ -64,17 +70,18 @@ def sift_down(heaps: np.ndarray, heap: int, size: int) -> None:
             heaps[heap, child + 1, 0], heaps[heap, child + 1, 1], heaps[heap, child, 0], heaps[heap, child, 1]
         ):
             child += 1
-        if not comes_before(heaps[heap, child, 0], heaps[heap, child, 1], clock, r):
+        if not comes_before(heaps[heap, child, 0], heaps[heap, child, 1], clock, name):
             break
         heaps[heap, place, 0], heaps[heap, place, 1] = heaps[heap, child, 0], heaps[heap, child, 1]
         place = child
-    heaps[heap, place, 0], heaps[heap, place, 1] = clock, r
+    heaps[heap, place, 0], heaps[heap, place, 1] = clock, name
 
 
 @compiled
-def is_due(requests: np.ndarray, heap: int, clock: int, r: int) -> bool:
+def is_due(requests: np.ndarray, heap: int, clock: int, name: int) -> bool:
     """True for an entry that still stands; entries of requests that left otherwise stay behind until they are met."""
-    return (requests[r].leaves_at if heap == LEAVING else requests[r].fills_at) == clock
+    request = requests[name & NUMBER]
+    return (request.leaves_at if heap == LEAVING else request.fills_at) == clock
 
 
 @compiled
@@ -83,12 +90,12 @@ def heap_add(requests: np.ndarray, heaps: np.ndarray, heap: int, size: int, cloc
     if size == heaps.shape[1]:
         kept = 0
         for i in range(size):
-            entry, who = heaps[heap, i, 0], heaps[heap, i, 1]
-            if is_due(requests, heap, entry, who):
-                sift_up(heaps, heap, kept, entry, who)
+            entry, name = heaps[heap, i, 0], heaps[heap, i, 1]
+            if is_due(requests, heap, entry, name):
+                sift_up(heaps, heap, kept, entry, name)
                 kept += 1
         size = kept
-    sift_up(heaps, heap, size, clock, r)
+    sift_up(heaps, heap, size, clock, entrant(requests, r))
     return size + 1
 
 
@@ -121,6 +128,8 @@ def next_filling(engine: np.void, requests: np.ndarray, heaps: np.ndarray) -> in
 def join(engine: np.void, requests: np.ndarray, r: int) -> None:
     """Put a request at the end of the batch, as a partial one."""
     request = requests[r]
+    request.ticket = engine.admitted
+    engine.admitted += 1
     request.before, request.after = engine.newest, NOBODY
     if engine.newest >= 0:
         requests[engine.newest].after = r
@@ -289,5 +298,5 @@ def advance(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np
         return
     engine.inside += (engine.below - engine.held_below) * steps
     while next_filling(engine, requests, heaps) == engine.clock:
-        requests[heaps[FILLING, 0, 1]].fills_at = NOBODY
+        requests[heaps[FILLING, 0, 1] & NUMBER].fills_at = NOBODY
         engine.below -= 1

@@ -1,6 +1,7 @@
-"""The loop of one replica, from the first arrival to the last finish.
+"""The loop of one scenario: a client and its engines on one time axis, from the first arrival to the last finish.
 
-What changes a batch is an event: an arrival that can be seen, an admission, a finish, a shortage of KV blocks. Steps
+Three kinds of events, in order of time; at one time in this order: a step ends, the client sends, a step begins. What
+changes a batch is an event, too: an arrival that can be seen, an admission, a finish, a shortage of KV blocks. Steps
 with prompts go one by one, decode runs between two events at once.
 """
 
@@ -13,9 +14,10 @@ from kernelsight.serving.batch import (
     affordable_steps,
     next_departure,
 )
-from kernelsight.serving.client import next_visible_us, queue_head, send
+from kernelsight.serving.client import next_send_us, note_ended, send_next
 from kernelsight.serving.compiled import borrowed, compiled
-from kernelsight.serving.records import FOREVER
+from kernelsight.serving.queue import next_visible_us, queue_head
+from kernelsight.serving.records import FOREVER, NOBODY
 from kernelsight.serving.scheduler import schedule
 from kernelsight.serving.steps import (
     DECODES,
@@ -25,7 +27,6 @@ from kernelsight.serving.steps import (
     RUNNING,
     START,
     UNITS,
-    WAITING,
     count_decode_gaps,
     decode_run,
     end_chunks,
@@ -35,127 +36,185 @@ from kernelsight.serving.steps import (
 
 
 @compiled
-def grow(rows: np.ndarray, used: int, more: int) -> np.ndarray:
-    """Return the step rows with room for ``more``, doubling."""
-    if used + more <= rows.shape[0]:
-        return rows
-    larger = np.zeros((max(2 * rows.shape[0], used + more), rows.shape[1]))
-    larger[:used] = rows[:used]
-    return larger
+def horizon_us(engine: np.void, limits: np.void) -> float:
+    """Until when requests must be visible to be in the step that begins now.
+
+    With asynchronous scheduling a step was prepared when the one before it began.
+    """
+    return engine.previous_start if limits.asynchronous else engine.now
+
+
+@compiled
+def next_begin_us(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
+    """When an engine that is in no step begins one, as far as is known now."""
+    if engine.running > 0 or queue_head(engine, requests, horizon_us(engine, limits)) >= 0:
+        return engine.now
+    return max(next_visible_us(engine, requests), engine.now)
+
+
+@compiled
+def wake(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
+    """Begin a step: move an idle engine's clock to the request that wakes it; returns the horizon of the step."""
+    horizon = horizon_us(engine, limits)
+    if engine.running == 0 and queue_head(engine, requests, horizon) < 0:
+        engine.now = engine.previous_start = horizon = max(next_visible_us(engine, requests), engine.now)
+    # counted only where a step follows: what comes after the last finish is no idle time
+    engine.idle_us += engine.now - engine.last_us
+    engine.held = engine.held_tokens = engine.held_inside = engine.held_below = 0
+    engine.underway = True
+    return horizon
+
+
+@compiled
+def pass_prompt_step(
+    engine: np.void, limits: np.void, rows: np.ndarray, decode_tokens: int, gpu_us: float, host_us: float
+) -> None:
+    """Move the clock to the end of a step with prompts, and write its row."""
+    engine.previous_start = engine.now
+    engine.now += gpu_us + host_us
+    engine.steps += 1
+    engine.gpu_us += gpu_us
+    engine.host_us += host_us
+    engine.prompt_tokens += engine.step_prompt_tokens
+    if rows.shape[0] > 0:
+        row = rows[engine.rows]
+        row[START], row[END], row[HOST_TIME] = engine.previous_start, engine.now, host_us
+        row[PROMPTS], row[DECODES], row[RUNNING] = engine.step_prompt_tokens, decode_tokens, engine.running
+        row[UNITS] = limits.capacity_units - engine.free_units
+        engine.rows += 1
+
+
+@compiled
+def next_engine(engines: np.ndarray, requests: np.ndarray, limits: np.ndarray) -> tuple:
+    """(engine, time) of the next step that ends or begins; one that ends goes first."""
+    first, moment, ends = NOBODY, FOREVER, False
+    for i in range(engines.size):
+        engine = engines[i]
+        due = engine.now if engine.underway else next_begin_us(engine, requests, limits[i])
+        if due < moment or (due == moment and engine.underway and not ends):
+            first, moment, ends = i, due, engine.underway
+    return first, moment
 
 
 @compiled
 def serve_borrowed(
+    client: np.void,
     engines: np.ndarray,
     requests: np.ndarray,
     heaps: np.ndarray,
     hashes: np.ndarray,
     entries: np.ndarray,
-    limits: np.void,
-    host: np.void,
+    limits: np.ndarray,
+    host: np.ndarray,
     costs: np.ndarray,
-    layout: np.void,
+    layout: np.ndarray,
     uses: np.ndarray,
     histogram: np.ndarray,
-    keep_steps: bool,
-) -> np.ndarray:
+    rows: np.ndarray,
+) -> None:
     """The loop itself, over arrays that are not counted."""
-    rows = np.zeros((1024 if keep_steps else 0, 8))
-    engine = engines[0]
-    send(engine, requests, limits, host, engine.now)
-    while engine.ended < requests.size:
-        # with asynchronous scheduling a step was prepared when the one before it began
-        horizon = engine.previous_start if limits.asynchronous else engine.now
-        if engine.running == 0 and queue_head(engine, requests, horizon) < 0:
-            engine.now = engine.previous_start = max(next_visible_us(engine, requests, limits, host), engine.now)
-            send(engine, requests, limits, host, 0.0)
+    i = 0
+    engine, own, hst, own_heaps, own_entries, own_rows = engines[0], limits[0], host[0], heaps[0], entries[0], rows[0]
+    while client.ended < requests.size:
+        due, engine_us = next_engine(engines, requests, limits)
+        send_us = next_send_us(client, requests)
+        if send_us < engine_us or (send_us == engine_us and not engines[due].underway):
+            client.now = send_us
+            send_next(client, engines[0], requests, limits[0], host[0])
             continue
-        # counted only where a step follows: what comes after the last finish is no idle time
-        engine.idle_us += engine.now - engine.last_us
-        engine.held = engine.held_tokens = engine.held_inside = engine.held_below = 0
+        if i != due:
+            i = due
+            engine, own, hst = engines[i], limits[i], host[i]
+            own_heaps, own_entries, own_rows = heaps[i], entries[i], rows[i]
+        client.now = engine_us
+        if engine.underway:
+            if engine.step_prompt_tokens > 0:
+                end_chunks(engine, requests, own_heaps, own, hashes, own_entries, histogram, engine.stalled)
+            end_decodes(engine, requests, own_heaps, own, hashes, own_entries, engine.admitted)
+            engine.last_us = engine.now
+            engine.underway = False
+            note_ended(client, engine, requests)
+            send_us = next_send_us(client, requests)
+            if engines.size > 1 or engine.running == 0 or send_us <= engine.now:
+                continue
+        if engine.rows > 0 and engine.rows == own_rows.shape[0]:
+            return
+        horizon = wake(engine, requests, own)
         prompt_tokens, decode_tokens, preempted, blocked = schedule(
-            engine, requests, heaps, limits, hashes, entries, horizon
+            engine, requests, own_heaps, own, hashes, own_entries, horizon
         )
-        engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
-        stalled = decode_tokens == 0 and engine.decoding > 0
+        engine.step_prompt_tokens = prompt_tokens
+        engine.stalled = decode_tokens == 0 and engine.decoding > 0
+        engine.peak_units = max(engine.peak_units, own.capacity_units - engine.free_units)
         if prompt_tokens == 0 and decode_tokens > 0:
             most = 1
             if not preempted:
                 most = affordable_steps(
-                    engine, requests, limits, next_departure(engine, requests, heaps) - engine.clock
+                    engine, requests, own, next_departure(engine, requests, own_heaps) - engine.clock
                 )
-            stop_us = FOREVER if blocked else next_visible_us(engine, requests, limits, host)
-            if keep_steps:
-                rows = grow(rows, engine.rows, most)
+            if own_rows.shape[0] > 0:
+                most = min(most, own_rows.shape[0] - engine.rows)
+            stop_us = FOREVER if blocked else min(next_visible_us(engine, requests), send_us + hst.request_us)
             decode_run(
-                engine, requests, heaps, limits, host, entries, costs, layout, uses, histogram, most, stop_us, rows
+                engine,
+                requests,
+                own_heaps,
+                own,
+                hst,
+                own_entries,
+                costs,
+                layout[i],
+                uses,
+                histogram,
+                most,
+                stop_us,
+                own_rows,
             )
-            engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
+            engine.peak_units = max(engine.peak_units, own.capacity_units - engine.free_units)
         elif prompt_tokens > 0:
-            gpu_us, host_us = prompt_step(engine, requests, host, costs, layout, uses, prompt_tokens, decode_tokens)
-            engine.previous_start = engine.now
-            engine.now += gpu_us + host_us
-            engine.steps += 1
-            engine.gpu_us += gpu_us
-            engine.host_us += host_us
-            engine.prompt_tokens += prompt_tokens
-            if keep_steps:
-                rows = grow(rows, engine.rows, 1)
-                row = rows[engine.rows]
-                row[START], row[END], row[PROMPTS], row[DECODES] = (
-                    engine.previous_start,
-                    engine.now,
-                    prompt_tokens,
-                    decode_tokens,
-                )
-                row[RUNNING], row[WAITING] = engine.running, engine.in_flight - engine.running
-                row[UNITS], row[HOST_TIME] = limits.capacity_units - engine.free_units, host_us
-                engine.rows += 1
+            gpu_us, host_us = prompt_step(engine, requests, hst, costs, layout[i], uses, prompt_tokens, decode_tokens)
+            pass_prompt_step(engine, own, own_rows, decode_tokens, gpu_us, host_us)
             if decode_tokens > 0:
                 count_decode_gaps(engine, requests, histogram, decode_tokens, engine.now)
-                advance(engine, requests, heaps, limits, 1)
-            if not stalled:
+                advance(engine, requests, own_heaps, own, 1)
+            if not engine.stalled:
                 engine.last_decode_end = engine.now
-        # requests that found a free slot were sent when they arrived; those that did not are sent as one ends
-        send(engine, requests, limits, host, 0.0)
-        if prompt_tokens > 0:
-            end_chunks(engine, requests, heaps, limits, hashes, entries, histogram, stalled)
-        end_decodes(engine, requests, heaps, limits, hashes, entries, requests.size)
-        send(engine, requests, limits, host, engine.now)
-        engine.last_us = engine.now
-    return rows[: engine.rows]
 
 
 @compiled
-def serve_replica(
+def serve_until_full(
+    clients: np.ndarray,
     engines: np.ndarray,
     requests: np.ndarray,
     heaps: np.ndarray,
     hashes: np.ndarray,
     entries: np.ndarray,
-    limits: np.void,
-    host: np.void,
+    limits: np.ndarray,
+    host: np.ndarray,
     costs: np.ndarray,
-    layout: np.void,
+    layout: np.ndarray,
     uses: np.ndarray,
     histogram: np.ndarray,
-    keep_steps: bool,
-) -> np.ndarray:
-    """Serve one replica's requests from the first arrival to the last finish; fills the records, uses and histogram.
+    rows: np.ndarray,
+) -> None:
+    """Serve a scenario's requests until all ended, or an engine has no row left for its next step: call again then.
 
-    ``engines``: one fresh ENGINE record (see ``replica``). Returns the step rows where they are kept.
+    ``clients``: one CLIENT record, ``engines``: ENGINE records (see ``replica``); of heaps, entries, limits, host,
+    layout and rows there is one an engine. All state is in them; uses and histogram are added to. ``rows``: step rows,
+    shape [engines, rows, 8]; no row: none are kept.
     """
-    return serve_borrowed(
+    serve_borrowed(
+        clients[0],
         borrowed(engines),
         borrowed(requests),
         borrowed(heaps),
         borrowed(hashes),
         borrowed(entries),
-        limits,
-        host,
+        borrowed(limits),
+        borrowed(host),
         borrowed(costs),
-        layout,
+        borrowed(layout),
         borrowed(uses),
         borrowed(histogram),
-        keep_steps,
+        borrowed(rows),
     )

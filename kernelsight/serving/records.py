@@ -16,6 +16,8 @@ PREFILL, DECODE, MIXED = 0, 1, 2
 FINISHED, TOO_LONG, NO_MEMORY = 0, 1, 2
 NOBODY = -1
 FOREVER = np.inf
+TICKET_BITS = 32  # a heap names a request by its ticket and, in the bits below, its number: in order of admission
+NUMBER = (1 << TICKET_BITS) - 1
 BIN_WIDTH = np.log(1.002)
 ITL_BINS = 12_000
 LARGEST_BLOCK = 512
@@ -40,9 +42,8 @@ LIMITS = _record(
     sequence_units=_WHOLE,
     capacity_units=_WHOLE,
     window_tokens=_WHOLE,
-    max_concurrency=_WHOLE,
     hash_tokens=_WHOLE,  # tokens that one hash of a prompt stands for; 0: no prefix caching
-    requests=_WHOLE,  # requests of the replica: as many entries stand for their private blocks
+    requests=_WHOLE,  # requests of the scenario: as many entries stand for their private blocks
     chunked=_TRUTH,
     prefill_first=_TRUTH,
     asynchronous=_TRUTH,
@@ -87,23 +88,24 @@ REQUEST = _record(
     kept=_WHOLE,  # leading hash blocks that it keeps
     shared_units=_WHOLE,  # KV units of its own tokens that stand in hash blocks
     # what the scheduler knows of it
-    visible_us=_REAL,  # when the engine's queue has it
+    visible_us=_REAL,  # when the engine's queue has it; preempted: at once
     last_token_us=_REAL,
     known=_WHOLE,  # prompt + generated tokens; of a decoding request up to date only when it leaves
     computed=_WHOLE,  # tokens in the cache; of a decoding request: base + clock
     base=_WHOLE,  # decoding: computed tokens less the decode clock
     chunk=_WHOLE,  # tokens scheduled in this step
+    ticket=_WHOLE,  # its number in the order of admission
     leaves_at=_WHOLE,  # decode clock at which it ends; -1: not decoding
     fills_at=_WHOLE,  # decode clock at which its window is full; -1: past, or no window
     decoding=_TRUTH,
     fresh=_TRUTH,  # decoding, but gave its last token at another time than the last decode step
     held=_TRUTH,  # decoding, but not reached by the budget of this step
-    # its neighbours in the batch, in order of admission; the next partial, fresh and preempted request
+    # its neighbours in the batch, in order of admission; the next partial, fresh, and waiting (or ended) request
     before=_WHOLE,
     after=_WHOLE,
     next_partial=_WHOLE,
     next_fresh=_WHOLE,
-    next_resumed=_WHOLE,
+    next_waiting=_WHOLE,
 )
 
 # a hash block, or the private blocks that a request left
@@ -115,16 +117,29 @@ ENTRY = _record(
     queued=_TRUTH,
 )
 
+# the benchmark client, and the router behind it
+CLIENT = _record(
+    now=_REAL,  # the last event
+    next=_WHOLE,  # first request in order of arrival that was not sent yet
+    in_flight=_WHOLE,
+    ended=_WHOLE,
+    max_concurrency=_WHOLE,
+)
+
 ENGINE = _record(
     now=_REAL,
     previous_start=_REAL,
     last_decode_end=_REAL,  # when the decoding requests got their last token
-    # the client and the queue
-    sent=_WHOLE,
-    head=_WHOLE,  # first request in order of arrival that was not admitted yet
-    ended=_WHOLE,
-    in_flight=_WHOLE,
-    resumed=_WHOLE,  # the preempted request that is next
+    # the queue
+    in_flight=_WHOLE,  # requests that were sent here and did not end
+    first_waiting=_WHOLE,
+    last_waiting=_WHOLE,
+    admitted=_WHOLE,  # tickets given out
+    first_ended=_WHOLE,  # requests that ended since the client last looked
+    # the step or decode run that is under way, until ``now``
+    underway=_TRUTH,
+    stalled=_TRUTH,  # others decode, but not in this step
+    step_prompt_tokens=_WHOLE,
     # the batch
     free_units=_WHOLE,  # blank ones and those whose contents may be lost
     blank_units=_WHOLE,

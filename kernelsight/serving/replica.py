@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernelsight.serving.loop import serve_replica
+from kernelsight.serving.loop import serve_until_full
 from kernelsight.serving.records import (
+    CLIENT,
     ENGINE,
     ENTRY,
     FINISHED,
@@ -27,11 +28,19 @@ from kernelsight.serving.records import (
     Totals,
     Uses,
 )
+from kernelsight.serving.steps import RUNNING, START, WAITING
 
 # fields of the engine record, in the order of Totals
 TOTALS = (
     *("steps", "gpu_us", "host_us", "idle_us", "first_us", "last_us"),
     *("preempted", "peak_units", "gap_sum_us", "prompt_tokens"),
+)
+
+
+# fields of the engine record that name the first or last of a list: none in a fresh one
+QUEUES = (
+    *("first_waiting", "last_waiting", "first_ended", "oldest", "newest", "partial", "last_partial", "fresh"),
+    *("first_free", "last_free"),
 )
 
 
@@ -101,6 +110,13 @@ def check_caching(load: Load, limits: Limits) -> None:
         raise ValueError("layers with windows or a state of their own share nothing by prefix here")
 
 
+def in_flight_at(moments_us: np.ndarray, requests: np.ndarray) -> np.ndarray:
+    """Return how many requests were sent, not turned away, and had not ended at each moment, shape [moments]."""
+    accepted = requests["status"] == FINISHED
+    sent, ended = np.sort(requests["sent_us"][accepted]), np.sort(requests["finish_us"][accepted])
+    return np.searchsorted(sent, moments_us, side="right") - np.searchsorted(ended, moments_us, side="right")
+
+
 def serve(
     load: Load,
     limits: Limits,
@@ -140,31 +156,30 @@ def serve(
     engines = np.zeros(1, ENGINE)
     for name in ("now", "previous_start", "first_us", "last_us"):
         engines[name] = load.arrival_us[0]
-    for name in ("oldest", "newest", "partial", "last_partial", "fresh", "resumed", "first_free", "last_free"):
+    for name in QUEUES:
         engines[name] = NOBODY
     engines["free_units"] = engines["blank_units"] = limits.capacity_units
-    heaps = np.zeros((2, 2 * min(limits.max_num_seqs, n) + 16, 2), np.int64)
+    clients = np.zeros(1, CLIENT)
+    clients["now"], clients["max_concurrency"] = load.arrival_us[0], limits.max_concurrency
+    heaps = np.zeros((1, 2, 2 * min(limits.max_num_seqs, n) + 16, 2), np.int64)
     uses = np.zeros((3, costs.values.size)) if scratch is None else scratch
     histogram = np.zeros(ITL_BINS, np.int64)
-    stated, overhead = np.zeros(1, LIMITS)[0], np.array([tuple(host)], HOST)[0]
-    for name, value in limits._asdict().items():
-        if name != "prefix_caching":
-            stated[name] = value
+    stated, overhead = np.zeros(1, LIMITS), np.array([tuple(host)], HOST)
+    for name in set(LIMITS.names) & set(limits._fields):
+        stated[name] = getattr(limits, name)
     stated["hash_tokens"], stated["requests"] = load.hash_tokens if caching else 0, n
-    rows = serve_replica(
-        engines,
-        requests,
-        heaps,
-        hashes,
-        entries,
-        stated,
-        overhead,
-        costs.values,
-        costs.layout,
-        uses,
-        histogram,
-        keep_steps,
-    )
+    rows = np.zeros((1, 1024 if keep_steps else 0, 8))
+    while True:
+        serve_until_full(
+            *(clients, engines, requests, heaps, hashes, entries[np.newaxis], stated, overhead),
+            *(costs.values, np.array([costs.layout]), uses, histogram, rows),
+        )
+        if clients[0]["ended"] == n:
+            break
+        rows = np.concatenate([rows, np.zeros_like(rows)], axis=1)
+    rows = rows[0, : engines[0]["rows"]]
+    if keep_steps:
+        rows[:, WAITING] = in_flight_at(rows[:, START], requests) - rows[:, RUNNING]
     engine = engines[0]
     totals = Totals(*(engine[name].item() for name in TOTALS))
     out = Outcome(*(requests[name].copy() for name in Outcome._fields))

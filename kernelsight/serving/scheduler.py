@@ -16,9 +16,9 @@ from kernelsight.serving.batch import (
     units_held,
     unlink,
 )
-from kernelsight.serving.client import queue_head, take_head
 from kernelsight.serving.compiled import compiled
 from kernelsight.serving.prefix import cache_chunk, cached_prefix, keep_own_only, keep_prefix, release, take_units
+from kernelsight.serving.queue import queue_head, return_to_front, take_head
 from kernelsight.serving.records import NOBODY
 
 
@@ -49,8 +49,7 @@ def preempt_newest(
     unlink(engine, requests, victim)
     request.computed = 0
     request.chunk = 0
-    request.next_resumed = engine.resumed
-    engine.resumed = victim
+    return_to_front(engine, requests, victim)
     request.preemptions += 1
     engine.preempted += 1
     return victim

@@ -16,7 +16,6 @@ from kernelsight.serving.batch import (
     start_decoding,
     stop_decoding,
     units_ahead,
-    units_held,
     unlink,
 )
 from kernelsight.serving.compiled import compiled
@@ -33,10 +32,10 @@ from kernelsight.serving.costs import (
     surface_us,
 )
 from kernelsight.serving.prefix import release, take_units
-from kernelsight.serving.records import DECODE, FOREVER, MIXED, NOBODY, PREFILL
+from kernelsight.serving.records import DECODE, FOREVER, MIXED, NOBODY, NUMBER, PREFILL
 
 # columns of a step row
-START, END, PROMPTS, DECODES, RUNNING, WAITING, UNITS, HOST_TIME = range(8)
+START, END, PROMPTS, DECODES, RUNNING, WAITING, UNITS, HOST_TIME = range(8)  # WAITING: counted afterwards
 
 
 @compiled
@@ -130,7 +129,8 @@ def end_request(
     request.finish_us = engine.now
     release(engine, hashes, entries, limits, r, request, request.computed)
     unlink(engine, requests, r)
-    engine.ended += 1
+    request.next_waiting = engine.first_ended
+    engine.first_ended = r
     engine.in_flight -= 1
 
 
@@ -144,10 +144,10 @@ def end_decodes(
     entries: np.ndarray,
     before: int,
 ) -> None:
-    """Let decoding requests ``before`` that one leave, in order, whose last token the decode clock has reached."""
+    """Let decoding requests with tickets below ``before`` leave, in order, that gave their last token."""
     while next_departure(engine, requests, heaps) == engine.clock:
-        r = heaps[LEAVING, 0, 1]
-        if r >= before:
+        r = heaps[LEAVING, 0, 1] & NUMBER
+        if requests[r].ticket >= before:
             break
         stop_decoding(engine, requests, limits, r)
         end_request(engine, requests, limits, hashes, entries, r)
@@ -174,7 +174,7 @@ def end_chunks(
     while r >= 0:
         request = requests[r]
         following = request.next_partial
-        end_decodes(engine, requests, heaps, limits, hashes, entries, r)
+        end_decodes(engine, requests, heaps, limits, hashes, entries, request.ticket)
         request.computed += request.chunk
         request.chunk = 0
         if request.computed < request.known:
@@ -206,22 +206,6 @@ def end_chunks(
 
 
 @compiled
-def waiting_at(engine: np.void, requests: np.ndarray, limits: np.void, moment: float) -> int:
-    """Requests that were sent by then and do not run: those sent before the run, and those that arrived in it."""
-    waiting = engine.in_flight - engine.running
-    room = limits.max_concurrency - engine.in_flight
-    r = engine.sent
-    while r < requests.size and room > 0 and requests[r].arrival_us <= moment:
-        whole_too_long = not limits.chunked and requests[r].prompt > limits.max_num_batched_tokens
-        hopeless = requests[r].target > limits.max_model_len or whole_too_long
-        if not hopeless and units_held(requests[r].target - 1, limits) <= limits.capacity_units:
-            waiting += 1
-            room -= 1
-        r += 1
-    return waiting
-
-
-@compiled
 def write_run(
     engine: np.void,
     requests: np.ndarray,
@@ -244,7 +228,6 @@ def write_run(
         row[START] = engine.now + line_time(step_us, slope, j)
         row[END] = engine.now + line_time(step_us, slope, j + 1)
         row[DECODES], row[RUNNING] = engine.decoding, engine.decoding
-        row[WAITING] = waiting_at(engine, requests, limits, row[START])
         row[UNITS] = held + units_ahead(engine, requests, limits, j + 1)
         row[HOST_TIME] = step_us + slope * j - gpu_us - gpu_slope * j
         engine.rows += 1

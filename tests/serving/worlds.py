@@ -248,12 +248,14 @@ def draw_surface(dice: np.random.Generator, limits: records.Limits, whole: bool,
     def grid(largest_x: int, largest_y: int, scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         xs = np.unique(np.concatenate([[1], dice.integers(1, largest_x + 1, dice.integers(0, 3))])).astype(float)
         ys = np.unique(np.concatenate([[0], dice.integers(1, largest_y + 1, dice.integers(0, 4))])).astype(float)
-        return xs, ys, costs((xs.size, ys.size), scale)
+        values = costs((xs.size, ys.size), scale)
+        # beyond the last knot the last line goes on: upwards, so that no step takes less than no time
+        values[:, -2:] = np.sort(values[:, -2:], axis=1)
+        return xs, ys, values
 
     def perhaps(part: tuple[np.ndarray, np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return part if dice.random() < 0.8 else (np.zeros(0), np.zeros(0), np.zeros((0, 0)))
 
-    # positive whatever the grids extrapolate to
     token_us = 400.0 + np.cumsum(costs((tokens + 1,), 5.0))
     return records.Surface(
         *(token_us, padded, np.cumsum(costs((seqs + 1,), 3.0))),
