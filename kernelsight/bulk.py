@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kernelsight.bulk_costs import put_step_costs
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -45,6 +47,7 @@ def summarise(session: Session, part: Partition) -> pa.Table:
     """
     able = give_scenarios(session, part)
     session.put("requests", draw_alike(able))
+    put_step_costs(session, able, session.table("requests"))
     serve(session, able, part.threads)
     return session.table("scenario_summary")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ import pyarrow.compute as pc
 from kernelsight.catalog import tables as catalog
 from kernelsight.dataflow.catalogue import CATALOGUE, catalogue_table
 from kernelsight.dataflow.contract import conform
-from kernelsight.dataflow.engine import SETTINGS, complaint
+from kernelsight.dataflow.engine import SETTINGS, complaint, quote
 from kernelsight.dataflow.faults import check_reference
 from kernelsight.dataflow.graph import Graph, Node
 from kernelsight.dataflow.places import folder
+from kernelsight.dataflow.remembered import remembered
 from kernelsight.dataflow.sql_nodes import tables_in_query
 from kernelsight.dataflow.storage import attach, change_tables, read_table, save_file
 from kernelsight.errors import InvalidInput, MissingTable, RunFailed, unknown
@@ -229,6 +231,24 @@ class Session:
         except duckdb.Error as error:
             raise InvalidInput(f"the query cannot be run: {complaint(error)}.") from None
 
+    def select(self, name: str, columns: Collection[str]) -> pa.Table:
+        """Return some columns of a table; of one that a query makes and that is not there yet, nothing else is made.
+
+        Then nothing is kept either: a sweep reads the sizes of kernels once, and none of their names.
+
+        >>> with connect() as session:
+        ...     session.select("number_formats", ["format", "weight_bits"]).column_names
+        ['format', 'weight_bits']
+        """
+        contract = self.graph.known(name)
+        node = self.graph.node(name) if name not in self.available() else None
+        if node is None or node.kind != "sql":
+            return self.table(name).select(list(columns))
+        self._compute(node.inputs)
+        wanted = replace(contract, columns=tuple(column for column in contract.columns if column.name in columns))
+        text = f"select {', '.join(map(quote, wanted.column_names))} from (\n{node.text}\n)"
+        return conform(self._run_query(replace(node, text=text))[name], wanted, trusted=True, origin=node.label)
+
     def explain(self, name: str, format: str = "text") -> str:
         """Return which nodes would run for a table, as "text" or as a "mermaid" flow chart.
 
@@ -311,7 +331,8 @@ class Session:
                     catalogue_table(name, self.graph), self.graph.contracts[name], trusted=True
                 )
             else:
-                self._tables[name] = conform(self._facts[name](), contract, trusted=True)
+                fact = self._facts[name]()
+                self._tables[name] = remembered((fact,), "fact", lambda: conform(fact, contract, trusted=True))
         return self._tables[name]
 
     def _register(self, name: str) -> None:

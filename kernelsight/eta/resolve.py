@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.eta.fit import path_values
+from kernelsight.dataflow.remembered import remembered
+from kernelsight.eta.fit import Node, path_values
 from kernelsight.eta.forms import Coefficient
 from kernelsight.eta.pack import nodes_of
 
@@ -39,6 +40,10 @@ class Facts(NamedTuple):
 
 def family_facts(family: str, implementations: pa.Table, gpus: pa.Table) -> Facts:
     """Gather the facts of a family from ``kernel_implementations`` and ``gpus``."""
+    return remembered((implementations, gpus), family, lambda: _family_facts(family, implementations, gpus))
+
+
+def _family_facts(family: str, implementations: pa.Table, gpus: pa.Table) -> Facts:
     rows = implementations.filter(pc.equal(implementations["family"], family)).to_pylist()
     inherited: dict[tuple[str, str], float] = {}
     for row in rows:
@@ -90,12 +95,26 @@ def constants_at(
 
     ``measured``: whether what was fitted to the path's own GPU counts.
     """
-    found = pc.and_(pc.equal(rows["family"], family), pc.equal(rows["part"], "constant"))
-    fit = pc.is_null(rows["without"]) if without is None else pc.fill_null(pc.equal(rows["without"], without), False)
-    wanted = pa.array(sorted({path["gpu"] for path in paths}) if measured else [], pa.string())
-    here = pc.or_(pc.is_null(rows["gpu"]), pc.is_in(rows["gpu"], wanted))
-    nodes = nodes_of(rows.filter(pc.and_(pc.and_(found, fit), here)).to_pylist())
+    own = tuple(sorted({path["gpu"] for path in paths})) if measured else ()
+    nodes = remembered((rows,), ("nodes", family, without, own), lambda: _nodes(rows, family, without, own))
     return {**path_values(coefficients, nodes, paths), **structure_at(facts, coefficients, paths)}
+
+
+def rows_of_part(rows: pa.Table, family: str, part: str) -> pa.Table:
+    """Return the ``eta_coefficients`` rows of one part of a family."""
+
+    def read() -> pa.Table:
+        return rows.filter(pc.and_(pc.equal(rows["family"], family), pc.equal(rows["part"], part)))
+
+    return remembered((rows,), (family, part), read)
+
+
+def _nodes(rows: pa.Table, family: str, without: str | None, gpus: tuple[str, ...]) -> list[Node]:
+    """Constants of the fit that left out ``without``, those of these GPUs among them."""
+    found = rows_of_part(rows, family, "constant")
+    fit = pc.is_null(found["without"]) if without is None else pc.fill_null(pc.equal(found["without"], without), False)
+    here = pc.or_(pc.is_null(found["gpu"]), pc.is_in(found["gpu"], pa.array(gpus, pa.string())))
+    return nodes_of(found.filter(pc.and_(fit, here)).to_pylist())
 
 
 def choose(facts: Facts, rows: pa.Table, family: str, calls: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
@@ -104,9 +123,9 @@ def choose(facts: Facts, rows: pa.Table, family: str, calls: Sequence[Mapping[st
     ``calls``: engine, gpu, dtype and, where it matters, head_dim. What counts first: the engine, then the GPU, its
     generation or the nearest one, then the number formats, then the head width; of what is left, the commonest kernel.
     """
-    wanted = pc.and_(pc.equal(rows["family"], family), pc.equal(rows["part"], "choice"))
     names = ["engine", "gpu", "dtype", "implementation", "position", "value"]
-    counted = rows.filter(wanted).select(names).to_pylist()
+    chosen = rows_of_part(rows, family, "choice")
+    counted = remembered((rows,), ("choices", family), lambda: chosen.select(names).to_pylist())
     return [_choose(facts, counted, call) for call in calls]
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.columns import evaluate, numeric
+from kernelsight.dataflow.remembered import remembered
 from kernelsight.errors import InvalidInput
 from kernelsight.eta.correction import Network, correction, network_of, scaled
 from kernelsight.eta.features import FEATURES, features
@@ -18,7 +19,7 @@ from kernelsight.eta.held_out import group_of, halves_for
 from kernelsight.eta.intervals import KNOTS_US, spread
 from kernelsight.eta.nearby import Nearby, nearby_delta, nearby_of
 from kernelsight.eta.pack import correction_numbers
-from kernelsight.eta.resolve import Facts, choose, constants_at, family_facts, lineage_of
+from kernelsight.eta.resolve import Facts, choose, constants_at, family_facts, lineage_of, rows_of_part
 from kernelsight.roofline import collectives
 from kernelsight.roofline.columns import combinations
 from kernelsight.roofline.families import FORMS
@@ -34,6 +35,17 @@ COLD_BYTES = 1e15
 SERVED = {"gap_us": 0.0, "quantizes": 0.0, "query_passes": 0.0, "kv_passes": 0.0, "row_padding": 0.5}
 # families whose kernel an engine chooses by the width of the heads
 BY_HEAD_DIM = ("prefill_attention", "decode_attention")
+
+
+class Answers(NamedTuple):
+    """What the expressions say of a call table, row by row, and of the kinds of calls in it."""
+
+    kinds: list[dict[str, Any]]
+    kind_of_row: np.ndarray
+    evidence: list[str]
+    results: dict[str, np.ndarray]
+    tier: np.ndarray
+    latency_us: np.ndarray
 
 
 def latencies(
@@ -53,36 +65,10 @@ def latencies(
     target-measured tier on a GPU of which ``eta_coefficients`` holds no fit.
     """
     rows = calls.num_rows
-    form = FORMS[family]
-    columns = numeric(calls, [*form.reads, "flops", "bytes"])
-    columns["gpu"] = _positions(calls["gpu"], gpus["gpu"])
-    if family not in VECTOR_WORK and "math" in calls.column_names:
-        columns["math"] = _positions(calls["math"], pa.array(MATH))
-    kinds, kind_of_row = _kinds(family, calls, settings)
-    facts = family_facts(family, implementations, gpus)
-    stands_for = dict(zip(gpus["gpu"].to_pylist(), gpus["measured_as"].to_pylist(), strict=True))
-    at, evidence = _constants(family, kinds, facts, coefficients, stands_for)
-    halves = _halves(family, kinds, coefficients)
-    hardware = hardware_columns(gpus, fabrics)
-    networks = {gpu: _network(coefficients, family, gpu) for gpu in {kind["corrected"] for kind in kinds} - {None}}
-    results: dict[str, np.ndarray] = {}
-    # a measured GPU has a correction of its own: its rows are evaluated together
-    for gpu in dict.fromkeys(kind["corrected"] for kind in kinds) or [None]:
-        mine = [number for number, kind in enumerate(kinds) if kind["corrected"] == gpu]
-        chosen = slice(None) if len(mine) == len(kinds) else np.flatnonzero(np.isin(kind_of_row, mine))
-        part = {name: values[chosen] for name, values in columns.items()}
-        found = _evaluate(family, part, kind_of_row[chosen], kinds, at, hardware, networks.get(gpu), backend)
-        if nearby := nearby_of(_rows_of(coefficients, "nearby", family, gpu)) if gpu else {}:
-            factor = _nearby_factor(family, part, kind_of_row[chosen], kinds, hardware, networks[gpu][0], nearby)
-            least = found["roofline_us"] if "math" in part or family in collectives.LEAST_WIRE_SHARE else 0.0
-            found["latency_us"] = np.maximum(found["latency_us"] * factor, least)
-        for name, values in found.items():
-            results.setdefault(name, np.empty(rows))[chosen] = values
-    roofline = results["roofline_us"]
-    tier = np.array([TIERS.index(kind["answers"]) for kind in kinds], dtype=int)[kind_of_row]
-    latency = np.where(tier == TIERS.index("roofline"), roofline, results["latency_us"])
-    width = spread(np, latency, halves[kind_of_row])
-    tiles = results.get("tiles")
+    found = answers(family, calls, settings, gpus, fabrics, coefficients, implementations, backend=backend)
+    roofline, latency = found.results["roofline_us"], found.latency_us
+    width = spread(np, latency, _halves(family, found.kinds, coefficients)[found.kind_of_row])
+    tiles = found.results.get("tiles")
     return pa.table(
         {
             "deployment_id": calls["deployment_id"],
@@ -93,15 +79,63 @@ def latencies(
             "count": calls["count"],
             "tiles": pa.array(tiles) if tiles is not None else pa.nulls(rows, pa.float64()),
             "roofline_us": roofline,
-            "bound": _words(BOUNDS, results["bound"]),
+            "bound": _words(BOUNDS, found.results["bound"]),
             "eta": latency / roofline,
             "latency_us": latency,
             "latency_p05_us": np.maximum(latency / width, np.minimum(roofline, latency)),
             "latency_p95_us": latency * width,
-            "tier": _words(TIERS, tier),
-            "evidence": _words(evidence, kind_of_row),
+            "tier": _words(TIERS, found.tier),
+            "evidence": _words(found.evidence, found.kind_of_row),
         }
     )
+
+
+def columns_read(family: str, there: Collection[str]) -> list[str]:
+    """Return the columns of a family's call table that its latencies rest on, of those that are ``there``."""
+    words = ("deployment_id", "gpu", "engine", "format", "math", *(("head_dim",) if family in BY_HEAD_DIM else ()))
+    return list(dict.fromkeys(name for name in (*words, *FORMS[family].reads, "flops", "bytes") if name in there))
+
+
+def answers(
+    family: str,
+    calls: pa.Table,
+    settings: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    coefficients: pa.Table,
+    implementations: pa.Table,
+    *,
+    backend: str = "auto",
+) -> Answers:
+    """Return what ``latencies`` makes its table of; ``calls`` needs the columns of ``columns_read`` alone."""
+    rows = calls.num_rows
+    form = FORMS[family]
+    columns = numeric(calls, [*form.reads, "flops", "bytes"])
+    columns["gpu"] = _positions(calls["gpu"], gpus["gpu"])
+    if family not in VECTOR_WORK and "math" in calls.column_names:
+        columns["math"] = _positions(calls["math"], pa.array(MATH))
+    kinds, kind_of_row = _kinds(family, calls, settings)
+    facts = family_facts(family, implementations, gpus)
+    stands_for = dict(zip(gpus["gpu"].to_pylist(), gpus["measured_as"].to_pylist(), strict=True))
+    at, evidence = _constants(family, kinds, facts, coefficients, stands_for)
+    hardware = remembered((gpus, fabrics), "hardware", lambda: hardware_columns(gpus, fabrics))
+    networks = {gpu: _network(coefficients, family, gpu) for gpu in {kind["corrected"] for kind in kinds} - {None}}
+    results: dict[str, np.ndarray] = {}
+    # a measured GPU has a correction of its own: its rows are evaluated together
+    for gpu in dict.fromkeys(kind["corrected"] for kind in kinds) or [None]:
+        mine = [number for number, kind in enumerate(kinds) if kind["corrected"] == gpu]
+        chosen = slice(None) if len(mine) == len(kinds) else np.flatnonzero(np.isin(kind_of_row, mine))
+        part = {name: values[chosen] for name, values in columns.items()}
+        found = _evaluate(family, part, kind_of_row[chosen], kinds, at, hardware, networks.get(gpu), backend)
+        if nearby := _nearby(coefficients, family, gpu) if gpu else {}:
+            factor = _nearby_factor(family, part, kind_of_row[chosen], kinds, hardware, networks[gpu][0], nearby)
+            least = found["roofline_us"] if "math" in part or family in collectives.LEAST_WIRE_SHARE else 0.0
+            found["latency_us"] = np.maximum(found["latency_us"] * factor, least)
+        for name, values in found.items():
+            results.setdefault(name, np.empty(rows))[chosen] = values
+    tier = np.array([TIERS.index(kind["answers"]) for kind in kinds], dtype=int)[kind_of_row]
+    latency = np.where(tier == TIERS.index("roofline"), results["roofline_us"], results["latency_us"])
+    return Answers(kinds, kind_of_row, evidence, results, tier, latency)
 
 
 def _evaluate(
@@ -174,9 +208,8 @@ def _constants(
     form = FORMS[family]
     if not kinds:
         return {one.name: np.array([one.start]) for one in form.coefficients}, [""]
-    measured, anywhere = _measured_gpus(family, coefficients), set(pc.unique(coefficients["gpu"]).to_pylist())
-    corrected = coefficients.filter(pc.equal(coefficients["part"], "correction"))
-    corrected = set(pc.unique(corrected.filter(pc.equal(corrected["family"], family))["gpu"]).to_pylist())
+    measured, anywhere = _measured_gpus(family, coefficients), _gpus_of(coefficients)
+    corrected = _gpus_of(rows_of_part(coefficients, family, "correction"))
     for kind in kinds:
         kind["fit"] = stands_for.get(kind["gpu"]) or kind["gpu"]
     calls = [
@@ -188,8 +221,7 @@ def _constants(
         }
         for kind in kinds
     ]
-    of_family = coefficients.filter(pc.equal(coefficients["family"], family))
-    nodes = of_family.filter(pc.equal(of_family["part"], "constant")).select(["without", "implementation"])
+    nodes = rows_of_part(coefficients, family, "constant").select(["without", "implementation"])
     fitted = {tuple(row.values()) for row in nodes.group_by(nodes.column_names).aggregate([]).to_pylist()}
     fits = {without for without, _ in fitted}
     chosen = choose(facts, coefficients, family, calls)
@@ -231,8 +263,8 @@ def _constants(
 
 def _halves(family: str, kinds: Sequence[Mapping[str, Any]], coefficients: pa.Table) -> np.ndarray:
     """Return (kinds, knots): half widths of the logarithm of each kind's 90 % interval, at the knots of latency."""
-    mine = pc.and_(pc.equal(coefficients["family"], family), pc.equal(coefficients["part"], "interval"))
-    rows = coefficients.filter(mine).to_pylist()
+    curves_of = rows_of_part(coefficients, family, "interval")
+    rows = remembered((coefficients,), ("curves", family), curves_of.to_pylist)
     found = np.full((len(kinds), len(KNOTS_US)), np.log(FORMS[family].spread))
     for number, kind in enumerate(kinds):
         # what a sweep tells of its own GPU's errors says nothing of a GPU that nobody built
@@ -251,12 +283,25 @@ def _halves(family: str, kinds: Sequence[Mapping[str, Any]], coefficients: pa.Ta
 
 def _network(coefficients: pa.Table, family: str, gpu: str) -> tuple[Network, list[str]]:
     """Return the correction of a GPU that was measured, and the kernels that its sweep ran."""
-    return network_of(correction_numbers(_rows_of(coefficients, "correction", family, gpu)))
+
+    def read() -> tuple[Network, list[str]]:
+        return network_of(correction_numbers(_rows_of(coefficients, "correction", family, gpu)))
+
+    return remembered((coefficients,), ("network", family, gpu), read)
+
+
+def _nearby(coefficients: pa.Table, family: str, gpu: str) -> dict[str, Nearby]:
+    """Return by kernel the points of a small sweep of a GPU, where there are any."""
+    return remembered(
+        (coefficients,),
+        ("nearby", family, gpu),
+        lambda: nearby_of(_rows_of(coefficients, "nearby", family, gpu)),
+    )
 
 
 def _rows_of(coefficients: pa.Table, part: str, family: str, gpu: str) -> list[dict[str, Any]]:
-    mine = pc.and_(pc.equal(coefficients["family"], family), pc.equal(coefficients["part"], part))
-    return coefficients.filter(pc.and_(mine, pc.fill_null(pc.equal(coefficients["gpu"], gpu), False))).to_pylist()
+    rows = rows_of_part(coefficients, family, part)
+    return rows.filter(pc.fill_null(pc.equal(rows["gpu"], gpu), False)).to_pylist()
 
 
 def _nearby_factor(
@@ -276,8 +321,14 @@ def _nearby_factor(
 
 
 def _measured_gpus(family: str, coefficients: pa.Table) -> set[str]:
-    of_family = coefficients.filter(pc.equal(coefficients["family"], family))
-    return set(pc.unique(of_family["gpu"]).to_pylist()) - {None}
+    def read() -> set[str]:
+        return _gpus_of(coefficients.filter(pc.equal(coefficients["family"], family))) - {None}
+
+    return remembered((coefficients,), ("measured", family), read)
+
+
+def _gpus_of(coefficients: pa.Table) -> set[str | None]:
+    return remembered((coefficients,), "gpus", lambda: set(pc.unique(coefficients["gpu"]).to_pylist()))
 
 
 def _answering_tier(asked: str, gpu: str, measured: set[str], hypothetical: bool) -> str:

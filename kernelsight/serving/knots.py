@@ -7,10 +7,20 @@ loop adds up, so the same rows give the clock and the kernel breakdown.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import numpy as np
 import pyarrow as pa
 
 PARTS = ("tokens", "logits", "decode_attention", "decode_window", "prefill_attention")
+
+
+class Reach(NamedTuple):
+    """What a load can bring about on a deployment, at most: requests that run at once, tokens of one request."""
+
+    requests: int
+    tokens: int
 
 
 def edge_knots(largest: int) -> np.ndarray:
@@ -57,8 +67,43 @@ def part_knots(max_tokens: int, max_seqs: int, max_len: int, window: int) -> dic
     return axes
 
 
-def knot_shapes(settings: pa.Table, faults: pa.Table, kv_layout: pa.Table, models: pa.Table) -> pa.Table:
-    """Return the ``step_shapes`` of every deployment without a fault; ids count up within a deployment."""
+def within_reach(
+    axes: dict[str, tuple[np.ndarray, np.ndarray]], reach: Reach
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return the knots of attention up to the first that lies beyond all that can happen; the others are few.
+
+    Between two knots that stay nothing changes, so that a step costs to the last bit what it costs on all knots.
+
+    >>> axes = part_knots(2048, 256, 8192, 0)
+    >>> [knots[-1].item() for knots in within_reach(axes, Reach(20, 300))["decode_attention"]]
+    [23, 323]
+    """
+
+    def up_to(knots: np.ndarray, most: int) -> np.ndarray:
+        return knots[: np.searchsorted(knots, most, side="right") + 1]
+
+    cut = dict(axes)
+    for part, requests in (("decode_attention", reach.requests), ("prefill_attention", reach.tokens)):
+        xs, ys = axes[part]
+        cut[part] = (up_to(xs, requests), up_to(ys, reach.tokens))
+    if "decode_window" in axes:
+        xs, ys = axes["decode_window"]
+        # where these end is the width of the window
+        cut["decode_window"] = (up_to(xs, reach.requests), ys)
+    return cut
+
+
+def knot_shapes(
+    settings: pa.Table,
+    faults: pa.Table,
+    kv_layout: pa.Table,
+    models: pa.Table,
+    reach: Mapping[str, Reach] | None = None,
+) -> pa.Table:
+    """Return the ``step_shapes`` of every deployment without a fault; ids count up within a deployment.
+
+    ``reach``: leave out knots that no load of a deployment can come to, and deployments that have no load.
+    """
     broken = set(faults["deployment_id"].to_pylist())
     windows = dict(zip(kv_layout["deployment_id"].to_pylist(), kv_layout["window_tokens"].to_pylist(), strict=True))
     selections = dict(zip(models["model"].to_pylist(), models["index_top_k"].to_pylist(), strict=True))
@@ -66,10 +111,11 @@ def knot_shapes(settings: pa.Table, faults: pa.Table, kv_layout: pa.Table, model
     tables = []
     rows = zip(*(settings[name].to_pylist() for name in names), strict=True)
     for deployment, model, max_tokens, max_seqs, max_len in rows:
-        if deployment in broken:
+        if deployment in broken or (reach is not None and deployment not in reach):
             continue
         window = windows[deployment] or selections[model] or 0
-        tables.append(_shapes_of(deployment, part_knots(max_tokens, max_seqs, max_len, min(window, max_len))))
+        axes = part_knots(max_tokens, max_seqs, max_len, min(window, max_len))
+        tables.append(_shapes_of(deployment, within_reach(axes, reach[deployment]) if reach else axes))
     return pa.concat_tables(tables) if tables else _shapes_of("", {}).slice(0, 0)
 
 
