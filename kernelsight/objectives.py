@@ -11,7 +11,7 @@ from kernelsight.errors import InvalidInput, unknown
 if TYPE_CHECKING:
     import pyarrow as pa
 
-METRICS = ("ttft", "tpot", "itl", "e2e")
+METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
 STATISTICS = ("mean", "p50", "p90", "p99")
 PRICE = "price_per_gpu_hour"
 COST = "cost_per_million_output_tokens"

@@ -58,6 +58,7 @@ SAVED_TABLES = (
     "scenario_summary",
     "kernel_breakdown",
 )
+METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
 PERCENTILES = ("mean", "p50", "p90", "p99")
 STATUS_QUERY = """
 select status, count(*) as n
@@ -123,10 +124,7 @@ def parse_objectives(words: list[str]) -> dict[str, float]:
 def summary_json(session: Session, scenario: str) -> dict[str, Any]:
     """Return one scenario's summary in the shape that ``simulate --format json`` prints."""
     row = next(item for item in session.table("scenario_summary").to_pylist() if item["scenario_id"] == scenario)
-    nested = {
-        f"{metric}_ms": {name: row[f"{metric}_{name}_ms"] for name in PERCENTILES}
-        for metric in ("ttft", "tpot", "itl", "e2e")
-    }
+    nested = {f"{metric}_ms": {name: row[f"{metric}_{name}_ms"] for name in PERCENTILES} for metric in METRICS}
     plan = session.table("memory_plan").to_pylist()[0]
     settings = session.table("deployment_settings").to_pylist()[0]
     events = session.query(STATUS_QUERY).to_pylist()
@@ -141,6 +139,9 @@ def summary_json(session: Session, scenario: str) -> dict[str, Any]:
         **{
             name: row[name]
             for name in (
+                "queue_share",
+                "prefill_share",
+                "decode_share",
                 "request_throughput",
                 "output_throughput",
                 "total_throughput",
@@ -253,7 +254,7 @@ def _as_page(answer: dict[str, Any]) -> str:
     gib = 1024.0**3
     latency = [
         {"latency (ms)": metric.upper(), **{name: answer[f"{metric}_ms"][name] for name in PERCENTILES}}
-        for metric in ("ttft", "tpot", "itl", "e2e")
+        for metric in METRICS
     ]
     names = {
         "requests completed": f"{answer['completed']:,} of {answer['requests']:,}",
@@ -266,6 +267,10 @@ def _as_page(answer: dict[str, Any]) -> str:
         "preemptions": answer["preemptions"],
         "prefix cache hit rate": answer["prefix_cache_hit_rate"],
         "KV cache in use at most": f"{answer['peak_kv_share']:.1%}" if answer["peak_kv_share"] is not None else None,
+        "request time queued / prefill / decode": " / ".join(
+            f"{answer[f'{part}_share']:.1%}" if answer[f"{part}_share"] is not None else "-"
+            for part in ("queue", "prefill", "decode")
+        ),
         "GPU busy / waiting for host / idle (s)": " / ".join(
             show_number(answer[name]) or "-" for name in ("gpu_s", "host_exposed_s", "idle_s")
         ),

@@ -10,6 +10,8 @@ select
   case when events.output_tokens > 1 then (events.finish_ns - events.first_token_ns) / 1e6 / (events.output_tokens - 1) end as itl_ms,
   (events.finish_ns - events.sent_ns) / 1e6 as e2e_ms,
   (events.scheduled_ns - events.sent_ns) / 1e6 as queue_ms,
+  (events.first_token_ns - events.scheduled_ns) / 1e6 as prefill_ms,
+  (events.finish_ns - events.first_token_ns) / 1e6 as decode_ms,
   events.cached_tokens,
   events.preemptions,
   case when coalesce(scenarios.goodput_ttft_ms, scenarios.goodput_tpot_ms, scenarios.goodput_e2el_ms) is not null then

@@ -11,6 +11,10 @@ with served as (
     quantile_cont(tpot_ms, [0.5, 0.9, 0.99]) as tpot,
     sum(round(e2e_ms * 1e6)::hugeint) / count(*) / 1e6 as e2e_mean_ms,
     quantile_cont(e2e_ms, [0.5, 0.9, 0.99]) as e2e,
+    sum(round(queue_ms * 1e6)::hugeint) as queue_ns,
+    sum(round(prefill_ms * 1e6)::hugeint) as prefill_ns,
+    sum(round(decode_ms * 1e6)::hugeint) as decode_ns,
+    quantile_cont(queue_ms, [0.5, 0.9, 0.99]) as queue,
     count(*) filter (where meets_objectives) as good,
     bool_or(meets_objectives is not null) as has_objectives
   from request_metrics
@@ -62,6 +66,11 @@ select
   served.tpot_mean_ms, served.tpot[1] as tpot_p50_ms, served.tpot[2] as tpot_p90_ms, served.tpot[3] as tpot_p99_ms,
   replicas.itl_sum_ns / gaps.gaps / 1e6 as itl_mean_ms, itl.p50 as itl_p50_ms, itl.p90 as itl_p90_ms, itl.p99 as itl_p99_ms,
   served.e2e_mean_ms, served.e2e[1] as e2e_p50_ms, served.e2e[2] as e2e_p90_ms, served.e2e[3] as e2e_p99_ms,
+  served.queue_ns / served.completed / 1e6 as queue_mean_ms,
+  served.queue[1] as queue_p50_ms, served.queue[2] as queue_p90_ms, served.queue[3] as queue_p99_ms,
+  served.queue_ns / nullif(served.queue_ns + served.prefill_ns + served.decode_ns, 0) as queue_share,
+  served.prefill_ns / nullif(served.queue_ns + served.prefill_ns + served.decode_ns, 0) as prefill_share,
+  served.decode_ns / nullif(served.queue_ns + served.prefill_ns + served.decode_ns, 0) as decode_share,
   served.completed / nullif(asked.duration_s, 0) as request_throughput,
   served.output_tokens / nullif(asked.duration_s, 0) as output_throughput,
   (served.prompt_tokens + served.output_tokens) / nullif(asked.duration_s, 0) as total_throughput,

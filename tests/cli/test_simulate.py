@@ -51,10 +51,16 @@ def test_json_keeps_its_promises(saved_run):
 def test_percentiles_and_throughput_follow_from_the_requests(saved_run):
     path, answer = saved_run
     with duckdb.connect(path, read_only=True) as file:
-        metrics = file.execute("select ttft_ms, e2e_ms from request_metrics").fetchall()
+        metrics = file.execute(
+            "select ttft_ms, e2e_ms, queue_ms, prefill_ms, decode_ms from request_metrics"
+        ).fetchall()
         (tokens, last) = file.execute("select sum(output_tokens), max(arrival_s) from requests").fetchall()[0]
         (first,) = file.execute("select min(arrival_s) from requests").fetchall()[0]
-    for name, values in zip(("ttft_ms", "e2e_ms"), zip(*metrics, strict=True), strict=True):
+    ttft, e2e, queue, prefill, decode = np.array(metrics, dtype=float).T
+    assert queue + prefill == pytest.approx(ttft) and ttft + decode == pytest.approx(e2e)
+    for part, values in (("queue", queue), ("prefill", prefill), ("decode", decode)):
+        assert answer.json[f"{part}_share"] == pytest.approx(values.sum() / e2e.sum())
+    for name, values in (("ttft_ms", ttft), ("e2e_ms", e2e), ("queue_ms", queue)):
         for share in (50, 90, 99):
             assert answer.json[name][f"p{share}"] == pytest.approx(np.percentile(values, share), rel=1e-6)
         assert answer.json[name]["mean"] == pytest.approx(np.mean(values), rel=1e-6)
@@ -77,6 +83,8 @@ def test_the_page_prints_settings_metrics_and_what_was_assumed(command):
         "TPOT",
         "ITL",
         "E2E",
+        "QUEUE",
+        "request time queued / prefill / decode",
         "output throughput",
         "gate_up_proj",
         "assumed:",
