@@ -38,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     _simulate(verbs)
     _sweep(verbs)
     _calibrate(verbs)
+    _backtest(verbs)
     return top
 
 
@@ -276,6 +277,22 @@ def _sweeps(verb: argparse.ArgumentParser, train_help: str) -> None:
     verb.add_argument("--sweep", nargs="+", required=True, metavar="S", help="Parquet files as calibrate import writes")
     verb.add_argument("--train-gpus", metavar="A,B", help=train_help)
     verb.add_argument("--families", metavar="F,G", help="only these kernel families; left open: all")
+
+
+def _backtest(verbs: argparse._SubParsersAction) -> None:
+    verb = _verb(
+        verbs, "backtest", "simulate measured end-to-end runs as they were run, and score them", "kernelsight.backtest"
+    )
+    verb.add_argument(
+        "--runs",
+        required=True,
+        metavar="FILE",
+        help="aiconfigurator (those of the installed aiconfigurator-core), or a .csv or .parquet of measured_runs",
+    )
+    verb.add_argument("--tier", choices=TIERS, help="which kernel model answers")
+    verb.add_argument("--pack", metavar="FILE", help="kernel model of calibrate fit; left open: the one that ships")
+    verb.add_argument("--against", choices=("aiconfigurator",), help="score that tool on the same runs, beside")
+    _out(verb, "also write the report (.json), or one row a run (.parquet, .csv)")
 
 
 def main(words: list[str] | None = None) -> int:

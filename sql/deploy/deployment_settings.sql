@@ -30,7 +30,7 @@ select
   deployments.pp,
   deployments.dp,
   deployments.ep,
-  case when deployments.ep = 1 then deployments.tp * deployments.dp else 1 end as moe_tp,
+  deployments.tp * deployments.dp // deployments.ep as moe_tp,
   deployments.ep as moe_ep,
   deployments.engine,
   coalesce(deployments.tier, 'auto') as tier,

@@ -39,7 +39,7 @@ DEEPEP_DEFAULT = "_20sm"
 
 def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str] | None) -> Iterator[Batch]:
     """Yield the sweeps below ``path`` (None: of the installed package), by family and GPU; None takes all of either."""
-    files = _files(path or _installed())
+    files = _files(path or installed_package())
     every_family = {table.family for tables in TABLES.values() for table in tables.values()}
     for asked, found, kind in ((gpus, set(files), "GPU of the sweep"), (families, every_family, "kernel family")):
         for name in sorted((asked or set()) - found):
@@ -53,7 +53,7 @@ def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str
             yield _without_family(gpu, files[gpu])
 
 
-def _installed() -> Path:
+def installed_package() -> Path:
     """Return the folder of the installed package, found without importing it."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:

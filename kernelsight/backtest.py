@@ -1,0 +1,212 @@
+"""``kernelsight backtest``: simulate measured end-to-end runs as they were really run, and score the predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.errors import InvalidInput
+from kernelsight.read.measured_runs import Runs, read_runs
+from kernelsight.replay.recipes import flags_of
+from kernelsight.replay.report import report
+from kernelsight.replay.scores import GROUP, METRICS, is_fitting, with_errors
+from kernelsight.replay.serve import serve_runs
+from kernelsight.write.output import as_json, as_text, check_ending, note, print_rows, terminal_width, write_table
+
+if TYPE_CHECKING:
+    from kernelsight.session import Session
+
+SCORE_COLUMNS = (
+    "scope",
+    *GROUP,
+    "n",
+    *(f"{metric}_{what}" for metric in METRICS for what in ("median_ape", "mape", "p90_ape", "bias")),
+)
+SHOWN = ("n", "ttft", "tpot", "throughput")
+
+
+def replay(session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None = None) -> list[dict[str, Any]]:
+    """Return every run with its flags, the recipes that hold for it, what was predicted, and its errors.
+
+    InvalidInput only for recipes that cannot be read: a run that cannot be simulated says so in its ``status``.
+    """
+    recipes = session.table("recipes").to_pylist()
+    experts = dict(zip(*(session.table("models")[name].to_pylist() for name in ("model", "experts")), strict=True))
+    stated = [flags_of(run, recipes) for run in runs]
+    flags = [{**flags, **({"tier": tier} if tier else {})} for flags, _ in stated]
+    rows = []
+    for run, named, (_, names), found in zip(runs, flags, stated, serve_runs(session, flags), strict=True):
+        row = {**run, **found, "flags": named, "recipes": names, "fitting": is_fitting(run["run_id"])}
+        row["is_moe"] = bool(experts.get(named["model"]))
+        if found["status"] == "served" and found.get("tpot_mean_ms") is not None:
+            row["errors"] = with_errors(run, found["ttft_mean_ms"], found["tpot_mean_ms"])
+        elif found["status"] == "served":
+            row["status"] = "no request could be served: longer than the model allows, or than the KV cache holds"
+        rows.append(row)
+    return rows
+
+
+def backtest(
+    session: Session, runs: Runs, tier: str | None = None, peer: Mapping | None = None
+) -> tuple[dict, list[dict]]:
+    """Replay runs; return the report and the replayed rows."""
+    rows = replay(session, runs.table.to_pylist(), tier)
+    answer = report(rows, peer)
+    answer |= {
+        "read": runs.read,
+        "excluded": [{"reason": reason, "n": count} for reason, count in runs.excluded],
+        "runs": len(rows),
+        "fitted_on": sum(row["fitting"] for row in rows),
+        "tier": tier or "auto",
+    }
+    return answer, rows
+
+
+# --- the verb ---------------------------------------------------------------------------------------------------------
+
+
+def run(arguments: Any) -> None:
+    """Run the verb for parsed arguments."""
+    from kernelsight.commands import open_session
+
+    target = check_ending(arguments.output, (".parquet", ".csv", ".json"))
+    runs = read_runs(arguments.runs)
+    if runs.table.num_rows == 0:
+        raise InvalidInput(f"{arguments.runs} holds no run that can be replayed; all were left out or held back.")
+    with open_session(arguments) as session:
+        session.progress = None
+        peer = None
+        if arguments.against:
+            from kernelsight.replay.peer import predictions
+
+            peer = predictions(runs.table.to_pylist())
+        answer, rows = backtest(session, runs, arguments.tier, peer)
+    if target:
+        _write(answer, rows, target)
+    _print(answer, arguments.format)
+
+
+def _write(answer: dict, rows: list[dict], target: Path) -> None:
+    """Write the report (.json), or one row a run (.parquet, .csv)."""
+    import pyarrow as pa
+
+    if target.suffix == ".json":
+        draft = target.with_name(f".{target.name}.draft")
+        draft.write_text(as_json(answer) + "\n", encoding="utf-8")
+        draft.replace(target)
+        return
+    flat = []
+    for row in rows:
+        errors = row.get("errors") or dict.fromkeys(METRICS)
+        plain = {name: value for name, value in row.items() if name not in ("flags", "recipes", "errors")}
+        flat.append(
+            {**plain, "recipes": " ".join(row["recipes"]), **{f"{name}_error": errors[name] for name in METRICS}}
+        )
+    write_table(pa.Table.from_pylist(flat), target)
+
+
+def score_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return one row for each scope and group: its scores, spread out by metric."""
+    scopes: list[tuple[str, Mapping]] = [("all", answer), ("dense", answer["dense"]), ("moe", answer["moe"])]
+    scopes += [("group", group) for group in answer["groups"]]
+    scopes += [(f"{axis} {group[axis]}", group) for axis, groups in answer["by"].items() for group in groups]
+    rows = []
+    for scope, found in scopes:
+        spread = {
+            f"{metric}_{what}": value for metric in METRICS for what, value in found[metric].items() if what != "n"
+        }
+        names = {name: found.get(name) for name in GROUP} if scope == "group" else {}
+        rows.append({"scope": scope, **names, "n": found["ttft"]["n"], **spread})
+    return rows
+
+
+def _percent(found: Mapping[str, Any]) -> str:
+    """Return a score as median / MAPE, p90, and the sign of the miss, in percent."""
+    if not found["n"]:
+        return ""
+    median, mape, p90, bias = (100 * found[name] for name in ("median_ape", "mape", "p90_ape", "median_error"))
+    return f"{median:.1f} / {mape:.1f}  p90 {p90:.0f}  {bias:+.0f}"
+
+
+def _print(answer: dict, form: str) -> None:
+    if form == "json":
+        print(as_json(answer))
+        return
+    if form == "csv":
+        print_rows(score_rows(answer), list(SCORE_COLUMNS), form)
+        return
+    print("\n".join(page(answer)))
+    for excluded in answer["excluded"]:
+        note(f"left out {excluded['n']:,}: {excluded['reason']}")
+    for fault in answer["not_simulated"]:
+        note(f"cannot be simulated {fault['n']:,}: {fault['reason']}")
+
+
+def page(answer: Mapping[str, Any]) -> list[str]:
+    """Return the lines that a person reads."""
+
+    def line(scope: str, found: Mapping[str, Any]) -> dict[str, Any]:
+        return {"": scope, "n": found["ttft"]["n"], **{metric: _percent(found[metric]) for metric in METRICS}}
+
+    lines = [
+        f"{answer['read']:,} rows read, {answer['runs']:,} replayed; {answer['fitted_on']:,} of them (SHA-256 of the "
+        f"id modulo 5 is 0) are kept for fitting and not scored; tier {answer['tier']}",
+        "median APE / MAPE, 90th percentile, median signed error, in %",
+        "",
+    ]
+    rows = [line("all", answer), line("dense", answer["dense"]), line("mixture of experts", answer["moe"])]
+    rows += [line(f"{kind} without signs", answer["without_signs"][kind]) for kind in ("dense", "moe")]
+    for axis, groups in answer["by"].items():
+        if axis != "length":
+            rows += [line(f"{axis} {group[axis]}", group) for group in groups]
+    lines += [as_text(rows, ["", *SHOWN], terminal_width()), ""]
+    groups = [line(" ".join(str(group[name]) for name in GROUP), group) for group in answer["groups"]]
+    lines += [as_text(groups, ["", *SHOWN], terminal_width()), ""]
+    if answer["signs"]:
+        lines += ["runs whose measurements bear a sign that no model of the steps can meet (scored above too):"]
+        lines += [
+            as_text([line(group["sign"], group) for group in answer["signs"]], ["", *SHOWN], terminal_width()),
+            "",
+        ]
+    if answer["attribution"]:
+        lines += ["what carries the miss, in % of the measured value (+: predicted too short), largest first:"]
+        lines += [
+            as_text(
+                _attribution_rows(answer["attribution"]),
+                list(_attribution_rows(answer["attribution"])[0]),
+                terminal_width(),
+            )
+        ]
+    if "peer" in answer:
+        lines += ["", f"beside AIConfigurator, on the {answer['peer']['n']:,} runs that it predicts:"]
+        lines += [as_text(_peer_rows(answer["peer"]), list(_peer_rows(answer["peer"])[0]), terminal_width())]
+    return lines
+
+
+def _attribution_rows(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    rows = []
+    for group in found:
+        for metric in ("ttft", "tpot"):
+            parts = {name: f"{100 * value:+.0f}" for name, value in group[metric].items()}
+            rows.append(
+                {"group": " ".join(str(group[name]) for name in GROUP), "n": group["n"], "metric": metric, **parts}
+            )
+    return rows
+
+
+def _peer_rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    scopes = [("all", found), ("dense", found["dense"]), ("mixture of experts", found["moe"])]
+    scopes += [(" ".join(str(group[name]) for name in GROUP), group) for group in found["groups"]]
+    return [
+        {
+            "": scope,
+            "n": pair["n"],
+            **{
+                f"{metric} {who}": _percent(pair[who][metric])
+                for metric in ("ttft", "tpot")
+                for who in ("peer", "ours")
+            },
+        }
+        for scope, pair in scopes
+    ]

@@ -1,0 +1,99 @@
+"""From measured runs to the flags of scenarios: the statements of the table ``recipes``, laid over each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kernelsight.errors import InvalidInput
+
+# flags that a recipe states in the words of ``deployments`` or ``scenarios``
+STATED = (
+    *("quantization", "kv_cache_dtype", "gpu_memory_utilization", "enable_chunked_prefill"),
+    *("async_scheduling", "range_ratio"),
+)
+EQUAL = {
+    "harness": "harness",
+    "model": "model",
+    "engine": "engine",
+    "precision": "quantization",
+    "isl": "isl",
+    "osl": "osl",
+}
+STARTS = ("gpu", "engine_version")
+TERM = re.compile(r"(?:(\d+)\s*\*\s*)?(isl|osl|concurrency)|(\d+)")
+
+
+def matches(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
+    """Say whether a statement holds for a run: every column that it fills is met.
+
+    >>> matches({"gpu": "b200", "largest_tp": 4}, {"gpu": "b200_sxm", "tp": 2})
+    True
+    """
+    for name, of_run in EQUAL.items():
+        if recipe.get(name) is not None and recipe[name] != run[of_run]:
+            return False
+    for name in STARTS:
+        if recipe.get(name) is not None and not (run[name] or "").startswith(recipe[name]):
+            return False
+    first, last = recipe.get("from_date"), recipe.get("until_date")
+    if (first or last) and not (run["measured_on"] and (first or "") <= run["measured_on"] <= (last or "9999")):
+        return False
+    if recipe.get("largest_tp") is not None and run["tp"] > recipe["largest_tp"]:
+        return False
+    least = recipe.get("least_concurrency")
+    return least is None or (run["max_concurrency"] or 0) >= least
+
+
+def tokens_of(text: str, run: Mapping[str, Any]) -> int:
+    """Return the value of a sum such as ``2*isl + 64``; InvalidInput where it is none.
+
+    >>> tokens_of("2*isl + concurrency + 64", {"isl": 1000, "osl": 10, "concurrency": 4})
+    2068
+    """
+    total = 0
+    for part in text.split("+"):
+        term = TERM.fullmatch(part.strip())
+        if term is None:
+            raise InvalidInput(f"recipes: {text!r} is no sum of numbers and multiples of isl, osl and concurrency.")
+        total += int(term[3]) if term[3] else int(term[1] or 1) * run[term[2]]
+    return total
+
+
+def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    """Return the flags of ``simulate`` that replay a run, and the names of the statements that hold for it.
+
+    One engine is simulated where several share the load: it gets its part of the concurrency. A concurrency makes a
+    closed loop, else the request rate an open one. InvalidInput: no statement names the run's checkpoint.
+    """
+    concurrency = -(-run["max_concurrency"] // run["workers"]) if run["max_concurrency"] else None
+    sizes = {**run, "concurrency": concurrency or 0}
+    found: dict[str, Any] = {}
+    names = []
+    for recipe in recipes:
+        if matches(recipe, run):
+            names.append(recipe["recipe"])
+            found |= {name: value for name, value in recipe.items() if value is not None}
+    if "checkpoint" not in found:
+        found["checkpoint"] = run["model"]
+    prompts = found.get("prompts_per_concurrency", 10) * (concurrency or 10)
+    flags = {
+        "model": found["checkpoint"],
+        "gpu": run["gpu"],
+        "tensor_parallel_size": run["tp"],
+        "pipeline_parallel_size": run["pp"],
+        "data_parallel_size": run["dp"],
+        "expert_parallel_size": run["ep"],
+        "engine": run["engine"],
+        "engine_version": run["engine_version"],
+        **{name: found[name] for name in STATED if name in found},
+        "max_concurrency": concurrency,
+        "request_rate": None if concurrency else run["request_rate"],
+        "num_prompts": prompts,
+        "input_len": run["isl"],
+        "output_len": run["osl"],
+    }
+    if "max_num_batched_tokens" in found:
+        flags["max_num_batched_tokens"] = tokens_of(found["max_num_batched_tokens"], sizes)
+    return {name: value for name, value in flags.items() if value is not None}, names

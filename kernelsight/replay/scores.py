@@ -1,0 +1,89 @@
+"""How far predicted runs lie from measured ones: errors of TTFT, TPOT and throughput, by group."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+METRICS = ("ttft", "tpot", "throughput")
+FITTING_PART = 5
+GROUP = ("model", "gpu", "engine", "quantization")
+
+
+def is_fitting(run_id: str) -> bool:
+    """Say whether a run belongs to the fifth that constants may be fitted on: SHA-256 of its id, modulo 5, is 0.
+
+    >>> sum(is_fitting(str(number)) for number in range(1000))
+    193
+    """
+    return int(hashlib.sha256(run_id.encode()).hexdigest(), 16) % FITTING_PART == 0
+
+
+def throughput(concurrency: float, osl: float, ttft_ms: float, tpot_ms: float) -> float:
+    """Return output tokens a second of a closed loop: concurrency x osl / (TTFT + TPOT x (osl - 1)).
+
+    >>> throughput(2, 101, 1000.0, 10.0)
+    101.0
+    """
+    return 1000.0 * concurrency * osl / (ttft_ms + tpot_ms * (osl - 1))
+
+
+def with_errors(run: Mapping[str, Any], ttft_ms: float, tpot_ms: float) -> dict[str, float]:
+    """Return predicted / measured - 1 of each metric for predicted means of a run."""
+    load = (run["max_concurrency"] or 1, run["osl"])
+    measured = throughput(*load, run["ttft_ms"], run["tpot_ms"])
+    return {
+        "ttft": ttft_ms / run["ttft_ms"] - 1.0,
+        "tpot": tpot_ms / run["tpot_ms"] - 1.0,
+        "throughput": throughput(*load, ttft_ms, tpot_ms) / measured - 1.0,
+    }
+
+
+def score(errors: Sequence[float]) -> dict[str, float | int | None]:
+    """Return n, median APE, MAPE, p90 of APE, bias (mean) and median error of signed relative errors, as fractions."""
+    if not len(errors):
+        return {"n": 0, **dict.fromkeys(("median_ape", "mape", "p90_ape", "bias", "median_error"))}
+    signed = np.asarray(errors, dtype=float)
+    ape = np.abs(signed)
+    return {
+        "n": int(signed.size),
+        "median_ape": float(np.median(ape)),
+        "mape": float(ape.mean()),
+        "p90_ape": float(np.quantile(ape, 0.9)),
+        "bias": float(signed.mean()),
+        "median_error": float(np.median(signed)),
+    }
+
+
+def scores(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict]:
+    """Return the scores of each metric over rows that have errors."""
+    errors = [row["errors"] for row in rows if row.get("errors")]
+    return {metric: score([error[metric] for error in errors]) for metric in METRICS}
+
+
+def grouped(rows: Iterable[Mapping[str, Any]], names: Sequence[str], of: Callable[[Mapping], tuple]) -> list[dict]:
+    """Return for each group of ``of`` its names, the number of rows, and its scores; sorted by name."""
+    groups: dict[tuple, list] = {}
+    for row in rows:
+        groups.setdefault(of(row), []).append(row)
+    return [
+        {**dict(zip(names, key, strict=True)), "n": sum(1 for row in members if row.get("errors")), **scores(members)}
+        for key, members in sorted(groups.items(), key=lambda item: tuple(str(part) for part in item[0]))
+    ]
+
+
+def concurrency_band(value: int | None) -> str:
+    """Return the band that a concurrency lies in, from the one power of two to the next.
+
+    >>> concurrency_band(4), concurrency_band(100), concurrency_band(None)
+    ('1-4', '65-128', 'open loop')
+    """
+    if value is None:
+        return "open loop"
+    for low, high in ((1, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 256)):
+        if value <= high:
+            return f"{low}-{high}"
+    return "257-"

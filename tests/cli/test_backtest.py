@@ -1,0 +1,98 @@
+"""``backtest`` on a small file of runs: what it prints, what it writes, and runs that cannot be simulated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+HEADER = (
+    "run_id,harness,model,gpu,tp,pp,dp,ep,engine,isl,osl,max_concurrency,workers,request_rate,ttft_ms,tpot_ms,source"
+)
+RUNS = (
+    "r0,given,qwen3-0.6b,l4,1,1,1,1,vllm,256,32,2,1,,40,8,mine",
+    "r1,given,qwen3-0.6b,l4,1,1,1,1,vllm,256,32,8,1,,60,9,mine",
+    "r2,given,qwen3-0.6b,l4,1,1,1,1,vllm,256,32,8,1,,70,9,mine",
+    "r3,given,qwen3-0.6b,l4,1,1,1,1,sglang,256,32,,1,5.0,60,9,mine",
+    "r4,given,llama-3.1-70b,l4,1,1,1,1,vllm,256,32,8,1,,60,9,mine",
+    "r5,given,qwen3-0.6c,l4,1,1,1,1,vllm,256,32,8,1,,60,9,mine",
+    "r6,given,qwen3-0.6b,l4,1,1,1,1,vllm,256,32,8,1,,60,9,mine",
+)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Return a file of runs; r2 and r6 have the load of r1 (two of the seven are of the fitting fifth or not)."""
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join([HEADER, *RUNS]))
+    return path
+
+
+def test_runs_are_scored_and_those_that_cannot_be_simulated_are_listed(command, runs: Path, tmp_path: Path) -> None:
+    target = tmp_path / "rows.parquet"
+    answer = command("backtest", "--runs", runs, "--format", "json", "-o", target)
+    assert answer.status == 0, answer.err
+    found = answer.json
+    rows = pq.read_table(target).to_pylist()
+    assert [row["run_id"] for row in rows] == [f"r{number}" for number in range(7)]
+    fitting = {row["run_id"] for row in rows if row["fitting"]}
+    scored = [row for row in rows if row["status"] == "served" and not row["fitting"]]
+    assert found["ttft"]["n"] == found["tpot"]["n"] == found["throughput"]["n"] == len(scored)
+    assert found["fitted_on"] == len(fitting)
+    assert found["excluded"] == []
+    assert sum(fault["n"] for fault in found["not_simulated"]) == len({"r4", "r5"} - fitting)
+    by_id = {row["run_id"]: row for row in rows}
+    assert "unknown model 'qwen3-0.6c'" in by_id["r5"]["status"]
+    assert "does not fit l4" in by_id["r4"]["status"]
+    # equal loads are one scenario; their errors differ as their measurements do
+    assert by_id["r1"]["scenario_id"] == by_id["r2"]["scenario_id"]
+    assert (1 + by_id["r1"]["ttft_error"]) * 60 == pytest.approx((1 + by_id["r2"]["ttft_error"]) * 70)
+    for row in scored:
+        assert row["ttft_error"] == pytest.approx(row["ttft_mean_ms"] / row["ttft_ms"] - 1)
+        parts = ("prefill_kernels_s", "decode_kernels_s", "prefill_communication_s", "decode_communication_s")
+        assert sum(row[name] for name in parts) == pytest.approx(row["gpu_s"], rel=1e-6)
+
+
+def test_the_page_and_the_csv(command, runs: Path) -> None:
+    page = command("backtest", "--runs", runs)
+    assert page.status == 0
+    assert "7 rows read, 7 replayed" in page.out
+    assert "median APE / MAPE" in page.out
+    assert "cannot be simulated" in page.err
+    lines = command("backtest", "--runs", runs, "--format", "csv").out.splitlines()
+    assert lines[0].startswith("scope,model,gpu,engine,quantization,n,ttft_median_ape")
+    assert lines[1].startswith("all,")
+
+
+def test_the_roofline_is_below_every_other_answer(command, runs: Path, tmp_path: Path) -> None:
+    times = []
+    for tier in ("auto", "roofline"):
+        target = tmp_path / f"{tier}.csv"
+        assert command("backtest", "--runs", runs, "--tier", tier, "-o", target).status == 0
+        times.append(target.read_text().splitlines()[1].split(","))
+    names = (tmp_path / "auto.csv").read_text().splitlines()[0].split(",")
+    place = names.index("tpot_mean_ms")
+    assert float(times[1][place]) < float(times[0][place])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--runs", "none.csv"), "there is no file none.csv"),
+        ((), "the following arguments are required: --runs"),
+        (("--runs", "aiconfigurator", "-o", "x.duckdb"), "ends in '.duckdb'"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(command, words: tuple, sentence: str) -> None:
+    answer = command("backtest", *words)
+    assert answer.status == 2
+    assert sentence in answer.err
+
+
+def test_a_file_without_runs_is_refused(command, tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join([HEADER, RUNS[0].replace("l4", "gb300")]))
+    answer = command("backtest", "--runs", path)
+    assert answer.status == 2
+    assert "holds no run that can be replayed" in answer.err

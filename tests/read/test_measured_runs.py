@@ -1,0 +1,125 @@
+"""Measured end-to-end runs: what is left out, counted by reason in order, and the file of aiconfigurator-core 0.12."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from kernelsight.errors import ContractBroken, InvalidInput
+from kernelsight.read.measured_runs import COLUMNS, FILTERS, read_runs
+
+REASONS = [reason for reason, _ in FILTERS]
+SOUND = {
+    "silicon_data_source": "source_file=2026-03-25.csv; silicon_concurrency=8; measured=2026-03-20; wip=False",
+    "backend": "vllm",
+    "backend_version": "0.18.0",
+    "model_path": "Qwen/Qwen3-32B",
+    "system": "h100_sxm",
+    "precision": "fp8",
+    "mode": "agg",
+    "isl": 1024,
+    "osl": 128,
+    "batch_size": 8,
+    "tp_size": 2,
+    "pp_size": 1,
+    "attention_dp_size": 1,
+    "moe_tp_size": 1,
+    "moe_ep_size": 1,
+    "silicon_ttft_ms": 100.0,
+    "silicon_tpot_ms": 10.0,
+}
+
+
+def write(path: Path, rows: list[dict]) -> str:
+    """Write rows of the package's columns, each beside what every sound row has; times differ unless stated."""
+    filled = [
+        {**SOUND, "id": f"run{number}", "silicon_ttft_ms": 100.0 + number, **row} for number, row in enumerate(rows)
+    ]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(filled)
+    return str(path)
+
+
+def test_each_row_is_kept_or_left_out_for_the_first_reason_that_holds(tmp_path: Path) -> None:
+    moe = {"model_path": "Qwen/Qwen3-235B-A22B-FP8", "tp_size": 4}
+    path = write(
+        tmp_path / "runs.csv",
+        [
+            {"attention_dp_size": None},
+            {"mode": "disagg", "system": "gb300"},
+            {"silicon_data_source": "source_file=x.csv"},
+            {"silicon_data_source": "source_file=2026-03-25.csv; silicon_concurrency=8; wip=True"},
+            {"attention_dp_size": 4},
+            {"tp_size": 16},
+            {"pp_size": 2},
+            {**moe, "moe_ep_size": 2},
+            {**moe, "moe_ep_size": 2, "moe_tp_size": 2},
+            {"model_path": "deepseek-ai/DeepSeek-R1-0528", "tp_size": 1},
+            {"silicon_ttft_ms": 100.0},
+            {"system": "b300_sxm"},
+        ],
+    )
+    found = read_runs(path)
+    assert found.table["run_id"].to_pylist() == ["run0", "run8"]
+    assert found.table["ep"].to_pylist() == [1, 2]
+    assert found.read == 12
+    assert found.excluded == [(reason, 2 if "node" in reason else 1) for reason in REASONS]
+
+
+def test_a_concurrency_of_several_engines_is_told_by_their_batch(tmp_path: Path) -> None:
+    several = "source_file=gap.csv; silicon_concurrency=416; measured=2026-03-07"
+    path = write(tmp_path / "runs.csv", [{}, {"silicon_data_source": several, "batch_size": 13}])
+    rows = read_runs(path).table.to_pylist()
+    assert [(row["max_concurrency"], row["workers"], row["harness"]) for row in rows] == [
+        (8, 1, "inferencex"),
+        (416, 32, "gap_analysis"),
+    ]
+    assert [row["measured_on"] for row in rows] == ["2026-03-20", "2026-03-07"]
+
+
+def test_a_file_of_measured_runs_is_taken_but_for_held_back_gpus(tmp_path: Path) -> None:
+    lines = [
+        "run_id,harness,model,gpu,tp,pp,dp,ep,engine,isl,osl,max_concurrency,workers,ttft_ms,tpot_ms,source",
+        "a,given,qwen3-0.6b,l4,1,1,1,1,vllm,100,10,2,1,30,5,mine",
+        "b,given,qwen3-0.6b,gb300,1,1,1,1,vllm,100,10,2,1,30,5,mine",
+    ]
+    path = tmp_path / "mine.csv"
+    path.write_text("\n".join(lines))
+    found = read_runs(str(path))
+    assert (found.table["run_id"].to_pylist(), found.excluded) == (["a"], [(REASONS[-1], 1)])
+
+
+def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"there is no file .*; --runs takes aiconfigurator, or a \.csv or \.parquet"
+    ):
+        read_runs(str(tmp_path / "none.csv"))
+    (tmp_path / "runs.txt").write_text("")
+    with pytest.raises(InvalidInput, match="ends in '.txt'"):
+        read_runs(str(tmp_path / "runs.txt"))
+    (tmp_path / "half.csv").write_text("id,silicon_ttft_ms\na,1\n")
+    with pytest.raises(InvalidInput, match="lacks the columns silicon_data_source, backend"):
+        read_runs(str(tmp_path / "half.csv"))
+    (tmp_path / "other.csv").write_text("run_id,model\na,b\n")
+    with pytest.raises(ContractBroken, match="missing column"):
+        read_runs(str(tmp_path / "other.csv"))
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("aiconfigurator_core") is None, reason="aiconfigurator-core is not installed"
+)
+def test_the_counts_of_the_file_that_ships_with_aiconfigurator_core() -> None:
+    found = read_runs("aiconfigurator")
+    assert found.read == 5221
+    left = [found.read]
+    for _, count in found.excluded:
+        left.append(left[-1] - count)
+    assert left[1:] == [3619, 3607, 3420, 3236, 2924, 2905, 2589, 2392, 2236]
+    gpus = found.table["gpu"].value_counts().to_pylist()
+    counts = {row["values"]: row["counts"] for row in gpus}
+    assert counts == {"b200_sxm": 892, "h100_sxm": 774, "h200_sxm": 567, "gb200": 3}
