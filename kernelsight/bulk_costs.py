@@ -35,8 +35,8 @@ def put_step_costs(session: Session, scenarios: pa.Table, requests: pa.Table) ->
             return
     from kernelsight.serving.knots import knot_shapes
 
-    given = (session.table(name) for name in ("deployment_settings", "deployment_faults", "kv_layout", "models"))
-    session.put("step_shapes", knot_shapes(*given, reach))
+    names = ("deployment_settings", "deployment_faults", "kv_layout", "models", "kernel_implementations")
+    session.put("step_shapes", knot_shapes(*map(session.table, names), reach))
     session.put("step_costs", cost_rows(session))
     _made_for[session] = deployments, reach
 

@@ -16,12 +16,16 @@ def requests(scenarios: pa.Table) -> pa.Table:
 
 
 def step_shapes(
-    deployment_settings: pa.Table, deployment_faults: pa.Table, kv_layout: pa.Table, models: pa.Table
+    deployment_settings: pa.Table,
+    deployment_faults: pa.Table,
+    kv_layout: pa.Table,
+    models: pa.Table,
+    kernel_implementations: pa.Table,
 ) -> pa.Table:
     """The knots of each deployment that can run: what step costs are interpolated between."""
     from kernelsight.serving.knots import knot_shapes
 
-    return knot_shapes(deployment_settings, deployment_faults, kv_layout, models)
+    return knot_shapes(deployment_settings, deployment_faults, kv_layout, models, kernel_implementations)
 
 
 @produces("request_events", "step_cost_uses", "itl_histogram", "replica_totals", "steps")

@@ -1,18 +1,22 @@
 """Where step costs are computed: knots of each part of a step, so placed that interpolation errs by less than 0.5 %.
 
-Linear operations jump at tile edges: there, both sides of each edge are knots, and lines join them. Attention is
+Linear operations jump at tile edges, and collectives where their kernel changes: there, both sides are knots, and lines
+join them. Attention is
 smooth: its knots are spaced by a constant ratio. A step's GPU time is a weighted sum of knots, with weights that the
 loop adds up, so the same rows give the clock and the kernel breakdown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+# the residual stream that collectives add up has 16 bits a number
+ACTIVATION_BYTES = 2.0
 PARTS = ("tokens", "logits", "decode_attention", "decode_window", "prefill_attention")
 
 
@@ -50,13 +54,30 @@ def ratio_knots(smallest: int, largest: int, per_octave: int) -> np.ndarray:
     return np.unique(np.concatenate([np.rint(steps).astype(np.int64), [largest]]))
 
 
-def part_knots(max_tokens: int, max_seqs: int, max_len: int, window: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return the two knot axes of each part: tokens, sequences, contexts; the second is [0] where it is unused."""
+def switch_knots(switches_bytes: Sequence[float], bytes_per_token: float, largest: int) -> np.ndarray:
+    """Return the token counts on both sides of sizes at which engines pass to another kernel of a collective.
+
+    >>> switch_knots([2097152.0], 10240.0, 8192).tolist()
+    [204, 205]
+    """
+    first = np.ceil(np.asarray(switches_bytes, dtype=float) / bytes_per_token).astype(np.int64)
+    knots = np.unique(np.concatenate([first - 1, first]))
+    return knots[(knots >= 1) & (knots <= largest)]
+
+
+def part_knots(
+    max_tokens: int, max_seqs: int, max_len: int, window: int, switches: Sequence[int] = ()
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return the two knot axes of each part: tokens, sequences, contexts; the second is [0] where it is unused.
+
+    ``switches``: token counts that are knots beside the tile edges.
+    """
     none = np.array([0])
+    tokens = np.union1d(edge_knots(max(max_tokens, max_seqs)), np.asarray(switches, dtype=np.int64))
     requests = ratio_knots(1, max_seqs, 6)
     contexts = np.concatenate([none, ratio_knots(min(64, max_len), max_len, 3)])
     axes = {
-        "tokens": (edge_knots(max(max_tokens, max_seqs)), none),
+        "tokens": (tokens, none),
         "logits": (edge_knots(max_seqs), none),
         "decode_attention": (requests, contexts),
         # what a chunk adds for the tokens before it begins with the first of them
@@ -98,6 +119,7 @@ def knot_shapes(
     faults: pa.Table,
     kv_layout: pa.Table,
     models: pa.Table,
+    implementations: pa.Table,
     reach: Mapping[str, Reach] | None = None,
 ) -> pa.Table:
     """Return the ``step_shapes`` of every deployment without a fault; ids count up within a deployment.
@@ -107,16 +129,27 @@ def knot_shapes(
     broken = set(faults["deployment_id"].to_pylist())
     windows = dict(zip(kv_layout["deployment_id"].to_pylist(), kv_layout["window_tokens"].to_pylist(), strict=True))
     selections = dict(zip(models["model"].to_pylist(), models["index_top_k"].to_pylist(), strict=True))
-    names = ("deployment_id", "model", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
+    hidden = dict(zip(models["model"].to_pylist(), models["hidden"].to_pylist(), strict=True))
+    switches_bytes = _switches_bytes(implementations)
+    names = ("deployment_id", "model", "tp", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
     tables = []
     rows = zip(*(settings[name].to_pylist() for name in names), strict=True)
-    for deployment, model, max_tokens, max_seqs, max_len in rows:
+    for deployment, model, tp, max_tokens, max_seqs, max_len in rows:
         if deployment in broken or (reach is not None and deployment not in reach):
             continue
         window = windows[deployment] or selections[model] or 0
-        axes = part_knots(max_tokens, max_seqs, max_len, min(window, max_len))
+        most = max(max_tokens, max_seqs)
+        switches = switch_knots(switches_bytes if tp > 1 else [], ACTIVATION_BYTES * hidden[model], most)
+        axes = part_knots(max_tokens, max_seqs, max_len, min(window, max_len), switches)
         tables.append(_shapes_of(deployment, within_reach(axes, reach[deployment]) if reach else axes))
     return pa.concat_tables(tables) if tables else _shapes_of("", {}).slice(0, 0)
+
+
+def _switches_bytes(implementations: pa.Table) -> list[float]:
+    """Sizes below which some engine sums over GPUs by a kernel of its own."""
+    named = pc.fill_null(pc.match_substring(implementations["coefficient"], "_below_"), False)
+    values = implementations.filter(pc.and_(named, pc.equal(implementations["family"], "all_reduce")))["value"]
+    return sorted({value for value in values.to_pylist() if value})
 
 
 def _shapes_of(deployment: str, axes: dict[str, tuple[np.ndarray, np.ndarray]]) -> pa.Table:
