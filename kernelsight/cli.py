@@ -121,6 +121,41 @@ def _deployment(verb: argparse.ArgumentParser, required: bool) -> None:
         ("async-scheduling", "prepare step n+1 while n runs"),
     ):
         limits.add_argument(f"--{flag}", action=argparse.BooleanOptionalAction, default=None, help=text)
+    _policies(verb.add_argument_group("scheduling policies"))
+
+
+def _policies(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--scheduling",
+        choices=("continuous", "static"),
+        help="static: a batch is formed, prefilled and decoded to its end before the next one",
+    )
+    group.add_argument(
+        "--capacity-policy",
+        choices=("max_utilization", "guaranteed_no_evict", "new_token_ratio"),
+        help="KV blocks that an admission needs: of its first chunk; of prompt and answer; of an estimate (SGLang)",
+    )
+    group.add_argument(
+        "--schedule-conservativeness", type=float, metavar="X", help="factor on the first estimate, 0.7 of each answer"
+    )
+    group.add_argument(
+        "--batch-wait-timeout-iters",
+        type=int,
+        metavar="N",
+        help="hold prompts back beside decodes for up to N steps (TensorRT-LLM)",
+    )
+    group.add_argument(
+        "--batch-wait-max-tokens-ratio",
+        type=float,
+        metavar="SHARE",
+        help="until the step has this share of max-num-batched-tokens",
+    )
+    group.add_argument(
+        "--scheduler-recv-interval", type=int, metavar="N", help="look for new requests every N decode steps (SGLang)"
+    )
+    group.add_argument(
+        "--max-num-partial-prefills", type=int, metavar="N", help="prompts computed in part at once; 0: no limit"
+    )
 
 
 def _host_overheads(verb: argparse._ActionsContainer) -> None:

@@ -41,6 +41,13 @@ DEPLOYMENT_FLAGS = {
     "enable_prefix_caching": "enable_prefix_caching",
     "enforce_eager": "enforce_eager",
     "async_scheduling": "async_scheduling",
+    "scheduling": "scheduling",
+    "capacity_policy": "capacity_policy",
+    "schedule_conservativeness": "schedule_conservativeness",
+    "batch_wait_timeout_iters": "batch_wait_timeout_iters",
+    "batch_wait_max_tokens_ratio": "batch_wait_max_tokens_ratio",
+    "scheduler_recv_interval": "scheduler_recv_interval",
+    "max_num_partial_prefills": "max_num_partial_prefills",
     "tier": "tier",
 }
 LOAD_FLAGS = (
@@ -89,12 +96,15 @@ WHOLE_NUMBERS = {
             "input_len",
             "output_len",
             "num_prefixes",
+            "scheduler_recv_interval",
         ),
         1,
     ),
     "num_warmups": 0,
     "prefix_len": 0,
     "long_prefill_token_threshold": 0,
+    "batch_wait_timeout_iters": 0,
+    "max_num_partial_prefills": 0,
     "seed": 0,
 }
 LARGEST_PARALLEL_SIZE = 1024
@@ -106,8 +116,12 @@ POSITIVE_NUMBERS = (
 WORDS = {
     "ramp_up_strategy": ("linear", "exponential"),
     "length_distribution": ("fixed", "uniform", "lognormal", "empirical"),
+    "scheduling": ("continuous", "static"),
+    "capacity_policy": ("max_utilization", "guaranteed_no_evict", "new_token_ratio"),
 }
 SHARES = ("gpu_memory_utilization", "range_ratio")
+SHARES_OR_NONE = ("batch_wait_max_tokens_ratio",)
+NOT_NEGATIVE = ("schedule_conservativeness",)
 # the simulated clock counts nanoseconds in 64 bits, which is room for 290 years
 LONGEST_LOAD_S = 1e9
 # spelled so by other tools
@@ -162,6 +176,14 @@ def _checked(name: str, value: Any) -> Any:
     if name in SHARES:
         if not _is_number(value) or not 0 < value <= 1:
             raise InvalidInput(f"{name} is {value!r}; give a number above 0 and at most 1.")
+        return float(value)
+    if name in SHARES_OR_NONE:
+        if not _is_number(value) or not 0 <= value <= 1:
+            raise InvalidInput(f"{name} is {value!r}; give a number from 0 to 1.")
+        return float(value)
+    if name in NOT_NEGATIVE:
+        if not _is_number(value) or not value >= 0:
+            raise InvalidInput(f"{name} is {value!r}; give a finite number, 0 or more.")
         return float(value)
     if name in WORDS and value not in WORDS[name]:
         raise InvalidInput(f"{name} is {value!r}; give one of {', '.join(WORDS[name])}.")

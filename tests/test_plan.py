@@ -92,6 +92,24 @@ def test_a_row_asked_twice_is_answered_twice_in_order(session: ks.Session) -> No
     assert names[0] == names[2] != names[1]
 
 
+def test_policies_of_the_engine_are_flags_of_the_deployment(session: ks.Session) -> None:
+    policies = [
+        {"scheduling": "static"},
+        {"capacity_policy": "guaranteed_no_evict"},
+        {"capacity_policy": "new_token_ratio", "schedule_conservativeness": 0.3},
+        {"batch_wait_timeout_iters": 3, "batch_wait_max_tokens_ratio": 0.5},
+        {"scheduler_recv_interval": 10},
+        {"long_prefill_token_threshold": 32, "max_num_partial_prefills": 1},
+    ]
+    rows = session.what_if([ROW, *(ROW | policy for policy in policies)]).to_pylist()
+    assert len({row["scenario_id"] for row in rows}) == 1 + len(policies)
+    ttft_ms = [row["ttft_mean_ms"] for row in rows]
+    # a batch that ends before the next, prompts that wait, requests that are not looked for: later first tokens
+    assert ttft_ms[1] > ttft_ms[0] and ttft_ms[4] > ttft_ms[0] and ttft_ms[5] > ttft_ms[0]
+    # memory is ample: nothing is reserved in vain
+    assert ttft_ms[2] == ttft_ms[3] == ttft_ms[0]
+
+
 def test_a_grid_may_be_an_arrow_table(session: ks.Session) -> None:
     assert session.what_if(pa.Table.from_pylist([ROW])).equals(session.what_if([ROW]))
 
@@ -125,6 +143,17 @@ def test_a_scenario_that_does_not_fit_is_a_row_with_its_status(session: ks.Sessi
         ({"request_rate": float("nan")}, InvalidInput, "request_rate is nan; give a finite number above 0."),
         ({"request_rate": "fast"}, InvalidInput, "request_rate is 'fast'; give a finite number above 0."),
         ({"enable_prefix_caching": "yes"}, InvalidInput, "enable_prefix_caching is 'yes'; give a value of type bool."),
+        ({"scheduling": "dynamic"}, InvalidInput, "scheduling is 'dynamic'; give one of continuous, static."),
+        ({"capacity_policy": "no"}, InvalidInput, "give one of max_utilization, guaranteed_no_evict, new_token_ratio."),
+        (
+            {"batch_wait_max_tokens_ratio": 1.5},
+            InvalidInput,
+            "ratio is 1.5; give a number from 0 to 1.",
+        ),
+        ({"batch_wait_timeout_iters": -1}, InvalidInput, "give a whole number of at least 0."),
+        ({"scheduler_recv_interval": 0}, InvalidInput, "give a whole number of at least 1."),
+        ({"max_num_partial_prefills": 1.5}, InvalidInput, "give a whole number of at least 0."),
+        ({"schedule_conservativeness": -0.5}, InvalidInput, "give a finite number, 0 or more."),
         ({"model": None}, InvalidInput, "no model is named; give --model."),
         ({"output_len": None}, InvalidInput, "a synthetic load lacks output_len."),
         ({"trace": "day.csv"}, InvalidInput, "a trace and request_rate, input_len, output_len are both stated"),

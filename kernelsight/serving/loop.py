@@ -16,6 +16,7 @@ from kernelsight.serving.batch import (
 )
 from kernelsight.serving.client import next_send_us, note_ended, send_next
 from kernelsight.serving.compiled import borrowed, compiled
+from kernelsight.serving.policy import PROMPT_STEP_WEIGHT, received_until, rest, steps_to_poll, stop_at
 from kernelsight.serving.queue import next_visible_us, queue_head
 from kernelsight.serving.records import FOREVER, NOBODY
 from kernelsight.serving.scheduler import schedule
@@ -56,13 +57,16 @@ def next_begin_us(engine: np.void, requests: np.ndarray, limits: np.void) -> flo
 def wake(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
     """Begin a step: move an idle engine's clock to the request that wakes it; returns the horizon of the step."""
     horizon = horizon_us(engine, limits)
-    if engine.running == 0 and queue_head(engine, requests, horizon) < 0:
+    idle = engine.running == 0 and queue_head(engine, requests, horizon) < 0
+    if idle or engine.steps == 0:
+        rest(engine, limits)
+    if idle:
         engine.now = engine.previous_start = horizon = max(next_visible_us(engine, requests), engine.now)
     # counted only where a step follows: what comes after the last finish is no idle time
     engine.idle_us += engine.now - engine.last_us
     engine.held = engine.held_tokens = engine.held_inside = engine.held_below = 0
     engine.underway = True
-    return horizon
+    return received_until(engine, limits, horizon)
 
 
 @compiled
@@ -140,7 +144,7 @@ def serve_borrowed(
         if engine.rows > 0 and engine.rows == own_rows.shape[0]:
             return
         horizon = wake(engine, requests, own)
-        prompt_tokens, decode_tokens, preempted, blocked = schedule(
+        prompt_tokens, decode_tokens, again, blocked = schedule(
             engine, requests, own_heaps, own, hashes, own_entries, horizon
         )
         engine.step_prompt_tokens = prompt_tokens
@@ -148,13 +152,15 @@ def serve_borrowed(
         engine.peak_units = max(engine.peak_units, own.capacity_units - engine.free_units)
         if prompt_tokens == 0 and decode_tokens > 0:
             most = 1
-            if not preempted:
+            if not again:
                 most = affordable_steps(
                     engine, requests, own, next_departure(engine, requests, own_heaps) - engine.clock
                 )
+            most = steps_to_poll(engine, own, most)
             if own_rows.shape[0] > 0:
                 most = min(most, own_rows.shape[0] - engine.rows)
-            stop_us = FOREVER if blocked else min(next_visible_us(engine, requests), send_us + hst.request_us)
+            stop_us = stop_at(own, blocked, min(next_visible_us(engine, requests), send_us + hst.request_us))
+            steps = engine.steps
             decode_run(
                 engine,
                 requests,
@@ -170,10 +176,12 @@ def serve_borrowed(
                 stop_us,
                 own_rows,
             )
+            engine.polls_weight += engine.steps - steps
             engine.peak_units = max(engine.peak_units, own.capacity_units - engine.free_units)
         elif prompt_tokens > 0:
             gpu_us, host_us = prompt_step(engine, requests, hst, costs, layout[i], uses, prompt_tokens, decode_tokens)
             pass_prompt_step(engine, own, own_rows, decode_tokens, gpu_us, host_us)
+            engine.polls_weight += PROMPT_STEP_WEIGHT
             if decode_tokens > 0:
                 count_decode_gaps(engine, requests, histogram, decode_tokens, engine.now)
                 advance(engine, requests, own_heaps, own, 1)

@@ -21,6 +21,10 @@ NUMBER = (1 << TICKET_BITS) - 1
 BIN_WIDTH = np.log(1.002)
 ITL_BINS = 12_000
 LARGEST_BLOCK = 512
+NO_LIMIT = np.iinfo(np.int64).max
+# how much room an admission needs: its first chunk; its whole answer; a changing share of the answers
+CAPACITY_POLICIES = ("max_utilization", "guaranteed_no_evict", "new_token_ratio")
+MAX_UTILIZATION, GUARANTEED_NO_EVICT, NEW_TOKEN_RATIO = range(3)
 
 _WHOLE, _REAL, _TRUTH = np.int64, np.float64, np.bool_
 
@@ -47,6 +51,13 @@ LIMITS = _record(
     chunked=_TRUTH,
     prefill_first=_TRUTH,
     asynchronous=_TRUTH,
+    static=_TRUTH,  # a batch is formed, prefilled and decoded to its end before the next one
+    capacity_policy=_WHOLE,
+    schedule_conservativeness=_REAL,
+    batch_wait_timeout_iters=_WHOLE,  # steps that prompts are held back for at most; 0: none
+    batch_wait_tokens=_REAL,  # tokens of a step that are enough
+    scheduler_recv_interval=_WHOLE,  # decode steps from one look for new requests to the next
+    max_num_partial_prefills=_WHOLE,  # prompts that are computed in part, at once; 0: no limit
 )
 
 # host overhead of one engine, microseconds
@@ -165,6 +176,17 @@ ENGINE = _record(
     window_y=_WHOLE,
     leaving=_WHOLE,  # entries of the heap of departures
     filling=_WHOLE,  # entries of the heap of windows that fill
+    # policies
+    forming=_TRUTH,  # a static batch still takes what was visible
+    formed_us=_REAL,  # then
+    joined=_WHOLE,  # requests that it took
+    full_running=_WHOLE,  # running requests when the last admission failed, while it is not tried again
+    prompts_held=_TRUTH,  # this step decodes only, prompts wait for more of them
+    waited_iters=_WHOLE,  # steps that they have waited
+    received_us=_REAL,  # requests visible by then have been received
+    polls_weight=_WHOLE,  # steps since then, those with prompts by their weight
+    ratio_from=_REAL,  # ratio of new tokens when it was last set,
+    ratio_clock=_WHOLE,  # and the decode clock from which on it falls
     crossings=(_WHOLE, (LARGEST_BLOCK,)),  # decoding requests by the residue of the clock at which they need a block
     # totals
     steps=_WHOLE,
@@ -200,6 +222,13 @@ class Limits(NamedTuple):
     prefill_first: bool
     asynchronous: bool
     prefix_caching: bool = False
+    static: bool = False
+    capacity_policy: int = MAX_UTILIZATION
+    schedule_conservativeness: float = 1.0
+    batch_wait_timeout_iters: int = 0
+    batch_wait_tokens: float = 0.0
+    scheduler_recv_interval: int = 1
+    max_num_partial_prefills: int = 0
 
 
 class Host(NamedTuple):

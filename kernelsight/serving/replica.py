@@ -17,6 +17,7 @@ from kernelsight.serving.records import (
     LARGEST_BLOCK,
     LAYOUT,
     LIMITS,
+    NO_LIMIT,
     NOBODY,
     REQUEST,
     Host,
@@ -159,6 +160,7 @@ def serve(
     for name in QUEUES:
         engines[name] = NOBODY
     engines["free_units"] = engines["blank_units"] = limits.capacity_units
+    engines["full_running"] = NO_LIMIT
     clients = np.zeros(1, CLIENT)
     clients["now"], clients["max_concurrency"] = load.arrival_us[0], limits.max_concurrency
     heaps = np.zeros((1, 2, 2 * min(limits.max_num_seqs, n) + 16, 2), np.int64)

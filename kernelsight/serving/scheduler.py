@@ -17,9 +17,24 @@ from kernelsight.serving.batch import (
     unlink,
 )
 from kernelsight.serving.compiled import compiled
+from kernelsight.serving.policy import (
+    admission_room,
+    begin_step,
+    candidate,
+    is_at_cap,
+    is_refused,
+    is_shut,
+    note_no_room,
+    partial_tokens,
+    reset_ratio,
+    seen_until,
+    unfinished_prompts,
+    units_to_reserve,
+    waiting_tokens,
+)
 from kernelsight.serving.prefix import cache_chunk, cached_prefix, keep_own_only, keep_prefix, release, take_units
-from kernelsight.serving.queue import queue_head, return_to_front, take_head
-from kernelsight.serving.records import NOBODY
+from kernelsight.serving.queue import return_to_front, take_head
+from kernelsight.serving.records import MAX_UTILIZATION, NOBODY
 
 
 @compiled
@@ -52,6 +67,7 @@ def preempt_newest(
     return_to_front(engine, requests, victim)
     request.preemptions += 1
     engine.preempted += 1
+    reset_ratio(engine, requests, limits)
     return victim
 
 
@@ -96,7 +112,8 @@ def schedule_running(
     """
     decodes = 0 if prompts_only else engine.decoding
     if prompts_only or partials_are_newest(engine, requests):
-        tokens, units = chunk_partials(engine, requests, limits, limits.max_num_batched_tokens - decodes)
+        budget = 0 if engine.prompts_held else limits.max_num_batched_tokens - decodes
+        tokens, units = chunk_partials(engine, requests, limits, budget)
         units += units_ahead(engine, requests, limits, 1) if decodes > 0 else 0
         if units <= engine.free_units:
             if limits.hash_tokens == 0:
@@ -127,6 +144,9 @@ def schedule_one_by_one(
         request.chunk = 0
         if request.decoding and (prompts_only or budget == 0):
             skipped += 1
+            r = request.after
+            continue
+        if engine.prompts_held and not request.decoding:
             r = request.after
             continue
         needed = 1 if request.decoding else first_chunk(request.known - request.computed, budget, limits)
@@ -215,38 +235,59 @@ def admit(
     hashes: np.ndarray,
     entries: np.ndarray,
     horizon: float,
-    budget: int,
-    step_is_empty: bool,
+    prompt_tokens: int,
+    decode_tokens: int,
 ) -> tuple:
-    """Admit from the queue in order while budget, cap and blocks allow; returns (prompt tokens, blocked).
+    """Admit from the queue in order while budget, cap and blocks allow; returns (prompt tokens admitted, blocked).
 
-    ``blocked``: the head of the queue is there but cannot be admitted before a running request ends.
+    ``prompt_tokens``, ``decode_tokens``: what the step has already. ``blocked``: the head of the queue is there but
+    cannot be admitted before a running request ends.
     """
-    prompt_tokens = 0
-    while engine.running < limits.max_num_seqs and budget > 0:
-        r = queue_head(engine, requests, horizon)
+    budget = limits.max_num_batched_tokens - prompt_tokens - decode_tokens
+    empty = prompt_tokens + decode_tokens == 0
+    admitted = unfinished = room = 0
+    looked = False
+    while budget > 0:
+        if is_at_cap(engine, limits):
+            engine.forming = False
+            return admitted, True
+        r = candidate(engine, requests, limits, horizon)
         if r < 0:
-            return prompt_tokens, False
+            engine.forming = False
+            return admitted, is_shut(engine, limits)
+        if not looked:
+            looked = True
+            room = admission_room(engine, requests, limits, decode_tokens > 0)
+            unfinished = unfinished_prompts(engine, requests) if limits.max_num_partial_prefills > 0 else 0
         request = requests[r]
         cached, chunk, whole, units, unkept = admission(request, hashes, entries, limits, budget)
         # whole prompts only: one that does not fit waits, unless it would have the step for itself
-        if not limits.chunked and chunk < whole and not (step_is_empty and prompt_tokens == 0):
-            return prompt_tokens, True
-        if units + unkept > engine.free_units:
-            return prompt_tokens, True
+        if not limits.chunked and chunk < whole and not (empty and admitted == 0):
+            return admitted, True
+        cut = cached + chunk < request.known
+        if cut and limits.max_num_partial_prefills > 0 and unfinished >= limits.max_num_partial_prefills:
+            return admitted, True
+        needed = units_to_reserve(limits, request, cached, units) + unkept
+        if is_refused(engine, limits, needed, room) or units + unkept > engine.free_units:
+            note_no_room(engine, limits)
+            return admitted, True
         take_head(engine, requests)
         keep_prefix(engine, hashes, entries, limits, request, cached)
         take_units(engine, entries, limits, units)
         request.computed = cached
         request.chunk = chunk
         cache_chunk(engine, hashes, entries, limits, request)
+        # with nothing reserved, what is free has changed by more than what was needed where prefixes are cached
+        room = engine.free_units if limits.capacity_policy == MAX_UTILIZATION else room - needed
         budget -= chunk
-        prompt_tokens += chunk
+        admitted += chunk
+        unfinished += 1 if cut else 0
+        engine.joined += 1
         join(engine, requests, r)
         if request.scheduled_us < 0.0:
             request.scheduled_us = engine.now
             request.cached_tokens = cached
-    return prompt_tokens, engine.running == limits.max_num_seqs
+    return admitted, engine.running == limits.max_num_seqs
 
 
 @compiled
@@ -256,12 +297,61 @@ def wants_prompts(
     """Prefill-first engines take prompts when one is under way, or when the head of the queue can be admitted."""
     if engine.partial >= 0:
         return True
-    r = queue_head(engine, requests, horizon)
-    if r < 0 or engine.running == limits.max_num_seqs:
+    r = candidate(engine, requests, limits, horizon)
+    if r < 0 or is_at_cap(engine, limits):
+        engine.forming = False
         return False
-    budget = limits.max_num_batched_tokens
-    _, _, _, units, unkept = admission(requests[r], hashes, entries, limits, budget)
-    return units + unkept <= engine.free_units
+    if fits(engine, requests, limits, hashes, entries, r, 0):
+        return True
+    note_no_room(engine, limits)
+    return False
+
+
+@compiled
+def fits(
+    engine: np.void,
+    requests: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    r: int,
+    decode_tokens: int,
+) -> bool:
+    """Whether a request of the queue could be admitted beside ``decode_tokens``, before the step takes its units."""
+    budget = limits.max_num_batched_tokens - decode_tokens
+    cached, chunk, whole, units, unkept = admission(requests[r], hashes, entries, limits, budget)
+    if chunk == 0 or (not limits.chunked and chunk < whole and decode_tokens > 0):
+        return False
+    needed = units_to_reserve(limits, requests[r], cached, units) + unkept
+    room = admission_room(engine, requests, limits, False)
+    return units + unkept <= engine.free_units and not is_refused(engine, limits, needed, room)
+
+
+@compiled
+def holds_prompts(
+    engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, horizon: float
+) -> bool:
+    """Whether prompts wait in this step, beside requests that decode, for more of them; counts the steps they waited.
+
+    They go when the step would have ``batch_wait_tokens`` tokens, or after ``batch_wait_timeout_iters`` steps.
+    """
+    if limits.batch_wait_timeout_iters == 0 or engine.decoding == 0:
+        return False
+    r = NOBODY if is_at_cap(engine, limits) else candidate(engine, requests, limits, horizon)
+    if r >= 0 and not fits(engine, requests, limits, hashes, entries, r, engine.decoding):
+        r = NOBODY
+    if engine.partial < 0 and r < 0:
+        return False
+    tokens = engine.decoding + partial_tokens(engine, requests)
+    if r >= 0:
+        most = limits.max_num_seqs - engine.running
+        until = seen_until(engine, limits, horizon)
+        tokens += waiting_tokens(engine, requests, until, most, limits.batch_wait_tokens - tokens)
+    if tokens >= limits.batch_wait_tokens or engine.waited_iters >= limits.batch_wait_timeout_iters:
+        engine.waited_iters = 0
+        return False
+    engine.waited_iters += 1
+    return True
 
 
 @compiled
@@ -274,21 +364,36 @@ def schedule(
     entries: np.ndarray,
     horizon: float,
 ) -> tuple:
-    """Fill one step; returns (prompt tokens, decode tokens, preempted, blocked)."""
+    """Fill one step; returns (prompt tokens, decode tokens, look again after this step, blocked)."""
+    begin_step(engine, limits, horizon)
+    if holds_prompts(engine, requests, limits, hashes, entries, horizon):
+        return schedule_held(engine, requests, heaps, limits, hashes, entries)
     prompts_only = limits.prefill_first and wants_prompts(engine, requests, limits, hashes, entries, horizon)
     prompt_tokens, decode_tokens, preempted = schedule_running(
         engine, requests, heaps, limits, hashes, entries, prompts_only
     )
     if limits.prefill_first and not prompts_only:
-        return prompt_tokens, decode_tokens, preempted, queue_head(engine, requests, horizon) >= 0
+        blocked = is_shut(engine, limits) or candidate(engine, requests, limits, horizon) >= 0
+        return prompt_tokens, decode_tokens, preempted, blocked
     blocked = False
     if not preempted:
-        budget = limits.max_num_batched_tokens - prompt_tokens - decode_tokens
-        empty = prompt_tokens + decode_tokens == 0
-        admitted, blocked = admit(engine, requests, limits, hashes, entries, horizon, budget, empty)
+        admitted, blocked = admit(engine, requests, limits, hashes, entries, horizon, prompt_tokens, decode_tokens)
         prompt_tokens += admitted
     if prompts_only and prompt_tokens == 0:
         # the prompt under way gave its blocks back: decode instead, so that blocks become free
         prompt_tokens, decode_tokens, _ = schedule_running(engine, requests, heaps, limits, hashes, entries, False)
         return prompt_tokens, decode_tokens, True, True
     return prompt_tokens, decode_tokens, preempted, blocked
+
+
+@compiled
+def schedule_held(
+    engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray
+) -> tuple:
+    """Fill a step that holds prompts back: decodes only; where the last of them gave way, the prompts under way."""
+    engine.prompts_held = True
+    prompt_tokens, decode_tokens, _ = schedule_running(engine, requests, heaps, limits, hashes, entries, False)
+    if decode_tokens == 0:
+        engine.prompts_held = False
+        prompt_tokens, decode_tokens, _ = schedule_running(engine, requests, heaps, limits, hashes, entries, False)
+    return prompt_tokens, decode_tokens, True, True

@@ -24,8 +24,6 @@ from kernelsight.serving.results import (
     use_rows,
 )
 
-NO_LIMIT = np.iinfo(np.int64).max
-
 
 def simulate_scenarios(
     scenarios: pa.Table,
@@ -200,7 +198,7 @@ def limits_of(
     deployment: dict[str, Any], plan: dict[str, Any], window_tokens: int, concurrency: int | None, number: int
 ) -> records.Limits:
     """Return the scheduler's limits; a client's concurrency is shared out over the data-parallel replicas."""
-    share = NO_LIMIT
+    share = records.NO_LIMIT
     if concurrency is not None:
         share = max((concurrency + deployment["dp"] - 1 - number) // deployment["dp"], 1)
     budget = deployment["max_num_batched_tokens"]
@@ -221,6 +219,13 @@ def limits_of(
         prefill_first=deployment["prefill_policy"] == "prefill_first",
         asynchronous=deployment["async_scheduling"],
         prefix_caching=deployment["enable_prefix_caching"],
+        static=deployment["scheduling"] == "static",
+        capacity_policy=records.CAPACITY_POLICIES.index(deployment["capacity_policy"]),
+        schedule_conservativeness=deployment["schedule_conservativeness"],
+        batch_wait_timeout_iters=deployment["batch_wait_timeout_iters"],
+        batch_wait_tokens=deployment["batch_wait_max_tokens_ratio"] * budget,
+        scheduler_recv_interval=deployment["scheduler_recv_interval"],
+        max_num_partial_prefills=deployment["max_num_partial_prefills"],
     )
 
 

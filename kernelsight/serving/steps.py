@@ -227,7 +227,7 @@ def write_run(
         row = rows[engine.rows]
         row[START] = engine.now + line_time(step_us, slope, j)
         row[END] = engine.now + line_time(step_us, slope, j + 1)
-        row[DECODES], row[RUNNING] = engine.decoding, engine.decoding
+        row[DECODES], row[RUNNING] = engine.decoding, engine.running
         row[UNITS] = held + units_ahead(engine, requests, limits, j + 1)
         row[HOST_TIME] = step_us + slope * j - gpu_us - gpu_slope * j
         engine.rows += 1

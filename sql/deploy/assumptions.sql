@@ -48,6 +48,12 @@ union all
 select settings.deployment_id, 'data parallel', 'requests go to the data-parallel replicas in turn, and replicas bring equally many tokens to MoE layers'
 from deployment_settings as settings where settings.dp > 1
 union all
+select settings.deployment_id, 'preemption', 'the newest request is preempted, and is the first of the queue then: SGLang takes the one with the fewest generated tokens, and puts it last'
+from deployment_settings as settings where settings.capacity_policy = 'new_token_ratio'
+union all
+select settings.deployment_id, 'static batches', 'a request of a static batch that has ended is no longer computed, and a batch begins with what waits: none waits to be full'
+from deployment_settings as settings where settings.scheduling = 'static'
+union all
 select settings.deployment_id, 'prefix caching', 'prompts are computed whole: prefixes of layers with windows or a state of their own are not shared here'
 from deployment_settings as settings join kv_layout as layout using (deployment_id)
 where settings.enable_prefix_caching and (layout.window_layers > 0 or layout.sequence_bytes > 0)

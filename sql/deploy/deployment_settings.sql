@@ -50,7 +50,15 @@ select
   coalesce(deployments.enable_chunked_prefill, preset.enable_chunked_prefill) as enable_chunked_prefill,
   coalesce(deployments.enable_prefix_caching, preset.enable_prefix_caching) as enable_prefix_caching,
   coalesce(deployments.async_scheduling, preset.async_scheduling) as async_scheduling,
-  preset.prefill_policy,
+  coalesce(deployments.scheduling, preset.scheduling) as scheduling,
+  -- a static batch is prefilled before it decodes, and keeps its blocks to its end
+  case when deployments.scheduling = 'static' then 'prefill_first' else preset.prefill_policy end as prefill_policy,
+  coalesce(deployments.capacity_policy, case when deployments.scheduling = 'static' then 'guaranteed_no_evict' else preset.capacity_policy end) as capacity_policy,
+  coalesce(deployments.schedule_conservativeness, preset.schedule_conservativeness) as schedule_conservativeness,
+  coalesce(deployments.batch_wait_timeout_iters, preset.batch_wait_timeout_iters) as batch_wait_timeout_iters,
+  coalesce(deployments.batch_wait_max_tokens_ratio, preset.batch_wait_max_tokens_ratio) as batch_wait_max_tokens_ratio,
+  coalesce(deployments.scheduler_recv_interval, preset.scheduler_recv_interval) as scheduler_recv_interval,
+  coalesce(deployments.max_num_partial_prefills, preset.max_num_partial_prefills) as max_num_partial_prefills,
   preset.expert_exchange,
   case when coalesce(deployments.enforce_eager, false) then 0 else preset.graph_max_tokens end as graph_max_tokens
 from deployments

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, assume, given, settings
 
 from kernelsight.serving import records
 from kernelsight.session import Session, connect
-from tests.serving.worlds import World, caching_worlds, load_with_last, run_loop, run_reference, worlds
+from tests.serving.worlds import World, caching_worlds, load_with_last, policy_worlds, run_loop, run_reference, worlds
 
 START, END, PROMPT, DECODE, RUNNING, WAITING, UNITS = range(7)
 SLACK_US = 1e-6
@@ -38,7 +38,7 @@ def units_of(tokens: int, limits: records.Limits) -> int:
 
 
 @random_worlds
-@given(world=worlds() | caching_worlds())
+@given(world=worlds() | caching_worlds() | policy_worlds())
 def test_inv_1_every_request_ends_once_or_is_rejected_with_a_reason(world: World) -> None:
     out = run_loop(world).out
     load, limits = world.load, world.limits
@@ -92,7 +92,7 @@ def test_inv_2_tokens_found_in_the_cache_are_not_computed(world: World) -> None:
 
 
 @random_worlds
-@given(world=worlds() | caching_worlds())
+@given(world=worlds() | caching_worlds() | policy_worlds())
 def test_inv_3_clocks_never_run_backwards(world: World) -> None:
     served = run_loop(world)
     out, done, steps = served.out, finished(served), served.steps
@@ -107,7 +107,7 @@ def test_inv_3_clocks_never_run_backwards(world: World) -> None:
 
 
 @random_worlds
-@given(world=worlds() | caching_worlds())
+@given(world=worlds() | caching_worlds() | policy_worlds())
 def test_inv_4_kv_units_stay_within_capacity_and_all_come_back(world: World) -> None:
     # a request of one token long after all others finds the memory empty
     served = run_loop(world._replace(load=load_with_last(world.load)))
@@ -127,7 +127,7 @@ def test_inv_4_every_block_is_free_or_in_use_and_none_in_use_is_lost(world: Worl
 
 
 @random_worlds
-@given(world=worlds() | caching_worlds())
+@given(world=worlds() | caching_worlds() | policy_worlds())
 def test_inv_5_budget_and_caps_hold_at_every_step(world: World) -> None:
     served = run_loop(world)
     limits, steps = world.limits, served.steps

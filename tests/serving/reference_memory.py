@@ -44,6 +44,10 @@ class CountedMemory:
         """Tokens that a waiting request finds in the cache."""
         return 0
 
+    def unkept_hits(self, request: Any) -> int:
+        """Units found in the cache that would no longer be free."""
+        return 0
+
     def fits(self, request: Any, tokens: int) -> bool:
         """Whether the request may have this many tokens more."""
         mine = self.tokens.get(id(request), 0)
@@ -143,9 +147,11 @@ class CachedMemory:
         if id(request) in self.tokens:
             have = self.tokens[id(request)]
             return self.units_of(have + tokens) - self.units_of(have) <= self.free
-        hits = self.hits(request)
-        unkept = sum(block in self.queue for block in hits)
-        return self.units_of(tokens) + unkept <= self.free
+        return self.units_of(tokens) + self.unkept_hits(request) <= self.free
+
+    def unkept_hits(self, request: Any) -> int:
+        """Cached blocks that a waiting request may use and that are free until it does."""
+        return sum(block in self.queue for block in self.hits(request))
 
     def enter(self, request: Any) -> None:
         """A request is admitted with its hits."""

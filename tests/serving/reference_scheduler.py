@@ -2,7 +2,8 @@
 
 Written from the semantics alone (token budget, cap of running requests, chunked prefill, KV units, preemption,
 asynchronous scheduling, open and closed loop), for clarity and not for speed; KV memory and its prefix cache have a
-module of their own (``reference_memory``). Where the semantics leave a choice open:
+module of their own (``reference_memory``), and so have the policies of single engines (``reference_policy``). Where the
+semantics leave a choice open:
 
 - The newest running request is the victim of a preemption. Preempted requests go to the front of the queue and are
   recomputed: their prompt and what they have generated, but for what the prefix cache still has of the prompt. Nothing
@@ -24,13 +25,16 @@ module of their own (``reference_memory``). Where the semantics leave a choice o
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernelsight.serving import records
 from tests.serving.reference_memory import CachedMemory, CountedMemory
+from tests.serving.reference_policy import BatchWait, Door, Polling, Reserve
 
 MOST_STEPS = 100_000
 
@@ -150,6 +154,8 @@ class Scheduler:
         self.memory = CachedMemory(limits, hash_tokens) if caching else CountedMemory(limits)
         self.queue: deque[Request] = deque()
         self.running: list[Request] = []
+        self.polling, self.door, self.wait = Polling(limits), Door(limits), BatchWait(limits)
+        self.reserve = Reserve(limits, self.memory)
 
     # --- the queue
 
@@ -176,22 +182,60 @@ class Scheduler:
 
     def schedule(self, now: float, horizon: float) -> dict[int, int]:
         """Return the tokens that each running request gets in this step, by the id of the request."""
+        self.door.begin_step(self.running, horizon)
+        if self.wait.holds(self.running, self.waiting(horizon)):
+            granted, _ = self.schedule_running(prompts=False)
+            return granted or self.schedule_running()[0]
         prompts_only = self.limits.prefill_first and self.wants_prompts(horizon)
-        granted, preempted = self.schedule_running(prompts_only)
+        granted, preempted = self.schedule_running(decodes=not prompts_only)
         if not preempted and (prompts_only or not self.limits.prefill_first):
             self.admit(granted, now, horizon)
         if prompts_only and not granted:
-            granted, _ = self.schedule_running(False)
+            granted, _ = self.schedule_running()
         return granted
+
+    def waiting(self, horizon: float) -> list[Request]:
+        """The requests that a batch wait counts: none, where the first could not be admitted beside the decodes."""
+        horizon = self.door.seen_until(horizon)
+        if self.door.is_shut(self.running) or self.door.is_at_cap(self.running) or self.head(horizon) is None:
+            return []
+        budget = self.limits.max_num_batched_tokens - sum(r.decoding for r in self.running)
+        tokens = self.chunk_of(self.queue[0], budget)
+        cut = tokens < self.chunk_of(self.queue[0], self.queue[0].missing_tokens)
+        room = self.reserve.room(self.running)
+        if tokens == 0 or (cut and not self.limits.chunked) or not self.fits(self.queue[0], tokens, room):
+            return []
+        most = self.limits.max_num_seqs - len(self.running)
+        return list(itertools.takewhile(lambda r: r.visible_us <= horizon, self.queue))[:most]
+
+    def candidate(self, horizon: float) -> Request | None:
+        """The request that is next, where the engine looks at the queue at all; a static batch is formed without."""
+        request = None if self.door.is_shut(self.running) else self.head(self.door.seen_until(horizon))
+        if request is None or self.door.is_at_cap(self.running):
+            self.door.close()
+            return None
+        return request
+
+    def fits(self, request: Request, tokens: int, room: int) -> bool:
+        """Whether KV units for the request are free, as many as the policy wants, and out of what is not reserved."""
+        return self.memory.fits(request, tokens) and self.reserve.is_left(request, tokens, room, self.running)
+
+    def has_room(self, request: Request, tokens: int, room: int) -> bool:
+        """The same, where the engine means to admit it: a refusal is remembered."""
+        if self.fits(request, tokens, room):
+            return True
+        self.door.note_no_room(self.running)
+        return False
 
     def wants_prompts(self, horizon: float) -> bool:
         """Whether a prefill-first engine takes prompts in this step."""
         if any(not r.decoding for r in self.running):
             return True
-        request = self.head(horizon)
-        if request is None or len(self.running) == self.limits.max_num_seqs:
+        request = self.candidate(horizon)
+        if request is None:
             return False
-        return self.memory.fits(request, self.chunk_of(request, self.limits.max_num_batched_tokens))
+        tokens = self.chunk_of(request, self.limits.max_num_batched_tokens)
+        return self.has_room(request, tokens, self.reserve.room(self.running))
 
     def chunk_of(self, request: Request, budget: int) -> int:
         """Tokens that the request gets out of this budget."""
@@ -202,13 +246,16 @@ class Scheduler:
             tokens = min(tokens, self.limits.long_prefill_token_threshold)
         return min(tokens, budget)
 
-    def schedule_running(self, prompts_only: bool) -> tuple[dict[int, int], bool]:
-        """Give the running requests their tokens, oldest first; returns them, and whether a request was preempted."""
+    def schedule_running(self, prompts: bool = True, decodes: bool = True) -> tuple[dict[int, int], bool]:
+        """Give the running requests their tokens, oldest first; returns them, and whether a request was preempted.
+
+        ``prompts``, ``decodes``: which of them get tokens in this step.
+        """
         granted: dict[int, int] = {}
         preempted = False
         for request in list(self.running):
             budget = self.limits.max_num_batched_tokens - sum(granted.values())
-            if request not in self.running or budget == 0 or (prompts_only and request.decoding):
+            if request not in self.running or budget == 0 or not (decodes if request.decoding else prompts):
                 continue
             tokens = self.chunk_of(request, budget)
             while request in self.running and not self.memory.fits(request, tokens):
@@ -231,28 +278,40 @@ class Scheduler:
         victim.preemptions += 1
         victim.visible_us = -math.inf
         self.queue.appendleft(victim)
+        self.reserve.note_preemption(self.running)
 
     def admit(self, granted: dict[int, int], now: float, horizon: float) -> None:
         """Admit from the queue, in order, while budget, cap and KV units allow."""
-        while len(self.running) < self.limits.max_num_seqs:
-            budget = self.limits.max_num_batched_tokens - sum(granted.values())
-            request = self.head(horizon)
-            if request is None or budget == 0:
+        room = self.reserve.room(self.running)
+        while (budget := self.limits.max_num_batched_tokens - sum(granted.values())) > 0:
+            request = self.candidate(horizon)
+            if request is None:
                 return
             tokens = self.chunk_of(request, budget)
             cut = tokens < self.chunk_of(request, request.missing_tokens)
             if cut and not self.limits.chunked and granted:
                 return
-            if not self.memory.fits(request, tokens):
+            if not self.may_stay_partial(request, tokens, granted) or not self.has_room(request, tokens, room):
                 return
+            room -= self.reserve.needed(request, tokens)
             self.queue.popleft()
             self.running.append(request)
             request.cached_tokens = self.memory.hit_tokens(request)
             self.memory.enter(request)
             self.memory.grow(request, tokens)
             granted[id(request)] = tokens
+            self.door.joined += 1
+            if self.limits.capacity_policy == records.MAX_UTILIZATION:
+                room = self.reserve.room(self.running)
             if request.scheduled_us < 0:
                 request.scheduled_us, request.hit_tokens = now, request.cached_tokens
+
+    def may_stay_partial(self, request: Request, tokens: int, granted: dict[int, int]) -> bool:
+        """Whether this chunk ends the prompt, or leaves no more prompts in part than there may be at once."""
+        most = self.limits.max_num_partial_prefills
+        if not most or tokens == request.missing_tokens - self.memory.hit_tokens(request):
+            return True
+        return sum(granted.get(id(r), 0) < r.missing_tokens for r in self.running if not r.decoding) < most
 
     def work(self, granted: dict[int, int]) -> Work:
         """Say what the step computes."""
@@ -268,6 +327,9 @@ class Scheduler:
 
     def advance(self, granted: dict[int, int], now: float) -> list[Request]:
         """Put the step's tokens into the cache; returns the requests that ended with it."""
+        decodes = any(r.decoding and granted.get(id(r), 0) for r in self.running)
+        self.reserve.decode_steps += decodes
+        self.polling.note_step(any(not r.decoding and granted.get(id(r), 0) for r in self.running))
         for request in self.running:
             tokens = granted.get(id(request), 0)
             request.cached_tokens += tokens
@@ -311,6 +373,7 @@ def serve(
     client.send(clock, accept)
     while scheduler.running or scheduler.queue or client.unsent:
         if not scheduler.running and scheduler.head(horizon) is None:
+            scheduler.reserve.rest()
             while not scheduler.queue and client.unsent:
                 client.send(client.next_send_us(), accept)
             if not scheduler.queue:
@@ -319,7 +382,7 @@ def serve(
             run.idle_us += wake - clock
             clock = horizon = wake
             client.send(clock, accept)
-        granted = scheduler.schedule(clock, horizon)
+        granted = scheduler.schedule(clock, scheduler.polling.received_until(bool(scheduler.running), horizon))
         work = scheduler.work(granted)
         gpu_us = gpu_time(work)
         end = clock + step_time(work, gpu_us, host)

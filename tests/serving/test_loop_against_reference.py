@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from kernelsight.serving import records
 from tests.serving.reference_costs import PARTS, PHASES, Costs
 from tests.serving.reference_scheduler import Run
-from tests.serving.worlds import World, caching_worlds, run_loop, run_reference, worlds
+from tests.serving.worlds import World, caching_worlds, policy_worlds, run_loop, run_reference, worlds
 
 STATUS = {"finished": records.FINISHED, "too_long": records.TOO_LONG, "no_memory": records.NO_MEMORY}
 WORLDS = 400
@@ -29,6 +29,12 @@ def test_loop_agrees_with_reference(world: World) -> None:
 @settings(max_examples=2 * WORLDS, deadline=None, suppress_health_check=list(HealthCheck))
 @given(world=caching_worlds())
 def test_loop_agrees_with_reference_where_prefixes_are_cached(world: World) -> None:
+    check(world)
+
+
+@settings(max_examples=2 * WORLDS, deadline=None, suppress_health_check=list(HealthCheck))
+@given(world=policy_worlds())
+def test_loop_agrees_with_reference_under_policies_of_single_engines(world: World) -> None:
     check(world)
 
 

@@ -192,6 +192,28 @@ def limits_drawn(draw: st.DrawFn) -> records.Limits:
 
 
 @st.composite
+def policies_drawn(draw: st.DrawFn, budget: int) -> dict[str, object]:
+    """Draw what single engines do otherwise, all of it in any combination."""
+    return {
+        "static": draw(st.sampled_from([False, False, False, True])),
+        "capacity_policy": draw(st.sampled_from(range(len(records.CAPACITY_POLICIES)))),
+        "schedule_conservativeness": draw(st.sampled_from([0.1, 1.0, 1.5])),
+        "batch_wait_timeout_iters": draw(st.sampled_from([0, 0, 1, 3, 10])),
+        "batch_wait_tokens": budget * draw(st.sampled_from([0.0, 0.3, 0.8])),
+        "scheduler_recv_interval": draw(st.sampled_from([1, 1, 2, 5, 1500])),
+        "max_num_partial_prefills": draw(st.sampled_from([0, 0, 1, 2])),
+    }
+
+
+@st.composite
+def policy_worlds(draw: st.DrawFn) -> World:
+    """Draw a world with policies of single engines, some of them with a prefix cache."""
+    world = draw(worlds() | caching_worlds())
+    policies = draw(policies_drawn(world.limits.max_num_batched_tokens))
+    return world._replace(limits=world.limits._replace(**policies))
+
+
+@st.composite
 def requests_drawn(draw: st.DrawFn, whole: bool) -> list[tuple[float, int, int]]:
     """Draw requests in order of arrival; some come together, some after a long pause."""
     clock = draw(st.sampled_from([0.0, 7.0, 1e6]))

@@ -1,0 +1,234 @@
+"""What engines do otherwise than vLLM: when they hold prompts back, how much room an admission needs, static batches.
+
+Sources: TensorRT-LLM ``PyExecutor._waiting_requests`` (batch wait) and its
+GUARANTEED_NO_EVICT and MAX_UTILIZATION capacity schedulers; SGLang ``SchedulerRecvSkipper`` (receive polling),
+``PrefillAdder`` and ``NewTokenRatioTracker`` (admission by a ratio of new tokens).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.serving.batch import tokens_of, units_held
+from kernelsight.serving.compiled import compiled
+from kernelsight.serving.queue import queue_head
+from kernelsight.serving.records import (
+    FOREVER,
+    GUARANTEED_NO_EVICT,
+    MAX_UTILIZATION,
+    NEW_TOKEN_RATIO,
+    NO_LIMIT,
+    NOBODY,
+)
+
+# SGLang: the ratio begins at 0.7 x schedule_conservativeness, falls to 0.14 of that within 600 decode steps, and is set
+# after a preemption so that every request could go on for 20 tokens; answers count for 4096 tokens at most
+FIRST_RATIO, LEAST_SHARE, DECAY_STEPS, TOKENS_AFTER_PREEMPTION, LONGEST_ESTIMATE = 0.7, 0.14, 600, 20, 4096
+# SGLang: what a step with prompts counts for towards the next poll; a decode step counts for one
+PROMPT_STEP_WEIGHT = 1000
+
+
+# ---------------------------------------------------------------- who may be admitted at all
+
+
+@compiled
+def candidate(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> int:
+    """The head of the queue where the engine looks at the queue at all; -1 for none."""
+    if is_shut(engine, limits):
+        return NOBODY
+    return queue_head(engine, requests, seen_until(engine, limits, horizon))
+
+
+@compiled
+def seen_until(engine: np.void, limits: np.void, horizon: float) -> float:
+    """Requests that became visible by then may be admitted: with static batches, by the time the batch was formed."""
+    return min(horizon, engine.formed_us) if limits.static else horizon
+
+
+@compiled
+def is_shut(engine: np.void, limits: np.void) -> bool:
+    """True where nobody is admitted before a running request ends, whoever waits.
+
+    Static batches take nobody once they are formed. SGLang does not try again after the batch was full.
+    """
+    return (limits.static and not engine.forming) or engine.running >= engine.full_running
+
+
+@compiled
+def begin_step(engine: np.void, limits: np.void, horizon: float) -> None:
+    """Form a new static batch of what is visible, where the last one has ended; forget a full batch that shrank."""
+    engine.prompts_held = False
+    if limits.static and engine.running == 0:
+        engine.forming, engine.formed_us, engine.joined = True, horizon, 0
+    if engine.running < engine.full_running:
+        engine.full_running = NO_LIMIT
+
+
+@compiled
+def note_no_room(engine: np.void, limits: np.void) -> None:
+    """The head of the queue did not fit: the static batch is formed, and SGLang takes its batch for full."""
+    engine.forming = False
+    if limits.capacity_policy == NEW_TOKEN_RATIO:
+        engine.full_running = engine.running
+
+
+@compiled
+def is_at_cap(engine: np.void, limits: np.void) -> bool:
+    """True where the cap of running requests, or of a static batch, is reached."""
+    return engine.running == limits.max_num_seqs or (limits.static and engine.joined == limits.max_num_seqs)
+
+
+@compiled
+def received_until(engine: np.void, limits: np.void, horizon: float) -> float:
+    """Until when requests are seen that became visible by ``horizon``, as the engine polls only now and then."""
+    if limits.scheduler_recv_interval <= 1:
+        return horizon
+    if engine.running == 0 or engine.polls_weight >= limits.scheduler_recv_interval:
+        engine.received_us = horizon
+        engine.polls_weight = 0
+    return engine.received_us
+
+
+@compiled
+def rest(engine: np.void, limits: np.void) -> None:
+    """Nothing runs and nothing waits: the ratio of new tokens is at its start again."""
+    engine.ratio_from = first_ratio(limits)
+    engine.ratio_clock = engine.clock
+
+
+# ---------------------------------------------------------------- prompts held back
+
+
+@compiled
+def partial_tokens(engine: np.void, requests: np.ndarray) -> int:
+    """Tokens that the prompts under way have yet to compute."""
+    tokens = 0
+    r = engine.partial
+    while r >= 0:
+        tokens += requests[r].known - requests[r].computed
+        r = requests[r].next_partial
+    return tokens
+
+
+@compiled
+def waiting_tokens(engine: np.void, requests: np.ndarray, horizon: float, most: int, enough: float) -> int:
+    """Known tokens of the first ``most`` requests of the queue that are visible; not counted beyond ``enough``."""
+    tokens = seen = 0
+    r = engine.first_waiting
+    while r >= 0 and requests[r].visible_us <= horizon and seen < most and tokens < enough:
+        tokens += requests[r].known
+        seen += 1
+        r = requests[r].next_waiting
+    return tokens
+
+
+@compiled
+def unfinished_prompts(engine: np.void, requests: np.ndarray) -> int:
+    """Prompts under way that this step does not end."""
+    count = 0
+    r = engine.partial
+    while r >= 0:
+        count += requests[r].computed + requests[r].chunk < requests[r].known
+        r = requests[r].next_partial
+    return count
+
+
+# ---------------------------------------------------------------- room for an admission
+
+
+@compiled
+def first_ratio(limits: np.void) -> float:
+    """The ratio of new tokens of an engine that was idle."""
+    return min(FIRST_RATIO * limits.schedule_conservativeness, 1.0)
+
+
+@compiled
+def new_token_ratio(engine: np.void, limits: np.void) -> float:
+    """The share of their answers that running requests are expected to give yet: it falls with every decode step."""
+    steps = engine.clock - engine.ratio_clock
+    if steps <= 0:
+        return engine.ratio_from
+    first = first_ratio(limits)
+    least = first * LEAST_SHARE
+    return max(engine.ratio_from - steps * ((first - least) / DECAY_STEPS), least)
+
+
+@compiled
+def reset_ratio(engine: np.void, requests: np.ndarray, limits: np.void) -> None:
+    """Set the ratio after a preemption, from what the requests that still run have generated.
+
+    The decode step that preempted does not count for its fall.
+    """
+    if limits.capacity_policy != NEW_TOKEN_RATIO:
+        return
+    generated = asked = 0
+    r = engine.oldest
+    while r >= 0:
+        request = requests[r]
+        known = tokens_of(engine, request) + 1 if request.decoding else request.known
+        generated += known - request.prompt
+        asked += request.target - request.prompt
+        r = request.after
+    engine.ratio_from = min((generated + TOKENS_AFTER_PREEMPTION * engine.running) / (asked + 1.0), 1.0)
+    engine.ratio_clock = engine.clock + 1
+
+
+@compiled
+def reserved_tokens(limits: np.void, known: int, target: int, ratio: float) -> int:
+    """Tokens in the cache that a request's KV units are reserved for."""
+    if limits.capacity_policy == GUARANTEED_NO_EVICT:
+        return target - 1
+    return min(known + int(ratio * min(target - known, LONGEST_ESTIMATE)), target - 1)
+
+
+@compiled
+def admission_room(engine: np.void, requests: np.ndarray, limits: np.void, decodes: bool) -> int:
+    """Free KV units that are not reserved for running requests, after this step's tokens of theirs.
+
+    ``decodes``: the decoding requests get a token in this step. All free units, where nothing is reserved.
+    """
+    if limits.capacity_policy == MAX_UTILIZATION:
+        return engine.free_units
+    ratio = new_token_ratio(engine, limits)
+    units = engine.free_units
+    r = engine.oldest
+    while r >= 0:
+        request = requests[r]
+        known = request.known
+        tokens = request.computed + request.chunk
+        if request.decoding:
+            known = request.base + engine.clock + 1
+            tokens = known if decodes else known - 1
+        end = max(reserved_tokens(limits, known, request.target, ratio), tokens)
+        units -= units_held(end, limits) - units_held(tokens, limits)
+        r = request.after
+    return units
+
+
+@compiled
+def units_to_reserve(limits: np.void, request: np.void, cached: int, units: int) -> int:
+    """KV units that an admission reserves for a request with ``cached`` tokens; ``units``: of its first chunk."""
+    if limits.capacity_policy == MAX_UTILIZATION:
+        return units
+    end = reserved_tokens(limits, request.known, request.target, 1.0)
+    return max(units_held(end, limits) - units_held(cached, limits), units)
+
+
+@compiled
+def is_refused(engine: np.void, limits: np.void, needed: int, room: int) -> bool:
+    """True where less is left than an admission reserves; an engine that estimates takes one request in any case."""
+    return needed > room and not (limits.capacity_policy == NEW_TOKEN_RATIO and engine.running == 0)
+
+
+@compiled
+def steps_to_poll(engine: np.void, limits: np.void, most: int) -> int:
+    """Of ``most`` decode steps, those before the next one that looks for new requests."""
+    if limits.scheduler_recv_interval <= 1:
+        return most
+    return min(most, limits.scheduler_recv_interval - engine.polls_weight)
+
+
+@compiled
+def stop_at(limits: np.void, blocked: bool, next_visible_us: float) -> float:
+    """When a decode run has to look at the queue again."""
+    return FOREVER if blocked or limits.scheduler_recv_interval > 1 else next_visible_us

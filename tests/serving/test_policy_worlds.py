@@ -1,0 +1,164 @@
+"""Policies of single engines, one small world each, worked out by hand.
+
+Every step takes 100 us; requests are (arrival us, prompt, output); blocks of 4 tokens, a budget of 64 tokens, and at
+most 8 requests unless a test says otherwise.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+
+from kernelsight.serving import records
+from tests.serving.worlds import World, constant_world, run_loop, run_reference, worlds
+
+PROMPT, DECODE, RUNNING, WAITING, UNITS = range(2, 7)
+STATIC = {"static": True, "prefill_first": True, "capacity_policy": records.GUARANTEED_NO_EVICT}
+
+
+def serve(requests: list[tuple[float, int, int]], **limits: object) -> records.Served:
+    """Run the loop; the reference must admit and preempt the same."""
+    world = constant_world(requests, **limits)
+    served, run = run_loop(world), run_reference(world)
+    assert served.out.scheduled_us.tolist() == [request.scheduled_us for request in run.requests]
+    assert served.out.preemptions.tolist() == [request.preemptions for request in run.requests]
+    return served
+
+
+def batches(served: records.Served) -> list[tuple[int, int]]:
+    """(prompt tokens, decode tokens) of each step."""
+    return [(int(row[PROMPT]), int(row[DECODE])) for row in served.steps]
+
+
+def finish(served: records.Served) -> list[float]:
+    return served.out.finish_us.tolist()
+
+
+def scheduled(served: records.Served) -> list[float]:
+    return served.out.scheduled_us.tolist()
+
+
+# ---------------------------------------------------------------- static batches
+
+
+def test_a_static_batch_decodes_to_its_end_before_the_next() -> None:
+    # A and B are the first batch; C, which comes in its first step, waits until B has its fourth token
+    served = serve([(0, 4, 2), (0, 4, 4), (50, 4, 1)], **STATIC)
+    assert batches(served) == [(8, 0), (0, 2), (0, 1), (0, 1), (4, 0)]
+    assert finish(served) == [200, 400, 500]
+
+
+def test_a_static_batch_is_prefilled_before_it_decodes() -> None:
+    # budget 8: A's prompt and 2 tokens of B's, then the rest of B's; A's second token comes after that
+    served = serve([(0, 6, 2), (0, 6, 1)], max_num_batched_tokens=8, **STATIC)
+    assert batches(served) == [(8, 0), (4, 0), (0, 1)]
+    assert finish(served) == [300, 200]
+
+
+def test_a_static_batch_is_those_that_waited_when_the_last_one_ended() -> None:
+    # C comes while the first batch is still being prefilled: it fits the second step, but is in the next batch
+    served = serve([(0, 6, 1), (0, 6, 1), (50, 1, 1)], max_num_batched_tokens=8, **STATIC)
+    assert batches(served) == [(8, 0), (4, 0), (1, 0)]
+
+
+def test_a_static_batch_has_max_num_seqs_requests_and_blocks_for_whole_answers() -> None:
+    # two at a time: C does not take the place of A, which ends with its prompt
+    assert scheduled(serve([(0, 4, 1), (0, 4, 3), (0, 4, 1)], max_num_seqs=2, **STATIC)) == [0, 0, 300]
+    # 5 blocks: A needs 3 for its 11 tokens, B 3 for its 9: one after the other
+    assert scheduled(serve([(0, 8, 4), (0, 7, 3)], capacity_units=5, **STATIC)) == [0, 400]
+
+
+# ---------------------------------------------------------------- room for an admission
+
+
+def test_guaranteed_no_evict_reserves_blocks_for_the_whole_answer() -> None:
+    # 4 blocks. A will have 8 + 4 - 1 tokens in the cache (3 blocks), B 7 + 3 - 1 (3 blocks): B waits for A's end,
+    # although two blocks are free in step 1. Nothing is ever preempted.
+    served = serve([(0, 8, 4), (0, 7, 3)], capacity_units=4, capacity_policy=records.GUARANTEED_NO_EVICT)
+    assert batches(served) == [(8, 0), (0, 1), (0, 1), (0, 1), (7, 0), (0, 1), (0, 1)]
+    assert served.steps[:, UNITS].tolist() == [2, 3, 3, 3, 2, 2, 3]
+    assert served.totals.preemptions == 0
+
+
+def test_new_token_ratio_reserves_a_share_of_running_answers() -> None:
+    # 9 blocks. A needs 6 to its end (4 + 20 - 1 tokens), B 4 (4 + 13 - 1). When B is seen at 200, A has 6 known tokens
+    # and 18 to go; after one decode step the ratio is 0.7 - 0.7 x 0.86 / 600 = 0.699: A is expected to reach 6 + 12
+    # tokens, 5 blocks, so that 4 are left for B.
+    requests = [(0, 4, 20), (150, 4, 13)]
+    capacity = {"capacity_units": 9}
+    ratio = {"capacity_policy": records.NEW_TOKEN_RATIO}
+    assert scheduled(serve(requests, **capacity, **ratio)) == [0, 200]
+    # a conservative scheduler expects all of A's answer, as one that guarantees: B waits until A ends
+    assert scheduled(serve(requests, **capacity, **ratio, schedule_conservativeness=1.5)) == [0, 2000]
+    assert scheduled(serve(requests, **capacity, capacity_policy=records.GUARANTEED_NO_EVICT)) == [0, 2000]
+
+
+def test_a_batch_that_was_full_is_not_tried_again_before_it_is_smaller() -> None:
+    # 300 blocks, B needs 143 for its 4 + 569 - 1 tokens. At 200 A has 3 known tokens and is to give 0.699 x 898
+    # more, 158 blocks in all: 142 are left. At 500 it would be 6 + 0.696 x 895 tokens, 157 blocks, and B would fit; but
+    # nobody looks before A has ended, after 900 steps.
+    requests = [(0, 1, 900), (150, 4, 569)]
+    assert scheduled(serve(requests, capacity_units=300, capacity_policy=records.NEW_TOKEN_RATIO)) == [0, 90_000]
+
+
+# ---------------------------------------------------------------- prompts held back, requests not looked for
+
+
+def test_batch_wait_holds_a_prompt_for_so_many_steps() -> None:
+    # B is seen at 200: 1 decode and 8 prompt tokens are less than 20, so it waits 3 steps
+    served = serve([(0, 4, 10), (150, 8, 1)], batch_wait_timeout_iters=3, batch_wait_tokens=20.0)
+    assert batches(served)[:6] == [(4, 0), (0, 1), (0, 1), (0, 1), (0, 1), (8, 1)]
+    assert scheduled(served) == [0, 500]
+
+
+def test_batch_wait_ends_when_enough_tokens_wait() -> None:
+    # C is seen at 300: 1 + 8 + 16 tokens are 20 and more
+    served = serve([(0, 4, 10), (150, 8, 1), (250, 16, 1)], batch_wait_timeout_iters=9, batch_wait_tokens=20.0)
+    assert batches(served)[:4] == [(4, 0), (0, 1), (0, 1), (24, 1)]
+    assert scheduled(served) == [0, 300, 300]
+
+
+def test_nothing_waits_beside_nothing() -> None:
+    # no request decodes when B comes: it starts at once
+    assert scheduled(serve([(0, 4, 1), (150, 8, 1)], batch_wait_timeout_iters=9, batch_wait_tokens=20.0)) == [0, 150]
+
+
+def test_new_requests_are_looked_for_every_so_many_decode_steps() -> None:
+    # looked at 100, because the step before had prompts; then after three decode steps, at 400
+    requests = [(0, 4, 10), (150, 4, 1)]
+    assert scheduled(serve(requests, scheduler_recv_interval=3)) == [0, 400]
+    assert scheduled(serve(requests)) == [0, 200]
+    # an engine at rest looks all the time
+    assert scheduled(serve([(0, 4, 1), (150, 4, 1)], scheduler_recv_interval=3)) == [0, 150]
+
+
+def test_prompts_that_are_computed_in_part_at_once() -> None:
+    # chunks of 4 at most: A 4 4 2. With one prompt in part, B starts when A's last chunk is computed: 4 2
+    requests = [(0, 10, 1), (0, 6, 1)]
+    served = serve(requests, long_prefill_token_threshold=4, max_num_partial_prefills=1)
+    assert batches(served) == [(4, 0), (4, 0), (6, 0), (2, 0)]
+    served = serve(requests, long_prefill_token_threshold=4, max_num_partial_prefills=2)
+    assert batches(served) == [(8, 0), (6, 0), (2, 0)]
+
+
+# ---------------------------------------------------------------- on random worlds
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(world=worlds())
+def test_guaranteed_no_evict_never_preempts(world: World) -> None:
+    limits = world.limits._replace(capacity_policy=records.GUARANTEED_NO_EVICT)
+    assert run_loop(world._replace(limits=limits)).totals.preemptions == 0
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(world=worlds())
+def test_static_batches_do_not_overlap(world: World) -> None:
+    served = run_loop(world._replace(limits=world.limits._replace(**STATIC)))
+    done = served.out.status == records.FINISHED
+    first, last = served.out.scheduled_us[done], served.out.finish_us[done]
+    ends = [last[first <= moment].max() for moment in first]
+    # whoever is admitted later belongs to the same batch, which had not ended and decoded nothing, or to one after it
+    for moment, end in zip(first, ends, strict=True):
+        decoded = served.steps[(served.steps[:, DECODE] > 0) & (served.steps[:, 0] < end), 0]
+        later = first[(first > moment) & (first < end - 1e-6)]
+        assert all(not ((decoded >= moment) & (decoded < other)).any() for other in later)
