@@ -28,7 +28,7 @@ def step_shapes(
     return knot_shapes(deployment_settings, deployment_faults, kv_layout, models, kernel_implementations)
 
 
-@produces("request_events", "step_cost_uses", "itl_histogram", "replica_totals", "steps")
+@produces("request_events", "step_cost_uses", "itl_histogram", "replica_totals", "steps", "serving_windows")
 def simulation(
     scenarios: pa.Table,
     requests: pa.Table,

@@ -53,10 +53,12 @@ SAVED_TABLES = (
     "step_cost_uses",
     "itl_histogram",
     "replica_totals",
+    "serving_windows",
     "request_events",
     "request_metrics",
     "scenario_summary",
     "kernel_breakdown",
+    "cache_over_time",
 )
 METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
 PERCENTILES = ("mean", "p50", "p90", "p99")
@@ -65,6 +67,9 @@ select status, count(*) as n
 from request_events join requests using (scenario_id, request_id)
 where not coalesce(warmup, false)
 group by all order by status
+"""
+MEAN_KV_QUERY = """
+select sum(kv_share_mean * (end_s - start_s)) / sum(end_s - start_s) as share from cache_over_time
 """
 OBJECTIVES = {"ttft": "goodput_ttft_ms", "tpot": "goodput_tpot_ms", "e2el": "goodput_e2el_ms"}
 
@@ -142,6 +147,7 @@ def summary_json(session: Session, scenario: str) -> dict[str, Any]:
                 "queue_share",
                 "prefill_share",
                 "decode_share",
+                "preempted_share",
                 "request_throughput",
                 "output_throughput",
                 "total_throughput",
@@ -159,6 +165,7 @@ def summary_json(session: Session, scenario: str) -> dict[str, Any]:
                 "idle_s",
             )
         },
+        "mean_kv_share": session.query(MEAN_KV_QUERY).to_pylist()[0]["share"],
         "max_concurrency": plan["max_concurrency"],
         "status": {item["status"]: item["n"] for item in events},
         "memory": {name: value for name, value in plan.items() if name != "deployment_id"},
@@ -266,11 +273,14 @@ def _as_page(answer: dict[str, Any]) -> str:
         "engine steps": answer["steps"],
         "preemptions": answer["preemptions"],
         "prefix cache hit rate": answer["prefix_cache_hit_rate"],
-        "KV cache in use at most": f"{answer['peak_kv_share']:.1%}" if answer["peak_kv_share"] is not None else None,
+        "KV cache in use, mean / at most": " / ".join(
+            f"{answer[name]:.1%}" if answer[name] is not None else "-" for name in ("mean_kv_share", "peak_kv_share")
+        ),
         "request time queued / prefill / decode": " / ".join(
             f"{answer[f'{part}_share']:.1%}" if answer[f"{part}_share"] is not None else "-"
             for part in ("queue", "prefill", "decode")
         ),
+        "of it preempted or recomputed": f"{answer['preempted_share']:.1%}" if answer["preempted_share"] else None,
         "GPU busy / waiting for host / idle (s)": " / ".join(
             show_number(answer[name]) or "-" for name in ("gpu_s", "host_exposed_s", "idle_s")
         ),

@@ -23,7 +23,10 @@ from kernelsight.serving.scheduler import schedule
 from kernelsight.serving.steps import (
     DECODES,
     END,
+    FOUND,
     HOST_TIME,
+    LOOKED_UP,
+    PREEMPTED,
     PROMPTS,
     RUNNING,
     START,
@@ -65,6 +68,7 @@ def wake(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
     # counted only where a step follows: what comes after the last finish is no idle time
     engine.idle_us += engine.now - engine.last_us
     engine.held = engine.held_tokens = engine.held_inside = engine.held_below = 0
+    engine.step_found = engine.step_looked_up = 0
     engine.underway = True
     return received_until(engine, limits, horizon)
 
@@ -85,6 +89,9 @@ def pass_prompt_step(
         row[START], row[END], row[HOST_TIME] = engine.previous_start, engine.now, host_us
         row[PROMPTS], row[DECODES], row[RUNNING] = engine.step_prompt_tokens, decode_tokens, engine.running
         row[UNITS] = limits.capacity_units - engine.free_units
+        row[FOUND], row[LOOKED_UP] = engine.step_found, engine.step_looked_up
+        row[PREEMPTED] = engine.step_preempted
+        engine.step_preempted = 0
         engine.rows += 1
 
 
@@ -209,7 +216,7 @@ def serve_until_full(
 
     ``clients``: one CLIENT record, ``engines``: ENGINE records (see ``replica``); of heaps, entries, limits, host,
     layout and rows there is one an engine. All state is in them; uses and histogram are added to. ``rows``: step rows,
-    shape [engines, rows, 8]; no row: none are kept.
+    shape [engines, rows, COLUMNS]; no row: none are kept.
     """
     serve_borrowed(
         clients[0],

@@ -93,6 +93,8 @@ REQUEST = _record(
     finish_us=_REAL,
     preemptions=_WHOLE,
     cached_tokens=_WHOLE,  # prompt tokens found in the prefix cache at first admission
+    requeued_us=_REAL,  # waiting again, after preemptions
+    recomputed_us=_REAL,  # from admissions after a preemption to its next token (or the next preemption)
     # its prompt as hash blocks: a stretch of the array of hashes
     hash_at=_WHOLE,
     hash_count=_WHOLE,
@@ -100,6 +102,8 @@ REQUEST = _record(
     shared_units=_WHOLE,  # KV units of its own tokens that stand in hash blocks
     # what the scheduler knows of it
     visible_us=_REAL,  # when the engine's queue has it; preempted: at once
+    preempted_us=_REAL,  # when it was last preempted,
+    resumed_us=_REAL,  # and when it was admitted after that; -1: it gave a token since, or was never preempted
     last_token_us=_REAL,
     known=_WHOLE,  # prompt + generated tokens; of a decoding request up to date only when it leaves
     computed=_WHOLE,  # tokens in the cache; of a decoding request: base + clock
@@ -151,6 +155,9 @@ ENGINE = _record(
     underway=_TRUTH,
     stalled=_TRUTH,  # others decode, but not in this step
     step_prompt_tokens=_WHOLE,
+    step_found=_WHOLE,  # cached prompt tokens of requests that were first admitted in it,
+    step_looked_up=_WHOLE,  # all their prompt tokens,
+    step_preempted=_WHOLE,  # and preemptions since the last row of steps
     # the batch
     free_units=_WHOLE,  # blank ones and those whose contents may be lost
     blank_units=_WHOLE,
@@ -287,6 +294,8 @@ class Outcome(NamedTuple):
     finish_us: np.ndarray
     preemptions: np.ndarray
     cached_tokens: np.ndarray
+    requeued_us: np.ndarray
+    recomputed_us: np.ndarray
 
 
 class Uses(NamedTuple):
@@ -314,11 +323,25 @@ class Totals(NamedTuple):
     prompt_tokens: int
 
 
+class Windows(NamedTuple):
+    """Sums over windows of time, from the first arrival on; K windows, the last one ends with the last step.
+
+    ``sums``: (K, see ``windows``), times in microseconds; ``peak_units`` and ``peak_running``: (K,), the largest.
+    """
+
+    edges_us: np.ndarray  # (K + 1,)
+    sums: np.ndarray
+    peak_units: np.ndarray
+    peak_running: np.ndarray
+    in_flight_us: np.ndarray  # (K,) requests that were sent and did not end, times how long
+
+
 class Served(NamedTuple):
-    """All that a simulation of one replica gives back; ``steps`` has 8 columns and no row unless it was asked for."""
+    """All that a simulation of one replica gives back; ``steps`` has no row unless it was asked for."""
 
     out: Outcome
     uses: Uses
     histogram: np.ndarray
     totals: Totals
     steps: np.ndarray
+    windows: Windows | None = None

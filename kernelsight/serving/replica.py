@@ -29,7 +29,11 @@ from kernelsight.serving.records import (
     Totals,
     Uses,
 )
-from kernelsight.serving.steps import RUNNING, START, WAITING
+from kernelsight.serving.steps import COLUMNS, RUNNING, START, WAITING
+from kernelsight.serving.windows import NARROWEST_US, add_steps, fresh, windows_of
+
+# step rows that are held at once; most scenarios have fewer
+CHUNK = 65_536
 
 # fields of the engine record, in the order of Totals
 TOTALS = (
@@ -125,11 +129,13 @@ def serve(
     costs: PackedCosts,
     *,
     keep_steps: bool = False,
+    windows_from_us: float | None = None,
     scratch: np.ndarray | None = None,
 ) -> Served:
     """Simulate one replica; all requests end, as finished or as turned away.
 
-    ``scratch``: an array of shape (3, costs.values.size) that takes the uses where nobody reads them; Served has none.
+    ``windows_from_us``: where windows of time begin; None: none are counted. ``scratch``: an array of shape
+    (3, costs.values.size) that takes the uses where nobody reads them; Served has none.
     ValueError: no request, or a block size beyond what the engine record has room for.
     """
     n = load.arrival_us.size
@@ -150,7 +156,7 @@ def serve(
         requests["hash_at"], requests["hash_count"] = load.hash_offsets[:-1], np.diff(load.hash_offsets)
         # the hash blocks, then the private blocks that each request leaves
         entries = np.zeros(int(hashes.max(initial=-1)) + 1 + n, ENTRY)
-    for name in ("sent_us", "scheduled_us", "first_token_us", "finish_us"):
+    for name in ("sent_us", "scheduled_us", "first_token_us", "finish_us", "resumed_us"):
         requests[name] = -1.0
     for name in ("leaves_at", "fills_at"):
         requests[name] = NOBODY
@@ -170,19 +176,27 @@ def serve(
     for name in set(LIMITS.names) & set(limits._fields):
         stated[name] = getattr(limits, name)
     stated["hash_tokens"], stated["requests"] = load.hash_tokens if caching else 0, n
-    rows = np.zeros((1, 1024 if keep_steps else 0, 8))
+    counted = windows_from_us is not None
+    rows = np.zeros((1, CHUNK if keep_steps or counted else 0, COLUMNS))
+    kept, (sums, peaks), width_us = [], fresh(), NARROWEST_US
     while True:
         serve_until_full(
             *(clients, engines, requests, heaps, hashes, entries[np.newaxis], stated, overhead),
             *(costs.values, np.array([costs.layout]), uses, histogram, rows),
         )
+        passed = rows[0, : engines[0]["rows"]]
+        if counted:
+            width_us = add_steps(passed, sums, peaks, windows_from_us, width_us)
+        if keep_steps:
+            kept.append(passed.copy())
         if clients[0]["ended"] == n:
             break
-        rows = np.concatenate([rows, np.zeros_like(rows)], axis=1)
-    rows = rows[0, : engines[0]["rows"]]
+        engines["rows"] = 0
+    steps = np.concatenate(kept) if kept else rows[0, :0]
     if keep_steps:
-        rows[:, WAITING] = in_flight_at(rows[:, START], requests) - rows[:, RUNNING]
+        steps[:, WAITING] = in_flight_at(steps[:, START], requests) - steps[:, RUNNING]
     engine = engines[0]
+    windows = windows_of(sums, peaks, windows_from_us, width_us, engine["last_us"], requests) if counted else None
     totals = Totals(*(engine[name].item() for name in TOTALS))
     out = Outcome(*(requests[name].copy() for name in Outcome._fields))
-    return Served(out, unpack_uses(uses, costs) if scratch is None else None, histogram, totals, rows)
+    return Served(out, unpack_uses(uses, costs) if scratch is None else None, histogram, totals, steps, windows)

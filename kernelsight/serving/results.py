@@ -10,6 +10,8 @@ import pyarrow as pa
 
 from kernelsight.serving import records, replica
 from kernelsight.serving.knots import PARTS
+from kernelsight.serving.steps import COLUMNS
+from kernelsight.serving.windows import BUSY, RUNNING_US, STEPS, SUMS, UNITS_US
 
 NANOSECONDS = 1e3  # per microsecond
 PHASES = ("prefill", "decode", "mixed")
@@ -66,6 +68,8 @@ def event_rows(replicas: list[Replica], requests: pa.Table) -> pa.Table:
             "finish_ns": moment("finish_us"),
             "cached_tokens": out["cached_tokens"].astype(np.int64),
             "preemptions": out["preemptions"].astype(np.int64),
+            "requeued_ns": np.rint(out["requeued_us"] * NANOSECONDS).astype(np.int64),
+            "recomputed_ns": np.rint(out["recomputed_us"] * NANOSECONDS).astype(np.int64),
         }
     )
     return table if in_order else table.take(pa.array(np.argsort(rows, kind="stable")))
@@ -165,7 +169,7 @@ def total_rows(replicas: list[Replica]) -> pa.Table:
 
 
 def step_rows(replicas: list[Replica]) -> pa.Table:
-    rows = np.concatenate([one.served.steps for one in replicas]) if replicas else np.zeros((0, 8))
+    rows = np.concatenate([one.served.steps for one in replicas]) if replicas else np.zeros((0, COLUMNS))
     numbers = _joined((np.arange(len(one.served.steps)) for one in replicas), np.int64)
     counts = ("prefill_tokens", "decode_tokens", "running", "waiting", "kv_blocks_used")
     whole = {name: rows[:, column].astype(np.int64) for column, name in enumerate(counts, start=2)}
@@ -179,8 +183,40 @@ def step_rows(replicas: list[Replica]) -> pa.Table:
             "end_ns": np.rint(rows[:, 1] * NANOSECONDS).astype(np.int64),
             **whole,
             "host_ns": np.rint(rows[:, 7] * NANOSECONDS).astype(np.int64),
+            **{
+                name: rows[:, column].astype(np.int64)
+                for column, name in enumerate(("cached_tokens", "looked_up_tokens", "preemptions"), start=8)
+            },
         }
-    )  # fmt: skip
+    )
+
+
+def window_rows(replicas: list[Replica]) -> pa.Table:
+    """Sums over windows of time; a window begins where the one before it ends."""
+    replicas = [one for one in replicas if one.served.windows is not None]
+    windows = [one.served.windows for one in replicas]
+    sizes = [one.peak_units.size for one in windows]
+    sums = np.concatenate([one.sums for one in windows]) if windows else np.zeros((0, SUMS))
+    edges = [np.rint(one.edges_us * NANOSECONDS).astype(np.int64) for one in windows]
+    names = ("steps", "prefill_tokens", "decode_tokens", "cached_tokens", "looked_up_tokens", "preemptions")
+    return pa.table(
+        {
+            "scenario_id": _named((one.scenario for one in replicas), sizes),
+            "replica": _repeated(
+                replicas, (one.number for one in replicas), lambda one: one.served.windows.peak_units.size
+            ),
+            "window": _joined((np.arange(size) for size in sizes), np.int64),
+            "start_ns": _joined((each[:-1] for each in edges), np.int64),
+            "end_ns": _joined((each[1:] for each in edges), np.int64),
+            "busy_us": sums[:, BUSY],
+            "kv_block_us": sums[:, UNITS_US],
+            "running_us": sums[:, RUNNING_US],
+            "in_flight_us": _joined((one.in_flight_us for one in windows), np.float64),
+            "kv_blocks_used_max": _joined((one.peak_units for one in windows), np.int64),
+            "running_max": _joined((one.peak_running for one in windows), np.int64),
+            **{name: sums[:, column].astype(np.int64) for column, name in enumerate(names, start=STEPS)},
+        }
+    )
 
 
 def _grouped(replicas: list[Replica]) -> Iterable[list[Replica]]:

@@ -64,6 +64,11 @@ def preempt_newest(
     unlink(engine, requests, victim)
     request.computed = 0
     request.chunk = 0
+    if request.resumed_us >= 0.0:
+        request.recomputed_us += engine.now - request.resumed_us
+        request.resumed_us = -1.0
+    request.preempted_us = engine.now
+    engine.step_preempted += 1
     return_to_front(engine, requests, victim)
     request.preemptions += 1
     engine.preempted += 1
@@ -287,6 +292,11 @@ def admit(
         if request.scheduled_us < 0.0:
             request.scheduled_us = engine.now
             request.cached_tokens = cached
+            engine.step_found += cached
+            engine.step_looked_up += request.prompt
+        else:
+            request.requeued_us += engine.now - request.preempted_us
+            request.resumed_us = engine.now
     return admitted, engine.running == limits.max_num_seqs
 
 

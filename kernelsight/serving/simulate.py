@@ -22,6 +22,7 @@ from kernelsight.serving.results import (
     step_rows,
     total_rows,
     use_rows,
+    window_rows,
 )
 
 
@@ -40,8 +41,8 @@ def simulate_scenarios(
 ) -> dict[str, pa.Table]:
     """Serve every scenario whose deployment can run, each replica in one compiled call, the calls spread over threads.
 
-    Returns request_events, step_cost_uses, itl_histogram, replica_totals and steps by name; without ``count_uses`` no
-    step_cost_uses. ``threads``: as many as there are cores, unless stated.
+    Returns request_events, step_cost_uses, itl_histogram, replica_totals, steps and serving_windows by name; without
+    ``count_uses`` no step_cost_uses and no windows. ``threads``: as many as there are cores, unless stated.
     """
     deployments = _by_key(settings, "deployment_id")
     plans = _by_key(memory_plan, "deployment_id")
@@ -75,7 +76,10 @@ def simulate_scenarios(
         host = host_of(hosts[key], deployment, costs[key].launches)
         packed = costs[key].packed
         scratch = None if count_uses else scratch_of(scratches, packed.values.size)
-        served = replica.serve(load, limits, host, packed, keep_steps=scenario["keep_steps"], scratch=scratch)
+        served = replica.serve(
+            load, limits, host, packed, keep_steps=scenario["keep_steps"], scratch=scratch,
+            windows_from_us=columns["arrival_s"][start] * 1e6 if count_uses else None,
+        )  # fmt: skip
         return Replica(scenario["scenario_id"], key, number, rows, served)
 
     jobs = [(row, number) for row in wanted for number in range(deployments[row["deployment_id"]]["dp"])]
@@ -87,6 +91,7 @@ def simulate_scenarios(
         "itl_histogram": histogram_rows(replicas),
         "replica_totals": total_rows(replicas),
         "steps": step_rows(replicas),
+        "serving_windows": window_rows(replicas),
     }
 
 

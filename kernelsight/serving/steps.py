@@ -35,7 +35,8 @@ from kernelsight.serving.prefix import release, take_units
 from kernelsight.serving.records import DECODE, FOREVER, MIXED, NOBODY, NUMBER, PREFILL
 
 # columns of a step row
-START, END, PROMPTS, DECODES, RUNNING, WAITING, UNITS, HOST_TIME = range(8)  # WAITING: counted afterwards
+START, END, PROMPTS, DECODES, RUNNING, WAITING, UNITS, HOST_TIME, FOUND, LOOKED_UP, PREEMPTED = range(11)
+COLUMNS = 11  # WAITING is counted afterwards
 
 
 @compiled
@@ -195,6 +196,9 @@ def end_chunks(
             histogram[gap_bin(histogram, gap)] += 1
             engine.gap_sum_us += gap
         request.last_token_us = engine.now
+        if request.resumed_us >= 0.0:
+            request.recomputed_us += engine.now - request.resumed_us
+            request.resumed_us = -1.0
         request.known += 1
         if request.known == request.target:
             end_request(engine, requests, limits, hashes, entries, r)
@@ -230,6 +234,10 @@ def write_run(
         row[DECODES], row[RUNNING] = engine.decoding, engine.running
         row[UNITS] = held + units_ahead(engine, requests, limits, j + 1)
         row[HOST_TIME] = step_us + slope * j - gpu_us - gpu_slope * j
+        # nobody is admitted in a decode run, and only its first step may have preempted
+        row[PREEMPTED] = engine.step_preempted
+        engine.step_preempted = 0
+        row[PROMPTS] = row[FOUND] = row[LOOKED_UP] = 0.0
         engine.rows += 1
 
 

@@ -14,6 +14,8 @@ select
   (events.finish_ns - events.first_token_ns) / 1e6 as decode_ms,
   events.cached_tokens,
   events.preemptions,
+  events.requeued_ns / 1e6 as requeue_ms,
+  events.recomputed_ns / 1e6 as recompute_ms,
   case when coalesce(scenarios.goodput_ttft_ms, scenarios.goodput_tpot_ms, scenarios.goodput_e2el_ms) is not null then
     (events.first_token_ns - events.sent_ns) / 1e6 <= coalesce(scenarios.goodput_ttft_ms, 'inf'::double)
     and (events.output_tokens <= 1

@@ -14,6 +14,7 @@ with served as (
     sum(round(queue_ms * 1e6)::hugeint) as queue_ns,
     sum(round(prefill_ms * 1e6)::hugeint) as prefill_ns,
     sum(round(decode_ms * 1e6)::hugeint) as decode_ns,
+    sum(round((requeue_ms + recompute_ms) * 1e6)::hugeint) as preempted_ns,
     quantile_cont(queue_ms, [0.5, 0.9, 0.99]) as queue,
     count(*) filter (where meets_objectives) as good,
     bool_or(meets_objectives is not null) as has_objectives
@@ -71,6 +72,7 @@ select
   served.queue_ns / nullif(served.queue_ns + served.prefill_ns + served.decode_ns, 0) as queue_share,
   served.prefill_ns / nullif(served.queue_ns + served.prefill_ns + served.decode_ns, 0) as prefill_share,
   served.decode_ns / nullif(served.queue_ns + served.prefill_ns + served.decode_ns, 0) as decode_share,
+  served.preempted_ns / nullif(served.queue_ns + served.prefill_ns + served.decode_ns, 0) as preempted_share,
   served.completed / nullif(asked.duration_s, 0) as request_throughput,
   served.output_tokens / nullif(asked.duration_s, 0) as output_throughput,
   (served.prompt_tokens + served.output_tokens) / nullif(asked.duration_s, 0) as total_throughput,

@@ -57,6 +57,10 @@ class Request:
     token_times_us: list[float] = field(default_factory=list)
     decoding: bool = False
     preemptions: int = 0
+    requeued_us: float = 0.0  # in the queue again after preemptions
+    recomputed_us: float = 0.0  # from an admission after a preemption to the next token or preemption
+    since_us: float = 0.0  # when it was last preempted, or admitted after that
+    recomputes: bool = False
 
     @property
     def known_tokens(self) -> int:
@@ -154,6 +158,7 @@ class Scheduler:
         self.memory = CachedMemory(limits, hash_tokens) if caching else CountedMemory(limits)
         self.queue: deque[Request] = deque()
         self.running: list[Request] = []
+        self.now_us = 0.0
         self.polling, self.door, self.wait = Polling(limits), Door(limits), BatchWait(limits)
         self.reserve = Reserve(limits, self.memory)
 
@@ -182,6 +187,7 @@ class Scheduler:
 
     def schedule(self, now: float, horizon: float) -> dict[int, int]:
         """Return the tokens that each running request gets in this step, by the id of the request."""
+        self.now_us = now
         self.door.begin_step(self.running, horizon)
         if self.wait.holds(self.running, self.waiting(horizon)):
             granted, _ = self.schedule_running(prompts=False)
@@ -276,6 +282,9 @@ class Scheduler:
         victim.cached_tokens = 0
         victim.decoding = False
         victim.preemptions += 1
+        if victim.recomputes:
+            victim.recomputed_us += self.now_us - victim.since_us
+        victim.recomputes, victim.since_us = False, self.now_us
         victim.visible_us = -math.inf
         self.queue.appendleft(victim)
         self.reserve.note_preemption(self.running)
@@ -305,6 +314,9 @@ class Scheduler:
                 room = self.reserve.room(self.running)
             if request.scheduled_us < 0:
                 request.scheduled_us, request.hit_tokens = now, request.cached_tokens
+            else:
+                request.requeued_us += now - request.since_us
+                request.recomputes, request.since_us = True, now
 
     def may_stay_partial(self, request: Request, tokens: int, granted: dict[int, int]) -> bool:
         """Whether this chunk ends the prompt, or leaves no more prompts in part than there may be at once."""
@@ -335,6 +347,9 @@ class Scheduler:
             request.cached_tokens += tokens
             if tokens and request.missing_tokens == 0:
                 request.token_times_us.append(now)
+                if request.recomputes:
+                    request.recomputed_us += now - request.since_us
+                    request.recomputes = False
                 request.decoding = True
         ended = [r for r in self.running if len(r.token_times_us) == r.output_tokens]
         self.running = [r for r in self.running if len(r.token_times_us) < r.output_tokens]

@@ -65,6 +65,8 @@ def check_requests(served: records.Served, run: Run) -> None:
     assert out.status.tolist() == [STATUS[r.status] for r in run.requests]
     assert out.preemptions.tolist() == [r.preemptions for r in run.requests]
     assert out.cached_tokens.tolist() == [r.hit_tokens for r in run.requests]
+    assert out.requeued_us.tolist() == near([r.requeued_us for r in run.requests])
+    assert out.recomputed_us.tolist() == near([r.recomputed_us for r in run.requests])
     assert out.sent_us.tolist() == near([r.sent_us for r in run.requests])
     assert out.scheduled_us.tolist() == near([r.scheduled_us for r in run.requests])
     assert out.first_token_us.tolist() == near([(r.token_times_us or [-1.0])[0] for r in run.requests])

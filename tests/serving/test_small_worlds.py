@@ -11,7 +11,7 @@ import pytest
 from kernelsight.serving import records
 from tests.serving.worlds import World, constant_world, run_loop
 
-START, END, PROMPT, DECODE, RUNNING, WAITING, UNITS, HOST = range(8)
+START, END, PROMPT, DECODE, RUNNING, WAITING, UNITS, HOST, FOUND, LOOKED_UP, PREEMPTED = range(11)
 
 
 def batches(served: records.Served) -> list[tuple[int, int]]:
@@ -104,6 +104,13 @@ def test_the_newest_request_is_preempted_and_recomputed_whole() -> None:
     assert column(served, UNITS) == [4, 3, 3, 3, 2, 3]
     assert first_token(served) == [100, 100]
     assert finish(served) == [400, 600]
+    # B waits again from 100 to 400, and is recomputed until its next token at 500
+    assert served.out.requeued_us.tolist() == [0, 300]
+    assert served.out.recomputed_us.tolist() == [0, 100]
+    # step 2 preempted one
+    assert column(served, PREEMPTED) == [0, 1, 0, 0, 0, 0]
+    # both prompts were looked up in step 1; what is recomputed is not looked up again
+    assert column(served, LOOKED_UP) == [15, 0, 0, 0, 0, 0]
     # prompt tokens computed: 8 + 7, and 8 again
     assert served.totals.prompt_tokens == 23
 

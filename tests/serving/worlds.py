@@ -25,13 +25,14 @@ class World(NamedTuple):
     load: records.Load
 
 
-def run_loop(world: World, keep_steps: bool = True) -> records.Served:
+def run_loop(world: World, keep_steps: bool = True, windows_from_us: float | None = None) -> records.Served:
     """Run the compiled loop; fails where it does not end."""
     answer: list[records.Served] = []
 
     def call() -> None:
         costs = replica.pack(world.surface)
-        answer.append(replica.serve(world.load, world.limits, world.host, costs, keep_steps=keep_steps))
+        kept = {"keep_steps": keep_steps, "windows_from_us": windows_from_us}
+        answer.append(replica.serve(world.load, world.limits, world.host, costs, **kept))
 
     # the compiled loop cannot be interrupted: a thread that is left behind turns a hang into a failure
     thread = threading.Thread(target=call, daemon=True)
