@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,20 +48,21 @@ def replay(session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None
     return rows
 
 
-def backtest(
-    session: Session, runs: Runs, tier: str | None = None, peer: Mapping | None = None
-) -> tuple[dict, list[dict]]:
-    """Replay runs; return the report and the replayed rows."""
-    rows = replay(session, runs.table.to_pylist(), tier)
-    answer = report(rows, peer)
-    answer |= {
+def report_of(runs: Runs, rows: Sequence[Mapping[str, Any]], tier: str | None, peer: Mapping | None) -> dict[str, Any]:
+    """Return the report of replayed runs, with what was read and left out."""
+    return report(rows, peer) | {
         "read": runs.read,
         "excluded": [{"reason": reason, "n": count} for reason, count in runs.excluded],
         "runs": len(rows),
         "fitted_on": sum(row["fitting"] for row in rows),
         "tier": tier or "auto",
     }
-    return answer, rows
+
+
+def _peer(tool: str | None, runs: Runs) -> dict[str, tuple[float, float]] | None:
+    from kernelsight.replay.peer import predictions
+
+    return predictions(runs.table.to_pylist()) if tool else None
 
 
 # --- the verb ---------------------------------------------------------------------------------------------------------
@@ -76,12 +78,10 @@ def run(arguments: Any) -> None:
         raise InvalidInput(f"{arguments.runs} holds no run that can be replayed; all were left out or held back.")
     with open_session(arguments) as session:
         session.progress = None
-        peer = None
-        if arguments.against:
-            from kernelsight.replay.peer import predictions
-
-            peer = predictions(runs.table.to_pylist())
-        answer, rows = backtest(session, runs, arguments.tier, peer)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(_peer, arguments.against, runs)  # it runs while ours does
+            rows = replay(session, runs.table.to_pylist(), arguments.tier)
+            answer = report_of(runs, rows, arguments.tier, asked.result())
     if target:
         _write(answer, rows, target)
     _print(answer, arguments.format)

@@ -103,6 +103,11 @@ def _deployment(verb: argparse.ArgumentParser, required: bool) -> None:
     group.add_argument(
         "--quantization", metavar="Q", help="one of the table quantizations; left open: as the checkpoint's config says"
     )
+    group.add_argument(
+        "--moe-backend",
+        metavar="KERNEL",
+        help="kernel of routed experts (kernel_implementations); left open: the one that the engine's sweep ran most",
+    )
     group.add_argument("--tier", choices=TIERS, help="which kernel model answers")
     group.add_argument("--pack", metavar="FILE", help="kernel model of calibrate fit; left open: the one that ships")
     _host_overheads(group)

@@ -40,6 +40,7 @@ DEPLOYMENT_FLAGS = {
     "enable_chunked_prefill": "enable_chunked_prefill",
     "enable_prefix_caching": "enable_prefix_caching",
     "enforce_eager": "enforce_eager",
+    "moe_backend": "moe_backend",
     "async_scheduling": "async_scheduling",
     "scheduling": "scheduling",
     "capacity_policy": "capacity_policy",
@@ -312,6 +313,11 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
         known = set(session.table("quantizations")["quantization"].to_pylist())
         if flags["quantization"] not in known:
             raise unknown("quantization", flags["quantization"], known)
+    if "moe_backend" in flags:
+        kernels = session.table("kernel_implementations").to_pylist()
+        known = {row["implementation"] for row in kernels if row["family"] == "moe"}
+        if flags["moe_backend"] not in known:
+            raise unknown("moe_backend", flags["moe_backend"], known, "The table kernel_implementations lists them.")
     return flags
 
 

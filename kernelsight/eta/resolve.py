@@ -120,8 +120,9 @@ def _nodes(rows: pa.Table, family: str, without: str | None, gpus: tuple[str, ..
 def choose(facts: Facts, rows: pa.Table, family: str, calls: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
     """Return of each call (implementation, whether a sweep of its GPU's generation ran it).
 
-    ``calls``: engine, gpu, dtype and, where it matters, head_dim. What counts first: the engine, then the GPU, its
-    generation or the nearest one, then the number formats, then the head width; of what is left, the commonest kernel.
+    ``calls``: engine, gpu, dtype and, where it matters, head_dim; implementation where one is asked for, which then
+    counts before all else, if any sweep ran it. What counts first: the engine, then the GPU, its generation or the
+    nearest one, then the number formats, then the head width; of what is left, the commonest kernel.
     """
     names = ["engine", "gpu", "dtype", "implementation", "position", "value"]
     chosen = rows_of_part(rows, family, "choice")
@@ -134,7 +135,8 @@ def _choose(facts: Facts, counted: list[dict], call: Mapping[str, Any]) -> tuple
         return UNKNOWN, False
     mine = facts.generation.get(call["gpu"])
     capability = facts.capability.get(call["gpu"], 0.0)
-    left = _prefer(counted, lambda row: row["engine"] == call["engine"])
+    left = _prefer(counted, lambda row: row["implementation"] == call.get("implementation"))
+    left = _prefer(left, lambda row: row["engine"] == call["engine"])
     # kernels run on what comes after the GPU that they were built for, seldom before
     left = _prefer(left, lambda row: facts.capability.get(row["gpu"], 0.0) <= capability)
     least = min(abs(facts.capability.get(row["gpu"], 0.0) - capability) for row in left)

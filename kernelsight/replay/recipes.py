@@ -11,7 +11,8 @@ from kernelsight.errors import InvalidInput
 # flags that a recipe states in the words of ``deployments`` or ``scenarios``
 STATED = (
     *("quantization", "kv_cache_dtype", "gpu_memory_utilization", "enable_chunked_prefill"),
-    *("async_scheduling", "range_ratio"),
+    *("async_scheduling", "enable_expert_parallel", "moe_backend", "batch_wait_timeout_iters"),
+    *("batch_wait_max_tokens_ratio", "scheduler_recv_interval", "range_ratio"),
 )
 EQUAL = {
     "harness": "harness",
@@ -40,7 +41,7 @@ def matches(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
     first, last = recipe.get("from_date"), recipe.get("until_date")
     if (first or last) and not (run["measured_on"] and (first or "") <= run["measured_on"] <= (last or "9999")):
         return False
-    if recipe.get("largest_tp") is not None and run["tp"] > recipe["largest_tp"]:
+    if not (recipe.get("least_tp") or 0) <= run["tp"] <= (recipe.get("largest_tp") or run["tp"]):
         return False
     least = recipe.get("least_concurrency")
     return least is None or (run["max_concurrency"] or 0) >= least
@@ -94,6 +95,9 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
         "input_len": run["isl"],
         "output_len": run["osl"],
     }
-    if "max_num_batched_tokens" in found:
-        flags["max_num_batched_tokens"] = tokens_of(found["max_num_batched_tokens"], sizes)
+    for name in ("max_num_batched_tokens", "max_num_seqs"):
+        if name in found:
+            flags[name] = tokens_of(found[name], sizes)
+    if flags.get("enable_expert_parallel"):
+        del flags["expert_parallel_size"]
     return {name: value for name, value in flags.items() if value is not None}, names

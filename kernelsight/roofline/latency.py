@@ -171,7 +171,7 @@ FITTED = ("target-measured", "hypothetical")
 
 
 def _kinds(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dict[str, Any]], np.ndarray]:
-    """Return the different (tier, gpu, engine, dtype, head_dim) of the calls, and the number of each row's."""
+    """Return the different (tier, gpu, engine, dtype, head_dim, backend) of the calls, and the number of each row's."""
     tiers = settings["tier"].combine_chunks()
     if len(settings) != 1:
         tiers = tiers.take(pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks()))
@@ -183,6 +183,14 @@ def _kinds(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dict[
             named[name] = calls[name]
     if family in BY_HEAD_DIM:
         named["head_dim"] = calls["head_dim"].cast(pa.string())
+    if (
+        family == "moe"
+        and "moe_backend" in settings.column_names
+        and settings["moe_backend"].null_count < len(settings)
+    ):
+        backends = pc.fill_null(settings["moe_backend"].combine_chunks(), "")
+        place = pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks())
+        named["moe_backend"] = backends.take(place) if len(settings) != 1 else pa.repeat(backends[0], calls.num_rows)
     kinds, kind_of_row = combinations(pa.table(named), list(named))
     return [{**kind, "dtype": dtype_of(family, kind)} for kind in kinds], kind_of_row
 
@@ -218,6 +226,7 @@ def _constants(
             "gpu": kind["fit"],
             "dtype": kind["dtype"],
             "head_dim": int(kind.get("head_dim") or 0),
+            "implementation": kind.get("moe_backend") or None,
         }
         for kind in kinds
     ]

@@ -238,8 +238,9 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int)
     """Return the engine's host overhead; none in the roofline tier, which bounds the GPU's work."""
     if deployment["tier"] == "roofline":
         return records.Host(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, True, 0)
+    exposed_us = overhead["step_exposed_us"] + overhead["launch_gap_us"] * launches
     return records.Host(
-        overhead["step_exposed_us"], overhead["step_base_us"], overhead["per_request_us"], overhead["per_token_us"],
+        exposed_us, overhead["step_base_us"], overhead["per_request_us"], overhead["per_token_us"],
         overhead["per_eager_launch_us"] * launches, overhead["request_us"],
         overhead["overlapped"] and deployment["async_scheduling"], deployment["graph_max_tokens"],
         overhead["per_captured_launch_us"] * launches,

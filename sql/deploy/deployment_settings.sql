@@ -34,6 +34,7 @@ select
   deployments.ep as moe_ep,
   deployments.engine,
   coalesce(deployments.tier, 'auto') as tier,
+  deployments.moe_backend,
   formats.dtype,
   case when coalesce(formats.attention_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype else formats.attention_format end as attention_format,
   case when coalesce(formats.ffn_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype else formats.ffn_format end as ffn_format,

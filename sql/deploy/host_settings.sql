@@ -35,6 +35,7 @@ select
   per_token_us,
   per_captured_launch_us,
   per_eager_launch_us,
+  coalesce(launch_gap_us, 0) as launch_gap_us,
   request_us,
   overlapped,
   assumed,

@@ -9,7 +9,8 @@ import pytest
 STEP = ("predict", "--model", "qwen3-0.6b", "--gpu", "h100_sxm", "--context-len", 100)
 FIGURES = {
     **{"step_exposed_us": 100.0, "step_base_us": 0.0, "per_request_us": 0.0, "per_token_us": 0.0},
-    **{"per_captured_launch_us": 0.0, "per_eager_launch_us": 0.0, "request_us": 2500.0, "overlapped": True},
+    **{"per_captured_launch_us": 0.0, "per_eager_launch_us": 0.0, "launch_gap_us": 0.0, "request_us": 2500.0},
+    "overlapped": True,
 }
 
 
@@ -43,7 +44,7 @@ def test_an_older_engine_hides_less_and_the_answer_says_which_row_it_took(comman
 def test_rows_that_state_every_figure_are_not_assumed(command, rows):
     path = rows({"engine": "vllm"} | FIGURES)
     assert host(command(*STEP, "--host-overheads", path, "--format", "json")) == (100.0, "")
-    csv = ",".join(["engine", *FIGURES]) + "\nvllm,100,0,0,0,0,0,2500,true\n"
+    csv = ",".join(["engine", *FIGURES]) + "\nvllm,100,0,0,0,0,0,0,2500,true\n"
     assert host(command(*STEP, "--host-overheads", rows(csv, ".csv"), "--format", "json")) == (100.0, "")
     # they stand in the place of all rows of their engine, and of no other engine's
     words = ("--host-overheads", path, "--format", "json")

@@ -183,3 +183,14 @@ def test_values_stay_within_their_bounds_and_start_where_nothing_is_fitted() -> 
     assert at([], "fa3")["tensor_factor"] == pytest.approx(1.5)
     assert at([constant("tensor_factor", 1e6)], "fa3")["tensor_factor"] == pytest.approx(40.0)
     assert at([constant("tensor_factor", 1e-6)], "fa3")["tensor_factor"] == pytest.approx(0.5)
+
+
+def test_a_kernel_that_is_asked_for_counts_before_all_else_where_it_was_measured() -> None:
+    rows = [
+        chosen("fa3", "h100_sxm", 90.0),
+        chosen("triton", "h100_sxm", 5.0),
+        chosen("fa4", "b200_sxm", engine="sglang"),
+    ]
+    assert kernel(rows) == ("fa3", True)
+    assert kernel(rows, implementation="triton") == ("triton", True)
+    assert kernel(rows, implementation="never_measured") == ("fa3", True)

@@ -1,0 +1,29 @@
+"""``--moe-backend``: the kernel of the routed experts that a launch script names, and a name that does not exist."""
+
+from __future__ import annotations
+
+STEP = (
+    *("predict", "--model", "gpt-oss-120b", "--gpu", "h200_sxm", "-tp", 2, "--phase", "decode", "--batch-size", 32),
+    *("--context-len", 1024, "--format", "json"),
+)
+
+
+def experts(answer) -> dict:
+    """Return the row of the routed experts."""
+    assert answer.status == 0, answer.err
+    return next(kernel for kernel in answer.json["kernels"] if kernel["family"] == "moe")
+
+
+def test_the_named_kernel_answers(command) -> None:
+    times = {}
+    for backend in ("triton_kernels_moe", "marlin_moe"):
+        row = experts(command(*STEP, "--moe-backend", backend))
+        assert row["evidence"] == f"sweep of h200_sxm: {backend}"
+        times[backend] = row["latency_us"]
+    assert len(set(times.values())) == 2
+
+
+def test_an_unknown_kernel_is_refused_with_the_nearest(command) -> None:
+    answer = command(*STEP, "--moe-backend", "marlin")
+    assert answer.status == 2
+    assert "unknown moe_backend 'marlin'. Did you mean marlin_moe?" in answer.err
