@@ -126,7 +126,7 @@ def histogram_rows(replicas: list[Replica]) -> pa.Table:
     for group in _grouped(replicas):
         histogram = sum((one.served.histogram for one in group[1:]), group[0].served.histogram)
         groups.append(group[0])
-        bins.append(np.flatnonzero(histogram))
+        bins.append(np.flatnonzero(histogram != 0))
         gaps.append(histogram[bins[-1]])
     return pa.table(
         {

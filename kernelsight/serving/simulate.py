@@ -35,14 +35,41 @@ def simulate_scenarios(
     faults: pa.Table,
     memory_plan: pa.Table,
     host_settings: pa.Table,
+) -> dict[str, pa.Table]:
+    """Serve every scenario whose deployment can run.
+
+    Returns request_events, step_cost_uses, itl_histogram, replica_totals, steps and serving_windows by name.
+    """
+    replicas, costs = serve_replicas(
+        scenarios, requests, step_costs, step_shapes, settings, faults, memory_plan, host_settings
+    )
+    return {
+        "request_events": event_rows(replicas, requests),
+        "step_cost_uses": use_rows(replicas, costs),
+        "itl_histogram": histogram_rows(replicas),
+        "replica_totals": total_rows(replicas),
+        "steps": step_rows(replicas),
+        "serving_windows": window_rows(replicas),
+    }
+
+
+def serve_replicas(
+    scenarios: pa.Table,
+    requests: pa.Table,
+    step_costs: pa.Table,
+    step_shapes: pa.Table,
+    settings: pa.Table,
+    faults: pa.Table,
+    memory_plan: pa.Table,
+    host_settings: pa.Table,
     *,
     count_uses: bool = True,
     threads: int | None = None,
-) -> dict[str, pa.Table]:
-    """Serve every scenario whose deployment can run, each replica in one compiled call, the calls spread over threads.
+) -> tuple[list[Replica], dict[str, CostTables]]:
+    """Serve every replica in one compiled call, the calls spread over threads; return them with their step costs.
 
-    Returns request_events, step_cost_uses, itl_histogram, replica_totals, steps and serving_windows by name; without
-    ``count_uses`` no step_cost_uses and no windows. ``threads``: as many as there are cores, unless stated.
+    Without ``count_uses`` uses of step costs and windows are left out. ``threads``: as many as there are cores, unless
+    stated.
     """
     deployments = _by_key(settings, "deployment_id")
     plans = _by_key(memory_plan, "deployment_id")
@@ -84,15 +111,7 @@ def simulate_scenarios(
 
     jobs = [(row, number) for row in wanted for number in range(deployments[row["deployment_id"]]["dp"])]
     with ThreadPoolExecutor(max_workers=threads or os.cpu_count()) as pool:
-        replicas = [one for one in pool.map(serve, jobs) if one is not None]
-    return {
-        "request_events": event_rows(replicas, requests),
-        **({"step_cost_uses": use_rows(replicas, costs)} if count_uses else {}),
-        "itl_histogram": histogram_rows(replicas),
-        "replica_totals": total_rows(replicas),
-        "steps": step_rows(replicas),
-        "serving_windows": window_rows(replicas),
-    }
+        return [one for one in pool.map(serve, jobs) if one is not None], costs
 
 
 def split_by_deployment(table: pa.Table) -> dict[str, pa.Table]:

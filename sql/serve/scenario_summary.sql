@@ -1,39 +1,5 @@
 -- What a benchmark client would print for each scenario, and how the replicas spent their time
-with served as (
-  select
-    scenario_id,
-    count(*) as completed,
-    sum(prompt_tokens) as prompt_tokens,
-    sum(output_tokens) as output_tokens,
-    sum(round(ttft_ms * 1e6)::hugeint) / count(*) / 1e6 as ttft_mean_ms,
-    quantile_cont(ttft_ms, [0.5, 0.9, 0.99]) as ttft,
-    sum(round(tpot_ms * 1e6)::hugeint) / count(tpot_ms) / 1e6 as tpot_mean_ms,
-    quantile_cont(tpot_ms, [0.5, 0.9, 0.99]) as tpot,
-    sum(round(e2e_ms * 1e6)::hugeint) / count(*) / 1e6 as e2e_mean_ms,
-    quantile_cont(e2e_ms, [0.5, 0.9, 0.99]) as e2e,
-    sum(round(queue_ms * 1e6)::hugeint) as queue_ns,
-    sum(round(prefill_ms * 1e6)::hugeint) as prefill_ns,
-    sum(round(decode_ms * 1e6)::hugeint) as decode_ns,
-    sum(round((requeue_ms + recompute_ms) * 1e6)::hugeint) as preempted_ns,
-    quantile_cont(queue_ms, [0.5, 0.9, 0.99]) as queue,
-    count(*) filter (where meets_objectives) as good,
-    bool_or(meets_objectives is not null) as has_objectives
-  from request_metrics
-  group by scenario_id
-),
-asked as (
-  select
-    scenario_id,
-    count(*) as requests,
-    sum(events.prompt_tokens) as prompt_tokens,
-    sum(events.cached_tokens) as cached_tokens,
-    (coalesce(max(events.finish_ns), min(events.sent_ns)) - min(events.sent_ns)) / 1e9 as duration_s
-  from request_events as events
-  join requests using (scenario_id, request_id)
-  where not coalesce(requests.warmup, false)
-  group by scenario_id
-),
-gaps as (select scenario_id, sum(gaps) as gaps from itl_histogram group by scenario_id),
+with gaps as (select scenario_id, sum(gaps) as gaps from itl_histogram group by scenario_id),
 replicas as (
   select
     scenario_id,
@@ -60,29 +26,29 @@ select
   scenarios.scenario_id,
   scenarios.deployment_id,
   coalesce(faults.sentences, 'served') as status,
-  coalesce(asked.requests, 0) as requests,
-  coalesce(served.completed, 0) as completed,
-  asked.duration_s,
-  served.ttft_mean_ms, served.ttft[1] as ttft_p50_ms, served.ttft[2] as ttft_p90_ms, served.ttft[3] as ttft_p99_ms,
-  served.tpot_mean_ms, served.tpot[1] as tpot_p50_ms, served.tpot[2] as tpot_p90_ms, served.tpot[3] as tpot_p99_ms,
+  coalesce(statistics.requests, 0) as requests,
+  coalesce(statistics.completed, 0) as completed,
+  statistics.duration_s,
+  statistics.ttft_mean_ms, statistics.ttft_p50_ms, statistics.ttft_p90_ms, statistics.ttft_p99_ms,
+  statistics.tpot_mean_ms, statistics.tpot_p50_ms, statistics.tpot_p90_ms, statistics.tpot_p99_ms,
   replicas.itl_sum_ns / gaps.gaps / 1e6 as itl_mean_ms, itl.p50 as itl_p50_ms, itl.p90 as itl_p90_ms, itl.p99 as itl_p99_ms,
-  served.e2e_mean_ms, served.e2e[1] as e2e_p50_ms, served.e2e[2] as e2e_p90_ms, served.e2e[3] as e2e_p99_ms,
-  served.queue_ns / served.completed / 1e6 as queue_mean_ms,
-  served.queue[1] as queue_p50_ms, served.queue[2] as queue_p90_ms, served.queue[3] as queue_p99_ms,
-  served.queue_ns / nullif(served.queue_ns + served.prefill_ns + served.decode_ns, 0) as queue_share,
-  served.prefill_ns / nullif(served.queue_ns + served.prefill_ns + served.decode_ns, 0) as prefill_share,
-  served.decode_ns / nullif(served.queue_ns + served.prefill_ns + served.decode_ns, 0) as decode_share,
-  served.preempted_ns / nullif(served.queue_ns + served.prefill_ns + served.decode_ns, 0) as preempted_share,
-  served.completed / nullif(asked.duration_s, 0) as request_throughput,
-  served.output_tokens / nullif(asked.duration_s, 0) as output_throughput,
-  (served.prompt_tokens + served.output_tokens) / nullif(asked.duration_s, 0) as total_throughput,
-  case when served.has_objectives then served.good / nullif(asked.duration_s, 0) end as goodput,
+  statistics.e2e_mean_ms, statistics.e2e_p50_ms, statistics.e2e_p90_ms, statistics.e2e_p99_ms,
+  statistics.queue_ns / nullif(statistics.completed, 0) / 1e6 as queue_mean_ms,
+  statistics.queue_p50_ms, statistics.queue_p90_ms, statistics.queue_p99_ms,
+  statistics.queue_ns / nullif(statistics.queue_ns + statistics.prefill_ns + statistics.decode_ns, 0) as queue_share,
+  statistics.prefill_ns / nullif(statistics.queue_ns + statistics.prefill_ns + statistics.decode_ns, 0) as prefill_share,
+  statistics.decode_ns / nullif(statistics.queue_ns + statistics.prefill_ns + statistics.decode_ns, 0) as decode_share,
+  statistics.preempted_ns / nullif(statistics.queue_ns + statistics.prefill_ns + statistics.decode_ns, 0) as preempted_share,
+  nullif(statistics.completed, 0) / nullif(statistics.duration_s, 0) as request_throughput,
+  statistics.output_tokens / nullif(statistics.duration_s, 0) as output_throughput,
+  (statistics.prompt_tokens + statistics.output_tokens) / nullif(statistics.duration_s, 0) as total_throughput,
+  statistics.good / nullif(statistics.duration_s, 0) as goodput,
   settings.tp * settings.pp * settings.dp as gpus,
-  served.output_tokens / nullif(asked.duration_s, 0) / (settings.tp * settings.pp * settings.dp) as output_throughput_per_gpu,
-  1000 / served.tpot_mean_ms as output_throughput_per_user,
+  statistics.output_tokens / nullif(statistics.duration_s, 0) / (settings.tp * settings.pp * settings.dp) as output_throughput_per_gpu,
+  1000 / statistics.tpot_mean_ms as output_throughput_per_user,
   replicas.steps,
   replicas.preemptions,
-  case when asked.prompt_tokens > 0 then asked.cached_tokens / asked.prompt_tokens end as prefix_cache_hit_rate,
+  case when statistics.asked_tokens > 0 then statistics.cached_tokens / statistics.asked_tokens end as prefix_cache_hit_rate,
   plan.kv_cache_tokens,
   replicas.peak_kv_units / nullif(plan.capacity_units, 0) as peak_kv_share,
   replicas.gpu_s,
@@ -92,8 +58,7 @@ from scenarios
 join deployment_settings as settings using (deployment_id)
 join memory_plan as plan using (deployment_id)
 left join faults using (deployment_id)
-left join asked using (scenario_id)
-left join served using (scenario_id)
+left join request_statistics as statistics using (scenario_id)
 left join gaps using (scenario_id)
 left join replicas using (scenario_id)
 left join itl using (scenario_id)
