@@ -49,7 +49,7 @@ def _refuse_unusable(sweeps: list[Path], measured: list[str], known: list[str]) 
     for gpu in measured:
         if gpu not in known:
             raise unknown("GPU", gpu, known, "A sweep may only name GPUs of the catalogue.")
-    points = duckdb.connect().read_parquet([str(path) for path in sweeps])
+    points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
     wrong = points.filter("not isfinite(latency_us) or latency_us <= 0").aggregate("count(*)").fetchall()[0][0]
     if wrong:
         raise InvalidInput(

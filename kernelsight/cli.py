@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from kernelsight import __version__
 from kernelsight.errors import KernelSightError, unknown
+from kernelsight.measure.command import add_flags
 
 FORMATS = ("table", "json", "csv")
 TIERS = ("auto", "cross-generation", "target-measured", "roofline")
@@ -292,6 +293,11 @@ def _calibrate(verbs: argparse._SubParsersAction) -> None:
     verb.add_argument("path", nargs="?", metavar="PATH", help="left open: the installed package of the source")
     verb.add_argument("--gpus", metavar="A,B", help="only these GPUs; left open: all")
     verb.add_argument("--families", metavar="F,G", help="only these kernel families; left open: all")
+    _out(verb, "the sweep: .parquet")
+    verb = _verb(
+        parts, "measure", "time kernels of a suite on the running GPU, into sweep_points", "kernelsight.measure.command"
+    )
+    add_flags(verb)
     _out(verb, "the sweep: .parquet")
     verb = _verb(parts, "fit", "fit the kernel model to measured kernels", "kernelsight.calibrate_fit")
     _sweeps(verb, "GPUs to fit on; left open: every one that the sweeps hold")

@@ -24,7 +24,7 @@ from kernelsight.eta.cells import is_covered, is_seen, is_serving, measured_by
 from kernelsight.eta.metrics import mean_of, score
 from kernelsight.eta.remeasurement import remeasurement_floors
 from kernelsight.eta.splits import SEALED, Split, in_budget, shape_columns
-from kernelsight.eta.training import WORK, training_rows
+from kernelsight.eta.training import MEASURED_HERE, WORK, training_rows
 
 Prediction = tuple[np.ndarray, np.ndarray, np.ndarray]
 Model = Callable[[Mapping[str, pa.Table], Mapping[str, pa.Table], str], Mapping[str, Prediction]]
@@ -53,7 +53,7 @@ REJECTED_KEY = b"kernelsight.rejected"
 
 def check_sweeps(sweeps: Sequence[Path]) -> None:
     """Refuse a sweep that is not there, that is no Parquet, or that lacks columns of sweep_points (all are listed)."""
-    needed = contracts()["sweep_points"].schema.names
+    needed = [name for name in contracts()["sweep_points"].schema.names if name not in MEASURED_HERE]
     for path in sweeps:
         if not path.is_file():
             raise InvalidInput(
@@ -84,14 +84,14 @@ def check_gpus(split: Split, measured: set[str], final: bool) -> None:
 
 def measured_families(sweeps: Sequence[Path], gpus: Sequence[str]) -> dict[str, int]:
     """Return the rows of each family that the sweeps hold of these GPUs, by name."""
-    points = duckdb.connect().read_parquet([str(path) for path in sweeps])
+    points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
     counts = points.filter(f"gpu in ({', '.join(_text(gpu) for gpu in gpus)})").aggregate("family, count(*)", "family")
     return dict(sorted(counts.fetchall()))
 
 
 def measured_gpus(sweeps: Sequence[Path]) -> set[str]:
     """Return the GPUs that the sweeps hold."""
-    points = duckdb.connect().read_parquet([str(path) for path in sweeps])
+    points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
     return {gpu for (gpu,) in points.aggregate("gpu", "gpu").fetchall()}
 
 

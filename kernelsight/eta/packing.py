@@ -103,7 +103,7 @@ def choice_rows(sweeps: Sequence[Path], family: str, train_gpus: Sequence[str]) 
     counted = duckdb.connect().sql(
         f"""
         select engine, gpu, dtype, implementation, {position} as position, count(*) as value
-        from read_parquet([{files}]) where family = '{family}' and gpu in ({wanted})
+        from read_parquet([{files}], union_by_name = true) where family = '{family}' and gpu in ({wanted})
         group by all order by all
         """
     )

@@ -48,7 +48,7 @@ def remeasurement_floors(sweeps: Sequence[Path], gpus: Sequence[str]) -> list[di
 def _pairs(sweeps: Sequence[Path], gpus: Sequence[str], family: str, pair: str) -> pa.Table:
     """Return the shape's fields of each pair, and both latencies, in a fixed order."""
     connection = duckdb.connect()
-    connection.read_parquet([str(path) for path in sweeps]).create_view("points")
+    connection.read_parquet([str(path) for path in sweeps], union_by_name=True).create_view("points")
     return connection.sql(
         f"""
         with asked as (

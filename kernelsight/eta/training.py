@@ -10,6 +10,7 @@ from pathlib import Path
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from kernelsight.catalog.tables import facts
 
@@ -166,6 +167,11 @@ WORK: dict[str, dict[str, str]] = {
         for family in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
     },
 }
+# what only our own measurements state: a published sweep may lack these columns
+MEASURED_HERE = (
+    *("working_set_bytes", "relative_error", "outliers", "gap_us", "memory_clock_hz", "temperature_c", "limits"),
+    *("repeated", "driver", "versions"),
+)
 IDENTITY = ("gpu", "implementation", "engine", "engine_version", "dtype")
 
 
@@ -177,7 +183,10 @@ def training_rows(
     ``sweeps``: Parquet files in the ``sweep_points`` contract; ``gpus``: those wanted, None for all; ``extra``: a SQL
     condition beside it. Rows come in the order of their key, whatever the order of the files.
     """
-    work = WORK[family]
+    work = dict(WORK[family])
+    if "working_set_bytes" in work and any("working_set_bytes" in pq.read_schema(path).names for path in sweeps):
+        # measured cold or warm, as the row says; else as collectors of the family are known to
+        work["working_set_bytes"] = f"coalesce(points.working_set_bytes, {work['working_set_bytes']})"
     columns = ", ".join(f"({sql})::double as {_quoted(name)}" for name, sql in work.items())
     wanted = "" if gpus is None else f" and gpu in ({', '.join(map(_text, gpus))})"
     connection = duckdb.connect()
@@ -186,7 +195,7 @@ def training_rows(
     return connection.sql(
         f"""
         select {", ".join(IDENTITY)}, points.math, points.format, distribution, latency_us, {columns}
-        from read_parquet([{files}]) as points left join formats using (format)
+        from read_parquet([{files}], union_by_name = true) as points left join formats using (format)
         where family = {_text(family)} and not_fitted is null {wanted} {extra}
         order by {", ".join(IDENTITY)}, {", ".join(_quoted(name) for name in work)}, distribution, latency_us
         """

@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 
 from kernelsight.catalog.tables import contracts, facts
 from kernelsight.errors import InvalidInput, breaks_contract
+from kernelsight.eta.training import MEASURED_HERE
 from kernelsight.read.sweeps.devices import NOT_IN_CATALOGUE
 from kernelsight.read.sweeps.points import Batch, without_family
 
-MAY_LACK = ("cv", "sm_clock_hz", "not_fitted")
+MAY_LACK = ("cv", "sm_clock_hz", "not_fitted", *MEASURED_HERE)
 
 
 def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str] | None) -> Iterator[Batch]:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.errors import InvalidInput
+from kernelsight.eta.training import MEASURED_HERE
 
 SHAPE = tuple(field.name for field in contracts()["sweep_points"].schema.field("shape").type)
 LABELS = ("engine", "engine_version", "kernel_source", "dtype", "format", "math", "distribution")
@@ -54,7 +55,7 @@ def merged(rows: pl.DataFrame) -> pl.DataFrame:
     Points that state their own ``samples`` and ``cv`` keep them. Rows come out in the order of their key, so that equal
     input gives equal bytes.
     """
-    labels = [name for name in rows.columns if name in {"implementation", "not_fitted", *LABELS}]
+    labels = [name for name in rows.columns if name in {"implementation", "not_fitted", "working_set_bytes", *LABELS}]
     key = [*labels, *(name for name in SHAPE if name in rows.columns)]
     ordered = rows.sort([*key, "latency_us", "source"], nulls_last=True)
     latency = pl.col("latency_us")
@@ -65,6 +66,7 @@ def merged(rows: pl.DataFrame) -> pl.DataFrame:
         (pl.col("samples").sum() if "samples" in stated else pl.len().cast(pl.Int64)).alias("samples"),
         (pl.coalesce(spread, pl.col("cv").first()) if "cv" in stated else spread).alias("cv"),
         *([pl.col("sm_clock_hz").median()] if "sm_clock_hz" in stated else []),
+        *(pl.col(name).first() for name in MEASURED_HERE if name in rows.columns and name not in key),
         pl.col("source").first(),
     )
 

@@ -1,0 +1,8 @@
+"""`python -m kernelsight.measure`: the verb on a machine that has only numpy, pyarrow and CuPy."""
+
+import sys
+
+from kernelsight.measure.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

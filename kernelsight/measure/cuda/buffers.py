@@ -1,0 +1,112 @@
+"""Device memory of a kernel under measurement: sets of buffers, filled with values that draw a model's power."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.measure.device import CannotMeasure
+
+if TYPE_CHECKING:
+    from kernelsight.measure.cuda.device import Gpu
+
+SOURCE = Path(__file__).resolve().parent / "streaming.cu"
+# what the kernel `fill` makes of memory: its number of a format, and bytes of one element
+KINDS = {"bf16": (0, 2), "fp16": (1, 2), "fp8": (2, 1), "int8": (3, 1), "fp32": (4, 4)}
+FILL_BLOCKS, FILL_THREADS = 2048, 256
+
+
+class Prepared:
+    """A kernel that is ready: ``launches``, one function a set of buffers, and what a row says of it.
+
+    ``captured``: whether a graph can hold its launches; where not, the host launches them one by one.
+    """
+
+    def __init__(
+        self,
+        implementation: str,
+        engine: tuple[str, str],
+        moved: int,
+        launches: Sequence[Callable[[], Any]],
+        held: Any = None,
+        captured: bool = True,
+    ) -> None:
+        self.implementation, (self.engine, self.engine_version) = implementation, engine
+        self.bytes, self.copies, self.captured = moved, len(launches), captured
+        self._launches, self._held = list(launches), held
+
+    def launch(self, copy: int) -> None:
+        self._launches[copy]()
+
+    def close(self) -> None:
+        self._launches, self._held = [], None
+
+
+class Memory:
+    """Buffers of one point on a GPU; they live as long as this does."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu, self.held = gpu, []
+
+    def empty(self, size: int) -> int:
+        """Return the address of ``size`` bytes, aligned to 256."""
+        block = self.gpu.cupy.cuda.alloc(max(size, 16))
+        self.held.append(block)
+        return block.ptr
+
+    def filled(self, kind: str, count: int, seed: int = 1) -> int:
+        """Return the address of ``count`` numbers of a format, of both signs and around one."""
+        number, width = KINDS[kind]
+        address = self.empty(count * width)
+        numpy = self.gpu.cupy
+        words = (_u64(numpy, address), _u64(numpy, count), _i32(numpy, number), numpy.uint32(seed))
+        function(self.gpu, "fill")((FILL_BLOCKS,), (FILL_THREADS,), words)
+        return address
+
+    def below(self, count: int, bound: int, seed: int = 1) -> int:
+        """Return the address of ``count`` int64 below ``bound``."""
+        address, numpy = self.empty(8 * count), self.gpu.cupy
+        words = (_u64(numpy, address), _u64(numpy, count), _u64(numpy, bound), numpy.uint32(seed))
+        function(self.gpu, "fill_below")((FILL_BLOCKS,), (FILL_THREADS,), words)
+        return address
+
+    def slots(self, count: int, blocks: int) -> int:
+        """Return the address of ``count`` different int64 slots of a cache of blocks of 16."""
+        address, numpy = self.empty(8 * count), self.gpu.cupy
+        words = (_u64(numpy, address), _u64(numpy, count), _u64(numpy, blocks))
+        function(self.gpu, "fill_slots")((FILL_BLOCKS,), (FILL_THREADS,), words)
+        return address
+
+
+def function(gpu: Gpu, name: str) -> Any:
+    """Return a kernel of streaming.cu, compiled for the GPU once."""
+    module = getattr(gpu, "streaming_module", None)
+    if module is None:
+        text = SOURCE.read_text(encoding="utf-8")
+        module = gpu.streaming_module = gpu.cupy.RawModule(code=text, options=("--std=c++17",), backend="nvrtc")
+    return module.get_function(name)
+
+
+def launcher(
+    gpu: Gpu, name: str, blocks: int, threads: int, addresses: Sequence[int], *more: Any
+) -> Callable[[], None]:
+    """Return a launch of a kernel of streaming.cu over addresses, then ints and floats (32 bits each)."""
+    if blocks >= 2**31:
+        raise CannotMeasure("it has more rows than a grid of thread blocks")
+    numpy, kernel = gpu.cupy, function(gpu, name)
+    words = tuple(_u64(numpy, address) for address in addresses)
+    words += tuple(numpy.float32(one) if isinstance(one, float) else numpy.int32(one) for one in more)
+
+    def launch() -> None:
+        kernel((blocks,), (threads,), words)
+
+    return launch
+
+
+def _u64(numpy: Any, value: int) -> Any:
+    return numpy.uint64(value)
+
+
+def _i32(numpy: Any, value: int) -> Any:
+    return numpy.int32(value)

@@ -1,0 +1,71 @@
+"""Copies: within the device, between host and device from pinned and pageable memory, and to a peer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kernelsight.measure.cuda.buffers import Memory, Prepared
+from kernelsight.measure.device import CannotMeasure
+from kernelsight.measure.suite import Point
+
+if TYPE_CHECKING:
+    from kernelsight.measure.cuda.device import Gpu
+
+
+def copy(gpu: Gpu, point: Point) -> Prepared:
+    """Return a copy of ``bytes``; one from or to pageable memory is staged by the driver, and launched by the host."""
+    size, memory = point.sizes["bytes"], Memory(gpu)
+    _, _, kind = point.implementation.partition("_")
+    sets = []
+    for _ in range(gpu.copies_of(2 * size, point.cache)):
+        device = memory.filled("int8", size)
+        if kind == "device":
+            sets.append(_copying(gpu, memory.empty(size), device, size, gpu.runtime.memcpyDeviceToDevice))
+            continue
+        direction, _, storage = kind.partition("_")
+        host = _host(gpu, memory, size, storage)
+        ends = (device, host) if direction == "h2d" else (host, device)
+        name = "memcpyHostToDevice" if direction == "h2d" else "memcpyDeviceToHost"
+        sets.append(_copying(gpu, *ends, size, getattr(gpu.runtime, name)))
+    moved = 2 * size if kind == "device" else size
+    return Prepared(point.implementation, _engine(gpu), moved, sets, memory, captured=not kind.endswith("pageable"))
+
+
+def peer(gpu: Gpu, point: Point) -> Prepared:
+    """Return a copy of ``bytes`` to another GPU of this machine."""
+    size, runtime = point.sizes["bytes"], gpu.runtime
+    others = [number for number in range(runtime.getDeviceCount()) if number != gpu.ordinal]
+    if point.sizes["gpus"] != 2:
+        raise CannotMeasure("a copy to a peer is between two GPUs: gpus is 2")
+    if not others:
+        raise CannotMeasure("there is one GPU here, and a copy to a peer needs two")
+    if not runtime.deviceCanAccessPeer(gpu.ordinal, others[0]):
+        raise CannotMeasure("the GPUs cannot reach each other's memory")
+    memory = Memory(gpu)
+    source = memory.filled("int8", size)
+    with gpu.cupy.cuda.Device(others[0]):
+        target = gpu.cupy.cuda.alloc(size)
+        memory.held.append(target)
+    words = (target.ptr, others[0], source, gpu.ordinal, size, gpu.stream.ptr)
+    launch = lambda: runtime.memcpyPeerAsync(*words)  # noqa: E731 - one call with its words bound
+    return Prepared(point.implementation, _engine(gpu), size, [launch], memory)
+
+
+def _copying(gpu: Gpu, to: int, source: int, size: int, kind: int) -> Any:
+    return lambda: gpu.runtime.memcpyAsync(to, source, size, kind, gpu.stream.ptr)
+
+
+def _host(gpu: Gpu, memory: Memory, size: int, storage: str) -> int:
+    if storage == "pinned":
+        block = gpu.cupy.cuda.alloc_pinned_memory(size)
+        memory.held.append(block)
+        return block.ptr
+    array = np.ones(size, dtype=np.uint8)
+    memory.held.append(array)
+    return array.ctypes.data
+
+
+def _engine(gpu: Gpu) -> tuple[str, str]:
+    return "cuda", gpu.versions()["cuda"]

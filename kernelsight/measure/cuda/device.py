@@ -1,0 +1,227 @@
+"""The running GPU: graphs of launches, timed by events on the device, with L2 flushed where a point asks for it."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kernelsight.errors import InvalidInput
+from kernelsight.measure.catalogue import catalogue_name, catalogue_rows, row_beside_vendor
+from kernelsight.measure.cuda.nvml import Nvml
+from kernelsight.measure.device import FLUSH_CACHES, CannotMeasure, DeviceLost, Identity, Kernel, Readings
+from kernelsight.measure.suite import Point
+
+# bytes of buffers, of all that is free
+MEMORY_SHARE = 0.6
+# sets of buffers that a graph of cold launches walks through
+MOST_COPIES = 32
+KILOHERTZ = 1e3
+
+
+def open_gpu(ordinal: int, gpu: str | None) -> Gpu:
+    """Return the GPU of this number; InvalidInput tells what is missing where it cannot be measured on.
+
+    ``gpu``: the catalogue's name of it, None to find it from what the device tells.
+    """
+    if importlib.util.find_spec("cupy") is None:
+        raise InvalidInput(
+            "calibrate measure needs CuPy, which is not installed; install cupy-cuda12x or cupy-cuda13x, as the "
+            "driver of the GPU asks."
+        )
+    import cupy
+
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise InvalidInput(
+            f"calibrate measure needs an NVIDIA GPU, and CUDA finds none here ({error}); run it where the GPU "
+            "is: `python -m kernelsight.measure` needs numpy, pyarrow and cupy alone."
+        ) from None
+    if not 0 <= ordinal < count:
+        raise InvalidInput(f"--device {ordinal} does not exist: CUDA finds {count} GPUs, numbered from 0.")
+    return Gpu(ordinal, gpu)
+
+
+class Gpu:
+    """A CUDA device; all work goes to one stream of it."""
+
+    def __init__(self, ordinal: int, gpu: str | None) -> None:
+        import cupy
+
+        self.cupy, self.runtime = cupy, cupy.cuda.runtime
+        self.ordinal = ordinal
+        cupy.cuda.Device(ordinal).use()
+        self.properties = self.runtime.getDeviceProperties(ordinal)
+        self.nvml = Nvml(cupy.cuda.Device(ordinal).pci_bus_id)
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        told = self._told()
+        rows = catalogue_rows()
+        self.gpu = gpu or catalogue_name(told, rows)
+        self.row = row_beside_vendor(told, self.gpu, rows)
+        self.l2_bytes = int(self.properties["l2CacheSize"])
+        self._flush: Callable[[], None] | None = None
+
+    def identity(self) -> Identity:
+        serial = self.nvml.serial() or str(self.properties.get("uuid", b"").hex() or self.ordinal)
+        return Identity(
+            self.gpu,
+            serial,
+            self.l2_bytes,
+            int(self.properties["totalGlobalMem"]),
+            self.nvml.driver(),
+            self.versions(),
+            self.row,
+        )
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of what every measurement rests on."""
+        import kernelsight
+
+        return {
+            "cuda": _version(self.runtime.runtimeGetVersion()),
+            "driver_api": _version(self.runtime.driverGetVersion()),
+            "cupy": self.cupy.__version__,
+            "kernelsight": kernelsight.__version__,
+        }
+
+    def readings(self) -> Readings:
+        return self.nvml.readings()
+
+    def seconds(self) -> float:
+        return time.monotonic()
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def prepare(self, point: Point) -> Kernel:
+        """Build the kernel of a point and run it once, so that nothing is loaded or chosen while it is timed."""
+        from kernelsight.measure.cuda.kernels import PREPARE
+
+        with self.stream:
+            kernel = self._guarded(lambda: PREPARE[point.family](self, point))
+            try:
+                self._guarded(lambda: (kernel.launch(0), self.stream.synchronize()))
+            except BaseException:
+                kernel.close()
+                raise
+            return kernel
+
+    def copies_of(self, size: int, cache: str) -> int:
+        """Return how many sets of buffers of ``size`` bytes a point takes; CannotMeasure where not one fits."""
+        self.cupy.get_default_memory_pool().free_all_blocks()
+        free, _ = self.runtime.memGetInfo()
+        most = int(MEMORY_SHARE * free) // max(size, 1)
+        if most < 1:
+            raise CannotMeasure("its buffers do not fit the free memory of the GPU")
+        return min(most, MOST_COPIES) if cache == "cold" else 1
+
+    def graph(self, kernel: Kernel | None, launches: int, flush: bool) -> GraphReplay:
+        with self.stream:
+            if flush and self._flush is None:
+                from kernelsight.measure.cuda.streaming import flush_of
+
+                self._flush = self._guarded(lambda: flush_of(self, round(FLUSH_CACHES * self.l2_bytes)))
+                self._flush()
+            return self._guarded(lambda: self._captured(kernel, launches, flush))
+
+    def eager(self, kernel: Kernel, launches: int) -> EagerReplay:
+        return EagerReplay(self, kernel, launches)
+
+    def _captured(self, kernel: Kernel | None, launches: int, flush: bool) -> GraphReplay:
+        self.stream.begin_capture()
+        try:
+            if flush:
+                self._flush()
+            for number in range(launches):
+                kernel.launch(number % kernel.copies)
+        finally:
+            graph = self.stream.end_capture()
+        return GraphReplay(self, graph, launches)
+
+    def timed(self, once: Callable[[], Any], count: int) -> np.ndarray:
+        """Return the microseconds on the device of ``count`` runs, each between two events."""
+
+        def run() -> np.ndarray:
+            events = [(self.cupy.cuda.Event(), self.cupy.cuda.Event()) for _ in range(count)]
+            for begin, end in events:
+                begin.record(self.stream)
+                once()
+                end.record(self.stream)
+            self.stream.synchronize()
+            elapsed = self.cupy.cuda.get_elapsed_time
+            return np.array([elapsed(begin, end) * 1e3 for begin, end in events])
+
+        with self.stream:
+            return self._guarded(run)
+
+    def _guarded(self, work: Callable[[], Any]) -> Any:
+        """Run work on the device, and tell a point that cannot be measured from a device that is lost."""
+        try:
+            return work()
+        except self.cupy.cuda.memory.OutOfMemoryError:
+            raise CannotMeasure("its buffers do not fit the free memory of the GPU") from None
+        except self.cupy.cuda.compiler.CompileException as error:
+            raise CannotMeasure(f"NVRTC refuses its source: {str(error).splitlines()[0]}") from None
+        except self.runtime.CUDARuntimeError as error:
+            try:
+                self.runtime.deviceSynchronize()
+            except self.runtime.CUDARuntimeError:
+                raise DeviceLost(str(error)) from None
+            raise CannotMeasure(f"CUDA refuses it: {error}") from None
+
+    def _told(self) -> dict[str, Any]:
+        """Return what the device tells of the columns of ``gpus``."""
+        seen = self.properties
+        attribute = self.cupy.cuda.Device(self.ordinal).attributes
+        clock = self.nvml.highest_clock_hz() or attribute["ClockRate"] * KILOHERTZ
+        # the data rate is twice the memory clock: HBM and GDDR move two words a cycle of the clock that CUDA states
+        bandwidth = 2.0 * attribute["MemoryClockRate"] * KILOHERTZ * attribute["GlobalMemoryBusWidth"] / 8.0
+        return {
+            "name": seen["name"].decode() if isinstance(seen["name"], bytes) else str(seen["name"]),
+            "compute_capability": f"{seen['major']}.{seen['minor']}",
+            "sm_count": int(seen["multiProcessorCount"]),
+            "sm_clock_hz": float(clock),
+            "l2_bytes": int(seen["l2CacheSize"]),
+            "memory_bytes": int(seen["totalGlobalMem"]),
+            "memory_bandwidth_bytes_per_s": bandwidth if bandwidth and math.isfinite(bandwidth) else None,
+            "tdp_w": self.nvml.power_limit_w(),
+        }
+
+
+class GraphReplay:
+    """A captured graph."""
+
+    def __init__(self, gpu: Gpu, graph: Any, launches: int) -> None:
+        self.gpu, self.graph, self.launches = gpu, graph, launches
+        graph.upload(gpu.stream)
+
+    def __call__(self, count: int) -> np.ndarray:
+        return self.gpu.timed(lambda: self.graph.launch(self.gpu.stream), count)
+
+
+class EagerReplay:
+    """Launches by the host, one by one."""
+
+    def __init__(self, gpu: Gpu, kernel: Kernel, launches: int) -> None:
+        self.gpu, self.kernel, self.launches = gpu, kernel, launches
+
+    def __call__(self, count: int) -> np.ndarray:
+        def once() -> None:
+            for number in range(self.launches):
+                self.kernel.launch(number % self.kernel.copies)
+
+        return self.gpu.timed(once, count)
+
+
+def _version(number: int) -> str:
+    """Return CUDA's number of a version as words.
+
+    >>> _version(12080)
+    '12.8'
+    """
+    return f"{number // 1000}.{number % 1000 // 10}"

@@ -1,0 +1,89 @@
+"""Clocks, temperature and limits of a GPU from NVML, by ctypes: CuPy has no binding of it.
+
+Names, numbers and bits are those of nvml.h (NVIDIA, "NVML API Reference Guide").
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from kernelsight.measure.device import Readings
+
+SM_CLOCK, MEMORY_CLOCK, GPU_SENSOR = 1, 2, 0
+MEGAHERTZ = 1e6
+# bits of nvmlClocksEventReasons; idleness, settings of a user and synchronised boost limit nothing by force
+LIMITS = {0x4: "power_cap", 0x8: "hw_slowdown", 0x20: "sw_thermal", 0x40: "hw_thermal", 0x80: "power_brake"}
+
+
+class Nvml:
+    """One GPU as NVML sees it; every reading is None, and no limit is told, where NVML is not there."""
+
+    def __init__(self, pci_bus_id: str) -> None:
+        self._library: Any = None
+        self._gpu = ctypes.c_void_p()
+        try:
+            library = ctypes.CDLL("libnvidia-ml.so.1")
+        except OSError:
+            return
+        if library.nvmlInit_v2():
+            return
+        found = library.nvmlDeviceGetHandleByPciBusId_v2(pci_bus_id.encode(), ctypes.byref(self._gpu))
+        self._library = None if found else library
+
+    def readings(self) -> Readings:
+        """Return the state of this moment."""
+        sm, memory = (self._number("nvmlDeviceGetClockInfo", kind) for kind in (SM_CLOCK, MEMORY_CLOCK))
+        return Readings(
+            None if sm is None else sm * MEGAHERTZ,
+            None if memory is None else memory * MEGAHERTZ,
+            self._number("nvmlDeviceGetTemperature", GPU_SENSOR),
+            limits_of(self._reasons()),
+        )
+
+    def driver(self) -> str:
+        """Return the version of the driver."""
+        return self._text("nvmlSystemGetDriverVersion", of_gpu=False) or "unknown"
+
+    def serial(self) -> str | None:
+        """Return the UUID of the GPU."""
+        return self._text("nvmlDeviceGetUUID", of_gpu=True)
+
+    def highest_clock_hz(self) -> float | None:
+        """Return the highest clock of the multiprocessors."""
+        found = self._number("nvmlDeviceGetMaxClockInfo", SM_CLOCK)
+        return None if found is None else found * MEGAHERTZ
+
+    def power_limit_w(self) -> float | None:
+        """Return the power limit that is set."""
+        found = self._number("nvmlDeviceGetPowerManagementLimit")
+        return None if found is None else found / 1e3
+
+    def _number(self, name: str, *which: int) -> float | None:
+        value = ctypes.c_uint()
+        if self._library is None or getattr(self._library, name)(self._gpu, *which, ctypes.byref(value)):
+            return None
+        return float(value.value)
+
+    def _reasons(self) -> int:
+        bits = ctypes.c_ulonglong()
+        if self._library is None:
+            return 0
+        failed = self._library.nvmlDeviceGetCurrentClocksThrottleReasons(self._gpu, ctypes.byref(bits))
+        return 0 if failed else bits.value
+
+    def _text(self, name: str, of_gpu: bool) -> str | None:
+        text = ctypes.create_string_buffer(96)
+        size = ctypes.c_uint(len(text))
+        if self._library is None or getattr(self._library, name)(*((self._gpu,) if of_gpu else ()), text, size):
+            return None
+        return text.value.decode()
+
+
+def limits_of(bits: int) -> frozenset[str]:
+    """Return the limits that NVML's bits name.
+
+    >>> sorted(limits_of(0x1 | 0x4 | 0x20))
+    ['power_cap', 'sw_thermal']
+    """
+    return frozenset(name for bit, name in LIMITS.items() if bits & bit)

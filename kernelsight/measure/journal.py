@@ -1,0 +1,116 @@
+"""Measured points on disk, one durable record each, so that a kill at any moment loses at most the point under way.
+
+The journal is an Arrow stream beside the sweep: one record batch a point, synced to the disk. A torn end is left out
+when it is read again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kernelsight.errors import InvalidInput
+from kernelsight.measure.rows import sweep_schema
+
+HEADER = b"kernelsight.measure"
+# under this key evaluations look for what a sweep left out: JSON array of {gpu, reason, n}
+REJECTED = b"kernelsight.rejected"
+
+
+def journal_path(target: Path) -> Path:
+    """Return where the journal of a sweep lies.
+
+    >>> journal_path(Path("sweep.parquet")).name
+    'sweep.parquet.journal'
+    """
+    return target.with_name(f"{target.name}.journal")
+
+
+class Journal:
+    """The points measured so far: ``done`` by key, None where one failed (its reason in ``failures``)."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        fields = [pa.field("point", pa.string()), pa.field("failure", pa.string())]
+        fields += [field.with_nullable(True) for field in sweep_schema()]
+        self.path = path
+        self.schema = pa.schema(fields, {HEADER: json.dumps(dict(header)).encode()})
+        self.done: dict[str, dict[str, Any] | None] = {}
+        self.failures: dict[str, str] = {}
+        self._file: Any = None
+        self._writer: Any = None
+
+    def open(self, earlier: Sequence[Mapping[str, Any]]) -> None:
+        """Begin a new journal with the points of an earlier one, which it replaces at once or not at all."""
+        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.draft")
+        self._file = draft.open("wb")
+        self._writer = pa.ipc.new_stream(self._file, self.schema)
+        try:
+            for row in earlier:
+                self._keep(row)
+                self._writer.write_batch(pa.RecordBatch.from_pylist([dict(row)], self.schema))
+            self._sync()
+            draft.replace(self.path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def add(self, point: str, row: Mapping[str, Any] | None, failure: str | None = None) -> None:
+        """Write one point, measured or failed; it is on the disk when this returns."""
+        record = {**(row or {}), "point": point, "failure": failure}
+        self._writer.write_batch(pa.RecordBatch.from_pylist([record], self.schema))
+        self._sync()
+        self._keep(record)
+
+    def close(self) -> None:
+        """End the stream."""
+        if self._writer is not None:
+            self._writer.close()
+            self._file.close()
+            self._writer = None
+
+    def write_sweep(self, target: Path, gpu: str) -> None:
+        """Write the measured points as a Parquet file in the contract of ``sweep_points``, whole or not at all."""
+        rows = [row for row in self.done.values() if row is not None]
+        counts: dict[str, int] = {}
+        for reason in self.failures.values():
+            counts[reason] = counts.get(reason, 0) + 1
+        rejected = [{"gpu": gpu, "reason": reason, "n": n} for reason, n in counts.items()]
+        table = pa.Table.from_pylist(rows, sweep_schema())
+        table = table.replace_schema_metadata({REJECTED: json.dumps(rejected)})
+        draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
+        try:
+            pq.write_table(table, draft, compression="zstd")
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def _keep(self, record: Mapping[str, Any]) -> None:
+        row = {name: record[name] for name in record if name not in ("point", "failure")}
+        self.done[record["point"]] = None if record["failure"] else row
+        if record["failure"]:
+            self.failures[record["point"]] = record["failure"]
+
+    def _sync(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def read_journal(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the header and the whole records of a journal, a torn end left out; InvalidInput where it is none."""
+    records: list[dict[str, Any]] = []
+    header: dict[str, Any] | None = None
+    with path.open("rb") as file:
+        try:
+            reader = pa.ipc.open_stream(file)
+            header = json.loads((reader.schema.metadata or {})[HEADER])
+            while True:
+                records += reader.read_next_batch().to_pylist()
+        except (StopIteration, pa.ArrowInvalid, OSError, KeyError, ValueError):
+            if header is None:
+                raise InvalidInput(f"{path} is no journal of a measurement; name another -o FILE.") from None
+    return header, records

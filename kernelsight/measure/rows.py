@@ -1,0 +1,68 @@
+"""Rows of ``sweep_points`` from timings, in the contract's own types."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+
+from kernelsight.dataflow.places import folder
+from kernelsight.dataflow.types import arrow_type
+from kernelsight.measure.device import FLUSH_CACHES, Identity, Kernel
+from kernelsight.measure.families import number_formats
+from kernelsight.measure.suite import Point
+from kernelsight.measure.timing import Timing
+
+SOURCE = "kernelsight calibrate measure"
+
+
+@cache
+def sweep_schema() -> pa.Schema:
+    """Return the Arrow schema of ``sweep_points`` from its contract.
+
+    >>> sweep_schema().field("latency_us").nullable
+    False
+    """
+    contract = json.loads((folder("schemas") / "sweep_points.json").read_text(encoding="utf-8"))
+    return pa.schema(
+        pa.field(column["name"], arrow_type(column["type"]), column.get("nullable", False))
+        for column in contract["columns"]
+    )
+
+
+def row_of(point: Point, kernel: Kernel, timing: Timing, device: Identity) -> dict[str, Any]:
+    """Return one measured point as a row of ``sweep_points``."""
+    stored, math = number_formats(point.family, point.dtype)
+    # what the host launches one by one is not flushed in between
+    cold = point.cache == "cold" and kernel.captured
+    flushed = round(FLUSH_CACHES * device.l2_bytes) if cold else 0
+    return {
+        "gpu": device.gpu,
+        "family": point.family,
+        "implementation": kernel.implementation,
+        "engine": kernel.engine,
+        "engine_version": kernel.engine_version,
+        "shape": point.sizes,
+        "dtype": point.dtype,
+        "format": stored,
+        "math": math,
+        "distribution": None,
+        "working_set_bytes": flushed + kernel.bytes,
+        "latency_us": timing.latency_us,
+        "samples": timing.samples,
+        "cv": timing.cv,
+        "sm_clock_hz": timing.sm_clock_hz,
+        "relative_error": timing.relative_error,
+        "outliers": timing.outliers,
+        "gap_us": timing.gap_us if point.cache == "warm" else None,
+        "memory_clock_hz": timing.memory_clock_hz,
+        "temperature_c": timing.temperature_c,
+        "limits": " ".join(sorted(timing.limits)) or None,
+        "repeated": timing.repeated,
+        "driver": device.driver,
+        "versions": " ".join(f"{name}={version}" for name, version in sorted(device.versions.items())),
+        "not_fitted": timing.fault,
+        "source": SOURCE,
+    }

@@ -1,0 +1,156 @@
+"""Suites: what to measure, as JSON axes; a point is one kernel, one shape, one state of the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kernelsight.dataflow.places import folder
+from kernelsight.errors import InvalidInput, unknown
+from kernelsight.measure.families import FAMILIES, Family
+from kernelsight.measure.timing import Rule
+
+CACHES = ("cold", "warm")
+# no size of a kernel is larger: a slip of the pen would fill the memory
+MOST = 2**40
+ENTRY_FIELDS = ("family", "implementation", "dtype", "cache", "axes", "points")
+SUITE_FIELDS = ("suite", "doc", "minutes", "rule", "entries")
+
+
+class Point(NamedTuple):
+    """One kernel to measure. ``cache``: whether its data lies in L2 (warm) or was driven out of it (cold)."""
+
+    family: str
+    implementation: str
+    dtype: str
+    cache: str
+    shape: tuple[tuple[str, int], ...]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The shape by name."""
+        return dict(self.shape)
+
+    @property
+    def key(self) -> str:
+        """What tells this point from every other, the same in every run."""
+        return json.dumps([self.family, self.implementation, self.dtype, self.cache, self.shape])
+
+
+class Suite(NamedTuple):
+    """A name, the stopping rule, and the points in the order in which they are measured."""
+
+    name: str
+    rule: Rule
+    points: tuple[Point, ...]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the points and the rule, eight bytes of it in hexadecimal."""
+        text = json.dumps([[point.key for point in self.points], list(self.rule)])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def suites_folder() -> Path:
+    """Return the folder of the suites that ship."""
+    return folder("benches") / "suites"
+
+
+def read_suite(name: str) -> Suite:
+    """Return a suite by its name or its JSON file; InvalidInput tells what of it cannot be used.
+
+    >>> read_suite("quick").name
+    'quick'
+    """
+    known = {path.stem: path for path in suites_folder().glob("*.json")}
+    path = known.get(name, Path(name))
+    if not path.is_file():
+        if path.suffix == ".json":
+            raise InvalidInput(f"there is no suite {name}; `kernelsight calibrate plan -o {name}` writes one.")
+        raise unknown("suite", name, known, f"Known: {', '.join(sorted(known))}, or the path of a JSON file.")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"the suite {path} is no JSON: {error}.") from None
+    return suite_of(found, str(path))
+
+
+def suite_of(found: Any, origin: str) -> Suite:
+    """Return the suite that a parsed JSON value states; ``origin``: its file, for the refusals."""
+    if not isinstance(found, dict) or not isinstance(found.get("entries"), list) or not found["entries"]:
+        raise InvalidInput(f"the suite {origin} has no entries; give an object with a list of them, as quick.json has.")
+    _only_known(found, SUITE_FIELDS, f"the suite {origin}")
+    rule = _rule(found.get("rule", {}), origin)
+    points: dict[str, Point] = {}
+    for number, entry in enumerate(found["entries"], start=1):
+        for point in _points(entry, f"the suite {origin}, entry {number}"):
+            points.setdefault(point.key, point)
+    return Suite(str(found.get("suite") or Path(origin).stem), rule, tuple(points.values()))
+
+
+def _rule(stated: Any, origin: str) -> Rule:
+    if not isinstance(stated, dict):
+        raise InvalidInput(f"the suite {origin}: rule is {stated!r}; give an object, as quick.json has.")
+    _only_known(stated, Rule._fields, f"the rule of the suite {origin}")
+    for name, value in stated.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+            raise InvalidInput(f"the suite {origin}: {name} of the rule is {value!r}; give a number above 0.")
+    whole = {name for name, kind in Rule.__annotations__.items() if kind == "int"}
+    return Rule(**{name: round(value) if name in whole else float(value) for name, value in stated.items()})
+
+
+def _points(entry: Any, where: str) -> list[Point]:
+    if not isinstance(entry, dict):
+        raise InvalidInput(f"{where} is {entry!r}; give an object with family and axes.")
+    _only_known(entry, ENTRY_FIELDS, where)
+    name = entry.get("family")
+    if name not in FAMILIES:
+        raise unknown("kernel family", str(name), FAMILIES, f"{where} names it.")
+    family = FAMILIES[name]
+    shapes = _shapes(entry, family, where)
+    found = []
+    for implementation in _words(entry, "implementation", family.implementations, where):
+        for dtype in _words(entry, "dtype", family.dtypes, where):
+            for cache in _words(entry, "cache", family.caches, where):
+                found += [Point(name, implementation, dtype, cache, shape) for shape in shapes]
+    return found
+
+
+def _words(entry: Mapping[str, Any], field: str, allowed: Sequence[str], where: str) -> list[str]:
+    stated = entry.get(field, allowed[:1] if field != "cache" else allowed)
+    words = [stated] if isinstance(stated, str) else list(stated)
+    for word in words:
+        if word not in allowed:
+            raise unknown(field, str(word), allowed, f"{where} names it; {', '.join(allowed)} can be measured.")
+    return words
+
+
+def _shapes(entry: Mapping[str, Any], family: Family, where: str) -> list[tuple[tuple[str, int], ...]]:
+    axes, bases = entry.get("axes", {}), entry.get("points", [{}])
+    if not isinstance(axes, dict) or not isinstance(bases, list) or not all(isinstance(base, dict) for base in bases):
+        raise InvalidInput(f"{where}: axes is an object of lists, and points a list of objects; give them so.")
+    lists = {name: values if isinstance(values, list) else [values] for name, values in axes.items()}
+    shapes = []
+    for base in bases:
+        for values in itertools.product(*lists.values()):
+            shape = {**family.defaults, **base, **dict(zip(lists, values, strict=True))}
+            if missing := [name for name in family.sizes if name not in shape]:
+                raise InvalidInput(f"{where} lacks the sizes {', '.join(missing)}; state them under axes or points.")
+            for size, value in shape.items():
+                least = 0 if size in family.defaults else 1
+                if size not in family.sizes and size not in family.defaults:
+                    raise unknown("size", size, [*family.sizes, *family.defaults], f"{where} states it.")
+                if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MOST:
+                    raise InvalidInput(f"{where}: {size} is {value!r}; give a whole number from {least} on.")
+            shapes.append(tuple(sorted(shape.items())))
+    return shapes
+
+
+def _only_known(stated: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for name in stated:
+        if name not in known:
+            raise unknown("field", str(name), known, f"{where} has it.")

@@ -1,0 +1,161 @@
+"""The timing core: replays until the median is known, slowed stretches measured again, outliers counted.
+
+One value is (full - median(reference)) / launches apart: both replay the same kernel, so that what one replay costs
+besides its launches (the gap before it, or the flush of L2) cancels. The relative standard error of a median is
+1.2533 sigma / sqrt(n), sigma = 1.4826 x the median absolute deviation (robust for normal noise).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from kernelsight.measure.device import Device, Readings, Replay
+
+MEDIAN_ERROR = 1.2533
+ROBUST_SIGMA = 1.4826
+# deviations of the median beyond which a replay counts as an outlier, none below this share of the median
+OUTLIER_SIGMAS, LEAST_SIGMA = 6.0, 1e-3
+# limits that no served GPU should run under; a power limit belongs to what large products cost
+SLOWED = frozenset({"hw_slowdown", "hw_thermal", "sw_thermal", "power_brake"})
+POWER = "power_cap"
+# a clock below these shares of the highest in the point and in the run is a slowed stretch, unless power limits it
+SAME_CLOCK, RUN_CLOCK = 0.97, 0.9
+# a median whose relative standard error stays above this is not fitted on
+TOO_NOISY = 0.05
+
+
+class Rule(NamedTuple):
+    """When a point is done: its median is known to ``relative_error``, or samples or seconds have run out."""
+
+    relative_error: float = 0.005
+    least_samples: int = 20
+    most_samples: int = 1000
+    most_seconds: float = 2.0
+    block: int = 10
+    most_repeats: int = 20
+    cool_seconds: float = 1.0
+
+
+class Timing(NamedTuple):
+    """One measured latency, how well it is known, and the state of the GPU meanwhile.
+
+    ``gap_us``: what one replay costs beside its launches; ``repeated``: blocks that were thrown away as slowed;
+    ``fault``: why a fit should leave it out, None where it should not.
+    """
+
+    latency_us: float
+    relative_error: float
+    samples: int
+    cv: float
+    outliers: int
+    gap_us: float
+    sm_clock_hz: float | None
+    memory_clock_hz: float | None
+    temperature_c: float | None
+    limits: frozenset[str]
+    repeated: int
+    fault: str | None
+
+
+class Block(NamedTuple):
+    """Replays between two looks at the GPU, in microseconds each."""
+
+    reference_us: np.ndarray
+    full_us: np.ndarray
+    readings: Readings
+
+
+class Watch:
+    """What a run remembers from point to point: the highest clock that it has seen."""
+
+    def __init__(self) -> None:
+        self.highest_hz = 0.0
+
+    def sound(self, blocks: Sequence[Block]) -> list[Block]:
+        """Return the blocks during which nothing slowed the GPU but the power that the kernel itself draws."""
+        clocks = [block.readings.sm_clock_hz or 0.0 for block in blocks]
+        free = [hz for hz, block in zip(clocks, blocks, strict=True) if not block.readings.limits & SLOWED]
+        self.highest_hz = max([self.highest_hz, *free])
+        here = max(free, default=0.0)
+        least = max(SAME_CLOCK * here, RUN_CLOCK * self.highest_hz)
+        return [
+            block
+            for hz, block in zip(clocks, blocks, strict=True)
+            if not block.readings.limits & SLOWED
+            and (POWER in block.readings.limits or block.readings.sm_clock_hz is None or hz >= least)
+        ]
+
+
+def time_replays(device: Device, reference: Replay, full: Replay, rule: Rule, watch: Watch) -> Timing:
+    """Replay both until the rule is met, and return what the launches between them cost."""
+    blocks: list[Block] = []
+    begun, repeated = device.seconds(), 0
+    while True:
+        blocks.append(Block(reference(rule.block), full(rule.block), device.readings()))
+        sound = watch.sound(blocks)
+        slowed = len(blocks) - len(sound)
+        if slowed > repeated and slowed <= rule.most_repeats:
+            repeated = slowed
+            # time spent waiting for a cool GPU is not the point's
+            begun += rule.cool_seconds
+            device.wait(rule.cool_seconds)
+        if sound:
+            found = _timing(sound, reference.launches, full.launches, slowed)
+            met = found.samples >= rule.least_samples and found.relative_error <= rule.relative_error
+            if met or found.samples >= rule.most_samples:
+                return found
+        if slowed > rule.most_repeats or (sound and device.seconds() - begun >= rule.most_seconds):
+            kept = sound if slowed <= rule.most_repeats else blocks
+            fault = "slowed by heat or a power brake" if slowed > rule.most_repeats else None
+            found = _timing(kept, reference.launches, full.launches, slowed)
+            return found._replace(fault=fault or found.fault)
+
+
+def _timing(blocks: Sequence[Block], apart_from: int, launches: int, repeated: int) -> Timing:
+    apart = launches - apart_from
+    reference = np.concatenate([block.reference_us for block in blocks])
+    full = np.concatenate([block.full_us for block in blocks])
+    below, above = np.median(reference), np.median(full)
+    latency = float(above - below) / apart
+    error = float(np.hypot(median_error(reference), median_error(full))) / apart
+    relative = error / latency if latency > 0 else float("inf")
+    spread = max(robust_sigma(full), LEAST_SIGMA * above)
+    inside = full[np.abs(full - above) <= OUTLIER_SIGMAS * spread]
+    states = [block.readings for block in blocks]
+    return Timing(
+        latency,
+        relative,
+        full.size,
+        float(inside.std(ddof=1) / above) if inside.size > 1 else 0.0,
+        int(full.size - inside.size),
+        max(float(below) - apart_from * latency, 0.0),
+        _middle([state.sm_clock_hz for state in states]),
+        _middle([state.memory_clock_hz for state in states]),
+        max((state.temperature_c for state in states if state.temperature_c is not None), default=None),
+        frozenset().union(*(state.limits for state in states)),
+        repeated,
+        None if relative <= TOO_NOISY else "noisy: its median is not known to 5 %",
+    )
+
+
+def robust_sigma(values: np.ndarray) -> float:
+    """Return the standard deviation that normal noise of this median absolute deviation has.
+
+    >>> robust_sigma(np.array([1.0, 2.0, 3.0, 400.0]))
+    1.4826
+    """
+    return float(ROBUST_SIGMA * np.median(np.abs(values - np.median(values))))
+
+
+def median_error(values: np.ndarray) -> float:
+    """Return the standard error of the median of ``values``, in their unit."""
+    return MEDIAN_ERROR * robust_sigma(values) / float(np.sqrt(values.size))
+
+
+def _middle(values: Sequence[float | None]) -> float | None:
+    stated = [value for value in values if value is not None]
+    return float(np.median(stated)) if stated else None

@@ -1,0 +1,38 @@
+"""CUDA source through NVRTC of the package nvidia-cuda-nvrtc: no GPU, no driver and no CuPy is needed to compile."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from pathlib import Path
+
+
+def library() -> Path | None:
+    """Return libnvrtc of an installed package, None where there is none."""
+    spec = importlib.util.find_spec("nvidia")
+    for place in spec.submodule_search_locations or () if spec else ():
+        for path in sorted(Path(place).glob("*/lib/libnvrtc.so.*")):
+            if "builtins" not in path.name:
+                return path
+    return None
+
+
+def compiled(source: str, architecture: str, path: Path) -> tuple[str, str]:
+    """Return (PTX, log) of a source for an architecture such as compute_90; PTX is empty where it does not compile."""
+    nvrtc = ctypes.CDLL(str(path))
+    program = ctypes.c_void_p()
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"a.cu", 0, None, None) == 0
+    options = (ctypes.c_char_p * 2)(f"--gpu-architecture={architecture}".encode(), b"--std=c++17")
+    failed = nvrtc.nvrtcCompileProgram(program, 2, options)
+    log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+    ptx = "" if failed else _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return ptx, log
+
+
+def _text(size_of: object, read: object, program: ctypes.c_void_p) -> str:
+    size = ctypes.c_size_t()
+    assert size_of(program, ctypes.byref(size)) == 0
+    text = ctypes.create_string_buffer(size.value)
+    assert read(program, text) == 0
+    return text.value.decode()

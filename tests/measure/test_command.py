@@ -1,0 +1,66 @@
+"""The verb from its words to what it prints, on a simulated device; and what it imports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernelsight.cli import main
+from kernelsight.measure import command
+from tests.measure.simulated import Simulated
+
+ROOT = Path(__file__).resolve().parents[2]
+SUITE = {
+    "entries": [
+        {"family": "norm", "cache": "warm", "axes": {"rows": [1, 8], "columns": 4096}},
+        {
+            "family": "prefill_attention",
+            "axes": {"batch": 1, "new_tokens": 64, "heads": 8, "kv_heads": 8, "head_dim": 64},
+        },
+    ]
+}
+
+
+def test_a_suite_is_measured_and_summed_up_by_family(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps(SUITE))
+    device = Simulated(lambda point: 9.0, fails=lambda point: point.family == "prefill_attention")
+    monkeypatch.setattr(command, "open_device", lambda arguments: device)
+    words = ["calibrate", "measure", "--suite", str(tmp_path / "mine.json"), "-o", str(tmp_path / "sweep.parquet")]
+    row = tmp_path / "row.json"
+    assert main([*words, "--format", "json", "--device-row", str(row)]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == [
+        {"family": "norm", "measured": 2, "failed": 0, "reason": ""},
+        {"family": "prefill_attention", "measured": 0, "failed": 1, "reason": "1 x no such library is installed"},
+    ]
+    assert "2 points measured, 1 failed; written to" in printed.err
+    assert json.loads(row.read_text()) == [{"name": "simulated"}]
+    assert main(words) == 2
+    assert "add --resume to go on" in capsys.readouterr().err
+    assert main([*words, "--resume", "--time-limit", "1"]) == 0
+    assert command.main(["--suite", str(tmp_path / "mine.json"), "-o", str(tmp_path / "again.parquet")]) == 0
+
+
+def test_measuring_imports_numpy_and_pyarrow_alone() -> None:
+    """The package has to run where nothing else of ours is installed."""
+    ask = """
+import sys
+from pathlib import Path
+import kernelsight.measure.command, kernelsight.measure.run, kernelsight.measure.cuda.kernels
+import kernelsight.measure.cuda.device, kernelsight.write.output
+from kernelsight.measure.suite import read_suite
+from tests.measure.simulated import Simulated
+from kernelsight.measure.run import measure_suite
+read_suite("quick")
+loaded = {name.partition(".")[0] for name in sys.modules}
+print(*sorted(loaded & {"duckdb", "polars", "jax", "numba", "optax", "scipy"}))
+"""
+    found = subprocess.run([sys.executable, "-c", ask], cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.split() == []

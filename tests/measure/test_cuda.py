@@ -1,0 +1,113 @@
+"""What of the CUDA side can be held without a GPU: its source compiles, its refusals, NVML's bits, the catalogue."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelsight.cli import main
+from kernelsight.errors import InvalidInput
+from kernelsight.measure.catalogue import catalogue_name, catalogue_rows, differences, row_beside_vendor, write_row
+from kernelsight.measure.cuda.buffers import SOURCE
+from kernelsight.measure.cuda.cublaslt import _Heuristic
+from kernelsight.measure.cuda.kernels import PREPARE
+from kernelsight.measure.families import FAMILIES
+from tests.measure import nvrtc
+
+H200 = {"name": "NVIDIA H200", "compute_capability": "9.0", "sm_count": 132, "memory_bytes": 150754820096}
+
+
+@pytest.mark.parametrize("architecture", ["compute_75", "compute_80", "compute_89", "compute_90", "compute_100"])
+def test_the_kernels_compile_for_every_generation(architecture: str) -> None:
+    path = nvrtc.library()
+    if path is None:
+        pytest.skip("NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12")
+    ptx, log = nvrtc.compiled(SOURCE.read_text(), architecture, path)
+    assert ptx, log
+    for name in ("rms_norm", "paged_kv_write", "quantize_per_block", "top_k_top_p", "read_all", "fill_slots"):
+        assert f".entry {name}(" in ptx
+    # the conversion is the hardware's where there is one
+    assert ("cvt.rn.satfinite.e4m3x2.f32" in ptx) == (int(architecture[8:]) >= 89)
+
+
+def test_every_family_that_a_suite_may_name_has_kernels() -> None:
+    assert set(PREPARE) == set(FAMILIES)
+
+
+def test_a_result_of_the_heuristic_has_the_size_that_cublas_writes() -> None:
+    assert ctypes.sizeof(_Heuristic) == 96
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        (H200, "h200_sxm"),
+        ({**H200, "name": "NVIDIA H100 80GB HBM3", "memory_bytes": 85_000_000_000}, "h100_sxm"),
+        (
+            {"name": "NVIDIA L40S", "compute_capability": "8.9", "sm_count": 142, "memory_bytes": 47_800_000_000},
+            "l40s",
+        ),
+    ],
+)
+def test_the_catalogue_is_found_by_what_a_device_tells(told: dict[str, Any], name: str) -> None:
+    assert catalogue_name(told, catalogue_rows()) == name
+
+
+def test_a_device_that_no_row_fits_is_named_by_the_user() -> None:
+    with pytest.raises(InvalidInput, match=r"NVIDIA H200 \(7 multiprocessors, 140 GiB\) is no GPU of the catalogue"):
+        catalogue_name({**H200, "sm_count": 7}, catalogue_rows())
+    rows = [row for row in catalogue_rows() if row["gpu"] == "h200_sxm"]
+    with pytest.raises(InvalidInput, match="may be h200_sxm or h200_twin; name it by --gpu"):
+        catalogue_name(H200, [*rows, {**rows[0], "gpu": "h200_twin"}])
+
+
+def test_the_row_of_a_device_can_be_given_by_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = {**H200, "sm_clock_hz": 1.755e9, "l2_bytes": 62914560, "memory_bandwidth_bytes_per_s": 4.9e12, "tdp_w": None}
+    row = row_beside_vendor(told, "h200_sxm", catalogue_rows())
+    write_row(row, tmp_path / "row.json")
+    found = main(
+        [
+            *(
+                "sql",
+                "select memory_bandwidth_bytes_per_s as bw, measured_as, tdp_w from gpus where gpu = 'h200_sxm_device'",
+            ),
+            *("--gpus", str(tmp_path / "row.json"), "--format", "json"),
+        ]
+    )
+    printed = json.loads(capsys.readouterr().out)
+    assert found == 0 and printed == [{"bw": 4.9e12, "measured_as": "h200_sxm", "tdp_w": 700.0}]
+    assert any(
+        line.startswith("sm_clock_hz: this GPU 1.755e+09, the catalogue") for line in differences(row, catalogue_rows())
+    )
+
+
+def test_without_a_gpu_the_verb_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        import cupy
+
+        if cupy.cuda.is_available():
+            pytest.skip("there is a GPU here")
+    except ImportError:
+        pass
+    assert main(["calibrate", "measure", "-o", str(tmp_path / "sweep.parquet")]) == 2
+    told = capsys.readouterr().err
+    assert "calibrate measure needs CuPy, which is not installed" in told or "needs an NVIDIA GPU" in told
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "was given no -o FILE"),
+        (["-o", "sweep.csv"], "use one of .parquet"),
+        (["-o", "sweep.parquet", "--time-limit", "0"], "--time-limit is 0; give minutes above 0"),
+        (["-o", "sweep.parquet", "--suite", "fast"], "unknown suite 'fast'"),
+    ],
+)
+def test_words_that_are_refused(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "measure", *words]) == 2
+    assert sentence in capsys.readouterr().err

@@ -1,0 +1,153 @@
+"""A suite on a simulated device: rows in the contract, kills, resumes, limits of time, faults, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.contract import conform
+from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.eta.evaluate import rejected_rows
+from kernelsight.eta.training import training_rows
+from kernelsight.measure.journal import journal_path, read_journal
+from kernelsight.measure.rows import sweep_schema
+from kernelsight.measure.run import Outcome, measure_suite
+from kernelsight.measure.suite import Point, Suite, suite_of
+from tests.measure.simulated import FLUSH_US, L2_BYTES, Simulated
+
+STATED = {
+    "suite": "tiny",
+    "rule": {"relative_error": 0.01},
+    "entries": [
+        {"family": "gemm", "dtype": ["bf16", "fp8"], "axes": {"m": [1, 64, 1024], "n": 4096, "k": [4096]}},
+        {"family": "norm", "axes": {"rows": [1, 64], "columns": 4096}},
+    ],
+}
+
+
+def tiny() -> Suite:
+    return suite_of(STATED, "tiny.json")
+
+
+def latency(point: Point) -> float:
+    """Return a time that is another for every point."""
+    return 2.0 + sum(size % 977 for size in point.sizes.values()) / 7.0 + (1.0 if point.cache == "cold" else 0.0)
+
+
+def measured(tmp_path: Path, device: Simulated, **how: object) -> Outcome:
+    return measure_suite(device, tiny(), tmp_path / "sweep.parquet", **how)
+
+
+def test_rows_keep_the_contract_and_tell_cold_from_warm(tmp_path: Path) -> None:
+    lines: list[str] = []
+    found = measured(tmp_path, Simulated(latency), told=lines.append)
+    assert (found.measured, found.failed, found.left) == (16, 0, 0) == (len(tiny().points), 0, 0)
+    table = conform(pq.read_table(tmp_path / "sweep.parquet"), contracts()["sweep_points"], origin="a sweep")
+    assert table.num_rows == 16
+    for row in table.to_pylist():
+        cold = row["working_set_bytes"] > L2_BYTES
+        point = Point("", "", "", "cold" if cold else "warm", tuple((n, s) for n, s in row["shape"].items() if s))
+        assert row["latency_us"] == pytest.approx(latency(point), rel=0.06)
+        assert (row["gap_us"] is None) == cold
+        assert row["driver"] == "570.0" and row["versions"] == "cuda=12.8" and row["temperature_c"] == 60.0
+        assert row["relative_error"] < 0.02 and row["samples"] >= 20 and row["not_fitted"] is None
+    assert len(lines) == 16 and lines[0].startswith("1/16 gemm cublas bf16 cold k=4096 m=1 n=4096: ")
+    assert lines[-1].endswith("; 0.0 min left")
+    own = sweep_schema()
+    assert own.names == contracts()["sweep_points"].schema.names
+    assert own.types == contracts()["sweep_points"].schema.types
+
+
+def test_cold_and_warm_reach_the_training_view(tmp_path: Path) -> None:
+    measured(tmp_path, Simulated(latency))
+    rows = training_rows([tmp_path / "sweep.parquet"], "gemm").to_pylist()
+    assert len(rows) == 12
+    # as each row was measured, not as the collectors of published sweeps rotate their weights
+    assert {row["working_set_bytes"] for row in rows} == {2.0**20, 4.0 * L2_BYTES + 2.0**20}
+
+
+@pytest.mark.parametrize("at", [1, 2, 9, 16])
+def test_a_kill_loses_the_point_under_way_alone(at: int, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        measured(tmp_path, Simulated(latency, killed_at=at))
+    _, records = read_journal(journal_path(tmp_path / "sweep.parquet"))
+    assert len(records) == at - 1
+    again = Simulated(latency)
+    found = measured(tmp_path, again, resume=True)
+    assert (found.measured, found.left) == (16, 0)
+    assert [point.key for point in again.prepared] == [point.key for point in tiny().points[at - 1 :]]
+    assert pq.read_table(tmp_path / "sweep.parquet").num_rows == 16
+
+
+@pytest.mark.parametrize("torn", [1, 100, 700, 1500])
+def test_a_torn_record_costs_one_point_at_most(torn: int, tmp_path: Path) -> None:
+    """What a power cut leaves of the last write is left out; the records before it stay."""
+    with pytest.raises(KeyboardInterrupt):
+        measured(tmp_path, Simulated(latency, killed_at=9))
+    path = journal_path(tmp_path / "sweep.parquet")
+    path.write_bytes(path.read_bytes()[:-torn])
+    _, records = read_journal(path)
+    assert len(records) >= 7
+    again = Simulated(latency)
+    assert measured(tmp_path, again, resume=True).measured == 16
+    assert len(again.prepared) == 16 - len(records)
+
+
+def test_slices_of_time_add_up_to_the_suite(tmp_path: Path) -> None:
+    slices, resume = 0, False
+    while True:
+        found = measured(tmp_path, Simulated(latency), resume=resume, most_seconds=0.2)
+        slices, resume = slices + 1, True
+        assert pq.read_table(tmp_path / "sweep.parquet").num_rows == found.measured
+        if not found.left:
+            break
+    assert 1 < slices < 16
+
+
+def test_points_that_fail_are_counted_by_reason_and_not_tried_again(tmp_path: Path) -> None:
+    device = Simulated(latency, fails=lambda point: point.dtype == "fp8")
+    found = measured(tmp_path, device)
+    assert (found.measured, found.failed, found.left) == (10, 6, 0)
+    assert found.families["gemm"] == (6, {"no such library is installed": 6})
+    sweep = tmp_path / "sweep.parquet"
+    assert rejected_rows([sweep], ["h200_sxm"], {}) == [{"reason": "no such library is installed", "n": 6}]
+    again = Simulated(latency)
+    assert measured(tmp_path, again, resume=True).failed == 6 and not again.prepared
+
+
+def test_a_lost_device_ends_the_run_and_a_resume_goes_on_behind_it(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"the GPU answers no more \(an illegal address\); 4 points are kept"):
+        measured(tmp_path, Simulated(latency, lost_at=4))
+    found = measured(tmp_path, Simulated(latency), resume=True)
+    assert (found.measured, found.failed, found.left) == (15, 1, 0)
+
+
+def test_a_launch_below_the_noise_of_its_flush_is_a_failure_not_a_row(tmp_path: Path) -> None:
+    device = Simulated(lambda point: 1e-4 if point.family == "norm" else 5.0, noise=0.02)
+    found = measured(tmp_path, device)
+    rows = pq.read_table(tmp_path / "sweep.parquet").to_pylist()
+    assert all(row["latency_us"] > 0 for row in rows)
+    for row in rows:
+        if row["family"] == "norm" and row["working_set_bytes"] > L2_BYTES:
+            assert row["not_fitted"] == "noisy: its median is not known to 5 %"
+    assert found.measured + found.failed == 16 and FLUSH_US * 0.02 > 1e-4
+
+
+def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
+    measured(tmp_path, Simulated(latency))
+    with pytest.raises(InvalidInput, match="holds 16 points of an earlier run; add --resume"):
+        measured(tmp_path, Simulated(latency))
+    with pytest.raises(InvalidInput, match=r"was measured on h200_sxm \(serial GPU-1\), and this GPU is h200_sxm"):
+        measured(tmp_path, Simulated(latency, serial="GPU-2"), resume=True)
+    other = suite_of({**STATED, "rule": {"relative_error": 0.02}}, "other.json")
+    with pytest.raises(InvalidInput, match="holds points of the suite tiny, whose points or rule are others"):
+        measure_suite(Simulated(latency), other, tmp_path / "sweep.parquet", resume=True)
+    journal_path(tmp_path / "sweep.parquet").unlink()
+    with pytest.raises(InvalidInput, match=r"was not measured here \(it has no journal\)"):
+        measured(tmp_path, Simulated(latency), resume=True)
+    (tmp_path / "other.parquet.journal").write_bytes(b"words")
+    with pytest.raises(InvalidInput, match="is no journal of a measurement"):
+        measure_suite(Simulated(latency), tiny(), tmp_path / "other.parquet", resume=True)

@@ -1,0 +1,72 @@
+"""Suites: those that ship can be read, and what of a stated one cannot be used is told in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelsight.errors import InvalidInput, KernelSightError, UnknownName
+from kernelsight.measure.families import FAMILIES
+from kernelsight.measure.suite import read_suite, suite_of, suites_folder
+
+GEMM = {"family": "gemm", "axes": {"m": [1, 2], "n": 64, "k": 64}}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in suites_folder().glob("*.json")))
+def test_suites_that_ship(name: str) -> None:
+    suite = read_suite(name)
+    assert suite.name == name
+    assert len({point.key for point in suite.points}) == len(suite.points) > 100
+    single = set(FAMILIES) - {"batched_gemm", "all_reduce", "all_gather", "reduce_scatter", "p2p"}
+    assert {point.family for point in suite.points} >= single
+
+
+def test_axes_are_multiplied_and_points_are_listed() -> None:
+    stated = {"family": "gemm", "cache": "cold", "axes": {"m": [1, 2]}, "points": [{"n": 8, "k": 16}, {"n": 4, "k": 4}]}
+    suite = suite_of({"entries": [stated, stated]}, "some/mine.json")
+    assert suite.name == "mine"
+    assert [point.sizes for point in suite.points] == [
+        {"m": m, "n": n, "k": k} for n, k in ((8, 16), (4, 4)) for m in (1, 2)
+    ]
+    assert suite.digest != suite_of({"entries": [{**stated, "cache": "warm"}]}, "mine.json").digest
+
+
+@pytest.mark.parametrize(
+    ("stated", "sentence"),
+    [
+        ([], "has no entries"),
+        ({"entries": []}, "has no entries"),
+        ({"entries": [GEMM], "rules": {}}, "unknown field 'rules'. Did you mean rule"),
+        ({"entries": ["gemm"]}, "entry 1 is 'gemm'; give an object"),
+        ({"entries": [{**GEMM, "family": "gem"}]}, "unknown kernel family 'gem'. Did you mean gemm"),
+        ({"entries": [{**GEMM, "dtype": "fp4"}]}, "unknown dtype 'fp4'.*bf16, fp16, fp8, int8 can be measured"),
+        ({"entries": [{**GEMM, "cache": "tepid"}]}, "unknown cache 'tepid'"),
+        ({"entries": [{**GEMM, "axes": {"m": 1}}]}, "entry 1 lacks the sizes n, k"),
+        ({"entries": [{**GEMM, "axes": {"m": 1, "n": 1, "k": 1, "l": 1}}]}, "unknown size 'l'"),
+        ({"entries": [{**GEMM, "axes": {"m": 0, "n": 1, "k": 1}}]}, "m is 0; give a whole number from 1 on"),
+        ({"entries": [{**GEMM, "axes": {"m": 1.5, "n": 1, "k": 1}}]}, "m is 1.5; give a whole number"),
+        ({"entries": [{**GEMM, "axes": {"m": 2**60, "n": 1, "k": 1}}]}, "give a whole number"),
+        ({"entries": [{**GEMM, "axes": [1]}]}, "axes is an object of lists"),
+        ({"entries": [GEMM], "rule": {"samples": 3}}, "unknown field 'samples'"),
+        (
+            {"entries": [GEMM], "rule": {"relative_error": -1}},
+            "relative_error of the rule is -1; give a number",
+        ),
+        ({"entries": [GEMM], "rule": 3}, "rule is 3; give an object"),
+    ],
+)
+def test_suites_that_are_refused(stated: Any, sentence: str) -> None:
+    with pytest.raises(KernelSightError, match=sentence):
+        suite_of(stated, "mine.json")
+
+
+def test_names_and_files_that_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="unknown suite 'quik'. Did you mean quick"):
+        read_suite("quik")
+    with pytest.raises(InvalidInput, match="there is no suite no.json"):
+        read_suite("no.json")
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(InvalidInput, match="is no JSON"):
+        read_suite(str(tmp_path / "broken.json"))
