@@ -137,6 +137,11 @@ def _policies(group: argparse._ArgumentGroup) -> None:
         help="static: a batch is formed, prefilled and decoded to its end before the next one",
     )
     group.add_argument(
+        "--scheduling-policy",
+        choices=("fcfs", "priority"),
+        help="order of the queue and of preemption; priority: the lower, the earlier",
+    )
+    group.add_argument(
         "--capacity-policy",
         choices=("max_utilization", "guaranteed_no_evict", "new_token_ratio"),
         help="KV blocks that an admission needs: of its first chunk; of prompt and answer; of an estimate (SGLang)",
@@ -161,6 +166,12 @@ def _policies(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--max-num-partial-prefills", type=int, metavar="N", help="prompts computed in part at once; 0: no limit"
+    )
+    group.add_argument(
+        "--max-long-partial-prefills",
+        type=int,
+        metavar="N",
+        help="of them, prompts longer than long-prefill-token-threshold: shorter ones pass those that wait",
     )
 
 
@@ -218,6 +229,9 @@ def _simulate(verbs: argparse._SubParsersAction) -> None:
         "--num-warmups", type=int, metavar="N", help="copies of the first request ahead of a closed loop, in no metric"
     )
     _lengths(verb.add_argument_group("lengths"))
+    load.add_argument(
+        "--num-priorities", type=int, metavar="N", help="priorities from 0, the first, in equal parts of the requests"
+    )
     load.add_argument("--seed", type=int, metavar="S")
     load.add_argument("--goodput", nargs="+", metavar="METRIC:MS", help="objectives: ttft:MS tpot:MS e2el:MS")
     load.add_argument("--keep", nargs="+", choices=("steps",), help="keep one row per engine iteration")

@@ -43,12 +43,14 @@ DEPLOYMENT_FLAGS = {
     "moe_backend": "moe_backend",
     "async_scheduling": "async_scheduling",
     "scheduling": "scheduling",
+    "scheduling_policy": "scheduling_policy",
     "capacity_policy": "capacity_policy",
     "schedule_conservativeness": "schedule_conservativeness",
     "batch_wait_timeout_iters": "batch_wait_timeout_iters",
     "batch_wait_max_tokens_ratio": "batch_wait_max_tokens_ratio",
     "scheduler_recv_interval": "scheduler_recv_interval",
     "max_num_partial_prefills": "max_num_partial_prefills",
+    "max_long_partial_prefills": "max_long_partial_prefills",
     "tier": "tier",
 }
 LOAD_FLAGS = (
@@ -70,6 +72,7 @@ LOAD_FLAGS = (
     "lengths_from",
     "prefix_len",
     "num_prefixes",
+    "num_priorities",
     "seed",
     "goodput_ttft_ms",
     "goodput_tpot_ms",
@@ -97,6 +100,7 @@ WHOLE_NUMBERS = {
             "input_len",
             "output_len",
             "num_prefixes",
+            "num_priorities",
             "scheduler_recv_interval",
         ),
         1,
@@ -106,6 +110,7 @@ WHOLE_NUMBERS = {
     "long_prefill_token_threshold": 0,
     "batch_wait_timeout_iters": 0,
     "max_num_partial_prefills": 0,
+    "max_long_partial_prefills": 0,
     "seed": 0,
 }
 LARGEST_PARALLEL_SIZE = 1024
@@ -118,6 +123,7 @@ WORDS = {
     "ramp_up_strategy": ("linear", "exponential"),
     "length_distribution": ("fixed", "uniform", "lognormal", "empirical"),
     "scheduling": ("continuous", "static"),
+    "scheduling_policy": ("fcfs", "priority"),
     "capacity_policy": ("max_utilization", "guaranteed_no_evict", "new_token_ratio"),
 }
 SHARES = ("gpu_memory_utilization", "range_ratio")

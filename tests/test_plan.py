@@ -99,7 +99,8 @@ def test_policies_of_the_engine_are_flags_of_the_deployment(session: ks.Session)
         {"capacity_policy": "new_token_ratio", "schedule_conservativeness": 0.3},
         {"batch_wait_timeout_iters": 3, "batch_wait_max_tokens_ratio": 0.5},
         {"scheduler_recv_interval": 10},
-        {"long_prefill_token_threshold": 32, "max_num_partial_prefills": 1},
+        {"long_prefill_token_threshold": 32, "max_num_partial_prefills": 2, "max_long_partial_prefills": 1},
+        {"scheduling_policy": "priority", "num_priorities": 2, "max_num_seqs": 1},
     ]
     rows = session.what_if([ROW, *(ROW | policy for policy in policies)]).to_pylist()
     assert len({row["scenario_id"] for row in rows}) == 1 + len(policies)
@@ -144,6 +145,13 @@ def test_a_scenario_that_does_not_fit_is_a_row_with_its_status(session: ks.Sessi
         ({"request_rate": "fast"}, InvalidInput, "request_rate is 'fast'; give a finite number above 0."),
         ({"enable_prefix_caching": "yes"}, InvalidInput, "enable_prefix_caching is 'yes'; give a value of type bool."),
         ({"scheduling": "dynamic"}, InvalidInput, "scheduling is 'dynamic'; give one of continuous, static."),
+        ({"scheduling_policy": "lifo"}, InvalidInput, "scheduling_policy is 'lifo'; give one of fcfs, priority."),
+        ({"num_priorities": 0}, InvalidInput, "num_priorities is 0; give a whole number of at least 1."),
+        (
+            {"trace": "day.csv", "request_rate": None, "input_len": None, "output_len": None, "num_priorities": 2},
+            InvalidInput,
+            "a trace and num_priorities are both stated",
+        ),
         ({"capacity_policy": "no"}, InvalidInput, "give one of max_utilization, guaranteed_no_evict, new_token_ratio."),
         (
             {"batch_wait_max_tokens_ratio": 1.5},

@@ -28,6 +28,7 @@ class TraceFormat(NamedTuple):
     request_id: str | None = None
     hash_ids: str | None = None
     hash_block: str | int | None = None  # field, or the number of tokens that the format fixes
+    priority: str | None = None
     zero_output_advice: str = CORRECT_LINE  # what to do where no token was generated
 
     def required(self) -> list[str]:
@@ -36,13 +37,14 @@ class TraceFormat(NamedTuple):
 
     def fields(self) -> list[str]:
         """Return all fields that are read."""
-        return self.required() + [f for f in (self.request_id, self.hash_ids, self.hash_block) if isinstance(f, str)]
+        optional = (self.request_id, self.hash_ids, self.hash_block, self.priority)
+        return self.required() + [field for field in optional if isinstance(field, str)]
 
 
 FORMATS = (
     TraceFormat(
         *("KernelSight", "arrival_s", "prompt_tokens", "output_tokens", 1.0),
-        *("request_id", "hash_ids", "hash_block_tokens"),
+        *("request_id", "hash_ids", "hash_block_tokens", "priority"),
     ),
     TraceFormat("Mooncake", "timestamp", "input_length", "output_length", 1e3, hash_ids="hash_ids", hash_block=512),
     TraceFormat("Azure LLM inference", "TIMESTAMP", "ContextTokens", "GeneratedTokens", None),

@@ -21,6 +21,7 @@ TRACE_SCHEMA = pa.schema(
         ("output_tokens", pa.int64()),
         ("hash_ids", pa.list_(pa.int64())),
         ("hash_block_tokens", pa.int64()),
+        ("priority", pa.int64()),
     ]
 )
 LARGEST_SIZE = 2**53  # above it a float64 no longer holds every whole number
@@ -55,9 +56,10 @@ def read_trace(path: str | os.PathLike[str], *, limit: int | None = None) -> pa.
     output_tokens = _sizes(raw, raw.format.output_tokens, faults)
     _raise_first(raw, faults)
     hash_ids, hash_block_tokens = _hashes(raw, prompt_tokens, faults)
+    priority = _priorities(raw, faults)
     _raise_first(raw, faults)
     columns = [_names(raw), arrival_s - arrival_s[0], prompt_tokens, output_tokens, hash_ids, hash_block_tokens]
-    return pa.table(columns, schema=TRACE_SCHEMA).slice(0, limit)
+    return pa.table([*columns, priority], schema=TRACE_SCHEMA).slice(0, limit)
 
 
 def _raise_first(raw: RawTrace, faults: list[Fault]) -> None:
@@ -155,6 +157,19 @@ def _names(raw: RawTrace) -> pa.ChunkedArray:
     except pa.ArrowException:
         found = f"{raw.format.request_id} holds {column.type} values"
         raise errors.trace_unusable(raw.path, found, "Write it as text or whole numbers.") from None
+
+
+def _priorities(raw: RawTrace, faults: list[Fault]) -> pa.Array:
+    """Return the priorities (int64), null where there is none; note the first that is no whole number."""
+    field = raw.format.priority
+    column = raw.column(field)
+    missing = column.is_null().to_numpy()
+    if missing.all():
+        return pa.nulls(len(column), pa.int64())
+    values = _numbers(column)
+    good = missing | ((np.abs(values) <= LARGEST_SIZE) & (values == np.floor(values)))
+    _note_first(faults, ~good, raw, field, "must be a whole number", CORRECT_LINE)
+    return pa.array(np.where(good & ~missing, values, 0).astype(np.int64), mask=missing)
 
 
 def _hashes(raw: RawTrace, prompt_tokens: np.ndarray, faults: list[Fault]) -> tuple[pa.Array, pa.Array]:

@@ -31,7 +31,7 @@ def send_next(client: np.void, engine: np.void, requests: np.ndarray, limits: np
         return
     client.in_flight += 1
     engine.in_flight += 1
-    enqueue(engine, requests, r)
+    enqueue(engine, requests, limits, r)
 
 
 @compiled

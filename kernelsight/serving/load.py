@@ -26,9 +26,10 @@ LOAD_COLUMNS = (
     *("scenario_id", "trace", "request_rate", "burstiness", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
     *("max_concurrency", "num_prompts", "num_warmups", "input_len", "output_len", "range_ratio"),
     *("length_distribution", "input_len_cv", "output_len_cv", "lengths_from", "prefix_len", "num_prefixes"),
-    *("num_turns", "think_time_s", "seed"),
+    *("num_priorities", "num_turns", "think_time_s", "seed"),
 )
 DRAWN_SCHEMA = pa.schema([*TRACE_SCHEMA, ("after_request_id", pa.int64()), ("think_s", pa.float64())])
+NO_PRIORITY = np.iinfo(np.int64).min
 
 
 class Drawn(NamedTuple):
@@ -39,6 +40,7 @@ class Drawn(NamedTuple):
     output_tokens: np.ndarray
     after_request_id: np.ndarray
     think_s: np.ndarray
+    priority: np.ndarray  # NO_PRIORITY: none
     blocks: SharedBlocks
 
 
@@ -84,8 +86,8 @@ def _draw(row: Mapping, recorded: pa.Table | None) -> Drawn:
     new ones go to the end, which leaves what the first ones give.
     """
     n, turns, prefix_len = row["num_prompts"], row["num_turns"] or 1, row["prefix_len"] or 0
-    seeds = np.random.SeedSequence(row["seed"]).spawn(5)
-    prompts, outputs, gaps, pairs, prefixes = (np.random.Generator(np.random.PCG64(seed)) for seed in seeds)
+    seeds = np.random.SeedSequence(row["seed"]).spawn(6)
+    prompts, outputs, gaps, pairs, prefixes, ranks = (np.random.Generator(np.random.PCG64(seed)) for seed in seeds)
     new_tokens, output_tokens = _lengths(row, prompts, outputs, pairs, recorded)
     sessions = sessions_of(new_tokens, output_tokens, turns, prefix_len)
     count = -(-n // turns)
@@ -97,7 +99,9 @@ def _draw(row: Mapping, recorded: pa.Table | None) -> Drawn:
         sessions = sessions._replace(**{name: values[order] for name, values in sessions._asdict().items()})
         output_tokens = output_tokens[order]
     blocks = shared_blocks(sessions, prefix, prefix_len)
-    return Drawn(arrival_s, sessions.prompt_tokens, output_tokens, before, np.full(n, think_s), blocks)
+    levels = row["num_priorities"]
+    priority = np.full(n, NO_PRIORITY) if levels is None else ranks.permutation(np.arange(n) % levels)
+    return Drawn(arrival_s, sessions.prompt_tokens, output_tokens, before, np.full(n, think_s), priority, blocks)
 
 
 def _arrivals(generator: np.random.Generator, n: int, row: Mapping) -> np.ndarray:
@@ -153,6 +157,7 @@ def _as_table(drawn: list[Drawn]) -> pa.Table:
         "external_id": pa.nulls(first.size, pa.string()),
         "hash_ids": pa.ListArray.from_arrays(pa.array(ends), pa.array(ids), mask=pa.array(alone)),
         "hash_block_tokens": pa.array(block_tokens, mask=alone),
+        "priority": pa.array(columns["priority"], mask=columns["priority"] == NO_PRIORITY),
         "after_request_id": pa.array(columns["after_request_id"], mask=first),
         "think_s": pa.array(columns["think_s"], mask=first),
     }

@@ -51,26 +51,29 @@ def horizon_us(engine: np.void, limits: np.void) -> float:
 @compiled
 def next_begin_us(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
     """When an engine that is in no step begins one, as far as is known now."""
-    if engine.running > 0 or queue_head(engine, requests, horizon_us(engine, limits)) >= 0:
+    horizon = horizon_us(engine, limits)
+    if engine.running > 0 or queue_head(engine, requests, limits, horizon) >= 0:
         return engine.now
-    return max(next_visible_us(engine, requests), engine.now)
+    return max(next_visible_us(engine, requests, limits, horizon), engine.now)
 
 
 @compiled
 def wake(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
     """Begin a step: move an idle engine's clock to the request that wakes it; returns the horizon of the step."""
     horizon = horizon_us(engine, limits)
-    idle = engine.running == 0 and queue_head(engine, requests, horizon) < 0
-    if idle or engine.steps == 0:
+    idle = engine.running == 0 and queue_head(engine, requests, limits, horizon) < 0
+    if not limits.plain and (idle or engine.steps == 0):
         rest(engine, limits)
     if idle:
-        engine.now = engine.previous_start = horizon = max(next_visible_us(engine, requests), engine.now)
+        engine.now = engine.previous_start = horizon = max(
+            next_visible_us(engine, requests, limits, horizon), engine.now
+        )
     # counted only where a step follows: what comes after the last finish is no idle time
     engine.idle_us += engine.now - engine.last_us
     engine.held = engine.held_tokens = engine.held_inside = engine.held_below = 0
     engine.step_found = engine.step_looked_up = 0
     engine.underway = True
-    return received_until(engine, limits, horizon)
+    return horizon if limits.plain else received_until(engine, limits, horizon)
 
 
 @compiled
@@ -166,7 +169,8 @@ def serve_borrowed(
             most = steps_to_poll(engine, own, most)
             if own_rows.shape[0] > 0:
                 most = min(most, own_rows.shape[0] - engine.rows)
-            stop_us = stop_at(own, blocked, min(next_visible_us(engine, requests), send_us + hst.request_us))
+            visible_us = next_visible_us(engine, requests, own, horizon)
+            stop_us = stop_at(own, blocked, min(visible_us, send_us + hst.request_us))
             steps = engine.steps
             decode_run(
                 engine,

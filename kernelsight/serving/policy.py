@@ -11,7 +11,7 @@ import numpy as np
 
 from kernelsight.serving.batch import tokens_of, units_held
 from kernelsight.serving.compiled import compiled
-from kernelsight.serving.queue import queue_head
+from kernelsight.serving.queue import comes_first, queue_head
 from kernelsight.serving.records import (
     FOREVER,
     GUARANTEED_NO_EVICT,
@@ -34,9 +34,31 @@ PROMPT_STEP_WEIGHT = 1000
 @compiled
 def candidate(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> int:
     """The head of the queue where the engine looks at the queue at all; -1 for none."""
+    if limits.plain:
+        return queue_head(engine, requests, limits, horizon)
     if is_shut(engine, limits):
         return NOBODY
-    return queue_head(engine, requests, seen_until(engine, limits, horizon))
+    return queue_head(engine, requests, limits, seen_until(engine, limits, horizon))
+
+
+@compiled
+def stays_refused(engine: np.void, limits: np.void) -> bool:
+    """Whether nobody can be admitted before a running request ends, after the head of the queue was refused.
+
+    By priority a request that comes may be the next head, and smaller.
+    """
+    return not limits.by_priority or is_shut(engine, limits) or is_at_cap(engine, limits)
+
+
+@compiled
+def lowest_priority(engine: np.void, requests: np.ndarray) -> int:
+    """The running request that is last in order of priority."""
+    last = r = engine.oldest
+    while r >= 0:
+        if comes_first(requests, last, r):
+            last = r
+        r = requests[r].after
+    return last
 
 
 @compiled
@@ -115,9 +137,10 @@ def waiting_tokens(engine: np.void, requests: np.ndarray, horizon: float, most: 
     """Known tokens of the first ``most`` requests of the queue that are visible; not counted beyond ``enough``."""
     tokens = seen = 0
     r = engine.first_waiting
-    while r >= 0 and requests[r].visible_us <= horizon and seen < most and tokens < enough:
-        tokens += requests[r].known
-        seen += 1
+    while r >= 0 and seen < most and tokens < enough:
+        if requests[r].visible_us <= horizon:
+            tokens += requests[r].known
+            seen += 1
         r = requests[r].next_waiting
     return tokens
 

@@ -18,20 +18,41 @@ def verdict(request: np.void, limits: np.void) -> int:
 
 
 @compiled
-def enqueue(engine: np.void, requests: np.ndarray, r: int) -> None:
-    """Put a request at the end of the queue; requests come in the order in which they become visible."""
-    requests[r].next_waiting = NOBODY
-    if engine.first_waiting >= 0:
-        requests[engine.last_waiting].next_waiting = r
-    else:
-        engine.first_waiting = r
-    engine.last_waiting = r
+def comes_first(requests: np.ndarray, r: int, other: int) -> bool:
+    """Order of priority: the lower number, then who was sent first."""
+    request, than = requests[r], requests[other]
+    if request.priority != than.priority:
+        return request.priority < than.priority
+    return request.sent_us < than.sent_us or (request.sent_us == than.sent_us and r < other)
 
 
 @compiled
-def return_to_front(engine: np.void, requests: np.ndarray, r: int) -> None:
-    """Put a preempted request before all others, where it is seen at once."""
+def enqueue(engine: np.void, requests: np.ndarray, limits: np.void, r: int) -> None:
+    """Put a request at the end of the queue, in the order in which requests become visible; or in order of priority."""
+    requests[r].next_waiting = NOBODY
+    if engine.first_waiting < 0:
+        engine.first_waiting = engine.last_waiting = r
+    elif not limits.by_priority or comes_first(requests, engine.last_waiting, r):
+        requests[engine.last_waiting].next_waiting = r
+        engine.last_waiting = r
+    else:
+        previous, following = NOBODY, engine.first_waiting
+        while comes_first(requests, following, r):
+            previous, following = following, requests[following].next_waiting
+        requests[r].next_waiting = following
+        if previous < 0:
+            engine.first_waiting = r
+        else:
+            requests[previous].next_waiting = r
+
+
+@compiled
+def requeue(engine: np.void, requests: np.ndarray, limits: np.void, r: int) -> None:
+    """Put a preempted request before all others, or in its place by priority; it is seen at once."""
     requests[r].visible_us = -FOREVER
+    if limits.by_priority:
+        enqueue(engine, requests, limits, r)
+        return
     requests[r].next_waiting = engine.first_waiting
     if engine.first_waiting < 0:
         engine.last_waiting = r
@@ -39,19 +60,63 @@ def return_to_front(engine: np.void, requests: np.ndarray, r: int) -> None:
 
 
 @compiled
-def queue_head(engine: np.void, requests: np.ndarray, horizon: float) -> int:
+def queue_head(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> int:
     """The request that would be admitted next, of those that are visible at ``horizon``; -1 for none."""
+    if not limits.plain and (limits.by_priority or limits.max_long_partial_prefills > 0):
+        return first_allowed(engine, requests, limits, horizon)
     head = engine.first_waiting
     return head if head >= 0 and requests[head].visible_us <= horizon else NOBODY
 
 
 @compiled
-def take_head(engine: np.void, requests: np.ndarray) -> None:
-    """Remove the request that ``queue_head`` named."""
-    engine.first_waiting = requests[engine.first_waiting].next_waiting
+def first_allowed(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> int:
+    """The first visible request; long prompts are passed over while as many as allowed are under way."""
+    no_long = limits.max_long_partial_prefills > 0 and long_prompts(engine, requests, limits) >= (
+        limits.max_long_partial_prefills
+    )
+    r = engine.first_waiting
+    while r >= 0:
+        allowed = not no_long or requests[r].known <= limits.long_prefill_token_threshold
+        if allowed and requests[r].visible_us <= horizon:
+            return r
+        r = requests[r].next_waiting
+    return NOBODY
 
 
 @compiled
-def next_visible_us(engine: np.void, requests: np.ndarray) -> float:
-    """When the head of the queue is seen; infinite for an empty queue."""
-    return requests[engine.first_waiting].visible_us if engine.first_waiting >= 0 else FOREVER
+def long_prompts(engine: np.void, requests: np.ndarray, limits: np.void) -> int:
+    """Prompts under way with more tokens to compute than ``long_prefill_token_threshold``."""
+    count = 0
+    r = engine.partial
+    while r >= 0:
+        count += requests[r].known - requests[r].computed > limits.long_prefill_token_threshold
+        r = requests[r].next_partial
+    return count
+
+
+@compiled
+def take(engine: np.void, requests: np.ndarray, r: int) -> None:
+    """Remove a request from the queue."""
+    if engine.first_waiting == r:
+        engine.first_waiting = requests[r].next_waiting
+        return
+    previous = engine.first_waiting
+    while requests[previous].next_waiting != r:
+        previous = requests[previous].next_waiting
+    requests[previous].next_waiting = requests[r].next_waiting
+    if engine.last_waiting == r:
+        engine.last_waiting = previous
+
+
+@compiled
+def next_visible_us(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> float:
+    """When the head of the queue is seen; by priority, the first that is not seen yet; infinite for an empty queue."""
+    r = engine.first_waiting
+    if not limits.by_priority:
+        return requests[r].visible_us if r >= 0 else FOREVER
+    moment = FOREVER
+    while r >= 0:
+        if requests[r].visible_us > horizon:
+            moment = min(moment, requests[r].visible_us)
+        r = requests[r].next_waiting
+    return moment

@@ -58,6 +58,9 @@ LIMITS = _record(
     batch_wait_tokens=_REAL,  # tokens of a step that are enough
     scheduler_recv_interval=_WHOLE,  # decode steps from one look for new requests to the next
     max_num_partial_prefills=_WHOLE,  # prompts that are computed in part, at once; 0: no limit
+    max_long_partial_prefills=_WHOLE,  # and of those longer than long_prefill_token_threshold
+    plain=_TRUTH,  # none of the policies from static on
+    by_priority=_TRUTH,  # the queue and the victims of preemption go by priority, then by when they were sent
 )
 
 # host overhead of one engine, microseconds
@@ -85,6 +88,7 @@ REQUEST = _record(
     arrival_us=_REAL,
     prompt=_WHOLE,
     target=_WHOLE,  # prompt + output tokens
+    priority=_WHOLE,  # the lower, the earlier
     # what became of it; times are -1 until they happen
     status=_WHOLE,
     sent_us=_REAL,
@@ -236,6 +240,15 @@ class Limits(NamedTuple):
     batch_wait_tokens: float = 0.0
     scheduler_recv_interval: int = 1
     max_num_partial_prefills: int = 0
+    max_long_partial_prefills: int = 0
+    by_priority: bool = False
+
+
+# fields of Limits that name a policy, with the values that leave the plain scheduler
+NO_POLICY = {
+    **{"static": False, "capacity_policy": MAX_UTILIZATION, "batch_wait_timeout_iters": 0, "by_priority": False},
+    **{"scheduler_recv_interval": 1, "max_num_partial_prefills": 0, "max_long_partial_prefills": 0},
+}
 
 
 class Host(NamedTuple):
@@ -274,6 +287,7 @@ class Load(NamedTuple):
 
     ``hashes``: the hash blocks of all prompts one after another, as numbers from 0; request i has those from
     ``hash_offsets[i]`` to ``hash_offsets[i + 1]``. ``hash_tokens``: tokens that one stands for; 0: none are given.
+    ``priority``: the lower, the earlier; empty: all the same.
     """
 
     arrival_us: np.ndarray
@@ -282,6 +296,7 @@ class Load(NamedTuple):
     hashes: np.ndarray = np.zeros(0, np.int64)
     hash_offsets: np.ndarray = np.zeros(0, np.int64)
     hash_tokens: int = 0
+    priority: np.ndarray = np.zeros(0, np.int64)
 
 
 class Outcome(NamedTuple):

@@ -18,6 +18,7 @@ from kernelsight.serving.records import (
     LAYOUT,
     LIMITS,
     NO_LIMIT,
+    NO_POLICY,
     NOBODY,
     REQUEST,
     Host,
@@ -148,6 +149,8 @@ def serve(
     requests["prompt"] = requests["known"] = load.prompt_tokens
     requests["target"] = load.prompt_tokens + load.output_tokens
     requests["status"] = FINISHED
+    if load.priority.size:
+        requests["priority"] = load.priority
     caching = limits.prefix_caching and load.hash_tokens > 0
     hashes, entries = np.zeros(1, np.int64), np.zeros(1, ENTRY)
     if caching:
@@ -175,6 +178,7 @@ def serve(
     stated, overhead = np.zeros(1, LIMITS), np.array([tuple(host)], HOST)
     for name in set(LIMITS.names) & set(limits._fields):
         stated[name] = getattr(limits, name)
+    stated["plain"] = all(getattr(limits, name) == value for name, value in NO_POLICY.items())
     stated["hash_tokens"], stated["requests"] = load.hash_tokens if caching else 0, n
     counted = windows_from_us is not None
     rows = np.zeros((1, CHUNK if keep_steps or counted else 0, COLUMNS))

@@ -83,6 +83,7 @@ def serve_replicas(
     }
     scratches = threading.local()
     columns = {name: requests[name].to_numpy() for name in ("arrival_s", "prompt_tokens", "output_tokens")}
+    columns["priority"] = pc.fill_null(requests["priority"], 0).to_numpy()
     spans = _spans(requests["scenario_id"])
 
     def serve(job: tuple[dict[str, Any], int]) -> Replica | None:
@@ -98,6 +99,7 @@ def serve_replicas(
             columns["prompt_tokens"][rows].astype(np.int64),
             columns["output_tokens"][rows].astype(np.int64),
             *shared_prefixes(requests, rows, deployment, plans[key]),
+            columns["priority"][rows],
         )
         limits = limits_of(deployment, plans[key], costs[key].window_tokens, scenario["max_concurrency"], number)
         host = host_of(hosts[key], deployment, costs[key].launches)
@@ -250,6 +252,8 @@ def limits_of(
         batch_wait_tokens=deployment["batch_wait_max_tokens_ratio"] * budget,
         scheduler_recv_interval=deployment["scheduler_recv_interval"],
         max_num_partial_prefills=deployment["max_num_partial_prefills"],
+        max_long_partial_prefills=deployment["max_long_partial_prefills"],
+        by_priority=deployment["scheduling_policy"] == "priority",
     )
 
 

@@ -9,7 +9,7 @@ RAMP_UP = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
 SPREADS = ("input_len_cv", "output_len_cv")
 FROM_THE_TRACE = (
     *("request_rate", "input_len", "output_len", *RAMP_UP, "length_distribution", "lengths_from", *SPREADS),
-    *("prefix_len", "num_prefixes", "num_turns", "think_time_s"),
+    *("prefix_len", "num_prefixes", "num_priorities", "num_turns", "think_time_s"),
 )
 # what each distribution needs (one of them suffices), and what it leaves no room for
 NEEDED = {"lognormal": SPREADS, "empirical": ("lengths_from",)}

@@ -67,6 +67,14 @@ select deployment_id, 'chunking',
               max_num_batched_tokens, max_num_seqs)
 from facts where max_num_batched_tokens < max_num_seqs and engine = 'vllm'
 union
+select deployment_id, 'partial_prefills',
+       format('max_long_partial_prefills {} needs long prompts to be told apart; give long_prefill_token_threshold', max_long_partial_prefills)
+from facts where max_long_partial_prefills > 0 and long_prefill_token_threshold = 0
+union
+select deployment_id, 'partial_prefills',
+       format('max_long_partial_prefills {} is more than max_num_partial_prefills {}; use at most that', max_long_partial_prefills, max_num_partial_prefills)
+from facts where max_num_partial_prefills > 0 and max_long_partial_prefills > max_num_partial_prefills
+union
 select deployment_id, 'memory',
        format('{} does not fit {} with tensor-parallel size {}: {:.1f} GiB of weights, activations and graphs against {:.1f} GiB that may be used, {:.1f} GiB are missing',
               model, gpu, tp, (weights_bytes + activations_bytes + graphs_bytes) / 1024.0 ** 3, usable_bytes / 1024.0 ** 3, -kv_bytes / 1024.0 ** 3)

@@ -44,7 +44,13 @@ select
   least(coalesce(deployments.max_model_len, models.max_positions), 1048576)::bigint as max_model_len,
   coalesce(deployments.max_num_seqs, preset.max_num_seqs) as max_num_seqs,
   coalesce(deployments.max_num_batched_tokens, preset.max_num_batched_tokens) as max_num_batched_tokens,
-  coalesce(deployments.long_prefill_token_threshold, preset.long_prefill_token_threshold) as long_prefill_token_threshold,
+  -- what is long where several prompts are computed in part: 4 % of max_model_len, as vLLM's SchedulerConfig had it
+  coalesce(
+    deployments.long_prefill_token_threshold,
+    case when greatest(deployments.max_num_partial_prefills, deployments.max_long_partial_prefills) > 1
+         then greatest(least(coalesce(deployments.max_model_len, models.max_positions), 1048576) * 4 // 100, 1) end,
+    preset.long_prefill_token_threshold
+  )::bigint as long_prefill_token_threshold,
   coalesce(deployments.block_size, preset.block_size) as block_size,
   coalesce(deployments.gpu_memory_utilization, preset.gpu_memory_utilization) as gpu_memory_utilization,
   deployments.kv_cache_tokens,
@@ -54,12 +60,14 @@ select
   coalesce(deployments.scheduling, preset.scheduling) as scheduling,
   -- a static batch is prefilled before it decodes, and keeps its blocks to its end
   case when deployments.scheduling = 'static' then 'prefill_first' else preset.prefill_policy end as prefill_policy,
+  coalesce(deployments.scheduling_policy, preset.scheduling_policy) as scheduling_policy,
   coalesce(deployments.capacity_policy, case when deployments.scheduling = 'static' then 'guaranteed_no_evict' else preset.capacity_policy end) as capacity_policy,
   coalesce(deployments.schedule_conservativeness, preset.schedule_conservativeness) as schedule_conservativeness,
   coalesce(deployments.batch_wait_timeout_iters, preset.batch_wait_timeout_iters) as batch_wait_timeout_iters,
   coalesce(deployments.batch_wait_max_tokens_ratio, preset.batch_wait_max_tokens_ratio) as batch_wait_max_tokens_ratio,
   coalesce(deployments.scheduler_recv_interval, preset.scheduler_recv_interval) as scheduler_recv_interval,
   coalesce(deployments.max_num_partial_prefills, preset.max_num_partial_prefills) as max_num_partial_prefills,
+  coalesce(deployments.max_long_partial_prefills, preset.max_long_partial_prefills) as max_long_partial_prefills,
   preset.expert_exchange,
   case when coalesce(deployments.enforce_eager, false) then 0 else preset.graph_max_tokens end as graph_max_tokens
 from deployments

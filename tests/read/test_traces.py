@@ -115,6 +115,7 @@ requests = st.lists(
             "prompt_tokens": st.integers(1, 300),
             "output_tokens": st.integers(1, 2**53),
             "shared": st.booleans(),
+            "priority": st.none() | st.integers(-3, 3),
         }
     ),
     min_size=1,
@@ -131,6 +132,7 @@ def own_columns(drawn: list[dict]) -> dict[str, list]:
         "arrival_s": arrivals,
         "hash_ids": shared,
         "hash_block_tokens": [16 if r["shared"] else None for r in drawn],
+        "priority": [r["priority"] for r in drawn],
     }
 
 
@@ -190,10 +192,17 @@ def test_identifiers_may_be_numbers_and_fields_in_any_order(written):
     text += '{"output_tokens": 2, "arrival_s": 1.5, "prompt_tokens": 3}\n'
     assert read_trace(written(text)).to_pylist() == [
         {"external_id": "17", "arrival_s": 0.0, "prompt_tokens": 3, "output_tokens": 2}
-        | {"hash_ids": None, "hash_block_tokens": None},
+        | {"hash_ids": None, "hash_block_tokens": None, "priority": None},
         {"external_id": None, "arrival_s": 0.5, "prompt_tokens": 3, "output_tokens": 2}
-        | {"hash_ids": None, "hash_block_tokens": None},
+        | {"hash_ids": None, "hash_block_tokens": None, "priority": None},
     ]
+
+
+def test_priorities_are_whole_numbers_where_there_are_any(written):
+    header = "arrival_s,prompt_tokens,output_tokens,priority\n"
+    assert read_trace(written(f"{header}0,3,2,-1\n1,3,2,\n"))["priority"].to_pylist() == [-1, None]
+    sentence = ", line 3: priority is 'soon', but must be a whole number. Correct or remove it."
+    assert refused(written(f"{header}0,3,2,1\n1,3,2,soon\n")) == sentence
 
 
 def refused(path: Path, **options) -> str:

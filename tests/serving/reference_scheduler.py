@@ -8,6 +8,10 @@ semantics leave a choice open:
 - The newest running request is the victim of a preemption. Preempted requests go to the front of the queue and are
   recomputed: their prompt and what they have generated, but for what the prefix cache still has of the prompt. Nothing
   is admitted in a step that preempted.
+- By priority: the queue and the victims go by (priority, when sent, number). A victim that has tokens in the step gives
+  them and their blocks back; a request that is its own victim leaves those behind it their turn.
+- ``max_long_partial_prefills``: a request with more known tokens than ``long_prefill_token_threshold`` is passed over
+  while so many prompts are under way that have more tokens than that to compute.
 - A step with asynchronous scheduling sees the requests that were visible when the step before it began; after an idle
   time it sees those that are visible now. A request is visible ``request_us`` after it is sent.
 - Closed loop: at most ``max_concurrency`` requests in flight. The next one is sent when one ends (at the end of that
@@ -25,7 +29,6 @@ semantics leave a choice open:
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -47,6 +50,8 @@ class Request:
     prompt_tokens: int
     output_tokens: int
     hashes: tuple[int, ...] = ()
+    priority: int = 0
+    number: int = 0
     status: str = "finished"
     sent_us: float = -1.0
     scheduled_us: float = -1.0
@@ -61,6 +66,11 @@ class Request:
     recomputed_us: float = 0.0  # from an admission after a preemption to the next token or preemption
     since_us: float = 0.0  # when it was last preempted, or admitted after that
     recomputes: bool = False
+
+    @property
+    def rank(self) -> tuple[int, float, int]:
+        """Place in order of priority."""
+        return self.priority, self.sent_us, self.number
 
     @property
     def known_tokens(self) -> int:
@@ -181,7 +191,18 @@ class Scheduler:
 
     def head(self, horizon: float) -> Request | None:
         """The request that would be admitted next, of those that are visible at ``horizon``."""
-        return self.queue[0] if self.queue and self.queue[0].visible_us <= horizon else None
+        return next((r for r in self.in_order() if r.visible_us <= horizon and self.may_be_next(r)), None)
+
+    def in_order(self) -> list[Request]:
+        """The queue in the order of the policy."""
+        return sorted(self.queue, key=lambda r: r.rank) if self.limits.by_priority else list(self.queue)
+
+    def may_be_next(self, request: Request) -> bool:
+        """False for a long prompt that has to let shorter ones pass."""
+        most, long = self.limits.max_long_partial_prefills, self.limits.long_prefill_token_threshold
+        if not most or request.known_tokens <= long:
+            return True
+        return sum(not r.decoding and r.missing_tokens > long for r in self.running) < most
 
     # --- one step
 
@@ -203,16 +224,17 @@ class Scheduler:
     def waiting(self, horizon: float) -> list[Request]:
         """The requests that a batch wait counts: none, where the first could not be admitted beside the decodes."""
         horizon = self.door.seen_until(horizon)
-        if self.door.is_shut(self.running) or self.door.is_at_cap(self.running) or self.head(horizon) is None:
+        first = self.head(horizon)
+        if self.door.is_shut(self.running) or self.door.is_at_cap(self.running) or first is None:
             return []
         budget = self.limits.max_num_batched_tokens - sum(r.decoding for r in self.running)
-        tokens = self.chunk_of(self.queue[0], budget)
-        cut = tokens < self.chunk_of(self.queue[0], self.queue[0].missing_tokens)
+        tokens = self.chunk_of(first, budget)
+        cut = tokens < self.chunk_of(first, first.missing_tokens)
         room = self.reserve.room(self.running)
-        if tokens == 0 or (cut and not self.limits.chunked) or not self.fits(self.queue[0], tokens, room):
+        if tokens == 0 or (cut and not self.limits.chunked) or not self.fits(first, tokens, room):
             return []
         most = self.limits.max_num_seqs - len(self.running)
-        return list(itertools.takewhile(lambda r: r.visible_us <= horizon, self.queue))[:most]
+        return [r for r in self.in_order() if r.visible_us <= horizon][:most]
 
     def candidate(self, horizon: float) -> Request | None:
         """The request that is next, where the engine looks at the queue at all; a static batch is formed without."""
@@ -269,7 +291,9 @@ class Scheduler:
                 if len(self.running) == 1:
                     self.memory.keep_own_only(request)
                     break
-                self.preempt(self.running[-1])
+                victim = max(self.running, key=lambda r: r.rank) if self.limits.by_priority else self.running[-1]
+                granted.pop(id(victim), None)
+                self.preempt(victim)
             if request in self.running:
                 self.memory.grow(request, tokens)
                 granted[id(request)] = tokens
@@ -303,7 +327,7 @@ class Scheduler:
             if not self.may_stay_partial(request, tokens, granted) or not self.has_room(request, tokens, room):
                 return
             room -= self.reserve.needed(request, tokens)
-            self.queue.popleft()
+            self.queue.remove(request)
             self.running.append(request)
             request.cached_tokens = self.memory.hit_tokens(request)
             self.memory.enter(request)
@@ -393,7 +417,7 @@ def serve(
                 client.send(client.next_send_us(), accept)
             if not scheduler.queue:
                 break
-            wake = max(clock, scheduler.queue[0].visible_us)
+            wake = max(clock, min(r.visible_us for r in scheduler.queue))
             run.idle_us += wake - clock
             clock = horizon = wake
             client.send(clock, accept)

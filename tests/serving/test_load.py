@@ -296,3 +296,11 @@ def test_a_thousand_scenarios_are_drawn_in_bulk():
     start = time.perf_counter()
     assert draw_requests(table).num_rows == 512_000
     assert time.perf_counter() - start < 3  # measured 0.2 s; a Python step per request takes longer than this
+
+
+def test_priorities_are_drawn_in_equal_parts_and_leave_the_rest_as_it_is():
+    row = SYNTHETIC | {"num_prompts": 9}
+    plain, ranked = draw_requests(scenarios(row)), draw_requests(scenarios(row | {"num_priorities": 3}))
+    assert plain["priority"].null_count == 9
+    assert sorted(ranked["priority"].to_pylist()) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert ranked.drop_columns(["priority"]).equals(plain.drop_columns(["priority"]))

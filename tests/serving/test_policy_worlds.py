@@ -1,11 +1,12 @@
 """Policies of single engines, one small world each, worked out by hand.
 
-Every step takes 100 us; requests are (arrival us, prompt, output); blocks of 4 tokens, a budget of 64 tokens, and at
-most 8 requests unless a test says otherwise.
+Every step takes 100 us; requests are (arrival us, prompt, output[, priority]); blocks of 4 tokens, a budget of 64
+tokens, and at most 8 requests unless a test says otherwise.
 """
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import HealthCheck, given, settings
 
 from kernelsight.serving import records
@@ -15,9 +16,11 @@ PROMPT, DECODE, RUNNING, WAITING, UNITS = range(2, 7)
 STATIC = {"static": True, "prefill_first": True, "capacity_policy": records.GUARANTEED_NO_EVICT}
 
 
-def serve(requests: list[tuple[float, int, int]], **limits: object) -> records.Served:
+def serve(requests: list[tuple], **limits: object) -> records.Served:
     """Run the loop; the reference must admit and preempt the same."""
-    world = constant_world(requests, **limits)
+    world = constant_world([request[:3] for request in requests], **limits)
+    priority = np.array([rank for *_, rank in requests if len(requests[0]) == 4], np.int64)
+    world = world._replace(load=world.load._replace(priority=priority))
     served, run = run_loop(world), run_reference(world)
     assert served.out.scheduled_us.tolist() == [request.scheduled_us for request in run.requests]
     assert served.out.preemptions.tolist() == [request.preemptions for request in run.requests]
@@ -138,6 +141,51 @@ def test_prompts_that_are_computed_in_part_at_once() -> None:
     assert batches(served) == [(4, 0), (4, 0), (6, 0), (2, 0)]
     served = serve(requests, long_prefill_token_threshold=4, max_num_partial_prefills=2)
     assert batches(served) == [(8, 0), (6, 0), (2, 0)]
+
+
+def test_a_short_prompt_passes_a_long_one_that_waits_for_another() -> None:
+    # prompts of more than 4 tokens are long, and one of them may be under way with more than 4 tokens to go: C passes B
+    # in step 1, and B starts with A's last 4 tokens
+    requests = [(0, 12, 1), (0, 12, 1), (0, 4, 1)]
+    served = serve(requests, long_prefill_token_threshold=4, max_long_partial_prefills=1)
+    assert batches(served) == [(8, 0), (4, 0), (8, 0), (4, 0), (4, 0)]
+    assert scheduled(served) == [0, 200, 0]
+    assert scheduled(serve(requests, long_prefill_token_threshold=4)) == [0, 0, 0]
+
+
+# ---------------------------------------------------------------- priority
+
+
+def test_the_queue_goes_by_priority_then_by_arrival() -> None:
+    # one at a time: when A ends at 300, C and D (priority 0) go before B (priority 1)
+    requests = [(0, 4, 3, 0), (10, 4, 1, 1), (20, 4, 1, 0), (30, 4, 1, 0)]
+    assert scheduled(serve(requests, max_num_seqs=1, by_priority=True)) == [0, 500, 300, 400]
+    assert scheduled(serve(requests, max_num_seqs=1)) == [0, 300, 400, 500]
+
+
+def test_the_last_in_priority_is_preempted_even_if_it_needs_the_block_itself() -> None:
+    # 4 blocks, two each in step 1. In step 2 A needs a third; A is the last in priority, so that A itself goes, and B
+    # has its token. B ends at 300; A's 8 + 1 known tokens are recomputed then.
+    served = serve([(0, 8, 4, 1), (0, 7, 3, 0)], capacity_units=4, by_priority=True)
+    assert batches(served) == [(15, 0), (0, 1), (0, 1), (9, 0), (0, 1), (0, 1)]
+    assert served.out.preemptions.tolist() == [1, 0]
+    assert finish(served) == [600, 300]
+
+
+def test_a_victim_gives_back_the_tokens_that_it_has_in_the_step() -> None:
+    # 4 blocks, two each in step 1. In step 2 A has its token, which fits its second block, before B needs a third: A
+    # goes, and the step has one decode
+    served = serve([(0, 7, 2, 1), (0, 8, 3, 0)], capacity_units=4, by_priority=True)
+    assert batches(served) == [(15, 0), (0, 1), (0, 1), (8, 0)]
+    assert finish(served) == [400, 300]
+
+
+def test_a_request_that_comes_later_may_be_the_next() -> None:
+    # 5 blocks, A has 3 of them from step 2 on. B needs 3 and waits for A's end at 1000; C, which comes at 250, is
+    # before B in priority and needs one
+    requests = [(0, 8, 10, 0), (10, 12, 1, 1), (250, 4, 1, 0)]
+    assert scheduled(serve(requests, capacity_units=5, by_priority=True)) == [0, 1000, 300]
+    assert scheduled(serve(requests, capacity_units=5)) == [0, 1000, 1000]
 
 
 # ---------------------------------------------------------------- on random worlds

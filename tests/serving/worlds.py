@@ -46,8 +46,9 @@ def run_loop(world: World, keep_steps: bool = True, windows_from_us: float | Non
 def run_reference(world: World) -> Run:
     """Run the reference scheduler."""
     load = world.load
-    columns = (load.arrival_us, load.prompt_tokens, load.output_tokens, hashes_of(load))
-    requests = [Request(float(a), int(p), int(o), h) for a, p, o, h in zip(*columns, strict=True)]
+    priority = load.priority if load.priority.size else np.zeros(load.arrival_us.size, np.int64)
+    columns = (load.arrival_us, load.prompt_tokens, load.output_tokens, hashes_of(load), priority, range(priority.size))
+    requests = [Request(float(a), int(p), int(o), h, int(f), n) for a, p, o, h, f, n in zip(*columns, strict=True)]
     costs = Costs(world.surface, world.limits.window_tokens)
     return serve(requests, world.limits, world.host, costs.gpu_time, load.hash_tokens)
 
@@ -97,6 +98,8 @@ def load_with_last(load: records.Load) -> records.Load:
     offsets = np.append(load.hash_offsets, load.hash_offsets[-1:])
     arrival_us = np.append(load.arrival_us, load.arrival_us[-1] + 1e7)
     more = {"prompt_tokens": np.append(load.prompt_tokens, 1), "output_tokens": np.append(load.output_tokens, 1)}
+    if load.priority.size:
+        more["priority"] = np.append(load.priority, 9)
     return load._replace(arrival_us=arrival_us, hash_offsets=offsets, **more)
 
 
@@ -203,6 +206,8 @@ def policies_drawn(draw: st.DrawFn, budget: int) -> dict[str, object]:
         "batch_wait_tokens": budget * draw(st.sampled_from([0.0, 0.3, 0.8])),
         "scheduler_recv_interval": draw(st.sampled_from([1, 1, 2, 5, 1500])),
         "max_num_partial_prefills": draw(st.sampled_from([0, 0, 1, 2])),
+        "max_long_partial_prefills": draw(st.sampled_from([0, 0, 1, 2])),
+        "by_priority": draw(st.booleans()),
     }
 
 
@@ -211,7 +216,10 @@ def policy_worlds(draw: st.DrawFn) -> World:
     """Draw a world with policies of single engines, some of them with a prefix cache."""
     world = draw(worlds() | caching_worlds())
     policies = draw(policies_drawn(world.limits.max_num_batched_tokens))
-    return world._replace(limits=world.limits._replace(**policies))
+    count = world.load.arrival_us.size
+    priority = draw(st.lists(st.integers(-1, 2), min_size=count, max_size=count))
+    load = world.load._replace(priority=np.array(priority, np.int64))
+    return world._replace(load=load, limits=world.limits._replace(**policies))
 
 
 @st.composite

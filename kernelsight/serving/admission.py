@@ -1,0 +1,175 @@
+"""Admission: who of the queue joins the batch, with how many tokens of its prompt, and when prompts are held back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.serving.batch import join, units_held
+from kernelsight.serving.compiled import compiled
+from kernelsight.serving.policy import (
+    admission_room,
+    candidate,
+    is_at_cap,
+    is_refused,
+    is_shut,
+    note_no_room,
+    partial_tokens,
+    seen_until,
+    stays_refused,
+    unfinished_prompts,
+    units_to_reserve,
+    waiting_tokens,
+)
+from kernelsight.serving.prefix import cache_chunk, cached_prefix, keep_prefix, take_units
+from kernelsight.serving.queue import take
+from kernelsight.serving.records import MAX_UTILIZATION, NOBODY
+
+
+@compiled
+def first_chunk(needed: int, budget: int, limits: np.void) -> int:
+    """Tokens of a prompt that this step may take."""
+    if limits.long_prefill_token_threshold > 0:
+        needed = min(needed, limits.long_prefill_token_threshold)
+    return min(needed, budget)
+
+
+@compiled
+def admission(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, budget: int) -> tuple:
+    """(cached tokens, first chunk, tokens without a cut, units to take, cached units that nobody keeps yet)."""
+    cached, unkept = cached_prefix(request, hashes, entries, limits)
+    missing = request.known - cached
+    chunk = first_chunk(missing, budget, limits)
+    units = units_held(cached + chunk, limits) - units_held(cached, limits)
+    return cached, chunk, first_chunk(missing, missing, limits), units, unkept
+
+
+@compiled
+def admit(
+    engine: np.void,
+    requests: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    horizon: float,
+    prompt_tokens: int,
+    decode_tokens: int,
+) -> tuple:
+    """Admit from the queue in order while budget, cap and blocks allow; returns (prompt tokens admitted, blocked).
+
+    ``prompt_tokens``, ``decode_tokens``: what the step has already. ``blocked``: the head of the queue is there but
+    cannot be admitted before a running request ends.
+    """
+    budget = limits.max_num_batched_tokens - prompt_tokens - decode_tokens
+    empty = prompt_tokens + decode_tokens == 0
+    admitted = unfinished = room = 0
+    looked = False
+    while budget > 0:
+        if is_at_cap(engine, limits):
+            engine.forming = False
+            return admitted, True
+        r = candidate(engine, requests, limits, horizon)
+        if r < 0:
+            engine.forming = False
+            return admitted, is_shut(engine, limits)
+        if not looked:
+            looked = True
+            room = admission_room(engine, requests, limits, decode_tokens > 0)
+            unfinished = unfinished_prompts(engine, requests) if limits.max_num_partial_prefills > 0 else 0
+        request = requests[r]
+        cached, chunk, whole, units, unkept = admission(request, hashes, entries, limits, budget)
+        # whole prompts only: one that does not fit waits, unless it would have the step for itself
+        if not limits.chunked and chunk < whole and not (empty and admitted == 0):
+            return admitted, stays_refused(engine, limits)
+        cut = cached + chunk < request.known
+        if cut and limits.max_num_partial_prefills > 0 and unfinished >= limits.max_num_partial_prefills:
+            return admitted, stays_refused(engine, limits)
+        needed = units_to_reserve(limits, request, cached, units) + unkept
+        if is_refused(engine, limits, needed, room) or units + unkept > engine.free_units:
+            note_no_room(engine, limits)
+            return admitted, stays_refused(engine, limits)
+        take(engine, requests, r)
+        keep_prefix(engine, hashes, entries, limits, request, cached)
+        take_units(engine, entries, limits, units)
+        request.computed = cached
+        request.chunk = chunk
+        cache_chunk(engine, hashes, entries, limits, request)
+        # with nothing reserved, what is free has changed by more than what was needed where prefixes are cached
+        room = engine.free_units if limits.capacity_policy == MAX_UTILIZATION else room - needed
+        budget -= chunk
+        admitted += chunk
+        unfinished += 1 if cut else 0
+        engine.joined += 1
+        join(engine, requests, r)
+        if request.scheduled_us < 0.0:
+            request.scheduled_us = engine.now
+            request.cached_tokens = cached
+            engine.step_found += cached
+            engine.step_looked_up += request.prompt
+        else:
+            request.requeued_us += engine.now - request.preempted_us
+            request.resumed_us = engine.now
+    return admitted, engine.running == limits.max_num_seqs
+
+
+@compiled
+def wants_prompts(
+    engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, horizon: float
+) -> bool:
+    """Prefill-first engines take prompts when one is under way, or when the head of the queue can be admitted."""
+    if engine.partial >= 0:
+        return True
+    r = candidate(engine, requests, limits, horizon)
+    if r < 0 or is_at_cap(engine, limits):
+        engine.forming = False
+        return False
+    if fits(engine, requests, limits, hashes, entries, r, 0):
+        return True
+    note_no_room(engine, limits)
+    return False
+
+
+@compiled
+def fits(
+    engine: np.void,
+    requests: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    r: int,
+    decode_tokens: int,
+) -> bool:
+    """Whether a request of the queue could be admitted beside ``decode_tokens``, before the step takes its units."""
+    budget = limits.max_num_batched_tokens - decode_tokens
+    cached, chunk, whole, units, unkept = admission(requests[r], hashes, entries, limits, budget)
+    if chunk == 0 or (not limits.chunked and chunk < whole and decode_tokens > 0):
+        return False
+    needed = units_to_reserve(limits, requests[r], cached, units) + unkept
+    room = admission_room(engine, requests, limits, False)
+    return units + unkept <= engine.free_units and not is_refused(engine, limits, needed, room)
+
+
+@compiled
+def holds_prompts(
+    engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, horizon: float
+) -> bool:
+    """Whether prompts wait in this step, beside requests that decode, for more of them; counts the steps they waited.
+
+    They go when the step would have ``batch_wait_tokens`` tokens, or after ``batch_wait_timeout_iters`` steps.
+    """
+    if limits.batch_wait_timeout_iters == 0 or engine.decoding == 0:
+        return False
+    r = NOBODY if is_at_cap(engine, limits) else candidate(engine, requests, limits, horizon)
+    if r >= 0 and not fits(engine, requests, limits, hashes, entries, r, engine.decoding):
+        r = NOBODY
+    if engine.partial < 0 and r < 0:
+        return False
+    tokens = engine.decoding + partial_tokens(engine, requests)
+    if r >= 0:
+        most = limits.max_num_seqs - engine.running
+        until = seen_until(engine, limits, horizon)
+        tokens += waiting_tokens(engine, requests, until, most, limits.batch_wait_tokens - tokens)
+    if tokens >= limits.batch_wait_tokens or engine.waited_iters >= limits.batch_wait_timeout_iters:
+        engine.waited_iters = 0
+        return False
+    engine.waited_iters += 1
+    return True
