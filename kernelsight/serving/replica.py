@@ -33,8 +33,8 @@ from kernelsight.serving.records import (
 from kernelsight.serving.steps import COLUMNS, RUNNING, START, WAITING
 from kernelsight.serving.windows import NARROWEST_US, add_steps, fresh, windows_of
 
-# step rows that are held at once; most scenarios have fewer
-CHUNK = 65_536
+# step rows that are held at once; most scenarios have few times as many
+CHUNK = 16_384
 
 # fields of the engine record, in the order of Totals
 TOTALS = (
