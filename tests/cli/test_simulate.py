@@ -68,6 +68,21 @@ def test_percentiles_and_throughput_follow_from_the_requests(saved_run):
     assert answer.json["output_throughput"] == pytest.approx(float(tokens) / answer.json["duration_s"])
 
 
+def test_a_saved_run_tells_its_cache_over_time(saved_run, saved_steps):
+    for path, answer in (saved_run, saved_steps):
+        with duckdb.connect(path, read_only=True) as file:
+            windows = file.execute("""
+                select sum(steps), max(end_s), sum(kv_share_mean * (end_s - start_s)) / sum(end_s - start_s),
+                  bool_and(kv_share_mean between 0 and 1 and kv_blocks_free_min >= 0 and hit_rate is not distinct from
+                    case when looked_up_tokens > 0 then cached_tokens / looked_up_tokens end)
+                from cache_over_time
+            """).fetchall()[0]
+        assert windows[0] == answer.json["steps"] and windows[3]
+        assert windows[1] == pytest.approx(answer.json["duration_s"], rel=1e-3)
+        assert windows[2] == pytest.approx(answer.json["mean_kv_share"])
+        assert 0 < answer.json["mean_kv_share"] < answer.json["peak_kv_share"]
+
+
 def test_keeping_steps_changes_nothing_else(saved_run, saved_steps):
     plain, kept = saved_run[1].json, saved_steps[1].json
     assert {name: plain[name] for name in KEYS} == {name: kept[name] for name in KEYS}

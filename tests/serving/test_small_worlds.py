@@ -6,9 +6,11 @@ that is computed whole in one step gives its first token at the end of that step
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from kernelsight.serving import records
+from kernelsight.serving.simulate import padded_tokens
 from tests.serving.worlds import World, constant_world, run_loop
 
 START, END, PROMPT, DECODE, RUNNING, WAITING, UNITS, HOST, FOUND, LOOKED_UP, PREEMPTED = range(11)
@@ -180,6 +182,27 @@ def test_launches_run_beside_the_kernels_where_no_graph_serves() -> None:
     host = {"eager_launches_us": 150.0, "graph_max_tokens": 4, "overlapped": False}
     served = run_loop(constant_world([(0, 5, 2)], host=host))
     assert finish(served) == [250]
+
+
+def test_the_replay_of_a_graph_launches_its_kernels_for_less() -> None:
+    # the prompt of 5 is launched kernel by kernel (150 us), the decode step replays a graph (130 us)
+    host = {"eager_launches_us": 150.0, "captured_launches_us": 130.0, "graph_max_tokens": 4}
+    served = run_loop(constant_world([(0, 5, 2)], host=host))
+    assert finish(served) == [280]
+    assert column(served, HOST) == [50, 30]
+
+
+def test_a_batch_is_padded_to_the_captured_graph_that_serves_it() -> None:
+    # 10 us a token, graphs of 1, 2 and 4 tokens: prompts of 5 (beyond the graphs) take 15 tokens, three decodes cost
+    # as much as four, the two that are left two, the last one
+    world = constant_world([(0, 5, 2), (0, 5, 3), (0, 5, 4)])
+    surface = world.surface._replace(token_us=10.0 * np.arange(65), padded_tokens=padded_tokens(64, 4))
+    served = run_loop(world._replace(surface=surface))
+    assert batches(served) == [(15, 0), (0, 3), (0, 2), (0, 1)]
+    assert [end - start for start, end in served.steps[:, [START, END]]] == [150, 40, 20, 10]
+    # what is paid is the graph: one step at four tokens, none at three
+    decode = served.uses.tokens[records.DECODE]
+    assert np.flatnonzero(decode).tolist() == [1, 2, 4]
 
 
 def test_a_window_keeps_its_blocks_only() -> None:
