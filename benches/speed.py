@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.dataflow.columns import numeric
-from kernelsight.eta.correction import Network
+from kernelsight.dataflow.columns import by_blocks, numeric
 from kernelsight.eta.intervals import spread
+from kernelsight.eta.network import Network
 from kernelsight.eta.resolve import family_facts
 from kernelsight.roofline import latency
 from kernelsight.roofline.families import FORMS
@@ -122,7 +121,7 @@ def expression_measurements(repeats: int) -> list[dict[str, Any]]:
 
 
 def bulk_measurements(repeats: int) -> list[dict[str, Any]]:
-    """Time numeric columns in memory to latency, p05 and p95, in float32 by JAX: by the head, and with a correction."""
+    """Time numeric columns in memory to latency, p05 and p95, float32 in blocks: by the head, and with a correction."""
     with fresh(1) as session:
         calls = {family: session.table(f"{family}_calls") for family in MIX}
         prices = dict(zip(PRICES, (session.table(name) for name in PRICES), strict=True))
@@ -134,7 +133,6 @@ def bulk_measurements(repeats: int) -> list[dict[str, Any]]:
             ]
             kinds = {kind for kind, _ in runs}
             each = [run for _, run in runs]
-            fastest(lambda each=each: [run() for run in each], 1)  # compiles
             seconds = fastest(lambda each=each: [run() for run in each], repeats)
             found.append(
                 measurement(f"columns to latency, p05, p95: {name}, {' '.join(sorted(kinds))}", BULK_ROWS, *seconds)
@@ -145,13 +143,14 @@ def bulk_measurements(repeats: int) -> list[dict[str, Any]]:
 def _bulk(
     family: str, calls: pa.Table, prices: dict[str, pa.Table], tier: str, rows: int
 ) -> tuple[str, Callable[[], Any]]:
-    """Return what answers, and a compiled run over the family's calls of one kernel, repeated to ``rows``."""
+    """Return what answers, and a run over the family's calls of one kernel, repeated to ``rows``."""
     settings, coefficients = prices["deployment_settings"], prices["eta_coefficients"]
     place = settings.column_names.index("tier")
     settings = settings.set_column(place, "tier", pa.array([tier] * settings.num_rows))
     kinds, kind_of_row = latency._kinds(family, calls, settings)
     facts = family_facts(family, prices["kernel_implementations"], prices["gpus"])
-    at, _ = latency._constants(family, kinds, facts, coefficients)
+    stands_for = dict.fromkeys(prices["gpus"]["gpu"].to_pylist())
+    at, _ = latency._constants(family, kinds, facts, coefficients, stands_for)
     halves = latency._halves(family, kinds, coefficients)[0].astype(np.float32)
     at = {name: np.float32(values[0]) for name, values in at.items()}
     hardware = hardware_columns(prices["gpus"], prices["fabrics"])
@@ -164,33 +163,37 @@ def _bulk(
         at["network"] = Network(*(np.asarray(part, np.float32) for part in network))
         uniform["node"] = nodes.index(kinds[0]["kernel"]) if kinds[0]["kernel"] in nodes else -1
     columns = numeric(calls.filter(pa.array(kind_of_row == 0)), [*FORMS[family].reads, "flops", "bytes"])
-    columns = {name: jnp.asarray(np.resize(values, rows), jnp.float32) for name, values in columns.items()}
+    columns = {name: np.resize(values, rows).astype(np.float32) for name, values in columns.items()}
     hardware = {name: np.asarray(values, np.float32) for name, values in hardware.items()}
     expression = latency._kernel(family)
 
-    @jax.jit
-    def run(columns: dict[str, Any]) -> tuple[Any, Any, Any]:
-        time_us = expression(jnp, columns, uniform, hardware, at)["latency_us"]
-        factor = spread(jnp, time_us, halves)
-        return time_us, time_us / factor, time_us * factor
+    def run(start: int, stop: int) -> dict[str, np.ndarray]:
+        block = {name: values[start:stop] for name, values in columns.items()}
+        time_us = expression(np, block, uniform, hardware, at)["latency_us"]
+        factor = spread(np, time_us, halves)
+        return {"latency_us": time_us, "p05_us": time_us / factor, "p95_us": time_us * factor}
 
-    return kinds[0]["answers"], lambda: jax.block_until_ready(run(columns))
+    found = run(0, 1000)
+    assert {values.dtype for values in found.values()} == {np.dtype(np.float32)}
+    return kinds[0]["answers"], lambda: by_blocks(run, rows)
 
 
 def measurement(name: str, rows: float | None, wall: float, process: float) -> dict[str, Any]:
-    """Return one row of the report; rows per second are of wall time."""
-    speed = None if rows is None else rows / wall
-    return {"measured": name, "rows": rows, "wall_s": wall, "process_s": process, "rows_per_s": speed}
+    """Return one row of the report; ``rows_per_s`` is of wall time."""
+    speeds = {"rows_per_s": wall, "rows_per_cpu_s": process}
+    found = {"measured": name, "rows": rows, "wall_s": wall, "process_s": process}
+    return found | {name: None if rows is None else rows / seconds for name, seconds in speeds.items()}
 
 
 def show(found: list[dict[str, Any]]) -> None:
     """Print the measurements as a table."""
     width = max(len(row["measured"]) for row in found)
-    print(f"{'measured':{width}} {'rows':>9} {'wall ms':>9} {'CPU ms':>9} {'rows/s':>12}")
+    print(f"{'measured':{width}} {'rows':>9} {'wall ms':>9} {'CPU ms':>9} {'rows/s':>12} {'rows/CPU-s':>12}")
     for row in found:
-        rows, speed = ("" if row[name] is None else f"{row[name]:,.0f}" for name in ("rows", "rows_per_s"))
+        names = ("rows", "rows_per_s", "rows_per_cpu_s")
+        rows, speed, cpu_speed = ("" if row[name] is None else f"{row[name]:,.0f}" for name in names)
         times = f"{row['wall_s'] * 1e3:9,.1f} {row['process_s'] * 1e3:9,.1f}"
-        print(f"{row['measured']:{width}} {rows:>9} {times} {speed:>12}")
+        print(f"{row['measured']:{width}} {rows:>9} {times} {speed:>12} {cpu_speed:>12}")
 
 
 def main() -> None:
@@ -198,11 +201,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.json", help="also write the measurements as JSON")
     parser.add_argument("--repeats", type=int, default=3, help="runs of which the fastest counts (default 3)")
+    parser.add_argument("--bulk-only", action="store_true", help="numeric columns to latencies alone, no session")
     words = parser.parse_args()
     if words.repeats < 1:
         parser.error(f"--repeats is {words.repeats}; give at least 1.")
     found = bulk_measurements(words.repeats)
-    found += expression_measurements(words.repeats) + session_measurements(words.repeats)
+    if not words.bulk_only:
+        found += expression_measurements(words.repeats) + session_measurements(words.repeats)
     show(found)
     if words.output:
         words.output.write_text(json.dumps(found, indent=2) + "\n")

@@ -8,7 +8,9 @@ float64, and results are rounded far above its noise, so that a row gives the sa
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -16,9 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.dataflow.blas import one_blas_thread
+
 # benches/speed.py: on CPU cores numpy in blocks keeps up with compiled code, which costs up to a second to compile
 JAX_ROWS = 4_000_000
 BLOCK_ROWS = 16_384  # the intermediate columns of a block stay in the cache of a core
+THREAD_BLOCKS = 2  # blocks for which another thread is worth its start
 OFF_TIES = 1.0 + 2.0**-29
 
 
@@ -85,13 +90,30 @@ def _on_grid(values: Any, rows: int) -> np.ndarray:
 def _with_numpy(
     expression: Callable[..., Any], rows: int, columns: Mapping[str, np.ndarray], shared: tuple
 ) -> dict[str, np.ndarray]:
-    blocks: dict[str, list[np.ndarray]] = {}
-    for start in range(0, max(rows, 1), BLOCK_ROWS):
-        stop = min(start + BLOCK_ROWS, rows)
+    def run(start: int, stop: int) -> dict[str, np.ndarray]:
         found = expression(np, {name: values[start:stop] for name, values in columns.items()}, *shared)
-        for name, values in found.items():
-            blocks.setdefault(name, []).append(_on_grid(values, stop - start))
-    return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in blocks.items()}
+        return {name: _on_grid(values, stop - start) for name, values in found.items()}
+
+    return by_blocks(run, rows)
+
+
+def by_blocks(run: Callable[[int, int], Mapping[str, np.ndarray]], rows: int) -> dict[str, np.ndarray]:
+    """Return the columns that ``run(start, stop)`` makes of blocks of rows, over the threads of the machine.
+
+    >>> by_blocks(lambda start, stop: {"row": np.arange(start, stop)}, 3)
+    {'row': array([0, 1, 2])}
+    """
+    starts = range(0, max(rows, 1), BLOCK_ROWS)
+    threads = min(len(starts) // THREAD_BLOCKS, os.cpu_count() or 1)
+    with one_blas_thread():
+        if threads > 1:
+            with ThreadPoolExecutor(threads) as pool:
+                parts = list(pool.map(lambda start: run(start, min(start + BLOCK_ROWS, rows)), starts))
+        else:
+            parts = [run(start, min(start + BLOCK_ROWS, rows)) for start in starts]
+    if len(parts) == 1:
+        return dict(parts[0])
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _with_jax(

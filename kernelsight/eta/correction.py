@@ -20,10 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# physics misses some measured kernels by more than a factor of two, and their sweep tells
-MOST = math.log(4.0)
-# octaves outside the measured range at which a correction has lost half of its effect
-FADE_OCTAVES = 1.0
+from kernelsight.eta.network import MOST, Network
+
 TEACHERS, FOLD_STEPS, TEACHER_STEPS, STUDENT_STEPS = 4, 4000, 5000, 12000
 WIDTH, BATCH = 64, 512
 LEARNING_RATE, DECAY = 5e-3, 1e-3
@@ -37,52 +35,12 @@ BY_NODE = ("first_bias", "last_bias", "strength")
 PRECISE = ("low", "high", "centre", "scale")
 
 
-class Network(NamedTuple):
-    """The numbers of one correction; F features, H hidden units, N kernels (nodes)."""
-
-    low: Any  # (F,) range of the sweep, in units of the features
-    high: Any  # (F,)
-    matter: Any  # (F,) 1: counts for how far a call lies from the sweep
-    centre: Any  # (F,) features are taken from here,
-    scale: Any  # (F,) in these units
-    first: Any  # (F, H)
-    first_bias: Any  # (N, H)
-    second: Any  # (H, H)
-    second_bias: Any  # (H,)
-    last: Any  # (H,)
-    last_bias: Any  # (N,)
-    strength: Any  # (N,) share of the correction that holds at sites that were not measured
-
-
 class Fit(NamedTuple):
     """A network, its kernels in the order of their nodes, and each own row's log error as if its site were unseen."""
 
     network: Network
     nodes: list[str]
     unseen_error: np.ndarray
-
-
-def correction(xp: Any, features: Any, node: Any, network: Network) -> Any:
-    """Return delta, the logarithm of the factor upon the head's latency; 0 where ``node`` is -1 (no sweep ran it).
-
-    ``features``: (rows, F); ``node``: int, one a row or one for all.
-    """
-    inputs = scaled(xp.clip(features, network.low, network.high), network)
-    hidden = xp.tanh(inputs @ network.first + network.first_bias[node])
-    hidden = xp.tanh(hidden @ network.second + network.second_bias)
-    net = hidden @ network.last + network.last_bias[node]
-    fade = 1.0 / (1.0 + (outside(xp, features, network) / FADE_OCTAVES) ** 2)
-    return xp.where(node >= 0, network.strength[node] * fade * xp.clip(net, -MOST, MOST), 0.0)
-
-
-def scaled(features: Any, network: Network) -> Any:
-    """Return features from the sweep's centre, in units of how much they vary in it."""
-    return (features - network.centre) / network.scale
-
-
-def outside(xp: Any, features: Any, network: Network) -> Any:
-    """Return the octaves by which each row lies outside of the measured sizes, in the size where they are most."""
-    return (xp.abs(features - xp.clip(features, network.low, network.high)) * network.matter).max(axis=1)
 
 
 def fit_correction(

@@ -115,7 +115,8 @@ def features(xp: Any, family: str, call: Columns, gpu: Columns) -> Any:
         for name, tile in factors:
             waves = waves * _rounded(xp, call[name], tile)
         columns += [xp.log2(waves), _octaves(xp, xp.ceil(waves) / waves)]
-    return xp.stack(columns, axis=1)
+    # a feature lies in one piece, so that a row of the transpose is read at once
+    return xp.stack(columns, axis=0).T
 
 
 def _derived(xp: Any, call: Columns) -> Columns:

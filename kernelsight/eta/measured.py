@@ -9,20 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.eta.correction import (
-    MOST_STEPS,
-    Fit,
-    as_stored,
-    correction,
-    correction_rows,
-    fit_correction,
-    network_of,
-    scaled,
-)
+from kernelsight.eta.correction import MOST_STEPS, Fit, as_stored, correction_rows, fit_correction, network_of
 from kernelsight.eta.features import FEATURES, features, names_of
 from kernelsight.eta.forms import Form
 from kernelsight.eta.heads import predict_family, read_rows
 from kernelsight.eta.nearby import MOST_POINTS, Nearby, fit_nearby, nearby_delta, nearby_of, nearby_rows
+from kernelsight.eta.network import correction, scaled
 from kernelsight.eta.pack import correction_arrays, correction_numbers
 from kernelsight.eta.resolve import family_facts
 from kernelsight.eta.splits import site_names

@@ -13,11 +13,12 @@ import pyarrow.compute as pc
 from kernelsight.dataflow.columns import evaluate, numeric
 from kernelsight.dataflow.remembered import remembered
 from kernelsight.errors import InvalidInput
-from kernelsight.eta.correction import Network, correction, network_of, scaled
+from kernelsight.eta.correction import network_of
 from kernelsight.eta.features import FEATURES, features
 from kernelsight.eta.held_out import group_of, halves_for
 from kernelsight.eta.intervals import KNOTS_US, spread
 from kernelsight.eta.nearby import Nearby, nearby_delta, nearby_of
+from kernelsight.eta.network import Network, correction, scaled
 from kernelsight.eta.pack import correction_numbers
 from kernelsight.eta.resolve import Facts, choose, constants_at, family_facts, lineage_of, rows_of_part
 from kernelsight.roofline import collectives

@@ -4,15 +4,8 @@ import numpy as np
 import pytest
 
 from kernelsight.eta import correction as module
-from kernelsight.eta.correction import (
-    MOST,
-    Network,
-    correction,
-    correction_rows,
-    fit_correction,
-    network_of,
-    outside,
-)
+from kernelsight.eta.correction import correction_rows, fit_correction, network_of
+from kernelsight.eta.network import MOST, Network, correction, outside
 
 KERNELS = ("sglang|cublas|bf16", "trtllm|cublas|bf16")
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelsight.eta.correction import MOST, WIDTH, Fit, Network, correction_rows
+from kernelsight.eta.correction import WIDTH, Fit, correction_rows
 from kernelsight.eta.features import FEATURES, names_of
 from kernelsight.eta.nearby import Nearby, nearby_rows
+from kernelsight.eta.network import MOST, Network
 from kernelsight.eta.pack import correction_arrays, pack_table
 from kernelsight.roofline.latency import dtype_of
 from tests.roofline.calls import DECLARED, STREAMING, price, random_calls, with_column

@@ -1,0 +1,39 @@
+"""One thread for small matrix products: threads of a BLAS library wait for one another longer than they multiply."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+_lock = threading.Lock()
+_state: dict[str, Any] = {"inside": 0}
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Run BLAS on the calling thread alone, however many threads come in; the last one out restores what was set.
+
+    On two busy cores a product of 64 x 64 and 64 x 1024 took thirty times the CPU time with two BLAS threads.
+    """
+    with _lock:
+        if _state["inside"] == 0:
+            _state["limit"] = _controller().limit(limits=1, user_api="blas")
+        _state["inside"] += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _state["inside"] -= 1
+            if _state["inside"] == 0:
+                _state.pop("limit").restore_original_limits()
+
+
+@cache
+def _controller() -> Any:
+    import numpy  # noqa: F401  the libraries to limit are those that are loaded by now
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
