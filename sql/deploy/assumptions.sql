@@ -19,6 +19,11 @@ select settings.deployment_id, 'gpu', format('{} of {} are estimates: no vendor 
 from deployment_settings as settings join gpus on gpus.gpu = settings.gpu
 where gpus.estimated is not null
 union all
+select settings.deployment_id, 'hypothetical gpu',
+       format('{} is hypothetical: where {} was measured, its kernels take that fit, at the rates of their own row', settings.gpu, gpus.measured_as)
+from deployment_settings as settings join gpus on gpus.gpu = settings.gpu
+where gpus.measured_as in (select gpu from eta_coefficients where gpu is not null) and settings.tier in ('auto', 'target-measured')
+union all
 select settings.deployment_id, 'model', models.notes
 from deployment_settings as settings join models on models.model = settings.model
 where models.notes is not null

@@ -89,6 +89,16 @@ def test_a_gpu_like_a_measured_one_has_its_fit(gpus, command):
     assert answers(command, gpus({"gpu": "fast", "like": "l4"}, ".l4.json"))[2] == "cross-generation"
 
 
+def test_what_a_hypothetical_gpu_rests_on_is_said(gpus, command):
+    path = gpus({"gpu": "fast", "like": "h100_sxm"})
+    sentence = (
+        "fast is hypothetical: where h100_sxm was measured, its kernels take that fit, at the rates of their own row"
+    )
+    assert sentence in command(*STEP, "--gpus", path, "--format", "json").json["assumed"]
+    rest = ("--tier", "cross-generation", "--format", "json")
+    assert sentence not in command(*STEP, "--gpus", path, *rest).json["assumed"]
+
+
 def test_a_catalogue_gpu_that_is_overridden_is_hypothetical(gpus, command):
     path = gpus({"gpu": "h100_sxm", "memory_bandwidth_bytes_per_s": 6.7e12})
     words = ("predict", "--model", "qwen3-0.6b", "--gpu", "h100_sxm", "--context-len", 100, "--gpus", path)
