@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 # columns of scenarios that change no request; a concurrency does so only by being there
 NOT_OF_THE_LOAD = (
-    *("scenario_id", "deployment_id", "max_concurrency", "keep_steps"),
+    *("scenario_id", "deployment_id", "max_concurrency", "keep_steps", "router", "router_cache_threshold"),
+    *("router_balance_abs_threshold", "router_balance_rel_threshold"),
     *("goodput_ttft_ms", "goodput_tpot_ms", "goodput_e2el_ms"),
 )
 _sessions: list[Session] = []

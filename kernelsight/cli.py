@@ -226,16 +226,48 @@ def _simulate(verbs: argparse._SubParsersAction) -> None:
     load.add_argument("--max-concurrency", type=int, metavar="C", help="closed loop: requests in flight at the client")
     load.add_argument("--num-prompts", type=int, metavar="N", help="requests, or how many of the trace")
     load.add_argument(
-        "--num-warmups", type=int, metavar="N", help="copies of the first request ahead of a closed loop, in no metric"
+        "--num-warmups",
+        type=int,
+        metavar="N",
+        help="copies of the first request that end before the others begin",
+    )
+    load.add_argument("--num-turns", type=int, metavar="N", help="requests of a session, each after the one before it")
+    load.add_argument(
+        "--think-time",
+        dest="think_time_s",
+        type=float,
+        metavar="S",
+        help="seconds between one turn and the next",
     )
     _lengths(verb.add_argument_group("lengths"))
     load.add_argument(
         "--num-priorities", type=int, metavar="N", help="priorities from 0, the first, in equal parts of the requests"
     )
+    _router(verb.add_argument_group("router (in front of data-parallel replicas)"))
     load.add_argument("--seed", type=int, metavar="S")
     load.add_argument("--goodput", nargs="+", metavar="METRIC:MS", help="objectives: ttft:MS tpot:MS e2el:MS")
     load.add_argument("--keep", nargs="+", choices=("steps",), help="keep one row per engine iteration")
     _out(verb, "also keep the run (.duckdb), or its request_metrics (.parquet, .csv, .json)")
+
+
+def _router(router: argparse._ArgumentGroup) -> None:
+    router.add_argument(
+        "--router",
+        choices=("round_robin", "least_loaded", "prefix_aware"),
+        help="in turn (left open); to the fewest requests that wait or run; to where the prefix was sent before",
+    )
+    router.add_argument(
+        "--router-cache-threshold", type=float, metavar="SHARE", help="prefix_aware: of the prompt, to count; 0.5"
+    )
+    router.add_argument(
+        "--router-balance-abs-threshold",
+        type=int,
+        metavar="N",
+        help="prefix_aware: requests by which loads may differ before the least loaded replica is taken; 32",
+    )
+    router.add_argument(
+        "--router-balance-rel-threshold", type=float, metavar="FACTOR", help="prefix_aware: and as a factor; 1.0001"
+    )
 
 
 def _lengths(lengths: argparse._ArgumentGroup) -> None:

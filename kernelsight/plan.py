@@ -73,6 +73,12 @@ LOAD_FLAGS = (
     "prefix_len",
     "num_prefixes",
     "num_priorities",
+    "num_turns",
+    "think_time_s",
+    "router",
+    "router_cache_threshold",
+    "router_balance_abs_threshold",
+    "router_balance_rel_threshold",
     "seed",
     "goodput_ttft_ms",
     "goodput_tpot_ms",
@@ -81,7 +87,7 @@ LOAD_FLAGS = (
 )
 DEPLOYMENT_DEFAULTS = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
 LOAD_DEFAULTS = {"burstiness": 1.0, "range_ratio": 1.0, "seed": 0, "keep_steps": False}
-SAME_AS_LEFT_OUT = {"num_warmups": 0}
+SAME_AS_LEFT_OUT = {"num_warmups": 0, "num_turns": 1, "router": "round_robin"}
 # the smallest value of each flag that is a whole number; the largest of parallel sizes is the contract's
 WHOLE_NUMBERS = {
     **dict.fromkeys(
@@ -102,11 +108,13 @@ WHOLE_NUMBERS = {
             "num_prefixes",
             "num_priorities",
             "scheduler_recv_interval",
+            "num_turns",
         ),
         1,
     ),
     "num_warmups": 0,
     "prefix_len": 0,
+    "router_balance_abs_threshold": 0,
     "long_prefill_token_threshold": 0,
     "batch_wait_timeout_iters": 0,
     "max_num_partial_prefills": 0,
@@ -125,10 +133,13 @@ WORDS = {
     "scheduling": ("continuous", "static"),
     "scheduling_policy": ("fcfs", "priority"),
     "capacity_policy": ("max_utilization", "guaranteed_no_evict", "new_token_ratio"),
+    "router": ("round_robin", "least_loaded", "prefix_aware"),
 }
 SHARES = ("gpu_memory_utilization", "range_ratio")
-SHARES_OR_NONE = ("batch_wait_max_tokens_ratio",)
+SHARES_OR_NONE = ("batch_wait_max_tokens_ratio", "router_cache_threshold")
 NOT_NEGATIVE = ("schedule_conservativeness",)
+# the smallest value of other numbers
+LEAST = {"think_time_s": 0.0, "router_balance_rel_threshold": 1.0}
 # the simulated clock counts nanoseconds in 64 bits, which is room for 290 years
 LONGEST_LOAD_S = 1e9
 # spelled so by other tools
@@ -139,6 +150,7 @@ ALIASES = {
     "pp": "pipeline_parallel_size",
     "dp": "data_parallel_size",
     "ep": "expert_parallel_size",
+    "think_time": "think_time_s",
 }
 AUTO_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8_e4m3": "fp8", "auto": None}
 
@@ -191,6 +203,10 @@ def _checked(name: str, value: Any) -> Any:
     if name in NOT_NEGATIVE:
         if not _is_number(value) or not value >= 0:
             raise InvalidInput(f"{name} is {value!r}; give a finite number, 0 or more.")
+        return float(value)
+    if name in LEAST:
+        if not _is_number(value) or not LEAST[name] <= value <= LONGEST_LOAD_S:
+            raise InvalidInput(f"{name} is {value!r}; give a number from {LEAST[name]:g} to {LONGEST_LOAD_S:g}.")
         return float(value)
     if name in WORDS and value not in WORDS[name]:
         raise InvalidInput(f"{name} is {value!r}; give one of {', '.join(WORDS[name])}.")

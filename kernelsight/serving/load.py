@@ -49,7 +49,7 @@ def draw_requests(scenarios: pa.Table) -> pa.Table:
 
     A trace is read once however many scenarios replay it, and its rows are shared, not copied, but where there are
     warm-ups; num_prompts keeps its first requests. Columns that ``scenarios`` lacks are read as null. max_concurrency
-    plays no part here: the serving loop holds requests back.
+    and the end of warm-ups play no part here: the serving loop holds requests back.
     Raises InvalidInput for a load that is stated by halves or twice, and for a trace that cannot be used.
 
     >>> scenarios = pa.table({"scenario_id": ["chat"], "request_rate": [2.0], "burstiness": [1.0], "num_prompts": [3],

@@ -13,12 +13,15 @@ from kernelsight.serving.batch import (
     advance,
     affordable_steps,
     next_departure,
+    next_filling,
 )
-from kernelsight.serving.client import next_send_us, note_ended, send_next
+from kernelsight.serving.client import next_send_us, note_ended, note_rejected, take_next
 from kernelsight.serving.compiled import borrowed, compiled
+from kernelsight.serving.lookahead import run_end_us
 from kernelsight.serving.policy import PROMPT_STEP_WEIGHT, received_until, rest, steps_to_poll, stop_at
-from kernelsight.serving.queue import next_visible_us, queue_head
+from kernelsight.serving.queue import deliver, next_visible_us, queue_head
 from kernelsight.serving.records import FOREVER, NOBODY
+from kernelsight.serving.router import route
 from kernelsight.serving.scheduler import schedule
 from kernelsight.serving.steps import (
     DECODES,
@@ -104,10 +107,46 @@ def next_engine(engines: np.ndarray, requests: np.ndarray, limits: np.ndarray) -
     first, moment, ends = NOBODY, FOREVER, False
     for i in range(engines.size):
         engine = engines[i]
-        due = engine.now if engine.underway else next_begin_us(engine, requests, limits[i])
+        due = engine.due_us if engine.underway else next_begin_us(engine, requests, limits[i])
         if due < moment or (due == moment and engine.underway and not ends):
             first, moment, ends = i, due, engine.underway
     return first, moment
+
+
+@compiled
+def take_planned(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    host: np.void,
+    entries: np.ndarray,
+    costs: np.ndarray,
+    layout: np.void,
+    uses: np.ndarray,
+    histogram: np.ndarray,
+    rows: np.ndarray,
+    stop_us: float,
+) -> None:
+    """Take the planned decode run, up to the step that passes ``stop_us``."""
+    steps, before = engine.planned_steps, engine.steps
+    decode_run(engine, requests, heaps, limits, host, entries, costs, layout, uses, histogram, steps, stop_us, rows)
+    engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
+    engine.polls_weight += engine.steps - before
+    engine.planned = False
+    engine.due_us = engine.now
+
+
+@compiled
+def plan_run(
+    engine: np.void, requests: np.ndarray, heaps: np.ndarray, host: np.void, costs: np.ndarray, layout: np.void
+) -> None:
+    """Plan a decode run and its end: other engines may send a request to this one, and cut it short."""
+    filling = next_filling(engine, requests, heaps)
+    if filling >= 0:
+        engine.planned_steps = min(engine.planned_steps, filling - engine.clock)
+    engine.planned = True
+    engine.due_us = run_end_us(engine, host, costs, layout, engine.planned_steps)
 
 
 @compiled
@@ -115,6 +154,8 @@ def serve_borrowed(
     client: np.void,
     engines: np.ndarray,
     requests: np.ndarray,
+    turns: np.ndarray,
+    sent: np.ndarray,
     heaps: np.ndarray,
     hashes: np.ndarray,
     entries: np.ndarray,
@@ -131,24 +172,40 @@ def serve_borrowed(
     engine, own, hst, own_heaps, own_entries, own_rows = engines[0], limits[0], host[0], heaps[0], entries[0], rows[0]
     while client.ended < requests.size:
         due, engine_us = next_engine(engines, requests, limits)
-        send_us = next_send_us(client, requests)
-        if send_us < engine_us or (send_us == engine_us and not engines[due].underway):
-            client.now = send_us
-            send_next(client, engines[0], requests, limits[0], host[0])
-            continue
+        send_us = next_send_us(client, requests, turns)
+        sends = send_us < engine_us or (send_us == engine_us and not engines[due].underway)
+        client.now = min(send_us, engine_us)
+        r = NOBODY
+        if sends:
+            r = take_next(client, requests, turns)
+            due = 0 if engines.size == 1 else route(client, engines, requests[r], hashes, sent)
         if i != due:
             i = due
             engine, own, hst = engines[i], limits[i], host[i]
             own_heaps, own_entries, own_rows = heaps[i], entries[i], rows[i]
-        client.now = engine_us
+        if sends:
+            if not deliver(client, engine, requests, own, hst, i, r):
+                note_rejected(client, requests, r)
+            elif engine.planned and not engine.blocked and requests[r].visible_us < engine.due_us:
+                take_planned(
+                    engine, requests, own_heaps, own, hst, own_entries, costs, layout[i], uses, histogram, own_rows,
+                    requests[r].visible_us,
+                )  # fmt: skip
+            continue
         if engine.underway:
+            if engine.planned:
+                take_planned(
+                    engine, requests, own_heaps, own, hst, own_entries, costs, layout[i], uses, histogram, own_rows,
+                    FOREVER,
+                )  # fmt: skip
+                client.now = engine.now
             if engine.step_prompt_tokens > 0:
                 end_chunks(engine, requests, own_heaps, own, hashes, own_entries, histogram, engine.stalled)
             end_decodes(engine, requests, own_heaps, own, hashes, own_entries, engine.admitted)
             engine.last_us = engine.now
             engine.underway = False
-            note_ended(client, engine, requests)
-            send_us = next_send_us(client, requests)
+            note_ended(client, engine, requests, turns)
+            send_us = next_send_us(client, requests, turns)
             if engines.size > 1 or engine.running == 0 or send_us <= engine.now:
                 continue
         if engine.rows > 0 and engine.rows == own_rows.shape[0]:
@@ -159,6 +216,7 @@ def serve_borrowed(
         )
         engine.step_prompt_tokens = prompt_tokens
         engine.stalled = decode_tokens == 0 and engine.decoding > 0
+        engine.blocked = blocked
         engine.peak_units = max(engine.peak_units, own.capacity_units - engine.free_units)
         if prompt_tokens == 0 and decode_tokens > 0:
             most = 1
@@ -169,8 +227,14 @@ def serve_borrowed(
             most = steps_to_poll(engine, own, most)
             if own_rows.shape[0] > 0:
                 most = min(most, own_rows.shape[0] - engine.rows)
-            visible_us = next_visible_us(engine, requests, own, horizon)
-            stop_us = stop_at(own, blocked, min(visible_us, send_us + hst.request_us))
+            stop_us = next_visible_us(engine, requests, own, horizon)
+            if engines.size == 1:
+                stop_us = min(stop_us, send_us + hst.request_us)
+            stop_us = stop_at(own, blocked, stop_us)
+            if engines.size > 1 and stop_us == FOREVER:
+                engine.planned_steps = most
+                plan_run(engine, requests, own_heaps, hst, costs, layout[i])
+                continue
             steps = engine.steps
             decode_run(
                 engine,
@@ -198,6 +262,7 @@ def serve_borrowed(
                 advance(engine, requests, own_heaps, own, 1)
             if not engine.stalled:
                 engine.last_decode_end = engine.now
+        engine.due_us = engine.now
 
 
 @compiled
@@ -205,6 +270,8 @@ def serve_until_full(
     clients: np.ndarray,
     engines: np.ndarray,
     requests: np.ndarray,
+    turns: np.ndarray,
+    sent: np.ndarray,
     heaps: np.ndarray,
     hashes: np.ndarray,
     entries: np.ndarray,
@@ -219,13 +286,16 @@ def serve_until_full(
     """Serve a scenario's requests until all ended, or an engine has no row left for its next step: call again then.
 
     ``clients``: one CLIENT record, ``engines``: ENGINE records (see ``replica``); of heaps, entries, limits, host,
-    layout and rows there is one an engine. All state is in them; uses and histogram are added to. ``rows``: step rows,
+    layout and rows there is one an engine. ``turns``: room for a heap of later turns, shape [later turns, 2]; ``sent``:
+    what the prefix-aware router remembers. All state is in them; uses and histogram are added to. ``rows``: step rows,
     shape [engines, rows, COLUMNS]; no row: none are kept.
     """
     serve_borrowed(
         clients[0],
         borrowed(engines),
         borrowed(requests),
+        borrowed(turns),
+        borrowed(sent),
         borrowed(heaps),
         borrowed(hashes),
         borrowed(entries),

@@ -120,3 +120,20 @@ def next_visible_us(engine: np.void, requests: np.ndarray, limits: np.void, hori
             moment = min(moment, requests[r].visible_us)
         r = requests[r].next_waiting
     return moment
+
+
+@compiled
+def deliver(
+    client: np.void, engine: np.void, requests: np.ndarray, limits: np.void, host: np.void, replica: int, r: int
+) -> bool:
+    """Hand a request to its engine, which sees it a little later; False: the engine can never serve it."""
+    request = requests[r]
+    request.replica = replica
+    request.sent_us = client.now
+    request.visible_us = client.now + host.request_us
+    request.status = verdict(request, limits)
+    if request.status != FINISHED:
+        return False
+    engine.in_flight += 1
+    enqueue(engine, requests, limits, r)
+    return True

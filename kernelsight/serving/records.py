@@ -13,7 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 PREFILL, DECODE, MIXED = 0, 1, 2
-FINISHED, TOO_LONG, NO_MEMORY = 0, 1, 2
+FINISHED, TOO_LONG, NO_MEMORY, EARLIER_TURN = 0, 1, 2, 3
+ROUTERS = ("round_robin", "least_loaded", "prefix_aware")
+ROUND_ROBIN, LEAST_LOADED, PREFIX_AWARE = range(3)
 NOBODY = -1
 FOREVER = np.inf
 TICKET_BITS = 32  # a heap names a request by its ticket and, in the bits below, its number: in order of admission
@@ -89,8 +91,12 @@ REQUEST = _record(
     prompt=_WHOLE,
     target=_WHOLE,  # prompt + output tokens
     priority=_WHOLE,  # the lower, the earlier
+    next_turn=_WHOLE,  # of its session; -1: none
+    think_us=_REAL,  # from the end of the turn before it until it is sent
+    follows=_TRUTH,  # it is a later turn
     # what became of it; times are -1 until they happen
     status=_WHOLE,
+    replica=_WHOLE,
     sent_us=_REAL,
     scheduled_us=_REAL,
     first_token_us=_REAL,
@@ -140,9 +146,19 @@ ENTRY = _record(
 CLIENT = _record(
     now=_REAL,  # the last event
     next=_WHOLE,  # first request in order of arrival that was not sent yet
-    in_flight=_WHOLE,
+    in_flight=_WHOLE,  # slots that are taken: requests, and sessions that have begun
     ended=_WHOLE,
+    turns=_WHOLE,  # turns whose time is set
+    warmups=_WHOLE,  # the first requests: measured ones wait for their end
+    warmups_left=_WHOLE,
+    offset_us=_REAL,  # from the clock of arrivals to that of the simulation
     max_concurrency=_WHOLE,
+    router=_WHOLE,
+    routed=_WHOLE,  # requests that went through the router
+    hash_tokens=_WHOLE,
+    cache_threshold=_REAL,
+    balance_abs_threshold=_WHOLE,
+    balance_rel_threshold=_REAL,
 )
 
 ENGINE = _record(
@@ -155,8 +171,13 @@ ENGINE = _record(
     last_waiting=_WHOLE,
     admitted=_WHOLE,  # tickets given out
     first_ended=_WHOLE,  # requests that ended since the client last looked
-    # the step or decode run that is under way, until ``now``
+    # the step or decode run that is under way, until ``due_us``; a planned run has not been taken yet, so that it can
+    # be cut for a request that comes to it
     underway=_TRUTH,
+    planned=_TRUTH,
+    planned_steps=_WHOLE,
+    due_us=_REAL,
+    blocked=_TRUTH,  # the head of the queue is there, but cannot be admitted before a running request ends
     stalled=_TRUTH,  # others decode, but not in this step
     step_prompt_tokens=_WHOLE,
     step_found=_WHOLE,  # cached prompt tokens of requests that were first admitted in it,
@@ -228,7 +249,6 @@ class Limits(NamedTuple):
     sequence_units: int
     capacity_units: int
     window_tokens: int
-    max_concurrency: int
     chunked: bool
     prefill_first: bool
     asynchronous: bool
@@ -283,11 +303,13 @@ class Surface(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The requests of one replica, in order of arrival; prompts as hash blocks where prefixes may be shared.
+    """The requests of one client, in order of arrival; prompts as hash blocks where prefixes may be shared.
 
     ``hashes``: the hash blocks of all prompts one after another, as numbers from 0; request i has those from
     ``hash_offsets[i]`` to ``hash_offsets[i + 1]``. ``hash_tokens``: tokens that one stands for; 0: none are given.
     ``priority``: the lower, the earlier; empty: all the same.
+    ``follows``: the request whose end each one follows, ``think_us`` after it; -1: it comes at its arrival. The first
+    ``warmups`` requests end before the clock of the others begins. ``max_concurrency``: sessions in progress.
     """
 
     arrival_us: np.ndarray
@@ -297,12 +319,26 @@ class Load(NamedTuple):
     hash_offsets: np.ndarray = np.zeros(0, np.int64)
     hash_tokens: int = 0
     priority: np.ndarray = np.zeros(0, np.int64)
+    follows: np.ndarray | None = None
+    think_us: np.ndarray | None = None
+    warmups: int = 0
+    max_concurrency: int = NO_LIMIT
+
+
+class Routing(NamedTuple):
+    """How requests are shared out over engines (fields of the CLIENT record); see ``router``."""
+
+    router: int = ROUND_ROBIN
+    cache_threshold: float = 0.5
+    balance_abs_threshold: int = 32
+    balance_rel_threshold: float = 1.0001
 
 
 class Outcome(NamedTuple):
     """What became of each request; times in microseconds, -1 where it never happened."""
 
     status: np.ndarray
+    replica: np.ndarray
     sent_us: np.ndarray
     scheduled_us: np.ndarray
     first_token_us: np.ndarray
@@ -360,3 +396,14 @@ class Served(NamedTuple):
     totals: Totals
     steps: np.ndarray
     windows: Windows | None = None
+
+
+class ServedScenario(NamedTuple):
+    """All that a simulation of one scenario gives back: uses by pool of engines, totals and steps by engine."""
+
+    out: Outcome
+    uses: list[Uses] | None
+    histogram: np.ndarray
+    totals: list[Totals]
+    steps: list[np.ndarray]
+    windows: list[Windows] | None = None

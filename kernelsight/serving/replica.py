@@ -1,7 +1,8 @@
-"""One replica's simulation from Python: columns into records, the compiled loop, records into columns."""
+"""One scenario's simulation from Python: columns into records, the compiled loop, records into columns."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,12 +21,15 @@ from kernelsight.serving.records import (
     NO_LIMIT,
     NO_POLICY,
     NOBODY,
+    PREFIX_AWARE,
     REQUEST,
     Host,
     Limits,
     Load,
     Outcome,
+    Routing,
     Served,
+    ServedScenario,
     Surface,
     Totals,
     Uses,
@@ -91,9 +95,24 @@ def _between(knots: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:
     return below.astype(float), np.where(above > below, (values - knots[below]) / gap, 0.0)
 
 
-def unpack_uses(uses: np.ndarray, costs: PackedCosts) -> Uses:
+def joined_costs(packed: Sequence[PackedCosts]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the costs of several pools in one array, and where the parts of each stand, shape [pools]."""
+    if len(packed) == 1:
+        return packed[0].values, np.array([packed[0].layout])
+    layouts = np.array([costs.layout for costs in packed])
+    starts = np.concatenate([[0], np.cumsum([costs.values.size for costs in packed])])[:-1]
+    for layout, start in zip(layouts, starts, strict=True):
+        for name in ("tokens_at", "sampled_at"):
+            layout[name] += start
+        for part in ("decode", "window", "prefill"):
+            for name in ("x_at", "share_at", "y_at", "at"):
+                layout[part][name] += start
+    return np.concatenate([costs.values for costs in packed]), layouts
+
+
+def unpack_uses(uses: np.ndarray, costs: PackedCosts, layout: np.void) -> Uses:
     """Return the uses by part, of shape (3 phases, ...); tokens are counted where their CUDA graph pads them to."""
-    surface, layout = costs.surface, costs.layout
+    surface = costs.surface
     counted = uses[:, layout["tokens_at"] :][:, : surface.padded_tokens.size]
     tokens = np.zeros((3, surface.token_us.size))
     paid = np.flatnonzero(counted.any(axis=0))
@@ -116,11 +135,149 @@ def check_caching(load: Load, limits: Limits) -> None:
         raise ValueError("layers with windows or a state of their own share nothing by prefix here")
 
 
+class Pool(NamedTuple):
+    """Engines that are alike: one deployment's limits, host and costs."""
+
+    limits: Limits
+    host: Host
+    costs: PackedCosts
+    engines: int = 1
+
+
 def in_flight_at(moments_us: np.ndarray, requests: np.ndarray) -> np.ndarray:
     """Return how many requests were sent, not turned away, and had not ended at each moment, shape [moments]."""
     accepted = requests["status"] == FINISHED
     sent, ended = np.sort(requests["sent_us"][accepted]), np.sort(requests["finish_us"][accepted])
     return np.searchsorted(sent, moments_us, side="right") - np.searchsorted(ended, moments_us, side="right")
+
+
+def request_records(load: Load, hashed: bool) -> np.ndarray:
+    """Return fresh REQUEST records, shape [requests]; ``hashed``: with their prompts' hash blocks."""
+    requests = np.zeros(load.arrival_us.size, REQUEST)
+    requests["arrival_us"] = load.arrival_us
+    requests["prompt"] = requests["known"] = load.prompt_tokens
+    requests["target"] = load.prompt_tokens + load.output_tokens
+    requests["status"] = FINISHED
+    if load.priority.size:
+        requests["priority"] = load.priority
+    if hashed:
+        requests["hash_at"], requests["hash_count"] = load.hash_offsets[:-1], np.diff(load.hash_offsets)
+    for name in ("sent_us", "scheduled_us", "first_token_us", "finish_us", "resumed_us"):
+        requests[name] = -1.0
+    for name in ("leaves_at", "fills_at", "next_turn"):
+        requests[name] = NOBODY
+    if load.follows is not None:
+        later = np.flatnonzero(load.follows >= 0)
+        requests["next_turn"][load.follows[later]] = later
+        requests["follows"][later] = True
+        requests["think_us"] = load.think_us
+    return requests
+
+
+def client_record(load: Load, routing: Routing) -> np.ndarray:
+    """Return a fresh CLIENT record, shape [1]."""
+    client = np.zeros(1, CLIENT)
+    client["now"] = load.arrival_us[0]
+    client["warmups"] = client["warmups_left"] = load.warmups
+    client["max_concurrency"], client["hash_tokens"] = load.max_concurrency, load.hash_tokens
+    for name, value in routing._asdict().items():
+        client[name] = value
+    return client
+
+
+def engine_records(pools: Sequence[Pool], start_us: float) -> np.ndarray:
+    """Return fresh ENGINE records, pool after pool, shape [engines]."""
+    engines = np.zeros(sum(pool.engines for pool in pools), ENGINE)
+    for name in ("now", "previous_start", "first_us", "last_us"):
+        engines[name] = start_us
+    for name in QUEUES:
+        engines[name] = NOBODY
+    capacity = np.repeat([pool.limits.capacity_units for pool in pools], [pool.engines for pool in pools])
+    engines["free_units"] = engines["blank_units"] = capacity
+    engines["full_running"] = NO_LIMIT
+    return engines
+
+
+def limit_records(pools: Sequence[Pool], load: Load) -> np.ndarray:
+    """Return the LIMITS records of all engines, shape [engines]."""
+    stated = np.zeros(len(pools), LIMITS)
+    for record, pool in zip(stated, pools, strict=True):
+        for name in set(LIMITS.names) & set(Limits._fields):
+            record[name] = getattr(pool.limits, name)
+        record["plain"] = all(getattr(pool.limits, name) == value for name, value in NO_POLICY.items())
+        record["hash_tokens"] = load.hash_tokens if pool.limits.prefix_caching else 0
+    stated["requests"] = load.arrival_us.size
+    return np.repeat(stated, [pool.engines for pool in pools])
+
+
+def serve_scenario(
+    load: Load,
+    pools: Sequence[Pool],
+    routing: Routing | None = None,
+    *,
+    keep_steps: bool = False,
+    windows_from_us: float | None = None,
+    scratch: np.ndarray | None = None,
+) -> ServedScenario:
+    """Simulate one client, its router and all engines; all requests end, as finished or as turned away.
+
+    ``windows_from_us``: where windows of time begin; None: none are counted. ``scratch``: an array of shape
+    (3, size of the pools' costs) that takes the uses where nobody reads them.
+    ValueError: no request, or a block size beyond what the engine record has room for.
+    """
+    n, routing = load.arrival_us.size, routing or Routing()
+    for limits in (pool.limits for pool in pools):
+        if n == 0 or not 0 < limits.block_size <= LARGEST_BLOCK:
+            raise ValueError(
+                f"a replica needs a request and blocks of 1 to {LARGEST_BLOCK} tokens, not {n} and {limits.block_size}"
+            )
+        if limits.prefix_caching and load.hash_tokens:
+            check_caching(load, limits)
+    clients, engines = client_record(load, routing), engine_records(pools, load.arrival_us[0])
+    limits = limit_records(pools, load)
+    host = np.repeat(np.array([tuple(pool.host) for pool in pools], HOST), [pool.engines for pool in pools])
+    caching, routed = bool(limits["hash_tokens"].any()), routing.router == PREFIX_AWARE and load.hash_tokens > 0
+    requests = request_records(load, caching or routed)
+    blocks = int(load.hashes.max(initial=-1)) + 1 if caching or routed else 0
+    # the hash blocks, then the private blocks that each request leaves
+    entries = np.zeros((engines.size, blocks + n if caching else 1), ENTRY)
+    sent = np.zeros((engines.size, blocks if routed else 1), np.bool_)
+    turns = np.zeros((max(int(requests["follows"].sum()), 1), 2))
+    heaps = np.zeros((engines.size, 2, 2 * min(int(limits["max_num_seqs"].max()), n) + 16, 2), np.int64)
+    costs, layouts = joined_costs([pool.costs for pool in pools])
+    layout = np.repeat(layouts, [pool.engines for pool in pools])
+    uses = np.zeros((3, costs.size)) if scratch is None else scratch
+    histogram = np.zeros(ITL_BINS, np.int64)
+    counted = windows_from_us is not None
+    chunk = max(CHUNK // engines.size, 1024) if keep_steps or counted else 0
+    rows = np.zeros((engines.size, chunk, COLUMNS))
+    kept: list[list[np.ndarray]] = [[] for _ in engines]
+    sums, widths_us = [fresh() for _ in engines], [NARROWEST_US] * engines.size
+    while True:
+        serve_until_full(
+            *(clients, engines, requests, turns, sent, heaps, load.hashes, entries, limits, host),
+            *(costs, layout, uses, histogram, rows),
+        )
+        for i, engine in enumerate(engines):
+            passed = rows[i, : engine["rows"]]
+            if counted:
+                widths_us[i] = add_steps(passed, *sums[i], windows_from_us, widths_us[i])
+            if keep_steps:
+                kept[i].append(passed.copy())
+        if clients[0]["ended"] == n:
+            break
+        engines["rows"] = 0
+    steps, windows = [np.concatenate(each) if each else rows[0, :0] for each in kept], []
+    for i in range(engines.size if keep_steps or counted else 0):
+        own = requests if engines.size == 1 else requests[requests["replica"] == i]
+        if keep_steps:
+            steps[i][:, WAITING] = in_flight_at(steps[i][:, START], own) - steps[i][:, RUNNING]
+        if counted:
+            windows.append(windows_of(*sums[i], windows_from_us, widths_us[i], engines["last_us"][i], own))
+    totals = [Totals(*(engine[name].item() for name in TOTALS)) for engine in engines]
+    out = Outcome(*(requests[name].copy() for name in Outcome._fields))
+    paid = [unpack_uses(uses, pool.costs, at) for pool, at in zip(pools, layouts, strict=True)]
+    return ServedScenario(out, paid if scratch is None else None, histogram, totals, steps, windows or None)
 
 
 def serve(
@@ -133,74 +290,10 @@ def serve(
     windows_from_us: float | None = None,
     scratch: np.ndarray | None = None,
 ) -> Served:
-    """Simulate one replica; all requests end, as finished or as turned away.
-
-    ``windows_from_us``: where windows of time begin; None: none are counted. ``scratch``: an array of shape
-    (3, costs.values.size) that takes the uses where nobody reads them; Served has none.
-    ValueError: no request, or a block size beyond what the engine record has room for.
-    """
-    n = load.arrival_us.size
-    if n == 0 or not 0 < limits.block_size <= LARGEST_BLOCK:
-        raise ValueError(
-            f"a replica needs a request and blocks of 1 to {LARGEST_BLOCK} tokens, not {n} and {limits.block_size}"
-        )
-    requests = np.zeros(n, REQUEST)
-    requests["arrival_us"] = load.arrival_us
-    requests["prompt"] = requests["known"] = load.prompt_tokens
-    requests["target"] = load.prompt_tokens + load.output_tokens
-    requests["status"] = FINISHED
-    if load.priority.size:
-        requests["priority"] = load.priority
-    caching = limits.prefix_caching and load.hash_tokens > 0
-    hashes, entries = np.zeros(1, np.int64), np.zeros(1, ENTRY)
-    if caching:
-        check_caching(load, limits)
-        hashes = load.hashes
-        requests["hash_at"], requests["hash_count"] = load.hash_offsets[:-1], np.diff(load.hash_offsets)
-        # the hash blocks, then the private blocks that each request leaves
-        entries = np.zeros(int(hashes.max(initial=-1)) + 1 + n, ENTRY)
-    for name in ("sent_us", "scheduled_us", "first_token_us", "finish_us", "resumed_us"):
-        requests[name] = -1.0
-    for name in ("leaves_at", "fills_at"):
-        requests[name] = NOBODY
-    engines = np.zeros(1, ENGINE)
-    for name in ("now", "previous_start", "first_us", "last_us"):
-        engines[name] = load.arrival_us[0]
-    for name in QUEUES:
-        engines[name] = NOBODY
-    engines["free_units"] = engines["blank_units"] = limits.capacity_units
-    engines["full_running"] = NO_LIMIT
-    clients = np.zeros(1, CLIENT)
-    clients["now"], clients["max_concurrency"] = load.arrival_us[0], limits.max_concurrency
-    heaps = np.zeros((1, 2, 2 * min(limits.max_num_seqs, n) + 16, 2), np.int64)
-    uses = np.zeros((3, costs.values.size)) if scratch is None else scratch
-    histogram = np.zeros(ITL_BINS, np.int64)
-    stated, overhead = np.zeros(1, LIMITS), np.array([tuple(host)], HOST)
-    for name in set(LIMITS.names) & set(limits._fields):
-        stated[name] = getattr(limits, name)
-    stated["plain"] = all(getattr(limits, name) == value for name, value in NO_POLICY.items())
-    stated["hash_tokens"], stated["requests"] = load.hash_tokens if caching else 0, n
-    counted = windows_from_us is not None
-    rows = np.zeros((1, CHUNK if keep_steps or counted else 0, COLUMNS))
-    kept, (sums, peaks), width_us = [], fresh(), NARROWEST_US
-    while True:
-        serve_until_full(
-            *(clients, engines, requests, heaps, hashes, entries[np.newaxis], stated, overhead),
-            *(costs.values, np.array([costs.layout]), uses, histogram, rows),
-        )
-        passed = rows[0, : engines[0]["rows"]]
-        if counted:
-            width_us = add_steps(passed, sums, peaks, windows_from_us, width_us)
-        if keep_steps:
-            kept.append(passed.copy())
-        if clients[0]["ended"] == n:
-            break
-        engines["rows"] = 0
-    steps = np.concatenate(kept) if kept else rows[0, :0]
-    if keep_steps:
-        steps[:, WAITING] = in_flight_at(steps[:, START], requests) - steps[:, RUNNING]
-    engine = engines[0]
-    windows = windows_of(sums, peaks, windows_from_us, width_us, engine["last_us"], requests) if counted else None
-    totals = Totals(*(engine[name].item() for name in TOTALS))
-    out = Outcome(*(requests[name].copy() for name in Outcome._fields))
-    return Served(out, unpack_uses(uses, costs) if scratch is None else None, histogram, totals, steps, windows)
+    """Simulate one engine by itself, with a client of its own; see ``serve_scenario``."""
+    served = serve_scenario(
+        load, [Pool(limits, host, costs)], keep_steps=keep_steps, windows_from_us=windows_from_us, scratch=scratch
+    )
+    uses = served.uses[0] if served.uses else None
+    windows = served.windows[0] if served.windows else None
+    return Served(served.out, uses, served.histogram, served.totals[0], served.steps[0], windows)

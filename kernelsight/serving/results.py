@@ -15,7 +15,7 @@ from kernelsight.serving.windows import BUSY, RUNNING_US, STEPS, SUMS, UNITS_US
 
 NANOSECONDS = 1e3  # per microsecond
 PHASES = ("prefill", "decode", "mixed")
-STATUS = ("finished", "rejected_too_long", "rejected_no_memory")
+STATUS = ("finished", "rejected_too_long", "rejected_no_memory", "rejected_earlier_turn")
 
 
 class CostTables(NamedTuple):
@@ -29,13 +29,30 @@ class CostTables(NamedTuple):
 
 
 class Replica(NamedTuple):
-    """One scheduler of one scenario: which rows of ``requests`` it serves, and what the loop gave back."""
+    """One scheduler of one scenario: which rows of ``requests`` it serves, and what the loop gave back.
+
+    Where several share a client, the first has the uses and the histogram of all.
+    """
 
     scenario: str
     deployment: str
     number: int
     rows: np.ndarray
     served: records.Served
+
+
+def replicas_of(scenario: str, deployment: str, rows: np.ndarray, served: records.ServedScenario) -> list[Replica]:
+    """Return a scenario's engines, each with the requests that it was sent."""
+    found = []
+    for number, (totals, steps) in enumerate(zip(served.totals, served.steps, strict=True)):
+        own = np.flatnonzero(served.out.replica == number)
+        out = records.Outcome(*(values[own] for values in served.out))
+        uses = served.uses[0] if served.uses and number == 0 else None
+        histogram = served.histogram if number == 0 else np.zeros_like(served.histogram)
+        windows = served.windows[number] if served.windows else None
+        one = records.Served(out, uses, histogram, totals, steps, windows)
+        found.append(Replica(scenario, deployment, number, rows[own], one))
+    return found
 
 
 def event_rows(replicas: list[Replica], requests: pa.Table) -> pa.Table:
@@ -62,7 +79,7 @@ def event_rows(replicas: list[Replica], requests: pa.Table) -> pa.Table:
             "status": _words(STATUS, out["status"]),
             "prompt_tokens": served["prompt_tokens"],
             "output_tokens": np.where(finished, served["output_tokens"].to_numpy(), 0),
-            "sent_ns": np.rint(out["sent_us"] * NANOSECONDS).astype(np.int64),
+            "sent_ns": moment("sent_us"),
             "scheduled_ns": moment("scheduled_us"),
             "first_token_ns": moment("first_token_us"),
             "finish_ns": moment("finish_us"),
@@ -80,20 +97,21 @@ def use_rows(replicas: list[Replica], costs: dict[str, CostTables]) -> pa.Table:
     groups, phases, ids, weights = [], [], [], []
     for group in _grouped(replicas):
         cost = costs[group[0].deployment]
+        paid = [one.served.uses for one in group if one.served.uses is not None]
         pieces = {
-            "tokens": _to_knots(cost.axes["tokens"][0], sum(one.served.uses.tokens for one in group)),
-            "logits": _to_knots(cost.axes["logits"][0], sum(one.served.uses.sampled for one in group)),
-            "decode_attention": sum(one.served.uses.decode for one in group),
-            "decode_window": sum(one.served.uses.window for one in group),
-            "prefill_attention": sum(one.served.uses.prefill for one in group),
+            "tokens": _to_knots(cost.axes["tokens"][0], sum(uses.tokens for uses in paid)),
+            "logits": _to_knots(cost.axes["logits"][0], sum(uses.sampled for uses in paid)),
+            "decode_attention": sum(uses.decode for uses in paid),
+            "decode_window": sum(uses.window for uses in paid),
+            "prefill_attention": sum(uses.prefill for uses in paid),
         }
         shapes = np.concatenate([cost.shape_ids[name].ravel() for name in PARTS])
-        paid = np.concatenate([pieces[name].reshape(3, -1) for name in PARTS], axis=1)
-        phase, position = np.nonzero(paid)
+        weight = np.concatenate([pieces[name].reshape(3, -1) for name in PARTS], axis=1)
+        phase, position = np.nonzero(weight)
         groups.append(group[0])
         phases.append(phase)
         ids.append(shapes[position])
-        weights.append(paid[phase, position])
+        weights.append(weight[phase, position])
     counts = [each.size for each in ids]
     return pa.table(
         {

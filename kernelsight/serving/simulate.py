@@ -1,4 +1,7 @@
-"""From tables to the loop and back: one compiled call a replica, spread over threads."""
+"""From tables to the loop and back: one compiled call a scenario, spread over threads.
+
+Replicas that share nothing (requests in turn, by the clock alone) are a call each.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from kernelsight.serving.results import (
     Replica,
     event_rows,
     histogram_rows,
+    replicas_of,
     step_rows,
     total_rows,
     use_rows,
@@ -66,7 +70,7 @@ def serve_replicas(
     count_uses: bool = True,
     threads: int | None = None,
 ) -> tuple[list[Replica], dict[str, CostTables]]:
-    """Serve every replica in one compiled call, the calls spread over threads; return them with their step costs.
+    """Serve every scenario whose deployment can run, calls spread over threads; return replicas and step costs.
 
     Without ``count_uses`` uses of step costs and windows are left out. ``threads``: as many as there are cores, unless
     stated.
@@ -82,38 +86,93 @@ def serve_replicas(
         for key in dict.fromkeys(row["deployment_id"] for row in wanted)
     }
     scratches = threading.local()
-    columns = {name: requests[name].to_numpy() for name in ("arrival_s", "prompt_tokens", "output_tokens")}
-    columns["priority"] = pc.fill_null(requests["priority"], 0).to_numpy()
+    columns = load_columns(requests)
     spans = _spans(requests["scenario_id"])
 
-    def serve(job: tuple[dict[str, Any], int]) -> Replica | None:
-        scenario, number = job
-        key = scenario["deployment_id"]
-        deployment = deployments[key]
-        start, stop = spans.get(scenario["scenario_id"], (0, 0))
-        rows = np.arange(start + number, stop, deployment["dp"])
+    def serve(job: tuple[dict[str, Any], np.ndarray, int | None]) -> list[Replica]:
+        scenario, rows, number = job
         if rows.size == 0:
-            return None
-        load = records.Load(
-            columns["arrival_s"][rows] * 1e6,
-            columns["prompt_tokens"][rows].astype(np.int64),
-            columns["output_tokens"][rows].astype(np.int64),
-            *shared_prefixes(requests, rows, deployment, plans[key]),
-            columns["priority"][rows],
-        )
-        limits = limits_of(deployment, plans[key], costs[key].window_tokens, scenario["max_concurrency"], number)
-        host = host_of(hosts[key], deployment, costs[key].launches)
-        packed = costs[key].packed
-        scratch = None if count_uses else scratch_of(scratches, packed.values.size)
-        served = replica.serve(
-            load, limits, host, packed, keep_steps=scenario["keep_steps"], scratch=scratch,
-            windows_from_us=columns["arrival_s"][start] * 1e6 if count_uses else None,
-        )  # fmt: skip
-        return Replica(scenario["scenario_id"], key, number, rows, served)
+            return []
+        key = scenario["deployment_id"]
+        deployment, plan, cost = deployments[key], plans[key], costs[key]
+        load = load_of(columns, requests, rows, scenario, deployment, plan)
+        limits = limits_of(deployment, plan, cost.window_tokens)
+        host = host_of(hosts[key], deployment, cost.launches)
+        scratch = None if count_uses else scratch_of(scratches, cost.packed.values.size)
+        start_us = columns["arrival_s"][spans[scenario["scenario_id"]][0]] * 1e6
+        keep = {"keep_steps": scenario["keep_steps"], "scratch": scratch}
+        keep["windows_from_us"] = start_us if count_uses else None
+        if number is not None:
+            served = replica.serve(load, limits, host, cost.packed, **keep)
+            return [Replica(scenario["scenario_id"], key, number, rows, served)]
+        pool = replica.Pool(limits, host, cost.packed, deployment["dp"])
+        together = replica.serve_scenario(load, [pool], routing_of(scenario), **keep)
+        return replicas_of(scenario["scenario_id"], key, rows, together)
 
-    jobs = [(row, number) for row in wanted for number in range(deployments[row["deployment_id"]]["dp"])]
+    jobs = []
+    for row in wanted:
+        start, stop = spans.get(row["scenario_id"], (0, 0))
+        rows, engines = np.arange(start, stop), deployments[row["deployment_id"]]["dp"]
+        if engines > 1 and engines_meet(row, columns, rows):
+            jobs.append((row, rows, None))
+        else:
+            jobs += [(row, rows[number::engines], number) for number in range(engines)]
     with ThreadPoolExecutor(max_workers=threads or os.cpu_count()) as pool:
-        return [one for one in pool.map(serve, jobs) if one is not None], costs
+        return [one for served in pool.map(serve, jobs) for one in served], costs
+
+
+def engines_meet(scenario: dict[str, Any], columns: dict[str, np.ndarray], rows: np.ndarray) -> bool:
+    """Whether what one engine does decides what another one gets, or when."""
+    if scenario["max_concurrency"] is not None or scenario["router"] not in (None, "round_robin"):
+        return True
+    return bool((columns["follows"][rows] >= 0).any() or columns["warmup"][rows].any())
+
+
+def load_columns(requests: pa.Table) -> dict[str, np.ndarray]:
+    """Return the columns of ``requests`` that every scenario's load is cut from."""
+    names = ("arrival_s", "prompt_tokens", "output_tokens")
+    follows = pc.fill_null(requests["after_request_id"], replica.NOBODY)
+    return {
+        **{name: requests[name].to_numpy() for name in names},
+        "follows": follows.to_numpy(),
+        "think_s": pc.fill_null(requests["think_s"], 0.0).to_numpy(),
+        "warmup": pc.fill_null(requests["warmup"], False).to_numpy(),
+        "request_id": requests["request_id"].to_numpy(),
+        "priority": pc.fill_null(requests["priority"], 0).to_numpy(),
+    }
+
+
+def load_of(
+    columns: dict[str, np.ndarray],
+    requests: pa.Table,
+    rows: np.ndarray,
+    scenario: dict[str, Any],
+    deployment: dict[str, Any],
+    plan: dict[str, Any],
+) -> records.Load:
+    """Return the load that ``rows`` of the requests are; a session's turns have their positions in ``rows``."""
+    follows, sessions = columns["follows"][rows], {}
+    if (follows >= 0).any():
+        position = np.searchsorted(columns["request_id"][rows], np.maximum(follows, 0))
+        sessions = {"follows": np.where(follows >= 0, position, -1), "think_us": columns["think_s"][rows] * 1e6}
+    concurrency = scenario["max_concurrency"]
+    return records.Load(
+        columns["arrival_s"][rows] * 1e6,
+        columns["prompt_tokens"][rows].astype(np.int64),
+        columns["output_tokens"][rows].astype(np.int64),
+        *shared_prefixes(requests, rows, deployment, plan),
+        priority=columns["priority"][rows],
+        warmups=int(columns["warmup"][rows].sum()),
+        max_concurrency=records.NO_LIMIT if concurrency is None else concurrency,
+        **sessions,
+    )
+
+
+def routing_of(scenario: dict[str, Any]) -> records.Routing:
+    """Return how the scenario's router works."""
+    stated = {name: scenario[f"router_{name}"] for name in records.Routing._fields[1:]}
+    router = records.ROUTERS.index(scenario["router"] or "round_robin")
+    return records.Routing(router, **{name: value for name, value in stated.items() if value is not None})
 
 
 def split_by_deployment(table: pa.Table) -> dict[str, pa.Table]:
@@ -220,13 +279,8 @@ def padded_tokens(largest: int, graph_max_tokens: int) -> np.ndarray:
     return np.where(position < sizes.size, sizes[np.minimum(position, sizes.size - 1)], tokens)
 
 
-def limits_of(
-    deployment: dict[str, Any], plan: dict[str, Any], window_tokens: int, concurrency: int | None, number: int
-) -> records.Limits:
-    """Return the scheduler's limits; a client's concurrency is shared out over the data-parallel replicas."""
-    share = records.NO_LIMIT
-    if concurrency is not None:
-        share = max((concurrency + deployment["dp"] - 1 - number) // deployment["dp"], 1)
+def limits_of(deployment: dict[str, Any], plan: dict[str, Any], window_tokens: int) -> records.Limits:
+    """Return the scheduler's limits of one engine."""
     budget = deployment["max_num_batched_tokens"]
     return records.Limits(
         max_num_seqs=min(deployment["max_num_seqs"], budget),
@@ -240,7 +294,6 @@ def limits_of(
         sequence_units=plan["sequence_units"],
         capacity_units=plan["capacity_units"],
         window_tokens=window_tokens,
-        max_concurrency=share,
         chunked=deployment["enable_chunked_prefill"],
         prefill_first=deployment["prefill_policy"] == "prefill_first",
         asynchronous=deployment["async_scheduling"],

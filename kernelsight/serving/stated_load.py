@@ -20,6 +20,8 @@ UNUSED = {
     "empirical": ("input_len", "output_len", *SPREADS, "range_ratio"),
 }
 
+ROUTER_THRESHOLDS = ("router_cache_threshold", "router_balance_abs_threshold", "router_balance_rel_threshold")
+
 Fault = tuple[str, str]  # what was found, what to do
 
 
@@ -53,7 +55,7 @@ def first_fault(row: Mapping[str, Any]) -> Fault | None:
     'Leave out one or the other.'
     """
     faults = _trace_faults if row.get("trace") is not None else _synthetic_faults
-    return next(faults(row), None) or next(_warmup_faults(row), None)
+    return next(faults(row), None) or next(_router_faults(row), None)
 
 
 def _trace_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
@@ -93,12 +95,8 @@ def _ramp_up_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
         yield "request_rate and a ramp-up are both stated", "Leave out one or the other."
 
 
-def _warmup_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
-    """Warm-ups ahead of a closed loop only: an open loop's arrivals would have to wait until the warm-ups are done."""
-    if row.get("num_warmups") and (row.get("max_concurrency") is None or _is_timed(row)):
-        found = "num_warmups is stated for requests that arrive by the clock"
-        yield found, "Warm-ups go ahead of a closed loop: state max_concurrency, and no arrivals."
-
-
-def _is_timed(row: Mapping[str, Any]) -> bool:
-    return bool(stated(row, ("trace", "request_rate", "ramp_up_strategy")))
+def _router_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
+    unused = stated(row, ROUTER_THRESHOLDS)
+    if unused and row.get("router") != "prefix_aware":
+        found = f"{', '.join(unused)} {'is' if len(unused) == 1 else 'are'} stated, but the router looks at no prefix"
+        yield found, "State router prefix_aware, or leave it out."

@@ -50,7 +50,7 @@ union all
 select settings.deployment_id, 'pipeline', 'a step passes the pipeline stages one after another: stages do not yet work on several batches at once'
 from deployment_settings as settings where settings.pp > 1
 union all
-select settings.deployment_id, 'data parallel', 'requests go to the data-parallel replicas in turn, and replicas bring equally many tokens to MoE layers'
+select settings.deployment_id, 'data parallel', 'data-parallel replicas step by themselves, each as if the others brought equally many tokens to MoE layers'
 from deployment_settings as settings where settings.dp > 1
 union all
 select settings.deployment_id, 'preemption', 'the newest request is preempted, and is the first of the queue then: SGLang takes the one with the fewest generated tokens, and puts it last'

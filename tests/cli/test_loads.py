@@ -49,6 +49,62 @@ def test_no_warmup_is_the_same_scenario_as_none_stated(command):
     assert served(command, *words, "--num-warmups", 0)["scenario_id"] == served(command, *words)["scenario_id"]
 
 
+def test_measured_requests_wait_for_the_warmups(command):
+    # the warm-up takes as long as a request alone; the clock of the others begins when it has ended
+    warm = served(command, *LENGTHS, "--request-rate", 50, "--num-warmups", 1)
+    cold = served(command, *LENGTHS, "--request-rate", 50)
+    for name in ("duration_s", "output_throughput"):
+        assert warm[name] == pytest.approx(cold[name], rel=1e-6)
+    assert warm["ttft_ms"] == pytest.approx(cold["ttft_ms"], rel=1e-6)
+    assert warm["steps"] > cold["steps"]
+
+
+def test_sessions_take_their_turns(command):
+    # two sessions of three turns, one at a time: each turn 2 s after the one before it
+    words = ("--max-concurrency", 1, "--num-turns", 3, "--think-time", 2)
+    answer = served(command, *LENGTHS, *words, "--enable-prefix-caching")
+    assert answer["completed"] == 6
+    assert 4 * 2 < answer["duration_s"] < 4 * 2 + 1
+    # prompts of 64, 132 and 200 tokens find what whole blocks of the turn before them hold: 64 and 128
+    assert answer["prefix_cache_hit_rate"] == pytest.approx(2 * (64 + 128) / (2 * (64 + 132 + 200)))
+    alone = served(command, *LENGTHS, *words, "--no-enable-prefix-caching")
+    assert alone["prefix_cache_hit_rate"] == 0
+    assert alone["ttft_ms"]["mean"] > answer["ttft_ms"]["mean"]
+
+
+def test_turns_after_one_that_is_turned_away_are_listed(command):
+    # the third turn of each session is longer than the model's 160 tokens, so that the fourth is never sent
+    words = ("--num-prompts", 8, "--isl", 64, "--osl", 4, "--request-rate", 5, "--num-turns", 4)
+    answer = served(command, *words, "--max-model-len", 160)
+    assert answer["status"] == {"finished": 4, "rejected_too_long": 2, "rejected_earlier_turn": 2}
+    assert (answer["requests"], answer["completed"]) == (8, 4)
+
+
+@pytest.mark.parametrize("router", ["round_robin", "least_loaded", "prefix_aware"])
+def test_routers_share_requests_out(command, router, tmp_path):
+    lengths = ("--num-prompts", 12, "--isl", 640, "--osl", 8, "--num-turns", 3, "--max-concurrency", 3)
+    threshold = ("--router-cache-threshold", 0.4) if router == "prefix_aware" else ()
+    run = tmp_path / "run.duckdb"
+    answer = served(command, *lengths, "--router", router, *threshold, "-dp", 2, "-o", run)
+    assert answer["completed"] == 12
+    query = "select replica, count(*)::bigint as n from request_events group by all order by all"
+    counts = {row["replica"]: row["n"] for row in command("sql", query, "--db", run, "--format", "json").json}
+    assert set(counts) == {0, 1} and sum(counts.values()) == 12
+    # a session that stays on one replica finds all of its turn before: 640 of 1288 tokens, 1280 of 1936
+    whole = pytest.approx((640 + 1280) / (640 + 1288 + 1936))
+    if router == "prefix_aware":
+        assert answer["prefix_cache_hit_rate"] == whole
+    else:
+        assert answer["prefix_cache_hit_rate"] < 0.45
+
+
+def test_a_closed_loop_is_one_for_all_replicas(command):
+    # one request at a time, whatever the number of replicas
+    one, two = (served(command, *LENGTHS, "--max-concurrency", 1, "-dp", n) for n in (1, 2))
+    assert two["duration_s"] == pytest.approx(one["duration_s"], rel=1e-6)
+    assert two["idle_s"] > one["idle_s"]
+
+
 def test_a_prefix_lengthens_the_prompts(command):
     plain, shared = (served(command, *LENGTHS, "--max-concurrency", 1, *more) for more in ((), ("--prefix-len", 640)))
     assert shared["total_throughput"] * shared["duration_s"] == pytest.approx(6 * (64 + 640 + 4))
@@ -89,10 +145,23 @@ def test_prefix_caching_finds_the_whole_blocks_of_each_prefix_but_the_first_time
         ),
         ((*LENGTHS, "--request-rate", 3, "--output-len-cv", -1), "output_len_cv is -1.0; give a finite number above"),
         ((*LENGTHS, "--request-rate", 3, "--prefix-len", -1), "prefix_len is -1; give a whole number of at least 0."),
+        ((*LENGTHS, "--request-rate", 3, "--num-turns", 0), "num_turns is 0; give a whole number of at least 1."),
         (
-            (*LENGTHS, "--request-rate", 3, "--num-warmups", 2),
-            "num_warmups is stated for requests that arrive by the clock. Warm-ups go ahead of a closed loop: state "
-            "max_concurrency, and no arrivals.",
+            (*LENGTHS, "--request-rate", 3, "--num-turns", 2, "--think-time", -1),
+            "think_time_s is -1.0; give a number from 0 to 1e+09.",
+        ),
+        (
+            (*LENGTHS, "--request-rate", 3, "--think-time", 1),
+            "think_time_s is stated, but sessions have one turn. State num_turns, or leave think_time_s out.",
+        ),
+        (
+            (*LENGTHS, "--request-rate", 3, "--router", "least_loaded", "--router-cache-threshold", 0.2),
+            "router_cache_threshold is stated, but the router looks at no prefix. State router prefix_aware, or leave "
+            "it out.",
+        ),
+        (
+            (*LENGTHS, "--request-rate", 3, "--router", "prefix_aware", "--router-balance-rel-threshold", 0.5),
+            "router_balance_rel_threshold is 0.5; give a number from 1 to 1e+09.",
         ),
         (
             (*LENGTHS, "--request-rate", 3, "--length-distribution", "normal"),

@@ -135,7 +135,7 @@ def test_inv_5_budget_and_caps_hold_at_every_step(world: World) -> None:
     assert np.all(steps[:, PROMPT] + steps[:, DECODE] >= 1)
     assert np.all(steps[:, DECODE] <= steps[:, RUNNING])
     assert np.all(steps[:, RUNNING] <= limits.max_num_seqs)
-    assert np.all(steps[:, RUNNING] + steps[:, WAITING] <= limits.max_concurrency)
+    assert np.all(steps[:, RUNNING] + steps[:, WAITING] <= world.load.max_concurrency)
 
 
 @settings(random_worlds, max_examples=250)

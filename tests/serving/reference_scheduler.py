@@ -394,14 +394,19 @@ def step_time(work: Work, gpu_us: float, host: Any) -> float:
 
 
 def serve(
-    requests: Sequence[Request], limits: Any, host: Any, gpu_time: Callable[[Work], float], hash_tokens: int = 0
+    requests: Sequence[Request],
+    limits: Any,
+    host: Any,
+    gpu_time: Callable[[Work], float],
+    hash_tokens: int = 0,
+    max_concurrency: int = 2**63 - 1,
 ) -> Run:
     """Serve requests, which are in order of arrival, until all ended; ``gpu_time`` says what a step costs.
 
     ``hash_tokens``: prompt tokens that one of the requests' hashes stands for; 0 where there are none.
     Raises RuntimeError after MOST_STEPS steps.
     """
-    client = Client(requests, limits.max_concurrency)
+    client = Client(requests, max_concurrency)
     scheduler = Scheduler(limits, hash_tokens)
 
     def accept(request: Request) -> bool:

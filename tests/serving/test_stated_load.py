@@ -39,14 +39,13 @@ RAMP_UP = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1.0, "ramp_up_end_
         ),
         (SYNTHETIC | {"num_prefixes": 4}, "num_prefixes is stated without prefix_len"),
         (SYNTHETIC | {"think_time_s": 4.0}, "think_time_s is stated, but sessions have one turn"),
-        (SYNTHETIC | {"num_warmups": 4}, "num_warmups is stated for requests that arrive by the clock"),
         (
-            SYNTHETIC | {"num_warmups": 4, "max_concurrency": 2, "request_rate": 1.0},
-            "num_warmups is stated for requests that arrive by the clock",
+            SYNTHETIC | {"router_cache_threshold": 0.1, "router_balance_abs_threshold": 3},
+            "router_cache_threshold, router_balance_abs_threshold are stated, but the router looks at no prefix",
         ),
         (
-            {"trace": "day.csv", "num_warmups": 4, "max_concurrency": 2},
-            "num_warmups is stated for requests that arrive by the clock",
+            {"trace": "day.csv", "router": "least_loaded", "router_balance_rel_threshold": 2.0},
+            "router_balance_rel_threshold is stated, but the router looks at no prefix",
         ),
     ],
 )
@@ -65,7 +64,8 @@ def test_refusals(row, found):
         {"num_prompts": 9, "lengths_from": "day.csv", "prefix_len": 64, "num_prefixes": 2, "range_ratio": 1.0},
         SYNTHETIC | {"num_turns": 3, "think_time_s": 0.0},
         SYNTHETIC | {"num_warmups": 4, "max_concurrency": 2},
-        SYNTHETIC | {"num_warmups": 0, "request_rate": 2.0},
+        SYNTHETIC | {"num_warmups": 3, "request_rate": 2.0},
+        {"trace": "day.csv", "num_warmups": 4, "router": "prefix_aware", "router_cache_threshold": 0.0},
         {"trace": "day.csv", "num_prompts": 3, "max_concurrency": 2},
     ],
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from hypothesis import strategies as st
@@ -12,7 +13,8 @@ from kernelsight.serving import records, replica
 from tests.serving.reference_costs import Costs
 from tests.serving.reference_scheduler import Request, Run, serve
 
-NO_LIMIT = int(np.iinfo(np.int64).max)
+NO_LIMIT = records.NO_LIMIT
+T = TypeVar("T")
 SECONDS_AT_MOST = 120.0  # the first call compiles
 
 
@@ -26,16 +28,16 @@ class World(NamedTuple):
 
 
 def run_loop(world: World, keep_steps: bool = True, windows_from_us: float | None = None) -> records.Served:
-    """Run the compiled loop; fails where it does not end."""
-    answer: list[records.Served] = []
+    """Run the compiled loop on one engine; fails where it does not end."""
+    costs, kept = replica.pack(world.surface), {"keep_steps": keep_steps, "windows_from_us": windows_from_us}
+    return in_time(lambda: replica.serve(world.load, world.limits, world.host, costs, **kept))
 
-    def call() -> None:
-        costs = replica.pack(world.surface)
-        kept = {"keep_steps": keep_steps, "windows_from_us": windows_from_us}
-        answer.append(replica.serve(world.load, world.limits, world.host, costs, **kept))
 
+def in_time(simulate: Callable[[], T]) -> T:
+    """Return what a simulation gives; fails where it does not end."""
+    answer: list[T] = []
     # the compiled loop cannot be interrupted: a thread that is left behind turns a hang into a failure
-    thread = threading.Thread(target=call, daemon=True)
+    thread = threading.Thread(target=lambda: answer.append(simulate()), daemon=True)
     thread.start()
     thread.join(SECONDS_AT_MOST)
     assert not thread.is_alive(), "the loop does not end"
@@ -45,12 +47,16 @@ def run_loop(world: World, keep_steps: bool = True, windows_from_us: float | Non
 
 def run_reference(world: World) -> Run:
     """Run the reference scheduler."""
-    load = world.load
+    load, requests = world.load, reference_requests(world.load)
+    costs = Costs(world.surface, world.limits.window_tokens)
+    return serve(requests, world.limits, world.host, costs.gpu_time, load.hash_tokens, load.max_concurrency)
+
+
+def reference_requests(load: records.Load) -> list[Request]:
+    """Return a load's requests as the reference takes them."""
     priority = load.priority if load.priority.size else np.zeros(load.arrival_us.size, np.int64)
     columns = (load.arrival_us, load.prompt_tokens, load.output_tokens, hashes_of(load), priority, range(priority.size))
-    requests = [Request(float(a), int(p), int(o), h, int(f), n) for a, p, o, h, f, n in zip(*columns, strict=True)]
-    costs = Costs(world.surface, world.limits.window_tokens)
-    return serve(requests, world.limits, world.host, costs.gpu_time, load.hash_tokens)
+    return [Request(float(a), int(p), int(o), h, int(f), n) for a, p, o, h, f, n in zip(*columns, strict=True)]
 
 
 def hashes_of(load: records.Load) -> list[tuple[int, ...]]:
@@ -72,8 +78,9 @@ def constant_world(
         **{"max_num_seqs": 8, "max_num_batched_tokens": 64, "long_prefill_token_threshold": 0, "max_model_len": 1000},
         **{"block_size": 4, "full_units": 1, "window_units": 0, "window_blocks": 0, "sequence_units": 0},
         **{"capacity_units": 1000, "window_tokens": 0, "chunked": True, "prefill_first": False},
-        **{"asynchronous": False, "max_concurrency": NO_LIMIT},
+        "asynchronous": False,
     } | limits
+    concurrency = flags.pop("max_concurrency", NO_LIMIT)
     constants = {
         **{"exposed_us": 0.0, "base_us": 0.0, "per_request_us": 0.0, "per_token_us": 0.0, "eager_launches_us": 0.0},
         **{"request_us": 0.0, "overlapped": True, "graph_max_tokens": 0},
@@ -84,7 +91,8 @@ def constant_world(
         *(np.full(tokens + 1, step_us), np.arange(tokens + 1), np.zeros(flags["max_num_seqs"] + 1)),
         *(*nothing, *nothing, *nothing),
     )
-    return World(records.Limits(**flags), records.Host(**constants), surface, load_of(requests))
+    load = load_of(requests)._replace(max_concurrency=concurrency)
+    return World(records.Limits(**flags), records.Host(**constants), surface, load)
 
 
 def load_of(requests: list[tuple[float, int, int]]) -> records.Load:
@@ -116,7 +124,8 @@ def worlds(draw: st.DrawFn) -> World:
     host = draw(hosts_drawn(whole))
     surface = draw_surface(dice, limits, whole, constant=draw(st.booleans()))
     limits = limits._replace(capacity_units=draw(capacities(limits, requests)))
-    return World(limits, host, surface, load_of(requests))
+    concurrency = draw(st.sampled_from([NO_LIMIT, NO_LIMIT, 1, 2, 3, 5]))
+    return World(limits, host, surface, load_of(requests)._replace(max_concurrency=concurrency))
 
 
 @st.composite
@@ -191,7 +200,6 @@ def limits_drawn(draw: st.DrawFn) -> records.Limits:
         chunked=draw(st.booleans()),
         prefill_first=draw(st.booleans()),
         asynchronous=draw(st.booleans()),
-        max_concurrency=draw(st.sampled_from([NO_LIMIT, NO_LIMIT, 1, 2, 3, 5])),
     )
 
 
@@ -292,3 +300,62 @@ def draw_surface(dice: np.random.Generator, limits: records.Limits, whole: bool,
         *(token_us, padded, np.cumsum(costs((seqs + 1,), 3.0))),
         *(*perhaps(grid(seqs, 60, 40.0)), *perhaps(grid(seqs, 30, 20.0)), *perhaps(grid(tokens, 60, 20.0))),
     )
+
+
+# ---------------------------------------------------------------- several engines, sessions and warm-ups
+
+
+class Fleet(NamedTuple):
+    """A world that several engines serve: alike ones, behind a router."""
+
+    world: World
+    routing: records.Routing
+    engines: int
+
+
+def run_fleet(fleet: Fleet) -> records.ServedScenario:
+    """Run the compiled loop on a fleet; fails where it does not end."""
+    world = fleet.world
+    pools = [replica.Pool(world.limits, world.host, replica.pack(world.surface), fleet.engines)]
+    return in_time(lambda: replica.serve_scenario(world.load, pools, fleet.routing, keep_steps=True))
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> Fleet:
+    """Draw 1 to 3 engines, sessions, warm-ups and a router.
+
+    Step costs are whole numbers, because engines that are alike do things at the same time: rounding must not decide
+    which of them is first.
+    """
+    world = draw(worlds() | caching_worlds() | policy_worlds())
+    limits, load = world.limits, world.load
+    dice = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
+    grid = (np.zeros(1), np.zeros(1), np.zeros((1, 1)))
+    token_us = 50.0 + np.cumsum(dice.integers(0, draw(st.sampled_from([1, 9, 60])), tokens + 1)).astype(float)
+    surface = records.Surface(token_us, np.arange(tokens + 1), np.zeros(seqs + 1), *grid, *grid, *grid)
+    host = draw(hosts_drawn(whole=True))
+    arrival_us = load.arrival_us if draw(st.booleans()) else np.full_like(load.arrival_us, load.arrival_us[0])
+    load = load._replace(arrival_us=np.floor(arrival_us), max_concurrency=draw(st.sampled_from([NO_LIMIT, 1, 2, 4])))
+    warmups = draw(st.sampled_from([0, 0, 1, 2]))
+    routing = records.Routing(
+        router=draw(st.sampled_from([records.ROUND_ROBIN, records.LEAST_LOADED, records.PREFIX_AWARE])),
+        cache_threshold=draw(st.sampled_from([0.0, 0.3, 0.8])),
+        balance_abs_threshold=draw(st.sampled_from([0, 1, 32])),
+        balance_rel_threshold=draw(st.sampled_from([1.0001, 1.5])),
+    )
+    load = draw(with_sessions(load._replace(warmups=min(warmups, load.arrival_us.size))))
+    return Fleet(World(limits, host, surface, load), routing, draw(st.integers(1, 3)))
+
+
+@st.composite
+def with_sessions(draw: st.DrawFn, load: records.Load) -> records.Load:
+    """Let some requests follow an earlier one that is no warm-up and that no other follows."""
+    follows = np.full(load.arrival_us.size, -1)
+    free: list[int] = []
+    for i in range(load.warmups, load.arrival_us.size):
+        if free and draw(st.booleans()):
+            follows[i] = free.pop(draw(st.integers(0, len(free) - 1)))
+        free.append(i)
+    think_us = np.array([draw(st.sampled_from([0.0, 10.0, 150.0, 5000.0])) for _ in follows])
+    return load._replace(follows=follows, think_us=think_us)

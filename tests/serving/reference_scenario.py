@@ -1,0 +1,195 @@
+"""A client, its router and several engines in plain Python, one event at a time: what the compiled loop has to give.
+
+Written from the semantics alone; the engines are those of ``reference_scheduler``. Where these leave a choice open:
+
+- At one time, first all steps end, then the client sends, then steps begin; engines in their order.
+- The client's slots are sessions in progress (requests, where sessions have one turn): a slot is taken when the first
+  turn goes out and is free when the last one has ended, or when a turn is turned away; its later turns never go out.
+- A later turn goes out when the one before it has ended and the think time is over; it needs no slot, and goes before
+  first turns of the same time. First turns go out in order of arrival.
+- The first ``warmups`` requests go out first. The clock of the others begins when these have ended: as much as a
+  request arrives after the first one that is no warm-up, so much after that time it may go out.
+- In turn: the k-th request that goes out goes to engine k modulo their number, turned away or not. Least loaded: fewest
+  requests that were sent there and have not ended; among equal ones the next in turn. Prefix-aware: where the longest
+  part of the prompt was sent before (the first engine of equal ones), if that is more than ``cache_threshold`` of it
+  and the loads are alike: largest - smallest <= ``balance_abs_threshold``, or largest <= ``balance_rel_threshold`` x
+  smallest. Otherwise to the least loaded.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from kernelsight.serving import records
+from tests.serving.reference_scheduler import MOST_STEPS, Request, Run, Scheduler, Step, Work, step_time
+
+
+class Engine:
+    """One replica: its scheduler, and the step that it is in."""
+
+    def __init__(self, limits: Any, host: Any, gpu_time: Callable[[Work], float], hash_tokens: int, start: float):
+        self.scheduler = Scheduler(limits, hash_tokens)
+        self.limits, self.host, self.gpu_time = limits, host, gpu_time
+        self.clock = self.horizon = self.last_end = start
+        self.granted: dict[int, int] | None = None
+        self.run = Run([], [], 0.0)
+        self.in_flight = 0
+
+    def due_us(self) -> float:
+        """When its step ends, or its next one begins."""
+        if self.granted is not None or self.scheduler.running or self.scheduler.head(self.horizon):
+            return self.clock
+        queue = self.scheduler.queue
+        return max(min((r.visible_us for r in queue), default=math.inf), self.clock)
+
+    def begin(self, now: float) -> None:
+        """Begin a step."""
+        if not self.scheduler.running and self.scheduler.head(self.horizon) is None:
+            self.scheduler.reserve.rest()
+            self.clock = self.horizon = now
+        self.run.idle_us += now - self.last_end
+        received = self.scheduler.polling.received_until(bool(self.scheduler.running), self.horizon)
+        self.granted = self.scheduler.schedule(now, received)
+        work = self.scheduler.work(self.granted)
+        gpu_us = self.gpu_time(work)
+        self.clock = now + step_time(work, gpu_us, self.host)
+        running, units = len(self.scheduler.running), self.scheduler.memory.used
+        self.run.steps.append(Step(now, self.clock, work, running, self.in_flight - running, units, gpu_us))
+
+    def end(self) -> list[Request]:
+        """End the step; returns the requests that ended with it."""
+        ended = self.scheduler.advance(self.granted, self.clock)
+        self.granted = None
+        self.in_flight -= len(ended)
+        self.horizon = self.run.steps[-1].start_us if self.limits.asynchronous else self.clock
+        self.last_end = self.clock
+        return ended
+
+
+class Router:
+    """Chooses an engine; remembers what it sent where."""
+
+    def __init__(self, routing: records.Routing, engines: list[Engine], hash_tokens: int):
+        self.routing, self.engines, self.hash_tokens = routing, engines, hash_tokens
+        self.routed = 0
+        self.sent: list[set[int]] = [set() for _ in engines]
+
+    def route(self, request: Request) -> int:
+        """The number of the engine that gets the request."""
+        order = [(self.routed + k) % len(self.engines) for k in range(len(self.engines))]
+        self.routed += 1
+        loads = [engine.in_flight for engine in self.engines]
+        lightest = min(order, key=lambda i: loads[i])
+        if self.routing.router == records.ROUND_ROBIN:
+            return order[0]
+        if self.routing.router == records.LEAST_LOADED:
+            return lightest
+        matches = [self.matched_blocks(i, request) for i in range(len(self.engines))]
+        best = matches.index(max(matches))
+        tokens = min(matches[best] * self.hash_tokens, request.prompt_tokens)
+        alike = max(loads) - min(loads) <= self.routing.balance_abs_threshold or max(
+            loads
+        ) <= self.routing.balance_rel_threshold * min(loads)
+        chosen = best if tokens > self.routing.cache_threshold * request.prompt_tokens and alike else lightest
+        self.sent[chosen].update(request.hashes)
+        return chosen
+
+    def matched_blocks(self, i: int, request: Request) -> int:
+        """Leading hash blocks of the prompt that engine ``i`` was sent before."""
+        return next((k for k, h in enumerate(request.hashes) if h not in self.sent[i]), len(request.hashes))
+
+
+class Client:
+    """Sends first turns into free slots, later turns at their time."""
+
+    def __init__(self, requests: list[Request], load: records.Load):
+        self.requests, self.warmups = requests, load.warmups
+        follows = [-1] * len(requests) if load.follows is None else load.follows.tolist()
+        self.next_turn = {before: turn for turn, before in enumerate(follows) if before >= 0}
+        self.think_us = [0.0] * len(requests) if load.think_us is None else load.think_us.tolist()
+        self.unsent = deque(i for i, before in enumerate(follows) if before < 0)
+        self.free = load.max_concurrency
+        self.turns: list[tuple[float, int]] = []
+        self.left = len(requests)
+        self.warmups_left = load.warmups
+        self.offset = 0.0
+
+    def next_send_us(self, now: float) -> float:
+        """When the next request goes out, as far as is known now."""
+        turn_us = self.turns[0][0] if self.turns else math.inf
+        if not self.unsent or not self.free or (self.unsent[0] >= self.warmups and self.warmups_left):
+            return turn_us
+        return min(turn_us, max(self.requests[self.unsent[0]].arrival_us + self.offset, now))
+
+    def take(self, now: float) -> int:
+        """The request that goes out now."""
+        if self.turns and self.turns[0][0] <= now:
+            return heapq.heappop(self.turns)[1]
+        self.free -= 1
+        return self.unsent.popleft()
+
+    def note_end(self, i: int, now: float, finished: bool) -> None:
+        """A request has ended, or was turned away."""
+        self.left -= 1
+        if i < self.warmups:
+            self.warmups_left -= 1
+            if not self.warmups_left and self.warmups < len(self.requests):
+                self.offset = now - self.requests[self.warmups].arrival_us
+        turn = self.next_turn.get(i)
+        if finished and turn is not None:
+            heapq.heappush(self.turns, (now + self.think_us[turn], turn))
+            return
+        self.free += 1
+        while turn is not None:
+            self.left -= 1
+            self.requests[turn].status = "earlier_turn"
+            turn = self.next_turn.get(turn)
+
+
+def serve_scenario(
+    requests: list[Request],
+    load: records.Load,
+    limits: Any,
+    host: Any,
+    gpu_time: Callable[[Work], float],
+    routing: records.Routing,
+    engines: int,
+) -> tuple[list[Run], list[int]]:
+    """Serve a client's requests with alike engines; returns a run for each of them, and each request's engine.
+
+    The engine of a turn that never went out is that of the turn that was turned away.
+    """
+    start = requests[0].arrival_us
+    fleet = [Engine(limits, host, gpu_time, load.hash_tokens, start) for _ in range(engines)]
+    client, router = Client(requests, load), Router(routing, fleet, load.hash_tokens)
+    number = {id(request): i for i, request in enumerate(requests)}
+    replicas = [0] * len(requests)
+    now, rounds = start, 0
+    while client.left:
+        now = max(min(client.next_send_us(now), *(engine.due_us() for engine in fleet)), now)
+        for engine in fleet:
+            if engine.granted is not None and engine.clock == now:
+                for request in engine.end():
+                    client.note_end(number[id(request)], now, finished=True)
+        while client.next_send_us(now) <= now:
+            i = client.take(now)
+            replicas[i] = router.route(requests[i])
+            requests[i].sent_us = now
+            accepted = fleet[replicas[i]].scheduler.accept(requests[i], host.request_us)
+            fleet[replicas[i]].in_flight += accepted
+            if not accepted:
+                client.note_end(i, now, finished=False)
+                turn = client.next_turn.get(i)
+                while turn is not None:
+                    replicas[turn], turn = replicas[i], client.next_turn.get(turn)
+        for engine in fleet:
+            if engine.granted is None and engine.due_us() <= now:
+                engine.begin(now)
+        rounds += 1
+        if rounds > MOST_STEPS:
+            raise RuntimeError(f"the reference took {MOST_STEPS} rounds and {client.left} requests have not ended")
+    return [engine.run for engine in fleet], replicas
