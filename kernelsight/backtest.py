@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
 from kernelsight.read.measured_runs import Runs, read_runs
+from kernelsight.replay.constants import Constants, constants_of, group_of, responses
 from kernelsight.replay.recipes import flags_of
 from kernelsight.replay.report import report
 from kernelsight.replay.scores import GROUP, METRICS, is_fitting, with_errors
@@ -27,17 +28,27 @@ SCORE_COLUMNS = (
 SHOWN = ("n", "ttft", "tpot", "throughput")
 
 
-def replay(session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None = None) -> list[dict[str, Any]]:
+def replay(
+    session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None = None, constants: str = "shipped"
+) -> tuple[list[dict[str, Any]], dict[tuple, Constants]]:
     """Return every run with its flags, the recipes that hold for it, what was predicted, and its errors.
 
+    Beside them the host constants of each group that were fitted on the fitting fifth (none with ``shipped``).
     InvalidInput only for recipes that cannot be read: a run that cannot be simulated says so in its ``status``.
     """
     recipes = session.table("recipes").to_pylist()
     experts = dict(zip(*(session.table("models")[name].to_pylist() for name in ("model", "experts")), strict=True))
     stated = [flags_of(run, recipes) for run in runs]
     flags = [{**flags, **({"tier": tier} if tier else {})} for flags, _ in stated]
+    fitted: dict[tuple, Constants] = {}
+    if constants != "shipped":
+        chosen = [number for number, run in enumerate(runs) if is_fitting(run["run_id"]) and constants != "none"]
+        found = responses(session, [flags[number] for number in chosen])
+        fitted = constants_of(constants, runs, [runs[number] for number in chosen], found)
+    host = [fitted.get(group_of(run)) for run in runs]
+    served = serve_runs(session, flags, host)
     rows = []
-    for run, named, (_, names), found in zip(runs, flags, stated, serve_runs(session, flags), strict=True):
+    for run, named, (_, names), found in zip(runs, flags, stated, served, strict=True):
         row = {**run, **found, "flags": named, "recipes": names, "fitting": is_fitting(run["run_id"])}
         row["is_moe"] = bool(experts.get(named["model"]))
         if found["status"] == "served" and found.get("tpot_mean_ms") is not None:
@@ -45,7 +56,7 @@ def replay(session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None
         elif found["status"] == "served":
             row["status"] = "no request could be served: longer than the model allows, or than the KV cache holds"
         rows.append(row)
-    return rows
+    return rows, fitted
 
 
 def report_of(runs: Runs, rows: Sequence[Mapping[str, Any]], tier: str | None, peer: Mapping | None) -> dict[str, Any]:
@@ -57,6 +68,14 @@ def report_of(runs: Runs, rows: Sequence[Mapping[str, Any]], tier: str | None, p
         "fitted_on": sum(row["fitting"] for row in rows),
         "tier": tier or "auto",
     }
+
+
+def constant_rows(fitted: Mapping[tuple, Constants]) -> list[dict[str, Any]]:
+    """Return the fitted host constants of each group."""
+    return [
+        {**dict(zip(GROUP, group, strict=True)), **found._asdict()}
+        for group, found in sorted(fitted.items(), key=lambda item: str(item[0]))
+    ]
 
 
 def _peer(tool: str | None, runs: Runs) -> dict[str, tuple[float, float]] | None:
@@ -80,8 +99,9 @@ def run(arguments: Any) -> None:
         session.progress = None
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(_peer, arguments.against, runs)  # it runs while ours does
-            rows = replay(session, runs.table.to_pylist(), arguments.tier)
+            rows, fitted = replay(session, runs.table.to_pylist(), arguments.tier, arguments.constants)
             answer = report_of(runs, rows, arguments.tier, asked.result())
+            answer |= {"constants": arguments.constants, "fitted_constants": constant_rows(fitted)}
     if target:
         _write(answer, rows, target)
     _print(answer, arguments.format)
@@ -151,7 +171,8 @@ def page(answer: Mapping[str, Any]) -> list[str]:
 
     lines = [
         f"{answer['read']:,} rows read, {answer['runs']:,} replayed; {answer['fitted_on']:,} of them (SHA-256 of the "
-        f"id modulo 5 is 0) are kept for fitting and not scored; tier {answer['tier']}",
+        f"id modulo 5 is 0) are kept for fitting and not scored; tier {answer['tier']}, "
+        f"host constants {answer['constants']}",
         "median APE / MAPE, 90th percentile, median signed error, in %",
         "",
     ]

@@ -383,6 +383,13 @@ def _backtest(verbs: argparse._SubParsersAction) -> None:
     )
     verb.add_argument("--tier", choices=TIERS, help="which kernel model answers")
     verb.add_argument("--pack", metavar="FILE", help="kernel model of calibrate fit; left open: the one that ships")
+    verb.add_argument(
+        "--constants",
+        choices=("shipped", "none", "engine", "group", "transfer"),
+        default="shipped",
+        help="host time: as the catalogue has it, none, or fitted now on a fifth of the runs, which is not scored: by "
+        "engine, by group, or for each group on the other groups of its engine",
+    )
     verb.add_argument("--against", choices=("aiconfigurator",), help="score that tool on the same runs, beside")
     _out(verb, "also write the report (.json), or one row a run (.parquet, .csv)")
 

@@ -87,7 +87,7 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
         "data_parallel_size": run["dp"],
         "expert_parallel_size": run["ep"],
         "engine": run["engine"],
-        "engine_version": run["engine_version"],
+        "engine_version": run["engine_version"] or found.get("served_version"),
         **{name: found[name] for name in STATED if name in found},
         "max_concurrency": concurrency,
         "request_rate": None if concurrency else run["request_rate"],

@@ -12,6 +12,7 @@ from kernelsight.plan import deployment_row, normalise, resolve_names, scenario_
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kernelsight.replay.constants import Constants
     from kernelsight.session import Session
 
 # deployments whose knots are in memory at once
@@ -54,17 +55,24 @@ def plan_runs(
     return deployments, scenarios, faults
 
 
-def serve_runs(session: Session, flags: Sequence[Mapping[str, Any]], attribute: bool = True) -> list[dict[str, Any]]:
-    """Return one row for each run's flags, in their order: predicted means, status, and with ``attribute`` its parts.
+def serve_runs(
+    session: Session, flags: Sequence[Mapping[str, Any]], host: Sequence[Constants | None] | None = None
+) -> list[dict[str, Any]]:
+    """Return one row for each run's flags, in their order: predicted means, its parts, status.
 
     Runs of equal flags are one scenario, served once. ``status`` is served, or why the run cannot be simulated.
+    ``host``: constants that stand in the place of the catalogue's, by run.
     """
     deployments, scenarios, faults = plan_runs(session, flags)
+    overheads = {}
+    for deployment, constants in zip(deployments, host or (), strict=bool(host)):
+        if deployment and constants is not None:
+            overheads[deployment["deployment_id"]] = constants
     found: dict[str, dict[str, Any]] = {}
     for part in partitions(deployments, scenarios):
         with session.fork() as fork:
             fork.progress = None
-            found |= {row["scenario_id"]: row for row in _serve(fork, part, attribute)}
+            found |= {row["scenario_id"]: row for row in _serve(fork, part, overheads)}
     rows = []
     for scenario, fault in zip(scenarios, faults, strict=True):
         rows.append({"status": fault} if scenario is None else found[scenario["scenario_id"]])
@@ -87,25 +95,28 @@ def partitions(
         yield Partition([known[key] for key in mine], rows, {}, None)
 
 
-def _serve(session: Session, part: Partition, attribute: bool) -> list[dict[str, Any]]:
+def _serve(session: Session, part: Partition, overheads: Mapping[str, Constants]) -> list[dict[str, Any]]:
     able = give_scenarios(session, part)
     session.put("requests", draw_alike(able))
-    _simulate(session, able, attribute)
+    if overheads:
+        from kernelsight.replay.constants import with_host
+
+        session.put("host_settings", with_host(session.table("host_settings"), overheads.get))
+    _simulate(session, able)
     summary = session.table("scenario_summary").select(["scenario_id", "deployment_id", "status", *SUMMARY])
     rows = {row["scenario_id"]: row for row in summary.to_pylist()}
     for row in session.query(QUEUE_QUERY).to_pylist():
         rows[row["scenario_id"]] |= row
-    if attribute:
-        for row in session.query(PARTS_QUERY).to_pylist():
-            rows[row["scenario_id"]] |= {name: value or 0.0 for name, value in row.items()}
+    for row in session.query(PARTS_QUERY).to_pylist():
+        rows[row["scenario_id"]] |= {name: value or 0.0 for name, value in row.items()}
     return list(rows.values())
 
 
-def _simulate(session: Session, scenarios: pa.Table, count_uses: bool) -> None:
+def _simulate(session: Session, scenarios: pa.Table) -> None:
     from kernelsight.serving.simulate import simulate_scenarios
 
     inputs = {name: session.table(name) for name in session.graph.node("request_events").inputs}
-    served = simulate_scenarios(*(inputs | {"scenarios": scenarios}).values(), count_uses=count_uses)
+    served = simulate_scenarios(*(inputs | {"scenarios": scenarios}).values())
     for name, table in served.items():
         if name != "steps":
             session.put(name, table)

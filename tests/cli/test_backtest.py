@@ -21,6 +21,9 @@ RUNS = (
 )
 
 
+LEVELS = ("none", "group")
+
+
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     """Return a file of runs; r2 and r6 have the load of r1 (two of the seven are of the fitting fifth or not)."""
@@ -63,6 +66,21 @@ def test_the_page_and_the_csv(command, runs: Path) -> None:
     lines = command("backtest", "--runs", runs, "--format", "csv").out.splitlines()
     assert lines[0].startswith("scope,model,gpu,engine,quantization,n,ttft_median_ape")
     assert lines[1].startswith("all,")
+
+
+def test_constants_are_fitted_on_the_fitting_fifth_and_printed(command, tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    lines = [RUNS[1].replace("r1", f"r{number}").replace(",60,9,", f",{60 + number},9,") for number in range(40)]
+    path.write_text("\n".join([HEADER, *lines]))
+    answers = {level: command("backtest", "--runs", path, "--constants", level, "--format", "json") for level in LEVELS}
+    assert {answer.status for answer in answers.values()} == {0}
+    (group,) = answers["group"].json["fitted_constants"]
+    assert group["model"] == "qwen3-0.6b"
+    assert group["step_ms"] > 0
+    assert answers["none"].json["fitted_constants"][0]["request_ms"] == 0
+    # all runs are alike: what fits a fifth of them fits the others
+    assert answers["group"].json["tpot"]["median_ape"] < 0.1 < answers["none"].json["tpot"]["median_ape"]
+    assert answers["group"].json["ttft"]["n"] == 40 - answers["group"].json["fitted_on"]
 
 
 def test_the_roofline_is_below_every_other_answer(command, runs: Path, tmp_path: Path) -> None:
