@@ -169,6 +169,10 @@ SMALL = {
     **{"max_model_len": 2048, "kv_cache_tokens": 4096},
 }
 LOADS = {"burstiness": 1.0, "range_ratio": 0.5, "seed": 3, "num_prompts": 30, "input_len": 300, "output_len": 40}
+# a table takes its columns from its first row
+UNSTATED = dict.fromkeys(
+    ("request_rate", "max_concurrency", "num_turns", "think_time_s", "router", "num_warmups"), None
+) | {"keep_steps": False}
 DEPLOYMENTS = [
     {"deployment_id": "dense", "model": "llama-3.1-8b", "gpu": "h100_sxm"},
     {"deployment_id": "experts", "model": "qwen3-30b-a3b", "gpu": "a100_sxm", "tp": 2, "dp": 2, "engine": "sglang"},
@@ -187,13 +191,17 @@ TOLD = (*SERVED, "request_metrics", "scenario_summary", "kernel_breakdown")
 
 
 def scenarios() -> list[dict]:
-    """Return two loads on each deployment: an open one, and a closed one that crowds the KV cache."""
+    """Return an open and a closed load on each deployment, the latter crowding the KV cache; and one of sessions."""
     rows = []
     for deployment in (row["deployment_id"] for row in DEPLOYMENTS):
-        common = LOADS | {"deployment_id": deployment, "request_rate": None, "max_concurrency": None}
+        common = LOADS | UNSTATED | {"deployment_id": deployment}
         rows.append(common | {"scenario_id": f"{deployment} open", "request_rate": 40.0, "keep_steps": True})
         closed = {"scenario_id": f"{deployment} closed", "max_concurrency": 14, "output_len": 200, "keep_steps": False}
         rows.append(common | closed)
+    sessions = {"num_turns": 3, "think_time_s": 0.2, "router": "prefix_aware", "num_warmups": 2}
+    rows.append(
+        common | {"scenario_id": "experts sessions", "deployment_id": "experts", "request_rate": 9.0} | sessions
+    )
     return rows
 
 
@@ -229,7 +237,7 @@ def session() -> Iterator[Session]:
 
 def test_the_session_serves_what_the_invariants_need(session: Session) -> None:
     summary = {row["scenario_id"]: row for row in session.table("scenario_summary").to_pylist()}
-    assert [row["completed"] for row in summary.values()] == [LOADS["num_prompts"]] * 8
+    assert [row["completed"] for row in summary.values()] == [LOADS["num_prompts"]] * 9
     assert sum(row["preemptions"] for row in summary.values()) > 0
     assert summary["dense closed"]["duration_s"] != summary["dense open"]["duration_s"]
 
@@ -262,7 +270,7 @@ def test_inv_9_the_breakdown_adds_up_to_the_step_time(session: Session) -> None:
         )
         select * from broken full join clock using (scenario_id)
     """).to_pylist()
-    assert len(spent) == 8
+    assert len(spent) == 9
     for row in spent:
         assert row["kernels_us"] == pytest.approx(row["steps_us"], rel=1e-7), row["scenario_id"]
 
