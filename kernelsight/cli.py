@@ -345,6 +345,18 @@ def _calibrate(verbs: argparse._SubParsersAction) -> None:
     )
     add_flags(verb)
     _out(verb, "the sweep: .parquet")
+    verb = _verb(
+        parts,
+        "plan",
+        "write the suite that lowers the expected error most in some minutes",
+        "kernelsight.calibrate_plan",
+    )
+    verb.add_argument("--gpu", required=True, metavar="G", help="the GPU that will be measured")
+    verb.add_argument("--minutes", type=float, default=5.0, metavar="MIN", help="time of the suite; left open: 5")
+    verb.add_argument("--models", metavar="A,B", help="models whose kernels count; left open: four of the catalogue")
+    verb.add_argument("--gpus", metavar="FILE", help="CSV or JSON with GPUs beside the catalogue's")
+    verb.add_argument("--pack", metavar="FILE", help="kernel model of calibrate fit; left open: the one that ships")
+    _out(verb, "the suite: .json")
     verb = _verb(parts, "fit", "fit the kernel model to measured kernels", "kernelsight.calibrate_fit")
     _sweeps(verb, "GPUs to fit on; left open: every one that the sweeps hold")
     _out(verb, "the pack: .parquet")

@@ -81,7 +81,10 @@ FEATURES: dict[str, Features] = {
             for width in ("intermediate", "hidden")
         ),
     ),
-    "quantize": Features(("rows", "columns", "bytes"), grids=((("rows", 1.0),),)),
+    **dict.fromkeys(
+        ("norm", "activation", "rope", "kv_write", "quantize", "embedding", "sampling"),
+        Features(("rows", "columns", "bytes"), grids=((("rows", 1.0),),)),
+    ),
     **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p"), _BYTES),
 }  # fmt: skip
 

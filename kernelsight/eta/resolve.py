@@ -15,6 +15,8 @@ from kernelsight.eta.forms import Coefficient
 from kernelsight.eta.pack import nodes_of
 
 UNKNOWN = "unknown"
+# what `calibrate measure` writes as the engine of kernels that no serving engine built, those of servers first
+OWN_ENGINES = ("flashinfer_python", "nvidia_cudnn_frontend", "torch", "cublaslt", "kernelsight", "nccl_eager")
 GENERATIONS = {"8.9": "ada", "8": "ampere", "9": "hopper", "10": "sm_100", "12": "sm_120"}
 
 
@@ -117,6 +119,23 @@ def _nodes(rows: pa.Table, family: str, without: str | None, gpus: tuple[str, ..
     return nodes_of(found.filter(pc.and_(fit, here)).to_pylist())
 
 
+def engine_that_ran(rows: pa.Table, family: str, engine: str, gpu: str) -> str:
+    """Return the engine whose kernels answer for ``engine`` on a GPU: itself, or what our own measurements ran there.
+
+    Microbenchmarks of the GPU itself say more of it than the engine's own build does of other GPUs.
+    """
+    here = {row["engine"] for row in _choices(rows, family) if row["gpu"] == gpu}
+    own = [name for name in OWN_ENGINES if name in here]
+    return own[0] if own and engine not in here else engine
+
+
+def _choices(rows: pa.Table, family: str) -> list[dict]:
+    names = ["engine", "gpu", "dtype", "implementation", "position", "value"]
+    return remembered(
+        (rows,), ("choices", family), lambda: rows_of_part(rows, family, "choice").select(names).to_pylist()
+    )
+
+
 def choose(facts: Facts, rows: pa.Table, family: str, calls: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
     """Return of each call (implementation, whether a sweep of its GPU's generation ran it).
 
@@ -124,9 +143,7 @@ def choose(facts: Facts, rows: pa.Table, family: str, calls: Sequence[Mapping[st
     counts before all else, if any sweep ran it. What counts first: the engine, then the GPU, its generation or the
     nearest one, then the number formats, then the head width; of what is left, the commonest kernel.
     """
-    names = ["engine", "gpu", "dtype", "implementation", "position", "value"]
-    chosen = rows_of_part(rows, family, "choice")
-    counted = remembered((rows,), ("choices", family), lambda: chosen.select(names).to_pylist())
+    counted = _choices(rows, family)
     return [_choose(facts, counted, call) for call in calls]
 
 

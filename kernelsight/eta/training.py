@@ -17,6 +17,19 @@ from kernelsight.catalog.tables import facts
 # Data that a sweep touches before it comes back to the same bytes: GEMM collectors rotate a few copies of the weight.
 WEIGHT_COPIES = 6
 FULL_PAIRS = 'batch * (growing * cached_tokens + growing * (growing + 1) / 2 + (new_tokens - growing) * "window")'
+
+
+def _streamed(element_bytes: str, flops: float) -> dict[str, str]:
+    """Columns of a kernel over rows x columns elements that moves so many bytes for each."""
+    return {
+        "rows": "shape.rows",
+        "columns": 'shape."columns"',
+        "flops": f"{flops} * rows * columns",
+        "bytes": f"rows * columns * {element_bytes}",
+        "working_set_bytes": "bytes",
+    }
+
+
 # family: call columns as SQL over the fields of a shape, beside bits of the format (weight_bits, activation_bits)
 WORK: dict[str, dict[str, str]] = {
     "gemm": {
@@ -130,6 +143,14 @@ WORK: dict[str, dict[str, str]] = {
         "bytes": "rows * columns * (2 + activation_bits / 8)",
         "working_set_bytes": "bytes",
     },
+    # elements of 16 bits in and out, with the residual of a fused addition
+    "norm": _streamed("case when implementation like '%add%' then 8.0 else 4.0 end", flops=4.0),
+    "activation": _streamed("6.0", flops=4.0),
+    "rope": _streamed("4.0", flops=3.0),
+    "kv_write": _streamed("(2 + weight_bits / 8)", flops=0.0),
+    "embedding": _streamed("4.0", flops=0.0),
+    # FP32 logits, read for the softmax and for the choice; a greedy choice needs no softmax
+    "sampling": _streamed("case when implementation = 'argmax' then 4.0 else 8.0 end", flops=3.0),
     "linear_attention": {
         "rows": "shape.rows",
         "columns": 'shape."columns"',

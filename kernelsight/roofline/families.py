@@ -6,7 +6,7 @@ from kernelsight.eta.forms import Form, same
 from kernelsight.roofline import collectives, decode, gemm, linear, moe, prefill, sparse, streaming
 
 PREFILL_READS = ("batch", "new_tokens", "cached_tokens", "heads", "visible_pairs")
-
+ROWS = ("rows", "columns")
 
 FORMS: dict[str, Form] = {
     "gemm": Form(gemm.gemm, ("m", "n", "k"), same, gemm.COEFFICIENTS, 1.4),
@@ -37,9 +37,9 @@ FORMS: dict[str, Form] = {
     ),
     **dict.fromkeys(
         ("norm", "activation", "rope", "kv_write", "embedding"),
-        Form(streaming.streaming, (), same, streaming.COEFFICIENTS, 1.6),
+        Form(streaming.streaming, ROWS, same, streaming.COEFFICIENTS, 1.6),
     ),
-    "quantize": Form(streaming.quantize, ("rows", "columns"), same, streaming.QUANTIZE_COEFFICIENTS, 1.6),
-    "sampling": Form(streaming.streaming, (), same, streaming.SAMPLING_COEFFICIENTS, 2.5),
+    "quantize": Form(streaming.quantize, ROWS, same, streaming.QUANTIZE_COEFFICIENTS, 1.6),
+    "sampling": Form(streaming.streaming, ROWS, same, streaming.SAMPLING_COEFFICIENTS, 2.5),
     **collectives.FORMS,
 }

@@ -20,8 +20,8 @@ from kernelsight.eta.intervals import KNOTS_US, spread
 from kernelsight.eta.nearby import Nearby, nearby_delta, nearby_of
 from kernelsight.eta.network import Network, correction, scaled
 from kernelsight.eta.pack import correction_numbers
-from kernelsight.eta.resolve import Facts, choose, constants_at, family_facts, lineage_of, rows_of_part
-from kernelsight.roofline import collectives
+from kernelsight.eta.resolve import Facts, choose, constants_at, engine_that_ran, family_facts, lineage_of, rows_of_part
+from kernelsight.roofline import collectives, streaming
 from kernelsight.roofline.columns import combinations
 from kernelsight.roofline.families import FORMS
 from kernelsight.roofline.hardware import MATH, hardware_columns
@@ -221,9 +221,11 @@ def _constants(
     corrected = _gpus_of(rows_of_part(coefficients, family, "correction"))
     for kind in kinds:
         kind["fit"] = stands_for.get(kind["gpu"]) or kind["gpu"]
+    for kind in kinds:
+        kind["ran"] = engine_that_ran(coefficients, family, kind["engine"], kind["fit"])
     calls = [
         {
-            "engine": kind["engine"],
+            "engine": kind["ran"],
             "gpu": kind["fit"],
             "dtype": kind["dtype"],
             "head_dim": int(kind.get("head_dim") or 0),
@@ -246,12 +248,13 @@ def _constants(
         kind["answers"] = _answering_tier(kind["tier"], kind["fit"], measured, bool(stands_for.get(kind["gpu"])))
         here = kind["answers"] in FITTED
         kind["corrected"] = kind["fit"] if here and kind["fit"] in corrected else None
-        kind["kernel"] = "|".join((kind["engine"], implementation, kind["dtype"]))
+        kind["kernel"] = "|".join((kind["ran"], implementation, kind["dtype"]))
         # asked not to use what was measured there, the head without its whole generation answers
         without = facts.generation.get(kind["fit"]) if kind["fit"] in measured and not here else None
         path = {
             **kind,
             "gpu": kind["fit"],
+            "engine": kind["ran"],
             "implementation": implementation,
             "lineage": lineage_of(facts, implementation),
         }
@@ -393,8 +396,8 @@ def _shared_kernel(
             compute, memory = columns["flops"] / rates, columns["bytes"] / gpu["memory_bytes_per_us"]
             roofline = xp.maximum(compute, memory)
             bound = xp.where(compute > memory, 0.0, 1.0)
-        if "new_tokens" in columns:
-            # queries, keys and values of a prompt were written by the kernel before
+        if "new_tokens" in columns or expression in (streaming.streaming, streaming.quantize):
+            # queries, keys and values of a prompt, and activations, were written by the kernel before
             columns["working_set_bytes"] = columns["bytes"]
         call = view(xp, columns)
         latency, tiles = expression(xp, call, gpu, at)

@@ -36,25 +36,26 @@ QUANTIZE_COEFFICIENTS = (
 
 def streaming(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
     """Return (latency_us, None): t = floor + bytes / rate, in float columns of one value a row."""
-    return at["floor_us"] + _moving_us(call, gpu, at, call["bytes"], xp), None
+    return at["floor_us"] + _moving_us(call, gpu, at, xp), None
 
 
 def quantize(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
     """Return (latency_us, None): as :func:`streaming`, over ``passes`` times the bytes, or the dispatch of the rows."""
-    moving_us = at["passes"] * _moving_us(call, gpu, at, call["bytes"], xp)
+    moving_us = at["passes"] * _moving_us(call, gpu, at, xp)
     dispatch_us = call["rows"] * at["row_clocks"] / gpu["clock_per_us"]
     return at["floor_us"] + xp.sqrt(moving_us * moving_us + dispatch_us * dispatch_us), None
 
 
-def _moving_us(call: Columns, gpu: Columns, at: Columns, bytes_moved: Any, xp: Any) -> Any:
+def _moving_us(call: Columns, gpu: Columns, at: Columns, xp: Any) -> Any:
     """Time of the bytes: what the kernel before has written is found in L2 while it fits, and is soon missed once not.
 
-    The share of hits is 1 / (1 + x^8), x the bytes against ``l2_share`` of the cache: sweeps show a sharp edge (H100:
-    25 MB at 4.9 TB/s, 50 MB at 2.8 TB/s). L2 is never slower than DRAM.
+    The share of hits is 1 / (1 + x^8), x the ``working_set_bytes`` (in serving the call's own: its input was written
+    just before) against ``l2_share`` of the cache: sweeps show a sharp edge (H100: 25 MB at 4.9 TB/s, 50 MB at
+    2.8 TB/s). L2 is never slower than DRAM.
     """
-    ratio = xp.minimum(bytes_moved / (at["l2_share"] * gpu["l2_bytes"]), 1e4)
+    ratio = xp.minimum(call["working_set_bytes"] / (at["l2_share"] * gpu["l2_bytes"]), 1e4)
     fourth = ratio * ratio * ratio * ratio
     hits = 1.0 / (1.0 + fourth * fourth)
     dram = gpu["memory_bytes_per_us"] * at["memory_efficiency"]
     cache = xp.maximum(at["l2_bytes_per_clock"] * gpu["sm_count"] * gpu["clock_per_us"], dram)
-    return bytes_moved * ((1.0 - hits) / dram + hits / cache)
+    return call["bytes"] * ((1.0 - hits) / dram + hits / cache)

@@ -30,6 +30,7 @@ CACHED = (0, 100, 5000)
 # of an indexer: four bytes for each of the keys that it selects, which a sweep measures as a kernel of its own
 SELECTED_BYTES = 4.0 * 2048
 ACTIVATIONS = {"deepseek-v3": "fp8_block", "deepseek-v3.2": "fp8_block", "qwen3-32b": "nvfp4", "llama-3.1-8b": "fp8"}
+CACHES = {row["model"]: row["kv_cache_dtype"] for row in DEPLOYMENTS if "kv_cache_dtype" in row}
 LOWERED = [family for family in WORK if family not in ("encoder_attention", "p2p", "all_to_all", "reduce_scatter")]
 
 
@@ -64,6 +65,11 @@ def as_measured(call: dict[str, Any], models: dict[str, dict[str, Any]]) -> dict
         shape["expert_matrices"] = 3 if model["ffn_gated"] else 2
     if family == "quantize":
         stated["format"] = ACTIVATIONS[call["deployment_id"]]
+    if family == "norm":
+        fused = call["name"] in ("residual_norm", "final_norm")
+        stated["implementation"] = "fused_add_rms_norm" if fused else "rms_norm"
+    if family == "kv_write":
+        stated["format"] = CACHES.get(call["deployment_id"], "bf16")
     if family == "linear_attention":
         shape |= {"heads": model["linear_value_heads"] // 4, "kv_heads": model["linear_key_heads"] // 4}
         shape |= {"head_dim": model["linear_key_head_dim"], "v_head_dim": model["linear_value_head_dim"]}

@@ -21,7 +21,7 @@ class SimulatedKernel:
 
     def __init__(self, point: Point, latency_us: float, moved: int) -> None:
         self.latency_us, self.bytes, self.copies, self.captured = latency_us, moved, 32, True
-        self.implementation, self.engine, self.engine_version = point.implementation, "cupy", "14.0"
+        self.implementation, self.engine, self.engine_version = point.implementation, "kernelsight", "0.1.0"
 
     def launch(self, copy: int) -> None: ...
 
@@ -48,9 +48,11 @@ class Simulated:
         killed_at: int | None = None,
         gpu: str = "h200_sxm",
         serial: str = "GPU-1",
+        moved: Callable[[Point], int] = lambda point: 2**20,
     ) -> None:
         self.latency_us, self.noise, self.far, self.hot, self.silent = latency_us, noise, far, hot, silent
         self.fails, self.lost_at, self.killed_at, self.gpu, self.serial = fails, lost_at, killed_at, gpu, serial
+        self.moved = moved
         self.random, self.now, self.prepared, self.waited = np.random.default_rng(0), 0.0, [], 0.0
 
     def identity(self) -> Identity:
@@ -69,7 +71,7 @@ class Simulated:
             raise DeviceLost("an illegal address")
         if self.fails(point):
             raise CannotMeasure("no such library is installed")
-        return SimulatedKernel(point, self.latency_us(point), 2**20)
+        return SimulatedKernel(point, self.latency_us(point), self.moved(point))
 
     def graph(self, kernel: SimulatedKernel | None, launches: int, flush: bool) -> SimulatedReplay:
         return SimulatedReplay(self, kernel, launches, GAP_US + (FLUSH_US if flush else 0.0))

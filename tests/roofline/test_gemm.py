@@ -232,7 +232,7 @@ def test_coefficients_start_within_their_bounds(family: str) -> None:
 
 def test_a_cache_that_holds_the_bytes_quantises_faster_than_dram() -> None:
     rows = 2.0 ** np.arange(0, 17)
-    call = {"rows": rows, "bytes": rows * 4096.0 * 3.0}
+    call = {"rows": rows, "bytes": rows * 4096.0 * 3.0, "working_set_bytes": rows * 4096.0 * 3.0}
     times = streaming.quantize(np, call, H100, starts(streaming.QUANTIZE_COEFFICIENTS))[0]
     assert (np.diff(times) > 0.0).all()
     assert (times[:8] < 2.0).all()
@@ -241,7 +241,19 @@ def test_a_cache_that_holds_the_bytes_quantises_faster_than_dram() -> None:
     assert times[15] == pytest.approx(131.5, rel=0.15)
 
 
+def test_rows_that_were_driven_out_of_the_cache_come_from_dram() -> None:
+    moved = 4096.0 * 4096.0
+    warm = {"bytes": np.array([moved]), "working_set_bytes": np.array([moved])}
+    cold = {**warm, "working_set_bytes": np.array([moved + 4.0 * H100["l2_bytes"]])}
+    at = starts(streaming.COEFFICIENTS)
+    times = [streaming.streaming(np, call, H100, at)[0].item() for call in (warm, cold)]
+    streamed_us = moved / (H100["memory_bytes_per_us"] * at["memory_efficiency"])
+    assert times[1] == pytest.approx(at["floor_us"] + streamed_us, rel=1e-6)
+    assert times[0] < times[1] - 1.0
+
+
 def test_narrow_rows_wait_for_their_dispatch() -> None:
-    call = {"rows": np.array([1.0, 32768.0]), "bytes": np.array([96.0, 32768.0 * 96.0])}
+    moved = np.array([96.0, 32768.0 * 96.0])
+    call = {"rows": np.array([1.0, 32768.0]), "bytes": moved, "working_set_bytes": moved}
     times = streaming.quantize(np, call, H100, starts(streaming.QUANTIZE_COEFFICIENTS, row_clocks=1.2))[0]
     assert times[1] - times[0] == pytest.approx(32768.0 * 1.2 / 1830.0, rel=0.02)

@@ -116,7 +116,7 @@ def test_a_latency_is_the_expression_at_the_hardware_and_the_served_constants(fa
     for call, priced in zip(calls.to_pylist(), found.to_pylist(), strict=True):
         rate = rates[MATH.index(call["math"])] if "math" in call else of_gpu["vector_flops_per_us"]
         read = {name: float(call[name]) for name in (*form.reads, "flops", "bytes")}
-        read["working_set_bytes"] = read["bytes"] if "new_tokens" in read else COLD_BYTES
+        read["working_set_bytes"] = read["bytes"] if "new_tokens" in read or family in STREAMING else COLD_BYTES
         view = form.view(np, {name: np.array([value]) for name, value in read.items()})
         latency_us = form.expression(np, view, {**of_gpu, "math_flops_per_us": rate}, starts(family))[0].item()
         bound = 0.0 if family in STREAMING else priced["roofline_us"]

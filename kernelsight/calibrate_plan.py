@@ -1,0 +1,202 @@
+"""``kernelsight calibrate plan``: the suite that lowers the expected error most in the minutes that are given."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kernelsight.errors import InvalidInput
+from kernelsight.measure.families import FAMILIES
+
+if TYPE_CHECKING:
+    from kernelsight.session import Session
+
+DEFAULT_MODELS = ("llama-3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-120b")
+TENSOR_PARALLEL_SIZES = (1, 2, 4)
+# steps that serving is made of: (decode sequences, tokens in the cache of each), and tokens of a prompt's chunk
+DECODES = tuple(itertools.product((1, 8, 32, 128, 512), (512, 4096)))
+CHUNKS = (128, 512, 2048, 8192)
+# seconds of a point beside its replays (buffers, graphs, choice of an algorithm; assumed), and replays of a median
+SETUP_SECONDS, REPLAYS, REPLAY_US, LEAST_LAUNCHES = 0.2, 40, 1000.0, 4
+# log of the factor of a 90 % interval against the standard deviation of a normal error
+INTERVAL_SIGMAS = 1.645
+# heads of a rotation are not stated by its call: the widest that divide its columns
+HEAD_WIDTHS = (128, 64, 96, 80, 32, 16, 2)
+# what of a suite's point stands for which call: kernels of a family that a call may be
+KERNELS = {"norm": ("fused_add_rms_norm",), "sampling": ("top_k_top_p",), "quantize": ("quantize_per_token",)}
+ATTENTION = ("flashinfer", "torch_sdpa")
+COLUMNS = ("family", "points", "seconds", "of_calls", "expected_error_before", "expected_error_after")
+CALLS = """
+select calls.family, calls.shape, calls.format, calls.math,
+       sum(calls.count * latencies.latency_us / totals.total_us) as weight,
+       any_value(latencies.latency_us) as latency_us,
+       any_value(ln(latencies.latency_p95_us / latencies.latency_us)) as half
+from kernel_calls as calls
+join kernel_latencies as latencies using (deployment_id, step_shape_id, call)
+join (
+  select deployment_id, step_shape_id, sum(count * latency_us) as total_us from kernel_latencies group by all
+) as totals using (deployment_id, step_shape_id)
+group by calls.family, calls.shape, calls.format, calls.math
+order by calls.family, weight desc, calls.shape, calls.format, calls.math
+"""
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Rank what to measure, write the suite, and print what each family takes of the time and of the error."""
+    from kernelsight.commands import open_session
+    from kernelsight.write.output import check_ending, note, print_rows
+
+    target = check_ending(arguments.output, (".json",))
+    if target is None:
+        raise InvalidInput("calibrate plan was given no -o FILE; name the JSON file of the suite.")
+    if not 0 < arguments.minutes < math.inf:
+        raise InvalidInput(f"--minutes is {arguments.minutes:g}; give minutes above 0.")
+    models = [name.strip() for name in (arguments.models or "").split(",") if name.strip()] or list(DEFAULT_MODELS)
+    with open_session(arguments) as session:
+        calls = served_calls(session, arguments.gpu, models)
+    points = measurable(calls)
+    if not points:
+        raise InvalidInput("no kernel of these models can be measured; see `kernelsight calibrate measure --help`.")
+    chosen, rows = choose(points, 60.0 * arguments.minutes)
+    suite = suite_of_points([points[number] for number in chosen], arguments, models)
+    draft = target.with_name(f".{target.name}.draft")
+    draft.write_text(json.dumps(suite, indent=1) + "\n", encoding="utf-8")
+    draft.replace(target)
+    print_rows(rows, list(COLUMNS), arguments.format)
+    left = sum(call["weight"] for call in calls) - sum(point["weight"] for point in points)
+    note(f"{len(chosen):,} of {len(points):,} points in {arguments.minutes:g} minutes; written to {Path(target)}")
+    if left > 0:
+        share = left / sum(call["weight"] for call in calls)
+        note(f"{share:.0%} of the models' kernel time cannot be measured by a suite (experts, collectives, formats)")
+
+
+def served_calls(session: Session, gpu: str, models: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the kernels of the models' steps on a GPU: shape, formats, share of time, latency and half interval."""
+    from kernelsight.plan import deployment_row, give_rows, normalise, resolve_names
+
+    deployments, steps = [], []
+    known = {row["model"]: row for row in session.table("models").to_pylist()}
+    for model, size in itertools.product(models, TENSOR_PARALLEL_SIZES):
+        flags = resolve_names(session, normalise({"model": model, "gpu": gpu, "tensor_parallel_size": size}))
+        row = {**deployment_row(flags), "deployment_id": f"{model}-{size}"}
+        if size > 1 and known.get(row["model"], {}).get("heads", 0) % size:
+            continue
+        deployments.append(row)
+        steps += [{"deployment_id": row["deployment_id"], **step} for step in _steps()]
+    give_rows(session, "deployments", deployments)
+    give_rows(session, "step_shapes", steps)
+    return [dict(zip(found.columns, row, strict=True)) for found in [session.sql(CALLS)] for row in found.fetchall()]
+
+
+def _steps() -> list[dict[str, Any]]:
+    from kernelsight.predict import step_shape
+
+    steps = [step_shape("decode", batch, None, context, None) for batch, context in DECODES]
+    steps += [step_shape("prefill", 1, chunk, 0, None) for chunk in CHUNKS]
+    return [{**step, "step_shape_id": number} for number, step in enumerate(steps)]
+
+
+def measurable(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the points that stand for calls: equal kernels and shapes together, their weights summed."""
+    found: dict[str, dict[str, Any]] = {}
+    for call in calls:
+        for point in _points_of(call):
+            key = json.dumps([point["family"], point["implementation"], point["dtype"], point["shape"]])
+            kept = found.setdefault(key, {**point, "weight": 0.0})
+            kept["weight"] += call["weight"]
+    return list(found.values())
+
+
+def _points_of(call: Mapping[str, Any]) -> list[dict[str, Any]]:
+    family = FAMILIES.get(call["family"])
+    if family is None or "gpus" in family.sizes:
+        return []  # collectives need the other GPUs
+    shape = {name: size for name, size in call["shape"].items() if size is not None}
+    attention = call["family"].endswith("attention")
+    dtype = f"{call['math']}/{call['format']}" if attention else call["format"] or family.dtypes[0]
+    wanted = {name: shape[name] for name in (*family.sizes, *family.defaults) if name in shape}
+    if "head_dim" in family.sizes and "head_dim" not in shape:
+        wanted["head_dim"] = next(width for width in (*HEAD_WIDTHS, 1) if shape["columns"] % width == 0)
+    if dtype not in family.dtypes or any(name not in wanted for name in family.sizes):
+        return []
+    if any(wanted.get(name) for name in family.defaults):
+        return []
+    kernels = ATTENTION[:1] if attention else KERNELS.get(call["family"], family.implementations[:1])
+    half = max(float(call["half"]), 1e-3)
+    return [
+        {
+            "family": call["family"],
+            "implementation": kernel,
+            "dtype": dtype,
+            # served weights and caches are cold, activations were just written
+            "cache": "cold" if call["family"] in ("gemm", "batched_gemm") else family.caches[-1],
+            "shape": wanted,
+            "latency_us": float(call["latency_us"]),
+            "deviation": half / INTERVAL_SIGMAS,
+        }
+        for kernel in kernels
+    ]
+
+
+def choose(points: Sequence[Mapping[str, Any]], seconds: float) -> tuple[list[int], list[dict[str, Any]]]:
+    """Return the points for a budget of time, in order of their gain, and a row of each family for the table."""
+    from kernelsight.eta.placing import place
+
+    names = sorted({name for point in points for name in point["shape"]})
+    sizes = np.array([[math.log2(max(point["shape"].get(name, 1), 1)) for name in names] for point in points])
+    weight = np.array([point["weight"] for point in points])
+    deviation = np.array([point["deviation"] for point in points])
+    each = np.array([_seconds(point) for point in points])
+    groups = [f"{point['family']}|{point['implementation']}|{point['dtype']}" for point in points]
+    chosen: list[int] = []
+    for step in place(sizes, deviation, weight, each, groups):
+        if step.seconds > seconds and chosen:
+            break
+        chosen.append(step.candidate)
+    left = _left(sizes, deviation, groups, chosen)
+    rows = []
+    for family in sorted({point["family"] for point in points}):
+        of = [number for number, point in enumerate(points) if point["family"] == family]
+        mine = [number for number in chosen if number in set(of)]
+        share = weight[of] / weight[of].sum()
+        rows.append(
+            {
+                "family": family,
+                "points": len(mine),
+                "seconds": float(each[mine].sum()),
+                "of_calls": len(of),
+                "expected_error_before": float(share @ deviation[of]),
+                "expected_error_after": float(share @ left[of]),
+            }
+        )
+    return chosen, rows
+
+
+def _left(sizes: np.ndarray, deviation: np.ndarray, groups: Sequence[str], chosen: Sequence[int]) -> np.ndarray:
+    """Return the deviation of every point once those chosen are measured."""
+    from kernelsight.eta.placing import remaining
+
+    return remaining(sizes, deviation, groups, chosen)
+
+
+def _seconds(point: Mapping[str, Any]) -> float:
+    return SETUP_SECONDS + REPLAYS * max(REPLAY_US, LEAST_LAUNCHES * point["latency_us"]) * 1e-6
+
+
+def suite_of_points(points: Sequence[Mapping[str, Any]], arguments: Any, models: Sequence[str]) -> dict[str, Any]:
+    """Return the suite, one entry for each kernel, format and state of the cache, in the order of their first gain."""
+    entries: dict[tuple[str, ...], dict[str, Any]] = {}
+    for point in points:
+        key = tuple(point[name] for name in ("family", "implementation", "dtype", "cache"))
+        entry = entries.setdefault(key, {name: point[name] for name in ("family", "implementation", "dtype", "cache")})
+        entry.setdefault("points", []).append(point["shape"])
+    name = Path(arguments.output).stem
+    doc = f"Planned for {', '.join(models)} on {arguments.gpu}: {arguments.minutes:g} minutes."
+    return {"suite": name, "doc": doc, "minutes": arguments.minutes, "entries": list(entries.values())}

@@ -1,0 +1,66 @@
+"""``calibrate plan``: a suite that ``calibrate measure`` reads, of kernels that the models run, within its minutes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kernelsight.calibrate_plan import _seconds, measurable
+from kernelsight.cli import main
+from kernelsight.measure.suite import read_suite
+
+
+def test_a_plan_is_a_suite_within_its_minutes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "planned.json"
+    words = ["calibrate", "plan", "--gpu", "gb200", "--models", "llama-3.1-8b", "-o", str(target), "--format", "json"]
+    assert main([*words, "--minutes", "0.2"]) == 0
+    rows = {row["family"]: row for row in json.loads(capsys.readouterr().out)}
+    short = read_suite(str(target))
+    assert short.name == "planned" and sum(row["points"] for row in rows.values()) == len(short.points)
+    assert sum(row["seconds"] for row in rows.values()) <= 12.0
+    assert rows["gemm"]["expected_error_after"] < rows["gemm"]["expected_error_before"]
+    shapes = [point.sizes for point in short.points if point.family == "gemm"]
+    # products of Llama-3.1-8B on one, two or four GPUs: some matrix of 4,096 columns or rows, whole or in parts
+    assert shapes and all(4096 in (one["n"], one["k"]) for one in shapes)
+    assert {point.cache for point in short.points if point.family == "gemm"} == {"cold"}
+    assert main([*words, "--minutes", "1"]) == 0
+    longer = {point.key for point in read_suite(str(target)).points}
+    assert len(longer) > len(short.points)
+    assert {point.key for point in short.points} <= longer
+
+
+def test_calls_that_no_suite_can_measure_give_no_point() -> None:
+    call = {"family": "gemm", "shape": {"m": 1, "n": 64, "k": 64}, "format": "nvfp4", "math": "fp4", "weight": 1.0}
+    more = {"latency_us": 5.0, "half": 0.2}
+    assert measurable([{**call, **more}]) == []
+    assert measurable([{**call, **more, "family": "moe"}]) == []
+    assert measurable([{**call, **more, "family": "all_reduce", "shape": {"bytes": 8, "gpus": 2}}]) == []
+    windowed = {"batch": 1, "context": 8, "heads": 8, "kv_heads": 8, "head_dim": 64, "window": 128}
+    decode = {**call, **more, "family": "decode_attention", "shape": windowed, "format": "bf16", "math": "bf16"}
+    assert measurable([decode]) == []
+    [point] = measurable([{**decode, "shape": {**windowed, "window": 0}}])
+    assert (point["dtype"], point["cache"]) == ("bf16/bf16", "cold")
+    twice = measurable([{**call, **more, "format": "fp8"}] * 2)
+    assert len(twice) == 1 and twice[0]["weight"] == 2.0
+    assert _seconds({"latency_us": 9000.0}) > _seconds({"latency_us": 5.0}) > 0.0
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--gpu", "gb200"], "calibrate plan was given no -o FILE"),
+        (["--gpu", "gb200", "-o", "suite.parquet"], "use one of .json"),
+        (["--gpu", "gb200", "-o", "suite.json", "--minutes", "-1"], "--minutes is -1; give minutes above 0"),
+        (["--gpu", "gb20", "-o", "suite.json"], "unknown GPU 'gb20'"),
+        (["--gpu", "gb200", "-o", "suite.json", "--models", "lama"], "lama"),
+    ],
+)
+def test_words_that_are_refused(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["calibrate", "plan", *words]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
