@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kernelsight.errors import InvalidInput, unknown
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -21,14 +25,14 @@ def run(arguments: argparse.Namespace) -> None:
         raise InvalidInput("calibrate fit was given no -o FILE; name the Parquet file of the pack.")
     sweeps = [Path(name) for name in arguments.sweep]
     check_sweeps(sweeps)
-    measured = sorted(measured_gpus(sweeps))
-    _refuse_unusable(sweeps, measured, facts("gpus")["gpu"].to_pylist())
+    measured, known = sorted(measured_gpus(sweeps)), _known_gpus(arguments)
+    _refuse_unusable(sweeps, measured, known["gpu"].to_pylist())
     gpus = _listed(arguments.train_gpus, measured, "GPU") or measured
     families = _listed(arguments.families, list(MEASURED), "kernel family")
     pack = fit_pack(
         sweeps,
         gpus,
-        facts("gpus"),
+        known,
         facts("fabrics"),
         facts("kernel_implementations"),
         families=families or None,
@@ -40,6 +44,18 @@ def run(arguments: argparse.Namespace) -> None:
     print_rows(rows, ["family", "part", "rows"], arguments.format)
 
 
+def _known_gpus(arguments: argparse.Namespace) -> pa.Table:
+    """Return the catalogue's GPUs, and those of --gpus FILE."""
+    from kernelsight.catalog.tables import facts
+
+    if not arguments.gpus:
+        return facts("gpus")
+    from kernelsight.commands import open_session
+
+    with open_session(arguments) as session:
+        return session.table("gpus")
+
+
 def _refuse_unusable(sweeps: list[Path], measured: list[str], known: list[str]) -> None:
     """Refuse sweeps without rows, of GPUs that have no row of facts, or with latencies that are no positive number."""
     import duckdb
@@ -48,7 +64,7 @@ def _refuse_unusable(sweeps: list[Path], measured: list[str], known: list[str]) 
         raise InvalidInput(f"{sweeps[0]} holds no measured kernel; give a sweep with rows.")
     for gpu in measured:
         if gpu not in known:
-            raise unknown("GPU", gpu, known, "A sweep may only name GPUs of the catalogue.")
+            raise unknown("GPU", gpu, known, "A sweep may only name GPUs of the catalogue and of --gpus.")
     points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
     wrong = points.filter("not isfinite(latency_us) or latency_us <= 0").aggregate("count(*)").fetchall()[0][0]
     if wrong:

@@ -359,6 +359,7 @@ def _calibrate(verbs: argparse._SubParsersAction) -> None:
     _out(verb, "the suite: .json")
     verb = _verb(parts, "fit", "fit the kernel model to measured kernels", "kernelsight.calibrate_fit")
     _sweeps(verb, "GPUs to fit on; left open: every one that the sweeps hold")
+    verb.add_argument("--gpus", metavar="FILE", help="CSV or JSON with GPUs beside the catalogue's")
     _out(verb, "the pack: .parquet")
     verb = _verb(
         parts, "evaluate", "fit without some GPUs and score the model on them", "kernelsight.calibrate_evaluate"

@@ -44,6 +44,7 @@ def main(words: list[str] | None = None) -> int:
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure a suite on the running GPU, write the sweep, and print what was measured and what failed."""
+    from kernelsight.measure.catalogue import catalogue_rows, differences, write_row
     from kernelsight.measure.run import measure_suite
     from kernelsight.measure.suite import read_suite
     from kernelsight.write.output import check_ending, note, print_rows
@@ -59,9 +60,9 @@ def run(arguments: argparse.Namespace) -> None:
     device = open_device(arguments)
     identity = device.identity()
     note(f"{identity.gpu}: {identity.row.get('name', '')}, driver {identity.driver}; {len(suite.points):,} points")
+    for line in differences(identity.row, catalogue_rows()):
+        note(line)
     if row_file:
-        from kernelsight.measure.catalogue import write_row
-
         write_row(identity.row, row_file)
     seconds = math.inf if limit is None else 60.0 * limit
     found = measure_suite(device, suite, target, resume=arguments.resume, most_seconds=seconds, told=note)

@@ -27,7 +27,7 @@ def sound(gpu: str = "h100_sxm") -> list[dict[str, Any]]:
 
 
 def words(sweep: Path, target: Path | None, **given: Any) -> argparse.Namespace:
-    named = {"train_gpus": None, "families": None, "format": "table"}
+    named = {"train_gpus": None, "families": None, "format": "table", "gpus": None}
     output = None if target is None else str(target)
     return argparse.Namespace(**named | {"sweep": [str(sweep)], "output": output} | given)
 
@@ -36,7 +36,11 @@ def words(sweep: Path, target: Path | None, **given: Any) -> argparse.Namespace:
     ("rows", "given", "sentence"),
     [
         ([], {}, r"sweep\.parquet holds no measured kernel; give a sweep with rows\."),
-        (sound("h100_fast"), {}, r"unknown GPU 'h100_fast'.* A sweep may only name GPUs of the catalogue\."),
+        (
+            sound("h100_fast"),
+            {},
+            r"unknown GPU 'h100_fast'.* A sweep may only name GPUs of the catalogue and of --gpus\.",
+        ),
         ([*sound(), gemm("h100_sxm", 1, 8, 8, float("nan"))], {}, r"1 rows have a latency that is no positive number"),
         ([*sound(), gemm("h100_sxm", 1, 8, 8, float("inf"))], {}, r"1 rows have a latency that is no positive number"),
         ([*sound(), gemm("h100_sxm", 1, 8, 8, 0.0)], {}, r"1 rows have a latency that is no positive number"),
@@ -72,6 +76,17 @@ def test_a_small_sweep_of_one_family_is_fitted_without_naming_it(
     assert [(row["implementation"], row["value"]) for row in counted] == [("cublas", len(SHAPES))]
     printed = capsys.readouterr()
     assert "gemm" in printed.out and "gemm: 10 rows" in printed.err
+
+
+def test_a_gpu_outside_the_catalogue_is_fitted_by_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep, target, row = (
+        write(tmp_path / "sweep.parquet", sound("mine")),
+        tmp_path / "pack.parquet",
+        tmp_path / "g.json",
+    )
+    row.write_text('[{"gpu": "mine", "like": "h100_sxm", "measured_as": "mine"}]')
+    calibrate_fit.run(words(sweep, target, gpus=str(row)))
+    assert {one["gpu"] for one in read_pack(target).to_pylist() if one["part"] == "correction"} == {"mine"}
 
 
 @pytest.mark.parametrize("place", ["fit", "write"])

@@ -12,6 +12,7 @@ from kernelsight.measure.suite import Point
 
 L2_BYTES = 50 * 2**20
 GAP_US, FLUSH_US, EAGER_US, HOST_US = 5.0, 60.0, 3.0, 20.0
+ROW = {"gpu": "h200_sxm_device", "like": "h200_sxm", "name": "simulated", "sm_count": 66}
 CLOCK_HZ, SLOW_CLOCK_HZ = 1.98e9, 1.2e9
 HOT = Readings(SLOW_CLOCK_HZ, 2.6e9, 92.0, frozenset({"sw_thermal"}))
 
@@ -56,7 +57,7 @@ class Simulated:
         self.random, self.now, self.prepared, self.waited = np.random.default_rng(0), 0.0, [], 0.0
 
     def identity(self) -> Identity:
-        return Identity(self.gpu, self.serial, L2_BYTES, 141 * 2**30, "570.0", {"cuda": "12.8"}, {"name": "simulated"})
+        return Identity(self.gpu, self.serial, L2_BYTES, 141 * 2**30, "570.0", {"cuda": "12.8"}, ROW)
 
     def readings(self) -> Readings:
         if self._slow():

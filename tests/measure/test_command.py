@@ -11,7 +11,7 @@ import pytest
 
 from kernelsight.cli import main
 from kernelsight.measure import command
-from tests.measure.simulated import Simulated
+from tests.measure.simulated import ROW, Simulated
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = {
@@ -40,7 +40,8 @@ def test_a_suite_is_measured_and_summed_up_by_family(
         {"family": "prefill_attention", "measured": 0, "failed": 1, "reason": "1 x no such library is installed"},
     ]
     assert "2 points measured, 1 failed; written to" in printed.err
-    assert json.loads(row.read_text()) == [{"name": "simulated"}]
+    assert json.loads(row.read_text()) == [ROW]
+    assert "sm_count: this GPU 66, the catalogue 132" in printed.err
     assert main(words) == 2
     assert "add --resume to go on" in capsys.readouterr().err
     assert main([*words, "--resume", "--time-limit", "1"]) == 0
@@ -55,7 +56,7 @@ from pathlib import Path
 import kernelsight.measure.command, kernelsight.measure.run, kernelsight.measure.cuda.kernels
 import kernelsight.measure.cuda.device, kernelsight.write.output
 from kernelsight.measure.suite import read_suite
-from tests.measure.simulated import Simulated
+from tests.measure.simulated import ROW, Simulated
 from kernelsight.measure.run import measure_suite
 read_suite("quick")
 loaded = {name.partition(".")[0] for name in sys.modules}

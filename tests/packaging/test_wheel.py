@@ -49,6 +49,8 @@ def test_the_wheel_ships_every_file_of_the_package(wheel: Path) -> None:
     wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / "kernelsight" / "catalog").iterdir() if path.is_file()}
     wanted |= {f"kernelsight/_sql/{path.relative_to(ROOT / 'sql')}" for path in (ROOT / "sql").rglob("*.sql")}
     wanted |= {f"kernelsight/_schemas/{path.name}" for path in (ROOT / "schemas").glob("*.json")}
+    wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / "kernelsight").rglob("*.cu")}
+    wanted |= {f"kernelsight/_benches/suites/{path.name}" for path in (ROOT / "benches" / "suites").glob("*.json")}
     assert wanted - shipped == set()
     assert not [name for name in shipped if name.startswith(("tests", "benches")) or name.endswith(".pyc")]
 

@@ -1,0 +1,122 @@
+"""The CUDA side on a fake of CuPy: every launch has the words that its kernel declares, and is timed."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelsight.errors import InvalidInput
+from kernelsight.measure.cuda.device import MOST_COPIES, open_gpu
+from kernelsight.measure.device import FLUSH_CACHES, CannotMeasure, DeviceLost
+from kernelsight.measure.families import FAMILIES
+from kernelsight.measure.run import time_point
+from kernelsight.measure.suite import Point
+from kernelsight.measure.timing import Rule, Watch
+from tests.measure import fake_cupy
+from tests.measure.fake_cupy import LAUNCH_US, State
+
+STREAMING = ("norm", "activation", "rope", "kv_write", "quantize", "embedding", "softmax", "sampling")
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch) -> State:
+    return fake_cupy.install(monkeypatch)
+
+
+def points(family: str, **sizes: int) -> list[Point]:
+    """Return the points of every kernel, format and state of the cache of a family."""
+    of = FAMILIES[family]
+    shape = tuple(sorted({"head_dim": 128, **sizes}.items() if "head_dim" in of.sizes else sizes.items()))
+    return [
+        Point(family, implementation, dtype, cache, shape)
+        for implementation in of.implementations
+        for dtype in of.dtypes
+        for cache in of.caches
+    ]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 256), (33, 4096), (8192, 1024)])
+@pytest.mark.parametrize("family", STREAMING)
+def test_streaming_kernels_are_launched_as_they_are_declared(
+    family: str, rows: int, columns: int, state: State
+) -> None:
+    gpu = open_gpu(0, None)
+    assert gpu.gpu == "h200_sxm"
+    for point in points(family, rows=rows, columns=columns):
+        kernel = gpu.prepare(point)
+        assert kernel.copies <= (MOST_COPIES if point.cache == "cold" else 1)
+        found = time_point(gpu, point, Rule(), Watch(), kernel)
+        assert found.latency_us == pytest.approx(LAUNCH_US, rel=1e-6)
+        assert (found.gap_us == pytest.approx(5.0)) or point.cache == "cold"
+        name, grid, _ = state.launched[-1]
+        assert grid == (rows,) and name in fake_cupy.signatures()
+        kernel.close()
+
+
+def test_a_cold_point_reads_four_caches_first_and_walks_through_its_copies(state: State) -> None:
+    gpu = open_gpu(0, None)
+    [point] = [one for one in points("norm", rows=64, columns=4096) if one.cache == "cold"][:1]
+    kernel = gpu.prepare(point)
+    state.launched.clear()
+    gpu.graph(kernel, 5, flush=True)
+    names = [name for name, _, _ in state.launched if name not in ("fill", "fill_below")]
+    # once to load it, once in the graph
+    assert names == ["read_all", "read_all", *5 * ["rms_norm"]]
+    flushed = next(words for name, _, words in state.launched if name == "read_all")
+    assert int(flushed[1]) * 16 == FLUSH_CACHES * gpu.l2_bytes
+    outs = [int(words[0]) for name, _, words in state.launched if name == "rms_norm"]
+    assert len(set(outs)) == 5
+
+
+@pytest.mark.parametrize("implementation", FAMILIES["copy"].implementations)
+def test_copies_go_the_way_that_they_are_called_by(implementation: str, state: State) -> None:
+    gpu = open_gpu(0, None)
+    kernel = gpu.prepare(Point("copy", implementation, "bytes", "cold", (("bytes", 4096),)))
+    to, source, size, kind, stream = state.copies[-1]
+    assert (size, stream, kind) == (4096, 7, {"device": 3, "h2d": 1, "d2h": 2}[implementation.split("_")[1]])
+    assert to != source and kernel.captured != implementation.endswith("pageable")
+    point = Point("copy", implementation, "bytes", "cold", (("bytes", 4096),))
+    assert time_point(gpu, point, Rule(), Watch(), kernel).latency_us == pytest.approx(LAUNCH_US, rel=1e-6)
+
+
+def test_what_a_gpu_tells_of_itself(state: State) -> None:
+    row = open_gpu(0, None).identity().row
+    assert row["like"] == "h200_sxm" and row["sm_count"] == 132
+    # 6,144 bits at twice 3,201 MHz
+    assert row["memory_bandwidth_bytes_per_s"] == pytest.approx(4.917e12, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("point", "reason"),
+    [
+        (Point("norm", "rms_norm", "bf16", "warm", (("columns", 100), ("rows", 1))), "no multiple of 8"),
+        (
+            Point("norm", "rms_norm", "bf16", "warm", (("columns", 2**20), ("rows", 2**20))),
+            "do not fit the free memory",
+        ),
+        (Point("p2p", "memcpy_peer", "bf16", "warm", (("bytes", 64), ("gpus", 2))), "there is one GPU here"),
+        (Point("all_reduce", "nccl", "bf16", "warm", (("bytes", 64), ("gpus", 2))), "it needs 2 GPUs, and there are 1"),
+        (
+            Point("quantize", "quantize_per_block", "fp8", "warm", (("columns", 136), ("rows", 1))),
+            "no multiple of 128",
+        ),
+        (Point("gemm", "cublas", "fp8", "cold", (("k", 8), ("m", 1), ("n", 16))), "need n and k in multiples of 16"),
+    ],
+)
+def test_points_that_cannot_be_measured_say_why(point: Point, reason: str, state: State) -> None:
+    with pytest.raises(CannotMeasure, match=reason):
+        open_gpu(0, None).prepare(point)
+
+
+def test_errors_of_cuda_are_of_the_point_or_of_the_device(state: State) -> None:
+    gpu, point = open_gpu(0, None), points("norm", rows=1, columns=256)[0]
+    state.error = "cudaErrorInvalidValue"
+    with pytest.raises(CannotMeasure, match="CUDA refuses it: cudaErrorInvalidValue"):
+        gpu.prepare(point)
+    state.lost = True
+    with pytest.raises(DeviceLost, match="cudaErrorInvalidValue"):
+        gpu.prepare(point)
+
+
+def test_a_number_that_no_gpu_has_is_refused(state: State) -> None:
+    with pytest.raises(InvalidInput, match="--device 3 does not exist: CUDA finds 1 GPUs"):
+        open_gpu(3, None)
