@@ -22,7 +22,9 @@ from kernelsight.serving.policy import (
 )
 from kernelsight.serving.prefix import cache_chunk, cached_prefix, keep_prefix, take_units
 from kernelsight.serving.queue import take
-from kernelsight.serving.records import MAX_UTILIZATION, NOBODY
+from kernelsight.serving.records import MAX_UTILIZATION, NO_LIMIT, NOBODY
+
+UNKNOWN = NO_LIMIT  # room that was not looked at yet
 
 
 @compiled
@@ -39,7 +41,7 @@ def admission(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits:
     cached, unkept = cached_prefix(request, hashes, entries, limits)
     missing = request.known - cached
     chunk = first_chunk(missing, budget, limits)
-    units = units_held(cached + chunk, limits) - units_held(cached, limits)
+    units = units_held(cached + chunk, limits) - cached // limits.block_size * limits.full_units
     return cached, chunk, first_chunk(missing, missing, limits), units, unkept
 
 
@@ -61,8 +63,8 @@ def admit(
     """
     budget = limits.max_num_batched_tokens - prompt_tokens - decode_tokens
     empty = prompt_tokens + decode_tokens == 0
-    admitted = unfinished = room = 0
-    looked = False
+    admitted = unfinished = 0
+    room = UNKNOWN
     while budget > 0:
         if is_at_cap(engine, limits):
             engine.forming = False
@@ -71,20 +73,26 @@ def admit(
         if r < 0:
             engine.forming = False
             return admitted, is_shut(engine, limits)
-        if not looked:
-            looked = True
-            room = admission_room(engine, requests, limits, decode_tokens > 0)
-            unfinished = unfinished_prompts(engine, requests) if limits.max_num_partial_prefills > 0 else 0
         request = requests[r]
         cached, chunk, whole, units, unkept = admission(request, hashes, entries, limits, budget)
         # whole prompts only: one that does not fit waits, unless it would have the step for itself
         if not limits.chunked and chunk < whole and not (empty and admitted == 0):
             return admitted, stays_refused(engine, limits)
-        cut = cached + chunk < request.known
-        if cut and limits.max_num_partial_prefills > 0 and unfinished >= limits.max_num_partial_prefills:
-            return admitted, stays_refused(engine, limits)
-        needed = units_to_reserve(limits, request, cached, units) + unkept
-        if is_refused(engine, limits, needed, room) or units + unkept > engine.free_units:
+        if not limits.plain:
+            if room == UNKNOWN:
+                room = admission_room(engine, requests, limits, decode_tokens > 0)
+                unfinished = unfinished_prompts(engine, requests) if limits.max_num_partial_prefills > 0 else 0
+            if cached + chunk < request.known:
+                if 0 < limits.max_num_partial_prefills <= unfinished:
+                    return admitted, stays_refused(engine, limits)
+                unfinished += 1
+            needed = units_to_reserve(limits, request, cached, units) + unkept
+            if is_refused(engine, limits, needed, room):
+                note_no_room(engine, limits)
+                return admitted, stays_refused(engine, limits)
+            # with nothing reserved, what is free changes by more than what is needed where prefixes are cached
+            room = UNKNOWN if limits.capacity_policy == MAX_UTILIZATION else room - needed
+        if units + unkept > engine.free_units:
             note_no_room(engine, limits)
             return admitted, stays_refused(engine, limits)
         take(engine, requests, r)
@@ -93,11 +101,8 @@ def admit(
         request.computed = cached
         request.chunk = chunk
         cache_chunk(engine, hashes, entries, limits, request)
-        # with nothing reserved, what is free has changed by more than what was needed where prefixes are cached
-        room = engine.free_units if limits.capacity_policy == MAX_UTILIZATION else room - needed
         budget -= chunk
         admitted += chunk
-        unfinished += 1 if cut else 0
         engine.joined += 1
         join(engine, requests, r)
         if request.scheduled_us < 0.0:

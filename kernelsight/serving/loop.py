@@ -18,7 +18,7 @@ from kernelsight.serving.batch import (
 from kernelsight.serving.client import next_send_us, note_ended, note_rejected, take_next
 from kernelsight.serving.compiled import borrowed, compiled
 from kernelsight.serving.lookahead import run_end_us
-from kernelsight.serving.policy import PROMPT_STEP_WEIGHT, received_until, rest, steps_to_poll, stop_at
+from kernelsight.serving.policy import received_until, rest, until_poll
 from kernelsight.serving.queue import deliver, next_visible_us, queue_head
 from kernelsight.serving.records import FOREVER, NOBODY
 from kernelsight.serving.router import route
@@ -90,6 +90,7 @@ def pass_prompt_step(
     engine.gpu_us += gpu_us
     engine.host_us += host_us
     engine.prompt_tokens += engine.step_prompt_tokens
+    engine.prompt_steps += 1
     if rows.shape[0] > 0:
         row = rows[engine.rows]
         row[START], row[END], row[HOST_TIME] = engine.previous_start, engine.now, host_us
@@ -129,10 +130,9 @@ def take_planned(
     stop_us: float,
 ) -> None:
     """Take the planned decode run, up to the step that passes ``stop_us``."""
-    steps, before = engine.planned_steps, engine.steps
+    steps = engine.planned_steps
     decode_run(engine, requests, heaps, limits, host, entries, costs, layout, uses, histogram, steps, stop_us, rows)
     engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
-    engine.polls_weight += engine.steps - before
     engine.planned = False
     engine.due_us = engine.now
 
@@ -224,18 +224,19 @@ def serve_borrowed(
                 most = affordable_steps(
                     engine, requests, own, next_departure(engine, requests, own_heaps) - engine.clock
                 )
-            most = steps_to_poll(engine, own, most)
             if own_rows.shape[0] > 0:
                 most = min(most, own_rows.shape[0] - engine.rows)
-            stop_us = next_visible_us(engine, requests, own, horizon)
-            if engines.size == 1:
-                stop_us = min(stop_us, send_us + hst.request_us)
-            stop_us = stop_at(own, blocked, stop_us)
+            stop_us = FOREVER
+            if not blocked:
+                stop_us = next_visible_us(engine, requests, own, horizon)
+                if engines.size == 1:
+                    stop_us = min(stop_us, send_us + hst.request_us)
+            if not own.plain:
+                most, stop_us = until_poll(engine, own, most, stop_us)
             if engines.size > 1 and stop_us == FOREVER:
                 engine.planned_steps = most
                 plan_run(engine, requests, own_heaps, hst, costs, layout[i])
                 continue
-            steps = engine.steps
             decode_run(
                 engine,
                 requests,
@@ -251,12 +252,10 @@ def serve_borrowed(
                 stop_us,
                 own_rows,
             )
-            engine.polls_weight += engine.steps - steps
             engine.peak_units = max(engine.peak_units, own.capacity_units - engine.free_units)
         elif prompt_tokens > 0:
             gpu_us, host_us = prompt_step(engine, requests, hst, costs, layout[i], uses, prompt_tokens, decode_tokens)
             pass_prompt_step(engine, own, own_rows, decode_tokens, gpu_us, host_us)
-            engine.polls_weight += PROMPT_STEP_WEIGHT
             if decode_tokens > 0:
                 count_decode_gaps(engine, requests, histogram, decode_tokens, engine.now)
                 advance(engine, requests, own_heaps, own, 1)

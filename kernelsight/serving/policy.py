@@ -105,10 +105,17 @@ def received_until(engine: np.void, limits: np.void, horizon: float) -> float:
     """Until when requests are seen that became visible by ``horizon``, as the engine polls only now and then."""
     if limits.scheduler_recv_interval <= 1:
         return horizon
-    if engine.running == 0 or engine.polls_weight >= limits.scheduler_recv_interval:
+    if engine.running == 0 or steps_weight(engine) >= limits.scheduler_recv_interval:
         engine.received_us = horizon
-        engine.polls_weight = 0
+        engine.polled_steps, engine.polled_prompt_steps = engine.steps, engine.prompt_steps
     return engine.received_us
+
+
+@compiled
+def steps_weight(engine: np.void) -> int:
+    """What the steps since the last look for new requests count for."""
+    prompt_steps = engine.prompt_steps - engine.polled_prompt_steps
+    return engine.steps - engine.polled_steps + (PROMPT_STEP_WEIGHT - 1) * prompt_steps
 
 
 @compiled
@@ -234,7 +241,7 @@ def units_to_reserve(limits: np.void, request: np.void, cached: int, units: int)
     if limits.capacity_policy == MAX_UTILIZATION:
         return units
     end = reserved_tokens(limits, request.known, request.target, 1.0)
-    return max(units_held(end, limits) - units_held(cached, limits), units)
+    return max(units_held(end, limits) - cached // limits.block_size * limits.full_units, units)
 
 
 @compiled
@@ -244,14 +251,8 @@ def is_refused(engine: np.void, limits: np.void, needed: int, room: int) -> bool
 
 
 @compiled
-def steps_to_poll(engine: np.void, limits: np.void, most: int) -> int:
-    """Of ``most`` decode steps, those before the next one that looks for new requests."""
+def until_poll(engine: np.void, limits: np.void, most: int, stop_us: float) -> tuple:
+    """(decode steps, time of the first event) of a run that ends before the engine looks for new requests again."""
     if limits.scheduler_recv_interval <= 1:
-        return most
-    return min(most, limits.scheduler_recv_interval - engine.polls_weight)
-
-
-@compiled
-def stop_at(limits: np.void, blocked: bool, next_visible_us: float) -> float:
-    """When a decode run has to look at the queue again."""
-    return FOREVER if blocked or limits.scheduler_recv_interval > 1 else next_visible_us
+        return most, stop_us
+    return min(most, limits.scheduler_recv_interval - steps_weight(engine)), FOREVER

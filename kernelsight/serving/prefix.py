@@ -5,6 +5,7 @@ block, the leading ``valid`` KV blocks are in the cache. A running request keeps
 what nobody keeps, and the private blocks of requests that left, wait in one queue in the order in which they became
 free, and are taken from its front when blank blocks are used up (least recently used first, tail of a prefix first).
 Only the last request that runs gives up what it keeps beyond its own tokens, rather than be preempted for nobody.
+What is cached are the blocks of layers without a window; those of a window are each request's own, also after a hit.
 A block is cached as soon as a step that fills it is scheduled, so that requests of one step share it.
 """
 
@@ -56,11 +57,14 @@ def take_units(engine: np.void, entries: np.ndarray, limits: np.void, units: int
     units -= blank
     while units > 0:
         e = engine.first_free
-        lost = min(units, entries[e].valid * limits.full_units)
-        entries[e].valid -= lost // limits.full_units
-        units -= lost
+        size = 1 if e >= entries.size - limits.requests else limits.full_units
+        lost = min((units + size - 1) // size, entries[e].valid)
+        entries[e].valid -= lost
+        units -= lost * size
         if entries[e].valid == 0:
             unqueue_entry(engine, entries, e)
+    # the rest of a block of several units
+    engine.blank_units -= units
 
 
 @compiled
@@ -176,14 +180,14 @@ def release(
     if limits.hash_tokens == 0:
         engine.free_units += units
         return
-    private = (units - request.shared_units) // limits.full_units
+    private = units - request.shared_units
     if private > 0:
         own = entries.size - limits.requests + r
         if entries[own].queued:
             unqueue_entry(engine, entries, own)
         entries[own].valid += private
         queue_entry(engine, entries, own)
-        engine.free_units += private * limits.full_units
+        engine.free_units += private
     while request.kept > 0:
         request.kept -= 1
         e = hashes[request.hash_at + request.kept]

@@ -133,9 +133,9 @@ REQUEST = _record(
     next_waiting=_WHOLE,
 )
 
-# a hash block, or the private blocks that a request left
+# a hash block, or the private units that a request left
 ENTRY = _record(
-    valid=_WHOLE,  # KV blocks of it that are in the cache, from its first on
+    valid=_WHOLE,  # KV blocks of it that are in the cache, from its first on; units that were private
     users=_WHOLE,  # running requests that keep it
     before=_WHOLE,
     after=_WHOLE,
@@ -216,12 +216,14 @@ ENGINE = _record(
     prompts_held=_TRUTH,  # this step decodes only, prompts wait for more of them
     waited_iters=_WHOLE,  # steps that they have waited
     received_us=_REAL,  # requests visible by then have been received
-    polls_weight=_WHOLE,  # steps since then, those with prompts by their weight
+    polled_steps=_WHOLE,  # steps before that,
+    polled_prompt_steps=_WHOLE,  # and those of them with prompts
     ratio_from=_REAL,  # ratio of new tokens when it was last set,
     ratio_clock=_WHOLE,  # and the decode clock from which on it falls
     crossings=(_WHOLE, (LARGEST_BLOCK,)),  # decoding requests by the residue of the clock at which they need a block
     # totals
     steps=_WHOLE,
+    prompt_steps=_WHOLE,
     gpu_us=_REAL,
     host_us=_REAL,
     idle_us=_REAL,

@@ -131,8 +131,8 @@ def check_caching(load: Load, limits: Limits) -> None:
         raise ValueError(
             f"hash blocks of {load.hash_tokens} tokens are no whole number of blocks of {limits.block_size}"
         )
-    if limits.window_units or limits.sequence_units or limits.full_units != 1:
-        raise ValueError("layers with windows or a state of their own share nothing by prefix here")
+    if limits.sequence_units or not limits.full_units:
+        raise ValueError("layers with a state of their own, or with windows alone, share nothing by prefix here")
 
 
 class Pool(NamedTuple):

@@ -201,12 +201,12 @@ def shared_prefixes(
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Return (hash blocks numbered from 0, offsets, tokens of one) of a replica's prompts, empty where none are shared.
 
-    Layers with windows or a state of their own share nothing by prefix here. InvalidInput: hash blocks of several
-    sizes, or of no whole number of KV blocks.
+    Layers with a state of their own, or with windows alone, share nothing by prefix here. InvalidInput: hash blocks of
+    several sizes, or of no whole number of KV blocks.
     """
     nothing = np.zeros(0, np.int64), np.zeros(rows.size + 1, np.int64), 0
-    alike = (plan["full_units"], plan["window_units"], plan["sequence_units"]) == (1, 0, 0)
-    if not deployment["enable_prefix_caching"] or not alike or requests["hash_ids"].null_count == requests.num_rows:
+    shared = plan["full_units"] > 0 and plan["sequence_units"] == 0
+    if not deployment["enable_prefix_caching"] or not shared or requests["hash_ids"].null_count == requests.num_rows:
         return nothing
     taken = requests.select(["hash_ids", "hash_block_tokens"]).take(pa.array(rows)).combine_chunks()
     sizes = pc.unique(taken["hash_block_tokens"].drop_null()).to_pylist()

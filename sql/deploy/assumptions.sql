@@ -59,9 +59,13 @@ union all
 select settings.deployment_id, 'static batches', 'a request of a static batch that has ended is no longer computed, and a batch begins with what waits: none waits to be full'
 from deployment_settings as settings where settings.scheduling = 'static'
 union all
-select settings.deployment_id, 'prefix caching', 'prompts are computed whole: prefixes of layers with windows or a state of their own are not shared here'
+select settings.deployment_id, 'prefix caching', 'prompts are computed whole: prefixes of layers with a state of their own, or with windows alone, are not shared here'
 from deployment_settings as settings join kv_layout as layout using (deployment_id)
-where settings.enable_prefix_caching and (layout.window_layers > 0 or layout.sequence_bytes > 0)
+where settings.enable_prefix_caching and (layout.full_layers = 0 or layout.sequence_bytes > 0)
+union all
+select settings.deployment_id, 'prefix caching', 'a prefix is found where its blocks of layers without a window are cached: what their windows need of it is taken to be there too, in blocks of each request'
+from deployment_settings as settings join kv_layout as layout using (deployment_id)
+where settings.enable_prefix_caching and layout.full_layers > 0 and layout.window_layers > 0 and layout.sequence_bytes = 0
 union all
 select settings.deployment_id, 'max_model_len',
        format('max_model_len {} is more than the {} tokens that the KV cache holds: the engine would ask for a smaller one', settings.max_model_len, plan.kv_cache_tokens)

@@ -12,8 +12,11 @@ rules, where the semantics leave a choice open:
   goes blank where nobody else keeps it, because the request computes it itself.
 - A request alone that runs short gives back the copies and the longer prefixes that others left with its hashes;
   nothing is admitted in that step, as after a preemption.
+- What is cached are blocks of layers without a window, of ``full_units`` units each. The units of windows are each
+  request's own, also after a hit: what a window needs of a cached prefix is taken to be there.
 - What leaves goes to the end of the free queue: own blocks first, together with those left before, then the hashes that
-  nobody else keeps, last one first, each from its tail. Blank blocks are taken first, then from the front of the queue.
+  nobody else keeps, last one first, each from its tail. Blank units are taken first, then those at the front of the
+  queue: cached blocks whole, own ones unit by unit.
 """
 
 from __future__ import annotations
@@ -48,6 +51,10 @@ class CountedMemory:
         """Units found in the cache that would no longer be free."""
         return 0
 
+    def hit_units(self, request: Any) -> int:
+        """Units that a waiting request finds in the cache."""
+        return 0
+
     def fits(self, request: Any, tokens: int) -> bool:
         """Whether the request may have this many tokens more."""
         mine = self.tokens.get(id(request), 0)
@@ -73,57 +80,64 @@ class CountedMemory:
 
 @dataclass(eq=False)
 class Block:
-    """One KV block: a piece of a hash, a request's own, or blank."""
+    """A piece of a hash, or units that are a request's own."""
 
+    units: int
     hash_id: int | None = None
     owner: int | None = None
-
-    def forget(self) -> None:
-        """Lose the contents."""
-        self.hash_id = self.owner = None
 
 
 class CachedMemory:
     """KV blocks with a prefix cache; the requests say their hashes (``hashes``), the load what one stands for."""
 
     def __init__(self, limits: Any, hash_tokens: int) -> None:
+        self.limits = limits
         self.block_size = limits.block_size
         self.per_hash, left = divmod(hash_tokens, limits.block_size)
-        assert left == 0 and (limits.full_units, limits.window_units, limits.sequence_units) == (1, 0, 0)
+        assert left == 0 and limits.full_units > 0 and limits.sequence_units == 0
         self.capacity = limits.capacity_units
-        self.blank = [Block() for _ in range(self.capacity)]
+        self.blank = self.capacity  # units
         self.queue: list[Block] = []  # free, contents kept for now; the front goes first
         self.cached: dict[int, list[Block]] = {}  # by hash
         self.keepers: dict[int, set[int]] = {}  # by hash: ids of running requests
         self.kept: dict[int, list[int]] = {}  # by request: its hashes, in order
         self.table: dict[int, list[Block]] = {}  # by request: its blocks, in order of tokens
+        self.in_window: dict[int, int] = {}  # by request: units of layers with a window
         self.tokens: dict[int, int] = {}
 
     @property
     def free(self) -> int:
-        """Blocks that can be taken."""
-        return len(self.blank) + len(self.queue)
+        """Units that can be taken."""
+        return self.blank + sum(block.units for block in self.queue)
 
     @property
     def used(self) -> int:
-        """Blocks that running requests hold or keep; every block is somewhere, once (INV-4)."""
+        """Units that running requests hold or keep; every block is somewhere, once (INV-4)."""
         self.check()
         return self.capacity - self.free
 
     def check(self) -> None:
         """AssertionError: a block in two places or nowhere, one that is free and in use, a hash that is too long."""
-        held = {id(b) for blocks in self.table.values() for b in blocks}
-        held |= {id(b) for name, keepers in self.keepers.items() if keepers for b in self.cached.get(name, [])}
-        blank, waiting = {id(b) for b in self.blank}, {id(b) for b in self.queue}
-        assert len(blank) == len(self.blank) and len(waiting) == len(self.queue)
-        assert not (held & blank or held & waiting or blank & waiting)
-        assert len(held) + self.free == self.capacity
+        held = {id(b): b.units for blocks in self.table.values() for b in blocks}
+        for name, keepers in self.keepers.items():
+            held |= {id(b): b.units for b in self.cached.get(name, [])} if keepers else {}
+        waiting = {id(b) for b in self.queue}
+        assert len(waiting) == len(self.queue) and not held.keys() & waiting
+        assert sum(held.values()) + sum(self.in_window.values()) + self.free == self.capacity
         for name, blocks in self.cached.items():
             assert all(b.hash_id == name for b in blocks) and len(blocks) <= self.per_hash
 
-    def units_of(self, tokens: int) -> int:
-        """Blocks of this many tokens."""
+    def blocks_of(self, tokens: int) -> int:
+        """Blocks of this many tokens in a layer without a window."""
         return -(-tokens // self.block_size)
+
+    def window_units_of(self, tokens: int) -> int:
+        """Units that this many tokens have in layers with a window."""
+        return self.limits.window_units * min(self.blocks_of(tokens), self.limits.window_blocks)
+
+    def units_of(self, tokens: int) -> int:
+        """Units of this many tokens."""
+        return self.limits.full_units * self.blocks_of(tokens) + self.window_units_of(tokens)
 
     # --- admission
 
@@ -142,22 +156,28 @@ class CachedMemory:
         """Tokens that a waiting request finds in the cache."""
         return len(self.hits(request)) * self.block_size
 
+    def hit_units(self, request: Any) -> int:
+        """Units that a waiting request finds in the cache."""
+        return sum(block.units for block in self.hits(request))
+
     def fits(self, request: Any, tokens: int) -> bool:
-        """Whether blocks for this many tokens more are free, beside hits that would no longer be free."""
+        """Whether units for this many tokens more are free, beside hits that would no longer be free."""
         if id(request) in self.tokens:
             have = self.tokens[id(request)]
             return self.units_of(have + tokens) - self.units_of(have) <= self.free
-        return self.units_of(tokens) + self.unkept_hits(request) <= self.free
+        needed = self.units_of(self.hit_tokens(request) + tokens) - self.hit_units(request)
+        return needed + self.unkept_hits(request) <= self.free
 
     def unkept_hits(self, request: Any) -> int:
-        """Cached blocks that a waiting request may use and that are free until it does."""
-        return sum(block in self.queue for block in self.hits(request))
+        """Units of cached blocks that a waiting request may use and that are free until it does."""
+        return sum(block.units for block in self.hits(request) if block in self.queue)
 
     def enter(self, request: Any) -> None:
         """A request is admitted with its hits."""
         hits = self.hits(request)
         self.table[id(request)], self.kept[id(request)] = hits, []
         self.tokens[id(request)] = len(hits) * self.block_size
+        self.in_window[id(request)] = 0
         self.keep(request, len(hits), hits)
 
     def keep(self, request: Any, blocks: int, used: list[Block]) -> None:
@@ -169,8 +189,7 @@ class CachedMemory:
                     self.queue.remove(block)
                     if block not in used:
                         self.cached[name].remove(block)
-                        block.forget()
-                        self.blank.append(block)
+                        self.blank += block.units
             keepers.add(id(request))
             self.kept[id(request)].append(name)
 
@@ -180,8 +199,11 @@ class CachedMemory:
         """A running request gets this many tokens more; the prompt blocks that they fill are cached."""
         table, before = self.table[id(request)], self.tokens[id(request)]
         after = self.tokens[id(request)] = before + tokens
-        while len(table) < self.units_of(after):
-            table.append(self.take(id(request)))
+        while len(table) < self.blocks_of(after):
+            self.take(self.limits.full_units)
+            table.append(Block(self.limits.full_units, owner=id(request)))
+        self.take(self.window_units_of(after) - self.in_window[id(request)])
+        self.in_window[id(request)] = self.window_units_of(after)
         full = min(after, request.prompt_tokens) // self.block_size
         self.keep(request, full, [])
         for position in range(before // self.block_size, min(full, len(request.hashes) * self.per_hash)):
@@ -191,18 +213,15 @@ class CachedMemory:
                 table[position].hash_id, table[position].owner = name, None
                 blocks.append(table[position])
 
-    def take(self, owner: int) -> Block:
-        """Take a blank block, or the first of the queue, whose contents are lost."""
-        if self.blank:
-            block = self.blank.pop()
-        else:
+    def take(self, units: int) -> None:
+        """Take blank units, or those of the front of the queue, whose contents are lost."""
+        while self.blank < units:
             block = self.queue.pop(0)
             if block.hash_id is not None:
                 assert not self.keepers[block.hash_id], "a block in use is never lost"
                 assert self.cached[block.hash_id].pop() is block, "a hash is lost from its tail"
-        block.forget()
-        block.owner = owner
-        return block
+            self.blank += block.units
+        self.blank -= units
 
     def keep_own_only(self, request: Any) -> None:
         """A request that runs alone gives back what others left: copies of its blocks, and what goes on behind them."""
@@ -217,15 +236,16 @@ class CachedMemory:
                     spare, table[position] = table[position], block
                 else:
                     continue
-                spare.forget()
-                self.blank.append(spare)
+                self.blank += spare.units
 
     def leave(self, request: Any) -> None:
-        """A running request ends, or is preempted: its own blocks wait first, then what only it kept."""
+        """A running request ends, or is preempted: its own units wait first, then what only it kept."""
         del self.tokens[id(request)]
-        own = [block for block in self.table.pop(id(request)) if block.owner == id(request)]
-        if own:
+        units = sum(block.units for block in self.table.pop(id(request)) if block.owner == id(request))
+        units += self.in_window.pop(id(request))
+        if units:
             earlier = [block for block in self.queue if block.owner == id(request)]
+            own = [Block(1, owner=id(request)) for _ in range(units)]
             self.queue = [block for block in self.queue if block.owner != id(request)] + earlier + own
         for name in reversed(self.kept.pop(id(request))):
             self.keepers[name].remove(id(request))

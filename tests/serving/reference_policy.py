@@ -161,8 +161,7 @@ class Reserve:
         end = hit + tokens
         if self.limits.capacity_policy != records.MAX_UTILIZATION:
             end = max(self.end_of(request, 1.0), end)
-        held = self.memory.units_of(hit) if hit else 0
-        return self.memory.units_of(end) - held + self.memory.unkept_hits(request)
+        return self.memory.units_of(end) - self.memory.hit_units(request) + self.memory.unkept_hits(request)
 
     def is_left(self, request: Any, tokens: int, room: int, running: Sequence[Any]) -> bool:
         """Whether the room is enough; an engine that estimates takes one request in any case."""

@@ -193,6 +193,10 @@ class Scheduler:
         """The request that would be admitted next, of those that are visible at ``horizon``."""
         return next((r for r in self.in_order() if r.visible_us <= horizon and self.may_be_next(r)), None)
 
+    def next_visible_us(self) -> float:
+        """When an engine without requests that it can see gets one: the head of the queue, by priority the first."""
+        return min(r.visible_us for r in self.queue) if self.limits.by_priority else self.queue[0].visible_us
+
     def in_order(self) -> list[Request]:
         """The queue in the order of the policy."""
         return sorted(self.queue, key=lambda r: r.rank) if self.limits.by_priority else list(self.queue)
@@ -422,7 +426,7 @@ def serve(
                 client.send(client.next_send_us(), accept)
             if not scheduler.queue:
                 break
-            wake = max(clock, min(r.visible_us for r in scheduler.queue))
+            wake = max(clock, scheduler.next_visible_us())
             run.idle_us += wake - clock
             clock = horizon = wake
             client.send(clock, accept)

@@ -171,8 +171,20 @@ def test_requests_that_end_together_leave_in_order_of_admission() -> None:
     assert hits(serve(shared_world(requests, capacity_units=4))) == [0, 0, 0, 4, 0]
 
 
+def test_windows_are_a_requests_own_and_the_rest_is_shared() -> None:
+    # One unit a block of layers without a window, 2 a block of those with one, which hold 2 blocks at most. The second
+    # prompt finds two blocks of the first: it takes one more, and 4 units for its own windows.
+    windows = {"window_units": 2, "window_blocks": 2}
+    served = serve(shared_world([(0, 12, 1, "abc"), (500, 12, 1, "abx")], **windows))
+    assert hits(served) == [0, 8]
+    assert served.steps[:, UNITS].tolist() == [3 + 4, 3 + 4]
+    # both at once: 3 + 1 blocks, and windows of each
+    served = serve(shared_world([(0, 12, 1, "abc"), (0, 12, 1, "abx")], **windows))
+    assert served.steps[:, UNITS].tolist() == [4 + 2 * 4]
+
+
 def test_layers_that_cannot_share_are_refused() -> None:
-    for limits in ({"sequence_units": 1}, {"window_units": 1, "window_blocks": 2}):
+    for limits in ({"sequence_units": 1}, {"full_units": 0, "window_units": 1, "window_blocks": 2}):
         with pytest.raises(ValueError, match="share nothing by prefix"):
             run(shared_world([(0, 8, 1, "ab")], **limits))
     with pytest.raises(ValueError, match="no whole number of blocks"):

@@ -130,12 +130,13 @@ def worlds(draw: st.DrawFn) -> World:
 
 @st.composite
 def caching_worlds(draw: st.DrawFn) -> World:
-    """Draw a world of prompts that share prefixes: blocks of one kind, hashes of 1 to 4 blocks, often tight memory."""
+    """Draw a world of prompts that share prefixes: hashes of 1 to 4 blocks, often tight memory, some with windows."""
     world = draw(worlds())
     block_size = draw(st.sampled_from([1, 2, 4]))
+    full, window = draw(st.sampled_from([(1, 0), (1, 0), (1, 2), (2, 1), (3, 0)]))
     limits = world.limits._replace(
-        **{"block_size": block_size, "full_units": 1, "window_units": 0, "window_blocks": 0, "sequence_units": 0},
-        **{"prefix_caching": True, "max_model_len": 80},
+        **{"block_size": block_size, "full_units": full, "window_units": window, "sequence_units": 0},
+        **{"prefix_caching": True, "max_model_len": 80, "window_blocks": draw(st.integers(1, 4)) if window else 0},
     )
     load = draw(shared_prompts(world.load, block_size * draw(st.sampled_from([1, 1, 2, 4]))))
     requests = list(zip(load.arrival_us, load.prompt_tokens.tolist(), load.output_tokens.tolist(), strict=True))
