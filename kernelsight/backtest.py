@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kernelsight.errors import InvalidInput
 from kernelsight.read.measured_runs import Runs, read_runs
 from kernelsight.replay.constants import Constants, constants_of, group_of, responses
+from kernelsight.replay.plots import check_picture, draw
 from kernelsight.replay.recipes import flags_of
 from kernelsight.replay.report import report
 from kernelsight.replay.scores import GROUP, METRICS, is_fitting, with_errors
@@ -92,6 +93,7 @@ def run(arguments: Any) -> None:
     from kernelsight.commands import open_session
 
     target = check_ending(arguments.output, (".parquet", ".csv", ".json"))
+    picture = check_picture(arguments.plot)
     runs = read_runs(arguments.runs)
     if runs.table.num_rows == 0:
         raise InvalidInput(f"{arguments.runs} holds no run that can be replayed; all were left out or held back.")
@@ -102,6 +104,8 @@ def run(arguments: Any) -> None:
             rows, fitted = replay(session, runs.table.to_pylist(), arguments.tier, arguments.constants)
             answer = report_of(runs, rows, arguments.tier, asked.result())
             answer |= {"constants": arguments.constants, "fitted_constants": constant_rows(fitted)}
+    if picture:
+        draw(rows, picture)
     if target:
         _write(answer, rows, target)
     _print(answer, arguments.format)

@@ -404,6 +404,7 @@ def _backtest(verbs: argparse._SubParsersAction) -> None:
         "engine, by group, or for each group on the other groups of its engine",
     )
     verb.add_argument("--against", choices=("aiconfigurator",), help="score that tool on the same runs, beside")
+    verb.add_argument("--plot", metavar="FILE", help="predicted against measured, error against load: .svg .png .html")
     _out(verb, "also write the report (.json), or one row a run (.parquet, .csv)")
 
 

@@ -16,6 +16,7 @@ from kernelsight.replay.scores import GROUP
 from kernelsight.replay.serve import partitions, plan_runs
 
 if TYPE_CHECKING:
+    from kernelsight.bulk import Partition
     from kernelsight.session import Session
 
 # where fitting runs are simulated
@@ -29,15 +30,6 @@ REQUESTS_MS = (0.0, 3.0, 6.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0)
 LARGEST_LOG_ERROR = 0.7
 FEWEST_RUNS = 4
 LEVELS = ("shipped", "none", "engine", "group", "transfer")
-LAUNCHES_QUERY = """
-with parts as (
-  select shapes.deployment_id, shapes.part, max(costs.launches) as launches
-  from step_costs as costs join step_shapes as shapes using (deployment_id, step_shape_id)
-  where shapes.part <> 'decode_window'
-  group by all
-)
-select deployment_id, sum(launches) as launches from parts group by deployment_id
-"""
 
 
 class Response(NamedTuple):
@@ -78,25 +70,29 @@ def responses(session: Session, flags: Sequence[Mapping[str, Any]]) -> list[Resp
     return [found.get(scenario["scenario_id"]) if scenario else None for scenario in scenarios]
 
 
-def _responses(session: Session, part: Any) -> dict[str, Response]:
+def _responses(session: Session, part: Partition) -> dict[str, Response]:
     from kernelsight.bulk import draw_alike, give_scenarios
-    from kernelsight.serving.simulate import simulate_scenarios
+    from kernelsight.bulk_costs import put_step_costs
+    from kernelsight.serving.results import event_rows
+    from kernelsight.serving.simulate import serve_replicas
 
     able = give_scenarios(session, part)
+    if not able.num_rows:
+        return {}
     session.put("requests", draw_alike(able))
-    launches = {row["deployment_id"]: row["launches"] for row in session.query(LAUNCHES_QUERY).to_pylist()}
+    put_step_costs(session, able, session.table("requests"))
     inputs = {name: session.table(name) for name in session.graph.node("request_events").inputs} | {"scenarios": able}
     shape = (len(STEP_GRID_MS), len(REQUEST_GRID_MS))
     means: dict[str, np.ndarray] = {}
     for (row, step), (column, request) in itertools.product(enumerate(STEP_GRID_MS), enumerate(REQUEST_GRID_MS)):
-        everywhere = dict.fromkeys(launches, Constants(0.0, step, request))
+        everywhere = dict.fromkeys(able["deployment_id"].to_pylist(), Constants(0.0, step, request))
         host = with_host(inputs["host_settings"], everywhere.get)
-        served = simulate_scenarios(*(inputs | {"host_settings": host}).values(), count_uses=False)
-        for name, ttft_ms, tpot_ms in client_means(served["request_events"]):
+        replicas, costs = serve_replicas(*(inputs | {"host_settings": host}).values(), count_uses=False)
+        for name, ttft_ms, tpot_ms in client_means(event_rows(replicas, inputs["requests"])):
             held = means.setdefault(name, np.full((2, *shape), np.nan))
             held[:, row, column] = ttft_ms, tpot_ms
     owners = dict(zip(able["scenario_id"].to_pylist(), able["deployment_id"].to_pylist(), strict=True))
-    return {name: Response(*both, float(launches[owners[name]])) for name, both in means.items()}
+    return {name: Response(*both, float(costs[owners[name]].launches)) for name, both in means.items()}
 
 
 def client_means(request_events: Any) -> list[tuple[str, float, float]]:

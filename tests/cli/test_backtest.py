@@ -100,6 +100,7 @@ def test_the_roofline_is_below_every_other_answer(command, runs: Path, tmp_path:
         (("--runs", "none.csv"), "there is no file none.csv"),
         ((), "the following arguments are required: --runs"),
         (("--runs", "aiconfigurator", "-o", "x.duckdb"), "ends in '.duckdb'"),
+        (("--runs", "aiconfigurator", "--plot", "x.pdf"), "--plot 'x.pdf' ends in '.pdf'; use one of .svg"),
     ],
 )
 def test_what_cannot_be_used_is_refused(command, words: tuple, sentence: str) -> None:
