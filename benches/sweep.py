@@ -1,7 +1,9 @@
 """Scenarios per second of a sweep, where its time goes, and what more scenarios, requests and output tokens cost.
 
-python benches/sweep.py [--scenarios 1000] [--repeats 5] [-o FILE]: closed-loop scenarios of 512 requests on a grid of
-models x GPUs x tensor-parallel sizes x lengths x concurrency; wall time, step costs counted, after one run that is not.
+python benches/sweep.py [--scenarios 1000] [--repeats 5] [--parts-only] [--plot FILE.svg] [-o FILE.json]
+
+Closed-loop scenarios of 512 requests on a grid of models x GPUs x tensor-parallel sizes x lengths x concurrency; wall
+and CPU time (all threads), step costs counted, after one run that is not. On a busy machine CPU time tells more.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kernelsight.bulk import draw_alike, give_scenarios, serve
+from kernelsight.bulk_costs import put_step_costs
 from kernelsight.grid import Plan, plan_grid
 from kernelsight.partitions import split
 from kernelsight.session import Session, connect
@@ -42,13 +45,13 @@ def grid(scenarios: int, requests: int = 512, output_len: int | None = None) -> 
     return [row | {"seed": seed} for seed in seeds for row in rows][:scenarios]
 
 
-def parts_of(session: Session, rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the seconds of each part of a sweep of one partition."""
-    clock = [time.perf_counter()]
+def parts_of(session: Session, rows: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Return the (wall, CPU) seconds of each part of a sweep of one partition."""
+    clock = [(time.perf_counter(), time.process_time())]
 
-    def lap() -> float:
-        clock.append(time.perf_counter())
-        return clock[-1] - clock[-2]
+    def lap() -> tuple[float, float]:
+        clock.append((time.perf_counter(), time.process_time()))
+        return clock[-1][0] - clock[-2][0], clock[-1][1] - clock[-2][1]
 
     spent = {}
     with session.fork() as fork:
@@ -57,58 +60,91 @@ def parts_of(session: Session, rows: list[dict[str, Any]]) -> dict[str, float]:
         spent["plan"] = lap()
         able = give_scenarios(fork, part)
         spent["deployments, faults"] = lap()
-        fork.table("kernel_calls")
-        spent["step costs: lowering"] = lap()
-        fork.table("kernel_latencies")
-        spent["step costs: latencies"] = lap()
-        fork.table("step_costs")
-        spent["step costs: added up"] = lap()
         fork.put("requests", draw_alike(able))
         spent["requests"] = lap()
+        put_step_costs(fork, able, fork.table("requests"))
+        spent["step costs"] = lap()
         serve(fork, able)
-        spent["loop, and its tables"] = lap()
+        spent["loop, statistics"] = lap()
         fork.table("scenario_summary")
         spent["summaries"] = lap()
     return spent
 
 
-def seconds(work: Callable[[], object], repeats: int) -> float:
-    """Return the median wall time of ``work``."""
+def seconds(work: Callable[[], object], repeats: int) -> tuple[float, float]:
+    """Return the medians of wall and CPU time (process time, all threads) of ``work``."""
     times = []
     for _ in range(repeats):
-        started = time.perf_counter()
+        wall, process = time.perf_counter(), time.process_time()
         work()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
+        times.append((time.perf_counter() - wall, time.process_time() - process))
+    return tuple(map(statistics.median, zip(*times, strict=True)))
+
+
+def costs_of(session: Session, repeats: int) -> list[dict[str, Any]]:
+    """Return what a scenario costs as the number of scenarios, of requests, or of output tokens grows."""
+    axes = {
+        "scenarios": [(scenarios, 512, 1024) for scenarios in (250, 1000, 4000)],
+        "requests each": [(250, requests, 1024) for requests in (128, 512, 2048)],
+        "output tokens": [(250, 512, output) for output in (256, 1024, 4096)],
+    }
+    found, spent = [], {}
+    for axis, sizes in axes.items():
+        for size in sizes:
+            if size not in spent:
+                rows = grid(*size)
+                spent[size] = seconds(lambda rows=rows: sweep(session, rows), repeats)
+            wall, process = spent[size]
+            named = dict(zip(axes, size, strict=True))
+            ms = 1e3 * process / size[0]
+            found.append({"varied": axis, **named, "wall s": wall, "CPU s": process, "CPU ms a scenario": ms})
+    return found
+
+
+def plot(costs: list[dict[str, Any]], path: str) -> None:
+    """Draw CPU time a scenario against what is varied, one panel each (needs the extra ``report``)."""
+    import altair as alt
+
+    points = [{"varied": row["varied"], "size": row[row["varied"]], "ms": row["CPU ms a scenario"]} for row in costs]
+    lines = (
+        alt.Chart(alt.Data(values=points))
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("size:Q", scale=alt.Scale(type="log"), title=None),
+            y=alt.Y("ms:Q", scale=alt.Scale(zero=True), title="CPU ms a scenario"),
+        )
+        .properties(width=220, height=200)
+    )
+    lines.facet(column=alt.Column("varied:N", title=None)).resolve_scale(x="independent").save(path)
 
 
 def main() -> None:
-    """Measure and print three tables."""
+    """Measure and print two tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scenarios", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--parts-only", action="store_true", help="leave out how the cost grows")
+    parser.add_argument("--plot", metavar="FILE", help="also draw how the cost grows, as .svg, .png or .html")
     parser.add_argument("-o", "--output", help="also write the rows as JSON")
     arguments = parser.parse_args()
     with connect() as session:
         rows = grid(arguments.scenarios)
         sweep(session, rows)
         laps = [parts_of(session, rows) for _ in range(arguments.repeats)]
-        parts = [{"part": name, "ms": 1e3 * statistics.median(lap[name] for lap in laps)} for name in laps[0]]
-        whole = seconds(lambda: sweep(session, rows), arguments.repeats)
         deployments = len({(row["model"], row["gpu"], row["tensor_parallel_size"]) for row in rows})
-        parts.append({"part": f"whole sweep, {deployments} deployments", "ms": 1e3 * whole})
-        print(as_text(parts, ["part", "ms"]))
-        print(f"\n{len(rows) / whole:,.0f} scenarios/s\n")
-        costs = []
-        for scenarios, requests, output in (
-            *((250, 512, 1024), (1000, 512, 1024), (4000, 512, 1024)),
-            *((250, 128, 1024), (250, 2048, 1024), (250, 512, 256), (250, 512, 4096)),
-        ):
-            rows = grid(scenarios, requests, output)
-            spent = seconds(lambda rows=rows: sweep(session, rows), 3)
-            costs.append({"scenarios": scenarios, "requests each": requests, "output tokens": output, "s": spent})
-            costs[-1]["scenarios/s"] = round(scenarios / spent)
-        print(as_text(costs, list(costs[0])))
+        times = {name: map(statistics.median, zip(*(lap[name] for lap in laps), strict=True)) for name in laps[0]}
+        whole = seconds(lambda: sweep(session, rows), arguments.repeats)
+        times |= {f"whole sweep, {deployments} deployments": whole}
+        parts = [
+            {"part": name, "wall ms": 1e3 * wall, "CPU ms": 1e3 * process} for name, (wall, process) in times.items()
+        ]
+        print(as_text(parts, list(parts[0])))
+        print(f"\n{len(rows) / whole[0]:,.0f} scenarios/s, {len(rows) / whole[1]:,.0f} a CPU-second\n")
+        costs = [] if arguments.parts_only else costs_of(session, 3)
+        if costs:
+            print(as_text(costs, list(costs[0])))
+    if costs and arguments.plot:
+        plot(costs, arguments.plot)
     if arguments.output:
         with open(arguments.output, "w", encoding="utf-8") as file:
             json.dump({"parts": parts, "costs": costs}, file, indent=1)

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
 
     from kernelsight.session import Session
 
+# families that only such layers launch: their queries are not asked where there are none, planning takes 10 ms each
+ONLY_OF = {
+    "batched_gemm": {"mla", "sparse"},
+    "mla_prefill": {"mla"},
+    "mla_decode": {"mla"},
+    "sparse_attention": {"sparse"},
+    "linear_attention": {"linear"},
+}
 # what each session's step costs were made for
 _made_for: WeakKeyDictionary[Session, tuple[pa.Table, dict[str, Reach]]] = WeakKeyDictionary()
 
@@ -88,8 +96,11 @@ def cost_rows(session: Session) -> pa.Table:
         session.table(name)
         for name in ("deployment_settings", "gpus", "fabrics", "eta_coefficients", "kernel_implementations")
     ]
+    kinds = set(session.table("sharded_layers")["attention"].to_pylist())
     for family in _families(session):
         table = f"{family}_calls"
+        if not kinds & ONLY_OF.get(family, kinds) and table not in session.given():
+            continue
         wanted = columns_read(family, session.graph.known(table).column_names)
         calls = session.select(table, {*wanted, "step_shape_id", "count"})
         if not calls.num_rows:
