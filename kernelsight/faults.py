@@ -10,6 +10,11 @@ if TYPE_CHECKING:
     from kernelsight.session import Session
 
 PARALLEL_SIZES = (1, 2, 4, 8, 16, 32, 64)
+# the faults of deployment_faults, in the order in which their sentences are told
+ORDER = (
+    *("expert_parallel", "heads", "kv_heads", "width", "experts", "blocks", "pipeline", "dtype", "model_len"),
+    *("chunking", "partial_prefills", "kv_cache", "memory"),
+)
 
 
 def refuse_faults(session: Session) -> None:
@@ -18,22 +23,8 @@ def refuse_faults(session: Session) -> None:
     if not faults:
         return
     rows = {row["deployment_id"]: row for row in session.table("deployments").to_pylist()}
-    order = (
-        "expert_parallel",
-        "heads",
-        "kv_heads",
-        "width",
-        "experts",
-        "blocks",
-        "pipeline",
-        "dtype",
-        "model_len",
-        "chunking",
-        "kv_cache",
-        "memory",
-    )
     sentences = []
-    for fault in sorted(faults, key=lambda fault: order.index(fault["fault"])):
+    for fault in sorted(faults, key=lambda fault: ORDER.index(fault["fault"])):
         sentence = fault["sentence"]
         if fault["fault"] in ("memory", "kv_cache"):
             sentence = f"{sentence.rstrip(' ;')}; {_what_fits(session, rows[fault['deployment_id']])}"

@@ -6,6 +6,12 @@ import re
 
 import pytest
 
+from kernelsight.dataflow.places import folder
+from kernelsight.errors import InvalidInput
+from kernelsight.faults import ORDER, refuse_faults
+from kernelsight.plan import give_plan
+from kernelsight.session import connect
+
 
 def faults(ask, **deployment):
     """Sentences by fault of one deployment."""
@@ -141,3 +147,18 @@ def test_a_cache_without_a_block(ask):
     }
     held += 2 * 131072
     assert faults(ask, **settings, gpu_memory_utilization=held / plan["memory_bytes"]) == {}
+
+
+def test_every_fault_has_its_place_among_the_sentences():
+    query = (folder("sql") / "deploy" / "deployment_faults.sql").read_text()
+    assert set(re.findall(r"select deployment_id, '(\w+)'", query)) == set(ORDER)
+
+
+def test_limits_of_long_prompts_that_contradict_each_other_are_refused():
+    with connect() as session:
+        row = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "request_rate": 1.0, "num_prompts": 1, "input_len": 8}
+        limits = {"output_len": 2, "max_num_partial_prefills": 1, "max_long_partial_prefills": 2}
+        give_plan(session, [row | limits])
+        sentence = "max_long_partial_prefills 2 is more than max_num_partial_prefills 1; use at most that."
+        with pytest.raises(InvalidInput, match=re.escape(sentence)):
+            refuse_faults(session)
