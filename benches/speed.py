@@ -23,6 +23,7 @@ from kernelsight.eta.resolve import family_facts
 from kernelsight.roofline import latency
 from kernelsight.roofline.families import FORMS
 from kernelsight.roofline.hardware import MATH, hardware_columns
+from kernelsight.roofline.kinds import constants_of, halves_at, kinds_of, network_at
 from kernelsight.roofline.latency import latencies
 from kernelsight.session import Session, connect
 
@@ -147,11 +148,11 @@ def _bulk(
     settings, coefficients = prices["deployment_settings"], prices["eta_coefficients"]
     place = settings.column_names.index("tier")
     settings = settings.set_column(place, "tier", pa.array([tier] * settings.num_rows))
-    kinds, kind_of_row = latency._kinds(family, calls, settings)
+    kinds, kind_of_row = kinds_of(family, calls, settings)
     facts = family_facts(family, prices["kernel_implementations"], prices["gpus"])
     stands_for = dict.fromkeys(prices["gpus"]["gpu"].to_pylist())
-    at, _ = latency._constants(family, kinds, facts, coefficients, stands_for)
-    halves = latency._halves(family, kinds, coefficients)[0].astype(np.float32)
+    at, _ = constants_of(family, kinds, facts, coefficients, stands_for)
+    halves = halves_at(family, kinds, coefficients)[0].astype(np.float32)
     at = {name: np.float32(values[0]) for name, values in at.items()}
     hardware = hardware_columns(prices["gpus"], prices["fabrics"])
     uniform = {
@@ -159,7 +160,7 @@ def _bulk(
         "math": MATH.index(kinds[0]["math"]),
     }
     if kinds[0]["corrected"]:
-        network, nodes = latency._network(coefficients, family, kinds[0]["gpu"])
+        network, nodes = network_at(coefficients, family, kinds[0]["gpu"])
         at["network"] = Network(*(np.asarray(part, np.float32) for part in network))
         uniform["node"] = nodes.index(kinds[0]["kernel"]) if kinds[0]["kernel"] in nodes else -1
     columns = numeric(calls.filter(pa.array(kind_of_row == 0)), [*FORMS[family].reads, "flops", "bytes"])

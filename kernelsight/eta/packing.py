@@ -17,7 +17,7 @@ from kernelsight.eta.measured import fit_measured, has_correction, rows_of
 from kernelsight.eta.pack import correction_arrays, pack_table
 from kernelsight.eta.training import WORK, training_rows
 from kernelsight.roofline.families import FORMS
-from kernelsight.roofline.latency import BY_HEAD_DIM
+from kernelsight.roofline.kinds import BY_HEAD_DIM
 
 # families that have both an expression and measured rows to fit it to
 MEASURED = tuple(family for family in FORMS if family in WORK)

@@ -9,7 +9,8 @@ import pyarrow.compute as pc
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.roofline.families import FORMS
 from kernelsight.roofline.hardware import MATH
-from kernelsight.roofline.latency import BY_HEAD_DIM, latencies
+from kernelsight.roofline.kinds import BY_HEAD_DIM
+from kernelsight.roofline.latency import latencies
 
 # columns of a family's call table that a shape holds under another name
 FIELD = {"group_size": "gpus", "local_experts": "experts"}

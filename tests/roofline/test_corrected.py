@@ -16,7 +16,7 @@ from kernelsight.eta.features import FEATURES, names_of
 from kernelsight.eta.nearby import Nearby, nearby_rows
 from kernelsight.eta.network import MOST, Network
 from kernelsight.eta.pack import correction_arrays, pack_table
-from kernelsight.roofline.latency import dtype_of
+from kernelsight.roofline.kinds import dtype_of
 from tests.roofline.calls import DECLARED, STREAMING, price, random_calls, with_column
 from tests.roofline.test_properties import RATES, ROUNDING, column, faster
 

@@ -13,7 +13,8 @@ from kernelsight.errors import InvalidInput
 from kernelsight.eta.pack import pack_table
 from kernelsight.roofline.families import FORMS as FAMILIES
 from kernelsight.roofline.hardware import MATH, hardware_columns
-from kernelsight.roofline.latency import COLD_BYTES, SERVED
+from kernelsight.roofline.kinds import SERVED
+from kernelsight.roofline.latency import COLD_BYTES
 from tests.roofline.calls import DECLARED, FACTS, STREAMING, call_table, price, random_calls, with_column, work
 
 MIB = 2.0**20
