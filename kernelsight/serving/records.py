@@ -93,7 +93,6 @@ REQUEST = _record(
     priority=_WHOLE,  # the lower, the earlier
     next_turn=_WHOLE,  # of its session; -1: none
     think_us=_REAL,  # from the end of the turn before it until it is sent
-    follows=_TRUTH,  # it is a later turn
     # what became of it; times are -1 until they happen
     status=_WHOLE,
     replica=_WHOLE,
@@ -122,6 +121,7 @@ REQUEST = _record(
     ticket=_WHOLE,  # its number in the order of admission
     leaves_at=_WHOLE,  # decode clock at which it ends; -1: not decoding
     fills_at=_WHOLE,  # decode clock at which its window is full; -1: past, or no window
+    follows=_TRUTH,  # it is a later turn of its session
     decoding=_TRUTH,
     fresh=_TRUTH,  # decoding, but gave its last token at another time than the last decode step
     held=_TRUTH,  # decoding, but not reached by the budget of this step

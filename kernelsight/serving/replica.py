@@ -26,7 +26,6 @@ from kernelsight.serving.records import (
     Host,
     Limits,
     Load,
-    Outcome,
     Routing,
     Served,
     ServedScenario,
@@ -34,6 +33,7 @@ from kernelsight.serving.records import (
     Totals,
     Uses,
 )
+from kernelsight.serving.request_columns import fill_requests, outcome_of
 from kernelsight.serving.steps import COLUMNS, RUNNING, START, WAITING
 from kernelsight.serving.windows import NARROWEST_US, add_steps, fresh, windows_of
 
@@ -154,18 +154,11 @@ def in_flight_at(moments_us: np.ndarray, requests: np.ndarray) -> np.ndarray:
 def request_records(load: Load, hashed: bool) -> np.ndarray:
     """Return fresh REQUEST records, shape [requests]; ``hashed``: with their prompts' hash blocks."""
     requests = np.zeros(load.arrival_us.size, REQUEST)
-    requests["arrival_us"] = load.arrival_us
-    requests["prompt"] = requests["known"] = load.prompt_tokens
-    requests["target"] = load.prompt_tokens + load.output_tokens
-    requests["status"] = FINISHED
+    fill_requests(requests, load.arrival_us, load.prompt_tokens, load.output_tokens)
     if load.priority.size:
         requests["priority"] = load.priority
     if hashed:
         requests["hash_at"], requests["hash_count"] = load.hash_offsets[:-1], np.diff(load.hash_offsets)
-    for name in ("sent_us", "scheduled_us", "first_token_us", "finish_us", "resumed_us"):
-        requests[name] = -1.0
-    for name in ("leaves_at", "fills_at", "next_turn"):
-        requests[name] = NOBODY
     if load.follows is not None:
         later = np.flatnonzero(load.follows >= 0)
         requests["next_turn"][load.follows[later]] = later
@@ -242,7 +235,7 @@ def serve_scenario(
     # the hash blocks, then the private blocks that each request leaves
     entries = np.zeros((engines.size, blocks + n if caching else 1), ENTRY)
     sent = np.zeros((engines.size, blocks if routed else 1), np.bool_)
-    turns = np.zeros((max(int(requests["follows"].sum()), 1), 2))
+    turns = np.zeros((1 if load.follows is None else load.follows.size, 2))
     heaps = np.zeros((engines.size, 2, 2 * min(int(limits["max_num_seqs"].max()), n) + 16, 2), np.int64)
     costs, layouts = joined_costs([pool.costs for pool in pools])
     layout = np.repeat(layouts, [pool.engines for pool in pools])
@@ -275,7 +268,7 @@ def serve_scenario(
         if counted:
             windows.append(windows_of(*sums[i], windows_from_us, widths_us[i], engines["last_us"][i], own))
     totals = [Totals(*(engine[name].item() for name in TOTALS)) for engine in engines]
-    out = Outcome(*(requests[name].copy() for name in Outcome._fields))
+    out = outcome_of(requests)
     paid = [unpack_uses(uses, pool.costs, at) for pool, at in zip(pools, layouts, strict=True)]
     return ServedScenario(out, paid if scratch is None else None, histogram, totals, steps, windows or None)
 

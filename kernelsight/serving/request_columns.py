@@ -1,0 +1,46 @@
+"""Columns of requests into records and back, in one pass each way: a pass a column takes longer than many loads."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.serving.compiled import compiled
+from kernelsight.serving.records import FINISHED, NOBODY, Outcome
+
+WHOLE = ("status", "replica", "preemptions", "cached_tokens")
+REAL = ("sent_us", "scheduled_us", "first_token_us", "finish_us", "requeued_us", "recomputed_us")
+
+
+@compiled
+def fill_requests(
+    requests: np.ndarray, arrival_us: np.ndarray, prompt_tokens: np.ndarray, output_tokens: np.ndarray
+) -> None:
+    """Set what is stated, and what differs from zero in a request that has not been sent; ``requests``: zeros."""
+    for i in range(requests.size):
+        request = requests[i]
+        request.arrival_us = arrival_us[i]
+        request.prompt = request.known = prompt_tokens[i]
+        request.target = prompt_tokens[i] + output_tokens[i]
+        request.status = FINISHED
+        request.sent_us = request.scheduled_us = request.first_token_us = request.finish_us = -1.0
+        request.resumed_us = -1.0
+        request.leaves_at = request.fills_at = request.next_turn = NOBODY
+
+
+@compiled
+def read_requests(requests: np.ndarray, whole: np.ndarray, real: np.ndarray) -> None:
+    """Copy the fields of ``WHOLE`` and ``REAL``, in their order, to the rows of two arrays."""
+    for i in range(requests.size):
+        request = requests[i]
+        whole[0, i], whole[1, i] = request.status, request.replica
+        whole[2, i], whole[3, i] = request.preemptions, request.cached_tokens
+        real[0, i], real[1, i] = request.sent_us, request.scheduled_us
+        real[2, i], real[3, i] = request.first_token_us, request.finish_us
+        real[4, i], real[5, i] = request.requeued_us, request.recomputed_us
+
+
+def outcome_of(requests: np.ndarray) -> Outcome:
+    """Return what became of each request, as columns."""
+    whole, real = np.empty((len(WHOLE), requests.size), np.int64), np.empty((len(REAL), requests.size))
+    read_requests(requests, whole, real)
+    return Outcome(**dict(zip(WHOLE, whole, strict=True)), **dict(zip(REAL, real, strict=True)))
