@@ -23,6 +23,7 @@ def add_flags(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--device-row", metavar="FILE", help="also write what this GPU tells of itself, as a row for --gpus (.json)"
     )
+    verb.add_argument("--host-probe", metavar="FILE", help="also time a step of an installed vLLM on the host (.json)")
 
 
 def main(words: list[str] | None = None) -> int:
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise InvalidInput(f"--time-limit is {limit:g}; give minutes above 0.")
     suite = read_suite(arguments.suite)
     row_file = check_ending(arguments.device_row, (".json",))
+    host_file = check_ending(arguments.host_probe, (".json",))
     device = open_device(arguments)
     identity = device.identity()
     note(f"{identity.gpu}: {identity.row.get('name', '')}, driver {identity.driver}; {len(suite.points):,} points")
@@ -67,6 +69,11 @@ def run(arguments: argparse.Namespace) -> None:
     seconds = math.inf if limit is None else 60.0 * limit
     found = measure_suite(device, suite, target, resume=arguments.resume, most_seconds=seconds, told=note)
     print_rows(_rows(found.families), list(COLUMNS), arguments.format)
+    if host_file:
+        from kernelsight.measure.host import probe_vllm
+
+        host = probe_vllm(host_file)
+        note(f"vLLM: {host['step_base_us']:g} us a step and {host['per_request_us']:g} us a request of it, on the host")
     rest = f", {found.left:,} left: --resume goes on" if found.left else ""
     note(f"{found.measured:,} points measured, {found.failed:,} failed{rest}; written to {Path(target)}")
 

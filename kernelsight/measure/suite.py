@@ -85,11 +85,19 @@ def suite_of(found: Any, origin: str) -> Suite:
         raise InvalidInput(f"the suite {origin} has no entries; give an object with a list of them, as quick.json has.")
     _only_known(found, SUITE_FIELDS, f"the suite {origin}")
     rule = _rule(found.get("rule", {}), origin)
-    points: dict[str, Point] = {}
-    for number, entry in enumerate(found["entries"], start=1):
-        for point in _points(entry, f"the suite {origin}, entry {number}"):
-            points.setdefault(point.key, point)
-    return Suite(str(found.get("suite") or Path(origin).stem), rule, tuple(points.values()))
+    entries = [
+        _points(entry, f"the suite {origin}, entry {number}") for number, entry in enumerate(found["entries"], start=1)
+    ]
+    return Suite(str(found.get("suite") or Path(origin).stem), rule, tuple(_interleaved(entries).values()))
+
+
+def _interleaved(entries: Sequence[Sequence[Point]]) -> dict[str, Point]:
+    """Return the points of all entries by key, mixed so that any part of the time measures a like part of each."""
+    placed = [((number + 0.5) / len(points), point) for points in entries for number, point in enumerate(points)]
+    found: dict[str, Point] = {}
+    for _, point in sorted(placed, key=lambda one: one[0]):
+        found.setdefault(point.key, point)
+    return found
 
 
 def _rule(stated: Any, origin: str) -> Rule:

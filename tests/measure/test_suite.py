@@ -33,6 +33,18 @@ def test_axes_are_multiplied_and_points_are_listed() -> None:
     assert suite.digest != suite_of({"entries": [{**stated, "cache": "warm"}]}, "mine.json").digest
 
 
+def test_any_part_of_the_time_measures_a_like_part_of_every_entry() -> None:
+    entries = [GEMM | {"axes": {"m": list(range(1, 41)), "n": 64, "k": 64}}]
+    entries += [{"family": "norm", "axes": {"rows": list(range(1, 11)), "columns": 64}}]
+    points = suite_of({"entries": entries}, "mine.json").points
+    for part in (20, 50, 80):
+        norms = sum(point.family == "norm" for point in points[:part])
+        assert abs(norms - part / 5) <= 1
+    # in the order of its entry, which a plan ranks by gain
+    rows = [point.sizes["rows"] for point in points if point.family == "norm" and point.cache == "cold"]
+    assert rows == sorted(rows)
+
+
 @pytest.mark.parametrize(
     ("stated", "sentence"),
     [

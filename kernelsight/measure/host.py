@@ -1,0 +1,92 @@
+"""Host time of a step of an installed engine: a model so small that the GPU waits for the host.
+
+A run of s sequences takes t(n) for n tokens each: (t(long) - t(short)) / (long - short) is one decode step, whose
+prompts, tokenisation and start-up cancel. Over several s, step = base + s x per request, by least squares. What a
+step of the small model takes on the GPU is inside, so both are upper bounds; an engine that overlaps host and GPU
+hides up to the whole of them behind a larger model.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kernelsight.errors import InvalidInput
+
+SEQUENCES, TOKENS, REPEATS = (1, 16, 64, 256), (16, 144), 3
+PROMPT_TOKENS = 16
+# two layers of a Llama: every part of the engine runs, and the GPU is done in some tens of microseconds
+SMALL_MODEL = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 512,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1024,
+    "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "hidden_act": "silu", "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False, "rope_theta": 10000.0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+# seconds that a number of sequences needs for a number of new tokens each
+Run = Callable[[int, int], float]
+
+
+def probe(run: Run, sequences: Sequence[int] = SEQUENCES) -> dict[str, Any]:
+    """Return step_base_us and per_request_us, and the step time behind them at each number of sequences.
+
+    >>> probe(lambda s, n: 0.1 + n * (900.0 + 5.0 * s) * 1e-6)["step_base_us"]
+    900.0
+    """
+    short, long = TOKENS
+    steps = []
+    for count in sequences:
+        run(count, short)  # graphs and caches of this batch
+        times = [[run(count, tokens) for _ in range(REPEATS)] for tokens in (short, long)]
+        least = [float(np.median(one)) for one in times]
+        steps.append((least[1] - least[0]) / (long - short) * 1e6)
+    design = np.stack([np.ones(len(steps)), np.asarray(sequences, dtype=float)], axis=1)
+    (base, each), *_ = np.linalg.lstsq(design, np.array(steps), rcond=None)
+    return {
+        "step_base_us": round(float(max(base, 0.0)), 2),
+        "per_request_us": round(float(max(each, 0.0)), 4),
+        "steps": [
+            {"sequences": count, "step_us": round(step, 2)} for count, step in zip(sequences, steps, strict=True)
+        ],
+    }
+
+
+def probe_vllm(path: Path, run: Run | None = None, version: str | None = None) -> dict[str, Any]:
+    """Probe the installed vLLM and write what was found to a JSON file; InvalidInput where none is installed."""
+    if run is None:
+        run, version = _vllm()
+    found = {"engine": "vllm", "engine_version": version, **probe(run)}
+    found["source"] = "kernelsight calibrate measure --host-probe: two layers of hidden size 256, GPU time inside"
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def _vllm() -> tuple[Run, str]:
+    try:
+        import vllm
+    except ImportError:
+        raise InvalidInput("--host-probe needs vLLM, which is not installed beside this Python.") from None
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(SMALL_MODEL), encoding="utf-8")
+        engine = vllm.LLM(
+            model=folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            max_model_len=512,
+            max_num_seqs=max(SEQUENCES),
+            gpu_memory_utilization=0.3,
+        )
+
+    def run(sequences: int, tokens: int) -> float:
+        words = vllm.SamplingParams(max_tokens=tokens, ignore_eos=True, detokenize=False, temperature=0.0)
+        prompts = [{"prompt_token_ids": [3 + number % 1000] * PROMPT_TOKENS} for number in range(sequences)]
+        begun = time.perf_counter()
+        engine.generate(prompts, words, use_tqdm=False)
+        return time.perf_counter() - begun
+
+    return run, vllm.__version__
