@@ -104,7 +104,7 @@ def _judged(batch: Batch, gpu: dict[str, Any]) -> tuple[pl.DataFrame, list[str]]
     empty = [pl.col(name) < (0 if name in MAY_BE_ZERO else 1) for name in sizes]
     latency = pl.col("latency_us")
     checks = [
-        ("empty_shape", pl.any_horizontal(empty)),
+        ("empty_shape", pl.any_horizontal(pl.lit(False), *empty)),  # a launch has no size
         ("no_latency", latency.is_null() | ~latency.is_finite() | (latency <= 0)),
         *impossible(batch.family, gpu),
     ]

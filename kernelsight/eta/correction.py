@@ -71,7 +71,7 @@ def fit_correction(
     chosen = np.stack([fold != member for member in range(TEACHERS)]).astype(float)
     teachers = _train(inputs, words[node], goals, chosen, int(FOLD_STEPS * share), seed=0)
     answers = np.clip(_answers(teachers, inputs, words[node]), -MOST, MOST)
-    unseen = np.where(fold >= 0, answers[fold, np.arange(fold.size)], answers.mean(axis=0))
+    unseen = np.where(fold >= 0, answers[fold, np.arange(fold.size)], 0.0)
     strength = np.array([_strength(log_ratio[node == at], unseen[node == at]) for at in range(nodes.size)])
     teachers = _train(inputs, words[node], goals, np.ones_like(chosen), int(TEACHER_STEPS * share), 1, teachers)
     inside, inside_node = _between(inputs, node)
@@ -145,8 +145,10 @@ def _words(nodes: np.ndarray) -> np.ndarray:
 
 
 def _folds(sites: np.ndarray, folds: int) -> np.ndarray:
-    """Number the fold of each row's site; -1 for all where sites are too few to spare any."""
+    """Number the fold of each row's site, of each row where sites are too few; -1 for all where rows are, too."""
     numbers, numbered = np.unique(sites, return_inverse=True)
+    if numbers.size < 2 * folds:
+        numbers, numbered = np.arange(sites.size), np.arange(sites.size)
     if numbers.size < 2 * folds:
         return np.full(sites.size, -1)
     return np.random.default_rng(0).permutation(numbers.size)[numbered] % folds

@@ -133,3 +133,14 @@ def test_few_sites_are_all_learnt_from():
     sweep = _sweep(200)
     fit = _fit({**sweep, "sites": sweep["sites"] % 4})
     assert (fit.network.strength == 1.0).all()
+
+
+@pytest.mark.parametrize(("rows", "sites"), [(60, 5), (60, 1), (6, 6)])
+def test_errors_of_few_sites_are_of_rows_that_were_held_out(rows: int, sites: int) -> None:
+    """A network can learn sixty numbers by heart: what it says of them is no error of an unseen call."""
+    random = np.random.default_rng(3)
+    sweep = _sweep(rows)
+    sweep |= {"sites": np.arange(rows) % sites, "gpus": np.full(rows, "mine"), "kernels": np.full(rows, KERNELS[0])}
+    noise = random.normal(0.0, 0.05, rows)
+    error = _fit(sweep, noise).unseen_error
+    assert 0.02 < np.median(np.abs(error)) < 0.1

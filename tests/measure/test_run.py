@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from kernelsight.calibrate_import import import_sweep
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput, RunFailed
@@ -16,6 +17,7 @@ from kernelsight.measure.journal import journal_path, read_journal
 from kernelsight.measure.rows import sweep_schema
 from kernelsight.measure.run import Outcome, measure_suite
 from kernelsight.measure.suite import Point, Suite, suite_of
+from kernelsight.read.sweeps.sources import READERS
 from tests.measure.simulated import FLUSH_US, L2_BYTES, Simulated
 
 STATED = {
@@ -67,6 +69,18 @@ def test_cold_and_warm_reach_the_training_view(tmp_path: Path) -> None:
     assert len(rows) == 12
     # as each row was measured, not as the collectors of published sweeps rotate their weights
     assert {row["working_set_bytes"] for row in rows} == {2.0**20, 4.0 * L2_BYTES + 2.0**20}
+
+
+def test_an_import_keeps_what_was_measured(tmp_path: Path) -> None:
+    """Cold and warm rows of one shape stay two points, and a launch, which has no size, is one too."""
+    entries = [*STATED["entries"][1:], {"family": "launch"}, {"family": "copy", "axes": {"bytes": 4096}}]
+    sweep, again = tmp_path / "sweep.parquet", tmp_path / "again.parquet"
+    assert measure_suite(Simulated(latency), suite_of({"entries": entries}, "a.json"), sweep).measured == 6
+    import_sweep(READERS["parquet"](sweep, None, None), again)
+    key = [("family", "ascending"), ("working_set_bytes", "ascending"), ("latency_us", "ascending")]
+    before, after = (pq.read_table(path).sort_by(key).to_pylist() for path in (sweep, again))
+    for one, other in zip(before, after, strict=True):
+        assert other == {**one, "latency_us": pytest.approx(one["latency_us"]), "cv": pytest.approx(one["cv"])}
 
 
 @pytest.mark.parametrize("at", [1, 2, 9, 16])
