@@ -7,11 +7,11 @@ import importlib.util
 from pathlib import Path
 
 
-def library() -> Path | None:
-    """Return libnvrtc of an installed package, None where there is none."""
+def library(name: str = "libnvrtc.so") -> Path | None:
+    """Return a library of CUDA of an installed package, None where there is none."""
     spec = importlib.util.find_spec("nvidia")
     for place in spec.submodule_search_locations or () if spec else ():
-        for path in sorted(Path(place).glob("*/lib/libnvrtc.so.*")):
+        for path in sorted(Path(place).glob(f"*/lib/{name}.*")):
             if "builtins" not in path.name:
                 return path
     return None

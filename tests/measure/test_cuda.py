@@ -13,7 +13,21 @@ from kernelsight.cli import main
 from kernelsight.errors import InvalidInput
 from kernelsight.measure.catalogue import catalogue_name, catalogue_rows, differences, row_beside_vendor, write_row
 from kernelsight.measure.cuda.buffers import SOURCE
-from kernelsight.measure.cuda.cublaslt import _Heuristic
+from kernelsight.measure.cuda.cublaslt import (
+    A_SCALE,
+    B_SCALE,
+    BATCH_COUNT,
+    BATCH_STRIDE,
+    FAST_ACCUMULATION,
+    FORMATS,
+    TRANSA,
+    TRANSB,
+    WORKSPACE,
+    WORKSPACE_BYTES,
+    CublasLt,
+    Plan,
+    _Heuristic,
+)
 from kernelsight.measure.cuda.kernels import PREPARE
 from kernelsight.measure.families import FAMILIES
 from tests.measure import nvrtc
@@ -36,6 +50,46 @@ def test_the_kernels_compile_for_every_generation(architecture: str) -> None:
 
 def test_every_family_that_a_suite_may_name_has_kernels() -> None:
     assert set(PREPARE) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("name", FORMATS)
+def test_cublas_holds_what_a_product_states(name: str, batch: int) -> None:
+    """Descriptors need no GPU: the library itself checks the number and the size of every attribute."""
+    path = nvrtc.library("libcublasLt.so")
+    if path is None:
+        pytest.skip("cuBLASLt is not installed: pip install nvidia-cublas-cu12")
+    library = object.__new__(CublasLt)
+    library.library = ctypes.CDLL(str(path))
+
+    class Described(Plan):
+        def _choose(self) -> None: ...
+
+    plan = Described(library, name, 64, 512, 256, batch, 4096)
+    form = FORMATS[name]
+
+    def told(of: str, handle: ctypes.c_void_p, attribute: int, kind: type) -> int:
+        value, written = kind(), ctypes.c_size_t()
+        words = (handle, attribute, ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value)), ctypes.byref(written))
+        assert getattr(library.library, f"cublasLt{of}GetAttribute")(*words) == 0
+        assert written.value == ctypes.sizeof(value)
+        return value.value
+
+    assert [told("MatmulDesc", plan.description, one, ctypes.c_int32) for one in (TRANSA, TRANSB)] == [1, 0]
+    scales = [told("MatmulDesc", plan.description, one, ctypes.c_void_p) for one in (A_SCALE, B_SCALE)]
+    assert scales == [4096 if name == "fp8" else None] * 2
+    assert told("MatmulDesc", plan.description, FAST_ACCUMULATION, ctypes.c_int8) == (name == "fp8")
+    for layout, kind, rows, columns in (
+        (plan.weight, form.operand, 256, 512),
+        (plan.activation, form.operand, 256, 64),
+        (plan.result, form.result, 512, 64),
+    ):
+        assert told("MatrixLayout", layout, 0, ctypes.c_uint32) == kind
+        assert told("MatrixLayout", layout, 2, ctypes.c_uint64) == rows
+        assert told("MatrixLayout", layout, 3, ctypes.c_uint64) == columns
+        assert told("MatrixLayout", layout, BATCH_COUNT, ctypes.c_int32) == batch
+        assert told("MatrixLayout", layout, BATCH_STRIDE, ctypes.c_int64) == (rows * columns if batch > 1 else 0)
+    assert told("MatmulPreference", plan.preference, WORKSPACE, ctypes.c_size_t) == WORKSPACE_BYTES
 
 
 def test_a_result_of_the_heuristic_has_the_size_that_cublas_writes() -> None:
