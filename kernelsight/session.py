@@ -309,6 +309,8 @@ class Session:
         try:
             return {node.names[0]: self._connection.sql(node.text).to_arrow_table()}
         except duckdb.Error as error:
+            if isinstance(error, duckdb.InterruptException) or "KeyboardInterrupt" in str(error):
+                raise KeyboardInterrupt from None  # Ctrl-C inside the engine is no fault of the query
             raise RunFailed(f"{node.label} failed: {complaint(error)}.") from error
 
     def _run_function(self, node: Node) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from tests.serving.reference_scheduler import Request, Run, serve
 
 NO_LIMIT = records.NO_LIMIT
 T = TypeVar("T")
-SECONDS_AT_MOST = 120.0  # the first call compiles
+SECONDS_AT_MOST = 900.0  # the first call compiles, slowly where the machine is busy
 
 
 class World(NamedTuple):
