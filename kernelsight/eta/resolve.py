@@ -16,7 +16,7 @@ from kernelsight.eta.pack import nodes_of
 
 UNKNOWN = "unknown"
 # what `calibrate measure` writes as the engine of kernels that no serving engine built, those of servers first
-OWN_ENGINES = ("flashinfer_python", "nvidia_cudnn_frontend", "torch", "cublaslt", "kernelsight", "nccl_eager")
+OWN_ENGINES = ("flashinfer_python", "nvidia_cudnn_frontend", "torch", "cublaslt", "kernelsight")
 GENERATIONS = {"8.9": "ada", "8": "ampere", "9": "hopper", "10": "sm_100", "12": "sm_120"}
 
 
