@@ -12,10 +12,10 @@ with served as (
     sum(round(e2e_ms * 1e6)::hugeint) / count(*) / 1e6 as e2e_mean_ms,
     list_sort(list(e2e_ms) filter (where e2e_ms is not null)) as e2e,
     list_sort(list(queue_ms) filter (where queue_ms is not null)) as queue,
-    sum(round(queue_ms * 1e6)::hugeint) as queue_ns,
-    sum(round(prefill_ms * 1e6)::hugeint) as prefill_ns,
-    sum(round(decode_ms * 1e6)::hugeint) as decode_ns,
-    sum(round((requeue_ms + recompute_ms) * 1e6)::hugeint) as preempted_ns,
+    sum(round(queue_ms * 1e6)::hugeint)::double as queue_ns,
+    sum(round(prefill_ms * 1e6)::hugeint)::double as prefill_ns,
+    sum(round(decode_ms * 1e6)::hugeint)::double as decode_ns,
+    sum(round((requeue_ms + recompute_ms) * 1e6)::hugeint)::double as preempted_ns,
     case when bool_or(meets_objectives is not null) then count(*) filter (where meets_objectives) end as good
   from request_metrics
   group by scenario_id
