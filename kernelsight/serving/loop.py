@@ -16,7 +16,7 @@ from kernelsight.serving.batch import (
     next_filling,
 )
 from kernelsight.serving.client import next_send_us, note_ended, note_rejected, take_next
-from kernelsight.serving.compiled import borrowed, compiled
+from kernelsight.serving.compiled import compiled
 from kernelsight.serving.lookahead import run_end_us
 from kernelsight.serving.policy import received_until, rest, until_poll
 from kernelsight.serving.queue import deliver, next_visible_us, queue_head
@@ -150,8 +150,8 @@ def plan_run(
 
 
 @compiled
-def serve_borrowed(
-    client: np.void,
+def serve_until_full(
+    clients: np.ndarray,
     engines: np.ndarray,
     requests: np.ndarray,
     turns: np.ndarray,
@@ -167,8 +167,14 @@ def serve_borrowed(
     histogram: np.ndarray,
     rows: np.ndarray,
 ) -> None:
-    """The loop itself, over arrays that are not counted."""
-    i = 0
+    """Serve a scenario's requests until all ended, or an engine has no row left for its next step: call again then.
+
+    ``clients``: one CLIENT record, ``engines``: ENGINE records (see ``replica``); of heaps, entries, limits, host,
+    layout and rows there is one an engine. ``turns``: room for a heap of later turns, shape [later turns, 2]; ``sent``:
+    what the prefix-aware router remembers. All state is in them; uses and histogram are added to. ``rows``: step rows,
+    shape [engines, rows, COLUMNS]; no row: none are kept.
+    """
+    i, client = 0, clients[0]
     engine, own, hst, own_heaps, own_entries, own_rows = engines[0], limits[0], host[0], heaps[0], entries[0], rows[0]
     while client.ended < requests.size:
         due, engine_us = next_engine(engines, requests, limits)
@@ -262,47 +268,3 @@ def serve_borrowed(
             if not engine.stalled:
                 engine.last_decode_end = engine.now
         engine.due_us = engine.now
-
-
-@compiled
-def serve_until_full(
-    clients: np.ndarray,
-    engines: np.ndarray,
-    requests: np.ndarray,
-    turns: np.ndarray,
-    sent: np.ndarray,
-    heaps: np.ndarray,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    limits: np.ndarray,
-    host: np.ndarray,
-    costs: np.ndarray,
-    layout: np.ndarray,
-    uses: np.ndarray,
-    histogram: np.ndarray,
-    rows: np.ndarray,
-) -> None:
-    """Serve a scenario's requests until all ended, or an engine has no row left for its next step: call again then.
-
-    ``clients``: one CLIENT record, ``engines``: ENGINE records (see ``replica``); of heaps, entries, limits, host,
-    layout and rows there is one an engine. ``turns``: room for a heap of later turns, shape [later turns, 2]; ``sent``:
-    what the prefix-aware router remembers. All state is in them; uses and histogram are added to. ``rows``: step rows,
-    shape [engines, rows, COLUMNS]; no row: none are kept.
-    """
-    serve_borrowed(
-        clients[0],
-        borrowed(engines),
-        borrowed(requests),
-        borrowed(turns),
-        borrowed(sent),
-        borrowed(heaps),
-        borrowed(hashes),
-        borrowed(entries),
-        borrowed(limits),
-        borrowed(host),
-        borrowed(costs),
-        borrowed(layout),
-        borrowed(uses),
-        borrowed(histogram),
-        borrowed(rows),
-    )

@@ -26,8 +26,10 @@ def merge_pairs(sums: np.ndarray, peaks: np.ndarray) -> None:
     """Make every two windows one: sums add up, peaks are the larger."""
     half = sums.shape[0] // 2
     for k in range(half):
-        sums[k] = sums[2 * k] + sums[2 * k + 1]
-        peaks[k] = np.maximum(peaks[2 * k], peaks[2 * k + 1])
+        for column in range(sums.shape[1]):
+            sums[k, column] = sums[2 * k, column] + sums[2 * k + 1, column]
+        for column in range(peaks.shape[1]):
+            peaks[k, column] = max(peaks[2 * k, column], peaks[2 * k + 1, column])
     sums[half:] = 0.0
     peaks[half:] = 0.0
 
