@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.batch import join, units_held
-from kernelsight.serving.compiled import compiled
+from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.policy import (
     admission_room,
     candidate,
@@ -35,7 +35,7 @@ def first_chunk(needed: int, budget: int, limits: np.void) -> int:
     return min(needed, budget)
 
 
-@compiled
+@inlined
 def admission(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, budget: int) -> tuple:
     """(cached tokens, first chunk, tokens without a cut, units to take, cached units that nobody keeps yet)."""
     cached, unkept = cached_prefix(request, hashes, entries, limits)
@@ -45,7 +45,7 @@ def admission(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits:
     return cached, chunk, first_chunk(missing, missing, limits), units, unkept
 
 
-@compiled
+@inlined
 def admit(
     engine: np.void,
     requests: np.ndarray,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.compiled import compiled
+from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.records import NOBODY, NUMBER, TICKET_BITS
 
 LEAVING, FILLING = 0, 1
 
 
-@compiled
+@inlined
 def units_held(tokens: int, limits: np.void) -> int:
     """KV units that a request with this many cached tokens holds; none before its first token."""
     if tokens == 0:
@@ -23,7 +23,7 @@ def units_held(tokens: int, limits: np.void) -> int:
     return limits.full_units * blocks + limits.window_units * min(blocks, limits.window_blocks) + limits.sequence_units
 
 
-@compiled
+@inlined
 def tokens_of(engine: np.void, request: np.void) -> int:
     """Tokens of a running request that are in the cache."""
     return request.base + engine.clock if request.decoding else request.computed
@@ -32,19 +32,19 @@ def tokens_of(engine: np.void, request: np.void) -> int:
 # ---------------------------------------------------------------- heaps of (clock, entrant), smallest clock first
 
 
-@compiled
+@inlined
 def entrant(requests: np.ndarray, r: int) -> int:
     """A request's name in a heap: by these names requests are in order of admission."""
     return (requests[r].ticket << TICKET_BITS) | r
 
 
-@compiled
+@inlined
 def comes_before(clock: int, name: int, other_clock: int, other: int) -> bool:
     """Order of a heap: by clock, and at one clock by order of admission."""
     return clock < other_clock or (clock == other_clock and name < other)
 
 
-@compiled
+@inlined
 def sift_up(heaps: np.ndarray, heap: int, size: int, clock: int, name: int) -> None:
     """Add an entry to a heap of ``size`` entries."""
     place = size
@@ -57,7 +57,7 @@ def sift_up(heaps: np.ndarray, heap: int, size: int, clock: int, name: int) -> N
     heaps[heap, place, 0], heaps[heap, place, 1] = clock, name
 
 
-@compiled
+@inlined
 def sift_down(heaps: np.ndarray, heap: int, size: int) -> None:
     """Remove the first of ``size`` entries."""
     clock, name = heaps[heap, size - 1, 0], heaps[heap, size - 1, 1]
@@ -77,14 +77,14 @@ def sift_down(heaps: np.ndarray, heap: int, size: int) -> None:
     heaps[heap, place, 0], heaps[heap, place, 1] = clock, name
 
 
-@compiled
+@inlined
 def is_due(requests: np.ndarray, heap: int, clock: int, name: int) -> bool:
     """True for an entry that still stands; entries of requests that left otherwise stay behind until they are met."""
     request = requests[name & NUMBER]
     return (request.leaves_at if heap == LEAVING else request.fills_at) == clock
 
 
-@compiled
+@inlined
 def heap_add(requests: np.ndarray, heaps: np.ndarray, heap: int, size: int, clock: int, r: int) -> int:
     """Add an entry and return the new size; a full heap first drops the entries that no longer stand."""
     if size == heaps.shape[1]:
@@ -99,7 +99,7 @@ def heap_add(requests: np.ndarray, heaps: np.ndarray, heap: int, size: int, cloc
     return size + 1
 
 
-@compiled
+@inlined
 def next_departure(engine: np.void, requests: np.ndarray, heaps: np.ndarray) -> int:
     """Decode clock at which the next request leaves, -1 for none."""
     while engine.leaving > 0:
@@ -110,7 +110,7 @@ def next_departure(engine: np.void, requests: np.ndarray, heaps: np.ndarray) -> 
     return NOBODY
 
 
-@compiled
+@inlined
 def next_filling(engine: np.void, requests: np.ndarray, heaps: np.ndarray) -> int:
     """Decode clock at which the next window fills, -1 for none."""
     while engine.filling > 0:
@@ -124,7 +124,7 @@ def next_filling(engine: np.void, requests: np.ndarray, heaps: np.ndarray) -> in
 # ---------------------------------------------------------------- joining and leaving
 
 
-@compiled
+@inlined
 def join(engine: np.void, requests: np.ndarray, r: int) -> None:
     """Put a request at the end of the batch, as a partial one."""
     request = requests[r]
@@ -140,7 +140,7 @@ def join(engine: np.void, requests: np.ndarray, r: int) -> None:
     push_partial(engine, requests, r)
 
 
-@compiled
+@inlined
 def push_partial(engine: np.void, requests: np.ndarray, r: int) -> None:
     """Put a request at the end of the partial ones."""
     requests[r].next_partial = NOBODY
@@ -168,7 +168,7 @@ def forget_partial(engine: np.void, requests: np.ndarray, r: int) -> None:
     engine.partial_count -= 1
 
 
-@compiled
+@inlined
 def unlink(engine: np.void, requests: np.ndarray, r: int) -> None:
     """Take a request out of the order of admission."""
     request = requests[r]
@@ -183,7 +183,7 @@ def unlink(engine: np.void, requests: np.ndarray, r: int) -> None:
     engine.running -= 1
 
 
-@compiled
+@inlined
 def start_decoding(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, r: int) -> None:
     """Count a request among the decoding ones, from the present decode clock on; its computed tokens are up to date."""
     request = requests[r]
@@ -203,7 +203,7 @@ def start_decoding(engine: np.void, requests: np.ndarray, heaps: np.ndarray, lim
             engine.filling = heap_add(requests, heaps, FILLING, engine.filling, request.fills_at, r)
 
 
-@compiled
+@inlined
 def stop_decoding(engine: np.void, requests: np.ndarray, limits: np.void, r: int) -> None:
     """Take a request out of the counts of the decoding ones; its computed tokens are up to date afterwards."""
     request = requests[r]
@@ -245,7 +245,7 @@ def forget_fresh(engine: np.void, requests: np.ndarray, r: int) -> None:
 # ---------------------------------------------------------------- KV units ahead
 
 
-@compiled
+@inlined
 def units_ahead(engine: np.void, requests: np.ndarray, limits: np.void, steps: int) -> int:
     """Units that the decoding requests need for their next ``steps`` tokens each, from the present clock."""
     if limits.window_units > 0:
@@ -271,7 +271,7 @@ def units_ahead_by_request(engine: np.void, requests: np.ndarray, limits: np.voi
     return units
 
 
-@compiled
+@inlined
 def affordable_steps(engine: np.void, requests: np.ndarray, limits: np.void, most: int) -> int:
     """Most decode steps, from 1 up to ``most``, whose blocks are free; those of the first are taken already."""
     if (
@@ -290,7 +290,7 @@ def affordable_steps(engine: np.void, requests: np.ndarray, limits: np.void, mos
     return low
 
 
-@compiled
+@inlined
 def advance(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, steps: int) -> None:
     """Move the decode clock on; between two windows that fill, the tokens inside windows grow on a line."""
     engine.clock += steps

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.compiled import compiled
+from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.records import EARLIER_TURN, FOREVER, NOBODY
 
 
-@compiled
+@inlined
 def next_send_us(client: np.void, requests: np.ndarray, turns: np.ndarray) -> float:
     """When the next request goes out, as far as is known now; infinite while none can."""
     turn_us = turns[0, 0] if client.turns > 0 else FOREVER
@@ -24,7 +24,7 @@ def next_send_us(client: np.void, requests: np.ndarray, turns: np.ndarray) -> fl
     return min(turn_us, max(requests[client.next].arrival_us + client.offset_us, client.now))
 
 
-@compiled
+@inlined
 def take_next(client: np.void, requests: np.ndarray, turns: np.ndarray) -> int:
     """The request that goes out now: of those at one time, a later turn first."""
     if client.turns > 0 and turns[0, 0] <= client.now:
@@ -37,7 +37,7 @@ def take_next(client: np.void, requests: np.ndarray, turns: np.ndarray) -> int:
     return r
 
 
-@compiled
+@inlined
 def note_ended(client: np.void, engine: np.void, requests: np.ndarray, turns: np.ndarray) -> None:
     """Take what an engine has ended: free its slots, or set the time of the sessions' next turns."""
     r = engine.first_ended
@@ -48,7 +48,7 @@ def note_ended(client: np.void, engine: np.void, requests: np.ndarray, turns: np
     engine.first_ended = NOBODY
 
 
-@compiled
+@inlined
 def note_end(client: np.void, requests: np.ndarray, turns: np.ndarray, r: int) -> None:
     """One request has ended with its last token."""
     client.ended += 1

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.compiled import compiled
+from kernelsight.serving.compiled import inlined
 from kernelsight.serving.records import BIN_WIDTH, FOREVER
 
 
-@compiled
+@inlined
 def host_times(requests: int, tokens: int, host: np.void) -> tuple:
     """(hidden, exposed) host time of a step: it takes exposed + max(hidden, GPU time).
 
@@ -21,7 +21,7 @@ def host_times(requests: int, tokens: int, host: np.void) -> tuple:
     return launch_us, host.exposed_us + cpu_us
 
 
-@compiled
+@inlined
 def knot_below(costs: np.ndarray, part: np.void, y: float, hint: int) -> int:
     """Position of the y knot below ``y``, the last but one at most; ``hint`` is where it was found before."""
     last = part.y_size - 2
@@ -44,7 +44,7 @@ def knot_below(costs: np.ndarray, part: np.void, y: float, hint: int) -> int:
     return low
 
 
-@compiled
+@inlined
 def line_at(costs: np.ndarray, part: np.void, x: int, j: int) -> tuple:
     """(value at the knot ``j`` of y, slope beyond it) of a surface at one x; the last line goes on."""
     corner = part.at + int(costs[part.x_at + x]) * part.y_size + j
@@ -57,7 +57,7 @@ def line_at(costs: np.ndarray, part: np.void, x: int, j: int) -> tuple:
     return low, (high - low) / (costs[part.y_at + j + 1] - costs[part.y_at + j])
 
 
-@compiled
+@inlined
 def surface_us(costs: np.ndarray, part: np.void, x: int, y: float, j: int) -> float:
     """Bilinear value of a surface at a whole x, with the y knot ``j`` below; 0 where there is no such part."""
     if part.y_size == 0:
@@ -66,7 +66,7 @@ def surface_us(costs: np.ndarray, part: np.void, x: int, y: float, j: int) -> fl
     return low + slope * (y - costs[part.y_at + j])
 
 
-@compiled
+@inlined
 def add_use(uses: np.ndarray, costs: np.ndarray, part: np.void, x: int, y: float, j: int, times: float) -> None:
     """Add ``times`` steps at (x, y) to the weights of the four knots around it; linear, so y may be a mean over steps.
 
@@ -88,7 +88,7 @@ def add_use(uses: np.ndarray, costs: np.ndarray, part: np.void, x: int, y: float
     uses[corner + right + upper] += times * share * above
 
 
-@compiled
+@inlined
 def steps_to_next_knot(costs: np.ndarray, part: np.void, j: int, y: float, slope: float) -> float:
     """Steps, at ``slope`` of y a step, during which ``y`` stays on the line beyond knot ``j``; at least 1."""
     if part.y_size < 2 or slope <= 0.0 or j >= part.y_size - 2:
@@ -96,13 +96,13 @@ def steps_to_next_knot(costs: np.ndarray, part: np.void, j: int, y: float, slope
     return max(np.ceil((costs[part.y_at + j + 1] - y) / slope), 1.0)
 
 
-@compiled
+@inlined
 def gap_bin(histogram: np.ndarray, gap_us: float) -> int:
     """The logarithmic bin of a gap between tokens."""
     return min(max(int(np.log(max(gap_us, 1.0)) / BIN_WIDTH), 0), histogram.size - 1)
 
 
-@compiled
+@inlined
 def add_gap_line(histogram: np.ndarray, first_us: float, slope_us: float, steps: int, count: int) -> None:
     """Count ``count`` gaps for each of ``steps`` steps whose lengths lie on a line, bin by bin."""
     done = 0
@@ -117,13 +117,13 @@ def add_gap_line(histogram: np.ndarray, first_us: float, slope_us: float, steps:
         done += inside
 
 
-@compiled
+@inlined
 def line_time(first_us: float, slope_us: float, steps: float) -> float:
     """Time of ``steps`` steps whose lengths lie on a line."""
     return steps * first_us + slope_us * steps * (steps - 1.0) / 2.0
 
 
-@compiled
+@inlined
 def steps_until(first_us: float, slope_us: float, most: int, span_us: float) -> int:
     """Fewest steps (at most ``most``) on a line that take at least ``span_us``: a parabola's root, then to the step."""
     if span_us <= 0.0:

@@ -16,7 +16,7 @@ from kernelsight.serving.batch import (
     next_filling,
 )
 from kernelsight.serving.client import next_send_us, note_ended, note_rejected, take_next
-from kernelsight.serving.compiled import compiled
+from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.lookahead import run_end_us
 from kernelsight.serving.policy import received_until, rest, until_poll
 from kernelsight.serving.queue import deliver, next_visible_us, queue_head
@@ -42,7 +42,7 @@ from kernelsight.serving.steps import (
 )
 
 
-@compiled
+@inlined
 def horizon_us(engine: np.void, limits: np.void) -> float:
     """Until when requests must be visible to be in the step that begins now.
 
@@ -51,7 +51,7 @@ def horizon_us(engine: np.void, limits: np.void) -> float:
     return engine.previous_start if limits.asynchronous else engine.now
 
 
-@compiled
+@inlined
 def next_begin_us(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
     """When an engine that is in no step begins one, as far as is known now."""
     horizon = horizon_us(engine, limits)
@@ -60,7 +60,7 @@ def next_begin_us(engine: np.void, requests: np.ndarray, limits: np.void) -> flo
     return max(next_visible_us(engine, requests, limits, horizon), engine.now)
 
 
-@compiled
+@inlined
 def wake(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
     """Begin a step: move an idle engine's clock to the request that wakes it; returns the horizon of the step."""
     horizon = horizon_us(engine, limits)
@@ -79,7 +79,7 @@ def wake(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
     return horizon if limits.plain else received_until(engine, limits, horizon)
 
 
-@compiled
+@inlined
 def pass_prompt_step(
     engine: np.void, limits: np.void, rows: np.ndarray, decode_tokens: int, gpu_us: float, host_us: float
 ) -> None:
@@ -102,7 +102,7 @@ def pass_prompt_step(
         engine.rows += 1
 
 
-@compiled
+@inlined
 def next_engine(engines: np.ndarray, requests: np.ndarray, limits: np.ndarray) -> tuple:
     """(engine, time) of the next step that ends or begins; one that ends goes first."""
     first, moment, ends = NOBODY, FOREVER, False

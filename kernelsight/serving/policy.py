@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.batch import tokens_of, units_held
-from kernelsight.serving.compiled import compiled
+from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.queue import comes_first, queue_head
 from kernelsight.serving.records import (
     FOREVER,
@@ -31,7 +31,7 @@ PROMPT_STEP_WEIGHT = 1000
 # ---------------------------------------------------------------- who may be admitted at all
 
 
-@compiled
+@inlined
 def candidate(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> int:
     """The head of the queue where the engine looks at the queue at all; -1 for none."""
     if limits.plain:
@@ -41,7 +41,7 @@ def candidate(engine: np.void, requests: np.ndarray, limits: np.void, horizon: f
     return queue_head(engine, requests, limits, seen_until(engine, limits, horizon))
 
 
-@compiled
+@inlined
 def stays_refused(engine: np.void, limits: np.void) -> bool:
     """Whether nobody can be admitted before a running request ends, after the head of the queue was refused.
 
@@ -61,7 +61,7 @@ def lowest_priority(engine: np.void, requests: np.ndarray) -> int:
     return last
 
 
-@compiled
+@inlined
 def seen_until(engine: np.void, limits: np.void, horizon: float) -> float:
     """Requests that became visible by then may be admitted: with static batches, by the time the batch was formed."""
     return min(horizon, engine.formed_us) if limits.static else horizon
@@ -94,7 +94,7 @@ def note_no_room(engine: np.void, limits: np.void) -> None:
         engine.full_running = engine.running
 
 
-@compiled
+@inlined
 def is_at_cap(engine: np.void, limits: np.void) -> bool:
     """True where the cap of running requests, or of a static batch, is reached."""
     return engine.running == limits.max_num_seqs or (limits.static and engine.joined == limits.max_num_seqs)

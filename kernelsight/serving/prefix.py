@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.batch import units_held
-from kernelsight.serving.compiled import compiled
+from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.records import NOBODY
 
 
@@ -46,7 +46,7 @@ def unqueue_entry(engine: np.void, entries: np.ndarray, e: int) -> None:
         engine.last_free = entry.before
 
 
-@compiled
+@inlined
 def take_units(engine: np.void, entries: np.ndarray, limits: np.void, units: int) -> None:
     """Take free KV units: blank ones first, then those that have been free for longest, whose contents are lost."""
     engine.free_units -= units
@@ -76,7 +76,7 @@ def hash_blocks(request: np.void, tokens: int, limits: np.void) -> int:
     return min((full + limits.hash_tokens - 1) // limits.hash_tokens, request.hash_count)
 
 
-@compiled
+@inlined
 def cached_prefix(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void) -> tuple:
     """(tokens, units that nobody keeps yet) of a waiting request's cached prefix; one token is always left."""
     if limits.hash_tokens == 0:
@@ -95,7 +95,7 @@ def cached_prefix(request: np.void, hashes: np.ndarray, entries: np.ndarray, lim
     return blocks * limits.block_size, unkept
 
 
-@compiled
+@inlined
 def keep_prefix(
     engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, request: np.void, tokens: int
 ) -> None:
@@ -135,7 +135,7 @@ def keep_reached(
         request.kept += 1
 
 
-@compiled
+@inlined
 def cache_chunk(engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, request: np.void) -> None:
     """Put the KV blocks that a scheduled chunk fills into the cache, unless another request has put them there."""
     if limits.hash_tokens == 0 or request.hash_count == 0:
@@ -171,7 +171,7 @@ def keep_own_only(
     engine.blank_units += spare
 
 
-@compiled
+@inlined
 def release(
     engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, r: int, request: np.void, tokens: int
 ) -> None:

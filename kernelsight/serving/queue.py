@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.batch import units_held
-from kernelsight.serving.compiled import compiled
+from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.records import FINISHED, FOREVER, NO_MEMORY, NOBODY, TOO_LONG
 
 
-@compiled
+@inlined
 def verdict(request: np.void, limits: np.void) -> int:
     """FINISHED for a request that the engine can serve, else why it turns it away."""
     if request.target > limits.max_model_len or (not limits.chunked and request.prompt > limits.max_num_batched_tokens):
@@ -26,7 +26,7 @@ def comes_first(requests: np.ndarray, r: int, other: int) -> bool:
     return request.sent_us < than.sent_us or (request.sent_us == than.sent_us and r < other)
 
 
-@compiled
+@inlined
 def enqueue(engine: np.void, requests: np.ndarray, limits: np.void, r: int) -> None:
     """Put a request at the end of the queue, in the order in which requests become visible; or in order of priority."""
     requests[r].next_waiting = NOBODY
@@ -59,7 +59,7 @@ def requeue(engine: np.void, requests: np.ndarray, limits: np.void, r: int) -> N
     engine.first_waiting = r
 
 
-@compiled
+@inlined
 def queue_head(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> int:
     """The request that would be admitted next, of those that are visible at ``horizon``; -1 for none."""
     if not limits.plain and (limits.by_priority or limits.max_long_partial_prefills > 0):
@@ -94,7 +94,7 @@ def long_prompts(engine: np.void, requests: np.ndarray, limits: np.void) -> int:
     return count
 
 
-@compiled
+@inlined
 def take(engine: np.void, requests: np.ndarray, r: int) -> None:
     """Remove a request from the queue."""
     if engine.first_waiting == r:
@@ -108,7 +108,7 @@ def take(engine: np.void, requests: np.ndarray, r: int) -> None:
         engine.last_waiting = previous
 
 
-@compiled
+@inlined
 def next_visible_us(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> float:
     """When the head of the queue is seen; by priority, the first that is not seen yet; infinite for an empty queue."""
     r = engine.first_waiting
@@ -122,7 +122,7 @@ def next_visible_us(engine: np.void, requests: np.ndarray, limits: np.void, hori
     return moment
 
 
-@compiled
+@inlined
 def deliver(
     client: np.void, engine: np.void, requests: np.ndarray, limits: np.void, host: np.void, replica: int, r: int
 ) -> bool:

@@ -16,7 +16,7 @@ from kernelsight.serving.batch import (
     units_held,
     unlink,
 )
-from kernelsight.serving.compiled import compiled
+from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.policy import begin_step, candidate, is_shut, lowest_priority, reset_ratio, stays_refused
 from kernelsight.serving.prefix import cache_chunk, keep_own_only, release, take_units
 from kernelsight.serving.queue import requeue
@@ -92,7 +92,7 @@ def make_room(
     return False, prompts, decodes
 
 
-@compiled
+@inlined
 def chunk_partials(engine: np.void, requests: np.ndarray, limits: np.void, budget: int) -> tuple:
     """Set the chunks of the partial requests, in their order; returns their (tokens, units)."""
     tokens = units = 0
@@ -106,7 +106,7 @@ def chunk_partials(engine: np.void, requests: np.ndarray, limits: np.void, budge
     return tokens, units
 
 
-@compiled
+@inlined
 def partials_are_newest(engine: np.void, requests: np.ndarray) -> bool:
     """True when every partial request was admitted after every decoding one."""
     r = engine.newest
@@ -250,7 +250,7 @@ def take_in_order(
         r = request.next_partial
 
 
-@compiled
+@inlined
 def schedule(
     engine: np.void,
     requests: np.ndarray,

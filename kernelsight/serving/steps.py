@@ -18,7 +18,7 @@ from kernelsight.serving.batch import (
     units_ahead,
     unlink,
 )
-from kernelsight.serving.compiled import compiled
+from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.costs import (
     add_gap_line,
     add_use,
@@ -39,7 +39,7 @@ START, END, PROMPTS, DECODES, RUNNING, WAITING, UNITS, HOST_TIME, FOUND, LOOKED_
 COLUMNS = 11  # WAITING is counted afterwards
 
 
-@compiled
+@inlined
 def count_decode_gaps(engine: np.void, requests: np.ndarray, histogram: np.ndarray, batch: int, end: float) -> None:
     """Count the gaps of a decode step: back to the last decode step, or to a fresh request's own last token."""
     others = batch
@@ -65,14 +65,14 @@ def count_decode_gaps(engine: np.void, requests: np.ndarray, histogram: np.ndarr
         engine.gap_sum_us += gap * others
 
 
-@compiled
+@inlined
 def find_knots(engine: np.void, costs: np.ndarray, layout: np.void, y: float, windowed: float) -> None:
     """Find the knots below the mean contexts of the decode batch, from where they were last."""
     engine.decode_y = knot_below(costs, layout.decode, y, engine.decode_y)
     engine.window_y = knot_below(costs, layout.window, windowed, engine.window_y)
 
 
-@compiled
+@inlined
 def prompt_step(
     engine: np.void,
     requests: np.ndarray,
@@ -121,7 +121,7 @@ def prompt_step(
     return gpu_us, exposed_us + max(0.0, hidden_us - gpu_us)
 
 
-@compiled
+@inlined
 def end_request(
     engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, r: int
 ) -> None:
@@ -135,7 +135,7 @@ def end_request(
     engine.in_flight -= 1
 
 
-@compiled
+@inlined
 def end_decodes(
     engine: np.void,
     requests: np.ndarray,
@@ -154,7 +154,7 @@ def end_decodes(
         end_request(engine, requests, limits, hashes, entries, r)
 
 
-@compiled
+@inlined
 def end_chunks(
     engine: np.void,
     requests: np.ndarray,

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from kernelsight.serving.compiled import compiled
 from kernelsight.serving.costs import knot_below, surface_us
 from kernelsight.serving.knots import edge_knots, part_knots, ratio_knots
 from kernelsight.serving.records import Surface
@@ -102,8 +103,13 @@ def predicted(served: Served, shapes: list[dict[str, Any]]) -> np.ndarray:
 
 def part_us(costs: PackedCosts, part: str, x: int, y: float) -> float:
     """Return the value of one surface as the loop reads it."""
-    where = costs.layout[part]
-    return surface_us(costs.values, where, x, y, knot_below(costs.values, where, y, 0))
+    return read_surface(costs.values, costs.layout[part], x, y)
+
+
+@compiled
+def read_surface(values: np.ndarray, where: np.void, x: int, y: float) -> float:
+    """Look a surface up with the rules of the loop."""
+    return surface_us(values, where, x, y, knot_below(values, where, y, 0))
 
 
 def decode_us(costs: PackedCosts, batch: int, context: float, windowed: float) -> float:
