@@ -97,6 +97,43 @@ def steps_to_next_knot(costs: np.ndarray, part: np.void, j: int, y: float, slope
 
 
 @inlined
+def decode_line(
+    costs: np.ndarray,
+    layout: np.void,
+    batch: int,
+    y: float,
+    j: int,
+    windowed: float,
+    w: int,
+    slope_w: float,
+    linear_us: float,
+    hidden_us: float,
+    exposed_us: float,
+) -> tuple:
+    """(steps, step time, its slope, GPU time, its slope): the line on which the next decode steps lie, at least one.
+
+    ``y``, ``windowed``: mean contexts of the batch, which grow by 1 and ``slope_w`` a step; ``j``, ``w``: knots below.
+    """
+    steps = steps_to_next_knot(costs, layout.decode, j, y, 1.0)
+    gpu_us, gpu_slope = linear_us, 0.0
+    if layout.decode.y_size > 0:
+        low, gpu_slope = line_at(costs, layout.decode, batch, j)
+        gpu_us += low + gpu_slope * (y - costs[layout.decode.y_at + j])
+    if layout.window.y_size > 0:
+        low, window_slope = line_at(costs, layout.window, batch, w)
+        gpu_us += low + window_slope * (windowed - costs[layout.window.y_at + w])
+        gpu_slope += window_slope * slope_w
+        steps = min(steps, steps_to_next_knot(costs, layout.window, w, windowed, slope_w))
+    step_us, slope = exposed_us + gpu_us, gpu_slope
+    if gpu_us < hidden_us:
+        step_us, slope = exposed_us + hidden_us, 0.0
+    if gpu_slope != 0.0 and (gpu_us < hidden_us) == (gpu_slope > 0.0):
+        # the slower of host and GPU sets the pace, until the GPU's line crosses the host's
+        steps = min(steps, max(np.ceil((hidden_us - gpu_us) / gpu_slope), 1.0))
+    return steps, step_us, slope, gpu_us, gpu_slope
+
+
+@inlined
 def gap_bin(histogram: np.ndarray, gap_us: float) -> int:
     """The logarithmic bin of a gap between tokens."""
     return min(max(int(np.log(max(gap_us, 1.0)) / BIN_WIDTH), 0), histogram.size - 1)
@@ -139,3 +176,23 @@ def steps_until(first_us: float, slope_us: float, most: int, span_us: float) -> 
     while found < most and line_time(first_us, slope_us, found) < span_us:
         found += 1
     return found
+
+
+@inlined
+def cut_line(first_us: float, slope_us: float, steps: int, span_us: float, asynchronous: bool) -> tuple:
+    """(steps, whether the run ends with them, whether they pass ``span_us``), of up to ``steps`` steps on a line.
+
+    It ends after the step that passes ``span_us``, and with asynchronous scheduling after one step more, which was
+    prepared before.
+    """
+    if span_us <= 0.0:
+        return 1, True, True
+    if span_us == FOREVER:
+        return steps, False, False
+    passing = steps_until(first_us, slope_us, steps, span_us)
+    if line_time(first_us, slope_us, passing) < span_us:
+        return steps, False, False
+    if not asynchronous:
+        return passing, True, True
+    # the step more may lie on the same line
+    return (passing + 1, True, True) if passing < steps else (passing, False, True)

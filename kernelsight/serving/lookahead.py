@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.compiled import compiled
-from kernelsight.serving.costs import host_times, knot_below, line_at, line_time, steps_to_next_knot
+from kernelsight.serving.costs import decode_line, host_times, knot_below, line_time
 
 
 @compiled
@@ -25,21 +25,10 @@ def run_end_us(engine: np.void, host: np.void, costs: np.ndarray, layout: np.voi
         windowed = (engine.inside + engine.below * done) / batch
         j = knot_below(costs, layout.decode, y, j)
         w = knot_below(costs, layout.window, windowed, w)
-        piece = min(float(steps - done), steps_to_next_knot(costs, layout.decode, j, y, 1.0))
-        gpu_us, gpu_slope = linear_us, 0.0
-        if layout.decode.y_size > 0:
-            low, gpu_slope = line_at(costs, layout.decode, batch, j)
-            gpu_us += low + gpu_slope * (y - costs[layout.decode.y_at + j])
-        if layout.window.y_size > 0:
-            low, window_slope = line_at(costs, layout.window, batch, w)
-            gpu_us += low + window_slope * (windowed - costs[layout.window.y_at + w])
-            gpu_slope += window_slope * slope_w
-            piece = min(piece, steps_to_next_knot(costs, layout.window, w, windowed, slope_w))
-        step_us, slope = exposed_us + gpu_us, gpu_slope
-        if gpu_us < hidden_us:
-            step_us, slope = exposed_us + hidden_us, 0.0
-        if gpu_slope != 0.0 and (gpu_us < hidden_us) == (gpu_slope > 0.0):
-            piece = min(piece, max(np.ceil((hidden_us - gpu_us) / gpu_slope), 1.0))
+        piece, step_us, slope, _, _ = decode_line(
+            costs, layout, batch, y, j, windowed, w, slope_w, linear_us, hidden_us, exposed_us
+        )
+        piece = min(float(steps - done), piece)
         now += line_time(step_us, slope, int(piece))
         done += int(piece)
     return now

@@ -2,8 +2,8 @@
 
 No Python object a request or an event. Times are float64 microseconds; KV capacity is counted in *units* (one block of
 one group of layers). A request is *partial* while known tokens (its prompt, and after a preemption what it generated)
-are still to be computed, then *decoding*. Records are passed by reference; arrays in tuples would cost a count of
-references at every use, which is why there is one array of requests and one of costs.
+are still to be computed, then *decoding*. Records are passed by reference, an array as seven words, which is why there
+is one array of requests and one of costs.
 """
 
 from __future__ import annotations

@@ -22,13 +22,12 @@ from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.costs import (
     add_gap_line,
     add_use,
+    cut_line,
+    decode_line,
     gap_bin,
     host_times,
     knot_below,
-    line_at,
     line_time,
-    steps_to_next_knot,
-    steps_until,
     surface_us,
 )
 from kernelsight.serving.prefix import release, take_units
@@ -241,6 +240,37 @@ def write_run(
         engine.rows += 1
 
 
+@inlined
+def count_run_gaps(
+    engine: np.void, requests: np.ndarray, histogram: np.ndarray, step_us: float, slope: float, steps: int
+) -> None:
+    """Count the gaps of decode steps that lie on one line and begin now."""
+    batch = engine.decoding
+    span_us = line_time(step_us, slope, steps)
+    if engine.fresh < 0 and engine.last_decode_end == engine.now:
+        # all requests gave their last token now: every gap is a step
+        engine.gap_sum_us += span_us * batch
+        add_gap_line(histogram, step_us, slope, steps, batch)
+    else:
+        count_decode_gaps(engine, requests, histogram, batch, engine.now + step_us)
+        engine.gap_sum_us += (span_us - step_us) * batch
+        add_gap_line(histogram, step_us + slope, slope, steps - 1, batch)
+
+
+@inlined
+def pay_run(
+    engine: np.void, costs: np.ndarray, layout: np.void, uses: np.ndarray, y: float, windowed: float, steps: int
+) -> None:
+    """Add the knots of decode steps between two knots to the uses, at the contexts in their middle."""
+    batch, weights = engine.decoding, uses[DECODE]
+    middle = (steps - 1) / 2.0
+    weights[layout.tokens_at + batch] += steps
+    weights[layout.sampled_at + batch] += steps
+    add_use(weights, costs, layout.decode, batch, y + middle, engine.decode_y, float(steps))
+    middle_w = windowed + engine.below / batch * middle
+    add_use(weights, costs, layout.window, batch, middle_w, engine.window_y, float(steps))
+
+
 @compiled
 def decode_run(
     engine: np.void,
@@ -260,76 +290,50 @@ def decode_run(
     """Advance a batch that only decodes by up to ``most`` steps.
 
     Steps go by line by line: as long as their lengths lie on one line, they are taken at once. The run ends early when
-    a request becomes visible at ``stop_us``: after the step that passes it, and with asynchronous scheduling after one
-    step more, which was prepared before.
+    a request becomes visible at ``stop_us``: see ``cut_line``.
     """
     batch = engine.decoding
-    weights = uses[DECODE]
     linear_us = costs[layout.tokens_at + batch] + costs[layout.sampled_at + batch]
     hidden_us, exposed_us = host_times(batch, batch, host)
     taken = units_ahead(engine, requests, limits, 1)
     last_start = engine.now
-    done = 0
-    seen = False
-    while done < most and not (seen and not limits.asynchronous):
+    done, ends = 0, False
+    while done < most and not ends:
         y = (engine.base_sum + batch * engine.clock) / batch
         windowed, slope_w = engine.inside / batch, engine.below / batch
         find_knots(engine, costs, layout, y, windowed)
-        piece = min(float(most - done), steps_to_next_knot(costs, layout.decode, engine.decode_y, y, 1.0))
-        gpu_us, gpu_slope = linear_us, 0.0
-        if layout.decode.y_size > 0:
-            low, gpu_slope = line_at(costs, layout.decode, batch, engine.decode_y)
-            gpu_us += low + gpu_slope * (y - costs[layout.decode.y_at + engine.decode_y])
-        if layout.window.y_size > 0:
-            low, window_slope = line_at(costs, layout.window, batch, engine.window_y)
-            gpu_us += low + window_slope * (windowed - costs[layout.window.y_at + engine.window_y])
-            gpu_slope += window_slope * slope_w
-            piece = min(piece, steps_to_next_knot(costs, layout.window, engine.window_y, windowed, slope_w))
+        piece, step_us, slope, gpu_us, gpu_slope = decode_line(
+            costs,
+            layout,
+            batch,
+            y,
+            engine.decode_y,
+            windowed,
+            engine.window_y,
+            slope_w,
+            linear_us,
+            hidden_us,
+            exposed_us,
+        )
+        piece = min(float(most - done), piece)
         if limits.window_tokens > 0:
             filling = next_filling(engine, requests, heaps)
             if filling >= 0:
                 piece = min(piece, float(filling - engine.clock))
-        step_us, slope = exposed_us + gpu_us, gpu_slope
-        if gpu_us < hidden_us:
-            step_us, slope = exposed_us + hidden_us, 0.0
-        if gpu_slope != 0.0 and (gpu_us < hidden_us) == (gpu_slope > 0.0):
-            # the slower of host and GPU sets the pace, until the GPU's line crosses the host's
-            piece = min(piece, max(np.ceil((hidden_us - gpu_us) / gpu_slope), 1.0))
-        steps = int(piece)
-        if seen or engine.now >= stop_us:
-            steps, seen, most = 1, True, done + 1
-        elif stop_us < FOREVER:
-            passing = steps_until(step_us, slope, steps, stop_us - engine.now)
-            if line_time(step_us, slope, passing) >= stop_us - engine.now:
-                if limits.asynchronous and passing < steps:
-                    # the step more lies on the same line
-                    steps = passing + 1
-                    most = done + steps
-                else:
-                    steps, seen = passing, True
+        steps, ends, seen = cut_line(step_us, slope, int(piece), stop_us - engine.now, limits.asynchronous)
+        if seen:
+            stop_us = -FOREVER
         span_us = line_time(step_us, slope, steps)
         gpu_span_us = line_time(gpu_us, gpu_slope, steps)
-        middle = (steps - 1) / 2.0
-        weights[layout.tokens_at + batch] += steps
-        weights[layout.sampled_at + batch] += steps
-        add_use(weights, costs, layout.decode, batch, y + middle, engine.decode_y, float(steps))
-        add_use(weights, costs, layout.window, batch, windowed + slope_w * middle, engine.window_y, float(steps))
+        pay_run(engine, costs, layout, uses, y, windowed, steps)
         engine.steps += steps
         engine.gpu_us += gpu_span_us
         engine.host_us += span_us - gpu_span_us
         if rows.shape[0] > 0:
-            already = taken if done == 0 else 0
-            write_run(engine, requests, limits, rows, steps, step_us, slope, gpu_us, gpu_slope, already)
-        if engine.fresh < 0 and engine.last_decode_end == engine.now:
-            # all requests gave their last token now: every gap is a step
-            engine.gap_sum_us += span_us * batch
-            add_gap_line(histogram, step_us, slope, steps, batch)
-        else:
-            count_decode_gaps(engine, requests, histogram, batch, engine.now + step_us)
-            engine.gap_sum_us += (span_us - step_us) * batch
-            add_gap_line(histogram, step_us + slope, slope, steps - 1, batch)
-        units = units_ahead(engine, requests, limits, steps) - (taken if done == 0 else 0)
-        take_units(engine, entries, limits, units)
+            write_run(engine, requests, limits, rows, steps, step_us, slope, gpu_us, gpu_slope, taken)
+        count_run_gaps(engine, requests, histogram, step_us, slope, steps)
+        take_units(engine, entries, limits, units_ahead(engine, requests, limits, steps) - taken)
+        taken = 0
         last_start = engine.now + line_time(step_us, slope, steps - 1)
         engine.now += span_us
         engine.last_decode_end = engine.now
