@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 NOT_OF_THE_LOAD = (
     *("scenario_id", "deployment_id", "max_concurrency", "keep_steps", "router", "router_cache_threshold"),
     *("router_balance_abs_threshold", "router_balance_rel_threshold"),
+    *("prefill_deployment_id", "prefill_replicas", "decode_replicas", "kv_transfer_fabric"),
     *("goodput_ttft_ms", "goodput_tpot_ms", "goodput_e2el_ms"),
 )
 _sessions: list[Session] = []
@@ -66,7 +67,8 @@ def give_scenarios(session: Session, part: Partition) -> pa.Table:
     scenarios = as_table(session, "scenarios", part.scenarios)
     session.give("scenarios", scenarios)
     broken = session.table("deployment_faults")["deployment_id"].combine_chunks()
-    return scenarios.filter(pc.invert(pc.is_in(scenarios["deployment_id"], broken)))
+    fails = [pc.is_in(scenarios[name], broken) for name in ("deployment_id", "prefill_deployment_id")]
+    return scenarios.filter(pc.invert(pc.or_(*fails)))
 
 
 def serve(session: Session, scenarios: pa.Table, threads: int | None = None) -> None:

@@ -63,11 +63,12 @@ def reaches(scenarios: pa.Table, requests: pa.Table) -> dict[str, Reach]:
     counts = zip((ends - starts).tolist(), np.maximum.reduceat(tokens, starts).tolist(), strict=True)
     loads = dict(zip(runs.values.to_pylist(), counts, strict=True))
     found: dict[str, Reach] = {}
-    columns = (scenarios[name].to_pylist() for name in ("scenario_id", "deployment_id", "max_concurrency"))
-    for scenario, deployment, concurrency in zip(*columns, strict=True):
-        if scenario in loads:
-            count, most = loads[scenario]
-            found[deployment] = _larger(Reach(min(count, concurrency or count), most), found.get(deployment))
+    names = ("scenario_id", "max_concurrency", "deployment_id", "prefill_deployment_id")
+    for scenario, concurrency, *deployments in zip(*(scenarios[name].to_pylist() for name in names), strict=True):
+        for deployment in deployments:
+            if scenario in loads and deployment is not None:
+                count, most = loads[scenario]
+                found[deployment] = _larger(Reach(min(count, concurrency or count), most), found.get(deployment))
     return found
 
 

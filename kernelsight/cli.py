@@ -206,6 +206,7 @@ def _simulate(verbs: argparse._SubParsersAction) -> None:
         "kernelsight.simulate",
     )
     _deployment(verb, required=True)
+    _disaggregated(verb.add_argument_group("disaggregated serving (the flags above are those of engines that decode)"))
     load = verb.add_argument_group("load")
     load.add_argument(
         "--trace",
@@ -248,6 +249,36 @@ def _simulate(verbs: argparse._SubParsersAction) -> None:
     load.add_argument("--goodput", nargs="+", metavar="METRIC:MS", help="objectives: ttft:MS tpot:MS e2el:MS")
     load.add_argument("--keep", nargs="+", choices=("steps",), help="keep one row per engine iteration")
     _out(verb, "also keep the run (.duckdb), or its request_metrics (.parquet, .csv, .json)")
+
+
+def _disaggregated(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--prefill-replicas",
+        type=int,
+        metavar="N",
+        help="so many other engines compute the prompts, and send the KV on",
+    )
+    group.add_argument("--decode-replicas", type=int, metavar="N", help="engines that decode; 1")
+    group.add_argument(
+        "--prefill-gpu", metavar="G", help="of the engines that compute prompts; all left open: the same"
+    )
+    for short, name in (("tp", "tensor"), ("pp", "pipeline"), ("dp", "data")):
+        group.add_argument(
+            f"--prefill-{short}",
+            f"--prefill-{name}-parallel-size",
+            dest=f"prefill_{name}_parallel_size",
+            type=int,
+            metavar="N",
+        )
+    group.add_argument("--prefill-max-num-seqs", type=int, metavar="N")
+    group.add_argument("--prefill-max-num-batched-tokens", type=int, metavar="N")
+    group.add_argument("--prefill-gpu-memory-utilization", type=float, metavar="SHARE")
+    group.add_argument("--prefill-kv-cache-tokens", type=int, metavar="N")
+    group.add_argument(
+        "--kv-transfer-fabric",
+        metavar="F",
+        help="row of fabrics that the KV goes over, one port a GPU; infiniband_ndr",
+    )
 
 
 def _router(router: argparse._ArgumentGroup) -> None:

@@ -15,9 +15,13 @@ from kernelsight.plan import (
     ALIASES,
     DEPLOYMENT_FLAGS,
     LOAD_FLAGS,
+    POOL_FLAGS,
+    PREFILL_FLAGS,
     deployment_row,
+    deployments_of,
     give_rows,
     normalise,
+    prefill_row,
     resolve_names,
     scenario_row,
 )
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 QUERY_WORDS = ("select", "with", "from", "values")
 # one grid is held in memory as rows; beyond this a table with fewer axes is what was meant
 LARGEST_GRID = 5_000_000
+# flags that are names, which catalogues spell in their own way
+NAMES = ("model", "gpu", "quantization", "prefill_gpu", "kv_transfer_fabric")
 
 
 class Plan(NamedTuple):
@@ -143,7 +149,9 @@ def plan_grid(session: Session, rows: list[Mapping[str, Any]], goodput: Mapping[
             raise InvalidInput(f"rows {first} and {number} of the grid are the same scenario; keep one of them.")
         plan.flags.append(flags)
         plan.prices.append(price)
-        plan.deployments[deployment["deployment_id"]] = deployment
+        for one in (deployment, prefill_row(flags)):
+            if one is not None:
+                plan.deployments[one["deployment_id"]] = one
         plan.scenarios.append(scenario)
     _check_deployments(session, plan)
     return plan
@@ -163,12 +171,9 @@ def _row_flags(
         if name in stated:
             raise InvalidInput(f"{name} is stated by the row and by --goodput; keep one.")
     flags = normalise({**stated, **goodput})
-    named = tuple(flags.get(name) for name in ("model", "gpu", "quantization"))
+    named = tuple(flags.get(name) for name in NAMES)
     if named not in known_names:
-        found = resolve_names(
-            session, {name: flags[name] for name in ("model", "gpu", "quantization") if name in flags}
-        )
-        known_names[named] = found
+        known_names[named] = resolve_names(session, {name: flags[name] for name in NAMES if name in flags})
     flags |= known_names[named]
     _check_load(flags)
     return flags, _price(row.get(PRICE))
@@ -202,7 +207,7 @@ def _check_deployments(session: Session, plan: Plan) -> None:
             pass
         for number, scenario in enumerate(plan.scenarios, start=1):
             try:
-                give_rows(fork, "deployments", [plan.deployments[scenario["deployment_id"]]])
+                give_rows(fork, "deployments", [plan.deployments[key] for key in deployments_of(scenario)])
                 give_rows(fork, "scenarios", [scenario])
             except KernelSightError as error:
                 raise type(error)(f"row {number} of the grid: {error}") from None
@@ -218,11 +223,12 @@ def flag_columns(session: Session, plan: Plan) -> pa.Table:
     types = {column.name: column.arrow_type for column in session.graph.known("scenarios").columns}
     columns = {column.name: column.arrow_type for column in session.graph.known("deployments").columns}
     types |= {flag: columns[column] for flag, column in DEPLOYMENT_FLAGS.items()}
+    types |= {name: types[flag] for name, flag in PREFILL_FLAGS.items()}
     stated = {name for flags in plan.flags for name in flags}
     table = {
         "scenario_id": pa.array([row["scenario_id"] for row in plan.scenarios], pa.string()),
     }
-    for name in [*DEPLOYMENT_FLAGS, *LOAD_FLAGS]:
+    for name in [*DEPLOYMENT_FLAGS, *PREFILL_FLAGS, *POOL_FLAGS, *LOAD_FLAGS]:
         if name in stated:
             table[name] = pa.array([flags.get(name) for flags in plan.flags], types[name])
     if any(price is not None for price in plan.prices):

@@ -38,6 +38,7 @@ def simulation(
     deployment_faults: pa.Table,
     memory_plan: pa.Table,
     host_settings: pa.Table,
+    kv_transfers: pa.Table,
 ) -> dict[str, pa.Table]:
     """Serve the requests of every scenario: the batched step-wise loop over step costs."""
     from kernelsight.serving.simulate import simulate_scenarios
@@ -51,6 +52,7 @@ def simulation(
         deployment_faults,
         memory_plan,
         host_settings,
+        kv_transfers,
     )
 
 

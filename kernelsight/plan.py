@@ -53,6 +53,16 @@ DEPLOYMENT_FLAGS = {
     "max_long_partial_prefills": "max_long_partial_prefills",
     "tier": "tier",
 }
+# flag: the flag of the engines that decode which it stands for where others compute the prompts; left open: the same
+PREFILL_FLAGS = {
+    f"prefill_{flag}": flag
+    for flag in (
+        *("gpu", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel_size"),
+        *("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_tokens"),
+    )
+}
+# flags of a scenario on two deployments: one that computes prompts, and one that decodes
+POOL_FLAGS = ("prefill_replicas", "decode_replicas", "kv_transfer_fabric")
 LOAD_FLAGS = (
     "trace",
     "request_rate",
@@ -109,6 +119,15 @@ WHOLE_NUMBERS = {
             "num_priorities",
             "scheduler_recv_interval",
             "num_turns",
+            "prefill_tensor_parallel_size",
+            "prefill_pipeline_parallel_size",
+            "prefill_data_parallel_size",
+            "prefill_expert_parallel_size",
+            "prefill_max_num_seqs",
+            "prefill_max_num_batched_tokens",
+            "prefill_kv_cache_tokens",
+            "prefill_replicas",
+            "decode_replicas",
         ),
         1,
     ),
@@ -135,7 +154,7 @@ WORDS = {
     "capacity_policy": ("max_utilization", "guaranteed_no_evict", "new_token_ratio"),
     "router": ("round_robin", "least_loaded", "prefix_aware"),
 }
-SHARES = ("gpu_memory_utilization", "range_ratio")
+SHARES = ("gpu_memory_utilization", "prefill_gpu_memory_utilization", "range_ratio")
 SHARES_OR_NONE = ("batch_wait_max_tokens_ratio", "router_cache_threshold")
 NOT_NEGATIVE = ("schedule_conservativeness",)
 # the smallest value of other numbers
@@ -151,13 +170,16 @@ ALIASES = {
     "dp": "data_parallel_size",
     "ep": "expert_parallel_size",
     "think_time": "think_time_s",
+    "prefill_tp": "prefill_tensor_parallel_size",
+    "prefill_pp": "prefill_pipeline_parallel_size",
+    "prefill_dp": "prefill_data_parallel_size",
 }
 AUTO_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8_e4m3": "fp8", "auto": None}
 
 
 def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return flags by their full names without those left open; UnknownName for a flag that does not exist."""
-    known = {*DEPLOYMENT_FLAGS, *LOAD_FLAGS, "enable_expert_parallel"}
+    known = {*DEPLOYMENT_FLAGS, *LOAD_FLAGS, *PREFILL_FLAGS, *POOL_FLAGS, "enable_expert_parallel"}
     named = {ALIASES.get(name, name): value for name, value in flags.items() if value is not None}
     for name in named:
         if name not in known:
@@ -182,7 +204,7 @@ def _checked(name: str, value: Any) -> Any:
     if name in WHOLE_NUMBERS:
         least, most = (
             WHOLE_NUMBERS[name],
-            LARGEST_PARALLEL_SIZE if name.endswith("parallel_size") else LARGEST_WHOLE_NUMBER,
+            LARGEST_PARALLEL_SIZE if name.endswith(("parallel_size", "_replicas")) else LARGEST_WHOLE_NUMBER,
         )
         if not _is_number(value) or value != math.floor(value) or not least <= value <= most:
             bound = f"of at least {least}" if most == LARGEST_WHOLE_NUMBER else f"from {least} to {most}"
@@ -234,6 +256,29 @@ def deployment_row(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {"deployment_id": identity(row, 12), **row}
 
 
+def prefill_row(flags: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the ``deployments`` row of the engines that compute the prompts; None where the same engines decode.
+
+    Experts that are spread over all GPUs of the engines that decode are spread over all of these. InvalidInput: a flag
+    of disaggregated serving without ``prefill_replicas``, or static batches.
+    """
+    stated = [name for name in (*PREFILL_FLAGS, *POOL_FLAGS) if name in flags]
+    if "prefill_replicas" not in flags:
+        if stated:
+            raise InvalidInput(
+                f"{stated[0]} is about disaggregated serving, and no engines compute prompts for others; "
+                "give prefill_replicas too."
+            )
+        return None
+    if flags.get("scheduling") == "static":
+        raise InvalidInput("static batches prefill and decode in one engine; leave out scheduling or prefill_replicas.")
+    own = dict(flags) | {flag: flags[name] for name, flag in PREFILL_FLAGS.items() if name in flags}
+    sizes = [one.get("tensor_parallel_size", 1) * one.get("data_parallel_size", 1) for one in (flags, own)]
+    if own.get("expert_parallel_size", 1) == sizes[0] > 1 and "prefill_expert_parallel_size" not in flags:
+        own["expert_parallel_size"] = sizes[1]
+    return deployment_row(own)
+
+
 def scenario_row(flags: Mapping[str, Any], deployment: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``scenarios`` row of normalised flags on a deployment."""
     load = LOAD_DEFAULTS | {name: flags[name] for name in LOAD_FLAGS if name in flags}
@@ -243,8 +288,18 @@ def scenario_row(flags: Mapping[str, Any], deployment: Mapping[str, Any]) -> dic
                 f"{name} {load[name]} spreads {load['num_prompts']} requests over more than 30 years; "
                 "give a higher rate."
             )
+    prefill = prefill_row(flags)
+    if prefill is not None:
+        load |= {name: flags[name] for name in POOL_FLAGS if name in flags}
+        load["prefill_deployment_id"] = prefill["deployment_id"]
     named = {**{name: value for name, value in deployment.items() if name != "deployment_id"}, **load}
     return {"scenario_id": identity(named, 16), "deployment_id": deployment["deployment_id"], **load}
+
+
+def deployments_of(scenario: Mapping[str, Any]) -> list[str]:
+    """Return the deployments that serve a scenario: the one that decodes, then the one that computes its prompts."""
+    prefill = scenario.get("prefill_deployment_id")
+    return [scenario["deployment_id"], *([prefill] if prefill else [])]
 
 
 def give_plan(session: Session, rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -252,6 +307,7 @@ def give_plan(session: Session, rows: Iterable[Mapping[str, Any]]) -> list[str]:
     flags = [resolve_names(session, normalise(row)) for row in rows]
     deployments = [deployment_row(row) for row in flags]
     scenarios = [scenario_row(row, deployment) for row, deployment in zip(flags, deployments, strict=True)]
+    deployments += [prefill for row in flags if (prefill := prefill_row(row))]
     give_rows(session, "deployments", {row["deployment_id"]: row for row in deployments}.values())
     give_rows(session, "scenarios", {row["scenario_id"]: row for row in scenarios}.values())
     return [row["scenario_id"] for row in scenarios]
@@ -325,12 +381,16 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
             flags["model"] = row["model"]
         elif flags["model"] not in models:
             flags["model"] = resolve(str(flags["model"]))
-    if "gpu" in flags:
+    for name in [flag for flag in ("gpu", "prefill_gpu") if flag in flags]:
         gpus = set(session.table("gpus")["gpu"].to_pylist())
-        spelled = str(flags["gpu"]).lower().replace("-", "_")
-        flags["gpu"] = flags["gpu"] if flags["gpu"] in gpus else spelled
-        if flags["gpu"] not in gpus:
-            raise unknown("GPU", flags["gpu"], gpus, "Any other is a row: --gpus FILE.")
+        spelled = str(flags[name]).lower().replace("-", "_")
+        flags[name] = flags[name] if flags[name] in gpus else spelled
+        if flags[name] not in gpus:
+            raise unknown("GPU", flags[name], gpus, "Any other is a row: --gpus FILE.")
+    if "kv_transfer_fabric" in flags:
+        known = set(session.table("fabrics")["fabric"].to_pylist())
+        if flags["kv_transfer_fabric"] not in known:
+            raise unknown("fabric", flags["kv_transfer_fabric"], known)
     if "quantization" in flags:
         known = set(session.table("quantizations")["quantization"].to_pylist())
         if flags["quantization"] not in known:

@@ -54,6 +54,7 @@ SAVED_TABLES = (
     "itl_histogram",
     "replica_totals",
     "serving_windows",
+    "kv_transfers",
     "request_events",
     "request_metrics",
     "scenario_summary",
@@ -130,8 +131,13 @@ def summary_json(session: Session, scenario: str) -> dict[str, Any]:
     """Return one scenario's summary in the shape that ``simulate --format json`` prints."""
     row = next(item for item in session.table("scenario_summary").to_pylist() if item["scenario_id"] == scenario)
     nested = {f"{metric}_ms": {name: row[f"{metric}_{name}_ms"] for name in PERCENTILES} for metric in METRICS}
-    plan = session.table("memory_plan").to_pylist()[0]
-    settings = session.table("deployment_settings").to_pylist()[0]
+    plans, settings_of = (
+        {item["deployment_id"]: item for item in session.table(name).to_pylist()}
+        for name in ("memory_plan", "deployment_settings")
+    )
+    plan, settings = plans[row["deployment_id"]], settings_of[row["deployment_id"]]
+    transfers = session.table("kv_transfers").to_pylist()
+    sentences = [item["sentence"] for item in session.table("assumptions").to_pylist()]
     events = session.query(STATUS_QUERY).to_pylist()
     return {
         "scenario_id": scenario,
@@ -171,8 +177,20 @@ def summary_json(session: Session, scenario: str) -> dict[str, Any]:
         "memory": {name: value for name, value in plan.items() if name != "deployment_id"},
         "settings": settings,
         "breakdown": session.table("kernel_breakdown").drop_columns(["scenario_id"]).to_pylist(),
-        "assumed": [item["sentence"] for item in session.table("assumptions").to_pylist()],
+        "assumed": list(dict.fromkeys([*sentences, *(item["assumed"] for item in transfers)])),
+        **_prefill_side(session, settings_of),
     }
+
+
+def _prefill_side(session: Session, settings_of: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return what disaggregated serving adds: the engines that compute prompts, and the mean transfer of their KV."""
+    scenario = session.table("scenarios").to_pylist()[0]
+    if scenario["prefill_deployment_id"] is None:
+        return {}
+    replicas = {name: scenario[name] or 1 for name in ("prefill_replicas", "decode_replicas")}
+    transfer_ms = session.query("select avg(kv_transfer_ms) as mean from request_metrics").to_pylist()[0]["mean"]
+    prefill = settings_of[scenario["prefill_deployment_id"]]
+    return {"prefill_settings": prefill, **replicas, "kv_transfer_mean_ms": transfer_ms}
 
 
 def give_run_info(session: Session, seed: int) -> None:
@@ -308,6 +326,7 @@ def _as_page(answer: dict[str, Any]) -> str:
         f"{settings['prefill_policy']}, chunked prefill {'on' if settings['enable_chunked_prefill'] else 'off'}, "
         "asynchronous scheduling "
         f"{'on' if settings['async_scheduling'] else 'off'}",
+        *_prefill_lines(answer),
         "",
         *(f"{name:<{label}}  {show_number(value)}" for name, value in names.items() if value is not None),
         "",
@@ -331,3 +350,17 @@ def _as_page(answer: dict[str, Any]) -> str:
         *(f"  - {sentence}" for sentence in answer["assumed"]),
     ]
     return "\n".join(lines)
+
+
+def _prefill_lines(answer: dict[str, Any]) -> list[str]:
+    """Say which engines compute the prompts, where the others only decode."""
+    if "prefill_settings" not in answer:
+        return []
+    prefill = answer["prefill_settings"]
+    transfer_ms = show_number(answer["kv_transfer_mean_ms"]) or "-"
+    return [
+        f"disaggregated: decodes in {answer['decode_replicas']} x the above, prompts in {answer['prefill_replicas']} x "
+        f"{prefill['gpu']} tp {prefill['tp']} pp {prefill['pp']} dp {prefill['dp']} ep {prefill['ep']}, "
+        f"max_num_batched_tokens {prefill['max_num_batched_tokens']}; {answer['gpus']} GPUs; "
+        f"KV on its way for {transfer_ms} ms on average"
+    ]

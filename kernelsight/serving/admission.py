@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.batch import join, units_held
+from kernelsight.serving.batch import join, push_fresh, push_partial, start_decoding, units_held
 from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.policy import (
     admission_room,
@@ -37,7 +37,12 @@ def first_chunk(needed: int, budget: int, limits: np.void) -> int:
 
 @inlined
 def admission(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, budget: int) -> tuple:
-    """(cached tokens, first chunk, tokens without a cut, units to take, cached units that nobody keeps yet)."""
+    """(cached tokens, first chunk, tokens without a cut, units to take, cached units that nobody keeps yet).
+
+    A prompt whose KV was transferred is cached but for its first generated token, and takes all its units.
+    """
+    if request.received > 0:
+        return request.received, min(1, budget), 1, units_held(request.known, limits), 0
     cached, unkept = cached_prefix(request, hashes, entries, limits)
     missing = request.known - cached
     chunk = first_chunk(missing, budget, limits)
@@ -49,6 +54,7 @@ def admission(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits:
 def admit(
     engine: np.void,
     requests: np.ndarray,
+    heaps: np.ndarray,
     limits: np.void,
     hashes: np.ndarray,
     entries: np.ndarray,
@@ -56,55 +62,63 @@ def admit(
     prompt_tokens: int,
     decode_tokens: int,
 ) -> tuple:
-    """Admit from the queue in order while budget, cap and blocks allow; returns (prompt tokens admitted, blocked).
+    """Admit from the queue in order while budget, cap and blocks allow; returns (prompts', decodes' tokens, blocked).
 
-    ``prompt_tokens``, ``decode_tokens``: what the step has already. ``blocked``: the head of the queue is there but
+    ``prompt_tokens``, ``decode_tokens``: what the step has already; those admitted are returned. A request whose KV was
+    transferred decodes at once. ``blocked``: the head of the queue is there but
     cannot be admitted before a running request ends.
     """
     budget = limits.max_num_batched_tokens - prompt_tokens - decode_tokens
     empty = prompt_tokens + decode_tokens == 0
-    admitted = unfinished = 0
+    admitted = joined = unfinished = 0
     room = UNKNOWN
     while budget > 0:
         if is_at_cap(engine, limits):
             engine.forming = False
-            return admitted, True
+            return admitted, joined, True
         r = candidate(engine, requests, limits, horizon)
         if r < 0:
             engine.forming = False
-            return admitted, is_shut(engine, limits)
+            return admitted, joined, is_shut(engine, limits)
         request = requests[r]
         cached, chunk, whole, units, unkept = admission(request, hashes, entries, limits, budget)
         # whole prompts only: one that does not fit waits, unless it would have the step for itself
-        if not limits.chunked and chunk < whole and not (empty and admitted == 0):
-            return admitted, stays_refused(engine, limits)
+        if not limits.chunked and chunk < whole and not (empty and admitted + joined == 0):
+            return admitted, joined, stays_refused(engine, limits)
         if not limits.plain:
             if room == UNKNOWN:
                 room = admission_room(engine, requests, limits, decode_tokens > 0)
                 unfinished = unfinished_prompts(engine, requests) if limits.max_num_partial_prefills > 0 else 0
             if cached + chunk < request.known:
                 if 0 < limits.max_num_partial_prefills <= unfinished:
-                    return admitted, stays_refused(engine, limits)
+                    return admitted, joined, stays_refused(engine, limits)
                 unfinished += 1
             needed = units_to_reserve(limits, request, cached, units) + unkept
             if is_refused(engine, limits, needed, room):
                 note_no_room(engine, limits)
-                return admitted, stays_refused(engine, limits)
+                return admitted, joined, stays_refused(engine, limits)
             # with nothing reserved, what is free changes by more than what is needed where prefixes are cached
             room = UNKNOWN if limits.capacity_policy == MAX_UTILIZATION else room - needed
         if units + unkept > engine.free_units:
             note_no_room(engine, limits)
-            return admitted, stays_refused(engine, limits)
+            return admitted, joined, stays_refused(engine, limits)
         take(engine, requests, r)
         keep_prefix(engine, hashes, entries, limits, request, cached)
         take_units(engine, entries, limits, units)
         request.computed = cached
-        request.chunk = chunk
-        cache_chunk(engine, hashes, entries, limits, request)
         budget -= chunk
-        admitted += chunk
         engine.joined += 1
         join(engine, requests, r)
+        if request.received > 0:
+            request.received = 0
+            start_decoding(engine, requests, heaps, limits, r)
+            push_fresh(engine, requests, r)
+            joined += chunk
+            continue
+        request.chunk = chunk
+        cache_chunk(engine, hashes, entries, limits, request)
+        push_partial(engine, requests, r)
+        admitted += chunk
         if request.scheduled_us < 0.0:
             request.scheduled_us = engine.now
             request.cached_tokens = cached
@@ -113,7 +127,7 @@ def admit(
         else:
             request.requeued_us += engine.now - request.preempted_us
             request.resumed_us = engine.now
-    return admitted, engine.running == limits.max_num_seqs
+    return admitted, joined, engine.running == limits.max_num_seqs
 
 
 @compiled

@@ -126,7 +126,7 @@ def next_filling(engine: np.void, requests: np.ndarray, heaps: np.ndarray) -> in
 
 @inlined
 def join(engine: np.void, requests: np.ndarray, r: int) -> None:
-    """Put a request at the end of the batch, as a partial one."""
+    """Put a request at the end of the batch."""
     request = requests[r]
     request.ticket = engine.admitted
     engine.admitted += 1
@@ -137,7 +137,6 @@ def join(engine: np.void, requests: np.ndarray, r: int) -> None:
         engine.oldest = r
     engine.newest = r
     engine.running += 1
-    push_partial(engine, requests, r)
 
 
 @inlined

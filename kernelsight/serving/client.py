@@ -26,7 +26,7 @@ def next_send_us(client: np.void, requests: np.ndarray, turns: np.ndarray) -> fl
 
 @inlined
 def take_next(client: np.void, requests: np.ndarray, turns: np.ndarray) -> int:
-    """The request that goes out now: of those at one time, a later turn first."""
+    """The request that goes out now: of those at one time, a later turn first, or one whose KV has been transferred."""
     if client.turns > 0 and turns[0, 0] <= client.now:
         return pop_turn(client, turns)
     r = client.next
@@ -41,11 +41,41 @@ def take_next(client: np.void, requests: np.ndarray, turns: np.ndarray) -> int:
 def note_ended(client: np.void, engine: np.void, requests: np.ndarray, turns: np.ndarray) -> None:
     """Take what an engine has ended: free its slots, or set the time of the sessions' next turns."""
     r = engine.first_ended
+    if client.prefills:
+        r = in_order(requests, r)
     while r >= 0:
         following = requests[r].next_waiting
-        note_end(client, requests, turns, r)
+        if requests[r].rest > 0:
+            begin_transfer(client, engine, requests, turns, r)
+        else:
+            note_end(client, requests, turns, r)
         r = following
     engine.first_ended = NOBODY
+
+
+@compiled
+def in_order(requests: np.ndarray, r: int) -> int:
+    """Turn a list of ended requests around, so that the first that was admitted is the first; returns it."""
+    previous = NOBODY
+    while r >= 0:
+        following = requests[r].next_waiting
+        requests[r].next_waiting = previous
+        previous, r = r, following
+    return previous
+
+
+@compiled
+def begin_transfer(client: np.void, engine: np.void, requests: np.ndarray, turns: np.ndarray, r: int) -> None:
+    """Send the KV of a computed prompt on: one after another over the engine's link, then the latency."""
+    request, link = requests[r], client.link
+    sending_us = link.sequence_us + link.token_us * request.prompt
+    sending_us += link.window_token_us * min(request.prompt, link.window_tokens)
+    engine.link_free_us = max(engine.link_free_us, client.now) + sending_us
+    request.target += request.rest
+    request.rest = 0
+    request.finish_us = -1.0
+    request.moving = True
+    push_turn(client, turns, engine.link_free_us + link.latency_us, r)
 
 
 @inlined
@@ -84,12 +114,12 @@ def end_warmup(client: np.void, requests: np.ndarray) -> None:
         client.offset_us = client.now - requests[client.warmups].arrival_us
 
 
-# ---------------------------------------------------------------- a heap of (time, request): turns that are thought of
+# ---------------------------------------------------------------- a heap of (time, request): later turns, KV on its way
 
 
 @compiled
 def push_turn(client: np.void, turns: np.ndarray, moment_us: float, r: int) -> None:
-    """Add a turn that goes out at ``moment_us``."""
+    """Add a turn that goes out, or a transfer that ends, at ``moment_us``."""
     place = client.turns
     client.turns += 1
     while place > 0:
@@ -103,7 +133,7 @@ def push_turn(client: np.void, turns: np.ndarray, moment_us: float, r: int) -> N
 
 @compiled
 def pop_turn(client: np.void, turns: np.ndarray) -> int:
-    """Remove the turn that goes out first; at one time, the first in order of arrival."""
+    """Remove the entry that is due first; at one time, the first in order of arrival."""
     first = int(turns[0, 1])
     client.turns -= 1
     last = client.turns

@@ -1,6 +1,7 @@
 """The loop of one scenario: a client and its engines on one time axis, from the first arrival to the last finish.
 
-Three kinds of events, in order of time; at one time in this order: a step ends, the client sends, a step begins. What
+Three kinds of events, in order of time; at one time in this order: a step ends, the client sends (or the KV of a prompt
+has come from a prefill to a decode engine), a step begins. What
 changes a batch is an event, too: an arrival that can be seen, an admission, a finish, a shortage of KV blocks. Steps
 with prompts go one by one, decode runs between two events at once.
 """
@@ -19,9 +20,9 @@ from kernelsight.serving.client import next_send_us, note_ended, note_rejected, 
 from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.lookahead import run_end_us
 from kernelsight.serving.policy import received_until, rest, until_poll
-from kernelsight.serving.queue import deliver, next_visible_us, queue_head
+from kernelsight.serving.queue import deliver, next_visible_us, queue_head, receive
 from kernelsight.serving.records import FOREVER, NOBODY
-from kernelsight.serving.router import route
+from kernelsight.serving.router import route, route_decode
 from kernelsight.serving.scheduler import schedule
 from kernelsight.serving.steps import (
     DECODES,
@@ -170,9 +171,9 @@ def serve_until_full(
     """Serve a scenario's requests until all ended, or an engine has no row left for its next step: call again then.
 
     ``clients``: one CLIENT record, ``engines``: ENGINE records (see ``replica``); of heaps, entries, limits, host,
-    layout and rows there is one an engine. ``turns``: room for a heap of later turns, shape [later turns, 2]; ``sent``:
-    what the prefix-aware router remembers. All state is in them; uses and histogram are added to. ``rows``: step rows,
-    shape [engines, rows, COLUMNS]; no row: none are kept.
+    layout and rows there is one an engine. ``turns``: room for a heap of later turns and of KV on its
+    way, shape [room, 2]; ``sent``: what the prefix-aware router remembers. All state is in them; uses and histogram are
+    added to. ``rows``: step rows, shape [engines, rows, COLUMNS]; no row: none are kept.
     """
     i, client = 0, clients[0]
     engine, own, hst, own_heaps, own_entries, own_rows = engines[0], limits[0], host[0], heaps[0], entries[0], rows[0]
@@ -184,13 +185,22 @@ def serve_until_full(
         r = NOBODY
         if sends:
             r = take_next(client, requests, turns)
-            due = 0 if engines.size == 1 else route(client, engines, requests[r], hashes, sent)
+            due = 0
+            if requests[r].moving:
+                due = client.front + route_decode(client, engines[client.front :])
+            elif client.front > 1:
+                due = route(client, engines[: client.front], requests[r], hashes, sent)
         if i != due:
             i = due
             engine, own, hst = engines[i], limits[i], host[i]
             own_heaps, own_entries, own_rows = heaps[i], entries[i], rows[i]
         if sends:
-            if not deliver(client, engine, requests, own, hst, i, r):
+            accepted = True
+            if requests[r].moving:
+                receive(client, engine, requests, own, i, r)
+            else:
+                accepted = deliver(client, engine, requests, own, limits[limits.size - 1], hst, i, r)
+            if not accepted:
                 note_rejected(client, requests, r)
             elif engine.planned and not engine.blocked and requests[r].visible_us < engine.due_us:
                 take_planned(

@@ -146,7 +146,7 @@ def waiting_tokens(engine: np.void, requests: np.ndarray, horizon: float, most: 
     r = engine.first_waiting
     while r >= 0 and seen < most and tokens < enough:
         if requests[r].visible_us <= horizon:
-            tokens += requests[r].known
+            tokens += requests[r].known - requests[r].received
             seen += 1
         r = requests[r].next_waiting
     return tokens
@@ -241,7 +241,8 @@ def units_to_reserve(limits: np.void, request: np.void, cached: int, units: int)
     if limits.capacity_policy == MAX_UTILIZATION:
         return units
     end = reserved_tokens(limits, request.known, request.target, 1.0)
-    return max(units_held(end, limits) - cached // limits.block_size * limits.full_units, units)
+    there = 0 if request.received > 0 else cached // limits.block_size * limits.full_units
+    return max(units_held(end, limits) - there, units)
 
 
 @compiled

@@ -10,11 +10,11 @@ from kernelsight.serving.records import FINISHED, FOREVER, NO_MEMORY, NOBODY, TO
 
 
 @inlined
-def verdict(request: np.void, limits: np.void) -> int:
-    """FINISHED for a request that the engine can serve, else why it turns it away."""
-    if request.target > limits.max_model_len or (not limits.chunked and request.prompt > limits.max_num_batched_tokens):
+def verdict(request: np.void, target: int, limits: np.void) -> int:
+    """FINISHED for a request that the engine can serve up to ``target`` tokens, else why it turns it away."""
+    if target > limits.max_model_len or (not limits.chunked and request.prompt > limits.max_num_batched_tokens):
         return TOO_LONG
-    return NO_MEMORY if units_held(request.target - 1, limits) > limits.capacity_units else FINISHED
+    return NO_MEMORY if units_held(target - 1, limits) > limits.capacity_units else FINISHED
 
 
 @compiled
@@ -76,7 +76,7 @@ def first_allowed(engine: np.void, requests: np.ndarray, limits: np.void, horizo
     )
     r = engine.first_waiting
     while r >= 0:
-        allowed = not no_long or requests[r].known <= limits.long_prefill_token_threshold
+        allowed = not no_long or requests[r].known - requests[r].received <= limits.long_prefill_token_threshold
         if allowed and requests[r].visible_us <= horizon:
             return r
         r = requests[r].next_waiting
@@ -124,16 +124,40 @@ def next_visible_us(engine: np.void, requests: np.ndarray, limits: np.void, hori
 
 @inlined
 def deliver(
-    client: np.void, engine: np.void, requests: np.ndarray, limits: np.void, host: np.void, replica: int, r: int
+    client: np.void,
+    engine: np.void,
+    requests: np.ndarray,
+    limits: np.void,
+    decode_limits: np.void,
+    host: np.void,
+    replica: int,
+    r: int,
 ) -> bool:
-    """Hand a request to its engine, which sees it a little later; False: the engine can never serve it."""
+    """Hand a request to its engine, which sees it a little later; False: it can never be served.
+
+    ``decode_limits``: of the engines that decode what this one prefills.
+    """
     request = requests[r]
     request.replica = replica
     request.sent_us = client.now
     request.visible_us = client.now + host.request_us
-    request.status = verdict(request, limits)
+    request.status = verdict(request, request.target, limits)
+    if request.status == FINISHED and request.rest > 0:
+        request.status = verdict(request, request.target + request.rest, decode_limits)
     if request.status != FINISHED:
         return False
     engine.in_flight += 1
     enqueue(engine, requests, limits, r)
     return True
+
+
+@compiled
+def receive(client: np.void, engine: np.void, requests: np.ndarray, limits: np.void, replica: int, r: int) -> None:
+    """Queue a request on a decode engine: the KV of its prompt has come."""
+    request = requests[r]
+    request.moving = False
+    request.received = request.prompt
+    request.prefill_replica, request.replica = request.replica, replica
+    request.received_us = request.visible_us = client.now
+    engine.in_flight += 1
+    enqueue(engine, requests, limits, r)

@@ -89,13 +89,16 @@ REQUEST = _record(
     # stated
     arrival_us=_REAL,
     prompt=_WHOLE,
-    target=_WHOLE,  # prompt + output tokens
+    target=_WHOLE,  # prompt + output tokens; on a prefill engine: prompt + first token
+    rest=_WHOLE,  # output tokens that a decode engine generates, after the KV of the prompt has been transferred
     priority=_WHOLE,  # the lower, the earlier
     next_turn=_WHOLE,  # of its session; -1: none
     think_us=_REAL,  # from the end of the turn before it until it is sent
     # what became of it; times are -1 until they happen
     status=_WHOLE,
     replica=_WHOLE,
+    prefill_replica=_WHOLE,  # the engine that computed its prompt for another one; -1: none
+    received_us=_REAL,  # when the KV of its prompt had come to the other one
     sent_us=_REAL,
     scheduled_us=_REAL,
     first_token_us=_REAL,
@@ -118,6 +121,7 @@ REQUEST = _record(
     computed=_WHOLE,  # tokens in the cache; of a decoding request: base + clock
     base=_WHOLE,  # decoding: computed tokens less the decode clock
     chunk=_WHOLE,  # tokens scheduled in this step
+    received=_WHOLE,  # waiting on a decode engine: tokens whose KV has been transferred; 0: none
     ticket=_WHOLE,  # its number in the order of admission
     leaves_at=_WHOLE,  # decode clock at which it ends; -1: not decoding
     fills_at=_WHOLE,  # decode clock at which its window is full; -1: past, or no window
@@ -125,6 +129,7 @@ REQUEST = _record(
     decoding=_TRUTH,
     fresh=_TRUTH,  # decoding, but gave its last token at another time than the last decode step
     held=_TRUTH,  # decoding, but not reached by the budget of this step
+    moving=_TRUTH,  # the KV of its prompt is on the way to a decode engine
     # its neighbours in the batch, in order of admission; the next partial, fresh, and waiting (or ended) request
     before=_WHOLE,
     after=_WHOLE,
@@ -142,19 +147,26 @@ ENTRY = _record(
     queued=_TRUTH,
 )
 
+# what it takes to bring the KV of a prompt to a decode engine, microseconds; window layers send at most their window
+LINK = _record(token_us=_REAL, window_token_us=_REAL, window_tokens=_WHOLE, sequence_us=_REAL, latency_us=_REAL)
+
 # the benchmark client, and the router behind it
 CLIENT = _record(
     now=_REAL,  # the last event
     next=_WHOLE,  # first request in order of arrival that was not sent yet
     in_flight=_WHOLE,  # slots that are taken: requests, and sessions that have begun
     ended=_WHOLE,
-    turns=_WHOLE,  # turns whose time is set
+    turns=_WHOLE,  # turns, and transfers of KV, whose time is set
     warmups=_WHOLE,  # the first requests: measured ones wait for their end
     warmups_left=_WHOLE,
     offset_us=_REAL,  # from the clock of arrivals to that of the simulation
     max_concurrency=_WHOLE,
     router=_WHOLE,
     routed=_WHOLE,  # requests that went through the router
+    front=_WHOLE,  # engines that it sends to: all, or those that prefill, which come first
+    prefills=_TRUTH,  # what these engines compute goes on to decode engines
+    handed=_WHOLE,  # requests that did
+    link=LINK,
     hash_tokens=_WHOLE,
     cache_threshold=_REAL,
     balance_abs_threshold=_WHOLE,
@@ -167,6 +179,7 @@ ENGINE = _record(
     last_decode_end=_REAL,  # when the decoding requests got their last token
     # the queue
     in_flight=_WHOLE,  # requests that were sent here and did not end
+    link_free_us=_REAL,  # when the KV of all prompts that ended here has been sent
     first_waiting=_WHOLE,
     last_waiting=_WHOLE,
     admitted=_WHOLE,  # tickets given out
@@ -336,11 +349,23 @@ class Routing(NamedTuple):
     balance_rel_threshold: float = 1.0001
 
 
+class Transfer(NamedTuple):
+    """What it takes to bring the KV of a prompt from a prefill to a decode engine (fields of the LINK record)."""
+
+    token_us: float
+    window_token_us: float = 0.0
+    window_tokens: int = 0
+    sequence_us: float = 0.0
+    latency_us: float = 0.0
+
+
 class Outcome(NamedTuple):
     """What became of each request; times in microseconds, -1 where it never happened."""
 
     status: np.ndarray
     replica: np.ndarray
+    prefill_replica: np.ndarray
+    received_us: np.ndarray
     sent_us: np.ndarray
     scheduled_us: np.ndarray
     first_token_us: np.ndarray

@@ -31,6 +31,7 @@ from kernelsight.serving.records import (
     ServedScenario,
     Surface,
     Totals,
+    Transfer,
     Uses,
 )
 from kernelsight.serving.request_columns import fill_requests, outcome_of
@@ -144,15 +145,38 @@ class Pool(NamedTuple):
     engines: int = 1
 
 
-def in_flight_at(moments_us: np.ndarray, requests: np.ndarray) -> np.ndarray:
-    """Return how many requests were sent, not turned away, and had not ended at each moment, shape [moments]."""
+def decode_limits(limits: Limits) -> Limits:
+    """Return the limits of engines that decode what others prefill: prompts are the exception, after preemptions.
+
+    These are recomputed beside the decodes, in chunks; prefixes are cached where prompts are computed.
+    """
+    return limits._replace(chunked=True, prefill_first=False, prefix_caching=False, batch_wait_timeout_iters=0)
+
+
+def stays_on(engine: int, engines: int, requests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return when the requests that an engine did not turn away came to it and left it, in no common order."""
     accepted = requests["status"] == FINISHED
-    sent, ended = np.sort(requests["sent_us"][accepted]), np.sort(requests["finish_us"][accepted])
-    return np.searchsorted(sent, moments_us, side="right") - np.searchsorted(ended, moments_us, side="right")
+    if engines == 1:
+        return requests["sent_us"][accepted], requests["finish_us"][accepted]
+    own = requests[accepted & (requests["replica"] == engine)]
+    sent_on = requests[requests["prefill_replica"] == engine]
+    came = np.where(own["received_us"] >= 0.0, own["received_us"], own["sent_us"])
+    # a prefill engine gives the first token and is done
+    left = np.concatenate([own["finish_us"], sent_on["first_token_us"]])
+    return np.concatenate([came, sent_on["sent_us"]]), left
 
 
-def request_records(load: Load, hashed: bool) -> np.ndarray:
-    """Return fresh REQUEST records, shape [requests]; ``hashed``: with their prompts' hash blocks."""
+def in_flight_at(moments_us: np.ndarray, came_us: np.ndarray, left_us: np.ndarray) -> np.ndarray:
+    """Return how many requests had come and had not left at each moment, shape [moments]."""
+    came, left = np.sort(came_us), np.sort(left_us)
+    return np.searchsorted(came, moments_us, side="right") - np.searchsorted(left, moments_us, side="right")
+
+
+def request_records(load: Load, hashed: bool, handed_over: bool) -> np.ndarray:
+    """Return fresh REQUEST records, shape [requests].
+
+    ``hashed``: with their prompts' hash blocks. ``handed_over``: who gives the first token does not give the others.
+    """
     requests = np.zeros(load.arrival_us.size, REQUEST)
     fill_requests(requests, load.arrival_us, load.prompt_tokens, load.output_tokens)
     if load.priority.size:
@@ -164,15 +188,21 @@ def request_records(load: Load, hashed: bool) -> np.ndarray:
         requests["next_turn"][load.follows[later]] = later
         requests["follows"][later] = True
         requests["think_us"] = load.think_us
+    if handed_over:
+        requests["rest"] = load.output_tokens - 1
+        requests["target"] = load.prompt_tokens + 1
     return requests
 
 
-def client_record(load: Load, routing: Routing) -> np.ndarray:
-    """Return a fresh CLIENT record, shape [1]."""
+def client_record(load: Load, routing: Routing, front: int, transfer: Transfer | None) -> np.ndarray:
+    """Return a fresh CLIENT record, shape [1]; ``front``: engines that it sends to."""
     client = np.zeros(1, CLIENT)
     client["now"] = load.arrival_us[0]
     client["warmups"] = client["warmups_left"] = load.warmups
     client["max_concurrency"], client["hash_tokens"] = load.max_concurrency, load.hash_tokens
+    client["front"], client["prefills"] = front, transfer is not None
+    if transfer is not None:
+        client["link"] = tuple(transfer)
     for name, value in routing._asdict().items():
         client[name] = value
     return client
@@ -208,12 +238,14 @@ def serve_scenario(
     pools: Sequence[Pool],
     routing: Routing | None = None,
     *,
+    transfer: Transfer | None = None,
     keep_steps: bool = False,
     windows_from_us: float | None = None,
     scratch: np.ndarray | None = None,
 ) -> ServedScenario:
     """Simulate one client, its router and all engines; all requests end, as finished or as turned away.
 
+    ``transfer``: one pool prefills, the other decodes, and the KV of prompts goes from the one to the other.
     ``windows_from_us``: where windows of time begin; None: none are counted. ``scratch``: an array of shape
     (3, size of the pools' costs) that takes the uses where nobody reads them.
     ValueError: no request, or a block size beyond what the engine record has room for.
@@ -226,16 +258,18 @@ def serve_scenario(
             )
         if limits.prefix_caching and load.hash_tokens:
             check_caching(load, limits)
-    clients, engines = client_record(load, routing), engine_records(pools, load.arrival_us[0])
+    engines = engine_records(pools, load.arrival_us[0])
+    front = engines.size if transfer is None else pools[0].engines
+    clients = client_record(load, routing, front, transfer)
     limits = limit_records(pools, load)
     host = np.repeat(np.array([tuple(pool.host) for pool in pools], HOST), [pool.engines for pool in pools])
     caching, routed = bool(limits["hash_tokens"].any()), routing.router == PREFIX_AWARE and load.hash_tokens > 0
-    requests = request_records(load, caching or routed)
+    requests = request_records(load, caching or routed, transfer is not None)
     blocks = int(load.hashes.max(initial=-1)) + 1 if caching or routed else 0
     # the hash blocks, then the private blocks that each request leaves
     entries = np.zeros((engines.size, blocks + n if caching else 1), ENTRY)
-    sent = np.zeros((engines.size, blocks if routed else 1), np.bool_)
-    turns = np.zeros((1 if load.follows is None else load.follows.size, 2))
+    sent = np.zeros((front, blocks if routed else 1), np.bool_)
+    turns = np.zeros((1 if load.follows is None and transfer is None else n, 2))
     heaps = np.zeros((engines.size, 2, 2 * min(int(limits["max_num_seqs"].max()), n) + 16, 2), np.int64)
     costs, layouts = joined_costs([pool.costs for pool in pools])
     layout = np.repeat(layouts, [pool.engines for pool in pools])
@@ -262,11 +296,11 @@ def serve_scenario(
         engines["rows"] = 0
     steps, windows = [np.concatenate(each) if each else rows[0, :0] for each in kept], []
     for i in range(engines.size if keep_steps or counted else 0):
-        own = requests if engines.size == 1 else requests[requests["replica"] == i]
+        stays = stays_on(i, engines.size, requests)
         if keep_steps:
-            steps[i][:, WAITING] = in_flight_at(steps[i][:, START], own) - steps[i][:, RUNNING]
+            steps[i][:, WAITING] = in_flight_at(steps[i][:, START], *stays) - steps[i][:, RUNNING]
         if counted:
-            windows.append(windows_of(*sums[i], windows_from_us, widths_us[i], engines["last_us"][i], own))
+            windows.append(windows_of(*sums[i], windows_from_us, widths_us[i], engines["last_us"][i], *stays))
     totals = [Totals(*(engine[name].item() for name in TOTALS)) for engine in engines]
     out = outcome_of(requests)
     paid = [unpack_uses(uses, pool.costs, at) for pool, at in zip(pools, layouts, strict=True)]

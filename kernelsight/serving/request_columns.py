@@ -7,8 +7,8 @@ import numpy as np
 from kernelsight.serving.compiled import compiled
 from kernelsight.serving.records import FINISHED, NOBODY, Outcome
 
-WHOLE = ("status", "replica", "preemptions", "cached_tokens")
-REAL = ("sent_us", "scheduled_us", "first_token_us", "finish_us", "requeued_us", "recomputed_us")
+WHOLE = ("status", "replica", "preemptions", "cached_tokens", "prefill_replica")
+REAL = ("sent_us", "scheduled_us", "first_token_us", "finish_us", "requeued_us", "recomputed_us", "received_us")
 
 
 @compiled
@@ -23,8 +23,8 @@ def fill_requests(
         request.target = prompt_tokens[i] + output_tokens[i]
         request.status = FINISHED
         request.sent_us = request.scheduled_us = request.first_token_us = request.finish_us = -1.0
-        request.resumed_us = -1.0
-        request.leaves_at = request.fills_at = request.next_turn = NOBODY
+        request.resumed_us = request.received_us = -1.0
+        request.leaves_at = request.fills_at = request.next_turn = request.prefill_replica = NOBODY
 
 
 @compiled
@@ -34,6 +34,7 @@ def read_requests(requests: np.ndarray, whole: np.ndarray, real: np.ndarray) -> 
         request = requests[i]
         whole[0, i], whole[1, i] = request.status, request.replica
         whole[2, i], whole[3, i] = request.preemptions, request.cached_tokens
+        whole[4, i], real[6, i] = request.prefill_replica, request.received_us
         real[0, i], real[1, i] = request.sent_us, request.scheduled_us
         real[2, i], real[3, i] = request.first_token_us, request.finish_us
         real[4, i], real[5, i] = request.requeued_us, request.recomputed_us

@@ -31,7 +31,7 @@ class CostTables(NamedTuple):
 class Replica(NamedTuple):
     """One scheduler of one scenario: which rows of ``requests`` it serves, and what the loop gave back.
 
-    Where several share a client, the first has the uses and the histogram of all.
+    Where several share a client, the first has the histogram of all, and the first of each deployment its uses.
     """
 
     scenario: str
@@ -41,13 +41,20 @@ class Replica(NamedTuple):
     served: records.Served
 
 
-def replicas_of(scenario: str, deployment: str, rows: np.ndarray, served: records.ServedScenario) -> list[Replica]:
-    """Return a scenario's engines, each with the requests that it was sent."""
+def replicas_of(
+    scenario: str, pools: list[tuple[str, int]], rows: np.ndarray, served: records.ServedScenario
+) -> list[Replica]:
+    """Return a scenario's engines, each with the requests that ended there.
+
+    ``pools``: the deployment and the engines of each; the first engine of a pool has the uses of the pool.
+    """
     found = []
+    owners = [(pool, name, place == 0) for pool, (name, size) in enumerate(pools) for place in range(size)]
     for number, (totals, steps) in enumerate(zip(served.totals, served.steps, strict=True)):
         own = np.flatnonzero(served.out.replica == number)
         out = records.Outcome(*(values[own] for values in served.out))
-        uses = served.uses[0] if served.uses and number == 0 else None
+        pool, deployment, is_first = owners[number]
+        uses = served.uses[pool] if served.uses and is_first else None
         histogram = served.histogram if number == 0 else np.zeros_like(served.histogram)
         windows = served.windows[number] if served.windows else None
         one = records.Served(out, uses, histogram, totals, steps, windows)
@@ -76,12 +83,14 @@ def event_rows(replicas: list[Replica], requests: pa.Table) -> pa.Table:
             "scenario_id": served["scenario_id"],
             "request_id": served["request_id"],
             "replica": _repeated(replicas, (one.number for one in replicas), lambda one: one.rows.size),
+            "prefill_replica": pa.array(out["prefill_replica"].astype(np.int64), mask=out["prefill_replica"] < 0),
             "status": _words(STATUS, out["status"]),
             "prompt_tokens": served["prompt_tokens"],
             "output_tokens": np.where(finished, served["output_tokens"].to_numpy(), 0),
             "sent_ns": moment("sent_us"),
             "scheduled_ns": moment("scheduled_us"),
             "first_token_ns": moment("first_token_us"),
+            "kv_received_ns": moment("received_us"),
             "finish_ns": moment("finish_us"),
             "cached_tokens": out["cached_tokens"].astype(np.int64),
             "preemptions": out["preemptions"].astype(np.int64),
@@ -95,7 +104,7 @@ def event_rows(replicas: list[Replica], requests: pa.Table) -> pa.Table:
 def use_rows(replicas: list[Replica], costs: dict[str, CostTables]) -> pa.Table:
     """Turn counts over dense tables into weights on their knots, and add replicas of a scenario up."""
     groups, phases, ids, weights = [], [], [], []
-    for group in _grouped(replicas):
+    for group in _grouped(replicas, by_deployment=True):
         cost = costs[group[0].deployment]
         paid = [one.served.uses for one in group if one.served.uses is not None]
         pieces = {
@@ -172,6 +181,7 @@ def total_rows(replicas: list[Replica]) -> pa.Table:
         {
             "scenario_id": pa.array([one.scenario for one in replicas], pa.string()),
             "replica": whole([one.number for one in replicas]),
+            "deployment_id": pa.array([one.deployment for one in replicas], pa.string()),
             "steps": whole(totals.steps),
             "gpu_ns": nanoseconds(totals.gpu_us),
             "host_ns": nanoseconds(totals.host_us),
@@ -223,6 +233,7 @@ def window_rows(replicas: list[Replica]) -> pa.Table:
             "replica": _repeated(
                 replicas, (one.number for one in replicas), lambda one: one.served.windows.peak_units.size
             ),
+            "deployment_id": _named((one.deployment for one in replicas), sizes),
             "window": _joined((np.arange(size) for size in sizes), np.int64),
             "start_ns": _joined((each[:-1] for each in edges), np.int64),
             "end_ns": _joined((each[1:] for each in edges), np.int64),
@@ -237,11 +248,11 @@ def window_rows(replicas: list[Replica]) -> pa.Table:
     )
 
 
-def _grouped(replicas: list[Replica]) -> Iterable[list[Replica]]:
-    """Replicas by scenario, in order."""
-    groups: dict[str, list[Replica]] = {}
+def _grouped(replicas: list[Replica], by_deployment: bool = False) -> Iterable[list[Replica]]:
+    """Replicas by scenario (and deployment), in order."""
+    groups: dict[tuple[str, str | None], list[Replica]] = {}
     for one in replicas:
-        groups.setdefault(one.scenario, []).append(one)
+        groups.setdefault((one.scenario, one.deployment if by_deployment else None), []).append(one)
     return groups.values()
 
 

@@ -16,11 +16,11 @@ from kernelsight.serving.records import LEAST_LOADED, ROUND_ROBIN
 
 
 @compiled
-def least_loaded(client: np.void, engines: np.ndarray) -> int:
+def least_loaded(engines: np.ndarray, routed: int) -> int:
     """The engine with the fewest requests that wait or run; among equal ones the next in turn."""
-    best = client.routed % engines.size
+    best = routed % engines.size
     for k in range(1, engines.size):
-        i = (client.routed + k) % engines.size
+        i = (routed + k) % engines.size
         if engines[i].in_flight < engines[best].in_flight:
             best = i
     return best
@@ -54,13 +54,21 @@ def route(client: np.void, engines: np.ndarray, request: np.void, hashes: np.nda
     if client.router == ROUND_ROBIN:
         i = client.routed % engines.size
     elif client.router == LEAST_LOADED:
-        i = least_loaded(client, engines)
+        i = least_loaded(engines, client.routed)
     else:
         i, blocks = longest_match(request, hashes, sent)
         tokens = min(blocks * client.hash_tokens, request.prompt)
         if tokens <= client.cache_threshold * request.prompt or not is_balanced(client, engines):
-            i = least_loaded(client, engines)
+            i = least_loaded(engines, client.routed)
         for block in range(request.hash_count):
             sent[i, hashes[request.hash_at + block]] = True
     client.routed += 1
+    return i
+
+
+@compiled
+def route_decode(client: np.void, engines: np.ndarray) -> int:
+    """The decode engine that gets a request with the KV of its prompt: in turn, or the least loaded one."""
+    i = client.handed % engines.size if client.router == ROUND_ROBIN else least_loaded(engines, client.handed)
+    client.handed += 1
     return i

@@ -275,8 +275,11 @@ def schedule(
         return prompt_tokens, decode_tokens, preempted, blocked
     blocked = False
     if not preempted:
-        admitted, blocked = admit(engine, requests, limits, hashes, entries, horizon, prompt_tokens, decode_tokens)
+        admitted, joined, blocked = admit(
+            engine, requests, heaps, limits, hashes, entries, horizon, prompt_tokens, decode_tokens
+        )
         prompt_tokens += admitted
+        decode_tokens += joined
     if prompts_only and prompt_tokens == 0:
         # the prompt under way gave its blocks back: decode instead, so that blocks become free
         prompt_tokens, decode_tokens, _ = schedule_running(engine, requests, heaps, limits, hashes, entries, False)

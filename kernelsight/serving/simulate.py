@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.errors import InvalidInput
+from kernelsight.plan import deployments_of
 from kernelsight.serving import records, replica
 from kernelsight.serving.knots import PARTS
 from kernelsight.serving.results import (
@@ -39,13 +40,14 @@ def simulate_scenarios(
     faults: pa.Table,
     memory_plan: pa.Table,
     host_settings: pa.Table,
+    kv_transfers: pa.Table,
 ) -> dict[str, pa.Table]:
     """Serve every scenario whose deployment can run.
 
     Returns request_events, step_cost_uses, itl_histogram, replica_totals, steps and serving_windows by name.
     """
     replicas, costs = serve_replicas(
-        scenarios, requests, step_costs, step_shapes, settings, faults, memory_plan, host_settings
+        scenarios, requests, step_costs, step_shapes, settings, faults, memory_plan, host_settings, kv_transfers
     )
     return {
         "request_events": event_rows(replicas, requests),
@@ -66,6 +68,7 @@ def serve_replicas(
     faults: pa.Table,
     memory_plan: pa.Table,
     host_settings: pa.Table,
+    kv_transfers: pa.Table,
     *,
     count_uses: bool = True,
     threads: int | None = None,
@@ -79,11 +82,12 @@ def serve_replicas(
     plans = _by_key(memory_plan, "deployment_id")
     hosts = _by_key(host_settings, "deployment_id")
     broken = set(faults["deployment_id"].to_pylist())
-    wanted = [row for row in scenarios.to_pylist() if row["deployment_id"] not in broken]
+    links = _by_key(kv_transfers, "scenario_id")
+    wanted = [row for row in scenarios.to_pylist() if not broken.intersection(deployments_of(row))]
     shapes_of, costs_of = split_by_deployment(step_shapes), split_by_deployment(step_costs)
     costs = {
         key: cost_tables(costs_of[key], shapes_of[key], deployments[key])
-        for key in dict.fromkeys(row["deployment_id"] for row in wanted)
+        for key in dict.fromkeys(key for row in wanted for key in deployments_of(row))
     }
     scratches = threading.local()
     columns = load_columns(requests)
@@ -93,32 +97,56 @@ def serve_replicas(
         scenario, rows, number = job
         if rows.size == 0:
             return []
-        key = scenario["deployment_id"]
-        deployment, plan, cost = deployments[key], plans[key], costs[key]
-        load = load_of(columns, requests, rows, scenario, deployment, plan)
-        limits = limits_of(deployment, plan, cost.window_tokens)
-        host = host_of(hosts[key], deployment, cost.launches)
-        scratch = None if count_uses else scratch_of(scratches, cost.packed.values.size)
+        *_, front = keys = deployments_of(scenario)
+        load = load_of(columns, requests, rows, scenario, deployments[front], plans[front])
+        scratch = None if count_uses else scratch_of(scratches, sum(costs[key].packed.values.size for key in keys))
         start_us = columns["arrival_s"][spans[scenario["scenario_id"]][0]] * 1e6
         keep = {"keep_steps": scenario["keep_steps"], "scratch": scratch}
         keep["windows_from_us"] = start_us if count_uses else None
+        pools = [pool_of(deployments[key], plans[key], hosts[key], costs[key]) for key in keys]
         if number is not None:
-            served = replica.serve(load, limits, host, cost.packed, **keep)
-            return [Replica(scenario["scenario_id"], key, number, rows, served)]
-        pool = replica.Pool(limits, host, cost.packed, deployment["dp"])
-        together = replica.serve_scenario(load, [pool], routing_of(scenario), **keep)
-        return replicas_of(scenario["scenario_id"], key, rows, together)
+            served = replica.serve(load, *pools[0][:3], **keep)
+            return [Replica(scenario["scenario_id"], front, number, rows, served)]
+        if len(keys) > 1:
+            pools = halves_of(scenario, *pools)
+            keep["transfer"] = transfer_of(links[scenario["scenario_id"]])
+        together = replica.serve_scenario(load, pools, routing_of(scenario), **keep)
+        sizes = [(key, pool.engines) for key, pool in zip(reversed(keys), pools, strict=True)]
+        return replicas_of(scenario["scenario_id"], sizes, rows, together)
 
     jobs = []
     for row in wanted:
         start, stop = spans.get(row["scenario_id"], (0, 0))
         rows, engines = np.arange(start, stop), deployments[row["deployment_id"]]["dp"]
-        if engines > 1 and engines_meet(row, columns, rows):
+        if len(deployments_of(row)) > 1 or (engines > 1 and engines_meet(row, columns, rows)):
             jobs.append((row, rows, None))
         else:
             jobs += [(row, rows[number::engines], number) for number in range(engines)]
     with ThreadPoolExecutor(max_workers=threads or os.cpu_count()) as pool:
         return [one for served in pool.map(serve, jobs) for one in served], costs
+
+
+def pool_of(
+    deployment: dict[str, Any], plan: dict[str, Any], overhead: dict[str, Any], cost: CostTables
+) -> replica.Pool:
+    """Return the engines of a deployment."""
+    limits = limits_of(deployment, plan, cost.window_tokens)
+    return replica.Pool(limits, host_of(overhead, deployment, cost.launches), cost.packed, deployment["dp"])
+
+
+def halves_of(scenario: dict[str, Any], decode: replica.Pool, prefill: replica.Pool) -> list[replica.Pool]:
+    """Return all engines that compute prompts, and all that decode, where these are others."""
+    return [
+        prefill._replace(engines=prefill.engines * (scenario["prefill_replicas"] or 1)),
+        decode._replace(
+            limits=replica.decode_limits(decode.limits), engines=decode.engines * (scenario["decode_replicas"] or 1)
+        ),
+    ]
+
+
+def transfer_of(link: dict[str, Any]) -> records.Transfer:
+    """Return what it takes to bring the KV of a prompt from the ones to the others."""
+    return records.Transfer(*(link[name] for name in records.Transfer._fields))
 
 
 def engines_meet(scenario: dict[str, Any], columns: dict[str, np.ndarray], rows: np.ndarray) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.compiled import compiled
-from kernelsight.serving.records import FINISHED, Windows
+from kernelsight.serving.records import Windows
 from kernelsight.serving.steps import DECODES, END, FOUND, LOOKED_UP, PREEMPTED, PROMPTS, RUNNING, START, UNITS
 
 WINDOWS = 128
@@ -70,16 +70,22 @@ def fresh() -> tuple[np.ndarray, np.ndarray]:
 
 
 def windows_of(
-    sums: np.ndarray, peaks: np.ndarray, origin_us: float, width_us: float, last_us: float, requests: np.ndarray
+    sums: np.ndarray,
+    peaks: np.ndarray,
+    origin_us: float,
+    width_us: float,
+    last_us: float,
+    came_us: np.ndarray,
+    left_us: np.ndarray,
 ) -> Windows:
-    """Return the windows up to the end of the last step, with the requests that were in flight in them."""
+    """Return the windows up to the end of the last step, with the requests that were in flight in them.
+
+    ``came_us``, ``left_us``: when the requests that were not turned away came and left, shape [requests] each.
+    """
     count = min(max(int(np.ceil((last_us - origin_us) / width_us)), 1), WINDOWS)
     edges = origin_us + width_us * np.arange(count + 1)
     edges[-1] = max(last_us, edges[-2])
-    accepted = requests["status"] == FINISHED
-    in_flight = np.diff(
-        _elapsed(requests["sent_us"][accepted], edges) - _elapsed(requests["finish_us"][accepted], edges)
-    )
+    in_flight = np.diff(_elapsed(came_us, edges) - _elapsed(left_us, edges))
     return Windows(edges, sums[:count], peaks[:count, PEAK_UNITS], peaks[:count, PEAK_RUNNING], in_flight)
 
 

@@ -33,6 +33,5 @@ select
   means.cached_tokens / nullif(means.looked_up_tokens, 0) as hit_rate,
   means.preemptions
 from means
-join scenarios using (scenario_id)
 join memory_plan as plan using (deployment_id)
 order by means.scenario_id, means.replica, means."window"

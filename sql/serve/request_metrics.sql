@@ -12,6 +12,7 @@ select
   (events.scheduled_ns - events.sent_ns) / 1e6 as queue_ms,
   (events.first_token_ns - events.scheduled_ns) / 1e6 as prefill_ms,
   (events.finish_ns - events.first_token_ns) / 1e6 as decode_ms,
+  (events.kv_received_ns - events.first_token_ns) / 1e6 as kv_transfer_ms,
   events.cached_tokens,
   events.preemptions,
   events.requeued_ns / 1e6 as requeue_ms,

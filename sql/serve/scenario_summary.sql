@@ -5,12 +5,23 @@ replicas as (
     scenario_id,
     sum(steps)::bigint as steps,
     sum(preemptions)::bigint as preemptions,
-    max(peak_kv_units) as peak_kv_units,
+    max(peak_kv_units / nullif(capacity_units, 0)) as peak_kv_share,
     sum(gpu_ns) / 1e9 as gpu_s,
     sum(host_ns) / 1e9 as host_exposed_s,
     sum(idle_ns) / 1e9 as idle_s,
     sum(itl_sum_ns) as itl_sum_ns
-  from replica_totals
+  from replica_totals join (select deployment_id, capacity_units from memory_plan) using (deployment_id)
+  group by scenario_id
+),
+pools as (
+  -- with disaggregated serving two: one that decodes, one that computes prompts
+  select scenario_id, deployment_id, coalesce(decode_replicas, 1) as replicas from scenarios
+  union all
+  select scenario_id, prefill_deployment_id, coalesce(prefill_replicas, 1) from scenarios where prefill_deployment_id is not null
+),
+sizes as (
+  select scenario_id, sum(tp * pp * dp * replicas)::bigint as gpus
+  from pools join deployment_settings using (deployment_id)
   group by scenario_id
 ),
 itl as (
@@ -20,7 +31,9 @@ itl as (
   group by scenario_id
 ),
 faults as (
-  select deployment_id, string_agg(sentence, '; ' order by fault) as sentences from deployment_faults group by deployment_id
+  select scenario_id, string_agg(sentence, '; ' order by fault) as sentences
+  from (select distinct scenario_id, fault, sentence from pools join deployment_faults using (deployment_id))
+  group by scenario_id
 )
 select
   scenarios.scenario_id,
@@ -43,21 +56,21 @@ select
   statistics.output_tokens / nullif(statistics.duration_s, 0) as output_throughput,
   (statistics.prompt_tokens + statistics.output_tokens) / nullif(statistics.duration_s, 0) as total_throughput,
   statistics.good / nullif(statistics.duration_s, 0) as goodput,
-  settings.tp * settings.pp * settings.dp as gpus,
-  statistics.output_tokens / nullif(statistics.duration_s, 0) / (settings.tp * settings.pp * settings.dp) as output_throughput_per_gpu,
+  sizes.gpus,
+  statistics.output_tokens / nullif(statistics.duration_s, 0) / sizes.gpus as output_throughput_per_gpu,
   1000 / statistics.tpot_mean_ms as output_throughput_per_user,
   replicas.steps,
   replicas.preemptions,
   case when statistics.asked_tokens > 0 then statistics.cached_tokens / statistics.asked_tokens end as prefix_cache_hit_rate,
   plan.kv_cache_tokens,
-  replicas.peak_kv_units / nullif(plan.capacity_units, 0) as peak_kv_share,
+  replicas.peak_kv_share,
   replicas.gpu_s,
   replicas.host_exposed_s,
   replicas.idle_s
 from scenarios
-join deployment_settings as settings using (deployment_id)
+join sizes using (scenario_id)
 join memory_plan as plan using (deployment_id)
-left join faults using (deployment_id)
+left join faults using (scenario_id)
 left join request_statistics as statistics using (scenario_id)
 left join gaps using (scenario_id)
 left join replicas using (scenario_id)

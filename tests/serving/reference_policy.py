@@ -126,7 +126,7 @@ class Reserve:
     def note_preemption(self, running: Sequence[Any]) -> None:
         """A request was preempted; ``running``: those that still run."""
         generated = sum(len(r.token_times_us) for r in running)
-        asked = sum(r.output_tokens for r in running)
+        asked = sum(r.asked_tokens for r in running)
         self.set_at = min((generated + 20 * len(running)) / (asked + 1.0), 1.0)
         self.since = self.decode_steps + 1
 
@@ -139,10 +139,10 @@ class Reserve:
 
     def end_of(self, request: Any, ratio: float) -> int:
         """Tokens in the cache up to which a request's units are reserved; the last token never enters the cache."""
-        last = request.prompt_tokens + request.output_tokens - 1
+        last = request.prompt_tokens + request.asked_tokens - 1
         if self.limits.capacity_policy == records.GUARANTEED_NO_EVICT:
             return last
-        left = min(request.output_tokens - len(request.token_times_us), 4096)
+        left = min(request.asked_tokens - len(request.token_times_us), 4096)
         return min(request.known_tokens + int(ratio * left), last)
 
     def room(self, running: Sequence[Any]) -> int:
@@ -158,7 +158,7 @@ class Reserve:
     def needed(self, request: Any, tokens: int) -> int:
         """Units that are reserved for a request that is admitted with ``tokens`` in its first step."""
         hit = self.memory.hit_tokens(request)
-        end = hit + tokens
+        end = hit + request.received_tokens + tokens
         if self.limits.capacity_policy != records.MAX_UTILIZATION:
             end = max(self.end_of(request, 1.0), end)
         return self.memory.units_of(end) - self.memory.hit_units(request) + self.memory.unkept_hits(request)

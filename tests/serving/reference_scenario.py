@@ -14,6 +14,12 @@ Written from the semantics alone; the engines are those of ``reference_scheduler
   part of the prompt was sent before (the first engine of equal ones), if that is more than ``cache_threshold`` of it
   and the loads are alike: largest - smallest <= ``balance_abs_threshold``, or largest <= ``balance_rel_threshold`` x
   smallest. Otherwise to the least loaded.
+- Where some engines prefill and others decode, the client sends to the first. They give the first token; the KV of the
+  prompt goes over the link of its engine, one prompt after another in the order of their ends (of one step: of
+  admission), and is there after the latency. That is an event like a later turn. Then the request goes in turn (or,
+  unless the router takes turns, to the least loaded) to a decode engine, which sees it at once, gives it all its units
+  when it admits it, and decodes it in that step. Preempted there it is recomputed there. A request that its decode
+  engine could never serve is turned away at once.
 """
 
 from __future__ import annotations
@@ -22,10 +28,20 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from kernelsight.serving import records
 from tests.serving.reference_scheduler import MOST_STEPS, Request, Run, Scheduler, Step, Work, step_time
+
+
+class Prefills(NamedTuple):
+    """Engines that compute the prompts for the others."""
+
+    limits: Any
+    host: Any
+    gpu_time: Callable[[Work], float]
+    engines: int
+    transfer: records.Transfer
 
 
 class Engine:
@@ -38,6 +54,7 @@ class Engine:
         self.granted: dict[int, int] | None = None
         self.run = Run([], [], 0.0)
         self.in_flight = 0
+        self.link_free_us = -math.inf
 
     def due_us(self) -> float:
         """When its step ends, or its next one begins."""
@@ -68,6 +85,13 @@ class Engine:
         self.horizon = self.run.steps[-1].start_us if self.limits.asynchronous else self.clock
         self.last_end = self.clock
         return ended
+
+    def sent_us(self, request: Request, transfer: records.Transfer, now: float) -> float:
+        """When the KV of a prompt that ended now has come to a decode engine."""
+        us = transfer.sequence_us + transfer.token_us * request.prompt_tokens
+        us += transfer.window_token_us * min(request.prompt_tokens, transfer.window_tokens)
+        self.link_free_us = max(self.link_free_us, now) + us
+        return self.link_free_us + transfer.latency_us
 
 
 class Router:
@@ -101,6 +125,20 @@ class Router:
     def matched_blocks(self, i: int, request: Request) -> int:
         """Leading hash blocks of the prompt that engine ``i`` was sent before."""
         return next((k for k, h in enumerate(request.hashes) if h not in self.sent[i]), len(request.hashes))
+
+
+class DecodeRouter:
+    """Chooses a decode engine."""
+
+    def __init__(self, routing: records.Routing, engines: list[Engine]):
+        self.in_turn, self.engines = routing.router == records.ROUND_ROBIN, engines
+        self.handed = 0
+
+    def route(self) -> int:
+        """The number of the decode engine that gets the next request."""
+        order = [(self.handed + k) % len(self.engines) for k in range(len(self.engines))]
+        self.handed += 1
+        return order[0] if self.in_turn else min(order, key=lambda i: self.engines[i].in_flight)
 
 
 class Client:
@@ -158,14 +196,23 @@ def serve_scenario(
     gpu_time: Callable[[Work], float],
     routing: records.Routing,
     engines: int,
+    prefills: Prefills | None = None,
 ) -> tuple[list[Run], list[int]]:
     """Serve a client's requests with alike engines; returns a run for each of them, and each request's engine.
 
-    The engine of a turn that never went out is that of the turn that was turned away.
+    With ``prefills`` the engines decode; those that prefill come first. The engine of a turn that never went out is
+    that of the turn that was turned away.
     """
     start = requests[0].arrival_us
     fleet = [Engine(limits, host, gpu_time, load.hash_tokens, start) for _ in range(engines)]
-    client, router = Client(requests, load), Router(routing, fleet, load.hash_tokens)
+    front = fleet
+    if prefills:
+        told = (prefills.limits, prefills.host, prefills.gpu_time, load.hash_tokens, start)
+        front = [Engine(*told) for _ in range(prefills.engines)]
+        decoders, fleet = fleet, [*front, *fleet]
+        decode_router = DecodeRouter(routing, decoders)
+    client, router = Client(requests, load), Router(routing, front, load.hash_tokens)
+    moving: set[int] = set()
     number = {id(request): i for i, request in enumerate(requests)}
     replicas = [0] * len(requests)
     now, rounds = start, 0
@@ -174,12 +221,31 @@ def serve_scenario(
         for engine in fleet:
             if engine.granted is not None and engine.clock == now:
                 for request in engine.end():
-                    client.note_end(number[id(request)], now, finished=True)
+                    if request.prefill_only and request.output_tokens > 1:
+                        moving.add(number[id(request)])
+                        moment = engine.sent_us(request, prefills.transfer, now)
+                        heapq.heappush(client.turns, (moment, number[id(request)]))
+                    else:
+                        client.note_end(number[id(request)], now, finished=True)
         while client.next_send_us(now) <= now:
             i = client.take(now)
+            if i in moving:
+                moving.remove(i)
+                requests[i].prefill_replica, replicas[i] = replicas[i], len(front) + decode_router.route()
+                take_over(requests[i], fleet[replicas[i]], now)
+                continue
             replicas[i] = router.route(requests[i])
             requests[i].sent_us = now
-            accepted = fleet[replicas[i]].scheduler.accept(requests[i], host.request_us)
+            requests[i].prefill_only = prefills is not None
+            engine = fleet[replicas[i]]
+            accepted = engine.scheduler.accept(requests[i], engine.host.request_us)
+            if accepted and prefills and requests[i].output_tokens > 1:
+                requests[i].prefill_only = False
+                requests[i].status = decoders[0].scheduler.verdict(requests[i])
+                requests[i].prefill_only = True
+                accepted = requests[i].status == "finished"
+                if not accepted:
+                    engine.scheduler.queue.remove(requests[i])
             fleet[replicas[i]].in_flight += accepted
             if not accepted:
                 client.note_end(i, now, finished=False)
@@ -193,3 +259,12 @@ def serve_scenario(
         if rounds > MOST_STEPS:
             raise RuntimeError(f"the reference took {MOST_STEPS} rounds and {client.left} requests have not ended")
     return [engine.run for engine in fleet], replicas
+
+
+def take_over(request: Request, engine: Engine, now: float) -> None:
+    """Queue a request on a decode engine: the KV of its prompt has come."""
+    request.prefill_only = request.decoding = False
+    request.cached_tokens, request.received_tokens = 0, request.prompt_tokens
+    request.received_us = request.visible_us = now
+    engine.scheduler.queue.append(request)
+    engine.in_flight += 1

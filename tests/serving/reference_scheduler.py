@@ -66,6 +66,15 @@ class Request:
     recomputed_us: float = 0.0  # from an admission after a preemption to the next token or preemption
     since_us: float = 0.0  # when it was last preempted, or admitted after that
     recomputes: bool = False
+    prefill_only: bool = False  # its engine gives the first token, another one the others
+    received_tokens: int = 0  # waiting: tokens whose KV was transferred
+    received_us: float = -1.0  # then
+    prefill_replica: int = -1
+
+    @property
+    def asked_tokens(self) -> int:
+        """Tokens that the engine generates which has it."""
+        return 1 if self.prefill_only else self.output_tokens
 
     @property
     def rank(self) -> tuple[int, float, int]:
@@ -174,17 +183,20 @@ class Scheduler:
 
     # --- the queue
 
-    def accept(self, request: Request, request_us: float) -> bool:
-        """Queue a request, or reject it for good."""
-        whole = request.prompt_tokens + request.output_tokens
+    def verdict(self, request: Request) -> str:
+        """Why the request could never be served; "finished" where it can."""
+        whole = request.prompt_tokens + request.asked_tokens
         too_long = whole > self.limits.max_model_len
         if not self.limits.chunked and request.prompt_tokens > self.limits.max_num_batched_tokens:
             too_long = True
         if too_long:
-            request.status = "too_long"
-        elif self.memory.units_of(whole - 1) > self.limits.capacity_units:
-            request.status = "no_memory"
-        else:
+            return "too_long"
+        return "no_memory" if self.memory.units_of(whole - 1) > self.limits.capacity_units else "finished"
+
+    def accept(self, request: Request, request_us: float) -> bool:
+        """Queue a request, or reject it for good."""
+        request.status = self.verdict(request)
+        if request.status == "finished":
             request.visible_us = request.sent_us + request_us
             self.queue.append(request)
         return request.status == "finished"
@@ -204,7 +216,7 @@ class Scheduler:
     def may_be_next(self, request: Request) -> bool:
         """False for a long prompt that has to let shorter ones pass."""
         most, long = self.limits.max_long_partial_prefills, self.limits.long_prefill_token_threshold
-        if not most or request.known_tokens <= long:
+        if not most or request.known_tokens - request.received_tokens <= long:
             return True
         return sum(not r.decoding and r.missing_tokens > long for r in self.running) < most
 
@@ -250,7 +262,8 @@ class Scheduler:
 
     def fits(self, request: Request, tokens: int, room: int) -> bool:
         """Whether KV units for the request are free, as many as the policy wants, and out of what is not reserved."""
-        return self.memory.fits(request, tokens) and self.reserve.is_left(request, tokens, room, self.running)
+        whole = request.received_tokens + tokens
+        return self.memory.fits(request, whole) and self.reserve.is_left(request, tokens, room, self.running)
 
     def has_room(self, request: Request, tokens: int, room: int) -> bool:
         """The same, where the engine means to admit it: a refusal is remembered."""
@@ -273,7 +286,7 @@ class Scheduler:
         """Tokens that the request gets out of this budget."""
         tokens = request.missing_tokens
         if request not in self.running:
-            tokens -= self.memory.hit_tokens(request)
+            tokens -= request.received_tokens + self.memory.hit_tokens(request)
         if self.limits.long_prefill_token_threshold:
             tokens = min(tokens, self.limits.long_prefill_token_threshold)
         return min(tokens, budget)
@@ -333,14 +346,17 @@ class Scheduler:
             room -= self.reserve.needed(request, tokens)
             self.queue.remove(request)
             self.running.append(request)
-            request.cached_tokens = self.memory.hit_tokens(request)
+            received, request.received_tokens = request.received_tokens, 0
+            request.cached_tokens = received + self.memory.hit_tokens(request)
             self.memory.enter(request)
-            self.memory.grow(request, tokens)
+            self.memory.grow(request, received + tokens)
             granted[id(request)] = tokens
             self.door.joined += 1
             if self.limits.capacity_policy == records.MAX_UTILIZATION:
                 room = self.reserve.room(self.running)
-            if request.scheduled_us < 0:
+            if received:
+                request.decoding = True
+            elif request.scheduled_us < 0:
                 request.scheduled_us, request.hit_tokens = now, request.cached_tokens
             else:
                 request.requeued_us += now - request.since_us
@@ -349,7 +365,7 @@ class Scheduler:
     def may_stay_partial(self, request: Request, tokens: int, granted: dict[int, int]) -> bool:
         """Whether this chunk ends the prompt, or leaves no more prompts in part than there may be at once."""
         most = self.limits.max_num_partial_prefills
-        if not most or tokens == request.missing_tokens - self.memory.hit_tokens(request):
+        if not most or tokens + request.received_tokens == request.missing_tokens - self.memory.hit_tokens(request):
             return True
         return sum(granted.get(id(r), 0) < r.missing_tokens for r in self.running if not r.decoding) < most
 
@@ -379,8 +395,8 @@ class Scheduler:
                     request.recomputed_us += now - request.since_us
                     request.recomputes = False
                 request.decoding = True
-        ended = [r for r in self.running if len(r.token_times_us) == r.output_tokens]
-        self.running = [r for r in self.running if len(r.token_times_us) < r.output_tokens]
+        ended = [r for r in self.running if len(r.token_times_us) == r.asked_tokens]
+        self.running = [r for r in self.running if len(r.token_times_us) < r.asked_tokens]
         for request in ended:
             request.finish_us = now
             self.memory.leave(request)

@@ -81,6 +81,7 @@ def test_reach_counts_requests_and_tokens_of_each_deployment():
         {
             "scenario_id": ["a", "b", "c", "d"],
             "deployment_id": ["one", "one", "two", "three"],
+            "prefill_deployment_id": pa.array([None, None, "four", None], pa.string()),
             "max_concurrency": pa.array([8, None, 2, 9], pa.int64()),
         }
     )
@@ -91,7 +92,7 @@ def test_reach_counts_requests_and_tokens_of_each_deployment():
             "output_tokens": [1, 2, 90, 100, 1, 2, 3, 4],
         }
     )
-    assert reaches(scenarios, requests) == {"one": Reach(3, 110), "two": Reach(2, 11)}
+    assert reaches(scenarios, requests) == {"one": Reach(3, 110), "two": Reach(2, 11), "four": Reach(2, 11)}
 
 
 @pytest.mark.parametrize("window", [0, 128])

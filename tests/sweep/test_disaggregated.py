@@ -1,0 +1,168 @@
+"""Disaggregated serving from flags to tables: what is given, what it adds up to, and the same in a sweep."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kernelsight.errors import InvalidInput, UnknownName
+from kernelsight.plan import deployment_row, give_plan, normalise, prefill_row, scenario_row
+from kernelsight.session import Session
+from kernelsight.sweep import sweep
+
+from .conftest import LOAD, SMALL, rows_of
+
+APART = {"prefill_replicas": 2, "prefill_tensor_parallel_size": 2, "decode_replicas": 3}
+GRID = [
+    *rows_of(
+        max_concurrency=[1, 8],
+        prefill_replicas=[1, 2],
+        prefill_tensor_parallel_size=[1, 2],
+        router=[None, "least_loaded"],
+    ),
+    *rows_of(max_concurrency=[8], **{name: [value] for name, value in APART.items()}, data_parallel_size=[2]),
+    *rows_of(request_rate=[40.0], prefill_replicas=[1], kv_transfer_fabric=["pcie4_x16"]),
+    *rows_of(max_concurrency=[1, 8]),
+]
+
+
+@pytest.fixture(scope="module")
+def served(session: Session) -> Session:
+    with session.fork() as fork:
+        give_plan(fork, GRID)
+        yield fork
+
+
+def test_one_deployment_for_each_side_and_the_same_name_for_the_same_scenario() -> None:
+    flags = normalise({**SMALL, **LOAD, **APART, "max_concurrency": 8})
+    decode, prefill = deployment_row(flags), prefill_row(flags)
+    assert (decode["tp"], prefill["tp"]) == (1, 2)
+    scenario = scenario_row(flags, decode)
+    assert (scenario["deployment_id"], scenario["prefill_deployment_id"]) == (
+        decode["deployment_id"],
+        prefill["deployment_id"],
+    )
+    plain = normalise({**SMALL, **LOAD, "max_concurrency": 8})
+    assert prefill_row(plain) is None
+    names = {scenario_row({**flags, **more}, decode)["scenario_id"] for more in ({}, {"decode_replicas": 4})}
+    assert len(names | {scenario_row(plain, decode)["scenario_id"]}) == 3
+
+
+def test_experts_over_all_gpus_stay_over_all_gpus() -> None:
+    flags = {"model": "gpt-oss-20b", "gpu": "l4", "tp": 2, "enable_expert_parallel": True, "prefill_replicas": 1}
+    assert prefill_row(normalise(flags | {"prefill_tp": 4}))["ep"] == 4
+    assert prefill_row(normalise(flags | {"prefill_tp": 4, "prefill_expert_parallel_size": 2}))["ep"] == 2
+
+
+def test_words_for_what_does_not_go_together(session: Session) -> None:
+    with pytest.raises(InvalidInput, match="prefill_tensor_parallel_size is about disaggregated serving"):
+        prefill_row(normalise({**SMALL, "prefill_tp": 2}))
+    with pytest.raises(InvalidInput, match="decode_replicas is about disaggregated serving"):
+        prefill_row(normalise({**SMALL, "decode_replicas": 2}))
+    with pytest.raises(InvalidInput, match="static batches prefill and decode in one engine"):
+        prefill_row(normalise({**SMALL, "scheduling": "static", "prefill_replicas": 1}))
+    with pytest.raises(InvalidInput, match="prefill_replicas is 0; give a whole number from 1 to 1024"):
+        normalise({"prefill_replicas": 0})
+    with session.fork() as fork, pytest.raises(UnknownName, match="infiniband_ndr"):
+        give_plan(fork, [{**SMALL, **LOAD, "prefill_replicas": 1, "kv_transfer_fabric": "infiniband_nrd"}])
+    with session.fork() as fork, pytest.raises(UnknownName, match="h100_sxm"):
+        give_plan(fork, [{**SMALL, **LOAD, "prefill_replicas": 1, "prefill_gpu": "h100_sxn"}])
+
+
+def test_all_gpus_count_and_every_replica_has_its_deployment(served: Session) -> None:
+    rows = served.query("""
+        select gpus, totals.n, sizes from scenario_summary
+        join (
+          select scenario_id, count(*) as n, count(distinct deployment_id) as sizes from replica_totals group by all
+        ) as totals using (scenario_id)
+        join scenarios using (scenario_id) where decode_replicas = 3
+    """).to_pylist()
+    # 2 x tp 2 x dp 2 that compute prompts, 3 x dp 2 that decode
+    assert rows == [{"gpus": 14, "n": 10, "sizes": 2}]
+
+
+def test_inv_3_first_tokens_come_before_the_transfer_and_that_before_the_others(served: Session) -> None:
+    wrong = served.query("""
+        select * from request_events join scenarios using (scenario_id) where prefill_deployment_id is not null
+        and not (sent_ns <= scheduled_ns and scheduled_ns < first_token_ns
+                 and first_token_ns < kv_received_ns and kv_received_ns < finish_ns and prefill_replica < replica)
+    """)
+    assert wrong.num_rows == 0
+    together = "select * from request_events join scenarios using (scenario_id) where prefill_deployment_id is null"
+    assert served.query(together)["kv_received_ns"].null_count == 2 * LOAD["num_prompts"]
+
+
+def test_the_transfer_takes_the_bytes_of_the_prompt_over_the_port(served: Session) -> None:
+    # one request at a time, tensor-parallel size 1: nobody else is on the link
+    rows = served.query("""
+        select kv_transfer_ms, latency_us + prompt_tokens * full_token_bytes / (bytes_per_s * efficiency) * 1e6 as us
+        from request_metrics join scenarios using (scenario_id)
+        join deployments on deployments.deployment_id = prefill_deployment_id
+        join kv_layout on kv_layout.deployment_id = prefill_deployment_id
+        join fabrics on fabric = 'infiniband_ndr'
+        where max_concurrency = 1 and deployments.tp = 1
+    """).to_pylist()
+    assert len(rows) == 4 * LOAD["num_prompts"]
+    for row in rows:
+        assert row["kv_transfer_ms"] * 1e3 == pytest.approx(row["us"], abs=2e-3)
+
+
+def test_inv_9_the_breakdown_adds_up_over_both_sides(served: Session) -> None:
+    spent = served.query("""
+        with broken as (select scenario_id, sum(total_us) as kernels_us from kernel_breakdown group by all),
+        clock as (select scenario_id, sum(gpu_ns) / 1e3 as steps_us,
+                         sum(last_ns - first_ns - host_ns - idle_ns) / 1e3 as busy_us from replica_totals group by all)
+        select * from broken full join clock using (scenario_id)
+    """).to_pylist()
+    assert len(spent) == len(GRID)
+    for row in spent:
+        assert row["kernels_us"] == pytest.approx(row["steps_us"], rel=1e-6)
+        assert row["busy_us"] == pytest.approx(row["steps_us"], rel=1e-6)
+
+
+def test_prompts_are_computed_by_one_side_only(served: Session) -> None:
+    rows = served.query("""
+        select totals.deployment_id = scenarios.deployment_id as decodes, sum(scheduled_prompt_tokens) as prompts
+        from replica_totals as totals join scenarios using (scenario_id)
+        where prefill_deployment_id <> scenarios.deployment_id group by all order by all
+    """).to_pylist()
+    assert rows[0]["prompts"] > 0 and rows[1] == {"decodes": True, "prompts": 0}
+
+
+def test_a_sweep_says_the_same(session: Session) -> None:
+    told = {row["scenario_id"]: row for row in sweep(session, GRID).to_pylist()}
+    rows = session.what_if(GRID).to_pylist()
+    assert len(told) == len(rows) == len(GRID)
+    for row in rows:
+        found = told[row["scenario_id"]]
+        shared = {name for name in row if name in found}
+        assert {name: found[name] for name in shared} == {name: row[name] for name in shared}
+    # INV-7
+    for row in GRID[:2] + GRID[-4:-2]:
+        (alone,) = sweep(session, [row]).to_pylist()
+        found = told[alone["scenario_id"]]
+        assert {name: found[name] for name in alone} == alone
+
+
+def test_a_fault_of_either_side_is_told(session: Session) -> None:
+    (row,) = session.what_if(rows_of(max_concurrency=[1], prefill_replicas=[1], prefill_tp=[3])).to_pylist()
+    assert "tensor-parallel size 3" in row["status"] and row["completed"] == 0
+    (row,) = sweep(session, rows_of(max_concurrency=[1], prefill_replicas=[1], prefill_tp=[3])).to_pylist()
+    assert "tensor-parallel size 3" in row["status"]
+
+
+def test_the_command_tells_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
+    from kernelsight.cli import main
+
+    words = "simulate --model qwen3-0.6b --gpu l4 --max-concurrency 4 --num-prompts 6 --isl 300 --osl 5"
+    apart = "--prefill-replicas 2 --prefill-tp 2 --kv-transfer-fabric infiniband_hdr"
+    assert main([*words.split(), *apart.split(), "--format", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["gpus"], answer["prefill_settings"]["tp"], answer["settings"]["tp"]) == (5, 2, 1)
+    assert any("infiniband_hdr port a GPU at 21.2 GB/s" in sentence for sentence in answer["assumed"])
+    assert 0 < answer["kv_transfer_mean_ms"] < answer["e2e_ms"]["mean"]
+    assert main([*words.split(), *apart.split()]) == 0
+    assert "prompts in 2 x l4 tp 2 pp 1 dp 1 ep 1" in capsys.readouterr().out
+    assert main([*words.split(), "--prefill-tp", "2"]) == 2
+    assert "give prefill_replicas too" in capsys.readouterr().err
