@@ -124,7 +124,8 @@ def _pair_us(xp: Any, width: Any, gpu: Columns, at: Columns) -> Any:
     do not object. Narrower formats gain less than the peak does: they run at 16-bit rate times
     (peak / 16-bit peak)^(1 - lost_speedup).
     """
-    padded = xp.ceil(width / at["head_step"]) * at["head_step"]
+    # the width comes from a division, whose rounding must not open another step
+    padded = xp.ceil(width / at["head_step"] - 1e-3) * at["head_step"]
     octaves = xp.log2(padded / REFERENCE_WIDTH)
     bend = xp.log(at["narrow_head"]) * xp.maximum(-octaves, 0.0) + xp.log(at["wide_head"]) * xp.maximum(octaves, 0.0)
     peak = gpu["math_flops_per_us"]

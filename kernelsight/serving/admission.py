@@ -82,6 +82,7 @@ def admit(
             return admitted, joined, is_shut(engine, limits)
         request = requests[r]
         cached, chunk, whole, units, unkept = admission(request, hashes, entries, limits, budget)
+        engine.found = cached
         # whole prompts only: one that does not fit waits, unless it would have the step for itself
         if not limits.chunked and chunk < whole and not (empty and admitted + joined == 0):
             return admitted, joined, stays_refused(engine, limits)
@@ -131,6 +132,18 @@ def admit(
 
 
 @compiled
+def shrinks_uncached(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> bool:
+    """Whether the refused head of the queue may fit before a running request ends, as blocks found for it are lost.
+
+    A prompt that no step takes whole is cut where the budget ends, and that is earlier without its cached tokens.
+    """
+    if limits.hash_tokens == 0 or engine.found == 0:
+        return False
+    r = candidate(engine, requests, limits, horizon)
+    return r >= 0 and requests[r].known > first_chunk(requests[r].known, limits.max_num_batched_tokens, limits)
+
+
+@compiled
 def wants_prompts(
     engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, horizon: float
 ) -> bool:
@@ -160,6 +173,7 @@ def fits(
     """Whether a request of the queue could be admitted beside ``decode_tokens``, before the step takes its units."""
     budget = limits.max_num_batched_tokens - decode_tokens
     cached, chunk, whole, units, unkept = admission(requests[r], hashes, entries, limits, budget)
+    engine.found = cached
     if chunk == 0 or (not limits.chunked and chunk < whole and decode_tokens > 0):
         return False
     needed = units_to_reserve(limits, requests[r], cached, units) + unkept

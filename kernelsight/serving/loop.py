@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving.admission import shrinks_uncached
 from kernelsight.serving.batch import (
     advance,
     affordable_steps,
@@ -236,7 +237,7 @@ def serve_until_full(
         engine.peak_units = max(engine.peak_units, own.capacity_units - engine.free_units)
         if prompt_tokens == 0 and decode_tokens > 0:
             most = 1
-            if not again:
+            if not again and not (blocked and shrinks_uncached(engine, requests, own, horizon)):
                 most = affordable_steps(
                     engine, requests, own, next_departure(engine, requests, own_heaps) - engine.clock
                 )

@@ -191,6 +191,7 @@ ENGINE = _record(
     planned_steps=_WHOLE,
     due_us=_REAL,
     blocked=_TRUTH,  # the head of the queue is there, but cannot be admitted before a running request ends
+    found=_WHOLE,  # cached tokens of the request that was looked at last for admission
     stalled=_TRUTH,  # others decode, but not in this step
     step_prompt_tokens=_WHOLE,
     step_found=_WHOLE,  # cached prompt tokens of requests that were first admitted in it,

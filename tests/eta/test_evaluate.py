@@ -126,12 +126,12 @@ def test_rows_that_are_not_fitted_do_not_teach(tmp_path: Path):
 def test_rejected_rows_are_those_that_the_import_noted_for_these_gpus(tmp_path: Path):
     noted = [{"gpu": gpu, "reason": "host_bound", "n": 7} for gpu in ("gb200", "l40s", "t4")]
     rows = [gemm(gpu, *SHAPES[0], 6.0) for gpu in (*SPLIT.train_gpus, "gb200")]
-    rows += [point("norm", "gb200", 3.0, shape={"rows": 1, "columns": 64})]
+    rows += [point("softmax", "gb200", 3.0, shape={"rows": 1, "columns": 64})]
     path = write(tmp_path / "s.parquet", rows, {REJECTED_KEY: json.dumps(noted).encode()})
     found, _ = evaluate([path], SPLIT, one_answer)
     assert found["rejected"] == [
         {"reason": "host_bound", "n": 14},
-        {"reason": "no expression for the family norm", "n": 1},
+        {"reason": "no expression for the family softmax", "n": 1},
     ]
 
 

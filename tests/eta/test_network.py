@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_info
 
+from kernelsight.dataflow import blas
 from kernelsight.dataflow.blas import one_blas_thread
 from kernelsight.dataflow.columns import BLOCK_ROWS, THREAD_BLOCKS, by_blocks
 from kernelsight.eta.network import FADE_OCTAVES, MOST, NETWORK_ROWS, Network, correction
@@ -66,7 +66,7 @@ def test_rows_are_answered_in_order_however_many_threads():
 
 
 def blas_threads() -> set[int]:
-    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+    return {library["num_threads"] for library in blas._controller().info() if library["user_api"] == "blas"}
 
 
 def test_blas_has_one_thread_inside_and_what_it_had_outside():
