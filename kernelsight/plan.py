@@ -230,6 +230,8 @@ def _checked(name: str, value: Any) -> Any:
         if not _is_number(value) or not LEAST[name] <= value <= LONGEST_LOAD_S:
             raise InvalidInput(f"{name} is {value!r}; give a number from {LEAST[name]:g} to {LONGEST_LOAD_S:g}.")
         return float(value)
+    if name == "engine_version" and not any(letter.isdigit() for letter in str(value)):
+        raise InvalidInput(f"engine_version is {value!r}; give a version such as 0.11.0, or leave it out.")
     if name in WORDS and value not in WORDS[name]:
         raise InvalidInput(f"{name} is {value!r}; give one of {', '.join(WORDS[name])}.")
     return value
@@ -390,7 +392,7 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
     if "kv_transfer_fabric" in flags:
         known = set(session.table("fabrics")["fabric"].to_pylist())
         if flags["kv_transfer_fabric"] not in known:
-            raise unknown("fabric", flags["kv_transfer_fabric"], known)
+            raise unknown("fabric", flags["kv_transfer_fabric"], known, "The table fabrics lists them.")
     if "quantization" in flags:
         known = set(session.table("quantizations")["quantization"].to_pylist())
         if flags["quantization"] not in known:
