@@ -58,7 +58,7 @@ def give_scenarios(session: Session, part: Partition) -> pa.Table:
     """Give a partition's deployments and scenarios; return the scenarios whose deployments can run."""
     import pyarrow.compute as pc
 
-    from kernelsight.plan import as_table, give_rows
+    from kernelsight.given import as_table, give_rows
 
     known = {row["deployment_id"] for row in part.deployments}
     there = session.table("deployments")["deployment_id"].to_pylist() if "deployments" in session.available() else []

@@ -79,7 +79,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 def served_calls(session: Session, gpu: str, models: Sequence[str]) -> list[dict[str, Any]]:
     """Return the kernels of the models' steps on a GPU: shape, formats, share of time, latency and half interval."""
-    from kernelsight.plan import deployment_row, give_rows, normalise, resolve_names
+    from kernelsight.given import give_rows
+    from kernelsight.plan import deployment_row, normalise, resolve_names
 
     deployments, steps = [], []
     known = {row["model"]: row for row in session.table("models").to_pylist()}

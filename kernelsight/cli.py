@@ -9,12 +9,12 @@ import os
 import sys
 from typing import NoReturn
 
-from kernelsight import __version__
+from kernelsight import __version__, flags
 from kernelsight.errors import KernelSightError, unknown
-from kernelsight.measure.command import add_flags
+from kernelsight.flags import add_flags
+from kernelsight.measure import command as measure
 
 FORMATS = ("table", "json", "csv")
-TIERS = ("auto", "cross-generation", "target-measured", "roofline")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -80,102 +80,21 @@ def _sql(verbs: argparse._SubParsersAction) -> None:
     verb.set_defaults(action="sql")
 
 
-def _deployment(verb: argparse.ArgumentParser, required: bool) -> None:
+def _deployment(verb: argparse.ArgumentParser, required: tuple[str, ...]) -> None:
     group = verb.add_argument_group(
         "deployment (flags as vLLM spells them; what is left open takes the engine's default)"
     )
-    group.add_argument(
-        "--model", required=required, help="catalogue name, Hugging Face identifier, or path of a config.json"
-    )
-    group.add_argument("--gpu", required=True, help="catalogue name, or a row of --gpus")
-    group.add_argument(
+    add_flags(group, flags.DEPLOYMENT, required)
+    _kernel_model(group)
+    add_flags(verb.add_argument_group("engine limits"), flags.LIMITS)
+    add_flags(verb.add_argument_group("scheduling policies"), flags.POLICIES)
+
+
+def _kernel_model(verb: argparse._ActionsContainer) -> None:
+    verb.add_argument(
         "--gpus", metavar="FILE", help="CSV or JSON with GPUs beside the catalogue's: hypothetical hardware is a row"
     )
-    group.add_argument("-tp", "--tensor-parallel-size", type=int, metavar="N")
-    group.add_argument("-pp", "--pipeline-parallel-size", type=int, metavar="N")
-    group.add_argument("-dp", "--data-parallel-size", type=int, metavar="N")
-    group.add_argument(
-        "--enable-expert-parallel", action="store_true", default=None, help="spread experts over all tp x dp GPUs"
-    )
-    group.add_argument("--engine", choices=("vllm", "sglang", "trtllm"))
-    group.add_argument("--engine-version", metavar="V")
-    group.add_argument("--dtype", choices=("auto", "bf16", "bfloat16", "fp16", "float16", "half"))
-    group.add_argument("--kv-cache-dtype", choices=("auto", "bf16", "bfloat16", "fp16", "float16", "fp8", "fp8_e4m3"))
-    group.add_argument(
-        "--quantization", metavar="Q", help="one of the table quantizations; left open: as the checkpoint's config says"
-    )
-    group.add_argument(
-        "--moe-backend",
-        metavar="KERNEL",
-        help="kernel of routed experts (kernel_implementations); left open: the one that the engine's sweep ran most",
-    )
-    group.add_argument("--tier", choices=TIERS, help="which kernel model answers")
-    group.add_argument("--pack", metavar="FILE", help="kernel model of calibrate fit; left open: the one that ships")
-    _host_overheads(group)
-    limits = verb.add_argument_group("engine limits")
-    limits.add_argument("--max-model-len", type=int, metavar="N")
-    limits.add_argument("--max-num-seqs", type=int, metavar="N")
-    limits.add_argument("--max-num-batched-tokens", type=int, metavar="N")
-    limits.add_argument("--long-prefill-token-threshold", type=int, metavar="N")
-    limits.add_argument("--block-size", type=int, metavar="N")
-    limits.add_argument("--gpu-memory-utilization", type=float, metavar="SHARE")
-    limits.add_argument("--kv-cache-tokens", type=int, metavar="N", help="state the KV capacity instead of deriving it")
-    limits.add_argument("--enforce-eager", action="store_true", default=None, help="no CUDA graphs")
-    for flag, text in (
-        ("enable-chunked-prefill", "cut prompts to the token budget"),
-        ("enable-prefix-caching", "share blocks by prefix"),
-        ("async-scheduling", "prepare step n+1 while n runs"),
-    ):
-        limits.add_argument(f"--{flag}", action=argparse.BooleanOptionalAction, default=None, help=text)
-    _policies(verb.add_argument_group("scheduling policies"))
-
-
-def _policies(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--scheduling",
-        choices=("continuous", "static"),
-        help="static: a batch is formed, prefilled and decoded to its end before the next one",
-    )
-    group.add_argument(
-        "--scheduling-policy",
-        choices=("fcfs", "priority"),
-        help="order of the queue and of preemption; priority: the lower, the earlier",
-    )
-    group.add_argument(
-        "--capacity-policy",
-        choices=("max_utilization", "guaranteed_no_evict", "new_token_ratio"),
-        help="KV blocks that an admission needs: of its first chunk; of prompt and answer; of an estimate (SGLang)",
-    )
-    group.add_argument(
-        "--schedule-conservativeness", type=float, metavar="X", help="factor on the first estimate, 0.7 of each answer"
-    )
-    group.add_argument(
-        "--batch-wait-timeout-iters",
-        type=int,
-        metavar="N",
-        help="hold prompts back beside decodes for up to N steps (TensorRT-LLM)",
-    )
-    group.add_argument(
-        "--batch-wait-max-tokens-ratio",
-        type=float,
-        metavar="SHARE",
-        help="until the step has this share of max-num-batched-tokens",
-    )
-    group.add_argument(
-        "--scheduler-recv-interval", type=int, metavar="N", help="look for new requests every N decode steps (SGLang)"
-    )
-    group.add_argument(
-        "--max-num-partial-prefills", type=int, metavar="N", help="prompts computed in part at once; 0: no limit"
-    )
-    group.add_argument(
-        "--max-long-partial-prefills",
-        type=int,
-        metavar="N",
-        help="of them, prompts longer than long-prefill-token-threshold: shorter ones pass those that wait",
-    )
-
-
-def _host_overheads(verb: argparse._ActionsContainer) -> None:
+    verb.add_argument("--pack", metavar="FILE", help="kernel model of calibrate fit; left open: the one that ships")
     verb.add_argument("--host-overheads", metavar="FILE", help="CSV or JSON with rows of host_overheads for an engine")
 
 
@@ -186,7 +105,7 @@ def _predict(verbs: argparse._SubParsersAction) -> None:
         "predict one forward step, kernel by kernel, or a table of kernel calls",
         "kernelsight.predict",
     )
-    _deployment(verb, required=False)
+    _deployment(verb, required=("gpu",))
     step = verb.add_argument_group("step")
     step.add_argument("--phase", choices=("prefill", "decode", "mixed"), help="left open: decode")
     step.add_argument(
@@ -205,131 +124,16 @@ def _simulate(verbs: argparse._SubParsersAction) -> None:
         "serve a load, and tell what a benchmark client would see and where the GPU time went",
         "kernelsight.simulate",
     )
-    _deployment(verb, required=True)
-    _disaggregated(verb.add_argument_group("disaggregated serving (the flags above are those of engines that decode)"))
+    _deployment(verb, required=("model", "gpu"))
+    pools = verb.add_argument_group("disaggregated serving (the flags above are those of engines that decode)")
+    add_flags(pools, (*flags.POOLS, *flags.PREFILL))
     load = verb.add_argument_group("load")
-    load.add_argument(
-        "--trace",
-        metavar="FILE",
-        help="Azure, Mooncake or BurstGPT trace, or JSONL, CSV, Parquet with arrival_s, prompt_tokens, output_tokens",
-    )
-    load.add_argument("--request-rate", type=float, metavar="R", help="open loop: requests per second")
-    load.add_argument(
-        "--burstiness", type=float, metavar="K", help="shape of the gamma distribution of the gaps; 1 is Poisson"
-    )
-    load.add_argument(
-        "--ramp-up-strategy",
-        choices=("linear", "exponential"),
-        help="open loop: the rate goes from its start to its end, request by request",
-    )
-    load.add_argument("--ramp-up-start-rps", type=float, metavar="R", help="requests per second at the first request")
-    load.add_argument("--ramp-up-end-rps", type=float, metavar="R", help="requests per second at the last request")
-    load.add_argument("--max-concurrency", type=int, metavar="C", help="closed loop: requests in flight at the client")
-    load.add_argument("--num-prompts", type=int, metavar="N", help="requests, or how many of the trace")
-    load.add_argument(
-        "--num-warmups",
-        type=int,
-        metavar="N",
-        help="copies of the first request that end before the others begin",
-    )
-    load.add_argument("--num-turns", type=int, metavar="N", help="requests of a session, each after the one before it")
-    load.add_argument(
-        "--think-time",
-        dest="think_time_s",
-        type=float,
-        metavar="S",
-        help="seconds between one turn and the next",
-    )
-    _lengths(verb.add_argument_group("lengths"))
-    load.add_argument(
-        "--num-priorities", type=int, metavar="N", help="priorities from 0, the first, in equal parts of the requests"
-    )
-    _router(verb.add_argument_group("router (in front of data-parallel replicas)"))
-    load.add_argument("--seed", type=int, metavar="S")
+    add_flags(load, flags.LOAD)
+    add_flags(verb.add_argument_group("lengths"), flags.LENGTHS)
+    add_flags(verb.add_argument_group("router (in front of data-parallel replicas)"), flags.ROUTER)
     load.add_argument("--goodput", nargs="+", metavar="METRIC:MS", help="objectives: ttft:MS tpot:MS e2el:MS")
     load.add_argument("--keep", nargs="+", choices=("steps",), help="keep one row per engine iteration")
     _out(verb, "also keep the run (.duckdb), or its request_metrics (.parquet, .csv, .json)")
-
-
-def _disaggregated(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--prefill-replicas",
-        type=int,
-        metavar="N",
-        help="so many other engines compute the prompts, and send the KV on",
-    )
-    group.add_argument("--decode-replicas", type=int, metavar="N", help="engines that decode; 1")
-    group.add_argument(
-        "--prefill-gpu", metavar="G", help="of the engines that compute prompts; all left open: the same"
-    )
-    for short, name in (("tp", "tensor"), ("pp", "pipeline"), ("dp", "data")):
-        group.add_argument(
-            f"--prefill-{short}",
-            f"--prefill-{name}-parallel-size",
-            dest=f"prefill_{name}_parallel_size",
-            type=int,
-            metavar="N",
-        )
-    group.add_argument("--prefill-max-num-seqs", type=int, metavar="N")
-    group.add_argument("--prefill-max-num-batched-tokens", type=int, metavar="N")
-    group.add_argument("--prefill-gpu-memory-utilization", type=float, metavar="SHARE")
-    group.add_argument("--prefill-kv-cache-tokens", type=int, metavar="N")
-    group.add_argument(
-        "--kv-transfer-fabric",
-        metavar="F",
-        help="row of fabrics that the KV goes over, one port a GPU; infiniband_ndr",
-    )
-
-
-def _router(router: argparse._ArgumentGroup) -> None:
-    router.add_argument(
-        "--router",
-        choices=("round_robin", "least_loaded", "prefix_aware"),
-        help="in turn (left open); to the fewest requests that wait or run; to where the prefix was sent before",
-    )
-    router.add_argument(
-        "--router-cache-threshold", type=float, metavar="SHARE", help="prefix_aware: of the prompt, to count; 0.5"
-    )
-    router.add_argument(
-        "--router-balance-abs-threshold",
-        type=int,
-        metavar="N",
-        help="prefix_aware: requests by which loads may differ before the least loaded replica is taken; 32",
-    )
-    router.add_argument(
-        "--router-balance-rel-threshold", type=float, metavar="FACTOR", help="prefix_aware: and as a factor; 1.0001"
-    )
-
-
-def _lengths(lengths: argparse._ArgumentGroup) -> None:
-    lengths.add_argument("--input-len", "--isl", type=int, metavar="L", help="tokens of a prompt")
-    lengths.add_argument(
-        "--output-len", "--osl", type=int, metavar="O", help="tokens that are generated, as with vLLM's --ignore-eos"
-    )
-    lengths.add_argument("--range-ratio", type=float, metavar="LOW", help="lengths uniform in [LOW, 1] x nominal")
-    lengths.add_argument(
-        "--length-distribution",
-        choices=("fixed", "uniform", "lognormal", "empirical"),
-        help="left open: as the flags beside it say",
-    )
-    for flag, what in (("input", "prompt"), ("output", "output")):
-        lengths.add_argument(
-            f"--{flag}-len-cv",
-            type=float,
-            metavar="CV",
-            help=f"lognormal {what} lengths: standard deviation / mean, around --{flag}-len",
-        )
-    lengths.add_argument(
-        "--lengths-from", metavar="FILE", help="empirical: pairs of lengths from a trace file, drawn with replacement"
-    )
-    lengths.add_argument(
-        "--prefix-len",
-        "--random-prefix-len",
-        type=int,
-        metavar="P",
-        help="tokens of a shared prefix, before the L tokens of each prompt",
-    )
-    lengths.add_argument("--num-prefixes", type=int, metavar="N", help="different prefixes; left open: 1")
 
 
 def _sweep(verbs: argparse._SubParsersAction) -> None:
@@ -342,9 +146,7 @@ def _sweep(verbs: argparse._SubParsersAction) -> None:
         help="JSON file of axes (flags of simulate with underscores, each a scalar or a list), Parquet or CSV table of "
         "scenarios, or a SQL query; price_per_gpu_hour may stand beside the flags",
     )
-    verb.add_argument("--gpus", metavar="FILE", help="CSV or JSON with GPUs beside the catalogue's")
-    verb.add_argument("--pack", metavar="FILE", help="kernel model of calibrate fit; left open: the one that ships")
-    _host_overheads(verb)
+    _kernel_model(verb)
     verb.add_argument(
         "--goodput", nargs="+", metavar="METRIC:MS", help="objectives of requests: ttft:MS tpot:MS e2el:MS"
     )
@@ -374,7 +176,7 @@ def _calibrate(verbs: argparse._SubParsersAction) -> None:
     verb = _verb(
         parts, "measure", "time kernels of a suite on the running GPU, into sweep_points", "kernelsight.measure.command"
     )
-    add_flags(verb)
+    measure.add_flags(verb)
     _out(verb, "the sweep: .parquet")
     verb = _verb(
         parts,
@@ -425,7 +227,7 @@ def _backtest(verbs: argparse._SubParsersAction) -> None:
         metavar="FILE",
         help="aiconfigurator (those of the installed aiconfigurator-core), or a .csv or .parquet of measured_runs",
     )
-    verb.add_argument("--tier", choices=TIERS, help="which kernel model answers")
+    verb.add_argument("--tier", choices=flags.TIERS, help="which kernel model answers")
     verb.add_argument("--pack", metavar="FILE", help="kernel model of calibrate fit; left open: the one that ships")
     verb.add_argument(
         "--constants",

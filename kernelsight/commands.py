@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput, unknown
-from kernelsight.plan import DEPLOYMENT_FLAGS, POOL_FLAGS, PREFILL_FLAGS, as_table
+from kernelsight.flags import DEPLOYMENT_FLAGS, POOL_FLAGS, PREFILL_FLAGS
+from kernelsight.given import as_table
 from kernelsight.read.rows import read_rows
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ def refuse_faults(session: Session) -> None:
 
 def _what_fits(session: Session, deployment: dict[str, Any]) -> str:
     """Find the smallest tensor-parallel size without a fault, by asking for all of them at once."""
-    from kernelsight.plan import give_rows
+    from kernelsight.given import give_rows
 
     candidates = []
     for size in PARALLEL_SIZES:

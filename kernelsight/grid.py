@@ -10,21 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput, KernelSightError
+from kernelsight.flags import ALIASES, DEPLOYMENT_FLAGS, LOAD_FLAGS, POOL_FLAGS, PREFILL_FLAGS
+from kernelsight.given import give_rows
 from kernelsight.objectives import PRICE
-from kernelsight.plan import (
-    ALIASES,
-    DEPLOYMENT_FLAGS,
-    LOAD_FLAGS,
-    POOL_FLAGS,
-    PREFILL_FLAGS,
-    deployment_row,
-    deployments_of,
-    give_rows,
-    normalise,
-    prefill_row,
-    resolve_names,
-    scenario_row,
-)
+from kernelsight.plan import deployment_row, deployments_of, normalise, prefill_row, resolve_names, scenario_row
 from kernelsight.serving.stated_load import first_fault
 
 if TYPE_CHECKING:

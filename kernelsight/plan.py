@@ -5,186 +5,41 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import numbers
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput, unknown
+from kernelsight.flags import (
+    ALIASES,
+    DEPLOYMENT_FLAGS,
+    FLAGS,
+    LOAD_FLAGS,
+    LONGEST_LOAD_S,
+    POOL_FLAGS,
+    PREFILL_FLAGS,
+    checked,
+)
+from kernelsight.given import as_table, give_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kernelsight.session import Session
 
-# flag: column of ``deployments``
-DEPLOYMENT_FLAGS = {
-    "model": "model",
-    "gpu": "gpu",
-    "tensor_parallel_size": "tp",
-    "pipeline_parallel_size": "pp",
-    "data_parallel_size": "dp",
-    "expert_parallel_size": "ep",
-    "engine": "engine",
-    "engine_version": "engine_version",
-    "dtype": "dtype",
-    "kv_cache_dtype": "kv_cache_dtype",
-    "quantization": "quantization",
-    "max_model_len": "max_model_len",
-    "max_num_seqs": "max_num_seqs",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "long_prefill_token_threshold": "long_prefill_token_threshold",
-    "block_size": "block_size",
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "kv_cache_tokens": "kv_cache_tokens",
-    "enable_chunked_prefill": "enable_chunked_prefill",
-    "enable_prefix_caching": "enable_prefix_caching",
-    "enforce_eager": "enforce_eager",
-    "moe_backend": "moe_backend",
-    "async_scheduling": "async_scheduling",
-    "scheduling": "scheduling",
-    "scheduling_policy": "scheduling_policy",
-    "capacity_policy": "capacity_policy",
-    "schedule_conservativeness": "schedule_conservativeness",
-    "batch_wait_timeout_iters": "batch_wait_timeout_iters",
-    "batch_wait_max_tokens_ratio": "batch_wait_max_tokens_ratio",
-    "scheduler_recv_interval": "scheduler_recv_interval",
-    "max_num_partial_prefills": "max_num_partial_prefills",
-    "max_long_partial_prefills": "max_long_partial_prefills",
-    "tier": "tier",
-}
-# flag: the flag of the engines that decode which it stands for where others compute the prompts; left open: the same
-PREFILL_FLAGS = {
-    f"prefill_{flag}": flag
-    for flag in (
-        *("gpu", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel_size"),
-        *("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_tokens"),
-    )
-}
-# flags of a scenario on two deployments: one that computes prompts, and one that decodes
-POOL_FLAGS = ("prefill_replicas", "decode_replicas", "kv_transfer_fabric")
-LOAD_FLAGS = (
-    "trace",
-    "request_rate",
-    "burstiness",
-    "ramp_up_strategy",
-    "ramp_up_start_rps",
-    "ramp_up_end_rps",
-    "max_concurrency",
-    "num_prompts",
-    "num_warmups",
-    "input_len",
-    "output_len",
-    "range_ratio",
-    "length_distribution",
-    "input_len_cv",
-    "output_len_cv",
-    "lengths_from",
-    "prefix_len",
-    "num_prefixes",
-    "num_priorities",
-    "num_turns",
-    "think_time_s",
-    "router",
-    "router_cache_threshold",
-    "router_balance_abs_threshold",
-    "router_balance_rel_threshold",
-    "seed",
-    "goodput_ttft_ms",
-    "goodput_tpot_ms",
-    "goodput_e2el_ms",
-    "keep_steps",
-)
 DEPLOYMENT_DEFAULTS = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
 LOAD_DEFAULTS = {"burstiness": 1.0, "range_ratio": 1.0, "seed": 0, "keep_steps": False}
 SAME_AS_LEFT_OUT = {"num_warmups": 0, "num_turns": 1, "router": "round_robin"}
-# the smallest value of each flag that is a whole number; the largest of parallel sizes is the contract's
-WHOLE_NUMBERS = {
-    **dict.fromkeys(
-        (
-            "tensor_parallel_size",
-            "pipeline_parallel_size",
-            "data_parallel_size",
-            "expert_parallel_size",
-            "max_model_len",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "block_size",
-            "kv_cache_tokens",
-            "max_concurrency",
-            "num_prompts",
-            "input_len",
-            "output_len",
-            "num_prefixes",
-            "num_priorities",
-            "scheduler_recv_interval",
-            "num_turns",
-            "prefill_tensor_parallel_size",
-            "prefill_pipeline_parallel_size",
-            "prefill_data_parallel_size",
-            "prefill_expert_parallel_size",
-            "prefill_max_num_seqs",
-            "prefill_max_num_batched_tokens",
-            "prefill_kv_cache_tokens",
-            "prefill_replicas",
-            "decode_replicas",
-        ),
-        1,
-    ),
-    "num_warmups": 0,
-    "prefix_len": 0,
-    "router_balance_abs_threshold": 0,
-    "long_prefill_token_threshold": 0,
-    "batch_wait_timeout_iters": 0,
-    "max_num_partial_prefills": 0,
-    "max_long_partial_prefills": 0,
-    "seed": 0,
-}
-LARGEST_PARALLEL_SIZE = 1024
-LARGEST_WHOLE_NUMBER = 2**53
-POSITIVE_NUMBERS = (
-    *("request_rate", "burstiness", "ramp_up_start_rps", "ramp_up_end_rps", "input_len_cv", "output_len_cv"),
-    *("goodput_ttft_ms", "goodput_tpot_ms", "goodput_e2el_ms"),
-)
-WORDS = {
-    "ramp_up_strategy": ("linear", "exponential"),
-    "length_distribution": ("fixed", "uniform", "lognormal", "empirical"),
-    "scheduling": ("continuous", "static"),
-    "scheduling_policy": ("fcfs", "priority"),
-    "capacity_policy": ("max_utilization", "guaranteed_no_evict", "new_token_ratio"),
-    "router": ("round_robin", "least_loaded", "prefix_aware"),
-}
-SHARES = ("gpu_memory_utilization", "prefill_gpu_memory_utilization", "range_ratio")
-SHARES_OR_NONE = ("batch_wait_max_tokens_ratio", "router_cache_threshold")
-NOT_NEGATIVE = ("schedule_conservativeness",)
-# the smallest value of other numbers
-LEAST = {"think_time_s": 0.0, "router_balance_rel_threshold": 1.0}
-# the simulated clock counts nanoseconds in 64 bits, which is room for 290 years
-LONGEST_LOAD_S = 1e9
-# spelled so by other tools
-ALIASES = {
-    "isl": "input_len",
-    "osl": "output_len",
-    "tp": "tensor_parallel_size",
-    "pp": "pipeline_parallel_size",
-    "dp": "data_parallel_size",
-    "ep": "expert_parallel_size",
-    "think_time": "think_time_s",
-    "prefill_tp": "prefill_tensor_parallel_size",
-    "prefill_pp": "prefill_pipeline_parallel_size",
-    "prefill_dp": "prefill_data_parallel_size",
-}
 AUTO_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8_e4m3": "fp8", "auto": None}
 
 
 def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return flags by their full names without those left open; UnknownName for a flag that does not exist."""
-    known = {*DEPLOYMENT_FLAGS, *LOAD_FLAGS, *PREFILL_FLAGS, *POOL_FLAGS, "enable_expert_parallel"}
     named = {ALIASES.get(name, name): value for name, value in flags.items() if value is not None}
     for name in named:
-        if name not in known:
-            raise unknown("flag", name, known | set(ALIASES), "`kernelsight simulate --help` lists them.")
-    named = {name: _checked(name, value) for name, value in named.items()}
+        if name not in FLAGS:
+            raise unknown("flag", name, {*FLAGS, *ALIASES}, "`kernelsight simulate --help` lists them.")
+    named = {name: checked(name, value) for name, value in named.items()}
     for name in ("dtype", "kv_cache_dtype"):
         if name in named:
             named[name] = AUTO_DTYPES.get(named[name], named[name])
@@ -195,50 +50,6 @@ def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in named.items()
         if value is not None and not (name in SAME_AS_LEFT_OUT and value == SAME_AS_LEFT_OUT[name])
     }
-
-
-def _checked(name: str, value: Any) -> Any:
-    """Return a flag's value in its own type, so that 8 and 8.0 name the same scenario; InvalidInput tells the range."""
-    if value == "":
-        raise InvalidInput(f"{name} is empty; give a value, or leave it out.")
-    if name in WHOLE_NUMBERS:
-        least, most = (
-            WHOLE_NUMBERS[name],
-            LARGEST_PARALLEL_SIZE if name.endswith(("parallel_size", "_replicas")) else LARGEST_WHOLE_NUMBER,
-        )
-        if not _is_number(value) or value != math.floor(value) or not least <= value <= most:
-            bound = f"of at least {least}" if most == LARGEST_WHOLE_NUMBER else f"from {least} to {most}"
-            raise InvalidInput(f"{name} is {value!r}; give a whole number {bound}.")
-        return int(value)
-    if name in POSITIVE_NUMBERS:
-        if not _is_number(value) or not value > 0:
-            raise InvalidInput(f"{name} is {value!r}; give a finite number above 0.")
-        return float(value)
-    if name in SHARES:
-        if not _is_number(value) or not 0 < value <= 1:
-            raise InvalidInput(f"{name} is {value!r}; give a number above 0 and at most 1.")
-        return float(value)
-    if name in SHARES_OR_NONE:
-        if not _is_number(value) or not 0 <= value <= 1:
-            raise InvalidInput(f"{name} is {value!r}; give a number from 0 to 1.")
-        return float(value)
-    if name in NOT_NEGATIVE:
-        if not _is_number(value) or not value >= 0:
-            raise InvalidInput(f"{name} is {value!r}; give a finite number, 0 or more.")
-        return float(value)
-    if name in LEAST:
-        if not _is_number(value) or not LEAST[name] <= value <= LONGEST_LOAD_S:
-            raise InvalidInput(f"{name} is {value!r}; give a number from {LEAST[name]:g} to {LONGEST_LOAD_S:g}.")
-        return float(value)
-    if name == "engine_version" and not any(letter.isdigit() for letter in str(value)):
-        raise InvalidInput(f"engine_version is {value!r}; give a version such as 0.11.0, or leave it out.")
-    if name in WORDS and value not in WORDS[name]:
-        raise InvalidInput(f"{name} is {value!r}; give one of {', '.join(WORDS[name])}.")
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def identity(values: Mapping[str, Any], digits: int) -> str:
@@ -313,55 +124,6 @@ def give_plan(session: Session, rows: Iterable[Mapping[str, Any]]) -> list[str]:
     give_rows(session, "deployments", {row["deployment_id"]: row for row in deployments}.values())
     give_rows(session, "scenarios", {row["scenario_id"]: row for row in scenarios}.values())
     return [row["scenario_id"] for row in scenarios]
-
-
-def give_rows(session: Session, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Give rows as a table of the contract's types; columns that no row has are null."""
-    session.give(table, as_table(session, table, list(rows)))
-
-
-def as_table(session: Session, table: str, rows: list[Mapping[str, Any]]) -> pa.Table:
-    """Return rows as an Arrow table of the contract's types; InvalidInput: a value that does not fit its column."""
-    import pyarrow as pa
-
-    columns = {}
-    for column in session.graph.known(table).columns:
-        values = [row.get(column.name) for row in rows]
-        if column.arrow_type == pa.float64():
-            values = [
-                float(value) if isinstance(value, int) and not isinstance(value, bool) else value for value in values
-            ]
-        elif column.arrow_type == pa.int64():
-            values = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
-        try:
-            if not all(_keeps_value(value, column.arrow_type) for value in values):
-                raise pa.ArrowInvalid("a value would be changed")
-            columns[column.name] = pa.array(values, column.arrow_type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            wrong = next(value for value in values if not _fits(value, column.arrow_type))
-            raise InvalidInput(f"{column.name} is {wrong!r}; give a value of type {column.type}.") from None
-    return pa.table(columns)
-
-
-def _keeps_value(value: Any, kind: pa.DataType) -> bool:
-    """Tell whether Arrow would take the value as it is: it cuts 1.5 to 1, and takes true for 1.0."""
-    import pyarrow as pa
-
-    if isinstance(value, bool):
-        return pa.types.is_boolean(kind)
-    return not (pa.types.is_integer(kind) and isinstance(value, float))
-
-
-def _fits(value: Any, kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    if not _keeps_value(value, kind):
-        return False
-    try:
-        pa.array([value], kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        return False
-    return True
 
 
 def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:

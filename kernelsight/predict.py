@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
 from kernelsight.faults import refuse_faults
-from kernelsight.plan import deployment_row, give_rows, normalise, resolve_names
+from kernelsight.given import give_rows
+from kernelsight.plan import deployment_row, normalise, resolve_names
 from kernelsight.write.output import (
     as_csv,
     as_json,

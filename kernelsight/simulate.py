@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.faults import refuse_faults
-from kernelsight.plan import LOAD_FLAGS, give_plan
+from kernelsight.flags import LOAD_FLAGS
+from kernelsight.plan import give_plan
 from kernelsight.serving.stated_load import distribution, first_fault
 from kernelsight.write.output import (
     Waiting,
