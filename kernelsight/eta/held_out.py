@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -79,11 +79,12 @@ def halves_for(curves: Mapping[str, np.ndarray], groups: Sequence[str]) -> np.nd
 
 
 def _thin(table: pa.Table) -> pa.Table:
-    names = ["implementation", "dtype", "engine", "gpu"]
-    codes: dict[Any, list[int]] = {}
-    for row, key in enumerate(zip(*(table[name].to_pylist() for name in names), strict=True)):
-        codes.setdefault(key, []).append(row)
-    kept = []
-    for rows in codes.values():
-        kept += [rows[int(at)] for at in np.linspace(0, len(rows) - 1, min(len(rows), ROWS_PER_KERNEL)).round()]
-    return table.take(pa.array(sorted(set(kept)), pa.int64()))
+    """Return at most ROWS_PER_KERNEL rows of each kernel on each GPU, evenly spaced in their order."""
+    place = pc.binary_join_element_wise(*(table[name] for name in ("implementation", "dtype", "engine", "gpu")), "\x1f")
+    code = place.combine_chunks().dictionary_encode().indices.to_numpy()
+    order = np.argsort(code, kind="stable")
+    kept = [
+        rows[np.linspace(0, rows.size - 1, min(rows.size, ROWS_PER_KERNEL)).round().astype(int)]
+        for rows in np.split(order, np.flatnonzero(np.diff(code[order])) + 1)
+    ]
+    return table.take(pa.array(np.sort(np.concatenate(kept))))

@@ -48,7 +48,7 @@ def fit_pack(
             continue
         told(f"{family}: {table.num_rows:,} rows")
         rows += family_rows(family, table, implementations, gpus, fabrics, told)
-        rows += choice_rows(sweeps, family, train_gpus)
+        rows += choice_rows(sweeps, family, train_gpus, implementations)
     return pack_table(rows)
 
 
@@ -95,8 +95,15 @@ def _source(table: pa.Table) -> str:
     return f"fitted to measured rows of {', '.join(sorted(set(table['gpu'].to_pylist())))}"
 
 
-def choice_rows(sweeps: Sequence[Path], family: str, train_gpus: Sequence[str]) -> list[dict]:
-    """Count which implementation each engine ran for which number formats (attention: and head width) on which GPU."""
+def choice_rows(
+    sweeps: Sequence[Path], family: str, train_gpus: Sequence[str], implementations: pa.Table
+) -> list[dict]:
+    """Count which implementation each engine ran for which number formats (attention: and head width) on which GPU.
+
+    A kernel that no engine serves with (``served`` is 0 in ``kernel_implementations``) counts nothing: it answers where
+    it is asked for by name.
+    """
+    unserved = _unserved(family, implementations)
     files = ", ".join(f"'{path}'" for path in sweeps)
     wanted = ", ".join(f"'{gpu}'" for gpu in train_gpus)
     position = "coalesce(shape.head_dim, 0)" if family in BY_HEAD_DIM else "0"
@@ -110,7 +117,8 @@ def choice_rows(sweeps: Sequence[Path], family: str, train_gpus: Sequence[str]) 
     names = counted.columns
     return [
         {
-            **dict(zip(names, row, strict=True)),
+            **(told := dict(zip(names, row, strict=True))),
+            "value": 0.0 if told["implementation"] in unserved else told["value"],
             "family": family,
             "part": "choice",
             "level": "gpu",
@@ -120,3 +128,9 @@ def choice_rows(sweeps: Sequence[Path], family: str, train_gpus: Sequence[str]) 
         }
         for row in counted.fetchall()
     ]
+
+
+def _unserved(family: str, implementations: pa.Table) -> set[str]:
+    wanted = pc.and_(pc.equal(implementations["family"], family), pc.equal(implementations["coefficient"], "served"))
+    rows = implementations.filter(wanted).to_pylist()
+    return {row["implementation"] for row in rows if row["value"] == 0.0}

@@ -26,4 +26,4 @@ def test_the_named_kernel_answers(command) -> None:
 def test_an_unknown_kernel_is_refused_with_the_nearest(command) -> None:
     answer = command(*STEP, "--moe-backend", "marlin")
     assert answer.status == 2
-    assert "unknown moe_backend 'marlin'. Did you mean marlin_moe?" in answer.err
+    assert "unknown moe_backend 'marlin'. Did you mean marlin_moe or vllm_marlin_int4_moe?" in answer.err
