@@ -24,6 +24,9 @@ _PREFILL = ("batch", "new_tokens", "heads", "kv_heads", "head_dim")
 _DECODE = ("batch", "context", "heads", "kv_heads", "head_dim")
 _ATTENTION = ("torch_sdpa", "flashinfer", "cudnn_frontend", "flash_attention_vllm")
 _BYTES = ("bytes",)
+_CACHES = ("bf16/bf16", "bf16/fp8")
+# kernels that read an 8-bit cache with queries of 8 bits: their arithmetic is 8-bit too
+EIGHT_BIT_QUERIES = frozenset({"flash_attention_3"})
 _COPIES = ("memcpy_device", "memcpy_h2d_pinned", "memcpy_d2h_pinned", "memcpy_h2d_pageable", "memcpy_d2h_pageable")
 FAMILIES: dict[str, Family] = {
     "gemm": Family(("m", "n", "k"), ("cublas",), ("bf16", "fp16", "fp8", "int8")),
@@ -39,9 +42,9 @@ FAMILIES: dict[str, Family] = {
     "copy": Family(_BYTES, _COPIES, ("bytes",), caches=("cold",)),
     "launch": Family((), ("graph_launch", "eager_launch", "empty_graph"), ("none",), caches=("warm",)),
     "prefill_attention": Family(
-        _PREFILL, _ATTENTION, ("bf16/bf16",), caches=("warm",), defaults={"cached_tokens": 0, "window": 0}
+        _PREFILL, _ATTENTION, _CACHES, caches=("warm",), defaults={"cached_tokens": 0, "window": 0}
     ),
-    "decode_attention": Family(_DECODE, _ATTENTION, ("bf16/bf16",), caches=("cold",), defaults={"window": 0}),
+    "decode_attention": Family(_DECODE, _ATTENTION, _CACHES, caches=("cold",), defaults={"window": 0}),
     "p2p": Family(("bytes", "gpus"), ("memcpy_peer",), ("bf16",), caches=("warm",)),
     **dict.fromkeys(
         ("all_reduce", "all_gather", "reduce_scatter"), Family(("bytes", "gpus"), ("nccl",), caches=("warm",))
@@ -49,14 +52,18 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def number_formats(family: str, dtype: str) -> tuple[str | None, str | None]:
+def number_formats(family: str, dtype: str, implementation: str = "") -> tuple[str | None, str | None]:
     """Return (format, math) of ``sweep_points``: of weight or cache, and of the arithmetic.
 
     >>> number_formats("decode_attention", "bf16/fp8"), number_formats("gemm", "fp8"), number_formats("copy", "bytes")
     (('fp8', 'bf16'), ('fp8', 'fp8'), (None, None))
+    >>> number_formats("decode_attention", "bf16/fp8", "flash_attention_3")
+    ('fp8', 'fp8')
     """
     if "/" in dtype:
         math, _, stored = dtype.partition("/")
+        if implementation in EIGHT_BIT_QUERIES:
+            return stored, stored
         return stored, math
     if family in ("gemm", "batched_gemm"):
         return dtype, dtype

@@ -34,7 +34,7 @@ def sweep_schema() -> pa.Schema:
 
 def row_of(point: Point, kernel: Kernel, timing: Timing, device: Identity) -> dict[str, Any]:
     """Return one measured point as a row of ``sweep_points``."""
-    stored, math = number_formats(point.family, point.dtype)
+    stored, math = number_formats(point.family, point.dtype, kernel.implementation)
     # what the host launches one by one is not flushed in between
     cold = point.cache == "cold" and kernel.captured
     flushed = round(FLUSH_CACHES * device.l2_bytes) if cold else 0

@@ -65,6 +65,8 @@ def measure_suite(
                 row, failure = None, str(error)
             except DeviceLost as error:
                 row, failure, lost = None, f"the device was lost: {error}", error
+            except Exception as error:  # one point, for whatever reason, must not cost the others
+                row, failure = None, _reason(error)
             journal.add(point.key, row, failure)
             spent.append(device.seconds() - at)
             told(_line(number, len(left), point, row, failure, spent))
@@ -104,6 +106,11 @@ def time_point(device: Device, point: Point, rule: Any, watch: Watch, kernel: Ke
     if not found.latency_us > 0:
         raise CannotMeasure("the launches cost less than the noise of a replay")
     return found
+
+
+def _reason(error: Exception) -> str:
+    """Return an unforeseen error as the reason of one point: its kind and its first line."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
 def _launch_replays(device: Device, point: Point, kernel: Kernel) -> tuple[Replay, Replay]:

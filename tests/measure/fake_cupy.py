@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 import types
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -49,6 +49,13 @@ class State:
         self.capturing: int | None = None
         self.error: str | None = None
         self.lost = False
+        self.reached: set[int] = set()
+
+    def reach(self, other: int) -> None:
+        """Enable access to a peer: CUDA refuses it a second time."""
+        if other in self.reached:
+            raise CUDARuntimeError("cudaErrorPeerAccessAlreadyEnabled")
+        self.reached.add(other)
 
     def count(self) -> None:
         """One launch: it joins the graph under capture, or takes its time."""
@@ -69,10 +76,14 @@ def install(monkeypatch: Any, gpus: int = 1) -> State:
         setattr(cupy, name, getattr(np, name))
     cupy.get_default_memory_pool = lambda: types.SimpleNamespace(free_all_blocks=lambda: None)
     cupy.RawModule = lambda code, options, backend: _Module(state)
-    cuda.Stream, cuda.Event, cuda.Device = _stream(state), _event(state), _device
+    cuda.Stream, cuda.Event, cuda.Device = _stream(state), _event(state), _Device
     cuda.get_elapsed_time = lambda begin, end: (end.at_us - begin.at_us) / 1e3
     cuda.alloc = lambda size: _Block(state, size)
     cuda.alloc_pinned_memory = lambda size: _Block(state, size)
+    cuda.UnownedMemory = lambda ptr, size, owner, device: types.SimpleNamespace(ptr=ptr, size=size)
+    cuda.MemoryPointer = lambda memory, offset: types.SimpleNamespace(mem=memory, ptr=memory.ptr + offset)
+    cupy.ndarray = lambda shape, dtype, at: _Array(state, shape, dtype, at)
+    cupy.zeros = lambda size, dtype: _Array(state, (size,), dtype, _Block(state, size))
     cuda.memory = types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError)
     cuda.compiler = types.SimpleNamespace(CompileException=CompileException)
     cuda.runtime = runtime
@@ -82,6 +93,7 @@ def install(monkeypatch: Any, gpus: int = 1) -> State:
     runtime.memGetInfo = lambda: (MEMORY_BYTES, MEMORY_BYTES)
     runtime.runtimeGetVersion = runtime.driverGetVersion = lambda: 12080
     runtime.deviceCanAccessPeer = lambda one, other: 1
+    runtime.deviceEnablePeerAccess = state.reach
     runtime.memcpy = lambda to, source, size, kind: state.copies.append((to, size, kind))
     runtime.memcpyAsync = lambda *words: (state.copies.append(words), state.count())
     runtime.memcpyPeerAsync = lambda *words: (state.copies.append(words), state.count())
@@ -128,20 +140,39 @@ class _Module:
         return launch
 
 
-def _device(ordinal: int) -> Any:
-    return types.SimpleNamespace(
-        use=lambda: None,
-        pci_bus_id="0000:00:00.0",
-        attributes={"ClockRate": 1980000, "MemoryClockRate": 3201000, "GlobalMemoryBusWidth": 6144},
-        __enter__=lambda: None,
-    )
+class _Array:
+    """An array of CuPy: a shape and a type over memory that has to hold it."""
+
+    def __init__(self, state: State, shape: tuple[int, ...], dtype: Any, at: Any) -> None:
+        self.shape, self.dtype, self.data = shape, np.dtype(dtype), at
+        held = at.mem.size if hasattr(at, "mem") else at.size
+        assert held >= self.dtype.itemsize * int(np.prod(shape)), "an array beyond its memory"
+
+
+class _Device:
+    """A GPU by its number: used, or entered for a while."""
+
+    pci_bus_id = "0000:00:00.0"
+    attributes: ClassVar = {"ClockRate": 1980000, "MemoryClockRate": 3201000, "GlobalMemoryBusWidth": 6144}
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+
+    def use(self) -> None: ...
+
+    def __enter__(self) -> _Device:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 def _stream(state: State) -> type:
     class Stream:
-        ptr = 7
+        made = 0
 
-        def __init__(self, non_blocking: bool) -> None: ...
+        def __init__(self, non_blocking: bool) -> None:
+            self.ptr = 7 + Stream.made
+            Stream.made += 1
 
         def __enter__(self) -> Stream:
             return self

@@ -18,21 +18,26 @@ def library(name: str = "libnvrtc.so") -> Path | None:
 
 
 def compiled(source: str, architecture: str, path: Path) -> tuple[str, str]:
-    """Return (PTX, log) of a source for an architecture such as compute_90; PTX is empty where it does not compile."""
+    """Return (PTX, log) of a source for an architecture such as compute_90; PTX is empty where it does not compile.
+
+    For one such as sm_90 its PTX is assembled too: the first 4 letters of the machine code, as text.
+    """
     nvrtc = ctypes.CDLL(str(path))
     program = ctypes.c_void_p()
     assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"a.cu", 0, None, None) == 0
     options = (ctypes.c_char_p * 2)(f"--gpu-architecture={architecture}".encode(), b"--std=c++17")
     failed = nvrtc.nvrtcCompileProgram(program, 2, options)
     log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-    ptx = "" if failed else _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
+    kind = "CUBIN" if architecture.startswith("sm_") else "PTX"
+    size_of, read = (getattr(nvrtc, f"nvrtcGet{kind}{size}") for size in ("Size", ""))
+    ptx = "" if failed else _text(size_of, read, program, 4 if kind == "CUBIN" else None)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     return ptx, log
 
 
-def _text(size_of: object, read: object, program: ctypes.c_void_p) -> str:
+def _text(size_of: object, read: object, program: ctypes.c_void_p, first: int | None = None) -> str:
     size = ctypes.c_size_t()
     assert size_of(program, ctypes.byref(size)) == 0
     text = ctypes.create_string_buffer(size.value)
     assert read(program, text) == 0
-    return text.value.decode()
+    return text.value.decode() if first is None else text.raw[:first].decode()

@@ -48,6 +48,16 @@ def test_the_kernels_compile_for_every_generation(architecture: str) -> None:
     assert ("cvt.rn.satfinite.e4m3x2.f32" in ptx) == (int(architecture[8:]) >= 89)
 
 
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
+def test_the_kernels_assemble_for_every_generation(architecture: str) -> None:
+    """Inline assembly is read by the assembler alone."""
+    path = nvrtc.library()
+    if path is None:
+        pytest.skip("NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12")
+    code, log = nvrtc.compiled(SOURCE.read_text(), architecture, path)
+    assert code == "\x7fELF", log
+
+
 def test_every_family_that_a_suite_may_name_has_kernels() -> None:
     assert set(PREPARE) == set(FAMILIES)
 

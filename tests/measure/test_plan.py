@@ -39,9 +39,11 @@ def test_calls_that_no_suite_can_measure_give_no_point() -> None:
     assert measurable([{**call, **more, "family": "all_reduce", "shape": {"bytes": 8, "gpus": 2}}]) == []
     windowed = {"batch": 1, "context": 8, "heads": 8, "kv_heads": 8, "head_dim": 64, "window": 128}
     decode = {**call, **more, "family": "decode_attention", "shape": windowed, "format": "bf16", "math": "bf16"}
-    assert measurable([decode]) == []
-    [point] = measurable([{**decode, "shape": {**windowed, "window": 0}}])
-    assert (point["dtype"], point["cache"]) == ("bf16/bf16", "cold")
+    assert measurable([{**decode, "format": "fp4"}]) == []
+    [point] = measurable([decode])
+    assert (point["dtype"], point["cache"], point["shape"]["window"]) == ("bf16/bf16", "cold", 128)
+    [point] = measurable([{**decode, "format": "fp8", "math": "fp8"}])
+    assert (point["implementation"], point["dtype"]) == ("flashinfer", "bf16/fp8")
     twice = measurable([{**call, **more, "format": "fp8"}] * 2)
     assert len(twice) == 1 and twice[0]["weight"] == 2.0
     assert _seconds({"latency_us": 9000.0}) > _seconds({"latency_us": 5.0}) > 0.0

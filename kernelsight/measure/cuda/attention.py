@@ -1,14 +1,16 @@
 """Attention by libraries that a serving user has, where they are installed; tensors reach them by DLPack.
 
-CuPy has no bfloat16: an array of 16-bit words is handed over, and viewed as bfloat16 on the other side.
+CuPy has no bfloat16 and no 8-bit floats: arrays of whole numbers are handed over, and viewed as them on the other side.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.measure.cuda.buffers import Memory, Prepared
 from kernelsight.measure.device import CannotMeasure
@@ -19,34 +21,142 @@ if TYPE_CHECKING:
 
 # tokens of a block of the paged cache
 PAGE = 16
-FLASHINFER_WORKSPACE = 128 * 2**20
-Build = Callable[["Gpu", Memory, Any, dict[str, int]], Callable[[], Any]]
+WORKSPACE_BYTES = 128 * 2**20
+
+
+class Shape(NamedTuple):
+    """Sizes of one attention: ``new`` queries of each sequence see ``keys``, themselves the last of them.
+
+    ``window``: keys that a query sees at most, 0 for all; ``cache_bytes`` of one number of the cache.
+    """
+
+    batch: int
+    new: int
+    keys: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int
+    cache_bytes: int
+
+    @property
+    def pages(self) -> int:
+        """Blocks of one sequence in a paged cache."""
+        return -(-self.keys // PAGE)
+
+    @property
+    def moved(self) -> int:
+        """Bytes that a launch has to move: queries, results, new keys and values, and what it reads of the cache."""
+        cached = self.keys - self.new
+        read = min(cached, self.window - 1) if self.window else cached
+        width, own = self.kv_heads * self.head_dim, 2
+        if self.new == 1:
+            # a decoded token's key was written to the cache before
+            read, own = read + 1, 0
+        rows = 4 * self.new * self.heads * self.head_dim + 2 * own * self.new * width
+        return self.batch * (rows + 2 * read * width * self.cache_bytes)
+
+    @property
+    def held(self) -> int:
+        """Bytes of one set of buffers: a window reads less of the cache than there is."""
+        cache = 2 * self.pages * PAGE * self.kv_heads * self.head_dim * self.cache_bytes
+        return self.batch * (4 * self.new * self.heads * self.head_dim + cache)
+
+
+class Bench:
+    """What builders share: the device, memory of the point, modules, the shape, and one workspace for all copies."""
+
+    def __init__(self, gpu: Gpu, torch: Any, library: Any, shape: Shape) -> None:
+        self.gpu, self.torch, self.library, self.shape, self.memory = gpu, torch, library, shape, Memory(gpu)
+
+    @cached_property
+    def workspace(self) -> Any:
+        """Launches follow each other on one stream: they may write over each other's scratch space."""
+        return self.torch.zeros(WORKSPACE_BYTES, dtype=self.torch.uint8, device="cuda")
+
+    def tensor(self, *shape: int, eight_bit: bool = False) -> Any:
+        """Return a tensor of bfloat16, or of E4M3, over memory of CuPy."""
+        cupy, torch, count = self.gpu.cupy, self.torch, math.prod(shape)
+        kind, width, raw, seen = ("fp8", 1, cupy.uint8, "float8_e4m3fn")
+        if not eight_bit:
+            kind, width, raw, seen = ("bf16", 2, cupy.int16, "bfloat16")
+        block = cupy.cuda.UnownedMemory(self.memory.filled(kind, count), width * count, self.memory, self.gpu.ordinal)
+        array = cupy.ndarray(shape, raw, cupy.cuda.MemoryPointer(block, 0))
+        return torch.from_dlpack(array).view(getattr(torch, seen))
+
+    def queries(self) -> Any:
+        """Return queries of (all new tokens, heads, head_dim)."""
+        return self.tensor(self.shape.batch * self.shape.new, self.shape.heads, self.shape.head_dim)
+
+    def cache(self) -> tuple[Any, Any]:
+        """Return key and value caches of (blocks, PAGE, kv_heads, head_dim)."""
+        sizes = (self.shape.batch * self.shape.pages, PAGE, self.shape.kv_heads, self.shape.head_dim)
+        eight_bit = self.shape.cache_bytes == 1
+        return self.tensor(*sizes, eight_bit=eight_bit), self.tensor(*sizes, eight_bit=eight_bit)
+
+    def blocks(self) -> Any:
+        """Return the blocks of all sequences, scattered as a server's are: int32."""
+        count = self.shape.batch * self.shape.pages
+        return self.torch.randperm(count, device="cuda").to(self.torch.int32)
+
+    def starts(self, each: int) -> Any:
+        """Return where each sequence begins, and the end: (batch + 1,) int32."""
+        return self.torch.arange(0, (self.shape.batch + 1) * each, each, dtype=self.torch.int32, device="cuda")
+
+    def full(self, value: float, dtype: str, *shape: int) -> Any:
+        """Return a tensor of one value."""
+        return self.torch.full(shape, value, dtype=getattr(self.torch, dtype), device="cuda")
+
+
+Build = Callable[[Bench], Callable[[], Any]]
 
 
 def prepare(gpu: Gpu, point: Point) -> Prepared:
-    """Return attention by the library that the point names; CannotMeasure where it is not installed or refuses."""
-    sizes, decode = point.sizes, point.family == "decode_attention"
-    module, distribution, builds = _LIBRARIES[point.implementation]
-    if decode not in builds:
+    """Return attention by the library that the point names; CannotMeasure where it is not installed or cannot do it.
+
+    Whatever else a library raises is told with its name as a RuntimeError.
+    """
+    shape = shape_of(point)
+    library = _LIBRARIES[point.implementation]
+    decode = point.family == "decode_attention"
+    if decode not in library.builds:
         raise CannotMeasure(f"{point.implementation} is not used for {point.family}")
-    if sizes["heads"] % sizes["kv_heads"]:
+    if shape.heads % shape.kv_heads:
         raise CannotMeasure("its query heads are no multiple of the key-value heads")
-    if sizes["cached_tokens" if not decode else "window"]:
-        raise CannotMeasure("cached prefixes and windows are not measured")
-    torch = _imported("torch", "torch")
-    library = _imported(module, distribution)
-    moved, memory = _bytes(sizes, decode), Memory(gpu)
-    stream = torch.cuda.ExternalStream(gpu.stream.ptr)
-    launches = []
+    _refuse_what_it_lacks(gpu, point.implementation, library, shape)
+    torch, module = _imported("torch", "torch"), _imported(library.module, library.distribution)
+    bench, stream, launches = Bench(gpu, torch, module, shape), torch.cuda.ExternalStream(gpu.stream.ptr), []
     try:
         with torch.cuda.device(gpu.ordinal), torch.cuda.stream(stream), torch.inference_mode():
-            for _ in range(gpu.copies_of(moved, point.cache)):
-                launches.append(_on(torch, stream, builds[decode](gpu, memory, (torch, library), sizes)))
-    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
-        raise CannotMeasure(f"{distribution} refuses it: {str(error).strip().splitlines()[0]}") from None
+            for _ in range(gpu.copies_of(shape.held, point.cache)):
+                launches.append(_on(torch, stream, library.builds[decode](bench)))
+    except (CannotMeasure, MemoryError, gpu.runtime.CUDARuntimeError):
+        raise
+    except Exception as error:  # what a library raises for what it does not support differs from version to version
+        told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RuntimeError(f"{library.distribution} refuses it: {told}") from error
     name = _kernel_name(point.implementation, gpu)
-    engine = (distribution.replace("-", "_"), importlib.metadata.version(distribution))
-    return Prepared(name, engine, moved, launches, memory)
+    engine = (library.distribution.replace("-", "_"), importlib.metadata.version(library.distribution))
+    return Prepared(name, engine, shape.moved, launches, bench)
+
+
+def shape_of(point: Point) -> Shape:
+    """Return the sizes that a point of either family states."""
+    sizes, decode = point.sizes, point.family == "decode_attention"
+    new = 1 if decode else sizes["new_tokens"]
+    keys = sizes["context"] + 1 if decode else sizes["cached_tokens"] + new
+    heads = (sizes["heads"], sizes["kv_heads"], sizes["head_dim"])
+    window = sizes["window"] if sizes["window"] < keys else 0
+    return Shape(sizes["batch"], new, keys, *heads, window, 1 if point.dtype.endswith("/fp8") else 2)
+
+
+def _refuse_what_it_lacks(gpu: Gpu, name: str, library: Library, shape: Shape) -> None:
+    if shape.window and "window" not in library.can:
+        raise CannotMeasure(f"{name} has no sliding window")
+    if shape.cache_bytes == 1 and "fp8" not in library.can:
+        raise CannotMeasure(f"{name} reads no 8-bit cache")
+    if shape.cache_bytes == 1 and name == "flash_attention_vllm" and _version(gpu) != 3:
+        raise CannotMeasure("FlashAttention reads an 8-bit cache on Hopper alone")
 
 
 def _on(torch: Any, stream: Any, run: Callable[[], Any]) -> Callable[[], Any]:
@@ -59,130 +169,100 @@ def _on(torch: Any, stream: Any, run: Callable[[], Any]) -> Callable[[], Any]:
     return launch
 
 
-def _bytes(sizes: dict[str, int], decode: bool) -> int:
-    queries = sizes["batch"] * sizes["heads"] * sizes["head_dim"] * (1 if decode else sizes["new_tokens"])
-    tokens = sizes["context"] + 1 if decode else sizes["new_tokens"]
-    return 4 * queries + 4 * sizes["batch"] * tokens * sizes["kv_heads"] * sizes["head_dim"]
+def _torch(bench: Bench) -> Callable[[], Any]:
+    shape, torch = bench.shape, bench.torch
+    q = bench.tensor(shape.batch, shape.heads, shape.new, shape.head_dim)
+    k, v = (bench.tensor(shape.batch, shape.kv_heads, shape.keys, shape.head_dim) for _ in range(2))
+    words: dict[str, Any] = {"is_causal": shape.new > 1 and shape.new == shape.keys}
+    if 1 < shape.new < shape.keys:
+        # is_causal would align the mask with the first key
+        from torch.nn.attention.bias import causal_lower_right
 
-
-def _tensor(gpu: Gpu, memory: Memory, torch: Any, shape: tuple[int, ...]) -> Any:
-    """Return a bfloat16 tensor over memory of CuPy."""
-    count = 1
-    for size in shape:
-        count *= size
-    address, cupy = memory.filled("bf16", count), gpu.cupy
-    owned = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, 2 * count, memory, gpu.ordinal), 0)
-    return torch.from_dlpack(cupy.ndarray(shape, cupy.int16, owned)).view(torch.bfloat16)
-
-
-def _paged(gpu: Gpu, memory: Memory, torch: Any, sizes: dict[str, int]) -> tuple[Any, Any, int]:
-    """Return key and value caches of (blocks, PAGE, kv_heads, head_dim), and the blocks of one sequence."""
-    pages = -(-(sizes["context"] + 1) // PAGE)
-    shape = (sizes["batch"] * pages, PAGE, sizes["kv_heads"], sizes["head_dim"])
-    return _tensor(gpu, memory, torch, shape), _tensor(gpu, memory, torch, shape), pages
-
-
-def _prompt(gpu: Gpu, memory: Memory, torch: Any, sizes: dict[str, int]) -> tuple[Any, Any, Any]:
-    """Return queries, keys and values of (all tokens, heads, head_dim)."""
-    tokens = sizes["batch"] * sizes["new_tokens"]
-    heads = (sizes["heads"], sizes["kv_heads"], sizes["kv_heads"])
-    return tuple(_tensor(gpu, memory, torch, (tokens, each, sizes["head_dim"])) for each in heads)
-
-
-def _starts(torch: Any, count: int, each: int) -> Any:
-    return torch.arange(0, (count + 1) * each, each, dtype=torch.int32, device="cuda")
-
-
-def _torch(gpu: Gpu, memory: Memory, libraries: Any, sizes: dict[str, int], decode: bool) -> Callable[[], Any]:
-    torch, _ = libraries
-    tokens = 1 if decode else sizes["new_tokens"]
-    keys = sizes["context"] + 1 if decode else tokens
-    shapes = [(sizes["batch"], sizes["heads"], tokens, sizes["head_dim"])]
-    shapes += 2 * [(sizes["batch"], sizes["kv_heads"], keys, sizes["head_dim"])]
-    q, k, v = (_tensor(gpu, memory, torch, shape) for shape in shapes)
+        words = {"attn_mask": causal_lower_right(shape.new, shape.keys)}
     attend = torch.nn.functional.scaled_dot_product_attention
-    return lambda: attend(q, k, v, is_causal=not decode, enable_gqa=True)
+    return lambda: attend(q, k, v, enable_gqa=True, **words)
 
 
-def _torch_prefill(gpu: Gpu, memory: Memory, libraries: Any, sizes: dict[str, int]) -> Callable[[], Any]:
-    return _torch(gpu, memory, libraries, sizes, False)
+def _flashinfer_prefill(bench: Bench) -> Callable[[], Any]:
+    """A prompt without a prefix lies beside its queries; behind a prefix, or in 8 bits, it is read from the cache."""
+    shape, flashinfer, bf16 = bench.shape, bench.library, bench.torch.bfloat16
+    words = {"causal": True, "window_left": _left(shape), "q_data_type": bf16, "kv_data_type": bf16}
+    q, heads = bench.queries(), (shape.heads, shape.kv_heads, shape.head_dim)
+    out, starts = bench.torch.empty_like(q), bench.starts(shape.new)
+    if shape.new == shape.keys and shape.cache_bytes == 2:
+        ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(bench.workspace, "NHD")
+        ragged.plan(starts, starts, *heads, **words)
+        k, v = (bench.tensor(shape.batch * shape.new, shape.kv_heads, shape.head_dim) for _ in range(2))
+        return lambda: ragged.run(q, k, v, out=out)
+    cache = bench.cache()
+    words["kv_data_type"] = cache[0].dtype
+    paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(bench.workspace, "NHD")
+    paged.plan(starts, bench.starts(shape.pages), bench.blocks(), _last_page(bench), *heads, PAGE, **words)
+    return lambda: paged.run(q, cache, out=out)
 
 
-def _torch_decode(gpu: Gpu, memory: Memory, libraries: Any, sizes: dict[str, int]) -> Callable[[], Any]:
-    return _torch(gpu, memory, libraries, sizes, True)
+def _flashinfer_decode(bench: Bench) -> Callable[[], Any]:
+    shape, cache, q = bench.shape, bench.cache(), bench.queries()
+    wrapper = bench.library.BatchDecodeWithPagedKVCacheWrapper(bench.workspace, "NHD", use_tensor_cores=True)
+    heads = (shape.heads, shape.kv_heads, shape.head_dim)
+    types = {"q_data_type": bench.torch.bfloat16, "kv_data_type": cache[0].dtype}
+    starts, last = bench.starts(shape.pages), _last_page(bench)
+    wrapper.plan(starts, bench.blocks(), last, *heads, PAGE, window_left=_left(shape), **types)
+    out = bench.torch.empty_like(q)
+    return lambda: wrapper.run(q, cache, out=out)
 
 
-def _flashinfer_prefill(gpu: Gpu, memory: Memory, libraries: Any, sizes: dict[str, int]) -> Callable[[], Any]:
-    torch, flashinfer = libraries
-    q, k, v = _prompt(gpu, memory, torch, sizes)
-    workspace = torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device="cuda")
-    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
-    starts = _starts(torch, sizes["batch"], sizes["new_tokens"])
-    heads = (sizes["heads"], sizes["kv_heads"], sizes["head_dim"])
-    wrapper.plan(starts, starts, *heads, causal=True, q_data_type=torch.bfloat16)
-    out = torch.empty_like(q)
-    return lambda: wrapper.run(q, k, v, out=out)
+def _last_page(bench: Bench) -> Any:
+    return bench.full((bench.shape.keys - 1) % PAGE + 1, "int32", bench.shape.batch)
 
 
-def _flashinfer_decode(gpu: Gpu, memory: Memory, libraries: Any, sizes: dict[str, int]) -> Callable[[], Any]:
-    torch, flashinfer = libraries
-    keys, values, pages = _paged(gpu, memory, torch, sizes)
-    batch = sizes["batch"]
-    q = _tensor(gpu, memory, torch, (batch, sizes["heads"], sizes["head_dim"]))
-    workspace = torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device="cuda")
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
-    last = torch.full((batch,), sizes["context"] % PAGE + 1, dtype=torch.int32, device="cuda")
-    blocks = torch.randperm(batch * pages, device="cuda").to(torch.int32)
-    heads = (sizes["heads"], sizes["kv_heads"], sizes["head_dim"])
-    types = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
-    wrapper.plan(_starts(torch, batch, pages), blocks, last, *heads, PAGE, **types)
-    out = torch.empty_like(q)
-    return lambda: wrapper.run(q, (keys, values), out=out)
+def _left(shape: Shape) -> int:
+    """Keys before its own that a query sees, -1 for all: a window counts the query's own too."""
+    return shape.window - 1 if shape.window else -1
 
 
-def _vllm_prefill(gpu: Gpu, memory: Memory, libraries: Any, sizes: dict[str, int]) -> Callable[[], Any]:
-    torch, flash = libraries
-    q, k, v = _prompt(gpu, memory, torch, sizes)
-    starts, longest = _starts(torch, sizes["batch"], sizes["new_tokens"]), sizes["new_tokens"]
-    words = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": longest, "max_seqlen_k": longest}
-    return lambda: flash.flash_attn_varlen_func(q, k, v, causal=True, fa_version=_version(gpu), **words)
-
-
-def _vllm_decode(gpu: Gpu, memory: Memory, libraries: Any, sizes: dict[str, int]) -> Callable[[], Any]:
-    torch, flash = libraries
-    keys, values, pages = _paged(gpu, memory, torch, sizes)
-    batch, longest = sizes["batch"], sizes["context"] + 1
-    q = _tensor(gpu, memory, torch, (batch, sizes["heads"], sizes["head_dim"]))
+def _vllm(bench: Bench) -> Callable[[], Any]:
+    """FlashAttention as vLLM calls it: a prompt alone beside its queries, all else from the paged cache."""
+    shape, flash, q = bench.shape, bench.library, bench.queries()
     words = {
-        "cu_seqlens_q": _starts(torch, batch, 1),
-        "max_seqlen_q": 1,
-        "seqused_k": torch.full((batch,), longest, dtype=torch.int32, device="cuda"),
-        "max_seqlen_k": longest,
-        "block_table": torch.randperm(batch * pages, device="cuda").to(torch.int32).view(batch, pages),
-    }
-    return lambda: flash.flash_attn_varlen_func(q, keys, values, causal=True, fa_version=_version(gpu), **words)
+        "cu_seqlens_q": bench.starts(shape.new), "max_seqlen_q": shape.new, "max_seqlen_k": shape.keys,
+        "window_size": [_left(shape), 0] if shape.window else None, "fa_version": _version(bench.gpu),
+    }  # fmt: skip
+    if shape.new == shape.keys and shape.cache_bytes == 2:
+        k, v = (bench.tensor(shape.batch * shape.new, shape.kv_heads, shape.head_dim) for _ in range(2))
+        words["cu_seqlens_k"] = words["cu_seqlens_q"]
+    else:
+        k, v = bench.cache()
+        words["seqused_k"] = bench.full(shape.keys, "int32", shape.batch)
+        words["block_table"] = bench.blocks().view(shape.batch, shape.pages)
+    if shape.cache_bytes == 1:
+        # its 8-bit kernels take queries of 8 bits, and a scale for each sequence and head
+        q = bench.tensor(shape.batch * shape.new, shape.heads, shape.head_dim, eight_bit=True)
+        ones = bench.full(1.0, "float32", shape.batch, shape.kv_heads)
+        words |= {"q_descale": ones, "k_descale": ones, "v_descale": ones}
+    return lambda: flash.flash_attn_varlen_func(q, k, v, causal=True, **words)
 
 
-def _cudnn_prefill(gpu: Gpu, memory: Memory, libraries: Any, sizes: dict[str, int]) -> Callable[[], Any]:
-    torch, cudnn = libraries
-    batch, tokens, width = sizes["batch"], sizes["new_tokens"], sizes["head_dim"]
-    q, k, v = (
-        _tensor(gpu, memory, torch, (batch, heads, tokens, width))
-        for heads in (sizes["heads"], sizes["kv_heads"], sizes["kv_heads"])
-    )
+def _cudnn(bench: Bench) -> Callable[[], Any]:
+    shape, cudnn = bench.shape, bench.library
+    q = bench.tensor(shape.batch, shape.heads, shape.new, shape.head_dim)
+    k, v = (bench.tensor(shape.batch, shape.kv_heads, shape.keys, shape.head_dim) for _ in range(2))
     handle = cudnn.create_handle()
-    cudnn.set_stream(handle=handle, stream=gpu.stream.ptr)
+    cudnn.set_stream(handle=handle, stream=bench.gpu.stream.ptr)
     floats = {"intermediate_data_type": cudnn.data_type.FLOAT, "compute_data_type": cudnn.data_type.FLOAT}
     graph = cudnn.pygraph(io_data_type=cudnn.data_type.BFLOAT16, handle=handle, **floats)
     inputs = [graph.tensor_like(one) for one in (q, k, v)]
-    scaled = {"attn_scale": width**-0.5, "use_causal_mask": True, "is_inference": True}
-    result, _ = graph.sdpa(name="attention", q=inputs[0], k=inputs[1], v=inputs[2], **scaled)
-    out = torch.empty_like(q)
+    mask = "use_causal_mask" if shape.new == shape.keys else "use_causal_mask_bottom_right"
+    words = {"attn_scale": shape.head_dim**-0.5, mask: True, "is_inference": True}
+    if shape.window:
+        words["sliding_window_length"] = shape.window
+    result, _ = graph.sdpa(name="attention", q=inputs[0], k=inputs[1], v=inputs[2], **words)
+    out = bench.torch.empty_like(q)
     result.set_output(True).set_dim(list(out.shape)).set_stride(list(out.stride()))
     graph.build([cudnn.heur_mode.A])
-    workspace = torch.empty(max(graph.get_workspace_size(), 1), dtype=torch.uint8, device="cuda")
-    words = {**dict(zip(inputs, (q, k, v), strict=True)), result: out}
-    return lambda: graph.execute(words, workspace, handle=handle)
+    workspace = bench.torch.empty(max(graph.get_workspace_size(), 1), dtype=bench.torch.uint8, device="cuda")
+    filled = {**dict(zip(inputs, (q, k, v), strict=True)), result: out}
+    return lambda: graph.execute(filled, workspace, handle=handle)
 
 
 def _version(gpu: Gpu) -> int:
@@ -202,10 +282,25 @@ def _imported(module: str, distribution: str) -> Any:
         raise CannotMeasure(f"{distribution} is not installed") from None
 
 
-# implementation: module, distribution, builders for (prefill, decode) by whether it is decode
-_LIBRARIES: dict[str, tuple[str, str, dict[bool, Build]]] = {
-    "torch_sdpa": ("torch", "torch", {False: _torch_prefill, True: _torch_decode}),
-    "flashinfer": ("flashinfer", "flashinfer-python", {False: _flashinfer_prefill, True: _flashinfer_decode}),
-    "flash_attention_vllm": ("vllm.vllm_flash_attn", "vllm", {False: _vllm_prefill, True: _vllm_decode}),
-    "cudnn_frontend": ("cudnn", "nvidia-cudnn-frontend", {False: _cudnn_prefill}),
+class Library(NamedTuple):
+    """A library: its builders by whether it is decode, and what it can beside bfloat16 without a window."""
+
+    module: str
+    distribution: str
+    builds: dict[bool, Build]
+    can: frozenset[str] = frozenset()
+
+
+_LIBRARIES: dict[str, Library] = {
+    "torch_sdpa": Library("torch", "torch", {False: _torch, True: _torch}),
+    "flashinfer": Library(
+        "flashinfer",
+        "flashinfer-python",
+        {False: _flashinfer_prefill, True: _flashinfer_decode},
+        frozenset({"window", "fp8"}),
+    ),
+    "flash_attention_vllm": Library(
+        "vllm.vllm_flash_attn", "vllm", {False: _vllm, True: _vllm}, frozenset({"window", "fp8"})
+    ),
+    "cudnn_frontend": Library("cudnn", "nvidia-cudnn-frontend", {False: _cudnn}, frozenset({"window"})),
 }

@@ -17,14 +17,12 @@ BF16_BYTES = 2
 class Group:
     """Communicators, streams and buffers of the first ``count`` GPUs; ``bytes`` is the whole tensor."""
 
-    def __init__(self, gpu: Gpu, count: int, size: int) -> None:
-        from cupy.cuda import nccl
-
+    def __init__(self, gpu: Gpu, nccl: Any, count: int, size: int) -> None:
         cupy = gpu.cupy
         self.nccl, self.gpu, self.size = nccl, gpu, size
         others = [number for number in range(gpu.runtime.getDeviceCount()) if number != gpu.ordinal]
         self.devices = [gpu.ordinal, *others[: count - 1]]
-        self.communicators = nccl.NcclCommunicator.initAll(self.devices)
+        self.communicators = _communicators(gpu, nccl, self.devices)
         self.streams, self.buffers = [gpu.stream], []
         for place, device in enumerate(self.devices):
             with cupy.cuda.Device(device):
@@ -62,11 +60,27 @@ def prepare(gpu: Gpu, point: Point) -> Prepared:
         raise CannotMeasure(f"it needs {max(count, 2)} GPUs, and there are {here} here")
     if size % (BF16_BYTES * count):
         raise CannotMeasure(f"its bytes are no multiple of {BF16_BYTES * count}")
-    from cupy.cuda import nccl
-
-    if not nccl.available:
-        raise CannotMeasure("CuPy finds no NCCL here")
-    group = Group(gpu, count, size)
+    nccl = _nccl()
+    group = Group(gpu, nccl, count, size)
     version = str(group.nccl.get_version())
     # the host's launch is in it, unlike in a captured graph: an implementation of its own
     return Prepared("nccl_eager", ("nccl", version), size, [lambda: group.launch(point.family)], group, captured=False)
+
+
+def _nccl() -> Any:
+    """CuPy binds NCCL where its library is found; else the module is not there, or says so."""
+    try:
+        from cupy.cuda import nccl
+    except ImportError:
+        raise CannotMeasure("CuPy finds no NCCL here") from None
+    if not nccl.available:
+        raise CannotMeasure("CuPy finds no NCCL here")
+    return nccl
+
+
+def _communicators(gpu: Gpu, nccl: Any, devices: list[int]) -> Any:
+    """One set for each group of GPUs: making one takes a second and memory on every GPU."""
+    kept = gpu.communicators
+    if tuple(devices) not in kept:
+        kept[tuple(devices)] = nccl.NcclCommunicator.initAll(devices)
+    return kept[tuple(devices)]

@@ -14,12 +14,18 @@ if TYPE_CHECKING:
     from kernelsight.measure.cuda.device import Gpu
 
 
+# memory of the host that one point may take: 32 sets of large buffers would not fit
+HOST_BYTES = 2**30
+
+
 def copy(gpu: Gpu, point: Point) -> Prepared:
     """Return a copy of ``bytes``; one from or to pageable memory is staged by the driver, and launched by the host."""
     size, memory = point.sizes["bytes"], Memory(gpu)
     _, _, kind = point.implementation.partition("_")
-    sets = []
-    for _ in range(gpu.copies_of(2 * size, point.cache)):
+    sets, most = [], gpu.copies_of(2 * size, point.cache)
+    if kind != "device":
+        most = min(most, max(HOST_BYTES // size, 1))
+    for _ in range(most):
         device = memory.filled("int8", size)
         if kind == "device":
             sets.append(_copying(gpu, memory.empty(size), device, size, gpu.runtime.memcpyDeviceToDevice))
@@ -43,6 +49,7 @@ def peer(gpu: Gpu, point: Point) -> Prepared:
         raise CannotMeasure("there is one GPU here, and a copy to a peer needs two")
     if not runtime.deviceCanAccessPeer(gpu.ordinal, others[0]):
         raise CannotMeasure("the GPUs cannot reach each other's memory")
+    _reach(gpu, others[0])
     memory = Memory(gpu)
     source = memory.filled("int8", size)
     with gpu.cupy.cuda.Device(others[0]):
@@ -51,6 +58,13 @@ def peer(gpu: Gpu, point: Point) -> Prepared:
     words = (target.ptr, others[0], source, gpu.ordinal, size, gpu.stream.ptr)
     launch = lambda: runtime.memcpyPeerAsync(*words)  # noqa: E731 - one call with its words bound
     return Prepared(point.implementation, _engine(gpu), size, [launch], memory)
+
+
+def _reach(gpu: Gpu, other: int) -> None:
+    """Let this GPU write to the other's memory: without it the driver stages the copy in the host's."""
+    if other not in gpu.reached:
+        gpu.runtime.deviceEnablePeerAccess(other)
+        gpu.reached.add(other)
 
 
 def _copying(gpu: Gpu, to: int, source: int, size: int, kind: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import time
@@ -64,6 +65,9 @@ class Gpu:
         self.gpu = gpu or catalogue_name(told, rows)
         self.row = row_beside_vendor(told, self.gpu, rows)
         self.l2_bytes = int(self.properties["l2CacheSize"])
+        # other GPUs whose memory this one may write to
+        self.reached: set[int] = set()
+        self.communicators: dict[tuple[int, ...], Any] = {}
         self._flush: Callable[[], None] | None = None
 
     def identity(self) -> Identity:
@@ -139,9 +143,15 @@ class Gpu:
                 self._flush()
             for number in range(launches):
                 kernel.launch(number % kernel.copies)
-        finally:
-            graph = self.stream.end_capture()
-        return GraphReplay(self, graph, launches)
+        except BaseException:
+            self._end_broken_capture()
+            raise
+        return GraphReplay(self, self.stream.end_capture(), launches)
+
+    def _end_broken_capture(self) -> None:
+        """Leave the stream usable, and tell what broke the capture rather than that it is broken."""
+        with contextlib.suppress(self.runtime.CUDARuntimeError):
+            self.stream.end_capture()
 
     def timed(self, once: Callable[[], Any], count: int) -> np.ndarray:
         """Return the microseconds on the device of ``count`` runs, each between two events."""
@@ -167,12 +177,16 @@ class Gpu:
             raise CannotMeasure("its buffers do not fit the free memory of the GPU") from None
         except self.cupy.cuda.compiler.CompileException as error:
             raise CannotMeasure(f"NVRTC refuses its source: {str(error).splitlines()[0]}") from None
-        except self.runtime.CUDARuntimeError as error:
+        except CannotMeasure:
+            raise
+        except Exception as error:  # of CUDA, or of whichever library launches
             try:
                 self.runtime.deviceSynchronize()
             except self.runtime.CUDARuntimeError:
                 raise DeviceLost(str(error)) from None
-            raise CannotMeasure(f"CUDA refuses it: {error}") from None
+            by_cuda = isinstance(error, self.runtime.CUDARuntimeError)
+            told = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise CannotMeasure(f"CUDA refuses it: {told}" if by_cuda else told) from None
 
     def _told(self) -> dict[str, Any]:
         """Return what the device tells of the columns of ``gpus``."""

@@ -1,0 +1,168 @@
+"""Attention and collectives on fakes that hold to the libraries' own words: every call has the shapes it needs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+
+from kernelsight.eta.training import WORK
+from kernelsight.measure.cuda.attention import shape_of
+from kernelsight.measure.cuda.device import open_gpu
+from kernelsight.measure.device import CannotMeasure
+from kernelsight.measure.rows import row_of
+from kernelsight.measure.run import measure_suite, time_point
+from kernelsight.measure.suite import Point, read_suite
+from kernelsight.measure.timing import Rule, Watch
+from tests.measure import fake_cupy, fake_libraries
+from tests.measure.fake_cupy import LAUNCH_US, State
+
+SHAPES = ({"heads": 32, "kv_heads": 8, "head_dim": 128}, {"heads": 8, "kv_heads": 1, "head_dim": 64})
+# prompts: (new tokens, cached before them, window); decoded tokens: (context, window)
+PROMPTS = ((1024, 0, 0), (512, 4096, 0), (512, 4096, 1024), (2048, 0, 128), (100, 33, 4096))
+DECODES = ((512, 0), (4096, 1024), (4095, 0), (500, 4096))
+ABLE = {"torch_sdpa": set(), "flashinfer": {"window", "fp8"}, "flash_attention_vllm": {"window", "fp8"}}
+ABLE["cudnn_frontend"] = {"window"}
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch) -> State:
+    return fake_cupy.install(monkeypatch)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, state: State) -> list:
+    return fake_libraries.install(monkeypatch, state)
+
+
+def point(family: str, implementation: str, dtype: str, **sizes: int) -> Point:
+    cache = "cold" if family == "decode_attention" else "warm"
+    return Point(family, implementation, dtype, cache, tuple(sorted(sizes.items())))
+
+
+def every_point(implementation: str) -> list[Point]:
+    """Return points of both families, both formats, with prefixes and windows, for 1 and 3 sequences."""
+    found = []
+    for heads in SHAPES:
+        for batch in (1, 3):
+            for dtype in ("bf16/bf16", "bf16/fp8"):
+                for new, cached, window in PROMPTS:
+                    sizes = {"batch": batch, "new_tokens": new, "cached_tokens": cached, "window": window, **heads}
+                    found.append(point("prefill_attention", implementation, dtype, **sizes))
+                for context, window in DECODES:
+                    sizes = {"batch": batch, "context": context, "window": window, **heads}
+                    found.append(point("decode_attention", implementation, dtype, **sizes))
+    return found
+
+
+@pytest.mark.parametrize("implementation", ABLE)
+def test_every_library_sees_the_shape_that_a_point_states(implementation: str, state: State, calls: list) -> None:
+    gpu, measured = open_gpu(0, None), 0
+    for one in every_point(implementation):
+        shape, decode = shape_of(one), one.family == "decode_attention"
+        lacks = {"window"} if shape.window else set()
+        lacks |= {"fp8"} if shape.cache_bytes == 1 else set()
+        if lacks - ABLE[implementation] or (decode and implementation == "cudnn_frontend"):
+            with pytest.raises(CannotMeasure, match="has no sliding window|reads no 8-bit cache|is not used for"):
+                gpu.prepare(one)
+            continue
+        kernel = gpu.prepare(one)
+        keys = one.sizes.get("context", 0) + 1 if decode else one.sizes["new_tokens"] + one.sizes["cached_tokens"]
+        new, window = one.sizes.get("new_tokens", 1), one.sizes["window"]
+        assert calls[-1] == (new, keys, window if window < keys else 0, 1 if one.dtype.endswith("fp8") else 2)
+        assert time_point(gpu, one, Rule(), Watch(), kernel).latency_us == pytest.approx(LAUNCH_US, rel=1e-6)
+        kernel.close()
+        measured += 1
+    assert measured >= 20
+
+
+def test_bytes_are_those_that_training_counts() -> None:
+    for one in every_point("flashinfer"):
+        sizes = {"cached_tokens": 0, "context": 0, "new_tokens": 0, **one.sizes}
+        stated = ", ".join(f'{value} as "{name}"' for name, value in sizes.items())
+        work = {name: sql for name, sql in WORK[one.family].items() if "shape." not in sql}
+        columns = ", ".join(f'({sql})::double as "{name}"' for name, sql in work.items())
+        bits = 8 if one.dtype.endswith("fp8") else 16
+        found = duckdb.sql(f"select {columns} from (select {stated}, {bits} as weight_bits)").fetchall()[0]
+        assert shape_of(one).moved == found[list(work).index("bytes")]
+
+
+def test_eight_bit_queries_are_told_by_the_row(state: State, calls: list) -> None:
+    gpu, formats = open_gpu(0, None), {}
+    for name in ("flashinfer", "flash_attention_vllm"):
+        one = point("decode_attention", name, "bf16/fp8", batch=2, context=64, window=0, **SHAPES[0])
+        kernel = gpu.prepare(one)
+        row = row_of(one, kernel, time_point(gpu, one, Rule(), Watch(), kernel), gpu.identity())
+        formats[row["implementation"]] = (row["format"], row["math"])
+    assert formats == {"flashinfer": ("fp8", "bf16"), "flash_attention_3": ("fp8", "fp8")}
+
+
+def test_what_a_library_raises_is_the_reason_of_its_points_alone(
+    tmp_path: Path, state: State, calls: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashInfer fails when it is planned, PyTorch while its launches are captured: all else is measured."""
+
+    def plan(*_: object, **__: object) -> None:
+        raise KeyError("no module for sm_90")
+
+    def attend(*_: object, **__: object) -> None:
+        if state.capturing is not None:
+            raise NotImplementedError("no capture\nsecond line")
+        state.count()
+
+    monkeypatch.setattr(sys.modules["flashinfer"].BatchDecodeWithPagedKVCacheWrapper, "plan", plan)
+    monkeypatch.setattr(sys.modules["torch"].nn.functional, "scaled_dot_product_attention", attend)
+    monkeypatch.setattr("kernelsight.measure.cuda.gemm.CublasLt", lambda: (_ for _ in ()).throw(OSError("no symbol")))
+    suite = read_suite("quick")
+    found = measure_suite(open_gpu(0, None), suite, tmp_path / "sweep.parquet")
+    assert found.left == 0 and found.measured + found.failed == len(suite.points)
+    reasons = {family: set(why) for family, (_, why) in found.families.items()}
+    assert reasons["gemm"] == {"no symbol"} and reasons["norm"] == set()
+    assert reasons["decode_attention"] >= {"flashinfer-python refuses it: 'no module for sm_90'", "no capture"}
+    assert reasons["prefill_attention"] >= {"no capture"} and found.families["prefill_attention"][0] > 0
+    assert pq.read_metadata(tmp_path / "sweep.parquet").num_rows == found.measured > 100
+
+
+def test_libraries_that_are_not_installed_are_named(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch", "flashinfer"):
+        monkeypatch.setitem(sys.modules, name, None)
+    one = point("decode_attention", "flashinfer", "bf16/bf16", batch=1, context=64, window=0, **SHAPES[0])
+    with pytest.raises(CannotMeasure, match="torch is not installed"):
+        open_gpu(0, None).prepare(one)
+
+
+@pytest.mark.parametrize(("family", "share"), [("all_reduce", 1), ("all_gather", 4), ("reduce_scatter", 4)])
+def test_collectives_start_on_every_gpu_within_one_group(
+    family: str, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = fake_cupy.install(monkeypatch, gpus=8)
+    nccl = fake_libraries.Nccl(state)
+    monkeypatch.setattr(sys.modules["cupy.cuda"], "nccl", nccl, raising=False)
+    gpu = open_gpu(0, None)
+    for size in (4096, 8192):
+        one = point(family, "nccl", "bf16", bytes=size, gpus=4)
+        kernel = gpu.prepare(one)
+        # numbers of 16 bits: of the whole tensor, or of one GPU's part of it
+        assert {(name, count) for name, count, _ in nccl.calls[-4:]} == {(family, size // 2 // share)}
+        assert len({stream for *_, stream in nccl.calls[-4:]}) == 4 and not kernel.captured
+        assert time_point(gpu, one, Rule(), Watch(), kernel).latency_us == pytest.approx(LAUNCH_US, rel=1e-6)
+    assert nccl.made == 1
+
+
+def test_without_nccl_a_collective_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cupy.install(monkeypatch, gpus=2)
+    with pytest.raises(CannotMeasure, match="CuPy finds no NCCL here"):
+        open_gpu(0, None).prepare(point("all_reduce", "nccl", "bf16", bytes=4096, gpus=2))
+
+
+def test_a_peer_is_reached_once_and_copied_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = fake_cupy.install(monkeypatch, gpus=2)
+    gpu = open_gpu(0, None)
+    for size in (4096, 8192):
+        gpu.prepare(Point("p2p", "memcpy_peer", "bf16", "warm", (("bytes", size), ("gpus", 2))))
+        _, other, _, here, moved, _ = state.copies[-1]
+        assert (other, here, moved) == (1, 0, size)
+    assert state.reached == {1}
