@@ -180,6 +180,14 @@ def _calibrate(verbs: argparse._SubParsersAction) -> None:
     _out(verb, "the sweep: .parquet")
     verb = _verb(
         parts,
+        "device",
+        "show what the running GPU tells of itself, beside the catalogue",
+        "kernelsight.measure.describe",
+    )
+    measure.add_device_flags(verb)
+    _out(verb, "a row for --gpus: .json")
+    verb = _verb(
+        parts,
         "plan",
         "write the suite that lowers the expected error most in some minutes",
         "kernelsight.calibrate_plan",

@@ -18,12 +18,17 @@ def add_flags(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--suite", default="quick", metavar="S", help="quick, standard, deep, or a JSON file of axes")
     verb.add_argument("--resume", action="store_true", help="go on with the points measured so far beside -o FILE")
     verb.add_argument("--time-limit", type=float, metavar="MIN", help="stop after this many minutes; --resume goes on")
-    verb.add_argument("--gpu", metavar="G", help="the catalogue's name of this GPU; left open: found from the device")
-    verb.add_argument("--device", type=int, default=0, metavar="N", help="CUDA's number of the GPU; left open: 0")
+    add_device_flags(verb)
     verb.add_argument(
         "--device-row", metavar="FILE", help="also write what this GPU tells of itself, as a row for --gpus (.json)"
     )
     verb.add_argument("--host-probe", metavar="FILE", help="also time a step of an installed vLLM on the host (.json)")
+
+
+def add_device_flags(verb: argparse.ArgumentParser) -> None:
+    """Add which GPU is meant to a parser."""
+    verb.add_argument("--gpu", metavar="G", help="the catalogue's name of this GPU; left open: found from the device")
+    verb.add_argument("--device", type=int, default=0, metavar="N", help="CUDA's number of the GPU; left open: 0")
 
 
 def main(words: list[str] | None = None) -> int:

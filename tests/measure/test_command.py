@@ -48,6 +48,39 @@ def test_a_suite_is_measured_and_summed_up_by_family(
     assert command.main(["--suite", str(tmp_path / "mine.json"), "-o", str(tmp_path / "again.parquet")]) == 0
 
 
+def test_a_device_is_shown_beside_the_catalogue_and_written_as_a_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "open_device", lambda arguments: Simulated(lambda point: 9.0))
+    target = tmp_path / "row.json"
+    assert main(["calibrate", "device", "-o", str(target), "--format", "json"]) == 0
+    printed = capsys.readouterr()
+    rows = {row["what"]: (row["this_gpu"], row["catalogue"]) for row in json.loads(printed.out)}
+    assert rows["sm_count"] == ("66", "132") and rows["temperature_c"] == ("60", "") and "torch" in rows
+    assert json.loads(target.read_text()) == [ROW] and "predict, simulate and calibrate fit take it" in printed.err
+    words = ["sql", "select sm_count from gpus where gpu = 'h200_sxm_device'", "--gpus", str(target)]
+    assert main([*words, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"sm_count": 66}]
+
+
+def test_an_unforeseen_error_is_the_reason_of_its_point_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Faulty(Simulated):
+        def prepare(self, point: object) -> object:
+            if point.family == "norm" and point.sizes["rows"] == 8:
+                raise KeyError("a slip of ours")
+            return super().prepare(point)
+
+    (tmp_path / "mine.json").write_text(json.dumps(SUITE))
+    monkeypatch.setattr(command, "open_device", lambda arguments: Faulty(lambda point: 9.0))
+    words = ["calibrate", "measure", "--suite", str(tmp_path / "mine.json"), "-o", str(tmp_path / "sweep.parquet")]
+    assert main([*words, "--format", "json"]) == 0
+    [norm, attention] = json.loads(capsys.readouterr().out)
+    assert norm == {"family": "norm", "measured": 1, "failed": 1, "reason": "1 x KeyError: 'a slip of ours'"}
+    assert attention["measured"] == 1
+
+
 def test_measuring_imports_numpy_and_pyarrow_alone() -> None:
     """The package has to run where nothing else of ours is installed."""
     ask = """

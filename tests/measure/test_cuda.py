@@ -157,9 +157,11 @@ def test_without_a_gpu_the_verb_says_what_is_missing(tmp_path: Path, capsys: pyt
             pytest.skip("there is a GPU here")
     except ImportError:
         pass
-    assert main(["calibrate", "measure", "-o", str(tmp_path / "sweep.parquet")]) == 2
-    told = capsys.readouterr().err
-    assert "calibrate measure needs CuPy, which is not installed" in told or "needs an NVIDIA GPU" in told
+    for words in (["measure", "--suite", "quick", "-o", str(tmp_path / "sweep.parquet")], ["device"]):
+        assert main(["calibrate", *words]) == 2
+        told = capsys.readouterr().err
+        assert "measuring needs CuPy, which is not installed" in told or "needs an NVIDIA GPU" in told
+        assert told.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 

@@ -31,7 +31,7 @@ def open_gpu(ordinal: int, gpu: str | None) -> Gpu:
     """
     if importlib.util.find_spec("cupy") is None:
         raise InvalidInput(
-            "calibrate measure needs CuPy, which is not installed; install cupy-cuda12x or cupy-cuda13x, as the "
+            "measuring needs CuPy, which is not installed; install cupy-cuda12x or cupy-cuda13x, as the "
             "driver of the GPU asks."
         )
     import cupy
@@ -40,7 +40,7 @@ def open_gpu(ordinal: int, gpu: str | None) -> Gpu:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise InvalidInput(
-            f"calibrate measure needs an NVIDIA GPU, and CUDA finds none here ({error}); run it where the GPU "
+            f"measuring needs an NVIDIA GPU, and CUDA finds none here ({error}); run it where the GPU "
             "is: `python -m kernelsight.measure` needs numpy, pyarrow and cupy alone."
         ) from None
     if not 0 <= ordinal < count:

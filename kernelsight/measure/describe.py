@@ -1,0 +1,66 @@
+"""``kernelsight calibrate device``: what the running GPU tells of itself, beside the catalogue's row of it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kernelsight.measure import command
+
+COLUMNS = ("what", "this_gpu", "catalogue")
+# of these, attention is measured where they are installed
+LIBRARIES = ("torch", "flashinfer-python", "vllm", "nvidia-cudnn-frontend")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the device's row beside the vendor's, its state and libraries; write the row for ``--gpus`` with -o."""
+    from kernelsight.measure.catalogue import catalogue_rows, write_row
+    from kernelsight.write.output import check_ending, note, print_rows
+
+    target = check_ending(arguments.output, (".json",))
+    device = command.open_device(arguments)
+    identity, state = device.identity(), device.readings()
+    rows = beside(identity.row, catalogue_rows())
+    now = {
+        "driver": identity.driver,
+        **identity.versions,
+        "sm_clock_now_hz": state.sm_clock_hz,
+        "temperature_c": state.temperature_c,
+        "limited_by": " ".join(sorted(state.limits)) or None,
+        **{name: installed(name) for name in LIBRARIES},
+    }
+    rows += [{"what": name, "this_gpu": _text(value), "catalogue": ""} for name, value in now.items()]
+    print_rows(rows, list(COLUMNS), arguments.format)
+    if target:
+        write_row(identity.row, target)
+        note(f"{identity.row['gpu']}, written to {target}: predict, simulate and calibrate fit take it by --gpus")
+
+
+def beside(row: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return each column that the device tells, with the catalogue's figure of the GPU that it is like."""
+    vendor = next((one for one in rows if one["gpu"] == row.get("like")), {})
+    return [
+        {"what": name, "this_gpu": _text(value), "catalogue": _text(vendor.get(name))}
+        for name, value in row.items()
+        if name not in ("gpu", "like", "source")
+    ]
+
+
+def installed(distribution: str) -> str:
+    """Return the version of an installed distribution.
+
+    >>> installed("a-library-of-nobody")
+    'not installed'
+    """
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "" if value is None else str(value)
