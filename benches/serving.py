@@ -24,7 +24,7 @@ from kernelsight.write.output import as_text
 DEPLOYMENT = {"model": "llama-3.1-8b", "gpu": "h100_sxm"}
 INPUTS = (
     *("scenarios", "requests", "step_costs", "step_shapes", "deployment_settings", "deployment_faults"),
-    *("memory_plan", "host_settings", "kv_transfers"),
+    *("memory_plan", "host_settings", "kv_transfers", "models"),
 )
 
 

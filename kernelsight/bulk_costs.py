@@ -93,6 +93,8 @@ def cost_rows(session: Session) -> pa.Table:
     names = shapes["deployment_id"].combine_chunks().dictionary_encode()
     first = np.concatenate([[0], np.cumsum(np.bincount(names.indices.to_numpy(), minlength=len(names.dictionary)))])
     picoseconds, launches = np.zeros(shapes.num_rows), np.zeros(shapes.num_rows)
+    # what is not done by the layers, which pipeline stages share
+    own = {"embedding": np.zeros(shapes.num_rows), "p2p": np.zeros(shapes.num_rows)}
     prices = [
         session.table(name)
         for name in ("deployment_settings", "gpus", "fabrics", "eta_coefficients", "kernel_implementations")
@@ -110,12 +112,17 @@ def cost_rows(session: Session) -> pa.Table:
         place = pa.compute.index_in(calls["deployment_id"], names.dictionary).to_numpy()
         rows, count = first[place] + calls["step_shape_id"].to_numpy(), calls["count"].to_numpy()
         # whole numbers below 2^53: exact in any order
-        picoseconds += np.bincount(rows, _whole(time_us * 1e6) * count, shapes.num_rows)
+        spent = np.bincount(rows, _whole(time_us * 1e6) * count, shapes.num_rows)
+        picoseconds += spent
+        if family in own:
+            own[family] += spent
         launches += np.bincount(rows, count, shapes.num_rows)
     there = np.flatnonzero(launches)
     kept = shapes.select(["deployment_id", "part", "step_shape_id", "x", "y"]).take(pa.array(there))
     kept = kept.append_column("gpu_us", pa.array(picoseconds[there] / 1e6))
-    return kept.append_column("launches", pa.array(launches[there].astype(np.int64)))
+    kept = kept.append_column("launches", pa.array(launches[there].astype(np.int64)))
+    kept = kept.append_column("embedding_us", pa.array(own["embedding"][there] / 1e6))
+    return kept.append_column("transfer_us", pa.array(own["p2p"][there] / 1e6))
 
 
 def _whole(values: np.ndarray) -> np.ndarray:

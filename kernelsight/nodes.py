@@ -39,6 +39,7 @@ def simulation(
     memory_plan: pa.Table,
     host_settings: pa.Table,
     kv_transfers: pa.Table,
+    models: pa.Table,
 ) -> dict[str, pa.Table]:
     """Serve the requests of every scenario: the batched step-wise loop over step costs."""
     from kernelsight.serving.simulate import simulate_scenarios
@@ -53,6 +54,7 @@ def simulation(
         memory_plan,
         host_settings,
         kv_transfers,
+        models,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.batch import join, push_fresh, push_partial, start_decoding, units_held
+from kernelsight.serving.batch import join, make_ready, push_fresh, push_partial, start_decoding, units_held
 from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.policy import (
     admission_room,
@@ -112,8 +112,12 @@ def admit(
         join(engine, requests, r)
         if request.received > 0:
             request.received = 0
-            start_decoding(engine, requests, heaps, limits, r)
-            push_fresh(engine, requests, r)
+            if limits.stages > 1:
+                make_ready(engine, request)
+                request.chunk = chunk
+            else:
+                start_decoding(engine, requests, heaps, limits, r)
+                push_fresh(engine, requests, r)
             joined += chunk
             continue
         request.chunk = chunk

@@ -241,6 +241,25 @@ def forget_fresh(engine: np.void, requests: np.ndarray, r: int) -> None:
     requests[i].next_fresh = requests[r].next_fresh
 
 
+# ---------------------------------------------------------------- decoding in flight (pipeline stages)
+
+
+@inlined
+def make_ready(engine: np.void, request: np.void) -> None:
+    """Let a request decode from the next batch on: its last token has come back."""
+    request.away = False
+    request.decoding = True
+    request.base = request.computed - engine.clock
+    engine.decoding += 1
+
+
+@inlined
+def set_out(engine: np.void, request: np.void) -> None:
+    """Take a request out of those that can decode: it is in a batch, or leaves."""
+    request.decoding = False
+    engine.decoding -= 1
+
+
 # ---------------------------------------------------------------- KV units ahead
 
 

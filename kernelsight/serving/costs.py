@@ -9,13 +9,19 @@ from kernelsight.serving.records import BIN_WIDTH, FOREVER
 
 
 @inlined
+def launch_time(tokens: int, host: np.void) -> float:
+    """Time that the host takes to launch the kernels of a forward pass, or the graph that captured them."""
+    return host.eager_launches_us if tokens > host.graph_max_tokens else host.captured_launches_us
+
+
+@inlined
 def host_times(requests: int, tokens: int, host: np.void) -> tuple:
     """(hidden, exposed) host time of a step: it takes exposed + max(hidden, GPU time).
 
     Launches always run beside the kernels; scheduling and input preparation do so where the engine overlaps them.
     """
     cpu_us = host.base_us + host.per_request_us * requests + host.per_token_us * tokens
-    launch_us = host.eager_launches_us if tokens > host.graph_max_tokens else host.captured_launches_us
+    launch_us = launch_time(tokens, host)
     if host.overlapped:
         return cpu_us + launch_us, host.exposed_us
     return launch_us, host.exposed_us + cpu_us

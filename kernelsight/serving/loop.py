@@ -20,8 +20,9 @@ from kernelsight.serving.batch import (
 from kernelsight.serving.client import next_send_us, note_ended, note_rejected, take_next
 from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.lookahead import run_end_us
+from kernelsight.serving.pipeline import begin_batches, end_batch
 from kernelsight.serving.policy import received_until, rest, until_poll
-from kernelsight.serving.queue import deliver, next_visible_us, queue_head, receive
+from kernelsight.serving.queue import deliver, horizon_us, next_visible_us, queue_head, receive
 from kernelsight.serving.records import FOREVER, NOBODY
 from kernelsight.serving.router import route, route_decode
 from kernelsight.serving.scheduler import schedule
@@ -45,19 +46,10 @@ from kernelsight.serving.steps import (
 
 
 @inlined
-def horizon_us(engine: np.void, limits: np.void) -> float:
-    """Until when requests must be visible to be in the step that begins now.
-
-    With asynchronous scheduling a step was prepared when the one before it began.
-    """
-    return engine.previous_start if limits.asynchronous else engine.now
-
-
-@inlined
 def next_begin_us(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
     """When an engine that is in no step begins one, as far as is known now."""
     horizon = horizon_us(engine, limits)
-    if engine.running > 0 or queue_head(engine, requests, limits, horizon) >= 0:
+    if engine.running > 0 or queue_head(engine, requests, limits, horizon) >= 0 or engine.batches > 0:
         return engine.now
     return max(next_visible_us(engine, requests, limits, horizon), engine.now)
 
@@ -151,6 +143,99 @@ def plan_run(
     engine.due_us = run_end_us(engine, host, costs, layout, engine.planned_steps)
 
 
+@inlined
+def take_send(
+    client: np.void,
+    engines: np.ndarray,
+    requests: np.ndarray,
+    turns: np.ndarray,
+    hashes: np.ndarray,
+    sent: np.ndarray,
+) -> tuple:
+    """(request, engine) of what is sent now: a request, or the KV of a prompt that has come to a decode engine."""
+    r = take_next(client, requests, turns)
+    if requests[r].moving:
+        return r, client.front + route_decode(client, engines[client.front :])
+    if client.front > 1:
+        return r, route(client, engines[: client.front], requests[r], hashes, sent)
+    return r, 0
+
+
+@inlined
+def decode_until(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    host: np.void,
+    again: bool,
+    horizon: float,
+    rows: np.ndarray,
+    send_us: float,
+    alone: bool,
+) -> tuple:
+    """(decode steps that may be taken at once, time of the event that cuts them short) of a batch that only decodes.
+
+    ``send_us``: when the client sends next; ``alone``: to nobody else.
+    """
+    most = 1
+    if not again and not (engine.blocked and shrinks_uncached(engine, requests, limits, horizon)):
+        most = affordable_steps(engine, requests, limits, next_departure(engine, requests, heaps) - engine.clock)
+    if rows.shape[0] > 0:
+        most = min(most, rows.shape[0] - engine.rows)
+    stop_us = FOREVER
+    if not engine.blocked:
+        stop_us = next_visible_us(engine, requests, limits, horizon)
+        if alone:
+            stop_us = min(stop_us, send_us + host.request_us)
+    if not limits.plain:
+        most, stop_us = until_poll(engine, limits, most, stop_us)
+    return most, stop_us
+
+
+@inlined
+def begin_step(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    host: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    costs: np.ndarray,
+    layout: np.void,
+    uses: np.ndarray,
+    histogram: np.ndarray,
+    rows: np.ndarray,
+    send_us: float,
+    alone: bool,
+) -> None:
+    """Begin a step, and take it, or the decode run that it begins; where others share the client, only plan the run."""
+    horizon = wake(engine, requests, limits)
+    prompt_tokens, decode_tokens, again, blocked = schedule(engine, requests, heaps, limits, hashes, entries, horizon)
+    engine.step_prompt_tokens = prompt_tokens
+    engine.stalled = decode_tokens == 0 and engine.decoding > 0
+    engine.blocked = blocked
+    engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
+    if prompt_tokens == 0 and decode_tokens > 0:
+        most, stop_us = decode_until(engine, requests, heaps, limits, host, again, horizon, rows, send_us, alone)
+        if not alone and stop_us == FOREVER:
+            engine.planned_steps = most
+            plan_run(engine, requests, heaps, host, costs, layout)
+            return
+        decode_run(engine, requests, heaps, limits, host, entries, costs, layout, uses, histogram, most, stop_us, rows)
+        engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
+    elif prompt_tokens > 0:
+        gpu_us, host_us = prompt_step(engine, requests, host, costs, layout, uses, prompt_tokens, decode_tokens)
+        pass_prompt_step(engine, limits, rows, decode_tokens, gpu_us, host_us)
+        if decode_tokens > 0:
+            count_decode_gaps(engine, requests, histogram, decode_tokens, engine.now)
+            advance(engine, requests, heaps, limits, 1)
+        if not engine.stalled:
+            engine.last_decode_end = engine.now
+    engine.due_us = engine.now
+
+
 @compiled
 def serve_until_full(
     clients: np.ndarray,
@@ -167,17 +252,20 @@ def serve_until_full(
     layout: np.ndarray,
     uses: np.ndarray,
     histogram: np.ndarray,
+    stages: np.ndarray,
+    flights: np.ndarray,
     rows: np.ndarray,
 ) -> None:
     """Serve a scenario's requests until all ended, or an engine has no row left for its next step: call again then.
 
     ``clients``: one CLIENT record, ``engines``: ENGINE records (see ``replica``); of heaps, entries, limits, host,
-    layout and rows there is one an engine. ``turns``: room for a heap of later turns and of KV on its
-    way, shape [room, 2]; ``sent``: what the prefix-aware router remembers. All state is in them; uses and histogram are
-    added to. ``rows``: step rows, shape [engines, rows, COLUMNS]; no row: none are kept.
+    layout, stages, flights (see ``pipeline``) and rows there is one an engine. ``turns``: room for a heap of later
+    turns and of KV on its way, shape [room, 2]; ``sent``: what the prefix-aware router remembers. All state is in them;
+    uses and histogram are added to. ``rows``: step rows, shape [engines, rows, COLUMNS]; no row: none are kept.
     """
     i, client = 0, clients[0]
     engine, own, hst, own_heaps, own_entries, own_rows = engines[0], limits[0], host[0], heaps[0], entries[0], rows[0]
+    alone = engines.size == 1
     while client.ended < requests.size:
         due, engine_us = next_engine(engines, requests, limits)
         send_us = next_send_us(client, requests, turns)
@@ -185,12 +273,7 @@ def serve_until_full(
         client.now = min(send_us, engine_us)
         r = NOBODY
         if sends:
-            r = take_next(client, requests, turns)
-            due = 0
-            if requests[r].moving:
-                due = client.front + route_decode(client, engines[client.front :])
-            elif client.front > 1:
-                due = route(client, engines[: client.front], requests[r], hashes, sent)
+            r, due = take_send(client, engines, requests, turns, hashes, sent)
         if i != due:
             i = due
             engine, own, hst = engines[i], limits[i], host[i]
@@ -210,72 +293,33 @@ def serve_until_full(
                 )  # fmt: skip
             continue
         if engine.underway:
-            if engine.planned:
-                take_planned(
-                    engine, requests, own_heaps, own, hst, own_entries, costs, layout[i], uses, histogram, own_rows,
-                    FOREVER,
-                )  # fmt: skip
-                client.now = engine.now
-            if engine.step_prompt_tokens > 0:
-                end_chunks(engine, requests, own_heaps, own, hashes, own_entries, histogram, engine.stalled)
-            end_decodes(engine, requests, own_heaps, own, hashes, own_entries, engine.admitted)
-            engine.last_us = engine.now
-            engine.underway = False
+            if own.stages > 1:
+                end_batch(engine, requests, own, hashes, own_entries, stages[i], flights[i], histogram)
+            else:
+                if engine.planned:
+                    take_planned(
+                        engine, requests, own_heaps, own, hst, own_entries, costs, layout[i], uses, histogram,
+                        own_rows, FOREVER,
+                    )  # fmt: skip
+                    client.now = engine.now
+                if engine.step_prompt_tokens > 0:
+                    end_chunks(engine, requests, own_heaps, own, hashes, own_entries, histogram, engine.stalled)
+                end_decodes(engine, requests, own_heaps, own, hashes, own_entries, engine.admitted)
+                engine.last_us = engine.now
+                engine.underway = False
             note_ended(client, engine, requests, turns)
             send_us = next_send_us(client, requests, turns)
-            if engines.size > 1 or engine.running == 0 or send_us <= engine.now:
+            if not alone or engine.running == 0 or send_us <= engine.now:
                 continue
-        if engine.rows > 0 and engine.rows == own_rows.shape[0]:
+        if engine.rows > 0 and engine.rows > own_rows.shape[0] - own.stages:
             return
-        horizon = wake(engine, requests, own)
-        prompt_tokens, decode_tokens, again, blocked = schedule(
-            engine, requests, own_heaps, own, hashes, own_entries, horizon
-        )
-        engine.step_prompt_tokens = prompt_tokens
-        engine.stalled = decode_tokens == 0 and engine.decoding > 0
-        engine.blocked = blocked
-        engine.peak_units = max(engine.peak_units, own.capacity_units - engine.free_units)
-        if prompt_tokens == 0 and decode_tokens > 0:
-            most = 1
-            if not again and not (blocked and shrinks_uncached(engine, requests, own, horizon)):
-                most = affordable_steps(
-                    engine, requests, own, next_departure(engine, requests, own_heaps) - engine.clock
-                )
-            if own_rows.shape[0] > 0:
-                most = min(most, own_rows.shape[0] - engine.rows)
-            stop_us = FOREVER
-            if not blocked:
-                stop_us = next_visible_us(engine, requests, own, horizon)
-                if engines.size == 1:
-                    stop_us = min(stop_us, send_us + hst.request_us)
-            if not own.plain:
-                most, stop_us = until_poll(engine, own, most, stop_us)
-            if engines.size > 1 and stop_us == FOREVER:
-                engine.planned_steps = most
-                plan_run(engine, requests, own_heaps, hst, costs, layout[i])
-                continue
-            decode_run(
-                engine,
-                requests,
-                own_heaps,
-                own,
-                hst,
-                own_entries,
-                costs,
-                layout[i],
-                uses,
-                histogram,
-                most,
-                stop_us,
-                own_rows,
-            )
-            engine.peak_units = max(engine.peak_units, own.capacity_units - engine.free_units)
-        elif prompt_tokens > 0:
-            gpu_us, host_us = prompt_step(engine, requests, hst, costs, layout[i], uses, prompt_tokens, decode_tokens)
-            pass_prompt_step(engine, own, own_rows, decode_tokens, gpu_us, host_us)
-            if decode_tokens > 0:
-                count_decode_gaps(engine, requests, histogram, decode_tokens, engine.now)
-                advance(engine, requests, own_heaps, own, 1)
-            if not engine.stalled:
-                engine.last_decode_end = engine.now
-        engine.due_us = engine.now
+        if own.stages > 1:
+            begin_batches(
+                engine, requests, own_heaps, own, hst, hashes, own_entries, costs, layout[i], uses, stages[i],
+                flights[i], own_rows,
+            )  # fmt: skip
+        else:
+            begin_step(
+                engine, requests, own_heaps, own, hst, hashes, own_entries, costs, layout[i], uses, histogram, own_rows,
+                send_us, alone,
+            )  # fmt: skip

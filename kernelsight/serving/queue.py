@@ -17,6 +17,15 @@ def verdict(request: np.void, target: int, limits: np.void) -> int:
     return NO_MEMORY if units_held(target - 1, limits) > limits.capacity_units else FINISHED
 
 
+@inlined
+def horizon_us(engine: np.void, limits: np.void) -> float:
+    """Until when requests must be visible to be in the step that begins now.
+
+    With asynchronous scheduling a step was prepared when the one before it began.
+    """
+    return engine.previous_start if limits.asynchronous else engine.now
+
+
 @compiled
 def comes_first(requests: np.ndarray, r: int, other: int) -> bool:
     """Order of priority: the lower number, then who was sent first."""

@@ -63,6 +63,7 @@ LIMITS = _record(
     max_long_partial_prefills=_WHOLE,  # and of those longer than long_prefill_token_threshold
     plain=_TRUTH,  # none of the policies from static on
     by_priority=_TRUTH,  # the queue and the victims of preemption go by priority, then by when they were sent
+    stages=_WHOLE,  # pipeline stages, and batches that are in flight at most
 )
 
 # host overhead of one engine, microseconds
@@ -76,6 +77,7 @@ HOST = _record(
     overlapped=_TRUTH,
     graph_max_tokens=_WHOLE,
     captured_launches_us=_REAL,
+    gap_us=_REAL,  # of the exposed time: what passes between the kernels of a forward pass
 )
 
 # where a surface stands in the flat array of costs: for every whole x the knot below it (x_at) and the weight of the
@@ -83,7 +85,16 @@ HOST = _record(
 SURFACE = _record(x_at=_WHOLE, share_at=_WHOLE, x_size=_WHOLE, y_at=_WHOLE, y_size=_WHOLE, at=_WHOLE)
 
 # step costs of one deployment: dense tables over tokens and sampled sequences (from 0), and three surfaces
-LAYOUT = _record(tokens_at=_WHOLE, sampled_at=_WHOLE, decode=SURFACE, window=SURFACE, prefill=SURFACE)
+LAYOUT = _record(
+    tokens_at=_WHOLE,
+    sampled_at=_WHOLE,
+    decode=SURFACE,
+    window=SURFACE,
+    prefill=SURFACE,
+    # of what tokens cost, with pipeline stages: the embedding, and all transfers from stage to stage
+    embedding_at=_WHOLE,
+    transfer_at=_WHOLE,
+)
 
 REQUEST = _record(
     # stated
@@ -130,6 +141,7 @@ REQUEST = _record(
     fresh=_TRUTH,  # decoding, but gave its last token at another time than the last decode step
     held=_TRUTH,  # decoding, but not reached by the budget of this step
     moving=_TRUTH,  # the KV of its prompt is on the way to a decode engine
+    away=_TRUTH,  # with pipeline stages: all its known tokens are computed or in flight
     # its neighbours in the batch, in order of admission; the next partial, fresh, and waiting (or ended) request
     before=_WHOLE,
     after=_WHOLE,
@@ -197,6 +209,10 @@ ENGINE = _record(
     step_found=_WHOLE,  # cached prompt tokens of requests that were first admitted in it,
     step_looked_up=_WHOLE,  # all their prompt tokens,
     step_preempted=_WHOLE,  # and preemptions since the last row of steps
+    # with pipeline stages
+    batches=_WHOLE,  # in flight
+    oldest_batch=_WHOLE,  # where the one stands that ends first
+    prepared_us=_REAL,  # when the host has prepared the last one
     # the batch
     free_units=_WHOLE,  # blank ones and those whose contents may be lost
     blank_units=_WHOLE,
@@ -251,6 +267,17 @@ ENGINE = _record(
 )
 
 
+# a pipeline stage of an engine; and, in the same ring, a batch in flight
+STAGE = _record(
+    share=_REAL,  # of the layers
+    free_us=_REAL,  # when the last batch has left it
+    gpu_us=_REAL,
+    idle_us=_REAL,
+    due_us=_REAL,  # when the tokens of the batch come back
+    tokens=_WHOLE,  # how many do
+)
+
+
 class Limits(NamedTuple):
     """Scheduler limits of one deployment; tokens, requests and KV units (fields of the record)."""
 
@@ -299,6 +326,7 @@ class Host(NamedTuple):
     overlapped: bool
     graph_max_tokens: int
     captured_launches_us: float = 0.0
+    gap_us: float = 0.0
 
 
 class Surface(NamedTuple):
@@ -316,6 +344,9 @@ class Surface(NamedTuple):
     prefill_x: np.ndarray
     prefill_y: np.ndarray
     prefill_us: np.ndarray
+    # with pipeline stages: what of token_us are the embedding and the transfers from stage to stage, [tokens] each
+    embedding_us: np.ndarray = np.zeros(0)
+    transfer_us: np.ndarray = np.zeros(0)
 
 
 class Load(NamedTuple):

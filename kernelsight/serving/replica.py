@@ -12,7 +12,6 @@ from kernelsight.serving.records import (
     CLIENT,
     ENGINE,
     ENTRY,
-    FINISHED,
     HOST,
     ITL_BINS,
     LARGEST_BLOCK,
@@ -23,6 +22,7 @@ from kernelsight.serving.records import (
     NOBODY,
     PREFIX_AWARE,
     REQUEST,
+    STAGE,
     Host,
     Limits,
     Load,
@@ -35,11 +35,7 @@ from kernelsight.serving.records import (
     Uses,
 )
 from kernelsight.serving.request_columns import fill_requests, outcome_of
-from kernelsight.serving.steps import COLUMNS, RUNNING, START, WAITING
-from kernelsight.serving.windows import NARROWEST_US, add_steps, fresh, windows_of
-
-# step rows that are held at once; most scenarios have few times as many
-CHUNK = 16_384
+from kernelsight.serving.step_rows import StepRows
 
 # fields of the engine record, in the order of Totals
 TOTALS = (
@@ -77,6 +73,9 @@ def pack(surface: Surface) -> PackedCosts:
 
     layout["tokens_at"] = place(surface.token_us[surface.padded_tokens])
     layout["sampled_at"] = place(surface.sampled_us)
+    if surface.embedding_us.size:
+        layout["embedding_at"] = place(surface.embedding_us[surface.padded_tokens])
+        layout["transfer_at"] = place(surface.transfer_us[surface.padded_tokens])
     most = {"decode": surface.sampled_us.size, "window": surface.sampled_us.size, "prefill": surface.token_us.size}
     for name in ("decode", "window", "prefill"):
         xs, ys, grid = (getattr(surface, f"{name}_{part}") for part in ("x", "y", "us"))
@@ -103,7 +102,7 @@ def joined_costs(packed: Sequence[PackedCosts]) -> tuple[np.ndarray, np.ndarray]
     layouts = np.array([costs.layout for costs in packed])
     starts = np.concatenate([[0], np.cumsum([costs.values.size for costs in packed])])[:-1]
     for layout, start in zip(layouts, starts, strict=True):
-        for name in ("tokens_at", "sampled_at"):
+        for name in ("tokens_at", "sampled_at", "embedding_at", "transfer_at"):
             layout[name] += start
         for part in ("decode", "window", "prefill"):
             for name in ("x_at", "share_at", "y_at", "at"):
@@ -137,12 +136,13 @@ def check_caching(load: Load, limits: Limits) -> None:
 
 
 class Pool(NamedTuple):
-    """Engines that are alike: one deployment's limits, host and costs."""
+    """Engines that are alike: one deployment's limits, host and costs, and the layers of each pipeline stage."""
 
     limits: Limits
     host: Host
     costs: PackedCosts
     engines: int = 1
+    layers: tuple[int, ...] = (1,)
 
 
 def decode_limits(limits: Limits) -> Limits:
@@ -151,25 +151,6 @@ def decode_limits(limits: Limits) -> Limits:
     These are recomputed beside the decodes, in chunks; prefixes are cached where prompts are computed.
     """
     return limits._replace(chunked=True, prefill_first=False, prefix_caching=False, batch_wait_timeout_iters=0)
-
-
-def stays_on(engine: int, engines: int, requests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return when the requests that an engine did not turn away came to it and left it, in no common order."""
-    accepted = requests["status"] == FINISHED
-    if engines == 1:
-        return requests["sent_us"][accepted], requests["finish_us"][accepted]
-    own = requests[accepted & (requests["replica"] == engine)]
-    sent_on = requests[requests["prefill_replica"] == engine]
-    came = np.where(own["received_us"] >= 0.0, own["received_us"], own["sent_us"])
-    # a prefill engine gives the first token and is done
-    left = np.concatenate([own["finish_us"], sent_on["first_token_us"]])
-    return np.concatenate([came, sent_on["sent_us"]]), left
-
-
-def in_flight_at(moments_us: np.ndarray, came_us: np.ndarray, left_us: np.ndarray) -> np.ndarray:
-    """Return how many requests had come and had not left at each moment, shape [moments]."""
-    came, left = np.sort(came_us), np.sort(left_us)
-    return np.searchsorted(came, moments_us, side="right") - np.searchsorted(left, moments_us, side="right")
 
 
 def request_records(load: Load, hashed: bool, handed_over: bool) -> np.ndarray:
@@ -229,8 +210,77 @@ def limit_records(pools: Sequence[Pool], load: Load) -> np.ndarray:
             record[name] = getattr(pool.limits, name)
         record["plain"] = all(getattr(pool.limits, name) == value for name, value in NO_POLICY.items())
         record["hash_tokens"] = load.hash_tokens if pool.limits.prefix_caching else 0
+        record["stages"] = len(pool.layers)
     stated["requests"] = load.arrival_us.size
     return np.repeat(stated, [pool.engines for pool in pools])
+
+
+def stage_records(pools: Sequence[Pool], start_us: float) -> np.ndarray:
+    """Return fresh STAGE records, shape [engines, most stages of an engine]; the last of some engines are not used."""
+    stages = np.zeros((len(pools), max(len(pool.layers) for pool in pools)), STAGE)
+    for own, pool in zip(stages, pools, strict=True):
+        own["share"][: len(pool.layers)] = np.array(pool.layers) / sum(pool.layers)
+    stages["free_us"] = start_us
+    return np.repeat(stages, [pool.engines for pool in pools], axis=0)
+
+
+def close_stages(engine: np.void, stages: np.ndarray) -> None:
+    """Set an engine's end, and its idle time: that of all its stages, to the end of the last."""
+    engine["last_us"] = max(engine["last_us"], stages["free_us"].max())
+    engine["idle_us"] = (stages["idle_us"] + engine["last_us"] - stages["free_us"]).sum()
+
+
+class Arrays(NamedTuple):
+    """All that the loop works on but the step rows, in its order."""
+
+    clients: np.ndarray
+    engines: np.ndarray
+    requests: np.ndarray
+    turns: np.ndarray
+    sent: np.ndarray
+    heaps: np.ndarray
+    hashes: np.ndarray
+    entries: np.ndarray
+    limits: np.ndarray
+    host: np.ndarray
+    costs: np.ndarray
+    layout: np.ndarray
+    uses: np.ndarray
+    histogram: np.ndarray
+    stages: np.ndarray
+    flights: np.ndarray
+
+
+def fresh_arrays(
+    load: Load, pools: Sequence[Pool], routing: Routing, transfer: Transfer | None, scratch: np.ndarray | None
+) -> Arrays:
+    """Return the arrays of a scenario before its first arrival; see ``serve_scenario``."""
+    n, sizes = load.arrival_us.size, [pool.engines for pool in pools]
+    engines, limits = engine_records(pools, load.arrival_us[0]), limit_records(pools, load)
+    front = engines.size if transfer is None else pools[0].engines
+    caching, routed = bool(limits["hash_tokens"].any()), routing.router == PREFIX_AWARE and load.hash_tokens > 0
+    blocks = int(load.hashes.max(initial=-1)) + 1 if caching or routed else 0
+    costs, layouts = joined_costs([pool.costs for pool in pools])
+    stages, most_running = stage_records(pools, load.arrival_us[0]), min(int(limits["max_num_seqs"].max()), n)
+    return Arrays(
+        clients=client_record(load, routing, front, transfer),
+        engines=engines,
+        requests=request_records(load, caching or routed, transfer is not None),
+        turns=np.zeros((1 if load.follows is None and transfer is None else n, 2)),
+        sent=np.zeros((front, blocks if routed else 1), np.bool_),
+        heaps=np.zeros((engines.size, 2, 2 * most_running + 16, 2), np.int64),
+        hashes=load.hashes,
+        # the hash blocks, then the private blocks that each request leaves
+        entries=np.zeros((engines.size, blocks + n if caching else 1), ENTRY),
+        limits=limits,
+        host=np.repeat(np.array([tuple(pool.host) for pool in pools], HOST), sizes),
+        costs=costs,
+        layout=np.repeat(layouts, sizes),
+        uses=np.zeros((3, costs.size)) if scratch is None else scratch,
+        histogram=np.zeros(ITL_BINS, np.int64),
+        stages=stages,
+        flights=np.zeros((engines.size, stages.shape[1], most_running if stages.shape[1] > 1 else 1, 2), np.int64),
+    )
 
 
 def serve_scenario(
@@ -248,9 +298,9 @@ def serve_scenario(
     ``transfer``: one pool prefills, the other decodes, and the KV of prompts goes from the one to the other.
     ``windows_from_us``: where windows of time begin; None: none are counted. ``scratch``: an array of shape
     (3, size of the pools' costs) that takes the uses where nobody reads them.
-    ValueError: no request, or a block size beyond what the engine record has room for.
+    ValueError: no request, a block size beyond what the engine record has room for, or stages without their costs.
     """
-    n, routing = load.arrival_us.size, routing or Routing()
+    n = load.arrival_us.size
     for limits in (pool.limits for pool in pools):
         if n == 0 or not 0 < limits.block_size <= LARGEST_BLOCK:
             raise ValueError(
@@ -258,53 +308,24 @@ def serve_scenario(
             )
         if limits.prefix_caching and load.hash_tokens:
             check_caching(load, limits)
-    engines = engine_records(pools, load.arrival_us[0])
-    front = engines.size if transfer is None else pools[0].engines
-    clients = client_record(load, routing, front, transfer)
-    limits = limit_records(pools, load)
-    host = np.repeat(np.array([tuple(pool.host) for pool in pools], HOST), [pool.engines for pool in pools])
-    caching, routed = bool(limits["hash_tokens"].any()), routing.router == PREFIX_AWARE and load.hash_tokens > 0
-    requests = request_records(load, caching or routed, transfer is not None)
-    blocks = int(load.hashes.max(initial=-1)) + 1 if caching or routed else 0
-    # the hash blocks, then the private blocks that each request leaves
-    entries = np.zeros((engines.size, blocks + n if caching else 1), ENTRY)
-    sent = np.zeros((front, blocks if routed else 1), np.bool_)
-    turns = np.zeros((1 if load.follows is None and transfer is None else n, 2))
-    heaps = np.zeros((engines.size, 2, 2 * min(int(limits["max_num_seqs"].max()), n) + 16, 2), np.int64)
-    costs, layouts = joined_costs([pool.costs for pool in pools])
-    layout = np.repeat(layouts, [pool.engines for pool in pools])
-    uses = np.zeros((3, costs.size)) if scratch is None else scratch
-    histogram = np.zeros(ITL_BINS, np.int64)
-    counted = windows_from_us is not None
-    chunk = max(CHUNK // engines.size, 1024) if keep_steps or counted else 0
-    rows = np.zeros((engines.size, chunk, COLUMNS))
-    kept: list[list[np.ndarray]] = [[] for _ in engines]
-    sums, widths_us = [fresh() for _ in engines], [NARROWEST_US] * engines.size
-    while True:
-        serve_until_full(
-            *(clients, engines, requests, turns, sent, heaps, load.hashes, entries, limits, host),
-            *(costs, layout, uses, histogram, rows),
-        )
-        for i, engine in enumerate(engines):
-            passed = rows[i, : engine["rows"]]
-            if counted:
-                widths_us[i] = add_steps(passed, *sums[i], windows_from_us, widths_us[i])
-            if keep_steps:
-                kept[i].append(passed.copy())
-        if clients[0]["ended"] == n:
-            break
-        engines["rows"] = 0
-    steps, windows = [np.concatenate(each) if each else rows[0, :0] for each in kept], []
-    for i in range(engines.size if keep_steps or counted else 0):
-        stays = stays_on(i, engines.size, requests)
-        if keep_steps:
-            steps[i][:, WAITING] = in_flight_at(steps[i][:, START], *stays) - steps[i][:, RUNNING]
-        if counted:
-            windows.append(windows_of(*sums[i], windows_from_us, widths_us[i], engines["last_us"][i], *stays))
+    if any(len(pool.layers) > 1 and not pool.costs.surface.embedding_us.size for pool in pools):
+        raise ValueError("pipeline stages need to know what of a step's time is embedding, and what transfers")
+    arrays = fresh_arrays(load, pools, routing or Routing(), transfer, scratch)
+    engines, depths = arrays.engines, arrays.limits["stages"].tolist()
+    rows = StepRows(depths, keep_steps, windows_from_us)
+    while arrays.clients[0]["ended"] < n:
+        serve_until_full(*arrays, rows.buffer)
+        rows.take(engines)
+    for engine, stages, depth in zip(engines, arrays.stages, depths, strict=True):
+        if depth > 1:
+            close_stages(engine, stages[:depth])
+    steps, windows = rows.finish(engines, arrays.requests)
     totals = [Totals(*(engine[name].item() for name in TOTALS)) for engine in engines]
-    out = outcome_of(requests)
-    paid = [unpack_uses(uses, pool.costs, at) for pool, at in zip(pools, layouts, strict=True)]
-    return ServedScenario(out, paid if scratch is None else None, histogram, totals, steps, windows or None)
+    paid = None
+    if scratch is None:
+        firsts = np.cumsum([0, *(pool.engines for pool in pools[:-1])])
+        paid = [unpack_uses(arrays.uses, pool.costs, arrays.layout[i]) for pool, i in zip(pools, firsts, strict=True)]
+    return ServedScenario(outcome_of(arrays.requests), paid, arrays.histogram, totals, steps, windows)
 
 
 def serve(
@@ -313,14 +334,14 @@ def serve(
     host: Host,
     costs: PackedCosts,
     *,
+    layers: tuple[int, ...] = (1,),
     keep_steps: bool = False,
     windows_from_us: float | None = None,
     scratch: np.ndarray | None = None,
 ) -> Served:
-    """Simulate one engine by itself, with a client of its own; see ``serve_scenario``."""
-    served = serve_scenario(
-        load, [Pool(limits, host, costs)], keep_steps=keep_steps, windows_from_us=windows_from_us, scratch=scratch
-    )
+    """Simulate one engine by itself, with a client of its own; see ``Pool`` and ``serve_scenario``."""
+    kept = {"keep_steps": keep_steps, "windows_from_us": windows_from_us, "scratch": scratch}
+    served = serve_scenario(load, [Pool(limits, host, costs, layers=layers)], **kept)
     uses = served.uses[0] if served.uses else None
     windows = served.windows[0] if served.windows else None
     return Served(served.out, uses, served.histogram, served.totals[0], served.steps[0], windows)

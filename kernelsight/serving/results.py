@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from kernelsight.serving import records, replica
 from kernelsight.serving.knots import PARTS
-from kernelsight.serving.steps import COLUMNS
+from kernelsight.serving.steps import COLUMNS, STAGE_WAIT
 from kernelsight.serving.windows import BUSY, RUNNING_US, STEPS, SUMS, UNITS_US
 
 NANOSECONDS = 1e3  # per microsecond
@@ -215,6 +215,7 @@ def step_rows(replicas: list[Replica]) -> pa.Table:
                 name: rows[:, column].astype(np.int64)
                 for column, name in enumerate(("cached_tokens", "looked_up_tokens", "preemptions"), start=8)
             },
+            "stage_wait_ns": np.rint(rows[:, STAGE_WAIT] * NANOSECONDS).astype(np.int64),
         }
     )
 

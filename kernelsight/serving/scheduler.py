@@ -9,6 +9,7 @@ from kernelsight.serving.batch import (
     forget_fresh,
     forget_partial,
     push_fresh,
+    set_out,
     start_decoding,
     stop_decoding,
     tokens_of,
@@ -38,7 +39,11 @@ def preempt(
     """
     request = requests[victim]
     release(engine, hashes, entries, limits, victim, request, tokens_of(engine, request) + scheduled)
-    if request.decoding:
+    if request.away:
+        request.away = False
+    elif request.decoding and limits.stages > 1:
+        set_out(engine, request)
+    elif request.decoding:
         if request.fresh:
             forget_fresh(engine, requests, victim)
         else:
@@ -129,10 +134,11 @@ def schedule_running(
 ) -> tuple:
     """Give running requests their tokens and units; returns (prompt tokens, decode tokens, preempted).
 
-    Where the order of admission does not matter and blocks suffice for all, nothing is looked at one by one.
+    Where the order of admission does not matter and blocks suffice for all, nothing is looked at one by one; with
+    pipeline stages requests are in flight beside those that decode, and all are.
     """
     decodes = 0 if prompts_only else engine.decoding
-    if prompts_only or partials_are_newest(engine, requests):
+    if limits.stages == 1 and (prompts_only or partials_are_newest(engine, requests)):
         budget = 0 if engine.prompts_held else limits.max_num_batched_tokens - decodes
         tokens, units = chunk_partials(engine, requests, limits, budget)
         units += units_ahead(engine, requests, limits, 1) if decodes > 0 else 0
@@ -168,6 +174,9 @@ def schedule_one_by_one(
     while r >= 0:
         request = requests[r]
         request.chunk = 0
+        if request.away:
+            r = request.after
+            continue
         if request.decoding and (prompts_only or budget == 0):
             skipped += 1
             r = request.after
@@ -197,7 +206,7 @@ def schedule_one_by_one(
         else:
             prompt_tokens += needed
         r = request.after
-    if skipped > 0 and decode_tokens > 0:
+    if skipped > 0 and decode_tokens > 0 and limits.stages == 1:
         hold_back(engine, requests, heaps, limits)
     return prompt_tokens, decode_tokens, preempted
 

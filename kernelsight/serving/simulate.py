@@ -29,6 +29,7 @@ from kernelsight.serving.results import (
     use_rows,
     window_rows,
 )
+from kernelsight.serving.stages import layers_of_stages
 
 
 def simulate_scenarios(
@@ -41,13 +42,15 @@ def simulate_scenarios(
     memory_plan: pa.Table,
     host_settings: pa.Table,
     kv_transfers: pa.Table,
+    models: pa.Table,
 ) -> dict[str, pa.Table]:
     """Serve every scenario whose deployment can run.
 
     Returns request_events, step_cost_uses, itl_histogram, replica_totals, steps and serving_windows by name.
     """
     replicas, costs = serve_replicas(
-        scenarios, requests, step_costs, step_shapes, settings, faults, memory_plan, host_settings, kv_transfers
+        *(scenarios, requests, step_costs, step_shapes, settings, faults, memory_plan, host_settings, kv_transfers),
+        models,
     )
     return {
         "request_events": event_rows(replicas, requests),
@@ -69,6 +72,7 @@ def serve_replicas(
     memory_plan: pa.Table,
     host_settings: pa.Table,
     kv_transfers: pa.Table,
+    models: pa.Table,
     *,
     count_uses: bool = True,
     threads: int | None = None,
@@ -83,6 +87,7 @@ def serve_replicas(
     hosts = _by_key(host_settings, "deployment_id")
     broken = set(faults["deployment_id"].to_pylist())
     links = _by_key(kv_transfers, "scenario_id")
+    layers = dict(zip(models["model"].to_pylist(), models["layer_count"].to_pylist(), strict=True))
     wanted = [row for row in scenarios.to_pylist() if not broken.intersection(deployments_of(row))]
     shapes_of, costs_of = split_by_deployment(step_shapes), split_by_deployment(step_costs)
     costs = {
@@ -103,9 +108,12 @@ def serve_replicas(
         start_us = columns["arrival_s"][spans[scenario["scenario_id"]][0]] * 1e6
         keep = {"keep_steps": scenario["keep_steps"], "scratch": scratch}
         keep["windows_from_us"] = start_us if count_uses else None
-        pools = [pool_of(deployments[key], plans[key], hosts[key], costs[key]) for key in keys]
+        pools = [
+            pool_of(deployments[key], plans[key], hosts[key], costs[key], layers[deployments[key]["model"]])
+            for key in keys
+        ]
         if number is not None:
-            served = replica.serve(load, *pools[0][:3], **keep)
+            served = replica.serve(load, *pools[0][:3], layers=pools[0].layers, **keep)
             return [Replica(scenario["scenario_id"], front, number, rows, served)]
         if len(keys) > 1:
             pools = halves_of(scenario, *pools)
@@ -127,11 +135,13 @@ def serve_replicas(
 
 
 def pool_of(
-    deployment: dict[str, Any], plan: dict[str, Any], overhead: dict[str, Any], cost: CostTables
+    deployment: dict[str, Any], plan: dict[str, Any], overhead: dict[str, Any], cost: CostTables, layers: int
 ) -> replica.Pool:
-    """Return the engines of a deployment."""
+    """Return the engines of a deployment; ``layers``: of its model."""
     limits = limits_of(deployment, plan, cost.window_tokens)
-    return replica.Pool(limits, host_of(overhead, deployment, cost.launches), cost.packed, deployment["dp"])
+    host = host_of(overhead, deployment, cost.launches)
+    stages = layers_of_stages(layers, deployment["pp"], deployment["engine"])
+    return replica.Pool(limits, host, cost.packed, deployment["dp"], stages)
 
 
 def halves_of(scenario: dict[str, Any], decode: replica.Pool, prefill: replica.Pool) -> list[replica.Pool]:
@@ -262,12 +272,18 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
     launches = np.zeros(shapes.num_rows, dtype=np.int64)
     launches[costs["step_shape_id"].to_numpy()] = costs["launches"].to_numpy()
     part, x, y = shapes["part"].to_numpy(zero_copy_only=False), shapes["x"].to_numpy(), shapes["y"].to_numpy()
-    axes, ids, grids = {}, {}, {}
+    axes, ids, grids, parts_us = {}, {}, {}, {}
     for name in PARTS:
         rows = np.flatnonzero(part == name)
         axes[name] = (np.unique(x[rows]), np.unique(y[rows]))
         size = (axes[name][0].size, axes[name][1].size)
         ids[name], grids[name] = rows.reshape(size), gpu_us[rows].reshape(size)
+    if deployment["pp"] > 1:
+        for name in ("embedding_us", "transfer_us"):
+            own_us = np.zeros(shapes.num_rows)
+            own_us[costs["step_shape_id"].to_numpy()] = costs[name].to_numpy()
+            tokens = axes["tokens"][0]
+            parts_us[name] = dense(tokens, own_us[ids["tokens"][:, 0]], int(tokens[-1]))
     largest_tokens, largest_sampled = int(axes["tokens"][0][-1]), int(axes["logits"][0][-1])
     surface = records.Surface(
         dense(axes["tokens"][0], grids["tokens"][:, 0], largest_tokens),
@@ -278,6 +294,7 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
             for name in ("decode_attention", "decode_window", "prefill_attention")
             for item in (*axes[name], grids[name])
         ),
+        **parts_us,
     )
     # kernels of a whole forward pass: one knot of each part that it visits
     passes = sum(int(launches[ids[name].ravel()[-1]]) for name in PARTS if ids[name].size and name != "decode_window")
@@ -342,12 +359,12 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int)
     """Return the engine's host overhead; none in the roofline tier, which bounds the GPU's work."""
     if deployment["tier"] == "roofline":
         return records.Host(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, True, 0)
-    exposed_us = overhead["step_exposed_us"] + overhead["launch_gap_us"] * launches
+    gap_us = overhead["launch_gap_us"] * launches
     return records.Host(
-        exposed_us, overhead["step_base_us"], overhead["per_request_us"], overhead["per_token_us"],
-        overhead["per_eager_launch_us"] * launches, overhead["request_us"],
+        overhead["step_exposed_us"] + gap_us, overhead["step_base_us"], overhead["per_request_us"],
+        overhead["per_token_us"], overhead["per_eager_launch_us"] * launches, overhead["request_us"],
         overhead["overlapped"] and deployment["async_scheduling"], deployment["graph_max_tokens"],
-        overhead["per_captured_launch_us"] * launches,
+        overhead["per_captured_launch_us"] * launches, gap_us,
     )  # fmt: skip
 
 

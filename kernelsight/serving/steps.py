@@ -34,8 +34,8 @@ from kernelsight.serving.prefix import release, take_units
 from kernelsight.serving.records import DECODE, FOREVER, MIXED, NOBODY, NUMBER, PREFILL
 
 # columns of a step row
-START, END, PROMPTS, DECODES, RUNNING, WAITING, UNITS, HOST_TIME, FOUND, LOOKED_UP, PREEMPTED = range(11)
-COLUMNS = 11  # WAITING is counted afterwards
+START, END, PROMPTS, DECODES, RUNNING, WAITING, UNITS, HOST_TIME, FOUND, LOOKED_UP, PREEMPTED, STAGE_WAIT = range(12)
+COLUMNS = 12  # WAITING is counted afterwards, but for engines with pipeline stages
 
 
 @inlined
@@ -83,8 +83,34 @@ def prompt_step(
     decode_tokens: int,
 ) -> tuple:
     """(GPU time, exposed host time) of one scheduled step that computes prompts; adds its knots to the uses."""
-    phase = MIXED if decode_tokens > 0 else PREFILL
-    weights = uses[phase]
+    y = windowed = 0.0
+    if decode_tokens > 0:
+        y = (engine.base_sum + engine.decoding * engine.clock - (engine.held_tokens - engine.held)) / decode_tokens
+        windowed = (engine.inside - engine.held_inside) / decode_tokens
+    gpu_us, chunks, _ = pay_step(
+        engine, requests, costs, layout, uses[MIXED if decode_tokens > 0 else PREFILL], prompt_tokens, decode_tokens,
+        y, windowed,
+    )  # fmt: skip
+    hidden_us, exposed_us = host_times(chunks + decode_tokens, prompt_tokens + decode_tokens, host)
+    return gpu_us, exposed_us + max(0.0, hidden_us - gpu_us)
+
+
+@inlined
+def pay_step(
+    engine: np.void,
+    requests: np.ndarray,
+    costs: np.ndarray,
+    layout: np.void,
+    weights: np.ndarray,
+    prompt_tokens: int,
+    decode_tokens: int,
+    y: float,
+    windowed: float,
+) -> tuple:
+    """(GPU time, chunks, sampled sequences) of a scheduled step; adds its knots to the weights of its phase.
+
+    ``y``, ``windowed``: mean contexts of its decodes, whole and inside the window.
+    """
     tokens = prompt_tokens + decode_tokens
     sampled = decode_tokens
     chunks = 0
@@ -96,10 +122,10 @@ def prompt_step(
             chunks += 1
             if request.computed + request.chunk == request.known:
                 sampled += 1
-            y = float(request.computed)
-            j = knot_below(costs, layout.prefill, y, 0)
-            gpu_us += surface_us(costs, layout.prefill, request.chunk, y, j)
-            add_use(weights, costs, layout.prefill, request.chunk, y, j, 1.0)
+            before = float(request.computed)
+            j = knot_below(costs, layout.prefill, before, 0)
+            gpu_us += surface_us(costs, layout.prefill, request.chunk, before, j)
+            add_use(weights, costs, layout.prefill, request.chunk, before, j, 1.0)
         r = request.next_partial
     if chunks > 1 and layout.prefill.y_size > 0:
         # all chunks share one launch: the launch of the smallest knot was counted once too often for each further one
@@ -109,15 +135,12 @@ def prompt_step(
     weights[layout.tokens_at + tokens] += 1.0
     weights[layout.sampled_at + sampled] += 1.0
     if decode_tokens > 0:
-        y = (engine.base_sum + engine.decoding * engine.clock - (engine.held_tokens - engine.held)) / decode_tokens
-        windowed = (engine.inside - engine.held_inside) / decode_tokens
         find_knots(engine, costs, layout, y, windowed)
         gpu_us += surface_us(costs, layout.decode, decode_tokens, y, engine.decode_y)
         gpu_us += surface_us(costs, layout.window, decode_tokens, windowed, engine.window_y)
         add_use(weights, costs, layout.decode, decode_tokens, y, engine.decode_y, 1.0)
         add_use(weights, costs, layout.window, decode_tokens, windowed, engine.window_y, 1.0)
-    hidden_us, exposed_us = host_times(chunks + decode_tokens, tokens, host)
-    return gpu_us, exposed_us + max(0.0, hidden_us - gpu_us)
+    return gpu_us, chunks, sampled
 
 
 @inlined
@@ -126,9 +149,15 @@ def end_request(
 ) -> None:
     """A request gave its last token: its blocks and its client slot are free again."""
     request = requests[r]
-    request.finish_us = engine.now
     release(engine, hashes, entries, limits, r, request, request.computed)
     unlink(engine, requests, r)
+    note_finish(engine, request, r)
+
+
+@inlined
+def note_finish(engine: np.void, request: np.void, r: int) -> None:
+    """Tell the client that a request gave its last token."""
+    request.finish_us = engine.now
     request.next_waiting = engine.first_ended
     engine.first_ended = r
     engine.in_flight -= 1

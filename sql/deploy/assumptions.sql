@@ -47,7 +47,9 @@ select settings.deployment_id, 'experts', 'tokens reach experts at random, some 
 from deployment_settings as settings join models on models.model = settings.model
 where models.experts is not null and settings.tier <> 'roofline'
 union all
-select settings.deployment_id, 'pipeline', 'a step passes the pipeline stages one after another: stages do not yet work on several batches at once'
+select settings.deployment_id, 'pipeline',
+       format('{} pipeline stages work on as many batches; every layer, and the host''s share of it, counts alike{}', settings.pp,
+              case when settings.engine = 'sglang' then ', and a request goes on in the micro-batch that is next, not in one of its own' else '' end)
 from deployment_settings as settings where settings.pp > 1
 union all
 select settings.deployment_id, 'data parallel', 'data-parallel replicas step by themselves, each as if the others brought equally many tokens to MoE layers'

@@ -6,7 +6,11 @@ select
   step_shapes.x,
   step_shapes.y,
   sum((round(kernel_latencies.latency_us * 1e6) * kernel_latencies.count)::hugeint)::double / 1e6 as gpu_us,
-  sum(kernel_latencies.count)::bigint as launches
+  sum(kernel_latencies.count)::bigint as launches,
+  coalesce(sum((round(kernel_latencies.latency_us * 1e6) * kernel_latencies.count)::hugeint)
+    filter (where kernel_latencies.family = 'embedding'), 0)::double / 1e6 as embedding_us,
+  coalesce(sum((round(kernel_latencies.latency_us * 1e6) * kernel_latencies.count)::hugeint)
+    filter (where kernel_latencies.family = 'p2p'), 0)::double / 1e6 as transfer_us
 from step_shapes
 join kernel_latencies using (deployment_id, step_shape_id)
 where step_shapes.part <> 'whole'

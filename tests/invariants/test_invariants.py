@@ -185,6 +185,7 @@ DEPLOYMENTS = [
         "engine": "trtllm",
         "max_num_batched_tokens": 320,
     },
+    {"deployment_id": "stages", "model": "llama-3.1-8b", "gpu": "l40s", "pp": 3},
 ]
 SERVED = ("request_events", "step_cost_uses", "itl_histogram", "replica_totals", "steps")
 TOLD = (*SERVED, "request_metrics", "scenario_summary", "kernel_breakdown")
@@ -237,7 +238,7 @@ def session() -> Iterator[Session]:
 
 def test_the_session_serves_what_the_invariants_need(session: Session) -> None:
     summary = {row["scenario_id"]: row for row in session.table("scenario_summary").to_pylist()}
-    assert [row["completed"] for row in summary.values()] == [LOADS["num_prompts"]] * 9
+    assert [row["completed"] for row in summary.values()] == [LOADS["num_prompts"]] * 11
     assert sum(row["preemptions"] for row in summary.values()) > 0
     assert summary["dense closed"]["duration_s"] != summary["dense open"]["duration_s"]
 
@@ -265,12 +266,12 @@ def test_inv_9_the_breakdown_adds_up_to_the_step_time(session: Session) -> None:
     spent = session.query("""
         with broken as (select scenario_id, sum(total_us) as kernels_us from kernel_breakdown group by all),
         clock as (
-          select scenario_id, sum(last_ns - first_ns - host_ns - idle_ns) / 1e3 as steps_us
-          from replica_totals group by all
+          select scenario_id, sum((last_ns - first_ns) * pp - host_ns - idle_ns) / 1e3 as steps_us
+          from replica_totals join deployment_settings using (deployment_id) group by all
         )
         select * from broken full join clock using (scenario_id)
     """).to_pylist()
-    assert len(spent) == 9
+    assert len(spent) == 11
     for row in spent:
         assert row["kernels_us"] == pytest.approx(row["steps_us"], rel=1e-7), row["scenario_id"]
 
@@ -278,7 +279,7 @@ def test_inv_9_the_breakdown_adds_up_to_the_step_time(session: Session) -> None:
 def test_inv_9_phases_of_the_breakdown_add_up_to_the_kept_steps(session: Session) -> None:
     spent = session.query("""
         with phases as (
-          select scenario_id, end_ns - start_ns - host_ns as gpu_ns,
+          select scenario_id, end_ns - start_ns - host_ns - stage_wait_ns as gpu_ns,
             case when decode_tokens = 0 then 'prefill' when prefill_tokens = 0 then 'decode' else 'mixed' end as phase
           from steps
         ),
@@ -286,7 +287,7 @@ def test_inv_9_phases_of_the_breakdown_add_up_to_the_kept_steps(session: Session
         broken as (select scenario_id, phase, sum(total_us) as kernels_us from kernel_breakdown group by all)
         select * from kept left join broken using (scenario_id, phase)
     """).to_pylist()
-    assert len({row["scenario_id"] for row in spent}) == 4
+    assert len({row["scenario_id"] for row in spent}) == 5
     for row in spent:
         assert row["kernels_us"] == pytest.approx(row["steps_us"], rel=1e-6), row
 

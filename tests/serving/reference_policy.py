@@ -98,7 +98,7 @@ class BatchWait:
     def holds(self, running: Sequence[Any], waiting: Sequence[Any]) -> bool:
         """Whether the prompts wait, those under way and those of ``waiting``; counts the steps."""
         decodes = [r for r in running if r.decoding]
-        prompts = [r.missing_tokens for r in [*running, *waiting] if not r.decoding]
+        prompts = [r.missing_tokens for r in [*running, *waiting] if r.is_prompt]
         if not self.limits.batch_wait_timeout_iters or not decodes or not prompts:
             return False
         enough = len(decodes) + sum(prompts) >= self.limits.batch_wait_tokens

@@ -31,6 +31,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kernelsight.serving import records
+from tests.serving.reference_pipeline import Pipeline
 from tests.serving.reference_scheduler import MOST_STEPS, Request, Run, Scheduler, Step, Work, step_time
 
 
@@ -42,6 +43,7 @@ class Prefills(NamedTuple):
     gpu_time: Callable[[Work], float]
     engines: int
     transfer: records.Transfer
+    pipeline: Callable[[], Pipeline] | None = None
 
 
 class Engine:
@@ -55,6 +57,11 @@ class Engine:
         self.run = Run([], [], 0.0)
         self.in_flight = 0
         self.link_free_us = -math.inf
+
+    @property
+    def is_underway(self) -> bool:
+        """In a step."""
+        return self.granted is not None
 
     def due_us(self) -> float:
         """When its step ends, or its next one begins."""
@@ -86,12 +93,74 @@ class Engine:
         self.last_end = self.clock
         return ended
 
+    def close(self) -> None:
+        """All requests have ended."""
+
     def sent_us(self, request: Request, transfer: records.Transfer, now: float) -> float:
         """When the KV of a prompt that ended now has come to a decode engine."""
         us = transfer.sequence_us + transfer.token_us * request.prompt_tokens
         us += transfer.window_token_us * min(request.prompt_tokens, transfer.window_tokens)
         self.link_free_us = max(self.link_free_us, now) + us
         return self.link_free_us + transfer.latency_us
+
+
+class PipelineEngine(Engine):
+    """A replica with pipeline stages: its scheduler, and the batches in flight."""
+
+    def __init__(self, limits: Any, pipeline: Pipeline, hash_tokens: int, start: float):
+        super().__init__(limits, pipeline.host, pipeline.gpu_time, hash_tokens, start)
+        self.pipeline = pipeline
+        pipeline.open(start)
+        self.batches: deque[tuple[float, list[tuple[Request, int]]]] = deque()
+        self.waits = False  # for the oldest batch
+
+    @property
+    def is_underway(self) -> bool:
+        """Until the oldest batch comes back."""
+        return self.waits
+
+    def due_us(self) -> float:
+        """When the oldest batch comes back, or new ones are formed."""
+        if self.waits:
+            return self.batches[0][0]
+        return self.clock if self.batches else super().due_us()
+
+    def begin(self, now: float) -> None:
+        """Form batches."""
+        scheduler = self.scheduler
+        while len(self.batches) < len(self.pipeline.shares):
+            if not scheduler.running and scheduler.head(self.horizon) is None:
+                if self.batches:
+                    break
+                scheduler.reserve.rest()
+                self.horizon = now
+            received = scheduler.polling.received_until(bool(scheduler.running), self.horizon)
+            granted = scheduler.schedule(now, received)
+            self.clock = self.horizon = now
+            work = scheduler.work(granted)
+            if not work.tokens:
+                break
+            passage = self.pipeline.send(work, now)
+            counts = (len(scheduler.running), self.in_flight - len(scheduler.running), scheduler.memory.used)
+            times = (passage.gpu_us, passage.host_us)
+            self.run.steps.append(Step(passage.start_us, passage.end_us, work, *counts, *times))
+            self.batches.append((passage.end_us, scheduler.launch(granted)))
+        self.waits = bool(self.batches)
+
+    def end(self) -> list[Request]:
+        """The oldest batch comes back; returns the requests that ended with it."""
+        self.clock, sampled = self.batches.popleft()
+        self.waits = False
+        ended = self.scheduler.land(sampled, self.clock)
+        self.in_flight -= len(ended)
+        if not self.limits.asynchronous:
+            self.horizon = self.clock
+        self.last_end = self.clock
+        return ended
+
+    def close(self) -> None:
+        """All requests have ended."""
+        self.run.idle_us = self.pipeline.close(self.last_end)
 
 
 class Router:
@@ -197,18 +266,25 @@ def serve_scenario(
     routing: records.Routing,
     engines: int,
     prefills: Prefills | None = None,
+    pipeline: Callable[[], Pipeline] | None = None,
 ) -> tuple[list[Run], list[int]]:
     """Serve a client's requests with alike engines; returns a run for each of them, and each request's engine.
 
     With ``prefills`` the engines decode; those that prefill come first. The engine of a turn that never went out is
-    that of the turn that was turned away.
+    that of the turn that was turned away. ``pipeline``: makes the stages of an engine, where it has several.
     """
     start = requests[0].arrival_us
-    fleet = [Engine(limits, host, gpu_time, load.hash_tokens, start) for _ in range(engines)]
+
+    def engine_of(own_limits: Any, own_host: Any, own_time: Callable, stages: Callable[[], Pipeline] | None) -> Engine:
+        if stages:
+            return PipelineEngine(own_limits, stages(), load.hash_tokens, start)
+        return Engine(own_limits, own_host, own_time, load.hash_tokens, start)
+
+    fleet = [engine_of(limits, host, gpu_time, pipeline) for _ in range(engines)]
     front = fleet
     if prefills:
-        told = (prefills.limits, prefills.host, prefills.gpu_time, load.hash_tokens, start)
-        front = [Engine(*told) for _ in range(prefills.engines)]
+        told = (prefills.limits, prefills.host, prefills.gpu_time, prefills.pipeline)
+        front = [engine_of(*told) for _ in range(prefills.engines)]
         decoders, fleet = fleet, [*front, *fleet]
         decode_router = DecodeRouter(routing, decoders)
     client, router = Client(requests, load), Router(routing, front, load.hash_tokens)
@@ -219,7 +295,7 @@ def serve_scenario(
     while client.left:
         now = max(min(client.next_send_us(now), *(engine.due_us() for engine in fleet)), now)
         for engine in fleet:
-            if engine.granted is not None and engine.clock == now:
+            if engine.is_underway and engine.due_us() == now:
                 for request in engine.end():
                     if request.prefill_only and request.output_tokens > 1:
                         moving.add(number[id(request)])
@@ -253,11 +329,13 @@ def serve_scenario(
                 while turn is not None:
                     replicas[turn], turn = replicas[i], client.next_turn.get(turn)
         for engine in fleet:
-            if engine.granted is None and engine.due_us() <= now:
+            if not engine.is_underway and engine.due_us() <= now:
                 engine.begin(now)
         rounds += 1
         if rounds > MOST_STEPS:
             raise RuntimeError(f"the reference took {MOST_STEPS} rounds and {client.left} requests have not ended")
+    for engine in fleet:
+        engine.close()
     return [engine.run for engine in fleet], replicas
 
 

@@ -88,8 +88,13 @@ class Request:
 
     @property
     def missing_tokens(self) -> int:
-        """Known tokens that are not in the cache."""
+        """Known tokens that are neither in the cache nor in flight."""
         return self.known_tokens - self.cached_tokens
+
+    @property
+    def is_prompt(self) -> bool:
+        """Running, with known tokens to compute, of its prompt or after a preemption."""
+        return not self.decoding and self.missing_tokens > 0
 
 
 @dataclass
@@ -129,6 +134,7 @@ class Step:
     waiting: int
     units: int
     gpu_us: float
+    host_us: float = -1.0  # exposed; stated where the step waits for pipeline stages as well
 
 
 @dataclass
@@ -274,7 +280,7 @@ class Scheduler:
 
     def wants_prompts(self, horizon: float) -> bool:
         """Whether a prefill-first engine takes prompts in this step."""
-        if any(not r.decoding for r in self.running):
+        if any(r.is_prompt for r in self.running):
             return True
         request = self.candidate(horizon)
         if request is None:
@@ -301,6 +307,8 @@ class Scheduler:
         for request in list(self.running):
             budget = self.limits.max_num_batched_tokens - sum(granted.values())
             if request not in self.running or budget == 0 or not (decodes if request.decoding else prompts):
+                continue
+            if request.missing_tokens == 0:
                 continue
             tokens = self.chunk_of(request, budget)
             while request in self.running and not self.memory.fits(request, tokens):
@@ -381,26 +389,50 @@ class Scheduler:
             sampled += tokens > 0 and tokens == request.missing_tokens
         return Work(chunks, contexts, sampled)
 
-    def advance(self, granted: dict[int, int], now: float) -> list[Request]:
-        """Put the step's tokens into the cache; returns the requests that ended with it."""
+    def launch(self, granted: dict[int, int]) -> list[tuple[Request, int]]:
+        """Count the step's tokens as computed; returns who gets a token from it, and what they know until then."""
         decodes = any(r.decoding and granted.get(id(r), 0) for r in self.running)
         self.reserve.decode_steps += decodes
         self.polling.note_step(any(not r.decoding and granted.get(id(r), 0) for r in self.running))
+        sampled = []
         for request in self.running:
             tokens = granted.get(id(request), 0)
             request.cached_tokens += tokens
             if tokens and request.missing_tokens == 0:
-                request.token_times_us.append(now)
-                if request.recomputes:
-                    request.recomputed_us += now - request.since_us
-                    request.recomputes = False
+                sampled.append((request, request.known_tokens))
+                request.decoding = False
+        return sampled
+
+    def land(self, sampled: list[tuple[Request, int]], now: float) -> list[Request]:
+        """The tokens of a step come back; returns the requests that ended with it.
+
+        Who was preempted in flight gets a token all the same, and may end in the queue; who was computed again since
+        has two answers in flight, of which the first counts.
+        """
+        ended = []
+        for request, known in sampled:
+            if request.known_tokens != known:
+                continue
+            request.token_times_us.append(now)
+            if request.recomputes:
+                request.recomputed_us += now - request.since_us
+                request.recomputes = False
+            if len(request.token_times_us) == request.asked_tokens:
+                request.finish_us = now
+                ended.append(request)
+            elif request in self.running and request.missing_tokens == 1:
                 request.decoding = True
-        ended = [r for r in self.running if len(r.token_times_us) == r.asked_tokens]
-        self.running = [r for r in self.running if len(r.token_times_us) < r.asked_tokens]
         for request in ended:
-            request.finish_us = now
-            self.memory.leave(request)
+            if request in self.running:
+                self.running.remove(request)
+                self.memory.leave(request)
+            else:
+                self.queue.remove(request)
         return ended
+
+    def advance(self, granted: dict[int, int], now: float) -> list[Request]:
+        """Put the step's tokens into the cache; returns the requests that ended with it."""
+        return self.land(self.launch(granted), now)
 
 
 def step_time(work: Work, gpu_us: float, host: Any) -> float:

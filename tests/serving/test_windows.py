@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from kernelsight.serving import records, replica, windows
+from kernelsight.serving import records, step_rows, windows
 from tests.serving.worlds import World, caching_worlds, constant_world, run_loop, worlds
 
 (START, END, PROMPTS, DECODES, RUNNING, WAITING, UNITS, _, FOUND, LOOKED_UP, PREEMPTED) = range(11)
@@ -67,7 +67,8 @@ def test_windows_are_the_steps_added_up(world: World) -> None:
 def test_neither_windows_nor_chunks_of_steps_change_anything(world: World) -> None:
     whole = run_loop(world, windows_from_us=world.load.arrival_us[0])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replica, "CHUNK", 3)
+        patch.setattr(step_rows, "CHUNK", 3)
+        patch.setattr(step_rows, "LEAST_CHUNK", 3)
         in_chunks = run_loop(world, windows_from_us=world.load.arrival_us[0])
         windows_alone = run_loop(world, keep_steps=False, windows_from_us=world.load.arrival_us[0])
     bare = run_loop(world, keep_steps=False)

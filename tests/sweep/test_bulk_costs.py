@@ -17,7 +17,7 @@ from .conftest import LOAD
 DEPLOYMENTS = [
     {"model": "llama-3.1-8b", "gpu": "h100_sxm"},
     {"model": "qwen3-30b-a3b", "gpu": "l40s", "tp": 2, "engine": "sglang"},
-    {"model": "gpt-oss-20b", "gpu": "b200_sxm", "tier": "cross-generation"},
+    {"model": "gpt-oss-20b", "gpu": "b200_sxm", "tier": "cross-generation", "pp": 2},
     {"model": "deepseek-v3.2", "gpu": "h200_sxm", "tp": 8, "ep": 8},
     {"model": "qwen3-next-80b-a3b", "gpu": "h100_sxm", "tp": 4, "tier": "roofline"},
     {"model": "deepseek-v3", "gpu": "h200_sxm", "tp": 8, "dp": 2, "enable_expert_parallel": True},
@@ -43,7 +43,9 @@ def test_costs_are_those_of_the_query_on_the_knots_that_are_left():
     assert 0 < len(found) < len(costs) / 2
     for row in found:
         other = costs[tuple(row[name] for name in names)]
-        assert (row["gpu_us"], row["launches"]) == (other["gpu_us"], other["launches"])
+        for name in ("gpu_us", "launches", "embedding_us", "transfer_us"):
+            assert row[name] == other[name], name
+    assert {row["transfer_us"] > 0.0 for row in found} == {True, False}
     there = {tuple(row[name] for name in names) for row in lean["step_shapes"].to_pylist()}
     assert {tuple(row[name] for name in names) for row in found} == there & set(costs)
 

@@ -15,6 +15,7 @@ LOADS = {
     "one token": {"output_len": 1, "range_ratio": 1.0, "request_rate": 5.0},
     "some turned away": {"input_len": 1020, "output_len": 9, "range_ratio": 0.9, "request_rate": 5.0},
     "all turned away": {"input_len": 2000, "range_ratio": 1.0, "request_rate": 5.0, "goodput_e2el_ms": 1.0},
+    "stages": {"pipeline_parallel_size": 3, "data_parallel_size": 2, "max_concurrency": 9},
     "replicas": {"data_parallel_size": 3, "max_concurrency": 7, "goodput_e2el_ms": 100.0},
 }
 

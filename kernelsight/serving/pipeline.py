@@ -1,0 +1,303 @@
+"""Engines with pipeline stages: several batches in flight, each in another stage of the model.
+
+As vLLM V1 does (``EngineCore.step_with_batch_queue``): whenever the oldest batch has come back, batches are formed
+until as many are in flight as there are stages, or nobody can be in a further one; what comes in between waits. A
+request is computed as far as it is scheduled: chunks of one prompt may be in several batches, but a request whose token
+has not come back yet has nothing to schedule. TensorRT-LLM's micro-batches leave out requests in flight as well. A
+request that is preempted in flight still gets its token, and may end with it. With asynchronous scheduling a batch
+knows those who had come when the batch before it was formed, and the host prepares it beside the first stage.
+
+A batch passes the stages in order, and waits where the batch before it has not left one: all its times are known when
+it is formed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.serving.batch import forget_partial, make_ready, set_out, unlink
+from kernelsight.serving.compiled import compiled, inlined
+from kernelsight.serving.costs import gap_bin, host_times, launch_time
+from kernelsight.serving.policy import received_until, rest
+from kernelsight.serving.prefix import release
+from kernelsight.serving.queue import horizon_us, next_visible_us, queue_head, take
+from kernelsight.serving.records import DECODE, MIXED, NOBODY, PREFILL
+from kernelsight.serving.scheduler import schedule
+from kernelsight.serving.steps import (
+    DECODES,
+    END,
+    FOUND,
+    HOST_TIME,
+    LOOKED_UP,
+    PREEMPTED,
+    PROMPTS,
+    RUNNING,
+    STAGE_WAIT,
+    START,
+    UNITS,
+    WAITING,
+    note_finish,
+    pay_step,
+)
+
+
+@compiled
+def begin_batches(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    host: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    costs: np.ndarray,
+    layout: np.void,
+    uses: np.ndarray,
+    stages: np.ndarray,
+    flights: np.ndarray,
+    rows: np.ndarray,
+) -> None:
+    """Form batches now, or when an idle engine sees its next request, and send them through the stages.
+
+    ``stages``: STAGE records, shape [stages or more]; ``flights``: (request, its known tokens) of those that get a
+    token from the batch at each place of the ring, shape [stages or more, requests, 2].
+    """
+    while engine.batches < limits.stages:
+        horizon = horizon_us(engine, limits)
+        idle = engine.running == 0 and queue_head(engine, requests, limits, horizon) < 0
+        if idle and engine.batches > 0:
+            break
+        if not limits.plain and (idle or engine.steps == 0):
+            rest(engine, limits)
+        if idle:
+            horizon = engine.now = max(next_visible_us(engine, requests, limits, horizon), engine.now)
+        engine.step_found = engine.step_looked_up = 0
+        seen = horizon if limits.plain else received_until(engine, limits, horizon)
+        prompt_tokens, decode_tokens, _, _ = schedule(engine, requests, heaps, limits, hashes, entries, seen)
+        engine.previous_start = engine.now
+        engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
+        if prompt_tokens + decode_tokens == 0:
+            break
+        place = (engine.oldest_batch + engine.batches) % limits.stages
+        send_batch(
+            engine, requests, limits, host, costs, layout, uses, stages, place, prompt_tokens, decode_tokens, rows
+        )
+        put_in_flight(engine, requests, stages[place], flights[place], decode_tokens)
+        engine.batches += 1
+    engine.underway = engine.batches > 0
+    if engine.underway:
+        engine.due_us = stages[engine.oldest_batch].due_us
+
+
+@compiled
+def send_batch(
+    engine: np.void,
+    requests: np.ndarray,
+    limits: np.void,
+    host: np.void,
+    costs: np.ndarray,
+    layout: np.void,
+    uses: np.ndarray,
+    stages: np.ndarray,
+    place: int,
+    prompt_tokens: int,
+    decode_tokens: int,
+    rows: np.ndarray,
+) -> None:
+    """Pay for a batch, find out when it passes which stage, and write its row."""
+    context = windowed = 0
+    r = engine.oldest
+    while r >= 0:
+        request = requests[r]
+        if request.decoding and request.chunk > 0:
+            context += request.computed
+            windowed += min(request.computed, limits.window_tokens)
+        r = request.after
+    decodes = max(decode_tokens, 1)
+    phase = DECODE if prompt_tokens == 0 else (MIXED if decode_tokens > 0 else PREFILL)
+    gpu_us, chunks, sampled = pay_step(
+        engine, requests, costs, layout, uses[phase], prompt_tokens, decode_tokens, context / decodes,
+        windowed / decodes,
+    )  # fmt: skip
+    start_us, end_us, host_us = pass_stages(
+        engine, limits, host, costs, layout, stages, chunks + decode_tokens, prompt_tokens + decode_tokens, sampled,
+        gpu_us,
+    )  # fmt: skip
+    stages[place].due_us = end_us
+    engine.steps += 1
+    engine.prompt_steps += 1 if prompt_tokens > 0 else 0
+    engine.prompt_tokens += prompt_tokens
+    engine.gpu_us += gpu_us
+    engine.host_us += host_us
+    if rows.shape[0] > 0:
+        row = rows[engine.rows]
+        row[START], row[END], row[HOST_TIME] = start_us, end_us, host_us
+        row[STAGE_WAIT] = max(end_us - start_us - gpu_us - host_us, 0.0)
+        row[PROMPTS], row[DECODES], row[RUNNING] = prompt_tokens, decode_tokens, engine.running
+        row[WAITING] = engine.in_flight - engine.running
+        row[UNITS] = limits.capacity_units - engine.free_units
+        row[FOUND], row[LOOKED_UP], row[PREEMPTED] = engine.step_found, engine.step_looked_up, engine.step_preempted
+        engine.step_preempted = 0
+        engine.rows += 1
+
+
+@inlined
+def pass_stages(
+    engine: np.void,
+    limits: np.void,
+    host: np.void,
+    costs: np.ndarray,
+    layout: np.void,
+    stages: np.ndarray,
+    requests_in: int,
+    tokens: int,
+    sampled: int,
+    gpu_us: float,
+) -> tuple:
+    """(start, end, exposed host time) of a batch that is formed now; the stages are its own until it has left them.
+
+    The host prepares batches one after another. The first stage has the embedding, the last one the logits, all but the
+    first wait for a transfer, and layers, launches and gaps between kernels are shared by the number of layers.
+    """
+    hidden_us, exposed_us = host_times(requests_in, tokens, host)
+    launch_us = launch_time(tokens, host)
+    begin_us = max(engine.now, engine.prepared_us)
+    engine.prepared_us = begin_us + (exposed_us - host.gap_us)
+    embedding_us, transfer_us = costs[layout.embedding_at + tokens], costs[layout.transfer_at + tokens]
+    logits_us = costs[layout.sampled_at + sampled]
+    layers_us = gpu_us - embedding_us - transfer_us - logits_us
+    last = limits.stages - 1
+    start_us = moment = host_us = 0.0
+    for s in range(limits.stages):
+        stage = stages[s]
+        own_us, hidden_here_us, exposed_here_us = layers_us * stage.share, launch_us * stage.share, 0.0
+        if s == 0:
+            own_us += embedding_us
+            hidden_here_us += hidden_us - launch_us
+            ready_us = max(engine.prepared_us, stage.free_us)
+            start_us = moment = min(ready_us, max(begin_us, stage.free_us))
+            exposed_here_us = ready_us - start_us
+        else:
+            own_us += transfer_us / last
+            moment = max(moment, stage.free_us)
+        if s == last:
+            own_us += logits_us
+        exposed_here_us += host.gap_us * stage.share + max(0.0, hidden_here_us - own_us)
+        stage.idle_us += moment - stage.free_us
+        stage.gpu_us += own_us
+        host_us += exposed_here_us
+        moment += exposed_here_us + own_us
+        stage.free_us = moment
+    return start_us, moment, host_us
+
+
+@inlined
+def put_in_flight(
+    engine: np.void, requests: np.ndarray, batch: np.void, flight: np.ndarray, decode_tokens: int
+) -> None:
+    """Count the batch's tokens as computed, and note in order of admission who gets one when it comes back."""
+    if decode_tokens > 0:
+        engine.clock += 1
+    noted = 0
+    r = engine.oldest
+    while r >= 0:
+        request = requests[r]
+        if request.chunk > 0:
+            if request.decoding:
+                set_out(engine, request)
+            request.computed += request.chunk
+            request.chunk = 0
+            if request.computed == request.known:
+                request.away = True
+                flight[noted, 0], flight[noted, 1] = r, request.known
+                noted += 1
+        elif request.decoding:
+            # the clock of decode batches has moved on without it
+            request.base = request.computed - engine.clock
+        r = request.after
+    batch.tokens = noted
+    keep_partial(engine, requests)
+
+
+@inlined
+def keep_partial(engine: np.void, requests: np.ndarray) -> None:
+    """Leave those among the partial requests that have tokens to schedule, in their order."""
+    r = engine.partial
+    engine.partial = engine.last_partial = NOBODY
+    engine.partial_count = 0
+    while r >= 0:
+        request = requests[r]
+        following = request.next_partial
+        if not request.away:
+            request.next_partial = NOBODY
+            if engine.partial >= 0:
+                requests[engine.last_partial].next_partial = r
+            else:
+                engine.partial = r
+            engine.last_partial = r
+            engine.partial_count += 1
+        r = following
+
+
+@compiled
+def end_batch(
+    engine: np.void,
+    requests: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    stages: np.ndarray,
+    flights: np.ndarray,
+    histogram: np.ndarray,
+) -> None:
+    """The oldest batch comes back: requests get their tokens, and go on, or end."""
+    engine.now = engine.due_us
+    place = engine.oldest_batch
+    for k in range(stages[place].tokens):
+        r = flights[place, k, 0]
+        # who was preempted in flight and computed again has one of its two answers only
+        if requests[r].known == flights[place, k, 1]:
+            give_token(engine, requests, limits, hashes, entries, histogram, r)
+    engine.oldest_batch = (place + 1) % limits.stages
+    engine.batches -= 1
+    engine.last_us = engine.now
+    engine.underway = False
+
+
+@inlined
+def give_token(
+    engine: np.void,
+    requests: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    histogram: np.ndarray,
+    r: int,
+) -> None:
+    """A request gets a token, in the batch or, where it was preempted in flight, in the queue."""
+    request = requests[r]
+    if request.first_token_us < 0.0:
+        request.first_token_us = engine.now
+    else:
+        gap = engine.now - request.last_token_us
+        histogram[gap_bin(histogram, gap)] += 1
+        engine.gap_sum_us += gap
+    request.last_token_us = engine.now
+    if request.resumed_us >= 0.0:
+        request.recomputed_us += engine.now - request.resumed_us
+        request.resumed_us = -1.0
+    request.known += 1
+    if request.known < request.target:
+        if request.away:
+            make_ready(engine, request)
+        return
+    if request.computed == 0:
+        # it waits: what is in the batch has a token computed at least
+        take(engine, requests, r)
+    else:
+        if not request.away:
+            forget_partial(engine, requests, r)
+        request.away = False
+        release(engine, hashes, entries, limits, r, request, request.computed)
+        unlink(engine, requests, r)
+    note_finish(engine, request, r)
