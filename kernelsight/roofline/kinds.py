@@ -32,7 +32,10 @@ FITTED = ("target-measured", "hypothetical")
 
 
 def kinds_of(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dict[str, Any]], np.ndarray]:
-    """Return the different (tier, gpu, engine, dtype, head_dim, backend) of the calls, and the number of each row's."""
+    """Return the different (tier, gpu, engine, dtype, head_dim, asked) of the calls, and the number of each row's.
+
+    ``asked``: the kernel that the deployment or the engine asks for.
+    """
     tiers = settings["tier"].combine_chunks()
     if len(settings) != 1:
         tiers = tiers.take(pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks()))
@@ -51,7 +54,9 @@ def kinds_of(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dic
     ):
         backends = pc.fill_null(settings["moe_backend"].combine_chunks(), "")
         place = pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks())
-        named["moe_backend"] = backends.take(place) if len(settings) != 1 else pa.repeat(backends[0], calls.num_rows)
+        named["asked"] = backends.take(place) if len(settings) != 1 else pa.repeat(backends[0], calls.num_rows)
+    elif family == "quantize" and "implementation" in calls.column_names:
+        named["asked"] = pc.fill_null(calls["implementation"], "")
     kinds, kind_of_row = combinations(pa.table(named), list(named))
     return [{**kind, "dtype": dtype_of(family, kind)} for kind in kinds], kind_of_row
 
@@ -89,7 +94,7 @@ def constants_of(
             "gpu": kind["fit"],
             "dtype": kind["dtype"],
             "head_dim": int(kind.get("head_dim") or 0),
-            "implementation": kind.get("moe_backend") or None,
+            "implementation": kind.get("asked") or None,
         }
         for kind in kinds
     ]

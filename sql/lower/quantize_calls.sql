@@ -16,6 +16,7 @@ select
   inputs.operation as name,
   settings.gpu,
   settings.engine,
+  fusions.implementation,
   inputs.count,
   step_tokens.tokens as rows,
   inputs.columns,

@@ -71,8 +71,8 @@ BYTES: dict[str, pl.Expr] = {
     "linear_attention": pl.when(pl.col("width").is_not_null())
     .then(4 * ROWS * COLUMNS)
     .otherwise(4 * ROWS * (KV_HEADS * HEAD_DIM + HEADS * V_HEAD_DIM)),
-    # looking for the largest value (compute_scale, published as a difference of two kernels) reads it all
-    "quantize": pl.when(pl.col("implementation").str.starts_with("static_quant")).then(3).otherwise(2) * ROWS * COLUMNS,
+    # looking for the largest value (compute_scale) reads it all
+    "quantize": pl.when(pl.col("implementation").str.contains("_quant_")).then(3).otherwise(2) * ROWS * COLUMNS,
     "moe": FEWEST_EXPERTS * EXPERT * _bytes_of("format") + pl.when(EP == 1).then(3 * TOKENS * HIDDEN).otherwise(0.0),
 }
 SENT_BYTES: dict[str, pl.Expr] = dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), EXCHANGED)

@@ -212,6 +212,21 @@ def test_a_difference_that_is_mostly_clipped_is_noise(put, import_from) -> None:
     assert found.reasons == {"clipped_difference": 2, "mostly_clipped": 1}
 
 
+def test_what_was_taken_off_the_dynamic_kernel_is_put_back(put, import_from) -> None:
+    shared = {"quant_dtype": "fp8", "k": 4096}
+    less = "dynamic_per_token_scaled_fp8_quant_minus_static_scaled_fp8_quant"
+    dynamic = shared | {"op_name": "compute_scale", "kernel_source": less}
+    static = shared | {"op_name": "scale_matrix", "kernel_source": "static_scaled_fp8_quant"}
+    put("h100_sxm/quantize/vllm", "scale_matrix_perf", static | {"m": 8, "latency": 0.002})
+    rows = [dynamic | {"m": m, "latency": ms} for m, ms in ((8, 0.0005), (16, 0.0005), (32, 0.0))]
+    found = import_from("aiconfigurator", put("h100_sxm/quantize/vllm", "computescale_perf", *rows))
+    assert {point["implementation"]: point["latency_us"] for point in found.points} == {
+        "static_quant_fp8": 2.0,
+        "dynamic_quant_per_token": 2.5,
+    }
+    assert found.reasons == {"no_static_row": 1, "clipped_difference": 1}
+
+
 def test_kernels_for_prompts_on_single_tokens_stand_apart(put, import_from) -> None:
     row = {"op_name": "gdn", "kernel_source": "causal_conv1d_fn", "phase": "context", "d_conv": 4, "num_k_heads": 4}
     row |= {"head_k_dim": 128, "num_v_heads": 8, "head_v_dim": 128, "latency": 0.01, "batch_size": 2}
