@@ -1,11 +1,13 @@
-"""Where to measure: sites that `calibrate plan` would choose, against chance and a regular grid.
+"""Where to measure: points that `calibrate plan` would choose, whole sites, and chance, against the error they leave.
 
-    python benches/placing.py sweep.parquet
+    python benches/placing.py sweep.parquet --gpu h100_sxm            # develop on H100 and L40S
+    python benches/placing.py sweep.parquet --gpu gb200 --shipped     # one look: correction and points as fitted
 
-The published sweep of GB200 plays the device. A third of its sites is only asked about; of the others a strategy
-chooses which are measured, and what is left of a head that was fitted without the GPU's generation is interpolated
-between them (the Gaussian process of :mod:`kernelsight.eta.nearby`). Median and mean absolute error in % at the sites
-that are asked about, over the sites that were measured; chance is the mean of SEEDS draws.
+A published sweep plays the device. A third of its sites, (n, k) of a product or heads of an attention, is only asked
+about; of the others a strategy chooses points. What is left of a head that was fitted without the GPU's generation is
+interpolated between them by the Gaussian process of :mod:`kernelsight.eta.nearby` over what a correction sees; with
+`--shipped` behind the correction network, which takes a minute a fit. Median / mean absolute error in % at the sites
+asked about; chance is the mean of SEEDS draws.
 """
 
 from __future__ import annotations
@@ -19,103 +21,151 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import facts
 from kernelsight.eta.cells import is_serving
+from kernelsight.eta.correction import as_stored, fit_correction
 from kernelsight.eta.heads import predict_family
-from kernelsight.eta.held_out import group_of, halves_for
-from kernelsight.eta.intervals import spread
+from kernelsight.eta.measured import features_of, kernels_of
 from kernelsight.eta.nearby import MOST_POINTS, fit_nearby, nearby_delta
+from kernelsight.eta.network import correction, scaled
 from kernelsight.eta.pack import default_pack
-from kernelsight.eta.placing import place
-from kernelsight.eta.splits import SITES, site_names
+from kernelsight.eta.placing import place, positions
+from kernelsight.eta.resolve import family_facts
+from kernelsight.eta.splits import site_names
 from kernelsight.eta.training import training_rows
 from kernelsight.roofline.families import FORMS
 
-TARGET, GENERATION = "gb200", "sm_100"
-CELLS = (("gemm", "bf16", "trtllm"), ("decode_attention", "bf16/bf16", "trtllm"))
-SHARES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-SEEDS = 5
-# rows of one site that are measured, and that are asked about
-ROWS_OF_SITE, ASKED_ROWS = 10, 30
-SIZES = {
-    "gemm": ("m", "n", "k"),
-    "decode_attention": ("batch", "context", "heads", "kv_heads", "head_dim"),
-}
+CELLS = (
+    ("gemm", "bf16", "trtllm"),
+    ("decode_attention", "bf16/bf16", "trtllm"),
+    ("prefill_attention", "bf16/bf16", "trtllm"),
+)
+SITE_SHARES = (0.1, 0.2, 0.5)
+POINTS = (40, 120, 400)
+SEEDS = 3
+# points of a site that is measured whole, rows that are asked about at one, and points that a plan chooses among
+ROWS_OF_SITE, ASKED_ROWS, CANDIDATES = 30, 30, 1200
+# steps of the correction's training, in its own unit
+EFFORT = 1.0
 
 
 class Grid:
-    """Rows of one cell on the target: sizes in octaves, what the head leaves of them, and the site of each."""
+    """Rows of one cell on the target: what a correction sees of them, what the head leaves, and the site of each."""
 
-    def __init__(self, sweep: Path, family: str, dtype: str, engine: str) -> None:
-        words = f"and engine = '{engine}' and dtype = '{dtype}'"
-        table = training_rows([sweep], family, [TARGET], words)
+    def __init__(self, sweep: Path, gpu: str, family: str, dtype: str, engine: str) -> None:
+        table = training_rows([sweep], family, [gpu], f"and engine = '{engine}' and dtype = '{dtype}'")
         table = table.filter(pa.array(is_serving(family, table)))
-        pack = default_pack()
-        tables = facts("kernel_implementations"), facts("gpus"), facts("fabrics")
-        head = predict_family(family, FORMS[family], table, pack, *tables, without=GENERATION, measured=False)
+        form, tables = FORMS[family], (facts("kernel_implementations"), facts("gpus"), facts("fabrics"))
+        without = family_facts(family, *tables[:2]).generation[gpu]
+        head = predict_family(family, form, table, default_pack(), *tables, without=without, measured=False)
         self.left = np.log(table["latency_us"].to_numpy() / head)
-        self.sizes = np.log2(np.stack([np.maximum(table[name].to_numpy(), 1.0) for name in SIZES[family]], axis=1))
-        self.names, self.site = site_names(family, table)
-        self.fields = [SIZES[family].index(name) for name in SITES[family]]
-        self.deviation = _deviations(pack, family, dtype, head)
+        self.seen = features_of(family, form, table, *tables)
+        self.at = positions(self.seen)
+        self.kernels = kernels_of(table)
+        names, self.site = site_names(family, table)
+        order = np.random.default_rng(7).permutation(len(names))
+        self.asked, self.offered = np.sort(order[: len(names) // 3]), np.sort(order[len(names) // 3 :])
+        self.pool = np.flatnonzero(np.isin(self.site, self.offered))
+        self.wanted = self.rows_of(self.asked, ASKED_ROWS)
 
     def rows_of(self, sites: np.ndarray, each: int) -> np.ndarray:
         """Return at most ``each`` rows of every site, evenly spaced in their order."""
-        kept = []
-        for site in sites:
-            rows = np.flatnonzero(self.site == site)
-            kept.append(rows[np.unique(np.linspace(0, rows.size - 1, min(rows.size, each)).round().astype(int))])
-        return np.concatenate(kept)
+        return np.concatenate([_spaced(np.flatnonzero(self.site == site), each) for site in sites])
 
-    def error(self, measured: np.ndarray, asked: np.ndarray) -> tuple[float, float]:
-        """Return (median, mean) absolute error in % at the sites asked about, from those measured."""
-        most = max(3, MOST_POINTS // max(measured.size, 1))
-        known, wanted = self.rows_of(measured, min(ROWS_OF_SITE, most)), self.rows_of(asked, ASKED_ROWS)
-        shift = float(np.median(self.left[known]))
-        points = fit_nearby(self.sizes[known], self.left[known] - shift, ["one"] * known.size)
-        found = shift + nearby_delta(self.sizes[wanted], ["one"] * wanted.size, points)
-        apart = 100.0 * np.abs(np.expm1(found - self.left[wanted]))
+    def error(self, known: np.ndarray, shipped: bool = False) -> tuple[float, float]:
+        """Return (median, mean) absolute error in % at the sites asked about, from the rows that are known."""
+        found = self._shipped(known) if shipped else self._interpolated(known)
+        apart = 100.0 * np.abs(np.expm1(found - self.left[self.wanted]))
         return float(np.median(apart)), float(apart.mean())
 
-    def planned(self, sites: np.ndarray) -> np.ndarray:
-        """Return the sites in the order in which the plan measures them: by the model's own intervals."""
-        first = np.array([np.flatnonzero(self.site == site)[0] for site in sites])
-        deviation = np.array([self.deviation[self.site == site].mean() for site in sites])
-        ones = np.ones(sites.size)
-        steps = place(self.sizes[np.ix_(first, self.fields)], deviation, ones, ones, ["one"] * sites.size)
-        chosen = [step.candidate for step in steps]
-        rest = [number for number in range(sites.size) if number not in set(chosen)]
-        return sites[[*chosen, *rest]]
+    def _interpolated(self, known: np.ndarray) -> np.ndarray:
+        known = _spaced(known, MOST_POINTS)
+        shift, one = float(np.median(self.left[known])), ["one"] * max(known.size, self.wanted.size)
+        points = fit_nearby(self.at[known], self.left[known] - shift, one[: known.size])
+        return shift + nearby_delta(self.at[self.wanted], one[: self.wanted.size], points)
+
+    def _shipped(self, known: np.ndarray) -> np.ndarray:
+        """The correction network and, of few rows, the points behind it, as a fit of the GPU has them."""
+        seen, kernels = self.seen[known], [self.kernels[row] for row in known]
+        matter = np.ones(seen.shape[1])
+        gpus = ["target"] * known.size
+        fit = fit_correction(seen, self.left[known], kernels, gpus, "target", self.site[known], matter, EFFORT)
+        network, nodes = as_stored(fit.network), {name: number for number, name in enumerate(fit.nodes)}
+        node = np.array([nodes[name] for name in kernels])
+        rest = self.left[known] - correction(np, seen, node, network)
+        points = fit_nearby(scaled(seen, network), rest, kernels)
+        asked, kernels = self.seen[self.wanted], [self.kernels[row] for row in self.wanted]
+        node = np.array([nodes.get(name, -1) for name in kernels])
+        return correction(np, asked, node, network) + nearby_delta(scaled(asked, network), kernels, points)
+
+    def chance(self, count: int, whole: bool) -> list[np.ndarray]:
+        """Return draws of so many sites, each measured whole, or of so many points."""
+        draws = [np.random.default_rng(seed) for seed in range(SEEDS)]
+        if whole:
+            return [self.rows_of(draw.choice(self.offered, count, replace=False), ROWS_OF_SITE) for draw in draws]
+        return [draw.choice(self.pool, count, replace=False) for draw in draws]
+
+    def planned(self, count: int) -> np.ndarray:
+        """Return the points that a plan measures where all calls weigh alike."""
+        pool = _spaced(np.random.default_rng(0).permutation(self.pool), CANDIDATES)
+        ones = np.ones(pool.size)
+        steps = place(positions(self.seen[pool]), ones, ones, ones, ["one"] * pool.size)
+        return pool[[step.candidate for step, _ in zip(steps, range(count), strict=False)]]
+
+    def farthest(self, count: int) -> np.ndarray:
+        """Return whole sites, each the farthest from those before it by the mean of what is seen of its rows."""
+        middle = np.stack([self.at[self.site == site].mean(axis=0) for site in self.offered])
+        apart = np.linalg.norm(middle[:, None] - middle, axis=2)
+        chosen = [int(apart.mean(axis=1).argmin())]
+        while len(chosen) < count:
+            chosen.append(int(apart[chosen].min(axis=0).argmax()))
+        return self.rows_of(self.offered[chosen], ROWS_OF_SITE)
 
 
-def _deviations(pack: pa.Table, family: str, dtype: str, head: np.ndarray) -> np.ndarray:
-    """Half width of each row's interval before the GPU is measured, in the logarithm."""
-    rows = [row for row in pack.to_pylist() if row["family"] == family and row["part"] == "interval"]
-    curves = {row["dtype"]: np.array(row["array"]) for row in rows if row["without"] == GENERATION}
-    return np.log(spread(np, head, halves_for(curves, [group_of(dtype, True)])[0]))
+def _spaced(rows: np.ndarray, most: int) -> np.ndarray:
+    return rows if rows.size <= most else rows[np.linspace(0, rows.size - 1, most).round().astype(int)]
 
 
-def report(grid: Grid, title: str) -> None:
-    """Print the errors of the strategies over the number of measured sites."""
-    count = len(grid.names)
-    order = np.random.default_rng(7).permutation(count)
-    asked, offered = np.sort(order[: count // 3]), np.sort(order[count // 3 :])
-    planned = grid.planned(offered)
-    print(f"\n{title}: {offered.size} sites may be measured, {asked.size} others are asked about")
-    print(f"{'sites':>6}  {'plan':>14}  {'chance':>14}  {'regular grid':>14}   median / mean error, %")
-    for share in SHARES:
-        taken = max(2, math.ceil(share * offered.size))
-        regular = offered[np.unique(np.linspace(0, offered.size - 1, taken).round().astype(int))]
-        draws = [np.random.default_rng(seed).choice(offered, taken, replace=False) for seed in range(SEEDS)]
-        chance = np.mean([grid.error(draw, asked) for draw in (draws if share < 0.5 else draws[:1])], axis=0)
-        found = (grid.error(planned[:taken], asked), chance, grid.error(regular, asked))
-        print(f"{taken:>6}  " + "  ".join(f"{median:6.2f} / {mean:5.2f}" for median, mean in found), flush=True)
+def report(grid: Grid, title: str, shipped: bool) -> None:
+    """Print the errors that each strategy leaves, over the sites or points that it measures."""
+    offered = grid.offered.size
+    print(
+        f"\n{title}: {offered} sites of {grid.pool.size} rows may be measured, {grid.asked.size} others are asked about"
+    )
+    print(f"{'measured':<36}{'points':>7}  {'chosen':>14}  {'chance':>14}   median / mean error, %")
+    for share in SITE_SHARES:
+        count = max(2, math.ceil(share * offered - 1e-9))
+        name = f"{count} sites whole ({share:.0%}), farthest first"
+        _line(grid, name, grid.farthest(count), grid.chance(count, whole=True), shipped and share == SITE_SHARES[0])
+    for count in POINTS:
+        name = f"{count} points ({count / grid.pool.size:.1%}), planned"
+        _line(grid, name, grid.planned(count), grid.chance(count, whole=False), shipped and count == POINTS[-1])
+    if shipped:
+        [half, *_] = grid.chance(offered // 2, whole=True)
+        every = np.flatnonzero(np.isin(grid.site, np.unique(grid.site[half])))
+        print(
+            f"{'half the sites, every row':<36}{every.size:>7}  {'':>14}  {_told(grid.error(every, True))}", flush=True
+        )
+
+
+def _line(grid: Grid, name: str, chosen: np.ndarray, draws: list[np.ndarray], shipped: bool) -> None:
+    by_chance = np.mean([grid.error(draw) for draw in draws], axis=0)
+    print(f"{name:<36}{chosen.size:>7}  {_told(grid.error(chosen))}  {_told(by_chance)}", end="", flush=True)
+    print(f"   with the network {_told(grid.error(chosen, True))}" if shipped else "", flush=True)
+
+
+def _told(error: tuple[float, float]) -> str:
+    return f"{error[0]:6.2f} / {error[1]:5.2f}"
 
 
 def main() -> None:
     """Read the sweep, and print one table a cell."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sweep", type=Path, help="a sweep of calibrate import that holds GB200")
+    parser.add_argument("sweep", type=Path, help="a sweep of calibrate import that holds the GPU")
+    parser.add_argument("--gpu", default="h100_sxm", help="whose sweep plays the device")
+    parser.add_argument("--shipped", action="store_true", help="also with the correction network: minutes a cell")
+    words = parser.parse_args()
     for family, dtype, engine in CELLS:
-        report(Grid(parser.parse_args().sweep, family, dtype, engine), f"{family} {dtype}, {engine}, {TARGET}")
+        grid = Grid(words.sweep, words.gpu, family, dtype, engine)
+        report(grid, f"{family} {dtype}, {engine}, {words.gpu}", words.shipped)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernelsight.errors import InvalidInput
-from kernelsight.measure.families import FAMILIES
+from kernelsight.measure.families import FAMILIES, number_formats
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from kernelsight.session import Session
 
 DEFAULT_MODELS = ("llama-3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-120b")
@@ -61,10 +63,11 @@ def run(arguments: argparse.Namespace) -> None:
     models = [name.strip() for name in (arguments.models or "").split(",") if name.strip()] or list(DEFAULT_MODELS)
     with open_session(arguments) as session:
         calls = served_calls(session, arguments.gpu, models)
-    points = measurable(calls)
-    if not points:
-        raise InvalidInput("no kernel of these models can be measured; see `kernelsight calibrate measure --help`.")
-    chosen, rows = choose(points, 60.0 * arguments.minutes)
+        points = measurable(calls)
+        if not points:
+            raise InvalidInput("no kernel of these models can be measured; see `kernelsight calibrate measure --help`.")
+        seen = seen_of(points, arguments.gpu, session.table("gpus"))
+    chosen, rows = choose(points, seen, 60.0 * arguments.minutes)
     suite = suite_of_points([points[number] for number in chosen], arguments, models)
     draft = target.with_name(f".{target.name}.draft")
     draft.write_text(json.dumps(suite, indent=1) + "\n", encoding="utf-8")
@@ -145,16 +148,46 @@ def _points_of(call: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def choose(points: Sequence[Mapping[str, Any]], seconds: float) -> tuple[list[int], list[dict[str, Any]]]:
-    """Return the points for a budget of time, in order of their gain, and a row of each family for the table."""
+def seen_of(points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.Table) -> list[np.ndarray]:
+    """Return of each point what a correction sees of it: sizes, work, and how they round to tiles and waves."""
+    import pyarrow as pa
+
+    from kernelsight.catalog.tables import facts
+    from kernelsight.eta.measured import features_of
+    from kernelsight.eta.training import call_rows
+    from kernelsight.measure.rows import sweep_schema
+    from kernelsight.roofline.families import FORMS
+
+    found: dict[int, np.ndarray] = {}
+    for family in {point["family"] for point in points}:
+        of = [number for number, point in enumerate(points) if point["family"] == family]
+        rows = []
+        for number in of:
+            stored, math_of = number_formats(family, points[number]["dtype"], points[number]["implementation"])
+            named = {
+                name: points[number][name] for name in ("family", "implementation", "dtype", "shape", "latency_us")
+            }
+            rows.append({**named, "gpu": gpu, "engine": "planned", "format": stored, "math": math_of})
+        table = call_rows(pa.Table.from_pylist(rows, sweep_schema()), family)
+        seen = features_of(family, FORMS[family], table, facts("kernel_implementations"), gpus, facts("fabrics"))
+        found.update(zip(of, seen, strict=True))
+    return [found[number] for number in range(len(points))]
+
+
+def choose(
+    points: Sequence[Mapping[str, Any]], seen: Sequence[np.ndarray], seconds: float
+) -> tuple[list[int], list[dict[str, Any]]]:
+    """Return the points for a budget of time, in order of their gain, and a row of each family for the table.
+
+    ``seen``: features of each point; only those of one group are compared, so that families may have different ones.
+    """
     from kernelsight.eta.placing import place
 
-    names = sorted({name for point in points for name in point["shape"]})
-    sizes = np.array([[math.log2(max(point["shape"].get(name, 1), 1)) for name in names] for point in points])
+    groups = [f"{point['family']}|{point['implementation']}|{point['dtype']}" for point in points]
+    sizes = _positions(seen, groups)
     weight = np.array([point["weight"] for point in points])
     deviation = np.array([point["deviation"] for point in points])
     each = np.array([_seconds(point) for point in points])
-    groups = [f"{point['family']}|{point['implementation']}|{point['dtype']}" for point in points]
     chosen: list[int] = []
     for step in place(sizes, deviation, weight, each, groups):
         if step.seconds > seconds and chosen:
@@ -177,6 +210,18 @@ def choose(points: Sequence[Mapping[str, Any]], seconds: float) -> tuple[list[in
             }
         )
     return chosen, rows
+
+
+def _positions(seen: Sequence[np.ndarray], groups: Sequence[str]) -> np.ndarray:
+    """Return (points, widest) positions within each group, 0 behind the features that its family has."""
+    from kernelsight.eta.placing import positions
+
+    found = np.zeros((len(seen), max(len(one) for one in seen)))
+    for name in set(groups):
+        of = [number for number, group in enumerate(groups) if group == name]
+        place = positions(np.stack([seen[number] for number in of]))
+        found[of, : place.shape[1]] = place
+    return found
 
 
 def _left(sizes: np.ndarray, deviation: np.ndarray, groups: Sequence[str], chosen: Sequence[int]) -> np.ndarray:

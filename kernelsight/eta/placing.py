@@ -1,9 +1,11 @@
 """Where to measure next: greedy choice of the points that lower the expected error most for each second they take.
 
-Errors of the model at two points of one group are taken for correlated, exp(-d / length), d in octaves of their sizes
-(the covariance of :mod:`kernelsight.eta.nearby`). A measured point leaves of each neighbour's variance what it does not
-explain: K -> K - K_i K_i' / (K_ii + noise^2) (Rasmussen and Williams 2006, equation 2.26). Expected error is the sum of
-weight x standard deviation; greedy choice of such designs is near the best one (Krause, Singh, Guestrin, JMLR 2008).
+Errors of the model at two points of one group are taken for correlated, exp(-d / length), d between what a correction
+sees of them (:mod:`kernelsight.eta.features`), each feature in units of how much it varies among the candidates: the
+covariance of :mod:`kernelsight.eta.nearby`, which interpolates between what was measured. A measured point leaves of
+each neighbour's variance what it does not explain: K -> K - K_i K_i' / (K_ii + noise^2) (Rasmussen and Williams 2006,
+equation 2.26). Expected error is the sum of weight x standard deviation; greedy choice of such designs is near the best
+one (Krause, Singh, Guestrin, JMLR 2008).
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-# octaves over which the model's errors stay alike: assumed. Of 0.5 to 8 on H100, 8 served 23 sites of products better
-# (3.6 against 3.9 %) and decode attention worse
-LENGTH = 2.0
+# distance over which the model's errors stay alike: of 2 to 16 on H100 and L40S (products, prefill and decode
+# attention) all serve alike within 5 % of the error that is left, and 4 nowhere worst
+LENGTH = 4.0
+# a feature that varies by less than this among the candidates tells them apart no more than so: octaves
+LEAST_SPREAD = 0.25
 # standard deviation of a repeated measurement: what a published sweep shows (README: 2.0 to 4.5 %)
 NOISE = 0.02
 # a point whose gain is below this share of the first one's teaches nothing more
@@ -35,8 +39,9 @@ def place(
 ) -> Iterator[Step]:
     """Yield candidates in the order in which to measure them.
 
-    ``sizes``: (candidates, F) in octaves; ``deviation``: of the log error expected at each; ``weight``: what an error
-    there costs; ``seconds``: that its measurement takes; ``groups``: only candidates of one group teach each other.
+    ``sizes``: (candidates, F), where each lies, as :func:`positions` gives it; ``deviation``: of the log error expected
+    at each; ``weight``: what an error there costs; ``seconds``: that its measurement takes; ``groups``: only candidates
+    of one group teach each other.
 
     >>> line = np.arange(5.0)[:, None]
     >>> [step.candidate for step in place(line, np.ones(5), np.ones(5), np.ones(5), ["gemm"] * 5)][:2]
@@ -63,6 +68,15 @@ def place(
         done[chosen] = True
         gains[group] = np.where(done[of], -1.0, _gains(blocks[group], weight[of]) / seconds[of])
         yield Step(int(chosen), spent, left)
+
+
+def positions(features: np.ndarray) -> np.ndarray:
+    """Return (candidates, F) features in units of their spread among the candidates.
+
+    >>> positions(np.array([[0.0, 3.0], [8.0, 3.0]])).tolist()
+    [[-1.0, 0.0], [1.0, 0.0]]
+    """
+    return (features - features.mean(axis=0)) / np.maximum(features.std(axis=0), LEAST_SPREAD)
 
 
 def _covariance(sizes: np.ndarray, deviation: np.ndarray) -> np.ndarray:

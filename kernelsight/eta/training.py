@@ -5,7 +5,7 @@ Work (FLOP and least bytes) is defined here as in ``sql/lower/<family>_calls.sql
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import duckdb
@@ -208,17 +208,38 @@ def training_rows(
     if "working_set_bytes" in work and any("working_set_bytes" in pq.read_schema(path).names for path in sweeps):
         # measured cold or warm, as the row says; else as collectors of the family are known to
         work["working_set_bytes"] = f"coalesce(points.working_set_bytes, {work['working_set_bytes']})"
-    columns = ", ".join(f"({sql})::double as {_quoted(name)}" for name, sql in work.items())
     wanted = "" if gpus is None else f" and gpu in ({', '.join(map(_text, gpus))})"
-    connection = duckdb.connect()
-    connection.register("formats", facts("number_formats"))
     files = ", ".join(_text(str(path)) for path in sweeps)
+    relation = f"read_parquet([{files}], union_by_name = true)"
+    order = ", ".join([*IDENTITY, *map(_quoted, work), "distribution", "latency_us"])
+    connection = duckdb.connect()
+    return _selected(
+        connection, relation, work, f"family = {_text(family)} and not_fitted is null {wanted} {extra}", order
+    )
+
+
+def call_rows(points: pa.Table, family: str) -> pa.Table:
+    """Return rows that are not measured yet as :func:`training_rows` would: of ``points``, all of one family, in order.
+
+    ``points``: the contract of ``sweep_points``, whatever their latency.
+    """
+    connection = duckdb.connect()
+    numbered = points.append_column("number", pa.array(range(points.num_rows), pa.int64()))
+    connection.register("stated", numbered)
+    return _selected(connection, "stated", WORK[family], "true", "number")
+
+
+def _selected(
+    connection: duckdb.DuckDBPyConnection, relation: str, work: Mapping[str, str], condition: str, order: str
+) -> pa.Table:
+    columns = ", ".join(f"({sql})::double as {_quoted(name)}" for name, sql in work.items())
+    connection.register("formats", facts("number_formats"))
     return connection.sql(
         f"""
         select {", ".join(IDENTITY)}, points.math, points.format, distribution, latency_us, {columns}
-        from read_parquet([{files}], union_by_name = true) as points left join formats using (format)
-        where family = {_text(family)} and not_fitted is null {wanted} {extra}
-        order by {", ".join(IDENTITY)}, {", ".join(_quoted(name) for name in work)}, distribution, latency_us
+        from {relation} as points left join formats using (format)
+        where {condition}
+        order by {order}
         """
     ).to_arrow_table()
 

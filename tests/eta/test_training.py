@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kernelsight.eta.training import WORK, training_rows
+from kernelsight.eta.training import WORK, call_rows, training_rows
+from kernelsight.measure.rows import sweep_schema
 from kernelsight.roofline import collectives
 from kernelsight.roofline.families import FORMS
 from kernelsight.session import Session, connect
-from tests.eta.measured import point, write
+from tests.eta.measured import gemm, point, write
 
 DEPLOYMENTS = [
     {"model": "llama-3.1-8b", "tp": 2, "quantization": "fp8"},
@@ -155,3 +156,12 @@ def test_how_a_collector_drew_experts_is_read_from_its_name(told: str | None, ex
     # eight of the sixteen experts are here; each token takes two of all
     assert row["active_experts"] == pytest.approx(8 * (1 - (1 - 2 / 16) ** 16))
     assert np.isclose(row["flops"], 2 * 16 * 2 / 2 * 3 * 32 * 64)
+
+
+def test_points_to_measure_count_as_measured_rows_in_their_own_order(tmp_path: Path) -> None:
+    rows = [gemm("h100_sxm", m, n, 4096, 10.0) for m, n in ((64, 512), (1, 8192), (4096, 64), (17, 512))]
+    measured = training_rows([write(tmp_path / "sweep.parquet", rows)], "gemm")
+    planned = call_rows(pa.Table.from_pylist(rows, sweep_schema()), "gemm")
+    assert planned.column_names == measured.column_names
+    assert planned["m"].to_pylist() == [64.0, 1.0, 4096.0, 17.0]
+    assert planned.sort_by([("m", "ascending")]).equals(measured.sort_by([("m", "ascending")]))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from kernelsight.calibrate_plan import _seconds, measurable
+from kernelsight.calibrate_plan import _positions, _seconds, measurable, seen_of
+from kernelsight.catalog.tables import facts
 from kernelsight.cli import main
 from kernelsight.measure.suite import read_suite
 
@@ -47,6 +49,19 @@ def test_calls_that_no_suite_can_measure_give_no_point() -> None:
     twice = measurable([{**call, **more, "format": "fp8"}] * 2)
     assert len(twice) == 1 and twice[0]["weight"] == 2.0
     assert _seconds({"latency_us": 9000.0}) > _seconds({"latency_us": 5.0}) > 0.0
+
+
+def test_points_lie_apart_by_what_a_correction_sees_of_them() -> None:
+    """A product of 132 tiles fills an H100's multiprocessors once, one of 133 twice: their sizes hardly differ."""
+    shapes = [{"m": 128, "n": 128 * tiles, "k": 4096} for tiles in (66, 131, 132, 133)]
+    given = {"family": "gemm", "implementation": "cublas", "dtype": "bf16", "cache": "cold", "latency_us": 9.0}
+    points = [{**given, "shape": shape} for shape in shapes]
+    points += [{**given, "family": "norm", "implementation": "rms_norm", "shape": {"rows": 8, "columns": 4096}}]
+    seen = seen_of(points, "h100_sxm", facts("gpus"))
+    place = _positions(seen, ["gemm"] * 4 + ["norm"])
+    apart = np.linalg.norm(place[:4, None] - place[:4], axis=2)
+    assert apart[1, 2] < apart[2, 3] and len(seen[4]) < len(seen[0])
+    assert not place[4].any()
 
 
 @pytest.mark.parametrize(
