@@ -22,8 +22,9 @@ import numpy as np
 
 from kernelsight.eta.network import MOST, Network
 
-TEACHERS, FOLD_STEPS, TEACHER_STEPS, STUDENT_STEPS = 4, 4000, 5000, 12000
-WIDTH, BATCH = 64, 512
+TEACHERS, FOLD_STEPS, TEACHER_STEPS = 4, 4000, 5000
+# hidden units of a teacher's two layers, rows of a step
+WIDTHS, BATCH = (64, 64), 512
 LEARNING_RATE, DECAY = 5e-3, 1e-3
 # log error below which rows do not differ: their noise
 NOISE = 0.03
@@ -33,6 +34,16 @@ STEPS_ROWS, LEAST_STEPS, MOST_STEPS = 8000, 0.25, 2.0
 BY_NODE = ("first_bias", "last_bias", "strength")
 # numbers in units of the features, which are large beside what they differ by
 PRECISE = ("low", "high", "centre", "scale")
+
+
+class Student(NamedTuple):
+    """The network that ships: hidden units of its two layers, and steps of its training."""
+
+    widths: tuple[int, int] = (64, 64)
+    steps: int = 12_000
+
+
+WIDE = Student()
 
 
 class Fit(NamedTuple):
@@ -52,13 +63,14 @@ def fit_correction(
     sites: np.ndarray,
     matter: np.ndarray,
     effort: float = MOST_STEPS,
+    student: Student = WIDE,
 ) -> Fit:
     """Fit the correction of ``target`` to log(measured / head) of its rows; deterministic.
 
     ``features``: (rows, F); ``kernels``: "engine|implementation|dtype" and ``gpus``: GPU of each row, of which those of
     other GPUs lend their shapes alone; ``sites``: number of each row's site, held out together; ``matter``: (F,), see
-    :class:`Network`; ``effort``: steps at most, in units of those of STEPS_ROWS rows. ``unseen_error`` has the rows of
-    ``target``.
+    :class:`Network`; ``effort``: steps at most, in units of those of STEPS_ROWS rows; ``student``: what ships.
+    ``unseen_error`` has the rows of ``target``.
     """
     own = np.asarray(gpus) == target
     kernels, other_features = np.asarray(kernels), features[~own]
@@ -80,7 +92,9 @@ def fit_correction(
     asked = np.concatenate([inputs, inside, np.clip(others, -4.0, 4.0)])
     asked_words = words[np.concatenate([node, inside_node, lent])]
     lessons = _answers(teachers, asked, asked_words).mean(axis=0)[None]
-    student = _train(asked, asked_words, lessons, np.ones_like(lessons), int(STUDENT_STEPS * share), seed=2)
+    learnt = _train(
+        asked, asked_words, lessons, np.ones_like(lessons), int(student.steps * share), seed=2, widths=student.widths
+    )
     network = Network(
         low=features.min(axis=0),
         high=features.max(axis=0),
@@ -88,7 +102,7 @@ def fit_correction(
         centre=centre,
         scale=scale,
         strength=strength,
-        **_folded(student, words),
+        **_folded(learnt, words),
     )
     return Fit(network, nodes.tolist(), log_ratio - strength[node] * unseen)
 
@@ -128,9 +142,9 @@ def network_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Network, list[str]]:
     arrays = {key: np.array([value for _, value in sorted(found)]) for key, found in parts.items()}
     nodes = sorted(kernel for name, kernel in arrays if name == "last_bias")
     whole = {name: values for (name, kernel), values in arrays.items() if name not in BY_NODE}
-    hidden = whole["second_bias"].size
+    hidden, upper = arrays["first_bias", nodes[0]].size, whole["second_bias"].size
     whole["first"] = whole["first"].reshape(-1, hidden)
-    whole["second"] = whole["second"].reshape(hidden, hidden)
+    whole["second"] = whole["second"].reshape(hidden, upper)
     whole["first_bias"] = np.stack([arrays["first_bias", kernel] for kernel in nodes])
     for name in ("last_bias", "strength"):
         whole[name] = np.concatenate([arrays[name, kernel] for kernel in nodes])
@@ -204,11 +218,12 @@ def _train(
     steps: int,
     seed: int,
     start: Any = None,
+    widths: tuple[int, int] | None = None,
 ) -> Any:
     """Train one network a row of ``goals`` (members, rows), drawing rows in proportion to ``chosen``; return them."""
     random = np.random.default_rng(seed)
     members = goals.shape[0]
-    first = _untrained(random, members, inputs.shape[1], words.shape[1]) if start is None else start
+    first = start or _untrained(random, members, inputs.shape[1], words.shape[1], widths or WIDTHS)
     # by inverse transform: which row each step reads does not hang on a compiler
     ladder = np.cumsum(chosen, axis=1)
     level = random.random((steps, members, BATCH)) * ladder[:, -1][:, None]
@@ -217,8 +232,10 @@ def _train(
     return _compiled_training(steps)(first, draws, inputs, words, goals.astype(np.float32))
 
 
-def _untrained(random: np.random.Generator, members: int, features: int, words: int) -> list[tuple]:
-    shapes = ((features + words, WIDTH), (WIDTH, WIDTH), (WIDTH, 1))
+def _untrained(
+    random: np.random.Generator, members: int, features: int, words: int, widths: tuple[int, int]
+) -> list[tuple]:
+    shapes = ((features + words, widths[0]), widths, (widths[1], 1))
     layers = [
         (
             (random.standard_normal((members, *shape)) / math.sqrt(shape[0])).astype(np.float32),

@@ -109,17 +109,24 @@ def features(xp: Any, family: str, call: Columns, gpu: Columns) -> Any:
     """Return (rows, features) of a family's calls; ``call``: columns of its expression's view, ``gpu``: sm_count."""
     spec = FEATURES[family]
     call = _derived(xp, call)
-    one = xp.ones_like(call[spec.sizes[0]])
-    columns = [xp.log2(xp.maximum(call[name] * one, LEAST_SIZE)) for name in spec.sizes]
-    columns += [xp.where(call[name] * one > 0.0, one, 0.0 * one) for name in spec.flags]
-    columns += [_octaves(xp, _rounded(xp, call[name] * one, tile) * tile / call[name]) for name, tile in spec.paddings]
+    rounded: dict[tuple[str, float], Any] = {}
+
+    def tiles(name: str, tile: float) -> Any:
+        if (name, tile) not in rounded:
+            rounded[name, tile] = _rounded(xp, call[name], tile)
+        return rounded[name, tile]
+
+    columns = [xp.log2(xp.maximum(call[name], LEAST_SIZE)) for name in spec.sizes]
+    one = xp.ones_like(columns[0])
+    columns += [xp.where(call[name] > 0.0, one, 0.0 * one) for name in spec.flags]
+    columns += [_octaves(xp, tiles(name, tile) * tile / call[name]) for name, tile in spec.paddings]
     for factors in spec.grids:
-        waves = one / gpu["sm_count"]
+        waves = 1.0 / gpu["sm_count"]
         for name, tile in factors:
-            waves = waves * _rounded(xp, call[name], tile)
+            waves = waves * tiles(name, tile)
         columns += [xp.log2(waves), _octaves(xp, xp.ceil(waves) / waves)]
     # a feature lies in one piece, so that a row of the transpose is read at once
-    return xp.stack(columns, axis=0).T
+    return xp.stack(xp.broadcast_arrays(*columns), axis=0).T
 
 
 def _derived(xp: Any, call: Columns) -> Columns:

@@ -18,8 +18,8 @@ Columns = Mapping[str, Any]
 TILES = ((16, 64), (64, 64), (64, 128), (128, 128), (128, 256))
 # a library that chooses by m alone takes tiles of at least this many rows for the largest
 LARGEST_ROWS = 128.0
-# what a tile that a library does not consider costs: never the least
-BARRED_US = 1e30
+# what a tile that a library does not consider costs: never the least, and its square fits a float32
+BARRED_US = 1e15
 # an element is read in 16 bits and written in 8; the share of L2 that they may fill is that of the quantisation sweeps
 QUANTIZED_ELEMENT_BYTES = 3.0
 L2_KEEPS = 0.8
@@ -66,22 +66,26 @@ def gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
     unit_us = units / rate
     stream_us = _memory_us(xp, call, gpu, at)
     split_us = at["split_clocks"] / clock
+    least_rows = xp.minimum(at["least_rows"] * m, LARGEST_ROWS)
+    rows = {tile_m: batch * xp.ceil(m / tile_m) for tile_m, _ in TILES}
+    columns = {tile_n: xp.ceil(n / tile_n) for _, tile_n in TILES}
     best, best_tiles = None, None
     for tile_m, tile_n in TILES:
-        tiles = batch * xp.ceil(m / tile_m) * xp.ceil(n / tile_n)
+        tiles = rows[tile_m] * columns[tile_n]
         waves = tiles / units
         tensor = 2.0 * tile_m * tile_n / at["compute_efficiency"]
         share = _fourth_mean(xp, tensor, (tile_m + tile_n) * at["feed_flops"])
-        one_us = (k + at["tile_depth"]) * unit_us * share
+        one_us = (k + at["tile_depth"]) * (unit_us * share)
         rest_us = xp.minimum(at["wave_softness"] * one_us, split_us)
         compute_us = one_us * waves + rest_us * (xp.ceil(waves) - waves)
-        time = xp.sqrt(compute_us * compute_us + stream_us * stream_us)
-        time = xp.where(xp.minimum(at["least_rows"] * m, LARGEST_ROWS) > tile_m, BARRED_US, time)
+        compute_us = xp.where(least_rows > tile_m, BARRED_US, compute_us)
         if best is None:
-            best, best_tiles = time, tiles
+            best, best_tiles = compute_us, tiles
         else:
-            best_tiles = xp.where(time < best, tiles, best_tiles)
-            best = xp.minimum(time, best)
+            best_tiles = xp.where(compute_us < best, tiles, best_tiles)
+            best = xp.minimum(compute_us, best)
+    # bytes are the same for every tile, so that the least of the times is that of the least compute
+    best = xp.sqrt(best * best + stream_us * stream_us)
     floor_us = at["floor_us"] + at["floor_clocks"] / clock
     return floor_us + _throttled(xp, best, call, gpu, at) + at["quantizes"] * _quantize_us(
         xp, batch * m, k, gpu, at

@@ -33,6 +33,7 @@ def _fit(sweep: dict[str, np.ndarray], log_ratio: np.ndarray | None = None) -> m
         **{**given, "log_ratio": given["log_ratio"] if log_ratio is None else log_ratio},
         target="mine",
         matter=np.ones(2),
+        student=module.Student((16, 12)),
     )
 
 
@@ -40,7 +41,7 @@ def _fit(sweep: dict[str, np.ndarray], log_ratio: np.ndarray | None = None) -> m
 def _small():
     """Small networks and small steps, which two sizes and two kernels need no more of."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"WIDTH": 16, "BATCH": 256}.items():
+        for name, value in {"WIDTHS": (16, 16), "BATCH": 256}.items():
             patch.setattr(module, name, value)
         yield
 
@@ -111,7 +112,7 @@ def test_equal_sweeps_give_equal_corrections(fitted):
 def test_rows_of_a_pack_hold_the_network(fitted):
     sweep, fit = fitted
     network, nodes = network_of(correction_rows("gemm", "h100_sxm", fit, "a test")[::-1])
-    assert nodes == fit.nodes
+    assert nodes == fit.nodes and network.second.shape == (16, 12)
     assert {name: np.shape(v) for name, v in network._asdict().items()} == {
         name: np.shape(v) for name, v in fit.network._asdict().items()
     }

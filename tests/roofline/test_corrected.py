@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelsight.eta.correction import WIDTH, Fit, correction_rows
+from kernelsight.eta.correction import WIDTHS, Fit, correction_rows
 from kernelsight.eta.features import FEATURES, names_of
 from kernelsight.eta.nearby import Nearby, nearby_rows
 from kernelsight.eta.network import MOST, Network
@@ -39,9 +39,9 @@ def corrected_pack(family: str, seed: int) -> pa.Table:
     network = Network(
         low=np.full(size, 0.0), high=np.full(size, 20.0), matter=np.ones(size),
         centre=random.normal(8.0, 2.0, size), scale=random.uniform(1.0, 4.0, size),
-        first=random.normal(0.0, 1.0, (size, WIDTH)), first_bias=random.normal(0.0, 1.0, (1, WIDTH)),
-        second=random.normal(0.0, 0.5, (WIDTH, WIDTH)), second_bias=random.normal(0.0, 1.0, WIDTH),
-        last=random.normal(0.0, 0.4, WIDTH), last_bias=random.normal(0.0, 1.0, 1), strength=np.ones(1),
+        first=random.normal(0.0, 1.0, (size, WIDTHS[0])), first_bias=random.normal(0.0, 1.0, (1, WIDTHS[0])),
+        second=random.normal(0.0, 0.5, WIDTHS), second_bias=random.normal(0.0, 1.0, WIDTHS[1]),
+        last=random.normal(0.0, 0.4, WIDTHS[1]), last_bias=random.normal(0.0, 1.0, 1), strength=np.ones(1),
     )  # fmt: skip
     rows = correction_rows(family, MEASURED, Fit(network, [f"vllm|own|{dtype}"], np.zeros(1)), "a test")
     chosen = {
