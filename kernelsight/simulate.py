@@ -11,16 +11,8 @@ from kernelsight.faults import refuse_faults
 from kernelsight.flags import LOAD_FLAGS
 from kernelsight.plan import give_plan
 from kernelsight.serving.stated_load import distribution, first_fault
-from kernelsight.write.output import (
-    Waiting,
-    as_csv,
-    as_json,
-    as_text,
-    check_ending,
-    show_number,
-    terminal_width,
-    write_table,
-)
+from kernelsight.write.output import Waiting, as_csv, as_json, check_ending, write_table
+from kernelsight.write.simulation_page import METRICS, PERCENTILES, simulation_page
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,8 +54,6 @@ SAVED_TABLES = (
     "kernel_breakdown",
     "cache_over_time",
 )
-METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
-PERCENTILES = ("mean", "p50", "p90", "p99")
 STATUS_QUERY = """
 select status, count(*) as n
 from request_events join requests using (scenario_id, request_id)
@@ -265,7 +255,7 @@ def _print(session: Session, answer: dict[str, Any], form: str) -> None:
         summary = session.table("scenario_summary")
         print(as_csv(summary.to_pylist(), summary.column_names), end="")
     else:
-        print(_as_page(answer))
+        print(simulation_page(answer))
 
 
 def _save(session: Session, target: Path, *, keep_steps: bool) -> None:
@@ -273,95 +263,3 @@ def _save(session: Session, target: Path, *, keep_steps: bool) -> None:
         session.save(target, [*SAVED_TABLES, *(["steps"] if keep_steps else [])])
     else:
         write_table(session.table("request_metrics"), target)
-
-
-def _as_page(answer: dict[str, Any]) -> str:
-    settings, memory = answer["settings"], answer["memory"]
-    gib = 1024.0**3
-    latency = [
-        {"latency (ms)": metric.upper(), **{name: answer[f"{metric}_ms"][name] for name in PERCENTILES}}
-        for metric in METRICS
-    ]
-    names = {
-        "requests completed": f"{answer['completed']:,} of {answer['requests']:,}",
-        "duration (s)": answer["duration_s"],
-        "request throughput (req/s)": answer["request_throughput"],
-        "output throughput (tok/s)": answer["output_throughput"],
-        "total throughput (tok/s)": answer["total_throughput"],
-        "goodput (req/s)": answer["goodput"],
-        "engine steps": answer["steps"],
-        "preemptions": answer["preemptions"],
-        "prefix cache hit rate": answer["prefix_cache_hit_rate"],
-        "KV cache in use, mean / at most": " / ".join(
-            f"{answer[name]:.1%}" if answer[name] is not None else "-" for name in ("mean_kv_share", "peak_kv_share")
-        ),
-        "request time queued / prefill / decode": " / ".join(
-            f"{answer[f'{part}_share']:.1%}" if answer[f"{part}_share"] is not None else "-"
-            for part in ("queue", "prefill", "decode")
-        ),
-        "of it preempted or recomputed": f"{answer['preempted_share']:.1%}" if answer["preempted_share"] else None,
-        "GPU busy / waiting for host / idle (s)": " / ".join(
-            show_number(answer[name]) or "-" for name in ("gpu_s", "host_exposed_s", "idle_s")
-        ),
-    }
-    label = max(len(name) for name in names)
-    rejected = {name: n for name, n in answer["status"].items() if name != "finished"}
-    top = sorted(answer["breakdown"], key=lambda row: -row["total_us"])[:16]
-    rows = [
-        {
-            "phase": row["phase"],
-            "family": row["family"],
-            "kernel": row["name"],
-            "calls": row["calls"],
-            "total ms": row["total_us"] / 1000,
-            "share": f"{row['share']:.1%}",
-            "bound": row["bound"],
-        }
-        for row in top
-    ]
-    lines = [
-        f"{settings['model']} on {settings['gpu']}, tp {settings['tp']} pp {settings['pp']} dp {settings['dp']} "
-        f"ep {settings['ep']}, {settings['engine']}, "
-        f"{settings['dtype']}, KV {settings['kv_cache_dtype']}; max_num_seqs {settings['max_num_seqs']}, "
-        f"max_num_batched_tokens {settings['max_num_batched_tokens']}, "
-        f"{settings['prefill_policy']}, chunked prefill {'on' if settings['enable_chunked_prefill'] else 'off'}, "
-        "asynchronous scheduling "
-        f"{'on' if settings['async_scheduling'] else 'off'}",
-        *_prefill_lines(answer),
-        "",
-        *(f"{name:<{label}}  {show_number(value)}" for name, value in names.items() if value is not None),
-        "",
-        as_text(latency, list(latency[0]), terminal_width()),
-        "",
-        *([f"turned away: {', '.join(f'{n} {name}' for name, n in rejected.items())}", ""] if rejected else []),
-        as_text(rows, list(rows[0]), terminal_width()) if rows else "no GPU time was spent",
-        *(
-            [f"... and {len(answer['breakdown']) - len(top)} smaller rows in kernel_breakdown"]
-            if len(answer["breakdown"]) > len(top)
-            else []
-        ),
-        "",
-        f"memory of one GPU: {memory['memory_bytes'] / gib:.1f} GiB, usable {memory['usable_bytes'] / gib:.1f}: "
-        f"weights {memory['weights_bytes'] / gib:.1f}, "
-        f"activations {memory['activations_bytes'] / gib:.1f}, graphs {memory['graphs_bytes'] / gib:.1f}, KV "
-        f"cache {memory['kv_bytes'] / gib:.1f}",
-        f"KV cache: {memory['kv_cache_tokens']:,} tokens a replica; {memory['max_concurrency']:.1f} requests of "
-        f"{settings['max_model_len']:,} tokens at once",
-        "assumed:",
-        *(f"  - {sentence}" for sentence in answer["assumed"]),
-    ]
-    return "\n".join(lines)
-
-
-def _prefill_lines(answer: dict[str, Any]) -> list[str]:
-    """Say which engines compute the prompts, where the others only decode."""
-    if "prefill_settings" not in answer:
-        return []
-    prefill = answer["prefill_settings"]
-    transfer_ms = show_number(answer["kv_transfer_mean_ms"]) or "-"
-    return [
-        f"disaggregated: decodes in {answer['decode_replicas']} x the above, prompts in {answer['prefill_replicas']} x "
-        f"{prefill['gpu']} tp {prefill['tp']} pp {prefill['pp']} dp {prefill['dp']} ep {prefill['ep']}, "
-        f"max_num_batched_tokens {prefill['max_num_batched_tokens']}; {answer['gpus']} GPUs; "
-        f"KV on its way for {transfer_ms} ms on average"
-    ]
