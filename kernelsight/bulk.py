@@ -73,20 +73,17 @@ def give_scenarios(session: Session, part: Partition) -> pa.Table:
 
 def serve(session: Session, scenarios: pa.Table, threads: int | None = None) -> None:
     """Simulate scenarios and put what their summaries read; no request has a row, no use of step costs is counted."""
-    from kernelsight.bulk_statistics import gap_percentiles, statistics_rows
-    from kernelsight.serving.results import histogram_rows, total_rows
-    from kernelsight.serving.simulate import serve_replicas
+    from kernelsight.bulk_serving import summary_tables
+    from kernelsight.serving.simulate import read_inputs
 
     if not scenarios.num_rows:
         for name in ("request_statistics", "itl_histogram", "itl_percentiles", "replica_totals"):
             session.put(name, session.graph.known(name).schema.empty_table())
         return
     inputs = {name: session.table(name) for name in session.graph.node("request_events").inputs}
-    replicas, _ = serve_replicas(*(inputs | {"scenarios": scenarios}).values(), count_uses=False, threads=threads)
-    session.put("request_statistics", statistics_rows(replicas, inputs["requests"], scenarios))
-    session.put("itl_histogram", histogram_rows(replicas))
-    session.put("itl_percentiles", gap_percentiles(session.table("itl_histogram")))
-    session.put("replica_totals", total_rows(replicas))
+    found = summary_tables(read_inputs(*(inputs | {"scenarios": scenarios}).values()), threads)
+    for name, rows in found.items():
+        session.put(name, rows)
 
 
 def draw_alike(scenarios: pa.Table) -> pa.Table:

@@ -74,7 +74,7 @@ def _responses(session: Session, part: Partition) -> dict[str, Response]:
     from kernelsight.bulk import draw_alike, give_scenarios
     from kernelsight.bulk_costs import put_step_costs
     from kernelsight.serving.results import event_rows
-    from kernelsight.serving.simulate import serve_replicas
+    from kernelsight.serving.simulate import by_key, read_inputs, serve_replicas
 
     able = give_scenarios(session, part)
     if not able.num_rows:
@@ -82,17 +82,18 @@ def _responses(session: Session, part: Partition) -> dict[str, Response]:
     session.put("requests", draw_alike(able))
     put_step_costs(session, able, session.table("requests"))
     inputs = {name: session.table(name) for name in session.graph.node("request_events").inputs} | {"scenarios": able}
+    world = read_inputs(*inputs.values())
     shape = (len(STEP_GRID_MS), len(REQUEST_GRID_MS))
     means: dict[str, np.ndarray] = {}
     for (row, step), (column, request) in itertools.product(enumerate(STEP_GRID_MS), enumerate(REQUEST_GRID_MS)):
         everywhere = dict.fromkeys(able["deployment_id"].to_pylist(), Constants(0.0, step, request))
         host = with_host(inputs["host_settings"], everywhere.get)
-        replicas, costs = serve_replicas(*(inputs | {"host_settings": host}).values(), count_uses=False)
+        replicas = serve_replicas(world._replace(hosts=by_key(host, "deployment_id")), count_uses=False)
         for name, ttft_ms, tpot_ms in client_means(event_rows(replicas, inputs["requests"])):
             held = means.setdefault(name, np.full((2, *shape), np.nan))
             held[:, row, column] = ttft_ms, tpot_ms
     owners = dict(zip(able["scenario_id"].to_pylist(), able["deployment_id"].to_pylist(), strict=True))
-    return {name: Response(*both, float(costs[owners[name]].launches)) for name, both in means.items()}
+    return {name: Response(*both, float(world.costs[owners[name]].launches)) for name, both in means.items()}
 
 
 def client_means(request_events: Any) -> list[tuple[str, float, float]]:

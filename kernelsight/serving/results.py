@@ -149,18 +149,19 @@ def _to_knots(knots: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def histogram_rows(replicas: list[Replica]) -> pa.Table:
-    groups, bins, gaps = [], [], []
+    names, bins, gaps = [], [], []
     for group in _grouped(replicas):
         histogram = sum((one.served.histogram for one in group[1:]), group[0].served.histogram)
-        groups.append(group[0])
+        names.append(group[0].scenario)
         bins.append(np.flatnonzero(histogram != 0))
         gaps.append(histogram[bins[-1]])
+    return histogram_table(names, [each.size for each in bins], bins, gaps)
+
+
+def histogram_table(names: list[str], filled: list[int], bins: list[np.ndarray], gaps: list[np.ndarray]) -> pa.Table:
+    """Return ``itl_histogram``; of each scenario so many ``filled`` bins, one scenario after the other."""
     return pa.table(
-        {
-            "scenario_id": _named((one.scenario for one in groups), [each.size for each in bins]),
-            "bin": _joined(bins, np.int64),
-            "gaps": _joined(gaps, np.int64),
-        }
+        {"scenario_id": _named(names, filled), "bin": _joined(bins, np.int64), "gaps": _joined(gaps, np.int64)}
     )
 
 
@@ -170,6 +171,16 @@ def total_rows(replicas: list[Replica]) -> pa.Table:
         if replicas
         else records.Totals(*[()] * 10)
     )
+    return total_table(
+        [one.scenario for one in replicas],
+        [one.number for one in replicas],
+        [one.deployment for one in replicas],
+        totals,
+    )
+
+
+def total_table(scenarios: list[str], numbers: list[int], deployments: list[str], totals: records.Totals) -> pa.Table:
+    """Return ``replica_totals``; ``totals`` has a sequence a field, with a value for each replica."""
 
     def whole(values: Iterable[int]) -> pa.Array:
         return pa.array(values, pa.int64())
@@ -179,9 +190,9 @@ def total_rows(replicas: list[Replica]) -> pa.Table:
 
     return pa.table(
         {
-            "scenario_id": pa.array([one.scenario for one in replicas], pa.string()),
-            "replica": whole([one.number for one in replicas]),
-            "deployment_id": pa.array([one.deployment for one in replicas], pa.string()),
+            "scenario_id": pa.array(scenarios, pa.string()),
+            "replica": whole(numbers),
+            "deployment_id": pa.array(deployments, pa.string()),
             "steps": whole(totals.steps),
             "gpu_ns": nanoseconds(totals.gpu_us),
             "host_ns": nanoseconds(totals.host_us),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -48,13 +48,14 @@ def simulate_scenarios(
 
     Returns request_events, step_cost_uses, itl_histogram, replica_totals, steps and serving_windows by name.
     """
-    replicas, costs = serve_replicas(
+    inputs = read_inputs(
         *(scenarios, requests, step_costs, step_shapes, settings, faults, memory_plan, host_settings, kv_transfers),
         models,
     )
+    replicas = serve_replicas(inputs)
     return {
         "request_events": event_rows(replicas, requests),
-        "step_cost_uses": use_rows(replicas, costs),
+        "step_cost_uses": use_rows(replicas, inputs.costs),
         "itl_histogram": histogram_rows(replicas),
         "replica_totals": total_rows(replicas),
         "steps": step_rows(replicas),
@@ -62,7 +63,22 @@ def simulate_scenarios(
     }
 
 
-def serve_replicas(
+class Inputs(NamedTuple):
+    """What scenarios are served from, by key: rows of tables as dicts, step costs as the loop reads them."""
+
+    scenarios: list[dict[str, Any]]  # those whose deployments can run
+    requests: pa.Table
+    columns: dict[str, np.ndarray]  # of the requests
+    spans: dict[str, tuple[int, int]]  # first and last row of each scenario's requests
+    deployments: dict[str, dict[str, Any]]
+    plans: dict[str, dict[str, Any]]
+    hosts: dict[str, dict[str, Any]]
+    links: dict[str, dict[str, Any]]
+    layers: dict[str, int]  # of each model
+    costs: dict[str, CostTables]
+
+
+def read_inputs(
     scenarios: pa.Table,
     requests: pa.Table,
     step_costs: pa.Table,
@@ -73,74 +89,72 @@ def serve_replicas(
     host_settings: pa.Table,
     kv_transfers: pa.Table,
     models: pa.Table,
-    *,
-    count_uses: bool = True,
-    threads: int | None = None,
-) -> tuple[list[Replica], dict[str, CostTables]]:
-    """Serve every scenario whose deployment can run, calls spread over threads; return replicas and step costs.
-
-    Without ``count_uses`` uses of step costs and windows are left out. ``threads``: as many as there are cores, unless
-    stated.
-    """
-    deployments = _by_key(settings, "deployment_id")
-    plans = _by_key(memory_plan, "deployment_id")
-    hosts = _by_key(host_settings, "deployment_id")
+) -> Inputs:
+    """Read the tables once for all scenarios."""
+    deployments = by_key(settings, "deployment_id")
     broken = set(faults["deployment_id"].to_pylist())
-    links = _by_key(kv_transfers, "scenario_id")
-    layers = dict(zip(models["model"].to_pylist(), models["layer_count"].to_pylist(), strict=True))
     wanted = [row for row in scenarios.to_pylist() if not broken.intersection(deployments_of(row))]
     shapes_of, costs_of = split_by_deployment(step_shapes), split_by_deployment(step_costs)
     costs = {
         key: cost_tables(costs_of[key], shapes_of[key], deployments[key])
         for key in dict.fromkeys(key for row in wanted for key in deployments_of(row))
     }
+    return Inputs(
+        wanted, requests, load_columns(requests), _spans(requests["scenario_id"]), deployments,
+        by_key(memory_plan, "deployment_id"), by_key(host_settings, "deployment_id"),
+        by_key(kv_transfers, "scenario_id"),
+        dict(zip(models["model"].to_pylist(), models["layer_count"].to_pylist(), strict=True)), costs,
+    )  # fmt: skip
+
+
+def serve_replicas(inputs: Inputs, *, count_uses: bool = True, threads: int | None = None) -> list[Replica]:
+    """Serve every scenario, calls spread over threads.
+
+    Without ``count_uses`` uses of step costs and windows are left out. ``threads``: as many as there are cores, unless
+    stated.
+    """
+    columns, deployments, costs = inputs.columns, inputs.deployments, inputs.costs
     scratches = threading.local()
-    columns = load_columns(requests)
-    spans = _spans(requests["scenario_id"])
 
     def serve(job: tuple[dict[str, Any], np.ndarray, int | None]) -> list[Replica]:
         scenario, rows, number = job
         if rows.size == 0:
             return []
         *_, front = keys = deployments_of(scenario)
-        load = load_of(columns, requests, rows, scenario, deployments[front], plans[front])
+        load = load_of(columns, inputs.requests, rows, scenario, deployments[front], inputs.plans[front])
         scratch = None if count_uses else scratch_of(scratches, sum(costs[key].packed.values.size for key in keys))
-        start_us = columns["arrival_s"][spans[scenario["scenario_id"]][0]] * 1e6
+        start_us = columns["arrival_s"][inputs.spans[scenario["scenario_id"]][0]] * 1e6
         keep = {"keep_steps": scenario["keep_steps"], "scratch": scratch}
         keep["windows_from_us"] = start_us if count_uses else None
-        pools = [
-            pool_of(deployments[key], plans[key], hosts[key], costs[key], layers[deployments[key]["model"]])
-            for key in keys
-        ]
+        pools = [pool_of(inputs, key) for key in keys]
         if number is not None:
             served = replica.serve(load, *pools[0][:3], layers=pools[0].layers, **keep)
             return [Replica(scenario["scenario_id"], front, number, rows, served)]
         if len(keys) > 1:
             pools = halves_of(scenario, *pools)
-            keep["transfer"] = transfer_of(links[scenario["scenario_id"]])
+            keep["transfer"] = transfer_of(inputs.links[scenario["scenario_id"]])
         together = replica.serve_scenario(load, pools, routing_of(scenario), **keep)
         sizes = [(key, pool.engines) for key, pool in zip(reversed(keys), pools, strict=True)]
         return replicas_of(scenario["scenario_id"], sizes, rows, together)
 
     jobs = []
-    for row in wanted:
-        start, stop = spans.get(row["scenario_id"], (0, 0))
+    for row in inputs.scenarios:
+        start, stop = inputs.spans.get(row["scenario_id"], (0, 0))
         rows, engines = np.arange(start, stop), deployments[row["deployment_id"]]["dp"]
         if len(deployments_of(row)) > 1 or (engines > 1 and engines_meet(row, columns, rows)):
             jobs.append((row, rows, None))
         else:
             jobs += [(row, rows[number::engines], number) for number in range(engines)]
     with ThreadPoolExecutor(max_workers=threads or os.cpu_count()) as pool:
-        return [one for served in pool.map(serve, jobs) for one in served], costs
+        return [one for served in pool.map(serve, jobs) for one in served]
 
 
-def pool_of(
-    deployment: dict[str, Any], plan: dict[str, Any], overhead: dict[str, Any], cost: CostTables, layers: int
-) -> replica.Pool:
-    """Return the engines of a deployment; ``layers``: of its model."""
-    limits = limits_of(deployment, plan, cost.window_tokens)
-    host = host_of(overhead, deployment, cost.launches)
-    stages = layers_of_stages(layers, deployment["pp"], deployment["engine"])
+def pool_of(inputs: Inputs, key: str) -> replica.Pool:
+    """Return the engines of a deployment."""
+    deployment, cost = inputs.deployments[key], inputs.costs[key]
+    limits = limits_of(deployment, inputs.plans[key], cost.window_tokens)
+    host = host_of(inputs.hosts[key], deployment, cost.launches)
+    stages = layers_of_stages(inputs.layers[deployment["model"]], deployment["pp"], deployment["engine"])
     return replica.Pool(limits, host, cost.packed, deployment["dp"], stages)
 
 
@@ -234,6 +248,11 @@ def scratch_of(scratches: threading.local, size: int) -> np.ndarray:
     return room[: 3 * size].reshape(3, size)
 
 
+def shares_prefixes(deployment: dict[str, Any], plan: dict[str, Any]) -> bool:
+    """Tell whether prompts that begin alike share KV blocks."""
+    return deployment["enable_prefix_caching"] and plan["full_units"] > 0 and plan["sequence_units"] == 0
+
+
 def shared_prefixes(
     requests: pa.Table, rows: np.ndarray, deployment: dict[str, Any], plan: dict[str, Any]
 ) -> tuple[np.ndarray, np.ndarray, int]:
@@ -243,8 +262,7 @@ def shared_prefixes(
     several sizes, or of no whole number of KV blocks.
     """
     nothing = np.zeros(0, np.int64), np.zeros(rows.size + 1, np.int64), 0
-    shared = plan["full_units"] > 0 and plan["sequence_units"] == 0
-    if not deployment["enable_prefix_caching"] or not shared or requests["hash_ids"].null_count == requests.num_rows:
+    if not shares_prefixes(deployment, plan) or requests["hash_ids"].null_count == requests.num_rows:
         return nothing
     taken = requests.select(["hash_ids", "hash_block_tokens"]).take(pa.array(rows)).combine_chunks()
     sizes = pc.unique(taken["hash_block_tokens"].drop_null()).to_pylist()
@@ -368,7 +386,8 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int)
     )  # fmt: skip
 
 
-def _by_key(table: pa.Table, key: str) -> dict[Any, dict[str, Any]]:
+def by_key(table: pa.Table, key: str) -> dict[Any, dict[str, Any]]:
+    """Return the rows of a table as dicts, by a column that names each."""
     return {row[key]: row for row in table.to_pylist()}
 
 

@@ -1,0 +1,162 @@
+"""Scenarios of one deployment, served one after the other in one compiled call that keeps no row of a request.
+
+Their loads may differ in all that the client decides. One engine serves them, and no request waits for another or
+shares a prefix with it; what is otherwise has a call of its own (see ``simulate``). All records lie in memory that is
+used again for each scenario, small enough for the cache of a core.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelsight.serving.compiled import compiled
+from kernelsight.serving.loop import serve_until_full
+from kernelsight.serving.records import CLIENT, ENTRY, HOST, ITL_BINS, REQUEST, Load
+from kernelsight.serving.replica import Pool, engine_records, limit_records
+from kernelsight.serving.request_columns import REAL, WHOLE, fill_requests, read_requests
+from kernelsight.serving.statistics import COUNTS, SAMPLES, TIMES, count_requests, take_gaps
+from kernelsight.serving.steps import COLUMNS
+
+NO_HASHES = Load(np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+class Columns(NamedTuple):
+    """The requests of many scenarios, those of one after the other; shape [requests] each."""
+
+    arrival_us: np.ndarray
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+    priority: np.ndarray
+    warmup: np.ndarray
+
+
+class Loads(NamedTuple):
+    """Where the requests of each scenario stand, and what its client holds to; shape [scenarios] each."""
+
+    first: np.ndarray
+    count: np.ndarray
+    warmups: np.ndarray
+    max_concurrency: np.ndarray
+    most_ms: np.ndarray  # (scenarios, 3) largest TTFT, E2E and TPOT that are good; infinite: no objective
+
+
+class Told(NamedTuple):
+    """What scenarios come to (see ``statistics``), shape [scenarios, ...]; the engine's record after the last step.
+
+    ``samples`` are those of the latencies, as far as ``counts`` says; ``bins`` and ``gaps`` the filled bins of the ITL
+    histograms, scenario after scenario, ``filled`` of each.
+    """
+
+    counts: np.ndarray
+    sums: np.ndarray
+    samples: np.ndarray
+    engines: np.ndarray
+    filled: np.ndarray
+    bins: np.ndarray
+    gaps: np.ndarray
+
+
+class Room(NamedTuple):
+    """What the loop works in, for scenarios of at most so many requests and costs of at most such a size."""
+
+    requests: np.ndarray
+    bytes: np.ndarray  # the same memory
+    heaps: np.ndarray
+    uses: np.ndarray
+    histogram: np.ndarray
+    whole: np.ndarray
+    real: np.ndarray
+
+    @classmethod
+    def of(cls, requests: int, running: int, costs: int) -> Room:
+        """Return room for scenarios of ``requests`` requests, of which ``running`` run at once."""
+        records = np.empty(requests, REQUEST)
+        heaps = np.empty((1, 2, 2 * min(running, requests) + 16, 2), np.int64)
+        columns = np.empty((len(WHOLE), requests), np.int64), np.empty((len(REAL), requests))
+        return cls(records, records.view(np.uint8), heaps, np.zeros((3, costs)), np.zeros(ITL_BINS, np.int64), *columns)
+
+
+@compiled
+def serve_each(
+    first: np.ndarray,
+    count: np.ndarray,
+    arrival_us: np.ndarray,
+    prompt_tokens: np.ndarray,
+    output_tokens: np.ndarray,
+    priority: np.ndarray,
+    warmup: np.ndarray,
+    most_ms: np.ndarray,
+    clients: np.ndarray,
+    engines: np.ndarray,
+    limits: np.ndarray,
+    host: np.ndarray,
+    costs: np.ndarray,
+    layout: np.ndarray,
+    requests: np.ndarray,
+    memory: np.ndarray,
+    turns: np.ndarray,
+    sent: np.ndarray,
+    heaps: np.ndarray,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    uses: np.ndarray,
+    histogram: np.ndarray,
+    rows: np.ndarray,
+    whole: np.ndarray,
+    real: np.ndarray,
+    counts: np.ndarray,
+    sums: np.ndarray,
+    samples: np.ndarray,
+    filled: np.ndarray,
+    bins: np.ndarray,
+    gaps: np.ndarray,
+) -> None:
+    """Serve scenario after scenario; ``clients``, ``engines`` and ``limits`` have a record for each, see ``loop``."""
+    used = 0
+    for j in range(first.size):
+        n = count[j]
+        start, stop = first[j], first[j] + n
+        own = requests[:n]
+        memory[: memory.size // requests.size * n] = 0
+        fill_requests(own, arrival_us[start:stop], prompt_tokens[start:stop], output_tokens[start:stop])
+        for i in range(n):
+            own[i].priority = priority[start + i]
+        serve_until_full(
+            clients[j : j + 1], engines[j : j + 1], own, turns, sent, heaps, hashes, entries, limits[j : j + 1], host,
+            costs, layout, uses, histogram, rows,
+        )  # fmt: skip
+        read_requests(own, whole, real)
+        count_requests(
+            whole, real, prompt_tokens[start:stop], output_tokens[start:stop], warmup[start:stop], most_ms[j],
+            counts[j], sums[j], samples[j],
+        )  # fmt: skip
+        filled[j] = take_gaps(histogram, bins[used:], gaps[used:])
+        used += filled[j]
+
+
+def serve_loads(columns: Columns, loads: Loads, pool: Pool, room: Room) -> Told:
+    """Serve loads on one engine each of ``pool``, whose step costs and largest batch ``room`` fits; k scenarios."""
+    k, costs = loads.first.size, pool.costs
+    clients = np.zeros(k, CLIENT)
+    clients["now"] = columns.arrival_us[loads.first]
+    clients["warmups"] = clients["warmups_left"] = loads.warmups
+    clients["max_concurrency"], clients["front"] = loads.max_concurrency, 1
+    engines = engine_records([pool._replace(engines=k)], clients["now"])
+    limits = limit_records([pool._replace(engines=k)], NO_HASHES)
+    limits["requests"] = loads.count
+    told = Told(
+        np.zeros((k, COUNTS), np.int64), np.zeros((k, TIMES, 2), np.int64),
+        np.empty((k, len(SAMPLES), int(loads.count.max()))), engines, np.zeros(k, np.int64),
+        np.empty(k * ITL_BINS, np.int64), np.empty(k * ITL_BINS, np.int64),
+    )  # fmt: skip
+    serve_each(
+        loads.first, loads.count, *columns, loads.most_ms, clients, engines, limits,
+        np.array([tuple(pool.host)], HOST), costs.values, np.array([costs.layout]), room.requests, room.bytes,
+        np.zeros((1, 2)), np.zeros((1, 1), np.bool_), room.heaps, np.zeros(0, np.int64), np.zeros((1, 1), ENTRY),
+        room.uses, room.histogram, np.zeros((1, 0, COLUMNS)), room.whole, room.real, told.counts, told.sums,
+        told.samples, told.filled, told.bins, told.gaps,
+    )  # fmt: skip
+    used = int(told.filled.sum())
+    return told._replace(bins=told.bins[:used].copy(), gaps=told.gaps[:used].copy())

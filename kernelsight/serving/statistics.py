@@ -1,0 +1,124 @@
+"""What the requests of a scenario come to, in one pass over the loop's own columns: counts, sums of times, samples.
+
+The numbers are those of ``sql/serve/request_metrics.sql`` and ``request_statistics.sql``, bit for bit; those queries
+say what they mean.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.serving.compiled import compiled, inlined
+from kernelsight.serving.records import FINISHED
+from kernelsight.serving.request_columns import REAL, WHOLE
+
+NANOSECONDS = 1e3  # per microsecond
+STATUS, CACHED = WHOLE.index("status"), WHOLE.index("cached_tokens")
+SENT, SCHEDULED, FIRST_TOKEN, FINISH, REQUEUED, RECOMPUTED, _ = map(
+    REAL.index,
+    ("sent_us", "scheduled_us", "first_token_us", "finish_us", "requeued_us", "recomputed_us", "received_us"),
+)
+# columns of the counts of a scenario; SEVERAL: requests that gave more than one token
+COUNTS = 10
+(
+    REQUESTS,
+    ASKED_TOKENS,
+    CACHED_TOKENS,
+    COMPLETED,
+    PROMPT_TOKENS,
+    OUTPUT_TOKENS,
+    SEVERAL,
+    GOOD,
+    FIRST_SENT_NS,
+    LAST_FINISH_NS,
+) = range(COUNTS)
+# latencies of which a sample a request is kept, milliseconds; the first of the times that are added up, nanoseconds
+SAMPLES = ("ttft", "e2e", "queue", "tpot")
+TTFT, E2E, QUEUE, TPOT, PREFILL, DECODE, PREEMPTED = range(7)
+TIMES = 7
+# a sum of times has two halves, as millions of long waits leave 64 bits: SUMS[time, 0] x 2^30 + SUMS[time, 1]
+HALF_BITS = 30
+LOW_HALF = (1 << HALF_BITS) - 1
+NEVER = np.iinfo(np.int64).max
+
+
+@inlined
+def nanoseconds(moment_us: float) -> int:
+    """Whole nanoseconds, -1 for what never happened."""
+    return -1 if moment_us < 0.0 else int(np.rint(moment_us * NANOSECONDS))
+
+
+@inlined
+def add_time(sums: np.ndarray, time: int, span_ms: float) -> None:
+    """Add a time in whole nanoseconds, halves up, as SQL rounds."""
+    exact_ns = span_ms * 1e6
+    whole_ns = np.floor(exact_ns)
+    rounded_ns = int(whole_ns) + (1 if exact_ns - whole_ns >= 0.5 else 0)
+    sums[time, 0] += rounded_ns >> HALF_BITS
+    sums[time, 1] += rounded_ns & LOW_HALF
+
+
+@compiled
+def count_requests(
+    whole: np.ndarray,
+    real: np.ndarray,
+    prompt_tokens: np.ndarray,
+    output_tokens: np.ndarray,
+    warmup: np.ndarray,
+    most_ms: np.ndarray,
+    counts: np.ndarray,
+    sums: np.ndarray,
+    samples: np.ndarray,
+) -> None:
+    """Add up the requests of one scenario; warm-ups do not count.
+
+    ``whole``, ``real``: their columns, shape [columns, at least the requests]; ``warmup``: shape [requests].
+    ``most_ms``: objectives for TTFT, E2E and TPOT (infinite: none). Filled: ``counts``, zeros of shape [COUNTS],
+    ``sums``, zeros of shape [TIMES, 2], ``samples``, of shape [SAMPLES, at least the requests].
+    """
+    counts[FIRST_SENT_NS], counts[LAST_FINISH_NS] = NEVER, -1
+    for i in range(warmup.size):
+        if warmup[i]:
+            continue
+        sent_ns, finish_ns = nanoseconds(real[SENT, i]), nanoseconds(real[FINISH, i])
+        counts[REQUESTS] += 1
+        counts[ASKED_TOKENS] += prompt_tokens[i]
+        counts[CACHED_TOKENS] += whole[CACHED, i]
+        counts[FIRST_SENT_NS] = min(counts[FIRST_SENT_NS], sent_ns)
+        counts[LAST_FINISH_NS] = max(counts[LAST_FINISH_NS], finish_ns)
+        if whole[STATUS, i] != FINISHED:
+            continue
+        scheduled_ns, first_ns = nanoseconds(real[SCHEDULED, i]), nanoseconds(real[FIRST_TOKEN, i])
+        done = counts[COMPLETED]
+        ttft_ms, e2e_ms = (first_ns - sent_ns) / 1e6, (finish_ns - sent_ns) / 1e6
+        queue_ms = (scheduled_ns - sent_ns) / 1e6
+        samples[TTFT, done], samples[E2E, done], samples[QUEUE, done] = ttft_ms, e2e_ms, queue_ms
+        good = ttft_ms <= most_ms[TTFT] and e2e_ms <= most_ms[E2E]
+        if output_tokens[i] > 1:
+            tpot_ms = (finish_ns - first_ns) / 1e6 / (output_tokens[i] - 1)
+            samples[TPOT, counts[SEVERAL]] = tpot_ms
+            add_time(sums, TPOT, tpot_ms)
+            good = good and tpot_ms <= most_ms[2]
+            counts[SEVERAL] += 1
+        add_time(sums, TTFT, ttft_ms)
+        add_time(sums, E2E, e2e_ms)
+        add_time(sums, QUEUE, queue_ms)
+        add_time(sums, PREFILL, (first_ns - scheduled_ns) / 1e6)
+        add_time(sums, DECODE, (finish_ns - first_ns) / 1e6)
+        add_time(sums, PREEMPTED, nanoseconds(real[REQUEUED, i]) / 1e6 + nanoseconds(real[RECOMPUTED, i]) / 1e6)
+        counts[COMPLETED] += 1
+        counts[PROMPT_TOKENS] += prompt_tokens[i]
+        counts[OUTPUT_TOKENS] += output_tokens[i]
+        counts[GOOD] += good
+
+
+@compiled
+def take_gaps(histogram: np.ndarray, bins: np.ndarray, gaps: np.ndarray) -> int:
+    """Move the bins that hold gaps to ``bins`` and ``gaps``, in order; returns how many, and leaves zeros."""
+    kept = 0
+    for number in range(histogram.size):
+        if histogram[number] > 0:
+            bins[kept], gaps[kept] = number, histogram[number]
+            histogram[number] = 0
+            kept += 1
+    return kept
