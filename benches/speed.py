@@ -19,7 +19,6 @@ import pyarrow as pa
 from kernelsight.dataflow.columns import by_blocks, numeric
 from kernelsight.eta.intervals import spread
 from kernelsight.eta.network import Network
-from kernelsight.eta.resolve import family_facts
 from kernelsight.roofline import latency
 from kernelsight.roofline.families import FORMS
 from kernelsight.roofline.hardware import MATH, hardware_columns
@@ -149,9 +148,7 @@ def _bulk(
     place = settings.column_names.index("tier")
     settings = settings.set_column(place, "tier", pa.array([tier] * settings.num_rows))
     kinds, kind_of_row = kinds_of(family, calls, settings)
-    facts = family_facts(family, prices["kernel_implementations"], prices["gpus"])
-    stands_for = dict.fromkeys(prices["gpus"]["gpu"].to_pylist())
-    at, _ = constants_of(family, kinds, facts, coefficients, stands_for)
+    at, _ = constants_of(family, kinds, prices["kernel_implementations"], prices["gpus"], coefficients)
     halves = halves_at(family, kinds, coefficients)[0].astype(np.float32)
     at = {name: np.float32(values[0]) for name, values in at.items()}
     hardware = hardware_columns(prices["gpus"], prices["fabrics"])

@@ -49,7 +49,7 @@ def summarise(session: Session, part: Partition) -> pa.Table:
     """
     able = give_scenarios(session, part)
     session.put("requests", draw_alike(able))
-    put_step_costs(session, able, session.table("requests"))
+    put_step_costs(session, able, session.table("requests"), part.threads)
     serve(session, able, part.threads)
     return session.table("scenario_summary")
 

@@ -25,14 +25,18 @@ def as_table(session: Session, table: str, rows: list[Mapping[str, Any]]) -> pa.
     columns = {}
     for column in session.graph.known(table).columns:
         values = [row.get(column.name) for row in rows]
-        if column.arrow_type == pa.float64():
-            values = [
-                float(value) if isinstance(value, int) and not isinstance(value, bool) else value for value in values
-            ]
-        elif column.arrow_type == pa.int64():
+        kinds = set(map(type, values)) - {type(None)}
+        if not kinds:
+            columns[column.name] = pa.nulls(len(rows), column.arrow_type)
+            continue
+        if column.arrow_type == pa.float64() and int in kinds:
+            values = [float(value) if type(value) is int else value for value in values]
+        elif column.arrow_type == pa.int64() and float in kinds:
             values = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
         try:
-            if not all(_keeps_value(value, column.arrow_type) for value in values):
+            # whether Arrow would change a value, its type tells
+            examples = {type(value): value for value in values}.values()
+            if not all(_keeps_value(value, column.arrow_type) for value in examples):
                 raise pa.ArrowInvalid("a value would be changed")
             columns[column.name] = pa.array(values, column.arrow_type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,7 +30,7 @@ def combinations(table: pa.Table, names: Sequence[str]) -> tuple[list[dict[str, 
         rank[order] = np.arange(len(found))
         codes = codes * max(len(found), 1) + rank[encoded.indices.to_numpy(zero_copy_only=False)]
         words.append([found[at] for at in order])
-    kept, inverse = np.unique(codes, return_inverse=True)
+    kept, inverse = _present(codes, math.prod(map(len, words)))
     rows = []
     for code in kept.tolist():
         row = {}
@@ -37,4 +38,13 @@ def combinations(table: pa.Table, names: Sequence[str]) -> tuple[list[dict[str, 
             code, at = divmod(code, len(among))
             row[name] = among[at]
         rows.append({name: row[name] for name in names})
-    return rows, inverse.reshape(-1)
+    return rows, inverse
+
+
+def _present(codes: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the codes, all below ``most``, that are there, and the number of each row's among them."""
+    if most > max(codes.size, 1024):
+        kept, inverse = np.unique(codes, return_inverse=True)
+        return kept, inverse.reshape(-1)
+    there = np.bincount(codes, minlength=most) > 0
+    return np.flatnonzero(there), (np.cumsum(there) - 1)[codes]

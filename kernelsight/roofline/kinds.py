@@ -17,7 +17,7 @@ from kernelsight.eta.intervals import KNOTS_US
 from kernelsight.eta.nearby import Nearby, nearby_of
 from kernelsight.eta.network import Network
 from kernelsight.eta.pack import correction_numbers
-from kernelsight.eta.resolve import Facts, choose, constants_at, engine_that_ran, lineage_of, rows_of_part
+from kernelsight.eta.resolve import Facts, choose, constants_at, engine_that_ran, family_facts, lineage_of, rows_of_part
 from kernelsight.roofline.columns import combinations
 from kernelsight.roofline.families import FORMS
 
@@ -70,15 +70,36 @@ def dtype_of(family: str, kind: Mapping[str, str | None]) -> str:
 
 def constants_of(
     family: str,
+    kinds: list[dict[str, Any]],
+    implementations: pa.Table,
+    gpus: pa.Table,
+    coefficients: pa.Table,
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return each coefficient at each kind, and what the kind's numbers rest on; notes in the kind what answers.
+
+    A hypothetical GPU has the fit of the one that it stands for (``gpus.measured_as``).
+    """
+
+    def read() -> tuple[list[dict[str, Any]], dict[str, np.ndarray], list[str]]:
+        noted = [dict(kind) for kind in kinds]
+        facts = family_facts(family, implementations, gpus)
+        stands_for = dict(zip(gpus["gpu"].to_pylist(), gpus["measured_as"].to_pylist(), strict=True))
+        return noted, *_constants_of(family, noted, facts, coefficients, stands_for)
+
+    key = (family, tuple(tuple(kind.items()) for kind in kinds))
+    noted, at, evidence = remembered((implementations, gpus, coefficients), key, read)
+    for kind, found in zip(kinds, noted, strict=True):
+        kind.update(found)
+    return at, evidence
+
+
+def _constants_of(
+    family: str,
     kinds: Sequence[dict[str, Any]],
     facts: Facts,
     coefficients: pa.Table,
     stands_for: Mapping[str, str | None],
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return each coefficient at each kind, and what the kind's numbers rest on; notes in the kind what answers.
-
-    ``stands_for``: of a hypothetical GPU, the one whose fit is its own (``gpus.measured_as``).
-    """
     form = FORMS[family]
     if not kinds:
         return {one.name: np.array([one.start]) for one in form.coefficients}, [""]

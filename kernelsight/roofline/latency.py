@@ -16,7 +16,6 @@ from kernelsight.eta.features import FEATURES, features
 from kernelsight.eta.intervals import spread
 from kernelsight.eta.nearby import Nearby, nearby_delta
 from kernelsight.eta.network import Network, correction, scaled
-from kernelsight.eta.resolve import family_facts
 from kernelsight.roofline import collectives, streaming
 from kernelsight.roofline.families import FORMS
 from kernelsight.roofline.hardware import MATH, hardware_columns
@@ -107,9 +106,7 @@ def answers(
     if family not in VECTOR_WORK and "math" in calls.column_names:
         columns["math"] = _positions(calls["math"], pa.array(MATH))
     kinds, kind_of_row = kinds_of(family, calls, settings)
-    facts = family_facts(family, implementations, gpus)
-    stands_for = dict(zip(gpus["gpu"].to_pylist(), gpus["measured_as"].to_pylist(), strict=True))
-    at, evidence = constants_of(family, kinds, facts, coefficients, stands_for)
+    at, evidence = constants_of(family, kinds, implementations, gpus, coefficients)
     hardware = remembered((gpus, fabrics), "hardware", lambda: hardware_columns(gpus, fabrics))
     networks = {gpu: network_at(coefficients, family, gpu) for gpu in {kind["corrected"] for kind in kinds} - {None}}
     results: dict[str, np.ndarray] = {}
@@ -226,8 +223,11 @@ def _is_uniform(values: np.ndarray) -> bool:
     return values.size > 0 and bool((values == values[0]).all())
 
 
-def _positions(values: pa.ChunkedArray, among: pa.ChunkedArray | pa.Array) -> np.ndarray:
+def _positions(values: pa.ChunkedArray | pa.Array, among: pa.ChunkedArray | pa.Array) -> np.ndarray:
     among = among.combine_chunks() if isinstance(among, pa.ChunkedArray) else among
+    if pa.types.is_dictionary(values.type):
+        values = values.combine_chunks()
+        return _positions(values.dictionary, among)[values.indices.to_numpy()]
     return pc.index_in(values, among).to_numpy(zero_copy_only=False).astype(np.int64)
 
 

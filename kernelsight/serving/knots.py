@@ -132,7 +132,7 @@ def knot_shapes(
     hidden = dict(zip(models["model"].to_pylist(), models["hidden"].to_pylist(), strict=True))
     switches_bytes = _switches_bytes(implementations)
     names = ("deployment_id", "model", "tp", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
-    tables = []
+    tables, known = [], {}
     rows = zip(*(settings[name].to_pylist() for name in names), strict=True)
     for deployment, model, tp, max_tokens, max_seqs, max_len in rows:
         if deployment in broken or (reach is not None and deployment not in reach):
@@ -140,9 +140,13 @@ def knot_shapes(
         window = windows[deployment] or selections[model] or 0
         most = max(max_tokens, max_seqs)
         switches = switch_knots(switches_bytes if tp > 1 else [], ACTIVATION_BYTES * hidden[model], most)
-        axes = part_knots(max_tokens, max_seqs, max_len, min(window, max_len), switches)
-        tables.append(_shapes_of(deployment, within_reach(axes, reach[deployment]) if reach else axes))
-    return pa.concat_tables(tables) if tables else _shapes_of("", {}).slice(0, 0)
+        stated = (max_tokens, max_seqs, max_len, min(window, max_len), tuple(switches.tolist()))
+        mine = reach[deployment] if reach is not None else None
+        if (stated, mine) not in known:
+            axes = part_knots(*stated)
+            known[stated, mine] = _shapes_of(within_reach(axes, mine) if mine else axes)
+        tables.append(_owned(deployment, known[stated, mine]))
+    return pa.concat_tables(tables) if tables else _owned("", _shapes_of({}))
 
 
 def _switches_bytes(implementations: pa.Table) -> list[float]:
@@ -152,7 +156,13 @@ def _switches_bytes(implementations: pa.Table) -> list[float]:
     return sorted({value for value in values.to_pylist() if value})
 
 
-def _shapes_of(deployment: str, axes: dict[str, tuple[np.ndarray, np.ndarray]]) -> pa.Table:
+def _owned(deployment: str, shapes: pa.Table) -> pa.Table:
+    """Set the deployment before its shapes."""
+    names = pa.DictionaryArray.from_arrays(np.zeros(shapes.num_rows, np.int32), [deployment]).cast(pa.string())
+    return shapes.add_column(0, "deployment_id", names)
+
+
+def _shapes_of(axes: dict[str, tuple[np.ndarray, np.ndarray]]) -> pa.Table:
     parts = [part for part in PARTS if part in axes]
     grids = [np.meshgrid(*axes[part], indexing="ij") for part in parts]
     x = np.concatenate([grid[0].ravel() for grid in grids]) if grids else np.zeros(0, np.int64)
@@ -167,7 +177,6 @@ def _shapes_of(deployment: str, axes: dict[str, tuple[np.ndarray, np.ndarray]]) 
     decode, windowed = of.get("decode_attention", nowhere), of.get("decode_window", nowhere)
     return pa.table(
         {
-            "deployment_id": pa.DictionaryArray.from_arrays(np.zeros(x.size, np.int32), [deployment]).cast(pa.string()),
             "step_shape_id": np.arange(x.size, dtype=np.int64),
             "part": pa.DictionaryArray.from_arrays(part.astype(np.int32), parts or [""]).cast(pa.string()),
             "x": x.astype(np.float64),

@@ -281,25 +281,26 @@ def shared_prefixes(
 
 
 def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[str, Any]) -> CostTables:
-    """Lay one deployment's knots out as the loop reads them: dense over tokens and sequences, grids over the rest."""
-    key = deployment["deployment_id"]
-    shapes = step_shapes.filter(pc.equal(step_shapes["deployment_id"], key))
-    costs = step_costs.filter(pc.equal(step_costs["deployment_id"], key))
-    gpu_us = np.zeros(shapes.num_rows)
-    gpu_us[costs["step_shape_id"].to_numpy()] = costs["gpu_us"].to_numpy()
-    launches = np.zeros(shapes.num_rows, dtype=np.int64)
-    launches[costs["step_shape_id"].to_numpy()] = costs["launches"].to_numpy()
-    part, x, y = shapes["part"].to_numpy(zero_copy_only=False), shapes["x"].to_numpy(), shapes["y"].to_numpy()
+    """Lay the knots of a deployment, whose rows alone are given, out as the loop reads them.
+
+    Dense over tokens and sequences, grids over the rest.
+    """
+    gpu_us = np.zeros(step_shapes.num_rows)
+    gpu_us[step_costs["step_shape_id"].to_numpy()] = step_costs["gpu_us"].to_numpy()
+    launches = np.zeros(step_shapes.num_rows, dtype=np.int64)
+    launches[step_costs["step_shape_id"].to_numpy()] = step_costs["launches"].to_numpy()
+    part = step_shapes["part"].combine_chunks().dictionary_encode()
+    x, y = step_shapes["x"].to_numpy(), step_shapes["y"].to_numpy()
     axes, ids, grids, parts_us = {}, {}, {}, {}
     for name in PARTS:
-        rows = np.flatnonzero(part == name)
+        rows = np.flatnonzero(part.indices.to_numpy() == pc.index(part.dictionary, name).as_py())
         axes[name] = (np.unique(x[rows]), np.unique(y[rows]))
         size = (axes[name][0].size, axes[name][1].size)
         ids[name], grids[name] = rows.reshape(size), gpu_us[rows].reshape(size)
     if deployment["pp"] > 1:
         for name in ("embedding_us", "transfer_us"):
-            own_us = np.zeros(shapes.num_rows)
-            own_us[costs["step_shape_id"].to_numpy()] = costs[name].to_numpy()
+            own_us = np.zeros(step_shapes.num_rows)
+            own_us[step_costs["step_shape_id"].to_numpy()] = step_costs[name].to_numpy()
             tokens = axes["tokens"][0]
             parts_us[name] = dense(tokens, own_us[ids["tokens"][:, 0]], int(tokens[-1]))
     largest_tokens, largest_sampled = int(axes["tokens"][0][-1]), int(axes["logits"][0][-1])
