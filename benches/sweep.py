@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kernelsight.bulk import draw_alike, give_scenarios, serve
+from kernelsight.bulk import draw_loads, give_scenarios, serve
 from kernelsight.bulk_costs import put_step_costs
 from kernelsight.grid import Plan, plan_grid
 from kernelsight.partitions import split
@@ -58,13 +58,13 @@ def parts_of(session: Session, rows: list[dict[str, Any]]) -> dict[str, tuple[fl
         plan: Plan = plan_grid(fork, rows)
         (part,) = split(plan, 10**9, {})
         spent["plan"] = lap()
-        able = give_scenarios(fork, part)
+        able = give_scenarios(fork, part, checked=True)
         spent["deployments, faults"] = lap()
-        fork.put("requests", draw_alike(able))
+        loads = draw_loads(able)
         spent["requests"] = lap()
-        put_step_costs(fork, able, fork.table("requests"))
+        put_step_costs(fork, able, loads)
         spent["step costs"] = lap()
-        serve(fork, able)
+        serve(fork, able, loads)
         spent["loop, statistics"] = lap()
         fork.table("scenario_summary")
         spent["summaries"] = lap()

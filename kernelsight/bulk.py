@@ -42,36 +42,46 @@ def serve_partition(part: Partition) -> pa.Table:
         return summarise(session, part)
 
 
+class SharedLoads(NamedTuple):
+    """The ``requests`` of each different load, one after the other, and where those of each scenario stand."""
+
+    requests: pa.Table
+    spans: dict[str, tuple[int, int]]
+
+
 def summarise(session: Session, part: Partition) -> pa.Table:
-    """Serve a partition's scenarios in a session and return their ``scenario_summary``.
+    """Serve a partition's scenarios, which ``plan_grid`` checked, in a session; return their ``scenario_summary``.
 
     Deployments that the session has already keep their step costs.
     """
-    able = give_scenarios(session, part)
-    session.put("requests", draw_alike(able))
-    put_step_costs(session, able, session.table("requests"), part.threads)
-    serve(session, able, part.threads)
+    able = give_scenarios(session, part, checked=True)
+    loads = draw_loads(able)
+    put_step_costs(session, able, loads, part.threads)
+    serve(session, able, loads, part.threads)
     return session.table("scenario_summary")
 
 
-def give_scenarios(session: Session, part: Partition) -> pa.Table:
-    """Give a partition's deployments and scenarios; return the scenarios whose deployments can run."""
+def give_scenarios(session: Session, part: Partition, *, checked: bool = False) -> pa.Table:
+    """Give a partition's deployments and scenarios; return the scenarios whose deployments can run.
+
+    ``checked``: their contracts have seen these rows before.
+    """
     import pyarrow.compute as pc
 
-    from kernelsight.given import as_table, give_rows
+    from kernelsight.given import as_table
 
     known = {row["deployment_id"] for row in part.deployments}
     there = session.table("deployments")["deployment_id"].to_pylist() if "deployments" in session.available() else []
     if known != set(there):
-        give_rows(session, "deployments", part.deployments)
+        session.give("deployments", as_table(session, "deployments", part.deployments), trusted=checked)
     scenarios = as_table(session, "scenarios", part.scenarios)
-    session.give("scenarios", scenarios)
+    session.give("scenarios", scenarios, trusted=checked)
     broken = session.table("deployment_faults")["deployment_id"].combine_chunks()
     fails = [pc.is_in(scenarios[name], broken) for name in ("deployment_id", "prefill_deployment_id")]
     return scenarios.filter(pc.invert(pc.or_(*fails)))
 
 
-def serve(session: Session, scenarios: pa.Table, threads: int | None = None) -> None:
+def serve(session: Session, scenarios: pa.Table, loads: SharedLoads, threads: int | None = None) -> None:
     """Simulate scenarios and put what their summaries read; no request has a row, no use of step costs is counted."""
     from kernelsight.bulk_serving import summary_tables
     from kernelsight.serving.simulate import read_inputs
@@ -80,14 +90,15 @@ def serve(session: Session, scenarios: pa.Table, threads: int | None = None) -> 
         for name in ("request_statistics", "itl_histogram", "itl_percentiles", "replica_totals"):
             session.put(name, session.graph.known(name).schema.empty_table())
         return
-    inputs = {name: session.table(name) for name in session.graph.node("request_events").inputs}
-    found = summary_tables(read_inputs(*(inputs | {"scenarios": scenarios}).values()), threads)
-    for name, rows in found.items():
+    shared = {"scenarios": scenarios, "requests": loads.requests}
+    names = session.graph.node("request_events").inputs
+    inputs = {name: shared[name] if name in shared else session.table(name) for name in names}
+    for name, rows in summary_tables(read_inputs(*inputs.values(), spans=loads.spans), threads).items():
         session.put(name, rows)
 
 
-def draw_alike(scenarios: pa.Table) -> pa.Table:
-    """Return the ``requests`` of scenarios; a load is drawn once, however many deployments it is put on."""
+def draw_loads(scenarios: pa.Table) -> SharedLoads:
+    """Draw the loads of scenarios; each once, however many deployments it is put on."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -97,13 +108,23 @@ def draw_alike(scenarios: pa.Table) -> pa.Table:
     stated = scenarios.drop_columns([name for name in NOT_OF_THE_LOAD if name in scenarios.column_names])
     stated = stated.append_column("closed", pc.is_valid(scenarios["max_concurrency"]))
     numbers: dict[tuple, int] = {}
-    loads = [numbers.setdefault(tuple(row.values()), len(numbers)) for row in stated.to_pylist()]
-    if len(numbers) == scenarios.num_rows:
-        return draw_requests(scenarios)
+    rows = zip(*(column.to_pylist() for column in stated.columns), strict=True)
+    loads = [numbers.setdefault(row, len(numbers)) for row in rows]
     firsts = np.unique(loads, return_index=True)[1]
     drawn = draw_requests(scenarios.take(pa.array(firsts)))
-    starts = np.append(np.flatnonzero(drawn["request_id"].to_numpy() == 0), drawn.num_rows)
-    rows = np.concatenate([np.arange(starts[load], starts[load + 1]) for load in loads])
-    owners = np.repeat(np.arange(len(loads)), np.diff(starts)[loads]).astype(np.int32)
-    names = pa.DictionaryArray.from_arrays(owners, scenarios["scenario_id"].combine_chunks()).cast(pa.string())
+    edges = np.append(np.flatnonzero(drawn["request_id"].to_numpy() == 0), drawn.num_rows).tolist()
+    names = scenarios["scenario_id"].to_pylist()
+    return SharedLoads(drawn, {name: (edges[load], edges[load + 1]) for name, load in zip(names, loads, strict=True)})
+
+
+def draw_alike(scenarios: pa.Table) -> pa.Table:
+    """Return the ``requests`` of scenarios, as ``draw_requests`` does, each different load drawn once."""
+    import numpy as np
+    import pyarrow as pa
+
+    drawn, spans = draw_loads(scenarios)
+    rows = np.concatenate([np.arange(*span) for span in spans.values()] or [np.zeros(0, np.int64)])
+    sizes = [stop - start for start, stop in spans.values()]
+    owners = np.repeat(np.arange(len(spans)), sizes).astype(np.int32)
+    names = pa.DictionaryArray.from_arrays(owners, pa.array(spans, pa.string())).cast(pa.string())
     return drawn.take(pa.array(rows)).set_column(0, "scenario_id", names)

@@ -10,13 +10,14 @@ from kernelsight.serving.knots import Reach
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kernelsight.bulk import SharedLoads
     from kernelsight.session import Session
 
 # what each session's step costs were made for
 _made_for: WeakKeyDictionary[Session, tuple[pa.Table, dict[str, Reach]]] = WeakKeyDictionary()
 
 
-def put_step_costs(session: Session, scenarios: pa.Table, requests: pa.Table, threads: int | None = None) -> None:
+def put_step_costs(session: Session, scenarios: pa.Table, loads: SharedLoads, threads: int | None = None) -> None:
     """Put ``step_shapes`` and ``step_costs`` for loads into a session, unless what it has is enough for them.
 
     A step costs what it costs on the tables that the session would compute, bit for bit. Tables of latencies that were
@@ -27,7 +28,7 @@ def put_step_costs(session: Session, scenarios: pa.Table, requests: pa.Table, th
     if {"step_shapes", "step_costs", "kernel_latencies", *families(session).values()} & session.given():
         session.table("step_costs")
         return
-    deployments, reach = session.table("deployments"), reaches(scenarios, requests)
+    deployments, reach = session.table("deployments"), reaches(scenarios, loads)
     before = _made_for.get(session)
     if before and before[0] is deployments:
         known = before[1]
@@ -42,25 +43,19 @@ def put_step_costs(session: Session, scenarios: pa.Table, requests: pa.Table, th
     _made_for[session] = deployments, reach
 
 
-def reaches(scenarios: pa.Table, requests: pa.Table) -> dict[str, Reach]:
-    """Return by deployment how far its loads reach; ``requests`` has those of a scenario one after the other."""
+def reaches(scenarios: pa.Table, loads: SharedLoads) -> dict[str, Reach]:
+    """Return by deployment how far its loads reach."""
     import numpy as np
-    import pyarrow.compute as pc
 
-    if not requests.num_rows:
-        return {}
-    runs = pc.run_end_encode(requests["scenario_id"].combine_chunks())
-    ends = runs.run_ends.to_numpy()
-    starts = np.concatenate([[0], ends[:-1]])
-    tokens = requests["prompt_tokens"].to_numpy() + requests["output_tokens"].to_numpy()
-    counts = zip((ends - starts).tolist(), np.maximum.reduceat(tokens, starts).tolist(), strict=True)
-    loads = dict(zip(runs.values.to_pylist(), counts, strict=True))
+    spans = {span: None for span in loads.spans.values() if span[0] < span[1]}
+    tokens = loads.requests["prompt_tokens"].to_numpy() + loads.requests["output_tokens"].to_numpy()
+    known = {(start, stop): (stop - start, int(np.max(tokens[start:stop]))) for start, stop in spans}
     found: dict[str, Reach] = {}
     names = ("scenario_id", "max_concurrency", "deployment_id", "prefill_deployment_id")
     for scenario, concurrency, *deployments in zip(*(scenarios[name].to_pylist() for name in names), strict=True):
         for deployment in deployments:
-            if scenario in loads and deployment is not None:
-                count, most = loads[scenario]
+            if (span := loads.spans.get(scenario)) in known and deployment is not None:
+                count, most = known[span]
                 found[deployment] = _larger(Reach(min(count, concurrency or count), most), found.get(deployment))
     return found
 

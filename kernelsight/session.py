@@ -91,10 +91,11 @@ class Session:
 
     # --- giving -------------------------------------------------------------------------------------------------------
 
-    def give(self, name: str, data: Any) -> None:
+    def give(self, name: str, data: Any, *, trusted: bool = False) -> None:
         """State a table's rows: what was computed from the old ones is dropped.
 
-        A derived table may be given too: then its node does not run.
+        A derived table may be given too: then its node does not run. ``trusted``: the checks of the contract were made
+        before; types, nulls and references are still looked at.
 
         ContractBroken lists every fault of the rows; UnknownName tells of a reference to a name that is not there.
 
@@ -106,7 +107,7 @@ class Session:
         contract = self.graph.known(name)
         if name in CATALOGUE:
             raise InvalidInput(f"{name} describes the tables themselves and cannot be given.")
-        table = conform(data, contract)
+        table = conform(data, contract, trusted=trusted)
         self._check_references(name, table)
         dropped = self._computed_from(name)
         if self._keeps:

@@ -71,7 +71,7 @@ def responses(session: Session, flags: Sequence[Mapping[str, Any]]) -> list[Resp
 
 
 def _responses(session: Session, part: Partition) -> dict[str, Response]:
-    from kernelsight.bulk import draw_alike, give_scenarios
+    from kernelsight.bulk import draw_alike, draw_loads, give_scenarios
     from kernelsight.bulk_costs import put_step_costs
     from kernelsight.serving.results import event_rows
     from kernelsight.serving.simulate import by_key, read_inputs, serve_replicas
@@ -80,7 +80,7 @@ def _responses(session: Session, part: Partition) -> dict[str, Response]:
     if not able.num_rows:
         return {}
     session.put("requests", draw_alike(able))
-    put_step_costs(session, able, session.table("requests"))
+    put_step_costs(session, able, draw_loads(able))
     inputs = {name: session.table(name) for name in session.graph.node("request_events").inputs} | {"scenarios": able}
     world = read_inputs(*inputs.values())
     shape = (len(STEP_GRID_MS), len(REQUEST_GRID_MS))

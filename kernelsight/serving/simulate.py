@@ -89,8 +89,10 @@ def read_inputs(
     host_settings: pa.Table,
     kv_transfers: pa.Table,
     models: pa.Table,
+    *,
+    spans: dict[str, tuple[int, int]] | None = None,
 ) -> Inputs:
-    """Read the tables once for all scenarios."""
+    """Read the tables once for all scenarios; ``spans``: where their requests stand, if they share some."""
     deployments = by_key(settings, "deployment_id")
     broken = set(faults["deployment_id"].to_pylist())
     wanted = [row for row in scenarios.to_pylist() if not broken.intersection(deployments_of(row))]
@@ -100,7 +102,7 @@ def read_inputs(
         for key in dict.fromkeys(key for row in wanted for key in deployments_of(row))
     }
     return Inputs(
-        wanted, requests, load_columns(requests), _spans(requests["scenario_id"]), deployments,
+        wanted, requests, load_columns(requests), spans or _spans(requests["scenario_id"]), deployments,
         by_key(memory_plan, "deployment_id"), by_key(host_settings, "deployment_id"),
         by_key(kv_transfers, "scenario_id"),
         dict(zip(models["model"].to_pylist(), models["layer_count"].to_pylist(), strict=True)), costs,

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kernelsight.bulk import draw_alike
+from kernelsight.bulk import SharedLoads, draw_loads
 from kernelsight.bulk_costs import put_step_costs, reaches
 from kernelsight.plan import give_plan
 from kernelsight.serving.knots import Reach, part_knots, within_reach
@@ -24,17 +24,17 @@ DEPLOYMENTS = [
 ]
 
 
-def served(session: Session, **load: object) -> tuple[pa.Table, pa.Table]:
+def served(session: Session, **load: object) -> tuple[pa.Table, SharedLoads]:
     give_plan(session, [{**row, **LOAD, **load} for row in DEPLOYMENTS])
     scenarios = session.table("scenarios")
-    return scenarios, draw_alike(scenarios)
+    return scenarios, draw_loads(scenarios)
 
 
 def test_costs_are_those_of_the_query_on_the_knots_that_are_left():
     with connect() as session:
-        scenarios, requests = served(session, max_concurrency=5)
+        scenarios, loads = served(session, max_concurrency=5)
         with session.fork() as fork:
-            put_step_costs(fork, scenarios, requests)
+            put_step_costs(fork, scenarios, loads)
             lean = {name: fork.table(name) for name in ("step_shapes", "step_costs")}
         whole = {name: session.table(name) for name in ("step_shapes", "step_costs")}
     names = ("deployment_id", "part", "x", "y")
@@ -52,21 +52,21 @@ def test_costs_are_those_of_the_query_on_the_knots_that_are_left():
 
 def test_a_session_keeps_its_costs_while_loads_reach_no_further():
     with connect() as session:
-        scenarios, requests = served(session, max_concurrency=5)
-        put_step_costs(session, scenarios, requests)
+        scenarios, loads = served(session, max_concurrency=5)
+        put_step_costs(session, scenarios, loads)
         before = session.table("step_costs")
-        put_step_costs(session, scenarios.slice(0, 2), requests)
+        put_step_costs(session, scenarios.slice(0, 2), loads)
         assert session.table("step_costs") is before
         further = scenarios.set_column(
             scenarios.column_names.index("max_concurrency"), "max_concurrency", pa.array([20] * scenarios.num_rows)
         )
-        put_step_costs(session, further, requests)
+        put_step_costs(session, further, loads)
         assert session.table("step_costs").num_rows > before.num_rows
 
 
 def test_given_latencies_are_read_as_they_are():
     with connect() as session:
-        scenarios, requests = served(session, max_concurrency=5)
+        scenarios, loads = served(session, max_concurrency=5)
         latencies = session.table("kernel_latencies")
         place = latencies.column_names.index("latency_us")
         twice = latencies.set_column(place, "latency_us", pa.array(2.0 * latencies["latency_us"].to_numpy()))
@@ -74,7 +74,7 @@ def test_given_latencies_are_read_as_they_are():
         own = session.table("step_costs").sort_by(key)["gpu_us"].to_numpy()
         with session.fork() as fork:
             fork.give("kernel_latencies", twice)
-            put_step_costs(fork, scenarios, requests)
+            put_step_costs(fork, scenarios, loads)
             assert fork.table("step_costs").sort_by(key)["gpu_us"].to_numpy() == pytest.approx(2.0 * own, rel=1e-4)
 
 
@@ -89,12 +89,12 @@ def test_reach_counts_requests_and_tokens_of_each_deployment():
     )
     requests = pa.table(
         {
-            "scenario_id": ["a"] * 3 + ["b"] + ["c"] * 4,
             "prompt_tokens": [5, 50, 5, 10, 7, 7, 7, 7],
             "output_tokens": [1, 2, 90, 100, 1, 2, 3, 4],
         }
     )
-    assert reaches(scenarios, requests) == {"one": Reach(3, 110), "two": Reach(2, 11), "four": Reach(2, 11)}
+    loads = SharedLoads(requests, {"a": (0, 3), "b": (3, 4), "c": (4, 8), "d": (8, 8)})
+    assert reaches(scenarios, loads) == {"one": Reach(3, 110), "two": Reach(2, 11), "four": Reach(2, 11)}
 
 
 @pytest.mark.parametrize("window", [0, 128])
