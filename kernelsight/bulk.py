@@ -91,6 +91,8 @@ def serve(session: Session, scenarios: pa.Table, loads: SharedLoads, threads: in
             session.put(name, session.graph.known(name).schema.empty_table())
         return
     shared = {"scenarios": scenarios, "requests": loads.requests}
+    if scenarios["prefill_deployment_id"].null_count == scenarios.num_rows:
+        shared["kv_transfers"] = session.graph.known("kv_transfers").schema.empty_table()  # a query less
     names = session.graph.node("request_events").inputs
     inputs = {name: shared[name] if name in shared else session.table(name) for name in names}
     for name, rows in summary_tables(read_inputs(*inputs.values(), spans=loads.spans), threads).items():

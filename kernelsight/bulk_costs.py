@@ -20,12 +20,13 @@ _made_for: WeakKeyDictionary[Session, tuple[pa.Table, dict[str, Reach]]] = WeakK
 def put_step_costs(session: Session, scenarios: pa.Table, loads: SharedLoads, threads: int | None = None) -> None:
     """Put ``step_shapes`` and ``step_costs`` for loads into a session, unless what it has is enough for them.
 
-    A step costs what it costs on the tables that the session would compute, bit for bit. Tables of latencies that were
-    given are read as they are.
+    A step costs what it costs on the tables that the session would compute, bit for bit. Tables of calls or latencies
+    that were given are read as they are.
     """
     from kernelsight.bulk_lowering import families
 
-    if {"step_shapes", "step_costs", "kernel_latencies", *families(session).values()} & session.given():
+    made = {name for family, table in families(session).items() for name in (table, f"{family}_calls")}
+    if {"step_shapes", "step_tokens", "step_costs", "kernel_latencies", *made} & session.given():
         session.table("step_costs")
         return
     deployments, reach = session.table("deployments"), reaches(scenarios, loads)

@@ -7,7 +7,7 @@ from the GPU. Calls that are equal in all that their time rests on are priced on
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.roofline.latency import Answers, answers, columns_read
+from kernelsight.roofline.latency import answers, columns_read
 
 if TYPE_CHECKING:
     from kernelsight.session import Session
@@ -59,11 +59,10 @@ def families(session: Session) -> dict[str, str]:
 def knot_costs(session: Session, threads: int | None = None) -> dict[str, Costed]:
     """Return by deployment what its ``step_shapes`` cost: what the query says, to the last bit.
 
-    Call tables that were given are priced as they are. ``threads`` that price calls; as Python chooses, unless stated.
+    ``threads`` that price calls; as Python chooses, unless stated.
     """
     launched = _launched(session)
-    given = {family for family in launched if f"{family}_calls" in session.given()}
-    groups = _groups(session, launched, apart=bool(given))
+    groups = _groups(session, launched)
     costs = {unit: Costed(*np.zeros((2, groups.knots[unit[0]]))) for unit in set(groups.of.values())}
     with session.fork() as lowered, ThreadPoolExecutor(threads) as workers:
         _keep_only(lowered, groups.firsts)
@@ -72,8 +71,7 @@ def knot_costs(session: Session, threads: int | None = None) -> dict[str, Costed
         waiting = []
         for family in launched:
             wanted = columns_read(family, session.graph.known(f"{family}_calls").column_names)
-            left_out = set() if family in given else {"gpu", "engine"}
-            asked = {*wanted, "deployment_id", "step_shape_id", "count"} - left_out
+            asked = {*wanted, "deployment_id", "step_shape_id", "count"} - {"gpu", "engine"}
             calls = lowered.select(f"{family}_calls", asked)
             waiting.append(workers.submit(_price, family, calls, wanted, prices, groups))
         for found in waiting:
@@ -87,8 +85,8 @@ def knot_costs(session: Session, threads: int | None = None) -> dict[str, Costed
 # --- deployments that are alike ---------------------------------------------------------------------------------------
 
 
-def _groups(session: Session, launched: Sequence[str], *, apart: bool) -> Groups:
-    """Group the deployments that have knots; ``apart``: each by itself."""
+def _groups(session: Session, launched: Sequence[str]) -> Groups:
+    """Group the deployments that have knots."""
     shapes = session.table("step_shapes")
     runs = pc.run_end_encode(shapes["deployment_id"].combine_chunks())
     stops = runs.run_ends.to_numpy()
@@ -101,7 +99,7 @@ def _groups(session: Session, launched: Sequence[str], *, apart: bool) -> Groups
     sizes = []
     for name, start, stop in zip(runs.values.to_pylist(), [0, *stops], stops, strict=False):
         gpu, stated = facts[name]
-        key = name if apart else (stated, *(values[start:stop].tobytes() for values in knots))
+        key = (stated, *(values[start:stop].tobytes() for values in knots))
         number = numbers.setdefault(key, len(numbers))
         if number == len(found.firsts):
             found.firsts.append(name)
@@ -158,7 +156,7 @@ def _launched(session: Session) -> list[str]:
         never.add("moe")
     if not pc.any(session.table("layer_weights")["quantizes_activations"]).as_py():
         never.add("quantize")
-    return [name for name in families(session) if name not in never or f"{name}_calls" in session.given()]
+    return [name for name in families(session) if name not in never]
 
 
 # --- what calls take --------------------------------------------------------------------------------------------------
@@ -167,24 +165,14 @@ def _launched(session: Session) -> list[str]:
 def _price(
     family: str, calls: pa.Table, wanted: Sequence[str], prices: Sequence[pa.Table], groups: Groups
 ) -> list[tuple[tuple[int, str], np.ndarray, np.ndarray]]:
-    """Return (unit, picoseconds, launches) of a family's calls, for each group and GPU of it.
-
-    Calls that state their GPU are of groups of one deployment, and priced as they are.
-    """
-    owners = pc.index_in(calls["deployment_id"], pa.array(groups.firsts, pa.string()))
-    if owners.null_count:
-        calls, owners = calls.filter(pc.is_valid(owners)), owners.drop_null()
+    """Return (unit, picoseconds, launches) of a family's calls, for each group and GPU of it."""
     if not calls.num_rows:
         return []
-    group = owners.to_numpy().astype(np.int64)
+    group = pc.index_in(calls["deployment_id"], pa.array(groups.firsts, pa.string())).to_numpy().astype(np.int64)
     ends = np.cumsum(groups.knots)
     knot = (ends - groups.knots)[group] + calls["step_shape_id"].to_numpy()
     count = calls["count"].to_numpy()
     launches = np.bincount(knot, count, ends[-1])
-    if "gpu" in calls.column_names:
-        everyone = np.ones(len(groups.firsts), bool)
-        picoseconds = _picoseconds(answers(family, calls, *prices))
-        return list(_by_unit(groups, None, everyone, np.bincount(knot, picoseconds * count, ends[-1]), launches))
     calls, call = _distinct(calls, wanted, prices[0], groups.firsts, group)
     found = []
     for gpu in sorted(set().union(*groups.gpus)):
@@ -195,25 +183,13 @@ def _price(
             continue
         mine = calls if asked.size == calls.num_rows else calls.take(pa.array(asked))
         mine = mine.append_column("gpu", _words([gpu], np.zeros(asked.size)))
-        picoseconds = _picoseconds(answers(family, mine, *prices))
+        # to the nearest whole number, halves up, as SQL rounds
+        picoseconds = np.floor(answers(family, mine, *prices).latency_us * 1e6 + 0.5)
         total = np.bincount(knot[rows], picoseconds[place] * count[rows], ends[-1])
-        found += _by_unit(groups, gpu, there, total, launches)
+        for number in np.flatnonzero(there).tolist():
+            own = slice(ends[number] - groups.knots[number], ends[number])
+            found.append(((number, gpu), total[own], launches[own]))
     return found
-
-
-def _picoseconds(found: Answers) -> np.ndarray:
-    """To the nearest whole number, halves up, as SQL rounds."""
-    return np.floor(found.latency_us * 1e6 + 0.5)
-
-
-def _by_unit(
-    groups: Groups, gpu: str | None, there: np.ndarray, picoseconds: np.ndarray, launches: np.ndarray
-) -> Iterator[tuple[tuple[int, str], np.ndarray, np.ndarray]]:
-    """Cut sums over the knots of all groups to those that are ``there``; without a GPU, each has one."""
-    ends = np.cumsum(groups.knots)
-    for number in np.flatnonzero(there).tolist():
-        own = slice(ends[number] - groups.knots[number], ends[number])
-        yield (number, gpu or next(iter(groups.gpus[number]))), picoseconds[own], launches[own]
 
 
 def _distinct(

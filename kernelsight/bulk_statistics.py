@@ -74,18 +74,22 @@ def statistics_table(counted: Counted) -> pa.Table:
 def quantiles_of(counts: np.ndarray, samples: np.ndarray) -> np.ndarray:
     """Return the quantiles of samples, linear between ranks: shape [scenarios, samples, quantiles].
 
-    ``samples``: as ``count_requests`` fills them for scenarios of these ``counts``; sorted in place.
+    ``samples``: as ``count_requests`` fills them for scenarios of these ``counts``, those of TPOT last; in place.
     """
     found = np.zeros((*samples.shape[:2], len(QUANTILES)))
-    for sample, name in enumerate(of.SAMPLES):
-        sizes = counts[:, of.SEVERAL if name == "tpot" else of.COMPLETED]
-        for size in np.unique(sizes[sizes > 0]).tolist():
-            alike = np.flatnonzero(sizes == size)
-            rows = np.sort(samples[alike, sample, :size], axis=1)
+    several = of.SAMPLES.index("tpot")
+    for part, sizes in (
+        (slice(None, several), counts[:, of.COMPLETED]),
+        (slice(several, None), counts[:, of.SEVERAL]),
+    ):
+        for size in set(sizes[sizes > 0].tolist()):
+            alike = sizes == size
+            rows = samples[:, part, :size] if alike.all() else samples[alike, part, :size]
+            rows.sort(axis=-1)
             for number, quantile in enumerate(QUANTILES.values()):
                 rank = (size - 1) * quantile
-                low, high = rows[:, math.floor(rank)], rows[:, math.ceil(rank)]
-                found[alike, sample, number] = low + (high - low) * (rank - math.floor(rank))
+                low, high = rows[..., math.floor(rank)], rows[..., math.ceil(rank)]
+                found[alike, part, number] = low + (high - low) * (rank - math.floor(rank))
     return found
 
 
