@@ -28,6 +28,8 @@ ONLY_OF = {
     "sparse_attention": {"sparse"},
     "linear_attention": {"linear"},
 }
+# families whose time is told apart, and where
+OWN = {"embedding": "embedding", "p2p": "transfer"}
 # settings that a call's time rests on
 PRICED_BY = ("tier", "moe_backend")
 # a factor of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
@@ -35,10 +37,15 @@ MIX = np.uint64(0xBF58476D1CE4E5B9)
 
 
 class Costed(NamedTuple):
-    """Picoseconds and kernel launches of each knot, shape [knots]; where nothing is launched there is no cost."""
+    """Picoseconds and kernel launches of each knot, shape [knots]; where nothing is launched there is no cost.
+
+    Of the picoseconds, what is not done by the layers, which pipeline stages share: embedding and transfers.
+    """
 
     picoseconds: np.ndarray
     launches: np.ndarray
+    embedding: np.ndarray
+    transfer: np.ndarray
 
 
 class Groups(NamedTuple):
@@ -63,7 +70,7 @@ def knot_costs(session: Session, threads: int | None = None) -> dict[str, Costed
     """
     launched = _launched(session)
     groups = _groups(session, launched)
-    costs = {unit: Costed(*np.zeros((2, groups.knots[unit[0]]))) for unit in set(groups.of.values())}
+    costs = {unit: Costed(*np.zeros((4, groups.knots[unit[0]]))) for unit in set(groups.of.values())}
     with session.fork() as lowered, ThreadPoolExecutor(threads) as workers:
         _keep_only(lowered, groups.firsts)
         names = ("deployment_settings", "gpus", "fabrics", "eta_coefficients", "kernel_implementations")
@@ -73,12 +80,16 @@ def knot_costs(session: Session, threads: int | None = None) -> dict[str, Costed
             wanted = columns_read(family, session.graph.known(f"{family}_calls").column_names)
             asked = {*wanted, "deployment_id", "step_shape_id", "count"} - {"gpu", "engine"}
             calls = lowered.select(f"{family}_calls", asked)
-            waiting.append(workers.submit(_price, family, calls, wanted, prices, groups))
-        for found in waiting:
+            waiting.append((family, workers.submit(_price, family, calls, wanted, prices, groups)))
+        for family, found in waiting:
             for unit, picoseconds, launches in found.result():
-                # whole numbers below 2^53: exact in any order
-                np.add(costs[unit].picoseconds, picoseconds, out=costs[unit].picoseconds)
-                np.add(costs[unit].launches, launches, out=costs[unit].launches)
+                sums = {"picoseconds": picoseconds, "launches": launches}
+                if family in OWN:
+                    sums[OWN[family]] = picoseconds
+                for name, values in sums.items():
+                    # whole numbers below 2^53: exact in any order
+                    total = getattr(costs[unit], name)
+                    total += values
     return {deployment: costs[unit] for deployment, unit in groups.of.items()}
 
 

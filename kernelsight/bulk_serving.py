@@ -80,13 +80,13 @@ def _columns_of(inputs: Inputs) -> Columns:
 
 
 def _is_alone(inputs: Inputs, scenario: dict[str, Any], shared: np.ndarray) -> bool:
-    """Whether one engine serves a scenario, whose requests neither follow one another nor share prefixes."""
+    """Whether one engine of one stage serves a scenario, none of whose requests follows another or shares its prefix."""
     (deployment, *prefills) = deployments_of(scenario)
     settings, plan = inputs.deployments[deployment], inputs.plans[deployment]
     rows = slice(*inputs.spans[scenario["scenario_id"]])
     return (
         not prefills
-        and settings["dp"] == 1
+        and settings["dp"] == settings["pp"] == 1
         and 0 < plan["block_size"] <= LARGEST_BLOCK
         and not (inputs.columns["follows"][rows] >= 0).any()
         and not (shares_prefixes(settings, plan) and shared[rows].any())

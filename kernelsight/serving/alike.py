@@ -1,8 +1,8 @@
 """Scenarios of one deployment, served one after the other in one compiled call that keeps no row of a request.
 
-Their loads may differ in all that the client decides. One engine serves them, and no request waits for another or
-shares a prefix with it; what is otherwise has a call of its own (see ``simulate``). All records lie in memory that is
-used again for each scenario, small enough for the cache of a core.
+Their loads may differ in all that the client decides. One engine of one stage serves them, and no request waits for
+another or shares a prefix with it; what is otherwise has a call of its own (see ``simulate``). All records lie in
+memory that is used again for each scenario, small enough for the cache of a core.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from kernelsight.serving.compiled import compiled
 from kernelsight.serving.loop import serve_until_full
 from kernelsight.serving.records import CLIENT, ENTRY, HOST, ITL_BINS, REQUEST, Load
-from kernelsight.serving.replica import Pool, engine_records, limit_records
+from kernelsight.serving.replica import Pool, engine_records, limit_records, stage_records
 from kernelsight.serving.request_columns import REAL, WHOLE, fill_requests, read_requests
 from kernelsight.serving.statistics import COUNTS, SAMPLES, TIMES, count_requests, take_gaps
 from kernelsight.serving.steps import COLUMNS
@@ -103,6 +103,8 @@ def serve_each(
     entries: np.ndarray,
     uses: np.ndarray,
     histogram: np.ndarray,
+    stages: np.ndarray,
+    flights: np.ndarray,
     rows: np.ndarray,
     whole: np.ndarray,
     real: np.ndarray,
@@ -125,7 +127,7 @@ def serve_each(
             own[i].priority = priority[start + i]
         serve_until_full(
             clients[j : j + 1], engines[j : j + 1], own, turns, sent, heaps, hashes, entries, limits[j : j + 1], host,
-            costs, layout, uses, histogram, rows,
+            costs, layout, uses, histogram, stages, flights, rows,
         )  # fmt: skip
         read_requests(own, whole, real)
         count_requests(
@@ -155,7 +157,8 @@ def serve_loads(columns: Columns, loads: Loads, pool: Pool, room: Room) -> Told:
         loads.first, loads.count, *columns, loads.most_ms, clients, engines, limits,
         np.array([tuple(pool.host)], HOST), costs.values, np.array([costs.layout]), room.requests, room.bytes,
         np.zeros((1, 2)), np.zeros((1, 1), np.bool_), room.heaps, np.zeros(0, np.int64), np.zeros((1, 1), ENTRY),
-        room.uses, room.histogram, np.zeros((1, 0, COLUMNS)), room.whole, room.real, told.counts, told.sums,
+        room.uses, room.histogram, stage_records([pool], 0.0), np.zeros((1, 1, 1, 2), np.int64),
+        np.zeros((1, 0, COLUMNS)), room.whole, room.real, told.counts, told.sums,
         told.samples, told.filled, told.bins, told.gaps,
     )  # fmt: skip
     used = int(told.filled.sum())
