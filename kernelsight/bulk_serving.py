@@ -80,7 +80,7 @@ def _columns_of(inputs: Inputs) -> Columns:
 
 
 def _is_alone(inputs: Inputs, scenario: dict[str, Any], shared: np.ndarray) -> bool:
-    """Whether one engine of one stage serves a scenario, none of whose requests follows another or shares its prefix."""
+    """Whether one engine of one stage serves a scenario, no request of which follows another or shares its prefix."""
     (deployment, *prefills) = deployments_of(scenario)
     settings, plan = inputs.deployments[deployment], inputs.plans[deployment]
     rows = slice(*inputs.spans[scenario["scenario_id"]])
