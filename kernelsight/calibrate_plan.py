@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 DEFAULT_MODELS = ("llama-3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-120b")
 TENSOR_PARALLEL_SIZES = (1, 2, 4)
-# steps that serving is made of: (decode sequences, tokens in the cache of each), and tokens of a prompt's chunk
+# steps that serving is made of: (decode sequences, tokens in the cache of each), and (tokens of a prompt's chunk,
+# those cached before it)
 DECODES = tuple(itertools.product((1, 8, 32, 128, 512), (512, 4096)))
-CHUNKS = (128, 512, 2048, 8192)
+CHUNKS = tuple(itertools.product((128, 512, 2048, 8192), (0, 8192)))
 # seconds of a point beside its replays (buffers, graphs, choice of an algorithm; assumed), and replays of a median
 SETUP_SECONDS, REPLAYS, REPLAY_US, LEAST_LAUNCHES = 0.2, 40, 1000.0, 4
 # log of the factor of a 90 % interval against the standard deviation of a normal error
@@ -103,7 +104,7 @@ def _steps() -> list[dict[str, Any]]:
     from kernelsight.predict import step_shape
 
     steps = [step_shape("decode", batch, None, context, None) for batch, context in DECODES]
-    steps += [step_shape("prefill", 1, chunk, 0, None) for chunk in CHUNKS]
+    steps += [step_shape("prefill", 1, chunk, cached, None) for chunk, cached in CHUNKS]
     return [{**step, "step_shape_id": number} for number, step in enumerate(steps)]
 
 

@@ -28,7 +28,9 @@ def test_a_plan_is_a_suite_within_its_minutes(tmp_path: Path, capsys: pytest.Cap
     assert shapes and all(4096 in (one["n"], one["k"]) for one in shapes)
     assert {point.cache for point in short.points if point.family == "gemm"} == {"cold"}
     assert main([*words, "--minutes", "1"]) == 0
-    longer = {point.key for point in read_suite(str(target)).points}
+    whole = read_suite(str(target)).points
+    assert {point.sizes["cached_tokens"] for point in whole if point.family == "prefill_attention"} == {0, 8192}
+    longer = {point.key for point in whole}
     assert len(longer) > len(short.points)
     assert {point.key for point in short.points} <= longer
 
