@@ -34,8 +34,8 @@ OWN_ROWS = 60_000
 # products are asked for by the million: a network of a third of the work, trained four times as long, costs their
 # median error on L40S and H100 0.1 points; attention would lose 0.3 to 0.5
 STUDENTS = {"gemm": Student((40, 20), 48_000)}
-# of so few rows a network is better trusted in part, and the points with the rest: the error left at other sites fell
-# by 3 to 10 % of itself in five cells of 120 to 335 rows (H100, H200, L40S), and rose in one of 540
+# of so few rows a network is better trusted in part, and the points with the rest: the median error left at other
+# sites fell by 3 to 10 % of itself in six cells of 120 to 335 rows (H100, H200, L40S), and rose in one of 540
 FEW_ROWS, SHARE_OF_FEW = 400, 0.75
 
 
