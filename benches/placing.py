@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import facts
 from kernelsight.eta.cells import is_serving
-from kernelsight.eta.correction import as_stored, fit_correction
+from kernelsight.eta.correction import WIDE, as_stored, fit_correction
 from kernelsight.eta.heads import predict_family
-from kernelsight.eta.measured import features_of, kernels_of
+from kernelsight.eta.measured import FEW_ROWS, SHARE_OF_FEW, STUDENTS, features_of, kernels_of
 from kernelsight.eta.nearby import MOST_POINTS, fit_nearby, nearby_delta
 from kernelsight.eta.network import correction, scaled
 from kernelsight.eta.pack import default_pack
@@ -53,6 +53,7 @@ class Grid:
     def __init__(self, sweep: Path, gpu: str, family: str, dtype: str, engine: str) -> None:
         table = training_rows([sweep], family, [gpu], f"and engine = '{engine}' and dtype = '{dtype}'")
         table = table.filter(pa.array(is_serving(family, table)))
+        self.family = family
         form, tables = FORMS[family], (facts("kernel_implementations"), facts("gpus"), facts("fabrics"))
         without = family_facts(family, *tables[:2]).generation[gpu]
         head = predict_family(family, form, table, default_pack(), *tables, without=without, measured=False)
@@ -87,8 +88,11 @@ class Grid:
         seen, kernels = self.seen[known], [self.kernels[row] for row in known]
         matter = np.ones(seen.shape[1])
         gpus = ["target"] * known.size
-        fit = fit_correction(seen, self.left[known], kernels, gpus, "target", self.site[known], matter, EFFORT)
-        network, nodes = as_stored(fit.network), {name: number for number, name in enumerate(fit.nodes)}
+        sites, student = self.site[known], STUDENTS.get(self.family, WIDE)
+        fit = fit_correction(seen, self.left[known], kernels, gpus, "target", sites, matter, EFFORT, student)
+        few = SHARE_OF_FEW if known.size <= FEW_ROWS else 1.0
+        network = as_stored(fit.network._replace(strength=few * fit.network.strength))
+        nodes = {name: number for number, name in enumerate(fit.nodes)}
         node = np.array([nodes[name] for name in kernels])
         rest = self.left[known] - correction(np, seen, node, network)
         points = fit_nearby(scaled(seen, network), rest, kernels)
