@@ -22,7 +22,8 @@ from kernelsight.dataflow.blas import one_blas_thread
 
 # benches/speed.py: on CPU cores numpy in blocks keeps up with compiled code, which costs up to a second to compile
 JAX_ROWS = 4_000_000
-BLOCK_ROWS = 16_384  # the intermediate columns of a block stay in the cache of a core
+# few and long calls of numpy: with blocks of 16,384 rows two threads wait for Python's lock as long as they compute
+BLOCK_ROWS = 131_072
 THREAD_BLOCKS = 2  # blocks for which another thread is worth its start
 OFF_TIES = 1.0 + 2.0**-29
 
