@@ -143,7 +143,7 @@ def main() -> None:
         ]
         print(as_text(parts, list(parts[0])))
         print(f"\n{len(rows) / whole[0]:,.0f} scenarios/s, {len(rows) / whole[1]:,.0f} a CPU-second\n")
-        costs = [] if arguments.parts_only else costs_of(session, 3)
+        costs = [] if arguments.parts_only else costs_of(session, min(arguments.repeats, 3))
         if costs:
             print(as_text(costs, list(costs[0])))
     if costs and arguments.plot:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from kernelsight.grid import Plan
 
 # what a partition holds in memory grows with both
-REQUESTS = 1_000_000
-DEPLOYMENTS = 64
+REQUESTS = 1 << 21
+DEPLOYMENTS = 128
 MANIFEST = "manifest.json"
 
 
