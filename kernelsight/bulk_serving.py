@@ -18,10 +18,11 @@ import pyarrow.compute as pc
 from kernelsight.bulk_statistics import Counted, gap_percentiles, joined, quantiles_of, statistics_table
 from kernelsight.plan import deployments_of
 from kernelsight.serving.alike import Columns, Loads, Room, serve_loads
-from kernelsight.serving.records import LARGEST_BLOCK, NO_LIMIT, Totals
+from kernelsight.serving.records import LARGEST_BLOCK, NO_LIMIT
 from kernelsight.serving.replica import TOTALS
 from kernelsight.serving.request_columns import REAL, WHOLE
 from kernelsight.serving.results import histogram_rows, histogram_table, total_rows, total_table
+from kernelsight.serving.served import Totals
 from kernelsight.serving.simulate import Inputs, pool_of, serve_replicas, shares_prefixes
 from kernelsight.serving.statistics import COUNTS, SAMPLES, TIMES, count_requests
 

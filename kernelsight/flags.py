@@ -109,6 +109,12 @@ POLICIES = (
         choices=("max_utilization", "guaranteed_no_evict", "new_token_ratio"),
     ),
     _of_deployment(
+        "preemption_policy",
+        "word",
+        "where KV blocks run short: the newest request; who has generated the fewest tokens (SGLang)",
+        choices=("newest", "fewest_generated"),
+    ),
+    _of_deployment(
         "schedule_conservativeness", "not_negative", "factor on the first estimate, 0.7 of each answer", "X"
     ),
     _of_deployment(
@@ -117,6 +123,9 @@ POLICIES = (
         "hold prompts back beside decodes for up to N steps (TensorRT-LLM)",
         "N",
         least=0,
+    ),
+    _of_deployment(
+        "batch_wait_timeout_ms", "span", "a look for new requests lasts so long (TensorRT-LLM)", "MS", least=0.0
     ),
     _of_deployment(
         "batch_wait_max_tokens_ratio",

@@ -168,9 +168,31 @@ def summary_json(session: Session, scenario: str) -> dict[str, Any]:
         "memory": {name: value for name, value in plan.items() if name != "deployment_id"},
         "settings": settings,
         "breakdown": session.table("kernel_breakdown").drop_columns(["scenario_id"]).to_pylist(),
-        "assumed": list(dict.fromkeys([*sentences, *(item["assumed"] for item in transfers)])),
+        "assumed": list(
+            dict.fromkeys([*sentences, *(item["assumed"] for item in transfers), *_routing(session, settings_of)])
+        ),
         **_prefill_side(session, settings_of),
     }
+
+
+def _routing(session: Session, settings_of: dict[str, dict[str, Any]]) -> list[str]:
+    """Return what becomes of a prefix-aware router that has no prefixes to look at."""
+    scenario = session.table("scenarios").to_pylist()[0]
+    front = scenario["prefill_deployment_id"] or scenario["deployment_id"]
+    engines = settings_of[front]["dp"] * (scenario["prefill_replicas"] or 1)
+    if scenario["router"] != "prefix_aware" or engines == 1:
+        return []
+    plan = next(row for row in session.table("memory_plan").to_pylist() if row["deployment_id"] == front)
+    requests = session.table("requests")
+    if requests["hash_ids"].null_count == requests.num_rows:
+        why = "no request states block hashes"
+    elif not settings_of[front]["enable_prefix_caching"]:
+        why = "prefix caching is off"
+    elif plan["full_units"] == 0 or plan["sequence_units"] > 0:
+        why = f"prefixes of {settings_of[front]['model']} are not shared here"
+    else:
+        return []
+    return [f"{why}: the prefix-aware router sends each request to the least loaded replica"]
 
 
 def _prefill_side(session: Session, settings_of: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -99,6 +99,8 @@ def test_policies_of_the_engine_are_flags_of_the_deployment(session: ks.Session)
         {"capacity_policy": "new_token_ratio", "schedule_conservativeness": 0.3},
         {"batch_wait_timeout_iters": 3, "batch_wait_max_tokens_ratio": 0.5},
         {"scheduler_recv_interval": 10},
+        {"preemption_policy": "fewest_generated"},
+        {"batch_wait_timeout_ms": 50.0},
         {"long_prefill_token_threshold": 32, "max_num_partial_prefills": 2, "max_long_partial_prefills": 1},
         {"scheduling_policy": "priority", "num_priorities": 2, "max_num_seqs": 1},
     ]
@@ -159,6 +161,8 @@ def test_a_scenario_that_does_not_fit_is_a_row_with_its_status(session: ks.Sessi
             "ratio is 1.5; give a number from 0 to 1.",
         ),
         ({"batch_wait_timeout_iters": -1}, InvalidInput, "give a whole number of at least 0."),
+        ({"batch_wait_timeout_ms": -1}, InvalidInput, "batch_wait_timeout_ms is -1; give a number from 0 to 1e+09."),
+        ({"preemption_policy": "oldest"}, InvalidInput, "give one of newest, fewest_generated."),
         ({"scheduler_recv_interval": 0}, InvalidInput, "give a whole number of at least 1."),
         ({"engine_version": "latest"}, InvalidInput, "engine_version is 'latest'; give a version such as 0.11.0"),
         ({"max_num_partial_prefills": 1.5}, InvalidInput, "give a whole number of at least 0."),

@@ -90,16 +90,11 @@ def admit(
             if room == UNKNOWN:
                 room = admission_room(engine, requests, limits, decode_tokens > 0)
                 unfinished = unfinished_prompts(engine, requests) if limits.max_num_partial_prefills > 0 else 0
-            if cached + chunk < request.known:
-                if 0 < limits.max_num_partial_prefills <= unfinished:
-                    return admitted, joined, stays_refused(engine, limits)
-                unfinished += 1
-            needed = units_to_reserve(limits, request, cached, units) + unkept
-            if is_refused(engine, limits, needed, room):
-                note_no_room(engine, limits)
+            refused, room, unfinished = policies_refuse(
+                engine, limits, request, cached, chunk, units, unkept, room, unfinished
+            )
+            if refused:
                 return admitted, joined, stays_refused(engine, limits)
-            # with nothing reserved, what is free changes by more than what is needed where prefixes are cached
-            room = UNKNOWN if limits.capacity_policy == MAX_UTILIZATION else room - needed
         if units + unkept > engine.free_units:
             note_no_room(engine, limits)
             return admitted, joined, stays_refused(engine, limits)
@@ -111,28 +106,68 @@ def admit(
         engine.joined += 1
         join(engine, requests, r)
         if request.received > 0:
-            request.received = 0
-            if limits.stages > 1:
-                make_ready(engine, request)
-                request.chunk = chunk
-            else:
-                start_decoding(engine, requests, heaps, limits, r)
-                push_fresh(engine, requests, r)
+            decode_received(engine, requests, heaps, limits, r, chunk)
             joined += chunk
             continue
         request.chunk = chunk
         cache_chunk(engine, hashes, entries, limits, request)
         push_partial(engine, requests, r)
         admitted += chunk
-        if request.scheduled_us < 0.0:
-            request.scheduled_us = engine.now
-            request.cached_tokens = cached
-            engine.step_found += cached
-            engine.step_looked_up += request.prompt
-        else:
-            request.requeued_us += engine.now - request.preempted_us
-            request.resumed_us = engine.now
+        note_admission(engine, request, cached)
     return admitted, joined, engine.running == limits.max_num_seqs
+
+
+@inlined
+def policies_refuse(
+    engine: np.void,
+    limits: np.void,
+    request: np.void,
+    cached: int,
+    chunk: int,
+    units: int,
+    unkept: int,
+    room: int,
+    unfinished: int,
+) -> tuple:
+    """(whether a policy refuses the head of the queue, room and unfinished prompts after it where none does)."""
+    if cached + chunk < request.known:
+        if 0 < limits.max_num_partial_prefills <= unfinished:
+            return True, room, unfinished
+        unfinished += 1
+    needed = units_to_reserve(limits, request, cached, units) + unkept
+    if is_refused(engine, limits, needed, room):
+        note_no_room(engine, limits)
+        return True, room, unfinished
+    # with nothing reserved, what is free changes by more than what is needed where prefixes are cached
+    return False, UNKNOWN if limits.capacity_policy == MAX_UTILIZATION else room - needed, unfinished
+
+
+@inlined
+def decode_received(
+    engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, r: int, chunk: int
+) -> None:
+    """Let a request decode from this step on, whose KV was transferred."""
+    request = requests[r]
+    request.received = 0
+    if limits.stages > 1:
+        make_ready(engine, request)
+        request.chunk = chunk
+    else:
+        start_decoding(engine, requests, heaps, limits, r)
+        push_fresh(engine, requests, r)
+
+
+@inlined
+def note_admission(engine: np.void, request: np.void, cached: int) -> None:
+    """Note when a request was first admitted and what was cached of it, or how long it waited again."""
+    if request.scheduled_us < 0.0:
+        request.scheduled_us = engine.now
+        request.cached_tokens = cached
+        engine.step_found += cached
+        engine.step_looked_up += request.prompt
+    else:
+        request.requeued_us += engine.now - request.preempted_us
+        request.resumed_us = engine.now
 
 
 @compiled

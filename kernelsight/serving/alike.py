@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kernelsight.serving.compiled import compiled
+from kernelsight.serving.inputs import Load
 from kernelsight.serving.loop import serve_until_full
-from kernelsight.serving.records import CLIENT, ENTRY, HOST, ITL_BINS, REQUEST, Load
+from kernelsight.serving.records import CLIENT, ENTRY, HOST, ITL_BINS, REQUEST
 from kernelsight.serving.replica import Pool, engine_records, limit_records, stage_records
 from kernelsight.serving.request_columns import REAL, WHOLE, fill_requests, read_requests
 from kernelsight.serving.statistics import COUNTS, SAMPLES, TIMES, count_requests, take_gaps

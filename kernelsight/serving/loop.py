@@ -51,7 +51,7 @@ def next_begin_us(engine: np.void, requests: np.ndarray, limits: np.void) -> flo
     horizon = horizon_us(engine, limits)
     if engine.running > 0 or queue_head(engine, requests, limits, horizon) >= 0 or engine.batches > 0:
         return engine.now
-    return max(next_visible_us(engine, requests, limits, horizon), engine.now)
+    return max(next_visible_us(engine, requests, limits, horizon), engine.now) + limits.batch_wait_us
 
 
 @inlined
@@ -62,9 +62,8 @@ def wake(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
     if not limits.plain and (idle or engine.steps == 0):
         rest(engine, limits)
     if idle:
-        engine.now = engine.previous_start = horizon = max(
-            next_visible_us(engine, requests, limits, horizon), engine.now
-        )
+        next_us = next_visible_us(engine, requests, limits, horizon)
+        engine.now = engine.previous_start = horizon = max(next_us, engine.now) + limits.batch_wait_us
     # counted only where a step follows: what comes after the last finish is no idle time
     engine.idle_us += engine.now - engine.last_us
     engine.held = engine.held_tokens = engine.held_inside = engine.held_below = 0
@@ -188,6 +187,7 @@ def decode_until(
         stop_us = next_visible_us(engine, requests, limits, horizon)
         if alone:
             stop_us = min(stop_us, send_us + host.request_us)
+        stop_us -= limits.batch_wait_us
     if not limits.plain:
         most, stop_us = until_poll(engine, limits, most, stop_us)
     return most, stop_us
@@ -286,10 +286,10 @@ def serve_until_full(
                 accepted = deliver(client, engine, requests, own, limits[limits.size - 1], hst, i, r)
             if not accepted:
                 note_rejected(client, requests, r)
-            elif engine.planned and not engine.blocked and requests[r].visible_us < engine.due_us:
+            elif engine.planned and not engine.blocked and requests[r].visible_us - own.batch_wait_us < engine.due_us:
                 take_planned(
                     engine, requests, own_heaps, own, hst, own_entries, costs, layout[i], uses, histogram, own_rows,
-                    requests[r].visible_us,
+                    requests[r].visible_us - own.batch_wait_us,
                 )  # fmt: skip
             continue
         if engine.underway:

@@ -70,7 +70,8 @@ def begin_batches(
         if not limits.plain and (idle or engine.steps == 0):
             rest(engine, limits)
         if idle:
-            horizon = engine.now = max(next_visible_us(engine, requests, limits, horizon), engine.now)
+            next_us = next_visible_us(engine, requests, limits, horizon)
+            horizon = engine.now = max(next_us, engine.now) + limits.batch_wait_us
         engine.step_found = engine.step_looked_up = 0
         seen = horizon if limits.plain else received_until(engine, limits, horizon)
         prompt_tokens, decode_tokens, _, _ = schedule(engine, requests, heaps, limits, hashes, entries, seen)
@@ -294,6 +295,7 @@ def give_token(
     if request.computed == 0:
         # it waits: what is in the batch has a token computed at least
         take(engine, requests, r)
+        request.requeued_us += engine.now - request.preempted_us
     else:
         if not request.away:
             forget_partial(engine, requests, r)

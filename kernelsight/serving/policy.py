@@ -12,14 +12,7 @@ import numpy as np
 from kernelsight.serving.batch import tokens_of, units_held
 from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.queue import comes_first, queue_head
-from kernelsight.serving.records import (
-    FOREVER,
-    GUARANTEED_NO_EVICT,
-    MAX_UTILIZATION,
-    NEW_TOKEN_RATIO,
-    NO_LIMIT,
-    NOBODY,
-)
+from kernelsight.serving.records import FOREVER, GUARANTEED_NO_EVICT, MAX_UTILIZATION, NEW_TOKEN_RATIO, NO_LIMIT, NOBODY
 
 # SGLang: the ratio begins at 0.7 x schedule_conservativeness, falls to 0.14 of that within 600 decode steps, and is set
 # after a preemption so that every request could go on for 20 tokens; answers count for 4096 tokens at most

@@ -21,9 +21,9 @@ def verdict(request: np.void, target: int, limits: np.void) -> int:
 def horizon_us(engine: np.void, limits: np.void) -> float:
     """Until when requests must be visible to be in the step that begins now.
 
-    With asynchronous scheduling a step was prepared when the one before it began.
+    With asynchronous scheduling a step was prepared when the one before it began, or ``batch_wait_us`` later.
     """
-    return engine.previous_start if limits.asynchronous else engine.now
+    return engine.previous_start + limits.batch_wait_us if limits.asynchronous else engine.now
 
 
 @compiled
@@ -57,15 +57,37 @@ def enqueue(engine: np.void, requests: np.ndarray, limits: np.void, r: int) -> N
 
 @compiled
 def requeue(engine: np.void, requests: np.ndarray, limits: np.void, r: int) -> None:
-    """Put a preempted request before all others, or in its place by priority; it is seen at once."""
+    """Put a preempted request before all others, or in its place by priority; it is seen at once.
+
+    SGLang puts it behind all that have been received.
+    """
     requests[r].visible_us = -FOREVER
     if limits.by_priority:
         enqueue(engine, requests, limits, r)
+        return
+    if limits.fewest_generated:
+        seen_us = engine.received_us if limits.scheduler_recv_interval > 1 else horizon_us(engine, limits)
+        insert_behind(engine, requests, r, seen_us)
         return
     requests[r].next_waiting = engine.first_waiting
     if engine.first_waiting < 0:
         engine.last_waiting = r
     engine.first_waiting = r
+
+
+@compiled
+def insert_behind(engine: np.void, requests: np.ndarray, r: int, seen_us: float) -> None:
+    """Put a request behind those that were visible by ``seen_us``, before those that were not."""
+    previous, following = NOBODY, engine.first_waiting
+    while following >= 0 and requests[following].visible_us <= seen_us:
+        previous, following = following, requests[following].next_waiting
+    requests[r].next_waiting = following
+    if previous < 0:
+        engine.first_waiting = r
+    else:
+        requests[previous].next_waiting = r
+    if following < 0:
+        engine.last_waiting = r
 
 
 @inlined

@@ -7,34 +7,26 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kernelsight.serving.inputs import NO_POLICY, Host, Limits, Load, Routing, Surface, Transfer
 from kernelsight.serving.loop import serve_until_full
 from kernelsight.serving.records import (
     CLIENT,
     ENGINE,
     ENTRY,
+    FOREVER,
     HOST,
     ITL_BINS,
     LARGEST_BLOCK,
     LAYOUT,
     LIMITS,
     NO_LIMIT,
-    NO_POLICY,
     NOBODY,
     PREFIX_AWARE,
     REQUEST,
     STAGE,
-    Host,
-    Limits,
-    Load,
-    Routing,
-    Served,
-    ServedScenario,
-    Surface,
-    Totals,
-    Transfer,
-    Uses,
 )
 from kernelsight.serving.request_columns import fill_requests, outcome_of
+from kernelsight.serving.served import Served, ServedScenario, Totals, Uses
 from kernelsight.serving.step_rows import StepRows
 
 # fields of the engine record, in the order of Totals
@@ -196,7 +188,10 @@ def engine_records(pools: Sequence[Pool], start_us: float) -> np.ndarray:
         engines[name] = start_us
     for name in QUEUES:
         engines[name] = NOBODY
-    capacity = np.repeat([pool.limits.capacity_units for pool in pools], [pool.engines for pool in pools])
+    sizes = [pool.engines for pool in pools]
+    # a look that takes time has not been taken yet
+    engines["previous_start"][np.repeat([pool.limits.batch_wait_us > 0.0 for pool in pools], sizes)] = -FOREVER
+    capacity = np.repeat([pool.limits.capacity_units for pool in pools], sizes)
     engines["free_units"] = engines["blank_units"] = capacity
     engines["full_running"] = NO_LIMIT
     return engines

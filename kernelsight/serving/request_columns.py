@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.compiled import compiled
-from kernelsight.serving.records import FINISHED, NOBODY, Outcome
+from kernelsight.serving.records import FINISHED, NOBODY
+from kernelsight.serving.served import Outcome
 
 WHOLE = ("status", "replica", "preemptions", "cached_tokens", "prefill_replica")
 REAL = ("sent_us", "scheduled_us", "first_token_us", "finish_us", "requeued_us", "recomputed_us", "received_us")

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from kernelsight.serving import records, replica
 from kernelsight.serving.knots import PARTS
+from kernelsight.serving.served import Outcome, Served, ServedScenario, Totals
 from kernelsight.serving.steps import COLUMNS, STAGE_WAIT
 from kernelsight.serving.windows import BUSY, RUNNING_US, STEPS, SUMS, UNITS_US
 
@@ -38,12 +39,10 @@ class Replica(NamedTuple):
     deployment: str
     number: int
     rows: np.ndarray
-    served: records.Served
+    served: Served
 
 
-def replicas_of(
-    scenario: str, pools: list[tuple[str, int]], rows: np.ndarray, served: records.ServedScenario
-) -> list[Replica]:
+def replicas_of(scenario: str, pools: list[tuple[str, int]], rows: np.ndarray, served: ServedScenario) -> list[Replica]:
     """Return a scenario's engines, each with the requests that ended there.
 
     ``pools``: the deployment and the engines of each; the first engine of a pool has the uses of the pool.
@@ -52,12 +51,12 @@ def replicas_of(
     owners = [(pool, name, place == 0) for pool, (name, size) in enumerate(pools) for place in range(size)]
     for number, (totals, steps) in enumerate(zip(served.totals, served.steps, strict=True)):
         own = np.flatnonzero(served.out.replica == number)
-        out = records.Outcome(*(values[own] for values in served.out))
+        out = Outcome(*(values[own] for values in served.out))
         pool, deployment, is_first = owners[number]
         uses = served.uses[pool] if served.uses and is_first else None
         histogram = served.histogram if number == 0 else np.zeros_like(served.histogram)
         windows = served.windows[number] if served.windows else None
-        one = records.Served(out, uses, histogram, totals, steps, windows)
+        one = Served(out, uses, histogram, totals, steps, windows)
         found.append(Replica(scenario, deployment, number, rows[own], one))
     return found
 
@@ -69,10 +68,7 @@ def event_rows(replicas: list[Replica], requests: pa.Table) -> pa.Table:
         served = requests  # copying a table of short texts takes longer than serving it
     else:
         served = requests.take(pa.array(rows))
-    out = {
-        name: _joined((getattr(one.served.out, name) for one in replicas), np.float64)
-        for name in records.Outcome._fields
-    }
+    out = {name: _joined((getattr(one.served.out, name) for one in replicas), np.float64) for name in Outcome._fields}
     finished = out["status"] == records.FINISHED
 
     def moment(name: str) -> pa.Array:
@@ -166,11 +162,7 @@ def histogram_table(names: list[str], filled: list[int], bins: list[np.ndarray],
 
 
 def total_rows(replicas: list[Replica]) -> pa.Table:
-    totals = (
-        records.Totals(*zip(*(one.served.totals for one in replicas), strict=True))
-        if replicas
-        else records.Totals(*[()] * 10)
-    )
+    totals = Totals(*zip(*(one.served.totals for one in replicas), strict=True)) if replicas else Totals(*[()] * 10)
     return total_table(
         [one.scenario for one in replicas],
         [one.number for one in replicas],
@@ -179,7 +171,7 @@ def total_rows(replicas: list[Replica]) -> pa.Table:
     )
 
 
-def total_table(scenarios: list[str], numbers: list[int], deployments: list[str], totals: records.Totals) -> pa.Table:
+def total_table(scenarios: list[str], numbers: list[int], deployments: list[str], totals: Totals) -> pa.Table:
     """Return ``replica_totals``; ``totals`` has a sequence a field, with a value for each replica."""
 
     def whole(values: Iterable[int]) -> pa.Array:

@@ -14,6 +14,7 @@ from kernelsight.serving.batch import (
     stop_decoding,
     tokens_of,
     units_ahead,
+    units_ahead_by_request,
     units_held,
     unlink,
 )
@@ -21,6 +22,7 @@ from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.policy import begin_step, candidate, is_shut, lowest_priority, reset_ratio, stays_refused
 from kernelsight.serving.prefix import cache_chunk, keep_own_only, release, take_units
 from kernelsight.serving.queue import requeue
+from kernelsight.serving.records import NOBODY
 
 
 @compiled
@@ -63,6 +65,35 @@ def preempt(
     request.preemptions += 1
     engine.preempted += 1
     reset_ratio(engine, requests, limits)
+
+
+@compiled
+def retract(engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray) -> bool:
+    """Preempt decoding requests until the next token of all others has its units, or one is left; True: some went.
+
+    SGLang (``ScheduleBatch.retract_decode``): the one with the fewest generated tokens, of those the one with the
+    longest prompt, of those the last that was admitted.
+    """
+    preempted = False
+    if limits.by_priority:
+        return False
+    while engine.decoding > 1 and units_ahead_by_request(engine, requests, limits, 1) > engine.free_units:
+        victim, r = NOBODY, engine.oldest
+        fewest = 0
+        while r >= 0:
+            request = requests[r]
+            if request.decoding:
+                generated = tokens_of(engine, request) + 1 - request.prompt
+                if (
+                    victim < 0
+                    or generated < fewest
+                    or (generated == fewest and request.prompt >= requests[victim].prompt)
+                ):
+                    victim, fewest = r, generated
+            r = request.after
+        preempt(engine, requests, limits, hashes, entries, victim, 0)
+        preempted = True
+    return preempted
 
 
 @compiled
@@ -137,6 +168,9 @@ def schedule_running(
     Where the order of admission does not matter and blocks suffice for all, nothing is looked at one by one; with
     pipeline stages requests are in flight beside those that decode, and all are.
     """
+    if limits.fewest_generated and not prompts_only and retract(engine, requests, limits, hashes, entries):
+        tokens, decodes, _ = schedule_one_by_one(engine, requests, heaps, limits, hashes, entries, False)
+        return tokens, decodes, True
     decodes = 0 if prompts_only else engine.decoding
     if limits.stages == 1 and (prompts_only or partials_are_newest(engine, requests)):
         budget = 0 if engine.prompts_held else limits.max_num_batched_tokens - decodes

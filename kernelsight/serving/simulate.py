@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from kernelsight.errors import InvalidInput
 from kernelsight.plan import deployments_of
 from kernelsight.serving import records, replica
+from kernelsight.serving.inputs import Host, Limits, Load, Routing, Surface, Transfer
 from kernelsight.serving.knots import PARTS
 from kernelsight.serving.results import (
     CostTables,
@@ -170,9 +171,9 @@ def halves_of(scenario: dict[str, Any], decode: replica.Pool, prefill: replica.P
     ]
 
 
-def transfer_of(link: dict[str, Any]) -> records.Transfer:
+def transfer_of(link: dict[str, Any]) -> Transfer:
     """Return what it takes to bring the KV of a prompt from the ones to the others."""
-    return records.Transfer(*(link[name] for name in records.Transfer._fields))
+    return Transfer(*(link[name] for name in Transfer._fields))
 
 
 def engines_meet(scenario: dict[str, Any], columns: dict[str, np.ndarray], rows: np.ndarray) -> bool:
@@ -203,14 +204,14 @@ def load_of(
     scenario: dict[str, Any],
     deployment: dict[str, Any],
     plan: dict[str, Any],
-) -> records.Load:
+) -> Load:
     """Return the load that ``rows`` of the requests are; a session's turns have their positions in ``rows``."""
     follows, sessions = columns["follows"][rows], {}
     if (follows >= 0).any():
         position = np.searchsorted(columns["request_id"][rows], np.maximum(follows, 0))
         sessions = {"follows": np.where(follows >= 0, position, -1), "think_us": columns["think_s"][rows] * 1e6}
     concurrency = scenario["max_concurrency"]
-    return records.Load(
+    return Load(
         columns["arrival_s"][rows] * 1e6,
         columns["prompt_tokens"][rows].astype(np.int64),
         columns["output_tokens"][rows].astype(np.int64),
@@ -222,11 +223,11 @@ def load_of(
     )
 
 
-def routing_of(scenario: dict[str, Any]) -> records.Routing:
+def routing_of(scenario: dict[str, Any]) -> Routing:
     """Return how the scenario's router works."""
-    stated = {name: scenario[f"router_{name}"] for name in records.Routing._fields[1:]}
+    stated = {name: scenario[f"router_{name}"] for name in Routing._fields[1:]}
     router = records.ROUTERS.index(scenario["router"] or "round_robin")
-    return records.Routing(router, **{name: value for name, value in stated.items() if value is not None})
+    return Routing(router, **{name: value for name, value in stated.items() if value is not None})
 
 
 def split_by_deployment(table: pa.Table) -> dict[str, pa.Table]:
@@ -306,7 +307,7 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
             tokens = axes["tokens"][0]
             parts_us[name] = dense(tokens, own_us[ids["tokens"][:, 0]], int(tokens[-1]))
     largest_tokens, largest_sampled = int(axes["tokens"][0][-1]), int(axes["logits"][0][-1])
-    surface = records.Surface(
+    surface = Surface(
         dense(axes["tokens"][0], grids["tokens"][:, 0], largest_tokens),
         padded_tokens(largest_tokens, deployment["graph_max_tokens"]),
         dense(axes["logits"][0], grids["logits"][:, 0], largest_sampled),
@@ -345,10 +346,10 @@ def padded_tokens(largest: int, graph_max_tokens: int) -> np.ndarray:
     return np.where(position < sizes.size, sizes[np.minimum(position, sizes.size - 1)], tokens)
 
 
-def limits_of(deployment: dict[str, Any], plan: dict[str, Any], window_tokens: int) -> records.Limits:
+def limits_of(deployment: dict[str, Any], plan: dict[str, Any], window_tokens: int) -> Limits:
     """Return the scheduler's limits of one engine."""
     budget = deployment["max_num_batched_tokens"]
-    return records.Limits(
+    return Limits(
         max_num_seqs=min(deployment["max_num_seqs"], budget),
         max_num_batched_tokens=budget,
         long_prefill_token_threshold=deployment["long_prefill_token_threshold"],
@@ -373,16 +374,22 @@ def limits_of(deployment: dict[str, Any], plan: dict[str, Any], window_tokens: i
         max_num_partial_prefills=deployment["max_num_partial_prefills"],
         max_long_partial_prefills=deployment["max_long_partial_prefills"],
         by_priority=deployment["scheduling_policy"] == "priority",
+        fewest_generated=deployment["preemption_policy"] == "fewest_generated",
+        batch_wait_us=deployment["batch_wait_timeout_ms"] * 1e3,
     )
 
 
-def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int) -> records.Host:
-    """Return the engine's host overhead; none in the roofline tier, which bounds the GPU's work."""
+def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int) -> Host:
+    """Return the engine's host overhead; none in the roofline tier, which bounds the GPU's work.
+
+    A look for new requests that lasts ``batch_wait_timeout_ms`` is host work of every step.
+    """
+    wait_us = deployment["batch_wait_timeout_ms"] * 1e3
     if deployment["tier"] == "roofline":
-        return records.Host(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, True, 0)
+        return Host(0.0, wait_us, 0.0, 0.0, 0.0, 0.0, True, 0)
     gap_us = overhead["launch_gap_us"] * launches
-    return records.Host(
-        overhead["step_exposed_us"] + gap_us, overhead["step_base_us"], overhead["per_request_us"],
+    return Host(
+        overhead["step_exposed_us"] + gap_us, overhead["step_base_us"] + wait_us, overhead["per_request_us"],
         overhead["per_token_us"], overhead["per_eager_launch_us"] * launches, overhead["request_us"],
         overhead["overlapped"] and deployment["async_scheduling"], deployment["graph_max_tokens"],
         overhead["per_captured_launch_us"] * launches, gap_us,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kernelsight.serving.records import FINISHED, Windows
+from kernelsight.serving.records import FINISHED
+from kernelsight.serving.served import Windows
 from kernelsight.serving.steps import COLUMNS, END, RUNNING, START, WAITING
 from kernelsight.serving.windows import NARROWEST_US, add_steps, fresh, windows_of
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.compiled import compiled
-from kernelsight.serving.records import Windows
+from kernelsight.serving.served import Windows
 from kernelsight.serving.steps import DECODES, END, FOUND, LOOKED_UP, PREEMPTED, PROMPTS, RUNNING, START, UNITS
 
 WINDOWS = 128

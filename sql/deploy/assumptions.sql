@@ -55,8 +55,8 @@ union all
 select settings.deployment_id, 'data parallel', 'data-parallel replicas step by themselves, each as if the others brought equally many tokens to MoE layers'
 from deployment_settings as settings where settings.dp > 1
 union all
-select settings.deployment_id, 'preemption', 'the newest request is preempted, and is the first of the queue then: SGLang takes the one with the fewest generated tokens, and puts it last'
-from deployment_settings as settings where settings.capacity_policy = 'new_token_ratio'
+select settings.deployment_id, 'batch wait', 'every look for new requests lasts all of batch_wait_timeout_ms, also where a full batch of them has come before'
+from deployment_settings as settings where settings.batch_wait_timeout_ms > 0
 union all
 select settings.deployment_id, 'static batches', 'a request of a static batch that has ended is no longer computed, and a batch begins with what waits: none waits to be full'
 from deployment_settings as settings where settings.scheduling = 'static'

@@ -75,6 +75,10 @@ select deployment_id, 'partial_prefills',
        format('max_long_partial_prefills {} is more than max_num_partial_prefills {}; use at most that', max_long_partial_prefills, max_num_partial_prefills)
 from facts where max_num_partial_prefills > 0 and max_long_partial_prefills > max_num_partial_prefills
 union
+select deployment_id, 'batch_wait',
+       format('batch_wait_timeout_ms {} is known beside the step before alone; leave asynchronous scheduling on, or give batch_wait_timeout_iters', batch_wait_timeout_ms)
+from facts where batch_wait_timeout_ms > 0 and not async_scheduling
+union
 select deployment_id, 'memory',
        format('{} does not fit {} with tensor-parallel size {}: {:.1f} GiB of weights, activations and graphs against {:.1f} GiB that may be used, {:.1f} GiB are missing',
               model, gpu, tp, (weights_bytes + activations_bytes + graphs_bytes) / 1024.0 ** 3, usable_bytes / 1024.0 ** 3, -kv_bytes / 1024.0 ** 3)

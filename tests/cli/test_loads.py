@@ -98,6 +98,17 @@ def test_routers_share_requests_out(command, router, tmp_path):
         assert answer["prefix_cache_hit_rate"] < 0.45
 
 
+def test_a_prefix_aware_router_says_where_it_sees_no_prefixes(command):
+    words = (*LENGTHS, "--request-rate", 50, "--router", "prefix_aware")
+    least = "the prefix-aware router sends each request to the least loaded replica"
+    assert f"no request states block hashes: {least}" in served(command, *words, "-dp", 2)["assumed"]
+    off = served(command, *words, "-dp", 2, "--prefix-len", 64, "--no-enable-prefix-caching")
+    assert f"prefix caching is off: {least}" in off["assumed"]
+    # one replica needs no router, and prefixes are seen where they are stated
+    for seen in (served(command, *words), served(command, *words, "-dp", 2, "--prefix-len", 64)):
+        assert not [sentence for sentence in seen["assumed"] if "prefix-aware" in sentence]
+
+
 def test_a_closed_loop_is_one_for_all_replicas(command):
     # one request at a time, whatever the number of replicas
     one, two = (served(command, *LENGTHS, "--max-concurrency", 1, "-dp", n) for n in (1, 2))

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
-from kernelsight.serving import records
+from kernelsight.serving import inputs, records
+from kernelsight.serving.served import Served
 from kernelsight.session import Session, connect
 from tests.serving.worlds import World, caching_worlds, load_with_last, policy_worlds, run_loop, run_reference, worlds
 
@@ -24,11 +25,11 @@ SLACK_US = 1e-6
 random_worlds = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def finished(served: records.Served) -> np.ndarray:
+def finished(served: Served) -> np.ndarray:
     return served.out.status == records.FINISHED
 
 
-def units_of(tokens: int, limits: records.Limits) -> int:
+def units_of(tokens: int, limits: inputs.Limits) -> int:
     """KV units of a request with this many cached tokens."""
     blocks = -(-tokens // limits.block_size)
     return limits.full_units * blocks + limits.window_units * min(blocks, limits.window_blocks) + limits.sequence_units

@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kernelsight.serving import records
+from kernelsight.serving import inputs, records
 from tests.serving.reference_pipeline import Pipeline
 from tests.serving.reference_scheduler import MOST_STEPS, Request, Run, Scheduler, Step, Work, step_time
 
@@ -42,7 +42,7 @@ class Prefills(NamedTuple):
     host: Any
     gpu_time: Callable[[Work], float]
     engines: int
-    transfer: records.Transfer
+    transfer: inputs.Transfer
     pipeline: Callable[[], Pipeline] | None = None
 
 
@@ -53,6 +53,8 @@ class Engine:
         self.scheduler = Scheduler(limits, hash_tokens)
         self.limits, self.host, self.gpu_time = limits, host, gpu_time
         self.clock = self.horizon = self.last_end = start
+        if limits.batch_wait_us:
+            self.horizon = -math.inf  # nobody has looked yet
         self.granted: dict[int, int] | None = None
         self.run = Run([], [], 0.0)
         self.in_flight = 0
@@ -68,7 +70,7 @@ class Engine:
         if self.granted is not None or self.scheduler.running or self.scheduler.head(self.horizon):
             return self.clock
         queue = self.scheduler.queue
-        return max(min((r.visible_us for r in queue), default=math.inf), self.clock)
+        return max(min((r.visible_us for r in queue), default=math.inf), self.clock) + self.limits.batch_wait_us
 
     def begin(self, now: float) -> None:
         """Begin a step."""
@@ -89,14 +91,15 @@ class Engine:
         ended = self.scheduler.advance(self.granted, self.clock)
         self.granted = None
         self.in_flight -= len(ended)
-        self.horizon = self.run.steps[-1].start_us if self.limits.asynchronous else self.clock
+        before_us = self.run.steps[-1].start_us + self.limits.batch_wait_us
+        self.horizon = before_us if self.limits.asynchronous else self.clock
         self.last_end = self.clock
         return ended
 
     def close(self) -> None:
         """All requests have ended."""
 
-    def sent_us(self, request: Request, transfer: records.Transfer, now: float) -> float:
+    def sent_us(self, request: Request, transfer: inputs.Transfer, now: float) -> float:
         """When the KV of a prompt that ended now has come to a decode engine."""
         us = transfer.sequence_us + transfer.token_us * request.prompt_tokens
         us += transfer.window_token_us * min(request.prompt_tokens, transfer.window_tokens)
@@ -136,7 +139,7 @@ class PipelineEngine(Engine):
                 self.horizon = now
             received = scheduler.polling.received_until(bool(scheduler.running), self.horizon)
             granted = scheduler.schedule(now, received)
-            self.clock = self.horizon = now
+            self.clock, self.horizon = now, now + self.limits.batch_wait_us
             work = scheduler.work(granted)
             if not work.tokens:
                 break
@@ -166,7 +169,7 @@ class PipelineEngine(Engine):
 class Router:
     """Chooses an engine; remembers what it sent where."""
 
-    def __init__(self, routing: records.Routing, engines: list[Engine], hash_tokens: int):
+    def __init__(self, routing: inputs.Routing, engines: list[Engine], hash_tokens: int):
         self.routing, self.engines, self.hash_tokens = routing, engines, hash_tokens
         self.routed = 0
         self.sent: list[set[int]] = [set() for _ in engines]
@@ -199,7 +202,7 @@ class Router:
 class DecodeRouter:
     """Chooses a decode engine."""
 
-    def __init__(self, routing: records.Routing, engines: list[Engine]):
+    def __init__(self, routing: inputs.Routing, engines: list[Engine]):
         self.in_turn, self.engines = routing.router == records.ROUND_ROBIN, engines
         self.handed = 0
 
@@ -213,7 +216,7 @@ class DecodeRouter:
 class Client:
     """Sends first turns into free slots, later turns at their time."""
 
-    def __init__(self, requests: list[Request], load: records.Load):
+    def __init__(self, requests: list[Request], load: inputs.Load):
         self.requests, self.warmups = requests, load.warmups
         follows = [-1] * len(requests) if load.follows is None else load.follows.tolist()
         self.next_turn = {before: turn for turn, before in enumerate(follows) if before >= 0}
@@ -259,11 +262,11 @@ class Client:
 
 def serve_scenario(
     requests: list[Request],
-    load: records.Load,
+    load: inputs.Load,
     limits: Any,
     host: Any,
     gpu_time: Callable[[Work], float],
-    routing: records.Routing,
+    routing: inputs.Routing,
     engines: int,
     prefills: Prefills | None = None,
     pipeline: Callable[[], Pipeline] | None = None,

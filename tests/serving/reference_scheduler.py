@@ -23,6 +23,10 @@ semantics leave a choice open:
 - ``prefill_first``: a step takes prompts only, while one is under way or the head of the queue can be admitted. Where
   the prompt under way gave its KV units back, the step decodes instead.
 - A step takes exposed host time + max(hidden host time, GPU time).
+- ``fewest_generated`` (SGLang): where the next tokens of all decoding requests do not fit, those with the fewest
+  generated tokens are preempted first, and queue behind all that have come; where prompts run short, the newest.
+- ``batch_wait_us`` (TensorRT-LLM, with asynchronous scheduling): a look for new requests lasts so long, beside the step
+  before; after an idle time the step waits for it.
 - What waits is what was sent, was not rejected, and neither runs nor has ended.
 """
 
@@ -183,7 +187,7 @@ class Scheduler:
         self.memory = CachedMemory(limits, hash_tokens) if caching else CountedMemory(limits)
         self.queue: deque[Request] = deque()
         self.running: list[Request] = []
-        self.now_us = 0.0
+        self.now_us = self.seen_us = 0.0
         self.polling, self.door, self.wait = Polling(limits), Door(limits), BatchWait(limits)
         self.reserve = Reserve(limits, self.memory)
 
@@ -230,7 +234,7 @@ class Scheduler:
 
     def schedule(self, now: float, horizon: float) -> dict[int, int]:
         """Return the tokens that each running request gets in this step, by the id of the request."""
-        self.now_us = now
+        self.now_us, self.seen_us = now, horizon
         self.door.begin_step(self.running, horizon)
         if self.wait.holds(self.running, self.waiting(horizon)):
             granted, _ = self.schedule_running(prompts=False)
@@ -304,6 +308,8 @@ class Scheduler:
         """
         granted: dict[int, int] = {}
         preempted = False
+        if self.limits.fewest_generated and decodes and not self.limits.by_priority:
+            preempted = self.retract()
         for request in list(self.running):
             budget = self.limits.max_num_batched_tokens - sum(granted.values())
             if request not in self.running or budget == 0 or not (decodes if request.decoding else prompts):
@@ -324,8 +330,24 @@ class Scheduler:
                 granted[id(request)] = tokens
         return granted, preempted
 
+    def retract(self) -> bool:
+        """Preempt decoding requests until the others have units for their next tokens; whether any went.
+
+        The fewest generated tokens first, then the longest prompt, then the newest; one stays.
+        """
+        preempted = False
+        while True:
+            decoding = [r for r in self.running if r.decoding]
+            tokens, units_of = self.memory.tokens, self.memory.units_of
+            needed = sum(units_of(tokens[id(r)] + 1) - units_of(tokens[id(r)]) for r in decoding)
+            if len(decoding) < 2 or needed <= self.limits.capacity_units - self.memory.used:
+                return preempted
+            newest_first = reversed(decoding)
+            self.preempt(min(newest_first, key=lambda r: (len(r.token_times_us), -r.prompt_tokens)))
+            preempted = True
+
     def preempt(self, victim: Request) -> None:
-        """Put a running request back to the front of the queue, with nothing in the cache."""
+        """Put a running request back to the front of the queue (or its end), with nothing in the cache."""
         self.running.remove(victim)
         self.memory.leave(victim)
         victim.cached_tokens = 0
@@ -335,7 +357,11 @@ class Scheduler:
             victim.recomputed_us += self.now_us - victim.since_us
         victim.recomputes, victim.since_us = False, self.now_us
         victim.visible_us = -math.inf
-        self.queue.appendleft(victim)
+        place = 0
+        if self.limits.fewest_generated and not self.limits.by_priority:
+            # behind all that have been received
+            place = next((i for i, r in enumerate(self.queue) if r.visible_us > self.seen_us), len(self.queue))
+        self.queue.insert(place, victim)
         self.reserve.note_preemption(self.running)
 
     def admit(self, granted: dict[int, int], now: float, horizon: float) -> None:
@@ -428,6 +454,7 @@ class Scheduler:
                 self.memory.leave(request)
             else:
                 self.queue.remove(request)
+                request.requeued_us += now - request.since_us
         return ended
 
     def advance(self, granted: dict[int, int], now: float) -> list[Request]:
@@ -465,6 +492,8 @@ def serve(
         return scheduler.accept(request, host.request_us)
 
     clock = horizon = requests[0].arrival_us
+    if limits.batch_wait_us:
+        horizon = -math.inf
     run = Run(list(requests), [], 0.0)
     client.send(clock, accept)
     while scheduler.running or scheduler.queue or client.unsent:
@@ -474,7 +503,7 @@ def serve(
                 client.send(client.next_send_us(), accept)
             if not scheduler.queue:
                 break
-            wake = max(clock, scheduler.next_visible_us())
+            wake = max(clock, scheduler.next_visible_us()) + limits.batch_wait_us
             run.idle_us += wake - clock
             clock = horizon = wake
             client.send(clock, accept)
@@ -487,7 +516,7 @@ def serve(
         for _ in scheduler.advance(granted, end):
             client.free_slot(end)
         client.send(end, accept)
-        horizon = clock if limits.asynchronous else end
+        horizon = clock + limits.batch_wait_us if limits.asynchronous else end
         clock = end
         if len(run.steps) > MOST_STEPS:
             raise RuntimeError(f"the reference scheduler took {MOST_STEPS} steps and {len(client.unsent)} are unsent")

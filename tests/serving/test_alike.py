@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelsight.serving import records, replica, statistics
+from kernelsight.serving import inputs, records, replica, statistics
 from kernelsight.serving.alike import Columns, Loads, Room, Told, serve_loads
 from tests.serving.worlds import World, in_time, policy_worlds, worlds
 
 
-def in_one_call(loads: list[records.Load], world: World) -> Told:
+def in_one_call(loads: list[inputs.Load], world: World) -> Told:
     """Serve loads on engines of one world, one after the other in the same room."""
     count = np.array([load.arrival_us.size for load in loads])
     plain = [load.priority if load.priority.size else np.zeros(load.arrival_us.size, np.int64) for load in loads]

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernelsight.serving import records, replica
+from kernelsight.serving import inputs, records, replica
+from kernelsight.serving.served import ServedScenario, Uses
 from tests.serving.reference_costs import PARTS, PHASES, Costs
 from tests.serving.reference_scenario import Prefills, serve_scenario
 from tests.serving.reference_scheduler import Run
@@ -39,12 +40,12 @@ class Halves(NamedTuple):
 
     prefill: World
     decode: World
-    transfer: records.Transfer
-    routing: records.Routing = records.Routing()
+    transfer: inputs.Transfer
+    routing: inputs.Routing = inputs.Routing()
     engines: tuple[int, int] = (1, 1)
 
 
-def serve(halves: Halves) -> records.ServedScenario:
+def serve(halves: Halves) -> ServedScenario:
     pools = [
         replica.Pool(world.limits, world.host, replica.pack(world.surface), engines)
         for world, engines in zip(halves[:2], halves.engines, strict=True)
@@ -53,13 +54,13 @@ def serve(halves: Halves) -> records.ServedScenario:
     return in_time(lambda: replica.serve_scenario(load, pools, halves.routing, transfer=transfer, keep_steps=True))
 
 
-def halves_of(world: World, transfer: records.Transfer, engines: tuple[int, int] = (1, 1), **decode: object) -> Halves:
+def halves_of(world: World, transfer: inputs.Transfer, engines: tuple[int, int] = (1, 1), **decode: object) -> Halves:
     """The same limits on both sides, but for what is stated of the decode engines."""
     limits = replica.decode_limits(world.limits)._replace(**decode)
     return Halves(world, world._replace(limits=limits), transfer, engines=engines)
 
 
-def step_counts(served: records.ServedScenario, engine: int) -> list[list[int]]:
+def step_counts(served: ServedScenario, engine: int) -> list[list[int]]:
     """Start, prompt tokens, decode tokens, running, waiting and KV units of an engine's steps."""
     return served.steps[engine][:, [0, 2, 3, 4, 5, 6]].astype(int).tolist()
 
@@ -69,7 +70,7 @@ def step_counts(served: records.ServedScenario, engine: int) -> list[list[int]]:
 
 def test_the_first_token_comes_from_the_prefill_engine_and_the_others_after_the_transfer() -> None:
     # prompt computed by 100; 4 tokens of 10 us and a latency of 7 us: 147. Two decode steps end at 247 and 347.
-    served = serve(halves_of(constant_world([(0, 4, 3)]), records.Transfer(10.0, latency_us=7.0)))
+    served = serve(halves_of(constant_world([(0, 4, 3)]), inputs.Transfer(10.0, latency_us=7.0)))
     out = served.out
     assert (out.scheduled_us[0], out.first_token_us[0], out.received_us[0], out.finish_us[0]) == (0, 100, 147, 347)
     assert (out.prefill_replica[0], out.replica[0]) == (PREFILL_ENGINE, DECODE_ENGINE)
@@ -83,7 +84,7 @@ def test_the_first_token_comes_from_the_prefill_engine_and_the_others_after_the_
 
 
 def test_one_token_is_all_that_is_asked_for() -> None:
-    served = serve(halves_of(constant_world([(0, 4, 1)]), records.Transfer(10.0)))
+    served = serve(halves_of(constant_world([(0, 4, 1)]), inputs.Transfer(10.0)))
     assert (served.out.replica[0], served.out.prefill_replica[0], served.out.received_us[0]) == (0, -1, -1.0)
     assert served.out.finish_us[0] == 100
     assert len(served.steps[DECODE_ENGINE]) == 0
@@ -91,22 +92,22 @@ def test_one_token_is_all_that_is_asked_for() -> None:
 
 def test_prompts_go_over_the_link_one_after_another() -> None:
     # both prompts end at 100: the first is there at 100 + 40 + 5, the second 60 us later
-    served = serve(halves_of(constant_world([(0, 4, 2), (0, 6, 2)]), records.Transfer(10.0, latency_us=5.0)))
+    served = serve(halves_of(constant_world([(0, 4, 2), (0, 6, 2)]), inputs.Transfer(10.0, latency_us=5.0)))
     assert served.out.received_us.tolist() == [145, 205]
     # a link for each engine: side by side
-    served = serve(halves_of(constant_world([(0, 4, 2), (0, 6, 2)]), records.Transfer(10.0, latency_us=5.0), (2, 1)))
+    served = serve(halves_of(constant_world([(0, 4, 2), (0, 6, 2)]), inputs.Transfer(10.0, latency_us=5.0), (2, 1)))
     assert served.out.received_us.tolist() == [145, 165]
 
 
 def test_windows_send_their_window_and_states_are_sent_whole() -> None:
-    transfer = records.Transfer(1.0, window_token_us=10.0, window_tokens=3, sequence_us=100.0)
+    transfer = inputs.Transfer(1.0, window_token_us=10.0, window_tokens=3, sequence_us=100.0)
     served = serve(halves_of(constant_world([(0, 8, 2)]), transfer))
     assert served.out.received_us[0] == 100 + 100 + 8 + 30
 
 
 def test_decodes_go_on_while_others_prefill() -> None:
     # B's prompt is computed beside A's decodes, not between them; B joins the decode step that begins after 250
-    served = serve(halves_of(constant_world([(0, 4, 5), (150, 4, 2)]), records.Transfer(0.0)))
+    served = serve(halves_of(constant_world([(0, 4, 5), (150, 4, 2)]), inputs.Transfer(0.0)))
     assert served.out.first_token_us.tolist() == [100, 250]
     assert served.out.finish_us.tolist() == [500, 400]
     assert [row[:3] for row in step_counts(served, DECODE_ENGINE)] == [
@@ -117,7 +118,7 @@ def test_decodes_go_on_while_others_prefill() -> None:
 def test_who_does_not_fit_the_decode_engine_waits_there() -> None:
     # three blocks: A has two from 100 on; B waits until A has ended
     world = constant_world([(0, 4, 3), (0, 4, 2)])
-    served = serve(halves_of(world, records.Transfer(0.0), capacity_units=3))
+    served = serve(halves_of(world, inputs.Transfer(0.0), capacity_units=3))
     assert served.out.received_us.tolist() == [100, 100]
     assert served.out.finish_us.tolist() == [300, 400]
     assert [row[3:] for row in step_counts(served, DECODE_ENGINE)] == [[1, 1, 2], [1, 1, 2], [1, 0, 2]]
@@ -126,7 +127,7 @@ def test_who_does_not_fit_the_decode_engine_waits_there() -> None:
 def test_preempted_there_recomputed_there() -> None:
     # Both fill a block of 4 with their prompt and one more with answers: at 9 tokens each needs a third one of 5.
     # B gives way at 500 and is recomputed when A has ended at 600: 8 tokens, in one step that gives its sixth token.
-    served = serve(halves_of(constant_world([(0, 4, 6), (0, 4, 6)]), records.Transfer(0.0), capacity_units=5))
+    served = serve(halves_of(constant_world([(0, 4, 6), (0, 4, 6)]), inputs.Transfer(0.0), capacity_units=5))
     assert served.out.preemptions.tolist() == [0, 1]
     assert served.out.finish_us.tolist() == [600, 700]
     assert served.out.requeued_us.tolist() == [0, 100]
@@ -137,26 +138,26 @@ def test_preempted_there_recomputed_there() -> None:
 
 def test_what_can_never_be_decoded_is_turned_away_at_once() -> None:
     world = constant_world([(0, 4, 30), (0, 4, 30), (0, 4, 1)])
-    served = serve(halves_of(world, records.Transfer(0.0), capacity_units=8))
+    served = serve(halves_of(world, inputs.Transfer(0.0), capacity_units=8))
     assert served.out.status.tolist() == [records.NO_MEMORY, records.NO_MEMORY, records.FINISHED]
-    served = serve(halves_of(world, records.Transfer(0.0), max_model_len=33))
+    served = serve(halves_of(world, inputs.Transfer(0.0), max_model_len=33))
     assert served.out.status.tolist() == [records.TOO_LONG, records.TOO_LONG, records.FINISHED]
 
 
 def test_prefixes_are_cached_where_prompts_are_computed() -> None:
     # the whole prompt is transferred nevertheless
     world = shared_world([(0, 8, 2, "ab"), (1000, 8, 2, "ac")])
-    served = serve(halves_of(world, records.Transfer(10.0)))
+    served = serve(halves_of(world, inputs.Transfer(10.0)))
     assert served.out.cached_tokens.tolist() == [0, 4]
     assert (served.out.received_us - served.out.first_token_us).tolist() == [80, 80]
 
 
 def test_decode_engines_take_turns_or_the_least_loaded_is_taken() -> None:
     requests = [(0, 4, 9), (300, 4, 2), (600, 4, 9), (900, 4, 2)]
-    halves = halves_of(constant_world(requests), records.Transfer(0.0), (1, 2))
+    halves = halves_of(constant_world(requests), inputs.Transfer(0.0), (1, 2))
     assert serve(halves).out.replica.tolist() == [1, 2, 1, 2]
     # at 700 the first decode engine still has A, the second nobody; at 1000 A has ended, the other has C
-    halves = halves._replace(routing=records.Routing(records.LEAST_LOADED))
+    halves = halves._replace(routing=inputs.Routing(records.LEAST_LOADED))
     assert serve(halves).out.replica.tolist() == [1, 2, 2, 1]
 
 
@@ -176,10 +177,10 @@ def disaggregated(draw: st.DrawFn) -> Halves:
     surface = draw_surface(dice, limits, whole=True, constant=True)
     token_us = 50.0 + np.cumsum(dice.integers(0, draw(st.sampled_from([1, 9, 60])), surface.token_us.size))
     nothing = (np.zeros(1), np.zeros(1), np.zeros((1, 1)))
-    surface = records.Surface(
+    surface = inputs.Surface(
         token_us.astype(float), surface.padded_tokens, np.zeros(limits.max_num_seqs + 1), *nothing, *nothing, *nothing
     )
-    transfer = records.Transfer(
+    transfer = inputs.Transfer(
         *(draw(st.sampled_from([0.0, 1.0, 40.0])), draw(st.sampled_from([0.0, 3.0])), draw(st.integers(0, 20))),
         *(draw(st.sampled_from([0.0, 11.0])), draw(st.sampled_from([0.0, 5.0, 500.0]))),
     )
@@ -222,7 +223,7 @@ def test_disaggregated_fleets_agree_with_reference(halves: Halves) -> None:
         check_uses(prices[pool], uses, own)
 
 
-def check_uses(costs: Costs, uses: records.Uses, runs: list[Run]) -> None:
+def check_uses(costs: Costs, uses: Uses, runs: list[Run]) -> None:
     """Each pool pays for its own steps, by phase."""
     for number, phase in enumerate(PHASES):
         for part in PARTS:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from kernelsight.serving import records
+from kernelsight.serving import inputs, records
 from tests.serving.reference_costs import Costs
 from tests.serving.reference_scenario import serve_scenario
 from tests.serving.test_loop_against_reference import STATUS, near
@@ -60,7 +60,7 @@ def test_fleets_agree_with_reference(fleet: Fleet) -> None:
 def test_engines_that_share_nothing_are_engines_by_themselves(world: World) -> None:
     """In turn and without a cap, a fleet is so many replicas, each with its part of the requests."""
     load = world.load._replace(max_concurrency=records.NO_LIMIT)
-    served = run_fleet(Fleet(world._replace(load=load), records.Routing(), 2))
+    served = run_fleet(Fleet(world._replace(load=load), inputs.Routing(), 2))
     for i in range(min(2, load.arrival_us.size)):
         rows = np.arange(i, load.arrival_us.size, 2)
         part = load._replace(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from kernelsight.serving import records
+from kernelsight.serving.served import Outcome, Served, Uses
 from tests.serving.reference_costs import PARTS, PHASES, Costs
 from tests.serving.reference_scheduler import Run
 from tests.serving.worlds import World, caching_worlds, policy_worlds, run_loop, run_reference, worlds
@@ -52,15 +53,15 @@ def check(world: World) -> None:
 def test_keeping_steps_changes_nothing(world: World) -> None:
     kept, left = run_loop(world, keep_steps=True), run_loop(world, keep_steps=False)
     assert len(left.steps) == 0
-    for name in records.Outcome._fields:
+    for name in Outcome._fields:
         assert np.array_equal(getattr(kept.out, name), getattr(left.out, name)), name
-    for name in records.Uses._fields:
+    for name in Uses._fields:
         assert np.array_equal(getattr(kept.uses, name), getattr(left.uses, name)), name
     assert np.array_equal(kept.totals, left.totals)
     assert np.array_equal(kept.histogram, left.histogram)
 
 
-def check_requests(served: records.Served, run: Run) -> None:
+def check_requests(served: Served, run: Run) -> None:
     out = served.out
     assert out.status.tolist() == [STATUS[r.status] for r in run.requests]
     assert out.preemptions.tolist() == [r.preemptions for r in run.requests]
@@ -73,7 +74,7 @@ def check_requests(served: records.Served, run: Run) -> None:
     assert out.finish_us.tolist() == near([r.finish_us for r in run.requests])
 
 
-def check_steps(served: records.Served, run: Run) -> None:
+def check_steps(served: Served, run: Run) -> None:
     counts = [(s.work.prompt_tokens, len(s.work.contexts), s.running, s.waiting, s.units) for s in run.steps]
     assert served.steps[:, 2:7].astype(int).tolist() == [list(row) for row in counts]
     assert served.steps[:, 0].tolist() == near([s.start_us for s in run.steps])
@@ -83,7 +84,7 @@ def check_steps(served: records.Served, run: Run) -> None:
     assert served.steps[:, 7].tolist() == pytest.approx(host_us, rel=1e-9, abs=1e-5)
 
 
-def check_totals(world: World, served: records.Served, run: Run) -> None:
+def check_totals(world: World, served: Served, run: Run) -> None:
     totals, steps = served.totals, run.steps
     gaps = [b - a for r in run.requests for a, b in zip(r.token_times_us, r.token_times_us[1:], strict=False)]
     first = world.load.arrival_us[0]
@@ -99,7 +100,7 @@ def check_totals(world: World, served: records.Served, run: Run) -> None:
     assert totals.last_us == near(steps[-1].end_us if steps else first)
 
 
-def check_uses(world: World, served: records.Served, run: Run) -> None:
+def check_uses(world: World, served: Served, run: Run) -> None:
     expected = Costs(world.surface, world.limits.window_tokens).uses(run)
     for number, phase in enumerate(PHASES):
         for part in PARTS:
@@ -111,7 +112,7 @@ def check_uses(world: World, served: records.Served, run: Run) -> None:
             assert counted.ravel().tolist() == pytest.approx(wanted.ravel().tolist(), rel=1e-9, abs=1e-7), (phase, part)
 
 
-def check_gaps(served: records.Served, run: Run) -> None:
+def check_gaps(served: Served, run: Run) -> None:
     """Every gap between two tokens is in its bin of 0.2 %, or next to it where it lies on the edge."""
     gaps = np.array([b - a for r in run.requests for a, b in zip(r.token_times_us, r.token_times_us[1:], strict=False)])
     wanted = np.sort((np.log(np.maximum(gaps, 1.0)) / np.log(1.002)).astype(int))

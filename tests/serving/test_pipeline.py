@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from kernelsight.serving import records, replica
+from kernelsight.serving import inputs, records, replica
+from kernelsight.serving.served import Outcome, Served
 from kernelsight.serving.steps import STAGE_WAIT
 from tests.serving.reference_costs import PARTS, PHASES, Costs
 from tests.serving.reference_pipeline import Parts, Pipeline
@@ -42,7 +43,7 @@ def with_parts(world: World, embedding: float, transfer: float) -> World:
     return world._replace(surface=world.surface._replace(**parts))
 
 
-def run_pipeline(world: World, layers: tuple[int, ...], **kept: object) -> records.Served:
+def run_pipeline(world: World, layers: tuple[int, ...], **kept: object) -> Served:
     """Run the compiled loop on one engine with these layers on its stages."""
     costs, kept = replica.pack(world.surface), {"keep_steps": True} | kept
     if len(layers) > 1:
@@ -69,12 +70,12 @@ def run_reference(world: World, layers: tuple[int, ...]) -> tuple[list[Request],
     """Run the reference on one engine."""
     requests = reference_requests(world.load)
     costs = Costs(world.surface, world.limits.window_tokens)
-    told = (world.load, world.limits, world.host, costs.gpu_time, records.Routing(), 1)
+    told = (world.load, world.limits, world.host, costs.gpu_time, inputs.Routing(), 1)
     [run], _ = serve_scenario(requests, *told, pipeline=pipeline_of(world, layers))
     return requests, run
 
 
-def spans(served: records.Served) -> list[list[int]]:
+def spans(served: Served) -> list[list[int]]:
     """Start, end, prompt and decode tokens of each step."""
     return served.steps[:, :4].astype(int).tolist()
 
@@ -191,7 +192,7 @@ def test_pipelines_agree_with_reference(drawn: tuple[World, tuple[int, ...]]) ->
     assert served.histogram.sum() == len(gaps)
 
 
-def check_requests(out: records.Outcome, requests: list[Request]) -> None:
+def check_requests(out: Outcome, requests: list[Request]) -> None:
     assert out.status.tolist() == [WORDS[r.status] for r in requests]
     assert out.preemptions.tolist() == [r.preemptions for r in requests]
     assert out.cached_tokens.tolist() == [r.hit_tokens for r in requests]
@@ -210,7 +211,7 @@ def check_steps(steps: np.ndarray, run: Run) -> None:
     assert steps[:, STAGE_WAIT].tolist() == pytest.approx(waits, rel=1e-9, abs=1e-5)
 
 
-def check_uses(world: World, served: records.Served, run: Run) -> None:
+def check_uses(world: World, served: Served, run: Run) -> None:
     expected = Costs(world.surface, world.limits.window_tokens).uses(run)
     for number, phase in enumerate(PHASES):
         for part in PARTS:
@@ -244,10 +245,10 @@ def test_fleets_of_pipelines_agree_with_reference(fleet: Fleet, layers: tuple[in
     fleet=fleets(),
     layers=st.tuples(*[st.sampled_from([(1,), (1, 1), (1, 3), (1, 1, 2)])] * 2),
     engines=st.tuples(st.integers(1, 2), st.integers(1, 2)),
-    transfer=st.sampled_from([records.Transfer(0.0), records.Transfer(2.0, 1.0, 7, 5.0, 16.0)]),
+    transfer=st.sampled_from([inputs.Transfer(0.0), inputs.Transfer(2.0, 1.0, 7, 5.0, 16.0)]),
 )
 def test_halves_of_pipelines_agree_with_reference(
-    fleet: Fleet, layers: tuple, engines: tuple[int, int], transfer: records.Transfer
+    fleet: Fleet, layers: tuple, engines: tuple[int, int], transfer: inputs.Transfer
 ) -> None:
     world = with_parts(fleet.world, 0.0, 0.0)
     limits = replica.decode_limits(world.limits)

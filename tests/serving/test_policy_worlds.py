@@ -10,13 +10,14 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 
 from kernelsight.serving import records
+from kernelsight.serving.served import Served
 from tests.serving.worlds import World, constant_world, run_loop, run_reference, worlds
 
 PROMPT, DECODE, RUNNING, WAITING, UNITS = range(2, 7)
 STATIC = {"static": True, "prefill_first": True, "capacity_policy": records.GUARANTEED_NO_EVICT}
 
 
-def serve(requests: list[tuple], **limits: object) -> records.Served:
+def serve(requests: list[tuple], **limits: object) -> Served:
     """Run the loop; the reference must admit and preempt the same."""
     world = constant_world([request[:3] for request in requests], **limits)
     priority = np.array([rank for *_, rank in requests if len(requests[0]) == 4], np.int64)
@@ -27,16 +28,16 @@ def serve(requests: list[tuple], **limits: object) -> records.Served:
     return served
 
 
-def batches(served: records.Served) -> list[tuple[int, int]]:
+def batches(served: Served) -> list[tuple[int, int]]:
     """(prompt tokens, decode tokens) of each step."""
     return [(int(row[PROMPT]), int(row[DECODE])) for row in served.steps]
 
 
-def finish(served: records.Served) -> list[float]:
+def finish(served: Served) -> list[float]:
     return served.out.finish_us.tolist()
 
 
-def scheduled(served: records.Served) -> list[float]:
+def scheduled(served: Served) -> list[float]:
     return served.out.scheduled_us.tolist()
 
 
@@ -123,6 +124,37 @@ def test_batch_wait_ends_when_enough_tokens_wait() -> None:
 def test_nothing_waits_beside_nothing() -> None:
     # no request decodes when B comes: it starts at once
     assert scheduled(serve([(0, 4, 1), (150, 8, 1)], batch_wait_timeout_iters=9, batch_wait_tokens=20.0)) == [0, 150]
+
+
+def test_a_look_for_new_requests_lasts_so_long() -> None:
+    # A comes at 0 and is waited with for 300: B, which comes at 250, starts with it. Then the host looks for 300 beside
+    # each step: C, which comes at 550, is seen by the look that begins with the step at 300, and starts at 600
+    wait = {"asynchronous": True, "batch_wait_us": 300.0, "host": {"base_us": 300.0}}
+    served = serve([(0, 4, 3), (250, 4, 1), (550, 4, 1)], **wait)
+    assert served.steps[:, :4].astype(int).tolist() == [[300, 600, 8, 0], [600, 900, 4, 1], [900, 1200, 0, 1]]
+    # without, the step that begins at 100 was prepared at 0: B starts when the next one but one begins
+    assert scheduled(serve([(0, 4, 3), (50, 4, 1)], asynchronous=True)) == [0, 200]
+
+
+# ---------------------------------------------------------------- who is preempted
+
+
+def test_who_has_generated_the_fewest_tokens_is_preempted_and_goes_last() -> None:
+    # 6 blocks, prefill first. A (4 + 8) and B (4 + 8) have two each when C (8 + 4) is admitted at 200 with the others.
+    # At 300 A and B have 6 known tokens, C 9, and C needs a third block: C has 1 generated token, A and B 2, and goes.
+    # D has come, is before C in the queue, and needs 4 blocks: it starts when A and B have ended, and C after it.
+    limits = {"capacity_units": 6, "prefill_first": True, "fewest_generated": True}
+    served = serve([(0, 4, 8), (0, 4, 8), (150, 8, 4), (250, 16, 1)], **limits)
+    assert served.out.preemptions.tolist() == [0, 0, 1, 0]
+    assert scheduled(served) == [0, 0, 200, 900]
+    assert finish(served) == [900, 900, 1300, 1000]
+    # of equal ones the longest prompt: A, though B is newer
+    served = serve([(0, 8, 4), (0, 7, 4)], capacity_units=4, fewest_generated=True)
+    assert served.out.preemptions.tolist() == [1, 0]
+    assert serve([(0, 8, 4), (0, 7, 4)], capacity_units=4).out.preemptions.tolist() == [0, 1]
+
+
+# ---------------------------------------------------------------- requests that are looked for now and then
 
 
 def test_new_requests_are_looked_for_every_so_many_decode_steps() -> None:

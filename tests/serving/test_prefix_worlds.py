@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelsight.serving import records, replica
+from kernelsight.serving import replica
+from kernelsight.serving.served import Served
 from tests.serving.worlds import World, constant_world, run_loop, run_reference
 
 PROMPT, DECODE, RUNNING, WAITING, UNITS = range(2, 7)
@@ -24,7 +25,7 @@ def shared_world(requests: list[tuple[float, int, int, str]], hash_tokens: int =
     return world._replace(load=world.load._replace(**shared))
 
 
-def serve(world: World) -> records.Served:
+def serve(world: World) -> Served:
     """Run the loop; the reference must find the same hits and the same preemptions."""
     served, run = run_loop(world), run_reference(world)
     assert served.out.cached_tokens.tolist() == [request.hit_tokens for request in run.requests]
@@ -33,16 +34,16 @@ def serve(world: World) -> records.Served:
     return served
 
 
-def run(world: World) -> records.Served:
+def run(world: World) -> Served:
     """Run the loop in this thread, where its errors can be caught."""
     return replica.serve(world.load, world.limits, world.host, replica.pack(world.surface))
 
 
-def hits(served: records.Served) -> list[int]:
+def hits(served: Served) -> list[int]:
     return served.out.cached_tokens.tolist()
 
 
-def prompts(served: records.Served) -> list[int]:
+def prompts(served: Served) -> list[int]:
     return served.steps[:, PROMPT].astype(int).tolist()
 
 

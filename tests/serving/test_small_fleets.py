@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving import records
+from kernelsight.serving import inputs, records
+from kernelsight.serving.served import ServedScenario
 from tests.serving.test_prefix_worlds import shared_world
 from tests.serving.worlds import Fleet, World, constant_world, run_fleet
 
 
-def serve(world: World, engines: int = 1, router: str = "round_robin", **thresholds: float) -> records.ServedScenario:
-    routing = records.Routing(records.ROUTERS.index(router), **thresholds)
+def serve(world: World, engines: int = 1, router: str = "round_robin", **thresholds: float) -> ServedScenario:
+    routing = inputs.Routing(records.ROUTERS.index(router), **thresholds)
     return run_fleet(Fleet(world, routing, engines))
 
 

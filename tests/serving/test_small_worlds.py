@@ -10,26 +10,27 @@ import numpy as np
 import pytest
 
 from kernelsight.serving import records
+from kernelsight.serving.served import Served
 from kernelsight.serving.simulate import padded_tokens
 from tests.serving.worlds import World, constant_world, run_loop
 
 START, END, PROMPT, DECODE, RUNNING, WAITING, UNITS, HOST, FOUND, LOOKED_UP, PREEMPTED = range(11)
 
 
-def batches(served: records.Served) -> list[tuple[int, int]]:
+def batches(served: Served) -> list[tuple[int, int]]:
     """(prompt tokens, decode tokens) of each step."""
     return [(int(row[PROMPT]), int(row[DECODE])) for row in served.steps]
 
 
-def column(served: records.Served, position: int) -> list[float]:
+def column(served: Served, position: int) -> list[float]:
     return served.steps[:, position].tolist()
 
 
-def finish(served: records.Served) -> list[float]:
+def finish(served: Served) -> list[float]:
     return served.out.finish_us.tolist()
 
 
-def first_token(served: records.Served) -> list[float]:
+def first_token(served: Served) -> list[float]:
     return served.out.first_token_us.tolist()
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from kernelsight.serving import records, step_rows, windows
+from kernelsight.serving.served import Outcome, Served
 from tests.serving.worlds import World, caching_worlds, constant_world, run_loop, worlds
 
 (START, END, PROMPTS, DECODES, RUNNING, WAITING, UNITS, _, FOUND, LOOKED_UP, PREEMPTED) = range(11)
@@ -19,13 +20,13 @@ def overlap(start: float, end: float, steps: np.ndarray) -> np.ndarray:
     return np.clip(np.minimum(end, steps[:, END]) - np.maximum(start, steps[:, START]), 0.0, None)
 
 
-def in_flight_us(start: float, end: float, out: records.Outcome) -> float:
+def in_flight_us(start: float, end: float, out: Outcome) -> float:
     """Time that accepted requests were in flight in a window, one by one."""
     accepted = out.status == records.FINISHED
     return float(np.clip(np.minimum(end, out.finish_us) - np.maximum(start, out.sent_us), 0.0, None)[accepted].sum())
 
 
-def check(served: records.Served) -> None:
+def check(served: Served) -> None:
     """Hold every window against the steps."""
     found, steps = served.windows, served.steps
     whole = max(found.edges_us[-1], 1.0)

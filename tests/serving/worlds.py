@@ -9,7 +9,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from hypothesis import strategies as st
 
-from kernelsight.serving import records, replica
+from kernelsight.serving import inputs, records, replica
+from kernelsight.serving.served import Served, ServedScenario
 from tests.serving.reference_costs import Costs
 from tests.serving.reference_scheduler import Request, Run, serve
 
@@ -21,13 +22,13 @@ SECONDS_AT_MOST = 900.0  # the first call compiles, slowly where the machine is 
 class World(NamedTuple):
     """All that one simulation reads."""
 
-    limits: records.Limits
-    host: records.Host
-    surface: records.Surface
-    load: records.Load
+    limits: inputs.Limits
+    host: inputs.Host
+    surface: inputs.Surface
+    load: inputs.Load
 
 
-def run_loop(world: World, keep_steps: bool = True, windows_from_us: float | None = None) -> records.Served:
+def run_loop(world: World, keep_steps: bool = True, windows_from_us: float | None = None) -> Served:
     """Run the compiled loop on one engine; fails where it does not end."""
     costs, kept = replica.pack(world.surface), {"keep_steps": keep_steps, "windows_from_us": windows_from_us}
     return in_time(lambda: replica.serve(world.load, world.limits, world.host, costs, **kept))
@@ -52,14 +53,14 @@ def run_reference(world: World) -> Run:
     return serve(requests, world.limits, world.host, costs.gpu_time, load.hash_tokens, load.max_concurrency)
 
 
-def reference_requests(load: records.Load) -> list[Request]:
+def reference_requests(load: inputs.Load) -> list[Request]:
     """Return a load's requests as the reference takes them."""
     priority = load.priority if load.priority.size else np.zeros(load.arrival_us.size, np.int64)
     columns = (load.arrival_us, load.prompt_tokens, load.output_tokens, hashes_of(load), priority, range(priority.size))
     return [Request(float(a), int(p), int(o), h, int(f), n) for a, p, o, h, f, n in zip(*columns, strict=True)]
 
 
-def hashes_of(load: records.Load) -> list[tuple[int, ...]]:
+def hashes_of(load: inputs.Load) -> list[tuple[int, ...]]:
     """Return the hash blocks of each prompt."""
     if load.hash_tokens == 0:
         return [()] * load.arrival_us.size
@@ -87,21 +88,21 @@ def constant_world(
     } | (host or {})
     tokens = flags["max_num_batched_tokens"]
     nothing = (np.zeros(1), np.zeros(1), np.zeros((1, 1)))
-    surface = records.Surface(
+    surface = inputs.Surface(
         *(np.full(tokens + 1, step_us), np.arange(tokens + 1), np.zeros(flags["max_num_seqs"] + 1)),
         *(*nothing, *nothing, *nothing),
     )
     load = load_of(requests)._replace(max_concurrency=concurrency)
-    return World(records.Limits(**flags), records.Host(**constants), surface, load)
+    return World(inputs.Limits(**flags), inputs.Host(**constants), surface, load)
 
 
-def load_of(requests: list[tuple[float, int, int]]) -> records.Load:
+def load_of(requests: list[tuple[float, int, int]]) -> inputs.Load:
     """Return the columns of requests (arrival us, prompt tokens, output tokens)."""
     arrival, prompt, output = zip(*requests, strict=True)
-    return records.Load(np.array(arrival, float), np.array(prompt, np.int64), np.array(output, np.int64))
+    return inputs.Load(np.array(arrival, float), np.array(prompt, np.int64), np.array(output, np.int64))
 
 
-def load_with_last(load: records.Load) -> records.Load:
+def load_with_last(load: inputs.Load) -> inputs.Load:
     """Return the load with one request more, of one token, long after all others."""
     offsets = np.append(load.hash_offsets, load.hash_offsets[-1:])
     arrival_us = np.append(load.arrival_us, load.arrival_us[-1] + 1e7)
@@ -144,7 +145,7 @@ def caching_worlds(draw: st.DrawFn) -> World:
 
 
 @st.composite
-def shared_prompts(draw: st.DrawFn, load: records.Load, hash_tokens: int) -> records.Load:
+def shared_prompts(draw: st.DrawFn, load: inputs.Load, hash_tokens: int) -> inputs.Load:
     """Give prompts of a load hashes: new texts, texts of earlier prompts that are repeated, cut, or gone on with.
 
     A text is one letter a hash; a hash stands for its letter and all before it. The last one of a prompt, where it is
@@ -182,11 +183,11 @@ def shared_prompts(draw: st.DrawFn, load: records.Load, hash_tokens: int) -> rec
 
 
 @st.composite
-def limits_drawn(draw: st.DrawFn) -> records.Limits:
+def limits_drawn(draw: st.DrawFn) -> inputs.Limits:
     """Draw scheduler limits; the KV capacity is set afterwards."""
     seqs = draw(st.integers(1, 6))
     full, window, fixed = draw(st.sampled_from([(1, 0, 0), (1, 2, 0), (2, 1, 1), (0, 1, 0), (0, 0, 1), (1, 0, 2)]))
-    return records.Limits(
+    return inputs.Limits(
         max_num_seqs=seqs,
         max_num_batched_tokens=draw(st.integers(seqs, 40)),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 3, 9])),
@@ -217,6 +218,7 @@ def policies_drawn(draw: st.DrawFn, budget: int) -> dict[str, object]:
         "max_num_partial_prefills": draw(st.sampled_from([0, 0, 1, 2])),
         "max_long_partial_prefills": draw(st.sampled_from([0, 0, 1, 2])),
         "by_priority": draw(st.booleans()),
+        "fewest_generated": draw(st.booleans()),
     }
 
 
@@ -228,7 +230,11 @@ def policy_worlds(draw: st.DrawFn) -> World:
     count = world.load.arrival_us.size
     priority = draw(st.lists(st.integers(-1, 2), min_size=count, max_size=count))
     load = world.load._replace(priority=np.array(priority, np.int64))
-    return world._replace(load=load, limits=world.limits._replace(**policies))
+    limits, host = world.limits._replace(**policies), world.host
+    if wait_us := draw(st.sampled_from([0.0, 0.0, 30.0, 700.0])):
+        limits = limits._replace(asynchronous=True, batch_wait_us=wait_us)
+        host = host._replace(base_us=host.base_us + wait_us)
+    return world._replace(load=load, limits=limits, host=host)
 
 
 @st.composite
@@ -245,12 +251,12 @@ def requests_drawn(draw: st.DrawFn, whole: bool) -> list[tuple[float, int, int]]
 
 
 @st.composite
-def hosts_drawn(draw: st.DrawFn, whole: bool) -> records.Host:
+def hosts_drawn(draw: st.DrawFn, whole: bool) -> inputs.Host:
     """Draw host constants, none of them or all."""
     if draw(st.booleans()):
-        return records.Host(0.0, 0.0, 0.0, 0.0, 0.0, draw(st.sampled_from([0.0, 30.0])), True, 0)
+        return inputs.Host(0.0, 0.0, 0.0, 0.0, 0.0, draw(st.sampled_from([0.0, 30.0])), True, 0)
     uneven = 0.0 if whole else 0.37
-    return records.Host(
+    return inputs.Host(
         exposed_us=draw(st.sampled_from([0.0, 5.0])) + uneven,
         base_us=draw(st.sampled_from([0.0, 40.0, 150.0])) + uneven,
         per_request_us=draw(st.sampled_from([0.0, 4.0])) + uneven,
@@ -263,7 +269,7 @@ def hosts_drawn(draw: st.DrawFn, whole: bool) -> records.Host:
     )
 
 
-def capacities(limits: records.Limits, requests: list[tuple[float, int, int]]) -> st.SearchStrategy[int]:
+def capacities(limits: inputs.Limits, requests: list[tuple[float, int, int]]) -> st.SearchStrategy[int]:
     """KV capacities: exactly the largest request, one unit less, a little more, or ample."""
     blocks = [-(-(prompt + output - 1) // limits.block_size) for _, prompt, output in requests]
     most = max(
@@ -273,7 +279,7 @@ def capacities(limits: records.Limits, requests: list[tuple[float, int, int]]) -
     return st.sampled_from([most, most, max(most - 1, 0), most + 1, most + 3, 2 * most, 1000])
 
 
-def draw_surface(dice: np.random.Generator, limits: records.Limits, whole: bool, constant: bool) -> records.Surface:
+def draw_surface(dice: np.random.Generator, limits: inputs.Limits, whole: bool, constant: bool) -> inputs.Surface:
     """Return step costs: tables that grow with tokens, grids that rise or fall along their knots."""
     tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
     padding = int(dice.choice([1, 4, 8]))
@@ -297,7 +303,7 @@ def draw_surface(dice: np.random.Generator, limits: records.Limits, whole: bool,
         return part if dice.random() < 0.8 else (np.zeros(0), np.zeros(0), np.zeros((0, 0)))
 
     token_us = 400.0 + np.cumsum(costs((tokens + 1,), 5.0))
-    return records.Surface(
+    return inputs.Surface(
         *(token_us, padded, np.cumsum(costs((seqs + 1,), 3.0))),
         *(*perhaps(grid(seqs, 60, 40.0)), *perhaps(grid(seqs, 30, 20.0)), *perhaps(grid(tokens, 60, 20.0))),
     )
@@ -310,11 +316,11 @@ class Fleet(NamedTuple):
     """A world that several engines serve: alike ones, behind a router."""
 
     world: World
-    routing: records.Routing
+    routing: inputs.Routing
     engines: int
 
 
-def run_fleet(fleet: Fleet) -> records.ServedScenario:
+def run_fleet(fleet: Fleet) -> ServedScenario:
     """Run the compiled loop on a fleet; fails where it does not end."""
     world = fleet.world
     pools = [replica.Pool(world.limits, world.host, replica.pack(world.surface), fleet.engines)]
@@ -334,12 +340,13 @@ def fleets(draw: st.DrawFn) -> Fleet:
     tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
     grid = (np.zeros(1), np.zeros(1), np.zeros((1, 1)))
     token_us = 50.0 + np.cumsum(dice.integers(0, draw(st.sampled_from([1, 9, 60])), tokens + 1)).astype(float)
-    surface = records.Surface(token_us, np.arange(tokens + 1), np.zeros(seqs + 1), *grid, *grid, *grid)
+    surface = inputs.Surface(token_us, np.arange(tokens + 1), np.zeros(seqs + 1), *grid, *grid, *grid)
     host = draw(hosts_drawn(whole=True))
+    host = host._replace(base_us=host.base_us + limits.batch_wait_us)
     arrival_us = load.arrival_us if draw(st.booleans()) else np.full_like(load.arrival_us, load.arrival_us[0])
     load = load._replace(arrival_us=np.floor(arrival_us), max_concurrency=draw(st.sampled_from([NO_LIMIT, 1, 2, 4])))
     warmups = draw(st.sampled_from([0, 0, 1, 2]))
-    routing = records.Routing(
+    routing = inputs.Routing(
         router=draw(st.sampled_from([records.ROUND_ROBIN, records.LEAST_LOADED, records.PREFIX_AWARE])),
         cache_threshold=draw(st.sampled_from([0.0, 0.3, 0.8])),
         balance_abs_threshold=draw(st.sampled_from([0, 1, 32])),
@@ -350,7 +357,7 @@ def fleets(draw: st.DrawFn) -> Fleet:
 
 
 @st.composite
-def with_sessions(draw: st.DrawFn, load: records.Load) -> records.Load:
+def with_sessions(draw: st.DrawFn, load: inputs.Load) -> inputs.Load:
     """Let some requests follow an earlier one that is no warm-up and that no other follows."""
     follows = np.full(load.arrival_us.size, -1)
     free: list[int] = []

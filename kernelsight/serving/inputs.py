@@ -1,0 +1,125 @@
+"""What a simulation is given: limits, host, step costs, load, routing and KV transfers, from Python."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelsight.serving.records import MAX_UTILIZATION, NO_LIMIT, ROUND_ROBIN
+
+
+class Limits(NamedTuple):
+    """Scheduler limits of one deployment; tokens, requests and KV units (fields of the record)."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    long_prefill_token_threshold: int
+    max_model_len: int
+    block_size: int
+    full_units: int
+    window_units: int
+    window_blocks: int
+    sequence_units: int
+    capacity_units: int
+    window_tokens: int
+    chunked: bool
+    prefill_first: bool
+    asynchronous: bool
+    prefix_caching: bool = False
+    static: bool = False
+    capacity_policy: int = MAX_UTILIZATION
+    schedule_conservativeness: float = 1.0
+    batch_wait_timeout_iters: int = 0
+    batch_wait_tokens: float = 0.0
+    scheduler_recv_interval: int = 1
+    max_num_partial_prefills: int = 0
+    max_long_partial_prefills: int = 0
+    by_priority: bool = False
+    fewest_generated: bool = False
+    batch_wait_us: float = 0.0
+
+
+# fields of Limits that name a policy, with the values that leave the plain scheduler
+NO_POLICY = {
+    **{"static": False, "capacity_policy": MAX_UTILIZATION, "batch_wait_timeout_iters": 0, "by_priority": False},
+    **{"scheduler_recv_interval": 1, "max_num_partial_prefills": 0, "max_long_partial_prefills": 0},
+    "fewest_generated": False,
+}
+
+
+class Host(NamedTuple):
+    """Host overhead of one engine, microseconds (the fields of the record)."""
+
+    exposed_us: float
+    base_us: float
+    per_request_us: float
+    per_token_us: float
+    eager_launches_us: float
+    request_us: float
+    overlapped: bool
+    graph_max_tokens: int
+    captured_launches_us: float = 0.0
+    gap_us: float = 0.0
+
+
+class Surface(NamedTuple):
+    """Step costs of one deployment: dense tables over tokens and sampled sequences, grids over knots, microseconds."""
+
+    token_us: np.ndarray
+    padded_tokens: np.ndarray
+    sampled_us: np.ndarray
+    decode_x: np.ndarray
+    decode_y: np.ndarray
+    decode_us: np.ndarray
+    window_x: np.ndarray
+    window_y: np.ndarray
+    window_us: np.ndarray
+    prefill_x: np.ndarray
+    prefill_y: np.ndarray
+    prefill_us: np.ndarray
+    # with pipeline stages: what of token_us are the embedding and the transfers from stage to stage, [tokens] each
+    embedding_us: np.ndarray = np.zeros(0)
+    transfer_us: np.ndarray = np.zeros(0)
+
+
+class Load(NamedTuple):
+    """The requests of one client, in order of arrival; prompts as hash blocks where prefixes may be shared.
+
+    ``hashes``: the hash blocks of all prompts one after another, as numbers from 0; request i has those from
+    ``hash_offsets[i]`` to ``hash_offsets[i + 1]``. ``hash_tokens``: tokens that one stands for; 0: none are given.
+    ``priority``: the lower, the earlier; empty: all the same.
+    ``follows``: the request whose end each one follows, ``think_us`` after it; -1: it comes at its arrival. The first
+    ``warmups`` requests end before the clock of the others begins. ``max_concurrency``: sessions in progress.
+    """
+
+    arrival_us: np.ndarray
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+    hashes: np.ndarray = np.zeros(0, np.int64)
+    hash_offsets: np.ndarray = np.zeros(0, np.int64)
+    hash_tokens: int = 0
+    priority: np.ndarray = np.zeros(0, np.int64)
+    follows: np.ndarray | None = None
+    think_us: np.ndarray | None = None
+    warmups: int = 0
+    max_concurrency: int = NO_LIMIT
+
+
+class Routing(NamedTuple):
+    """How requests are shared out over engines (fields of the CLIENT record); see ``router``."""
+
+    router: int = ROUND_ROBIN
+    cache_threshold: float = 0.5
+    balance_abs_threshold: int = 32
+    balance_rel_threshold: float = 1.0001
+
+
+class Transfer(NamedTuple):
+    """What it takes to bring the KV of a prompt from a prefill to a decode engine (fields of the LINK record)."""
+
+    token_us: float
+    window_token_us: float = 0.0
+    window_tokens: int = 0
+    sequence_us: float = 0.0
+    latency_us: float = 0.0
