@@ -7,14 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.errors import InvalidInput
+from kernelsight.errors import InvalidInput, unknown
 from kernelsight.read.measured_runs import Runs, read_runs
-from kernelsight.replay.constants import Constants, constants_of, group_of, responses
+from kernelsight.replay.constants import LEVELS, Constants, constants_of, group_of
 from kernelsight.replay.plots import check_picture, draw
 from kernelsight.replay.recipes import flags_of
-from kernelsight.replay.report import report
+from kernelsight.replay.report import level_scores, report
+from kernelsight.replay.responses import responses
 from kernelsight.replay.scores import GROUP, METRICS, is_fitting, with_errors
-from kernelsight.replay.serve import serve_runs
+from kernelsight.replay.serve import Planned, host_versions, plan_runs, serve_runs
 from kernelsight.write.output import as_json, as_text, check_ending, note, print_rows, terminal_width, write_table
 
 if TYPE_CHECKING:
@@ -30,34 +31,71 @@ SHOWN = ("n", "ttft", "tpot", "throughput")
 
 
 def replay(
-    session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None = None, constants: str = "shipped"
-) -> tuple[list[dict[str, Any]], dict[tuple, Constants]]:
-    """Return every run with its flags, the recipes that hold for it, what was predicted, and its errors.
+    session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None = None, levels: Sequence[str] = ("shipped",)
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[tuple, Constants]]]:
+    """Return by level of host constants every run with its flags, its recipes, what was predicted, and its errors.
 
-    Beside them the host constants of each group that were fitted on the fitting fifth (none with ``shipped``).
+    Beside them, by level, the constants of each group that were fitted on the fitting fifth (none with ``shipped``).
     InvalidInput only for recipes that cannot be read: a run that cannot be simulated says so in its ``status``.
     """
     recipes = session.table("recipes").to_pylist()
     experts = dict(zip(*(session.table("models")[name].to_pylist() for name in ("model", "experts")), strict=True))
     stated = [flags_of(run, recipes) for run in runs]
     flags = [{**flags, **({"tier": tier} if tier else {})} for flags, _ in stated]
-    fitted: dict[tuple, Constants] = {}
-    if constants != "shipped":
-        chosen = [number for number, run in enumerate(runs) if is_fitting(run["run_id"]) and constants != "none"]
-        found = responses(session, [flags[number] for number in chosen])
-        fitted = constants_of(constants, runs, [runs[number] for number in chosen], found)
-    host = [fitted.get(group_of(run)) for run in runs]
-    served = serve_runs(session, flags, host)
-    rows = []
-    for run, named, (_, names), found in zip(runs, flags, stated, served, strict=True):
-        row = {**run, **found, "flags": named, "recipes": names, "fitting": is_fitting(run["run_id"])}
-        row["is_moe"] = bool(experts.get(named["model"]))
-        if found["status"] == "served" and found.get("tpot_mean_ms") is not None:
-            row["errors"] = with_errors(run, found["ttft_mean_ms"], found["tpot_mean_ms"])
-        elif found["status"] == "served":
-            row["status"] = "no request could be served: longer than the model allows, or than the KV cache holds"
-        rows.append(row)
-    return rows, fitted
+    planned = plan_runs(session, flags)
+    told = [
+        {
+            **run,
+            "host_version": version,
+            "engine_version_used": named.get("engine_version") or f"newest ({version})",
+            **{"flags": named, "recipes": names, "fitting": is_fitting(run["run_id"])},
+            "is_moe": bool(experts.get(named["model"])),
+        }
+        for run, named, (_, names), version in zip(runs, flags, stated, host_versions(session, planned), strict=True)
+    ]
+    fitted = fit_levels(session, told, planned, levels)
+    hosts = [[fitted[level].get(group_of(run)) for run in told] for level in levels]
+    served = serve_runs(session, planned, hosts)
+    scored = {
+        level: [scored_row(run, found) for run, found in zip(told, rows, strict=True)]
+        for level, rows in zip(levels, served, strict=True)
+    }
+    return scored, fitted
+
+
+def fit_levels(
+    session: Session, runs: Sequence[Mapping[str, Any]], planned: Sequence[Planned], levels: Sequence[str]
+) -> dict[str, dict[tuple, Constants]]:
+    """Return by level the constants of each group; runs of the fitting fifth are simulated once for all levels."""
+    chosen = [number for number, run in enumerate(runs) if run["fitting"]]
+    if set(levels) <= {"shipped", "none"}:
+        chosen = []
+    found = responses(session, [planned[number] for number in chosen])
+    fitting = [runs[number] for number in chosen]
+    return {level: {} if level == "shipped" else constants_of(level, runs, fitting, found) for level in levels}
+
+
+def scored_row(run: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run with what was predicted, and the errors of it where it was served."""
+    row = {**run, **found}
+    if found["status"] == "served" and found.get("tpot_mean_ms") is not None:
+        row["errors"] = with_errors(run, found["ttft_mean_ms"], found["tpot_mean_ms"])
+    elif found["status"] == "served":
+        row["status"] = "no request could be served: longer than the model allows, or than the KV cache holds"
+    return row
+
+
+def check_levels(words: str) -> tuple[str, ...]:
+    """Return the levels of host constants that are asked for, the first being the one that is reported in full.
+
+    >>> check_levels("group,none")
+    ('group', 'none')
+    """
+    levels = tuple(dict.fromkeys(words.split(",")))
+    for level in levels:
+        if level not in LEVELS:
+            raise unknown("level of --constants", level, LEVELS, "several are joined by commas.")
+    return levels
 
 
 def report_of(runs: Runs, rows: Sequence[Mapping[str, Any]], tier: str | None, peer: Mapping | None) -> dict[str, Any]:
@@ -71,10 +109,11 @@ def report_of(runs: Runs, rows: Sequence[Mapping[str, Any]], tier: str | None, p
     }
 
 
-def constant_rows(fitted: Mapping[tuple, Constants]) -> list[dict[str, Any]]:
-    """Return the fitted host constants of each group."""
+def constant_rows(fitted: Mapping[tuple, Constants], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the fitted constants of each group, with the version of the row of ``host_overheads`` that it takes."""
+    versions = {group_of(row): row["host_version"] for row in rows}
     return [
-        {**dict(zip(GROUP, group, strict=True)), **found._asdict()}
+        {**dict(zip(GROUP, group, strict=True)), "host_version": versions[group], **found._asdict()}
         for group, found in sorted(fitted.items(), key=lambda item: str(item[0]))
     ]
 
@@ -94,6 +133,7 @@ def run(arguments: Any) -> None:
 
     target = check_ending(arguments.output, (".parquet", ".csv", ".json"))
     picture = check_picture(arguments.plot)
+    levels = check_levels(arguments.constants)
     runs = read_runs(arguments.runs)
     if runs.table.num_rows == 0:
         raise InvalidInput(f"{arguments.runs} holds no run that can be replayed; all were left out or held back.")
@@ -101,9 +141,11 @@ def run(arguments: Any) -> None:
         session.progress = None
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(_peer, arguments.against, runs)  # it runs while ours does
-            rows, fitted = replay(session, runs.table.to_pylist(), arguments.tier, arguments.constants)
+            replayed, fitted = replay(session, runs.table.to_pylist(), arguments.tier, levels)
+            rows = replayed[levels[0]]
             answer = report_of(runs, rows, arguments.tier, asked.result())
-            answer |= {"constants": arguments.constants, "fitted_constants": constant_rows(fitted)}
+            answer |= {"constants": levels[0], "fitted_constants": constant_rows(fitted[levels[0]], rows)}
+            answer["levels"] = {level: level_scores(replayed[level]) for level in levels}
     if picture:
         draw(rows, picture)
     if target:
@@ -186,6 +228,12 @@ def page(answer: Mapping[str, Any]) -> list[str]:
         if axis != "length":
             rows += [line(f"{axis} {group[axis]}", group) for group in groups]
     lines += [as_text(rows, ["", *SHOWN], terminal_width()), ""]
+    if len(answer["levels"]) > 1:
+        lines += ["by host constants:"]
+        levels = [
+            line(f"{level}, {scope}", found[scope]) for level, found in answer["levels"].items() for scope in found
+        ]
+        lines += [as_text(levels, ["", *SHOWN], terminal_width()), ""]
     groups = [line(" ".join(str(group[name]) for name in GROUP), group) for group in answer["groups"]]
     lines += [as_text(groups, ["", *SHOWN], terminal_width()), ""]
     if answer["signs"]:

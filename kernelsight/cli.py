@@ -239,10 +239,11 @@ def _backtest(verbs: argparse._SubParsersAction) -> None:
     verb.add_argument("--pack", metavar="FILE", help="kernel model of calibrate fit; left open: the one that ships")
     verb.add_argument(
         "--constants",
-        choices=("shipped", "none", "engine", "group", "transfer"),
         default="shipped",
-        help="host time: as the catalogue has it, none, or fitted now on a fifth of the runs, which is not scored: by "
-        "engine, by group, or for each group on the other groups of its engine",
+        metavar="LEVEL[,LEVEL]",
+        help="host time: shipped (as the catalogue has it), none, or fitted now on a fifth of the runs, which is not "
+        "scored: version (by row of host_overheads), group (its own, with a factor on its kernels), transfer (on the "
+        "other groups of its version); of several, the first is reported in full",
     )
     verb.add_argument("--against", choices=("aiconfigurator",), help="score that tool on the same runs, beside")
     verb.add_argument("--plot", metavar="FILE", help="predicted against measured, error against load: .svg .png .html")

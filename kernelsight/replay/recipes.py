@@ -62,6 +62,15 @@ def tokens_of(text: str, run: Mapping[str, Any]) -> int:
     return total
 
 
+def numbered(version: str | None) -> str | None:
+    """Return a version that begins with a number; None for the name of a nightly build, which is served as the newest.
+
+    >>> numbered("0.11.2"), numbered("nightly-dev-20260216")
+    ('0.11.2', None)
+    """
+    return version if version and re.match(r"v?\d", version) else None
+
+
 def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
     """Return the flags of ``simulate`` that replay a run, and the names of the statements that hold for it.
 
@@ -87,7 +96,7 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
         "data_parallel_size": run["dp"],
         "expert_parallel_size": run["ep"],
         "engine": run["engine"],
-        "engine_version": run["engine_version"] or found.get("served_version"),
+        "engine_version": numbered(run["engine_version"]) or found.get("served_version"),
         **{name: found[name] for name in STATED if name in found},
         "max_concurrency": concurrency,
         "request_rate": None if concurrency else run["request_rate"],

@@ -53,6 +53,13 @@ def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, fl
     return answer
 
 
+def level_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict]:
+    """Return the scores of all, dense and mixture-of-experts runs that are not of the fitting fifth."""
+    served = [row for row in rows if row.get("errors") and not row["fitting"]]
+    kinds = {"all": (False, True), "dense": (False,), "moe": (True,)}
+    return {kind: scores(row for row in served if row["is_moe"] in those) for kind, those in kinds.items()}
+
+
 def counted(reasons: Any) -> list[dict[str, Any]]:
     """Return each reason with how often it stands there, the commonest first."""
     numbers: dict[str, int] = {}

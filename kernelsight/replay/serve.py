@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.bulk import Partition, draw_alike, give_scenarios
 from kernelsight.errors import KernelSightError
-from kernelsight.plan import deployment_row, normalise, resolve_names, scenario_row
+from kernelsight.plan import deployment_row, give_rows, normalise, resolve_names, scenario_row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 # deployments whose knots are in memory at once
 DEPLOYMENTS = 24
+# what is multiplied where the kernels take longer than predicted
+TIMES = (
+    *("ttft_mean_ms", "tpot_mean_ms", "gpu_s", "host_exposed_s", "idle_s", "queue_ms"),
+    *("prefill_kernels_s", "decode_kernels_s", "prefill_communication_s", "decode_communication_s"),
+)
 SUMMARY = ("ttft_mean_ms", "tpot_mean_ms", "steps", "preemptions", "gpu_s", "host_exposed_s", "idle_s")
 COMMUNICATION = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
 # seconds of each scenario by phase of the step and kind of kernel; queue: from sending until the first step, a request
@@ -32,62 +37,82 @@ group by scenario_id
 QUEUE_QUERY = "select scenario_id, avg(queue_ms) as queue_ms from request_metrics group by scenario_id"
 
 
-def plan_runs(
-    session: Session, flags: Sequence[Mapping[str, Any]]
-) -> tuple[list[dict[str, Any] | None], list[dict[str, Any] | None], list[str | None]]:
-    """Return the deployment and the scenario of each run's flags, or why they cannot be planned, in their order."""
-    deployments: list[dict[str, Any] | None] = []
-    scenarios: list[dict[str, Any] | None] = []
-    faults: list[str | None] = []
+class Planned(NamedTuple):
+    """The deployment and the scenario of a run's flags, or why they cannot be planned."""
+
+    deployment: dict[str, Any] | None
+    scenario: dict[str, Any] | None
+    fault: str | None = None
+
+
+def plan_runs(session: Session, flags: Sequence[Mapping[str, Any]]) -> list[Planned]:
+    """Return the plan of each run's flags, in their order."""
+    planned = []
     for row in flags:
         try:
             named = resolve_names(session, normalise(row))
             deployment = deployment_row(named)
             scenario = scenario_row(named, deployment)
         except KernelSightError as error:
-            deployments.append(None)
-            scenarios.append(None)
-            faults.append(str(error))
+            planned.append(Planned(None, None, str(error)))
             continue
-        deployments.append(deployment)
-        scenarios.append(scenario)
-        faults.append(None)
-    return deployments, scenarios, faults
+        planned.append(Planned(deployment, scenario))
+    return planned
+
+
+def host_versions(session: Session, planned: Sequence[Planned]) -> list[str | None]:
+    """Return ``from_version`` of the row of ``host_overheads`` that each run takes; None for one without a plan."""
+    known = {plan.deployment["deployment_id"]: plan.deployment for plan in planned if plan.deployment}
+    if not known:
+        return [None] * len(planned)
+    with session.fork() as fork:
+        fork.progress = None
+        give_rows(fork, "deployments", list(known.values()))
+        settings = fork.table("host_settings")
+    found = dict(zip(*(settings[name].to_pylist() for name in ("deployment_id", "from_version")), strict=True))
+    return [found[plan.deployment["deployment_id"]] if plan.deployment else None for plan in planned]
 
 
 def serve_runs(
-    session: Session, flags: Sequence[Mapping[str, Any]], host: Sequence[Constants | None] | None = None
-) -> list[dict[str, Any]]:
-    """Return one row for each run's flags, in their order: predicted means, its parts, status.
+    session: Session, planned: Sequence[Planned], hosts: Sequence[Sequence[Constants | None]]
+) -> list[list[dict[str, Any]]]:
+    """Return for each entry of ``hosts`` one row for each plan, in their order: predicted means, its parts, status.
 
     Runs of equal flags are one scenario, served once. ``status`` is served, or why the run cannot be simulated.
-    ``host``: constants that stand in the place of the catalogue's, by run.
+    An entry of ``hosts`` has a run's constants in the place of the catalogue's, or None; they are its deployment's.
     """
-    deployments, scenarios, faults = plan_runs(session, flags)
-    overheads = {}
-    for deployment, constants in zip(deployments, host or (), strict=bool(host)):
-        if deployment and constants is not None:
-            overheads[deployment["deployment_id"]] = constants
-    found: dict[str, dict[str, Any]] = {}
-    for part in partitions(deployments, scenarios):
+    overheads = [
+        {
+            plan.deployment["deployment_id"]: constants
+            for plan, constants in zip(planned, host, strict=True)
+            if plan.deployment and constants is not None
+        }
+        for host in hosts
+    ]
+    found: list[dict[str, dict[str, Any]]] = [{} for _ in hosts]
+    for part in partitions(planned):
         with session.fork() as fork:
             fork.progress = None
-            found |= {row["scenario_id"]: row for row in _serve(fork, part, overheads)}
-    rows = []
-    for scenario, fault in zip(scenarios, faults, strict=True):
-        rows.append({"status": fault} if scenario is None else found[scenario["scenario_id"]])
-    return rows
+            able = give_scenarios(fork, part)
+            fork.put("requests", draw_alike(able))
+            for name in fork.graph.node("request_events").inputs:
+                fork.table(name)  # what the forks share is computed once
+            for rows, constants in zip(found, overheads, strict=True):
+                with fork.fork() as one:
+                    rows |= {row["scenario_id"]: row for row in _serve(one, able, constants)}
+    return [
+        [rows[plan.scenario["scenario_id"]] if plan.scenario else {"status": plan.fault} for plan in planned]
+        for rows in found
+    ]
 
 
-def partitions(
-    deployments: Sequence[dict[str, Any] | None], scenarios: Sequence[dict[str, Any] | None]
-) -> Iterator[Partition]:
+def partitions(planned: Sequence[Planned]) -> Iterator[Partition]:
     """Yield scenarios with their deployments, a few deployments at a time, each scenario once."""
-    known = {row["deployment_id"]: row for row in deployments if row}
+    known = {plan.deployment["deployment_id"]: plan.deployment for plan in planned if plan.deployment}
     loads: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in scenarios:
-        if row:
-            loads.setdefault(row["deployment_id"], {})[row["scenario_id"]] = row
+    for plan in planned:
+        if plan.scenario:
+            loads.setdefault(plan.scenario["deployment_id"], {})[plan.scenario["scenario_id"]] = plan.scenario
     keys = sorted(known)
     for first in range(0, len(keys), DEPLOYMENTS):
         mine = keys[first : first + DEPLOYMENTS]
@@ -95,9 +120,7 @@ def partitions(
         yield Partition([known[key] for key in mine], rows, {}, None)
 
 
-def _serve(session: Session, part: Partition, overheads: Mapping[str, Constants]) -> list[dict[str, Any]]:
-    able = give_scenarios(session, part)
-    session.put("requests", draw_alike(able))
+def _serve(session: Session, able: pa.Table, overheads: Mapping[str, Constants]) -> list[dict[str, Any]]:
     if overheads:
         from kernelsight.replay.constants import with_host
 
@@ -109,6 +132,9 @@ def _serve(session: Session, part: Partition, overheads: Mapping[str, Constants]
         rows[row["scenario_id"]] |= row
     for row in session.query(PARTS_QUERY).to_pylist():
         rows[row["scenario_id"]] |= {name: value or 0.0 for name, value in row.items()}
+    for row in rows.values():
+        pace = overheads[row["deployment_id"]].pace if row["deployment_id"] in overheads else 1.0
+        row |= {name: pace * row[name] for name in TIMES if row.get(name) is not None}
     return list(rows.values())
 
 

@@ -22,9 +22,10 @@ def host_times(requests: int, tokens: int, host: np.void) -> tuple:
     """
     cpu_us = host.base_us + host.per_request_us * requests + host.per_token_us * tokens
     launch_us = launch_time(tokens, host)
+    exposed_us = host.exposed_us + host.exposed_per_request_us * requests
     if host.overlapped:
-        return cpu_us + launch_us, host.exposed_us
-    return launch_us, host.exposed_us + cpu_us
+        return cpu_us + launch_us, exposed_us
+    return launch_us, exposed_us + cpu_us
 
 
 @inlined

@@ -61,6 +61,7 @@ class Host(NamedTuple):
     graph_max_tokens: int
     captured_launches_us: float = 0.0
     gap_us: float = 0.0
+    exposed_per_request_us: float = 0.0
 
 
 class Surface(NamedTuple):

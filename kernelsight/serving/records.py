@@ -78,6 +78,7 @@ HOST = _record(
     graph_max_tokens=_WHOLE,
     captured_launches_us=_REAL,
     gap_us=_REAL,  # of the exposed time: what passes between the kernels of a forward pass
+    exposed_per_request_us=_REAL,
 )
 
 # where a surface stands in the flat array of costs: for every whole x the knot below it (x_at) and the weight of the

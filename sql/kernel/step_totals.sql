@@ -14,7 +14,8 @@ host as (
   select
     kernels.*,
     overheads.overlapped,
-    overheads.step_exposed_us + overheads.launch_gap_us * kernels.launches as step_exposed_us,
+    overheads.step_exposed_us + overheads.launch_gap_us * kernels.launches
+      + overheads.exposed_per_request_us * (shapes.decode_requests + shapes.prefill_requests) as step_exposed_us,
     overheads.step_base_us
       + overheads.per_request_us * (shapes.decode_requests + shapes.prefill_requests)
       + overheads.per_token_us * shapes.tokens as cpu_us,

@@ -21,9 +21,6 @@ RUNS = (
 )
 
 
-LEVELS = ("none", "group")
-
-
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     """Return a file of runs; r2 and r6 have the load of r1 (two of the seven are of the fitting fifth or not)."""
@@ -46,6 +43,7 @@ def test_runs_are_scored_and_those_that_cannot_be_simulated_are_listed(command, 
     assert found["excluded"] == []
     assert sum(fault["n"] for fault in found["not_simulated"]) == len({"r4", "r5"} - fitting)
     by_id = {row["run_id"]: row for row in rows}
+    assert (by_id["r0"]["engine_version_used"], by_id["r0"]["host_version"]) == ("newest (0.13)", "0.13")
     assert "unknown model 'qwen3-0.6c'" in by_id["r5"]["status"]
     assert "does not fit l4" in by_id["r4"]["status"]
     # equal loads are one scenario; their errors differ as their measurements do
@@ -72,15 +70,26 @@ def test_constants_are_fitted_on_the_fitting_fifth_and_printed(command, tmp_path
     path = tmp_path / "runs.csv"
     lines = [RUNS[1].replace("r1", f"r{number}").replace(",60,9,", f",{60 + number},9,") for number in range(40)]
     path.write_text("\n".join([HEADER, *lines]))
-    answers = {level: command("backtest", "--runs", path, "--constants", level, "--format", "json") for level in LEVELS}
-    assert {answer.status for answer in answers.values()} == {0}
-    (group,) = answers["group"].json["fitted_constants"]
-    assert group["model"] == "qwen3-0.6b"
-    assert group["step_ms"] > 0
-    assert answers["none"].json["fitted_constants"][0]["request_ms"] == 0
+    answer = command("backtest", "--runs", path, "--constants", "group,none,version,transfer", "--format", "json")
+    assert answer.status == 0, answer.err
+    (group,) = answer.json["fitted_constants"]
+    assert (group["model"], group["host_version"]) == ("qwen3-0.6b", "0.13")
+    assert group["step_ms"] + group["per_request_us"] > 0 or group["pace"] > 1
+    levels = answer.json["levels"]
+    assert list(levels) == ["group", "none", "version", "transfer"]
     # all runs are alike: what fits a fifth of them fits the others
-    assert answers["group"].json["tpot"]["median_ape"] < 0.1 < answers["none"].json["tpot"]["median_ape"]
-    assert answers["group"].json["ttft"]["n"] == 40 - answers["group"].json["fitted_on"]
+    assert levels["group"]["dense"]["tpot"]["median_ape"] < 0.1 < levels["none"]["dense"]["tpot"]["median_ape"]
+    assert levels["version"]["all"]["tpot"]["median_ape"] < 0.1
+    # no other group has runs: no host time
+    assert levels["transfer"] == levels["none"]
+    assert answer.json["tpot"] == levels["group"]["all"]["tpot"]
+    assert answer.json["ttft"]["n"] == 40 - answer.json["fitted_on"]
+
+
+def test_several_levels_are_a_table_of_their_own(command, runs: Path) -> None:
+    page = command("backtest", "--runs", runs, "--constants", "shipped,none").out
+    assert "by host constants:" in page
+    assert "none, dense" in page
 
 
 def test_the_roofline_is_below_every_other_answer(command, runs: Path, tmp_path: Path) -> None:
@@ -100,6 +109,7 @@ def test_the_roofline_is_below_every_other_answer(command, runs: Path, tmp_path:
         (("--runs", "none.csv"), "there is no file none.csv"),
         ((), "the following arguments are required: --runs"),
         (("--runs", "aiconfigurator", "-o", "x.duckdb"), "ends in '.duckdb'"),
+        (("--runs", "aiconfigurator", "--constants", "group,groop"), "unknown level of --constants 'groop'. Did you"),
         (("--runs", "aiconfigurator", "--plot", "x.pdf"), "--plot 'x.pdf' ends in '.pdf'; use one of .svg"),
     ],
 )

@@ -10,7 +10,7 @@ STEP = ("predict", "--model", "qwen3-0.6b", "--gpu", "h100_sxm", "--context-len"
 FIGURES = {
     **{"step_exposed_us": 100.0, "step_base_us": 0.0, "per_request_us": 0.0, "per_token_us": 0.0},
     **{"per_captured_launch_us": 0.0, "per_eager_launch_us": 0.0, "launch_gap_us": 0.0, "request_us": 2500.0},
-    "overlapped": True,
+    **{"exposed_per_request_us": 0.0, "overlapped": True},
 }
 
 
@@ -35,7 +35,7 @@ def host(answer):
 def test_an_older_engine_hides_less_and_the_answer_says_which_row_it_took(command):
     newest_us, newest = host(command(*STEP, "--format", "json"))
     older_us, older = host(command(*STEP, "--engine-version", "0.9.2", "--format", "json"))
-    assert "host time of vllm from version 0.13 on (0.0 ms exposed and 1.5 ms of overlappable work" in newest
+    assert "host time of vllm from version 0.13 on (0.6 ms exposed and 1.5 ms of overlappable work" in newest
     assert "host time of vllm from version 0.6 on (0.3 ms exposed and 1.5 ms of serial work" in older
     # what was hidden behind a short step is paid in full
     assert newest_us < older_us == pytest.approx(300 + 1500 + 6 + 0.02)
@@ -44,7 +44,7 @@ def test_an_older_engine_hides_less_and_the_answer_says_which_row_it_took(comman
 def test_rows_that_state_every_figure_are_not_assumed(command, rows):
     path = rows({"engine": "vllm"} | FIGURES)
     assert host(command(*STEP, "--host-overheads", path, "--format", "json")) == (100.0, "")
-    csv = ",".join(["engine", *FIGURES]) + "\nvllm,100,0,0,0,0,0,0,2500,true\n"
+    csv = ",".join(["engine", *FIGURES]) + "\nvllm,100,0,0,0,0,0,0,2500,0,true\n"
     assert host(command(*STEP, "--host-overheads", rows(csv, ".csv"), "--format", "json")) == (100.0, "")
     # they stand in the place of all rows of their engine, and of no other engine's
     words = ("--host-overheads", path, "--format", "json")

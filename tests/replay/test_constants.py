@@ -3,78 +3,96 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from kernelsight.replay.constants import (
-    NONE,
-    REQUEST_GRID_MS,
-    STEP_GRID_MS,
-    Constants,
-    Response,
-    constants_of,
-    fit,
-    loss,
-    means_at,
-)
+from kernelsight.replay.constants import NONE, Constants, constants_of, with_host
+from kernelsight.replay.fitting import fit, fit_near, loss
+from kernelsight.replay.responses import REQUEST_GRID_MS, STEP_GRID_MS, Response, means_at
 
-TRUTH = Constants(1.25, 0.6, 20.0)
+TRUTH = Constants(0.6, 30.0, 20.0)
 
 
-def response(base_ms: float, launches: float) -> Response:
+def response(base_ms: float, running: float) -> Response:
     """Return a run whose TPOT is the step, and whose TTFT is three steps and the request."""
     step, request = np.meshgrid(STEP_GRID_MS, REQUEST_GRID_MS, indexing="ij")
-    return Response(3 * (base_ms + step) + request, base_ms + step, launches)
+    return Response(3 * (base_ms + step) + request, base_ms + step, running)
 
 
 def run_of(found: Response, at: Constants, **names: object) -> dict:
     """Return the measurements of a run with host time ``at``."""
     ttft, tpot = means_at(found, at)
-    group = {"model": "m", "gpu": "h100_sxm", "engine": "vllm", "quantization": None}
+    group = {"model": "m", "gpu": "h100_sxm", "engine": "vllm", "quantization": None, "host_version": "0.13"}
     return {**group, "ttft_ms": ttft, "tpot_ms": tpot, **names}
 
 
 def world(at: Constants, **names: object) -> list[tuple[dict, Response]]:
-    """Return runs of models of different size and number of kernels."""
-    found = [response(base, launches) for base in (3.0, 8.0, 20.0) for launches in (300.0, 700.0, 1100.0)]
+    """Return runs of models of different size under different load."""
+    found = [response(base, running) for base in (3.0, 8.0, 20.0) for running in (2.0, 30.0, 100.0)]
     return [(run_of(one, at, **names), one) for one in found]
 
 
 def test_means_are_read_between_the_simulated_points() -> None:
-    found = response(5.0, 1000.0)
+    found = response(5.0, 50.0)
     assert means_at(found, NONE) == pytest.approx((15.0, 5.0))
-    # 1000 kernels with 1 us between them, and half a millisecond: 1.5 ms a step
-    assert means_at(found, Constants(1.0, 0.5, 7.5)) == pytest.approx((3 * 6.5 + 7.5, 6.5))
-    # beyond the grid nothing is known: its last point
-    assert means_at(found, Constants(0.0, 99.0, 999.0)) == pytest.approx((3 * 13.0 + 120.0, 13.0))
+    # 50 requests of 20 us, and half a millisecond: 1.5 ms a step
+    assert means_at(found, Constants(0.5, 20.0, 7.5)) == pytest.approx((3 * 6.5 + 7.5, 6.5))
+    # beyond the grid its last lines go on
+    assert means_at(found, Constants(12.0, 0.0, 300.0)) == pytest.approx((3 * 17.0 + 300.0, 17.0))
+
+
+def test_slower_kernels_are_the_same_run_in_another_unit_of_time() -> None:
+    # kernels take 1.2 times as long, host time what is stated
+    assert means_at(response(5.0, 50.0), Constants(0.5, 20.0, 7.5, 1.2)) == pytest.approx((3 * 7.5 + 7.5, 7.5))
+    schema = pa.schema(
+        [("deployment_id", pa.string()), ("step_exposed_us", pa.float64()), ("exposed_per_request_us", pa.float64())]
+        + [("launch_gap_us", pa.float64()), ("request_us", pa.float64())]
+    )
+    table = pa.Table.from_pylist([{"deployment_id": "a"}, {"deployment_id": "b", "request_us": 1.0}], schema=schema)
+    given = {"a": Constants(1.2, 24.0, 6.0, 1.2)}
+    a, b = with_host(table, given.get).to_pylist()
+    assert a["step_exposed_us"] == pytest.approx(1000.0)
+    assert (a["exposed_per_request_us"], a["request_us"]) == pytest.approx((20.0, 5000.0))
+    assert b["request_us"] == 1.0  # what has no constants stays as it is
 
 
 def test_known_constants_are_found_again() -> None:
     pairs = world(TRUTH)
     assert loss(pairs, TRUTH) == pytest.approx(0.0, abs=1e-9)
-    found = fit(pairs)
-    assert loss(pairs, found) < 0.02 < loss(pairs, NONE)
-    assert fit(pairs, gap_us=1.25) == TRUTH
+    assert fit(pairs) == TRUTH
+    assert fit([]) == NONE
+
+
+def test_a_group_finds_its_pace_and_a_few_runs_stay_near_the_others() -> None:
+    slow = TRUTH._replace(pace=1.162)
+    assert fit_near(world(slow), TRUTH) == slow
+    # one run says nothing of what it is due to: what moves it least far from the others explains it
+    run = run_of(response(8.0, 30.0), slow)
+    near = fit_near([(run, response(8.0, 30.0))], TRUTH)
+    assert near.pace > 1.0
+    assert near.per_request_us == TRUTH.per_request_us
 
 
 def test_one_run_that_is_far_off_moves_nothing() -> None:
     pairs = world(TRUTH)
     strange = {**pairs[0][0], "ttft_ms": 1e6, "tpot_ms": 1e-3}
-    assert fit([*pairs, (strange, pairs[0][1])], gap_us=1.25) == TRUTH
+    assert fit([*pairs, (strange, pairs[0][1])]) == TRUTH
 
 
 def test_each_level_takes_the_runs_that_it_may() -> None:
-    other = Constants(1.25, 3.0, 60.0)
-    pairs = world(TRUTH, model="a") + world(other, model="b") + world(TRUTH, model="c", engine="trtllm")[:2]
+    other = Constants(3.0, 0.0, 60.0)
+    pairs = world(TRUTH, model="a") + world(other, model="b") + world(TRUTH, model="c", host_version="0.10")[:1]
     fitting, found = [run for run, _ in pairs], [one for _, one in pairs]
     groups = {"a": ("a", "h100_sxm", "vllm", None), "b": ("b", "h100_sxm", "vllm", None)}
-    few = ("c", "h100_sxm", "trtllm", None)
+    few = ("c", "h100_sxm", "vllm", None)
     assert set(constants_of("none", fitting, [], []).values()) == {NONE}
-    engine = constants_of("engine", fitting, fitting, found)
-    assert engine[groups["a"]] == engine[groups["b"]] != engine[few]
+    version = constants_of("version", fitting, fitting, found)
+    assert version[groups["a"]] == version[groups["b"]] != version[few]
     group = constants_of("group", fitting, fitting, found)
-    assert group[groups["a"]].step_ms < 1.0 < group[groups["b"]].step_ms
-    assert group[few] == engine[few]  # two runs are too few for constants of its own
+    assert group[groups["a"]].step_ms < 1.5 < group[groups["b"]].step_ms
+    assert group[few] == version[few]  # one run is too few for constants of its own
     transfer = constants_of("transfer", fitting, fitting, found)
     # what was fitted on the other group alone
     assert loss(world(other, model="b"), transfer[groups["a"]]) < 0.02
     assert loss(world(TRUTH, model="a"), transfer[groups["b"]]) < 0.02
+    assert transfer[few] == NONE

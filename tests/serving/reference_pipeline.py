@@ -79,7 +79,9 @@ class Pipeline:
         own_us += host.per_request_us * (len(work.chunks) + len(work.contexts))
         launches_us = host.eager_launches_us if work.tokens > host.graph_max_tokens else host.captured_launches_us
         begin = max(now, self.prepared_us)
-        self.prepared_us = begin + host.exposed_us - host.gap_us + (0.0 if host.overlapped else own_us)
+        always_us = host.exposed_us - host.gap_us
+        always_us += host.exposed_per_request_us * (len(work.chunks) + len(work.contexts))
+        self.prepared_us = begin + always_us + (0.0 if host.overlapped else own_us)
         ready = max(self.prepared_us, self.left_us[0])
         start = moment = min(ready, max(begin, self.left_us[0]))
         host_us = 0.0

@@ -468,7 +468,8 @@ def step_time(work: Work, gpu_us: float, host: Any) -> float:
     cpu_us += host.per_token_us * work.tokens
     launches_us = host.eager_launches_us if work.tokens > host.graph_max_tokens else host.captured_launches_us
     hidden_us = launches_us + (cpu_us if host.overlapped else 0.0)
-    exposed_us = host.exposed_us + (0.0 if host.overlapped else cpu_us)
+    exposed_us = host.exposed_us + host.exposed_per_request_us * (len(work.chunks) + len(work.contexts))
+    exposed_us += 0.0 if host.overlapped else cpu_us
     return exposed_us + max(hidden_us, gpu_us)
 
 

@@ -1,0 +1,117 @@
+"""What TTFT and TPOT of measured runs do as host time grows: each run simulated on a grid of it.
+
+Between the points of the grid TTFT and TPOT are interpolated, so that any choice of constants costs no simulation more.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from kernelsight.replay.constants import Constants, with_host
+from kernelsight.replay.serve import Planned, partitions
+
+if TYPE_CHECKING:
+    from kernelsight.bulk import Partition
+    from kernelsight.session import Session
+
+# exposed host time of a step and host time of a request at which runs are simulated
+STEP_GRID_MS = (0.0, 0.5, 1.5, 4.0, 10.0)
+REQUEST_GRID_MS = (0.0, 15.0, 50.0, 120.0, 250.0)
+
+
+class Response(NamedTuple):
+    """What a run's means do as host time grows: shape [steps, requests] in ms, and how many requests run at a time."""
+
+    ttft_ms: np.ndarray
+    tpot_ms: np.ndarray
+    running: float
+
+
+def responses(session: Session, planned: Sequence[Planned]) -> list[Response | None]:
+    """Simulate each plan on the grid; None for a run that cannot be simulated. In the order of the plans."""
+    found: dict[str, Response] = {}
+    for part in partitions(planned):
+        with session.fork() as fork:
+            fork.progress = None
+            found |= _responses(fork, part)
+    return [found.get(plan.scenario["scenario_id"]) if plan.scenario else None for plan in planned]
+
+
+def _responses(session: Session, part: Partition) -> dict[str, Response]:
+    from kernelsight.bulk import draw_alike, give_scenarios
+    from kernelsight.bulk_costs import put_step_costs
+    from kernelsight.serving.results import event_rows
+    from kernelsight.serving.simulate import serve_replicas
+
+    able = give_scenarios(session, part)
+    if not able.num_rows:
+        return {}
+    session.put("requests", draw_alike(able))
+    put_step_costs(session, able, session.table("requests"))
+    inputs = {name: session.table(name) for name in session.graph.node("request_events").inputs} | {"scenarios": able}
+    shape = (len(STEP_GRID_MS), len(REQUEST_GRID_MS))
+    means: dict[str, np.ndarray] = {}
+    running: dict[str, float] = {}
+    for (row, step), (column, request) in itertools.product(enumerate(STEP_GRID_MS), enumerate(REQUEST_GRID_MS)):
+        everywhere = dict.fromkeys(able["deployment_id"].to_pylist(), Constants(step, 0.0, request))
+        host = with_host(inputs["host_settings"], everywhere.get)
+        replicas, _ = serve_replicas(*(inputs | {"host_settings": host}).values(), count_uses=False)
+        for name, ttft_ms, tpot_ms, decoding in client_means(event_rows(replicas, inputs["requests"])):
+            running.setdefault(name, decoding)
+            held = means.setdefault(name, np.full((2, *shape), np.nan))
+            held[:, row, column] = ttft_ms, tpot_ms
+    return {name: Response(*both, running[name]) for name, both in means.items()}
+
+
+def client_means(request_events: Any) -> list[tuple[str, float, float, float]]:
+    """Return (scenario_id, mean TTFT in ms, mean TPOT in ms, requests that decode at a time).
+
+    Of the scenarios that served a request of two tokens or more.
+    """
+    import polars as pl
+
+    gaps = pl.col("output_tokens") - 1
+    decoding_ns = pl.col("finish_ns") - pl.col("first_token_ns")
+    means = (
+        pl.from_arrow(request_events)
+        .lazy()
+        .filter(pl.col("status") == "finished")
+        .group_by("scenario_id")
+        .agg(
+            ((pl.col("first_token_ns") - pl.col("sent_ns")) / 1e6).mean().alias("ttft_ms"),
+            (decoding_ns / 1e6 / gaps).filter(gaps > 0).mean().alias("tpot_ms"),
+            (decoding_ns.sum() / (pl.col("finish_ns").max() - pl.col("sent_ns").min())).alias("running"),
+        )
+        .drop_nulls()
+    )
+    return means.collect().rows()
+
+
+def means_at(response: Response, at: Constants) -> tuple[float, float]:
+    """Return TTFT and TPOT in ms at constants, bilinear between the points of the grid; its last lines go on."""
+    ttft, tpot = means_of(np.stack([response.ttft_ms, response.tpot_ms])[None], np.array([response.running]), at)[0]
+    return float(ttft), float(tpot)
+
+
+def means_of(values: np.ndarray, running: np.ndarray, at: Constants) -> np.ndarray:
+    """Return (runs, 2) means in ms of ``values`` of shape (runs, 2, steps, requests).
+
+    Time per running request is that of the mean batch, in every step.
+    """
+    step_ms = at.step_ms + at.per_request_us * running / 1000.0
+    i, u = _place(STEP_GRID_MS, step_ms / at.pace)
+    j, v = _place(REQUEST_GRID_MS, np.array(at.request_ms / at.pace))
+    run = np.arange(running.size)
+    low, high = (values[run, :, row, j] * (1 - v) + values[run, :, row, j + 1] * v for row in (i, i + 1))
+    return at.pace * (low * (1 - u)[:, None] + high * u[:, None])
+
+
+def _place(grid: Sequence[float], value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the interval of the grid that a value lies in, and where in it: from 0 to 1, beyond the grid more."""
+    points = np.array(grid)
+    i = np.clip(np.searchsorted(points, value, side="right") - 1, 0, points.size - 2)
+    return i, (value - points[i]) / (points[i + 1] - points[i])
