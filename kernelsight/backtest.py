@@ -67,7 +67,7 @@ def fit_levels(
     session: Session, runs: Sequence[Mapping[str, Any]], planned: Sequence[Planned], levels: Sequence[str]
 ) -> dict[str, dict[tuple, Constants]]:
     """Return by level the constants of each group; runs of the fitting fifth are simulated once for all levels."""
-    chosen = [number for number, run in enumerate(runs) if run["fitting"]]
+    chosen = [number for number, run in enumerate(runs) if run["fitting"] and not run.get("prefill_workers")]
     if set(levels) <= {"shipped", "none"}:
         chosen = []
     found = responses(session, [planned[number] for number in chosen])
@@ -104,7 +104,7 @@ def report_of(runs: Runs, rows: Sequence[Mapping[str, Any]], tier: str | None, p
         "read": runs.read,
         "excluded": [{"reason": reason, "n": count} for reason, count in runs.excluded],
         "runs": len(rows),
-        "fitted_on": sum(row["fitting"] for row in rows),
+        "fitted_on": sum(row["fitting"] and not row["prefill_workers"] for row in rows),
         "tier": tier or "auto",
     }
 
@@ -147,7 +147,7 @@ def run(arguments: Any) -> None:
             answer |= {"constants": levels[0], "fitted_constants": constant_rows(fitted[levels[0]], rows)}
             answer["levels"] = {level: level_scores(replayed[level]) for level in levels}
     if picture:
-        draw(rows, picture)
+        draw(rows, answer, picture)
     if target:
         _write(answer, rows, target)
     _print(answer, arguments.format)
@@ -242,6 +242,13 @@ def page(answer: Mapping[str, Any]) -> list[str]:
             as_text([line(group["sign"], group) for group in answer["signs"]], ["", *SHOWN], terminal_width()),
             "",
         ]
+    if answer["disaggregated"]["ttft"]["n"]:
+        lines += ["prompts and decoding on workers of their own, none fitted on (not scored above):"]
+        apart = [
+            line("all", answer["disaggregated"]),
+            *(line(" ".join(str(group[name]) for name in GROUP), group) for group in answer["disaggregated"]["groups"]),
+        ]
+        lines += [as_text(apart, ["", *SHOWN], terminal_width()), ""]
     if answer["attribution"]:
         lines += ["what carries the miss, in % of the measured value (+: predicted too short), largest first:"]
         lines += [

@@ -18,6 +18,11 @@ AICONFIGURATOR = "aiconfigurator"
 FILE = "systems/silicon_sample.csv"
 # held back for one final check: counted, never simulated, fitted or scored
 SEALED_GPUS = ("b300_sxm", "gb300")
+# those that prompts and decoding have of their own where they are apart
+WORKERS = (
+    *("prefill_num_workers", "prefill_tp_size", "prefill_pp_size", "prefill_attention_dp_size", "prefill_moe_ep_size"),
+    *("decode_num_workers", "decode_tp_size", "decode_pp_size", "decode_attention_dp_size", "decode_moe_ep_size"),
+)
 COLUMNS = (
     *("id", "silicon_data_source", "backend", "backend_version", "model_path", "system", "precision", "mode"),
     *(
@@ -33,12 +38,12 @@ COLUMNS = (
         "moe_ep_size",
     ),
     *("silicon_ttft_ms", "silicon_tpot_ms"),
+    *WORKERS,
 )
 _source = pl.col("silicon_data_source")
 _concurrency = _source.str.extract(r"silicon_concurrency=(\d+)").cast(pl.Int64)
 # in this order: what is left out, and the test that a row must pass to stay
 FILTERS: tuple[tuple[str, pl.Expr], ...] = (
-    ("disaggregated: prefill and decode on workers of their own", pl.col("mode") == "agg"),
     ("concurrency not stated", _concurrency.is_not_null()),
     ("marked as work in progress by its source", ~_source.str.contains("wip=True")),
     ("data-parallel attention", pl.col("attention_dp_size").fill_null(1) == 1),
@@ -54,6 +59,23 @@ FILTERS: tuple[tuple[str, pl.Expr], ...] = (
     ("DeepSeek-R1: speculative decoding not recorded", ~pl.col("model_path").str.contains("DeepSeek-R1")),
     ("the same TTFT and TPOT as a row before it", pl.struct("silicon_ttft_ms", "silicon_tpot_ms").is_first_distinct()),
     ("GPU held back for one final check", ~pl.col("system").is_in(SEALED_GPUS)),
+)
+SIDES = ("prefill", "decode")
+# the same for prompts and decoding on workers of their own
+DISAGGREGATED: tuple[tuple[str, pl.Expr], ...] = (
+    ("workers not stated", pl.all_horizontal(pl.col(f"{side}_num_workers").is_not_null() for side in SIDES)),
+    *(FILTERS[number] for number in (0, 1)),
+    (
+        "data-parallel attention",
+        pl.all_horizontal(pl.col(f"{side}_attention_dp_size").fill_null(1) == 1 for side in SIDES),
+    ),
+    (
+        "workers of more than one node: tensor parallelism above 8, or pipeline stages",
+        pl.all_horizontal(
+            (pl.col(f"{side}_tp_size") <= 8) & (pl.col(f"{side}_pp_size").fill_null(1) == 1) for side in SIDES
+        ),
+    ),
+    *FILTERS[-3:],
 )
 
 
@@ -95,16 +117,33 @@ def read_runs(source: str) -> Runs:
     return Runs(table.filter(pa.compute.invert(sealed)), table.num_rows, excluded)
 
 
+def _kept(rows: pl.DataFrame, filters: tuple[tuple[str, pl.Expr], ...]) -> tuple[pl.DataFrame, list[tuple[str, int]]]:
+    """Return the rows that pass all filters, and (reason, rows) of those that do not."""
+    excluded = []
+    for reason, stays in filters:
+        before, rows = rows.height, rows.filter(stays.fill_null(False))
+        if rows.height < before:
+            excluded.append((reason, before - rows.height))
+    return rows, excluded
+
+
 def _clean(raw: pl.DataFrame, path: Path) -> Runs:
     """Apply the filters one after the other, and give what stays the names of the contract."""
     missing = [name for name in COLUMNS if name not in raw.columns]
     if missing:
         raise InvalidInput(f"{path} lacks the columns {', '.join(missing)}; take the file of aiconfigurator-core 0.12.")
-    kept, excluded = raw.select(COLUMNS), []
-    for reason, stays in FILTERS:
-        before, kept = kept.height, kept.filter(stays.fill_null(False))
-        if kept.height < before:
-            excluded.append((reason, before - kept.height))
+    stated = raw.select(COLUMNS).with_columns(pl.col(WORKERS).cast(pl.Int64))
+    together, excluded = _kept(stated.filter(pl.col("mode") == "agg"), FILTERS)
+    apart, others = _kept(stated.filter(pl.col("mode") != "agg"), DISAGGREGATED)
+    excluded += [(f"disaggregated: {reason}", count) for reason, count in others]
+    apart = apart.with_columns(
+        # the image names the version of Dynamo, not of TensorRT-LLM
+        backend_version=pl.when(pl.col("backend") != "trtllm").then("backend_version"),
+        **{f"{name}_size": pl.col(f"decode_{name}_size") for name in ("tp", "pp", "moe_ep")},
+        batch_size=pl.lit(None, together["batch_size"].dtype),
+    )
+    kept = pl.concat([together, apart], how="vertical_relaxed")
+    disaggregated = pl.col("mode") != "agg"
     batch, concurrency = pl.col("batch_size"), _concurrency
     # where the source counts a batch of its own, the concurrency is that of all engines together
     workers = pl.when(batch.is_between(1, concurrency - 1)).then(concurrency // batch).otherwise(1)
@@ -119,6 +158,10 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
         pp="pp_size",
         dp=pl.lit(1, pl.Int64),
         ep=pl.col("moe_ep_size").fill_null(1),
+        prefill_workers=pl.when(disaggregated).then("prefill_num_workers"),
+        prefill_tp=pl.when(disaggregated).then("prefill_tp_size"),
+        prefill_ep=pl.when(disaggregated).then(pl.col("prefill_moe_ep_size").fill_null(1)),
+        decode_workers=pl.when(disaggregated).then("decode_num_workers"),
         engine="backend",
         engine_version=pl.col("backend_version").replace("", None),
         quantization="precision",

@@ -22,7 +22,8 @@ def predictions(runs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, flo
     """
     if importlib.util.find_spec(PACKAGE) is None:
         raise InvalidInput("--against aiconfigurator needs that tool; pip install 'kernelsight[silicon]'.")
-    asked = "\n".join(json.dumps(dict(run)) for run in runs if run["max_concurrency"])
+    closed = [run for run in runs if run["max_concurrency"] and not run.get("prefill_workers")]
+    asked = "\n".join(json.dumps(dict(run)) for run in closed)
     done = subprocess.run([sys.executable, "-m", WORKER], input=asked, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight.errors import InvalidInput
+from kernelsight.replay.scores import GROUP
 
 ENDINGS = (".svg", ".png", ".html", ".json")
 METRICS = (("ttft", "TTFT"), ("tpot", "TPOT"))
 SIZE = 300
+SHOWN_RUNS = 20
 
 
 def check_picture(path: str | None) -> Path | None:
@@ -46,14 +48,33 @@ def points(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             },
         }
         for row in rows
-        if row.get("errors") and not row["fitting"]
+        if row.get("errors") and not row["fitting"] and not row.get("prefill_workers")
     ]
 
 
-def draw(rows: Sequence[Mapping[str, Any]], target: Path) -> None:
+def group_points(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what the lower part draws: median error in percent of each group of runs, ours and the other tool's."""
+    peer = answer.get("peer", {}).get("groups", [])
+    found = [("KernelSight", group, group) for group in answer["groups"]]
+    found += [("AIConfigurator", group, group["peer"]) for group in peer]
+    return [
+        {
+            "group": " ".join(str(group[key] or "").split("/")[-1] for key in GROUP),
+            "n": group["n"],
+            "tool": tool,
+            "metric": name,
+            "median_ape": 100.0 * scores[metric]["median_ape"],
+        }
+        for tool, group, scores in found
+        for metric, name in METRICS
+        if group["n"] >= SHOWN_RUNS
+    ]
+
+
+def draw(rows: Sequence[Mapping[str, Any]], answer: Mapping[str, Any], target: Path) -> None:
     """Write one picture: for TTFT and TPOT a row, predicted against measured left, error against load right.
 
-    Errors beyond + 200 % are drawn at the edge.
+    Below, the median error of each group of ``SHOWN_RUNS`` runs or more. Errors beyond + 200 % are drawn at the edge.
     """
     import altair as alt
 
@@ -77,4 +98,16 @@ def draw(rows: Sequence[Mapping[str, Any]], target: Path) -> None:
         )
         left = (scatter + diagonal).properties(width=SIZE, height=SIZE)
         panels.append(left | load.properties(width=SIZE, height=SIZE))
-    alt.vconcat(*panels).resolve_scale(color="independent").save(str(target))
+    groups = (
+        alt.Chart(alt.Data(values=group_points(answer)))
+        .mark_point(filled=True, size=40)
+        .encode(
+            x=alt.X("median_ape:Q", scale=alt.Scale(type="symlog"), title="median error (%)"),
+            y=alt.Y("group:N", title=None, axis=alt.Axis(labelLimit=400)),
+            color=alt.Color("tool:N"),
+            shape=alt.Shape("tool:N"),
+            column=alt.Column("metric:N", title=None),
+        )
+        .properties(width=SIZE)
+    )
+    alt.vconcat(*panels, groups).resolve_scale(color="independent", shape="independent").save(str(target))

@@ -22,6 +22,13 @@ EQUAL = {
     "isl": "isl",
     "osl": "osl",
 }
+# columns of runs with workers of their own for prompts, and the flags that they are
+DISAGGREGATED = {
+    "prefill_workers": "prefill_replicas",
+    "prefill_tp": "prefill_tensor_parallel_size",
+    "prefill_ep": "prefill_expert_parallel_size",
+    "decode_workers": "decode_replicas",
+}
 STARTS = ("gpu", "engine_version")
 TERM = re.compile(r"(?:(\d+)\s*\*\s*)?(isl|osl|concurrency)|(\d+)")
 
@@ -107,6 +114,8 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
     for name in ("max_num_batched_tokens", "max_num_seqs"):
         if name in found:
             flags[name] = tokens_of(found[name], sizes)
+    for name, flag in DISAGGREGATED.items():
+        flags[flag] = run.get(name)
     if flags.get("enable_expert_parallel"):
         del flags["expert_parallel_size"]
     return {name: value for name, value in flags.items() if value is not None}, names

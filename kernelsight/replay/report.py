@@ -28,9 +28,11 @@ def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, fl
     """Return the scores of replayed runs.
 
     ``rows``: runs with ``status``, ``errors`` where served, ``is_moe``, ``fitting``. Those of the fitting fifth are not
-    scored. ``peer``: TTFT and TPOT in ms that another tool predicts, by run; both are scored where it predicts.
+    scored, those with ``prefill_workers`` apart. ``peer``: TTFT and TPOT in ms that another tool predicts, by run; both
+    are scored where it predicts.
     """
-    scored = [dict(row) for row in rows if not row["fitting"]]
+    scored = [dict(row) for row in rows if not row["fitting"] and not row.get("prefill_workers")]
+    apart = [row for row in rows if row.get("prefill_workers")]
     for row, sign in zip(scored, signs_of(scored), strict=True):
         row["sign"] = sign
     served = [row for row in scored if row.get("errors")]
@@ -47,6 +49,11 @@ def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, fl
             for kind, moe in (("dense", False), ("moe", True))
         },
         "attribution": attributions(served),
+        "disaggregated": {
+            **scores(apart),
+            "groups": grouped(apart, GROUP, by_group),
+            "not_simulated": counted(row["status"] for row in apart if not row.get("errors")),
+        },
     }
     if peer is not None:
         answer["peer"] = beside(served, peer)
@@ -55,7 +62,8 @@ def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, fl
 
 def level_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict]:
     """Return the scores of all, dense and mixture-of-experts runs that are not of the fitting fifth."""
-    served = [row for row in rows if row.get("errors") and not row["fitting"]]
+    scored = [row for row in rows if not row["fitting"] and not row.get("prefill_workers")]
+    served = [row for row in scored if row.get("errors")]
     kinds = {"all": (False, True), "dense": (False,), "moe": (True,)}
     return {kind: scores(row for row in served if row["is_moe"] in those) for kind, those in kinds.items()}
 

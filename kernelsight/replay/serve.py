@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.bulk import Partition, draw_alike, give_scenarios
 from kernelsight.errors import KernelSightError
-from kernelsight.plan import deployment_row, give_rows, normalise, resolve_names, scenario_row
+from kernelsight.plan import deployment_row, give_rows, normalise, prefill_row, resolve_names, scenario_row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,11 +38,17 @@ QUEUE_QUERY = "select scenario_id, avg(queue_ms) as queue_ms from request_metric
 
 
 class Planned(NamedTuple):
-    """The deployment and the scenario of a run's flags, or why they cannot be planned."""
+    """Deployment and scenario of a run's flags, or why there are none; ``prefill``: engines for prompts apart."""
 
     deployment: dict[str, Any] | None
     scenario: dict[str, Any] | None
     fault: str | None = None
+    prefill: dict[str, Any] | None = None
+
+    @property
+    def deployments(self) -> list[dict[str, Any]]:
+        """All deployments of the plan."""
+        return [row for row in (self.deployment, self.prefill) if row]
 
 
 def plan_runs(session: Session, flags: Sequence[Mapping[str, Any]]) -> list[Planned]:
@@ -56,7 +62,7 @@ def plan_runs(session: Session, flags: Sequence[Mapping[str, Any]]) -> list[Plan
         except KernelSightError as error:
             planned.append(Planned(None, None, str(error)))
             continue
-        planned.append(Planned(deployment, scenario))
+        planned.append(Planned(deployment, scenario, prefill=prefill_row(named)))
     return planned
 
 
@@ -83,9 +89,10 @@ def serve_runs(
     """
     overheads = [
         {
-            plan.deployment["deployment_id"]: constants
+            deployment["deployment_id"]: constants
             for plan, constants in zip(planned, host, strict=True)
-            if plan.deployment and constants is not None
+            for deployment in plan.deployments
+            if constants is not None
         }
         for host in hosts
     ]
@@ -108,16 +115,15 @@ def serve_runs(
 
 def partitions(planned: Sequence[Planned]) -> Iterator[Partition]:
     """Yield scenarios with their deployments, a few deployments at a time, each scenario once."""
-    known = {plan.deployment["deployment_id"]: plan.deployment for plan in planned if plan.deployment}
-    loads: dict[str, dict[str, dict[str, Any]]] = {}
+    loads: dict[str, dict[str, Planned]] = {}
     for plan in planned:
         if plan.scenario:
-            loads.setdefault(plan.scenario["deployment_id"], {})[plan.scenario["scenario_id"]] = plan.scenario
-    keys = sorted(known)
+            loads.setdefault(plan.scenario["deployment_id"], {})[plan.scenario["scenario_id"]] = plan
+    keys = sorted(loads)
     for first in range(0, len(keys), DEPLOYMENTS):
-        mine = keys[first : first + DEPLOYMENTS]
-        rows = [row for key in mine for row in loads[key].values()]
-        yield Partition([known[key] for key in mine], rows, {}, None)
+        mine = [plan for key in keys[first : first + DEPLOYMENTS] for plan in loads[key].values()]
+        known = {row["deployment_id"]: row for plan in mine for row in plan.deployments}
+        yield Partition(list(known.values()), [plan.scenario for plan in mine if plan.scenario], {}, None)
 
 
 def _serve(session: Session, able: pa.Table, overheads: Mapping[str, Constants]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import csv
 import importlib.util
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 
 from kernelsight.errors import ContractBroken, InvalidInput
@@ -68,7 +69,32 @@ def test_each_row_is_kept_or_left_out_for_the_first_reason_that_holds(tmp_path: 
     assert found.table["run_id"].to_pylist() == ["run0", "run8"]
     assert found.table["ep"].to_pylist() == [1, 2]
     assert found.read == 12
-    assert found.excluded == [(reason, 2 if "node" in reason else 1) for reason in REASONS]
+    apart = ("disaggregated: workers not stated", 1)
+    assert found.excluded == [*((reason, 2 if "node" in reason else 1) for reason in REASONS), apart]
+
+
+def test_prompts_and_decoding_on_workers_of_their_own(tmp_path: Path) -> None:
+    sides = {
+        **{"mode": "disagg", "tp_size": None, "pp_size": None, "batch_size": None},
+        **{"prefill_num_workers": 2, "prefill_tp_size": 4, "prefill_pp_size": 1, "prefill_attention_dp_size": 1},
+        **{"decode_num_workers": 3, "decode_tp_size": 8, "decode_pp_size": 1, "decode_attention_dp_size": None},
+        **{"prefill_moe_ep_size": None, "decode_moe_ep_size": 8},
+    }
+    rows = [sides, {**sides, "prefill_attention_dp_size": 4}, {**sides, "decode_tp_size": 16}, {}]
+    dynamo = {**sides, "backend": "trtllm", "backend_version": "0.8.1.post2"}
+    found = read_runs(write(tmp_path / "runs.csv", [*rows, {**sides, "system": "gb300"}, dynamo]))
+    names = ("run_id", "prefill_workers", "prefill_tp", "prefill_ep", "decode_workers", "tp", "ep", "engine_version")
+    assert [tuple(row[name] for name in names) for row in found.table.to_pylist()] == [
+        ("run3", None, None, None, None, 2, 1, "0.18.0"),
+        ("run0", 2, 4, 1, 3, 8, 8, "0.18.0"),
+        ("run5", 2, 4, 1, 3, 8, 8, None),  # of TensorRT-LLM the image tells Dynamo's version
+    ]
+    assert [count for _, count in found.excluded] == [1, 1, 1]
+    assert [reason.split(":")[1][:12] for reason, _ in found.excluded] == [
+        " data-parall",
+        " workers of ",
+        " GPU held ba",
+    ]
 
 
 def test_a_concurrency_of_several_engines_is_told_by_their_batch(tmp_path: Path) -> None:
@@ -116,10 +142,14 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
 def test_the_counts_of_the_file_that_ships_with_aiconfigurator_core() -> None:
     found = read_runs("aiconfigurator")
     assert found.read == 5221
-    left = [found.read]
-    for _, count in found.excluded:
+    left = [3619]  # prompts and decoding in the same engines
+    together = [count for reason, count in found.excluded if not reason.startswith("disaggregated")]
+    for count in together:
         left.append(left[-1] - count)
-    assert left[1:] == [3619, 3607, 3420, 3236, 2924, 2905, 2589, 2392, 2236]
-    gpus = found.table["gpu"].value_counts().to_pylist()
+    assert left[1:] == [3607, 3420, 3236, 2924, 2905, 2589, 2392, 2236]
+    apart = found.table["prefill_workers"].is_valid()
+    assert found.read - sum(count for _, count in found.excluded) == 2236 + 57 == found.table.num_rows
+    assert sum(apart.to_pylist()) == 57
+    gpus = found.table.filter(pc.invert(apart))["gpu"].value_counts().to_pylist()
     counts = {row["values"]: row["counts"] for row in gpus}
     assert counts == {"b200_sxm": 892, "h100_sxm": 774, "h200_sxm": 567, "gb200": 3}

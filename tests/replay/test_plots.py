@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kernelsight.errors import InvalidInput
-from kernelsight.replay.plots import check_picture, draw, points
+from kernelsight.replay.plots import check_picture, draw, group_points, points
 
 
 def row(number: int, **more: object) -> dict:
@@ -18,6 +18,12 @@ def row(number: int, **more: object) -> dict:
 
 
 ROWS = [row(1), row(2, is_moe=True), row(3, fitting=True), row(4, errors=None)]
+GROUP = {"model": "owner/m", "gpu": "g", "engine": "vllm", "quantization": None}
+SCORES = {"ttft": {"median_ape": 0.1}, "tpot": {"median_ape": 0.05}}
+ANSWER = {
+    "groups": [{**GROUP, "n": 20, **SCORES}, {**GROUP, "gpu": "h", "n": 19, **SCORES}],
+    "peer": {"groups": [{**GROUP, "n": 20, "peer": SCORES}]},
+}
 
 
 def test_only_scored_runs_are_drawn() -> None:
@@ -27,12 +33,19 @@ def test_only_scored_runs_are_drawn() -> None:
     assert (found[0]["tpot_measured"], found[0]["tpot_predicted"]) == (10.0, 11.0)
 
 
-def test_the_picture_holds_four_panels(tmp_path) -> None:
+def test_the_picture_holds_four_panels_and_the_groups(tmp_path) -> None:
     pytest.importorskip("altair")
     target = check_picture(str(tmp_path / "errors.json"))
-    draw(ROWS, target)
-    drawn = json.loads(target.read_text())
-    assert [len(line["hconcat"]) for line in drawn["vconcat"]] == [2, 2]
+    draw(ROWS, ANSWER, target)
+    *panels, groups = json.loads(target.read_text())["vconcat"]
+    assert [len(line["hconcat"]) for line in panels] == [2, 2]
+    assert groups["encoding"]["y"]["field"] == "group"
+
+
+def test_groups_of_twenty_runs_are_drawn_beside_the_other_tool() -> None:
+    found = [(one["tool"], one["group"], one["metric"], one["median_ape"]) for one in group_points(ANSWER)]
+    ours, theirs = ("KernelSight", "m g vllm "), ("AIConfigurator", "m g vllm ")
+    assert found == [(*tool, name, value) for tool in (ours, theirs) for name, value in (("TTFT", 10.0), ("TPOT", 5.0))]
 
 
 def test_a_place_that_is_not_there_is_refused(tmp_path) -> None:

@@ -80,6 +80,14 @@ def test_engines_that_share_a_load_get_their_part_of_it() -> None:
     assert flags["model"] == "owner/Model"
 
 
+def test_workers_for_prompts_become_engines_of_their_own() -> None:
+    sides = {"prefill_workers": 2, "prefill_tp": 4, "prefill_ep": 1, "decode_workers": 3}
+    flags, _ = flags_of({**RUN, "tp": 8, **sides}, [])
+    assert (flags["prefill_replicas"], flags["decode_replicas"]) == (2, 3)
+    assert (flags["prefill_tensor_parallel_size"], flags["tensor_parallel_size"]) == (4, 8)
+    assert "prefill_replicas" not in flags_of({**RUN, **dict.fromkeys(sides)}, [])[0]
+
+
 def test_a_budget_that_is_no_sum_is_refused() -> None:
     with pytest.raises(InvalidInput, match="recipes: '2 x isl' is no sum of numbers"):
         tokens_of("2 x isl", {"isl": 1})

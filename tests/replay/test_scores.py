@@ -120,12 +120,15 @@ def test_the_report_scores_held_out_runs_and_counts_the_others() -> None:
         run("b", is_moe=True, engine="sglang", errors={"ttft": 0.5, "tpot": 0.3, "throughput": -0.2}),
         run("c", fitting=True),
         run("d", errors=None, status="it does not fit"),
+        run("e", prefill_workers=2, fitting=True, errors={"ttft": 0.9, "tpot": 0.4, "throughput": 0.4}),
     ]
     answer = report(rows, {"a": (80.0, 10.0)})
     assert (answer["ttft"]["n"], answer["dense"]["ttft"]["n"], answer["moe"]["ttft"]["n"]) == (2, 1, 1)
     assert answer["ttft"]["mape"] == pytest.approx(0.3)
     assert [(group["engine"], group["n"]) for group in answer["groups"]] == [("sglang", 1), ("vllm", 1)]
     assert answer["not_simulated"] == [{"reason": "it does not fit", "n": 1}]
+    # prompts on engines of their own: apart, whatever fifth they are of, as none of them is fitted on
+    assert (answer["disaggregated"]["ttft"]["n"], answer["disaggregated"]["ttft"]["mape"]) == (1, pytest.approx(0.9))
     assert answer["peer"]["n"] == 1
     assert answer["peer"]["not_predicted"] == 1
     assert answer["peer"]["ours"]["ttft"]["mape"] == pytest.approx(0.1)
