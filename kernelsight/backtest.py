@@ -137,6 +137,7 @@ def run(arguments: Any) -> None:
     runs = read_runs(arguments.runs)
     if runs.table.num_rows == 0:
         raise InvalidInput(f"{arguments.runs} holds no run that can be replayed; all were left out or held back.")
+    _peer(arguments.against, runs._replace(table=runs.table.slice(0, 0)))  # a tool that cannot be started: now
     with open_session(arguments) as session:
         session.progress = None
         with ThreadPoolExecutor(1) as pool:

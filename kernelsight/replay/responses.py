@@ -42,24 +42,25 @@ def responses(session: Session, planned: Sequence[Planned]) -> list[Response | N
 
 
 def _responses(session: Session, part: Partition) -> dict[str, Response]:
-    from kernelsight.bulk import draw_alike, give_scenarios
+    from kernelsight.bulk import draw_alike, draw_loads, give_scenarios
     from kernelsight.bulk_costs import put_step_costs
     from kernelsight.serving.results import event_rows
-    from kernelsight.serving.simulate import serve_replicas
+    from kernelsight.serving.simulate import by_key, read_inputs, serve_replicas
 
     able = give_scenarios(session, part)
     if not able.num_rows:
         return {}
     session.put("requests", draw_alike(able))
-    put_step_costs(session, able, session.table("requests"))
+    put_step_costs(session, able, draw_loads(able))
     inputs = {name: session.table(name) for name in session.graph.node("request_events").inputs} | {"scenarios": able}
+    world = read_inputs(*inputs.values())
     shape = (len(STEP_GRID_MS), len(REQUEST_GRID_MS))
     means: dict[str, np.ndarray] = {}
     running: dict[str, float] = {}
     for (row, step), (column, request) in itertools.product(enumerate(STEP_GRID_MS), enumerate(REQUEST_GRID_MS)):
         everywhere = dict.fromkeys(able["deployment_id"].to_pylist(), Constants(step, 0.0, request))
         host = with_host(inputs["host_settings"], everywhere.get)
-        replicas, _ = serve_replicas(*(inputs | {"host_settings": host}).values(), count_uses=False)
+        replicas = serve_replicas(world._replace(hosts=by_key(host, "deployment_id")), count_uses=False)
         for name, ttft_ms, tpot_ms, decoding in client_means(event_rows(replicas, inputs["requests"])):
             running.setdefault(name, decoding)
             held = means.setdefault(name, np.full((2, *shape), np.nan))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.bulk import Partition, draw_alike, give_scenarios
 from kernelsight.errors import KernelSightError
-from kernelsight.plan import deployment_row, give_rows, normalise, prefill_row, resolve_names, scenario_row
+from kernelsight.given import give_rows
+from kernelsight.plan import deployment_row, normalise, prefill_row, resolve_names, scenario_row
 
 if TYPE_CHECKING:
     import pyarrow as pa

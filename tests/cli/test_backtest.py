@@ -119,6 +119,15 @@ def test_what_cannot_be_used_is_refused(command, words: tuple, sentence: str) ->
     assert sentence in answer.err
 
 
+def test_a_tool_that_cannot_be_started_is_told_before_anything_is_simulated(command, runs: Path, monkeypatch) -> None:
+    monkeypatch.setattr("kernelsight.replay.peer.PACKAGE", "json")
+    monkeypatch.setattr("kernelsight.replay.peer.WORKER", "kernelsight.replay.no_such_worker")
+    monkeypatch.setattr("kernelsight.backtest.replay", None)
+    answer = command("backtest", "--runs", runs, "--against", "aiconfigurator")
+    assert answer.status == 1
+    assert "AIConfigurator could not be run" in answer.err
+
+
 def test_a_file_without_runs_is_refused(command, tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("\n".join([HEADER, RUNS[0].replace("l4", "gb300")]))
