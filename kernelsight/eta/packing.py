@@ -10,11 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.catalog.tables import facts
 from kernelsight.eta.heads import fit_family
 from kernelsight.eta.held_out import generations_of, held_out_errors
 from kernelsight.eta.intervals import fit_intervals, interval_rows
 from kernelsight.eta.measured import fit_measured, has_correction, rows_of
 from kernelsight.eta.pack import correction_arrays, pack_table
+from kernelsight.eta.resolve import Facts, family_facts
 from kernelsight.eta.training import WORK, training_rows
 from kernelsight.roofline.families import FORMS
 from kernelsight.roofline.kinds import BY_HEAD_DIM
@@ -100,10 +102,10 @@ def choice_rows(
 ) -> list[dict]:
     """Count which implementation each engine ran for which number formats (attention: and head width) on which GPU.
 
-    A kernel that no engine serves with (``served`` is 0 in ``kernel_implementations``) counts nothing: it answers where
-    it is asked for by name.
+    A kernel that no engine serves with (in ``kernel_implementations``, ``served`` is 0 or ``served_from`` above the
+    GPU's compute capability) counts nothing: it answers where it is asked for by name.
     """
-    unserved = _unserved(family, implementations)
+    stated = family_facts(family, implementations, facts("gpus"))
     files = ", ".join(f"'{path}'" for path in sweeps)
     wanted = ", ".join(f"'{gpu}'" for gpu in train_gpus)
     position = "coalesce(shape.head_dim, 0)" if family in BY_HEAD_DIM else "0"
@@ -118,7 +120,7 @@ def choice_rows(
     return [
         {
             **(told := dict(zip(names, row, strict=True))),
-            "value": 0.0 if told["implementation"] in unserved else told["value"],
+            "value": told["value"] if _serves(stated, told["implementation"], told["gpu"]) else 0.0,
             "family": family,
             "part": "choice",
             "level": "gpu",
@@ -130,7 +132,7 @@ def choice_rows(
     ]
 
 
-def _unserved(family: str, implementations: pa.Table) -> set[str]:
-    wanted = pc.and_(pc.equal(implementations["family"], family), pc.equal(implementations["coefficient"], "served"))
-    rows = implementations.filter(wanted).to_pylist()
-    return {row["implementation"] for row in rows if row["value"] == 0.0}
+def _serves(stated: Facts, implementation: str, gpu: str) -> bool:
+    """Tell whether an engine serves with a kernel on a GPU."""
+    least = stated.structure.get((implementation, "served_from"), 0.0)
+    return stated.structure.get((implementation, "served"), 1.0) > 0.0 and stated.capability.get(gpu, 0.0) >= least

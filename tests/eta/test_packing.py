@@ -48,6 +48,14 @@ def test_the_pack_that_ships_serves_int4_experts_by_the_layer_of_vllm() -> None:
         assert {"vllm|marlin_moe|int4_wo", "vllm|vllm_marlin_int4_moe|int4_wo"} <= set(kernels)
 
 
+def test_experts_that_were_measured_untuned_on_hopper_are_no_engines_choice_there() -> None:
+    known = family_facts("moe", IMPLEMENTATIONS, GPUS)
+    calls = [{"engine": "vllm", "gpu": gpu, "dtype": "fp8"} for gpu in ("h100_sxm", "h200_sxm")]
+    asked = {**calls[0], "implementation": "flashinfer_cutlass_moe"}
+    found = [name for name, _ in choose(known, default_pack(), "moe", [*calls, asked])]
+    assert found == ["fused_moe_triton", "fused_moe_triton", "flashinfer_cutlass_moe"]
+
+
 def test_thinned_rows_are_spread_over_each_kernel_and_keep_their_order() -> None:
     names = np.array(["cublas", "cutlass_fp8"])[np.arange(5_000) % 5 // 4]
     words = {name: pa.array(["same"] * names.size) for name in ("dtype", "engine", "gpu")}
