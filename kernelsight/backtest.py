@@ -70,6 +70,11 @@ def fit_levels(
     chosen = [number for number, run in enumerate(runs) if run["fitting"] and not run.get("prefill_workers")]
     if set(levels) <= {"shipped", "none"}:
         chosen = []
+    elif not chosen:
+        raise InvalidInput(
+            f"--constants {levels[0]} fits host time to the runs whose id has a SHA-256 of 0 modulo 5, and none of the "
+            f"{len(runs)} has; use --constants shipped."
+        )
     found = responses(session, [planned[number] for number in chosen])
     fitting = [runs[number] for number in chosen]
     return {level: {} if level == "shipped" else constants_of(level, runs, fitting, found) for level in levels}
@@ -94,7 +99,7 @@ def check_levels(words: str) -> tuple[str, ...]:
     levels = tuple(dict.fromkeys(words.split(",")))
     for level in levels:
         if level not in LEVELS:
-            raise unknown("level of --constants", level, LEVELS, "several are joined by commas.")
+            raise unknown("level of --constants", level, LEVELS, f"Known: {', '.join(LEVELS)}.")
     return levels
 
 
@@ -144,6 +149,8 @@ def run(arguments: Any) -> None:
             asked = pool.submit(_peer, arguments.against, runs)  # it runs while ours does
             replayed, fitted = replay(session, runs.table.to_pylist(), arguments.tier, levels)
             rows = replayed[levels[0]]
+            if all(row["status"] != "served" for row in rows):
+                raise InvalidInput(f"none of the {len(rows)} runs could be simulated: {rows[0]['status']}")
             answer = report_of(runs, rows, arguments.tier, asked.result())
             answer |= {"constants": levels[0], "fitted_constants": constant_rows(fitted[levels[0]], rows)}
             answer["levels"] = {level: level_scores(replayed[level]) for level in levels}
@@ -186,6 +193,10 @@ def score_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
         names = {name: found.get(name) for name in GROUP} if scope == "group" else {}
         rows.append({"scope": scope, **names, "n": found["ttft"]["n"], **spread})
     return rows
+
+
+def _name(group: Mapping[str, Any]) -> str:
+    return " ".join(str(group[name] or "-") for name in GROUP)
 
 
 def _percent(found: Mapping[str, Any]) -> str:
@@ -235,7 +246,7 @@ def page(answer: Mapping[str, Any]) -> list[str]:
             line(f"{level}, {scope}", found[scope]) for level, found in answer["levels"].items() for scope in found
         ]
         lines += [as_text(levels, ["", *SHOWN], terminal_width()), ""]
-    groups = [line(" ".join(str(group[name]) for name in GROUP), group) for group in answer["groups"]]
+    groups = [line(_name(group), group) for group in answer["groups"]]
     lines += [as_text(groups, ["", *SHOWN], terminal_width()), ""]
     if answer["signs"]:
         lines += ["runs whose measurements bear a sign that no model of the steps can meet (scored above too):"]
@@ -247,7 +258,7 @@ def page(answer: Mapping[str, Any]) -> list[str]:
         lines += ["prompts and decoding on workers of their own, none fitted on (not scored above):"]
         apart = [
             line("all", answer["disaggregated"]),
-            *(line(" ".join(str(group[name]) for name in GROUP), group) for group in answer["disaggregated"]["groups"]),
+            *(line(_name(group), group) for group in answer["disaggregated"]["groups"]),
         ]
         lines += [as_text(apart, ["", *SHOWN], terminal_width()), ""]
     if answer["attribution"]:
@@ -270,15 +281,13 @@ def _attribution_rows(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     for group in found:
         for metric in ("ttft", "tpot"):
             parts = {name: f"{100 * value:+.0f}" for name, value in group[metric].items()}
-            rows.append(
-                {"group": " ".join(str(group[name]) for name in GROUP), "n": group["n"], "metric": metric, **parts}
-            )
+            rows.append({"group": _name(group), "n": group["n"], "metric": metric, **parts})
     return rows
 
 
 def _peer_rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     scopes = [("all", found), ("dense", found["dense"]), ("mixture of experts", found["moe"])]
-    scopes += [(" ".join(str(group[name]) for name in GROUP), group) for group in found["groups"]]
+    scopes += [(_name(group), group) for group in found["groups"]]
     return [
         {
             "": scope,

@@ -125,7 +125,11 @@ POLICIES = (
         least=0,
     ),
     _of_deployment(
-        "batch_wait_timeout_ms", "span", "a look for new requests lasts so long (TensorRT-LLM)", "MS", least=0.0
+        "batch_wait_timeout_ms",
+        "span",
+        "a look for new requests lasts so long, beside every step (TensorRT-LLM)",
+        "MS",
+        least=0.0,
     ),
     _of_deployment(
         "batch_wait_max_tokens_ratio",

@@ -14,7 +14,7 @@ from kernelsight.flags import ALIASES, DEPLOYMENT_FLAGS, LOAD_FLAGS, POOL_FLAGS,
 from kernelsight.given import give_rows
 from kernelsight.objectives import PRICE
 from kernelsight.plan import deployment_row, deployments_of, normalise, prefill_row, resolve_names, scenario_row
-from kernelsight.serving.stated_load import first_fault
+from kernelsight.serving.stated_load import check_load
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -164,7 +164,7 @@ def _row_flags(
     if named not in known_names:
         known_names[named] = resolve_names(session, {name: flags[name] for name in NAMES if name in flags})
     flags |= known_names[named]
-    _check_load(flags)
+    check_load(flags)
     return flags, _price(row.get(PRICE))
 
 
@@ -174,15 +174,6 @@ def _price(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise InvalidInput(f"{PRICE} is {value!r}; give a finite number, 0 or more.")
     return float(value)
-
-
-def _check_load(flags: Mapping[str, Any]) -> None:
-    """Refuse a load that is stated by halves or twice."""
-    if not {"trace", "request_rate", "ramp_up_strategy", "max_concurrency"} & set(flags):
-        raise InvalidInput("no load is stated; give trace, request_rate or max_concurrency.")
-    fault = first_fault(flags)
-    if fault:
-        raise InvalidInput(". ".join(fault))
 
 
 def _check_deployments(session: Session, plan: Plan) -> None:

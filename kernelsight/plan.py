@@ -21,6 +21,7 @@ from kernelsight.flags import (
     checked,
 )
 from kernelsight.given import as_table, give_rows
+from kernelsight.serving.stated_load import check_load
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -158,7 +159,12 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
     if "quantization" in flags:
         known = set(session.table("quantizations")["quantization"].to_pylist())
         if flags["quantization"] not in known:
-            raise unknown("quantization", flags["quantization"], known)
+            raise unknown(
+                "quantization",
+                flags["quantization"],
+                known,
+                "The table quantizations lists them.",
+            )
     if "moe_backend" in flags:
         kernels = session.table("kernel_implementations").to_pylist()
         known = {row["implementation"] for row in kernels if row["family"] == "moe"}
@@ -179,6 +185,8 @@ def what_if(session: Session, grid: Any, table: str = "scenario_summary") -> pa.
         raise InvalidInput(
             f"what_if takes one row of flags or more, as a list of dicts or an Arrow table, and was given {grid!r:.60}."
         )
+    for row in rows:
+        check_load(normalise(row))
     with session.fork() as fork:
         names = give_plan(fork, rows)
         asked = pa.table({"scenario_id": names, "position": list(range(len(names)))})

@@ -11,7 +11,7 @@ from kernelsight.faults import refuse_faults
 from kernelsight.flags import LOAD_FLAGS
 from kernelsight.plan import give_plan
 from kernelsight.serving.stated_load import distribution, first_fault
-from kernelsight.write.output import Waiting, as_csv, as_json, check_ending, write_table
+from kernelsight.write.output import Waiting, as_csv, as_json, check_ending, note, write_table
 from kernelsight.write.simulation_page import METRICS, PERCENTILES, simulation_page
 
 if TYPE_CHECKING:
@@ -268,6 +268,11 @@ def run(arguments: Any) -> None:
             _print(session, answer, arguments.format)  # what took long to compute is not lost with the disk
             raise
         _print(session, answer, arguments.format)
+        if answer["completed"] == 0:
+            note(
+                f"no request could be served: a replica's KV cache holds {answer['kv_cache_tokens']:,} tokens, and the "
+                f"model takes {answer['settings']['max_model_len']:,}; table request_metrics says why of each."
+            )
 
 
 def _print(session: Session, answer: dict[str, Any], form: str) -> None:

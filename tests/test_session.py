@@ -333,3 +333,9 @@ def test_importing_the_session_and_explaining_load_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_if_refuses_a_scenario_without_a_load():
+    row = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 5, "input_len": 8, "output_len": 8}
+    with connect() as session, pytest.raises(InvalidInput, match="no load is stated; give trace, request_rate or max"):
+        session.what_if([row])

@@ -153,9 +153,8 @@ def _choose(facts: Facts, counted: list[dict], call: Mapping[str, Any]) -> tuple
     mine = facts.generation.get(call["gpu"])
     capability = facts.capability.get(call["gpu"], 0.0)
     # a kernel without a count answers where it is asked for by name alone
-    left = _prefer(
-        counted, lambda row: row["implementation"] == call.get("implementation"), lambda row: row["value"] > 0
-    )
+    named = call.get("implementation")
+    left = _prefer(counted, lambda row: row["implementation"] == named, lambda row: row["value"] > 0)
     left = _prefer(left, lambda row: row["engine"] == call["engine"])
     # kernels run on what comes after the GPU that they were built for, seldom before
     left = _prefer(left, lambda row: facts.capability.get(row["gpu"], 0.0) <= capability)

@@ -9,6 +9,7 @@ from kernelsight.bulk import Partition, draw_alike, give_scenarios
 from kernelsight.errors import KernelSightError
 from kernelsight.given import give_rows
 from kernelsight.plan import deployment_row, normalise, prefill_row, resolve_names, scenario_row
+from kernelsight.serving.stated_load import check_load
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,6 +59,7 @@ def plan_runs(session: Session, flags: Sequence[Mapping[str, Any]]) -> list[Plan
     for row in flags:
         try:
             named = resolve_names(session, normalise(row))
+            check_load(named)
             deployment = deployment_row(named)
             scenario = scenario_row(named, deployment)
         except KernelSightError as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kernelsight.errors import InvalidInput
+
 RAMP_UP = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
 SPREADS = ("input_len_cv", "output_len_cv")
 FROM_THE_TRACE = (
@@ -45,6 +47,15 @@ def stated(row: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
     ['input_len']
     """
     return [name for name in names if row.get(name) is not None and not (name == "range_ratio" and row[name] == 1)]
+
+
+def check_load(flags: Mapping[str, Any]) -> None:
+    """Refuse flags of a scenario whose load is not stated, stated by halves or twice."""
+    if not {"trace", "request_rate", "ramp_up_strategy", "max_concurrency"} & set(flags):
+        raise InvalidInput("no load is stated; give trace, request_rate or max_concurrency.")
+    fault = first_fault(flags)
+    if fault:
+        raise InvalidInput(". ".join(fault))
 
 
 def first_fault(row: Mapping[str, Any]) -> Fault | None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from kernelsight.replay.scores import is_fitting
+
 HEADER = (
     "run_id,harness,model,gpu,tp,pp,dp,ep,engine,isl,osl,max_concurrency,workers,request_rate,ttft_ms,tpot_ms,source"
 )
@@ -134,3 +136,22 @@ def test_a_file_without_runs_is_refused(command, tmp_path: Path) -> None:
     answer = command("backtest", "--runs", path)
     assert answer.status == 2
     assert "holds no run that can be replayed" in answer.err
+
+
+def test_constants_that_no_run_is_kept_for_are_refused(refusal, tmp_path: Path) -> None:
+    number = next(number for number in range(99) if not is_fitting(f"r{number}"))
+    path = tmp_path / "one.csv"
+    path.write_text(f"{HEADER}\nr{number},given,qwen3-0.6b,l4,1,1,1,1,vllm,256,32,2,1,,40,8,mine")
+    sentence = refusal("backtest", "--runs", path, "--constants", "group")
+    assert sentence.endswith("and none of the 1 has; use --constants shipped.")
+    sentence = refusal("backtest", "--runs", path, "--constants", "foo")
+    assert sentence.endswith("Known: shipped, none, version, group, transfer.")
+
+
+def test_runs_of_which_none_can_be_simulated_are_refused(refusal, tmp_path: Path) -> None:
+    path = tmp_path / "none.csv"
+    path.write_text(f"{HEADER}\n{RUNS[5]}")
+    sentence = refusal("backtest", "--runs", path)
+    assert sentence.startswith("none of the 1 runs could be simulated: unknown model 'qwen3-0.6c'")
+    path.write_text(f"{HEADER}\nr0,given,qwen3-0.6b,l4,1,1,1,1,vllm,256,32,,1,,40,8,mine")
+    assert "no load is stated; give trace, request_rate or max_concurrency." in refusal("backtest", "--runs", path)
