@@ -337,6 +337,8 @@ def checked(name: str, value: Any) -> Any:
     flag = FLAGS[name]
     if value == "":
         raise InvalidInput(f"{name} is empty; give a value, or leave it out.")
+    if isinstance(value, str) and (flag.kind == "whole" or flag.kind in RANGES):
+        value = _read_number(value)  # one word in a column of a CSV makes texts of its numbers
     if flag.kind == "whole":
         if not _is_number(value) or value != math.floor(value) or not flag.least <= value <= flag.most:
             bound = f"of at least {flag.least}"
@@ -354,6 +356,13 @@ def checked(name: str, value: Any) -> Any:
     if flag.kind == "word" and value not in flag.choices:
         raise InvalidInput(f"{name} is {value!r}; give one of {', '.join(flag.choices)}.")
     return value
+
+
+def _read_number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _is_number(value: Any) -> bool:
