@@ -163,7 +163,7 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
                 "quantization",
                 flags["quantization"],
                 known,
-                "The table quantizations lists them.",
+                "Table quantizations lists them.",
             )
     if "moe_backend" in flags:
         kernels = session.table("kernel_implementations").to_pylist()
