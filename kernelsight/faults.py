@@ -13,7 +13,7 @@ PARALLEL_SIZES = (1, 2, 4, 8, 16, 32, 64)
 # the faults of deployment_faults, in the order in which their sentences are told
 ORDER = (
     *("expert_parallel", "heads", "kv_heads", "width", "experts", "blocks", "pipeline", "dtype", "model_len"),
-    *("chunking", "partial_prefills", "batch_wait", "kv_cache", "memory"),
+    *("chunking", "partial_prefills", "batch_wait", "kv_cache_tokens", "kv_cache", "memory"),
 )
 
 

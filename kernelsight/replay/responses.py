@@ -92,12 +92,6 @@ def client_means(request_events: Any) -> list[tuple[str, float, float, float]]:
     return means.collect().rows()
 
 
-def means_at(response: Response, at: Constants) -> tuple[float, float]:
-    """Return TTFT and TPOT in ms at constants, bilinear between the points of the grid; its last lines go on."""
-    ttft, tpot = means_of(np.stack([response.ttft_ms, response.tpot_ms])[None], np.array([response.running]), at)[0]
-    return float(ttft), float(tpot)
-
-
 def means_of(values: np.ndarray, running: np.ndarray, at: Constants) -> np.ndarray:
     """Return (runs, 2) means in ms of ``values`` of shape (runs, 2, steps, requests).
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.batch import forget_partial, make_ready, set_out, unlink
+from kernelsight.serving.batch import forget_partial, make_ready, push_partial, set_out, unlink
 from kernelsight.serving.compiled import compiled, inlined
-from kernelsight.serving.costs import gap_bin, host_times, launch_time
+from kernelsight.serving.costs import host_times, launch_time
 from kernelsight.serving.policy import received_until, rest
 from kernelsight.serving.prefix import release
 from kernelsight.serving.queue import horizon_us, next_visible_us, queue_head, take
@@ -37,6 +37,7 @@ from kernelsight.serving.steps import (
     UNITS,
     WAITING,
     note_finish,
+    note_token,
     pay_step,
 )
 
@@ -230,13 +231,7 @@ def keep_partial(engine: np.void, requests: np.ndarray) -> None:
         request = requests[r]
         following = request.next_partial
         if not request.away:
-            request.next_partial = NOBODY
-            if engine.partial >= 0:
-                requests[engine.last_partial].next_partial = r
-            else:
-                engine.partial = r
-            engine.last_partial = r
-            engine.partial_count += 1
+            push_partial(engine, requests, r)
         r = following
 
 
@@ -277,17 +272,7 @@ def give_token(
 ) -> None:
     """A request gets a token, in the batch or, where it was preempted in flight, in the queue."""
     request = requests[r]
-    if request.first_token_us < 0.0:
-        request.first_token_us = engine.now
-    else:
-        gap = engine.now - request.last_token_us
-        histogram[gap_bin(histogram, gap)] += 1
-        engine.gap_sum_us += gap
-    request.last_token_us = engine.now
-    if request.resumed_us >= 0.0:
-        request.recomputed_us += engine.now - request.resumed_us
-        request.resumed_us = -1.0
-    request.known += 1
+    note_token(engine, request, histogram)
     if request.known < request.target:
         if request.away:
             make_ready(engine, request)

@@ -13,6 +13,7 @@ from kernelsight.serving.batch import (
     next_departure,
     next_filling,
     push_fresh,
+    push_partial,
     start_decoding,
     stop_decoding,
     units_ahead,
@@ -207,27 +208,10 @@ def end_chunks(
         request.computed += request.chunk
         request.chunk = 0
         if request.computed < request.known:
-            # it stays partial, at the end of those that stay
-            if engine.partial >= 0:
-                requests[engine.last_partial].next_partial = r
-            else:
-                engine.partial = r
-            engine.last_partial = r
-            request.next_partial = NOBODY
-            engine.partial_count += 1
+            push_partial(engine, requests, r)  # it stays, at the end of those that stay
             r = following
             continue
-        if request.first_token_us < 0.0:
-            request.first_token_us = engine.now
-        else:
-            gap = engine.now - request.last_token_us
-            histogram[gap_bin(histogram, gap)] += 1
-            engine.gap_sum_us += gap
-        request.last_token_us = engine.now
-        if request.resumed_us >= 0.0:
-            request.recomputed_us += engine.now - request.resumed_us
-            request.resumed_us = -1.0
-        request.known += 1
+        note_token(engine, request, histogram)
         if request.known == request.target:
             end_request(engine, requests, limits, hashes, entries, r)
         else:
@@ -235,6 +219,22 @@ def end_chunks(
             if stalled:
                 push_fresh(engine, requests, r)
         r = following
+
+
+@inlined
+def note_token(engine: np.void, request: np.void, histogram: np.ndarray) -> None:
+    """A request has a token more, at the engine's time; its gap to the one before counts."""
+    if request.first_token_us < 0.0:
+        request.first_token_us = engine.now
+    else:
+        gap = engine.now - request.last_token_us
+        histogram[gap_bin(histogram, gap)] += 1
+        engine.gap_sum_us += gap
+    request.last_token_us = engine.now
+    if request.resumed_us >= 0.0:
+        request.recomputed_us += engine.now - request.resumed_us
+        request.resumed_us = -1.0
+    request.known += 1
 
 
 @compiled

@@ -87,4 +87,8 @@ union
 select deployment_id, 'kv_cache',
        format('no KV block fits beside {} on {}: {:.2f} GiB are left for the cache; use more GPUs, a smaller max_num_batched_tokens, or another kv_cache_dtype',
               model, gpu, kv_bytes / 1024.0 ** 3)
-from facts where kv_bytes > 0 and capacity_units = 0
+from facts where kv_bytes > 0 and capacity_units = 0 and kv_cache_tokens is null
+union
+select deployment_id, 'kv_cache_tokens',
+       format('kv_cache_tokens {} holds no block of {} tokens; give at least {}', kv_cache_tokens, block_size, block_size)
+from facts where capacity_units = 0 and kv_cache_tokens is not null

@@ -8,7 +8,7 @@ import pytest
 
 from kernelsight.replay.constants import NONE, Constants, constants_of, with_host
 from kernelsight.replay.fitting import fit, fit_near, loss
-from kernelsight.replay.responses import REQUEST_GRID_MS, STEP_GRID_MS, Response, means_at
+from kernelsight.replay.responses import REQUEST_GRID_MS, STEP_GRID_MS, Response, means_of
 
 TRUTH = Constants(0.6, 30.0, 20.0)
 
@@ -17,6 +17,11 @@ def response(base_ms: float, running: float) -> Response:
     """Return a run whose TPOT is the step, and whose TTFT is three steps and the request."""
     step, request = np.meshgrid(STEP_GRID_MS, REQUEST_GRID_MS, indexing="ij")
     return Response(3 * (base_ms + step) + request, base_ms + step, running)
+
+
+def means_at(found: Response, at: Constants) -> tuple[float, float]:
+    """Return TTFT and TPOT of one run in ms at constants."""
+    return tuple(means_of(np.stack([found.ttft_ms, found.tpot_ms])[None], np.array([found.running]), at)[0].tolist())
 
 
 def run_of(found: Response, at: Constants, **names: object) -> dict:
