@@ -14,7 +14,7 @@ from kernelsight.replay.plots import check_picture, draw
 from kernelsight.replay.recipes import flags_of
 from kernelsight.replay.report import level_scores, report
 from kernelsight.replay.responses import responses
-from kernelsight.replay.scores import GROUP, METRICS, is_fitting, with_errors
+from kernelsight.replay.scores import GROUP, METRICS, is_fitting, repeats, with_errors
 from kernelsight.replay.serve import Planned, host_versions, plan_runs, serve_runs
 from kernelsight.write.output import as_json, as_text, check_ending, note, print_rows, terminal_width, write_table
 
@@ -66,14 +66,22 @@ def replay(
 def fit_levels(
     session: Session, runs: Sequence[Mapping[str, Any]], planned: Sequence[Planned], levels: Sequence[str]
 ) -> dict[str, dict[tuple, Constants]]:
-    """Return by level the constants of each group; runs of the fitting fifth are simulated once for all levels."""
-    chosen = [number for number, run in enumerate(runs) if run["fitting"] and not run.get("prefill_workers")]
+    """Return by level the constants of each group; runs of the fitting fifth are simulated once for all levels.
+
+    Those that state the measurement of a scored run once more are not fitted on.
+    """
+    known = repeats(runs)
+    chosen = [
+        number
+        for number, run in enumerate(runs)
+        if run["fitting"] and not run.get("prefill_workers") and run["run_id"] not in known
+    ]
     if set(levels) <= {"shipped", "none"}:
         chosen = []
     elif not chosen:
         raise InvalidInput(
-            f"--constants {levels[0]} fits host time to the runs whose id has a SHA-256 of 0 modulo 5, and none of the "
-            f"{len(runs)} has; use --constants shipped."
+            f"--constants {levels[0]} fits host time to the runs whose id has a SHA-256 of 0 modulo 5 and that repeat "
+            f"no scored run, and none of the {len(runs)} is one; use --constants shipped."
         )
     found = responses(session, [planned[number] for number in chosen])
     fitting = [runs[number] for number in chosen]
@@ -110,6 +118,7 @@ def report_of(runs: Runs, rows: Sequence[Mapping[str, Any]], tier: str | None, p
         "excluded": [{"reason": reason, "n": count} for reason, count in runs.excluded],
         "runs": len(rows),
         "fitted_on": sum(row["fitting"] and not row["prefill_workers"] for row in rows),
+        "repeated": len(repeats(rows)),
         "tier": tier or "auto",
     }
 
@@ -229,7 +238,8 @@ def page(answer: Mapping[str, Any]) -> list[str]:
 
     lines = [
         f"{answer['read']:,} rows read, {answer['runs']:,} replayed; {answer['fitted_on']:,} of them (SHA-256 of the "
-        f"id modulo 5 is 0) are kept for fitting and not scored; tier {answer['tier']}, "
+        f"id modulo 5 is 0) are kept for fitting and not scored ({answer['repeated']} of these state the measurement "
+        f"of a scored run once more, and are not fitted on); tier {answer['tier']}, "
         f"host constants {answer['constants']}",
         "median APE / MAPE, 90th percentile, median signed error, in %",
         "",

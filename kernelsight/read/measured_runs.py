@@ -40,6 +40,8 @@ COLUMNS = (
     *("silicon_ttft_ms", "silicon_tpot_ms"),
     *WORKERS,
 )
+# dumps of InferenceX, and two files of its runs with Qwen3.5 and Kimi-K2.5: most of their rows stand in a dump too
+INFERENCEX = r"^db-dump/|^source_file=(\d{4}-|[a-z][^/]*-gap-analysis\.csv)"
 _source = pl.col("silicon_data_source")
 _concurrency = _source.str.extract(r"silicon_concurrency=(\d+)").cast(pl.Int64)
 # in this order: what is left out, and the test that a row must pass to stay
@@ -149,9 +151,7 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
     workers = pl.when(batch.is_between(1, concurrency - 1)).then(concurrency // batch).otherwise(1)
     rows = kept.select(
         run_id="id",
-        harness=pl.when(_source.str.contains(r"^db-dump/|^source_file=\d{4}-"))
-        .then(pl.lit("inferencex"))
-        .otherwise(pl.lit("gap_analysis")),
+        harness=pl.when(_source.str.contains(INFERENCEX)).then(pl.lit("inferencex")).otherwise(pl.lit("gap_analysis")),
         model="model_path",
         gpu="system",
         tp="tp_size",

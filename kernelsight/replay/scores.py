@@ -11,6 +11,10 @@ import numpy as np
 METRICS = ("ttft", "tpot", "throughput")
 FITTING_PART = 5
 GROUP = ("model", "gpu", "engine", "quantization")
+MEASURED = ("ttft_ms", "tpot_ms")
+# what runs of one measurement have in common, and how far its two statements are apart at most
+SAME = (*GROUP, "tp", "ep", "isl", "osl", "max_concurrency")
+ROUNDING_MS = 0.006
 
 
 def is_fitting(run_id: str) -> bool:
@@ -20,6 +24,25 @@ def is_fitting(run_id: str) -> bool:
     193
     """
     return int(hashlib.sha256(run_id.encode()).hexdigest(), 16) % FITTING_PART == 0
+
+
+def repeats(runs: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the ids of runs of the fitting fifth whose measurement is that of a scored run: given twice, once rounded.
+
+    >>> run = dict.fromkeys(SAME) | {"ttft_ms": 341.127, "tpot_ms": 5.0896, "run_id": "r0"}
+    >>> repeats([run, run | {"run_id": "r1", "ttft_ms": 341.13, "tpot_ms": 5.09}])
+    {'r1'}
+    """
+    alike: dict[tuple, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        if not is_fitting(run["run_id"]):
+            alike.setdefault(tuple(run[name] for name in SAME), []).append(run)
+
+    def again(run: Mapping[str, Any]) -> bool:
+        others = alike.get(tuple(run[name] for name in SAME), ())
+        return any(all(abs(run[name] - one[name]) < ROUNDING_MS for name in MEASURED) for one in others)
+
+    return {run["run_id"] for run in runs if is_fitting(run["run_id"]) and again(run)}
 
 
 def throughput(concurrency: float, osl: float, ttft_ms: float, tpot_ms: float) -> float:

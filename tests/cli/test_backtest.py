@@ -143,7 +143,12 @@ def test_constants_that_no_run_is_kept_for_are_refused(refusal, tmp_path: Path) 
     path = tmp_path / "one.csv"
     path.write_text(f"{HEADER}\nr{number},given,qwen3-0.6b,l4,1,1,1,1,vllm,256,32,2,1,,40,8,mine")
     sentence = refusal("backtest", "--runs", path, "--constants", "group")
-    assert sentence.endswith("and none of the 1 has; use --constants shipped.")
+    assert sentence.endswith("and none of the 1 is one; use --constants shipped.")
+    same = next(number for number in range(99) if is_fitting(f"r{number}"))
+    line = "given,qwen3-0.6b,l4,1,1,1,1,vllm,256,32,2,1,,40.004,8,mine"
+    path.write_text(f"{path.read_text()}\nr{same},{line}")
+    sentence = refusal("backtest", "--runs", path, "--constants", "group")  # its measurement is scored
+    assert "and that repeat no scored run, and none of the 2 is one" in sentence
     sentence = refusal("backtest", "--runs", path, "--constants", "foo")
     assert sentence.endswith("Known: shipped, none, version, group, transfer.")
 

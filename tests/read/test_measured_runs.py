@@ -108,6 +108,17 @@ def test_a_concurrency_of_several_engines_is_told_by_their_batch(tmp_path: Path)
     assert [row["measured_on"] for row in rows] == ["2026-03-20", "2026-03-07"]
 
 
+def test_files_of_gap_analysis_that_repeat_inferencex_are_its_runs(tmp_path: Path) -> None:
+    sources = [
+        "source_file=qwen3.5-397b-gap-analysis.csv; silicon_concurrency=8; aic_database_mode=SILICON",
+        "source_file=/Users/one/aic-auto-gap-analysis/data/h100_sxm/vllm/Qwen_Qwen3-32B.csv; silicon_concurrency=8",
+        "db-dump/2026-04-27; config_id=708; silicon_concurrency=8; measured=2026-04-08T00:00:00.000Z",
+    ]
+    rows = [{"silicon_data_source": source, "silicon_ttft_ms": 30.0 + at} for at, source in enumerate(sources)]
+    found = read_runs(write(tmp_path / "runs.csv", rows)).table.to_pylist()
+    assert [row["harness"] for row in found] == ["inferencex", "gap_analysis", "inferencex"]
+
+
 def test_a_file_of_measured_runs_is_taken_but_for_held_back_gpus(tmp_path: Path) -> None:
     lines = [
         "run_id,harness,model,gpu,tp,pp,dp,ep,engine,isl,osl,max_concurrency,workers,ttft_ms,tpot_ms,source",

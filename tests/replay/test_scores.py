@@ -9,7 +9,7 @@ import pytest
 
 from kernelsight.replay.attribution import PARTS, attribute, parts_of
 from kernelsight.replay.report import beside, report
-from kernelsight.replay.scores import is_fitting, score, with_errors
+from kernelsight.replay.scores import is_fitting, repeats, score, with_errors
 from kernelsight.replay.signs import FRONT_END, MANY_WORKERS, STALLS, signs_of
 
 RUN = {
@@ -51,6 +51,21 @@ def test_the_fitting_fifth_is_chosen_by_the_hash_of_the_id() -> None:
     assert [is_fitting(one) for one in ids] == [
         int(hashlib.sha256(one.encode()).hexdigest(), 16) % 5 == 0 for one in ids
     ]
+
+
+def test_runs_that_state_a_scored_measurement_once_more_are_known() -> None:
+    scored = next(f"r{number}" for number in range(99) if not is_fitting(f"r{number}"))
+    other = next(f"s{number}" for number in range(99) if not is_fitting(f"s{number}"))
+    fitting = [f"r{number}" for number in range(99) if is_fitting(f"r{number}")]
+    runs = [
+        {**RUN, "run_id": scored, "ttft_ms": 100.0049},
+        {**RUN, "run_id": fitting[0], "ttft_ms": 100.0},
+        {**RUN, "run_id": fitting[1], "ttft_ms": 100.02},
+        {**RUN, "run_id": fitting[2], "tpot_ms": 10.02},
+        {**RUN, "run_id": fitting[3], "tp": 2},
+        {**RUN, "run_id": other},
+    ]
+    assert repeats(runs) == {fitting[0]}
 
 
 def test_signs_are_seen_in_the_measurements_alone() -> None:
