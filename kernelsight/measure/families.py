@@ -26,7 +26,7 @@ _ATTENTION = ("torch_sdpa", "flashinfer", "cudnn_frontend", "flash_attention_vll
 _BYTES = ("bytes",)
 _CACHES = ("bf16/bf16", "bf16/fp8")
 # kernels that read an 8-bit cache with queries of 8 bits: their arithmetic is 8-bit too
-EIGHT_BIT_QUERIES = frozenset({"flash_attention_3"})
+EIGHT_BIT_QUERIES = frozenset({"flash_attention_3", "flash_attention_4"})
 _COPIES = ("memcpy_device", "memcpy_h2d_pinned", "memcpy_d2h_pinned", "memcpy_h2d_pageable", "memcpy_d2h_pageable")
 FAMILIES: dict[str, Family] = {
     "gemm": Family(("m", "n", "k"), ("cublas",), ("bf16", "fp16", "fp8", "int8")),

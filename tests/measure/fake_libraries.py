@@ -1,7 +1,7 @@
 """PyTorch, FlashInfer, vLLM's FlashAttention, cuDNN's frontend and NCCL as far as measuring uses them, without a GPU.
 
-Each function has the words of the library's own (torch 2.6, flashinfer-python 0.7, vllm_flash_attn of vLLM 0.11,
-nvidia-cudnn-frontend 1.32, cupy 13's nccl) and holds shapes, types and sizes to what its documentation asks for.
+Each function has the words of the library's own (torch 2.15, flashinfer-python 0.7.2, vllm_flash_attn of vLLM 0.33,
+nvidia-cudnn-frontend 1.32, nccl of cupy 14.2) and holds shapes, types and sizes to what its documentation asks for.
 ``calls`` tells what each attention saw: (queries, keys of a sequence, window or 0, bytes of a number of the cache).
 """
 
@@ -66,8 +66,7 @@ def _torch(ran: Any) -> dict[str, Any]:
     for name in BYTES:
         setattr(torch, name, name)
     torch.from_dlpack = lambda array: Tensor(array.shape, array.dtype.name)
-    torch.empty_like = lambda one: Tensor(one.shape, one.dtype)
-    torch.empty = torch.zeros = lambda size, dtype, device: Tensor((size,), dtype)
+    torch.empty = torch.zeros = lambda size, dtype, device: Tensor(size if isinstance(size, tuple) else (size,), dtype)
     torch.full = lambda shape, value, dtype, device: Tensor(shape, dtype, np.full(shape, value))
     torch.randperm = lambda count, device: Tensor((count,), "int64", np.random.default_rng(0).permutation(count))
 
@@ -175,33 +174,47 @@ def _flashinfer(ran: Any) -> Any:
 def _vllm(ran: Any) -> Any:
     library = types.ModuleType("vllm.vllm_flash_attn")
 
+    def is_fa_version_supported(fa_version: int) -> bool:
+        if fa_version not in (2, 3, 4):
+            raise ValueError(f"Unsupported FA version: {fa_version}")
+        return True
+
+    def get_scheduler_metadata(
+        batch_size: int, max_seqlen_q: int, max_seqlen_k: int, num_heads_q: int, num_heads_kv: int, headdim: int,
+        cache_seqlens: Tensor, qkv_dtype: str = "bfloat16", cu_seqlens_q: Any = None, page_size: Any = None,
+        causal: bool = False, window_size: tuple[int, int] = (-1, -1), num_splits: int = 0,
+    ) -> tuple:  # fmt: skip
+        assert (cache_seqlens.values == max_seqlen_k).all() and cu_seqlens_q.values[1] == max_seqlen_q
+        assert causal and page_size == PAGE and num_splits == 0
+        return batch_size, (num_heads_q, num_heads_kv, headdim), qkv_dtype, tuple(window_size)
+
     def flash_attn_varlen_func(
         q: Tensor, k: Tensor, v: Tensor, max_seqlen_q: int, cu_seqlens_q: Tensor, max_seqlen_k: int,
         cu_seqlens_k: Any = None, seqused_k: Any = None, *, causal: bool = False, window_size: Any = None,
-        block_table: Any = None, q_descale: Any = None, k_descale: Any = None, v_descale: Any = None,
-        fa_version: int = 2,
+        block_table: Any = None, out: Any = None, scheduler_metadata: Any = None, q_descale: Any = None,
+        k_descale: Any = None, v_descale: Any = None, fa_version: int = 2,
     ) -> None:  # fmt: skip
-        assert (cu_seqlens_k is None) != (seqused_k is None) and (block_table is None or seqused_k is not None)
+        assert cu_seqlens_k is None and out.shape == q.shape and out.dtype == "bfloat16"
         _heads(q, k, v, q.shape[1], k.shape[-2], q.shape[2])
         batch = len(cu_seqlens_q.values) - 1
         assert causal and cu_seqlens_q.dtype == "int32" and q.shape[0] == cu_seqlens_q.values[-1]
         assert max_seqlen_q == cu_seqlens_q.values[1] and q.dtype == k.dtype == v.dtype
-        if block_table is None:
-            assert k.shape[0] == cu_seqlens_k.values[-1] and max_seqlen_k == cu_seqlens_k.values[1]
-        else:
-            assert block_table.dtype == seqused_k.dtype == "int32" and seqused_k.shape == (batch,)
-            assert block_table.shape[0] == batch and k.shape[:2] == (math.prod(block_table.shape), PAGE)
-            assert 0 <= block_table.shape[1] * PAGE - max_seqlen_k < PAGE and (seqused_k.values == max_seqlen_k).all()
+        assert block_table.dtype == seqused_k.dtype == "int32" and seqused_k.shape == (batch,)
+        assert block_table.shape[0] == batch and k.shape[:2] == (math.prod(block_table.shape), PAGE)
+        assert 0 <= block_table.shape[1] * PAGE - max_seqlen_k < PAGE and (seqused_k.values == max_seqlen_k).all()
         if k.dtype != "bfloat16":
             scales = (q_descale, k_descale, v_descale)
-            assert fa_version == 3 and all(one.shape == (batch, k.shape[-2]) for one in scales)
+            assert fa_version in (3, 4) and all(one.shape == (batch, k.shape[-2]) for one in scales)
             assert all(one.dtype == "float32" for one in scales)
-        window = 0
-        if window_size is not None:
-            assert len(window_size) == 2 and window_size[1] == 0
-            window = window_size[0] + 1
-        ran(max_seqlen_q, max_seqlen_k, window, BYTES[k.dtype])
+        assert window_size is None or (len(window_size) == 2 and window_size[1] == 0)
+        heads, window = (q.shape[1], k.shape[2], q.shape[2]), tuple(window_size or (-1, -1))
+        assert scheduler_metadata == ((batch, heads, q.dtype, window) if fa_version == 3 else None)
+        versions.append(fa_version)
+        ran(max_seqlen_q, max_seqlen_k, window[0] + 1, BYTES[k.dtype])
 
+    library.versions = versions = []
+    library.is_fa_version_supported = is_fa_version_supported
+    library.get_scheduler_metadata = get_scheduler_metadata
     library.flash_attn_varlen_func = flash_attn_varlen_func
     return library
 
@@ -229,9 +242,9 @@ def _cudnn(ran: Any) -> Any:
         def __init__(self, io_data_type: str, intermediate_data_type: str, compute_data_type: str, handle: Any) -> None:
             assert (io_data_type, intermediate_data_type, compute_data_type) == ("bfloat16", "float", "float")
 
-        def tensor_like(self, one: Tensor) -> Any:
-            assert one.dtype == "bfloat16"
-            return _Described(one)
+        def tensor(self, *, dim: list[int], stride: list[int], data_type: str) -> Any:
+            assert data_type == "bfloat16" and stride[-1] == 1 and len(stride) == len(dim) == 4
+            return _Described(Tensor(tuple(dim), data_type))
 
         def sdpa(
             self, *, name: str, q: Any, k: Any, v: Any, attn_scale: float, is_inference: bool,
@@ -268,7 +281,7 @@ class _Described:
 class Nccl(types.ModuleType):
     """CuPy's binding of NCCL: communicators of one process, whose calls have to lie in one group."""
 
-    NCCL_FLOAT16, NCCL_SUM, available = 6, 0, True
+    NCCL_FLOAT16, NCCL_BFLOAT16, NCCL_SUM, available = 6, 9, 0, True
 
     def __init__(self, state: State) -> None:
         super().__init__("cupy.cuda.nccl")
@@ -277,7 +290,7 @@ class Nccl(types.ModuleType):
         self.NcclCommunicator = types.SimpleNamespace(initAll=self._made)
 
     def get_version(self) -> int:
-        return 22703
+        return 23007
 
     def groupStart(self) -> None:
         self.open = True
@@ -297,7 +310,7 @@ class _Communicator:
         self.of = of
 
     def _noted(self, name: str, given: int, got: int, count: int, kind: int, stream: int) -> None:
-        assert self.of.open and given != got and count > 0 and kind == Nccl.NCCL_FLOAT16
+        assert self.of.open and given != got and count > 0 and kind == Nccl.NCCL_BFLOAT16
         self.of.calls.append((name, count, stream))
 
     def allReduce(self, given: int, got: int, count: int, kind: int, add: int, stream: int) -> None:

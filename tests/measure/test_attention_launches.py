@@ -100,6 +100,41 @@ def test_eight_bit_queries_are_told_by_the_row(state: State, calls: list) -> Non
     assert formats == {"flashinfer": ("fp8", "bf16"), "flash_attention_3": ("fp8", "fp8")}
 
 
+@pytest.mark.parametrize(
+    ("major", "head_dim", "known", "version"),
+    [
+        (8, 128, 4, 2),
+        (9, 128, 4, 3),
+        (9, 256, 2, 2),
+        (10, 128, 4, 4),
+        (10, 256, 4, 2),
+        (10, 128, 3, 2),
+        (12, 128, 4, 2),
+    ],
+)
+def test_flash_attention_is_of_the_version_that_vllm_runs(
+    major: int, head_dim: int, known: int, version: int, state: State, calls: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3 on Hopper, 4 on B200 and B300, 2 elsewhere and where this vLLM has no other; it is asked, not guessed."""
+    flash, gpu = sys.modules["vllm.vllm_flash_attn"], open_gpu(0, None)
+    gpu.properties["major"] = major
+
+    def supported(fa_version: int) -> bool:
+        assert fa_version <= known, f"Unsupported FA version: {fa_version}"
+        return True
+
+    monkeypatch.setattr(flash, "is_fa_version_supported", supported)
+    sizes = {"batch": 2, "context": 64, "window": 0, "heads": 8, "kv_heads": 2, "head_dim": head_dim}
+    kernel = gpu.prepare(point("decode_attention", "flash_attention_vllm", "bf16/bf16", **sizes))
+    assert kernel.implementation == f"flash_attention_{version}" and flash.versions == [version]
+    eight_bit = point("decode_attention", "flash_attention_vllm", "bf16/fp8", **sizes)
+    if version > 2:
+        assert gpu.prepare(eight_bit).implementation == f"flash_attention_{version}" and calls[-1][-1] == 1
+    else:
+        with pytest.raises(CannotMeasure, match="FlashAttention 2, which vLLM runs here, reads no 8-bit cache"):
+            gpu.prepare(eight_bit)
+
+
 def test_what_a_library_raises_is_the_reason_of_its_points_alone(
     tmp_path: Path, state: State, calls: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +169,17 @@ def test_libraries_that_are_not_installed_are_named(state: State, monkeypatch: p
         open_gpu(0, None).prepare(one)
 
 
+def test_a_library_whose_parts_do_not_fit_is_not_called_missing(
+    state: State, calls: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flashinfer.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')\n")
+    monkeypatch.delitem(sys.modules, "flashinfer")
+    monkeypatch.syspath_prepend(tmp_path)
+    one = point("decode_attention", "flashinfer", "bf16/bf16", batch=1, context=64, window=0, **SHAPES[0])
+    with pytest.raises(CannotMeasure, match="flashinfer-python is installed, but cannot be imported: libcudart"):
+        open_gpu(0, None).prepare(one)
+
+
 @pytest.mark.parametrize(("family", "share"), [("all_reduce", 1), ("all_gather", 4), ("reduce_scatter", 4)])
 def test_collectives_start_on_every_gpu_within_one_group(
     family: str, share: int, monkeypatch: pytest.MonkeyPatch
@@ -149,7 +195,7 @@ def test_collectives_start_on_every_gpu_within_one_group(
         assert {(name, count) for name, count, _ in nccl.calls[-4:]} == {(family, size // 2 // share)}
         assert len({stream for *_, stream in nccl.calls[-4:]}) == 4 and not kernel.captured
         assert time_point(gpu, one, Rule(), Watch(), kernel).latency_us == pytest.approx(LAUNCH_US, rel=1e-6)
-    assert nccl.made == 1
+    assert nccl.made == 1 and kernel.engine_version == "2.30.7"
 
 
 def test_without_nccl_a_collective_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from kernelsight.measure.cuda.cublaslt import (
     _Heuristic,
 )
 from kernelsight.measure.cuda.kernels import PREPARE
+from kernelsight.measure.cuda.nvml import Nvml
 from kernelsight.measure.families import FAMILIES
 from tests.measure import nvrtc
 
@@ -56,6 +57,35 @@ def test_the_kernels_assemble_for_every_generation(architecture: str) -> None:
         pytest.skip("NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12")
     code, log = nvrtc.compiled(SOURCE.read_text(), architecture, path)
     assert code == "\x7fELF", log
+
+
+class Driver:
+    """NVML of some driver: the calls that it knows, and a power cap."""
+
+    def __init__(self, *known: str) -> None:
+        self.known = known
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.known:
+            raise AttributeError(f"undefined symbol: {name}")
+
+        def call(*words: Any) -> int:
+            words[-1]._obj.value = 4
+            return 0
+
+        return call
+
+
+@pytest.mark.parametrize(
+    "name", ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"]
+)
+def test_limits_are_read_by_the_name_that_the_driver_knows(name: str) -> None:
+    """What a driver no longer has, or does not have yet, is not told rather than an error."""
+    gpu = Nvml("0000:00:00.0")
+    gpu._library = Driver(name, "nvmlDeviceGetClockInfo")
+    found = gpu.readings()
+    assert found.limits == {"power_cap"} and found.sm_clock_hz == 4e6 and found.temperature_c is None
+    assert gpu.serial() is None and gpu.driver() == "unknown"
 
 
 def test_every_family_that_a_suite_may_name_has_kernels() -> None:

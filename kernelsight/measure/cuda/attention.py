@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # tokens of a block of the paged cache
 PAGE = 16
 WORKSPACE_BYTES = 128 * 2**20
+# FlashAttention that vLLM prefers by major compute capability, 2 elsewhere; 4 holds no longer heads on Blackwell
+FLASH_VERSIONS, FLASH_4_HEAD_DIM = {9: 3, 10: 4}, 128
 
 
 class Shape(NamedTuple):
@@ -64,7 +66,12 @@ class Shape(NamedTuple):
 
 
 class Bench:
-    """What builders share: the device, memory of the point, modules, the shape, and one workspace for all copies."""
+    """What builders share: the device, memory of the point, modules, the shape, and one workspace for all copies.
+
+    ``place``: PyTorch's word for where tensors lie.
+    """
+
+    place = "cuda"
 
     def __init__(self, gpu: Gpu, torch: Any, library: Any, shape: Shape) -> None:
         self.gpu, self.torch, self.library, self.shape, self.memory = gpu, torch, library, shape, Memory(gpu)
@@ -72,7 +79,7 @@ class Bench:
     @cached_property
     def workspace(self) -> Any:
         """Launches follow each other on one stream: they may write over each other's scratch space."""
-        return self.torch.zeros(WORKSPACE_BYTES, dtype=self.torch.uint8, device="cuda")
+        return self.torch.zeros(WORKSPACE_BYTES, dtype=self.torch.uint8, device=self.place)
 
     def tensor(self, *shape: int, eight_bit: bool = False) -> Any:
         """Return a tensor of bfloat16, or of E4M3, over memory of CuPy."""
@@ -84,9 +91,25 @@ class Bench:
         array = cupy.ndarray(shape, raw, cupy.cuda.MemoryPointer(block, 0))
         return torch.from_dlpack(array).view(getattr(torch, seen))
 
-    def queries(self) -> Any:
+    @cached_property
+    def flash_version(self) -> int:
+        """FlashAttention's version that the installed vLLM runs on this GPU."""
+        wanted = FLASH_VERSIONS.get(int(self.gpu.properties["major"]), 2)
+        if wanted == 4 and self.shape.head_dim > FLASH_4_HEAD_DIM:
+            return 2
+        try:
+            return wanted if self.library.is_fa_version_supported(wanted) else 2
+        except (AssertionError, ValueError):  # a vLLM that does not know the version
+            return 2
+
+    def queries(self, eight_bit: bool = False) -> Any:
         """Return queries of (all new tokens, heads, head_dim)."""
-        return self.tensor(self.shape.batch * self.shape.new, self.shape.heads, self.shape.head_dim)
+        sizes = (self.shape.batch * self.shape.new, self.shape.heads, self.shape.head_dim)
+        return self.tensor(*sizes, eight_bit=eight_bit)
+
+    def like(self, queries: Any) -> Any:
+        """Return what attention of queries is written to: bfloat16."""
+        return self.torch.empty(tuple(queries.shape), dtype=self.torch.bfloat16, device=self.place)
 
     def cache(self) -> tuple[Any, Any]:
         """Return key and value caches of (blocks, PAGE, kv_heads, head_dim)."""
@@ -97,15 +120,15 @@ class Bench:
     def blocks(self) -> Any:
         """Return the blocks of all sequences, scattered as a server's are: int32."""
         count = self.shape.batch * self.shape.pages
-        return self.torch.randperm(count, device="cuda").to(self.torch.int32)
+        return self.torch.randperm(count, device=self.place).to(self.torch.int32)
 
     def starts(self, each: int) -> Any:
         """Return where each sequence begins, and the end: (batch + 1,) int32."""
-        return self.torch.arange(0, (self.shape.batch + 1) * each, each, dtype=self.torch.int32, device="cuda")
+        return self.torch.arange(0, (self.shape.batch + 1) * each, each, dtype=self.torch.int32, device=self.place)
 
     def full(self, value: float, dtype: str, *shape: int) -> Any:
         """Return a tensor of one value."""
-        return self.torch.full(shape, value, dtype=getattr(self.torch, dtype), device="cuda")
+        return self.torch.full(shape, value, dtype=getattr(self.torch, dtype), device=self.place)
 
 
 Build = Callable[[Bench], Callable[[], Any]]
@@ -123,9 +146,15 @@ def prepare(gpu: Gpu, point: Point) -> Prepared:
         raise CannotMeasure(f"{point.implementation} is not used for {point.family}")
     if shape.heads % shape.kv_heads:
         raise CannotMeasure("its query heads are no multiple of the key-value heads")
-    _refuse_what_it_lacks(gpu, point.implementation, library, shape)
+    _refuse_what_it_lacks(point.implementation, library, shape)
     torch, module = _imported("torch", "torch"), _imported(library.module, library.distribution)
     bench, stream, launches = Bench(gpu, torch, module, shape), torch.cuda.ExternalStream(gpu.stream.ptr), []
+    name = point.implementation
+    if name == "flash_attention_vllm":
+        # as published sweeps call it
+        name = f"flash_attention_{bench.flash_version}"
+        if shape.cache_bytes == 1 and bench.flash_version == 2:
+            raise CannotMeasure("FlashAttention 2, which vLLM runs here, reads no 8-bit cache")
     try:
         with torch.cuda.device(gpu.ordinal), torch.cuda.stream(stream), torch.inference_mode():
             for _ in range(gpu.copies_of(shape.held, point.cache)):
@@ -135,7 +164,6 @@ def prepare(gpu: Gpu, point: Point) -> Prepared:
     except Exception as error:  # what a library raises for what it does not support differs from version to version
         told = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise RuntimeError(f"{library.distribution} refuses it: {told}") from error
-    name = _kernel_name(point.implementation, gpu)
     engine = (library.distribution.replace("-", "_"), importlib.metadata.version(library.distribution))
     return Prepared(name, engine, shape.moved, launches, bench)
 
@@ -150,13 +178,11 @@ def shape_of(point: Point) -> Shape:
     return Shape(sizes["batch"], new, keys, *heads, window, 1 if point.dtype.endswith("/fp8") else 2)
 
 
-def _refuse_what_it_lacks(gpu: Gpu, name: str, library: Library, shape: Shape) -> None:
+def _refuse_what_it_lacks(name: str, library: Library, shape: Shape) -> None:
     if shape.window and "window" not in library.can:
         raise CannotMeasure(f"{name} has no sliding window")
     if shape.cache_bytes == 1 and "fp8" not in library.can:
         raise CannotMeasure(f"{name} reads no 8-bit cache")
-    if shape.cache_bytes == 1 and name == "flash_attention_vllm" and _version(gpu) != 3:
-        raise CannotMeasure("FlashAttention reads an 8-bit cache on Hopper alone")
 
 
 def _on(torch: Any, stream: Any, run: Callable[[], Any]) -> Callable[[], Any]:
@@ -188,7 +214,7 @@ def _flashinfer_prefill(bench: Bench) -> Callable[[], Any]:
     shape, flashinfer, bf16 = bench.shape, bench.library, bench.torch.bfloat16
     words = {"causal": True, "window_left": _left(shape), "q_data_type": bf16, "kv_data_type": bf16}
     q, heads = bench.queries(), (shape.heads, shape.kv_heads, shape.head_dim)
-    out, starts = bench.torch.empty_like(q), bench.starts(shape.new)
+    out, starts = bench.like(q), bench.starts(shape.new)
     if shape.new == shape.keys and shape.cache_bytes == 2:
         ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(bench.workspace, "NHD")
         ragged.plan(starts, starts, *heads, **words)
@@ -208,7 +234,7 @@ def _flashinfer_decode(bench: Bench) -> Callable[[], Any]:
     types = {"q_data_type": bench.torch.bfloat16, "kv_data_type": cache[0].dtype}
     starts, last = bench.starts(shape.pages), _last_page(bench)
     wrapper.plan(starts, bench.blocks(), last, *heads, PAGE, window_left=_left(shape), **types)
-    out = bench.torch.empty_like(q)
+    out = bench.like(q)
     return lambda: wrapper.run(q, cache, out=out)
 
 
@@ -222,25 +248,27 @@ def _left(shape: Shape) -> int:
 
 
 def _vllm(bench: Bench) -> Callable[[], Any]:
-    """FlashAttention as vLLM calls it: a prompt alone beside its queries, all else from the paged cache."""
-    shape, flash, q = bench.shape, bench.library, bench.queries()
+    """FlashAttention as vLLM calls it: keys and values, a prompt's own among them, come from the paged cache."""
+    shape, flash, eight_bit = bench.shape, bench.library, bench.shape.cache_bytes == 1
+    # its 8-bit kernels take queries of 8 bits, and a scale for each sequence and head
+    (k, v), q, starts = bench.cache(), bench.queries(eight_bit), bench.starts(shape.new)
+    lengths, window = bench.full(shape.keys, "int32", shape.batch), [_left(shape), 0] if shape.window else None
     words = {
-        "cu_seqlens_q": bench.starts(shape.new), "max_seqlen_q": shape.new, "max_seqlen_k": shape.keys,
-        "window_size": [_left(shape), 0] if shape.window else None, "fa_version": _version(bench.gpu),
+        "cu_seqlens_q": starts, "max_seqlen_q": shape.new, "seqused_k": lengths, "max_seqlen_k": shape.keys,
+        "block_table": bench.blocks().view(shape.batch, shape.pages), "causal": True, "window_size": window,
+        "fa_version": bench.flash_version, "out": bench.like(q),
     }  # fmt: skip
-    if shape.new == shape.keys and shape.cache_bytes == 2:
-        k, v = (bench.tensor(shape.batch * shape.new, shape.kv_heads, shape.head_dim) for _ in range(2))
-        words["cu_seqlens_k"] = words["cu_seqlens_q"]
-    else:
-        k, v = bench.cache()
-        words["seqused_k"] = bench.full(shape.keys, "int32", shape.batch)
-        words["block_table"] = bench.blocks().view(shape.batch, shape.pages)
-    if shape.cache_bytes == 1:
-        # its 8-bit kernels take queries of 8 bits, and a scale for each sequence and head
-        q = bench.tensor(shape.batch * shape.new, shape.heads, shape.head_dim, eight_bit=True)
+    if eight_bit:
         ones = bench.full(1.0, "float32", shape.batch, shape.kv_heads)
         words |= {"q_descale": ones, "k_descale": ones, "v_descale": ones}
-    return lambda: flash.flash_attn_varlen_func(q, k, v, causal=True, **words)
+    if bench.flash_version == 3:
+        # made once a step, and used by all of its layers
+        words["scheduler_metadata"] = flash.get_scheduler_metadata(
+            batch_size=shape.batch, max_seqlen_q=shape.new, max_seqlen_k=shape.keys, num_heads_q=shape.heads,
+            num_heads_kv=shape.kv_heads, headdim=shape.head_dim, cache_seqlens=lengths, qkv_dtype=q.dtype,
+            cu_seqlens_q=starts, page_size=PAGE, causal=True, window_size=tuple(window or (-1, -1)), num_splits=0,
+        )  # fmt: skip
+    return lambda: flash.flash_attn_varlen_func(q, k, v, **words)
 
 
 def _cudnn(bench: Bench) -> Callable[[], Any]:
@@ -251,35 +279,29 @@ def _cudnn(bench: Bench) -> Callable[[], Any]:
     cudnn.set_stream(handle=handle, stream=bench.gpu.stream.ptr)
     floats = {"intermediate_data_type": cudnn.data_type.FLOAT, "compute_data_type": cudnn.data_type.FLOAT}
     graph = cudnn.pygraph(io_data_type=cudnn.data_type.BFLOAT16, handle=handle, **floats)
-    inputs = [graph.tensor_like(one) for one in (q, k, v)]
+    laid = [{"dim": list(one.shape), "stride": list(one.stride())} for one in (q, k, v)]
+    inputs = [graph.tensor(**one, data_type=cudnn.data_type.BFLOAT16) for one in laid]
     mask = "use_causal_mask" if shape.new == shape.keys else "use_causal_mask_bottom_right"
     words = {"attn_scale": shape.head_dim**-0.5, mask: True, "is_inference": True}
     if shape.window:
         words["sliding_window_length"] = shape.window
     result, _ = graph.sdpa(name="attention", q=inputs[0], k=inputs[1], v=inputs[2], **words)
-    out = bench.torch.empty_like(q)
+    out = bench.like(q)
     result.set_output(True).set_dim(list(out.shape)).set_stride(list(out.stride()))
     graph.build([cudnn.heur_mode.A])
-    workspace = bench.torch.empty(max(graph.get_workspace_size(), 1), dtype=bench.torch.uint8, device="cuda")
+    workspace = bench.torch.empty(max(graph.get_workspace_size(), 1), dtype=bench.torch.uint8, device=bench.place)
     filled = {**dict(zip(inputs, (q, k, v), strict=True)), result: out}
     return lambda: graph.execute(filled, workspace, handle=handle)
-
-
-def _version(gpu: Gpu) -> int:
-    """FlashAttention's version that vLLM runs: 3 on Hopper, 2 elsewhere."""
-    return 3 if int(gpu.properties["major"]) == 9 else 2
-
-
-def _kernel_name(implementation: str, gpu: Gpu) -> str:
-    """Return the implementation as published sweeps call it."""
-    return f"flash_attention_{_version(gpu)}" if implementation == "flash_attention_vllm" else implementation
 
 
 def _imported(module: str, distribution: str) -> Any:
     try:
         return importlib.import_module(module)
-    except ImportError:
-        raise CannotMeasure(f"{distribution} is not installed") from None
+    except Exception as error:  # a library whose own parts do not fit raises what it likes
+        if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+            raise CannotMeasure(f"{distribution} is not installed") from None
+        told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CannotMeasure(f"{distribution} is installed, but cannot be imported: {told}") from error
 
 
 class Library(NamedTuple):

@@ -62,9 +62,20 @@ def prepare(gpu: Gpu, point: Point) -> Prepared:
         raise CannotMeasure(f"its bytes are no multiple of {BF16_BYTES * count}")
     nccl = _nccl()
     group = Group(gpu, nccl, count, size)
-    version = str(group.nccl.get_version())
+    version = nccl_version(group.nccl.get_version())
     # the host's launch is in it, unlike in a captured graph: an implementation of its own
     return Prepared("nccl_eager", ("nccl", version), size, [lambda: group.launch(point.family)], group, captured=False)
+
+
+def nccl_version(number: int) -> str:
+    """Return NCCL's number of its version as words: until 2.8 one digit for each part.
+
+    >>> nccl_version(23007), nccl_version(2708)
+    ('2.30.7', '2.7.8')
+    """
+    if number < 10000:
+        return f"{number // 1000}.{number // 100 % 10}.{number % 100}"
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def _nccl() -> Any:

@@ -61,23 +61,23 @@ class Nvml:
 
     def _number(self, name: str, *which: int) -> float | None:
         value = ctypes.c_uint()
-        if self._library is None or getattr(self._library, name)(self._gpu, *which, ctypes.byref(value)):
-            return None
-        return float(value.value)
+        return None if self._refuses(name, self._gpu, *which, ctypes.byref(value)) else float(value.value)
 
     def _reasons(self) -> int:
         bits = ctypes.c_ulonglong()
-        if self._library is None:
-            return 0
-        failed = self._library.nvmlDeviceGetCurrentClocksThrottleReasons(self._gpu, ctypes.byref(bits))
-        return 0 if failed else bits.value
+        # the older name is deprecated since CUDA 12
+        names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+        return 0 if all(self._refuses(name, self._gpu, ctypes.byref(bits)) for name in names) else bits.value
 
     def _text(self, name: str, of_gpu: bool) -> str | None:
         text = ctypes.create_string_buffer(96)
         size = ctypes.c_uint(len(text))
-        if self._library is None or getattr(self._library, name)(*((self._gpu,) if of_gpu else ()), text, size):
-            return None
-        return text.value.decode()
+        return None if self._refuses(name, *((self._gpu,) if of_gpu else ()), text, size) else text.value.decode()
+
+    def _refuses(self, name: str, *words: Any) -> bool:
+        """Call a function; return whether it is not there, or does not answer."""
+        function = getattr(self._library, name, None)
+        return function is None or bool(function(*words))
 
 
 def limits_of(bits: int) -> frozenset[str]:
