@@ -31,6 +31,7 @@ DISAGGREGATED = {
 }
 STARTS = ("gpu", "engine_version")
 TERM = re.compile(r"(?:(\d+)\s*\*\s*)?(isl|osl|concurrency)|(\d+)")
+SIGNED = re.compile(r"([+-])([^+-]*)")
 
 
 def matches(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
@@ -55,18 +56,19 @@ def matches(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
 
 
 def tokens_of(text: str, run: Mapping[str, Any]) -> int:
-    """Return the value of a sum such as ``2*isl + 64``; InvalidInput where it is none.
+    """Return the value of a sum such as ``2*isl + 64`` or ``concurrency - 1``, at least 1; InvalidInput for no sum.
 
     >>> tokens_of("2*isl + concurrency + 64", {"isl": 1000, "osl": 10, "concurrency": 4})
     2068
     """
     total = 0
-    for part in text.split("+"):
+    for sign, part in SIGNED.findall(f"+{text}"):
         term = TERM.fullmatch(part.strip())
         if term is None:
             raise InvalidInput(f"recipes: {text!r} is no sum of numbers and multiples of isl, osl and concurrency.")
-        total += int(term[3]) if term[3] else int(term[1] or 1) * run[term[2]]
-    return total
+        value = int(term[3]) if term[3] else int(term[1] or 1) * run[term[2]]
+        total += -value if sign == "-" else value
+    return max(total, 1)
 
 
 def numbered(version: str | None) -> str | None:

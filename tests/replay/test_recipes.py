@@ -93,6 +93,11 @@ def test_a_budget_that_is_no_sum_is_refused() -> None:
         tokens_of("2 x isl", {"isl": 1})
 
 
+def test_a_sum_may_take_away_and_is_at_least_one() -> None:
+    assert tokens_of("concurrency - 1", {"concurrency": 8}) == 7
+    assert tokens_of("concurrency - 1", {"concurrency": 1}) == 1
+
+
 def test_the_statements_that_ship_name_what_exists_and_say_what_they_rest_on() -> None:
     models = set(facts("models")["model"].to_pylist())
     quantizations = set(facts("quantizations")["quantization"].to_pylist())
