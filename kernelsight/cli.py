@@ -177,7 +177,7 @@ def _calibrate(verbs: argparse._SubParsersAction) -> None:
         parts, "measure", "time kernels of a suite on the running GPU, into sweep_points", "kernelsight.measure.command"
     )
     measure.add_flags(verb)
-    _out(verb, "the sweep: .parquet")
+    _out(verb, "the sweep: .parquet (needed); its journal, to resume by, is kept beside it")
     verb = _verb(
         parts,
         "device",
@@ -220,7 +220,9 @@ def _calibrate(verbs: argparse._SubParsersAction) -> None:
 
 
 def _sweeps(verb: argparse.ArgumentParser, train_help: str) -> None:
-    verb.add_argument("--sweep", nargs="+", required=True, metavar="S", help="Parquet files as calibrate import writes")
+    verb.add_argument(
+        "--sweep", nargs="+", required=True, metavar="S", help="Parquet files as calibrate import and measure write"
+    )
     verb.add_argument("--train-gpus", metavar="A,B", help=train_help)
     verb.add_argument("--families", metavar="F,G", help="only these kernel families; left open: all")
 

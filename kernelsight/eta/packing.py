@@ -25,6 +25,8 @@ from kernelsight.roofline.kinds import BY_HEAD_DIM
 MEASURED = tuple(family for family in FORMS if family in WORK)
 # steps of a correction's training against those of a budget of sites: a whole sweep lies denser, and there are many
 PACK_EFFORT = 0.4
+# rows of one GPU below which a fit to them alone is told to be thin
+FEW_ROWS = 200
 
 
 def fit_pack(
@@ -49,6 +51,8 @@ def fit_pack(
         if not table.num_rows:
             continue
         told(f"{family}: {table.num_rows:,} rows")
+        if table.num_rows < FEW_ROWS and len(set(table["gpu"].to_pylist())) == 1:
+            told(f"{family}: few rows of one GPU: far from them it guesses, unless --sweep names another sweep too")
         rows += family_rows(family, table, implementations, gpus, fabrics, told)
         rows += choice_rows(sweeps, family, train_gpus, implementations)
     return pack_table(rows)

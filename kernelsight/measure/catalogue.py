@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelsight.errors import InvalidInput
+from kernelsight.errors import InvalidInput, nearest
 
 CATALOGUE = Path(__file__).resolve().parents[1] / "catalog" / "gpus.csv"
 # software sees a little less memory than the vendor states
@@ -49,11 +49,33 @@ def catalogue_name(told: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -
 
 
 def row_beside_vendor(told: Mapping[str, Any], gpu: str, rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-    """Return a row for ``--gpus``: what the device tells, the catalogue's figures for the rest."""
+    """Return a row for ``--gpus``: what the device tells, the catalogue's figures for the rest.
+
+    A GPU that the catalogue lacks keeps its name, by which its sweep calls it.
+    """
     vendor = next((row for row in rows if row["gpu"] == gpu), None)
     stated = {name: value for name, value in told.items() if value is not None}
     stated["source"] = "read from the running device by kernelsight calibrate measure"
-    return {"gpu": f"{gpu}_device", **({"like": gpu} if vendor else {}), **stated}
+    return {"gpu": f"{gpu}_device", "like": gpu, **stated} if vendor else {"gpu": gpu, **stated}
+
+
+def remarks(gpu: str, row: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return what is to be known of a GPU before it is measured, a sentence each."""
+    return unlisted(gpu, rows) + differences(row, rows)
+
+
+def unlisted(gpu: str, rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the sentence that a GPU is not of the catalogue, if it is not.
+
+    >>> unlisted("my_gpu", [{"gpu": "h100_sxm"}])
+    ['my_gpu is no GPU of the catalogue: calibrate fit needs its row by --gpus FILE (measure --device-row writes one)']
+    """
+    known = [row["gpu"] for row in rows]
+    if gpu in known:
+        return []
+    near = f"; nearest: {', '.join(nearest(gpu, known))}" if nearest(gpu, known) else ""
+    told = "calibrate fit needs its row by --gpus FILE (measure --device-row writes one)"
+    return [f"{gpu} is no GPU of the catalogue{near}: {told}"]
 
 
 def differences(row: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> list[str]:

@@ -15,8 +15,14 @@ COLUMNS = ("family", "measured", "failed", "reason")
 
 def add_flags(verb: argparse.ArgumentParser) -> None:
     """Add what the verb takes to a parser."""
-    verb.add_argument("--suite", default="quick", metavar="S", help="quick, standard, deep, or a JSON file of axes")
+    verb.add_argument(
+        "--suite",
+        default="quick",
+        metavar="S",
+        help="quick, standard, deep, or a JSON file of axes (calibrate plan writes one); left open: quick",
+    )
     verb.add_argument("--resume", action="store_true", help="go on with the points measured so far beside -o FILE")
+    verb.add_argument("--retry", action="store_true", help="as --resume, and measure again what failed or was slowed")
     verb.add_argument("--time-limit", type=float, metavar="MIN", help="stop after this many minutes; --resume goes on")
     add_device_flags(verb)
     verb.add_argument(
@@ -45,12 +51,15 @@ def main(words: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("kernelsight: stopped; --resume goes on with what was measured.", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"kernelsight: {error.filename} could not be read or written: {error.strerror}.", file=sys.stderr)
+        return 1
     return 0
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure a suite on the running GPU, write the sweep, and print what was measured and what failed."""
-    from kernelsight.measure.catalogue import catalogue_rows, differences, write_row
+    from kernelsight.measure.catalogue import catalogue_rows, remarks, write_row
     from kernelsight.measure.run import measure_suite
     from kernelsight.measure.suite import read_suite
     from kernelsight.write.output import check_ending, note, print_rows
@@ -62,21 +71,24 @@ def run(arguments: argparse.Namespace) -> None:
     if limit is not None and not 0 < limit < math.inf:
         raise InvalidInput(f"--time-limit is {limit:g}; give minutes above 0.")
     suite = read_suite(arguments.suite)
-    row_file = check_ending(arguments.device_row, (".json",))
-    host_file = check_ending(arguments.host_probe, (".json",))
+    row_file = check_ending(arguments.device_row, (".json",), "--device-row")
+    host_file = check_ending(arguments.host_probe, (".json",), "--host-probe")
+    if host_file:
+        from kernelsight.measure.host import need_vllm, probe_vllm
+
+        need_vllm()
     device = open_device(arguments)
     identity = device.identity()
     note(f"{identity.gpu}: {identity.row.get('name', '')}, driver {identity.driver}; {len(suite.points):,} points")
-    for line in differences(identity.row, catalogue_rows()):
+    for line in remarks(identity.gpu, identity.row, catalogue_rows()):
         note(line)
     if row_file:
         write_row(identity.row, row_file)
     seconds = math.inf if limit is None else 60.0 * limit
-    found = measure_suite(device, suite, target, resume=arguments.resume, most_seconds=seconds, told=note)
+    how = {"resume": arguments.resume, "retry": arguments.retry, "most_seconds": seconds, "told": note}
+    found = measure_suite(device, suite, target, **how)
     print_rows(_rows(found.families), list(COLUMNS), arguments.format)
     if host_file:
-        from kernelsight.measure.host import probe_vllm
-
         host = probe_vllm(host_file)
         note(f"vLLM: {host['step_base_us']:g} us a step and {host['per_request_us']:g} us a request of it, on the host")
     rest = f", {found.left:,} left: --resume goes on" if found.left else ""

@@ -16,7 +16,7 @@ LIBRARIES = ("torch", "flashinfer-python", "vllm", "nvidia-cudnn-frontend")
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the device's row beside the vendor's, its state and libraries; write the row for ``--gpus`` with -o."""
-    from kernelsight.measure.catalogue import catalogue_rows, write_row
+    from kernelsight.measure.catalogue import catalogue_rows, unlisted, write_row
     from kernelsight.write.output import check_ending, note, print_rows
 
     target = check_ending(arguments.output, (".json",))
@@ -33,6 +33,8 @@ def run(arguments: argparse.Namespace) -> None:
     }
     rows += [{"what": name, "this_gpu": _text(value), "catalogue": ""} for name, value in now.items()]
     print_rows(rows, list(COLUMNS), arguments.format)
+    for line in unlisted(identity.gpu, catalogue_rows()):
+        note(line)
     if target:
         write_row(identity.row, target)
         note(f"{identity.row['gpu']}, written to {target}: predict, simulate and calibrate fit take it by --gpus")

@@ -8,6 +8,7 @@ hides up to the whole of them behind a larger model.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import tempfile
 import time
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.errors import InvalidInput
+from kernelsight.errors import InvalidInput, RunFailed
 
 SEQUENCES, TOKENS, REPEATS = (1, 16, 64, 256), (16, 144), 3
 PROMPT_TOKENS = 16
@@ -57,20 +58,29 @@ def probe(run: Run, sequences: Sequence[int] = SEQUENCES) -> dict[str, Any]:
 
 
 def probe_vllm(path: Path, run: Run | None = None, version: str | None = None) -> dict[str, Any]:
-    """Probe the installed vLLM and write what was found to a JSON file; InvalidInput where none is installed."""
-    if run is None:
-        run, version = _vllm()
-    found = {"engine": "vllm", "engine_version": version, **probe(run)}
+    """Probe the installed vLLM and write what was found to a JSON file; RunFailed where it gives up."""
+    try:
+        if run is None:
+            run, version = _vllm()
+        measured = probe(run)
+    except Exception as error:  # of an engine, which raises what it likes
+        told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RunFailed(f"--host-probe: vLLM gave up ({told}); {path} was not written.") from error
+    found = {"engine": "vllm", "engine_version": version, **measured}
     found["source"] = "kernelsight calibrate measure --host-probe: two layers of hidden size 256, GPU time inside"
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return found
 
 
+def need_vllm() -> None:
+    """Raise InvalidInput where no vLLM is installed."""
+    if importlib.util.find_spec("vllm") is None:
+        raise InvalidInput("--host-probe needs vLLM, which is not installed beside this Python.")
+
+
 def _vllm() -> tuple[Run, str]:
-    try:
-        import vllm
-    except ImportError:
-        raise InvalidInput("--host-probe needs vLLM, which is not installed beside this Python.") from None
+    import vllm
+
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SMALL_MODEL), encoding="utf-8")
         engine = vllm.LLM(

@@ -6,11 +6,13 @@ when it is read again.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +20,7 @@ import pyarrow.parquet as pq
 from kernelsight.errors import InvalidInput
 from kernelsight.measure.rows import sweep_schema
 
+SUFFIX = ".journal"
 HEADER = b"kernelsight.measure"
 # under this key evaluations look for what a sweep left out: JSON array of {gpu, reason, n}
 REJECTED = b"kernelsight.rejected"
@@ -29,7 +32,38 @@ def journal_path(target: Path) -> Path:
     >>> journal_path(Path("sweep.parquet")).name
     'sweep.parquet.journal'
     """
-    return target.with_name(f"{target.name}.journal")
+    return target.with_name(target.name + SUFFIX)
+
+
+@contextlib.contextmanager
+def locked(target: Path) -> Iterator[None]:
+    """Keep every other process from measuring into a sweep meanwhile; InvalidInput where one does already.
+
+    The lock goes with its process, however that ends; where the system has none, nothing is locked.
+    """
+    path = target.with_name(f".{target.name}.lock")
+    with path.open("ab") as file:
+        if not _lock(file, path):
+            raise InvalidInput(
+                f"another process measures into {target} now; wait for its end, or name another -o FILE."
+            )
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _lock(file: IO[bytes], path: Path) -> bool:
+    """Return False where another process holds the lock, or has just taken its file away."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    except (ImportError, OSError):
+        return True
 
 
 class Journal:
@@ -47,15 +81,24 @@ class Journal:
 
     def open(self, earlier: Sequence[Mapping[str, Any]]) -> None:
         """Begin a new journal with the points of an earlier one, which it replaces at once or not at all."""
+        swept = glob.escape(self.path.name.removesuffix(SUFFIX))
+        for left in self.path.parent.glob(f".{swept}.*.draft"):
+            left.unlink(missing_ok=True)  # of a run that was killed: this one holds the lock
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.draft")
         self._file = draft.open("wb")
         self._writer = pa.ipc.new_stream(self._file, self.schema)
         try:
+            # a stream begins with its first batch: a kill before the first point must leave a journal too
+            self._writer.write_batch(pa.RecordBatch.from_pylist([], self.schema))
             for row in earlier:
                 self._keep(row)
                 self._writer.write_batch(pa.RecordBatch.from_pylist([dict(row)], self.schema))
             self._sync()
             draft.replace(self.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.close()
+            raise
         finally:
             draft.unlink(missing_ok=True)
 
@@ -67,11 +110,13 @@ class Journal:
         self._keep(record)
 
     def close(self) -> None:
-        """End the stream."""
-        if self._writer is not None:
-            self._writer.close()
-            self._file.close()
-            self._writer = None
+        """End the stream; once, whether or not the disk takes its end."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            try:
+                writer.close()
+            finally:
+                self._file.close()
 
     def write_sweep(self, target: Path, gpu: str) -> None:
         """Write the measured points as a Parquet file in the contract of ``sweep_points``, whole or not at all."""

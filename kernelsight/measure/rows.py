@@ -62,7 +62,12 @@ def row_of(point: Point, kernel: Kernel, timing: Timing, device: Identity) -> di
         "limits": " ".join(sorted(timing.limits)) or None,
         "repeated": timing.repeated,
         "driver": device.driver,
-        "versions": " ".join(f"{name}={version}" for name, version in sorted(device.versions.items())),
+        "versions": versions_of(device),
         "not_fitted": timing.fault,
         "source": SOURCE,
     }
+
+
+def versions_of(device: Identity) -> str:
+    """Return the versions behind a row, as it states them."""
+    return " ".join(f"{name}={version}" for name, version in sorted(device.versions.items()))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,17 +12,20 @@ import numpy as np
 
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.measure.device import CannotMeasure, Device, DeviceLost, Identity, Kernel, Replay
-from kernelsight.measure.journal import Journal, journal_path, read_journal
-from kernelsight.measure.rows import row_of
+from kernelsight.measure.journal import Journal, journal_path, locked, read_journal
+from kernelsight.measure.rows import row_of, versions_of
 from kernelsight.measure.suite import Point, Suite
-from kernelsight.measure.timing import Timing, Watch, time_replays
+from kernelsight.measure.timing import HOPELESS_POINTS, SLOWED_FAULT, Rule, Timing, Watch, replayed, time_replays
 
 # launches of one replay together, in microseconds: far above the resolution of the clock, far below what heats
 REPLAY_US = 1000.0
 LEAST_LAUNCHES, MOST_LAUNCHES = 4, 200
+# below the resolution of any clock
+LEAST_US = 0.01
 # share of the launches in the replay that is measured to know the gap
 REFERENCE_SHARE = 0.25
 WARM_UP = 3
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # points that tell how long the next ones take
 RECENT = 20
 
@@ -41,40 +45,33 @@ def measure_suite(
     target: Path,
     *,
     resume: bool = False,
+    retry: bool = False,
     most_seconds: float = math.inf,
     told: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
     """Measure what the journal of ``target`` lacks, until all is done or the time is over; write the sweep.
 
-    InvalidInput: a sweep is there and ``resume`` was not asked for, or it is of another suite or GPU. RunFailed: the
-    device answers no more; what was measured is kept.
+    ``retry``: a resume that measures again what failed or was slowed. InvalidInput: a sweep is there and ``resume`` was
+    not asked for, it is of another suite or GPU, or another process measures into it. RunFailed: the device answers no
+    more, or the disk takes no more; what was measured is kept.
     """
-    identity = device.identity()
-    journal = _opened(target, suite, identity, resume)
-    watch, spent, begun = Watch(), [], device.seconds()
-    left = [point for point in suite.points if point.key not in journal.done]
-    lost = None
+    identity, path = device.identity(), journal_path(target)
     try:
-        for number, point in enumerate(left, start=1):
-            at = device.seconds()
-            if at - begun >= most_seconds:
-                break
+        with locked(target):
+            journal = _opened(target, suite, identity, resume, retry, told)
             try:
-                row, failure = _measured(device, identity, suite, point, watch), None
-            except CannotMeasure as error:
-                row, failure = None, str(error)
-            except DeviceLost as error:
-                row, failure, lost = None, f"the device was lost: {error}", error
-            except Exception as error:  # one point, for whatever reason, must not cost the others
-                row, failure = None, _reason(error)
-            journal.add(point.key, row, failure)
-            spent.append(device.seconds() - at)
-            told(_line(number, len(left), point, row, failure, spent))
-            if lost:
-                break
-    finally:
-        journal.close()
-        journal.write_sweep(target, identity.gpu)
+                lost = _measure_left(device, identity, suite, journal, most_seconds, told)
+            finally:
+                journal.close()
+                journal.write_sweep(target, identity.gpu)
+    except OSError as error:
+        if not path.exists():
+            raise
+        where, what = error.filename or target.resolve().parent, "make room" if error.errno in FULL else "see to it"
+        raise RunFailed(
+            f"{where} cannot be written ({error.strerror}); what was measured is kept in {path}; {what}, and the same "
+            "command with --resume goes on."
+        ) from None
     if lost:
         raise RunFailed(
             f"the GPU answers no more ({lost}); {len(journal.done):,} points are kept in {target}; the same command "
@@ -83,17 +80,55 @@ def measure_suite(
     return _outcome(suite, journal)
 
 
-def time_point(device: Device, point: Point, rule: Any, watch: Watch, kernel: Kernel) -> Timing:
-    """Choose how many launches one replay holds, and time them."""
+def _measure_left(
+    device: Device, identity: Identity, suite: Suite, journal: Journal, most_seconds: float, told: Callable[[str], None]
+) -> DeviceLost | None:
+    """Measure what the journal lacks; return what lost the device, None where nothing did."""
+    watch, spent, begun = Watch(), [], device.seconds()
+    left = [point for point in suite.points if point.key not in journal.done]
+    for number, point in enumerate(left, start=1):
+        at, lost = device.seconds(), None
+        if at - begun >= most_seconds:
+            break
+        try:
+            row, failure = _measured(device, identity, suite, point, watch), None
+        except CannotMeasure as error:
+            row, failure = None, str(error)
+        except DeviceLost as error:
+            row, failure, lost = None, f"the device was lost: {error}", error
+        except Exception as error:  # one point, for whatever reason, must not cost the others
+            row, failure = None, _reason(error)
+        journal.add(point.key, row, failure)
+        spent.append(device.seconds() - at)
+        told(_line(number, len(left), point, row, failure, spent))
+        if lost:
+            return lost
+        if watch.slowed_points == HOPELESS_POINTS and row and row["not_fitted"] == SLOWED_FAULT:
+            told("the GPU stays slowed: points are taken as they come until it is not; --retry measures them again")
+    return None
+
+
+def time_point(device: Device, point: Point, rule: Rule, watch: Watch, kernel: Kernel) -> Timing:
+    """Choose how many launches one replay holds, and time them; CannotMeasure where no time is left of them."""
+    try:
+        found = time_replays(device, *_replays(device, point, kernel), rule, watch)
+    except ValueError as error:
+        raise CannotMeasure(str(error)) from None
+    if not found.latency_us > 0:
+        raise CannotMeasure("the launches cost less than the noise of a replay")
+    return found
+
+
+def _replays(device: Device, point: Point, kernel: Kernel) -> tuple[Replay, Replay]:
+    """Return what is replayed, warmed up: the reference, and the launches behind it."""
     if point.family == "launch":
-        return time_replays(device, *_launch_replays(device, point, kernel), rule, watch)
+        return _launch_replays(device, point, kernel)
     if not kernel.captured:
-        launches = LEAST_LAUNCHES
-        return time_replays(device, device.eager(kernel, 1), device.eager(kernel, launches), rule, watch)
+        return device.eager(kernel, 1), device.eager(kernel, LEAST_LAUNCHES)
     cold = point.cache == "cold"
     one = device.graph(kernel, 1, flush=False)
     one(WARM_UP)
-    about_us = float(np.median(one(WARM_UP)))
+    about_us = max(float(np.median(replayed(one, WARM_UP))), LEAST_US)
     if cold:
         launches = int(np.clip(math.ceil(2 * REPLAY_US / about_us), 1, kernel.copies))
         reference, full = device.graph(None, 0, flush=True), device.graph(kernel, launches, flush=True)
@@ -102,10 +137,7 @@ def time_point(device: Device, point: Point, rule: Any, watch: Watch, kernel: Ke
         reference = device.graph(kernel, max(1, round(REFERENCE_SHARE * launches)), flush=False)
         full = device.graph(kernel, launches, flush=False)
     reference(1), full(1)
-    found = time_replays(device, reference, full, rule, watch)
-    if not found.latency_us > 0:
-        raise CannotMeasure("the launches cost less than the noise of a replay")
-    return found
+    return reference, full
 
 
 def _reason(error: Exception) -> str:
@@ -132,11 +164,13 @@ def _measured(device: Device, identity: Identity, suite: Suite, point: Point, wa
         kernel.close()
 
 
-def _opened(target: Path, suite: Suite, identity: Identity, resume: bool) -> Journal:
+def _opened(
+    target: Path, suite: Suite, identity: Identity, resume: bool, retry: bool, told: Callable[[str], None]
+) -> Journal:
     path = journal_path(target)
     header = {"suite": suite.name, "digest": suite.digest, "gpu": identity.gpu, "serial": identity.serial}
     journal, earlier = Journal(path, header), []
-    if path.exists() and not resume:
+    if path.exists() and not (resume or retry):
         _, records = read_journal(path)
         raise InvalidInput(
             f"{path} holds {len(records):,} points of an earlier run; add --resume to go on, or name another -o FILE."
@@ -155,8 +189,22 @@ def _opened(target: Path, suite: Suite, identity: Identity, resume: bool) -> Jou
                 f"{path} was measured on {stated['gpu']} (serial {stated['serial']}), and this GPU is {identity.gpu} "
                 f"(serial {identity.serial}); name another -o FILE."
             )
-    journal.open(earlier)
+        _tell_versions(earlier, identity, told)
+    journal.open([record for record in earlier if not (retry and _failed(record))])
     return journal
+
+
+def _failed(record: Mapping[str, Any]) -> bool:
+    """Return whether a point of the journal failed, or was slowed throughout."""
+    return record["failure"] is not None or record["not_fitted"] == SLOWED_FAULT
+
+
+def _tell_versions(earlier: Sequence[Mapping[str, Any]], identity: Identity, told: Callable[[str], None]) -> None:
+    """Say where the points so far were measured under others: every row states its own."""
+    now = (identity.driver, versions_of(identity))
+    before = {(record["driver"], record["versions"]) for record in earlier if record["driver"]} - {now}
+    for driver, versions in sorted(before):
+        told(f"points so far are of driver {driver} ({versions}), the next of {now[0]} ({now[1]}); rows tell their own")
 
 
 def _line(number: int, of: int, point: Point, row: Any, failure: str | None, spent: list[float]) -> str:

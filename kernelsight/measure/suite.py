@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from kernelsight.measure.timing import Rule
 CACHES = ("cold", "warm")
 # no size of a kernel is larger: a slip of the pen would fill the memory
 MOST = 2**40
+# points of one suite: a slip in the axes would fill the memory before anything is measured
+MOST_POINTS = 10**6
 ENTRY_FIELDS = ("family", "implementation", "dtype", "cache", "axes", "points")
 SUITE_FIELDS = ("suite", "doc", "minutes", "rule", "entries")
 
@@ -85,10 +88,15 @@ def suite_of(found: Any, origin: str) -> Suite:
         raise InvalidInput(f"the suite {origin} has no entries; give an object with a list of them, as quick.json has.")
     _only_known(found, SUITE_FIELDS, f"the suite {origin}")
     rule = _rule(found.get("rule", {}), origin)
-    entries = [
-        _points(entry, f"the suite {origin}, entry {number}") for number, entry in enumerate(found["entries"], start=1)
-    ]
-    return Suite(str(found.get("suite") or Path(origin).stem), rule, tuple(_interleaved(entries).values()))
+    name = found.get("suite") or Path(origin).stem
+    if not isinstance(name, str):
+        raise InvalidInput(f"the suite {origin}: suite is {name!r}; give its name.")
+    entries, count = [], 0
+    for number, entry in enumerate(found["entries"], start=1):
+        where = f"the suite {origin}, entry {number}"
+        entries.append(_points(entry, where, MOST_POINTS - count))
+        count += len(entries[-1])
+    return Suite(name, rule, tuple(_interleaved(entries).values()))
 
 
 def _interleaved(entries: Sequence[Sequence[Point]]) -> dict[str, Point]:
@@ -104,44 +112,51 @@ def _rule(stated: Any, origin: str) -> Rule:
     if not isinstance(stated, dict):
         raise InvalidInput(f"the suite {origin}: rule is {stated!r}; give an object, as quick.json has.")
     _only_known(stated, Rule._fields, f"the rule of the suite {origin}")
+    whole = {name for name, value in Rule._field_defaults.items() if isinstance(value, int)}
     for name, value in stated.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
             raise InvalidInput(f"the suite {origin}: {name} of the rule is {value!r}; give a number above 0.")
-    whole = {name for name, kind in Rule.__annotations__.items() if kind == "int"}
-    return Rule(**{name: round(value) if name in whole else float(value) for name, value in stated.items()})
+        if name in whole and value != int(value):
+            raise InvalidInput(f"the suite {origin}: {name} of the rule is {value!r}; give a whole number from 1 on.")
+    return Rule(**{name: int(value) if name in whole else float(value) for name, value in stated.items()})
 
 
-def _points(entry: Any, where: str) -> list[Point]:
+def _points(entry: Any, where: str, most: int) -> list[Point]:
     if not isinstance(entry, dict):
         raise InvalidInput(f"{where} is {entry!r}; give an object with family and axes.")
     _only_known(entry, ENTRY_FIELDS, where)
     name = entry.get("family")
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise unknown("kernel family", str(name), FAMILIES, f"{where} names it.")
     family = FAMILIES[name]
-    shapes = _shapes(entry, family, where)
-    found = []
-    for implementation in _words(entry, "implementation", family.implementations, where):
-        for dtype in _words(entry, "dtype", family.dtypes, where):
-            for cache in _words(entry, "cache", family.caches, where):
-                found += [Point(name, implementation, dtype, cache, shape) for shape in shapes]
-    return found
+    fields = (("implementation", family.implementations), ("dtype", family.dtypes), ("cache", family.caches))
+    kinds = list(itertools.product(*(_words(entry, field, allowed, where) for field, allowed in fields)))
+    shapes = _shapes(entry, family, where, most // len(kinds))
+    return [Point(name, *kind, shape) for kind in kinds for shape in shapes]
 
 
 def _words(entry: Mapping[str, Any], field: str, allowed: Sequence[str], where: str) -> list[str]:
     stated = entry.get(field, allowed[:1] if field != "cache" else allowed)
-    words = [stated] if isinstance(stated, str) else list(stated)
+    words = [stated] if isinstance(stated, str) else stated
+    if not isinstance(words, list | tuple) or not words:
+        raise InvalidInput(f"{where}: {field} is {stated!r}; give one of {', '.join(allowed)}, or a list of them.")
     for word in words:
         if word not in allowed:
             raise unknown(field, str(word), allowed, f"{where} names it; {', '.join(allowed)} can be measured.")
     return words
 
 
-def _shapes(entry: Mapping[str, Any], family: Family, where: str) -> list[tuple[tuple[str, int], ...]]:
+def _shapes(entry: Mapping[str, Any], family: Family, where: str, most: int) -> list[tuple[tuple[str, int], ...]]:
     axes, bases = entry.get("axes", {}), entry.get("points", [{}])
     if not isinstance(axes, dict) or not isinstance(bases, list) or not all(isinstance(base, dict) for base in bases):
         raise InvalidInput(f"{where}: axes is an object of lists, and points a list of objects; give them so.")
     lists = {name: values if isinstance(values, list) else [values] for name, values in axes.items()}
+    if empty := [name for name, values in [*lists.items(), ("points", bases)] if not values]:
+        raise InvalidInput(f"{where}: {', '.join(empty)} is an empty list, which measures nothing; state its values.")
+    if twice := sorted({name for base in bases for name in base} & set(lists)):
+        raise InvalidInput(f"{where} states {', '.join(twice)} under axes and under points; state a size once.")
+    if len(bases) * math.prod(len(values) for values in lists.values()) > most:
+        raise InvalidInput(f"{where} makes more than {MOST_POINTS:,} points of the suite; shorten its axes.")
     shapes = []
     for base in bases:
         for values in itertools.product(*lists.values()):

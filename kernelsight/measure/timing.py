@@ -24,8 +24,11 @@ SLOWED = frozenset({"hw_slowdown", "hw_thermal", "sw_thermal", "power_brake"})
 POWER = "power_cap"
 # a clock below these shares of the highest in the point and in the run is a slowed stretch, unless power limits it
 SAME_CLOCK, RUN_CLOCK = 0.97, 0.9
+# points in a row that never ran unslowed: the next ones wait for nothing
+HOPELESS_POINTS = 3
 # a median whose relative standard error stays above this is not fitted on
 TOO_NOISY = 0.05
+SLOWED_FAULT = "slowed by heat or a power brake"
 
 
 class Rule(NamedTuple):
@@ -70,10 +73,13 @@ class Block(NamedTuple):
 
 
 class Watch:
-    """What a run remembers from point to point: the highest clock that it has seen."""
+    """What a run remembers from point to point: the highest clock that it has seen, and how long it has been slowed.
+
+    ``slowed_points``: points in a row that were given up as slowed.
+    """
 
     def __init__(self) -> None:
-        self.highest_hz = 0.0
+        self.highest_hz, self.slowed_points = 0.0, 0
 
     def sound(self, blocks: Sequence[Block]) -> list[Block]:
         """Return the blocks during which nothing slowed the GPU but the power that the kernel itself draws."""
@@ -91,14 +97,18 @@ class Watch:
 
 
 def time_replays(device: Device, reference: Replay, full: Replay, rule: Rule, watch: Watch) -> Timing:
-    """Replay both until the rule is met, and return what the launches between them cost."""
+    """Replay both until the rule is met, and return what the launches between them cost.
+
+    ValueError: the device tells a time that no clock does.
+    """
     blocks: list[Block] = []
     begun, repeated = device.seconds(), 0
+    most_repeats = rule.most_repeats if watch.slowed_points < HOPELESS_POINTS else 0
     while True:
-        blocks.append(Block(reference(rule.block), full(rule.block), device.readings()))
+        blocks.append(Block(replayed(reference, rule.block), replayed(full, rule.block), device.readings()))
         sound = watch.sound(blocks)
         slowed = len(blocks) - len(sound)
-        if slowed > repeated and slowed <= rule.most_repeats:
+        if slowed > repeated and slowed <= most_repeats:
             repeated = slowed
             # time spent waiting for a cool GPU is not the point's
             begun += rule.cool_seconds
@@ -106,13 +116,21 @@ def time_replays(device: Device, reference: Replay, full: Replay, rule: Rule, wa
         if sound:
             found = _timing(sound, reference.launches, full.launches, slowed)
             met = found.samples >= rule.least_samples and found.relative_error <= rule.relative_error
-            if met or found.samples >= rule.most_samples:
+            if met or found.samples >= rule.most_samples or device.seconds() - begun >= rule.most_seconds:
+                watch.slowed_points = 0
                 return found
-        if slowed > rule.most_repeats or (sound and device.seconds() - begun >= rule.most_seconds):
-            kept = sound if slowed <= rule.most_repeats else blocks
-            fault = "slowed by heat or a power brake" if slowed > rule.most_repeats else None
-            found = _timing(kept, reference.launches, full.launches, slowed)
-            return found._replace(fault=fault or found.fault)
+        if slowed > most_repeats:
+            watch.slowed_points += 1
+            return _timing(blocks, reference.launches, full.launches, slowed)._replace(fault=SLOWED_FAULT)
+
+
+def replayed(replay: Replay, count: int) -> np.ndarray:
+    """Return (count,) microseconds of as many replays; ValueError where one of them is none."""
+    values = replay(count)
+    if not (np.isfinite(values) & (values >= 0)).all():
+        worst = values[~(np.isfinite(values) & (values >= 0))][0]
+        raise ValueError(f"the device tells {worst:g} us for a replay")
+    return values
 
 
 def _timing(blocks: Sequence[Block], apart_from: int, launches: int, repeated: int) -> Timing:
@@ -130,7 +148,7 @@ def _timing(blocks: Sequence[Block], apart_from: int, launches: int, repeated: i
         latency,
         relative,
         full.size,
-        float(inside.std(ddof=1) / above) if inside.size > 1 else 0.0,
+        float(inside.std(ddof=1) / above) if inside.size > 1 and above > 0 else 0.0,
         int(full.size - inside.size),
         max(float(below) - apart_from * latency, 0.0),
         _middle([state.sm_clock_hz for state in states]),

@@ -162,21 +162,21 @@ def print_rows(rows: list[dict[str, Any]], columns: list[str], form: str) -> Non
         print(as_text(rows, columns, terminal_width()))
 
 
-def check_ending(path: str | None, allowed: tuple[str, ...] = ENDINGS) -> Path | None:
-    """Return the path of -o; InvalidInput for an ending that no writer knows, or a folder that is not there."""
+def check_ending(path: str | None, allowed: tuple[str, ...] = ENDINGS, flag: str = "-o") -> Path | None:
+    """Return the path that a flag names; InvalidInput for an ending that no writer knows, or a folder that lacks."""
     if path is None:
         return None
     target = Path(path)
     folder = target.resolve().parent
     if target.suffix not in allowed:
         found = f"ends in {target.suffix!r}" if target.suffix else "has no ending that tells the format"
-        raise InvalidInput(f"-o {path!r} {found}; use one of {', '.join(allowed)}.")
+        raise InvalidInput(f"{flag} {path!r} {found}; use one of {', '.join(allowed)}.")
     if not folder.is_dir():
-        raise InvalidInput(f"-o {path!r} cannot be written: there is no folder {folder}.")
+        raise InvalidInput(f"{flag} {path!r} cannot be written: there is no folder {folder}.")
     if target.is_dir():
-        raise InvalidInput(f"-o {path!r} is a folder; name a file in it.")
+        raise InvalidInput(f"{flag} {path!r} is a folder; name a file in it.")
     if not os.access(folder, os.W_OK):
-        raise InvalidInput(f"-o {path!r} cannot be written: the folder {folder} is read-only.")
+        raise InvalidInput(f"{flag} {path!r} cannot be written: the folder {folder} is read-only.")
     return target
 
 

@@ -81,6 +81,15 @@ def test_an_unforeseen_error_is_the_reason_of_its_point_alone(
     assert attention["measured"] == 1
 
 
+def test_a_host_probe_without_vllm_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernelsight.measure.host.importlib.util.find_spec", lambda name: None)
+    words = ["calibrate", "measure", "-o", str(tmp_path / "sweep.parquet"), "--host-probe", str(tmp_path / "host.json")]
+    assert main(words) == 2
+    assert "--host-probe needs vLLM" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 def test_measuring_imports_numpy_and_pyarrow_alone() -> None:
     """The package has to run where nothing else of ours is installed."""
     ask = """

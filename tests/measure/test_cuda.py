@@ -11,7 +11,15 @@ import pytest
 
 from kernelsight.cli import main
 from kernelsight.errors import InvalidInput
-from kernelsight.measure.catalogue import catalogue_name, catalogue_rows, differences, row_beside_vendor, write_row
+from kernelsight.measure.catalogue import (
+    catalogue_name,
+    catalogue_rows,
+    differences,
+    remarks,
+    row_beside_vendor,
+    unlisted,
+    write_row,
+)
 from kernelsight.measure.cuda.buffers import SOURCE
 from kernelsight.measure.cuda.cublaslt import (
     A_SCALE,
@@ -157,6 +165,14 @@ def test_a_device_that_no_row_fits_is_named_by_the_user() -> None:
     rows = [row for row in catalogue_rows() if row["gpu"] == "h200_sxm"]
     with pytest.raises(InvalidInput, match="may be h200_sxm or h200_twin; name it by --gpu"):
         catalogue_name(H200, [*rows, {**rows[0], "gpu": "h200_twin"}])
+
+
+def test_a_gpu_that_the_catalogue_lacks_keeps_its_name_and_is_told() -> None:
+    rows = catalogue_rows()
+    assert row_beside_vendor(H200, "h200_sxn", rows)["gpu"] == "h200_sxn"
+    [line] = remarks("h200_sxn", row_beside_vendor(H200, "h200_sxn", rows), rows)
+    assert line.startswith("h200_sxn is no GPU of the catalogue; nearest: h200_sxm") and "--gpus FILE" in line
+    assert not unlisted("h200_sxm", rows)
 
 
 def test_the_row_of_a_device_can_be_given_by_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernelsight.errors import InvalidInput
-from kernelsight.measure.host import SEQUENCES, probe, probe_vllm
+from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.measure.host import SEQUENCES, need_vllm, probe, probe_vllm
 
 BASE_US, EACH_US, START_S = 1400.0, 6.5, 0.35
 
@@ -42,5 +42,15 @@ def test_what_was_found_is_written(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 def test_without_vllm_the_probe_says_so(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="--host-probe needs vLLM, which is not installed"):
-        probe_vllm(tmp_path / "host.json")
+        need_vllm()
+
+
+def test_an_engine_that_gives_up_is_one_sentence(tmp_path: Path) -> None:
+    def run(sequences: int, tokens: int) -> float:
+        raise AssertionError("Engine core initialization failed.\nSee root cause above.")
+
+    with pytest.raises(
+        RunFailed, match=r"vLLM gave up \(Engine core initialization failed.\); .*host.json was not written"
+    ):
+        probe_vllm(tmp_path / "host.json", run, "0.33.0")
     assert not list(tmp_path.iterdir())

@@ -67,11 +67,36 @@ def test_any_part_of_the_time_measures_a_like_part_of_every_entry() -> None:
             "relative_error of the rule is -1; give a number",
         ),
         ({"entries": [GEMM], "rule": 3}, "rule is 3; give an object"),
+        ({"entries": [GEMM], "rule": {"block": 0.4}}, "block of the rule is 0.4; give a whole number from 1 on"),
+        ({"entries": [GEMM], "suite": ["x"]}, r"suite is \['x'\]; give its name"),
+        (
+            {"entries": [{**GEMM, "axes": {"m": [], "n": 1, "k": 1}}]},
+            "entry 1: m is an empty list, which measures nothi",
+        ),
+        ({"entries": [{**GEMM, "points": []}]}, "entry 1: points is an empty list"),
+        ({"entries": [{**GEMM, "points": [{"m": 5}]}]}, "entry 1 states m under axes and under points"),
+        ({"entries": [{**GEMM, "implementation": []}]}, r"implementation is \[\]; give one of cublas, or a list"),
+        ({"entries": [{**GEMM, "cache": 3}]}, "cache is 3; give one of cold, warm, or a list of them"),
+        ({"entries": [{**GEMM, "dtype": {"bf16": 1}}]}, "give one of bf16, fp16, fp8, int8, or a list of them"),
+        ({"entries": [{**GEMM, "family": ["gemm"]}]}, "unknown kernel family"),
+        (
+            {"entries": [GEMM, {**GEMM, "axes": {key: list(range(1, 1001)) for key in "mnk"}}]},
+            "entry 2 makes more than 1,000,000 points",
+        ),
     ],
 )
 def test_suites_that_are_refused(stated: Any, sentence: str) -> None:
     with pytest.raises(KernelSightError, match=sentence):
         suite_of(stated, "mine.json")
+
+
+def test_a_rule_counts_in_whole_numbers() -> None:
+    """A device replays so many times: 8.0 of them would fail."""
+    rule = suite_of(
+        {"entries": [GEMM], "rule": {"block": 8, "most_samples": 64.0, "most_seconds": 1}}, "mine.json"
+    ).rule
+    assert [type(value) for value in rule] == [float, int, int, float, int, int, float]
+    assert (rule.block, rule.most_samples, rule.most_seconds) == (8, 64, 1.0)
 
 
 def test_names_and_files_that_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,174 @@
+"""What befalls a measurement: kills, a full disk, clocks that tell nonsense, heat without end, two runs at once."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.contract import conform
+from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.measure.journal import journal_path, locked, read_journal
+from kernelsight.measure.run import Outcome, measure_suite
+from kernelsight.measure.suite import Suite, suite_of
+from kernelsight.measure.timing import HOPELESS_POINTS, SLOWED_FAULT, Rule
+from tests.measure import killed
+from tests.measure.simulated import Simulated, SimulatedReplay
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def suite(rows: int = 12) -> Suite:
+    return suite_of(
+        {"entries": [{"family": "norm", "cache": "warm", "axes": {"rows": list(range(1, rows + 1)), "columns": 64}}]},
+        "tiny.json",
+    )
+
+
+def device(**how: object) -> Simulated:
+    return Simulated(lambda point: 9.0, **how)
+
+
+def measured(tmp_path: Path, on: Simulated, **how: object) -> Outcome:
+    return measure_suite(on, suite(), tmp_path / "sweep.parquet", **how)
+
+
+def kill_until_done(target: Path, moments: random.Random, most: int) -> int:
+    """Start the process, kill it at a random moment, and start it again, ``most`` times; return the kills."""
+    before: list[dict] = []
+    for kills in range(most + 1):
+        words = [sys.executable, "-m", "tests.measure.killed", str(target)]
+        with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == "ready\n"
+            if kills < most:
+                time.sleep(moments.uniform(0.0, 0.06))
+                process.send_signal(signal.SIGKILL)
+            rest = process.stdout.read().splitlines()
+        path = journal_path(target)
+        _, records = read_journal(path) if path.exists() else ({}, [])
+        if rest and rest[-1].startswith("all"):
+            assert rest[-1] == f"all {killed.POINTS}" and len(records) == killed.POINTS
+            return kills
+        # nothing of before is lost, what was told is on the disk, and at most one point more than that
+        assert records[: len(before)] == before and len({row["point"] for row in records}) == len(records)
+        assert len(rest) <= len(records) - len(before) <= len(rest) + 1
+        before = records
+    raise AssertionError("it never ended")
+
+
+def test_a_kill_at_any_moment_loses_the_point_under_way_alone(tmp_path: Path) -> None:
+    target = tmp_path / "sweep.parquet"
+    assert kill_until_done(target, random.Random(5), 6) >= 4
+    table = conform(pq.read_table(target), contracts()["sweep_points"], origin="a sweep")
+    assert table.num_rows == killed.POINTS
+    assert {path.name for path in tmp_path.iterdir()} == {"sweep.parquet", "sweep.parquet.journal"}
+
+
+def test_two_processes_do_not_measure_into_one_sweep(tmp_path: Path) -> None:
+    target = tmp_path / "sweep.parquet"
+    with locked(target), pytest.raises(InvalidInput, match=r"another process measures into .*sweep.parquet now; wait"):
+        measured(tmp_path, device())
+    assert measured(tmp_path, device()).measured == 12
+
+
+@pytest.mark.parametrize("points", [0, 5])
+def test_a_full_disk_ends_the_run_with_what_was_measured(
+    points: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, written = os.fsync, []
+
+    def full(file: int) -> None:
+        written.append(file)
+        if len(written) > points + 1:  # the first is the journal's beginning
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    refused = r"cannot be written \(No space left on device\); what was measured is kept in .*journal; make room, and"
+    with pytest.raises(RunFailed, match=refused):
+        measured(tmp_path, device())
+    # a resume copies what is there: a disk that is still full costs nothing
+    kept = journal_path(tmp_path / "sweep.parquet").read_bytes()
+    with pytest.raises(RunFailed, match=refused):
+        measured(tmp_path, device(), resume=True)
+    assert journal_path(tmp_path / "sweep.parquet").read_bytes() == kept
+    monkeypatch.setattr(os, "fsync", sync)
+    again = device()
+    assert measured(tmp_path, again, resume=True).measured == 12 and len(again.prepared) in (12 - points, 11 - points)
+
+
+class Nonsense(Simulated):
+    """A device whose events tell ``value`` for the third row count."""
+
+    value = 0.0
+
+    def graph(self, kernel: object, launches: int, flush: bool) -> object:
+        replay = SimulatedReplay(self, kernel, launches, 5.0)
+        spoilt = self.prepared[-1].sizes["rows"] == 3
+        if not spoilt:
+            return replay
+        told = lambda count: np.full(count, self.value)  # noqa: E731 - a clock of one value
+        told.launches = launches
+        return told
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (float("nan"), "the device tells nan us for a replay"),
+        (float("inf"), "the device tells inf us for a replay"),
+        (-2.0, "the device tells -2 us for a replay"),
+        (0.0, "the launches cost less than the noise of a replay"),
+    ],
+)
+def test_a_time_that_no_clock_tells_is_the_failure_of_its_point(value: float, reason: str, tmp_path: Path) -> None:
+    on = Nonsense(lambda point: 9.0)
+    on.value = value
+    found = measured(tmp_path, on)
+    assert found.families["norm"] == (11, {reason: 1})
+
+
+def test_heat_without_end_costs_three_points_their_waiting_and_is_measured_again(tmp_path: Path) -> None:
+    hot, lines = device(hot=(0.0, 1e9)), []
+    assert measured(tmp_path, hot, told=lines.append).measured == 12
+    rule = Rule()
+    assert hot.waited == HOPELESS_POINTS * rule.most_repeats * rule.cool_seconds
+    assert sum("the GPU stays slowed" in line for line in lines) == 1
+    rows = pq.read_table(tmp_path / "sweep.parquet").to_pylist()
+    assert {row["not_fitted"] for row in rows} == {SLOWED_FAULT}
+    again = device()
+    measured(tmp_path, again, resume=True)
+    assert not again.prepared
+    measured(tmp_path, again, retry=True)
+    assert len(again.prepared) == 12
+    assert {row["not_fitted"] for row in pq.read_table(tmp_path / "sweep.parquet").to_pylist()} == {None}
+
+
+def test_a_retry_measures_what_failed_alone(tmp_path: Path) -> None:
+    measured(tmp_path, device(fails=lambda point: point.sizes["rows"] > 8))
+    again = device()
+    found = measured(tmp_path, again, retry=True)
+    assert (found.measured, found.failed, len(again.prepared)) == (12, 0, 4)
+
+
+def test_another_driver_is_told_and_kept_by_row(tmp_path: Path) -> None:
+    class Updated(Simulated):
+        def identity(self) -> object:
+            return super().identity()._replace(driver="580.1")
+
+    measured(tmp_path, device(), most_seconds=0.02)
+    lines: list[str] = []
+    measured(tmp_path, Updated(lambda point: 9.0), resume=True, told=lines.append)
+    assert lines[0].startswith("points so far are of driver 570.0 (cuda=12.8), the next of 580.1 (cuda=12.8)")
+    rows = pq.read_table(tmp_path / "sweep.parquet").to_pylist()
+    assert {row["driver"] for row in rows} == {"570.0", "580.1"}
