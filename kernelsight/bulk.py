@@ -66,6 +66,7 @@ def give_scenarios(session: Session, part: Partition, *, checked: bool = False) 
 
     ``checked``: their contracts have seen these rows before.
     """
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     from kernelsight.given import as_table
@@ -77,6 +78,9 @@ def give_scenarios(session: Session, part: Partition, *, checked: bool = False) 
     scenarios = as_table(session, "scenarios", part.scenarios)
     session.give("scenarios", scenarios, trusted=checked)
     broken = session.table("deployment_faults")["deployment_id"].combine_chunks()
+    settings = session.table("deployment_settings")
+    proposed_for = settings.filter(pc.is_in(settings["draft_deployment_id"], broken))["deployment_id"].combine_chunks()
+    broken = pa.concat_arrays([broken, proposed_for])
     fails = [pc.is_in(scenarios[name], broken) for name in ("deployment_id", "prefill_deployment_id")]
     return scenarios.filter(pc.invert(pc.or_(*fails)))
 

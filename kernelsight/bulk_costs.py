@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from kernelsight.plan import and_drafts
 from kernelsight.serving.knots import Reach
 
 if TYPE_CHECKING:
@@ -29,7 +31,8 @@ def put_step_costs(session: Session, scenarios: pa.Table, loads: SharedLoads, th
     if {"step_shapes", "step_tokens", "step_costs", "kernel_latencies", *made} & session.given():
         session.table("step_costs")
         return
-    deployments, reach = session.table("deployments"), reaches(scenarios, loads)
+    deployments = session.table("deployments")
+    reach = reaches(scenarios, loads, deployments.to_pylist())
     before = _made_for.get(session)
     if before and before[0] is deployments:
         known = before[1]
@@ -44,18 +47,19 @@ def put_step_costs(session: Session, scenarios: pa.Table, loads: SharedLoads, th
     _made_for[session] = deployments, reach
 
 
-def reaches(scenarios: pa.Table, loads: SharedLoads) -> dict[str, Reach]:
-    """Return by deployment how far its loads reach."""
+def reaches(scenarios: pa.Table, loads: SharedLoads, rows: Iterable[dict[str, Any]]) -> dict[str, Reach]:
+    """Return by deployment how far its loads reach; a model that proposes tokens has those of the engines it is in."""
     import numpy as np
 
     spans = {span: None for span in loads.spans.values() if span[0] < span[1]}
     tokens = loads.requests["prompt_tokens"].to_numpy() + loads.requests["output_tokens"].to_numpy()
     known = {(start, stop): (stop - start, int(np.max(tokens[start:stop]))) for start, stop in spans}
     found: dict[str, Reach] = {}
+    by_id = {row["deployment_id"]: row for row in rows}
     names = ("scenario_id", "max_concurrency", "deployment_id", "prefill_deployment_id")
     for scenario, concurrency, *deployments in zip(*(scenarios[name].to_pylist() for name in names), strict=True):
-        for deployment in deployments:
-            if (span := loads.spans.get(scenario)) in known and deployment is not None:
+        for deployment in and_drafts(filter(None, deployments), by_id):
+            if (span := loads.spans.get(scenario)) in known:
                 count, most = known[span]
                 found[deployment] = _larger(Reach(min(count, concurrency or count), most), found.get(deployment))
     return found

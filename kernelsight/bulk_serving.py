@@ -81,13 +81,14 @@ def _columns_of(inputs: Inputs) -> Columns:
 
 
 def _is_alone(inputs: Inputs, scenario: dict[str, Any], shared: np.ndarray) -> bool:
-    """Whether one engine of one stage serves a scenario, no request of which follows another or shares its prefix."""
+    """Whether one engine of one stage without drafts serves requests that neither follow others nor share prefixes."""
     (deployment, *prefills) = deployments_of(scenario)
     settings, plan = inputs.deployments[deployment], inputs.plans[deployment]
     rows = slice(*inputs.spans[scenario["scenario_id"]])
     return (
         not prefills
         and settings["dp"] == settings["pp"] == 1
+        and settings["num_speculative_tokens"] == 0
         and 0 < plan["block_size"] <= LARGEST_BLOCK
         and not (inputs.columns["follows"][rows] >= 0).any()
         and not (shares_prefixes(settings, plan) and shared[rows].any())

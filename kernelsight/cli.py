@@ -88,6 +88,7 @@ def _deployment(verb: argparse.ArgumentParser, required: tuple[str, ...]) -> Non
     _kernel_model(group)
     add_flags(verb.add_argument_group("engine limits"), flags.LIMITS)
     add_flags(verb.add_argument_group("scheduling policies"), flags.POLICIES)
+    add_flags(verb.add_argument_group("speculative decoding"), flags.SPECULATION)
 
 
 def _kernel_model(verb: argparse._ActionsContainer) -> None:

@@ -147,6 +147,23 @@ POLICIES = (
         least=0,
     ),
 )
+# of speculative decoding
+SPECULATION = (
+    _of_deployment("num_speculative_tokens", "whole", "tokens proposed for each sequence in each step", "K", most=64),
+    _of_deployment(
+        "draft_acceptance_rate",
+        "share_or_none",
+        "probability that a proposed token is accepted, where those before it were",
+        "SHARE",
+    ),
+    _of_deployment(
+        "speculative_method",
+        "word",
+        "who proposes: the model's multi-token-prediction layer (left open), another model, n-grams of the prompt",
+        choices=("mtp", "draft_model", "ngram"),
+    ),
+    Flag("speculative_model", help="the model that proposes, on the same GPUs", metavar="M"),
+)
 # no word of the command line: it is what enable_expert_parallel comes to
 EXPERT_PARALLEL = (
     Flag("expert_parallel_size", "whole", column="ep", most=LARGEST_PARALLEL_SIZE),
@@ -278,7 +295,19 @@ KEPT = (
 
 FLAGS = {
     flag.name: flag
-    for group in (DEPLOYMENT, LIMITS, POLICIES, EXPERT_PARALLEL, PREFILL, POOLS, LOAD, LENGTHS, ROUTER, KEPT)
+    for group in (
+        DEPLOYMENT,
+        LIMITS,
+        POLICIES,
+        SPECULATION,
+        EXPERT_PARALLEL,
+        PREFILL,
+        POOLS,
+        LOAD,
+        LENGTHS,
+        ROUTER,
+        KEPT,
+    )
     for flag in group
 }
 # flag: column of ``deployments``

@@ -13,7 +13,7 @@ from kernelsight.errors import InvalidInput, KernelSightError
 from kernelsight.flags import ALIASES, DEPLOYMENT_FLAGS, LOAD_FLAGS, POOL_FLAGS, PREFILL_FLAGS
 from kernelsight.given import give_rows
 from kernelsight.objectives import PRICE
-from kernelsight.plan import deployment_row, deployments_of, normalise, prefill_row, resolve_names, scenario_row
+from kernelsight.plan import and_drafts, deployment_rows, deployments_of, normalise, resolve_names, scenario_row
 from kernelsight.serving.stated_load import check_load
 
 if TYPE_CHECKING:
@@ -25,7 +25,10 @@ QUERY_WORDS = ("select", "with", "from", "values")
 # one grid is held in memory as rows; beyond this a table with fewer axes is what was meant
 LARGEST_GRID = 5_000_000
 # flags that are names, which catalogues spell in their own way
-NAMES = ("model", "gpu", "quantization", "prefill_gpu", "kv_transfer_fabric")
+NAMES = (
+    *("model", "gpu", "quantization", "prefill_gpu", "kv_transfer_fabric"),
+    *("speculative_method", "speculative_model"),
+)
 
 
 class Plan(NamedTuple):
@@ -129,8 +132,8 @@ def plan_grid(session: Session, rows: list[Mapping[str, Any]], goodput: Mapping[
     for number, row in enumerate(rows, start=1):
         try:
             flags, price = _row_flags(session, row, goodput or {}, known_names)
-            deployment = deployment_row(flags)
-            scenario = scenario_row(flags, deployment)
+            deployments = deployment_rows(flags)
+            scenario = scenario_row(flags, deployments[0])
         except KernelSightError as error:
             raise type(error)(f"row {number} of the grid: {error}") from None
         first = seen.setdefault(scenario["scenario_id"], number)
@@ -138,9 +141,7 @@ def plan_grid(session: Session, rows: list[Mapping[str, Any]], goodput: Mapping[
             raise InvalidInput(f"rows {first} and {number} of the grid are the same scenario; keep one of them.")
         plan.flags.append(flags)
         plan.prices.append(price)
-        for one in (deployment, prefill_row(flags)):
-            if one is not None:
-                plan.deployments[one["deployment_id"]] = one
+        plan.deployments.update({row["deployment_id"]: row for row in deployments})
         plan.scenarios.append(scenario)
     _check_deployments(session, plan)
     return plan
@@ -187,7 +188,8 @@ def _check_deployments(session: Session, plan: Plan) -> None:
             pass
         for number, scenario in enumerate(plan.scenarios, start=1):
             try:
-                give_rows(fork, "deployments", [plan.deployments[key] for key in deployments_of(scenario)])
+                keys = and_drafts(deployments_of(scenario), plan.deployments)
+                give_rows(fork, "deployments", [plan.deployments[key] for key in keys])
                 give_rows(fork, "scenarios", [scenario])
             except KernelSightError as error:
                 raise type(error)(f"row {number} of the grid: {error}") from None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.bulk import Partition, serve_partition
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.plan import deployments_of
+from kernelsight.plan import and_drafts, deployments_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +47,10 @@ def split(plan: Plan, requests: int, given: dict[str, pa.Table], threads: int | 
             held += size
     return [
         Partition(
-            [plan.deployments[key] for key in dict.fromkeys(key for row in part for key in deployments_of(row))],
+            [
+                plan.deployments[key]
+                for key in and_drafts((key for row in part for key in deployments_of(row)), plan.deployments)
+            ],
             part,
             given,
             threads,

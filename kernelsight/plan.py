@@ -18,16 +18,20 @@ from kernelsight.flags import (
     LONGEST_LOAD_S,
     POOL_FLAGS,
     PREFILL_FLAGS,
+    SPECULATION,
     checked,
 )
 from kernelsight.given import as_table, give_rows
 from kernelsight.serving.stated_load import check_load
+from kernelsight.speculation import MTP_SUFFIX, mtp_rows, with_method
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kernelsight.session import Session
 
+# what the engines have whose model proposes tokens, and that model by itself has not
+OWN_OF_A_DRAFT = ("pipeline_parallel_size", "kv_cache_tokens")
 DEPLOYMENT_DEFAULTS = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
 LOAD_DEFAULTS = {"burstiness": 1.0, "range_ratio": 1.0, "seed": 0, "keep_steps": False}
 SAME_AS_LEFT_OUT = {"num_warmups": 0, "num_turns": 1, "router": "round_robin"}
@@ -46,6 +50,7 @@ def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
             named[name] = AUTO_DTYPES.get(named[name], named[name])
     if named.pop("enable_expert_parallel", False):
         named["expert_parallel_size"] = named.get("tensor_parallel_size", 1) * named.get("data_parallel_size", 1)
+    named = with_method(named)
     return {
         name: value
         for name, value in named.items()
@@ -67,11 +72,32 @@ def deployment_row(flags: Mapping[str, Any]) -> dict[str, Any]:
         if name not in flags:
             raise InvalidInput(f"no {name} is named; give --{name}.")
     row = DEPLOYMENT_DEFAULTS | {column: flags[flag] for flag, column in DEPLOYMENT_FLAGS.items() if flag in flags}
+    draft = draft_row(flags)
+    if draft is not None:
+        row["draft_deployment_id"] = draft["deployment_id"]
     return {"deployment_id": identity(row, 12), **row}
 
 
-def prefill_row(flags: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the ``deployments`` row of the engines that compute the prompts; None where the same engines decode.
+def draft_row(flags: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the ``deployments`` row of the model that proposes tokens, on the same GPUs; None where none does."""
+    if "speculative_model" not in flags:
+        return None
+    left_out = {*(flag.name for flag in SPECULATION), *OWN_OF_A_DRAFT}
+    if flags["speculative_method"] == "draft_model":
+        left_out |= {"quantization", "moe_backend"}  # of another checkpoint
+    own = {name: value for name, value in flags.items() if name not in left_out}
+    return deployment_row(own | {"model": flags["speculative_model"]})
+
+
+def deployment_rows(flags: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the ``deployments`` rows of normalised flags: who serves, who computes the prompts, and who proposes."""
+    prefill = prefill_flags(flags)
+    pools = [flags] if prefill is None else [flags, prefill]
+    return [*map(deployment_row, pools), *(draft for pool in pools if (draft := draft_row(pool)))]
+
+
+def prefill_flags(flags: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the flags of the engines that compute the prompts; None where the same engines decode.
 
     Experts that are spread over all GPUs of the engines that decode are spread over all of these. InvalidInput: a flag
     of disaggregated serving without ``prefill_replicas``, or static batches.
@@ -90,7 +116,13 @@ def prefill_row(flags: Mapping[str, Any]) -> dict[str, Any] | None:
     sizes = [one.get("tensor_parallel_size", 1) * one.get("data_parallel_size", 1) for one in (flags, own)]
     if own.get("expert_parallel_size", 1) == sizes[0] > 1 and "prefill_expert_parallel_size" not in flags:
         own["expert_parallel_size"] = sizes[1]
-    return deployment_row(own)
+    return own
+
+
+def prefill_row(flags: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the ``deployments`` row of the engines that compute the prompts; see ``prefill_flags``."""
+    own = prefill_flags(flags)
+    return None if own is None else deployment_row(own)
 
 
 def scenario_row(flags: Mapping[str, Any], deployment: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,13 +148,19 @@ def deployments_of(scenario: Mapping[str, Any]) -> list[str]:
     return [scenario["deployment_id"], *([prefill] if prefill else [])]
 
 
+def and_drafts(keys: Iterable[str], deployments: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return deployments and those of the models that propose tokens for them."""
+    keys = list(keys)
+    drafts = [draft for key in keys if key in deployments and (draft := deployments[key].get("draft_deployment_id"))]
+    return list(dict.fromkeys(keys + drafts))
+
+
 def give_plan(session: Session, rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Give the ``deployments`` and ``scenarios`` of rows of flags; return the scenario ids, one a row."""
     flags = [resolve_names(session, normalise(row)) for row in rows]
-    deployments = [deployment_row(row) for row in flags]
-    scenarios = [scenario_row(row, deployment) for row, deployment in zip(flags, deployments, strict=True)]
-    deployments += [prefill for row in flags if (prefill := prefill_row(row))]
-    give_rows(session, "deployments", {row["deployment_id"]: row for row in deployments}.values())
+    deployments = [deployment_rows(row) for row in flags]
+    scenarios = [scenario_row(row, own) for row, (own, *_) in zip(flags, deployments, strict=True)]
+    give_rows(session, "deployments", {row["deployment_id"]: row for rows in deployments for row in rows}.values())
     give_rows(session, "scenarios", {row["scenario_id"]: row for row in scenarios}.values())
     return [row["scenario_id"] for row in scenarios]
 
@@ -135,17 +173,17 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
     from kernelsight.read.config import read_config_file, resolve
 
     flags = dict(flags)
-    if "model" in flags:
+    for name in [flag for flag in ("model", "speculative_model") if flag in flags]:
         models = set(session.table("models")["model"].to_pylist())
-        path = Path(str(flags["model"]))
-        if path.suffix == ".json" or (path.exists() and flags["model"] not in models):
+        path = Path(str(flags[name]))
+        if path.suffix == ".json" or (path.exists() and flags[name] not in models):
             row, layers = read_config_file(path)
-            session.extend("models", as_table(session, "models", [row]))
-            kept = [layer for layer in session.table("model_layers").to_pylist() if layer["model"] != row["model"]]
-            give_rows(session, "model_layers", [*kept, *layers])
-            flags["model"] = row["model"]
-        elif flags["model"] not in models:
-            flags["model"] = resolve(str(flags["model"]))
+            give_model(session, row, layers)
+            flags[name] = row["model"]
+        elif flags[name] not in models:
+            flags[name] = resolve(str(flags[name]))
+    if flags.get("speculative_method") == "mtp":
+        flags["speculative_model"] = give_mtp(session, flags["model"])
     for name in [flag for flag in ("gpu", "prefill_gpu") if flag in flags]:
         gpus = set(session.table("gpus")["gpu"].to_pylist())
         spelled = str(flags[name]).lower().replace("-", "_")
@@ -171,6 +209,25 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
         if flags["moe_backend"] not in known:
             raise unknown("moe_backend", flags["moe_backend"], known, "The table kernel_implementations lists them.")
     return flags
+
+
+def give_model(session: Session, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> None:
+    """Add a model to a session's tables, in place of one of the same name."""
+    session.extend("models", as_table(session, "models", [row]))
+    kept = [layer for layer in session.table("model_layers").to_pylist() if layer["model"] != row["model"]]
+    give_rows(session, "model_layers", [*kept, *layers])
+
+
+def give_mtp(session: Session, model: str) -> str:
+    """Add a model's multi-token-prediction layer to the session's tables as a model, and return its name.
+
+    InvalidInput: the model has none.
+    """
+    rows = {row["model"]: row for row in session.table("models").to_pylist()}
+    if model + MTP_SUFFIX not in rows:
+        layers = [layer for layer in session.table("model_layers").to_pylist() if layer["model"] == model]
+        give_model(session, *mtp_rows(rows[model], layers))
+    return model + MTP_SUFFIX
 
 
 def what_if(session: Session, grid: Any, table: str = "scenario_summary") -> pa.Table:

@@ -46,6 +46,8 @@ ABSENT = {
     "index_head_dim": None,
     "index_top_k": None,
     "mtp_layers": 0,
+    "mtp_format": None,
+    "draft_inputs": None,
 }
 
 Rows = tuple[dict[str, Any], list[dict[str, Any]]]
@@ -139,11 +141,16 @@ def _representative_modules(shape: Shape) -> dict[str, list[str]]:
     # Where there is a shared expert, it stands for its class: it is in many more layers than leading dense ones.
     shared = bool(shape.columns.get("shared_intermediate"))
     ffn_layer, ffn_kind = (moe, "shared") if shared and moe else (dense or moe, "dense")
-    return {
+    modules = {
         "attention": attention,
         "ffn": [ffn_layer + name for name in shape.modules[ffn_kind]],
         "expert": [(moe or dense) + name for name in shape.modules["expert"]],
     }
+    if shape.columns.get("mtp_layers"):
+        # behind the last layer, but for Qwen's hybrids, which name it
+        layer = "mtp.layers.0." if "linear" in shape.attention else f"model.layers.{len(layers)}."
+        modules["mtp"] = [layer + name for name in shape.modules["expert" if moe else "dense"]]
+    return modules
 
 
 def _layer_rows(row: Mapping[str, Any], shape: Shape) -> list[dict[str, Any]]:

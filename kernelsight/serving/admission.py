@@ -149,7 +149,7 @@ def decode_received(
     """Let a request decode from this step on, whose KV was transferred."""
     request = requests[r]
     request.received = 0
-    if limits.stages > 1:
+    if limits.one_by_one:
         make_ready(engine, request)
         request.chunk = chunk
     else:
@@ -231,11 +231,12 @@ def holds_prompts(
     if limits.batch_wait_timeout_iters == 0 or engine.decoding == 0:
         return False
     r = NOBODY if is_at_cap(engine, limits) else candidate(engine, requests, limits, horizon)
-    if r >= 0 and not fits(engine, requests, limits, hashes, entries, r, engine.decoding):
+    decode_tokens = engine.decoding * (1 + limits.drafts)
+    if r >= 0 and not fits(engine, requests, limits, hashes, entries, r, decode_tokens):
         r = NOBODY
     if engine.partial < 0 and r < 0:
         return False
-    tokens = engine.decoding + partial_tokens(engine, requests)
+    tokens = decode_tokens + partial_tokens(engine, requests)
     if r >= 0:
         most = limits.max_num_seqs - engine.running
         until = seen_until(engine, limits, horizon)

@@ -1,8 +1,8 @@
 """Scenarios of one deployment, served one after the other in one compiled call that keeps no row of a request.
 
-Their loads may differ in all that the client decides. One engine of one stage serves them, and no request waits for
-another or shares a prefix with it; what is otherwise has a call of its own (see ``simulate``). All records lie in
-memory that is used again for each scenario, small enough for the cache of a core.
+Their loads may differ in all that the client decides. One engine of one stage without drafts serves them, and no
+request waits for another or shares a prefix with it; what is otherwise has a call of its own (see ``simulate``). All
+records lie in memory that is used again for each scenario, small enough for the cache of a core.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from kernelsight.serving.compiled import compiled
 from kernelsight.serving.inputs import Load
 from kernelsight.serving.loop import serve_until_full
-from kernelsight.serving.records import CLIENT, ENTRY, HOST, ITL_BINS, REQUEST
+from kernelsight.serving.records import CLIENT, ENTRY, HOST, ITL_BINS, LAYOUT, REQUEST
 from kernelsight.serving.replica import Pool, engine_records, limit_records, stage_records
 from kernelsight.serving.request_columns import REAL, WHOLE, fill_requests, read_requests
 from kernelsight.serving.statistics import COUNTS, SAMPLES, TIMES, count_requests, take_gaps
@@ -95,6 +95,7 @@ def serve_each(
     host: np.ndarray,
     costs: np.ndarray,
     layout: np.ndarray,
+    draft_layout: np.ndarray,
     requests: np.ndarray,
     memory: np.ndarray,
     turns: np.ndarray,
@@ -128,7 +129,7 @@ def serve_each(
             own[i].priority = priority[start + i]
         serve_until_full(
             clients[j : j + 1], engines[j : j + 1], own, turns, sent, heaps, hashes, entries, limits[j : j + 1], host,
-            costs, layout, uses, histogram, stages, flights, rows,
+            costs, layout, draft_layout, uses, histogram, stages, flights, rows,
         )  # fmt: skip
         read_requests(own, whole, real)
         count_requests(
@@ -156,10 +157,10 @@ def serve_loads(columns: Columns, loads: Loads, pool: Pool, room: Room) -> Told:
     )  # fmt: skip
     serve_each(
         loads.first, loads.count, *columns, loads.most_ms, clients, engines, limits,
-        np.array([tuple(pool.host)], HOST), costs.values, np.array([costs.layout]), room.requests, room.bytes,
-        np.zeros((1, 2)), np.zeros((1, 1), np.bool_), room.heaps, np.zeros(0, np.int64), np.zeros((1, 1), ENTRY),
-        room.uses, room.histogram, stage_records([pool], 0.0), np.zeros((1, 1, 1, 2), np.int64),
-        np.zeros((1, 0, COLUMNS)), room.whole, room.real, told.counts, told.sums,
+        np.array([tuple(pool.host)], HOST), costs.values, np.array([costs.layout]), np.zeros(1, LAYOUT),
+        room.requests, room.bytes, np.zeros((1, 2)), np.zeros((1, 1), np.bool_), room.heaps, np.zeros(0, np.int64),
+        np.zeros((1, 1), ENTRY), room.uses, room.histogram, stage_records([pool], 0.0),
+        np.zeros((1, 1, 1, 3), np.int64), np.zeros((1, 0, COLUMNS)), room.whole, room.real, told.counts, told.sums,
         told.samples, told.filled, told.bins, told.gaps,
     )  # fmt: skip
     used = int(told.filled.sum())

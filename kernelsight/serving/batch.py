@@ -29,6 +29,12 @@ def tokens_of(engine: np.void, request: np.void) -> int:
     return request.base + engine.clock if request.decoding else request.computed
 
 
+@inlined
+def tokens_held(engine: np.void, request: np.void) -> int:
+    """Tokens that a running request has KV units for: those in the cache, and those of drafts that were rejected."""
+    return max(tokens_of(engine, request), request.reserved)
+
+
 # ---------------------------------------------------------------- heaps of (clock, entrant), smallest clock first
 
 
@@ -241,7 +247,7 @@ def forget_fresh(engine: np.void, requests: np.ndarray, r: int) -> None:
     requests[i].next_fresh = requests[r].next_fresh
 
 
-# ---------------------------------------------------------------- decoding in flight (pipeline stages)
+# ---------------------------------------------------------------- decoding one by one (pipeline stages, drafts)
 
 
 @inlined
@@ -283,8 +289,9 @@ def units_ahead_by_request(engine: np.void, requests: np.ndarray, limits: np.voi
     while r >= 0:
         request = requests[r]
         if request.decoding:
-            tokens = request.base + engine.clock
-            units += units_held(tokens + steps, limits) - units_held(tokens, limits)
+            held = tokens_held(engine, request)
+            tokens = max(tokens_of(engine, request) + steps, held)
+            units += units_held(tokens, limits) - units_held(held, limits)
         r = request.after
     return units
 

@@ -38,6 +38,8 @@ class Limits(NamedTuple):
     by_priority: bool = False
     fewest_generated: bool = False
     batch_wait_us: float = 0.0
+    drafts: int = 0
+    acceptance: float = 0.0
 
 
 # fields of Limits that name a policy, with the values that leave the plain scheduler

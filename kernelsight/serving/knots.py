@@ -66,11 +66,11 @@ def switch_knots(switches_bytes: Sequence[float], bytes_per_token: float, larges
 
 
 def part_knots(
-    max_tokens: int, max_seqs: int, max_len: int, window: int, switches: Sequence[int] = ()
+    max_tokens: int, max_seqs: int, max_len: int, window: int, switches: Sequence[int] = (), query_tokens: int = 1
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return the two knot axes of each part: tokens, sequences, contexts; the second is [0] where it is unused.
 
-    ``switches``: token counts that are knots beside the tile edges.
+    ``switches``: token counts that are knots beside the tile edges; ``query_tokens``: of each decoding request.
     """
     none = np.array([0])
     tokens = np.union1d(edge_knots(max(max_tokens, max_seqs)), np.asarray(switches, dtype=np.int64))
@@ -78,7 +78,7 @@ def part_knots(
     contexts = np.concatenate([none, ratio_knots(min(64, max_len), max_len, 3)])
     axes = {
         "tokens": (tokens, none),
-        "logits": (edge_knots(max_seqs), none),
+        "logits": (edge_knots(min(max_seqs * query_tokens, max(max_tokens, max_seqs))), none),
         "decode_attention": (requests, contexts),
         # what a chunk adds for the tokens before it begins with the first of them
         "prefill_attention": (ratio_knots(1, max_tokens, 6), np.unique(np.concatenate([[0, 1], contexts]))),
@@ -131,16 +131,19 @@ def knot_shapes(
     selections = dict(zip(models["model"].to_pylist(), models["index_top_k"].to_pylist(), strict=True))
     hidden = dict(zip(models["model"].to_pylist(), models["hidden"].to_pylist(), strict=True))
     switches_bytes = _switches_bytes(implementations)
-    names = ("deployment_id", "model", "tp", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
+    names = (
+        *("deployment_id", "model", "tp", "max_num_batched_tokens", "max_num_seqs", "max_model_len"),
+        "query_tokens",
+    )
     tables, known = [], {}
     rows = zip(*(settings[name].to_pylist() for name in names), strict=True)
-    for deployment, model, tp, max_tokens, max_seqs, max_len in rows:
+    for deployment, model, tp, max_tokens, max_seqs, max_len, query_tokens in rows:
         if deployment in broken or (reach is not None and deployment not in reach):
             continue
         window = windows[deployment] or selections[model] or 0
         most = max(max_tokens, max_seqs)
         switches = switch_knots(switches_bytes if tp > 1 else [], ACTIVATION_BYTES * hidden[model], most)
-        stated = (max_tokens, max_seqs, max_len, min(window, max_len), tuple(switches.tolist()))
+        stated = (max_tokens, max_seqs, max_len, min(window, max_len), tuple(switches.tolist()), query_tokens)
         mine = reach[deployment] if reach is not None else None
         if (stated, mine) not in known:
             axes = part_knots(*stated)

@@ -250,6 +250,7 @@ def serve_until_full(
     host: np.ndarray,
     costs: np.ndarray,
     layout: np.ndarray,
+    draft_layout: np.ndarray,
     uses: np.ndarray,
     histogram: np.ndarray,
     stages: np.ndarray,
@@ -259,9 +260,10 @@ def serve_until_full(
     """Serve a scenario's requests until all ended, or an engine has no row left for its next step: call again then.
 
     ``clients``: one CLIENT record, ``engines``: ENGINE records (see ``replica``); of heaps, entries, limits, host,
-    layout, stages, flights (see ``pipeline``) and rows there is one an engine. ``turns``: room for a heap of later
-    turns and of KV on its way, shape [room, 2]; ``sent``: what the prefix-aware router remembers. All state is in them;
-    uses and histogram are added to. ``rows``: step rows, shape [engines, rows, COLUMNS]; no row: none are kept.
+    layout, draft_layout, stages, flights (see ``pipeline``) and rows there is one an engine. ``turns``: room for a heap
+    of later turns and of KV on its way, shape [room, 2]; ``sent``: what the prefix-aware router remembers. All state is
+    in them; uses and histogram are added to. ``rows``: step rows, shape [engines, rows, COLUMNS]; no row: none are
+    kept.
     """
     i, client = 0, clients[0]
     engine, own, hst, own_heaps, own_entries, own_rows = engines[0], limits[0], host[0], heaps[0], entries[0], rows[0]
@@ -293,7 +295,7 @@ def serve_until_full(
                 )  # fmt: skip
             continue
         if engine.underway:
-            if own.stages > 1:
+            if own.one_by_one:
                 end_batch(engine, requests, own, hashes, own_entries, stages[i], flights[i], histogram)
             else:
                 if engine.planned:
@@ -313,10 +315,10 @@ def serve_until_full(
                 continue
         if engine.rows > 0 and engine.rows > own_rows.shape[0] - own.stages:
             return
-        if own.stages > 1:
+        if own.one_by_one:
             begin_batches(
-                engine, requests, own_heaps, own, hst, hashes, own_entries, costs, layout[i], uses, stages[i],
-                flights[i], own_rows,
+                engine, requests, own_heaps, own, hst, hashes, own_entries, costs, layout[i], draft_layout[i], uses,
+                stages[i], flights[i], own_rows,
             )  # fmt: skip
         else:
             begin_step(

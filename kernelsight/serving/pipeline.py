@@ -1,4 +1,4 @@
-"""Engines with pipeline stages: several batches in flight, each in another stage of the model.
+"""Engines whose requests decode one by one: batches in flight, each in another pipeline stage, and drafts.
 
 As vLLM V1 does (``EngineCore.step_with_batch_queue``): whenever the oldest batch has come back, batches are formed
 until as many are in flight as there are stages, or nobody can be in a further one; what comes in between waits. A
@@ -8,16 +8,18 @@ request that is preempted in flight still gets its token, and may end with it. W
 knows those who had come when the batch before it was formed, and the host prepares it beside the first stage.
 
 A batch passes the stages in order, and waits where the batch before it has not left one: all its times are known when
-it is formed.
+it is formed. With speculative decoding (see ``drafts``) a request may get several tokens of a batch; it keeps the KV
+blocks of drafts that were rejected for those that follow. An engine without pipeline stages has one batch in flight.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.batch import forget_partial, make_ready, push_partial, set_out, unlink
+from kernelsight.serving.batch import forget_partial, make_ready, push_partial, set_out, tokens_held, unlink
 from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.costs import host_times, launch_time
+from kernelsight.serving.drafts import accepted_drafts, pay_drafts
 from kernelsight.serving.policy import received_until, rest
 from kernelsight.serving.prefix import release
 from kernelsight.serving.queue import horizon_us, next_visible_us, queue_head, take
@@ -53,6 +55,7 @@ def begin_batches(
     entries: np.ndarray,
     costs: np.ndarray,
     layout: np.void,
+    draft_layout: np.void,
     uses: np.ndarray,
     stages: np.ndarray,
     flights: np.ndarray,
@@ -60,8 +63,8 @@ def begin_batches(
 ) -> None:
     """Form batches now, or when an idle engine sees its next request, and send them through the stages.
 
-    ``stages``: STAGE records, shape [stages or more]; ``flights``: (request, its known tokens) of those that get a
-    token from the batch at each place of the ring, shape [stages or more, requests, 2].
+    ``stages``: STAGE records, shape [stages or more]; ``flights``: (request, its known tokens, drafts after them) of
+    those that get tokens from the batch at each place of the ring, shape [stages or more, requests, 3].
     """
     while engine.batches < limits.stages:
         horizon = horizon_us(engine, limits)
@@ -82,8 +85,9 @@ def begin_batches(
             break
         place = (engine.oldest_batch + engine.batches) % limits.stages
         send_batch(
-            engine, requests, limits, host, costs, layout, uses, stages, place, prompt_tokens, decode_tokens, rows
-        )
+            engine, requests, limits, host, costs, layout, draft_layout, uses, stages, place, prompt_tokens,
+            decode_tokens, rows,
+        )  # fmt: skip
         put_in_flight(engine, requests, stages[place], flights[place], decode_tokens)
         engine.batches += 1
     engine.underway = engine.batches > 0
@@ -99,6 +103,7 @@ def send_batch(
     host: np.void,
     costs: np.ndarray,
     layout: np.void,
+    draft_layout: np.void,
     uses: np.ndarray,
     stages: np.ndarray,
     place: int,
@@ -107,24 +112,39 @@ def send_batch(
     rows: np.ndarray,
 ) -> None:
     """Pay for a batch, find out when it passes which stage, and write its row."""
-    context = windowed = 0
+    decodes, context, windowed, draft_windowed = 0, 0.0, 0.0, 0.0
+    ended, ended_context, ended_windowed = 0, 0.0, 0.0
     r = engine.oldest
     while r >= 0:
         request = requests[r]
         if request.decoding and request.chunk > 0:
+            decodes += 1
             context += request.computed
             windowed += min(request.computed, limits.window_tokens)
+            draft_windowed += min(request.computed, limits.draft_window_tokens)
+        elif request.chunk > 0 and request.computed + request.chunk == request.known:
+            ended += 1
+            ended_context += request.known
+            ended_windowed += min(request.known, limits.draft_window_tokens)
         r = request.after
-    decodes = max(decode_tokens, 1)
+    tokens, sequences, most = prompt_tokens + decode_tokens, decodes + ended, max(decodes, 1)
     phase = DECODE if prompt_tokens == 0 else (MIXED if decode_tokens > 0 else PREFILL)
     gpu_us, chunks, sampled = pay_step(
-        engine, requests, costs, layout, uses[phase], prompt_tokens, decode_tokens, context / decodes,
-        windowed / decodes,
+        engine, requests, costs, layout, uses[phase], prompt_tokens, decode_tokens, decodes, context / most,
+        windowed / most,
     )  # fmt: skip
+    drafts_us = 0.0
+    if limits.draft_model:
+        share = max(sequences, 1)
+        drafts_us = pay_drafts(
+            engine, requests, limits, costs, draft_layout, uses[phase], tokens, decodes, context / most,
+            draft_windowed / most, sequences, (context + ended_context) / share,
+            (draft_windowed + ended_windowed) / share,
+        )  # fmt: skip
     start_us, end_us, host_us = pass_stages(
-        engine, limits, host, costs, layout, stages, chunks + decode_tokens, prompt_tokens + decode_tokens, sampled,
-        gpu_us,
-    )  # fmt: skip
+        engine, limits, host, costs, layout, stages, chunks + decodes, tokens, sampled, gpu_us, drafts_us
+    )
+    gpu_us += drafts_us
     stages[place].due_us = end_us
     engine.steps += 1
     engine.prompt_steps += 1 if prompt_tokens > 0 else 0
@@ -155,20 +175,23 @@ def pass_stages(
     tokens: int,
     sampled: int,
     gpu_us: float,
+    drafts_us: float,
 ) -> tuple:
     """(start, end, exposed host time) of a batch that is formed now; the stages are its own until it has left them.
 
-    The host prepares batches one after another. The first stage has the embedding, the last one the logits, all but the
-    first wait for a transfer, and layers, launches and gaps between kernels are shared by the number of layers.
+    The host prepares batches one after another. The first stage has the embedding, the last one the logits and the
+    drafts, all but the first wait for a transfer, and layers, launches and gaps between kernels are shared by the
+    number of layers.
     """
     hidden_us, exposed_us = host_times(requests_in, tokens, host)
     launch_us = launch_time(tokens, host)
     begin_us = max(engine.now, engine.prepared_us)
     engine.prepared_us = begin_us + (exposed_us - host.gap_us)
-    embedding_us, transfer_us = costs[layout.embedding_at + tokens], costs[layout.transfer_at + tokens]
+    last = limits.stages - 1
+    embedding_us = costs[layout.embedding_at + tokens] if last > 0 else 0.0
+    transfer_us = costs[layout.transfer_at + tokens] if last > 0 else 0.0
     logits_us = costs[layout.sampled_at + sampled]
     layers_us = gpu_us - embedding_us - transfer_us - logits_us
-    last = limits.stages - 1
     start_us = moment = host_us = 0.0
     for s in range(limits.stages):
         stage = stages[s]
@@ -183,7 +206,7 @@ def pass_stages(
             own_us += transfer_us / last
             moment = max(moment, stage.free_us)
         if s == last:
-            own_us += logits_us
+            own_us += logits_us + drafts_us
         exposed_here_us += host.gap_us * stage.share + max(0.0, hidden_here_us - own_us)
         stage.idle_us += moment - stage.free_us
         stage.gpu_us += own_us
@@ -197,7 +220,7 @@ def pass_stages(
 def put_in_flight(
     engine: np.void, requests: np.ndarray, batch: np.void, flight: np.ndarray, decode_tokens: int
 ) -> None:
-    """Count the batch's tokens as computed, and note in order of admission who gets one when it comes back."""
+    """Count the batch's tokens as computed, and note in order of admission who gets some when it comes back."""
     if decode_tokens > 0:
         engine.clock += 1
     noted = 0
@@ -205,13 +228,15 @@ def put_in_flight(
     while r >= 0:
         request = requests[r]
         if request.chunk > 0:
+            drafts = 0
             if request.decoding:
                 set_out(engine, request)
+                drafts = request.chunk - 1
             request.computed += request.chunk
             request.chunk = 0
-            if request.computed == request.known:
+            if request.computed == request.known + drafts:
                 request.away = True
-                flight[noted, 0], flight[noted, 1] = r, request.known
+                flight[noted, 0], flight[noted, 1], flight[noted, 2] = r, request.known, drafts
                 noted += 1
         elif request.decoding:
             # the clock of decode batches has moved on without it
@@ -253,7 +278,7 @@ def end_batch(
         r = flights[place, k, 0]
         # who was preempted in flight and computed again has one of its two answers only
         if requests[r].known == flights[place, k, 1]:
-            give_token(engine, requests, limits, hashes, entries, histogram, r)
+            give_tokens(engine, requests, limits, hashes, entries, histogram, r, flights[place, k, 2])
     engine.oldest_batch = (place + 1) % limits.stages
     engine.batches -= 1
     engine.last_us = engine.now
@@ -261,7 +286,7 @@ def end_batch(
 
 
 @inlined
-def give_token(
+def give_tokens(
     engine: np.void,
     requests: np.ndarray,
     limits: np.void,
@@ -269,9 +294,24 @@ def give_token(
     entries: np.ndarray,
     histogram: np.ndarray,
     r: int,
+    drafts: int,
 ) -> None:
-    """A request gets a token, in the batch or, where it was preempted in flight, in the queue."""
+    """A request gets a token and the drafts that were accepted, in the batch or, preempted in flight, in the queue.
+
+    They come together: one gap between tokens is counted, as clients do that see one chunk.
+    """
     request = requests[r]
+    if drafts > 0:
+        accepted = 0
+        # computed again since, and in flight once more: it goes on behind the one token that follows from that
+        if not (request.away and request.computed == request.known):
+            accepted = accepted_drafts(r, request.known, drafts, limits.acceptance)
+            if request.away:
+                request.reserved = max(request.reserved, request.computed)
+                request.computed -= drafts - accepted
+        engine.draft_tokens += drafts
+        engine.accepted_tokens += accepted
+        request.known = min(request.known + accepted, request.target - 1)
     note_token(engine, request, histogram)
     if request.known < request.target:
         if request.away:
@@ -285,6 +325,6 @@ def give_token(
         if not request.away:
             forget_partial(engine, requests, r)
         request.away = False
-        release(engine, hashes, entries, limits, r, request, request.computed)
+        release(engine, hashes, entries, limits, r, request, tokens_held(engine, request))
         unlink(engine, requests, r)
     note_finish(engine, request, r)

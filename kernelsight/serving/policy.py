@@ -199,9 +199,10 @@ def reset_ratio(engine: np.void, requests: np.ndarray, limits: np.void) -> None:
 @compiled
 def reserved_tokens(limits: np.void, known: int, target: int, ratio: float) -> int:
     """Tokens in the cache that a request's KV units are reserved for."""
-    if limits.capacity_policy == GUARANTEED_NO_EVICT:
-        return target - 1
-    return min(known + int(ratio * min(target - known, LONGEST_ESTIMATE)), target - 1)
+    tokens = target - 1
+    if limits.capacity_policy != GUARANTEED_NO_EVICT:
+        tokens = min(known + int(ratio * min(target - known, LONGEST_ESTIMATE)), tokens)
+    return min(tokens + limits.drafts, limits.max_model_len - 1)
 
 
 @compiled
@@ -222,6 +223,8 @@ def admission_room(engine: np.void, requests: np.ndarray, limits: np.void, decod
         if request.decoding:
             known = request.base + engine.clock + 1
             tokens = known if decodes else known - 1
+            if limits.one_by_one:
+                tokens = max(request.computed + request.chunk, request.reserved)
         end = max(reserved_tokens(limits, known, request.target, ratio), tokens)
         units -= units_held(end, limits) - units_held(tokens, limits)
         r = request.after

@@ -14,7 +14,8 @@ def verdict(request: np.void, target: int, limits: np.void) -> int:
     """FINISHED for a request that the engine can serve up to ``target`` tokens, else why it turns it away."""
     if target > limits.max_model_len or (not limits.chunked and request.prompt > limits.max_num_batched_tokens):
         return TOO_LONG
-    return NO_MEMORY if units_held(target - 1, limits) > limits.capacity_units else FINISHED
+    most = min(target - 1 + limits.drafts, limits.max_model_len - 1)
+    return NO_MEMORY if units_held(most, limits) > limits.capacity_units else FINISHED
 
 
 @inlined

@@ -64,6 +64,11 @@ LIMITS = _record(
     fewest_generated=_TRUTH,  # who has generated the fewest tokens is preempted, and goes last; else the newest
     batch_wait_us=_REAL,  # time for which a look for new requests lasts
     stages=_WHOLE,  # pipeline stages, and batches that are in flight at most
+    drafts=_WHOLE,  # tokens that are proposed for a sequence in each step; 0: no speculative decoding
+    acceptance=_REAL,  # probability that a proposed token is accepted, where those before it were
+    draft_model=_TRUTH,  # a model proposes them, whose costs are known
+    draft_window_tokens=_WHOLE,  # what its layers with a window see
+    one_by_one=_TRUTH,  # decoding requests differ in what they have yet to get: pipeline stages, or drafts
 )
 
 # host overhead of one engine, microseconds
@@ -133,6 +138,7 @@ REQUEST = _record(
     computed=_WHOLE,  # tokens in the cache; of a decoding request: base + clock
     base=_WHOLE,  # decoding: computed tokens less the decode clock
     chunk=_WHOLE,  # tokens scheduled in this step
+    reserved=_WHOLE,  # tokens that it has KV units for, since drafts were rejected; 0: those computed
     received=_WHOLE,  # waiting on a decode engine: tokens whose KV has been transferred; 0: none
     ticket=_WHOLE,  # its number in the order of admission
     leaves_at=_WHOLE,  # decode clock at which it ends; -1: not decoding
@@ -142,7 +148,7 @@ REQUEST = _record(
     fresh=_TRUTH,  # decoding, but gave its last token at another time than the last decode step
     held=_TRUTH,  # decoding, but not reached by the budget of this step
     moving=_TRUTH,  # the KV of its prompt is on the way to a decode engine
-    away=_TRUTH,  # with pipeline stages: all its known tokens are computed or in flight
+    away=_TRUTH,  # one by one: all its known tokens are computed or in flight
     # its neighbours in the batch, in order of admission; the next partial, fresh, and waiting (or ended) request
     before=_WHOLE,
     after=_WHOLE,
@@ -210,7 +216,7 @@ ENGINE = _record(
     step_found=_WHOLE,  # cached prompt tokens of requests that were first admitted in it,
     step_looked_up=_WHOLE,  # all their prompt tokens,
     step_preempted=_WHOLE,  # and preemptions since the last row of steps
-    # with pipeline stages
+    # one by one
     batches=_WHOLE,  # in flight
     oldest_batch=_WHOLE,  # where the one stands that ends first
     prepared_us=_REAL,  # when the host has prepared the last one
@@ -264,6 +270,8 @@ ENGINE = _record(
     peak_units=_WHOLE,
     gap_sum_us=_REAL,
     prompt_tokens=_WHOLE,
+    draft_tokens=_WHOLE,  # proposed
+    accepted_tokens=_WHOLE,  # and accepted
     rows=_WHOLE,
 )
 

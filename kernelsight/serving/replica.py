@@ -32,7 +32,7 @@ from kernelsight.serving.step_rows import StepRows
 # fields of the engine record, in the order of Totals
 TOTALS = (
     *("steps", "gpu_us", "host_us", "idle_us", "first_us", "last_us"),
-    *("preempted", "peak_units", "gap_sum_us", "prompt_tokens"),
+    *("preempted", "peak_units", "gap_sum_us", "prompt_tokens", "draft_tokens", "accepted_tokens"),
 )
 
 
@@ -127,14 +127,25 @@ def check_caching(load: Load, limits: Limits) -> None:
         raise ValueError("layers with a state of their own, or with windows alone, share nothing by prefix here")
 
 
+class Draft(NamedTuple):
+    """The model that proposes tokens for the requests of a pool: its costs, and what its layers with a window see."""
+
+    costs: PackedCosts
+    window_tokens: int = 0
+
+
 class Pool(NamedTuple):
-    """Engines that are alike: one deployment's limits, host and costs, and the layers of each pipeline stage."""
+    """Engines that are alike: one deployment's limits, host and costs, and the layers of each pipeline stage.
+
+    ``draft``: where tokens are proposed (see ``Limits.drafts``), the model that does; None: that costs nothing.
+    """
 
     limits: Limits
     host: Host
     costs: PackedCosts
     engines: int = 1
     layers: tuple[int, ...] = (1,)
+    draft: Draft | None = None
 
 
 def decode_limits(limits: Limits) -> Limits:
@@ -206,6 +217,9 @@ def limit_records(pools: Sequence[Pool], load: Load) -> np.ndarray:
         record["plain"] = all(getattr(pool.limits, name) == value for name, value in NO_POLICY.items())
         record["hash_tokens"] = load.hash_tokens if pool.limits.prefix_caching else 0
         record["stages"] = len(pool.layers)
+        record["one_by_one"] = len(pool.layers) > 1 or pool.limits.drafts > 0
+        record["draft_model"] = pool.draft is not None
+        record["draft_window_tokens"] = pool.draft.window_tokens if pool.draft else 0
     stated["requests"] = load.arrival_us.size
     return np.repeat(stated, [pool.engines for pool in pools])
 
@@ -240,6 +254,7 @@ class Arrays(NamedTuple):
     host: np.ndarray
     costs: np.ndarray
     layout: np.ndarray
+    draft_layout: np.ndarray
     uses: np.ndarray
     histogram: np.ndarray
     stages: np.ndarray
@@ -255,7 +270,11 @@ def fresh_arrays(
     front = engines.size if transfer is None else pools[0].engines
     caching, routed = bool(limits["hash_tokens"].any()), routing.router == PREFIX_AWARE and load.hash_tokens > 0
     blocks = int(load.hashes.max(initial=-1)) + 1 if caching or routed else 0
-    costs, layouts = joined_costs([pool.costs for pool in pools])
+    costs, layouts = joined_costs(
+        [*(pool.costs for pool in pools), *(pool.draft.costs for pool in pools if pool.draft)]
+    )
+    draft_layouts = np.zeros(len(pools), LAYOUT)
+    draft_layouts[[pool.draft is not None for pool in pools]] = layouts[len(pools) :]
     stages, most_running = stage_records(pools, load.arrival_us[0]), min(int(limits["max_num_seqs"].max()), n)
     return Arrays(
         clients=client_record(load, routing, front, transfer),
@@ -270,11 +289,14 @@ def fresh_arrays(
         limits=limits,
         host=np.repeat(np.array([tuple(pool.host) for pool in pools], HOST), sizes),
         costs=costs,
-        layout=np.repeat(layouts, sizes),
+        layout=np.repeat(layouts[: len(pools)], sizes),
+        draft_layout=np.repeat(draft_layouts, sizes),
         uses=np.zeros((3, costs.size)) if scratch is None else scratch,
         histogram=np.zeros(ITL_BINS, np.int64),
         stages=stages,
-        flights=np.zeros((engines.size, stages.shape[1], most_running if stages.shape[1] > 1 else 1, 2), np.int64),
+        flights=np.zeros(
+            (engines.size, stages.shape[1], most_running if limits["one_by_one"].any() else 1, 3), np.int64
+        ),
     )
 
 
@@ -307,20 +329,25 @@ def serve_scenario(
         raise ValueError("pipeline stages need to know what of a step's time is embedding, and what transfers")
     arrays = fresh_arrays(load, pools, routing or Routing(), transfer, scratch)
     engines, depths = arrays.engines, arrays.limits["stages"].tolist()
-    rows = StepRows(depths, keep_steps, windows_from_us)
+    one_by_one = arrays.limits["one_by_one"].tolist()
+    rows = StepRows(depths, one_by_one, keep_steps, windows_from_us)
     while arrays.clients[0]["ended"] < n:
         serve_until_full(*arrays, rows.buffer)
         rows.take(engines)
-    for engine, stages, depth in zip(engines, arrays.stages, depths, strict=True):
-        if depth > 1:
+    for engine, stages, depth, alone in zip(engines, arrays.stages, depths, one_by_one, strict=True):
+        if alone:
             close_stages(engine, stages[:depth])
     steps, windows = rows.finish(engines, arrays.requests)
     totals = [Totals(*(engine[name].item() for name in TOTALS)) for engine in engines]
-    paid = None
+    paid = drafted = None
     if scratch is None:
-        firsts = np.cumsum([0, *(pool.engines for pool in pools[:-1])])
-        paid = [unpack_uses(arrays.uses, pool.costs, arrays.layout[i]) for pool, i in zip(pools, firsts, strict=True)]
-    return ServedScenario(outcome_of(arrays.requests), paid, arrays.histogram, totals, steps, windows)
+        firsts = list(zip(pools, np.cumsum([0, *(pool.engines for pool in pools[:-1])]), strict=True))
+        paid = [unpack_uses(arrays.uses, pool.costs, arrays.layout[i]) for pool, i in firsts]
+        drafted = [
+            unpack_uses(arrays.uses, pool.draft.costs, arrays.draft_layout[i]) if pool.draft else None
+            for pool, i in firsts
+        ]
+    return ServedScenario(outcome_of(arrays.requests), paid, arrays.histogram, totals, steps, windows, drafted)
 
 
 def serve(
@@ -330,13 +357,15 @@ def serve(
     costs: PackedCosts,
     *,
     layers: tuple[int, ...] = (1,),
+    draft: Draft | None = None,
     keep_steps: bool = False,
     windows_from_us: float | None = None,
     scratch: np.ndarray | None = None,
 ) -> Served:
     """Simulate one engine by itself, with a client of its own; see ``Pool`` and ``serve_scenario``."""
     kept = {"keep_steps": keep_steps, "windows_from_us": windows_from_us, "scratch": scratch}
-    served = serve_scenario(load, [Pool(limits, host, costs, layers=layers)], **kept)
+    served = serve_scenario(load, [Pool(limits, host, costs, layers=layers, draft=draft)], **kept)
     uses = served.uses[0] if served.uses else None
     windows = served.windows[0] if served.windows else None
-    return Served(served.out, uses, served.histogram, served.totals[0], served.steps[0], windows)
+    drafted = served.draft_uses[0] if served.draft_uses else None
+    return Served(served.out, uses, served.histogram, served.totals[0], served.steps[0], windows, drafted)

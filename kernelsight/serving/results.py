@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from kernelsight.serving import records, replica
 from kernelsight.serving.knots import PARTS
-from kernelsight.serving.served import Outcome, Served, ServedScenario, Totals
+from kernelsight.serving.served import Outcome, Served, ServedScenario, Totals, Uses
 from kernelsight.serving.steps import COLUMNS, STAGE_WAIT
 from kernelsight.serving.windows import BUSY, RUNNING_US, STEPS, SUMS, UNITS_US
 
@@ -54,9 +54,10 @@ def replicas_of(scenario: str, pools: list[tuple[str, int]], rows: np.ndarray, s
         out = Outcome(*(values[own] for values in served.out))
         pool, deployment, is_first = owners[number]
         uses = served.uses[pool] if served.uses and is_first else None
+        drafted = served.draft_uses[pool] if served.draft_uses and is_first else None
         histogram = served.histogram if number == 0 else np.zeros_like(served.histogram)
         windows = served.windows[number] if served.windows else None
-        one = Served(out, uses, histogram, totals, steps, windows)
+        one = Served(out, uses, histogram, totals, steps, windows, drafted)
         found.append(Replica(scenario, deployment, number, rows[own], one))
     return found
 
@@ -97,12 +98,20 @@ def event_rows(replicas: list[Replica], requests: pa.Table) -> pa.Table:
     return table if in_order else table.take(pa.array(np.argsort(rows, kind="stable")))
 
 
-def use_rows(replicas: list[Replica], costs: dict[str, CostTables]) -> pa.Table:
-    """Turn counts over dense tables into weights on their knots, and add replicas of a scenario up."""
+def use_rows(replicas: list[Replica], costs: dict[str, CostTables], deployments: dict[str, dict[str, Any]]) -> pa.Table:
+    """Turn counts over dense tables into weights on their knots, and add replicas of a scenario up.
+
+    ``deployments``: rows of their settings, which name those of the models that propose tokens.
+    """
     groups, phases, ids, weights = [], [], [], []
-    for group in _grouped(replicas, by_deployment=True):
-        cost = costs[group[0].deployment]
-        paid = [one.served.uses for one in group if one.served.uses is not None]
+    used: dict[tuple[str, str], list[Uses]] = {}
+    for one in replicas:
+        draft = deployments[one.deployment]["draft_deployment_id"]
+        for deployment, uses in ((one.deployment, one.served.uses), (draft, one.served.draft_uses)):
+            if uses is not None:
+                used.setdefault((one.scenario, deployment), []).append(uses)
+    for (scenario, deployment), paid in used.items():
+        cost = costs[deployment]
         pieces = {
             "tokens": _to_knots(cost.axes["tokens"][0], sum(uses.tokens for uses in paid)),
             "logits": _to_knots(cost.axes["logits"][0], sum(uses.sampled for uses in paid)),
@@ -113,16 +122,16 @@ def use_rows(replicas: list[Replica], costs: dict[str, CostTables]) -> pa.Table:
         shapes = np.concatenate([cost.shape_ids[name].ravel() for name in PARTS])
         weight = np.concatenate([pieces[name].reshape(3, -1) for name in PARTS], axis=1)
         phase, position = np.nonzero(weight)
-        groups.append(group[0])
+        groups.append((scenario, deployment))
         phases.append(phase)
         ids.append(shapes[position])
         weights.append(weight[phase, position])
     counts = [each.size for each in ids]
     return pa.table(
         {
-            "scenario_id": _named((one.scenario for one in groups), counts),
+            "scenario_id": _named((scenario for scenario, _ in groups), counts),
             "phase": _words(PHASES, _joined(phases, np.int64)),
-            "deployment_id": _named((one.deployment for one in groups), counts),
+            "deployment_id": _named((deployment for _, deployment in groups), counts),
             "step_shape_id": _joined(ids, np.int64),
             "weight": _joined(weights, np.float64),
         }
@@ -162,7 +171,11 @@ def histogram_table(names: list[str], filled: list[int], bins: list[np.ndarray],
 
 
 def total_rows(replicas: list[Replica]) -> pa.Table:
-    totals = Totals(*zip(*(one.served.totals for one in replicas), strict=True)) if replicas else Totals(*[()] * 10)
+    totals = (
+        Totals(*zip(*(one.served.totals for one in replicas), strict=True))
+        if replicas
+        else Totals(*[()] * len(Totals._fields))
+    )
     return total_table(
         [one.scenario for one in replicas],
         [one.number for one in replicas],
@@ -195,6 +208,8 @@ def total_table(scenarios: list[str], numbers: list[int], deployments: list[str]
             "peak_kv_units": whole(totals.peak_units),
             "itl_sum_ns": nanoseconds(totals.gap_sum_us),
             "scheduled_prompt_tokens": whole(totals.prompt_tokens),
+            "draft_tokens": whole(totals.draft_tokens),
+            "accepted_draft_tokens": whole(totals.accepted_tokens),
         }
     )
 
@@ -252,11 +267,11 @@ def window_rows(replicas: list[Replica]) -> pa.Table:
     )
 
 
-def _grouped(replicas: list[Replica], by_deployment: bool = False) -> Iterable[list[Replica]]:
-    """Replicas by scenario (and deployment), in order."""
-    groups: dict[tuple[str, str | None], list[Replica]] = {}
+def _grouped(replicas: list[Replica]) -> Iterable[list[Replica]]:
+    """Replicas by scenario, in order."""
+    groups: dict[str, list[Replica]] = {}
     for one in replicas:
-        groups.setdefault((one.scenario, one.deployment if by_deployment else None), []).append(one)
+        groups.setdefault(one.scenario, []).append(one)
     return groups.values()
 
 

@@ -12,6 +12,7 @@ from kernelsight.serving.batch import (
     set_out,
     start_decoding,
     stop_decoding,
+    tokens_held,
     tokens_of,
     units_ahead,
     units_ahead_by_request,
@@ -40,10 +41,11 @@ def preempt(
     ``scheduled``: tokens that it has in this step already, whose blocks go as well.
     """
     request = requests[victim]
-    release(engine, hashes, entries, limits, victim, request, tokens_of(engine, request) + scheduled)
+    tokens = max(tokens_of(engine, request) + scheduled, request.reserved)
+    release(engine, hashes, entries, limits, victim, request, tokens)
     if request.away:
         request.away = False
-    elif request.decoding and limits.stages > 1:
+    elif request.decoding and limits.one_by_one:
         set_out(engine, request)
     elif request.decoding:
         if request.fresh:
@@ -54,7 +56,7 @@ def preempt(
     else:
         forget_partial(engine, requests, victim)
     unlink(engine, requests, victim)
-    request.computed = 0
+    request.computed = request.reserved = 0
     request.chunk = 0
     if request.resumed_us >= 0.0:
         request.recomputed_us += engine.now - request.resumed_us
@@ -69,15 +71,16 @@ def preempt(
 
 @compiled
 def retract(engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray) -> bool:
-    """Preempt decoding requests until the next token of all others has its units, or one is left; True: some went.
+    """Preempt decoding requests until the next tokens of all others have units, or one is left; True: some went.
 
     SGLang (``ScheduleBatch.retract_decode``): the one with the fewest generated tokens, of those the one with the
     longest prompt, of those the last that was admitted.
     """
     preempted = False
+    steps = 1 + limits.drafts
     if limits.by_priority:
         return False
-    while engine.decoding > 1 and units_ahead_by_request(engine, requests, limits, 1) > engine.free_units:
+    while engine.decoding > 1 and units_ahead_by_request(engine, requests, limits, steps) > engine.free_units:
         victim, r = NOBODY, engine.oldest
         fewest = 0
         while r >= 0:
@@ -114,7 +117,7 @@ def make_room(
     while units > engine.free_units:
         if engine.running == 1 and limits.hash_tokens > 0:
             # as after a preemption: others are looked at in the next step
-            keep_own_only(engine, hashes, entries, limits, requests[r], tokens_of(engine, requests[r]))
+            keep_own_only(engine, hashes, entries, limits, requests[r], tokens_held(engine, requests[r]))
             break
         victim, scheduled = engine.newest, 0
         if limits.by_priority:
@@ -166,13 +169,14 @@ def schedule_running(
     """Give running requests their tokens and units; returns (prompt tokens, decode tokens, preempted).
 
     Where the order of admission does not matter and blocks suffice for all, nothing is looked at one by one; with
-    pipeline stages requests are in flight beside those that decode, and all are.
+    pipeline stages requests are in flight beside those that decode, with drafts each is as far as its own were
+    accepted, and all are.
     """
     if limits.fewest_generated and not prompts_only and retract(engine, requests, limits, hashes, entries):
         tokens, decodes, _ = schedule_one_by_one(engine, requests, heaps, limits, hashes, entries, False)
         return tokens, decodes, True
     decodes = 0 if prompts_only else engine.decoding
-    if limits.stages == 1 and (prompts_only or partials_are_newest(engine, requests)):
+    if not limits.one_by_one and (prompts_only or partials_are_newest(engine, requests)):
         budget = 0 if engine.prompts_held else limits.max_num_batched_tokens - decodes
         tokens, units = chunk_partials(engine, requests, limits, budget)
         units += units_ahead(engine, requests, limits, 1) if decodes > 0 else 0
@@ -218,9 +222,12 @@ def schedule_one_by_one(
         if engine.prompts_held and not request.decoding:
             r = request.after
             continue
-        needed = 1 if request.decoding else first_chunk(request.known - request.computed, budget, limits)
-        tokens = tokens_of(engine, request)
-        extra = units_held(tokens + needed, limits) - units_held(tokens, limits)
+        tokens, held = tokens_of(engine, request), tokens_held(engine, request)
+        if request.decoding:
+            needed = min(1 + limits.drafts, budget, limits.max_model_len - 1 - tokens)
+        else:
+            needed = first_chunk(request.known - request.computed, budget, limits)
+        extra = units_held(max(tokens + needed, held), limits) - units_held(held, limits)
         if extra > engine.free_units:
             preempted = True
             gone, prompts, decodes = make_room(engine, requests, limits, hashes, entries, r, extra)
@@ -236,11 +243,11 @@ def schedule_one_by_one(
             cache_chunk(engine, hashes, entries, limits, request)
         budget -= needed
         if request.decoding:
-            decode_tokens += 1
+            decode_tokens += needed
         else:
             prompt_tokens += needed
         r = request.after
-    if skipped > 0 and decode_tokens > 0 and limits.stages == 1:
+    if skipped > 0 and decode_tokens > 0 and not limits.one_by_one:
         hold_back(engine, requests, heaps, limits)
     return prompt_tokens, decode_tokens, preempted
 

@@ -47,6 +47,8 @@ class Totals(NamedTuple):
     peak_units: int
     gap_sum_us: float
     prompt_tokens: int
+    draft_tokens: int
+    accepted_tokens: int
 
 
 class Windows(NamedTuple):
@@ -71,10 +73,14 @@ class Served(NamedTuple):
     totals: Totals
     steps: np.ndarray
     windows: Windows | None = None
+    draft_uses: Uses | None = None
 
 
 class ServedScenario(NamedTuple):
-    """All that a simulation of one scenario gives back: uses by pool of engines, totals and steps by engine."""
+    """All that a simulation of one scenario gives back: uses by pool of engines, totals and steps by engine.
+
+    ``draft_uses``: of the models that propose tokens, by pool; None where a pool has none.
+    """
 
     out: Outcome
     uses: list[Uses] | None
@@ -82,3 +88,4 @@ class ServedScenario(NamedTuple):
     totals: list[Totals]
     steps: list[np.ndarray]
     windows: list[Windows] | None = None
+    draft_uses: list[Uses | None] | None = None

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.errors import InvalidInput
-from kernelsight.plan import deployments_of
+from kernelsight.plan import and_drafts, deployments_of
 from kernelsight.serving import records, replica
 from kernelsight.serving.inputs import Host, Limits, Load, Routing, Surface, Transfer
 from kernelsight.serving.knots import PARTS
@@ -56,7 +56,7 @@ def simulate_scenarios(
     replicas = serve_replicas(inputs)
     return {
         "request_events": event_rows(replicas, requests),
-        "step_cost_uses": use_rows(replicas, inputs.costs),
+        "step_cost_uses": use_rows(replicas, inputs.costs, inputs.deployments),
         "itl_histogram": histogram_rows(replicas),
         "replica_totals": total_rows(replicas),
         "steps": step_rows(replicas),
@@ -96,11 +96,13 @@ def read_inputs(
     """Read the tables once for all scenarios; ``spans``: where their requests stand, if they share some."""
     deployments = by_key(settings, "deployment_id")
     broken = set(faults["deployment_id"].to_pylist())
-    wanted = [row for row in scenarios.to_pylist() if not broken.intersection(deployments_of(row))]
+    wanted = [
+        row for row in scenarios.to_pylist() if not broken.intersection(and_drafts(deployments_of(row), deployments))
+    ]
     shapes_of, costs_of = split_by_deployment(step_shapes), split_by_deployment(step_costs)
     costs = {
         key: cost_tables(costs_of[key], shapes_of[key], deployments[key])
-        for key in dict.fromkeys(key for row in wanted for key in deployments_of(row))
+        for key in and_drafts((key for row in wanted for key in deployments_of(row)), deployments)
     }
     return Inputs(
         wanted, requests, load_columns(requests), spans or _spans(requests["scenario_id"]), deployments,
@@ -124,14 +126,15 @@ def serve_replicas(inputs: Inputs, *, count_uses: bool = True, threads: int | No
         if rows.size == 0:
             return []
         *_, front = keys = deployments_of(scenario)
+        costed = [key for own in keys for key in and_drafts([own], deployments)]
         load = load_of(columns, inputs.requests, rows, scenario, deployments[front], inputs.plans[front])
-        scratch = None if count_uses else scratch_of(scratches, sum(costs[key].packed.values.size for key in keys))
+        scratch = None if count_uses else scratch_of(scratches, sum(costs[key].packed.values.size for key in costed))
         start_us = columns["arrival_s"][inputs.spans[scenario["scenario_id"]][0]] * 1e6
         keep = {"keep_steps": scenario["keep_steps"], "scratch": scratch}
         keep["windows_from_us"] = start_us if count_uses else None
         pools = [pool_of(inputs, key) for key in keys]
         if number is not None:
-            served = replica.serve(load, *pools[0][:3], layers=pools[0].layers, **keep)
+            served = replica.serve(load, *pools[0][:3], layers=pools[0].layers, draft=pools[0].draft, **keep)
             return [Replica(scenario["scenario_id"], front, number, rows, served)]
         if len(keys) > 1:
             pools = halves_of(scenario, *pools)
@@ -156,9 +159,14 @@ def pool_of(inputs: Inputs, key: str) -> replica.Pool:
     """Return the engines of a deployment."""
     deployment, cost = inputs.deployments[key], inputs.costs[key]
     limits = limits_of(deployment, inputs.plans[key], cost.window_tokens)
-    host = host_of(inputs.hosts[key], deployment, cost.launches)
+    launches, draft = cost.launches, None
+    if deployment["draft_deployment_id"]:
+        proposing = inputs.costs[deployment["draft_deployment_id"]]
+        draft = replica.Draft(proposing.packed, proposing.window_tokens)
+        launches += limits.drafts * proposing.launches
+    host = host_of(inputs.hosts[key], deployment, launches)
     stages = layers_of_stages(inputs.layers[deployment["model"]], deployment["pp"], deployment["engine"])
-    return replica.Pool(limits, host, cost.packed, deployment["dp"], stages)
+    return replica.Pool(limits, host, cost.packed, deployment["dp"], stages, draft)
 
 
 def halves_of(scenario: dict[str, Any], decode: replica.Pool, prefill: replica.Pool) -> list[replica.Pool]:
@@ -376,6 +384,8 @@ def limits_of(deployment: dict[str, Any], plan: dict[str, Any], window_tokens: i
         by_priority=deployment["scheduling_policy"] == "priority",
         fewest_generated=deployment["preemption_policy"] == "fewest_generated",
         batch_wait_us=deployment["batch_wait_timeout_ms"] * 1e3,
+        drafts=deployment["num_speculative_tokens"],
+        acceptance=deployment["draft_acceptance_rate"],
     )
 
 

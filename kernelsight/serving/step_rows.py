@@ -20,12 +20,16 @@ LEAST_CHUNK = 1024
 class StepRows:
     """The step rows of a scenario's engines.
 
-    ``stages``: pipeline stages of each engine; the steps of several overlap. ``keep``: give all rows back.
+    ``stages``: pipeline stages of each engine; the steps of several overlap. ``one_by_one``: whether an engine counts
+    those that wait itself. ``keep``: give all rows back.
     ``windows_from_us``: where windows of time begin; None: none are counted.
     """
 
-    def __init__(self, stages: Sequence[int], keep: bool, windows_from_us: float | None) -> None:
-        self.stages, self.keep, self.from_us = stages, keep, windows_from_us
+    def __init__(
+        self, stages: Sequence[int], one_by_one: Sequence[bool], keep: bool, windows_from_us: float | None
+    ) -> None:
+        self.stages, self.one_by_one = stages, one_by_one
+        self.keep, self.from_us = keep, windows_from_us
         self.wanted = keep or windows_from_us is not None
         room = max(CHUNK // len(stages), LEAST_CHUNK, *stages) if self.wanted else 0
         self.buffer = np.zeros((len(stages), room, COLUMNS))  # the loop fills it
@@ -54,7 +58,7 @@ class StepRows:
         steps, windows = [np.concatenate(each) if each else self.buffer[0, :0] for each in self.kept], []
         for i in range(len(self.stages) if self.wanted else 0):
             stays = stays_on(i, len(self.stages), requests)
-            if self.keep and self.stages[i] == 1:
+            if self.keep and not self.one_by_one[i]:
                 steps[i][:, WAITING] = in_flight_at(steps[i][:, START], *stays) - steps[i][:, RUNNING]
             if self.from_us is not None:
                 self.add(i, self.last[i])

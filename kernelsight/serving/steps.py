@@ -36,7 +36,7 @@ from kernelsight.serving.records import DECODE, FOREVER, MIXED, NOBODY, NUMBER, 
 
 # columns of a step row
 START, END, PROMPTS, DECODES, RUNNING, WAITING, UNITS, HOST_TIME, FOUND, LOOKED_UP, PREEMPTED, STAGE_WAIT = range(12)
-COLUMNS = 12  # WAITING is counted afterwards, but for engines with pipeline stages
+COLUMNS = 12  # WAITING is counted afterwards, but for engines that decode one by one
 
 
 @inlined
@@ -90,7 +90,7 @@ def prompt_step(
         windowed = (engine.inside - engine.held_inside) / decode_tokens
     gpu_us, chunks, _ = pay_step(
         engine, requests, costs, layout, uses[MIXED if decode_tokens > 0 else PREFILL], prompt_tokens, decode_tokens,
-        y, windowed,
+        decode_tokens, y, windowed,
     )  # fmt: skip
     hidden_us, exposed_us = host_times(chunks + decode_tokens, prompt_tokens + decode_tokens, host)
     return gpu_us, exposed_us + max(0.0, hidden_us - gpu_us)
@@ -105,15 +105,36 @@ def pay_step(
     weights: np.ndarray,
     prompt_tokens: int,
     decode_tokens: int,
+    decodes: int,
     y: float,
     windowed: float,
 ) -> tuple:
-    """(GPU time, chunks, sampled sequences) of a scheduled step; adds its knots to the weights of its phase.
+    """(GPU time, chunks, sampled tokens) of a scheduled step; adds its knots to the weights of its phase.
 
-    ``y``, ``windowed``: mean contexts of its decodes, whole and inside the window.
+    ``decodes``: requests that decode; ``y``, ``windowed``: their mean contexts, whole and inside the window.
     """
-    tokens = prompt_tokens + decode_tokens
-    sampled = decode_tokens
+    gpu_us, chunks, ended = pay_layers(
+        engine, requests, costs, layout, weights, prompt_tokens + decode_tokens, decodes, y, windowed
+    )
+    sampled = decode_tokens + ended
+    weights[layout.sampled_at + sampled] += 1.0
+    return gpu_us + costs[layout.sampled_at + sampled], chunks, sampled
+
+
+@inlined
+def pay_layers(
+    engine: np.void,
+    requests: np.ndarray,
+    costs: np.ndarray,
+    layout: np.void,
+    weights: np.ndarray,
+    tokens: int,
+    decodes: int,
+    y: float,
+    windowed: float,
+) -> tuple:
+    """(GPU time, chunks, chunks that end a prompt) of a scheduled step without its logits; see ``pay_step``."""
+    ended = 0
     chunks = 0
     gpu_us = 0.0
     r = engine.partial
@@ -122,7 +143,7 @@ def pay_step(
         if request.chunk > 0:
             chunks += 1
             if request.computed + request.chunk == request.known:
-                sampled += 1
+                ended += 1
             before = float(request.computed)
             j = knot_below(costs, layout.prefill, before, 0)
             gpu_us += surface_us(costs, layout.prefill, request.chunk, before, j)
@@ -132,16 +153,31 @@ def pay_step(
         # all chunks share one launch: the launch of the smallest knot was counted once too often for each further one
         gpu_us -= (chunks - 1) * costs[layout.prefill.at]
         weights[layout.prefill.at] -= chunks - 1
-    gpu_us += costs[layout.tokens_at + tokens] + costs[layout.sampled_at + sampled]
+    gpu_us += costs[layout.tokens_at + tokens]
     weights[layout.tokens_at + tokens] += 1.0
-    weights[layout.sampled_at + sampled] += 1.0
-    if decode_tokens > 0:
-        find_knots(engine, costs, layout, y, windowed)
-        gpu_us += surface_us(costs, layout.decode, decode_tokens, y, engine.decode_y)
-        gpu_us += surface_us(costs, layout.window, decode_tokens, windowed, engine.window_y)
-        add_use(weights, costs, layout.decode, decode_tokens, y, engine.decode_y, 1.0)
-        add_use(weights, costs, layout.window, decode_tokens, windowed, engine.window_y, 1.0)
-    return gpu_us, chunks, sampled
+    if decodes > 0:
+        gpu_us += pay_decodes(engine, costs, layout, weights, decodes, y, windowed, 1)
+    return gpu_us, chunks, ended
+
+
+@inlined
+def pay_decodes(
+    engine: np.void,
+    costs: np.ndarray,
+    layout: np.void,
+    weights: np.ndarray,
+    decodes: int,
+    y: float,
+    windowed: float,
+    times: int,
+) -> float:
+    """GPU time of so many attentions of a decode batch; adds their knots to the weights."""
+    find_knots(engine, costs, layout, y, windowed)
+    gpu_us = surface_us(costs, layout.decode, decodes, y, engine.decode_y)
+    gpu_us += surface_us(costs, layout.window, decodes, windowed, engine.window_y)
+    add_use(weights, costs, layout.decode, decodes, y, engine.decode_y, float(times))
+    add_use(weights, costs, layout.window, decodes, windowed, engine.window_y, float(times))
+    return gpu_us * times
 
 
 @inlined

@@ -52,6 +52,11 @@ select settings.deployment_id, 'pipeline',
               case when settings.engine = 'sglang' then ', and a request goes on in the micro-batch that is next, not in one of its own' else '' end)
 from deployment_settings as settings where settings.pp > 1
 union all
+select settings.deployment_id, 'speculative decoding',
+       format('of {} tokens that are proposed for a sequence in each step, each is accepted with probability {:.2f} where those before it were; {}', settings.num_speculative_tokens, settings.draft_acceptance_rate,
+              case when settings.draft_deployment_id is null then 'proposing them takes no time' else 'attention over them takes as long as that of so many heads more' end)
+from deployment_settings as settings where settings.num_speculative_tokens > 0
+union all
 select settings.deployment_id, 'data parallel', 'data-parallel replicas step by themselves, each as if the others brought equally many tokens to MoE layers'
 from deployment_settings as settings where settings.dp > 1
 union all

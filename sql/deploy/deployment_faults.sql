@@ -2,7 +2,9 @@
 with facts as (
   select settings.*, models.heads, models.vocab, models.experts, gpus.bf16_flops_per_s, plan.usable_bytes, plan.weights_bytes, plan.activations_bytes,
          plan.graphs_bytes, plan.kv_bytes, plan.kv_cache_tokens as capacity_tokens, plan.capacity_units,
-         models.layer_count, models.max_positions, models.linear_key_heads, models.linear_value_heads
+         models.layer_count, models.max_positions, models.linear_key_heads, models.linear_value_heads,
+         -- its memory is counted with the model that it proposes tokens for
+         settings.deployment_id in (select draft_deployment_id from deployment_settings where draft_deployment_id is not null) as is_draft
   from deployment_settings as settings
   join models on models.model = settings.model
   join gpus on gpus.gpu = settings.gpu
@@ -82,13 +84,13 @@ union
 select deployment_id, 'memory',
        format('{} does not fit {} with tensor-parallel size {}: {:.1f} GiB of weights, activations and graphs against {:.1f} GiB that may be used, {:.1f} GiB are missing',
               model, gpu, tp, (weights_bytes + activations_bytes + graphs_bytes) / 1024.0 ** 3, usable_bytes / 1024.0 ** 3, -kv_bytes / 1024.0 ** 3)
-from facts where kv_bytes <= 0 and kv_cache_tokens is null
+from facts where kv_bytes <= 0 and kv_cache_tokens is null and not is_draft
 union
 select deployment_id, 'kv_cache',
        format('no KV block fits beside {} on {}: {:.2f} GiB are left for the cache; use more GPUs, a smaller max_num_batched_tokens, or another kv_cache_dtype',
               model, gpu, kv_bytes / 1024.0 ** 3)
-from facts where kv_bytes > 0 and capacity_units = 0 and kv_cache_tokens is null
+from facts where kv_bytes > 0 and capacity_units = 0 and kv_cache_tokens is null and not is_draft
 union
 select deployment_id, 'kv_cache_tokens',
        format('kv_cache_tokens {} holds no block of {} tokens; give at least {}', kv_cache_tokens, block_size, block_size)
-from facts where capacity_units = 0 and kv_cache_tokens is not null
+from facts where capacity_units = 0 and kv_cache_tokens is not null and not is_draft

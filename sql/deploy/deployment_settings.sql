@@ -70,6 +70,11 @@ select
   coalesce(deployments.scheduler_recv_interval, preset.scheduler_recv_interval) as scheduler_recv_interval,
   coalesce(deployments.max_num_partial_prefills, preset.max_num_partial_prefills) as max_num_partial_prefills,
   coalesce(deployments.max_long_partial_prefills, preset.max_long_partial_prefills) as max_long_partial_prefills,
+  coalesce(deployments.num_speculative_tokens, 0) as num_speculative_tokens,
+  coalesce(deployments.draft_acceptance_rate, 0) as draft_acceptance_rate,
+  case when deployments.num_speculative_tokens > 0 then coalesce(deployments.speculative_method, case when deployments.draft_deployment_id is null then 'ngram' else 'draft_model' end) end as speculative_method,
+  case when deployments.num_speculative_tokens > 0 then deployments.draft_deployment_id end as draft_deployment_id,
+  1 + coalesce(deployments.num_speculative_tokens, 0) as query_tokens,
   preset.expert_exchange,
   case when coalesce(deployments.enforce_eager, false) then 0 else preset.graph_max_tokens end as graph_max_tokens
 from deployments

@@ -1,4 +1,5 @@
--- How one GPU's memory is split, and what the rest holds of KV cache: blocks, tokens, and full-length requests at once
+-- How one GPU's memory is split, and what the rest holds of KV cache: blocks, tokens, and full-length requests at once;
+-- a model that proposes tokens has its weights and its layers of the cache beside the other's
 with stages as (
   -- the fullest pipeline stage: its share of the layers, and embedding and head with it
   select deployment_id, ceil(sum(count) / any_value(pp)) / sum(count) as layer_share
@@ -18,23 +19,25 @@ split as (
     settings.kv_cache_tokens as stated_tokens,
     gpus.memory_bytes,
     gpus.memory_bytes * settings.gpu_memory_utilization as usable_bytes,
-    weights.weights_bytes,
+    weights.weights_bytes + coalesce(draft_weights.weights_bytes, 0) as weights_bytes,
     -- residual, hidden and the widest projection of the largest step, in 16 bit, and FP32 logits of the sampled tokens
     settings.max_num_batched_tokens * (4 * models.hidden + widest.width) * 2.0
-      + least(settings.max_num_seqs, settings.max_num_batched_tokens) * models.vocab / settings.tp * 4.0 as activations_bytes,
+      + least(settings.max_num_seqs * settings.query_tokens, settings.max_num_batched_tokens) * models.vocab / settings.tp * 4.0 as activations_bytes,
     case when settings.graph_max_tokens > 0 then 1073741824.0 else 0 end as graphs_bytes,
-    layout.full_layers,
-    layout.window_layers,
-    layout.window_tokens,
-    layout.full_token_bytes * stages.layer_share as full_token_bytes,
-    layout.window_token_bytes * stages.layer_share as window_token_bytes,
-    layout.sequence_bytes * stages.layer_share as sequence_bytes
+    layout.full_layers + coalesce(drafts.full_layers, 0) as full_layers,
+    layout.window_layers + coalesce(drafts.window_layers, 0) as window_layers,
+    greatest(layout.window_tokens, coalesce(drafts.window_tokens, 0)) as window_tokens,
+    layout.full_token_bytes * stages.layer_share + coalesce(drafts.full_token_bytes, 0) as full_token_bytes,
+    layout.window_token_bytes * stages.layer_share + coalesce(drafts.window_token_bytes, 0) as window_token_bytes,
+    layout.sequence_bytes * stages.layer_share + coalesce(drafts.sequence_bytes, 0) as sequence_bytes
   from deployment_settings as settings
   join gpus on gpus.gpu = settings.gpu
   join models on models.model = settings.model
   join weights using (deployment_id)
   join stages using (deployment_id)
   join kv_layout as layout using (deployment_id)
+  left join kv_layout as drafts on drafts.deployment_id = settings.draft_deployment_id
+  left join weights as draft_weights on draft_weights.deployment_id = settings.draft_deployment_id
   join (select deployment_id, max(n) as width from layer_weights where family = 'gemm' and layer_kind <> 'model' group by deployment_id) as widest
     using (deployment_id)
 ),

@@ -1,7 +1,8 @@
--- Softmax attention of one new token per request over its cached keys and values, with grouped queries and sliding windows
+-- Softmax attention of one new token per request over its cached keys and values, with grouped queries and sliding windows;
+-- proposed tokens beside it are as many heads more, since kernels put all queries of a key-value head into one tile
 with batches as (
   select
-    layers.*, shapes.step_shape_id, settings.dtype, settings.kv_cache_dtype,
+    layers.* replace (layers.heads * settings.query_tokens as heads), shapes.step_shape_id, settings.dtype, settings.kv_cache_dtype,
     formats.weight_bits / 8 as kv_bytes,
     shapes.decode_requests as batch,
     case when layers.attention = 'full' then shapes.decode_context else shapes.decode_window_context end as context

@@ -7,8 +7,9 @@ with layers as (
   where sharded_layers.attention = 'linear'
 ),
 rows_of_step as (
-  select deployment_id, step_shape_id, 'decode' as phase, decode_requests as sequences, decode_requests as rows
-  from step_shapes where decode_requests > 0 and decode_context is not null
+  select deployment_id, step_shape_id, 'decode' as phase, decode_requests as sequences, decode_requests * query_tokens as rows
+  from step_shapes join (select deployment_id, query_tokens from deployment_settings) using (deployment_id)
+  where decode_requests > 0 and decode_context is not null
   union all
   select deployment_id, step_shape_id, 'prefill', prefill_requests, prefill_requests * prefill_tokens from step_shapes where prefill_requests > 0
 ),

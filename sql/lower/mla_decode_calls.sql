@@ -1,4 +1,9 @@
--- MLA decode: all heads read one latent vector per cached token, queries and outputs stay in the latent space
+-- MLA decode: all heads read one latent vector per cached token, queries and outputs stay in the latent space;
+-- proposed tokens are as many heads more
+with layers as (
+  select sharded_layers.* replace (heads * query_tokens as heads)
+  from sharded_layers join (select deployment_id, query_tokens from deployment_settings) using (deployment_id)
+)
 select
   layers.deployment_id,
   shapes.step_shape_id,
@@ -17,7 +22,7 @@ select
   2.0 * shapes.decode_requests * layers.heads * (2 * models.kv_lora_rank + models.qk_rope_head_dim) * (shapes.decode_context + 1) as flops,
   shapes.decode_requests * ((shapes.decode_context + 1) * (models.kv_lora_rank + models.qk_rope_head_dim) * formats.weight_bits / 8
     + 2.0 * layers.heads * (2 * models.kv_lora_rank + models.qk_rope_head_dim)) as bytes
-from sharded_layers as layers
+from layers
 join step_shapes as shapes using (deployment_id)
 join deployment_settings as settings using (deployment_id)
 join models on models.model = settings.model

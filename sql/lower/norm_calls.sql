@@ -1,6 +1,6 @@
 -- RMS norms: over the residual width (fused with the residual addition), over query and key heads, over MLA's compressed vectors, and the last one
 with layers as (
-  select sharded_layers.*, models.norms_per_layer, models.qk_norm, models.q_lora_rank, models.kv_lora_rank, models.attention_output_gate
+  select sharded_layers.*, models.norms_per_layer, models.qk_norm, models.q_lora_rank, models.kv_lora_rank, models.attention_output_gate, models.draft_inputs
   from sharded_layers
   join deployment_settings as settings using (deployment_id)
   join models on models.model = settings.model
@@ -20,6 +20,9 @@ norms as (
   select deployment_id, layer_kind, 'kv_a_norm', count, 1, kv_lora_rank, 4.0 from layers where attention in ('mla', 'sparse')
   union all
   select deployment_id, 'model', 'final_norm', 1, 1, any_value(hidden), 8.0 from layers group by deployment_id
+  union all
+  select deployment_id, 'model', 'draft_input_norm', any_value(draft_inputs), 1, any_value(hidden), 4.0 from layers
+  where draft_inputs is not null group by deployment_id
 )
 select
   norms.deployment_id,

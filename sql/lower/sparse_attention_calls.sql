@@ -9,13 +9,16 @@ with layers as (
   join gpu_formats as indexing on indexing.gpu = settings.gpu and indexing.format = 'fp8'
   where sharded_layers.attention = 'sparse'
 ),
+decodes as (
+  select step_shapes.*, query_tokens from step_shapes join (select deployment_id, query_tokens from deployment_settings) using (deployment_id)
+),
 chunks as (
-  -- a decode is a chunk of one token; what it selects from is a knot of its own
-  select deployment_id, step_shape_id, 'indexer' as name, 'decode' as phase, decode_requests as requests, 1 as new_tokens, decode_context as cached
-  from step_shapes where decode_requests > 0 and decode_context is not null
+  -- a decode is a chunk of one token and those proposed; what it selects from is a knot of its own
+  select deployment_id, step_shape_id, 'indexer' as name, 'decode' as phase, decode_requests as requests, query_tokens as new_tokens, decode_context as cached
+  from decodes where decode_requests > 0 and decode_context is not null
   union all
-  select deployment_id, step_shape_id, 'sparse_mla', 'decode', decode_requests, 1, decode_window_context
-  from step_shapes where decode_requests > 0 and decode_window_context is not null
+  select deployment_id, step_shape_id, 'sparse_mla', 'decode', decode_requests, query_tokens, decode_window_context
+  from decodes where decode_requests > 0 and decode_window_context is not null
   union all
   select deployment_id, step_shape_id, stage.name, 'prefill', prefill_requests, prefill_tokens, prefill_cached
   from step_shapes cross join (values ('indexer'), ('sparse_mla')) as stage (name) where prefill_requests > 0

@@ -9,7 +9,9 @@ replicas as (
     sum(gpu_ns) / 1e9 as gpu_s,
     sum(host_ns) / 1e9 as host_exposed_s,
     sum(idle_ns) / 1e9 as idle_s,
-    sum(itl_sum_ns) as itl_sum_ns
+    sum(itl_sum_ns) as itl_sum_ns,
+    sum(draft_tokens)::bigint as draft_tokens,
+    sum(accepted_draft_tokens)::bigint as accepted_draft_tokens
   from replica_totals join (select deployment_id, capacity_units from memory_plan) using (deployment_id)
   group by scenario_id
 ),
@@ -32,7 +34,12 @@ itl as (
 ),
 faults as (
   select scenario_id, string_agg(sentence, '; ' order by fault) as sentences
-  from (select distinct scenario_id, fault, sentence from pools join deployment_faults using (deployment_id))
+  from (
+    select distinct pools.scenario_id, fault, sentence
+    from pools
+    join deployment_settings as settings using (deployment_id)
+    join deployment_faults as faults on faults.deployment_id in (settings.deployment_id, settings.draft_deployment_id)
+  )
   group by scenario_id
 )
 select
@@ -61,6 +68,8 @@ select
   1000 / statistics.tpot_mean_ms as output_throughput_per_user,
   replicas.steps,
   replicas.preemptions,
+  nullif(replicas.draft_tokens, 0) as draft_tokens,
+  case when replicas.draft_tokens > 0 then replicas.accepted_draft_tokens end as accepted_draft_tokens,
   case when statistics.asked_tokens > 0 then statistics.cached_tokens / statistics.asked_tokens end as prefix_cache_hit_rate,
   plan.kv_cache_tokens,
   replicas.peak_kv_share,

@@ -56,6 +56,22 @@ class Costs:
             paid["prefill", 0, 0] -= len(work.chunks) - 1
         return paid
 
+    def draft_knots(self, work: Work, drafts: int) -> Counter[tuple]:
+        """The same of a model that proposes tokens: it sees those of the step, then one of each sequence in turn.
+
+        Sequences are those that decode and those whose prompts end; each draft has its logits.
+        """
+        paid = self.knots(Work(work.chunks, work.contexts, 0, work.proposed))
+        paid["sampled", 0, 0] -= 1.0
+        contexts = [*work.contexts, *work.ended]
+        if contexts:
+            later = self.knots(Work([], contexts, len(contexts)))
+            later["sampled", len(contexts), 0] = 0.0
+            for knot, weight in later.items():
+                paid[knot] += weight * (drafts - 1)
+            paid["sampled", len(contexts), 0] += drafts
+        return paid
+
     def _add(self, paid: Counter[tuple], part: str, x: float, y: float) -> None:
         if getattr(self.surface, f"{part}_us").size == 0:
             return
@@ -75,9 +91,13 @@ class Costs:
         """GPU time of a step, microseconds."""
         return sum(weight * self.price(*knot) for knot, weight in self.knots(work).items())
 
-    def uses(self, run: Run) -> dict[str, Counter[tuple]]:
-        """Weights of all knots that the steps of a run paid for, by phase."""
+    def draft_time(self, work: Work, drafts: int) -> float:
+        """GPU time of the model that proposes tokens, in a step, microseconds."""
+        return sum(weight * self.price(*knot) for knot, weight in self.draft_knots(work, drafts).items())
+
+    def uses(self, run: Run, drafts: int = 0) -> dict[str, Counter[tuple]]:
+        """Weights of all knots that the steps of a run paid for, by phase; ``drafts``: of a model that proposes."""
         paid: dict[str, Counter[tuple]] = {phase: Counter() for phase in PHASES}
         for step in run.steps:
-            paid[step.work.phase].update(self.knots(step.work))
+            paid[step.work.phase].update(self.draft_knots(step.work, drafts) if drafts else self.knots(step.work))
         return paid

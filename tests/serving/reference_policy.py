@@ -101,7 +101,7 @@ class BatchWait:
         prompts = [r.missing_tokens for r in [*running, *waiting] if r.is_prompt]
         if not self.limits.batch_wait_timeout_iters or not decodes or not prompts:
             return False
-        enough = len(decodes) + sum(prompts) >= self.limits.batch_wait_tokens
+        enough = len(decodes) * (1 + self.limits.drafts) + sum(prompts) >= self.limits.batch_wait_tokens
         if enough or self.waited >= self.limits.batch_wait_timeout_iters:
             self.waited = 0
             return False
@@ -141,9 +141,10 @@ class Reserve:
         """Tokens in the cache up to which a request's units are reserved; the last token never enters the cache."""
         last = request.prompt_tokens + request.asked_tokens - 1
         if self.limits.capacity_policy == records.GUARANTEED_NO_EVICT:
-            return last
+            return min(last + self.limits.drafts, self.limits.max_model_len - 1)
         left = min(request.asked_tokens - len(request.token_times_us), 4096)
-        return min(request.known_tokens + int(ratio * left), last)
+        tokens = min(request.known_tokens + int(ratio * left), last)
+        return min(tokens + self.limits.drafts, self.limits.max_model_len - 1)
 
     def room(self, running: Sequence[Any]) -> int:
         """Units that are neither in use nor reserved."""

@@ -164,6 +164,7 @@ class PipelineEngine(Engine):
     def close(self) -> None:
         """All requests have ended."""
         self.run.idle_us = self.pipeline.close(self.last_end)
+        self.run.proposed, self.run.accepted = self.scheduler.proposed, self.scheduler.accepted
 
 
 class Router:

@@ -27,6 +27,9 @@ semantics leave a choice open:
   generated tokens are preempted first, and queue behind all that have come; where prompts run short, the newest.
 - ``batch_wait_us`` (TensorRT-LLM, with asynchronous scheduling): a look for new requests lasts so long, beside the step
   before; after an idle time the step waits for it.
+- ``drafts``: a decoding request has one token and so many proposed ones in a step, fewer where the budget or
+  ``max_model_len`` ends. Of the proposed ones those up to the first that is not accepted are its own, with one more;
+  those beyond its last token are lost. KV units of those that were not accepted stay with the request.
 - What waits is what was sent, was not rejected, and neither runs nor has ended.
 """
 
@@ -44,6 +47,18 @@ from tests.serving.reference_memory import CachedMemory, CountedMemory
 from tests.serving.reference_policy import BatchWait, Door, Polling, Reserve
 
 MOST_STEPS = 100_000
+BITS = 2**64
+
+
+def accepted_of(number: int, known: int, drafts: int, acceptance: float) -> int:
+    """Return how many proposed tokens are accepted: SplitMix64 of the request's and the token's number decides."""
+    for place in range(drafts):
+        mixed = (number * 0xD1342543DE82EF95 + (known + place) * 0x9E3779B97F4A7C15) % BITS
+        mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % BITS
+        mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % BITS
+        if ((mixed ^ (mixed >> 31)) >> 11) / 2**53 >= acceptance:
+            return place
+    return drafts
 
 
 @dataclass(eq=False)  # two requests of the same sizes are still two
@@ -103,11 +118,16 @@ class Request:
 
 @dataclass
 class Work:
-    """What one step computes: new tokens of each prompt chunk after cached ones, contexts of decodes, samples."""
+    """What one step computes: new tokens of each prompt chunk after cached ones, contexts of decodes, samples.
+
+    ``proposed``: tokens of decodes beyond one each; ``ended``: lengths of the prompts that end.
+    """
 
     chunks: list[tuple[int, int]]
     contexts: list[int]
     sampled: int
+    proposed: int = 0
+    ended: tuple[int, ...] = ()
 
     @property
     def prompt_tokens(self) -> int:
@@ -115,9 +135,14 @@ class Work:
         return sum(new for new, _ in self.chunks)
 
     @property
+    def decode_tokens(self) -> int:
+        """Tokens of decodes, proposed ones included."""
+        return len(self.contexts) + self.proposed
+
+    @property
     def tokens(self) -> int:
         """All tokens of the step."""
-        return self.prompt_tokens + len(self.contexts)
+        return self.prompt_tokens + self.decode_tokens
 
     @property
     def phase(self) -> str:
@@ -148,6 +173,8 @@ class Run:
     requests: list[Request]
     steps: list[Step]
     idle_us: float
+    proposed: int = 0  # drafts
+    accepted: int = 0
 
 
 class Client:
@@ -190,6 +217,7 @@ class Scheduler:
         self.now_us = self.seen_us = 0.0
         self.polling, self.door, self.wait = Polling(limits), Door(limits), BatchWait(limits)
         self.reserve = Reserve(limits, self.memory)
+        self.proposed = self.accepted = 0
 
     # --- the queue
 
@@ -201,7 +229,8 @@ class Scheduler:
             too_long = True
         if too_long:
             return "too_long"
-        return "no_memory" if self.memory.units_of(whole - 1) > self.limits.capacity_units else "finished"
+        most = min(whole - 1 + self.limits.drafts, self.limits.max_model_len - 1)
+        return "no_memory" if self.memory.units_of(most) > self.limits.capacity_units else "finished"
 
     def accept(self, request: Request, request_us: float) -> bool:
         """Queue a request, or reject it for good."""
@@ -253,7 +282,8 @@ class Scheduler:
         first = self.head(horizon)
         if self.door.is_shut(self.running) or self.door.is_at_cap(self.running) or first is None:
             return []
-        budget = self.limits.max_num_batched_tokens - sum(r.decoding for r in self.running)
+        decodes = sum(r.decoding for r in self.running)
+        budget = self.limits.max_num_batched_tokens - decodes * (1 + self.limits.drafts)
         tokens = self.chunk_of(first, budget)
         cut = tokens < self.chunk_of(first, first.missing_tokens)
         room = self.reserve.room(self.running)
@@ -295,6 +325,8 @@ class Scheduler:
     def chunk_of(self, request: Request, budget: int) -> int:
         """Tokens that the request gets out of this budget."""
         tokens = request.missing_tokens
+        if request.decoding:
+            return min(1 + self.limits.drafts, self.limits.max_model_len - 1 - request.cached_tokens, budget)
         if request not in self.running:
             tokens -= request.received_tokens + self.memory.hit_tokens(request)
         if self.limits.long_prefill_token_threshold:
@@ -314,10 +346,10 @@ class Scheduler:
             budget = self.limits.max_num_batched_tokens - sum(granted.values())
             if request not in self.running or budget == 0 or not (decodes if request.decoding else prompts):
                 continue
-            if request.missing_tokens == 0:
+            if request.missing_tokens <= 0:
                 continue
             tokens = self.chunk_of(request, budget)
-            while request in self.running and not self.memory.fits(request, tokens):
+            while request in self.running and not self.memory.fits(request, self.more(request, tokens)):
                 preempted = True
                 if len(self.running) == 1:
                     self.memory.keep_own_only(request)
@@ -326,9 +358,13 @@ class Scheduler:
                 granted.pop(id(victim), None)
                 self.preempt(victim)
             if request in self.running:
-                self.memory.grow(request, tokens)
+                self.memory.grow(request, self.more(request, tokens))
                 granted[id(request)] = tokens
         return granted, preempted
+
+    def more(self, request: Request, tokens: int) -> int:
+        """Tokens that a running request's memory has to grow by for its next ``tokens``."""
+        return max(request.cached_tokens + tokens - self.memory.tokens[id(request)], 0)
 
     def retract(self) -> bool:
         """Preempt decoding requests until the others have units for their next tokens; whether any went.
@@ -339,7 +375,8 @@ class Scheduler:
         while True:
             decoding = [r for r in self.running if r.decoding]
             tokens, units_of = self.memory.tokens, self.memory.units_of
-            needed = sum(units_of(tokens[id(r)] + 1) - units_of(tokens[id(r)]) for r in decoding)
+            after = {id(r): tokens[id(r)] + self.more(r, 1 + self.limits.drafts) for r in decoding}
+            needed = sum(units_of(after[id(r)]) - units_of(tokens[id(r)]) for r in decoding)
             if len(decoding) < 2 or needed <= self.limits.capacity_units - self.memory.used:
                 return preempted
             newest_first = reversed(decoding)
@@ -405,41 +442,54 @@ class Scheduler:
 
     def work(self, granted: dict[int, int]) -> Work:
         """Say what the step computes."""
-        chunks, contexts, sampled = [], [], 0
+        chunks, contexts, sampled, proposed, ended = [], [], 0, 0, []
         for request in self.running:
             tokens = granted.get(id(request), 0)
             if tokens and request.decoding:
                 contexts.append(request.cached_tokens)
+                sampled += tokens
+                proposed += tokens - 1
             elif tokens:
                 chunks.append((tokens, request.cached_tokens))
-            sampled += tokens > 0 and tokens == request.missing_tokens
-        return Work(chunks, contexts, sampled)
+                if tokens == request.missing_tokens:
+                    sampled += 1
+                    ended.append(request.known_tokens)
+        return Work(chunks, contexts, sampled, proposed, tuple(ended))
 
-    def launch(self, granted: dict[int, int]) -> list[tuple[Request, int]]:
-        """Count the step's tokens as computed; returns who gets a token from it, and what they know until then."""
+    def launch(self, granted: dict[int, int]) -> list[tuple[Request, int, int]]:
+        """Count the step's tokens as computed; returns who gets one from it, what they know until then, and drafts."""
         decodes = any(r.decoding and granted.get(id(r), 0) for r in self.running)
         self.reserve.decode_steps += decodes
         self.polling.note_step(any(not r.decoding and granted.get(id(r), 0) for r in self.running))
         sampled = []
         for request in self.running:
             tokens = granted.get(id(request), 0)
+            drafts = tokens - 1 if request.decoding else 0
             request.cached_tokens += tokens
-            if tokens and request.missing_tokens == 0:
-                sampled.append((request, request.known_tokens))
+            if tokens and request.missing_tokens == -drafts:
+                sampled.append((request, request.known_tokens, drafts))
                 request.decoding = False
         return sampled
 
-    def land(self, sampled: list[tuple[Request, int]], now: float) -> list[Request]:
+    def land(self, sampled: list[tuple[Request, int, int]], now: float) -> list[Request]:
         """The tokens of a step come back; returns the requests that ended with it.
 
         Who was preempted in flight gets a token all the same, and may end in the queue; who was computed again since
-        has two answers in flight, of which the first counts.
+        has two answers in flight, of which the first counts, without drafts.
         """
         ended = []
-        for request, known in sampled:
+        for request, known, drafts in sampled:
             if request.known_tokens != known:
                 continue
-            request.token_times_us.append(now)
+            accepted = accepted_of(request.number, known, drafts, self.limits.acceptance)
+            if request.cached_tokens == known:
+                accepted = 0  # computed again since, and in flight once more: one token follows from that
+            self.proposed += drafts
+            self.accepted += accepted
+            if request.missing_tokens == -drafts:
+                request.cached_tokens -= drafts - accepted
+            left = request.asked_tokens - len(request.token_times_us)
+            request.token_times_us += [now] * min(1 + accepted, left)
             if request.recomputes:
                 request.recomputed_us += now - request.since_us
                 request.recomputes = False

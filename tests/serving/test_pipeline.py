@@ -202,7 +202,7 @@ def check_requests(out: Outcome, requests: list[Request]) -> None:
 
 
 def check_steps(steps: np.ndarray, run: Run) -> None:
-    counts = [(s.work.prompt_tokens, len(s.work.contexts), s.running, s.waiting, s.units) for s in run.steps]
+    counts = [(s.work.prompt_tokens, s.work.decode_tokens, s.running, s.waiting, s.units) for s in run.steps]
     assert steps[:, PROMPT : UNITS + 1].astype(int).tolist() == [list(row) for row in counts]
     assert steps[:, START].tolist() == near([s.start_us for s in run.steps])
     assert steps[:, END].tolist() == near([s.end_us for s in run.steps])

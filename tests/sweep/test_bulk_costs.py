@@ -94,7 +94,7 @@ def test_reach_counts_requests_and_tokens_of_each_deployment():
         }
     )
     loads = SharedLoads(requests, {"a": (0, 3), "b": (3, 4), "c": (4, 8), "d": (8, 8)})
-    assert reaches(scenarios, loads) == {"one": Reach(3, 110), "two": Reach(2, 11), "four": Reach(2, 11)}
+    assert reaches(scenarios, loads, []) == {"one": Reach(3, 110), "two": Reach(2, 11), "four": Reach(2, 11)}
 
 
 @pytest.mark.parametrize("window", [0, 128])

@@ -1,0 +1,67 @@
+"""Speculative decoding as rows: who proposes tokens, and a model's multi-token-prediction layer as a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kernelsight.errors import InvalidInput
+
+MTP_SUFFIX = ".mtp"
+# what differs from layer to layer: a model's own way to attend comes before what stands in for it
+MIXERS = ("full", "mla", "sparse", "sliding", "linear", "none")
+
+
+def with_method(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return flags with the method of speculative decoding that they come to.
+
+    InvalidInput: flags that do not belong together.
+
+    >>> with_method({"num_speculative_tokens": 3, "draft_acceptance_rate": 0.8})["speculative_method"]
+    'mtp'
+    """
+    stated = [name for name in ("speculative_method", "speculative_model", "draft_acceptance_rate") if name in flags]
+    if "num_speculative_tokens" not in flags:
+        if stated:
+            raise InvalidInput(
+                f"{stated[0]} is about speculative decoding, and no tokens are proposed; give num_speculative_tokens."
+            )
+        return dict(flags)
+    if "draft_acceptance_rate" not in flags:
+        raise InvalidInput(
+            "num_speculative_tokens is given, and how many of them are accepted is not; give draft_acceptance_rate, "
+            "the share that the engine's log states for the first proposed token."
+        )
+    method = flags.get("speculative_method", "draft_model" if "speculative_model" in flags else "mtp")
+    if (method == "draft_model") != ("speculative_model" in flags):
+        raise InvalidInput(
+            f"speculative_method is {method}, and speculative_model is "
+            f"{flags.get('speculative_model', 'left open')}; give a model with draft_model, and with it alone."
+        )
+    return dict(flags) | {"speculative_method": method}
+
+
+def mtp_rows(
+    model: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the ``models`` and ``model_layers`` rows of a model's multi-token-prediction layer, run by itself.
+
+    One layer of the model's last kind, behind a projection of the embedding of the last token and the hidden state
+    before it; embedding and head are the model's (DeepSeek-V3 technical report, arXiv 2412.19437, section 2.2). Where
+    a checkpoint has several such layers, each draft runs one of them. InvalidInput: the checkpoint has none.
+    """
+    if not model["mtp_layers"]:
+        raise InvalidInput(
+            f"{model['model']} has no multi-token-prediction layer; let another model propose tokens "
+            "(--speculative-method draft_model --speculative-model M), or n-grams (--speculative-method ngram)."
+        )
+    kind = min(layers, key=lambda layer: (MIXERS.index(layer["attention"]), layer["ffn"] != "moe"))
+    row = dict(model) | {
+        **{"model": model["model"] + MTP_SUFFIX, "huggingface_id": None, "layer_count": 1},
+        **{"mtp_layers": 0, "mtp_format": None, "draft_inputs": 2, "notes": None},
+        "source": f"multi-token-prediction layer of {model['model']}: {model['source']}",
+    }
+    if model["mtp_format"] == model["dtype"]:
+        formats = dict.fromkeys(("attention_format", "ffn_format", "expert_format"), model["dtype"])
+        row |= formats | {"activation_scales": "none"}
+    return row, [dict(kind) | {"model": row["model"], "count": 1}]
