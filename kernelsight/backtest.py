@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.read.measured_runs import Runs, read_runs
+from kernelsight.replay.acceptance import asks, fit_acceptance, planned_at
 from kernelsight.replay.constants import LEVELS, Constants, constants_of, group_of
 from kernelsight.replay.plots import check_picture, draw
 from kernelsight.replay.recipes import flags_of
 from kernelsight.replay.report import level_scores, report
 from kernelsight.replay.responses import responses
-from kernelsight.replay.scores import GROUP, METRICS, is_fitting, repeats, with_errors
+from kernelsight.replay.scores import GROUP, METRICS, is_apart, is_fitting, repeats, with_errors
 from kernelsight.replay.serve import Planned, host_versions, plan_runs, serve_runs
 from kernelsight.write.output import as_json, as_text, check_ending, note, print_rows, terminal_width, write_table
 
@@ -42,7 +43,7 @@ def replay(
     experts = dict(zip(*(session.table("models")[name].to_pylist() for name in ("model", "experts")), strict=True))
     stated = [flags_of(run, recipes) for run in runs]
     flags = [{**flags, **({"tier": tier} if tier else {})} for flags, _ in stated]
-    planned = plan_runs(session, flags)
+    planned = plan_runs(session, [planned_at(named, None) for named in flags])
     told = [
         {
             **run,
@@ -54,6 +55,7 @@ def replay(
         for run, named, (_, names), version in zip(runs, flags, stated, host_versions(session, planned), strict=True)
     ]
     fitted = fit_levels(session, told, planned, levels)
+    state_acceptance(session, told, planned, fitted[levels[0]])
     hosts = [[fitted[level].get(group_of(run)) for run in told] for level in levels]
     served = serve_runs(session, planned, hosts)
     scored = {
@@ -61,6 +63,23 @@ def replay(
         for level, rows in zip(levels, served, strict=True)
     }
     return scored, fitted
+
+
+def state_acceptance(
+    session: Session, runs: Sequence[dict[str, Any]], planned: list[Planned], constants: Mapping[tuple, Constants]
+) -> None:
+    """Set the rate of acceptance of runs that propose tokens and do not tell it: fitted on the fitting fifth."""
+    if not any(map(asks, runs)):
+        return
+    known = repeats(runs)
+    rates = fit_acceptance(session, [run for run in runs if run["run_id"] not in known], constants)
+    for number, run in enumerate(runs):
+        if asks(run) and run["engine"] in rates:
+            run["flags"] = planned_at(run["flags"], rates[run["engine"]])
+            [planned[number]] = plan_runs(session, [run["flags"]])
+        elif asks(run):
+            fault = "no run of the fitting fifth tells how many of the proposed tokens are accepted"
+            planned[number] = Planned([], None, fault)
 
 
 def fit_levels(
@@ -72,9 +91,7 @@ def fit_levels(
     """
     known = repeats(runs)
     chosen = [
-        number
-        for number, run in enumerate(runs)
-        if run["fitting"] and not run.get("prefill_workers") and run["run_id"] not in known
+        number for number, run in enumerate(runs) if run["fitting"] and not is_apart(run) and run["run_id"] not in known
     ]
     if set(levels) <= {"shipped", "none"}:
         chosen = []
@@ -117,7 +134,7 @@ def report_of(runs: Runs, rows: Sequence[Mapping[str, Any]], tier: str | None, p
         "read": runs.read,
         "excluded": [{"reason": reason, "n": count} for reason, count in runs.excluded],
         "runs": len(rows),
-        "fitted_on": sum(row["fitting"] and not row["prefill_workers"] for row in rows),
+        "fitted_on": sum(row["fitting"] and not is_apart(row) for row in rows),
         "repeated": len(repeats(rows)),
         "tier": tier or "auto",
     }
@@ -270,6 +287,21 @@ def page(answer: Mapping[str, Any]) -> list[str]:
             line("all", answer["disaggregated"]),
             *(line(_name(group), group) for group in answer["disaggregated"]["groups"]),
         ]
+        lines += [as_text(apart, ["", *SHOWN], terminal_width()), ""]
+    if answer["speculative"]["with_drafts"]["ttft"]["n"]:
+        rates = answer["speculative"]["draft_acceptance_rate"]
+        told = ", ".join(f"{engine} {100 * rate:.0f} %" for engine, rate in rates.items())
+        lines += [
+            "runs of which another one tells by its TPOT whether tokens were proposed (not scored above); accepted,"
+            f" where those before were, as fitted on the fitting fifth: {told}"
+        ]
+        apart = []
+        for kind in ("with_drafts", "without_drafts"):
+            found = answer["speculative"][kind]
+            apart += [
+                line(kind.replace("_", " "), found),
+                *(line(f"- {_name(group)}", group) for group in found["groups"]),
+            ]
         lines += [as_text(apart, ["", *SHOWN], terminal_width()), ""]
     if answer["attribution"]:
         lines += ["what carries the miss, in % of the measured value (+: predicted too short), largest first:"]

@@ -44,6 +44,8 @@ COLUMNS = (
 INFERENCEX = r"^db-dump/|^source_file=(\d{4}-|[a-z][^/]*-gap-analysis\.csv)"
 _source = pl.col("silicon_data_source")
 _concurrency = _source.str.extract(r"silicon_concurrency=(\d+)").cast(pl.Int64)
+UNRECORDED = "DeepSeek-R1: speculative decoding not recorded (pairs whose TPOT tells it are scored apart)"
+_unrecorded = pl.col("model_path").str.contains("DeepSeek-R1")
 # in this order: what is left out, and the test that a row must pass to stay
 FILTERS: tuple[tuple[str, pl.Expr], ...] = (
     ("concurrency not stated", _concurrency.is_not_null()),
@@ -58,7 +60,7 @@ FILTERS: tuple[tuple[str, pl.Expr], ...] = (
         pl.col("model_path").str.contains("Qwen3-32B|Llama-3.1")
         | (pl.col("moe_tp_size") * pl.col("moe_ep_size") == pl.col("tp_size")),
     ),
-    ("DeepSeek-R1: speculative decoding not recorded", ~pl.col("model_path").str.contains("DeepSeek-R1")),
+    (UNRECORDED, ~_unrecorded),
     ("the same TTFT and TPOT as a row before it", pl.struct("silicon_ttft_ms", "silicon_tpot_ms").is_first_distinct()),
     ("GPU held back for one final check", ~pl.col("system").is_in(SEALED_GPUS)),
 )
@@ -79,6 +81,12 @@ DISAGGREGATED: tuple[tuple[str, pl.Expr], ...] = (
     ),
     *FILTERS[-3:],
 )
+
+
+# of runs that differ in nothing else, how far the TPOTs of two are apart at least where one proposed tokens
+APART = 1.05
+ALIKE = (*("backend", "system", "precision", "isl", "osl", "tp_size", "moe_tp_size", "moe_ep_size", "concurrency"),)
+SPECULATIVE = tuple(each for each in FILTERS if each[0] != UNRECORDED)
 
 
 class Runs(NamedTuple):
@@ -129,6 +137,21 @@ def _kept(rows: pl.DataFrame, filters: tuple[tuple[str, pl.Expr], ...]) -> tuple
     return rows, excluded
 
 
+def _pairs(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the runs of which another one of the same everything tells by its TPOT whether tokens were proposed.
+
+    Of the two or more TPOTs that were measured the least is of a run that proposed tokens, the largest of one that did
+    not; those between are left out, and those that are alike.
+    """
+    known = rows.with_columns(concurrency=_concurrency, rounded=pl.col("silicon_tpot_ms").round(4))
+    known = known.unique((*ALIKE, "rounded", pl.col("silicon_ttft_ms").round(2)), keep="first", maintain_order=True)
+    least, most = (getattr(pl.col("rounded"), name)().over(ALIKE) for name in ("min", "max"))
+    told = known.with_columns(least=least, most=most).filter(pl.col("most") > APART * pl.col("least"))
+    told = told.with_columns(speculative=pl.col("rounded") == pl.col("least"))
+    told = told.filter(pl.col("speculative") | (pl.col("rounded") == pl.col("most")))
+    return told.select(*rows.columns, "speculative")
+
+
 def _clean(raw: pl.DataFrame, path: Path) -> Runs:
     """Apply the filters one after the other, and give what stays the names of the contract."""
     missing = [name for name in COLUMNS if name not in raw.columns]
@@ -136,6 +159,7 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
         raise InvalidInput(f"{path} lacks the columns {', '.join(missing)}; take the file of aiconfigurator-core 0.12.")
     stated = raw.select(COLUMNS).with_columns(pl.col(WORKERS).cast(pl.Int64))
     together, excluded = _kept(stated.filter(pl.col("mode") == "agg"), FILTERS)
+    pairs = _pairs(_kept(stated.filter((pl.col("mode") == "agg") & _unrecorded), SPECULATIVE)[0])
     apart, others = _kept(stated.filter(pl.col("mode") != "agg"), DISAGGREGATED)
     excluded += [(f"disaggregated: {reason}", count) for reason, count in others]
     apart = apart.with_columns(
@@ -144,7 +168,8 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
         **{f"{name}_size": pl.col(f"decode_{name}_size") for name in ("tp", "pp", "moe_ep")},
         batch_size=pl.lit(None, together["batch_size"].dtype),
     )
-    kept = pl.concat([together, apart], how="vertical_relaxed")
+    together, apart = (each.with_columns(speculative=pl.lit(None, pl.Boolean)) for each in (together, apart))
+    kept = pl.concat([together, pairs, apart], how="vertical_relaxed")
     disaggregated = pl.col("mode") != "agg"
     batch, concurrency = pl.col("batch_size"), _concurrency
     # where the source counts a batch of its own, the concurrency is that of all engines together
@@ -152,7 +177,8 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
     rows = kept.select(
         run_id="id",
         harness=pl.when(_source.str.contains(INFERENCEX)).then(pl.lit("inferencex")).otherwise(pl.lit("gap_analysis")),
-        model="model_path",
+        # later files of the source call the same weights so
+        model=pl.when(_unrecorded).then(pl.lit("deepseek-ai/DeepSeek-V3")).otherwise("model_path"),
         gpu="system",
         tp="tp_size",
         pp="pp_size",
@@ -173,6 +199,9 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
         max_concurrency=concurrency,
         workers=workers,
         request_rate=pl.lit(None, pl.Float64),
+        num_speculative_tokens=pl.lit(None, pl.Int64),
+        draft_acceptance_rate=pl.lit(None, pl.Float64),
+        speculative="speculative",
         ttft_ms="silicon_ttft_ms",
         tpot_ms="silicon_tpot_ms",
         source="silicon_data_source",

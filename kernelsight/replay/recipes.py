@@ -12,13 +12,14 @@ from kernelsight.errors import InvalidInput
 STATED = (
     *("quantization", "kv_cache_dtype", "gpu_memory_utilization", "enable_chunked_prefill"),
     *("async_scheduling", "enable_expert_parallel", "moe_backend", "batch_wait_timeout_iters"),
-    *("batch_wait_max_tokens_ratio", "scheduler_recv_interval", "range_ratio"),
+    *("batch_wait_max_tokens_ratio", "scheduler_recv_interval", "range_ratio", "num_speculative_tokens"),
 )
 EQUAL = {
     "harness": "harness",
     "model": "model",
     "engine": "engine",
     "precision": "quantization",
+    "speculative": "speculative",
     "isl": "isl",
     "osl": "osl",
 }
@@ -41,7 +42,7 @@ def matches(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
     True
     """
     for name, of_run in EQUAL.items():
-        if recipe.get(name) is not None and recipe[name] != run[of_run]:
+        if recipe.get(name) is not None and recipe[name] != run.get(of_run):
             return False
     for name in STARTS:
         if recipe.get(name) is not None and not (run[name] or "").startswith(recipe[name]):
@@ -118,6 +119,8 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
             flags[name] = tokens_of(found[name], sizes)
     for name, flag in DISAGGREGATED.items():
         flags[flag] = run.get(name)
+    if run.get("num_speculative_tokens"):
+        flags |= {name: run.get(name) for name in ("num_speculative_tokens", "draft_acceptance_rate")}
     if flags.get("enable_expert_parallel"):
         del flags["expert_parallel_size"]
     return {name: value for name, value in flags.items() if value is not None}, names

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelsight.replay.attribution import attribute
-from kernelsight.replay.scores import GROUP, METRICS, concurrency_band, grouped, score, scores, with_errors
+from kernelsight.replay.scores import GROUP, METRICS, concurrency_band, grouped, is_apart, score, scores, with_errors
 from kernelsight.replay.signs import signs_of
 
 AXES = {
@@ -28,10 +28,11 @@ def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, fl
     """Return the scores of replayed runs.
 
     ``rows``: runs with ``status``, ``errors`` where served, ``is_moe``, ``fitting``. Those of the fitting fifth are not
-    scored, those with ``prefill_workers`` apart. ``peer``: TTFT and TPOT in ms that another tool predicts, by run; both
-    are scored where it predicts.
+    scored; those with ``prefill_workers``, and those of which others tell whether they had drafts, apart. ``peer``:
+    TTFT and TPOT in ms that another tool predicts, by run; both are scored where it predicts.
     """
-    scored = [dict(row) for row in rows if not row["fitting"] and not row.get("prefill_workers")]
+    scored = [dict(row) for row in rows if not row["fitting"] and not is_apart(row)]
+    told = [row for row in rows if not row["fitting"] and row.get("speculative") is not None]
     apart = [row for row in rows if row.get("prefill_workers")]
     for row, sign in zip(scored, signs_of(scored), strict=True):
         row["sign"] = sign
@@ -54,6 +55,20 @@ def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, fl
             "groups": grouped(apart, GROUP, by_group),
             "not_simulated": counted(row["status"] for row in apart if not row.get("errors")),
         },
+        "speculative": {
+            "draft_acceptance_rate": {
+                row["engine"]: row["flags"]["draft_acceptance_rate"]
+                for row in told
+                if "draft_acceptance_rate" in row.get("flags", {})
+            },
+        }
+        | {
+            kind: {**scores(members), "groups": grouped(members, GROUP, by_group)}
+            for kind, members in (
+                ("with_drafts", [row for row in told if row["speculative"]]),
+                ("without_drafts", [row for row in told if not row["speculative"]]),
+            )
+        },
     }
     if peer is not None:
         answer["peer"] = beside(served, peer)
@@ -62,7 +77,7 @@ def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, fl
 
 def level_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict]:
     """Return the scores of all, dense and mixture-of-experts runs that are not of the fitting fifth."""
-    scored = [row for row in rows if not row["fitting"] and not row.get("prefill_workers")]
+    scored = [row for row in rows if not row["fitting"] and not is_apart(row)]
     served = [row for row in scored if row.get("errors")]
     kinds = {"all": (False, True), "dense": (False,), "moe": (True,)}
     return {kind: scores(row for row in served if row["is_moe"] in those) for kind, those in kinds.items()}

@@ -45,6 +45,11 @@ def repeats(runs: Sequence[Mapping[str, Any]]) -> set[str]:
     return {run["run_id"] for run in runs if is_fitting(run["run_id"]) and again(run)}
 
 
+def is_apart(run: Mapping[str, Any]) -> bool:
+    """Say whether a run is scored apart: its prompts are computed elsewhere, or its TPOT tells that it has drafts."""
+    return bool(run.get("prefill_workers")) or run.get("speculative") is not None
+
+
 def throughput(concurrency: float, osl: float, ttft_ms: float, tpot_ms: float) -> float:
     """Return output tokens a second of a closed loop: concurrency x osl / (TTFT + TPOT x (osl - 1)).
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kernelsight.bulk import Partition, draw_alike, give_scenarios
 from kernelsight.errors import KernelSightError
 from kernelsight.given import give_rows
-from kernelsight.plan import deployment_row, normalise, prefill_row, resolve_names, scenario_row
+from kernelsight.plan import deployment_rows, normalise, resolve_names, scenario_row
 from kernelsight.serving.stated_load import check_load
 
 if TYPE_CHECKING:
@@ -40,17 +40,11 @@ QUEUE_QUERY = "select scenario_id, avg(queue_ms) as queue_ms from request_metric
 
 
 class Planned(NamedTuple):
-    """Deployment and scenario of a run's flags, or why there are none; ``prefill``: engines for prompts apart."""
+    """Deployments and scenario of a run's flags, the one that decodes first, or why there are none."""
 
-    deployment: dict[str, Any] | None
+    deployments: list[dict[str, Any]]
     scenario: dict[str, Any] | None
     fault: str | None = None
-    prefill: dict[str, Any] | None = None
-
-    @property
-    def deployments(self) -> list[dict[str, Any]]:
-        """All deployments of the plan."""
-        return [row for row in (self.deployment, self.prefill) if row]
 
 
 def plan_runs(session: Session, flags: Sequence[Mapping[str, Any]]) -> list[Planned]:
@@ -60,18 +54,18 @@ def plan_runs(session: Session, flags: Sequence[Mapping[str, Any]]) -> list[Plan
         try:
             named = resolve_names(session, normalise(row))
             check_load(named)
-            deployment = deployment_row(named)
-            scenario = scenario_row(named, deployment)
+            deployments = deployment_rows(named)
+            scenario = scenario_row(named, deployments[0])
         except KernelSightError as error:
-            planned.append(Planned(None, None, str(error)))
+            planned.append(Planned([], None, str(error)))
             continue
-        planned.append(Planned(deployment, scenario, prefill=prefill_row(named)))
+        planned.append(Planned(deployments, scenario))
     return planned
 
 
 def host_versions(session: Session, planned: Sequence[Planned]) -> list[str | None]:
     """Return ``from_version`` of the row of ``host_overheads`` that each run takes; None for one without a plan."""
-    known = {plan.deployment["deployment_id"]: plan.deployment for plan in planned if plan.deployment}
+    known = {row["deployment_id"]: row for plan in planned for row in plan.deployments[:1]}
     if not known:
         return [None] * len(planned)
     with session.fork() as fork:
@@ -79,7 +73,7 @@ def host_versions(session: Session, planned: Sequence[Planned]) -> list[str | No
         give_rows(fork, "deployments", list(known.values()))
         settings = fork.table("host_settings")
     found = dict(zip(*(settings[name].to_pylist() for name in ("deployment_id", "from_version")), strict=True))
-    return [found[plan.deployment["deployment_id"]] if plan.deployment else None for plan in planned]
+    return [found[plan.deployments[0]["deployment_id"]] if plan.deployments else None for plan in planned]
 
 
 def serve_runs(

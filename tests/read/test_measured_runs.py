@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from kernelsight.errors import ContractBroken, InvalidInput
-from kernelsight.read.measured_runs import COLUMNS, FILTERS, read_runs
+from kernelsight.read.measured_runs import COLUMNS, FILTERS, UNRECORDED, read_runs
 
 REASONS = [reason for reason, _ in FILTERS]
 SOUND = {
@@ -71,6 +71,20 @@ def test_each_row_is_kept_or_left_out_for_the_first_reason_that_holds(tmp_path: 
     assert found.read == 12
     apart = ("disaggregated: workers not stated", 1)
     assert found.excluded == [*((reason, 2 if "node" in reason else 1) for reason in REASONS), apart]
+
+
+def test_of_two_runs_that_differ_in_tpot_alone_the_quicker_proposed_tokens(tmp_path: Path) -> None:
+    unrecorded = {"model_path": "deepseek-ai/DeepSeek-R1", "tp_size": 1}
+    times = [(200.0, 5.0), (180.0, 8.0), (200.001, 5.000001), (190.0, 6.0), (150.0, 5.2)]
+    pair = [{**unrecorded, "silicon_ttft_ms": ttft, "silicon_tpot_ms": tpot} for ttft, tpot in times[:4]]
+    alone = {**unrecorded, "osl": 64, "silicon_tpot_ms": 4.0}
+    close = [{**unrecorded, "isl": 8192, "silicon_tpot_ms": tpot} for tpot in (5.0, 5.2)]
+    held_back = [{**unrecorded, "system": "b300_sxm", "silicon_tpot_ms": tpot} for tpot in (5.0, 9.0)]
+    found = read_runs(write(tmp_path / "runs.csv", [{}, *pair, alone, *close, *held_back]))
+    told = {row["run_id"]: row["speculative"] for row in found.table.to_pylist()}
+    assert told == {"run0": None, "run1": True, "run2": False}
+    assert found.table["model"].to_pylist()[1:] == ["deepseek-ai/DeepSeek-V3"] * 2
+    assert found.excluded == [(UNRECORDED, 9)]
 
 
 def test_prompts_and_decoding_on_workers_of_their_own(tmp_path: Path) -> None:
@@ -159,8 +173,11 @@ def test_the_counts_of_the_file_that_ships_with_aiconfigurator_core() -> None:
         left.append(left[-1] - count)
     assert left[1:] == [3607, 3420, 3236, 2924, 2905, 2589, 2392, 2236]
     apart = found.table["prefill_workers"].is_valid()
-    assert found.read - sum(count for _, count in found.excluded) == 2236 + 57 == found.table.num_rows
-    assert sum(apart.to_pylist()) == 57
-    gpus = found.table.filter(pc.invert(apart))["gpu"].value_counts().to_pylist()
+    told = found.table["speculative"].is_valid()
+    assert found.read - sum(count for _, count in found.excluded) == 2236 + 57
+    assert found.table.num_rows == 2236 + 57 + 70
+    assert (sum(apart.to_pylist()), sum(told.to_pylist())) == (57, 70)
+    assert found.table["speculative"].to_pylist().count(True) == 35
+    gpus = found.table.filter(pc.invert(pc.or_(apart, told)))["gpu"].value_counts().to_pylist()
     counts = {row["values"]: row["counts"] for row in gpus}
     assert counts == {"b200_sxm": 892, "h100_sxm": 774, "h200_sxm": 567, "gb200": 3}
