@@ -117,7 +117,7 @@ def gpt_oss(fields: ConfigFields) -> Shape:
 
 def minimax_m2(fields: ConfigFields) -> Shape:
     """Read MiniMax-M2: partial RoPE, and a norm over all query (and all key) heads together."""
-    columns = trunk(fields)
+    columns = trunk(fields) | {"balanced_router": True}
     columns |= attention_heads(fields, columns["hidden"])
     columns |= routed_experts(fields, "num_local_experts", "intermediate_size")
     for kind in fields.items("attn_type_list", default=[]):
@@ -143,7 +143,7 @@ def qwen3_moe(fields: ConfigFields) -> Shape:
 
 def glm4_moe(fields: ConfigFields) -> Shape:
     """Read GLM-4.5 and 4.6; Glm4MoeConfig: RoPE turns half of each head, no query-key norm."""
-    columns = trunk(fields)
+    columns = trunk(fields) | {"balanced_router": True}
     columns |= attention_heads(fields, columns["hidden"])
     columns |= partial_rotary(fields, columns["head_dim"], default=0.5)
     columns["qk_norm"] = "head" if fields.flag("use_qk_norm", default=False) else "none"
@@ -155,7 +155,7 @@ def glm4_moe(fields: ConfigFields) -> Shape:
 
 
 def deepseek(fields: ConfigFields) -> Shape:
-    """Read multi-head latent attention with mixtures: DeepSeek-V2, V3, R1, Kimi-K2."""
+    """Read multi-head latent attention with mixtures: DeepSeek-V2."""
     columns = trunk(fields)
     heads = fields.size("num_attention_heads")
     nope, rope = fields.size("qk_nope_head_dim"), fields.size("qk_rope_head_dim")
@@ -178,9 +178,15 @@ def deepseek(fields: ConfigFields) -> Shape:
     return Shape(columns, ["mla"] * columns["layer_count"], ffn)
 
 
+def deepseek_v3(fields: ConfigFields) -> Shape:
+    """Read DeepSeek-V2's successors, whose router a bias balances: DeepSeek-V3, R1, Kimi-K2."""
+    shape = deepseek(fields)
+    return shape._replace(columns=shape.columns | {"balanced_router": True})
+
+
 def deepseek_sparse(fields: ConfigFields) -> Shape:
     """Read latent attention behind an indexer on every layer: DeepSeek-V3.2, GLM-5."""
-    shape = deepseek(fields)
+    shape = deepseek_v3(fields)
     shared = [kind for kind in fields.items("indexer_types", default=[]) if kind != "full"]
     if shared:
         raise errors.config_unsupported(fields.label, "indexer type", shared[0], ["full"])
@@ -194,7 +200,7 @@ def deepseek_sparse(fields: ConfigFields) -> Shape:
 
 def kimi_k25(fields: ConfigFields) -> Shape:
     """Read Kimi-K2.5: Kimi-K2 with a vision tower."""
-    return deepseek(fields)._replace(notes=(VISION_NOTE,))
+    return deepseek_v3(fields)._replace(notes=(VISION_NOTE,))
 
 
 def _hybrid(fields: ConfigFields) -> tuple[dict[str, Any], list[str]]:
@@ -243,7 +249,7 @@ def qwen35(fields: ConfigFields) -> Shape:
 
 ARCHITECTURES: dict[str, Callable[[ConfigFields], Shape]] = {
     "DeepseekV2ForCausalLM": deepseek,
-    "DeepseekV3ForCausalLM": deepseek,
+    "DeepseekV3ForCausalLM": deepseek_v3,
     "DeepseekV32ForCausalLM": deepseek_sparse,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,

@@ -27,6 +27,7 @@ ABSENT = {
     "qk_norm": "none",
     "attention_output_gate": False,
     "attention_sinks": False,
+    "balanced_router": False,
     "sliding_window": None,
     "experts": None,
     "top_k": None,

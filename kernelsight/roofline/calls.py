@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.roofline.families import FORMS
 from kernelsight.roofline.hardware import MATH
@@ -68,7 +69,7 @@ def family_table(family: str, calls: pa.Table) -> pa.Table:
         if name in COMPUTED:
             # whole numbers of 64 bits would overflow
             as_floats = {field: values.astype(float) for field, values in sizes.items()}
-            values = _visible_pairs(family, as_floats) if name == "visible_pairs" else _active_experts(as_floats)
+            values = _visible_pairs(family, as_floats) if name == "visible_pairs" else _active_experts(as_floats, calls)
         else:
             values = sizes[FIELD.get(name, name)]
         calls = calls.append_column(name, pa.array(values))
@@ -133,10 +134,25 @@ def _with_formats(family: str, calls: pa.Table) -> pa.Table:
     return calls.set_column(calls.column_names.index("format"), "format", pc.coalesce(stated, followed))
 
 
-def _active_experts(sizes: dict[str, np.ndarray]) -> np.ndarray:
-    """Experts that at least one token reaches, as ``moe_calls`` counts them."""
-    reached = np.minimum(sizes["top_k"] / (sizes["experts"] * sizes["moe_ep"]), 1.0)
-    return sizes["experts"] * (1.0 - (1.0 - reached) ** sizes["tokens"])
+def _active_experts(sizes: dict[str, np.ndarray], calls: pa.Table) -> np.ndarray:
+    """Experts that at least one token reaches: whose weights are in the bytes that a call states.
+
+    Where its format is not known, or its bytes are not those of one to all experts: under uniform routing.
+    """
+    tokens, share = sizes["tokens"], sizes["top_k"] / sizes["moe_ep"]
+    reached = np.minimum(share / sizes["experts"], 1.0)
+    uniform = sizes["experts"] * (1.0 - (1.0 - reached) ** tokens)
+    if "math" not in calls.column_names:
+        return uniform
+    known = dict(zip(*(facts("number_formats")[name].to_pylist() for name in ("format", "weight_bits")), strict=True))
+    bits = np.array([known.get(one, np.nan) for one in calls["format"].to_pylist()], dtype=float)
+    flops, moved = (calls[name].to_numpy() for name in ("flops", "bytes"))
+    expert_bytes = flops / (2.0 * tokens * share) * bits / 8.0
+    read = moved - 4.0 * tokens * np.minimum(1.0, share) * sizes["hidden"]
+    told = np.divide(read, expert_bytes, out=np.full(tokens.shape, np.nan), where=expert_bytes > 0.0)
+    # rounding in what others wrote
+    sound = (told >= 0.999 * np.minimum(share, sizes["experts"])) & (told <= 1.001 * sizes["experts"])
+    return np.where(sound, np.clip(told, None, sizes["experts"]), uniform)
 
 
 def _visible_pairs(family: str, sizes: dict[str, np.ndarray]) -> np.ndarray:

@@ -21,8 +21,8 @@ ROW_TILES = (16.0, 32.0, 64.0, 128.0, 256.0)
 L2_BYTES_PER_CLOCK = 64.0
 # bytes per clock and multiprocessor that a kernel which only moves data gets through (estimate)
 COPIED_BYTES_PER_CLOCK = 20.0
-# squared coefficient of variation of how popular experts are in serving (estimate: trained routers are balanced by a
-# loss or a bias, but prompts of one kind prefer some experts)
+# squared coefficient of variation of how popular experts are, as the load of expert-parallel ranks follows from it
+# (estimate: trained routers are balanced by a loss or a bias, but prompts of one kind prefer some experts)
 POPULARITY_VARIANCE = 0.3
 # routings that a collector replays one after the other: weights that two of them share may still lie in L2
 ROUTINGS_IN_A_SWEEP = 5.0
@@ -139,7 +139,7 @@ def view(xp: Any, call: Columns) -> dict[str, Any]:
         rows, active, touched = drawn_load(xp, tokens, top_k, local, ranks, call["load_exponent"])
         even, working_set = 1.0 * (call["load_exponent"] == EVEN), touched * expert_bytes
     else:
-        rows, active = random_load(xp, tokens, top_k, local, ranks)
+        rows, active = random_load(xp, tokens, top_k, local, ranks, call["active_experts"])
         even, working_set = 0.0 * tokens, call["working_set_bytes"]
     return {
         **call,
@@ -153,16 +153,16 @@ def view(xp: Any, call: Columns) -> dict[str, Any]:
     }
 
 
-def random_load(xp: Any, tokens: Any, top_k: Any, local_experts: Any, ranks: Any) -> tuple[Any, Any]:
+def random_load(xp: Any, tokens: Any, top_k: Any, local_experts: Any, ranks: Any, active: Any) -> tuple[Any, Any]:
     """Return (rows, active experts) expected of the busiest rank, where a router draws experts at random.
 
-    Rows of a rank vary by the draw (1 / mean) and by how popular its experts are; within a rank, an expert stays idle
-    with probability (1 - top_k / experts)^tokens, with the busiest rank's share of tokens.
+    Rows of a rank vary by the draw (1 / mean) and by how popular its experts are. ``active``: experts that are reached
+    on a rank of mean load; with the busiest rank's share of tokens, fewer stay idle.
     """
     mean_rows = tokens * top_k / ranks
     busiest = busiest_share(xp, ranks, POPULARITY_VARIANCE / local_experts + 1.0 / mean_rows)
     busiest = xp.minimum(busiest, most_share(xp, top_k, local_experts, ranks))
-    idle = (1.0 - xp.minimum(top_k / (local_experts * ranks), 1.0)) ** (tokens * busiest)
+    idle = xp.maximum(1.0 - active / local_experts, 0.0) ** busiest
     return mean_rows * busiest, local_experts * (1.0 - idle)
 
 

@@ -1,8 +1,11 @@
 -- Routed experts of a MoE layer: routing, the grouped products and their activation, on the experts and widths that one GPU holds
 with layers as (
-  select sharded_layers.*, settings.dtype, weights.math, weights.weight_bits, weights.format, weights.n as expert_rows
+  -- popularity: its variance over the square of its mean, of experts that a bias balances and of others (estimates)
+  select sharded_layers.*, settings.dtype, weights.math, weights.weight_bits, weights.format, weights.n as expert_rows,
+         case when models.balanced_router then 0.3 else 1.0 end as popularity, sharded_layers.top_k::double / sharded_layers.experts as chosen
   from sharded_layers
   join deployment_settings as settings using (deployment_id)
+  join models on models.model = settings.model
   join layer_weights as weights on weights.deployment_id = settings.deployment_id and weights.layer_kind = sharded_layers.layer_kind and weights.name = 'experts'
   where sharded_layers.ffn = 'moe'
 ),
@@ -13,8 +16,9 @@ work as (
   where step_tokens.tokens > 0
 ),
 routed as (
-  -- experts that at least one token reaches, under uniform routing
-  select *, experts / moe_ep * (1 - pow(1 - top_k::double / experts, all_tokens)) as active_experts from work
+  -- experts that at least one token reaches: the first one reaches top_k; popularity is drawn from a gamma distribution
+  select *, experts / moe_ep * (1 - (1 - chosen) * pow(1 - popularity * ln(1 - least(chosen, 0.999999)) * (all_tokens - 1), -1 / popularity)) as active_experts
+  from work
 )
 select
   deployment_id,

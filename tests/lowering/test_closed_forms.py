@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 # Parameters as the repository's safetensors index counts them: matrices, norms and biases together.
@@ -291,10 +292,27 @@ def test_a_chunk_reads_no_more_latents_than_it_selects(ask):
     assert {call["visible_pairs"] for call in calls if call["name"] == "indexer"} == {100_001}
 
 
-def test_active_experts_follow_uniform_routing(ask):
+def test_active_experts_follow_a_popularity_that_is_spread(ask):
     rows = ask("moe_calls", "mixtral-8x7b-v0.1", decodes=3, context=10)
-    # one token misses an expert with probability 6/8
-    assert [row["active_experts"] for row in rows] == [pytest.approx(8 * (1 - 0.75**3))]
+    # the first token misses an expert with probability 6/8, two more by a popularity of variance 1
+    active = 8 * (1 - 0.75 / (1 - 2 * math.log(0.75)))
+    assert [row["active_experts"] for row in rows] == [pytest.approx(active)]
     one_expert = 3 * 14336 * 4096 * 2
-    assert rows[0]["bytes"] == pytest.approx(8 * (1 - 0.75**3) * one_expert + 3 * 4096 * 2 * 2)
+    assert rows[0]["bytes"] == pytest.approx(active * one_expert + 3 * 4096 * 2 * 2)
     assert math.isclose(rows[0]["flops"], 2 * 3 * 2 * 3 * 14336 * 4096)
+
+
+@pytest.mark.parametrize(
+    ("model", "experts", "top_k", "variance"), [("gpt-oss-120b", 128, 4, 1.0), ("deepseek-v3", 256, 8, 0.3)]
+)
+@pytest.mark.parametrize("tokens", [1, 16, 256])
+def test_active_experts_are_those_that_drawn_routings_reach(ask, model, experts, top_k, variance, tokens):
+    random = np.random.default_rng(experts + tokens)
+    reached = []
+    for _ in range(40):
+        popularity = random.gamma(1.0 / variance, variance, experts)
+        # the top_k largest of log(weight) + Gumbel noise are a draw without replacement
+        keys = np.log(popularity) + random.gumbel(size=(tokens, experts))
+        reached.append(np.unique(np.argpartition(-keys, top_k - 1, axis=1)[:, :top_k]).size)
+    row = ask("moe_calls", model, decodes=tokens, context=10)[0]
+    assert row["active_experts"] == pytest.approx(np.mean(reached), rel=0.05)

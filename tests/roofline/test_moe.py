@@ -65,7 +65,10 @@ def routed(tokens: int, experts: int, top_k: int, ranks: int, variance: float, r
 def test_random_load_is_what_random_routings_give(tokens: int, experts: int, top_k: int, ranks: int) -> None:
     random = np.random.default_rng(experts + tokens)
     simulated = [routed(tokens, experts, top_k, ranks, moe.POPULARITY_VARIANCE, random) for _ in range(60)]
-    rows, active = moe.random_load(np, float(tokens), float(top_k), experts / ranks, float(ranks))
+    chosen, variance = top_k / experts, moe.POPULARITY_VARIANCE
+    missed = (1.0 - variance * np.log(1.0 - chosen) * (tokens - 1)) ** (-1.0 / variance)
+    reached = experts / ranks * (1.0 - (1.0 - chosen) * missed)
+    rows, active = moe.random_load(np, float(tokens), float(top_k), experts / ranks, float(ranks), reached)
     assert rows == pytest.approx(np.mean([one[0] for one in simulated]), rel=0.12)
     assert active == pytest.approx(np.mean([one[1] for one in simulated]), rel=0.16)
 
