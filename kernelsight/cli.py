@@ -113,7 +113,9 @@ def _predict(verbs: argparse._SubParsersAction) -> None:
         "--batch-size", type=int, metavar="B", help="sequences (mixed: decodes beside one chunk); left open: 1"
     )
     step.add_argument("--input-len", "--isl", type=int, metavar="L", help="new tokens of each prompt, or of the chunk")
-    step.add_argument("--context-len", type=int, metavar="C", help="tokens in the cache of each sequence")
+    step.add_argument(
+        "--context-len", type=int, metavar="C", help="tokens in the cache of each sequence; a decode needs it"
+    )
     step.add_argument("--calls", metavar="FILE", help="instead of a step: a Parquet table of kernel calls")
     _out(verb, "also write the kernels: .parquet, .csv, .json, .duckdb")
 

@@ -9,6 +9,7 @@ from kernelsight.errors import InvalidInput, unknown
 from kernelsight.flags import DEPLOYMENT_FLAGS, POOL_FLAGS, PREFILL_FLAGS
 from kernelsight.given import as_table
 from kernelsight.read.rows import read_rows
+from kernelsight.write.output import note
 
 if TYPE_CHECKING:
     from kernelsight.session import Session
@@ -82,6 +83,8 @@ def extend_gpus(session: Session, path: Path) -> None:
                 "catalogue GPU as like."
             )
         _refuse_implausible(row, path)
+        if name in known:
+            note(f"{path.name}: its row {name} stands for the catalogue's GPU of that name")
         rows.append(row)
     session.extend("gpus", as_table(session, "gpus", _without_strange(rows, columns, path)))
 

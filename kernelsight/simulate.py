@@ -154,6 +154,8 @@ def summary_json(session: Session, scenario: str) -> dict[str, Any]:
                 "output_throughput_per_user",
                 "steps",
                 "preemptions",
+                "draft_tokens",
+                "accepted_draft_tokens",
                 "prefix_cache_hit_rate",
                 "kv_cache_tokens",
                 "peak_kv_share",
@@ -163,7 +165,6 @@ def summary_json(session: Session, scenario: str) -> dict[str, Any]:
             )
         },
         "mean_kv_share": session.query(MEAN_KV_QUERY).to_pylist()[0]["share"],
-        "max_concurrency": plan["max_concurrency"],
         "status": {item["status"]: item["n"] for item in events},
         "memory": {name: value for name, value in plan.items() if name != "deployment_id"},
         "settings": settings,

@@ -63,6 +63,7 @@ def _figures(answer: dict[str, Any]) -> list[str]:
         "engine steps": answer["steps"],
         "preemptions": answer["preemptions"],
         "prefix cache hit rate": answer["prefix_cache_hit_rate"],
+        "proposed tokens accepted": _accepted(answer),
         "KV cache in use, mean / at most": _percents(answer["mean_kv_share"], answer["peak_kv_share"]),
         "request time queued / prefill / decode": _percents(*shares),
         "of it preempted or recomputed": _percents(answer["preempted_share"]) if answer["preempted_share"] else None,
@@ -70,6 +71,15 @@ def _figures(answer: dict[str, Any]) -> list[str]:
     }
     width = max(len(name) for name in figures)
     return [f"{name:<{width}}  {show_number(value)}" for name, value in figures.items() if value is not None]
+
+
+def _accepted(answer: dict[str, Any]) -> str | None:
+    """Say how many proposed tokens were accepted, and how many tokens a request gets of a step on the mean."""
+    proposed, accepted = answer["draft_tokens"], answer["accepted_draft_tokens"]
+    if not proposed:
+        return None
+    steps = proposed / answer["settings"]["num_speculative_tokens"]
+    return f"{accepted:,} of {proposed:,}: {1 + accepted / steps:.2f} tokens a step"
 
 
 def _latencies(answer: dict[str, Any]) -> str:

@@ -202,3 +202,12 @@ def test_a_file_that_is_not_there(refusal, tmp_path):
     assert (
         refusal(*STEP, "--gpus", tmp_path) == f"there is no file {tmp_path}; --gpus takes a CSV or JSON file of GPUs."
     )
+
+
+def test_a_row_in_place_of_the_catalogues_is_told(command, gpus):
+    own = gpus([{"gpu": "h100_sxm", "memory_bandwidth_bytes_per_s": 6.7e12}])
+    words = ("predict", "--model", "qwen3-0.6b", "--context-len", 100, "--gpu", "h100_sxm", "--format", "json")
+    answer = command(*words, "--gpus", own)
+    assert answer.status == 0, answer.err
+    assert "gpus.json: its row h100_sxm stands for the catalogue's GPU of that name" in answer.err
+    assert "stands for" not in command(*words, "--gpus", gpus([FAST])).err

@@ -170,3 +170,14 @@ def test_a_draft_that_cannot_be_split_is_a_status(session: Session) -> None:
         give_plan(fork, [row_of(model="qwen3-4b", speculative_model="qwen2.5-0.5b", tp=4, **DRAFTS)])
         [row] = fork.table("scenario_summary").to_pylist()
         assert "qwen2.5-0.5b has 14 attention heads, which tensor-parallel size 4 does not divide" in row["status"]
+
+
+def test_the_command_tells_what_was_accepted(command) -> None:
+    words = "simulate --model qwen3-0.6b --gpu l4 --max-concurrency 1 --num-prompts 2 --isl 30 --osl 10"
+    drafts = "--num-speculative-tokens 2 --draft-acceptance-rate 1 --speculative-method ngram"
+    status, out, _ = command(*words.split(), *drafts.split())
+    # 9 tokens after the first, three a step
+    assert status == 0 and "12 of 12: 3.00 tokens a step" in out
+    assert "of 2 tokens that are proposed for a sequence in each step, each is accepted with probability 1.00" in out
+    status, out, err = command(*words.split(), "--num-speculative-tokens", 2)
+    assert (status, out) == (2, "") and "give draft_acceptance_rate" in err
