@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.read.measured_runs import Runs, read_runs
-from kernelsight.replay.acceptance import asks, fit_acceptance, planned_at
+from kernelsight.replay.acceptance import asks, fit_acceptance, planned_at, proposer_of
 from kernelsight.replay.constants import LEVELS, Constants, constants_of, group_of
 from kernelsight.replay.plots import check_picture, draw
 from kernelsight.replay.recipes import flags_of
@@ -74,8 +74,8 @@ def state_acceptance(
     known = repeats(runs)
     rates = fit_acceptance(session, [run for run in runs if run["run_id"] not in known], constants)
     for number, run in enumerate(runs):
-        if asks(run) and run["engine"] in rates:
-            run["flags"] = planned_at(run["flags"], rates[run["engine"]])
+        if asks(run) and proposer_of(run) in rates:
+            run["flags"] = planned_at(run["flags"], rates[proposer_of(run)])
             [planned[number]] = plan_runs(session, [run["flags"]])
         elif asks(run):
             fault = "no run of the fitting fifth tells how many of the proposed tokens are accepted"
@@ -87,11 +87,14 @@ def fit_levels(
 ) -> dict[str, dict[tuple, Constants]]:
     """Return by level the constants of each group; runs of the fitting fifth are simulated once for all levels.
 
-    Those that state the measurement of a scored run once more are not fitted on.
+    Not fitted on: those that state the measurement of a scored run once more, and those whose acceptance of proposed
+    tokens is still to be fitted.
     """
     known = repeats(runs)
     chosen = [
-        number for number, run in enumerate(runs) if run["fitting"] and not is_apart(run) and run["run_id"] not in known
+        number
+        for number, run in enumerate(runs)
+        if run["fitting"] and not is_apart(run) and run["run_id"] not in known and not asks(run)
     ]
     if set(levels) <= {"shipped", "none"}:
         chosen = []
@@ -290,7 +293,7 @@ def page(answer: Mapping[str, Any]) -> list[str]:
         lines += [as_text(apart, ["", *SHOWN], terminal_width()), ""]
     if answer["speculative"]["with_drafts"]["ttft"]["n"]:
         rates = answer["speculative"]["draft_acceptance_rate"]
-        told = ", ".join(f"{engine} {100 * rate:.0f} %" for engine, rate in rates.items())
+        told = ", ".join(f"{proposer} {100 * rate:.0f} %" for proposer, rate in rates.items())
         lines += [
             "runs of which another one tells by its TPOT whether tokens were proposed (not scored above); accepted,"
             f" where those before were, as fitted on the fitting fifth: {told}"

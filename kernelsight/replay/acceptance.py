@@ -1,4 +1,4 @@
-"""How many proposed tokens are accepted in measured runs: one rate an engine, fitted on the fitting fifth."""
+"""How many proposed tokens are accepted in measured runs: a rate for each engine and model, by the fitting fifth."""
 
 from __future__ import annotations
 
@@ -31,12 +31,17 @@ def planned_at(flags: Mapping[str, Any], rate: float | None) -> dict[str, Any]:
     return {**flags, FLAG: GRID[0] if rate is None else rate}
 
 
+def proposer_of(run: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what the runs of one rate have in common: the engine and the model."""
+    return run["engine"], run["model"]
+
+
 def fit_acceptance(
     session: Session, runs: Sequence[Mapping[str, Any]], constants: Mapping[tuple, Constants]
-) -> dict[str, float]:
-    """Return by engine the rate at which the simulated TPOT of its fitting runs is nearest to the measured one.
+) -> dict[tuple[str, str], float]:
+    """Return by engine and model the rate at which the simulated TPOT of its fitting runs is nearest to the measured.
 
-    An engine that has none takes the rate of all. Of no fitting run at all that asks for a rate: none.
+    One that has none takes the rate of its engine's, or of all. Of no fitting run at all that asks for a rate: none.
     """
     fitting = [run for run in runs if run["fitting"] and asks(run)]
     if not fitting:
@@ -49,16 +54,18 @@ def fit_acceptance(
         found = [row.get("tpot_mean_ms") or np.nan for row in rows]
         misses.append(np.log(found) - np.log([run["tpot_ms"] for run in fitting]))
     fine = np.array([np.interp(FINE, GRID, miss) for miss in np.array(misses).T])
-    engines = np.array([run["engine"] for run in fitting])
+    proposers = [proposer_of(run) for run in fitting]
 
     def nearest(chosen: np.ndarray) -> float:
         means = np.nanmean(np.abs(chosen), axis=0)
         return float(FINE[np.nanargmin(means)])
 
     served = ~np.isnan(fine).any(axis=1)
-    wanted = dict.fromkeys(run["engine"] for run in runs if asks(run))
+    wanted = dict.fromkeys(proposer_of(run) for run in runs if asks(run))
     found = {}
-    for engine in wanted if served.any() else ():
-        own = served & (engines == engine)
-        found[engine] = round(nearest(fine[own if own.any() else served]), 3)
+    for wants in wanted if served.any() else ():
+        own = served & np.array([each == wants for each in proposers])
+        of_engine = served & np.array([each[0] == wants[0] for each in proposers])
+        chosen = next(rows for rows in (own, of_engine, served) if rows.any())
+        found[wants] = round(nearest(fine[chosen]), 3)
     return found

@@ -20,6 +20,7 @@ EQUAL = {
     "engine": "engine",
     "precision": "quantization",
     "speculative": "speculative",
+    "ep": "ep",
     "isl": "isl",
     "osl": "osl",
 }

@@ -57,8 +57,8 @@ def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, fl
         },
         "speculative": {
             "draft_acceptance_rate": {
-                row["engine"]: row["flags"]["draft_acceptance_rate"]
-                for row in told
+                f"{row['engine']} {row['model']}": row["flags"]["draft_acceptance_rate"]
+                for row in rows
                 if "draft_acceptance_rate" in row.get("flags", {})
             },
         }

@@ -30,7 +30,14 @@ def test_the_rate_is_found_that_the_runs_were_made_with() -> None:
             run["tpot_ms"] = row["tpot_mean_ms"]
         others = [run_of(5, 99.0, fitting=False), run_of(6, 99.0, fitting=False, engine="trtllm")]
         found = fit_acceptance(session, [*runs, *others], {})
-        assert found == {"vllm": pytest.approx(0.75, abs=0.01), "trtllm": found["vllm"]}
+        rate = pytest.approx(0.75, abs=0.01)
+        assert found == {("vllm", "m"): rate, ("trtllm", "m"): rate}
+        assert found["vllm", "m"] == found["trtllm", "m"]
+        # a model of its own has a rate of its own, and one without a fitting run its engine's
+        slower = run_of(4, runs[2]["tpot_ms"] * 1.3, model="n")
+        found = fit_acceptance(session, [*runs, slower, run_of(5, 99.0, fitting=False, model="o")], {})
+        assert found["vllm", "n"] < 0.6 < found["vllm", "m"] == rate
+        assert found["vllm", "n"] < found["vllm", "o"] <= found["vllm", "m"]
         assert fit_acceptance(session, others, {}) == {}
 
 

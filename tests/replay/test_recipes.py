@@ -41,6 +41,8 @@ RUN = {
         ({"until_date": "2026-03-19"}, False),
         ({"largest_tp": 4}, True),
         ({"largest_tp": 2}, False),
+        ({"ep": 1}, True),
+        ({"ep": 4}, False),
         ({"least_concurrency": 17}, False),
         ({"precision": "fp8", "isl": 1024, "osl": 128}, True),
         ({"osl": 1024}, False),
