@@ -5,17 +5,19 @@ with sides as (
   select scenario_id, prefill_deployment_id, kv_transfer_fabric from scenarios where prefill_deployment_id is not null
 ),
 bytes as (
-  -- stages and tensor-parallel ranks send side by side: the GPU with the most bytes, on either side, sets the pace
+  -- stages and tensor-parallel ranks send side by side: the GPU with the most bytes, on either side, sets the pace;
+  -- layers of a model that proposes tokens stand beside those of one stage
   select
     sides.scenario_id,
     coalesce(any_value(sides.kv_transfer_fabric), 'infiniband_ndr') as fabric,
-    max(layout.full_token_bytes / settings.pp) as token,
-    max(layout.window_token_bytes / settings.pp) as window_token,
-    max(layout.window_tokens) as window_tokens,
-    max(layout.sequence_bytes / settings.pp) as sequence
+    max(layout.full_token_bytes / settings.pp + coalesce(drafts.full_token_bytes, 0)) as token,
+    max(layout.window_token_bytes / settings.pp + coalesce(drafts.window_token_bytes, 0)) as window_token,
+    max(greatest(layout.window_tokens, coalesce(drafts.window_tokens, 0))) as window_tokens,
+    max(layout.sequence_bytes / settings.pp + coalesce(drafts.sequence_bytes, 0)) as sequence
   from sides
   join kv_layout as layout using (deployment_id)
   join deployment_settings as settings using (deployment_id)
+  left join kv_layout as drafts on drafts.deployment_id = settings.draft_deployment_id
   group by sides.scenario_id
 )
 select
