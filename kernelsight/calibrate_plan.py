@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernelsight.errors import InvalidInput
+from kernelsight.errors import InvalidInput, unknown
 from kernelsight.measure.families import FAMILIES, number_formats
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ INTERVAL_SIGMAS = 1.645
 HEAD_WIDTHS = (128, 64, 96, 80, 32, 16, 2)
 # what of a suite's point stands for which call: kernels of a family that a call may be
 KERNELS = {"norm": ("fused_add_rms_norm",), "sampling": ("top_k_top_p",), "quantize": ("quantize_per_token",)}
-ATTENTION = ("flashinfer", "torch_sdpa")
+# libraries that know prompts and decoded tokens; the first where none is named
+ATTENTION = ("flashinfer", "flash_attention_vllm", "torch_sdpa")
 COLUMNS = ("family", "points", "seconds", "of_calls", "expected_error_before", "expected_error_after")
 CALLS = """
 select calls.family, calls.shape, calls.format, calls.math,
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> None:
     models = [name.strip() for name in (arguments.models or "").split(",") if name.strip()] or list(DEFAULT_MODELS)
     with open_session(arguments) as session:
         calls = served_calls(session, arguments.gpu, models)
-        points = measurable(calls)
+        points = measurable(calls, attention_of(arguments.attention))
         if not points:
             raise InvalidInput("no kernel of these models can be measured; see `kernelsight calibrate measure --help`.")
         seen = seen_of(points, arguments.gpu, session.table("gpus"))
@@ -74,6 +75,8 @@ def run(arguments: argparse.Namespace) -> None:
     draft.write_text(json.dumps(suite, indent=1) + "\n", encoding="utf-8")
     draft.replace(target)
     print_rows(rows, list(COLUMNS), arguments.format)
+    if any(points[number]["implementation"] == ATTENTION[0] for number in chosen) and not arguments.attention:
+        note(f"attention will be timed through {ATTENTION[0]}; --attention {'|'.join(ATTENTION[1:])} names another")
     left = sum(call["weight"] for call in calls) - sum(point["weight"] for point in points)
     note(f"{len(chosen):,} of {len(points):,} points in {arguments.minutes:g} minutes; written to {Path(target)}")
     if left > 0:
@@ -108,18 +111,25 @@ def _steps() -> list[dict[str, Any]]:
     return [{**step, "step_shape_id": number} for number, step in enumerate(steps)]
 
 
-def measurable(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def attention_of(name: str | None) -> str:
+    """Return the library that attention is timed through; UnknownName where there is none of that name."""
+    if name is not None and name not in ATTENTION:
+        raise unknown("attention library", name, ATTENTION, f"Known: {', '.join(ATTENTION)}.")
+    return name or ATTENTION[0]
+
+
+def measurable(calls: Sequence[Mapping[str, Any]], attention: str = ATTENTION[0]) -> list[dict[str, Any]]:
     """Return the points that stand for calls: equal kernels and shapes together, their weights summed."""
     found: dict[str, dict[str, Any]] = {}
     for call in calls:
-        for point in _points_of(call):
+        for point in _points_of(call, attention):
             key = json.dumps([point["family"], point["implementation"], point["dtype"], point["shape"]])
             kept = found.setdefault(key, {**point, "weight": 0.0})
             kept["weight"] += call["weight"]
     return list(found.values())
 
 
-def _points_of(call: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _points_of(call: Mapping[str, Any], library: str) -> list[dict[str, Any]]:
     family = FAMILIES.get(call["family"])
     if family is None or "gpus" in family.sizes:
         return []  # collectives need the other GPUs
@@ -132,7 +142,7 @@ def _points_of(call: Mapping[str, Any]) -> list[dict[str, Any]]:
         wanted["head_dim"] = next(width for width in (*HEAD_WIDTHS, 1) if shape["columns"] % width == 0)
     if dtype not in family.dtypes or any(name not in wanted for name in family.sizes):
         return []
-    kernels = ATTENTION[:1] if attention else KERNELS.get(call["family"], family.implementations[:1])
+    kernels = (library,) if attention else KERNELS.get(call["family"], family.implementations[:1])
     half = max(float(call["half"]), 1e-3)
     return [
         {

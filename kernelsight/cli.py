@@ -198,6 +198,11 @@ def _calibrate(verbs: argparse._SubParsersAction) -> None:
     verb.add_argument("--gpu", required=True, metavar="G", help="the GPU that will be measured")
     verb.add_argument("--minutes", type=float, default=5.0, metavar="MIN", help="time of the suite; left open: 5")
     verb.add_argument("--models", metavar="A,B", help="models whose kernels count; left open: four of the catalogue")
+    verb.add_argument(
+        "--attention",
+        metavar="LIB",
+        help="flashinfer, flash_attention_vllm or torch_sdpa, as installed on that GPU; left open: flashinfer",
+    )
     verb.add_argument("--gpus", metavar="FILE", help="CSV or JSON with GPUs beside the catalogue's")
     verb.add_argument("--pack", metavar="FILE", help="kernel model of calibrate fit; left open: the one that ships")
     _out(verb, "the suite: .json")

@@ -223,7 +223,8 @@ def _cudnn(ran: Any) -> Any:
     library = types.ModuleType("cudnn")
     library.data_type = types.SimpleNamespace(FLOAT="float", BFLOAT16="bfloat16")
     library.heur_mode = types.SimpleNamespace(A="A")
-    library.create_handle = object
+    library.handles = handles = []
+    library.create_handle = lambda: handles.append(object()) or handles[-1]
     library.set_stream = lambda handle, stream: None
 
     class Result:

@@ -77,6 +77,7 @@ def test_every_library_sees_the_shape_that_a_point_states(implementation: str, s
         kernel.close()
         measured += 1
     assert measured >= 20
+    assert len(sys.modules["cudnn"].handles) == (implementation == "cudnn_frontend")
 
 
 def test_bytes_are_those_that_training_counts() -> None:

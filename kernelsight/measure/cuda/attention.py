@@ -275,8 +275,11 @@ def _cudnn(bench: Bench) -> Callable[[], Any]:
     shape, cudnn = bench.shape, bench.library
     q = bench.tensor(shape.batch, shape.heads, shape.new, shape.head_dim)
     k, v = (bench.tensor(shape.batch, shape.kv_heads, shape.keys, shape.head_dim) for _ in range(2))
-    handle = cudnn.create_handle()
-    cudnn.set_stream(handle=handle, stream=bench.gpu.stream.ptr)
+    handle = bench.gpu.cudnn_handle
+    if handle is None:
+        # one for all points: each holds memory of its own
+        handle = bench.gpu.cudnn_handle = cudnn.create_handle()
+        cudnn.set_stream(handle=handle, stream=bench.gpu.stream.ptr)
     floats = {"intermediate_data_type": cudnn.data_type.FLOAT, "compute_data_type": cudnn.data_type.FLOAT}
     graph = cudnn.pygraph(io_data_type=cudnn.data_type.BFLOAT16, handle=handle, **floats)
     laid = [{"dim": list(one.shape), "stride": list(one.stride())} for one in (q, k, v)]

@@ -68,6 +68,7 @@ class Gpu:
         # other GPUs whose memory this one may write to
         self.reached: set[int] = set()
         self.communicators: dict[tuple[int, ...], Any] = {}
+        self.cudnn_handle: Any = None
         self._flush: Callable[[], None] | None = None
 
     def identity(self) -> Identity:
