@@ -97,6 +97,12 @@ POLICIES = (
         choices=("continuous", "static"),
     ),
     _of_deployment(
+        "prefill_policy",
+        "word",
+        "mixed: prompts and decodes share a step (SGLang's --enable-mixed-chunk); prefill_first: one or the other",
+        choices=("mixed", "prefill_first"),
+    ),
+    _of_deployment(
         "scheduling_policy",
         "word",
         "order of the queue and of preemption; priority: the lower, the earlier",

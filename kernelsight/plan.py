@@ -67,10 +67,15 @@ def identity(values: Mapping[str, Any], digits: int) -> str:
 
 
 def deployment_row(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``deployments`` row of normalised flags; InvalidInput where the model or the GPU is missing."""
+    """Return the ``deployments`` row of normalised flags.
+
+    InvalidInput: the model or the GPU is missing, or a static batch is to mix prompts and decodes.
+    """
     for name in ("model", "gpu"):
         if name not in flags:
             raise InvalidInput(f"no {name} is named; give --{name}.")
+    if flags.get("scheduling") == "static" and flags.get("prefill_policy") == "mixed":
+        raise InvalidInput("a static batch is prefilled before it decodes; leave out scheduling or prefill_policy.")
     row = DEPLOYMENT_DEFAULTS | {column: flags[flag] for flag, column in DEPLOYMENT_FLAGS.items() if flag in flags}
     draft = draft_row(flags)
     if draft is not None:

@@ -103,6 +103,7 @@ def test_policies_of_the_engine_are_flags_of_the_deployment(session: ks.Session)
         {"batch_wait_timeout_ms": 50.0},
         {"long_prefill_token_threshold": 32, "max_num_partial_prefills": 2, "max_long_partial_prefills": 1},
         {"scheduling_policy": "priority", "num_priorities": 2, "max_num_seqs": 1},
+        {"prefill_policy": "prefill_first"},
     ]
     rows = session.what_if([ROW, *(ROW | policy for policy in policies)]).to_pylist()
     assert len({row["scenario_id"] for row in rows}) == 1 + len(policies)
@@ -111,6 +112,8 @@ def test_policies_of_the_engine_are_flags_of_the_deployment(session: ks.Session)
     assert ttft_ms[1] > ttft_ms[0] and ttft_ms[4] > ttft_ms[0] and ttft_ms[5] > ttft_ms[0]
     # memory is ample: nothing is reserved in vain
     assert ttft_ms[2] == ttft_ms[3] == ttft_ms[0]
+    # decodes wait for prompts that have steps of their own
+    assert rows[-1]["tpot_mean_ms"] > rows[0]["tpot_mean_ms"]
 
 
 def test_a_grid_may_be_an_arrow_table(session: ks.Session) -> None:
@@ -153,6 +156,11 @@ def test_a_scenario_that_does_not_fit_is_a_row_with_its_status(session: ks.Sessi
             {"trace": "day.csv", "request_rate": None, "input_len": None, "output_len": None, "num_priorities": 2},
             InvalidInput,
             "a trace and num_priorities are both stated",
+        ),
+        (
+            {"scheduling": "static", "prefill_policy": "mixed"},
+            InvalidInput,
+            "a static batch is prefilled before it decodes; leave out scheduling or prefill_policy.",
         ),
         ({"capacity_policy": "no"}, InvalidInput, "give one of max_utilization, guaranteed_no_evict, new_token_ratio."),
         (

@@ -15,12 +15,17 @@ LEVELS = ("shipped", "none", "version", "group", "transfer")
 
 
 class Constants(NamedTuple):
-    """Host time of an engine, and how much longer than predicted the kernels of a group of runs take."""
+    """Host time of an engine, and how much longer than predicted the kernels of a group of runs take.
+
+    ``eager_launch_us``: host time of each kernel of a step that no CUDA graph holds. It runs beside the kernels: such a
+    step takes the longer of the two.
+    """
 
     step_ms: float
     per_request_us: float
     request_ms: float
     pace: float = 1.0
+    eager_launch_us: float = 0.0
 
     def host(self) -> dict[str, float]:
         """Return the columns of ``host_settings`` that they stand for, in the unit of time of the predicted kernels.
@@ -30,6 +35,7 @@ class Constants(NamedTuple):
         """
         return {
             "launch_gap_us": 0.0,
+            "per_eager_launch_us": self.eager_launch_us / self.pace,
             "step_exposed_us": 1000.0 * self.step_ms / self.pace,
             "exposed_per_request_us": self.per_request_us / self.pace,
             "request_us": 1000.0 * self.request_ms / self.pace,

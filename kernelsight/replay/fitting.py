@@ -23,10 +23,11 @@ CHOICES: dict[str, tuple[float, ...]] = {
     "step_ms": (0.0, 0.15, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0, 4.5, 6.0, 8.0),
     "per_request_us": (0.0, 3.0, 6.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 200.0),
     "request_ms": (0.0, 3.0, 6.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 160.0, 200.0, 250.0),
+    "eager_launch_us": (0.0, 15.0, 25.0, 35.0, 45.0, 55.0, 65.0, 75.0, 90.0, 110.0, 130.0),
 }
-HOST = ("step_ms", "per_request_us", "request_ms")
+HOST = ("step_ms", "per_request_us", "request_ms", "eager_launch_us")
 # how far from its version's a group's constants are expected to lie (pace: as a logarithm), and what that counts
-SPREADS = {"pace": 0.1, "step_ms": 1.5, "per_request_us": 20.0, "request_ms": 40.0}
+SPREADS = {"pace": 0.1, "step_ms": 1.5, "per_request_us": 20.0, "request_ms": 40.0, "eager_launch_us": 20.0}
 PULL = 0.05
 # an error beyond this factor says nothing about host time
 LARGEST_LOG_ERROR = 0.7

@@ -11,7 +11,7 @@ from kernelsight.errors import InvalidInput
 # flags that a recipe states in the words of ``deployments`` or ``scenarios``
 STATED = (
     *("quantization", "kv_cache_dtype", "gpu_memory_utilization", "enable_chunked_prefill"),
-    *("async_scheduling", "enable_expert_parallel", "moe_backend", "batch_wait_timeout_iters"),
+    *("async_scheduling", "prefill_policy", "enable_expert_parallel", "moe_backend", "batch_wait_timeout_iters"),
     *("batch_wait_max_tokens_ratio", "scheduler_recv_interval", "range_ratio", "num_speculative_tokens"),
 )
 EQUAL = {

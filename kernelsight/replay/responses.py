@@ -18,13 +18,18 @@ if TYPE_CHECKING:
     from kernelsight.bulk import Partition
     from kernelsight.session import Session
 
-# exposed host time of a step and host time of a request at which runs are simulated
-STEP_GRID_MS = (0.0, 0.5, 1.5, 4.0, 10.0)
-REQUEST_GRID_MS = (0.0, 15.0, 50.0, 120.0, 250.0)
+# host time at which runs are simulated: exposed of a step, of a request, of a kernel that no CUDA graph holds
+STEP_GRID_MS = (0.0, 0.5, 1.5, 4.0)
+REQUEST_GRID_MS = (0.0, 15.0, 50.0, 250.0)
+LAUNCH_GRID_US = (0.0, 40.0, 130.0)
+GRID = (STEP_GRID_MS, REQUEST_GRID_MS, LAUNCH_GRID_US)
 
 
 class Response(NamedTuple):
-    """What a run's means do as host time grows: shape [steps, requests] in ms, and how many requests run at a time."""
+    """What a run's means do as host time grows, and how many requests run at a time.
+
+    Shape [steps, requests, launches], in ms.
+    """
 
     ttft_ms: np.ndarray
     tpot_ms: np.ndarray
@@ -54,17 +59,19 @@ def _responses(session: Session, part: Partition) -> dict[str, Response]:
     put_step_costs(session, able, draw_loads(able))
     inputs = {name: session.table(name) for name in session.graph.node("request_events").inputs} | {"scenarios": able}
     world = read_inputs(*inputs.values())
-    shape = (len(STEP_GRID_MS), len(REQUEST_GRID_MS))
+    shape = tuple(len(points) for points in GRID)
     means: dict[str, np.ndarray] = {}
     running: dict[str, float] = {}
-    for (row, step), (column, request) in itertools.product(enumerate(STEP_GRID_MS), enumerate(REQUEST_GRID_MS)):
-        everywhere = dict.fromkeys(able["deployment_id"].to_pylist(), Constants(step, 0.0, request))
+    for place in itertools.product(*(range(size) for size in shape)):
+        step_ms, request_ms, launch_us = (points[i] for points, i in zip(GRID, place, strict=True))
+        constants = Constants(step_ms, 0.0, request_ms, eager_launch_us=launch_us)
+        everywhere = dict.fromkeys(able["deployment_id"].to_pylist(), constants)
         host = with_host(inputs["host_settings"], everywhere.get)
         replicas = serve_replicas(world._replace(hosts=by_key(host, "deployment_id")), count_uses=False)
         for name, ttft_ms, tpot_ms, decoding in client_means(event_rows(replicas, inputs["requests"])):
             running.setdefault(name, decoding)
             held = means.setdefault(name, np.full((2, *shape), np.nan))
-            held[:, row, column] = ttft_ms, tpot_ms
+            held[:, *place] = ttft_ms, tpot_ms
     return {name: Response(*both, running[name]) for name, both in means.items()}
 
 
@@ -93,16 +100,18 @@ def client_means(request_events: Any) -> list[tuple[str, float, float, float]]:
 
 
 def means_of(values: np.ndarray, running: np.ndarray, at: Constants) -> np.ndarray:
-    """Return (runs, 2) means in ms of ``values`` of shape (runs, 2, steps, requests).
+    """Return (runs, 2) means in ms of ``values`` of shape (runs, 2, steps, requests, launches).
 
     Time per running request is that of the mean batch, in every step.
     """
     step_ms = at.step_ms + at.per_request_us * running / 1000.0
     i, u = _place(STEP_GRID_MS, step_ms / at.pace)
     j, v = _place(REQUEST_GRID_MS, np.array(at.request_ms / at.pace))
+    k, w = _place(LAUNCH_GRID_US, np.array(at.eager_launch_us / at.pace))
+    launches = values[..., k] * (1 - w) + values[..., k + 1] * w
+    requests = launches[..., j] * (1 - v) + launches[..., j + 1] * v
     run = np.arange(running.size)
-    low, high = (values[run, :, row, j] * (1 - v) + values[run, :, row, j + 1] * v for row in (i, i + 1))
-    return at.pace * (low * (1 - u)[:, None] + high * u[:, None])
+    return at.pace * (requests[run, :, i] * (1 - u)[:, None] + requests[run, :, i + 1] * u[:, None])
 
 
 def _place(grid: Sequence[float], value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -59,7 +59,7 @@ select
   coalesce(deployments.async_scheduling, preset.async_scheduling) as async_scheduling,
   coalesce(deployments.scheduling, preset.scheduling) as scheduling,
   -- a static batch is prefilled before it decodes, and keeps its blocks to its end
-  case when deployments.scheduling = 'static' then 'prefill_first' else preset.prefill_policy end as prefill_policy,
+  case when deployments.scheduling = 'static' then 'prefill_first' else coalesce(deployments.prefill_policy, preset.prefill_policy) end as prefill_policy,
   coalesce(deployments.scheduling_policy, preset.scheduling_policy) as scheduling_policy,
   coalesce(deployments.capacity_policy, case when deployments.scheduling = 'static' then 'guaranteed_no_evict' else preset.capacity_policy end) as capacity_policy,
   coalesce(deployments.preemption_policy, preset.preemption_policy) as preemption_policy,

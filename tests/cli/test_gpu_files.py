@@ -53,7 +53,8 @@ def test_twice_the_bandwidth_makes_no_kernel_and_no_step_slower(words, gpus, com
     ).json
     path = gpus(FAST | {"memory_bandwidth_bytes_per_s": 2 * catalogue[0]["rate"]})
     after = command("predict", "--gpu", "fast", "--gpus", path, *words, "--format", "json").json
-    assert after["total_us"] < before["total_us"] and after["gpu_us"] < before["gpu_us"]
+    # a step whose launches take longer than its kernels stays as it is
+    assert after["total_us"] <= before["total_us"] and after["gpu_us"] < before["gpu_us"]
     kernels = {kernel["call"]: kernel["latency_us"] for kernel in after["kernels"]}
     slower = [
         kernel["name"]

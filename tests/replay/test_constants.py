@@ -8,15 +8,19 @@ import pytest
 
 from kernelsight.replay.constants import NONE, Constants, constants_of, with_host
 from kernelsight.replay.fitting import fit, fit_near, loss
-from kernelsight.replay.responses import REQUEST_GRID_MS, STEP_GRID_MS, Response, means_of
+from kernelsight.replay.responses import GRID, Response, means_of
 
-TRUTH = Constants(0.6, 30.0, 20.0)
+TRUTH = Constants(0.6, 30.0, 20.0, eager_launch_us=45.0)
 
 
 def response(base_ms: float, running: float) -> Response:
-    """Return a run whose TPOT is the step, and whose TTFT is three steps and the request."""
-    step, request = np.meshgrid(STEP_GRID_MS, REQUEST_GRID_MS, indexing="ij")
-    return Response(3 * (base_ms + step) + request, base_ms + step, running)
+    """Return a run whose TPOT is the step, and whose TTFT is three steps, 100 launches and the request.
+
+    One step in 1000 / running has a prompt, and its launches.
+    """
+    step, request, launch = np.meshgrid(*GRID, indexing="ij")
+    ttft = 3 * (base_ms + step) + request + 0.1 * launch
+    return Response(ttft, base_ms + step + 0.1 * launch * running / 1000.0, running)
 
 
 def means_at(found: Response, at: Constants) -> tuple[float, float]:
@@ -42,6 +46,8 @@ def test_means_are_read_between_the_simulated_points() -> None:
     assert means_at(found, NONE) == pytest.approx((15.0, 5.0))
     # 50 requests of 20 us, and half a millisecond: 1.5 ms a step
     assert means_at(found, Constants(0.5, 20.0, 7.5)) == pytest.approx((3 * 6.5 + 7.5, 6.5))
+    # 100 launches of 20 us, of which one step in twenty pays
+    assert means_at(found, Constants(0.0, 0.0, 0.0, eager_launch_us=20.0)) == pytest.approx((15.0 + 2.0, 5.0 + 0.1))
     # beyond the grid its last lines go on
     assert means_at(found, Constants(12.0, 0.0, 300.0)) == pytest.approx((3 * 17.0 + 300.0, 17.0))
 
@@ -51,13 +57,14 @@ def test_slower_kernels_are_the_same_run_in_another_unit_of_time() -> None:
     assert means_at(response(5.0, 50.0), Constants(0.5, 20.0, 7.5, 1.2)) == pytest.approx((3 * 7.5 + 7.5, 7.5))
     schema = pa.schema(
         [("deployment_id", pa.string()), ("step_exposed_us", pa.float64()), ("exposed_per_request_us", pa.float64())]
-        + [("launch_gap_us", pa.float64()), ("request_us", pa.float64())]
+        + [("launch_gap_us", pa.float64()), ("request_us", pa.float64()), ("per_eager_launch_us", pa.float64())]
     )
     table = pa.Table.from_pylist([{"deployment_id": "a"}, {"deployment_id": "b", "request_us": 1.0}], schema=schema)
-    given = {"a": Constants(1.2, 24.0, 6.0, 1.2)}
+    given = {"a": Constants(1.2, 24.0, 6.0, 1.2, 60.0)}
     a, b = with_host(table, given.get).to_pylist()
     assert a["step_exposed_us"] == pytest.approx(1000.0)
     assert (a["exposed_per_request_us"], a["request_us"]) == pytest.approx((20.0, 5000.0))
+    assert a["per_eager_launch_us"] == pytest.approx(50.0)
     assert b["request_us"] == 1.0  # what has no constants stays as it is
 
 
@@ -85,7 +92,7 @@ def test_one_run_that_is_far_off_moves_nothing() -> None:
 
 
 def test_each_level_takes_the_runs_that_it_may() -> None:
-    other = Constants(3.0, 0.0, 60.0)
+    other = Constants(3.0, 0.0, 60.0, eager_launch_us=45.0)
     pairs = world(TRUTH, model="a") + world(other, model="b") + world(TRUTH, model="c", host_version="0.10")[:1]
     fitting, found = [run for run, _ in pairs], [one for _, one in pairs]
     groups = {"a": ("a", "h100_sxm", "vllm", None), "b": ("b", "h100_sxm", "vllm", None)}
