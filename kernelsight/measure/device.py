@@ -11,6 +11,8 @@ from kernelsight.measure.suite import Point
 
 # bytes that a flush reads, against L2: what lay there before is gone
 FLUSH_CACHES = 4.0
+# the reason of a point that is too large, whoever finds that out
+NO_MEMORY = "its buffers do not fit the free memory of the GPU"
 
 
 class CannotMeasure(Exception):

@@ -75,9 +75,13 @@ def _torch(ran: Any) -> dict[str, Any]:
         return Tensor(values.shape, dtype, values)
 
     torch.arange = arange
+    torch.emptied = emptied = []
     torch.inference_mode = contextlib.nullcontext
     torch.cuda = types.SimpleNamespace(
-        ExternalStream=lambda ptr: ptr, device=contextlib.nullcontext, stream=contextlib.nullcontext
+        ExternalStream=lambda ptr: ptr,
+        device=contextlib.nullcontext,
+        stream=contextlib.nullcontext,
+        empty_cache=lambda: emptied.append(True),
     )
 
     def attend(

@@ -162,6 +162,23 @@ def test_what_a_library_raises_is_the_reason_of_its_points_alone(
     assert pq.read_metadata(tmp_path / "sweep.parquet").num_rows == found.measured > 100
 
 
+@pytest.mark.parametrize("when", ["built", "launched"])
+def test_a_full_pool_of_a_library_is_told_like_any_full_memory(
+    when: str, state: State, calls: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own words name the sizes of the moment: every point would have a reason of its own."""
+
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB")
+
+    flashinfer = sys.modules["flashinfer"].BatchDecodeWithPagedKVCacheWrapper
+    monkeypatch.setattr(flashinfer, "plan" if when == "built" else "run", full)
+    one = point("decode_attention", "flashinfer", "bf16/bf16", batch=1, context=64, window=0, **SHAPES[0])
+    with pytest.raises(CannotMeasure, match="^its buffers do not fit the free memory of the GPU$"):
+        open_gpu(0, None).prepare(one)
+    assert sys.modules["torch"].emptied
+
+
 def test_libraries_that_are_not_installed_are_named(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torch", "flashinfer"):
         monkeypatch.setitem(sys.modules, name, None)

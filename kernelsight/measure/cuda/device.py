@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from kernelsight.errors import InvalidInput
 from kernelsight.measure.catalogue import catalogue_name, catalogue_rows, row_beside_vendor
 from kernelsight.measure.cuda.nvml import Nvml
-from kernelsight.measure.device import FLUSH_CACHES, CannotMeasure, DeviceLost, Identity, Kernel, Readings
+from kernelsight.measure.device import FLUSH_CACHES, NO_MEMORY, CannotMeasure, DeviceLost, Identity, Kernel, Readings
 from kernelsight.measure.suite import Point
 
 # bytes of buffers, of all that is free
@@ -119,10 +120,13 @@ class Gpu:
     def copies_of(self, size: int, cache: str) -> int:
         """Return how many sets of buffers of ``size`` bytes a point takes; CannotMeasure where not one fits."""
         self.cupy.get_default_memory_pool().free_all_blocks()
+        if torch := sys.modules.get("torch"):
+            # what attention of earlier points left in its pool
+            torch.cuda.empty_cache()
         free, _ = self.runtime.memGetInfo()
         most = int(MEMORY_SHARE * free) // max(size, 1)
         if most < 1:
-            raise CannotMeasure("its buffers do not fit the free memory of the GPU")
+            raise CannotMeasure(NO_MEMORY)
         return min(most, MOST_COPIES) if cache == "cold" else 1
 
     def graph(self, kernel: Kernel | None, launches: int, flush: bool) -> GraphReplay:
@@ -175,7 +179,7 @@ class Gpu:
         try:
             return work()
         except self.cupy.cuda.memory.OutOfMemoryError:
-            raise CannotMeasure("its buffers do not fit the free memory of the GPU") from None
+            raise CannotMeasure(NO_MEMORY) from None
         except self.cupy.cuda.compiler.CompileException as error:
             raise CannotMeasure(f"NVRTC refuses its source: {str(error).splitlines()[0]}") from None
         except CannotMeasure:
@@ -185,6 +189,8 @@ class Gpu:
                 self.runtime.deviceSynchronize()
             except self.runtime.CUDARuntimeError:
                 raise DeviceLost(str(error)) from None
+            if "out of memory" in str(error):  # of a library's own pool, with the sizes of the moment
+                raise CannotMeasure(NO_MEMORY) from None
             by_cuda = isinstance(error, self.runtime.CUDARuntimeError)
             told = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise CannotMeasure(f"CUDA refuses it: {told}" if by_cuda else told) from None

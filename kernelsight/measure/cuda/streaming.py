@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import kernelsight
 from kernelsight.measure.cuda.buffers import Memory, Prepared, launcher
-from kernelsight.measure.device import CannotMeasure
+from kernelsight.measure.device import NO_MEMORY, CannotMeasure
 from kernelsight.measure.suite import Point
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _embedding(gpu: Gpu, memory: Memory, point: Point, rows: int, columns: int) 
     free, _ = gpu.runtime.memGetInfo()
     tokens = min(VOCABULARY, free // 4 // (2 * columns))
     if tokens < 1:
-        raise CannotMeasure("its buffers do not fit the free memory of the GPU")
+        raise CannotMeasure(NO_MEMORY)
     table, seeds = memory.filled("bf16", tokens * columns), iter(range(1, 1 << 20))
 
     def build() -> Launch:
