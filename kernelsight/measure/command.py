@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kernelsight.errors import InvalidInput, KernelSightError
+from kernelsight.errors import InvalidInput, KernelSightError, RunFailed
 
 COLUMNS = ("family", "measured", "failed", "reason")
 
@@ -49,7 +49,7 @@ def main(words: list[str] | None = None) -> int:
         print(f"kernelsight: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("kernelsight: stopped; --resume goes on with what was measured.", file=sys.stderr)
+        print("kernelsight: stopped.", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"kernelsight: {error.filename} could not be read or written: {error.strerror}.", file=sys.stderr)
@@ -86,7 +86,10 @@ def run(arguments: argparse.Namespace) -> None:
         write_row(identity.row, row_file)
     seconds = math.inf if limit is None else 60.0 * limit
     how = {"resume": arguments.resume, "retry": arguments.retry, "most_seconds": seconds, "told": note}
-    found = measure_suite(device, suite, target, **how)
+    try:
+        found = measure_suite(device, suite, target, **how)
+    except KeyboardInterrupt:
+        raise RunFailed(f"stopped; {target} holds what was measured, and --resume goes on.") from None
     print_rows(_rows(found.families), list(COLUMNS), arguments.format)
     if host_file:
         host = probe_vllm(host_file)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.cli import main
@@ -79,6 +80,18 @@ def test_an_unforeseen_error_is_the_reason_of_its_point_alone(
     [norm, attention] = json.loads(capsys.readouterr().out)
     assert norm == {"family": "norm", "measured": 1, "failed": 1, "reason": "1 x KeyError: 'a slip of ours'"}
     assert attention["measured"] == 1
+
+
+def test_a_run_that_is_stopped_says_how_it_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps(SUITE))
+    monkeypatch.setattr(command, "open_device", lambda arguments: Simulated(lambda point: 9.0, killed_at=2))
+    words = ["calibrate", "measure", "--suite", str(tmp_path / "mine.json"), "-o", str(tmp_path / "sweep.parquet")]
+    assert main(words) == 1
+    assert "sweep.parquet holds what was measured, and --resume goes on" in capsys.readouterr().err
+    assert pq.read_table(tmp_path / "sweep.parquet").num_rows == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.json", "sweep.parquet", "sweep.parquet.journal"}
 
 
 def test_a_host_probe_without_vllm_is_refused_before_anything_is_measured(
