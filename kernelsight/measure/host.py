@@ -86,6 +86,7 @@ def _vllm() -> tuple[Run, str]:
         engine = vllm.LLM(
             model=folder,
             load_format="dummy",
+            dtype="bfloat16",
             skip_tokenizer_init=True,
             max_model_len=512,
             max_num_seqs=max(SEQUENCES),
