@@ -10,7 +10,7 @@ from kernelsight.measure.run import measure_suite
 from kernelsight.measure.suite import suite_of
 from tests.measure.simulated import Simulated, SimulatedKernel
 
-POINTS = 40
+POINTS = 60
 SUITE = suite_of(
     {"entries": [{"family": "norm", "cache": "warm", "axes": {"rows": list(range(1, POINTS + 1)), "columns": 64}}]},
     "killed.json",

@@ -85,6 +85,13 @@ def test_what_a_gpu_tells_of_itself(state: State) -> None:
     assert row["memory_bandwidth_bytes_per_s"] == pytest.approx(4.917e12, rel=1e-3)
 
 
+@pytest.mark.parametrize(("uuid", "serial"), [(b"\x01\xab", "01ab"), ({"bytes": "x"}, "{'bytes': 'x'}"), (None, "0")])
+def test_a_gpu_without_nvml_is_told_by_what_cuda_knows(uuid: object, serial: str, state: State) -> None:
+    gpu = open_gpu(0, None)
+    gpu.nvml._library, gpu.properties["uuid"] = None, uuid
+    assert gpu.identity().serial == serial
+
+
 @pytest.mark.parametrize(
     ("point", "reason"),
     [

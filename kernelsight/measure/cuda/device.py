@@ -73,7 +73,8 @@ class Gpu:
         self._flush: Callable[[], None] | None = None
 
     def identity(self) -> Identity:
-        serial = self.nvml.serial() or str(self.properties.get("uuid", b"").hex() or self.ordinal)
+        uuid = self.properties.get("uuid") or self.ordinal
+        serial = self.nvml.serial() or (uuid.hex() if isinstance(uuid, bytes) else str(uuid))
         return Identity(
             self.gpu,
             serial,

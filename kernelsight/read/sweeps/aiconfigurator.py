@@ -98,7 +98,7 @@ def _raw(file: Path, gpu: str) -> pl.DataFrame:
     try:
         raw = pl.read_parquet(file, glob=False)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise InvalidInput(f"{file} cannot be read as Parquet: {str(error).splitlines()[0]}.") from None
+        raise InvalidInput(f"{file} cannot be read as Parquet: {str(error).splitlines()[0].rstrip('.')}.") from None
     absent = [pl.lit(None, kind).alias(name) for name, kind in OPTIONAL.items() if name not in raw.columns]
     return raw.with_columns(*absent, pl.lit(NODE_GPUS.get(gpu, 8), pl.Int64).alias("node_gpus"))
 

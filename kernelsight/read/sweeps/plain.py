@@ -40,7 +40,7 @@ def _check(path: Path) -> None:
     try:
         schema = pq.read_schema(path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise InvalidInput(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}.") from None
+        raise InvalidInput(f"{path} cannot be read as Parquet: {str(error).splitlines()[0].rstrip('.')}.") from None
     needed = [name for name in contract.column_names if name not in MAY_LACK]
     faults = [f"missing column {name}" for name in needed if name not in schema.names]
     faults += [f"unknown column {name}" for name in schema.names if name not in contract.column_names]
