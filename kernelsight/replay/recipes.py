@@ -115,6 +115,8 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
         "input_len": run["isl"],
         "output_len": run["osl"],
     }
+    if "distinct_prompts" in found:  # all but the last token are one of so many shared prefixes
+        flags |= {"num_prefixes": found["distinct_prompts"], "prefix_len": run["isl"] - 1, "input_len": 1}
     for name in ("max_num_batched_tokens", "max_num_seqs"):
         if name in found:
             flags[name] = tokens_of(found[name], sizes)

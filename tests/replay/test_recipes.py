@@ -90,6 +90,13 @@ def test_workers_for_prompts_become_engines_of_their_own() -> None:
     assert "prefill_replicas" not in flags_of({**RUN, **dict.fromkeys(sides)}, [])[0]
 
 
+def test_prompts_that_repeat_are_shared_prefixes_of_the_same_length() -> None:
+    flags, _ = flags_of(RUN, [{"recipe": "again", "distinct_prompts": 100, "prompts_per_concurrency": 50}])
+    assert (flags["prefix_len"] + flags["input_len"], flags["num_prefixes"]) == (RUN["isl"], 100)
+    assert flags["num_prompts"] == 50 * RUN["max_concurrency"]
+    assert "prefix_len" not in flags_of(RUN, [])[0]
+
+
 def test_a_budget_that_is_no_sum_is_refused() -> None:
     with pytest.raises(InvalidInput, match="recipes: '2 x isl' is no sum of numbers"):
         tokens_of("2 x isl", {"isl": 1})
