@@ -75,10 +75,11 @@ def _torch(ran: Any) -> dict[str, Any]:
         return Tensor(values.shape, dtype, values)
 
     torch.arange = arange
-    torch.emptied = emptied = []
+    torch.emptied, torch.streams = [], []
+    emptied, streams = torch.emptied, torch.streams
     torch.inference_mode = contextlib.nullcontext
     torch.cuda = types.SimpleNamespace(
-        ExternalStream=lambda ptr: ptr,
+        ExternalStream=lambda stream_ptr, device=None: streams.append((stream_ptr, device)) or stream_ptr,
         device=contextlib.nullcontext,
         stream=contextlib.nullcontext,
         empty_cache=lambda: emptied.append(True),

@@ -35,7 +35,7 @@ def install(monkeypatch: Any) -> fake_cupy.State:
     monkeypatch.setattr(Bench, "place", "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    nothing = lambda *_: contextlib.nullcontext()  # noqa: E731 - one stand-in for three contexts
+    nothing = lambda *_, **__: contextlib.nullcontext()  # noqa: E731 - one stand-in for three contexts
     for name in ("device", "stream", "ExternalStream"):
         monkeypatch.setattr(torch.cuda, name, nothing)
     return state

@@ -179,6 +179,15 @@ def test_a_full_pool_of_a_library_is_told_like_any_full_memory(
     assert sys.modules["torch"].emptied
 
 
+def test_the_stream_of_the_second_gpu_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = fake_cupy.install(monkeypatch, gpus=2)
+    fake_libraries.install(monkeypatch, state)
+    one = point("decode_attention", "torch_sdpa", "bf16/bf16", batch=1, context=64, window=0, **SHAPES[0])
+    gpu = open_gpu(1, None)
+    gpu.prepare(one)
+    assert sys.modules["torch"].streams == [(gpu.stream.ptr, 1)]
+
+
 def test_libraries_that_are_not_installed_are_named(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torch", "flashinfer"):
         monkeypatch.setitem(sys.modules, name, None)

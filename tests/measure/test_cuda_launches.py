@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from kernelsight.errors import InvalidInput
+from kernelsight.eta.training import WORK, call_rows
 from kernelsight.measure.cuda.device import MOST_COPIES, open_gpu
 from kernelsight.measure.device import FLUSH_CACHES, CannotMeasure, DeviceLost
-from kernelsight.measure.families import FAMILIES
+from kernelsight.measure.families import FAMILIES, number_formats
+from kernelsight.measure.rows import sweep_schema
 from kernelsight.measure.run import time_point
 from kernelsight.measure.suite import Point
 from kernelsight.measure.timing import Rule, Watch
@@ -50,6 +53,21 @@ def test_streaming_kernels_are_launched_as_they_are_declared(
         name, grid, _ = state.launched[-1]
         assert grid == (rows,) and name in fake_cupy.signatures()
         kernel.close()
+
+
+@pytest.mark.parametrize("family", [family for family in STREAMING if family in WORK])
+def test_bytes_are_those_that_training_counts(family: str, state: State) -> None:
+    """Of a thousand rows; a norm's weights are read beside, and a sampler that keeps some is taken to pass twice."""
+    gpu, rows, moved = open_gpu(0, None), [], []
+    for point in points(family, rows=1024, columns=4096):
+        kernel = gpu.prepare(point)
+        stored, math = number_formats(family, point.dtype)
+        named = {"family": family, "implementation": point.implementation, "dtype": point.dtype, "format": stored}
+        rows.append({**named, "gpu": gpu.gpu, "engine": "kernelsight", "math": math, "shape": point.sizes})
+        moved.append(kernel.bytes * (2 if point.implementation == "top_k_top_p" else 1))
+        kernel.close()
+    table = pa.Table.from_pylist([{**row, "latency_us": 1.0} for row in rows], sweep_schema())
+    assert moved == pytest.approx(call_rows(table, family)["bytes"].to_pylist(), rel=2e-3)
 
 
 def test_a_cold_point_reads_four_caches_first_and_walks_through_its_copies(state: State) -> None:

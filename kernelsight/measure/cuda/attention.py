@@ -148,7 +148,9 @@ def prepare(gpu: Gpu, point: Point) -> Prepared:
         raise CannotMeasure("its query heads are no multiple of the key-value heads")
     _refuse_what_it_lacks(point.implementation, library, shape)
     torch, module = _imported("torch", "torch"), _imported(library.module, library.distribution)
-    bench, stream, launches = Bench(gpu, torch, module, shape), torch.cuda.ExternalStream(gpu.stream.ptr), []
+    # PyTorch may have a CUDA runtime of its own, which knows nothing of the device that CuPy's uses
+    stream = torch.cuda.ExternalStream(gpu.stream.ptr, device=gpu.ordinal)
+    bench, launches = Bench(gpu, torch, module, shape), []
     name = point.implementation
     if name == "flash_attention_vllm":
         # as published sweeps call it
