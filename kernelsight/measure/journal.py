@@ -70,10 +70,8 @@ class Journal:
     """The points measured so far: ``done`` by key, None where one failed (its reason in ``failures``)."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        fields = [pa.field("point", pa.string()), pa.field("failure", pa.string())]
-        fields += [field.with_nullable(True) for field in sweep_schema()]
         self.path = path
-        self.schema = pa.schema(fields, {HEADER: json.dumps(dict(header)).encode()})
+        self.schema = _schema().with_metadata({HEADER: json.dumps(dict(header)).encode()})
         self.done: dict[str, dict[str, Any] | None] = {}
         self.failures: dict[str, str] = {}
         self._file: Any = None
@@ -145,17 +143,27 @@ class Journal:
         os.fsync(self._file.fileno())
 
 
+def _schema() -> pa.Schema:
+    fields = [pa.field("point", pa.string()), pa.field("failure", pa.string())]
+    return pa.schema([*fields, *(field.with_nullable(True) for field in sweep_schema())])
+
+
 def read_journal(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the header and the whole records of a journal, a torn end left out; InvalidInput where it is none."""
+    """Return the header and the records of a journal, up to where it is torn or damaged; InvalidInput for none."""
     records: list[dict[str, Any]] = []
     header: dict[str, Any] | None = None
     with path.open("rb") as file:
         try:
             reader = pa.ipc.open_stream(file)
-            header = json.loads((reader.schema.metadata or {})[HEADER])
+            stated = json.loads((reader.schema.metadata or {})[HEADER])
+            if not reader.schema.equals(_schema()):
+                raise InvalidInput(f"{path} has other columns than this version writes; name another -o FILE.")
+            header = {name: stated[name] for name in ("suite", "digest", "gpu", "serial")}
             while True:
-                records += reader.read_next_batch().to_pylist()
-        except (StopIteration, pa.ArrowInvalid, OSError, KeyError, ValueError):
+                batch = reader.read_next_batch()
+                batch.validate(full=True)  # a damaged one may point outside itself
+                records += batch.to_pylist()
+        except (StopIteration, pa.ArrowException, OSError, MemoryError, LookupError, TypeError, ValueError):
             if header is None:
                 raise InvalidInput(f"{path} is no journal of a measurement; name another -o FILE.") from None
     return header, records

@@ -190,7 +190,10 @@ def _opened(
                 f"(serial {identity.serial}); name another -o FILE."
             )
         _tell_versions(earlier, identity, told)
-    journal.open([record for record in earlier if not (retry and _failed(record))])
+        kept = [record for record in earlier if not (retry and _failed(record))]
+        told(f"{len(kept):,} points are kept from before, {len(suite.points) - len(kept):,} are to be measured")
+        earlier = kept
+    journal.open(earlier)
     return journal
 
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -19,6 +20,7 @@ from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.measure.journal import journal_path, locked, read_journal
+from kernelsight.measure.rows import sweep_schema
 from kernelsight.measure.run import Outcome, measure_suite
 from kernelsight.measure.suite import Suite, suite_of
 from kernelsight.measure.timing import HOPELESS_POINTS, SLOWED_FAULT, Rule
@@ -53,7 +55,7 @@ def kill_until_done(target: Path, moments: random.Random, most: int) -> int:
             if kills < most:
                 time.sleep(moments.uniform(0.0, 0.06))
                 process.send_signal(signal.SIGKILL)
-            rest = process.stdout.read().splitlines()
+            rest = [line for line in process.stdout.read().splitlines() if "kept from before" not in line]
         path = journal_path(target)
         _, records = read_journal(path) if path.exists() else ({}, [])
         if rest and rest[-1].startswith("all"):
@@ -72,6 +74,35 @@ def test_a_kill_at_any_moment_loses_the_point_under_way_alone(tmp_path: Path) ->
     table = conform(pq.read_table(target), contracts()["sweep_points"], origin="a sweep")
     assert table.num_rows == killed.POINTS
     assert {path.name for path in tmp_path.iterdir()} == {"sweep.parquet", "sweep.parquet.journal"}
+
+
+def test_a_damaged_journal_is_read_up_to_its_damage(tmp_path: Path) -> None:
+    """Bytes of a broken disk: what lies before them is kept, what lies behind is measured again, nothing crashes."""
+    measured(tmp_path, device())
+    path, chance, counts = journal_path(tmp_path / "sweep.parquet"), random.Random(3), set()
+    whole = path.read_bytes()
+    _, records = read_journal(path)
+    for _ in range(300):
+        damaged = bytearray(whole)
+        damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            _, found = read_journal(path)
+        except InvalidInput:
+            continue
+        assert sum(one != other for one, other in zip(found, records, strict=False)) <= 1
+        counts.add(len(found))
+    assert {0, len(records)} < counts
+    path.write_bytes(bytes(damaged[: len(whole) // 2]))
+    assert measured(tmp_path, device(), resume=True).measured == 12
+
+
+def test_a_journal_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(tmp_path, device(), most_seconds=0.02)
+    other = sweep_schema().append(pa.field("humidity", pa.float64()))
+    monkeypatch.setattr("kernelsight.measure.journal.sweep_schema", lambda: other)
+    with pytest.raises(InvalidInput, match="journal has other columns than this version writes; name another -o FILE"):
+        measured(tmp_path, device(), resume=True)
 
 
 def test_two_processes_do_not_measure_into_one_sweep(tmp_path: Path) -> None:
@@ -171,4 +202,7 @@ def test_another_driver_is_told_and_kept_by_row(tmp_path: Path) -> None:
     measured(tmp_path, Updated(lambda point: 9.0), resume=True, told=lines.append)
     assert lines[0].startswith("points so far are of driver 570.0 (cuda=12.8), the next of 580.1 (cuda=12.8)")
     rows = pq.read_table(tmp_path / "sweep.parquet").to_pylist()
-    assert {row["driver"] for row in rows} == {"570.0", "580.1"}
+    drivers = [row["driver"] for row in rows]
+    assert set(drivers) == {"570.0", "580.1"}
+    kept = drivers.count("570.0")
+    assert lines[1] == f"{kept} points are kept from before, {12 - kept} are to be measured"
