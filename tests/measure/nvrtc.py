@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 from pathlib import Path
 
 
@@ -17,7 +18,15 @@ def library(name: str = "libnvrtc.so") -> Path | None:
     return None
 
 
-def compiled(source: str, architecture: str, path: Path) -> tuple[str, str]:
+def resources(source: str, architecture: str, path: Path) -> dict[str, tuple[int, int]]:
+    """Return of each kernel the registers of a thread and the bytes that it spills, as the assembler tells them."""
+    _, log = compiled(source, architecture, path, b"--ptxas-options=-v")
+    kernels = log.split("Compiling entry function '")[1:]
+    told = (re.search(r"^(\w+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers", one, re.S) for one in kernels)
+    return {one[1]: (int(one[3]), int(one[2])) for one in told if one}
+
+
+def compiled(source: str, architecture: str, path: Path, *more: bytes) -> tuple[str, str]:
     """Return (PTX, log) of a source for an architecture such as compute_90; PTX is empty where it does not compile.
 
     For one such as sm_90 its PTX is assembled too: the first 4 letters of the machine code, as text.
@@ -25,8 +34,8 @@ def compiled(source: str, architecture: str, path: Path) -> tuple[str, str]:
     nvrtc = ctypes.CDLL(str(path))
     program = ctypes.c_void_p()
     assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"a.cu", 0, None, None) == 0
-    options = (ctypes.c_char_p * 2)(f"--gpu-architecture={architecture}".encode(), b"--std=c++17")
-    failed = nvrtc.nvrtcCompileProgram(program, 2, options)
+    words = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17", *more]
+    failed = nvrtc.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
     log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
     kind = "CUBIN" if architecture.startswith("sm_") else "PTX"
     size_of, read = (getattr(nvrtc, f"nvrtcGet{kind}{size}") for size in ("Size", ""))

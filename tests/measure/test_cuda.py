@@ -39,7 +39,7 @@ from kernelsight.measure.cuda.cublaslt import (
 from kernelsight.measure.cuda.kernels import PREPARE
 from kernelsight.measure.cuda.nvml import Nvml
 from kernelsight.measure.families import FAMILIES
-from tests.measure import nvrtc
+from tests.measure import fake_cupy, nvrtc
 
 H200 = {"name": "NVIDIA H200", "compute_capability": "9.0", "sm_count": 132, "memory_bytes": 150754820096}
 
@@ -65,6 +65,17 @@ def test_the_kernels_assemble_for_every_generation(architecture: str) -> None:
         pytest.skip("NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12")
     code, log = nvrtc.compiled(SOURCE.read_text(), architecture, path)
     assert code == "\x7fELF", log
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_120"])
+def test_blocks_of_1024_threads_fit_the_registers_of_a_multiprocessor(architecture: str) -> None:
+    """65,536 registers are 64 a thread; beyond that a launch fails."""
+    path = nvrtc.library()
+    if path is None:
+        pytest.skip("NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12")
+    found = nvrtc.resources(SOURCE.read_text(), architecture, path)
+    assert set(found) == set(fake_cupy.signatures())
+    assert {name: used for name, used in found.items() if used[0] > 64 or used[1]} == {}
 
 
 class Driver:

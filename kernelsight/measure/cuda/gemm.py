@@ -28,8 +28,8 @@ def product(gpu: Gpu, point: Point) -> Prepared:
     if library is None:
         library = gpu.cublaslt = CublasLt()
     memory = Memory(gpu)
-    one, workspace = memory.empty(4), memory.empty(WORKSPACE_BYTES)
-    gpu.runtime.memcpy(one, np.ones(1, np.float32).ctypes.data, 4, gpu.runtime.memcpyHostToDevice)
+    one, workspace, here = memory.empty(4), memory.empty(WORKSPACE_BYTES), np.ones(1, np.float32)
+    gpu.runtime.memcpy(one, here.ctypes.data, 4, gpu.runtime.memcpyHostToDevice)
     plan = Plan(library, point.dtype, m, n, k, batch, one)
     moved = batch * ((m * k + n * k) * form.operand_bytes + m * n * form.result_bytes)
     launches = []
