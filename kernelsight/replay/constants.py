@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -65,12 +66,12 @@ def constants_of(
     """Return the constants of each group of ``runs``, fitted on ``fitting`` runs, whose responses are ``found``.
 
     Runs have ``host_version``: the version from which the row of ``host_overheads`` holds that their engine takes.
-    version: one fit for each such row. group: a group's own constants, drawn towards its version's. transfer: its
-    version's, fitted without the group. none: no exposed host time at all.
+    version: one fit for each such row; a group has that of most of its runs. group: a group's own constants, drawn
+    towards its version's. transfer: its version's, fitted without the group. none: no exposed host time at all.
     """
     from kernelsight.replay.fitting import fit, fit_near
 
-    groups = {group_of(run): version_of(run) for run in runs}
+    groups = versions_of(runs)
     if level == "none":
         return dict.fromkeys(groups, NONE)
     pairs = [(run, response) for run, response in zip(fitting, found, strict=True) if response is not None]
@@ -90,6 +91,14 @@ def constants_of(
 def group_of(run: Mapping[str, Any]) -> tuple:
     """Return the names of a run's group: model, GPU, engine, precision."""
     return tuple(run[name] for name in GROUP)
+
+
+def versions_of(runs: Sequence[Mapping[str, Any]]) -> dict[tuple, tuple]:
+    """Return for each group the engine and version of most of its runs; as many of two: of the first."""
+    counts: dict[tuple, Counter] = {}
+    for run in runs:
+        counts.setdefault(group_of(run), Counter())[version_of(run)] += 1
+    return {group: found.most_common(1)[0][0] for group, found in counts.items()}
 
 
 def version_of(run: Mapping[str, Any]) -> tuple:

@@ -91,6 +91,14 @@ def test_one_run_that_is_far_off_moves_nothing() -> None:
     assert fit([*pairs, (strange, pairs[0][1])]) == TRUTH
 
 
+def test_a_group_of_several_versions_has_that_of_most_of_its_runs() -> None:
+    pairs = world(TRUTH)
+    runs = [run for run, _ in pairs]
+    runs.append({**runs[0], "host_version": "0.10"})  # the last, and alone
+    [(_, found)] = constants_of("version", runs, runs[:-1], [one for _, one in pairs]).items()
+    assert found == TRUTH
+
+
 def test_each_level_takes_the_runs_that_it_may() -> None:
     other = Constants(3.0, 0.0, 60.0, eager_launch_us=45.0)
     pairs = world(TRUTH, model="a") + world(other, model="b") + world(TRUTH, model="c", host_version="0.10")[:1]
