@@ -227,6 +227,7 @@ def test_collectives_start_on_every_gpu_within_one_group(
 
 def test_without_nccl_a_collective_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cupy.install(monkeypatch, gpus=2)
+    monkeypatch.delitem(sys.modules, "cupy.cuda.nccl", raising=False)  # of a CuPy that is installed
     with pytest.raises(CannotMeasure, match="CuPy finds no NCCL here"):
         open_gpu(0, None).prepare(point("all_reduce", "nccl", "bf16", bytes=4096, gpus=2))
 
