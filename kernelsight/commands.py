@@ -109,7 +109,8 @@ def give_host_overheads(session: Session, path: Path) -> None:
     """Put the rows of a CSV or JSON file in the place of those that the catalogue has of their engines.
 
     What a row leaves out it takes from the newest row of its engine, and stays assumed; one that states every figure
-    is as good as measured. InvalidInput: the file cannot be read, or a value does not fit its column.
+    is as good as measured. A time per request alone is all that the front end takes. InvalidInput: the file cannot be
+    read, or a value does not fit its column.
     """
     columns = session.graph.known("host_overheads").columns
     there = session.table("host_overheads").to_pylist()
@@ -126,6 +127,8 @@ def give_host_overheads(session: Session, path: Path) -> None:
         strange = [name for name in stated if name not in {column.name for column in columns}]
         if strange:
             raise unknown("column of host_overheads", strange[0], [column.name for column in columns])
+        if "request_us" in stated:
+            stated = {"per_prompt_token_us": 0.0} | stated
         own = {"from_version": "0", "source": f"given in {path.name}", "assumed": None}
         if not set(figures) <= stated.keys():
             own["assumed"] = newest[engine]["assumed"]

@@ -27,6 +27,7 @@ class Constants(NamedTuple):
     request_ms: float
     pace: float = 1.0
     eager_launch_us: float = 0.0
+    per_prompt_token_us: float = 0.0
 
     def host(self) -> dict[str, float]:
         """Return the columns of ``host_settings`` that they stand for, in the unit of time of the predicted kernels.
@@ -40,6 +41,7 @@ class Constants(NamedTuple):
             "step_exposed_us": 1000.0 * self.step_ms / self.pace,
             "exposed_per_request_us": self.per_request_us / self.pace,
             "request_us": 1000.0 * self.request_ms / self.pace,
+            "per_prompt_token_us": self.per_prompt_token_us / self.pace,
         }
 
 

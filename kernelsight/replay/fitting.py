@@ -24,10 +24,14 @@ CHOICES: dict[str, tuple[float, ...]] = {
     "per_request_us": (0.0, 3.0, 6.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 200.0),
     "request_ms": (0.0, 3.0, 6.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 160.0, 200.0, 250.0),
     "eager_launch_us": (0.0, 15.0, 25.0, 35.0, 45.0, 55.0, 65.0, 75.0, 90.0, 110.0, 130.0),
+    "per_prompt_token_us": (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0),
 }
-HOST = ("step_ms", "per_request_us", "request_ms", "eager_launch_us")
+HOST = ("step_ms", "per_request_us", "request_ms", "eager_launch_us", "per_prompt_token_us")
 # how far from its version's a group's constants are expected to lie (pace: as a logarithm), and what that counts
-SPREADS = {"pace": 0.1, "step_ms": 1.5, "per_request_us": 20.0, "request_ms": 40.0, "eager_launch_us": 20.0}
+SPREADS = {
+    **{"pace": 0.1, "step_ms": 1.5, "per_request_us": 20.0, "request_ms": 40.0, "eager_launch_us": 20.0},
+    "per_prompt_token_us": 4.0,
+}
 PULL = 0.05
 # an error beyond this factor says nothing about host time
 LARGEST_LOG_ERROR = 0.7
@@ -43,11 +47,13 @@ def loss(pairs: Sequence[Pair], at: Constants) -> float:
 def _errors(pairs: Sequence[Pair]) -> Callable[[Constants], float]:
     """Return the sum over runs of the absolute log errors at constants, as a function of these."""
     values = np.stack([np.stack([response.ttft_ms, response.tpot_ms]) for _, response in pairs])
-    running = np.array([response.running for _, response in pairs])
+    running, prompt_tokens = (
+        np.array([getattr(response, name) for _, response in pairs]) for name in ("running", "prompt_tokens")
+    )
     measured = np.array([(run["ttft_ms"], run["tpot_ms"]) for run, _ in pairs])
 
     def errors(at: Constants) -> float:
-        found = np.abs(np.log(np.maximum(means_of(values, running, at), 1e-6) / measured))
+        found = np.abs(np.log(np.maximum(means_of(values, running, prompt_tokens, at), 1e-6) / measured))
         return float(np.minimum(found, LARGEST_LOG_ERROR).sum())
 
     return errors

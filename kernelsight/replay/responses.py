@@ -26,14 +26,15 @@ GRID = (STEP_GRID_MS, REQUEST_GRID_MS, LAUNCH_GRID_US)
 
 
 class Response(NamedTuple):
-    """What a run's means do as host time grows, and how many requests run at a time.
+    """What a run's means do as host time grows: shape [steps, requests, launches], in ms.
 
-    Shape [steps, requests, launches], in ms.
+    Beside them how many requests run at a time, and how long their prompts are, both on the mean.
     """
 
     ttft_ms: np.ndarray
     tpot_ms: np.ndarray
     running: float
+    prompt_tokens: float
 
 
 def responses(session: Session, planned: Sequence[Planned]) -> list[Response | None]:
@@ -61,22 +62,22 @@ def _responses(session: Session, part: Partition) -> dict[str, Response]:
     world = read_inputs(*inputs.values())
     shape = tuple(len(points) for points in GRID)
     means: dict[str, np.ndarray] = {}
-    running: dict[str, float] = {}
+    loads: dict[str, tuple[float, float]] = {}
     for place in itertools.product(*(range(size) for size in shape)):
         step_ms, request_ms, launch_us = (points[i] for points, i in zip(GRID, place, strict=True))
         constants = Constants(step_ms, 0.0, request_ms, eager_launch_us=launch_us)
         everywhere = dict.fromkeys(able["deployment_id"].to_pylist(), constants)
         host = with_host(inputs["host_settings"], everywhere.get)
         replicas = serve_replicas(world._replace(hosts=by_key(host, "deployment_id")), count_uses=False)
-        for name, ttft_ms, tpot_ms, decoding in client_means(event_rows(replicas, inputs["requests"])):
-            running.setdefault(name, decoding)
+        for name, ttft_ms, tpot_ms, *load in client_means(event_rows(replicas, inputs["requests"])):
+            loads.setdefault(name, tuple(load))
             held = means.setdefault(name, np.full((2, *shape), np.nan))
             held[:, *place] = ttft_ms, tpot_ms
-    return {name: Response(*both, running[name]) for name, both in means.items()}
+    return {name: Response(*both, *loads[name]) for name, both in means.items()}
 
 
-def client_means(request_events: Any) -> list[tuple[str, float, float, float]]:
-    """Return (scenario_id, mean TTFT in ms, mean TPOT in ms, requests that decode at a time).
+def client_means(request_events: Any) -> list[tuple[str, float, float, float, float]]:
+    """Return (scenario_id, mean TTFT in ms, mean TPOT in ms, requests that decode at a time, mean prompt in tokens).
 
     Of the scenarios that served a request of two tokens or more.
     """
@@ -93,25 +94,27 @@ def client_means(request_events: Any) -> list[tuple[str, float, float, float]]:
             ((pl.col("first_token_ns") - pl.col("sent_ns")) / 1e6).mean().alias("ttft_ms"),
             (decoding_ns / 1e6 / gaps).filter(gaps > 0).mean().alias("tpot_ms"),
             (decoding_ns.sum() / (pl.col("finish_ns").max() - pl.col("sent_ns").min())).alias("running"),
+            pl.col("prompt_tokens").mean(),
         )
         .drop_nulls()
     )
     return means.collect().rows()
 
 
-def means_of(values: np.ndarray, running: np.ndarray, at: Constants) -> np.ndarray:
+def means_of(values: np.ndarray, running: np.ndarray, prompt_tokens: np.ndarray, at: Constants) -> np.ndarray:
     """Return (runs, 2) means in ms of ``values`` of shape (runs, 2, steps, requests, launches).
 
-    Time per running request is that of the mean batch, in every step.
+    Time per running request is that of the mean batch, in every step; time per token that of the mean prompt.
     """
     step_ms = at.step_ms + at.per_request_us * running / 1000.0
+    request_ms = at.request_ms + at.per_prompt_token_us * prompt_tokens / 1000.0
     i, u = _place(STEP_GRID_MS, step_ms / at.pace)
-    j, v = _place(REQUEST_GRID_MS, np.array(at.request_ms / at.pace))
+    j, v = _place(REQUEST_GRID_MS, request_ms / at.pace)
     k, w = _place(LAUNCH_GRID_US, np.array(at.eager_launch_us / at.pace))
     launches = values[..., k] * (1 - w) + values[..., k + 1] * w
-    requests = launches[..., j] * (1 - v) + launches[..., j + 1] * v
-    run = np.arange(running.size)
-    return at.pace * (requests[run, :, i] * (1 - u)[:, None] + requests[run, :, i + 1] * u[:, None])
+    run, share = np.arange(running.size), v[:, None]
+    low, high = (launches[run, :, row, j] * (1 - share) + launches[run, :, row, j + 1] * share for row in (i, i + 1))
+    return at.pace * (low * (1 - u)[:, None] + high * u[:, None])
 
 
 def _place(grid: Sequence[float], value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -64,6 +64,7 @@ class Host(NamedTuple):
     captured_launches_us: float = 0.0
     gap_us: float = 0.0
     exposed_per_request_us: float = 0.0
+    per_prompt_token_us: float = 0.0
 
 
 class Surface(NamedTuple):

@@ -167,18 +167,21 @@ def deliver(
 ) -> bool:
     """Hand a request to its engine, which sees it a little later; False: it can never be served.
 
-    ``decode_limits``: of the engines that decode what this one prefills.
+    The front end hands requests on in their order: a long prompt holds up those behind it. ``decode_limits``: of the
+    engines that decode what this one prefills.
     """
     request = requests[r]
     request.replica = replica
     request.sent_us = client.now
-    request.visible_us = client.now + host.request_us
+    front_end_us = host.request_us + host.per_prompt_token_us * request.prompt
+    request.visible_us = max(client.now + front_end_us, engine.handed_on_us)
     request.status = verdict(request, request.target, limits)
     if request.status == FINISHED and request.rest > 0:
         request.status = verdict(request, request.target + request.rest, decode_limits)
     if request.status != FINISHED:
         return False
     engine.in_flight += 1
+    engine.handed_on_us = request.visible_us
     enqueue(engine, requests, limits, r)
     return True
 

@@ -84,6 +84,7 @@ HOST = _record(
     captured_launches_us=_REAL,
     gap_us=_REAL,  # of the exposed time: what passes between the kernels of a forward pass
     exposed_per_request_us=_REAL,
+    per_prompt_token_us=_REAL,
 )
 
 # where a surface stands in the flat array of costs: for every whole x the knot below it (x_at) and the weight of the
@@ -201,6 +202,7 @@ ENGINE = _record(
     link_free_us=_REAL,  # when the KV of all prompts that ended here has been sent
     first_waiting=_WHOLE,
     last_waiting=_WHOLE,
+    handed_on_us=_REAL,  # when the front end hands on the last request that was sent here
     admitted=_WHOLE,  # tickets given out
     first_ended=_WHOLE,  # requests that ended since the client last looked
     # the step or decode run that is under way, until ``due_us``; a planned run has not been taken yet, so that it can

@@ -403,6 +403,7 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int)
         overhead["per_token_us"], overhead["per_eager_launch_us"] * launches, overhead["request_us"],
         overhead["overlapped"] and deployment["async_scheduling"], deployment["graph_max_tokens"],
         overhead["per_captured_launch_us"] * launches, gap_us, overhead["exposed_per_request_us"],
+        overhead["per_prompt_token_us"],
     )  # fmt: skip
 
 

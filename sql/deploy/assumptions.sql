@@ -8,9 +8,9 @@ where settings.tier <> 'roofline' and calls.family in (select family from eta_co
 group by settings.deployment_id
 union all
 select settings.deployment_id, 'host overhead',
-       format('host time of {} from version {} on ({:.1f} ms exposed and {:.1f} ms of {} work a step, {:.0f} us a running request, {:.2f} us between kernels, {:.0f} us a launch outside CUDA graphs, {:.0f} ms a request) is {}, not measured',
+       format('host time of {} from version {} on ({:.1f} ms exposed and {:.1f} ms of {} work a step, {:.0f} us a running request, {:.2f} us between kernels, {:.0f} us a launch outside CUDA graphs, {:.0f} ms a request and {:.1f} us a token of its prompt) is {}, not measured',
               overheads.engine, overheads.from_version, overheads.step_exposed_us / 1000, overheads.step_base_us / 1000,
-              case when overheads.overlapped then 'overlappable' else 'serial' end, overheads.exposed_per_request_us, overheads.launch_gap_us, overheads.per_eager_launch_us, overheads.request_us / 1000, overheads.assumed)
+              case when overheads.overlapped then 'overlappable' else 'serial' end, overheads.exposed_per_request_us, overheads.launch_gap_us, overheads.per_eager_launch_us, overheads.request_us / 1000, overheads.per_prompt_token_us, overheads.assumed)
 from deployment_settings as settings
 join host_settings as overheads using (deployment_id)
 where overheads.assumed is not null and settings.tier <> 'roofline'

@@ -37,6 +37,7 @@ select
   per_eager_launch_us,
   coalesce(launch_gap_us, 0) as launch_gap_us,
   request_us,
+  coalesce(per_prompt_token_us, 0) as per_prompt_token_us,
   coalesce(exposed_per_request_us, 0) as exposed_per_request_us,
   overlapped,
   assumed,

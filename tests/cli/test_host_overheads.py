@@ -52,6 +52,16 @@ def test_rows_that_state_every_figure_are_not_assumed(command, rows):
     assert "host time of sglang" in host(command(*STEP, "--engine", "sglang", *words))[1]
 
 
+def test_a_time_per_request_alone_is_the_whole_front_end(command, rows):
+    load = ("--request-rate", 0.01, "--num-prompts", 1, "--input-len", 1000, "--output-len", 2, "--format", "json")
+    words = ("simulate", "--model", "qwen3-0.6b", "--gpu", "h100_sxm", *load, "--host-overheads")
+    alone, longer = (
+        command(*words, rows({"engine": "vllm"} | FIGURES | more)).json["ttft_ms"]["mean"]
+        for more in ({}, {"per_prompt_token_us": 5.0})
+    )
+    assert longer == pytest.approx(alone + 5.0)
+
+
 def test_rows_by_version_and_figures_that_are_left_out(command, rows):
     path = rows([{"engine": "vllm", "step_exposed_us": 900.0}, {"engine": "vllm", "from_version": "0.12"} | FIGURES])
     words = ("--host-overheads", path, "--format", "json")

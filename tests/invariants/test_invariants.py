@@ -29,6 +29,17 @@ def finished(served: Served) -> np.ndarray:
     return served.out.status == records.FINISHED
 
 
+def visible_us(world: World, served: Served) -> np.ndarray:
+    """When the engine may see each request; infinite for those that it never serves."""
+    sent = served.out.sent_us
+    alone = sent + world.host.request_us + world.host.per_prompt_token_us * world.load.prompt_tokens
+    alone = np.where(finished(served), alone, -np.inf)
+    order = np.argsort(sent, kind="stable")
+    found = np.empty_like(alone)
+    found[order] = np.maximum.accumulate(alone[order])
+    return np.where(finished(served), found, np.inf)
+
+
 def units_of(tokens: int, limits: inputs.Limits) -> int:
     """KV units of a request with this many cached tokens."""
     blocks = -(-tokens // limits.block_size)
@@ -144,7 +155,7 @@ def test_inv_5_budget_and_caps_hold_at_every_step(world: World) -> None:
 def test_inv_8_no_step_leaves_out_a_request_that_it_could_take(world: World) -> None:
     served = run_loop(world)
     limits, out, steps = world.limits, served.out, served.steps
-    visible = np.where(finished(served), out.sent_us + world.host.request_us, np.inf)
+    visible = visible_us(world, served)
     for i in range(1, len(steps)):
         if steps[i, START] > steps[i - 1, END] + SLACK_US:
             # idle: nothing runs, and whatever has not ended becomes visible only when the next step starts

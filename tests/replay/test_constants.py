@@ -10,22 +10,23 @@ from kernelsight.replay.constants import NONE, Constants, constants_of, with_hos
 from kernelsight.replay.fitting import fit, fit_near, loss
 from kernelsight.replay.responses import GRID, Response, means_of
 
-TRUTH = Constants(0.6, 30.0, 20.0, eager_launch_us=45.0)
+TRUTH = Constants(0.6, 30.0, 20.0, eager_launch_us=45.0, per_prompt_token_us=4.0)
 
 
-def response(base_ms: float, running: float) -> Response:
+def response(base_ms: float, running: float, prompt_tokens: float = 1000.0) -> Response:
     """Return a run whose TPOT is the step, and whose TTFT is three steps, 100 launches and the request.
 
     One step in 1000 / running has a prompt, and its launches.
     """
     step, request, launch = np.meshgrid(*GRID, indexing="ij")
     ttft = 3 * (base_ms + step) + request + 0.1 * launch
-    return Response(ttft, base_ms + step + 0.1 * launch * running / 1000.0, running)
+    return Response(ttft, base_ms + step + 0.1 * launch * running / 1000.0, running, prompt_tokens)
 
 
 def means_at(found: Response, at: Constants) -> tuple[float, float]:
     """Return TTFT and TPOT of one run in ms at constants."""
-    return tuple(means_of(np.stack([found.ttft_ms, found.tpot_ms])[None], np.array([found.running]), at)[0].tolist())
+    values = np.stack([found.ttft_ms, found.tpot_ms])[None]
+    return tuple(means_of(values, np.array([found.running]), np.array([found.prompt_tokens]), at)[0].tolist())
 
 
 def run_of(found: Response, at: Constants, **names: object) -> dict:
@@ -37,7 +38,8 @@ def run_of(found: Response, at: Constants, **names: object) -> dict:
 
 def world(at: Constants, **names: object) -> list[tuple[dict, Response]]:
     """Return runs of models of different size under different load."""
-    found = [response(base, running) for base in (3.0, 8.0, 20.0) for running in (2.0, 30.0, 100.0)]
+    loads = [(2.0, 8000.0), (30.0, 200.0), (100.0, 2000.0)]
+    found = [response(base, *load) for base in (3.0, 8.0, 20.0) for load in loads]
     return [(run_of(one, at, **names), one) for one in found]
 
 
@@ -48,6 +50,8 @@ def test_means_are_read_between_the_simulated_points() -> None:
     assert means_at(found, Constants(0.5, 20.0, 7.5)) == pytest.approx((3 * 6.5 + 7.5, 6.5))
     # 100 launches of 20 us, of which one step in twenty pays
     assert means_at(found, Constants(0.0, 0.0, 0.0, eager_launch_us=20.0)) == pytest.approx((15.0 + 2.0, 5.0 + 0.1))
+    # 5 us for each of 1,000 tokens
+    assert means_at(found, Constants(0.5, 20.0, 2.5, per_prompt_token_us=5.0)) == pytest.approx((3 * 6.5 + 7.5, 6.5))
     # beyond the grid its last lines go on
     assert means_at(found, Constants(12.0, 0.0, 300.0)) == pytest.approx((3 * 17.0 + 300.0, 17.0))
 
@@ -57,14 +61,17 @@ def test_slower_kernels_are_the_same_run_in_another_unit_of_time() -> None:
     assert means_at(response(5.0, 50.0), Constants(0.5, 20.0, 7.5, 1.2)) == pytest.approx((3 * 7.5 + 7.5, 7.5))
     schema = pa.schema(
         [("deployment_id", pa.string()), ("step_exposed_us", pa.float64()), ("exposed_per_request_us", pa.float64())]
-        + [("launch_gap_us", pa.float64()), ("request_us", pa.float64()), ("per_eager_launch_us", pa.float64())]
+        + [
+            (name, pa.float64())
+            for name in ("launch_gap_us", "request_us", "per_eager_launch_us", "per_prompt_token_us")
+        ]
     )
     table = pa.Table.from_pylist([{"deployment_id": "a"}, {"deployment_id": "b", "request_us": 1.0}], schema=schema)
-    given = {"a": Constants(1.2, 24.0, 6.0, 1.2, 60.0)}
+    given = {"a": Constants(1.2, 24.0, 6.0, 1.2, 60.0, 3.0)}
     a, b = with_host(table, given.get).to_pylist()
     assert a["step_exposed_us"] == pytest.approx(1000.0)
     assert (a["exposed_per_request_us"], a["request_us"]) == pytest.approx((20.0, 5000.0))
-    assert a["per_eager_launch_us"] == pytest.approx(50.0)
+    assert (a["per_eager_launch_us"], a["per_prompt_token_us"]) == pytest.approx((50.0, 2.5))
     assert b["request_us"] == 1.0  # what has no constants stays as it is
 
 

@@ -318,7 +318,7 @@ def serve_scenario(
             requests[i].sent_us = now
             requests[i].prefill_only = prefills is not None
             engine = fleet[replicas[i]]
-            accepted = engine.scheduler.accept(requests[i], engine.host.request_us)
+            accepted = engine.scheduler.accept(requests[i], engine.host)
             if accepted and prefills and requests[i].output_tokens > 1:
                 requests[i].prefill_only = False
                 requests[i].status = decoders[0].scheduler.verdict(requests[i])

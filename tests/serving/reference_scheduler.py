@@ -13,7 +13,8 @@ semantics leave a choice open:
 - ``max_long_partial_prefills``: a request with more known tokens than ``long_prefill_token_threshold`` is passed over
   while so many prompts are under way that have more tokens than that to compute.
 - A step with asynchronous scheduling sees the requests that were visible when the step before it began; after an idle
-  time it sees those that are visible now. A request is visible ``request_us`` after it is sent.
+  time it sees those that are visible now. A request is visible ``request_us``
+  and ``per_prompt_token_us`` for each token of its prompt after it is sent, and not before those sent before it.
 - Closed loop: at most ``max_concurrency`` requests in flight. The next one is sent when one ends (at the end of that
   step), or at its arrival if a slot is free by then.
 - prompt + output > ``max_model_len``, or without chunking a prompt > budget, is rejected as too long; a request that
@@ -214,7 +215,7 @@ class Scheduler:
         self.memory = CachedMemory(limits, hash_tokens) if caching else CountedMemory(limits)
         self.queue: deque[Request] = deque()
         self.running: list[Request] = []
-        self.now_us = self.seen_us = 0.0
+        self.now_us = self.seen_us = self.handed_on_us = 0.0
         self.polling, self.door, self.wait = Polling(limits), Door(limits), BatchWait(limits)
         self.reserve = Reserve(limits, self.memory)
         self.proposed = self.accepted = 0
@@ -232,11 +233,12 @@ class Scheduler:
         most = min(whole - 1 + self.limits.drafts, self.limits.max_model_len - 1)
         return "no_memory" if self.memory.units_of(most) > self.limits.capacity_units else "finished"
 
-    def accept(self, request: Request, request_us: float) -> bool:
+    def accept(self, request: Request, host: Any) -> bool:
         """Queue a request, or reject it for good."""
         request.status = self.verdict(request)
         if request.status == "finished":
-            request.visible_us = request.sent_us + request_us
+            alone_us = request.sent_us + host.request_us + host.per_prompt_token_us * request.prompt_tokens
+            self.handed_on_us = request.visible_us = max(alone_us, self.handed_on_us)
             self.queue.append(request)
         return request.status == "finished"
 
@@ -540,7 +542,7 @@ def serve(
     scheduler = Scheduler(limits, hash_tokens)
 
     def accept(request: Request) -> bool:
-        return scheduler.accept(request, host.request_us)
+        return scheduler.accept(request, host)
 
     clock = horizon = requests[0].arrival_us
     if limits.batch_wait_us:

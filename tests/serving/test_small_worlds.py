@@ -159,6 +159,13 @@ def test_a_closed_loop_sends_the_next_request_when_one_ends() -> None:
     assert served.totals.idle_us == 90
 
 
+def test_the_front_end_hands_requests_on_in_their_order() -> None:
+    world = constant_world([(0, 40, 1), (0, 4, 1), (500, 4, 1)], host={"request_us": 30.0, "per_prompt_token_us": 5.0})
+    served = run_loop(world)
+    # 40 tokens take 200 us, and hold up the next prompt; the last one comes alone
+    assert served.out.scheduled_us.tolist() == [230.0, 230.0, 550.0]
+
+
 def test_a_free_slot_of_a_closed_loop_sends_at_the_arrival() -> None:
     # two slots: B goes out at its arrival in the middle of A's step, C finds both taken and waits for A's end at 200
     served = run_loop(constant_world([(0, 4, 2), (50, 4, 2), (60, 4, 1)], max_concurrency=2))

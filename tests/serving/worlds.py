@@ -267,6 +267,7 @@ def hosts_drawn(draw: st.DrawFn, whole: bool) -> inputs.Host:
         graph_max_tokens=draw(st.sampled_from([0, 4, 16])),
         captured_launches_us=draw(st.sampled_from([0.0, 15.0])) + uneven,
         exposed_per_request_us=draw(st.sampled_from([0.0, 3.0])) + uneven,
+        per_prompt_token_us=draw(st.sampled_from([0.0, 7.0])),
     )
 
 
