@@ -318,6 +318,7 @@ def serve_scenario(
             requests[i].sent_us = now
             requests[i].prefill_only = prefills is not None
             engine = fleet[replicas[i]]
+            handed_on_us = engine.scheduler.handed_on_us
             accepted = engine.scheduler.accept(requests[i], engine.host)
             if accepted and prefills and requests[i].output_tokens > 1:
                 requests[i].prefill_only = False
@@ -326,6 +327,7 @@ def serve_scenario(
                 accepted = requests[i].status == "finished"
                 if not accepted:
                     engine.scheduler.queue.remove(requests[i])
+                    engine.scheduler.handed_on_us = handed_on_us
             fleet[replicas[i]].in_flight += accepted
             if not accepted:
                 client.note_end(i, now, finished=False)
