@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput, unknown
-from kernelsight.flags import DEPLOYMENT_FLAGS, POOL_FLAGS, PREFILL_FLAGS
+from kernelsight.flags import DEPLOYMENT_FLAGS, DRAFT_FLAGS, POOL_FLAGS, PREFILL_FLAGS
 from kernelsight.given import as_table
 from kernelsight.read.rows import read_rows
 from kernelsight.write.output import note
@@ -47,7 +47,7 @@ def open_session(arguments: Any) -> Session:
 
 def deployment_flags(arguments: Any) -> dict[str, Any]:
     """Return the deployment's flags of parsed arguments, those left open out."""
-    names = [*DEPLOYMENT_FLAGS, *PREFILL_FLAGS, *POOL_FLAGS, "enable_expert_parallel"]
+    names = [*DEPLOYMENT_FLAGS, *DRAFT_FLAGS, *PREFILL_FLAGS, *POOL_FLAGS, "enable_expert_parallel"]
     return {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
 
 

@@ -318,6 +318,8 @@ FLAGS = {
 }
 # flag: column of ``deployments``
 DEPLOYMENT_FLAGS = {flag.name: flag.column for flag in FLAGS.values() if flag.column}
+# flags that are a deployment of their own: the model that proposes tokens
+DRAFT_FLAGS = tuple(flag.name for flag in SPECULATION if not flag.column)
 # flag: the flag of the engines that decode which it stands for where others compute the prompts
 PREFILL_FLAGS = {
     name: own for name in FLAGS if (own := name.removeprefix("prefill_")) != name and own in DEPLOYMENT_FLAGS

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput, KernelSightError
-from kernelsight.flags import ALIASES, DEPLOYMENT_FLAGS, LOAD_FLAGS, POOL_FLAGS, PREFILL_FLAGS
+from kernelsight.flags import ALIASES, DEPLOYMENT_FLAGS, DRAFT_FLAGS, LOAD_FLAGS, POOL_FLAGS, PREFILL_FLAGS
 from kernelsight.given import give_rows
 from kernelsight.objectives import PRICE
 from kernelsight.plan import and_drafts, deployment_rows, deployments_of, normalise, resolve_names, scenario_row
@@ -204,13 +204,15 @@ def flag_columns(session: Session, plan: Plan) -> pa.Table:
 
     types = {column.name: column.arrow_type for column in session.graph.known("scenarios").columns}
     columns = {column.name: column.arrow_type for column in session.graph.known("deployments").columns}
-    types |= {flag: columns[column] for flag, column in DEPLOYMENT_FLAGS.items()}
+    types |= {flag: columns[column] for flag, column in DEPLOYMENT_FLAGS.items()} | dict.fromkeys(
+        DRAFT_FLAGS, pa.string()
+    )
     types |= {name: types[flag] for name, flag in PREFILL_FLAGS.items()}
     stated = {name for flags in plan.flags for name in flags}
     table = {
         "scenario_id": pa.array([row["scenario_id"] for row in plan.scenarios], pa.string()),
     }
-    for name in [*DEPLOYMENT_FLAGS, *PREFILL_FLAGS, *POOL_FLAGS, *LOAD_FLAGS]:
+    for name in [*DEPLOYMENT_FLAGS, *DRAFT_FLAGS, *PREFILL_FLAGS, *POOL_FLAGS, *LOAD_FLAGS]:
         if name in stated:
             table[name] = pa.array([flags.get(name) for flags in plan.flags], types[name])
     if any(price is not None for price in plan.prices):

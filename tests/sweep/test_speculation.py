@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -160,6 +161,7 @@ def test_a_sweep_gives_what_the_session_gives(session: Session, served: Session)
     told = {row["scenario_id"]: row for row in sweep(session, GRID).to_pylist()}
     expected = served.table("scenario_summary").to_pylist()
     assert len(expected) == len(told) == len(GRID)
+    assert {row["speculative_model"] for row in told.values()} == {None, "qwen3-0.6b"}
     for row in expected:
         found = told[row["scenario_id"]]
         assert {name: found[name] for name in row} == row
@@ -172,6 +174,11 @@ def test_a_draft_that_cannot_be_split_is_a_status(session: Session) -> None:
         assert "qwen2.5-0.5b has 14 attention heads, which tensor-parallel size 4 does not divide" in row["status"]
 
 
+def attentions(answer: dict[str, Any]) -> float:
+    """Launches of decode attention a step that decodes."""
+    return sum(row["calls"] for row in answer["breakdown"] if row["family"] == "decode_attention") / answer["steps"]
+
+
 def test_the_command_tells_what_was_accepted(command) -> None:
     words = "simulate --model qwen3-0.6b --gpu l4 --max-concurrency 1 --num-prompts 2 --isl 30 --osl 10"
     drafts = "--num-speculative-tokens 2 --draft-acceptance-rate 1 --speculative-method ngram"
@@ -179,5 +186,11 @@ def test_the_command_tells_what_was_accepted(command) -> None:
     # 9 tokens after the first, three a step
     assert status == 0 and "12 of 12: 3.00 tokens a step" in out
     assert "of 2 tokens that are proposed for a sequence in each step, each is accepted with probability 1.00" in out
+    drafts = "--num-speculative-tokens 2 --draft-acceptance-rate 0 --speculative-model qwen2.5-0.5b"
+    status, out, err = command(*words.split(), *drafts.split(), "--format", "json")
+    assert status == 0, err
+    alone = json.loads(command(*words.split(), "--format", "json")[1])
+    # two passes of 24 layers beside the model's 28, in every step
+    assert attentions(json.loads(out)) / attentions(alone) == pytest.approx((28 + 2 * 24) / 28, rel=0.1)
     status, out, err = command(*words.split(), "--num-speculative-tokens", 2)
     assert (status, out) == (2, "") and "give draft_acceptance_rate" in err
