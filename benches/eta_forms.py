@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 
 from kernelsight.catalog.tables import facts
-from kernelsight.eta.cells import is_serving
-from kernelsight.eta.heads import fit_family, predict_family
-from kernelsight.eta.measured import correct, features_of, fit_measured, kernels_of, rows_of
-from kernelsight.eta.pack import pack_table
-from kernelsight.eta.splits import HEADLINE_TRAIN, in_budget
-from kernelsight.eta.training import training_rows
-from kernelsight.roofline.families import FORMS
+from kernelsight.fitting.cells import is_serving
+from kernelsight.fitting.expressions import fit_family, predict_family
+from kernelsight.fitting.measured import correct, features_of, fit_measured, kernels_of, rows_of
+from kernelsight.fitting.splits import HEADLINE_TRAIN, in_budget
+from kernelsight.fitting.training import training_rows
+from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.pack import pack_table
 
 # choices are made among the training GPUs alone: the others are scored with the choice frozen
 CHOSEN_ON = HEADLINE_TRAIN

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-from kernelsight.write.output import as_text
+from kernelsight.report.output import as_text
 
 START_UP = 1_000
 LOAD = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "input_len": 256, "output_len": 256, "request_rate": 20.0}
@@ -24,7 +24,7 @@ LOAD = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "input_len": 256, "output_le
 def run(requests: int) -> dict[str, Any]:
     """Serve one scenario of so many requests in this process; CPU seconds of a second sweep, and peak memory."""
     from kernelsight.session import connect
-    from kernelsight.sweep import sweep
+    from kernelsight.sweep.sweep import sweep
 
     with connect() as session:
         sweep(session, [{**LOAD, "num_prompts": START_UP}])  # compiles

@@ -5,7 +5,7 @@
 
 A published sweep plays the device. A third of its sites, (n, k) of a product or heads of an attention, is only asked
 about; of the others a strategy chooses points. What is left of a head that was fitted without the GPU's generation is
-interpolated between them by the Gaussian process of :mod:`kernelsight.eta.nearby` over what a correction sees; with
+interpolated between them by the Gaussian process of :mod:`kernelsight.kernels.nearby` over what a correction sees; with
 `--shipped` behind the correction network, which takes a minute a fit. Median / mean absolute error in % at the sites
 asked about; chance is the mean of SEEDS draws.
 """
@@ -20,18 +20,18 @@ import numpy as np
 import pyarrow as pa
 
 from kernelsight.catalog.tables import facts
-from kernelsight.eta.cells import is_serving
-from kernelsight.eta.correction import WIDE, as_stored, fit_correction
-from kernelsight.eta.heads import predict_family
-from kernelsight.eta.measured import FEW_ROWS, SHARE_OF_FEW, STUDENTS, features_of, kernels_of
-from kernelsight.eta.nearby import MOST_POINTS, fit_nearby, nearby_delta
-from kernelsight.eta.network import correction, scaled
-from kernelsight.eta.pack import default_pack
-from kernelsight.eta.placing import place, positions
-from kernelsight.eta.resolve import family_facts
-from kernelsight.eta.splits import site_names
-from kernelsight.eta.training import training_rows
-from kernelsight.roofline.families import FORMS
+from kernelsight.fitting.cells import is_serving
+from kernelsight.fitting.correction import WIDE, as_stored, fit_correction
+from kernelsight.fitting.expressions import predict_family
+from kernelsight.fitting.measured import FEW_ROWS, SHARE_OF_FEW, STUDENTS, features_of, kernels_of
+from kernelsight.fitting.placing import place, positions
+from kernelsight.fitting.splits import site_names
+from kernelsight.fitting.training import training_rows
+from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.nearby import MOST_POINTS, fit_nearby, nearby_delta
+from kernelsight.kernels.network import correction, scaled
+from kernelsight.kernels.pack import default_pack
+from kernelsight.kernels.resolve import family_facts
 
 CELLS = (
     ("gemm", "bf16", "trtllm"),

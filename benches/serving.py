@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kernelsight.plan import give_plan
+from kernelsight.report.output import as_text
+from kernelsight.scenario.plan import give_plan
 from kernelsight.serving import replica
 from kernelsight.serving.simulate import simulate_scenarios
 from kernelsight.session import connect
-from kernelsight.write.output import as_text
 
 DEPLOYMENT = {"model": "llama-3.1-8b", "gpu": "h100_sxm"}
 INPUTS = (

@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 
 from kernelsight.dataflow.columns import by_blocks, numeric
-from kernelsight.eta.intervals import spread
-from kernelsight.eta.network import Network
-from kernelsight.roofline import latency
-from kernelsight.roofline.families import FORMS
-from kernelsight.roofline.hardware import MATH, hardware_columns
-from kernelsight.roofline.kinds import constants_of, halves_at, kinds_of, network_at
-from kernelsight.roofline.latency import latencies
+from kernelsight.kernels import latency
+from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.hardware import MATH, hardware_columns
+from kernelsight.kernels.intervals import spread
+from kernelsight.kernels.kinds import constants_of, halves_at, kinds_of, network_at
+from kernelsight.kernels.latency import latencies
+from kernelsight.kernels.network import Network
 from kernelsight.session import Session, connect
 
 MODELS = (

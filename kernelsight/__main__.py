@@ -2,7 +2,7 @@
 
 import sys
 
-from kernelsight.cli import main
+from kernelsight.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

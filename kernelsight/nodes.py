@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from kernelsight.dataflow.graph import produces
-from kernelsight.roofline.latency import latencies as _latencies
+from kernelsight.kernels.latency import latencies as _latencies
 
 
 def requests(scenarios: pa.Table) -> pa.Table:

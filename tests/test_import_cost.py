@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # pyarrow imports pandas wherever it is installed: that is not ours to prevent
 ASK = """
 import contextlib, io, sys
-from kernelsight.cli import main
+from kernelsight.cli.main import main
 with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     assert main(sys.argv[1:]) == 0
 print(*sorted({"pyarrow", "duckdb", "jax", "numba", "polars", "numpy"} & set(sys.modules)))

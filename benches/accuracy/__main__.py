@@ -15,12 +15,12 @@ from typing import Any
 import pyarrow as pa
 import tables
 
-from kernelsight.eta.baselines import systems_folder
-from kernelsight.eta.evaluate import evaluate
-from kernelsight.eta.predict import fit_and_predict
-from kernelsight.eta.splits import GENERATIONS, HEADLINE_TRAIN, Split, generation_folds
-from kernelsight.roofline.families import FORMS
-from kernelsight.write.output import as_json, note
+from kernelsight.fitting.baselines import systems_folder
+from kernelsight.fitting.evaluate import evaluate
+from kernelsight.fitting.predict import fit_and_predict
+from kernelsight.fitting.splits import GENERATIONS, HEADLINE_TRAIN, Split, generation_folds
+from kernelsight.kernels.families import FORMS
+from kernelsight.report.output import as_json, note
 
 ALL_GPUS = tuple(gpu for members in GENERATIONS.values() for gpu in members)
 FP4_CELLS = ("nvfp4", "w4a8_mxfp4_mxfp8")

@@ -1,4 +1,4 @@
-"""The embedded facts: given tables that come with the package, read when first asked for."""
+"""The facts of this folder: given tables that come with the package, read when first asked for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from kernelsight.dataflow.contract import Contract, conform, load_contracts
-from kernelsight.dataflow.places import folder
+from kernelsight.dataflow.locations import folder
 from kernelsight.errors import ContractBroken
 
 _FOLDER = Path(__file__).resolve().parent
@@ -28,15 +28,12 @@ def contracts() -> Mapping[str, Contract]:
 
 
 def fact_names() -> set[str]:
-    """Return the tables that the package brings: one for each CSV file, the models, and the kernel model's numbers.
+    """Return the tables that this folder holds: one for each CSV file, and the kernels of every family.
 
     >>> {"number_formats", "quantizations"} <= fact_names()
     True
     """
-    names = {path.stem for path in _FOLDER.glob("*.csv")} | {"kernel_implementations", "eta_coefficients"}
-    if (_FOLDER / "models.jsonl").is_file():
-        names |= {"models", "model_layers"}
-    return names & set(contracts())
+    return ({path.stem for path in _FOLDER.glob("*.csv")} | {"kernel_implementations"}) & set(contracts())
 
 
 @cache
@@ -50,14 +47,8 @@ def facts(name: str) -> pa.Table | None:
     """
     if name not in fact_names():
         return None
-    if name in ("models", "model_layers"):
-        return _models()[name]
     if name == "kernel_implementations":
         return _implementations()
-    if name == "eta_coefficients":
-        from kernelsight.eta.pack import default_pack
-
-        return default_pack()
     return read_facts(_FOLDER / f"{name}.csv", contracts()[name])
 
 
@@ -82,22 +73,11 @@ def _implementations() -> pa.Table:
             {"family": path.stem, **{name: None if value == "" else value for name, value in row.items()}}
             for row in rows
         ]
-    return conform(_from_rows(parts, contract), contract, origin="implementations")
+    return conform(from_rows(parts, contract), contract, origin="implementations")
 
 
-@cache
-def _models() -> dict[str, pa.Table]:
-    from kernelsight.read.config import load_catalogue
-
-    models, layers = load_catalogue()
-    return {
-        name: conform(_from_rows(rows, contracts()[name]), contracts()[name], origin="models.jsonl")
-        for name, rows in (("models", models), ("model_layers", layers))
-    }
-
-
-def _from_rows(rows: list[dict[str, Any]], contract: Contract) -> pa.Table:
-    """Return rows as an Arrow table; a field that no contract declares stays, for ``conform`` to refuse."""
+def from_rows(rows: list[dict[str, Any]], contract: Contract) -> pa.Table:
+    """Return rows as an Arrow table of a contract's types; undeclared fields stay, for ``conform`` to refuse."""
     names = list(dict.fromkeys([*contract.column_names, *(name for row in rows for name in row)]))
     types = {column.name: column.arrow_type for column in contract.columns}
     return pa.table({name: pa.array([row.get(name) for row in rows], types.get(name)) for name in names})

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from kernelsight.dataflow.engine import quote
-from kernelsight.dataflow.faults import cast_column, check_faults, duplicate_fault, value_fault
 from kernelsight.dataflow.types import arrow_type, duckdb_type
+from kernelsight.dataflow.violations import cast_column, check_faults, duplicate_fault, value_fault
 from kernelsight.errors import InvalidInput, breaks_contract, nearest
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -80,7 +80,7 @@ class Contract:
 def load_contracts(folder: Path) -> dict[str, Contract]:
     """Read every ``<table>.json`` of a folder, by table name; InvalidInput names the file that is not a contract.
 
-    >>> from kernelsight.dataflow.places import folder
+    >>> from kernelsight.dataflow.locations import folder
     >>> load_contracts(folder("schemas"))["gpus"].key
     ['gpu']
     """
@@ -173,7 +173,7 @@ def _malformed(path: Path, what: str) -> InvalidInput:
 def arrow_schema(contract: Contract) -> pa.Schema:
     """Return the contract's Arrow schema: types, nullability, and unit and doc in each field's metadata.
 
-    >>> from kernelsight.dataflow.places import folder
+    >>> from kernelsight.dataflow.locations import folder
     >>> arrow_schema(load_contracts(folder("schemas"))["gpus"]).field("tdp_w").metadata[b"unit"]
     b'W'
     """

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
     from kernelsight.measure.catalogue import catalogue_rows, remarks, write_row
     from kernelsight.measure.run import measure_suite
     from kernelsight.measure.suite import read_suite
-    from kernelsight.write.output import check_ending, note, print_rows
+    from kernelsight.report.output import check_ending, note, print_rows
 
     target = check_ending(arguments.output, (".parquet",))
     if target is None:

@@ -17,7 +17,7 @@ LIBRARIES = ("torch", "flashinfer-python", "vllm", "nvidia-cudnn-frontend")
 def run(arguments: argparse.Namespace) -> None:
     """Print the device's row beside the vendor's, its state and libraries; write the row for ``--gpus`` with -o."""
     from kernelsight.measure.catalogue import catalogue_rows, unlisted, write_row
-    from kernelsight.write.output import check_ending, note, print_rows
+    from kernelsight.report.output import check_ending, note, print_rows
 
     target = check_ending(arguments.output, (".json",))
     device = command.open_device(arguments)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kernelsight.dataflow.places import folder
+from kernelsight.dataflow.locations import folder
 from kernelsight.dataflow.types import arrow_type
 from kernelsight.measure.device import FLUSH_CACHES, Identity, Kernel
 from kernelsight.measure.families import number_formats

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernelsight.dataflow.places import folder
+from kernelsight.dataflow.locations import folder
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.measure.families import FAMILIES, Family
 from kernelsight.measure.timing import Rule

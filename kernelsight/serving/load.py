@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from kernelsight import errors
 from kernelsight.read.traces import TRACE_SCHEMA, read_trace
+from kernelsight.scenario.load_rules import distribution, first_fault
 from kernelsight.serving.arrivals import ramp_rates, ramped_arrivals, steady_arrivals
 from kernelsight.serving.conversations import (
     NO_REQUEST,
@@ -20,7 +21,6 @@ from kernelsight.serving.conversations import (
     shared_blocks,
 )
 from kernelsight.serving.lengths import empirical_rows, lognormal_lengths, uniform_lengths
-from kernelsight.serving.stated_load import distribution, first_fault
 
 LOAD_COLUMNS = (
     *("scenario_id", "trace", "request_rate", "burstiness", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.errors import InvalidInput
-from kernelsight.plan import and_drafts, deployments_of
+from kernelsight.scenario.plan import and_drafts, deployments_of
 from kernelsight.serving import records, replica
 from kernelsight.serving.inputs import Host, Limits, Load, Routing, Surface, Transfer
 from kernelsight.serving.knots import PARTS

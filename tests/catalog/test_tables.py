@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kernelsight.catalog.tables import contracts, fact_names, facts, read_facts
+from kernelsight.catalog.tables import contracts, fact_names, read_facts
 from kernelsight.dataflow.contract import Column, Contract
 from kernelsight.errors import ContractBroken
+from kernelsight.session import embedded_facts
 
 PARTS = Contract(
     "parts",
@@ -20,15 +21,16 @@ PARTS = Contract(
 
 
 def test_every_embedded_table_reads_and_its_references_hold() -> None:
-    assert {"gpus", "fabrics", "models", "model_layers"} <= fact_names()
-    for name in fact_names():
-        table = facts(name)
-        assert table is not None and table.num_rows > 0
+    every = embedded_facts()
+    assert {"gpus", "fabrics", "models", "model_layers", "eta_coefficients"} <= set(every) and fact_names() < set(every)
+    for name, read in every.items():
+        table = read()
+        assert table.num_rows > 0
         for column in contracts()[name].columns:
             other, _, key = column.reference.partition(".")
-            if other and (known := facts(other)) is not None:
+            if other in every:
                 values = set(table.column(column.name).to_pylist()) - {None}
-                assert values <= set(known.column(key).to_pylist()), (name, column.name)
+                assert values <= set(every[other]().column(key).to_pylist()), (name, column.name)
 
 
 def test_an_empty_field_is_null(tmp_path: Path) -> None:

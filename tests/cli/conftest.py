@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kernelsight.cli import main
+from kernelsight.cli.main import main
 
 TINY_CONFIG = {
     "architectures": ["LlamaForCausalLM"],

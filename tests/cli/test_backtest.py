@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.replay.scores import is_fitting
+from kernelsight.backtest.scores import is_fitting
 
 HEADER = (
     "run_id,harness,model,gpu,tp,pp,dp,ep,engine,isl,osl,max_concurrency,workers,request_rate,ttft_ms,tpot_ms,source"
@@ -122,9 +122,9 @@ def test_what_cannot_be_used_is_refused(command, words: tuple, sentence: str) ->
 
 
 def test_a_tool_that_cannot_be_started_is_told_before_anything_is_simulated(command, runs: Path, monkeypatch) -> None:
-    monkeypatch.setattr("kernelsight.replay.peer.PACKAGE", "json")
-    monkeypatch.setattr("kernelsight.replay.peer.WORKER", "kernelsight.replay.no_such_worker")
-    monkeypatch.setattr("kernelsight.backtest.replay", None)
+    monkeypatch.setattr("kernelsight.backtest.peer.PACKAGE", "json")
+    monkeypatch.setattr("kernelsight.backtest.peer.WORKER", "kernelsight.replay.no_such_worker")
+    monkeypatch.setattr("kernelsight.cli.backtest.replay", None)
     answer = command("backtest", "--runs", runs, "--against", "aiconfigurator")
     assert answer.status == 1
     assert "AIConfigurator could not be run" in answer.err

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelsight.cli import main
+from kernelsight.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 START = (sys.executable, "-m", "kernelsight")
@@ -128,21 +128,21 @@ def test_ctrl_c_stops_with_one_sentence_and_no_half_file(moment, saved_run, tmp_
 
 
 def test_a_fault_of_the_program_itself_is_not_hidden(monkeypatch):
-    import kernelsight.show
+    import kernelsight.cli.tables
 
     def broken(arguments: object) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(kernelsight.show, "run", broken)
+    monkeypatch.setattr(kernelsight.cli.tables, "run", broken)
     with pytest.raises(RuntimeError, match="a fault of ours"):
         main(["tables"])
 
 
 def test_a_full_memory_is_one_sentence(refusal, monkeypatch):
-    import kernelsight.show
+    import kernelsight.cli.tables
 
     def full(arguments: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(kernelsight.show, "run", full)
+    monkeypatch.setattr(kernelsight.cli.tables, "run", full)
     assert refusal("tables", status=1) == "the memory is full; ask for fewer rows at once."

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.dataflow.contract import Column, Contract, arrow_schema, conform, ddl, load_contracts
-from kernelsight.dataflow.places import folder
+from kernelsight.dataflow.locations import folder
 from kernelsight.errors import ContractBroken, InvalidInput
 
 PARTS = Contract(

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from kernelsight.dataflow.places import folder
+from kernelsight.dataflow.locations import folder
 from kernelsight.errors import InvalidInput
-from kernelsight.faults import ORDER, refuse_faults
-from kernelsight.plan import give_plan
+from kernelsight.scenario.plan import give_plan
+from kernelsight.scenario.refusals import ORDER, refuse_faults
 from kernelsight.session import connect
 
 

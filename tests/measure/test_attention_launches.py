@@ -9,7 +9,7 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.eta.training import WORK
+from kernelsight.fitting.training import WORK
 from kernelsight.measure.cuda.attention import shape_of
 from kernelsight.measure.cuda.device import open_gpu
 from kernelsight.measure.device import CannotMeasure

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.cli import main
+from kernelsight.cli.main import main
 from kernelsight.measure import command
 from tests.measure.simulated import ROW, Simulated
 
@@ -109,7 +109,7 @@ def test_measuring_imports_numpy_and_pyarrow_alone() -> None:
 import sys
 from pathlib import Path
 import kernelsight.measure.command, kernelsight.measure.run, kernelsight.measure.cuda.kernels
-import kernelsight.measure.cuda.device, kernelsight.write.output
+import kernelsight.measure.cuda.device, kernelsight.report.output
 from kernelsight.measure.suite import read_suite
 from tests.measure.simulated import ROW, Simulated
 from kernelsight.measure.run import measure_suite

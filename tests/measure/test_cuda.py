@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kernelsight.cli import main
+from kernelsight.cli.main import main
 from kernelsight.errors import InvalidInput
 from kernelsight.measure.catalogue import (
     catalogue_name,

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.errors import InvalidInput
-from kernelsight.eta.training import WORK, call_rows
+from kernelsight.fitting.training import WORK, call_rows
 from kernelsight.measure.cuda.device import MOST_COPIES, open_gpu
 from kernelsight.measure.device import FLUSH_CACHES, CannotMeasure, DeviceLost
 from kernelsight.measure.families import FAMILIES, number_formats

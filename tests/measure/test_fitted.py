@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kernelsight.cli import main
-from kernelsight.eta.pack import pack_table
-from kernelsight.eta.resolve import engine_that_ran
+from kernelsight.cli.main import main
+from kernelsight.kernels.pack import pack_table
+from kernelsight.kernels.resolve import engine_that_ran
 from kernelsight.measure.run import measure_suite
 from kernelsight.measure.suite import Point, suite_of
 from tests.measure.simulated import L2_BYTES, Simulated

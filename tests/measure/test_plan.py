@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernelsight.calibrate_plan import _positions, _seconds, measurable, seen_of
 from kernelsight.catalog.tables import facts
-from kernelsight.cli import main
+from kernelsight.cli.calibrate.plan import _positions, _seconds, measurable, seen_of
+from kernelsight.cli.main import main
 from kernelsight.measure.suite import read_suite
 
 

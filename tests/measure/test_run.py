@@ -7,12 +7,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.calibrate_import import import_sweep
 from kernelsight.catalog.tables import contracts
+from kernelsight.cli.calibrate.import_sweeps import import_sweep
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.eta.evaluate import rejected_rows
-from kernelsight.eta.training import training_rows
+from kernelsight.fitting.evaluate import rejected_rows
+from kernelsight.fitting.training import training_rows
 from kernelsight.measure.journal import journal_path, read_journal
 from kernelsight.measure.rows import sweep_schema
 from kernelsight.measure.run import Outcome, measure_suite

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kernelsight.cli import main
+from kernelsight.cli.main import main
 from kernelsight.session import Session, connect
 
 LOAD = {"num_prompts": 24, "input_len": 300, "output_len": 12, "range_ratio": 0.5}
@@ -19,7 +19,7 @@ SMALL = {"model": "qwen3-0.6b", "gpu": "l4", "max_num_seqs": 16, "max_model_len"
 
 def rows_of(**axes: list[Any]) -> list[dict[str, Any]]:
     """Return small scenarios: the product of axes over a deployment and a load."""
-    from kernelsight.grid import expand
+    from kernelsight.scenario.grid import expand
 
     return expand({**SMALL, **LOAD, **axes})
 

@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kernelsight.bulk import SharedLoads, draw_loads
-from kernelsight.bulk_costs import put_step_costs, reaches
-from kernelsight.plan import give_plan
+from kernelsight.scenario.plan import give_plan
 from kernelsight.serving.knots import Reach, part_knots, within_reach
 from kernelsight.session import Session, connect
+from kernelsight.sweep.step_costs import put_step_costs, reaches
+from kernelsight.sweep.summarise import SharedLoads, draw_loads
 
 from .conftest import LOAD
 

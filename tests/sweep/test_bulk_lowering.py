@@ -7,11 +7,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from kernelsight.bulk import draw_loads
-from kernelsight.bulk_costs import put_step_costs
-from kernelsight.bulk_lowering import distinct_rows, knot_costs
-from kernelsight.plan import give_plan
+from kernelsight.scenario.plan import give_plan
 from kernelsight.session import connect
+from kernelsight.sweep.knot_costs import distinct_rows, knot_costs
+from kernelsight.sweep.step_costs import put_step_costs
+from kernelsight.sweep.summarise import draw_loads
 
 from .conftest import LOAD
 

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from kernelsight.errors import InvalidInput, UnknownName
-from kernelsight.plan import deployment_row, give_plan, normalise, prefill_row, scenario_row
+from kernelsight.scenario.plan import deployment_row, give_plan, normalise, prefill_row, scenario_row
 from kernelsight.session import Session
-from kernelsight.sweep import sweep
+from kernelsight.sweep.sweep import sweep
 
 from .conftest import LOAD, SMALL, rows_of
 
@@ -153,7 +153,7 @@ def test_a_fault_of_either_side_is_told(session: Session) -> None:
 
 
 def test_the_command_tells_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
-    from kernelsight.cli import main
+    from kernelsight.cli.main import main
 
     words = "simulate --model qwen3-0.6b --gpu l4 --max-concurrency 4 --num-prompts 6 --isl 300 --osl 5"
     apart = "--prefill-replicas 2 --prefill-tp 2 --kv-transfer-fabric infiniband_hdr"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 from kernelsight.session import Session
-from kernelsight.sweep import sweep
+from kernelsight.sweep.sweep import sweep
 
 from .conftest import SMALL
 

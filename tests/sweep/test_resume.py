@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.errors import InvalidInput
-from kernelsight.partitions import MANIFEST, Store
 from kernelsight.session import Session, connect
-from kernelsight.sweep import sweep
+from kernelsight.sweep.partitions import MANIFEST, Store
+from kernelsight.sweep.sweep import sweep
 
 from .conftest import LOAD, SMALL, rows_of, table_bytes
 
@@ -128,7 +128,7 @@ def test_killed_ten_times_at_random_moments(tmp_path: Path) -> None:
     assert len(seen) > 2, "no kill fell between two partitions"
     assert not folder.exists()
     with connect() as session:
-        from kernelsight.grid import read_grid
+        from kernelsight.scenario.grid import read_grid
 
         whole = sweep(session, read_grid(session, str(grid)))
     assert whole.num_rows == 12

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.errors import InvalidInput, KernelSightError
-from kernelsight.objectives import cheapest, parse_slo
+from kernelsight.scenario.objectives import cheapest, parse_slo
 from kernelsight.session import Session, connect
-from kernelsight.sweep import pareto_front, sweep
+from kernelsight.sweep.sweep import pareto_front, sweep
 
 from .conftest import LOAD, SMALL, rows_of, table_bytes
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import polars as pl
 
-from kernelsight.catalog.tables import facts
+from kernelsight.read.config import load_catalogue
 from kernelsight.read.sweeps import vidur
 from kernelsight.read.sweeps.devices import LLMSERVINGSIM, NOT_IN_CATALOGUE
 from kernelsight.read.sweeps.points import Batch, measured, read_csv, reader, without_family
@@ -53,7 +53,7 @@ def _batches(file: Path) -> Iterator[Batch]:
 
 @cache
 def _models() -> dict[str, Model]:
-    return {row["huggingface_id"]: row for row in facts("models").to_pylist()}
+    return {row["huggingface_id"]: row for row in load_catalogue()[0]}
 
 
 def _labels(number_format: str, engine: str = "vllm") -> dict[str, str]:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from kernelsight.catalog.tables import contracts, facts
 from kernelsight.errors import InvalidInput, breaks_contract
-from kernelsight.eta.training import MEASURED_HERE
+from kernelsight.fitting.training import MEASURED_HERE
 from kernelsight.read.sweeps.devices import NOT_IN_CATALOGUE
 from kernelsight.read.sweeps.points import Batch, without_family
 

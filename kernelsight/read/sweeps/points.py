@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.errors import InvalidInput
-from kernelsight.eta.training import MEASURED_HERE
+from kernelsight.fitting.training import MEASURED_HERE
 
 SHAPE = tuple(field.name for field in contracts()["sweep_points"].schema.field("shape").type)
 LABELS = ("engine", "engine_version", "kernel_source", "dtype", "format", "math", "distribution")

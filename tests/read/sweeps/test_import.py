@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernelsight.cli import main
+from kernelsight.cli.main import main
 from kernelsight.errors import InvalidInput, RunFailed, UnknownName
 from kernelsight.read.sweeps.sources import READERS
 

@@ -1,0 +1,128 @@
+"""The report of a backtest: scores overall and by group, what was left out, and what to fix next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kernelsight.backtest.attribution import attribute
+from kernelsight.backtest.data_quality import signs_of
+from kernelsight.backtest.scores import GROUP, METRICS, concurrency_band, grouped, is_apart, score, scores, with_errors
+
+AXES = {
+    "gpu": lambda row: (row["gpu"],),
+    "engine": lambda row: (row["engine"],),
+    "precision": lambda row: (row["quantization"] or "not stated",),
+    "harness": lambda row: (row["harness"],),
+    "concurrency": lambda row: (concurrency_band(row["max_concurrency"]),),
+    "length": lambda row: (f"{row['isl']}/{row['osl']}",),
+}
+
+
+def by_group(row: Mapping[str, Any]) -> tuple:
+    """Return the names of a run's group: model, GPU, engine, precision."""
+    return tuple(row[name] for name in GROUP)
+
+
+def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, float]] | None = None) -> dict[str, Any]:
+    """Return the scores of replayed runs.
+
+    ``rows``: runs with ``status``, ``errors`` where served, ``is_moe``, ``fitting``. Those of the fitting fifth are not
+    scored; those with ``prefill_workers``, and those of which others tell whether they had drafts, apart. ``peer``:
+    TTFT and TPOT in ms that another tool predicts, by run; both are scored where it predicts.
+    """
+    scored = [dict(row) for row in rows if not row["fitting"] and not is_apart(row)]
+    told = [row for row in rows if not row["fitting"] and row.get("speculative") is not None]
+    apart = [row for row in rows if row.get("prefill_workers")]
+    for row, sign in zip(scored, signs_of(scored), strict=True):
+        row["sign"] = sign
+    served = [row for row in scored if row.get("errors")]
+    answer: dict[str, Any] = {
+        **scores(served),
+        "dense": scores(row for row in served if not row["is_moe"]),
+        "moe": scores(row for row in served if row["is_moe"]),
+        "groups": grouped(served, GROUP, by_group),
+        "by": {name: grouped(served, (name,), of) for name, of in AXES.items()},
+        "not_simulated": counted(row["status"] for row in scored if not row.get("errors")),
+        "signs": grouped([row for row in served if row["sign"]], ("sign",), lambda row: (row["sign"],)),
+        "without_signs": {
+            kind: scores(row for row in served if not row["sign"] and row["is_moe"] == moe)
+            for kind, moe in (("dense", False), ("moe", True))
+        },
+        "attribution": attributions(served),
+        "disaggregated": {
+            **scores(apart),
+            "groups": grouped(apart, GROUP, by_group),
+            "not_simulated": counted(row["status"] for row in apart if not row.get("errors")),
+        },
+        "speculative": {
+            "draft_acceptance_rate": {
+                f"{row['engine']} {row['model']}": row["flags"]["draft_acceptance_rate"]
+                for row in rows
+                if "draft_acceptance_rate" in row.get("flags", {})
+            },
+        }
+        | {
+            kind: {**scores(members), "groups": grouped(members, GROUP, by_group)}
+            for kind, members in (
+                ("with_drafts", [row for row in told if row["speculative"]]),
+                ("without_drafts", [row for row in told if not row["speculative"]]),
+            )
+        },
+    }
+    if peer is not None:
+        answer["peer"] = beside(served, peer)
+    return answer
+
+
+def level_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict]:
+    """Return the scores of all, dense and mixture-of-experts runs that are not of the fitting fifth."""
+    scored = [row for row in rows if not row["fitting"] and not is_apart(row)]
+    served = [row for row in scored if row.get("errors")]
+    kinds = {"all": (False, True), "dense": (False,), "moe": (True,)}
+    return {kind: scores(row for row in served if row["is_moe"] in those) for kind, those in kinds.items()}
+
+
+def counted(reasons: Any) -> list[dict[str, Any]]:
+    """Return each reason with how often it stands there, the commonest first."""
+    numbers: dict[str, int] = {}
+    for reason in reasons:
+        numbers[reason] = numbers.get(reason, 0) + 1
+    return [{"reason": reason, "n": n} for reason, n in sorted(numbers.items(), key=lambda item: (-item[1], item[0]))]
+
+
+def attributions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the attribution of each group that has enough runs, the largest miss of TTFT and TPOT together first."""
+    groups: dict[tuple, list] = {}
+    for row in rows:
+        groups.setdefault(by_group(row), []).append(row)
+    found = [{**dict(zip(GROUP, key, strict=True)), **attribute(members)} for key, members in groups.items()]
+    found = [row for row in found if "ttft" in row]
+    return sorted(found, key=lambda row: -row["n"] * (abs(row["ttft"]["miss"]) + abs(row["tpot"]["miss"])))
+
+
+def beside(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+    """Return the scores of another tool and ours on the runs that it predicts, overall and by group."""
+    both = []
+    for row in rows:
+        if row["run_id"] in peer:
+            both.append({**row, "ours": row["errors"], "errors": with_errors(row, *peer[row["run_id"]])})
+
+    def pair(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        ours = {metric: score([row["ours"][metric] for row in members]) for metric in METRICS}
+        return {"n": len(members), "peer": scores(members), "ours": ours}
+
+    groups: dict[tuple, list] = {}
+    for row in both:
+        groups.setdefault(by_group(row), []).append(row)
+    return {
+        "n": len(both),
+        "not_predicted": len(rows) - len(both),
+        **pair(both),
+        "dense": pair([row for row in both if not row["is_moe"]]),
+        "moe": pair([row for row in both if row["is_moe"]]),
+        "groups": [
+            {**dict(zip(GROUP, key, strict=True)), **pair(members)}
+            for key, members in sorted(groups.items(), key=lambda item: str(item[0]))
+        ],
+    }

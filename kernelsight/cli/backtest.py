@@ -1,0 +1,347 @@
+"""``kernelsight backtest``: simulate measured end-to-end runs as they were really run, and score the predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.backtest.acceptance import asks, fit_acceptance, planned_at, proposer_of
+from kernelsight.backtest.constants import LEVELS, Constants, constants_of, group_of
+from kernelsight.backtest.plots import check_picture, draw
+from kernelsight.backtest.recipes import flags_of
+from kernelsight.backtest.report import level_scores, report
+from kernelsight.backtest.responses import responses
+from kernelsight.backtest.scores import GROUP, METRICS, is_apart, is_fitting, repeats, with_errors
+from kernelsight.backtest.serve import Planned, host_versions, plan_runs, serve_runs
+from kernelsight.errors import InvalidInput, unknown
+from kernelsight.read.measured_runs import Runs, read_runs
+from kernelsight.report.output import as_json, as_text, check_ending, note, print_rows, terminal_width, write_table
+
+if TYPE_CHECKING:
+    from kernelsight.session import Session
+
+SCORE_COLUMNS = (
+    "scope",
+    *GROUP,
+    "n",
+    *(f"{metric}_{what}" for metric in METRICS for what in ("median_ape", "mape", "p90_ape", "bias")),
+)
+SHOWN = ("n", "ttft", "tpot", "throughput")
+
+
+def replay(
+    session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None = None, levels: Sequence[str] = ("shipped",)
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[tuple, Constants]]]:
+    """Return by level of host constants every run with its flags, its recipes, what was predicted, and its errors.
+
+    Beside them, by level, the constants of each group that were fitted on the fitting fifth (none with ``shipped``).
+    InvalidInput only for recipes that cannot be read: a run that cannot be simulated says so in its ``status``.
+    """
+    recipes = session.table("recipes").to_pylist()
+    experts = dict(zip(*(session.table("models")[name].to_pylist() for name in ("model", "experts")), strict=True))
+    stated = [flags_of(run, recipes) for run in runs]
+    flags = [{**flags, **({"tier": tier} if tier else {})} for flags, _ in stated]
+    planned = plan_runs(session, [planned_at(named, None) for named in flags])
+    told = [
+        {
+            **run,
+            "host_version": version,
+            "engine_version_used": named.get("engine_version") or f"newest ({version})",
+            **{"flags": named, "recipes": names, "fitting": is_fitting(run["run_id"])},
+            "is_moe": bool(experts.get(named["model"])),
+        }
+        for run, named, (_, names), version in zip(runs, flags, stated, host_versions(session, planned), strict=True)
+    ]
+    fitted = fit_levels(session, told, planned, levels)
+    state_acceptance(session, told, planned, fitted[levels[0]])
+    hosts = [[fitted[level].get(group_of(run)) for run in told] for level in levels]
+    served = serve_runs(session, planned, hosts)
+    scored = {
+        level: [scored_row(run, found) for run, found in zip(told, rows, strict=True)]
+        for level, rows in zip(levels, served, strict=True)
+    }
+    return scored, fitted
+
+
+def state_acceptance(
+    session: Session, runs: Sequence[dict[str, Any]], planned: list[Planned], constants: Mapping[tuple, Constants]
+) -> None:
+    """Set the rate of acceptance of runs that propose tokens and do not tell it: fitted on the fitting fifth."""
+    if not any(map(asks, runs)):
+        return
+    known = repeats(runs)
+    rates = fit_acceptance(session, [run for run in runs if run["run_id"] not in known], constants)
+    for number, run in enumerate(runs):
+        if asks(run) and proposer_of(run) in rates:
+            run["flags"] = planned_at(run["flags"], rates[proposer_of(run)])
+            [planned[number]] = plan_runs(session, [run["flags"]])
+        elif asks(run):
+            fault = "no run of the fitting fifth tells how many of the proposed tokens are accepted"
+            planned[number] = Planned([], None, fault)
+
+
+def fit_levels(
+    session: Session, runs: Sequence[Mapping[str, Any]], planned: Sequence[Planned], levels: Sequence[str]
+) -> dict[str, dict[tuple, Constants]]:
+    """Return by level the constants of each group; runs of the fitting fifth are simulated once for all levels.
+
+    Not fitted on: those that state the measurement of a scored run once more, and those whose acceptance of proposed
+    tokens is still to be fitted.
+    """
+    known = repeats(runs)
+    chosen = [
+        number
+        for number, run in enumerate(runs)
+        if run["fitting"] and not is_apart(run) and run["run_id"] not in known and not asks(run)
+    ]
+    if set(levels) <= {"shipped", "none"}:
+        chosen = []
+    elif not chosen:
+        raise InvalidInput(
+            f"--constants {levels[0]} fits host time to the runs whose id has a SHA-256 of 0 modulo 5 and that repeat "
+            f"no scored run, and none of the {len(runs)} is one; use --constants shipped."
+        )
+    found = responses(session, [planned[number] for number in chosen])
+    fitting = [runs[number] for number in chosen]
+    return {level: {} if level == "shipped" else constants_of(level, runs, fitting, found) for level in levels}
+
+
+def scored_row(run: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run with what was predicted, and the errors of it where it was served."""
+    row = {**run, **found}
+    if found["status"] == "served" and found.get("tpot_mean_ms") is not None:
+        row["errors"] = with_errors(run, found["ttft_mean_ms"], found["tpot_mean_ms"])
+    elif found["status"] == "served":
+        row["status"] = "no request could be served: longer than the model allows, or than the KV cache holds"
+    return row
+
+
+def check_levels(words: str) -> tuple[str, ...]:
+    """Return the levels of host constants that are asked for, the first being the one that is reported in full.
+
+    >>> check_levels("group,none")
+    ('group', 'none')
+    """
+    levels = tuple(dict.fromkeys(words.split(",")))
+    for level in levels:
+        if level not in LEVELS:
+            raise unknown("level of --constants", level, LEVELS, f"Known: {', '.join(LEVELS)}.")
+    return levels
+
+
+def report_of(runs: Runs, rows: Sequence[Mapping[str, Any]], tier: str | None, peer: Mapping | None) -> dict[str, Any]:
+    """Return the report of replayed runs, with what was read and left out."""
+    return report(rows, peer) | {
+        "read": runs.read,
+        "excluded": [{"reason": reason, "n": count} for reason, count in runs.excluded],
+        "runs": len(rows),
+        "fitted_on": sum(row["fitting"] and not is_apart(row) for row in rows),
+        "repeated": len(repeats(rows)),
+        "tier": tier or "auto",
+    }
+
+
+def constant_rows(fitted: Mapping[tuple, Constants], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the fitted constants of each group, with the version of the row of ``host_overheads`` that it takes."""
+    versions = {group_of(row): row["host_version"] for row in rows}
+    return [
+        {**dict(zip(GROUP, group, strict=True)), "host_version": versions[group], **found._asdict()}
+        for group, found in sorted(fitted.items(), key=lambda item: str(item[0]))
+    ]
+
+
+def _peer(tool: str | None, runs: Runs) -> dict[str, tuple[float, float]] | None:
+    from kernelsight.backtest.peer import predictions
+
+    return predictions(runs.table.to_pylist()) if tool else None
+
+
+# --- the verb ---------------------------------------------------------------------------------------------------------
+
+
+def run(arguments: Any) -> None:
+    """Run the verb for parsed arguments."""
+    from kernelsight.cli.options import open_session
+
+    target = check_ending(arguments.output, (".parquet", ".csv", ".json"))
+    picture = check_picture(arguments.plot)
+    levels = check_levels(arguments.constants)
+    runs = read_runs(arguments.runs)
+    if runs.table.num_rows == 0:
+        raise InvalidInput(f"{arguments.runs} holds no run that can be replayed; all were left out or held back.")
+    _peer(arguments.against, runs._replace(table=runs.table.slice(0, 0)))  # a tool that cannot be started: now
+    with open_session(arguments) as session:
+        session.progress = None
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(_peer, arguments.against, runs)  # it runs while ours does
+            replayed, fitted = replay(session, runs.table.to_pylist(), arguments.tier, levels)
+            rows = replayed[levels[0]]
+            if all(row["status"] != "served" for row in rows):
+                raise InvalidInput(f"none of the {len(rows)} runs could be simulated: {rows[0]['status']}")
+            answer = report_of(runs, rows, arguments.tier, asked.result())
+            answer |= {"constants": levels[0], "fitted_constants": constant_rows(fitted[levels[0]], rows)}
+            answer["levels"] = {level: level_scores(replayed[level]) for level in levels}
+    if picture:
+        draw(rows, answer, picture)
+    if target:
+        _write(answer, rows, target)
+    _print(answer, arguments.format)
+
+
+def _write(answer: dict, rows: list[dict], target: Path) -> None:
+    """Write the report (.json), or one row a run (.parquet, .csv)."""
+    import pyarrow as pa
+
+    if target.suffix == ".json":
+        draft = target.with_name(f".{target.name}.draft")
+        draft.write_text(as_json(answer) + "\n", encoding="utf-8")
+        draft.replace(target)
+        return
+    flat = []
+    for row in rows:
+        errors = row.get("errors") or dict.fromkeys(METRICS)
+        plain = {name: value for name, value in row.items() if name not in ("flags", "recipes", "errors")}
+        flat.append(
+            {**plain, "recipes": " ".join(row["recipes"]), **{f"{name}_error": errors[name] for name in METRICS}}
+        )
+    write_table(pa.Table.from_pylist(flat), target)
+
+
+def score_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return one row for each scope and group: its scores, spread out by metric."""
+    scopes: list[tuple[str, Mapping]] = [("all", answer), ("dense", answer["dense"]), ("moe", answer["moe"])]
+    scopes += [("group", group) for group in answer["groups"]]
+    scopes += [(f"{axis} {group[axis]}", group) for axis, groups in answer["by"].items() for group in groups]
+    rows = []
+    for scope, found in scopes:
+        spread = {
+            f"{metric}_{what}": value for metric in METRICS for what, value in found[metric].items() if what != "n"
+        }
+        names = {name: found.get(name) for name in GROUP} if scope == "group" else {}
+        rows.append({"scope": scope, **names, "n": found["ttft"]["n"], **spread})
+    return rows
+
+
+def _name(group: Mapping[str, Any]) -> str:
+    return " ".join(str(group[name] or "-") for name in GROUP)
+
+
+def _percent(found: Mapping[str, Any]) -> str:
+    """Return a score as median / MAPE, p90, and the sign of the miss, in percent."""
+    if not found["n"]:
+        return ""
+    median, mape, p90, bias = (100 * found[name] for name in ("median_ape", "mape", "p90_ape", "median_error"))
+    return f"{median:.1f} / {mape:.1f}  p90 {p90:.0f}  {bias:+.0f}"
+
+
+def _print(answer: dict, form: str) -> None:
+    if form == "json":
+        print(as_json(answer))
+        return
+    if form == "csv":
+        print_rows(score_rows(answer), list(SCORE_COLUMNS), form)
+        return
+    print("\n".join(page(answer)))
+    for excluded in answer["excluded"]:
+        note(f"left out {excluded['n']:,}: {excluded['reason']}")
+    for fault in answer["not_simulated"]:
+        note(f"cannot be simulated {fault['n']:,}: {fault['reason']}")
+
+
+def page(answer: Mapping[str, Any]) -> list[str]:
+    """Return the lines that a person reads."""
+
+    def line(scope: str, found: Mapping[str, Any]) -> dict[str, Any]:
+        return {"": scope, "n": found["ttft"]["n"], **{metric: _percent(found[metric]) for metric in METRICS}}
+
+    lines = [
+        f"{answer['read']:,} rows read, {answer['runs']:,} replayed; {answer['fitted_on']:,} of them (SHA-256 of the "
+        f"id modulo 5 is 0) are kept for fitting and not scored ({answer['repeated']} of these state the measurement "
+        f"of a scored run once more, and are not fitted on); tier {answer['tier']}, "
+        f"host constants {answer['constants']}",
+        "median APE / MAPE, 90th percentile, median signed error, in %",
+        "",
+    ]
+    rows = [line("all", answer), line("dense", answer["dense"]), line("mixture of experts", answer["moe"])]
+    rows += [line(f"{kind} without signs", answer["without_signs"][kind]) for kind in ("dense", "moe")]
+    for axis, groups in answer["by"].items():
+        if axis != "length":
+            rows += [line(f"{axis} {group[axis]}", group) for group in groups]
+    lines += [as_text(rows, ["", *SHOWN], terminal_width()), ""]
+    if len(answer["levels"]) > 1:
+        lines += ["by host constants:"]
+        levels = [
+            line(f"{level}, {scope}", found[scope]) for level, found in answer["levels"].items() for scope in found
+        ]
+        lines += [as_text(levels, ["", *SHOWN], terminal_width()), ""]
+    groups = [line(_name(group), group) for group in answer["groups"]]
+    lines += [as_text(groups, ["", *SHOWN], terminal_width()), ""]
+    if answer["signs"]:
+        lines += ["runs whose measurements bear a sign that no model of the steps can meet (scored above too):"]
+        lines += [
+            as_text([line(group["sign"], group) for group in answer["signs"]], ["", *SHOWN], terminal_width()),
+            "",
+        ]
+    if answer["disaggregated"]["ttft"]["n"]:
+        lines += ["prompts and decoding on workers of their own, none fitted on (not scored above):"]
+        apart = [
+            line("all", answer["disaggregated"]),
+            *(line(_name(group), group) for group in answer["disaggregated"]["groups"]),
+        ]
+        lines += [as_text(apart, ["", *SHOWN], terminal_width()), ""]
+    if answer["speculative"]["with_drafts"]["ttft"]["n"]:
+        rates = answer["speculative"]["draft_acceptance_rate"]
+        told = ", ".join(f"{proposer} {100 * rate:.0f} %" for proposer, rate in rates.items())
+        lines += [
+            "runs of which another one tells by its TPOT whether tokens were proposed (not scored above); accepted,"
+            f" where those before were, as fitted on the fitting fifth: {told}"
+        ]
+        apart = []
+        for kind in ("with_drafts", "without_drafts"):
+            found = answer["speculative"][kind]
+            apart += [
+                line(kind.replace("_", " "), found),
+                *(line(f"- {_name(group)}", group) for group in found["groups"]),
+            ]
+        lines += [as_text(apart, ["", *SHOWN], terminal_width()), ""]
+    if answer["attribution"]:
+        lines += ["what carries the miss, in % of the measured value (+: predicted too short), largest first:"]
+        lines += [
+            as_text(
+                _attribution_rows(answer["attribution"]),
+                list(_attribution_rows(answer["attribution"])[0]),
+                terminal_width(),
+            )
+        ]
+    if "peer" in answer:
+        lines += ["", f"beside AIConfigurator, on the {answer['peer']['n']:,} runs that it predicts:"]
+        lines += [as_text(_peer_rows(answer["peer"]), list(_peer_rows(answer["peer"])[0]), terminal_width())]
+    return lines
+
+
+def _attribution_rows(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    rows = []
+    for group in found:
+        for metric in ("ttft", "tpot"):
+            parts = {name: f"{100 * value:+.0f}" for name, value in group[metric].items()}
+            rows.append({"group": _name(group), "n": group["n"], "metric": metric, **parts})
+    return rows
+
+
+def _peer_rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    scopes = [("all", found), ("dense", found["dense"]), ("mixture of experts", found["moe"])]
+    scopes += [(_name(group), group) for group in found["groups"]]
+    return [
+        {
+            "": scope,
+            "n": pair["n"],
+            **{
+                f"{metric} {who}": _percent(pair[who][metric])
+                for metric in ("ttft", "tpot")
+                for who in ("peer", "ours")
+            },
+        }
+        for scope, pair in scopes
+    ]

@@ -1,0 +1,82 @@
+"""``kernelsight calibrate fit``: the constants of the kernel model from measured sweeps, as a pack."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernelsight.errors import InvalidInput, unknown
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Fit, write the pack, and print how many numbers of each family it holds."""
+    from kernelsight.catalog.tables import facts
+    from kernelsight.fitting.evaluate import check_sweeps, measured_gpus
+    from kernelsight.fitting.packing import MEASURED, fit_pack
+    from kernelsight.kernels.pack import write_pack
+    from kernelsight.report.output import check_ending, note, print_rows
+
+    target = check_ending(arguments.output, (".parquet",))
+    if target is None:
+        raise InvalidInput("calibrate fit was given no -o FILE; name the Parquet file of the pack.")
+    sweeps = [Path(name) for name in arguments.sweep]
+    check_sweeps(sweeps)
+    measured, known = sorted(measured_gpus(sweeps)), _known_gpus(arguments)
+    _refuse_unusable(sweeps, measured, known["gpu"].to_pylist())
+    gpus = _listed(arguments.train_gpus, measured, "GPU") or measured
+    families = _listed(arguments.families, list(MEASURED), "kernel family")
+    pack = fit_pack(
+        sweeps,
+        gpus,
+        known,
+        facts("fabrics"),
+        facts("kernel_implementations"),
+        families=families or None,
+        told=note,
+    )
+    write_pack(pack, target)
+    counts = pack.group_by(["family", "part"]).aggregate([([], "count_all")]).sort_by([("family", "ascending")])
+    rows = [{"family": row["family"], "part": row["part"], "rows": row["count_all"]} for row in counts.to_pylist()]
+    print_rows(rows, ["family", "part", "rows"], arguments.format)
+
+
+def _known_gpus(arguments: argparse.Namespace) -> pa.Table:
+    """Return the catalogue's GPUs, and those of --gpus FILE."""
+    from kernelsight.catalog.tables import facts
+
+    if not arguments.gpus:
+        return facts("gpus")
+    from kernelsight.cli.options import open_session
+
+    with open_session(arguments) as session:
+        return session.table("gpus")
+
+
+def _refuse_unusable(sweeps: list[Path], measured: list[str], known: list[str]) -> None:
+    """Refuse sweeps without rows, of GPUs that have no row of facts, or with latencies that are no positive number."""
+    import duckdb
+
+    if not measured:
+        raise InvalidInput(f"{sweeps[0]} holds no measured kernel; give a sweep with rows.")
+    for gpu in measured:
+        if gpu not in known:
+            raise unknown("GPU", gpu, known, "A sweep may only name GPUs of the catalogue and of --gpus.")
+    points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
+    wrong = points.filter("not isfinite(latency_us) or latency_us <= 0").aggregate("count(*)").fetchall()[0][0]
+    if wrong:
+        raise InvalidInput(
+            f"{wrong:,} rows have a latency that is no positive number; `kernelsight calibrate import parquet` "
+            "leaves such rows out and counts them."
+        )
+
+
+def _listed(text: str | None, known: list[str], kind: str) -> list[str]:
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise unknown(kind, name, known)
+    return names

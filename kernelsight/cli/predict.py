@@ -1,0 +1,145 @@
+"""`kernelsight predict`: one forward step, kernel by kernel, or the latencies of a table of kernel calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.errors import InvalidInput
+from kernelsight.report.output import (
+    as_csv,
+    as_json,
+    as_text,
+    check_ending,
+    note,
+    print_rows,
+    show_number,
+    terminal_width,
+    write_table,
+)
+from kernelsight.scenario.forward_step import predict_calls, predict_step
+
+if TYPE_CHECKING:
+    pass
+
+COLUMNS = [
+    "family",
+    "name",
+    "count",
+    "shape",
+    "flops",
+    "bytes",
+    "roofline_us",
+    "bound",
+    "eta",
+    "latency_us",
+    "p05_us",
+    "p95_us",
+    "share",
+    "tier",
+]
+
+
+def run(arguments: Any) -> None:
+    """Run the verb for parsed arguments."""
+    from kernelsight.cli.options import deployment_flags, open_session
+
+    if arguments.calls is not None:
+        _run_calls(arguments)
+        return
+    target = check_ending(arguments.output)
+    with open_session(arguments) as session:
+        sizes = {
+            "batch_size": 1 if arguments.batch_size is None else arguments.batch_size,
+            "input_len": arguments.input_len,
+            "context_len": arguments.context_len,
+        }
+        step = predict_step(session, deployment_flags(arguments), arguments.phase or "decode", sizes)
+        if target and target.suffix == ".duckdb":
+            session.save(
+                target,
+                [
+                    "deployments",
+                    "step_shapes",
+                    "kernel_calls",
+                    "kernel_latencies",
+                    "step_totals",
+                    "memory_plan",
+                    "assumptions",
+                ],
+            )
+        elif target:
+            import pyarrow as pa
+
+            write_table(
+                pa.Table.from_pylist([{name: kernel[name] for name in COLUMNS} for kernel in step["kernels"]]), target
+            )
+        if arguments.format == "json":
+            print(as_json(step))
+        elif arguments.format == "csv":
+            print(as_csv(step["kernels"], COLUMNS), end="")
+        else:
+            print(_as_page(step))
+
+
+def _run_calls(arguments: Any) -> None:
+    from kernelsight.cli.options import deployment_flags, open_session
+
+    stated = {
+        **deployment_flags(arguments),
+        **{name: getattr(arguments, name) for name in ("phase", "batch_size", "input_len", "context_len")},
+    }
+    strange = [name for name, value in stated.items() if value is not None and name not in ("gpu", "tier")]
+    if strange:
+        raise InvalidInput(
+            f"--calls brings its own kernels; leave out --{', --'.join(name.replace('_', '-') for name in strange)}."
+        )
+    target = check_ending(arguments.output, (".parquet", ".csv", ".json"))
+    with open_session(arguments) as session:
+        table = predict_calls(session, arguments.calls, arguments.gpu, arguments.tier)
+    if target:
+        write_table(table, target)
+    if target and arguments.format == "table":
+        note(f"wrote {_counted(table.num_rows, 'row')} to {target}")
+    else:
+        print_rows(table.to_pylist(), table.column_names, arguments.format)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _as_page(step: dict[str, Any]) -> str:
+    memory, settings = step["memory"], step["settings"]
+    gib = 1024.0**3
+    rows = [
+        {
+            **{
+                name: kernel[name]
+                for name in ("name", "family", "count", "shape", "bound", "roofline_us", "eta", "latency_us")
+            },
+            "p05_us": kernel["p05_us"],
+            "p95_us": kernel["p95_us"],
+            "share": f"{kernel['share']:.1%}",
+        }
+        for kernel in step["kernels"]
+    ]
+    lines = [
+        f"{step['model']} on {step['gpu']}, tp {settings['tp']} pp {settings['pp']} dp {settings['dp']} ep "
+        f"{settings['ep']}, {settings['engine']}: "
+        f"{step['phase']} step of {_counted(step['tokens'], 'token')} in {_counted(step['sequences'], 'sequence')}",
+        f"total {show_number(step['total_us'])} us (90 % interval {show_number(step['p05_us'])} to "
+        f"{show_number(step['p95_us'])}): "
+        f"GPU {show_number(step['gpu_us'])} us, exposed host {show_number(step['host_us'])} us",
+        "",
+        as_text(rows, list(rows[0]), terminal_width()),
+        "",
+        f"memory of one GPU: {memory['memory_bytes'] / gib:.1f} GiB, usable {memory['usable_bytes'] / gib:.1f}: "
+        f"weights {memory['weights_bytes'] / gib:.1f}, "
+        f"activations {memory['activations_bytes'] / gib:.1f}, graphs {memory['graphs_bytes'] / gib:.1f}, KV "
+        f"cache {memory['kv_bytes'] / gib:.1f}",
+        f"KV cache: {memory['kv_cache_tokens']:,} tokens at {memory['kv_bytes_per_token']:,.0f} bytes a token and GPU; "
+        f"{memory['max_concurrency']:.1f} requests of {settings['max_model_len']:,} tokens at once",
+        "assumed:",
+        *(f"  - {sentence}" for sentence in step["assumed"]),
+    ]
+    return "\n".join(lines)

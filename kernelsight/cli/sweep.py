@@ -1,0 +1,140 @@
+"""`kernelsight sweep`: a grid of scenarios in, one result table out; resumable, on one machine or under Ray."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.errors import InvalidInput
+from kernelsight.report.output import as_csv, as_json, as_text, check_ending, terminal_width, write_table
+from kernelsight.scenario.grid import read_grid
+from kernelsight.scenario.objectives import PRICE, cheapest, parse_objectives, parse_slo
+from kernelsight.sweep.partitions import Store, import_ray
+from kernelsight.sweep.sweep import pareto_front, sweep
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kernelsight.session import Session
+
+TABLE = "sweep"
+SHOWN = (
+    *("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "output_throughput", "goodput"),
+    *("output_throughput_per_gpu", "output_throughput_per_user", "cost_per_million_output_tokens", "meets_slo"),
+)
+MOST_SHOWN = 40
+
+
+def run(arguments: Any) -> None:
+    """Run the verb for parsed arguments."""
+    from kernelsight.cli.options import open_session
+
+    target = check_ending(arguments.output)
+    _check_words(arguments, target)
+    slo = parse_slo(arguments.slo or [])
+    goodput = parse_objectives(arguments.goodput or [])
+    with open_session(arguments) as session:
+        session.progress = None
+        rows = read_grid(session, arguments.grid)
+        if arguments.find_rate:
+            from kernelsight.sweep.find_rate import find_rates
+
+            table = find_rates(session, rows, slo, goodput=goodput)
+            front = None
+        else:
+            folder = target.with_name(f"{target.name}.parts") if target else None
+            table = sweep(
+                session,
+                rows,
+                goodput=goodput,
+                slo=slo,
+                folder=folder,
+                resume=arguments.resume,
+                workers=arguments.workers,
+                executor=arguments.executor,
+                partition_requests=arguments.partition_requests,
+            )
+            front = pareto_front(session, table)
+        if target:
+            _write(session, table, front, target)
+            if front is not None:
+                Store(folder).remove()
+        _print(table, front, arguments)
+
+
+def _check_words(arguments: Any, target: Path | None) -> None:
+    for name in ("workers", "partition_requests"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise InvalidInput(f"--{name.replace('_', '-')} is {value}; give at least 1.")
+    if arguments.resume and target is None:
+        raise InvalidInput("--resume needs -o FILE, beside which the finished partitions lie.")
+    if arguments.executor == "ray":
+        import_ray()
+    if arguments.find_rate and not arguments.slo:
+        raise InvalidInput(
+            "--find-rate needs --slo, the objectives that the rate must keep; such as --slo ttft_p99:500."
+        )
+    if arguments.find_rate and arguments.resume:
+        raise InvalidInput("--find-rate keeps no partitions; leave out --resume.")
+    if arguments.at_rate is not None and not arguments.find_rate:
+        raise InvalidInput("--at-rate needs --find-rate; without it, state request_rate in the grid.")
+    if arguments.at_rate is not None and not 0 < arguments.at_rate < math.inf:
+        raise InvalidInput(f"--at-rate is {arguments.at_rate}; give a finite number above 0.")
+
+
+def _write(session: Session, table: pa.Table, front: pa.Table | None, target: Path) -> None:
+    if target.suffix != ".duckdb":
+        write_table(table, target)
+        return
+    from kernelsight.dataflow.storage import save_file
+
+    known = session.graph.known("scenario_summary").column_names
+    tables = {TABLE: table}
+    if front is not None:
+        names = session.graph.known("pareto_front").column_names
+        tables |= {"scenario_summary": table.select(known), "pareto_front": front.select(names)}
+    save_file(target, session.graph.contracts, tables)
+
+
+def _print(table: pa.Table, front: pa.Table | None, arguments: Any) -> None:
+    rows = table.to_pylist()
+    if arguments.format == "csv":
+        print(as_csv(rows, table.column_names), end="")
+        return
+    fronts = front.to_pylist() if front is not None else []
+    faults = [row for row in rows if row["completed"] == 0 and row["requests"] == 0]
+    answer = {"scenarios": len(rows), "served": len(rows) - len(faults), "faults": len(faults)}
+    if arguments.slo and PRICE in table.column_names:
+        answer["cheapest"] = cheapest(table, arguments.at_rate)
+    if arguments.format == "json":
+        print(as_json({**answer, "pareto_front": fronts, "rows": rows}))
+        return
+    page = [f"{answer['scenarios']:,} scenarios, {answer['served']:,} served, {answer['faults']:,} that cannot run"]
+    flags, columns = _columns_shown(rows)
+    rows.sort(key=lambda row: [(row[name] is not None, row[name] or 0) for name in flags])
+    for title, shown in (("", rows), ("Pareto front, tokens/s a GPU against tokens/s a user", fronts)):
+        if shown:
+            page += ["", title] if title else [""]
+            page.append(as_text(shown[:MOST_SHOWN], columns, terminal_width()))
+        if len(shown) > MOST_SHOWN:
+            page.append(f"... and {len(shown) - MOST_SHOWN:,} more; -o FILE keeps all, --format csv prints them")
+    if "cheapest" in answer:
+        found = answer["cheapest"]
+        page += ["", "the cheapest that keeps the objectives:"]
+        page.append(as_text([found], [*columns, "instances", "price_per_hour"]) if found else "none does")
+    print("\n".join(page))
+
+
+def _columns_shown(rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """Flags that differ between rows, and what is looked at: columns without a value are left out.
+
+    The status, which is a sentence where a deployment cannot run, stands last, and only where one does.
+    """
+    names = list(rows[0])
+    flags = names[2 : names.index("status")]
+    differing = [name for name in flags if name != "max_request_rate" and len({row[name] for row in rows}) > 1]
+    chosen = [name for name in ("max_request_rate", *SHOWN) if name in names and name not in differing]
+    looked_at = [name for name in [*differing, *chosen] if any(row[name] is not None for row in rows)]
+    return differing, looked_at + (["status"] if any(row["status"] != "served" for row in rows) else [])

@@ -1,0 +1,107 @@
+"""`kernelsight tables`, `explain` and `sql`: what there is, how it is made, and any question to it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.errors import InvalidInput, MissingTable
+from kernelsight.report.output import check_ending, print_rows, progress, write_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kernelsight.session import Session
+
+TABLE_ENDINGS = (".parquet", ".csv", ".json")
+LISTED = ("table", "kind", "grain", "doc")
+SHOWN_COLUMNS = ("column", "type", "nullable", "unit", "key", "reference", "doc")
+
+
+def run(arguments: Any) -> None:
+    """Run the verb for parsed arguments."""
+    {"tables": show_tables, "explain": show_plan, "sql": answer}[arguments.action](arguments)
+
+
+def show_tables(arguments: Any) -> None:
+    """List the tables, or the columns of one."""
+    from kernelsight.session import connect
+
+    check_ending(arguments.output, TABLE_ENDINGS)
+    with connect() as session:
+        if arguments.table:
+            _show(session.columns(arguments.table).select(SHOWN_COLUMNS), arguments)
+        else:
+            _show(session.tables().select(LISTED), arguments)
+
+
+def show_plan(arguments: Any) -> None:
+    """Show the nodes that would run for a table."""
+    import pyarrow as pa
+
+    from kernelsight.session import connect
+
+    target = check_ending(arguments.output, TABLE_ENDINGS)
+    with connect() as session:
+        nodes, _ = session.graph.needed([arguments.table], session.available())
+        columns = {
+            "position": pa.array(range(1, len(nodes) + 1), pa.int64()),
+            "kind": pa.array([node.kind for node in nodes], pa.string()),
+            "tables": pa.array([", ".join(node.names) for node in nodes], pa.string()),
+            "inputs": pa.array([", ".join(node.inputs) for node in nodes], pa.string()),
+            "doc": pa.array([node.doc for node in nodes], pa.string()),
+        }
+        if arguments.format not in ("text", "mermaid"):
+            _show(pa.table(columns), arguments)
+            return
+        if target:
+            write_table(pa.table(columns), target)
+        print(session.explain(arguments.table, format=arguments.format))
+
+
+def answer(arguments: Any) -> None:
+    """Answer a query, over a saved run where one is named."""
+    from kernelsight.session import connect
+
+    target = check_ending(arguments.output, TABLE_ENDINGS)
+    if arguments.db and arguments.gpus:
+        raise InvalidInput("--gpus adds to the catalogue, and a saved run has its own GPUs; leave out --db or --gpus.")
+    with _session_for(arguments, connect) as session:
+        session.progress = progress
+        try:
+            rows = _told_apart(session.query(arguments.query))
+        except MissingTable as error:
+            if arguments.db:
+                raise
+            raise MissingTable(
+                f"{error} `kernelsight simulate ... -o run.duckdb` saves a run, and `kernelsight sql QUERY --db "
+                "run.duckdb` asks it."
+            ) from None
+        if target:
+            write_table(rows, target)
+        _show(rows, arguments, written=True)
+
+
+def _told_apart(rows: pa.Table) -> pa.Table:
+    """Number the columns that share a name (x, x_1), so that none hides another as a row becomes an object."""
+    names: list[str] = []
+    for name in rows.column_names:
+        free = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
+        names.append(next(candidate for candidate in free if candidate not in names))
+    return rows.rename_columns(names)
+
+
+def _session_for(arguments: Any, connect: Any) -> Session:
+    if arguments.db:
+        return connect(arguments.db, read_only=True)
+    from kernelsight.cli.options import open_session
+
+    return open_session(arguments)
+
+
+def _show(table: pa.Table, arguments: Any, written: bool = False) -> None:
+    target = None if written else check_ending(arguments.output, TABLE_ENDINGS)
+    if target:
+        write_table(table, target)
+    form = arguments.format if arguments.format in ("json", "csv") else "table"
+    print_rows(table.to_pylist(), table.column_names, form)

@@ -1,0 +1,219 @@
+"""What any kernel model has to beat: plain roofline, with waves, an affine fit of it, and another GPU's measurements.
+
+All in microseconds, NaN where a baseline has no answer. Rates come from the ``systems/*.yaml`` of the package
+aiconfigurator-core, or from the project's own table of GPUs where it is not installed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.catalog.tables import facts
+from kernelsight.errors import unknown
+from kernelsight.kernels.collectives import LEAST_WIRE_SHARE
+
+NAMES = ("roofline", "roofline_waves", "affine_roofline", "nearest_gpu")
+NEAREST = "h100_sxm"
+TILE = 128
+PACKAGE = "aiconfigurator-core"
+PER_US = 1e-6
+# arithmetic: field of a system file; FP32 is not in those files
+SYSTEM_FIELDS = {
+    "bf16": "bfloat16_tc_flops",
+    "fp16": "bfloat16_tc_flops",
+    "fp8": "fp8_tc_flops",
+    "fp4": "fp4_tc_flops",
+    "int8": "int8_tc_flops",
+}
+
+
+class Peaks(NamedTuple):
+    """Peak rates of one GPU: FLOP/s by arithmetic, memory and link bytes/s (one direction), multiprocessors."""
+
+    flops_per_s: Mapping[str, float]
+    memory_bytes_per_s: float
+    link_bytes_per_s: float
+    sm_count: int
+
+
+def systems_folder() -> Path | None:
+    """Return the installed package's folder of system files, found without importing it; None where it is absent."""
+    try:
+        found = distribution(PACKAGE).locate_file("aiconfigurator_core/systems")
+    except PackageNotFoundError:
+        return None
+    folder = Path(str(found))
+    return folder if folder.is_dir() else None
+
+
+@cache
+def peaks_of(gpu: str, systems: Path | None) -> Peaks:
+    """Return the peak rates of a GPU; an arithmetic that it lacks runs at the rate of its 16-bit one.
+
+    UnknownName: a GPU that is not catalogued.
+    """
+    gpus = facts("gpus")
+    rows = {row["gpu"]: row for row in gpus.to_pylist()}
+    if gpu not in rows:
+        raise unknown("GPU", gpu, rows, "The table gpus holds no rates of it.")
+    row = rows[gpu]
+    stated = {math: row[f"{math}_flops_per_s"] for math in (*SYSTEM_FIELDS, "fp32")}
+    memory, link = row["memory_bandwidth_bytes_per_s"], row["link_bytes_per_s"]
+    if systems and (file := systems / f"{gpu}.yaml").is_file():
+        fields = _numbers(file.read_text(encoding="utf-8"))
+        stated |= {math: fields.get(field) for math, field in SYSTEM_FIELDS.items()}
+        memory, link = fields["mem_bw"], fields["intra_node_bw"]
+    flops = {math: rate or stated["bf16"] or stated["fp16"] for math, rate in stated.items()}
+    return Peaks(flops, memory, link, row["sm_count"])
+
+
+def _numbers(text: str) -> dict[str, float]:
+    """Return the "name: number" lines of a system file, whatever section they stand in."""
+    return {name: float(number) for name, number in re.findall(r"^\s+(\w+):\s*([\d.]+)", text, flags=re.MULTILINE)}
+
+
+def roofline_us(family: str, rows: pa.Table, systems: Path | None) -> np.ndarray:
+    """Return max(FLOP / dense peak, least bytes / bandwidth); of collectives the bytes of a link over its rate."""
+    size = rows["bytes"].to_numpy()
+    result = np.empty(rows.num_rows)
+    if family in LEAST_WIRE_SHARE:
+        size = size * LEAST_WIRE_SHARE[family](rows["group_size"].to_numpy())
+    for gpu, math, where in _groups(rows, "gpu", "math"):
+        peaks = peaks_of(gpu, systems)
+        if family in LEAST_WIRE_SHARE:
+            result[where] = size[where] / (peaks.link_bytes_per_s * PER_US)
+            continue
+        rate = peaks.flops_per_s.get(math, peaks.flops_per_s["bf16"])
+        compute_us = rows["flops"].to_numpy()[where] / (rate * PER_US)
+        result[where] = np.maximum(compute_us, size[where] / (peaks.memory_bytes_per_s * PER_US))
+    return result
+
+
+def roofline_waves_us(family: str, rows: pa.Table, roofline: np.ndarray) -> np.ndarray:
+    """Return roofline x u, u = ceil(w) / w with w = tiles of 128 x 128 per multiprocessor; u = 1 without tiles."""
+    tiles = _tiles(family, rows)
+    if tiles is None:
+        return roofline
+    result = np.empty(rows.num_rows)
+    for gpu, where in _groups(rows, "gpu"):
+        waves = tiles[where] / peaks_of(gpu, None).sm_count
+        result[where] = roofline[where] * np.ceil(waves) / waves
+    return result
+
+
+def _tiles(family: str, rows: pa.Table) -> np.ndarray | None:
+    """Return the output tiles of 128 x 128: rows x columns, queries x heads, keys x KV heads, rows of each expert."""
+
+    def of(name: str) -> np.ndarray:
+        return rows[name].to_numpy()
+
+    def pieces(size: np.ndarray) -> np.ndarray:
+        return np.ceil(size / TILE)
+
+    if family in ("gemm", "batched_gemm"):
+        batch = of("batch") if family == "batched_gemm" else 1.0
+        return batch * pieces(of("m")) * pieces(of("n"))
+    if family in ("prefill_attention", "encoder_attention", "mla_prefill"):
+        return of("batch") * of("heads") * pieces(of("new_tokens"))
+    if family in ("decode_attention", "mla_decode"):
+        kv_heads = of("kv_heads") if family == "decode_attention" else 1.0
+        return of("batch") * kv_heads * pieces(of("context") + 1.0)
+    if family == "moe":
+        active = of("active_experts")
+        per_expert = of("tokens") * of("top_k") / of("moe_ep") / active
+        return active * pieces(per_expert) * pieces(2.0 * of("intermediate"))
+    return None
+
+
+def affine_roofline_us(train: pa.Table, train_roofline: np.ndarray, test: pa.Table, roofline: np.ndarray) -> np.ndarray:
+    """Return a x roofline + t0 with the a and t0 of each (dtype, engine) that fit the training rows best."""
+    result = np.full(test.num_rows, np.nan)
+    measured = train["latency_us"].to_numpy()
+    fits = {
+        (dtype, engine): fit_affine(train_roofline[where], measured[where])
+        for dtype, engine, where in _groups(train, "dtype", "engine")
+    }
+    for dtype, engine, where in _groups(test, "dtype", "engine"):
+        if (dtype, engine) in fits:
+            slope, start_us = fits[dtype, engine]
+            result[where] = slope * roofline[where] + start_us
+    return result
+
+
+def fit_affine(roofline: np.ndarray, measured: np.ndarray) -> tuple[float, float]:
+    """Return (a, t0) >= 0 of least mean |a r + t0 - m| / m, by iteratively reweighted least squares.
+
+    >>> a, t0 = fit_affine(np.array([1.0, 2.0, 4.0, 100.0, 8.0]), np.array([5.0, 7.0, 11.0, 203.0, 60.0]))
+    >>> round(a, 3), round(t0, 3)
+    (2.0, 3.0)
+    """
+    terms = np.stack([roofline / measured, 1.0 / measured], axis=1)
+    found = _least_absolute(terms)
+    if found.min() >= 0.0:
+        return float(found[0]), float(found[1])
+    # the best point lies on an edge: one term alone, whichever is closer
+    alone = [_least_absolute(terms[:, [column]])[0] for column in (0, 1)]
+    misses = [np.abs(alone[column] * terms[:, column] - 1.0).mean() for column in (0, 1)]
+    return (float(alone[0]), 0.0) if misses[0] <= misses[1] else (0.0, float(alone[1]))
+
+
+def _least_absolute(terms: np.ndarray, rounds: int = 60) -> np.ndarray:
+    """Return the x of least sum |terms x - 1|: squares weighted by 1 / |residual|, its floor lowered each round."""
+    weights = np.ones(len(terms))
+    found = np.zeros(terms.shape[1])
+    for step in range(rounds):
+        weighted = terms * weights[:, None]
+        found = np.linalg.lstsq(weighted.T @ terms, weighted.sum(axis=0), rcond=None)[0]
+        weights = 1.0 / np.maximum(np.abs(terms @ found - 1.0), max(0.1 * 0.7**step, 1e-7))
+    return found
+
+
+def nearest_gpu_us(
+    family_shape: Sequence[str], train: pa.Table, train_roofline: np.ndarray, test: pa.Table, roofline: np.ndarray
+) -> np.ndarray:
+    """Return the reference GPU's measurement of equal engine, dtype and shape x the ratio of rooflines.
+
+    The row of the same implementation where there is one, else the fastest of the engine's; the median over engine
+    versions. The reference is h100_sxm, or where it is no training GPU the one of them nearest to it in memory rate.
+    """
+    keys = ["engine", "dtype", "distribution", *family_shape]
+    reference = _reference(set(train["gpu"].unique().to_pylist()))
+    if reference is None:
+        return np.full(test.num_rows, np.nan)
+    here = pc.equal(train["gpu"], reference)
+    known = pl.from_arrow(train.select([*keys, "implementation", "latency_us"]).filter(here)).with_columns(
+        eta=pl.col("latency_us") / pl.Series(train_roofline[here.to_numpy(zero_copy_only=False).astype(bool)])
+    )
+    same = known.group_by([*keys, "implementation"]).agg(pl.col("eta").median())
+    any_kernel = same.group_by(keys).agg(pl.col("eta").min())
+    asked = pl.from_arrow(test.select([*keys, "implementation"]))
+    asked = asked.join(same, on=[*keys, "implementation"], how="left", nulls_equal=True, maintain_order="left")
+    asked = asked.join(any_kernel, on=keys, how="left", nulls_equal=True, maintain_order="left", suffix="_any")
+    eta = asked.select(pl.coalesce("eta", "eta_any")).to_series().to_numpy()
+    return np.asarray(eta, dtype=float) * roofline
+
+
+def _reference(gpus: set[str]) -> str | None:
+    if NEAREST in gpus:
+        return NEAREST
+    rates = {gpu: peaks_of(gpu, None).memory_bytes_per_s for gpu in (*gpus, NEAREST)}
+    return min(sorted(gpus), key=lambda gpu: abs(np.log(rates[gpu] / rates[NEAREST])), default=None)
+
+
+def _groups(rows: pa.Table, *names: str) -> list[tuple]:
+    """Return (value, ..., row numbers) for each combination of values in the table."""
+    codes = pl.from_arrow(rows.select(list(names))).with_row_index("row")
+    return [
+        (*values, group["row"].to_numpy().astype(np.int64))
+        for values, group in codes.group_by(list(names), maintain_order=True)
+    ]

@@ -1,0 +1,150 @@
+"""Fit the latency expressions of all families to measured rows, and predict measured rows with what was fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.fitting.fit import fit_nodes
+from kernelsight.kernels.columns import combinations
+from kernelsight.kernels.forms import LEVELS, PATH, Form
+from kernelsight.kernels.hardware import MATH, hardware_columns
+from kernelsight.kernels.pack import node_rows
+from kernelsight.kernels.resolve import Facts, constants_at, family_facts, lineage_of, structure_at
+
+# rows of one (GPU, engine, implementation, dtype) that a fit reads: more say nothing new about a dozen constants
+ROWS_PER_LEAF = 1500
+
+
+class Rows(NamedTuple):
+    """Measured rows as an expression reads them: arrays of one value a row, and the path of each."""
+
+    call: dict[str, np.ndarray]
+    gpu: dict[str, np.ndarray]
+    leaves: list[dict[str, str]]
+    leaf_of_row: np.ndarray
+    latency_us: np.ndarray
+
+
+def read_rows(form: Form, table: pa.Table, facts: Facts, gpus: pa.Table, fabrics: pa.Table) -> Rows:
+    """Lay training rows out for an expression; their order is kept."""
+    skip = {
+        "gpu",
+        "implementation",
+        "engine",
+        "engine_version",
+        "dtype",
+        "math",
+        "format",
+        "distribution",
+        "latency_us",
+    }
+    names = [name for name in table.column_names if name not in skip]
+    call = {name: table[name].to_numpy(zero_copy_only=False).astype(float) for name in names}
+    leaves, leaf_of_row = combinations(table, ["implementation", "dtype", "engine", "gpu", "math"])
+    hardware = hardware_columns(gpus, fabrics)
+    catalogue = gpus["gpu"].to_pylist()
+    gpu_of_leaf = np.array([catalogue.index(leaf["gpu"]) for leaf in leaves], dtype=int)
+    math_of_leaf = np.array([MATH.index(leaf["math"]) if leaf["math"] in MATH else -1 for leaf in leaves], dtype=int)
+    gpu = {name: values[gpu_of_leaf][leaf_of_row] for name, values in hardware.items() if name != "math_flops_per_us"}
+    rates = np.where(
+        math_of_leaf >= 0,
+        hardware["math_flops_per_us"][gpu_of_leaf, math_of_leaf],
+        hardware["vector_flops_per_us"][gpu_of_leaf],
+    )
+    gpu["math_flops_per_us"] = rates[leaf_of_row]
+    paths = [{**leaf, "lineage": lineage_of(facts, leaf["implementation"])} for leaf in leaves]
+    return Rows(call, gpu, paths, leaf_of_row, table["latency_us"].to_numpy(zero_copy_only=False).astype(float))
+
+
+def fit_family(
+    family: str,
+    form: Form,
+    table: pa.Table,
+    implementations: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    source: str,
+    without: str | None = None,
+    start: Sequence[Any] = (),
+    free_levels: Sequence[str] = LEVELS,
+) -> list[dict]:
+    """Fit one family's constants to training rows; return ``eta_coefficients`` rows. Deterministic."""
+    facts = family_facts(family, implementations, gpus)
+    rows = thinned(read_rows(form, table, facts, gpus, fabrics))
+    structure = structure_at(facts, form.coefficients, rows.leaves)
+    nodes = fit_nodes(
+        _Viewed(form),
+        form.coefficients,
+        rows.call,
+        rows.gpu,
+        {name: values[rows.leaf_of_row] for name, values in structure.items()},
+        [{name: leaf[name] for name in PATH} for leaf in rows.leaves],
+        rows.leaf_of_row,
+        rows.latency_us,
+        start=start,
+        free_levels=free_levels,
+    )
+    return node_rows(family, nodes, {one.name: one.unit for one in form.coefficients}, without, source)
+
+
+def predict_family(
+    family: str,
+    form: Form,
+    table: pa.Table,
+    coefficients: pa.Table,
+    implementations: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    without: str | None = None,
+    measured: bool = True,
+) -> np.ndarray:
+    """Return the latency in us of each training row as its sweep measured it: replay gap and warm data included."""
+    facts = family_facts(family, implementations, gpus)
+    rows = read_rows(form, table, facts, gpus, fabrics)
+    at = constants_at(facts, coefficients, family, form.coefficients, rows.leaves, without, measured)
+    found = np.empty(rows.latency_us.size)
+    for first in range(0, found.size, 65_536):
+        block = slice(first, first + 65_536)
+        leaf = rows.leaf_of_row[block]
+        call = form.view(np, {name: values[block] for name, values in rows.call.items()})
+        gpu = {name: values[block] for name, values in rows.gpu.items()}
+        found[block] = form.expression(np, call, gpu, {name: values[leaf] for name, values in at.items()})[0]
+    return found
+
+
+def thinned(rows: Rows, per_leaf: int = ROWS_PER_LEAF) -> Rows:
+    """Keep at most ``per_leaf`` rows of each leaf, evenly spaced in the order of the rows (that of their sizes)."""
+    order = np.argsort(rows.leaf_of_row, kind="stable")
+    starts = np.searchsorted(rows.leaf_of_row[order], np.arange(len(rows.leaves) + 1))
+    kept = [
+        order[first:last][np.unique(np.linspace(0, last - first - 1, min(last - first, per_leaf)).round().astype(int))]
+        for first, last in zip(starts[:-1], starts[1:], strict=True)
+    ]
+    at = np.sort(np.concatenate(kept)) if kept else np.empty(0, dtype=int)
+    return Rows(
+        {name: values[at] for name, values in rows.call.items()},
+        {name: values[at] for name, values in rows.gpu.items()},
+        rows.leaves,
+        rows.leaf_of_row[at],
+        rows.latency_us[at],
+    )
+
+
+class _Viewed:
+    """The expression behind its view, equal to another of the same form, so that it is compiled once."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+
+    def __call__(self, xp: Any, call: Any, gpu: Any, at: Any) -> Any:
+        return self.form.expression(xp, self.form.view(xp, call), gpu, at)
+
+    def __hash__(self) -> int:
+        return hash((self.form.expression, self.form.view))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Viewed) and hash(self) == hash(other)

@@ -1,0 +1,79 @@
+"""Errors of a head on generations of GPUs that it was not fitted on: what its intervals are calibrated with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.fitting.expressions import fit_family, predict_family
+from kernelsight.kernels.forms import Form
+from kernelsight.kernels.intervals import group_of
+from kernelsight.kernels.pack import pack_table
+from kernelsight.kernels.resolve import generation
+
+# rows of one kernel on one GPU that are predicted: quantiles need no more
+ROWS_PER_KERNEL = 1000
+
+
+class Errors(NamedTuple):
+    """Errors of held-out rows: log(measured / predicted), predicted latency, group and fold of each."""
+
+    log_error: np.ndarray
+    latency_us: np.ndarray
+    groups: np.ndarray
+    folds: np.ndarray
+
+
+def generations_of(table: pa.Table, gpus: pa.Table) -> dict[str, list[str]]:
+    """Return the GPUs of each generation that the rows hold."""
+    capability = dict(zip(gpus["gpu"].to_pylist(), gpus["compute_capability"].to_pylist(), strict=True))
+    found: dict[str, list[str]] = {}
+    for gpu in sorted(pc.unique(table["gpu"]).to_pylist()):
+        if name := generation(capability[gpu]):
+            found.setdefault(name, []).append(gpu)
+    return found
+
+
+def held_out_errors(
+    family: str,
+    form: Form,
+    table: pa.Table,
+    implementations: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    heads: Mapping[str, pa.Table] | None = None,
+) -> Errors:
+    """Predict each generation by a head fitted without it; ``heads``: such heads by generation, where there are."""
+    parts: list[tuple] = []
+    generations = generations_of(table, gpus)
+    for name, members in generations.items() if len(generations) > 1 else ():
+        outside = pc.is_in(table["gpu"], pa.array(members))
+        rest, mine = table.filter(pc.invert(outside)), _thin(table.filter(outside))
+        head = (heads or {}).get(name)
+        if head is None:
+            head = pack_table(fit_family(family, form, rest, implementations, gpus, fabrics, "held out"))
+        latency = predict_family(family, form, mine, head, implementations, gpus, fabrics, measured=False)
+        known = set(pc.unique(rest["implementation"]).to_pylist())
+        words = zip(mine["dtype"].to_pylist(), mine["implementation"].to_pylist(), strict=True)
+        groups = [group_of(dtype, kernel in known) for dtype, kernel in words]
+        error = np.log(mine["latency_us"].to_numpy() / latency)
+        parts.append((error, latency, np.array(groups, dtype=object), np.full(latency.size, name, dtype=object)))
+    if not parts:
+        return Errors(np.empty(0), np.empty(0), np.empty(0, dtype=object), np.empty(0, dtype=object))
+    return Errors(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _thin(table: pa.Table) -> pa.Table:
+    """Return at most ROWS_PER_KERNEL rows of each kernel on each GPU, evenly spaced in their order."""
+    place = pc.binary_join_element_wise(*(table[name] for name in ("implementation", "dtype", "engine", "gpu")), "\x1f")
+    code = place.combine_chunks().dictionary_encode().indices.to_numpy()
+    order = np.argsort(code, kind="stable")
+    kept = [
+        rows[np.linspace(0, rows.size - 1, min(rows.size, ROWS_PER_KERNEL)).round().astype(int)]
+        for rows in np.split(order, np.flatnonzero(np.diff(code[order])) + 1)
+    ]
+    return table.take(pa.array(np.sort(np.concatenate(kept))))

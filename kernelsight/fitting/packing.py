@@ -1,0 +1,142 @@
+"""A whole pack from measured sweeps: every family's constants, and which implementation each engine ran where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.catalog.tables import facts
+from kernelsight.fitting.expressions import fit_family
+from kernelsight.fitting.held_out import generations_of, held_out_errors
+from kernelsight.fitting.measured import fit_measured, has_correction, rows_of
+from kernelsight.fitting.training import WORK, training_rows
+from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.intervals import fit_intervals, interval_rows
+from kernelsight.kernels.kinds import BY_HEAD_DIM
+from kernelsight.kernels.pack import correction_arrays, pack_table
+from kernelsight.kernels.resolve import Facts, family_facts
+
+# families that have both an expression and measured rows to fit it to
+MEASURED = tuple(family for family in FORMS if family in WORK)
+# steps of a correction's training against those of a budget of sites: a whole sweep lies denser, and there are many
+PACK_EFFORT = 0.4
+# rows of one GPU below which a fit to them alone is told to be thin
+FEW_ROWS = 200
+
+
+def fit_pack(
+    sweeps: Sequence[Path],
+    train_gpus: Sequence[str],
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    implementations: pa.Table,
+    *,
+    families: Iterable[str] | None = None,
+    told: Callable[[str], None] = lambda line: None,
+) -> pa.Table:
+    """Fit every measured family on ``train_gpus``; return ``eta_coefficients`` rows.
+
+    Each family is also fitted without each generation of the GPUs, for honest cross-generation answers on GPUs that
+    were measured. Deterministic: equal sweeps give equal rows.
+    """
+
+    rows: list[dict] = []
+    for family in MEASURED if families is None else families:
+        table = training_rows(sweeps, family, train_gpus)
+        if not table.num_rows:
+            continue
+        told(f"{family}: {table.num_rows:,} rows")
+        if table.num_rows < FEW_ROWS and len(set(table["gpu"].to_pylist())) == 1:
+            told(f"{family}: few rows of one GPU: far from them it guesses, unless --sweep names another sweep too")
+        rows += family_rows(family, table, implementations, gpus, fabrics, told)
+        rows += choice_rows(sweeps, family, train_gpus, implementations)
+    return pack_table(rows)
+
+
+def family_rows(
+    family: str,
+    table: pa.Table,
+    implementations: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    told: Callable[[str], None],
+) -> list[dict]:
+    """Return a family's constants (of all GPUs, and without each generation), corrections and intervals."""
+    form, tables = FORMS[family], (implementations, gpus, fabrics)
+    rows = fit_family(family, form, table, *tables, _source(table))
+    whole, heads = pack_table(rows), {}
+    generations = generations_of(table, gpus)
+    for name, members in generations.items() if len(generations) > 1 else ():
+        rest = table.filter(pc.invert(pc.is_in(table["gpu"], pa.array(members))))
+        left_out = fit_family(family, form, rest, *tables, _source(rest), name)
+        heads[name] = pack_table([{**row, "without": None} for row in left_out])
+        rows += left_out
+    errors = held_out_errors(family, form, table, *tables, heads=heads)
+    for name in [None, *heads]:
+        counted = errors.folds != name
+        curves = fit_intervals(*(column[counted] for column in errors))
+        rows += correction_arrays(interval_rows(family, curves, "errors on held-out generations", without=name))
+    for target in sorted(set(table["gpu"].to_pylist())) if has_correction(family) else ():
+        own = fit_measured(family, form, table, target, whole, *tables, effort=PACK_EFFORT)
+        curves = fit_intervals(own.fit.unseen_error, own.latency_us, own.kernels)
+        told(
+            f"{family}: {target} at held-out sites {_median_error(own.fit.unseen_error)}, "
+            f"by its head alone {_median_error(own.log_ratio)} (median)"
+        )
+        rows += rows_of(family, target, own)
+        rows += correction_arrays(interval_rows(family, curves, "errors at held-out sites", gpu=target))
+    return rows
+
+
+def _median_error(log_error: np.ndarray) -> str:
+    return f"{np.expm1(np.median(np.abs(log_error))):.1%}"
+
+
+def _source(table: pa.Table) -> str:
+    return f"fitted to measured rows of {', '.join(sorted(set(table['gpu'].to_pylist())))}"
+
+
+def choice_rows(
+    sweeps: Sequence[Path], family: str, train_gpus: Sequence[str], implementations: pa.Table
+) -> list[dict]:
+    """Count which implementation each engine ran for which number formats (attention: and head width) on which GPU.
+
+    A kernel that no engine serves with (in ``kernel_implementations``, ``served`` is 0 or ``served_from`` above the
+    GPU's compute capability) counts nothing: it answers where it is asked for by name.
+    """
+    stated = family_facts(family, implementations, facts("gpus"))
+    files = ", ".join(f"'{path}'" for path in sweeps)
+    wanted = ", ".join(f"'{gpu}'" for gpu in train_gpus)
+    position = "coalesce(shape.head_dim, 0)" if family in BY_HEAD_DIM else "0"
+    counted = duckdb.connect().sql(
+        f"""
+        select engine, gpu, dtype, implementation, {position} as position, count(*) as value
+        from read_parquet([{files}], union_by_name = true) where family = '{family}' and gpu in ({wanted})
+        group by all order by all
+        """
+    )
+    names = counted.columns
+    return [
+        {
+            **(told := dict(zip(names, row, strict=True))),
+            "value": told["value"] if _serves(stated, told["implementation"], told["gpu"]) else 0.0,
+            "family": family,
+            "part": "choice",
+            "level": "gpu",
+            "coefficient": "rows",
+            "unit": "1",
+            "source": "rows of the sweeps",
+        }
+        for row in counted.fetchall()
+    ]
+
+
+def _serves(stated: Facts, implementation: str, gpu: str) -> bool:
+    """Tell whether an engine serves with a kernel on a GPU."""
+    least = stated.structure.get((implementation, "served_from"), 0.0)
+    return stated.structure.get((implementation, "served"), 1.0) > 0.0 and stated.capability.get(gpu, 0.0) >= least

@@ -1,0 +1,62 @@
+"""Fit families on some measured rows and predict others: what an evaluation scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.catalog.tables import facts
+from kernelsight.fitting.expressions import fit_family, predict_family
+from kernelsight.fitting.held_out import held_out_errors
+from kernelsight.fitting.measured import correct, fit_measured, has_correction, kernels_of, rows_of
+from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.intervals import fit_intervals, group_of, halves_for, spread
+from kernelsight.kernels.pack import pack_table
+
+
+def fit_and_predict(
+    train: Mapping[str, pa.Table], test: Mapping[str, pa.Table], tier: str
+) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Return (latency_us, p05_us, p95_us) of the test rows of each family, fitted on the training rows alone.
+
+    ``tier``: with target-measured, what the training rows hold of a test GPU counts as its own.
+    """
+    tables = facts("kernel_implementations"), facts("gpus"), facts("fabrics")
+    found = {}
+    for family, rows in test.items():
+        form, taught = FORMS[family], train[family]
+        head = pack_table(fit_family(family, form, taught, *tables, "evaluation"))
+        measured = tier == "target-measured"
+        latency = predict_family(family, form, rows, head, *tables, measured=measured)
+        factor = np.empty(latency.size)
+        known = set(pc.unique(taught["gpu"]).to_pylist()) if measured and has_correction(family) else set()
+        rest = np.asarray(pc.invert(pc.is_in(rows["gpu"], pa.array(sorted(known), pa.string()))))
+        if rest.any():
+            factor[rest] = _held_out_factor(family, taught, rows.filter(pa.array(rest)), latency[rest], tables)
+        for gpu in sorted(known & set(pc.unique(rows["gpu"]).to_pylist())):
+            own = fit_measured(family, form, taught, gpu, head, *tables)
+            mine = np.asarray(pc.equal(rows["gpu"], gpu))
+            of_gpu = rows.filter(pa.array(mine))
+            latency[mine] = correct(family, form, of_gpu, latency[mine], rows_of(family, gpu, own), *tables)
+            curves = fit_intervals(own.fit.unseen_error, own.latency_us, own.kernels)
+            factor[mine] = _factor(curves, kernels_of(of_gpu), latency[mine])
+        found[family] = (latency, latency / factor, latency * factor)
+    return found
+
+
+def _held_out_factor(
+    family: str, taught: pa.Table, rows: pa.Table, latency_us: np.ndarray, tables: tuple[pa.Table, ...]
+) -> np.ndarray:
+    errors = held_out_errors(family, FORMS[family], taught, *tables)
+    curves = fit_intervals(errors.log_error, errors.latency_us, errors.groups, errors.folds)
+    known = set(pc.unique(taught["implementation"]).to_pylist())
+    words = zip(rows["dtype"].to_pylist(), rows["implementation"].to_pylist(), strict=True)
+    return _factor(curves, [group_of(dtype, kernel in known) for dtype, kernel in words], latency_us)
+
+
+def _factor(curves: Mapping[str, np.ndarray], groups: Sequence[str], latency_us: np.ndarray) -> np.ndarray:
+    names, place = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
+    return spread(np, latency_us, halves_for(curves, names.tolist())[place])

@@ -1,0 +1,167 @@
+"""Latencies of a table of kernel calls whose families stand together: split, evaluated by family, put back in order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.catalog.tables import facts
+from kernelsight.errors import InvalidInput, unknown
+from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.hardware import MATH
+from kernelsight.kernels.kinds import BY_HEAD_DIM
+from kernelsight.kernels.latency import latencies
+
+# columns of a family's call table that a shape holds under another name
+FIELD = {"group_size": "gpus", "local_experts": "experts"}
+# columns that follow from several fields
+COMPUTED = {"visible_pairs", "active_experts"}
+# fields that may be nought, and those that may be missing, which says the same
+MAY_BE_ZERO = {"window", "cached_tokens", "context"}
+MAY_BE_MISSING = {"window"}
+# above it a float64 no longer holds every whole number
+LARGEST_SIZE = 2**53
+
+
+def call_latencies(
+    calls: pa.Table,
+    tier: str,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    coefficients: pa.Table,
+    implementations: pa.Table,
+) -> pa.Table:
+    """Return ``kernel_latencies`` rows for rows in the ``kernel_calls`` contract, in their order.
+
+    UnknownName: a family that does not exist. InvalidInput: a shape that lacks a field its family needs, a size that is
+    not positive, or arithmetic of no known dtype.
+    """
+    families = calls["family"].combine_chunks()
+    names = pc.unique(families).to_pylist()
+    for family in names:
+        if family not in FORMS:
+            raise unknown("kernel family", family, FORMS)
+    settings = pa.table({"deployment_id": pc.unique(calls["deployment_id"].combine_chunks())})
+    settings = settings.append_column("tier", pa.repeat(pa.scalar(tier), settings.num_rows))
+    parts, positions = [], []
+    for family in names:
+        rows = np.flatnonzero(pc.equal(families, family).to_numpy(zero_copy_only=False))
+        table = family_table(family, calls.take(pa.array(rows)))
+        parts.append(latencies(family, table, settings, gpus, fabrics, coefficients, implementations))
+        positions.append(rows)
+    if not parts:
+        raise InvalidInput("the file holds no kernel calls; give at least one row.")
+    order = np.argsort(np.concatenate(positions), kind="stable")
+    return pa.concat_tables(parts).take(pa.array(order)).combine_chunks()
+
+
+def family_table(family: str, calls: pa.Table) -> pa.Table:
+    """Return a family's calls with the fields of their shapes laid out as the columns that its expression reads.
+
+    InvalidInput: as :func:`call_latencies`. A window that is missing is none; an encoder caches nothing.
+    """
+    reads = FORMS[family].reads
+    sizes = _sizes(family, calls["shape"].combine_chunks(), _fields(family))
+    _refuse_work(family, calls)
+    calls = _with_formats(family, calls)
+    for name in dict.fromkeys([*reads, *(["head_dim"] if family in BY_HEAD_DIM else [])]):
+        if name in COMPUTED:
+            # whole numbers of 64 bits would overflow
+            as_floats = {field: values.astype(float) for field, values in sizes.items()}
+            values = _visible_pairs(family, as_floats) if name == "visible_pairs" else _active_experts(as_floats, calls)
+        else:
+            values = sizes[FIELD.get(name, name)]
+        calls = calls.append_column(name, pa.array(values))
+    return calls
+
+
+def _fields(family: str) -> list[str]:
+    """The fields of a shape that a family's columns come from."""
+    reads = FORMS[family].reads
+    fields = [FIELD.get(name, name) for name in reads if name not in COMPUTED]
+    if family == "sparse_attention":
+        fields.append("pairs")
+    if family in BY_HEAD_DIM:
+        fields.append("head_dim")
+    return fields
+
+
+def _sizes(family: str, shape: pa.StructArray, names: list[str]) -> dict[str, np.ndarray]:
+    """Return the named fields as int64; InvalidInput where one is missing or no sound size."""
+    fields = {shape.type.field(i).name: shape.field(i) for i in range(shape.type.num_fields)}
+    sizes = {}
+    for name in names:
+        values = fields[name]
+        if name in MAY_BE_MISSING or (family == "encoder_attention" and name == "cached_tokens"):
+            values = values.fill_null(0)
+        if values.null_count:
+            raise InvalidInput(
+                f"{values.null_count} {family} calls lack the shape field {name}; `kernelsight tables "
+                "kernel_calls` lists them."
+            )
+        smallest, largest = pc.min(values).as_py(), pc.max(values).as_py()
+        if smallest < (0 if name in MAY_BE_ZERO else 1):
+            raise InvalidInput(f"a {family} call has {name} = {smallest}; give positive sizes.")
+        if largest > LARGEST_SIZE:
+            raise InvalidInput(f"a {family} call has {name} = {largest}; give at most {LARGEST_SIZE}.")
+        sizes[name] = values.to_numpy(zero_copy_only=False)
+    return sizes
+
+
+def _refuse_work(family: str, calls: pa.Table) -> None:
+    """InvalidInput where a number of launches or an amount of work cannot be."""
+    if (least := pc.min(calls["count"]).as_py()) < 1:
+        raise InvalidInput(f"a {family} call has count = {least}; give at least one launch.")
+    for work in ("flops", "bytes"):
+        if (least := pc.min(calls[work]).as_py()) < 0:
+            raise InvalidInput(f"a {family} call has {work} = {least}; give work that is not negative.")
+
+
+def _with_formats(family: str, calls: pa.Table) -> pa.Table:
+    """Check the arithmetic, drop it where no call states any; a format that is missing is that of the arithmetic."""
+    math = calls["math"].combine_chunks()
+    if math.null_count == len(math):
+        return calls.drop_columns(["math"])
+    wrong = [value for value in pc.unique(math).to_pylist() if value not in MATH]
+    if wrong:
+        found = min(wrong, key=lambda value: value or "")
+        raise InvalidInput(f"a {family} call has math = {found}; give one of {', '.join(MATH)}.")
+    stated = calls["format"].combine_chunks()
+    if not stated.null_count:
+        return calls
+    followed = pc.if_else(pc.equal(math, "fp4"), "nvfp4", math)
+    return calls.set_column(calls.column_names.index("format"), "format", pc.coalesce(stated, followed))
+
+
+def _active_experts(sizes: dict[str, np.ndarray], calls: pa.Table) -> np.ndarray:
+    """Experts that at least one token reaches: whose weights are in the bytes that a call states.
+
+    Where its format is not known, or its bytes are not those of one to all experts: under uniform routing.
+    """
+    tokens, share = sizes["tokens"], sizes["top_k"] / sizes["moe_ep"]
+    reached = np.minimum(share / sizes["experts"], 1.0)
+    uniform = sizes["experts"] * (1.0 - (1.0 - reached) ** tokens)
+    if "math" not in calls.column_names:
+        return uniform
+    known = dict(zip(*(facts("number_formats")[name].to_pylist() for name in ("format", "weight_bits")), strict=True))
+    bits = np.array([known.get(one, np.nan) for one in calls["format"].to_pylist()], dtype=float)
+    flops, moved = (calls[name].to_numpy() for name in ("flops", "bytes"))
+    expert_bytes = flops / (2.0 * tokens * share) * bits / 8.0
+    read = moved - 4.0 * tokens * np.minimum(1.0, share) * sizes["hidden"]
+    told = np.divide(read, expert_bytes, out=np.full(tokens.shape, np.nan), where=expert_bytes > 0.0)
+    # rounding in what others wrote
+    sound = (told >= 0.999 * np.minimum(share, sizes["experts"])) & (told <= 1.001 * sizes["experts"])
+    return np.where(sound, np.clip(told, None, sizes["experts"]), uniform)
+
+
+def _visible_pairs(family: str, sizes: dict[str, np.ndarray]) -> np.ndarray:
+    """Query-key pairs of one head over the batch: stated, all of them (encoders), or those of the causal triangle."""
+    if family == "sparse_attention":
+        return sizes["pairs"]
+    new, cached = sizes["new_tokens"], sizes["cached_tokens"]
+    if family == "encoder_attention":
+        return sizes["batch"] * new * (cached + new)
+    window = sizes.get("window", np.zeros_like(new))
+    growing = np.where(window > 0, np.clip(window - cached, 0.0, new), new)
+    return sizes["batch"] * (growing * cached + growing * (growing + 1) / 2 + (new - growing) * window)

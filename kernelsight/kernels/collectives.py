@@ -1,0 +1,191 @@
+"""alpha-beta times of collectives: NCCL's protocols, and the kernels that engines put before it.
+
+``bytes`` is the tensor of the collective: the reduced tensor, the gathered tensor, the tensor before it is scattered,
+what one GPU sends (all-to-all), or the message (p2p). Times in microseconds; what the multiprocessors do themselves is
+stated at 1.8 GHz and goes with their clock. Sizes at which one kernel takes over from another are facts of the
+implementation; past such a size the time is never below that of the kernel before it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelsight.kernels.forms import Coefficient, Form, same
+from kernelsight.kernels.terms import Coefficients, Columns
+
+REFERENCE_CLOCK_PER_US = 1800.0
+# rate of the links at which sizes of NCCL's pipeline are stated
+REFERENCE_BYTES_PER_US = 450e3
+# GPUs from which on NCCL reduces inside the switch, seen in its sweeps: with 8 of them, not with 4
+SWITCH_REDUCTION_GPUS = 8.0
+
+_NETWORK = Coefficient("internode_latency_us", "us", 12.0, 2.0, 60.0, "fixed", "one hop between nodes over the network")
+_PCIE = Coefficient("pcie_share", "1", 0.85, 0.2, 1.0, "hardware", "large messages over PCIe against NVLink", 0.2)
+_RING = (
+    _NETWORK,
+    _PCIE,
+    Coefficient("nccl_floor_us", "us", 4.0, 1.0, 15.0, "hardware", "launch and first synchronisation"),
+    Coefficient("nccl_hop", "1", 0.6, 0.2, 2.0, "hardware", "one step of a ring against the fabric's latency"),
+    Coefficient("nccl_ramp_us", "us", 2.0, 0.2, 15.0, "hardware", "what waking channels adds to a small message"),
+    Coefficient("nccl_ramp_bytes", "bytes", 12e3, 1e3, 1e6, "hardware", "size at which half of that is paid"),
+    Coefficient("nccl_low_latency", "1", 0.38, 0.1, 0.9, "hardware", "share of the peak, low-latency protocol"),
+    Coefficient("nccl_bulk_us", "us", 8.0, 2.0, 60.0, "hardware", "what the bulk protocol adds to the start"),
+    Coefficient("nccl_growth_us", "us", 27.0, 1.0, 100.0, "hardware", "fill and drain of a pipeline of large chunks"),
+    Coefficient("nccl_growth_bytes", "bytes", 18e6, 1e6, 2e8, "hardware", "size at which half of it is paid, 450 GB/s"),
+    Coefficient("nccl_efficiency", "1", 0.775, 0.3, 1.0, "hardware", "share of the peak, large messages", 0.2),
+    Coefficient("own_bytes_per_clock", "bytes", 4.0, 0.5, 64.0, "hardware", "own part, copied by one multiprocessor"),
+)
+HALF_RING = _RING
+ALL_REDUCE = (
+    *_RING,
+    Coefficient("switch_efficiency", "1", 0.98, 0.3, 1.0, "hardware", "sums in the switch, share of ring bytes", 0.1),
+    Coefficient("switch_us", "us", 43.0, 2.0, 200.0, "hardware", "what summing in the switch adds to the start"),
+    Coefficient("kernel_hops", "1", 1.4, 0.1, 4.0, "hardware", "flags sent and awaited against the fabric's latency"),
+    Coefficient(
+        "kernel_floor_us", "us", 1.3, 0.2, 10.0, "implementation", "launch and barriers of the engine's kernel"
+    ),
+    Coefficient("peer_us", "us", 0.1, 0.01, 1.0, "implementation", "one more peer to synchronise with"),
+    Coefficient(
+        "one_shot_efficiency", "1", 0.6, 0.1, 1.0, "implementation", "share of the peak, peers read at once", 0.3
+    ),
+    Coefficient("two_shot_us", "us", 3.7, 0.2, 30.0, "implementation", "second phase of a two-shot sum, 4 GPUs"),
+    Coefficient("two_shot_efficiency", "1", 0.6, 0.1, 1.0, "implementation", "share of the peak of two phases", 0.3),
+    Coefficient("multicast_us", "us", 4.8, 0.2, 30.0, "implementation", "barriers around sums by multicast loads"),
+    Coefficient("multicast_efficiency", "1", 0.78, 0.1, 1.0, "implementation", "share of the peak, ring bytes", 0.3),
+    *(
+        Coefficient(f"{kernel}_below_{gpus}", "bytes", 0.0, 0.0, 1e12, "fixed", f"{words} below this size, {gpus} GPUs")
+        for kernel, words in (("one_shot", "one shot"), ("two_shot", "two shots"), ("multicast", "multicast"))
+        for gpus in (2, 4, 8)
+    ),
+    Coefficient("pcie_gpus", "1", 0.0, 0.0, 8.0, "fixed", "most GPUs over PCIe with which the kernel is used"),
+)
+EXCHANGE = (
+    _NETWORK,
+    _PCIE,
+    Coefficient("start_us", "us", 6.0, 1.0, 60.0, "implementation", "launch and first synchronisation"),
+    Coefficient("hop", "1", 0.5, 0.05, 10.0, "implementation", "one doubling of the GPUs against the fabric's latency"),
+    Coefficient("ramp_us", "us", 4.5, 0.1, 50.0, "implementation", "what waking channels adds to a small message"),
+    Coefficient("ramp_bytes", "bytes", 40e3, 1e3, 1e7, "implementation", "size at which half of that is paid"),
+    Coefficient("growth_us", "us", 30.0, 0.1, 200.0, "implementation", "fill and drain of a pipeline of large chunks"),
+    Coefficient("growth_bytes", "bytes", 25e6, 1e6, 2e8, "implementation", "size at which half is paid, 450 GB/s"),
+    Coefficient("exchange_efficiency", "1", 0.7, 0.02, 1.0, "implementation", "share of the peak, large messages", 0.3),
+)
+
+
+def link(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any, Any]:
+    """(whether one node's links join the group, their bytes per us at best, us spent on hops between nodes)."""
+    inside = call["group_size"] <= gpu["link_max_gpus"]
+    peak = gpu["peak_link_bytes_per_us"] * xp.where(gpu["link_over_pcie"] > 0.0, at["pcie_share"], 1.0)
+    return inside, peak, xp.where(inside, 0.0, 2.0 * at["internode_latency_us"])
+
+
+def pace(gpu: Columns) -> Any:
+    """Time of a number of clocks against that at the reference clock."""
+    return REFERENCE_CLOCK_PER_US / gpu["clock_per_us"]
+
+
+def saturating(size: Any, half: Any) -> Any:
+    """Share that rises with the size from 0 to 1, one half at ``half``."""
+    return size / (size + half)
+
+
+def ring(xp: Any, call: Columns, gpu: Columns, at: Coefficients, passes: float) -> Any:
+    """NCCL's ring of ``passes`` (2: all-reduce, 1: gather or scatter): the low-latency protocol or bulk.
+
+    t = start + hops + least of W/(e_ll B) and bulk + growth + W/(e B) + S/(n own), W = passes (n-1)/n S. Beyond eight
+    GPUs the hops are those of a tree; beyond a node, rings leave it through the adapters of all of its GPUs.
+    """
+    n, size = call["group_size"], call["bytes"]
+    inside, peak, network_us = link(xp, call, gpu, at)
+    rate = xp.where(inside, peak, xp.minimum(peak, gpu["link_max_gpus"] * gpu["network_bytes_per_us"]))
+    sent = passes * (n - 1.0) / n * size
+    steps = 1.0 + passes * xp.minimum(n - 1.0, 7.0 + 2.0 * xp.log2(xp.maximum(n, 8.0) / 8.0))
+    woken = at["nccl_ramp_us"] * saturating(size, at["nccl_ramp_bytes"])
+    start = pace(gpu) * (at["nccl_floor_us"] + woken) + steps * at["nccl_hop"] * gpu["link_latency_us"] + network_us
+    small = start + sent / (rate * at["nccl_low_latency"])
+    bulk_us = pace(gpu) * at["nccl_bulk_us"]
+    pipeline = saturating(size, at["nccl_growth_bytes"] * rate / REFERENCE_BYTES_PER_US)
+    own = size / (n * at["own_bytes_per_clock"] * gpu["sm_count"] * gpu["clock_per_us"])
+    bulk = start + bulk_us + pace(gpu) * at["nccl_growth_us"] * pipeline + sent / (rate * at["nccl_efficiency"]) + own
+    if passes == 2.0:
+        in_switch = (gpu["link_multicast"] > 0.0) & (n >= SWITCH_REDUCTION_GPUS) & (n <= gpu["link_max_gpus"])
+        switch = start + bulk_us + pace(gpu) * at["switch_us"] + sent / (rate * at["switch_efficiency"])
+        bulk = xp.where(in_switch, xp.minimum(bulk, switch), bulk)
+    return xp.minimum(small, bulk)
+
+
+def all_reduce(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
+    """The engine's own kernel while the message is small (one shot, two shots, multicast), then NCCL.
+
+    One shot reads all peers, (n-1) S/B; two shots scatter and gather, 2 (n-1)/n S/B (Thakur et al. 2005); multicast
+    lets the switch add up. A larger message never takes less than the largest one of the kernel before.
+    """
+    n, size = call["group_size"], call["bytes"]
+    _, peak, _ = link(xp, call, gpu, at)
+    usable = xp.where(gpu["link_over_pcie"] > 0.0, n <= at["pcie_gpus"], n <= xp.minimum(gpu["link_max_gpus"], 8.0))
+    floor = pace(gpu) * (at["kernel_floor_us"] + at["peer_us"] * (n - 1.0)) + at["kernel_hops"] * gpu["link_latency_us"]
+    share = 2.0 * (n - 1.0) / n
+    kernels = (  # us at no bytes, us a byte
+        ("multicast", floor + pace(gpu) * at["multicast_us"], share / (peak * at["multicast_efficiency"])),
+        ("two_shot", floor + pace(gpu) * at["two_shot_us"] * n / 4.0, share / (peak * at["two_shot_efficiency"])),
+        ("one_shot", floor, (n - 1.0) / (peak * at["one_shot_efficiency"])),
+    )
+    time, outgrown_us = ring(xp, call, gpu, at, 2.0), 0.0
+    for name, start, slope in kernels:
+        below = xp.where(usable, largest(xp, n, at, name), 0.0)
+        time = xp.where(size < below, start + slope * size, time)
+        outgrown = (below > 0.0) & (size >= below)
+        outgrown_us = xp.maximum(outgrown_us, xp.where(outgrown, start + slope * below, 0.0))
+    return xp.maximum(time, outgrown_us), None
+
+
+def largest(xp: Any, n: Any, at: Coefficients, kernel: str) -> Any:
+    """Size below which a kernel is used, by the number of GPUs."""
+    many = xp.where(n <= 4.0, at[f"{kernel}_below_4"], at[f"{kernel}_below_8"])
+    return xp.where(n <= 2.0, at[f"{kernel}_below_2"], many)
+
+
+def half_ring(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
+    """All-gather and reduce-scatter: one pass of the ring."""
+    return ring(xp, call, gpu, at, 1.0), None
+
+
+def exchange(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
+    """All-to-all: to each peer 1/n of S at once, to those of the node over its links, to others over the network."""
+    n = call["group_size"]
+    near = xp.minimum(n, gpu["link_max_gpus"])
+    return sent_at_once(xp, call, gpu, at, (near - 1.0) / n, (n - near) / n, 1.0 + xp.log2(n)), None
+
+
+def transfer(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
+    """Point to point: start + a + S/B."""
+    inside, _, _ = link(xp, call, gpu, at)
+    near = xp.where(inside, 1.0, 0.0)
+    return sent_at_once(xp, call, gpu, at, near, 1.0 - near, 1.0), None
+
+
+def sent_at_once(xp: Any, call: Columns, gpu: Columns, at: Coefficients, near: Any, far: Any, hops: Any) -> Any:
+    """Start, hops, what grows with the size and saturates, and the shares that go over links and network."""
+    size = call["bytes"]
+    _, peak, network_us = link(xp, call, gpu, at)
+    pipeline = saturating(size, at["growth_bytes"] * peak / REFERENCE_BYTES_PER_US)
+    on_gpu = at["start_us"] + at["ramp_us"] * saturating(size, at["ramp_bytes"]) + at["growth_us"] * pipeline
+    sent = size * (near / (peak * at["exchange_efficiency"]) + far / xp.minimum(peak, gpu["network_bytes_per_us"]))
+    return pace(gpu) * on_gpu + hops * at["hop"] * gpu["link_latency_us"] + network_us + sent
+
+
+# Bytes that the busiest link carries at least, as a multiple of the tensor: the plain roofline of a collective.
+LEAST_WIRE_SHARE = {
+    "all_reduce": lambda n: 2.0 * (n - 1.0) / n,
+    "all_gather": lambda n: (n - 1.0) / n,
+    "reduce_scatter": lambda n: (n - 1.0) / n,
+    "all_to_all": lambda n: (n - 1.0) / n,
+    "p2p": lambda n: 1.0 + 0.0 * n,
+}
+FORMS = {
+    "all_reduce": Form(all_reduce, ("group_size",), same, ALL_REDUCE, 1.5),
+    "all_gather": Form(half_ring, ("group_size",), same, HALF_RING, 1.5),
+    "reduce_scatter": Form(half_ring, ("group_size",), same, HALF_RING, 1.5),
+    "all_to_all": Form(exchange, ("group_size",), same, EXCHANGE, 2.0),
+    "p2p": Form(transfer, ("group_size",), same, EXCHANGE, 2.0),
+}

@@ -1,0 +1,167 @@
+"""Latency of decode attention, with grouped queries and in MLA's latent space: KV stream, blocks, splits, head packing.
+
+One expression serves both families. Nothing rounds up in batch or context, so that what lies between two knots of the
+step costs can be interpolated, and no term falls when either grows. What is fitted are costs of a block, a split and a
+launch, and two limits: the stream of keys and values that a block takes in, and the tensor rate of a multiprocessor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernelsight.kernels.forms import Coefficient
+
+Columns = Mapping[str, Any]
+
+# clock at which block_us and combine_us are stated: in clocks they carry over between generations, in time they do not
+REFERENCE_CLOCK_PER_US = 1800.0
+# rows of the smallest tensor instruction: query heads of a block are padded to them (PTX mma.sync m16n8k16)
+INSTRUCTION_ROWS = 16.0
+# pieces beyond the first over which the second pass of a split reaches its full cost
+COMBINE_PIECES = 4.0
+
+# time on DRAM against its peak bandwidth: the largest caches of H100 and H200 take 1.07 to 1.11, of L40S (GDDR6, whose
+# ECC travels in line) 1.19 to 1.3. Not fitted: over all sizes, the ramps of smaller caches would flow into it
+DRAM_FACTOR = 1.08
+GDDR6_FACTOR = 1.21
+
+COEFFICIENTS = (
+    Coefficient("floor_us", "us", 1.5, 0.5, 10.0, "hardware", "launch and drain inside a CUDA graph", 0.1),
+    Coefficient("gap_us", "us", 4.0, 0.3, 25.0, "engine", "what one call per graph replay adds; nil in serving", 0.6),
+    Coefficient("l2_share", "1", 0.75, 0.3, 1.0, "hardware", "share of a two-part L2 that keeps bytes", 0.2),
+    Coefficient("l2_bytes_per_clock", "bytes/clock", 30.0, 8.0, 64.0, "hardware", "L2 feed of a multiprocessor", 0.3),
+    Coefficient(
+        "stream_elements_per_clock", "1/clock", 13.0, 0.5, 200.0, "implementation",
+        "elements of keys and values, of whatever format, that one block takes in on its own",
+    ),
+    Coefficient(
+        "tensor_factor", "1", 2.5, 1.0, 12.0, "implementation", "padded tensor time against the dense peak", 0.4
+    ),
+    Coefficient("block_us", "us", 2.0, 0.2, 20.0, "implementation", "start and end of a block at 1.8 GHz"),
+    Coefficient("combine_us", "us", 4.0, 0.2, 40.0, "implementation", "second pass of a split at 1.8 GHz", 0.6),
+    Coefficient(
+        "narrow_us", "us", 1.5, 0.05, 20.0, "engine", "what keys and values of one byte add: queries are quantised", 0.6
+    ),
+    Coefficient(
+        "overlap", "1", 1.1, 0.6, 6.0, "implementation",
+        "1: own time of blocks adds to the stream; more: overlaps; less: uneven ends add", 0.2
+    ),
+    Coefficient(
+        "width_padding", "1", 1.5, 0.3, 4.0, "implementation",
+        "exponent of what a head width loses that is no power of two", 0.4,
+    ),
+    Coefficient("blocks_per_unit", "1", 2.0, 1.0, 1e6, "fixed", "blocks to a multiprocessor that splitting aims at"),
+    Coefficient("smallest_split", "tokens", 128.0, 16.0, 4096.0, "fixed", "shortest piece of a split sequence"),
+    Coefficient("most_splits", "1", 128.0, 1.0, 1e6, "fixed", "pieces of a sequence at most"),
+    Coefficient("heads_per_block", "heads", 1e6, 1.0, 1e6, "fixed", "query heads of a group that share a block"),
+    Coefficient("largest_group", "heads", 1e6, 1.0, 1e6, "fixed", "groups above it run one block a query head"),
+    Coefficient("streams", "1", 1.0, 0.0, 1.0, "fixed", "0: one block keeps up with a multiprocessor's share of DRAM"),
+    Coefficient("packs_window", "1", 1.0, 0.0, 1.0, "fixed", "0: with a window, one block a query head"),
+)  # fmt: skip
+
+
+def decode_attention(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
+    """Return (latency_us, blocks) of one new token's attention over ``context`` cached ones in each of ``batch``.
+
+    ``call``: batch, context, heads, kv_heads, head_dim, window (0: none), flops, bytes, working_set_bytes (bytes that
+    pass before the same keys and values come again).
+    """
+    keys = xp.where(call["window"] > 0, xp.minimum(call["context"] + 1.0, call["window"]), call["context"] + 1.0)
+    group = call["heads"] / call["kv_heads"]
+    packed = (group <= at["largest_group"]) & ((call["window"] <= 0) | (at["packs_window"] > 0))
+    passes = xp.where(packed, xp.ceil(group / at["heads_per_block"]), group)
+    width = call["head_dim"]
+    wasted = (xp.exp2(xp.ceil(xp.log2(width))) / width) ** at["width_padding"]
+    query_bytes = 4.0 * call["batch"] * call["heads"] * width
+    lanes = call["batch"] * call["kv_heads"]
+    return _split_kv(xp, call, gpu, at, lanes, keys, group, passes, query_bytes, 2.0 * width, wasted)
+
+
+def mla_decode(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
+    """Return (latency_us, blocks) of attention in the latent space: all heads of a sequence read one vector per token.
+
+    ``call``: batch, context, heads, kv_lora_rank, rope_dim, flops, bytes, working_set_bytes.
+    """
+    heads = call["heads"]
+    passes = xp.ceil(heads / at["heads_per_block"])
+    query_bytes = 2.0 * call["batch"] * heads * (2.0 * call["kv_lora_rank"] + call["rope_dim"])
+    keys, width = call["context"] + 1.0, call["kv_lora_rank"] + call["rope_dim"]
+    return _split_kv(xp, call, gpu, at, call["batch"], keys, heads, passes, query_bytes, width, 1.0)
+
+
+def _split_kv(
+    xp: Any,
+    call: Columns,
+    gpu: Columns,
+    at: Columns,
+    lanes: Any,
+    keys: Any,
+    group: Any,
+    passes: Any,
+    query_bytes: Any,
+    width: Any,
+    wasted: Any,
+) -> tuple[Any, Any]:
+    """Return (latency_us, blocks) of ``lanes`` independent KV streams of ``keys`` tokens, each read ``passes`` times.
+
+    t = floor + gap + narrow + queries + overlap-norm(8-norm(memory, stream, tensor), 2-norm(blocks, combine)).
+    ``group``: query heads of a lane; ``width``: elements that it reads per token; ``wasted``: at least 1, what padding
+    of the head width costs a multiprocessor.
+    """
+    units, clock = gpu["sm_count"], gpu["clock_per_us"]
+    slowness = REFERENCE_CLOCK_PER_US / clock
+    # sequences are cut until the GPU is filled, they run out of pieces, or the kernel allows no more
+    pieces = _norm(xp, 1.0, keys / at["smallest_split"], 2)
+    slots = at["blocks_per_unit"] * units
+    lacking = lanes * passes / slots
+    splits = _norm(xp, 1.0, 1.0 / _norm(xp, _norm(xp, lacking, 1.0 / pieces, 2), 1.0 / at["most_splits"], 2), 2)
+    blocks = lanes * passes * splits
+    waves = _norm(xp, 1.0, blocks / units, 2)
+    busy = blocks / units / waves  # share of the multiprocessors at work
+    running = slots / _norm(xp, 1.0, slots / blocks, 2)  # blocks at work
+
+    kv_bytes = xp.maximum(call["bytes"] - query_bytes, 0.0)
+    elements = lanes * keys * width
+    narrow = xp.clip(2.0 - kv_bytes / elements, 0.0, 1.0)
+    dram = gpu["memory_bytes_per_us"] / (DRAM_FACTOR + (GDDR6_FACTOR - DRAM_FACTOR) * gpu["inline_ecc"])
+    l2 = xp.maximum(at["l2_bytes_per_clock"] * units * clock, dram)
+    # two partitions of L2 keep copies of each other's lines, a single one is used whole
+    kept_bytes = gpu["l2_bytes"] * at["l2_share"] ** (gpu["l2_partitions"] - 1.0)
+    hits = _l2_hits(xp, call["working_set_bytes"] / kept_bytes)
+    memory_us = kv_bytes * ((1.0 - hits) / dram + (hits + passes - 1.0) / l2)
+    stream_us = at["streams"] * wasted * elements * passes / (running * clock * at["stream_elements_per_clock"])
+    padded = passes * xp.ceil(group / passes / INSTRUCTION_ROWS) * INSTRUCTION_ROWS / group
+    tensor_us = at["tensor_factor"] * wasted * padded * call["flops"] / gpu["math_flops_per_us"] / busy
+    core_us = _norm(xp, _norm(xp, memory_us, stream_us, 3), tensor_us, 3)
+
+    # the second pass is paid in full only where blocks do not already follow one another for longer
+    combine_us = at["combine_us"] * (1.0 - xp.exp((1.0 - pieces) / COMBINE_PIECES))
+    own_us = slowness * _norm(xp, at["block_us"] * waves, combine_us, 1)
+    larger = xp.maximum(core_us, own_us)
+    joined_us = larger * (1.0 + (xp.minimum(core_us, own_us) / larger) ** at["overlap"]) ** (1.0 / at["overlap"])
+    small_us = at["floor_us"] + at["gap_us"] + narrow * at["narrow_us"] + query_bytes / dram
+    return small_us + joined_us, blocks
+
+
+def _l2_hits(xp: Any, filling: Any) -> Any:
+    """Return the share of bytes found in L2, 1/(1 + r^8): r times what it keeps passes before their next use."""
+    # past 100 nothing is found, and larger powers would not fit a float32
+    squared = xp.minimum(filling, 100.0) ** 2
+    return 1.0 / (1.0 + squared**2 * squared**2)
+
+
+def _norm(xp: Any, first: Any, second: Any, halvings: int) -> Any:
+    """Return (first^p + second^p)^(1/p), p = 2^halvings, of two times or counts, one of them positive.
+
+    The larger, softly: at least the larger, at most their sum. Squares and roots: powers cost ten times as much.
+    """
+    larger = xp.maximum(first, second)
+    # dividing by the larger keeps the powers finite for any size
+    power = xp.minimum(first, second) / larger
+    for _ in range(halvings):
+        power = power * power
+    root = 1.0 + power
+    for _ in range(halvings):
+        root = xp.sqrt(root)
+    return larger * root

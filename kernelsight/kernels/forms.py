@@ -1,0 +1,100 @@
+"""What a latency expression declares about its coefficients: where a fit starts, what bounds it, who owns it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# the nodes that a row belongs to: its family, its GPU whatever runs there, its engine whatever that runs, and the path
+# from the kernel's lineage down to one engine's build of it on that GPU
+LEVELS = ("family", "device", "stack", "lineage", "implementation", "dtype", "engine", "gpu")
+# levels that are not on the path, and what identifies a node of them
+ALONE = {"family": (), "device": ("gpu",), "stack": ("engine",)}
+PATH = ("lineage", "implementation", "dtype", "engine", "gpu")
+# prior standard deviation of a coefficient's log at each level, in units of its own spread
+OWNERS: dict[str, dict[str, float]] = {
+    "fixed": {},
+    "hardware": {"family": 1.0, "device": 0.2, "gpu": 0.05},
+    "implementation": {"family": 1.0, "lineage": 0.6, "implementation": 0.6, "dtype": 0.4, "gpu": 0.1},
+    "engine": {"family": 1.0, "stack": 0.5, "implementation": 0.4, "engine": 0.4, "gpu": 0.2},
+}
+
+
+def names_at(level: str) -> tuple[str, ...]:
+    """Return the words that identify a node of a level.
+
+    >>> names_at("implementation"), names_at("stack")
+    (('lineage', 'implementation'), ('engine',))
+    """
+    return ALONE[level] if level in ALONE else PATH[: PATH.index(level) + 1]
+
+
+class Coefficient(NamedTuple):
+    """One constant of an expression.
+
+    ``start`` is the centre of its prior and its value where nothing is fitted; ``low`` and ``high`` bound every fitted
+    value (a fixed one is not fitted, and may be zero). ``owner`` names the levels at which it may deviate; ``spread``
+    is the prior standard deviation of the logarithm of such a deviation, scaled by the level's share in ``OWNERS``.
+    """
+
+    name: str
+    unit: str
+    start: float
+    low: float
+    high: float
+    owner: str
+    doc: str
+    spread: float = 0.5
+
+
+class Form(NamedTuple):
+    """A family's latency model: ``expression(xp, call, gpu, at) -> (latency_us, tiles or None)`` over its view.
+
+    ``reads``: columns of the family's call table that the view needs beside flops and bytes; ``view(xp, call)`` derives
+    what the expression reads from them; ``spread``: half width of the 90 % interval as a factor, where none is fitted.
+    """
+
+    expression: Callable[..., Any]
+    reads: tuple[str, ...]
+    view: Callable[..., Any]
+    coefficients: tuple[Coefficient, ...]
+    spread: float
+
+
+def same(xp: Any, call: Any) -> Any:
+    """The view of a family whose expression reads its call table as it is."""
+    return call
+
+
+class Node(NamedTuple):
+    """One fitted number: the constant of a family (log of the value) or the factor of a deeper node (log of it)."""
+
+    level: str
+    path: tuple[str, ...]
+    coefficient: str
+    log_value: float
+    log_sd: float
+
+
+def path_values(
+    coefficients: Sequence[Coefficient], nodes: Sequence[Node], paths: Sequence[Mapping[str, str]]
+) -> dict[str, np.ndarray]:
+    """Return each fitted coefficient at each path: the product of the nodes that are found along it."""
+    found = {(node.level, node.path, node.coefficient): node.log_value for node in nodes}
+    values = {}
+    for one in coefficients:
+        if one.owner == "fixed":
+            continue
+        logs = np.full(len(paths), found.get(("family", (), one.name), np.log(one.start)))
+        for row, path in enumerate(paths):
+            for level in LEVELS[1:]:
+                logs[row] += found.get((level, node_path(level, path), one.name), 0.0)
+        values[one.name] = np.clip(np.exp(logs), one.low, one.high)
+    return values
+
+
+def node_path(level: str, path: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the words of a path that identify its node at a level."""
+    return tuple(path[name] for name in names_at(level))

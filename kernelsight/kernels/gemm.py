@@ -1,0 +1,144 @@
+"""Latency of matrix products, plain and batched: best of a list of tiles, waves, split sums, DRAM and L2, power.
+
+What ports across GPUs is stated in units that they share: operand feed in FLOP per element (what a tile loses to it is
+the same share of the tensor rate on every generation), a tile's overhead in elements of k, power in energy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernelsight.kernels.forms import Coefficient
+
+Columns = Mapping[str, Any]
+
+# rows of the activation x rows of the weight that one thread block takes: from those of small batches, where the weight
+# takes the wide side of the instruction, to the largest that fit the accumulators
+TILES = ((16, 64), (64, 64), (64, 128), (128, 128), (128, 256))
+# a library that chooses by m alone takes tiles of at least this many rows for the largest
+LARGEST_ROWS = 128.0
+# what a tile that a library does not consider costs: never the least, and its square fits a float32
+BARRED_US = 1e15
+# an element is read in 16 bits and written in 8; the share of L2 that they may fill is that of the quantisation sweeps
+QUANTIZED_ELEMENT_BYTES = 3.0
+L2_KEEPS = 0.8
+# past this many times the cache nothing is found in it, and larger powers would not fit a float32
+FULL = 1e4
+# tensor rate of one multiprocessor at which energy_pj is stated, FLOP/us: that of an A100 in BF16
+REFERENCE_UNIT_RATE = 3e6
+
+COEFFICIENTS = (
+    Coefficient("floor_us", "us", 0.8, 0.1, 6.0, "hardware", "launch and drain inside a CUDA graph", 0.3),
+    Coefficient("floor_clocks", "clocks", 3200.0, 200.0, 9000.0, "implementation", "the same, in clocks", 0.3),
+    Coefficient("compute_efficiency", "1", 0.87, 0.3, 1.0, "implementation", "share of the peak in full tiles", 0.15),
+    Coefficient("feed_flops", "FLOP/element", 110.0, 5.0, 1e3, "implementation", "work that hides one operand element"),
+    Coefficient("tile_depth", "elements", 130.0, 5.0, 2e3, "implementation", "k that a tile's start and end cost", 0.6),
+    Coefficient("wave_softness", "1", 0.9, 0.05, 1.0, "implementation", "share paid of a wave's idle rest", 0.3),
+    Coefficient("split_clocks", "clocks", 8000.0, 500.0, 2e5, "implementation", "a split sum, instead of it", 0.6),
+    Coefficient("memory_efficiency", "1", 0.84, 0.5, 1.0, "hardware", "share of the peak DRAM bandwidth", 0.15),
+    Coefficient("l2_share", "1", 1.0, 0.02, 20.0, "engine", "share of L2 that keeps the weights of a sweep", 0.8),
+    Coefficient("l2_bytes_per_clock", "bytes/clock", 12.0, 5.0, 64.0, "hardware", "L2 rate of a multiprocessor", 0.4),
+    Coefficient("energy_pj", "pJ/FLOP", 1.5, 0.2, 5.0, "hardware", "sustained, at REFERENCE_UNIT_RATE", 0.1),
+    Coefficient("throttle_us", "us", 400.0, 10.0, 5e3, "hardware", "time in which the power limit takes hold", 0.4),
+    Coefficient("quantize_us", "us", 1.5, 0.1, 30.0, "engine", "launch of the quantisation measured with it", 0.7),
+    Coefficient("quantize_bytes", "bytes/element", 4.0, 0.3, 40.0, "engine", "its traffic through DRAM"),
+    Coefficient("quantize_clocks", "clocks", 2.0, 0.05, 50.0, "engine", "its dispatch of one row's block", 0.7),
+    Coefficient("least_rows", "1", 0.0, 0.0, 1.0, "fixed", "share of m that a tile's rows must reach"),
+    Coefficient("quantizes", "1", 0.0, 0.0, 1.0, "fixed", "1: quantisation is measured with it; nil in serving"),
+)  # fmt: skip
+# one batched product a replay: the gap between two replays is measured with it
+BATCHED_COEFFICIENTS = (
+    *COEFFICIENTS,
+    Coefficient("gap_us", "us", 1.5, 0.1, 20.0, "engine", "what one call per graph replay adds; nil in serving", 0.7),
+)
+
+
+def gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
+    """Return (latency_us, tiles) of batch x (m x k) times (k x n): float arrays, one value a row.
+
+    t = floor + throttled(min over tiles of sqrt(c^2 + d^2)) + quantisation, where compute c pays whole waves of tiles,
+    or a split sum in place of an idle rest, and d is DRAM or L2 time.
+    """
+    batch = call.get("batch", 1.0)
+    m, n, k = call["m"], call["n"], call["k"]
+    units, clock, rate = gpu["sm_count"], gpu["clock_per_us"], gpu["math_flops_per_us"]
+    unit_us = units / rate
+    stream_us = _memory_us(xp, call, gpu, at)
+    split_us = at["split_clocks"] / clock
+    least_rows = xp.minimum(at["least_rows"] * m, LARGEST_ROWS)
+    rows = {tile_m: batch * xp.ceil(m / tile_m) for tile_m, _ in TILES}
+    columns = {tile_n: xp.ceil(n / tile_n) for _, tile_n in TILES}
+    best, best_tiles = None, None
+    for tile_m, tile_n in TILES:
+        tiles = rows[tile_m] * columns[tile_n]
+        waves = tiles / units
+        tensor = 2.0 * tile_m * tile_n / at["compute_efficiency"]
+        share = _fourth_mean(xp, tensor, (tile_m + tile_n) * at["feed_flops"])
+        one_us = (k + at["tile_depth"]) * (unit_us * share)
+        rest_us = xp.minimum(at["wave_softness"] * one_us, split_us)
+        compute_us = one_us * waves + rest_us * (xp.ceil(waves) - waves)
+        compute_us = xp.where(least_rows > tile_m, BARRED_US, compute_us)
+        if best is None:
+            best, best_tiles = compute_us, tiles
+        else:
+            best_tiles = xp.where(compute_us < best, tiles, best_tiles)
+            best = xp.minimum(compute_us, best)
+    # bytes are the same for every tile, so that the least of the times is that of the least compute
+    best = xp.sqrt(best * best + stream_us * stream_us)
+    floor_us = at["floor_us"] + at["floor_clocks"] / clock
+    return floor_us + _throttled(xp, best, call, gpu, at) + at["quantizes"] * _quantize_us(
+        xp, batch * m, k, gpu, at
+    ), best_tiles
+
+
+def batched_gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
+    """Return (latency_us, tiles) of a batch of products, one of which a sweep replays at a time."""
+    latency_us, tiles = gemm(xp, call, gpu, at)
+    return at["gap_us"] + latency_us, tiles
+
+
+def _memory_us(xp: Any, call: Columns, gpu: Columns, at: Columns) -> Any:
+    """Time of the call's bytes through DRAM, or L2 for the share that still lies there from its last use."""
+    filling = call["working_set_bytes"] / (at["l2_share"] * gpu["l2_bytes"])
+    return call["bytes"] * _byte_us(xp, filling, gpu, at)
+
+
+def _quantize_us(xp: Any, rows: Any, columns: Any, gpu: Columns, at: Columns) -> Any:
+    """Time of the quantisation before a product: its traffic, in L2 while rows and results fit, or its dispatch."""
+    elements = rows * columns
+    filling = QUANTIZED_ELEMENT_BYTES * elements / (L2_KEEPS * gpu["l2_bytes"])
+    traffic_us = elements * at["quantize_bytes"] * _byte_us(xp, filling, gpu, at)
+    dispatch_us = rows * at["quantize_clocks"] / gpu["clock_per_us"]
+    return at["quantize_us"] + _fourth_mean(xp, traffic_us, dispatch_us)
+
+
+def _byte_us(xp: Any, filling: Any, gpu: Columns, at: Columns) -> Any:
+    """Time of one byte; L2 holds a share 1 / (1 + x^4) of it, where x times the cache passes between two uses."""
+    square = xp.minimum(filling, FULL) * xp.minimum(filling, FULL)
+    hits = 1.0 / (1.0 + square * square)
+    dram = gpu["memory_bytes_per_us"] * at["memory_efficiency"]
+    cache = xp.maximum(at["l2_bytes_per_clock"] * gpu["sm_count"] * gpu["clock_per_us"], dram)
+    return (1.0 - hits) / dram + hits / cache
+
+
+def _throttled(xp: Any, time_us: Any, call: Columns, gpu: Columns, at: Columns) -> Any:
+    """Time under the power limit, which holds ever more as a product lasts longer than the limit takes to act.
+
+    Energy per FLOP falls with the square root of the tensor rate of one multiprocessor: larger instructions read fewer
+    operands (fitted on A100, L40S and H100).
+    """
+    energy_pj = at["energy_pj"] * xp.sqrt(REFERENCE_UNIT_RATE * gpu["sm_count"] / gpu["math_flops_per_us"])
+    # rows of whole tiles draw power, so that the limit does not rise between two of their edges
+    flops = call["flops"] * xp.ceil(call["m"] / 64.0) * 64.0 / call["m"]
+    limit_us = flops * energy_pj * 1e-6 / gpu["tdp_w"]
+    return time_us + xp.maximum(limit_us - time_us, 0.0) * time_us / (time_us + at["throttle_us"])
+
+
+def _fourth_mean(xp: Any, first: Any, second: Any) -> Any:
+    """(first^4 + second^4)^(1/4), of positive times."""
+    larger, smaller = xp.maximum(first, second), xp.minimum(first, second)
+    # powers of the ratio fit a float32 whatever the times
+    ratio = smaller / larger
+    square = ratio * ratio
+    return larger * xp.sqrt(xp.sqrt(1.0 + square * square))

@@ -1,0 +1,241 @@
+"""The kinds of calls in a table: which kernel runs each, with which constants, and what they rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.dataflow.cache import remembered
+from kernelsight.errors import InvalidInput
+from kernelsight.kernels.columns import combinations
+from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.intervals import KNOTS_US, group_of, halves_for
+from kernelsight.kernels.nearby import Nearby, nearby_of
+from kernelsight.kernels.network import Network, network_of
+from kernelsight.kernels.pack import correction_numbers
+from kernelsight.kernels.resolve import (
+    Facts,
+    choose,
+    constants_at,
+    engine_that_ran,
+    family_facts,
+    lineage_of,
+    rows_of_part,
+)
+
+# what differs between a sweep and a served graph: no gap between two replays; quantisation, rotation and cache writes
+# have calls of their own; prompts do not end at whole tiles
+SERVED = {"gap_us": 0.0, "quantizes": 0.0, "query_passes": 0.0, "kv_passes": 0.0, "row_padding": 0.5}
+# families whose kernel an engine chooses by the width of the heads
+BY_HEAD_DIM = ("prefill_attention", "decode_attention")
+TIERS = ("cross-generation", "roofline", "target-measured", "hypothetical")
+# tiers that answer from the fit of one GPU, with its correction
+FITTED = ("target-measured", "hypothetical")
+
+
+def kinds_of(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Return the different (tier, gpu, engine, dtype, head_dim, asked) of the calls, and the number of each row's.
+
+    ``asked``: the kernel that the deployment or the engine asks for.
+    """
+    tiers = settings["tier"].combine_chunks()
+    if len(settings) != 1:
+        tiers = tiers.take(pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks()))
+    else:
+        tiers = pa.repeat(tiers[0], calls.num_rows)
+    named = {"tier": tiers, "gpu": calls["gpu"], "engine": calls["engine"]}
+    for name in ("format", "math"):
+        if name in calls.column_names:
+            named[name] = calls[name]
+    if family in BY_HEAD_DIM:
+        named["head_dim"] = calls["head_dim"].cast(pa.string())
+    if (
+        family == "moe"
+        and "moe_backend" in settings.column_names
+        and settings["moe_backend"].null_count < len(settings)
+    ):
+        backends = pc.fill_null(settings["moe_backend"].combine_chunks(), "")
+        place = pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks())
+        named["asked"] = backends.take(place) if len(settings) != 1 else pa.repeat(backends[0], calls.num_rows)
+    elif family == "quantize" and "implementation" in calls.column_names:
+        named["asked"] = pc.fill_null(calls["implementation"], "")
+    kinds, kind_of_row = combinations(pa.table(named), list(named))
+    return [{**kind, "dtype": dtype_of(family, kind)} for kind in kinds], kind_of_row
+
+
+def dtype_of(family: str, kind: Mapping[str, str | None]) -> str:
+    """Return the cell that a call's number formats belong to, as ``sweep_points.dtype`` names it."""
+    if family.endswith("attention") or family.startswith("mla_"):
+        return f"{kind.get('math')}/{kind.get('format') or kind.get('math')}"
+    return kind.get("format") or "bf16"
+
+
+def constants_of(
+    family: str,
+    kinds: list[dict[str, Any]],
+    implementations: pa.Table,
+    gpus: pa.Table,
+    coefficients: pa.Table,
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return each coefficient at each kind, and what the kind's numbers rest on; notes in the kind what answers.
+
+    A hypothetical GPU has the fit of the one that it stands for (``gpus.measured_as``).
+    """
+
+    def read() -> tuple[list[dict[str, Any]], dict[str, np.ndarray], list[str]]:
+        noted = [dict(kind) for kind in kinds]
+        facts = family_facts(family, implementations, gpus)
+        stands_for = dict(zip(gpus["gpu"].to_pylist(), gpus["measured_as"].to_pylist(), strict=True))
+        return noted, *_constants_of(family, noted, facts, coefficients, stands_for)
+
+    key = (family, tuple(tuple(kind.items()) for kind in kinds))
+    noted, at, evidence = remembered((implementations, gpus, coefficients), key, read)
+    for kind, found in zip(kinds, noted, strict=True):
+        kind.update(found)
+    return at, evidence
+
+
+def _constants_of(
+    family: str,
+    kinds: Sequence[dict[str, Any]],
+    facts: Facts,
+    coefficients: pa.Table,
+    stands_for: Mapping[str, str | None],
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    form = FORMS[family]
+    if not kinds:
+        return {one.name: np.array([one.start]) for one in form.coefficients}, [""]
+    measured, anywhere = _measured_gpus(family, coefficients), _gpus_of(coefficients)
+    corrected = _gpus_of(rows_of_part(coefficients, family, "correction"))
+    for kind in kinds:
+        kind["fit"] = stands_for.get(kind["gpu"]) or kind["gpu"]
+    for kind in kinds:
+        kind["ran"] = engine_that_ran(coefficients, family, kind["engine"], kind["fit"])
+    calls = [
+        {
+            "engine": kind["ran"],
+            "gpu": kind["fit"],
+            "dtype": kind["dtype"],
+            "head_dim": int(kind.get("head_dim") or 0),
+            "implementation": kind.get("asked") or None,
+        }
+        for kind in kinds
+    ]
+    nodes = rows_of_part(coefficients, family, "constant").select(["without", "implementation"])
+    fitted = {tuple(row.values()) for row in nodes.group_by(nodes.column_names).aggregate([]).to_pylist()}
+    fits = {without for without, _ in fitted}
+    chosen = choose(facts, coefficients, family, calls)
+    values: dict[str, np.ndarray] = {}
+    evidence = []
+    for row, (kind, (implementation, seen)) in enumerate(zip(kinds, chosen, strict=True)):
+        if kind["tier"] == "target-measured" and kind["fit"] not in anywhere:
+            raise InvalidInput(
+                f"the target-measured tier was asked for, but no sweep of {kind['fit']} is fitted; fit one by "
+                "`kernelsight calibrate fit`, or use --tier auto, cross-generation or roofline."
+            )
+        kind["answers"] = _answering_tier(kind["tier"], kind["fit"], measured, bool(stands_for.get(kind["gpu"])))
+        here = kind["answers"] in FITTED
+        kind["corrected"] = kind["fit"] if here and kind["fit"] in corrected else None
+        kind["kernel"] = "|".join((kind["ran"], implementation, kind["dtype"]))
+        # asked not to use what was measured there, the head without its whole generation answers
+        without = facts.generation.get(kind["fit"]) if kind["fit"] in measured and not here else None
+        path = {
+            **kind,
+            "gpu": kind["fit"],
+            "engine": kind["ran"],
+            "implementation": implementation,
+            "lineage": lineage_of(facts, implementation),
+        }
+        at = constants_at(
+            facts, coefficients, family, form.coefficients, [path], without if without in fits else None, measured=here
+        )
+        kind["without"] = without if without in fits else None
+        swept = kind["answers"] == "target-measured"
+        kind["group"] = (
+            kind["kernel"] if swept else group_of(kind["dtype"], (kind["without"], implementation) in fitted)
+        )
+        for name, value in at.items():
+            values.setdefault(name, np.empty(len(kinds)))[row] = value[0]
+        evidence.append(_evidence(kind, implementation, seen, measured))
+    for name in SERVED.keys() & values.keys():
+        values[name] = np.full(len(kinds), SERVED[name])
+    return values, evidence
+
+
+def halves_at(family: str, kinds: Sequence[Mapping[str, Any]], coefficients: pa.Table) -> np.ndarray:
+    """Return (kinds, knots): half widths of the logarithm of each kind's 90 % interval, at the knots of latency."""
+    curves_of = rows_of_part(coefficients, family, "interval")
+    rows = remembered((coefficients,), ("curves", family), curves_of.to_pylist)
+    found = np.full((len(kinds), len(KNOTS_US)), np.log(FORMS[family].spread))
+    for number, kind in enumerate(kinds):
+        # what a sweep tells of its own GPU's errors says nothing of a GPU that nobody built
+        gpu = kind["gpu"] if kind["answers"] == "target-measured" else None
+        curves = {
+            row["dtype"]: np.array(row["array"])
+            for row in rows
+            if row["gpu"] == gpu and row["without"] == (None if gpu else kind["without"])
+        }
+        if kind["answers"] == "roofline":
+            found[number] = 0.0
+        elif curves:
+            found[number] = halves_for(curves, [kind["group"]])[0]
+    return found
+
+
+def network_at(coefficients: pa.Table, family: str, gpu: str) -> tuple[Network, list[str]]:
+    """Return the correction of a GPU that was measured, and the kernels that its sweep ran."""
+
+    def read() -> tuple[Network, list[str]]:
+        return network_of(correction_numbers(_rows_of(coefficients, "correction", family, gpu)))
+
+    return remembered((coefficients,), ("network", family, gpu), read)
+
+
+def nearby_at(coefficients: pa.Table, family: str, gpu: str) -> dict[str, Nearby]:
+    """Return by kernel the points of a small sweep of a GPU, where there are any."""
+    return remembered(
+        (coefficients,),
+        ("nearby", family, gpu),
+        lambda: nearby_of(_rows_of(coefficients, "nearby", family, gpu)),
+    )
+
+
+def _rows_of(coefficients: pa.Table, part: str, family: str, gpu: str) -> list[dict[str, Any]]:
+    rows = rows_of_part(coefficients, family, part)
+    return rows.filter(pc.fill_null(pc.equal(rows["gpu"], gpu), False)).to_pylist()
+
+
+def _measured_gpus(family: str, coefficients: pa.Table) -> set[str]:
+    def read() -> set[str]:
+        return _gpus_of(coefficients.filter(pc.equal(coefficients["family"], family))) - {None}
+
+    return remembered((coefficients,), ("measured", family), read)
+
+
+def _gpus_of(coefficients: pa.Table) -> set[str | None]:
+    return remembered((coefficients,), "gpus", lambda: set(pc.unique(coefficients["gpu"]).to_pylist()))
+
+
+def _answering_tier(asked: str, gpu: str, measured: set[str], hypothetical: bool) -> str:
+    if asked not in ("auto", "target-measured"):
+        return asked
+    if gpu not in measured:
+        return "cross-generation"
+    return "hypothetical" if hypothetical else "target-measured"
+
+
+def _evidence(kind: Mapping[str, Any], implementation: str, seen: bool, measured: set[str]) -> str:
+    if kind["answers"] == "roofline":
+        return "lower bound"
+    if not measured:
+        return "analytic terms with assumed constants"
+    if kind["answers"] == "target-measured":
+        return f"sweep of {kind['gpu']}: {implementation}"
+    if kind["answers"] == "hypothetical":
+        return f"fit of {kind['fit']}, hypothetical: {implementation}"
+    where = "" if seen else ", not seen on this generation"
+    return f"sweeps of other GPUs: {implementation}{where}"

@@ -1,0 +1,237 @@
+"""From a family's call table to its latencies: gather the hardware, evaluate the expression, attach the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.dataflow.cache import remembered
+from kernelsight.dataflow.columns import evaluate, numeric
+from kernelsight.kernels import collectives, streaming
+from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.features import FEATURES, features
+from kernelsight.kernels.hardware import MATH, hardware_columns
+from kernelsight.kernels.intervals import spread
+from kernelsight.kernels.kinds import BY_HEAD_DIM, TIERS, constants_of, halves_at, kinds_of, nearby_at, network_at
+from kernelsight.kernels.nearby import Nearby, nearby_delta
+from kernelsight.kernels.network import Network, correction, scaled
+
+BOUNDS = ("compute", "memory", "link")
+# their arithmetic runs on the vector units, whatever the format of what they move
+VECTOR_WORK = ("norm", "activation", "rope", "kv_write", "quantize", "embedding", "sampling")
+# a forward pass touches far more bytes than L2 holds before it reads a weight or a cached key again
+COLD_BYTES = 1e15
+
+
+class Answers(NamedTuple):
+    """What the expressions say of a call table, row by row, and of the kinds of calls in it."""
+
+    kinds: list[dict[str, Any]]
+    kind_of_row: np.ndarray
+    evidence: list[str]
+    results: dict[str, np.ndarray]
+    tier: np.ndarray
+    latency_us: np.ndarray
+
+
+def latencies(
+    family: str,
+    calls: pa.Table,
+    settings: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    coefficients: pa.Table,
+    implementations: pa.Table,
+    *,
+    backend: str = "auto",
+) -> pa.Table:
+    """Return ``kernel_latencies`` rows of one family's call table, in its order.
+
+    ``settings`` is ``deployment_settings``: its tier decides what the constants may rest on. Refuses the
+    target-measured tier on a GPU of which ``eta_coefficients`` holds no fit.
+    """
+    rows = calls.num_rows
+    found = answers(family, calls, settings, gpus, fabrics, coefficients, implementations, backend=backend)
+    roofline, latency = found.results["roofline_us"], found.latency_us
+    width = spread(np, latency, halves_at(family, found.kinds, coefficients)[found.kind_of_row])
+    tiles = found.results.get("tiles")
+    return pa.table(
+        {
+            "deployment_id": calls["deployment_id"],
+            "step_shape_id": calls["step_shape_id"],
+            "call": calls["call"],
+            "family": pa.repeat(family, rows),
+            "name": calls["name"],
+            "count": calls["count"],
+            "tiles": pa.array(tiles) if tiles is not None else pa.nulls(rows, pa.float64()),
+            "roofline_us": roofline,
+            "bound": _words(BOUNDS, found.results["bound"]),
+            "eta": latency / roofline,
+            "latency_us": latency,
+            "latency_p05_us": np.maximum(latency / width, np.minimum(roofline, latency)),
+            "latency_p95_us": latency * width,
+            "tier": _words(TIERS, found.tier),
+            "evidence": _words(found.evidence, found.kind_of_row),
+        }
+    )
+
+
+def columns_read(family: str, there: Collection[str]) -> list[str]:
+    """Return the columns of a family's call table that its latencies rest on, of those that are ``there``."""
+    words = ("deployment_id", "gpu", "engine", "format", "math", *(("head_dim",) if family in BY_HEAD_DIM else ()))
+    return list(dict.fromkeys(name for name in (*words, *FORMS[family].reads, "flops", "bytes") if name in there))
+
+
+def answers(
+    family: str,
+    calls: pa.Table,
+    settings: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    coefficients: pa.Table,
+    implementations: pa.Table,
+    *,
+    backend: str = "auto",
+) -> Answers:
+    """Return what ``latencies`` makes its table of; ``calls`` needs the columns of ``columns_read`` alone."""
+    rows = calls.num_rows
+    form = FORMS[family]
+    columns = numeric(calls, [*form.reads, "flops", "bytes"])
+    columns["gpu"] = _positions(calls["gpu"], gpus["gpu"])
+    if family not in VECTOR_WORK and "math" in calls.column_names:
+        columns["math"] = _positions(calls["math"], pa.array(MATH))
+    kinds, kind_of_row = kinds_of(family, calls, settings)
+    at, evidence = constants_of(family, kinds, implementations, gpus, coefficients)
+    hardware = remembered((gpus, fabrics), "hardware", lambda: hardware_columns(gpus, fabrics))
+    networks = {gpu: network_at(coefficients, family, gpu) for gpu in {kind["corrected"] for kind in kinds} - {None}}
+    results: dict[str, np.ndarray] = {}
+    # a measured GPU has a correction of its own: its rows are evaluated together
+    for gpu in dict.fromkeys(kind["corrected"] for kind in kinds) or [None]:
+        mine = [number for number, kind in enumerate(kinds) if kind["corrected"] == gpu]
+        chosen = slice(None) if len(mine) == len(kinds) else np.flatnonzero(np.isin(kind_of_row, mine))
+        part = {name: values[chosen] for name, values in columns.items()}
+        found = _evaluate(family, part, kind_of_row[chosen], kinds, at, hardware, networks.get(gpu), backend)
+        if nearby := nearby_at(coefficients, family, gpu) if gpu else {}:
+            factor = _nearby_factor(family, part, kind_of_row[chosen], kinds, hardware, networks[gpu][0], nearby)
+            least = found["roofline_us"] if "math" in part or family in collectives.LEAST_WIRE_SHARE else 0.0
+            found["latency_us"] = np.maximum(found["latency_us"] * factor, least)
+        for name, values in found.items():
+            results.setdefault(name, np.empty(rows))[chosen] = values
+    tier = np.array([TIERS.index(kind["answers"]) for kind in kinds], dtype=int)[kind_of_row]
+    latency = np.where(tier == TIERS.index("roofline"), results["roofline_us"], results["latency_us"])
+    return Answers(kinds, kind_of_row, evidence, results, tier, latency)
+
+
+def _evaluate(
+    family: str,
+    columns: dict[str, np.ndarray],
+    kind_of_row: np.ndarray,
+    kinds: Sequence[Mapping[str, Any]],
+    at: Mapping[str, np.ndarray],
+    hardware: Mapping[str, np.ndarray],
+    network: tuple[Network, list[str]] | None,
+    backend: str,
+) -> dict[str, np.ndarray]:
+    """Run the family's expression over rows that share a correction, or have none."""
+    columns = dict(columns)
+    # one GPU, arithmetic and kernel, the common case, are numbers: no gather per row
+    uniform = {name: columns.pop(name)[0] for name in ("gpu", "math") if name in columns and _is_uniform(columns[name])}
+    if kind_of_row.size == 0 or _is_uniform(kind_of_row):
+        kind = int(kind_of_row[0]) if kind_of_row.size else 0
+        values: dict[str, Any] = {name: float(values[kind]) for name, values in at.items()}
+    else:
+        values = dict(at)
+        columns["kind"] = kind_of_row
+    if network:
+        values["network"] = network[0]
+        nodes = [network[1].index(kind["kernel"]) if kind["kernel"] in network[1] else -1 for kind in kinds]
+        columns["node"] = np.array(nodes, dtype=np.int64)[kind_of_row]
+    return evaluate(_kernel(family), kind_of_row.size, columns, uniform, hardware, values, backend=backend)
+
+
+def _nearby_factor(
+    family: str,
+    columns: Mapping[str, np.ndarray],
+    kind_of_row: np.ndarray,
+    kinds: Sequence[Mapping[str, Any]],
+    hardware: Mapping[str, np.ndarray],
+    network: Network,
+    nearby: Mapping[str, Nearby],
+) -> np.ndarray:
+    """Return what the points of a small sweep make of calls near them."""
+    call = FORMS[family].view(np, {"working_set_bytes": COLD_BYTES, **columns})
+    seen = features(np, family, call, {"sm_count": hardware["sm_count"][columns["gpu"]]})
+    kernels = np.array([kind["kernel"] for kind in kinds])[kind_of_row]
+    return np.exp(nearby_delta(scaled(seen, network), kernels, nearby))
+
+
+def _kernel(family: str) -> Callable[..., dict[str, Any]]:
+    """The family's whole expression; families that compute the same share one, which JAX then compiles once."""
+    form = FORMS[family]
+    shared = family if family in FEATURES else None
+    return _shared_kernel(form.expression, form.view, collectives.LEAST_WIRE_SHARE.get(family), shared)
+
+
+@cache
+def _shared_kernel(
+    expression: Callable, view: Callable, wire_share: Callable | None, family: str | None
+) -> Callable[..., dict[str, Any]]:
+    """Gather hardware and constants, then roofline, bound, latency, its correction, and tiles."""
+
+    def kernel(xp: Any, columns: dict, uniform: dict, hardware: dict, at: dict) -> dict[str, Any]:
+        columns = {"working_set_bytes": COLD_BYTES, **columns, **uniform}
+        index = columns["gpu"]
+        gpu = {name: values[index] for name, values in hardware.items() if name != "math_flops_per_us"}
+        tensor_work = "math" in columns
+        rates = hardware["math_flops_per_us"][index, columns["math"]] if tensor_work else gpu["vector_flops_per_us"]
+        gpu["math_flops_per_us"] = rates
+        at = dict(at)
+        network = at.pop("network", None)
+        if "kind" in columns:
+            at = {name: values[columns["kind"]] for name, values in at.items()}
+        if wire_share:
+            roofline = columns["bytes"] * wire_share(columns["group_size"]) / gpu["peak_link_bytes_per_us"]
+            bound = xp.full_like(roofline, 2.0)
+        else:
+            compute, memory = columns["flops"] / rates, columns["bytes"] / gpu["memory_bytes_per_us"]
+            roofline = xp.maximum(compute, memory)
+            bound = xp.where(compute > memory, 0.0, 1.0)
+        if "new_tokens" in columns or expression in (streaming.streaming, streaming.quantize):
+            # queries, keys and values of a prompt, and activations, were written by the kernel before
+            columns["working_set_bytes"] = columns["bytes"]
+        call = view(xp, columns)
+        latency, tiles = expression(xp, call, gpu, at)
+        if network is not None:
+            seen = features(xp, family, call, gpu)
+            latency = latency * xp.exp(correction(xp, seen, columns["node"], network))
+        if tensor_work or wire_share:
+            # cold data cannot beat the bound; what moves activations may, out of L2
+            latency = xp.maximum(latency, roofline)
+        # a call without work has a roofline too, or its eta would be infinite
+        found = {"roofline_us": xp.maximum(roofline, 2.0**-20), "bound": bound, "latency_us": latency}
+        return found if tiles is None else {**found, "tiles": tiles}
+
+    return kernel
+
+
+def _is_uniform(values: np.ndarray) -> bool:
+    return values.size > 0 and bool((values == values[0]).all())
+
+
+def _positions(values: pa.ChunkedArray | pa.Array, among: pa.ChunkedArray | pa.Array) -> np.ndarray:
+    among = among.combine_chunks() if isinstance(among, pa.ChunkedArray) else among
+    if pa.types.is_dictionary(values.type):
+        values = values.combine_chunks()
+        return _positions(values.dictionary, among)[values.indices.to_numpy()]
+    return pc.index_in(values, among).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _words(words: Sequence[str], codes: np.ndarray) -> pa.Array:
+    if _is_uniform(codes):
+        return pa.repeat(words[int(codes[0])], codes.size)
+    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(list(words))).cast(pa.string())

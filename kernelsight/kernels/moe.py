@@ -1,0 +1,217 @@
+"""Latency of the routed experts of a MoE layer: tiles of the active experts, their weights, and what is moved around.
+
+t = floor + experts + (compute^p + weights^p)^(1/p) + moved rows. Two grouped products (up, with its gate, and down) run
+sum over experts of ceil(rows / tile) tiles; the row tile is the cheapest of a list, as libraries choose it by rows per
+expert. Only experts that a token reaches are read, and the busiest of the expert-parallel ranks sets the time.
+
+Who gets how many tokens is not known before a run. :func:`random_load` is what is expected of a router that draws
+experts at random, some more popular than others; :func:`drawn_load` what the collectors of AIConfigurator draw.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelsight.kernels.forms import Coefficient
+from kernelsight.kernels.terms import Columns, power_mean
+
+# rows of one expert that a tile takes
+ROW_TILES = (16.0, 32.0, 64.0, 128.0, 256.0)
+# bytes per clock and multiprocessor that L2 feeds: 64 on NVIDIA GPUs since Volta (A100 white paper, section L2 cache)
+L2_BYTES_PER_CLOCK = 64.0
+# bytes per clock and multiprocessor that a kernel which only moves data gets through (estimate)
+COPIED_BYTES_PER_CLOCK = 20.0
+# squared coefficient of variation of how popular experts are, as the load of expert-parallel ranks follows from it
+# (estimate: trained routers are balanced by a loss or a bias, but prompts of one kind prefer some experts)
+POPULARITY_VARIANCE = 0.3
+# routings that a collector replays one after the other: weights that two of them share may still lie in L2
+ROUTINGS_IN_A_SWEEP = 5.0
+# exponent that marks a sweep in which every expert gets the same number of tokens
+EVEN = 0.0
+
+COEFFICIENTS = (
+    Coefficient("floor_us", "us", 15.0, 3.0, 80.0, "implementation", "launches of routing, products and sums"),
+    Coefficient("gap_us", "us", 1.0, 0.3, 15.0, "engine", "what one call per graph replay adds"),
+    Coefficient("expert_us", "us", 0.01, 0.0005, 0.3, "implementation", "time an active expert adds"),
+    Coefficient("compute_efficiency", "1", 0.6, 0.05, 1.2, "implementation", "share of the tensor peak inside a tile"),
+    Coefficient("l2_bytes_per_clock", "bytes", 48.0, 8.0, 256.0, "implementation", "operands that reach a tile"),
+    Coefficient("tile_overhead_us", "us", 0.8, 0.05, 10.0, "implementation", "prologue and epilogue of a tile"),
+    Coefficient("memory_efficiency", "1", 0.9, 0.3, 1.0, "implementation", "share of the DRAM rate of weights", 0.3),
+    Coefficient("dram_share", "1", 0.95, 0.6, 1.0, "hardware", "share of the bandwidth that streaming reaches", 0.3),
+    Coefficient("ecc_share", "1", 0.125, 0.03, 0.3, "hardware", "of the bandwidth, where ECC travels in band", 0.2),
+    Coefficient("norm_exponent", "1", 2.5, 1.0, 8.0, "implementation", "1: compute and weights add up", 0.3),
+    Coefficient(
+        "l2_share", "1", 0.75, 0.1, 2.0, "hardware", "share of L2 that keeps weights until their next use", 0.3
+    ),
+    Coefficient("l2_sharpness", "1", 3.5, 1.0, 12.0, "hardware", "how abruptly weights stop fitting", 0.2),
+    Coefficient(
+        "moved_factor", "1", 0.7, 0.05, 10.0, "implementation", "time of permuting, activating and summing rows"
+    ),
+    Coefficient(
+        "remote_share", "1", 0.4, 0.01, 1.0, "implementation", "of the rows of other ranks, moved all the same"
+    ),
+    Coefficient("warp_flops_per_clock", "FLOP", 2450.0, 1000.0, 5000.0, "hardware", "16-bit mma.sync a unit", 0.15),
+    Coefficient("least_tile", "rows", 16.0, 8.0, 256.0, "fixed", "smallest row tile beyond one token an expert"),
+    Coefficient("most_tile", "rows", 256.0, 16.0, 256.0, "fixed", "largest row tile that the kernel has"),
+    Coefficient("column_tile", "columns", 128.0, 32.0, 256.0, "fixed", "columns of a tile's output"),
+    Coefficient("warp_level", "1", 0.0, 0.0, 1.0, "fixed", "1: products run by mma.sync, whatever the GPU offers"),
+)
+
+
+def moe(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
+    """Both products, their weights and the rows around them; ``call``: columns of :func:`view`."""
+    rows, active = call["rank_rows"], call["active_experts"]
+    hidden, width = call["hidden"], call["intermediate"]
+    up_width = (call["matrices"] - 1.0) * width
+    units, clock = gpu["sm_count"], gpu["clock_per_us"]
+    peak = gpu["math_flops_per_us"] / units
+    warp_peak = xp.minimum(peak, at["warp_flops_per_clock"] * clock)
+    column_tile = at["column_tile"]
+    row_us = 2.0 * column_tile / (at["compute_efficiency"] * (peak + at["warp_level"] * (warp_peak - peak)))
+    operand_us = call["element_bytes"] / (at["l2_bytes_per_clock"] * clock)
+    per_expert = rows / active
+    # (time, tiles) of the cheapest tile, and of the cheapest that the kernel takes beyond one token an expert
+    free, beyond = None, (float("inf"), 0.0)
+    for listed in ROW_TILES:
+        tile = xp.minimum(listed, at["most_tile"])
+        tiles = expert_tiles(xp, per_expert / tile, call["even"]) * active
+        step_us = tile * row_us + (tile + column_tile) * operand_us
+        compute_us = 0.0
+        for columns, depth in ((up_width, hidden), (hidden, width)):
+            waves = tiles * xp.maximum(columns / column_tile, 1.0) / units
+            # a part-filled wave takes as long as a full one; smooth, so that costs between knots can be interpolated
+            compute_us = compute_us + xp.sqrt(1.0 + waves * waves) * (depth * step_us + at["tile_overhead_us"])
+        free = (compute_us, tiles) if free is None else cheaper(xp, free, (compute_us, tiles))
+        allowed = xp.where(listed >= at["least_tile"], compute_us, float("inf"))
+        beyond = cheaper(xp, beyond, (allowed, tiles))
+    # from one token an expert to one and a half
+    ramp = xp.clip(2.0 * (call["tokens"] / call["local_experts"] - 1.0), 0.0, 1.0)
+    compute_us, tiles = (small + ramp * (large - small) for small, large in zip(free, beyond, strict=True))
+    dram = gpu["memory_bytes_per_us"] * at["dram_share"] * (1.0 - at["ecc_share"] * gpu["inline_ecc"])
+    l2 = xp.maximum(L2_BYTES_PER_CLOCK * units * clock, gpu["memory_bytes_per_us"])
+    # a line that both halves of a split L2 read is kept twice
+    kept_bytes = at["l2_share"] * gpu["l2_bytes"] / gpu["l2_partitions"]
+
+    def byte_us(touched: Any, rate: Any) -> Any:
+        hits = 1.0 / (1.0 + (touched / kept_bytes) ** at["l2_sharpness"])
+        return (1.0 - hits) / rate + hits / l2
+
+    weights_us = active * call["expert_bytes"] * byte_us(call["working_set_bytes"], dram * at["memory_efficiency"])
+    other_rows = xp.maximum(call["tokens"] * call["top_k"] - rows, 0.0)
+    # 16-bit elements: permuted in (2), written and read between the products, written, read and summed (4)
+    row_bytes = 6.0 * hidden + 2.0 * up_width + 4.0 * width
+    moved = (rows + at["remote_share"] * other_rows) * row_bytes + 4.0 * call["tokens"] * hidden
+    copied_us = 1.0 / (COPIED_BYTES_PER_CLOCK * units * clock)
+    moved_us = at["moved_factor"] * moved * (byte_us(moved, dram) + copied_us)
+    core_us = power_mean(xp, compute_us, weights_us, at["norm_exponent"])
+    return at["floor_us"] + at["gap_us"] + at["expert_us"] * active + core_us + moved_us, tiles
+
+
+def cheaper(xp: Any, one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return the (time, tiles) of the faster of two."""
+    return xp.minimum(one[0], other[0]), xp.where(other[0] < one[0], other[1], one[1])
+
+
+def expert_tiles(xp: Any, filling: Any, even: Any) -> Any:
+    """Tiles of one expert that fills ``filling`` tiles on average: whole ones if even, else the mean of ceil.
+
+    Counts spread exponentially have the mean 1 / (1 - exp(-1 / filling)): 1 where tiles are hardly filled, filling +
+    1/2 where many are.
+    """
+    spread = 1.0 / (1.0 - xp.exp(-1.0 / filling))
+    return xp.where(even > 0.0, xp.ceil(filling - 1e-6), spread)
+
+
+def view(xp: Any, call: Columns) -> dict[str, Any]:
+    """Return what :func:`moe` reads: the load of the busiest rank, and the weights behind ``flops`` and ``bytes``.
+
+    ``load_exponent``, a column of measured rows alone, tells how their collector drew the experts.
+    """
+    tokens, top_k, ranks = call["tokens"], call["top_k"], call["moe_ep"]
+    hidden, width, local = call["hidden"], call["intermediate"], call["local_experts"]
+    mean_rows = tokens * top_k / ranks
+    matrices = call["flops"] / (2.0 * mean_rows * hidden * width)
+    token_bytes = 4.0 * tokens * xp.minimum(1.0, top_k / ranks) * hidden
+    # a matrix has at least a quarter of a byte an element
+    elements = matrices * hidden * width
+    expert_bytes = xp.maximum((call["bytes"] - token_bytes) / call["active_experts"], 0.25 * elements)
+    if "load_exponent" in call:
+        rows, active, touched = drawn_load(xp, tokens, top_k, local, ranks, call["load_exponent"])
+        even, working_set = 1.0 * (call["load_exponent"] == EVEN), touched * expert_bytes
+    else:
+        rows, active = random_load(xp, tokens, top_k, local, ranks, call["active_experts"])
+        even, working_set = 0.0 * tokens, call["working_set_bytes"]
+    return {
+        **call,
+        "rank_rows": rows,
+        "active_experts": active,
+        "even": even,
+        "matrices": xp.maximum(matrices, 2.0),
+        "expert_bytes": expert_bytes,
+        "element_bytes": expert_bytes / elements,
+        "working_set_bytes": working_set,
+    }
+
+
+def random_load(xp: Any, tokens: Any, top_k: Any, local_experts: Any, ranks: Any, active: Any) -> tuple[Any, Any]:
+    """Return (rows, active experts) expected of the busiest rank, where a router draws experts at random.
+
+    Rows of a rank vary by the draw (1 / mean) and by how popular its experts are. ``active``: experts that are reached
+    on a rank of mean load; with the busiest rank's share of tokens, fewer stay idle.
+    """
+    mean_rows = tokens * top_k / ranks
+    busiest = busiest_share(xp, ranks, POPULARITY_VARIANCE / local_experts + 1.0 / mean_rows)
+    busiest = xp.minimum(busiest, most_share(xp, top_k, local_experts, ranks))
+    idle = xp.maximum(1.0 - active / local_experts, 0.0) ** busiest
+    return mean_rows * busiest, local_experts * (1.0 - idle)
+
+
+def busiest_share(xp: Any, ranks: Any, variance: Any) -> Any:
+    """Expected load of the busiest rank over the mean: 1 + z(ranks) sqrt(variance (1 - 1/ranks)).
+
+    z is the expected largest of ``ranks`` normal draws, raised by 1.3 for the right skew of loads; within 12 % of
+    simulated routings.
+    """
+    octaves = xp.log(ranks)
+    return 1.0 + octaves / (0.86 + 0.1215 * octaves) * xp.sqrt(variance * (1.0 - 1.0 / ranks))
+
+
+def most_share(xp: Any, top_k: Any, local_experts: Any, ranks: Any) -> Any:
+    """Largest load of a rank over the mean: a token reaches an expert once."""
+    return ranks * xp.minimum(1.0, local_experts / top_k)
+
+
+def drawn_load(xp: Any, tokens: Any, top_k: Any, local_experts: Any, ranks: Any, exponent: Any) -> tuple[Any, Any, Any]:
+    """Return (rows, active experts, experts touched by all routings) of the rank that a collector measures.
+
+    Collectors of AIConfigurator (collector/helper.py) draw each expert's share from x^-exponent between 1 and 0.8
+    tokens (between 0.01 and 2 while there are fewer rows than experts), round the counts, give what is missing to idle
+    experts in order, and measure the busiest rank; ``exponent`` 0 stands for the same count everywhere. Integrals of
+    that density: rows and active experts within 12 % of simulated draws from 4 tokens on, mostly within 5 %.
+    """
+    even = exponent == EVEN
+    mean = tokens * top_k / (local_experts * ranks)
+    low = xp.where(mean > 1.0, 1.0, 0.01)
+    high = xp.where(mean > 1.0, xp.maximum(0.8 * tokens, 1.001), 2.0)
+    power = 1.0 - xp.where(even, 1.2, exponent)
+
+    def moment(order: float, top: Any) -> Any:
+        norm = (high**power - low**power) / power
+        return (top ** (power + order) - low ** (power + order)) / (power + order) / norm
+
+    scale = mean / moment(1.0, high)
+    rounded_off = xp.clip(0.5 / scale, low, high)
+    drawn = 1.0 - moment(0.0, rounded_off)
+    given = xp.minimum(scale * moment(1.0, rounded_off), 1.0 - drawn)
+    share = xp.minimum(xp.minimum(drawn + given, mean), 1.0)
+    variance = moment(2.0, high) / moment(1.0, high) ** 2 - 1.0
+    busiest = busiest_share(xp, ranks, variance / local_experts)
+    busiest = xp.where(even, 1.0, xp.minimum(busiest, most_share(xp, top_k, local_experts, ranks)))
+    rows = xp.maximum(mean * local_experts * busiest, 1.0)
+    # the busiest rank has more of its experts active, the more so the fewer there are
+    active = local_experts * xp.where(even, xp.minimum(mean, 1.0), share * busiest ** (1.0 - share))
+    active = xp.maximum(xp.minimum(active, xp.minimum(local_experts, rows)), 1.0)
+    # experts drawn at random differ between routings; those that are given rows stand in the same order each time
+    missed = (1.0 - drawn) ** ROUTINGS_IN_A_SWEEP * (1.0 - xp.clip(share - drawn, 0.0, 1.0))
+    touched = xp.where(even, active, xp.clip(local_experts * (1.0 - missed), active, local_experts))
+    return rows, active, touched

@@ -1,0 +1,150 @@
+"""Latency of prefill attention, of encoders too and of MLA with expanded keys: tiles, exponentials, blocks, bytes.
+
+One expression serves the three families. Nothing rounds up in tokens or sequences, so that what lies between two knots
+of the step costs can be interpolated; the empty rows of a last tile enter as their mean, ``row_padding``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernelsight.kernels.forms import Coefficient
+
+Columns = Mapping[str, Any]
+
+# bytes per clock and multiprocessor that L2 feeds, and that a kernel which only copies gets through (estimates; the
+# second, tried at 10, 20 and 64, carries copies from H100 to H200 best at 10)
+L2_BYTES_PER_CLOCK = 64.0
+COPIED_BYTES_PER_CLOCK = 10.0
+# clock at which tile_overhead_us is stated
+REFERENCE_CLOCK_PER_US = 1800.0
+REFERENCE_WIDTH = 128.0
+# flash-attention 3 does not split fewer than four key tiles of 128 (hopper/heuristics.h)
+SMALLEST_SPLIT = 512.0
+
+COEFFICIENTS = (
+    Coefficient("floor_us", "us", 2.0, 1.0, 5.0, "hardware", "launch and drain inside a CUDA graph", 0.2),
+    Coefficient("gap_us", "us", 5.0, 0.3, 20.0, "engine", "what one call per graph replay adds"),
+    Coefficient(
+        "tensor_factor", "1", 1.4, 1.0, 16.0, "implementation", "tensor time of computed pairs against the peak"
+    ),
+    Coefficient("exponential_factor", "1", 0.6, 0.1, 10.0, "implementation", "other time of a pair in exponentials"),
+    Coefficient(
+        "window_factor", "1", 1.0, 0.5, 4.0, "implementation", "time of a tile with a window, without one: 1", 0.3
+    ),
+    Coefficient("narrow_head", "1", 1.0, 0.4, 3.0, "implementation", "tensor factor at head width 64 against 128", 0.2),
+    Coefficient("wide_head", "1", 1.0, 0.4, 6.0, "implementation", "tensor factor at head width 256 against 128", 0.3),
+    Coefficient(
+        "lost_speedup", "1", 0.4, 0.05, 1.0, "implementation", "0: products in FP8 gain all that the peak does", 0.4
+    ),
+    Coefficient("tile_overhead_us", "us", 2.0, 0.1, 20.0, "implementation", "start and end of a tile at 1.8 GHz"),
+    Coefficient(
+        "longest_factor", "1", 0.8, 0.05, 3.0, "implementation", "share of the longest tile that nothing hides"
+    ),
+    Coefficient("memory_factor", "1", 1.07, 1.0, 2.0, "hardware", "DRAM time against the peak bandwidth", 0.1),
+    Coefficient("l2_share", "1", 0.7, 0.2, 2.0, "hardware", "share of L2 that keeps bytes until their next use", 0.3),
+    Coefficient("query_passes", "1", 0.3, 0.01, 10.0, "engine", "passes over queries and outputs in kernels around"),
+    Coefficient("kv_passes", "1", 1.0, 0.01, 10.0, "engine", "passes over new keys and values in kernels around"),
+    Coefficient("query_tile", "rows", 128.0, 16.0, 512.0, "fixed", "rows of queries that one thread block takes"),
+    Coefficient("key_tile", "tokens", 64.0, 16.0, 256.0, "fixed", "keys of one inner step"),
+    Coefficient("head_step", "1", 16.0, 1.0, 256.0, "fixed", "head widths are padded to a multiple of it"),
+    Coefficient("packs_group", "1", 1.0, 0.0, 1.0, "fixed", "1: query heads of one KV head share the rows of a tile"),
+    Coefficient("splits_keys", "1", 1.0, 0.0, 1.0, "fixed", "1: idle multiprocessors take part of a tile's keys"),
+    Coefficient("skips_window", "1", 1.0, 0.0, 1.0, "fixed", "share of the work outside the window that is left out"),
+    Coefficient("row_padding", "1", 0.0, 0.0, 1.0, "fixed", "mean share of a query tile that holds no rows"),
+)
+
+
+def attention(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
+    """Return (latency_us, tiles) of fused attention of ``batch`` sequences' new tokens over all that they see.
+
+    t = floor + gap + sqrt(tiles^2 + memory^2) + copies. ``call`` may lack ``kv_heads`` (as many as heads) and
+    ``window`` (none); ``working_set_bytes``: what passes through L2 before the same bytes come again.
+    """
+    batch, new, heads = call["batch"], call["new_tokens"], call["heads"]
+    kv_heads, window = call.get("kv_heads", heads), call.get("window", 0.0)
+    units, clock = gpu["sm_count"], gpu["clock_per_us"]
+    width = call["flops"] / (4.0 * heads * call["visible_pairs"])
+
+    packed = 1.0 + at["packs_group"] * (heads / kv_heads - 1.0)
+    tiles = batch * heads / packed * xp.maximum(new * packed / at["query_tile"] + at["row_padding"], 1.0)
+    tiles_us = _tiles_us(xp, call, width, window, packed, tiles, gpu, at)
+
+    query_bytes = 4.0 * batch * new * heads * width
+    kv_bytes = 4.0 * batch * new * kv_heads * width
+    dram_us, byte_us = _byte_us(xp, call["working_set_bytes"], gpu, at)
+    cached_bytes = xp.maximum(call["bytes"] - query_bytes - kv_bytes, 0.0)
+    memory_us = (query_bytes + kv_bytes) * byte_us + cached_bytes * dram_us
+    copied_bytes = at["query_passes"] * query_bytes + at["kv_passes"] * kv_bytes
+    copies_us = copied_bytes * (byte_us + 1.0 / (COPIED_BYTES_PER_CLOCK * units * clock))
+    return at["floor_us"] + at["gap_us"] + _root_of_squares(xp, tiles_us, memory_us) + copies_us, tiles
+
+
+def _tiles_us(
+    xp: Any, call: Columns, width: Any, window: Any, packed: Any, tiles: Any, gpu: Columns, at: Columns
+) -> Any:
+    """Return the time of all tiles: their keys, the share of the longest that nothing hides, their starts and ends."""
+    units = gpu["sm_count"]
+    waves = tiles / units
+    mean_keys, most_keys = _keys_of_a_tile(xp, call, window, packed, at)
+    # keys of a tile are split over multiprocessors that have none, down to pieces of SMALLEST_SPLIT; softly the smaller
+    piece = SMALLEST_SPLIT + most_keys * waves
+    split_keys = most_keys * piece / _root_of_squares(xp, most_keys, piece)
+    longest_keys = most_keys + at["splits_keys"] * (split_keys - most_keys)
+    key_us = _pair_us(xp, width, gpu, at) * units * at["query_tile"]
+    work_us = (waves * mean_keys + at["longest_factor"] * longest_keys) * key_us
+    # the tiles of one multiprocessor follow one another; below one wave each still takes its own time
+    clock_ratio = REFERENCE_CLOCK_PER_US / gpu["clock_per_us"]
+    block_us = at["tile_overhead_us"] * _root_of_squares(xp, waves, 1.0) * clock_ratio
+    return (work_us + block_us) * xp.where(window > 0.0, at["window_factor"], 1.0)
+
+
+def _keys_of_a_tile(xp: Any, call: Columns, window: Any, packed: Any, at: Columns) -> tuple[Any, Any]:
+    """Return the keys that a row computes: on average, and in the longest tile; masked ones of a tile included.
+
+    Half a tile lies beyond the causal edge, and another half before the window where it has filled.
+    """
+    new = call["new_tokens"]
+    keys = new + call["cached_tokens"]
+    seen = call["visible_pairs"] / (call["batch"] * new)
+    skipped = xp.where(window > 0.0, at["skips_window"], 0.0)
+    seen = seen + (1.0 - skipped) * xp.maximum(keys - 0.5 * (new - 1.0) - seen, 0.0)
+    edge = xp.maximum(at["query_tile"] / packed, at["key_tile"])
+    most = keys - skipped * xp.maximum(keys - window - edge, 0.0)
+    most = xp.maximum(most, at["key_tile"])
+    edges = 1.0 + skipped * xp.clip((keys - window) / new, 0.0, 1.0)
+    return xp.minimum(seen + 0.5 * edge * edges, most), most
+
+
+def _pair_us(xp: Any, width: Any, gpu: Columns, at: Columns) -> Any:
+    """Return the time that the whole GPU takes for one query-key pair: two products, and the softmax, which add up.
+
+    That softmax hardly overlaps with the products was found on GB200 by a prototype; folds over the training GPUs
+    do not object. Narrower formats gain less than the peak does: they run at 16-bit rate times
+    (peak / 16-bit peak)^(1 - lost_speedup).
+    """
+    # the width comes from a division, whose rounding must not open another step
+    padded = xp.ceil(width / at["head_step"] - 1e-3) * at["head_step"]
+    octaves = xp.log2(padded / REFERENCE_WIDTH)
+    bend = xp.log(at["narrow_head"]) * xp.maximum(-octaves, 0.0) + xp.log(at["wide_head"]) * xp.maximum(octaves, 0.0)
+    peak = gpu["math_flops_per_us"]
+    lost = at["lost_speedup"] * xp.log(peak / gpu["sixteen_bit_flops_per_us"])
+    # never faster than the peak, whatever was fitted
+    tensor = xp.maximum(at["tensor_factor"] * xp.exp(bend + lost), 1.0) * 4.0 * padded / peak
+    return tensor + at["exponential_factor"] / (gpu["exponentials_per_clock"] * gpu["sm_count"] * gpu["clock_per_us"])
+
+
+def _byte_us(xp: Any, working_set_bytes: Any, gpu: Columns, at: Columns) -> tuple[Any, Any]:
+    """Return microseconds a byte from DRAM, and at the share of L2 hits that the working set leaves: 1/(1 + r^6)."""
+    # past r = 100 nothing is found, and larger powers would not fit a float32
+    ratio = xp.minimum(working_set_bytes / (at["l2_share"] * gpu["l2_bytes"]), 100.0)
+    square = ratio * ratio
+    hits = 1.0 / (1.0 + square * square * square)
+    dram_us = at["memory_factor"] / gpu["memory_bytes_per_us"]
+    l2_us = xp.minimum(1.0 / (L2_BYTES_PER_CLOCK * gpu["sm_count"] * gpu["clock_per_us"]), dram_us)
+    return dram_us, dram_us + hits * (l2_us - dram_us)
+
+
+def _root_of_squares(xp: Any, first: Any, second: Any) -> Any:
+    return xp.sqrt(first * first + second * second)

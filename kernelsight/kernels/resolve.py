@@ -1,0 +1,185 @@
+"""From what a call states (engine, GPU, number formats) to the kernel that runs it and its expression's constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.dataflow.cache import remembered
+from kernelsight.kernels.forms import Coefficient, Node, path_values
+from kernelsight.kernels.pack import nodes_of
+
+UNKNOWN = "unknown"
+# what `calibrate measure` writes as the engine of kernels that no serving engine built, those of servers first
+OWN_ENGINES = ("flashinfer_python", "nvidia_cudnn_frontend", "torch", "cublaslt", "kernelsight")
+GENERATIONS = {"8.9": "ada", "8": "ampere", "9": "hopper", "10": "sm_100", "12": "sm_120"}
+
+
+def generation(compute_capability: str | None) -> str | None:
+    """Return the generation of GPUs that share their instructions: what a cross-generation fit leaves out as one.
+
+    >>> generation("8.9"), generation("10.3"), generation("gfx942")
+    ('ada', 'sm_100', None)
+    """
+    text = compute_capability or ""
+    return GENERATIONS.get(text) or GENERATIONS.get(text.partition(".")[0])
+
+
+class Facts(NamedTuple):
+    """What resolving reads of one family: lineage and structure by implementation, generation by GPU."""
+
+    lineage: dict[str, str]
+    structure: dict[tuple[str, str], float]
+    inherited: dict[tuple[str, str], float]
+    generation: dict[str, str | None]
+    capability: dict[str, float]
+
+
+def family_facts(family: str, implementations: pa.Table, gpus: pa.Table) -> Facts:
+    """Gather the facts of a family from ``kernel_implementations`` and ``gpus``."""
+    return remembered((implementations, gpus), family, lambda: _family_facts(family, implementations, gpus))
+
+
+def _family_facts(family: str, implementations: pa.Table, gpus: pa.Table) -> Facts:
+    rows = implementations.filter(pc.equal(implementations["family"], family)).to_pylist()
+    inherited: dict[tuple[str, str], float] = {}
+    for row in rows:
+        inherited.setdefault((row["lineage"], row["coefficient"]), row["value"])
+    names, texts = gpus["gpu"].to_pylist(), gpus["compute_capability"].to_pylist()
+    return Facts(
+        {row["implementation"]: row["lineage"] for row in rows},
+        {(row["implementation"], row["coefficient"]): row["value"] for row in rows},
+        inherited,
+        {name: generation(text) for name, text in zip(names, texts, strict=True)},
+        {name: _number(text) for name, text in zip(names, texts, strict=True)},
+    )
+
+
+def lineage_of(facts: Facts, implementation: str) -> str:
+    """Return the lineage that the facts state; a kernel without one stands alone."""
+    return facts.lineage.get(implementation, implementation)
+
+
+def structure_at(
+    facts: Facts, coefficients: Sequence[Coefficient], paths: Sequence[Mapping[str, str]]
+) -> dict[str, np.ndarray]:
+    """Return the fixed coefficients at each path: the implementation's own, else its lineage's, else the start."""
+    return {
+        one.name: np.array(
+            [
+                facts.structure.get(
+                    (path["implementation"], one.name), facts.inherited.get((path["lineage"], one.name), one.start)
+                )
+                for path in paths
+            ],
+            dtype=float,
+        )
+        for one in coefficients
+        if one.owner == "fixed"
+    }
+
+
+def constants_at(
+    facts: Facts,
+    rows: pa.Table,
+    family: str,
+    coefficients: Sequence[Coefficient],
+    paths: Sequence[Mapping[str, str]],
+    without: str | None = None,
+    measured: bool = True,
+) -> dict[str, np.ndarray]:
+    """Return every coefficient at each path, from ``eta_coefficients`` rows of the fit that left out ``without``.
+
+    ``measured``: whether what was fitted to the path's own GPU counts.
+    """
+    own = tuple(sorted({path["gpu"] for path in paths})) if measured else ()
+    nodes = remembered((rows,), ("nodes", family, without, own), lambda: _nodes(rows, family, without, own))
+    return {**path_values(coefficients, nodes, paths), **structure_at(facts, coefficients, paths)}
+
+
+def rows_of_part(rows: pa.Table, family: str, part: str) -> pa.Table:
+    """Return the ``eta_coefficients`` rows of one part of a family."""
+
+    def read() -> pa.Table:
+        return rows.filter(pc.and_(pc.equal(rows["family"], family), pc.equal(rows["part"], part)))
+
+    return remembered((rows,), (family, part), read)
+
+
+def _nodes(rows: pa.Table, family: str, without: str | None, gpus: tuple[str, ...]) -> list[Node]:
+    """Constants of the fit that left out ``without``, those of these GPUs among them."""
+    found = rows_of_part(rows, family, "constant")
+    fit = pc.is_null(found["without"]) if without is None else pc.fill_null(pc.equal(found["without"], without), False)
+    here = pc.or_(pc.is_null(found["gpu"]), pc.is_in(found["gpu"], pa.array(gpus, pa.string())))
+    return nodes_of(found.filter(pc.and_(fit, here)).to_pylist())
+
+
+def engine_that_ran(rows: pa.Table, family: str, engine: str, gpu: str) -> str:
+    """Return the engine whose kernels answer for ``engine`` on a GPU: itself, or what our own measurements ran there.
+
+    Microbenchmarks of the GPU itself say more of it than the engine's own build does of other GPUs.
+    """
+    here = {row["engine"] for row in _choices(rows, family) if row["gpu"] == gpu}
+    own = [name for name in OWN_ENGINES if name in here]
+    return own[0] if own and engine not in here else engine
+
+
+def _choices(rows: pa.Table, family: str) -> list[dict]:
+    names = ["engine", "gpu", "dtype", "implementation", "position", "value"]
+    return remembered(
+        (rows,), ("choices", family), lambda: rows_of_part(rows, family, "choice").select(names).to_pylist()
+    )
+
+
+def choose(facts: Facts, rows: pa.Table, family: str, calls: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
+    """Return of each call (implementation, whether a sweep of its GPU's generation ran it).
+
+    ``calls``: engine, gpu, dtype and, where it matters, head_dim; implementation where one is asked for, which then
+    counts before all else, if any sweep ran it. What counts first: the engine, then the GPU, its generation or the
+    nearest one, then the number formats, then the head width; of what is left, the commonest kernel.
+    """
+    counted = _choices(rows, family)
+    return [_choose(facts, counted, call) for call in calls]
+
+
+def _choose(facts: Facts, counted: list[dict], call: Mapping[str, Any]) -> tuple[str, bool]:
+    if not counted:
+        return UNKNOWN, False
+    mine = facts.generation.get(call["gpu"])
+    capability = facts.capability.get(call["gpu"], 0.0)
+    # a kernel without a count answers where it is asked for by name alone
+    named = call.get("implementation")
+    left = _prefer(counted, lambda row: row["implementation"] == named, lambda row: row["value"] > 0)
+    left = _prefer(left, lambda row: row["engine"] == call["engine"])
+    # kernels run on what comes after the GPU that they were built for, seldom before
+    left = _prefer(left, lambda row: facts.capability.get(row["gpu"], 0.0) <= capability)
+    least = min(abs(facts.capability.get(row["gpu"], 0.0) - capability) for row in left)
+    left = _prefer(
+        left,
+        lambda row: row["gpu"] == call["gpu"],
+        lambda row: mine is not None and facts.generation.get(row["gpu"]) == mine,
+        lambda row: abs(facts.capability.get(row["gpu"], 0.0) - capability) == least,
+    )
+    seen = any(mine is not None and facts.generation.get(row["gpu"]) == mine for row in left)
+    left = _prefer(left, lambda row: row["dtype"] == call["dtype"])
+    left = _prefer(left, lambda row: row["position"] == (call.get("head_dim") or 0))
+    counts: dict[str, float] = {}
+    for row in left:
+        counts[row["implementation"]] = counts.get(row["implementation"], 0.0) + row["value"]
+    return max(sorted(counts), key=counts.__getitem__), seen
+
+
+def _prefer(rows: list[dict], *tests: Callable[[dict], bool]) -> list[dict]:
+    """The rows that pass the first test that any passes; all where none does."""
+    return next((found for test in tests if (found := [row for row in rows if test(row)])), rows)
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or "")
+    except ValueError:
+        return 0.0

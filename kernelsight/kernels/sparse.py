@@ -1,0 +1,52 @@
+"""Latency of sparse attention: scores of an indexer, the selection of the best keys, attention over the selected ones.
+
+A call of an indexer (heads as wide as an index key) is its scores and the selection; a sweep measures the two apart,
+and says so in ``selects`` (0: scores alone) and by a width of nought (selection alone).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelsight.kernels.forms import Coefficient, Form, same
+from kernelsight.kernels.terms import Coefficients, Columns, power_mean
+
+# widest head of an indexer; attention in the latent space is wider
+INDEX_WIDTH = 256.0
+# query heads that one tile of attention in the latent space holds (FlashMLA: 64 or 128)
+LEAST_HEADS = 64.0
+NORM_EXPONENT = 4.0
+
+COEFFICIENTS = (
+    Coefficient("floor_us", "us", 4.0, 1.0, 20.0, "hardware", "launch and drain", 0.2),
+    Coefficient("score_efficiency", "1", 0.6, 0.1, 1.0, "implementation", "scores: share of the dense peak"),
+    Coefficient("attention_efficiency", "1", 0.6, 0.1, 1.0, "implementation", "attention: share of the dense peak"),
+    Coefficient("gather_efficiency", "1", 0.7, 0.2, 1.0, "hardware", "share of the DRAM peak, gathered keys", 0.2),
+    Coefficient("select_query_us", "us", 1.5, 0.1, 20.0, "implementation", "selection: each query of a multiprocessor"),
+    Coefficient("select_pair_clocks", "1", 0.8, 0.05, 8.0, "implementation", "selection: clocks for each score"),
+    Coefficient(
+        "selected_keys", "tokens", 0.0, 0.0, 65536.0, "fixed", "keys that attention takes, however few it sees"
+    ),
+)
+
+
+def sparse_attention(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
+    """Floor + p-norm of compute and DRAM time, compute never below one query's on one multiprocessor, + selection."""
+    queries, pairs, width = call["queries"], call["visible_pairs"], call["width"]
+    units = gpu["sm_count"]
+    waves = xp.maximum(queries / units, 1.0)
+    attends = width > INDEX_WIDTH
+    scores_us = 2.0 * pairs * call["heads"] * width / (gpu["math_flops_per_us"] * at["score_efficiency"])
+    keys = xp.maximum(pairs / queries, at["selected_keys"])
+    query_flops = 2.0 * xp.maximum(call["heads"], LEAST_HEADS) * width * keys
+    attention_us = waves * units * query_flops / (gpu["math_flops_per_us"] * at["attention_efficiency"])
+    compute_us = xp.where(attends, attention_us, scores_us)
+    memory_us = call["bytes"] / (gpu["memory_bytes_per_us"] * at["gather_efficiency"])
+    selects = xp.where(attends, 0.0, call.get("selects", 1.0))
+    each_us = at["select_pair_clocks"] * pairs / (units * gpu["clock_per_us"])
+    selection_us = selects * (waves * at["select_query_us"] + each_us)
+    return at["floor_us"] + power_mean(xp, compute_us, memory_us, NORM_EXPONENT) + selection_us, None
+
+
+READS = ("queries", "visible_pairs", "heads", "width")
+FORMS = {"sparse_attention": Form(sparse_attention, READS, same, COEFFICIENTS, 2.5)}

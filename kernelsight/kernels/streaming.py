@@ -1,0 +1,61 @@
+"""Latency of kernels that only move bytes: normalisation, activation, rotation, copies, quantisation, sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernelsight.kernels.forms import Coefficient
+
+Columns = Mapping[str, Any]
+
+_FLOOR = "launch and drain of a small kernel inside a CUDA graph"
+# starts: quantisation sweeps of H100, H200 and L40S, the one such kernel that is measured
+_MEMORY = (
+    Coefficient("memory_efficiency", "1", 0.87, 0.3, 1.0, "hardware", "share of the peak DRAM bandwidth", 0.1),
+    Coefficient(
+        "l2_share", "1", 0.8, 0.2, 1.0, "hardware", "share of L2 up to which data just written lies there", 0.3
+    ),
+    Coefficient("l2_bytes_per_clock", "bytes/clock", 20.0, 5.0, 64.0, "hardware", "L2 rate of a multiprocessor", 0.3),
+)
+COEFFICIENTS = (
+    Coefficient("floor_us", "us", 1.8, 0.3, 14.0, "engine", _FLOOR, 0.3),
+    *_MEMORY,
+)
+SAMPLING_COEFFICIENTS = (
+    Coefficient("floor_us", "us", 15.0, 2.0, 120.0, "engine", "several dependent small kernels"),
+    *_MEMORY,
+)
+QUANTIZE_COEFFICIENTS = (
+    Coefficient("floor_us", "us", 1.6, 0.1, 14.0, "engine", _FLOOR, 0.7),
+    *_MEMORY,
+    Coefficient("passes", "1", 1.0, 0.1, 20.0, "engine", "bytes moved against the least", 0.7),
+    Coefficient("row_clocks", "clocks", 1.0, 0.01, 100.0, "engine", "dispatch of one row's block", 0.7),
+)
+
+
+def streaming(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
+    """Return (latency_us, None): t = floor + bytes / rate, in float columns of one value a row."""
+    return at["floor_us"] + _moving_us(call, gpu, at, xp), None
+
+
+def quantize(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
+    """Return (latency_us, None): as :func:`streaming`, over ``passes`` times the bytes, or the dispatch of the rows."""
+    moving_us = at["passes"] * _moving_us(call, gpu, at, xp)
+    dispatch_us = call["rows"] * at["row_clocks"] / gpu["clock_per_us"]
+    return at["floor_us"] + xp.sqrt(moving_us * moving_us + dispatch_us * dispatch_us), None
+
+
+def _moving_us(call: Columns, gpu: Columns, at: Columns, xp: Any) -> Any:
+    """Time of the bytes: what the kernel before has written is found in L2 while it fits, and is soon missed once not.
+
+    The share of hits is 1 / (1 + x^8), x the ``working_set_bytes`` (in serving the call's own: its input was written
+    just before) against ``l2_share`` of the cache: sweeps show a sharp edge (H100: 25 MB at 4.9 TB/s, 50 MB at
+    2.8 TB/s). L2 is never slower than DRAM.
+    """
+    ratio = xp.minimum(call["working_set_bytes"] / (at["l2_share"] * gpu["l2_bytes"]), 1e4)
+    fourth = ratio * ratio * ratio * ratio
+    hits = 1.0 / (1.0 + fourth * fourth)
+    dram = gpu["memory_bytes_per_us"] * at["memory_efficiency"]
+    cache = xp.maximum(at["l2_bytes_per_clock"] * gpu["sm_count"] * gpu["clock_per_us"], dram)
+    return call["bytes"] * ((1.0 - hits) / dram + hits / cache)

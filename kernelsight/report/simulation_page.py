@@ -1,0 +1,137 @@
+"""What `simulate` prints on a terminal: settings, figures, latencies, the largest kernels, memory, what is assumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelsight.report.output import as_text, show_number, terminal_width
+
+METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
+PERCENTILES = ("mean", "p50", "p90", "p99")
+LARGEST_KERNELS = 16
+GIB = 1024.0**3
+
+
+def simulation_page(answer: dict[str, Any]) -> str:
+    """Return the page of one simulated scenario, ``answer`` as `simulate --format json` prints it."""
+    rejected = [f"{count} {name}" for name, count in answer["status"].items() if name != "finished"]
+    parts = (
+        [_headline(answer["settings"]), *_prefill_lines(answer)],
+        _figures(answer),
+        [_latencies(answer)],
+        [f"turned away: {', '.join(rejected)}"] if rejected else [],
+        _kernels(answer["breakdown"]),
+        [*_memory(answer["memory"], answer["settings"]), "assumed:", *(f"  - {why}" for why in answer["assumed"])],
+    )
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _headline(settings: dict[str, Any]) -> str:
+    return (
+        f"{settings['model']} on {settings['gpu']}, tp {settings['tp']} pp {settings['pp']} dp {settings['dp']} "
+        f"ep {settings['ep']}, {settings['engine']}, {settings['dtype']}, KV {settings['kv_cache_dtype']}; "
+        f"max_num_seqs {settings['max_num_seqs']}, max_num_batched_tokens {settings['max_num_batched_tokens']}, "
+        f"{settings['prefill_policy']}, chunked prefill {_on(settings['enable_chunked_prefill'])}, "
+        f"asynchronous scheduling {_on(settings['async_scheduling'])}"
+    )
+
+
+def _prefill_lines(answer: dict[str, Any]) -> list[str]:
+    """Say which engines compute the prompts, where the others only decode."""
+    if "prefill_settings" not in answer:
+        return []
+    prefill = answer["prefill_settings"]
+    transfer_ms = show_number(answer["kv_transfer_mean_ms"]) or "-"
+    return [
+        f"disaggregated: decodes in {answer['decode_replicas']} x the above, prompts in {answer['prefill_replicas']} x "
+        f"{prefill['gpu']} tp {prefill['tp']} pp {prefill['pp']} dp {prefill['dp']} ep {prefill['ep']}, "
+        f"max_num_batched_tokens {prefill['max_num_batched_tokens']}; {answer['gpus']} GPUs; "
+        f"KV on its way for {transfer_ms} ms on average"
+    ]
+
+
+def _figures(answer: dict[str, Any]) -> list[str]:
+    shares = [answer[f"{part}_share"] for part in ("queue", "prefill", "decode")]
+    seconds = [show_number(answer[name]) or "-" for name in ("gpu_s", "host_exposed_s", "idle_s")]
+    figures = {
+        "requests completed": f"{answer['completed']:,} of {answer['requests']:,}",
+        "duration (s)": answer["duration_s"],
+        "request throughput (req/s)": answer["request_throughput"],
+        "output throughput (tok/s)": answer["output_throughput"],
+        "total throughput (tok/s)": answer["total_throughput"],
+        "goodput (req/s)": answer["goodput"],
+        "engine steps": answer["steps"],
+        "preemptions": answer["preemptions"],
+        "prefix cache hit rate": answer["prefix_cache_hit_rate"],
+        "proposed tokens accepted": _accepted(answer),
+        "KV cache in use, mean / at most": _percents(answer["mean_kv_share"], answer["peak_kv_share"]),
+        "request time queued / prefill / decode": _percents(*shares),
+        "of it preempted or recomputed": _percents(answer["preempted_share"]) if answer["preempted_share"] else None,
+        "GPU busy / waiting for host / idle (s)": " / ".join(seconds),
+    }
+    width = max(len(name) for name in figures)
+    return [f"{name:<{width}}  {show_number(value)}" for name, value in figures.items() if value is not None]
+
+
+def _accepted(answer: dict[str, Any]) -> str | None:
+    """Say how many proposed tokens were accepted, and how many tokens a request gets of a step on the mean."""
+    proposed, accepted = answer["draft_tokens"], answer["accepted_draft_tokens"]
+    if not proposed:
+        return None
+    steps = proposed / answer["settings"]["num_speculative_tokens"]
+    return f"{accepted:,} of {proposed:,}: {1 + accepted / steps:.2f} tokens a step"
+
+
+def _latencies(answer: dict[str, Any]) -> str:
+    rows = [
+        {"latency (ms)": metric.upper(), **{name: answer[f"{metric}_ms"][name] for name in PERCENTILES}}
+        for metric in METRICS
+    ]
+    return as_text(rows, list(rows[0]), terminal_width())
+
+
+def _kernels(breakdown: list[dict[str, Any]]) -> list[str]:
+    """Return the largest rows of ``kernel_breakdown`` as a table, and how many there are beside them."""
+    if not breakdown:
+        return ["no GPU time was spent"]
+    rows = [
+        {
+            "phase": row["phase"],
+            "family": row["family"],
+            "kernel": row["name"],
+            "calls": row["calls"],
+            "total ms": row["total_us"] / 1000,
+            "share": f"{row['share']:.1%}",
+            "bound": row["bound"],
+        }
+        for row in sorted(breakdown, key=lambda row: -row["total_us"])[:LARGEST_KERNELS]
+    ]
+    left = len(breakdown) - len(rows)
+    more = [f"... and {left} smaller rows in kernel_breakdown"] if left else []
+    return [as_text(rows, list(rows[0]), terminal_width()), *more]
+
+
+def _memory(memory: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+    parts = ", ".join(
+        f"{what} {memory[name] / GIB:.1f}"
+        for what, name in (
+            ("weights", "weights_bytes"),
+            ("activations", "activations_bytes"),
+            ("graphs", "graphs_bytes"),
+            ("KV cache", "kv_bytes"),
+        )
+    )
+    return [
+        f"memory of one GPU: {memory['memory_bytes'] / GIB:.1f} GiB, usable {memory['usable_bytes'] / GIB:.1f}: "
+        f"{parts}",
+        f"KV cache: {memory['kv_cache_tokens']:,} tokens a replica; {memory['max_concurrency']:.1f} requests of "
+        f"{settings['max_model_len']:,} tokens at once",
+    ]
+
+
+def _percents(*shares: float | None) -> str:
+    return " / ".join("-" if share is None else f"{share:.1%}" for share in shares)
+
+
+def _on(switch: bool) -> str:
+    return "on" if switch else "off"

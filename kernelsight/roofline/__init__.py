@@ -1,1 +1,0 @@
-"""Work and hardware to time: plain rooflines, and the analytic terms beside them."""

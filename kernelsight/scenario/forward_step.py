@@ -1,0 +1,188 @@
+"""One forward step, kernel by kernel, and the latencies of a whole table of kernel calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.dataflow.rows import give_rows
+from kernelsight.errors import InvalidInput
+from kernelsight.scenario.plan import deployment_row, normalise, resolve_names
+from kernelsight.scenario.refusals import refuse_faults
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kernelsight.dataflow.session import Session
+
+PHASES = ("prefill", "decode", "mixed")
+# beyond it the sizes of tensors leave 64 bits
+LARGEST_STEP_TOKENS = 10**9
+STEP_QUERY = """
+select calls.family, calls.name, min(calls.call) as call, sum(calls.count)::bigint as count,
+       calls.shape, calls.math, calls.format, calls.flops, calls.bytes,
+       latencies.roofline_us, latencies.bound, latencies.eta, latencies.latency_us,
+       latencies.latency_p05_us as p05_us, latencies.latency_p95_us as p95_us, latencies.tier, latencies.evidence
+from kernel_calls as calls
+join kernel_latencies as latencies using (deployment_id, step_shape_id, call)
+group by all  -- the same kernel in several kinds of layers is one row
+order by sum(calls.count) * any_value(latencies.latency_us) desc, min(calls.call)
+"""
+
+
+def step_shape(
+    phase: str, batch_size: int, input_len: int | None, context_len: int | None, window: int | None
+) -> dict[str, Any]:
+    """Return the ``step_shapes`` row of a whole step.
+
+    prefill: ``batch_size`` prompts of ``input_len`` new tokens after ``context_len`` cached ones.
+    decode: ``batch_size`` sequences with ``context_len`` tokens in the cache.
+    mixed: those decodes and one chunk of ``input_len`` tokens.
+    InvalidInput names the size that is missing or negative.
+    """
+    needed = {"prefill": ("input_len",), "decode": ("context_len",), "mixed": ("input_len", "context_len")}[phase]
+    given = {"input_len": input_len, "context_len": context_len}
+    for name in needed:
+        if given[name] is None:
+            raise InvalidInput(f"a {phase} step needs --{name.replace('_', '-')}, which was not given.")
+    chunk, context = (input_len or 0 if phase != "decode" else 0), context_len or 0
+    if phase == "decode" and input_len is not None:
+        raise InvalidInput(
+            "a decode step has one new token a sequence, so --input-len has no meaning; use --phase mixed or "
+            "leave it out."
+        )
+    decodes = batch_size if phase != "prefill" else 0
+    prompts = batch_size if phase == "prefill" else int(phase == "mixed")
+    return {
+        "step_shape_id": 0,
+        "part": "whole",
+        "x": 0.0,
+        "y": 0.0,
+        "tokens": decodes + prompts * chunk,
+        "sampled": decodes + prompts,
+        "decode_requests": decodes,
+        "decode_context": context if decodes else None,
+        "decode_window_context": min(context, window) if decodes and window else (context if decodes else None),
+        "prefill_requests": prompts,
+        "prefill_tokens": chunk,
+        "prefill_cached": context if phase == "prefill" else 0,
+    }
+
+
+def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Return one step as a dict: totals, kernels by their time, memory and assumptions.
+
+    ``flags``: deployment flags as ``simulate`` takes them; ``sizes``: batch_size, input_len, context_len.
+    """
+    for name, value in sizes.items():
+        smallest = 0 if name == "context_len" else 1
+        if value is not None and value < smallest:
+            raise InvalidInput(f"--{name.replace('_', '-')} is {value}; give a whole number of at least {smallest}.")
+    deployment = deployment_row(resolve_names(session, normalise(flags)))
+    give_rows(session, "deployments", [deployment])
+    refuse_faults(session)
+    layout = session.table("kv_layout").to_pylist()[0]
+    model = next(row for row in session.table("models").to_pylist() if row["model"] == deployment["model"])
+    shape = step_shape(
+        phase,
+        sizes["batch_size"],
+        sizes["input_len"],
+        sizes["context_len"],
+        layout["window_tokens"] or model["index_top_k"],
+    )
+    settings = session.table("deployment_settings").to_pylist()[0]
+    longest = (sizes["context_len"] or 0) + (sizes["input_len"] or 1 if phase == "prefill" else 1)
+    if longest > settings["max_model_len"] or (phase == "mixed" and sizes["input_len"] > settings["max_model_len"]):
+        raise InvalidInput(
+            f"the step holds a sequence of {max(longest, sizes['input_len'] or 0)} tokens, more than "
+            f"max_model_len {settings['max_model_len']}; use shorter ones."
+        )
+    if shape["tokens"] > LARGEST_STEP_TOKENS:
+        raise InvalidInput(
+            f"the step holds {shape['tokens']} tokens; give sizes with at most {LARGEST_STEP_TOKENS} in all."
+        )
+    give_rows(session, "step_shapes", [{"deployment_id": deployment["deployment_id"], **shape}])
+    kernels = session.query(STEP_QUERY).to_pylist()
+    totals = session.table("step_totals").to_pylist()[0]
+    total = totals["total_us"]
+    kernels.append(_host_row(totals, settings["tier"]))
+    for kernel in kernels:
+        kernel["shape"] = {name: value for name, value in (kernel["shape"] or {}).items() if value is not None}
+        kernel["share"] = kernel["count"] * kernel["latency_us"] / total
+    plan = session.table("memory_plan").to_pylist()[0]
+    plan.pop("deployment_id")
+    return {
+        "model": deployment["model"],
+        "gpu": deployment["gpu"],
+        "phase": phase,
+        "tokens": shape["tokens"],
+        "sequences": shape["sampled"],
+        "total_us": total,
+        "p05_us": totals["p05_us"],
+        "p95_us": totals["p95_us"],
+        "gpu_us": totals["gpu_us"],
+        "host_us": totals["host_us"],
+        "kernels": kernels,
+        "memory": plan,
+        "settings": settings,
+        "assumed": _assumed(session, shape, plan),
+    }
+
+
+def _host_row(totals: dict[str, Any], tier: str) -> dict[str, Any]:
+    host = totals["host_us"]
+    return {
+        "family": "host",
+        "name": "host",
+        "call": "host",
+        "count": 1,
+        "shape": {},
+        "math": None,
+        "format": None,
+        "flops": 0.0,
+        "bytes": 0.0,
+        "roofline_us": 0.0,
+        "bound": "host",
+        "eta": None,
+        "latency_us": host,
+        "p05_us": host,
+        "p95_us": host,
+        "tier": tier,
+        "evidence": "host_settings",
+    }
+
+
+def _assumed(session: Session, shape: dict[str, Any], plan: dict[str, Any]) -> list[str]:
+    sentences = [
+        row["sentence"]
+        for row in session.table("assumptions").to_pylist()
+        if row["subject"] not in ("prefix caching", "data parallel", "pipeline")
+    ]
+    if shape["prefill_requests"] and shape["decode_requests"]:
+        sentences.append("the chunk ends its prompt: one token is sampled for it")
+    held = shape["decode_requests"] * ((shape["decode_context"] or 0) + 1) + shape["prefill_requests"] * (
+        shape["prefill_cached"] + shape["prefill_tokens"]
+    )
+    if held > plan["kv_cache_tokens"]:
+        sentences.append(
+            f"the step holds {held:,} tokens, more than the KV cache's {plan['kv_cache_tokens']:,}: the engine "
+            "could not run it"
+        )
+    return sentences
+
+
+def predict_calls(session: Session, path: str, gpu: str, tier: str | None) -> pa.Table:
+    """Return ``kernel_latencies`` rows of a Parquet table of kernel calls on one GPU, in the file's order.
+
+    The file has the columns of ``kernel_calls``; deployment_id, step_shape_id, call, gpu and engine may be left out.
+    """
+    from kernelsight.kernels.calls import call_latencies
+    from kernelsight.read.calls import read_calls
+
+    gpu = resolve_names(session, {"gpu": gpu})["gpu"]
+    calls = read_calls(Path(path), gpu, session.graph.known("kernel_calls"))
+    return call_latencies(
+        calls,
+        tier or "auto",
+        *(session.table(name) for name in ("gpus", "fabrics", "eta_coefficients", "kernel_implementations")),
+    )

@@ -1,0 +1,264 @@
+"""From flags to tables: one row of flags is one scenario; its deployment and its load become rows of their tables."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.dataflow.rows import as_table, give_rows
+from kernelsight.errors import InvalidInput, unknown
+from kernelsight.scenario.flags import (
+    ALIASES,
+    DEPLOYMENT_FLAGS,
+    FLAGS,
+    LOAD_FLAGS,
+    LONGEST_LOAD_S,
+    POOL_FLAGS,
+    PREFILL_FLAGS,
+    SPECULATION,
+    checked,
+)
+from kernelsight.scenario.load_rules import check_load
+from kernelsight.scenario.speculation import MTP_SUFFIX, mtp_rows, with_method
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kernelsight.dataflow.session import Session
+
+# what the engines have whose model proposes tokens, and that model by itself has not
+OWN_OF_A_DRAFT = ("pipeline_parallel_size", "kv_cache_tokens")
+DEPLOYMENT_DEFAULTS = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
+LOAD_DEFAULTS = {"burstiness": 1.0, "range_ratio": 1.0, "seed": 0, "keep_steps": False}
+SAME_AS_LEFT_OUT = {"num_warmups": 0, "num_turns": 1, "router": "round_robin"}
+AUTO_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8_e4m3": "fp8", "auto": None}
+
+
+def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return flags by their full names without those left open; UnknownName for a flag that does not exist."""
+    named = {ALIASES.get(name, name): value for name, value in flags.items() if value is not None}
+    for name in named:
+        if name not in FLAGS:
+            raise unknown("flag", name, {*FLAGS, *ALIASES}, "`kernelsight simulate --help` lists them.")
+    named = {name: checked(name, value) for name, value in named.items()}
+    for name in ("dtype", "kv_cache_dtype"):
+        if name in named:
+            named[name] = AUTO_DTYPES.get(named[name], named[name])
+    if named.pop("enable_expert_parallel", False):
+        named["expert_parallel_size"] = named.get("tensor_parallel_size", 1) * named.get("data_parallel_size", 1)
+    named = with_method(named)
+    return {
+        name: value
+        for name, value in named.items()
+        if value is not None and not (name in SAME_AS_LEFT_OUT and value == SAME_AS_LEFT_OUT[name])
+    }
+
+
+def identity(values: Mapping[str, Any], digits: int) -> str:
+    """Return the first hexadecimal digits of the SHA-256 of the canonical JSON: the same values, the same name."""
+    canonical = json.dumps(
+        {name: value for name, value in values.items() if value is not None}, sort_keys=True, separators=(",", ":")
+    )
+    return hashlib.sha256(canonical.encode()).hexdigest()[:digits]
+
+
+def deployment_row(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``deployments`` row of normalised flags.
+
+    InvalidInput: the model or the GPU is missing, or a static batch is to mix prompts and decodes.
+    """
+    for name in ("model", "gpu"):
+        if name not in flags:
+            raise InvalidInput(f"no {name} is named; give --{name}.")
+    if flags.get("scheduling") == "static" and flags.get("prefill_policy") == "mixed":
+        raise InvalidInput("a static batch is prefilled before it decodes; leave out scheduling or prefill_policy.")
+    row = DEPLOYMENT_DEFAULTS | {column: flags[flag] for flag, column in DEPLOYMENT_FLAGS.items() if flag in flags}
+    draft = draft_row(flags)
+    if draft is not None:
+        row["draft_deployment_id"] = draft["deployment_id"]
+    return {"deployment_id": identity(row, 12), **row}
+
+
+def draft_row(flags: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the ``deployments`` row of the model that proposes tokens, on the same GPUs; None where none does."""
+    if "speculative_model" not in flags:
+        return None
+    left_out = {*(flag.name for flag in SPECULATION), *OWN_OF_A_DRAFT}
+    if flags["speculative_method"] == "draft_model":
+        left_out |= {"quantization", "moe_backend"}  # of another checkpoint
+    own = {name: value for name, value in flags.items() if name not in left_out}
+    return deployment_row(own | {"model": flags["speculative_model"]})
+
+
+def deployment_rows(flags: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the ``deployments`` rows of normalised flags: who serves, who computes the prompts, and who proposes."""
+    prefill = prefill_flags(flags)
+    pools = [flags] if prefill is None else [flags, prefill]
+    return [*map(deployment_row, pools), *(draft for pool in pools if (draft := draft_row(pool)))]
+
+
+def prefill_flags(flags: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the flags of the engines that compute the prompts; None where the same engines decode.
+
+    Experts that are spread over all GPUs of the engines that decode are spread over all of these. InvalidInput: a flag
+    of disaggregated serving without ``prefill_replicas``, or static batches.
+    """
+    stated = [name for name in (*PREFILL_FLAGS, *POOL_FLAGS) if name in flags]
+    if "prefill_replicas" not in flags:
+        if stated:
+            raise InvalidInput(
+                f"{stated[0]} is about disaggregated serving, and no engines compute prompts for others; "
+                "give prefill_replicas too."
+            )
+        return None
+    if flags.get("scheduling") == "static":
+        raise InvalidInput("static batches prefill and decode in one engine; leave out scheduling or prefill_replicas.")
+    own = dict(flags) | {flag: flags[name] for name, flag in PREFILL_FLAGS.items() if name in flags}
+    sizes = [one.get("tensor_parallel_size", 1) * one.get("data_parallel_size", 1) for one in (flags, own)]
+    if own.get("expert_parallel_size", 1) == sizes[0] > 1 and "prefill_expert_parallel_size" not in flags:
+        own["expert_parallel_size"] = sizes[1]
+    return own
+
+
+def prefill_row(flags: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the ``deployments`` row of the engines that compute the prompts; see ``prefill_flags``."""
+    own = prefill_flags(flags)
+    return None if own is None else deployment_row(own)
+
+
+def scenario_row(flags: Mapping[str, Any], deployment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``scenarios`` row of normalised flags on a deployment."""
+    load = LOAD_DEFAULTS | {name: flags[name] for name in LOAD_FLAGS if name in flags}
+    for name in ("request_rate", "ramp_up_start_rps", "ramp_up_end_rps"):
+        if load.get("num_prompts", 0) / load.get(name, math.inf) > LONGEST_LOAD_S:
+            raise InvalidInput(
+                f"{name} {load[name]} spreads {load['num_prompts']} requests over more than 30 years; "
+                "give a higher rate."
+            )
+    prefill = prefill_row(flags)
+    if prefill is not None:
+        load |= {name: flags[name] for name in POOL_FLAGS if name in flags}
+        load["prefill_deployment_id"] = prefill["deployment_id"]
+    named = {**{name: value for name, value in deployment.items() if name != "deployment_id"}, **load}
+    return {"scenario_id": identity(named, 16), "deployment_id": deployment["deployment_id"], **load}
+
+
+def deployments_of(scenario: Mapping[str, Any]) -> list[str]:
+    """Return the deployments that serve a scenario: the one that decodes, then the one that computes its prompts."""
+    prefill = scenario.get("prefill_deployment_id")
+    return [scenario["deployment_id"], *([prefill] if prefill else [])]
+
+
+def and_drafts(keys: Iterable[str], deployments: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return deployments and those of the models that propose tokens for them."""
+    keys = list(keys)
+    drafts = [draft for key in keys if key in deployments and (draft := deployments[key].get("draft_deployment_id"))]
+    return list(dict.fromkeys(keys + drafts))
+
+
+def give_plan(session: Session, rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Give the ``deployments`` and ``scenarios`` of rows of flags; return the scenario ids, one a row."""
+    flags = [resolve_names(session, normalise(row)) for row in rows]
+    deployments = [deployment_rows(row) for row in flags]
+    scenarios = [scenario_row(row, own) for row, (own, *_) in zip(flags, deployments, strict=True)]
+    give_rows(session, "deployments", {row["deployment_id"]: row for rows in deployments for row in rows}.values())
+    give_rows(session, "scenarios", {row["scenario_id"]: row for row in scenarios}.values())
+    return [row["scenario_id"] for row in scenarios]
+
+
+def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
+    """Return flags with the model's and the GPU's catalogue names; a config.json by path becomes rows of its own.
+
+    UnknownName: neither a catalogue name nor a path, with the nearest names.
+    """
+    from kernelsight.read.config import read_config_file, resolve
+
+    flags = dict(flags)
+    for name in [flag for flag in ("model", "speculative_model") if flag in flags]:
+        models = set(session.table("models")["model"].to_pylist())
+        path = Path(str(flags[name]))
+        if path.suffix == ".json" or (path.exists() and flags[name] not in models):
+            row, layers = read_config_file(path)
+            give_model(session, row, layers)
+            flags[name] = row["model"]
+        elif flags[name] not in models:
+            flags[name] = resolve(str(flags[name]))
+    if flags.get("speculative_method") == "mtp":
+        flags["speculative_model"] = give_mtp(session, flags["model"])
+    for name in [flag for flag in ("gpu", "prefill_gpu") if flag in flags]:
+        gpus = set(session.table("gpus")["gpu"].to_pylist())
+        spelled = str(flags[name]).lower().replace("-", "_")
+        flags[name] = flags[name] if flags[name] in gpus else spelled
+        if flags[name] not in gpus:
+            raise unknown("GPU", flags[name], gpus, "Any other is a row: --gpus FILE.")
+    if "kv_transfer_fabric" in flags:
+        known = set(session.table("fabrics")["fabric"].to_pylist())
+        if flags["kv_transfer_fabric"] not in known:
+            raise unknown("fabric", flags["kv_transfer_fabric"], known, "The table fabrics lists them.")
+    if "quantization" in flags:
+        known = set(session.table("quantizations")["quantization"].to_pylist())
+        if flags["quantization"] not in known:
+            raise unknown(
+                "quantization",
+                flags["quantization"],
+                known,
+                "Table quantizations lists them.",
+            )
+    if "moe_backend" in flags:
+        kernels = session.table("kernel_implementations").to_pylist()
+        known = {row["implementation"] for row in kernels if row["family"] == "moe"}
+        if flags["moe_backend"] not in known:
+            raise unknown("moe_backend", flags["moe_backend"], known, "The table kernel_implementations lists them.")
+    return flags
+
+
+def give_model(session: Session, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> None:
+    """Add a model to a session's tables, in place of one of the same name."""
+    session.extend("models", as_table(session, "models", [row]))
+    kept = [layer for layer in session.table("model_layers").to_pylist() if layer["model"] != row["model"]]
+    give_rows(session, "model_layers", [*kept, *layers])
+
+
+def give_mtp(session: Session, model: str) -> str:
+    """Add a model's multi-token-prediction layer to the session's tables as a model, and return its name.
+
+    InvalidInput: the model has none.
+    """
+    rows = {row["model"]: row for row in session.table("models").to_pylist()}
+    if model + MTP_SUFFIX not in rows:
+        layers = [layer for layer in session.table("model_layers").to_pylist() if layer["model"] == model]
+        give_model(session, *mtp_rows(rows[model], layers))
+    return model + MTP_SUFFIX
+
+
+def what_if(session: Session, grid: Any, table: str = "scenario_summary") -> pa.Table:
+    """Serve every row of flags in one go and return its flags beside its row of ``table``; the session stays as it was.
+
+    ``grid``: rows of flags as a list of dicts, or anything with ``__arrow_c_stream__``. InvalidInput: neither, no row.
+    """
+    import pyarrow as pa
+
+    rows = pa.table(grid).to_pylist() if hasattr(grid, "__arrow_c_stream__") else grid
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise InvalidInput(
+            f"what_if takes one row of flags or more, as a list of dicts or an Arrow table, and was given {grid!r:.60}."
+        )
+    for row in rows:
+        check_load(normalise(row))
+    with session.fork() as fork:
+        names = give_plan(fork, rows)
+        asked = pa.table({"scenario_id": names, "position": list(range(len(names)))})
+        # a flag that every row leaves open says nothing, and has no type to join by
+        names_of_flags = dict.fromkeys(name for row in rows for name in row if row[name] is not None)
+        flags = pa.table({name: [row.get(name) for row in rows] for name in names_of_flags})
+        answer = fork.table(table)
+        taken = set(answer.column_names)
+        for name in flags.column_names:
+            if name not in taken:
+                asked = asked.append_column(name, flags[name])
+        joined = asked.join(answer, "scenario_id", join_type="inner")
+        return joined.sort_by("position").drop_columns(["position"])

@@ -1,0 +1,52 @@
+"""Deployments that cannot run: their sentences, with the smallest tensor-parallel size that would fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+PARALLEL_SIZES = (1, 2, 4, 8, 16, 32, 64)
+# the faults of deployment_faults, in the order in which their sentences are told
+ORDER = (
+    *("expert_parallel", "heads", "kv_heads", "width", "experts", "blocks", "pipeline", "dtype", "model_len"),
+    *("chunking", "partial_prefills", "batch_wait", "kv_cache_tokens", "kv_cache", "memory"),
+)
+
+
+def refuse_faults(session: Session) -> None:
+    """Raise InvalidInput with every fault of the session's deployments; for a lack of memory, what would fit."""
+    faults = session.table("deployment_faults").to_pylist()
+    if not faults:
+        return
+    rows = {row["deployment_id"]: row for row in session.table("deployments").to_pylist()}
+    sentences = []
+    for fault in sorted(faults, key=lambda fault: ORDER.index(fault["fault"])):
+        sentence = fault["sentence"]
+        if fault["fault"] in ("memory", "kv_cache"):
+            sentence = f"{sentence.rstrip(' ;')}; {_what_fits(session, rows[fault['deployment_id']])}"
+        sentences.append(sentence)
+    raise InvalidInput("; ".join(dict.fromkeys(sentences)) + ".")
+
+
+def _what_fits(session: Session, deployment: dict[str, Any]) -> str:
+    """Find the smallest tensor-parallel size without a fault, by asking for all of them at once."""
+    from kernelsight.dataflow.rows import give_rows
+
+    candidates = []
+    for size in PARALLEL_SIZES:
+        experts = size * deployment["dp"] if deployment["ep"] > 1 else 1
+        candidates.append({**deployment, "tp": size, "ep": experts, "deployment_id": f"tp{size}"})
+    with session.fork() as fork:
+        give_rows(fork, "deployments", candidates)
+        broken = set(fork.table("deployment_faults")["deployment_id"].to_pylist())
+    for size in PARALLEL_SIZES:
+        if f"tp{size}" not in broken:
+            return f"the smallest tensor-parallel size that fits is {size}"
+    return (
+        f"no tensor-parallel size up to {PARALLEL_SIZES[-1]} fits; "
+        "use another GPU, a quantisation, or pipeline parallelism"
+    )

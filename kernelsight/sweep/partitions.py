@@ -1,0 +1,245 @@
+"""Partitions of a sweep: scenarios of the same deployments served together, each finished one durable on the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.scenario.plan import and_drafts, deployments_of
+from kernelsight.sweep.summarise import Partition, serve_partition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kernelsight.scenario.grid import Plan
+
+# what a partition holds in memory grows with both
+REQUESTS = 1 << 21
+DEPLOYMENTS = 128
+MANIFEST = "manifest.json"
+
+
+def split(plan: Plan, requests: int, given: dict[str, pa.Table], threads: int | None = None) -> list[Partition]:
+    """Return partitions of at most so many requests: whole deployments together, a larger one cut by itself."""
+    sizes = _sizes(plan)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for scenario in sorted(plan.scenarios, key=lambda row: (row["deployment_id"], row["scenario_id"])):
+        rows.setdefault(scenario["deployment_id"], []).append(scenario)
+    parts: list[list[dict[str, Any]]] = [[]]
+    held, deployments = 0, 0
+    for scenarios in rows.values():
+        whole = sum(sizes[row["scenario_id"]] for row in scenarios)
+        if parts[-1] and (held + whole > requests or deployments == DEPLOYMENTS):
+            parts.append([])
+            held = deployments = 0
+        deployments += 1
+        for scenario in scenarios:
+            size = sizes[scenario["scenario_id"]]
+            if parts[-1] and held + size > requests:
+                parts.append([])
+                held, deployments = 0, 1
+            parts[-1].append(scenario)
+            held += size
+    return [
+        Partition(
+            [
+                plan.deployments[key]
+                for key in and_drafts((key for row in part for key in deployments_of(row)), plan.deployments)
+            ],
+            part,
+            given,
+            threads,
+        )
+        for part in parts
+    ]
+
+
+def total_requests(plan: Plan) -> int:
+    """Return the requests of all scenarios of a plan."""
+    return sum(_sizes(plan).values())
+
+
+def _sizes(plan: Plan) -> dict[str, int]:
+    """Requests of each scenario; a trace is read once, however many replay it."""
+    from kernelsight.read.traces import read_trace
+
+    traces = {path: read_trace(path).num_rows for path in {row["trace"] for row in plan.scenarios if row.get("trace")}}
+    return {
+        row["scenario_id"]: min(row.get("num_prompts", traces[row["trace"]]), traces[row["trace"]])
+        if row.get("trace")
+        else row["num_prompts"]
+        for row in plan.scenarios
+    }
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def run_here(parts: list[Partition]) -> Iterator[tuple[int, pa.Table]]:
+    """Serve partitions one after the other in this process."""
+    for number, part in enumerate(parts):
+        yield number, serve_partition(part)
+
+
+def run_in_processes(parts: list[Partition], workers: int) -> Iterator[tuple[int, pa.Table]]:
+    """Serve partitions in processes of their own, as they finish; RunFailed where one dies."""
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
+
+    # after a parallel region of compiled code a forked child dies: spawn
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(workers, len(parts)), mp_context=spawn, initializer=_end_with_parent)
+    try:
+        waiting = {pool.submit(serve_partition, part): number for number, part in enumerate(parts)}
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+    except BrokenProcessPool:
+        raise RunFailed(
+            "a worker died, perhaps for lack of memory; use fewer --workers, and --resume goes on."
+        ) from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """Let a worker end when the process that waits for it is killed; else it would wait for work for ever."""
+    import multiprocessing
+    import threading
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    if parent := multiprocessing.parent_process():
+        threading.Thread(target=watch, daemon=True).start()
+
+
+def run_on_ray(parts: list[Partition]) -> Iterator[tuple[int, pa.Table]]:
+    """Serve partitions on a Ray cluster, as they finish; InvalidInput where Ray is not installed."""
+    ray = import_ray()
+    ray.init(ignore_reinit_error=True, log_to_driver=False)
+    remote = ray.remote(serve_partition)
+    waiting = {remote.remote(part): number for number, part in enumerate(parts)}
+    while waiting:
+        (done,), _ = ray.wait(list(waiting), num_returns=1)
+        yield waiting.pop(done), ray.get(done)
+
+
+def import_ray() -> Any:
+    """Return the module; InvalidInput where it is not installed."""
+    try:
+        import ray
+    except ImportError:
+        raise InvalidInput(
+            "--executor ray needs Ray, which is not installed; `pip install 'kernelsight[ray]'`, or leave it out."
+        ) from None
+    return ray
+
+
+# --- keeping ----------------------------------------------------------------------------------------------------------
+
+
+class Store:
+    """A folder of finished partitions and the manifest of what they are parts of."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def open(self, facts: dict[str, Any], *, resume: bool) -> dict[str, Any]:
+        """Start the folder, or go on with it; return the manifest that it has.
+
+        InvalidInput: it is there and ``resume`` is not asked for, or it is part of another sweep, and by what.
+        """
+        path = self.folder / MANIFEST
+        if not path.exists():
+            if self.folder.exists() and any(not each.name.startswith(".") for each in self.folder.iterdir()):
+                raise InvalidInput(f"{self.folder} is there and holds no manifest of a sweep; remove it.")
+            self._do(lambda: self.folder.mkdir(exist_ok=True))
+            self._write(path, lambda draft: draft.write_text(json.dumps(facts, indent=1), encoding="utf-8"))
+            return facts
+        if not resume:
+            raise InvalidInput(
+                f"{self.folder} holds partitions of a sweep that did not end; --resume goes on with it, or remove it."
+            )
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            other = [name for name in facts if name.endswith(("sha256", "version")) and found[name] != facts[name]]
+        except (ValueError, KeyError, TypeError):
+            raise InvalidInput(f"{path} is no manifest of a sweep; remove {self.folder} and start again.") from None
+        if other:
+            names = ", ".join(name.removesuffix("_sha256").replace("_", " ") for name in other)
+            raise InvalidInput(f"{self.folder} belongs to a sweep with another {names}; remove it, or use another -o.")
+        return found
+
+    def finished(self) -> set[int]:
+        """Return the numbers of the partitions that are there; drafts of a killed run are removed."""
+        for draft in self.folder.glob(".*"):
+            draft.unlink()
+        return {int(path.stem) for path in self.folder.glob("*.parquet")}
+
+    def keep(self, number: int, table: pa.Table) -> None:
+        """Write a finished partition, which is there only when it is whole and on the disk."""
+        import pyarrow.parquet as pq
+
+        self._write(self._place(number), lambda draft: pq.write_table(table, draft))
+
+    def read(self, numbers: Iterable[int]) -> pa.Table:
+        """Return the rows of partitions."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            return pa.concat_tables([pq.read_table(self._place(number)) for number in numbers])
+        except pa.ArrowException as error:
+            reason = str(error).splitlines()[0]
+            raise InvalidInput(f"a partition in {self.folder} cannot be read ({reason}); remove the folder.") from None
+
+    def remove(self) -> None:
+        """Remove the partitions, the manifest last, and the folder."""
+        for path in [*self.folder.glob("*.parquet"), *self.folder.glob(".*"), self.folder / MANIFEST]:
+            path.unlink(missing_ok=True)
+        self.folder.rmdir()
+
+    def _place(self, number: int) -> Path:
+        return self.folder / f"{number:06d}.parquet"
+
+    def _write(self, path: Path, write: Callable[[Path], object]) -> None:
+        def durably() -> None:
+            draft = path.with_name(f".{path.name}.{os.getpid()}")
+            write(draft)
+            _synchronise(draft)
+            os.replace(draft, path)
+            _synchronise(self.folder)
+
+        self._do(durably)
+
+    def _do(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except OSError as error:
+            raise RunFailed(
+                f"{self.folder} could not be written: {error.strerror or error}; with room there, --resume goes on."
+            ) from None
+
+
+def _synchronise(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def digest_of(value: Any) -> str:
+    """Return the SHA-256 of a value's canonical JSON.
+
+    >>> digest_of({"b": 1, "a": 2}) == digest_of({"a": 2, "b": 1})
+    True
+    """
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

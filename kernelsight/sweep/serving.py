@@ -1,0 +1,186 @@
+"""Many scenarios served for their summaries alone: those that one engine serves in compiled calls, a deployment each.
+
+What needs more than that (several engines, sessions, shared prefixes) is served as ``simulate`` serves it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.scenario.plan import deployments_of
+from kernelsight.serving.alike import Columns, Loads, Room, serve_loads
+from kernelsight.serving.records import LARGEST_BLOCK, NO_LIMIT
+from kernelsight.serving.replica import TOTALS
+from kernelsight.serving.request_columns import REAL, WHOLE
+from kernelsight.serving.results import histogram_rows, histogram_table, total_rows, total_table
+from kernelsight.serving.served import Totals
+from kernelsight.serving.simulate import Inputs, pool_of, serve_replicas, shares_prefixes
+from kernelsight.serving.statistics import COUNTS, SAMPLES, TIMES, count_requests
+from kernelsight.sweep.statistics import Counted, gap_percentiles, joined, quantiles_of, statistics_table
+
+if TYPE_CHECKING:
+    from kernelsight.serving.results import Replica
+
+# scenarios of one compiled call, and its requests: few enough that threads end together, enough that calls cost nothing
+CALL_SCENARIOS = 8
+CALL_REQUESTS = 1 << 16
+OBJECTIVES = ("goodput_ttft_ms", "goodput_e2el_ms", "goodput_tpot_ms")
+
+
+class Part(NamedTuple):
+    """What some scenarios come to: their statistics, and rows of two tables."""
+
+    counted: Counted
+    histogram: pa.Table
+    totals: pa.Table
+
+
+def summary_tables(inputs: Inputs, threads: int | None = None) -> dict[str, pa.Table]:
+    """Serve every scenario and return what its summary reads: no request has a row, no use of step costs is counted.
+
+    ``threads``: as many as there are cores, unless stated.
+    """
+    columns = _columns_of(inputs)
+    scenarios = [row for row in inputs.scenarios if row["scenario_id"] in inputs.spans]
+    alike, others = [], []
+    shared = pc.is_valid(inputs.requests["hash_ids"]).to_numpy(zero_copy_only=False)
+    for row in scenarios:
+        (alike if _is_alone(inputs, row, shared) else others).append(row)
+    parts = _serve_alike(inputs, columns, alike, threads)
+    if others:
+        replicas = serve_replicas(inputs._replace(scenarios=others), count_uses=False, threads=threads)
+        parts.append(
+            Part(_count_replicas(inputs, columns, others, replicas), histogram_rows(replicas), total_rows(replicas))
+        )
+    histogram = pa.concat_tables([part.histogram for part in parts])
+    return {
+        "request_statistics": statistics_table(joined([part.counted for part in parts])),
+        "itl_histogram": histogram,
+        "itl_percentiles": gap_percentiles(histogram),
+        "replica_totals": pa.concat_tables([part.totals for part in parts]),
+    }
+
+
+def _columns_of(inputs: Inputs) -> Columns:
+    columns = inputs.columns
+    return Columns(
+        columns["arrival_s"] * 1e6,
+        columns["prompt_tokens"].astype(np.int64),
+        columns["output_tokens"].astype(np.int64),
+        columns["priority"],
+        columns["warmup"],
+    )
+
+
+def _is_alone(inputs: Inputs, scenario: dict[str, Any], shared: np.ndarray) -> bool:
+    """Whether one engine of one stage without drafts serves requests that neither follow others nor share prefixes."""
+    (deployment, *prefills) = deployments_of(scenario)
+    settings, plan = inputs.deployments[deployment], inputs.plans[deployment]
+    rows = slice(*inputs.spans[scenario["scenario_id"]])
+    return (
+        not prefills
+        and settings["dp"] == settings["pp"] == 1
+        and settings["num_speculative_tokens"] == 0
+        and 0 < plan["block_size"] <= LARGEST_BLOCK
+        and not (inputs.columns["follows"][rows] >= 0).any()
+        and not (shares_prefixes(settings, plan) and shared[rows].any())
+    )
+
+
+def _serve_alike(inputs: Inputs, columns: Columns, scenarios: list[dict[str, Any]], threads: int | None) -> list[Part]:
+    """Serve scenarios that one engine serves, a call for a few of one deployment, spread over threads."""
+    calls = list(_calls(inputs, scenarios))
+    if not calls:
+        return []
+    pools = {key: pool_of(inputs, key) for key in dict.fromkeys(call[0]["deployment_id"] for call in calls)}
+    most = max(stop - start for start, stop in (inputs.spans[row["scenario_id"]] for row in scenarios))
+    running = max(pool.limits.max_num_seqs for pool in pools.values())
+    size = max(pool.costs.values.size for pool in pools.values())
+    rooms = threading.local()
+
+    def serve(call: list[dict[str, Any]]) -> tuple:
+        if not hasattr(rooms, "own"):
+            rooms.own = Room.of(most, running, size)
+        loads = _loads_of(inputs, columns, call)
+        told = serve_loads(columns, loads, pools[call[0]["deployment_id"]], rooms.own)
+        names = [row["scenario_id"] for row in call]
+        counted = Counted(names, told.counts, told.sums, quantiles_of(told.counts, told.samples), loads.most_ms)
+        return counted, [told.engines[name] for name in TOTALS], told.filled, told.bins, told.gaps
+
+    with ThreadPoolExecutor(max_workers=threads or os.cpu_count()) as workers:
+        counted, totals, filled, bins, gaps = zip(*workers.map(serve, calls), strict=True)
+    together = joined(counted)
+    owners = [row["deployment_id"] for call in calls for row in call]
+    sums = Totals(*(np.concatenate(each) for each in zip(*totals, strict=True)))
+    return [
+        Part(
+            together,
+            histogram_table(together.scenarios, np.concatenate(filled).tolist(), bins, gaps),
+            total_table(together.scenarios, [0] * len(owners), owners, sums),
+        )
+    ]
+
+
+def _calls(inputs: Inputs, scenarios: list[dict[str, Any]]) -> Iterable[list[dict[str, Any]]]:
+    """Cut scenarios into those of one call: of one deployment, neither too many nor with too many requests."""
+    by_deployment: dict[str, list[dict[str, Any]]] = {}
+    for row in scenarios:
+        by_deployment.setdefault(row["deployment_id"], []).append(row)
+    for rows in by_deployment.values():
+        call: list[dict[str, Any]] = []
+        requests = 0
+        for row in rows:
+            start, stop = inputs.spans[row["scenario_id"]]
+            if call and (len(call) == CALL_SCENARIOS or requests + stop - start > CALL_REQUESTS):
+                yield call
+                call, requests = [], 0
+            call.append(row)
+            requests += stop - start
+        yield call
+
+
+def _loads_of(inputs: Inputs, columns: Columns, scenarios: list[dict[str, Any]]) -> Loads:
+    spans = np.array([inputs.spans[row["scenario_id"]] for row in scenarios])
+    first, count = spans[:, 0].copy(), spans[:, 1] - spans[:, 0]
+    warmups = [int(columns.warmup[start:stop].sum()) for start, stop in spans.tolist()]
+    concurrency = [NO_LIMIT if row["max_concurrency"] is None else row["max_concurrency"] for row in scenarios]
+    return Loads(first, count, np.array(warmups), np.array(concurrency, np.int64), _objectives(scenarios))
+
+
+def _objectives(scenarios: list[dict[str, Any]]) -> np.ndarray:
+    """Return the largest TTFT, E2E and TPOT that are good, milliseconds; infinite where none is stated."""
+    stated = [[row[name] for name in OBJECTIVES] for row in scenarios]
+    return np.array([[np.inf if value is None else value for value in row] for row in stated], dtype=float)
+
+
+def _count_replicas(
+    inputs: Inputs, columns: Columns, scenarios: list[dict[str, Any]], replicas: list[Replica]
+) -> Counted:
+    """Add up the requests of scenarios of several engines, from what these gave back."""
+    counts, sums = np.zeros((len(scenarios), COUNTS), np.int64), np.zeros((len(scenarios), TIMES, 2), np.int64)
+    most_ms, quantiles = _objectives(scenarios), []
+    served: dict[str, list[Replica]] = {}
+    for one in replicas:
+        served.setdefault(one.scenario, []).append(one)
+    for number, row in enumerate(scenarios):
+        start, stop = inputs.spans[row["scenario_id"]]
+        whole, real = np.empty((len(WHOLE), stop - start), np.int64), np.empty((len(REAL), stop - start))
+        for one in served[row["scenario_id"]]:
+            for names, found in ((WHOLE, whole), (REAL, real)):
+                for place, name in enumerate(names):
+                    found[place, one.rows - start] = getattr(one.served.out, name)
+        samples = np.empty((len(SAMPLES), stop - start))
+        count_requests(
+            whole, real, columns.prompt_tokens[start:stop], columns.output_tokens[start:stop],
+            columns.warmup[start:stop], most_ms[number], counts[number], sums[number], samples,
+        )  # fmt: skip
+        quantiles.append(quantiles_of(counts[number : number + 1], samples[np.newaxis]))
+    return Counted([row["scenario_id"] for row in scenarios], counts, sums, np.concatenate(quantiles), most_ms)

@@ -1,1 +1,0 @@
-"""Results on their way out: to a terminal, to a file."""

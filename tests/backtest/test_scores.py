@@ -1,0 +1,154 @@
+"""Errors by hand, the fitting fifth, signs in the measurements, and the attribution of a miss that is known."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from kernelsight.backtest.attribution import PARTS, attribute, parts_of
+from kernelsight.backtest.data_quality import FRONT_END, MANY_WORKERS, STALLS, signs_of
+from kernelsight.backtest.report import beside, report
+from kernelsight.backtest.scores import is_fitting, repeats, score, with_errors
+
+RUN = {
+    "harness": "inferencex",
+    "model": "m",
+    "gpu": "h100_sxm",
+    "engine": "vllm",
+    "engine_version": None,
+    "quantization": "fp8",
+    "tp": 1,
+    "ep": 1,
+    "measured_on": None,
+    "isl": 1000,
+    "osl": 101,
+    "max_concurrency": 4,
+    "workers": 1,
+    "ttft_ms": 100.0,
+    "tpot_ms": 10.0,
+}
+
+
+def test_scores_by_hand() -> None:
+    found = score([0.1, -0.3, 0.2, -0.4])
+    assert found == pytest.approx(
+        {"n": 4, "median_ape": 0.25, "mape": 0.25, "p90_ape": 0.37, "bias": -0.1, "median_error": -0.1}
+    )
+    assert score([])["n"] == 0
+    assert score([])["mape"] is None
+
+
+def test_throughput_is_derived_from_both_times() -> None:
+    errors = with_errors(RUN, 200.0, 9.0)
+    # 4 x 101 tokens in 100 + 10 x 100 ms against 200 + 9 x 100 ms: the same
+    assert errors == pytest.approx({"ttft": 1.0, "tpot": -0.1, "throughput": 0.0})
+
+
+def test_the_fitting_fifth_is_chosen_by_the_hash_of_the_id() -> None:
+    ids = [f"run{number}" for number in range(500)]
+    assert [is_fitting(one) for one in ids] == [
+        int(hashlib.sha256(one.encode()).hexdigest(), 16) % 5 == 0 for one in ids
+    ]
+
+
+def test_runs_that_state_a_scored_measurement_once_more_are_known() -> None:
+    scored = next(f"r{number}" for number in range(99) if not is_fitting(f"r{number}"))
+    other = next(f"s{number}" for number in range(99) if not is_fitting(f"s{number}"))
+    fitting = [f"r{number}" for number in range(99) if is_fitting(f"r{number}")]
+    runs = [
+        {**RUN, "run_id": scored, "ttft_ms": 100.0049},
+        {**RUN, "run_id": fitting[0], "ttft_ms": 100.0},
+        {**RUN, "run_id": fitting[1], "ttft_ms": 100.02},
+        {**RUN, "run_id": fitting[2], "tpot_ms": 10.02},
+        {**RUN, "run_id": fitting[3], "tp": 2},
+        {**RUN, "run_id": other},
+    ]
+    assert repeats(runs) == {fitting[0]}
+
+
+def test_signs_are_seen_in_the_measurements_alone() -> None:
+    runs = [
+        {**RUN, "ttft_ms": 500.0, "max_concurrency": 4},
+        {**RUN, "ttft_ms": 200.0, "max_concurrency": 8},
+        {**RUN, "ttft_ms": 100.0, "max_concurrency": 16, "osl": 101},
+        {**RUN, "ttft_ms": 300.0, "max_concurrency": 16, "osl": 1000},
+        {**RUN, "model": "other", "workers": 8},
+    ]
+    assert signs_of(runs) == [STALLS, None, None, FRONT_END, MANY_WORKERS]
+
+
+def served(prefill: float, decode: float, communication: float, host: float, load: int, factor: float) -> dict:
+    """Return a run whose decode kernels really take ``factor`` times what was predicted, and all else is right."""
+    tokens = load * 1000
+    row = {
+        **RUN,
+        "prefill_kernels_s": prefill * load,
+        "decode_kernels_s": decode * tokens,
+        "prefill_communication_s": 0.0,
+        "decode_communication_s": communication * tokens,
+        "host_exposed_s": host * tokens,
+        "ttft_mean_ms": 60.0 + load,
+        "queue_ms": 20.0,
+    }
+    row["gpu_s"] = row["prefill_kernels_s"] + (decode + communication) * tokens
+    total = row["gpu_s"] + row["host_exposed_s"]
+    row["tpot_mean_ms"] = 10.0 * total / tokens
+    row["ttft_ms"] = row["ttft_mean_ms"]
+    row["tpot_ms"] = row["tpot_mean_ms"] + 10.0 * (factor - 1) * decode
+    return row
+
+
+def test_the_parts_of_a_run_add_up_to_its_prediction() -> None:
+    row = served(0.5, 0.6, 0.2, 0.1, 4, 1.0)
+    ttft, tpot = parts_of(row)
+    assert sum(ttft.values()) == pytest.approx(row["ttft_mean_ms"])
+    assert sum(tpot.values()) == pytest.approx(row["tpot_mean_ms"])
+    assert ttft["scheduling"] == pytest.approx(20.0)
+    assert set(ttft) == set(tpot) == set(PARTS)
+
+
+def test_a_miss_is_laid_on_the_part_that_makes_it() -> None:
+    generator = np.random.default_rng(0)
+    rows = [served(*generator.uniform(0.05, 1.0, 4), load, 1.6) for load in range(2, 42)]
+    found = attribute(rows)
+    assert found["tpot"]["miss"] > 0.1
+    assert found["tpot"]["decode_kernels"] == pytest.approx(found["tpot"]["miss"], abs=0.03)
+    assert abs(found["tpot"]["communication"]) < 0.03
+    assert found["tpot"]["unexplained"] < 0.03
+    assert abs(found["ttft"]["miss"]) < 1e-9
+
+
+def test_the_report_scores_held_out_runs_and_counts_the_others() -> None:
+    def run(name: str, **more: object) -> dict:
+        base = served(0.5, 0.6, 0.2, 0.1, 4, 1.0) | {
+            "run_id": name,
+            "status": "served",
+            "is_moe": False,
+            "fitting": False,
+        }
+        return base | {"errors": {"ttft": 0.1, "tpot": -0.1, "throughput": 0.1}} | more
+
+    rows = [
+        run("a"),
+        run("b", is_moe=True, engine="sglang", errors={"ttft": 0.5, "tpot": 0.3, "throughput": -0.2}),
+        run("c", fitting=True),
+        run("d", errors=None, status="it does not fit"),
+        run("e", prefill_workers=2, fitting=True, errors={"ttft": 0.9, "tpot": 0.4, "throughput": 0.4}),
+    ]
+    answer = report(rows, {"a": (80.0, 10.0)})
+    assert (answer["ttft"]["n"], answer["dense"]["ttft"]["n"], answer["moe"]["ttft"]["n"]) == (2, 1, 1)
+    assert answer["ttft"]["mape"] == pytest.approx(0.3)
+    assert [(group["engine"], group["n"]) for group in answer["groups"]] == [("sglang", 1), ("vllm", 1)]
+    assert answer["not_simulated"] == [{"reason": "it does not fit", "n": 1}]
+    # prompts on engines of their own: apart, whatever fifth they are of, as none of them is fitted on
+    assert (answer["disaggregated"]["ttft"]["n"], answer["disaggregated"]["ttft"]["mape"]) == (1, pytest.approx(0.9))
+    assert answer["peer"]["n"] == 1
+    assert answer["peer"]["not_predicted"] == 1
+    assert answer["peer"]["ours"]["ttft"]["mape"] == pytest.approx(0.1)
+    assert answer["peer"]["peer"]["ttft"]["mape"] == pytest.approx(abs(80.0 / rows[0]["ttft_ms"] - 1))
+
+
+def test_another_tool_is_scored_only_where_it_predicts() -> None:
+    assert beside([], {})["n"] == 0

@@ -1,0 +1,114 @@
+"""``calibrate fit``: what is refused, what a small sweep gives, and that a pack is written whole or not at all."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernelsight.cli.main.calibrate import fit as calibrate_fit
+
+from kernelsight.errors import InvalidInput, UnknownName
+from kernelsight.kernels import pack
+from kernelsight.kernels.pack import read_pack
+from tests.fitting.measured import gemm, write
+
+SHAPES = [(m, n, 4096) for m in (1, 16, 128, 1024, 4096) for n in (1024, 4096)]
+
+
+def sound(gpu: str = "h100_sxm") -> list[dict[str, Any]]:
+    """Return a sweep whose products take 3 us and half of what the tensor cores or the memory could do."""
+    rows = []
+    for m, n, k in SHAPES:
+        flops, moved = 2.0 * m * n * k, 2.0 * (m * k + n * k + m * n)
+        rows.append(gemm(gpu, m, n, k, 3.0 + 2e6 * max(flops / 989e12, moved / 3.35e12)))
+    return rows
+
+
+def words(sweep: Path, target: Path | None, **given: Any) -> argparse.Namespace:
+    named = {"train_gpus": None, "families": None, "format": "table", "gpus": None}
+    output = None if target is None else str(target)
+    return argparse.Namespace(**named | {"sweep": [str(sweep)], "output": output} | given)
+
+
+@pytest.mark.parametrize(
+    ("rows", "given", "sentence"),
+    [
+        ([], {}, r"sweep\.parquet holds no measured kernel; give a sweep with rows\."),
+        (
+            sound("h100_fast"),
+            {},
+            r"unknown GPU 'h100_fast'.* A sweep may only name GPUs of the catalogue and of --gpus\.",
+        ),
+        ([*sound(), gemm("h100_sxm", 1, 8, 8, float("nan"))], {}, r"1 rows have a latency that is no positive number"),
+        ([*sound(), gemm("h100_sxm", 1, 8, 8, float("inf"))], {}, r"1 rows have a latency that is no positive number"),
+        ([*sound(), gemm("h100_sxm", 1, 8, 8, 0.0)], {}, r"1 rows have a latency that is no positive number"),
+        (sound(), {"train_gpus": "a100_sxm"}, r"unknown GPU 'a100_sxm'.*h100_sxm"),
+        (sound(), {"families": "gem"}, r"unknown kernel family 'gem'. Did you mean gemm"),
+    ],
+)
+def test_sweeps_and_words_that_are_refused(
+    rows: list[dict[str, Any]], given: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "pack.parquet"
+    with pytest.raises((InvalidInput, UnknownName), match=sentence):
+        calibrate_fit.run(words(write(tmp_path / "sweep.parquet", rows), target, **given))
+    assert not target.exists()
+
+
+def test_a_pack_needs_a_file(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="was given no -o FILE"):
+        calibrate_fit.run(words(write(tmp_path / "sweep.parquet", sound()), None))
+
+
+def test_a_small_sweep_of_one_family_is_fitted_without_naming_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "pack.parquet"
+    calibrate_fit.run(words(write(tmp_path / "sweep.parquet", sound()), target))
+    rows = read_pack(target).to_pylist()
+    assert {row["family"] for row in rows} == {"gemm"}
+    assert {row["part"] for row in rows} == {"constant", "choice", "correction", "interval", "nearby"}
+    # one GPU is one generation: no head without it
+    assert {row["without"] for row in rows} == {None}
+    counted = [row for row in rows if row["part"] == "choice"]
+    assert [(row["implementation"], row["value"]) for row in counted] == [("cublas", len(SHAPES))]
+    printed = capsys.readouterr()
+    assert "gemm" in printed.out and "gemm: 10 rows" in printed.err
+
+
+def test_a_gpu_outside_the_catalogue_is_fitted_by_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep, target, row = (
+        write(tmp_path / "sweep.parquet", sound("mine")),
+        tmp_path / "pack.parquet",
+        tmp_path / "g.json",
+    )
+    row.write_text('[{"gpu": "mine", "like": "h100_sxm", "measured_as": "mine"}]')
+    calibrate_fit.run(words(sweep, target, gpus=str(row)))
+    assert {one["gpu"] for one in read_pack(target).to_pylist() if one["part"] == "correction"} == {"mine"}
+
+
+@pytest.mark.parametrize("place", ["fit", "write"])
+def test_an_interrupt_leaves_no_half_pack(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "pack.parquet"
+    target.write_bytes(b"an older pack")
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        for path in tmp_path.glob(".pack*"):
+            path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    def half_written(table: Any, path: Path, **_: Any) -> None:
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    if place == "fit":
+        monkeypatch.setattr("kernelsight.fitting.packing.fit_pack", interrupted)
+    else:
+        monkeypatch.setattr("kernelsight.fitting.packing.fit_pack", lambda *_, **__: pack.pack_table([]))
+        monkeypatch.setattr(pack.pq, "write_table", half_written)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate_fit.run(words(write(tmp_path / "sweep.parquet", sound()), target))
+    assert target.read_bytes() == b"an older pack"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pack.parquet", "sweep.parquet"]

@@ -1,0 +1,182 @@
+"""Decode attention: order, bounds and smoothness for any constants within their bounds; structure by implementation."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kernelsight
+from kernelsight.kernels.decode import COEFFICIENTS, decode_attention, mla_decode
+
+COLD_BYTES = 1e15
+FACTS = Path(kernelsight.__file__).parent / "catalog" / "implementations"
+FAMILIES = {"decode_attention": decode_attention, "mla_decode": mla_decode}
+# two GPUs of the catalogue, to three digits: HBM with a split L2 (H100), and GDDR6 with one L2 (L40S)
+H100 = {
+    "sm_count": 132.0, "clock_per_us": 1830.0, "l2_bytes": 52.4e6, "l2_partitions": 2.0, "inline_ecc": 0.0,
+    "memory_bytes_per_us": 3.35e6, "math_flops_per_us": 989e6,
+}  # fmt: skip
+L40S = {
+    "sm_count": 142.0, "clock_per_us": 2520.0, "l2_bytes": 101e6, "l2_partitions": 1.0, "inline_ecc": 1.0,
+    "memory_bytes_per_us": 0.864e6, "math_flops_per_us": 362e6,
+}  # fmt: skip
+STARTS = {one.name: one.start for one in COEFFICIENTS}
+
+
+def anywhere(rows: int, seed: int) -> dict[str, np.ndarray]:
+    """Return constants within their bounds, each magnitude as likely as another; 0 or 1 where that is the choice."""
+    random = np.random.default_rng(seed)
+    at = {}
+    for one in COEFFICIENTS:
+        if one.low > 0.0:
+            at[one.name] = np.exp(random.uniform(np.log(one.low), np.log(one.high), rows))
+        else:
+            at[one.name] = random.integers(0, 2, rows).astype(float)
+    return at
+
+
+def shapes(family: str, rows: int, seed: int) -> dict[str, np.ndarray]:
+    """Return sizes of random calls, far beyond what a sweep measures."""
+    random = np.random.default_rng(seed)
+    size = lambda most: np.floor(np.exp(random.uniform(0.0, np.log(most), rows)))  # noqa: E731
+    sizes = {"batch": size(1e5), "context": size(1e7) - 1.0}
+    if family == "mla_decode":
+        return {**sizes, "heads": size(256), "kv_lora_rank": np.full(rows, 512.0), "rope_dim": np.full(rows, 64.0)}
+    kv_heads = size(64)
+    heads = kv_heads * size(64)
+    window = np.where(random.random(rows) < 0.3, size(1e4), 0.0)
+    return {**sizes, "heads": heads, "kv_heads": kv_heads, "head_dim": 8.0 * size(64), "window": window}
+
+
+def work(sizes: dict[str, np.ndarray], kv_bytes: float = 2.0, working_set_bytes: float = COLD_BYTES) -> dict:
+    """Return a call: its sizes, FLOP and least bytes, as ``sql/lower`` counts them."""
+    batch, heads = sizes["batch"], sizes["heads"]
+    keys = sizes["context"] + 1.0
+    if "kv_lora_rank" in sizes:
+        width = 2.0 * sizes["kv_lora_rank"] + sizes["rope_dim"]
+        read = keys * (sizes["kv_lora_rank"] + sizes["rope_dim"]) * kv_bytes + 2.0 * heads * width
+        flops = 2.0 * batch * heads * width * keys
+    else:
+        keys = np.where(sizes["window"] > 0, np.minimum(keys, sizes["window"]), keys)
+        read = 4.0 * heads * sizes["head_dim"] + 2.0 * keys * sizes["kv_heads"] * sizes["head_dim"] * kv_bytes
+        flops = 4.0 * batch * heads * sizes["head_dim"] * keys
+    return {**sizes, "flops": flops, "bytes": batch * read, "working_set_bytes": working_set_bytes}
+
+
+def latency(family: str, call: dict, gpu: dict, at: dict) -> np.ndarray:
+    with np.errstate(all="raise", under="ignore"):
+        return np.asarray(FAMILIES[family](np, call, gpu, at)[0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("gpu", [H100, L40S])
+def test_any_constants_give_a_finite_time_that_no_cold_call_finishes_before_its_roofline(
+    family: str, gpu: dict
+) -> None:
+    call = work(shapes(family, 20_000, 1))
+    times = latency(family, call, gpu, anywhere(20_000, 2))
+    roofline = np.maximum(call["bytes"] / gpu["memory_bytes_per_us"], call["flops"] / gpu["math_flops_per_us"])
+    assert np.isfinite(times).all()
+    assert (times > roofline).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("grown", ["batch", "context"])
+@pytest.mark.parametrize("working_set_bytes", [COLD_BYTES, 1e6])
+def test_more_requests_or_more_keys_are_never_faster(family: str, grown: str, working_set_bytes: float) -> None:
+    sizes, at = shapes(family, 20_000, 3), anywhere(20_000, 4)
+    factor = np.random.default_rng(5).choice([1.01, 1.5, 2.0, 30.0], 20_000)
+    more = {**sizes, grown: sizes[grown] * factor + 1.0}
+    before = latency(family, work(sizes, 2.0, working_set_bytes), H100, at)
+    after = latency(family, work(more, 2.0, working_set_bytes), H100, at)
+    assert (after >= before * (1.0 - 1e-9)).all()
+    assert (after > 1.5 * before).any()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rate", ["memory_bytes_per_us", "clock_per_us", "math_flops_per_us"])
+def test_a_faster_gpu_is_never_slower(family: str, rate: str) -> None:
+    call, at = work(shapes(family, 20_000, 6)), anywhere(20_000, 7)
+    before = latency(family, call, H100, at)
+    after = latency(family, call, {**H100, rate: 3.0 * H100[rate]}, at)
+    assert (after <= before * (1.0 + 1e-9)).all()
+    assert (after < 0.7 * before).any()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("axis", "per_octave"), [("batch", 6), ("context", 3)])
+def test_a_line_joins_two_knots_of_the_step_costs(family: str, axis: str, per_octave: int) -> None:
+    """Half way between two knots the time is within 1.5 % of the line; windows have knots of their own."""
+    sizes = shapes(family, 5_000, 8)
+    low = {**sizes, axis: np.maximum(sizes[axis], 64.0)}
+    if "window" in low:
+        low["window"] = np.zeros(5_000)
+    ratio = 2.0 ** (1.0 / per_octave)
+    times = [latency(family, work({**low, axis: low[axis] * ratio**step}), H100, STARTS) for step in (0.0, 0.5, 1.0)]
+    share = (ratio**0.5 - 1.0) / (ratio - 1.0)
+    line = times[0] + share * (times[2] - times[0])
+    assert np.abs(times[1] / line - 1.0).max() < 0.015
+
+
+def test_keys_that_stay_in_l2_are_read_faster_and_a_whole_l2_keeps_more() -> None:
+    sizes = {
+        "batch": 64.0, "context": 511.0, "heads": 32.0, "kv_heads": 8.0, "head_dim": 128.0, "window": 0.0,
+    }  # fmt: skip
+    sizes = {name: np.array([value]) for name, value in sizes.items()}
+    cold, warm = (latency("decode_attention", work(sizes, 2.0, size), L40S, STARTS) for size in (COLD_BYTES, 1e6))
+    assert warm < 0.5 * cold
+    # 90 MB: within the one L2 of 101 MB, beyond what two halves keep
+    whole = latency("decode_attention", work(sizes, 2.0, 9e7), L40S, STARTS)
+    halves = latency("decode_attention", work(sizes, 2.0, 9e7), {**L40S, "l2_partitions": 2.0}, STARTS)
+    assert whole < 0.9 * halves
+
+
+@pytest.mark.parametrize(
+    ("structure", "group", "window", "passes"),
+    [
+        ({}, 48.0, 0.0, 1.0), ({"heads_per_block": 16.0}, 48.0, 0.0, 3.0), ({"largest_group": 32.0}, 48.0, 0.0, 48.0),
+        ({"largest_group": 32.0}, 32.0, 0.0, 1.0), ({"packs_window": 0.0}, 8.0, 128.0, 8.0),
+        ({"packs_window": 0.0}, 8.0, 0.0, 1.0),
+    ],
+)  # fmt: skip
+def test_how_heads_share_blocks_decides_how_many_blocks_read_the_keys(
+    structure: dict, group: float, window: float, passes: float
+) -> None:
+    sizes = {"batch": 4096.0, "context": 127.0, "heads": 8.0 * group, "kv_heads": 8.0, "head_dim": 128.0}
+    sizes = {name: np.array([value]) for name, value in {**sizes, "window": window}.items()}
+    blocks = decode_attention(np, work(sizes), H100, {**STARTS, **structure})[1]
+    # so many streams are not split
+    assert blocks == pytest.approx(4096.0 * 8.0 * passes, rel=1e-3)
+
+
+def rows_of(family: str) -> list[dict[str, str]]:
+    with (FACTS / f"{family}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_facts_name_fixed_coefficients_within_their_bounds_once_and_with_a_source(family: str) -> None:
+    fixed = {one.name: one for one in COEFFICIENTS if one.owner == "fixed"}
+    seen = set()
+    for row in rows_of(family):
+        key = (row["implementation"], row["coefficient"])
+        assert key not in seen
+        seen.add(key)
+        assert row["source"].strip()
+        if row["coefficient"]:
+            one = fixed[row["coefficient"]]
+            assert one.low <= float(row["value"]) <= one.high
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kernels_of_one_lineage_state_the_same_coefficients(family: str) -> None:
+    """What one kernel states and its sibling leaves out would be inherited, meant or not."""
+    stated: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for row in rows_of(family):
+        stated[row["lineage"]][row["implementation"]].add(row["coefficient"])
+    for kernels in stated.values():
+        assert len({frozenset(names) for names in kernels.values()}) == 1

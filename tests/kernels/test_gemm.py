@@ -1,0 +1,259 @@
+"""Times of matrix products and of what moves their operands: bounds, order, and rows that were measured."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernelsight.kernels import gemm, streaming
+
+RATES = ("clock_per_us", "memory_bytes_per_us", "math_flops_per_us", "l2_bytes", "tdp_w")
+H100 = {
+    "sm_count": 132.0,
+    "clock_per_us": 1830.0,
+    "l2_bytes": 52428800.0,
+    "memory_bytes_per_us": 3.35e6,
+    "math_flops_per_us": 989.4e6,
+    "tdp_w": 700.0,
+}
+A100 = {**H100, "sm_count": 108.0, "clock_per_us": 1410.0, "memory_bytes_per_us": 2.039e6, "math_flops_per_us": 312e6}
+A100 |= {"l2_bytes": 41943040.0, "tdp_w": 400.0}
+L40S = {**H100, "sm_count": 142.0, "clock_per_us": 2520.0, "memory_bytes_per_us": 864e3, "math_flops_per_us": 362.05e6}
+L40S |= {"l2_bytes": 100663296.0, "tdp_w": 350.0}
+GPUS = {"h100": H100, "a100": A100, "l40s": L40S}
+COLD = 1e15
+FACTS = Path(gemm.__file__).resolve().parents[1] / "catalog" / "implementations"
+FORMS = {
+    "gemm": (gemm.gemm, gemm.COEFFICIENTS),
+    "batched_gemm": (gemm.batched_gemm, gemm.BATCHED_COEFFICIENTS),
+    "quantize": (streaming.quantize, streaming.QUANTIZE_COEFFICIENTS),
+}
+
+
+def starts(coefficients: tuple = gemm.BATCHED_COEFFICIENTS, **changed: float) -> dict[str, float]:
+    return {one.name: one.start for one in coefficients} | changed
+
+
+def product(m: Any, n: Any, k: Any, batch: Any = 1.0, weight_bytes: float = 2.0, act_bytes: float = 2.0) -> dict:
+    """Return the call columns of cold products, as sql/lower/gemm_calls.sql counts their work."""
+    m, n, k, batch = np.broadcast_arrays(*(np.asarray(size, dtype=float) for size in (m, n, k, batch)))
+    moved = batch * (m * k * act_bytes + n * k * weight_bytes + m * n * 2.0)
+    flops = 2.0 * batch * m * n * k
+    return {
+        "m": m,
+        "n": n,
+        "k": k,
+        "batch": batch,
+        "flops": flops,
+        "bytes": moved,
+        "working_set_bytes": np.full(m.shape, COLD),
+    }
+
+
+def random_products(seed: int, rows: int = 400, **widths: float) -> dict:
+    random = np.random.default_rng(seed)
+    sizes = np.floor(np.exp(random.uniform(0.0, np.log([[1e5], [1e5], [1e5], [64.0]]), (4, rows))))
+    return product(*sizes, **widths)
+
+
+def coefficients_between(seed: int) -> dict[str, float]:
+    """Return coefficients drawn between their bounds, the structural ones among their ends."""
+    random = np.random.default_rng(seed)
+    return {
+        one.name: float(random.integers(0, 2))
+        if one.owner == "fixed"
+        else float(np.exp(random.uniform(np.log(one.low), np.log(one.high))))
+        for one in gemm.BATCHED_COEFFICIENTS
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**31), name=st.sampled_from(sorted(GPUS)), rate=st.sampled_from(RATES))
+def test_inv_10_a_faster_gpu_slows_no_product_whatever_the_coefficients(seed: int, name: str, rate: str) -> None:
+    at, call = coefficients_between(seed), random_products(seed)
+    call["working_set_bytes"] = call["bytes"] * 6.0
+    before = gemm.batched_gemm(np, call, GPUS[name], at)[0]
+    for factor in (1.01, 1.7, 300.0):
+        faster = {**GPUS[name], rate: GPUS[name][rate] * factor}
+        assert (gemm.batched_gemm(np, call, faster, at)[0] <= before * (1.0 + 1e-12)).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    size=st.sampled_from(["m", "n", "k", "batch"]),
+    widths=st.sampled_from([(2.0, 2.0), (1.0, 1.0), (0.516, 2.0), (0.5625, 0.5625)]),
+)
+def test_more_work_is_never_faster_whatever_the_coefficients(seed: int, size: str, widths: tuple[float, float]) -> None:
+    at = coefficients_between(seed)
+    shape = {name: random_products(seed, 1)[name] for name in ("m", "n", "k", "batch")}
+    shape[size] = np.unique(np.floor(1.05 ** np.arange(230)))
+    times = gemm.batched_gemm(np, product(**shape, weight_bytes=widths[0], act_bytes=widths[1]), H100, at)[0]
+    assert (np.diff(times) >= -1e-12 * times[1:]).all()
+    assert times[-1] > times[0]
+
+
+@pytest.mark.parametrize("name", sorted(GPUS))
+def test_a_cold_product_never_beats_the_roofline(name: str) -> None:
+    call, gpu = random_products(3, 5000), GPUS[name]
+    floor = np.maximum(call["flops"] / gpu["math_flops_per_us"], call["bytes"] / gpu["memory_bytes_per_us"])
+    best = starts(compute_efficiency=1.0, memory_efficiency=1.0)
+    assert (gemm.gemm(np, call, gpu, best)[0] > floor).all()
+
+
+def test_warm_weights_are_never_slower_than_cold_ones() -> None:
+    cold = product(16.0, 2.0 ** np.arange(6, 14), 4096.0)
+    warm = {**cold, "working_set_bytes": 6.0 * cold["bytes"]}
+    slower, faster = (gemm.gemm(np, call, L40S, starts())[0] for call in (cold, warm))
+    assert (faster <= slower).all()
+    assert faster[2] < 0.9 * slower[2]
+
+
+def test_a_part_filled_gpu_splits_the_sum_where_that_is_cheaper() -> None:
+    few_tiles = product(64.0, 256.0, 2.0 ** np.arange(9, 17))
+    split, whole = (gemm.gemm(np, few_tiles, H100, starts(split_clocks=clocks))[0] for clocks in (7500.0, 2e5))
+    assert split[0] == whole[0]
+    assert (split <= whole).all()
+    assert split[-1] < 0.5 * whole[-1]
+
+
+def test_a_library_that_chooses_by_rows_pays_for_idle_multiprocessors() -> None:
+    call = product(np.array([32.0, 128.0, 129.0, 257.0, 8192.0]), 2048.0, 7168.0)
+    free, by_rows = (gemm.gemm(np, call, H100, starts(least_rows=share, split_clocks=2e4))[0] for share in (0.0, 0.5))
+    assert (by_rows >= free).all()
+    assert by_rows[2] > 1.05 * free[2]
+    assert by_rows[4] == free[4]
+
+
+def test_long_products_run_at_the_power_limit() -> None:
+    short, long = product(512.0, 4096.0, 4096.0), product(16384.0, 65536.0, 16384.0)
+    unlimited = {**L40S, "tdp_w": 1e4}
+    times = [[gemm.gemm(np, call, gpu, starts())[0] for gpu in (L40S, unlimited)] for call in (short, long)]
+    ratios = [limited / free for limited, free in times]
+    assert 1.0 <= ratios[0] < ratios[1]
+    assert ratios[1] > 1.2
+
+
+def test_quantisation_counts_only_where_it_was_measured_with_the_product() -> None:
+    call = product(np.array([1.0, 4096.0]), 4096.0, 4096.0, weight_bytes=1.0, act_bytes=1.0)
+    without, with_it = (gemm.gemm(np, call, H100, starts(quantizes=flag))[0] for flag in (0.0, 1.0))
+    added = with_it - without
+    assert added[0] == pytest.approx(starts()["quantize_us"], rel=0.05)
+    assert added[1] > added[0] + 4096.0**2 * starts()["quantize_bytes"] / H100["memory_bytes_per_us"] * 0.99
+
+
+def test_a_batch_of_one_is_a_product_after_a_gap() -> None:
+    call = random_products(5)
+    call["batch"] = np.ones_like(call["m"])
+    call = {**call, **product(call["m"], call["n"], call["k"])}
+    alone = gemm.gemm(np, {name: call[name] for name in call if name != "batch"}, A100, starts())
+    batched = gemm.batched_gemm(np, call, A100, starts())
+    assert np.array_equal(batched[0], alone[0] + starts()["gap_us"])
+    assert np.array_equal(batched[1], alone[1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_float32_agrees_and_stays_finite_far_outside_what_was_measured(seed: int) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    at, call = coefficients_between(seed), random_products(seed)
+    sizes = [call[name] * scale for name, scale in (("m", 10.0), ("n", 10.0), ("k", 10.0), ("batch", 1.0))]
+    call = product(*sizes)
+    exact = gemm.batched_gemm(np, call, H100, at)[0]
+    narrow = {name: jnp.asarray(values, jnp.float32) for name, values in call.items()}
+    rounded = np.asarray(jax.jit(lambda given: gemm.batched_gemm(jnp, given, H100, at)[0])(narrow))
+    assert np.isfinite(rounded).all()
+    assert (rounded > 0.0).all()
+    # a tile more or less where a ratio of float32 rounds across a whole number
+    assert np.quantile(np.abs(rounded / exact - 1.0), 0.99) < 1e-4
+
+
+def test_every_coefficient_has_a_finite_slope() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    products = random_products(9)
+    warm = {**products, "working_set_bytes": 2.0 * products["bytes"]}
+    call = {name: jnp.asarray(values) for name, values in warm.items()}
+    fitted = {one.name: one.start for one in gemm.BATCHED_COEFFICIENTS if one.owner != "fixed"}
+    fixed = {"quantizes": 1.0, "least_rows": 0.5}
+
+    def logarithm(values: dict) -> Any:
+        return jnp.log(gemm.batched_gemm(jnp, call, H100, {**values, **fixed})[0])
+
+    for name, slope in jax.jacfwd(logarithm)(fitted).items():
+        assert np.isfinite(np.asarray(slope)).all(), name
+        assert np.abs(np.asarray(slope)).max() > 0.0, name
+
+
+# medians of aiconfigurator-core 0.12.0, bf16, cuBLAS behind TensorRT-LLM: gpu, m, n, k, us
+MEASURED = (
+    ("h100", 1, 65536, 5120, 238.8), ("h100", 128, 4096, 4096, 16.1), ("h100", 1024, 4096, 4096, 45.3),
+    ("h100", 4096, 4096, 4096, 174.3), ("h100", 4096, 1024, 8192, 85.7), ("h100", 4096, 65536, 5120, 3429.1),
+    ("a100", 1, 65536, 5120, 403.7), ("a100", 512, 4096, 4096, 90.6), ("a100", 4096, 4096, 4096, 514.1),
+    ("a100", 8192, 65536, 5120, 21226.1), ("l40s", 4096, 4096, 4096, 545.5), ("l40s", 16, 65536, 5120, 941.1),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("gpu", "m", "n", "k", "measured_us"), MEASURED)
+def test_unfitted_coefficients_are_near_measured_products(gpu: str, m: int, n: int, k: int, measured_us: float) -> None:
+    predicted = gemm.gemm(np, product(m, n, k), GPUS[gpu], starts())[0]
+    assert predicted == pytest.approx(measured_us, rel=0.25)
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_facts_name_structure_of_the_expression(family: str) -> None:
+    with (FACTS / f"{family}.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    fixed = {one.name for one in FORMS[family][1] if one.owner == "fixed"}
+    lineages: dict[str, set[str]] = {}
+    for row in rows:
+        lineages.setdefault(row["implementation"], set()).add(row["lineage"])
+        assert bool(row["coefficient"]) == bool(row["value"])
+        assert row["coefficient"] in fixed | {""}
+        assert row["source"]
+    assert all(len(names) == 1 for names in lineages.values())
+    assert len({(row["implementation"], row["coefficient"]) for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_coefficients_start_within_their_bounds(family: str) -> None:
+    for one in FORMS[family][1]:
+        assert one.low <= one.start <= one.high, one.name
+        assert one.low > 0.0 or one.owner == "fixed", one.name
+
+
+def test_a_cache_that_holds_the_bytes_quantises_faster_than_dram() -> None:
+    rows = 2.0 ** np.arange(0, 17)
+    call = {"rows": rows, "bytes": rows * 4096.0 * 3.0, "working_set_bytes": rows * 4096.0 * 3.0}
+    times = streaming.quantize(np, call, H100, starts(streaming.QUANTIZE_COEFFICIENTS))[0]
+    assert (np.diff(times) > 0.0).all()
+    assert (times[:8] < 2.0).all()
+    # aiconfigurator-core 0.12.0, H100, TensorRT-LLM static quantisation of 2,048 and 32,768 rows of 4,096
+    assert times[11] == pytest.approx(6.4, rel=0.15)
+    assert times[15] == pytest.approx(131.5, rel=0.15)
+
+
+def test_rows_that_were_driven_out_of_the_cache_come_from_dram() -> None:
+    moved = 4096.0 * 4096.0
+    warm = {"bytes": np.array([moved]), "working_set_bytes": np.array([moved])}
+    cold = {**warm, "working_set_bytes": np.array([moved + 4.0 * H100["l2_bytes"]])}
+    at = starts(streaming.COEFFICIENTS)
+    times = [streaming.streaming(np, call, H100, at)[0].item() for call in (warm, cold)]
+    streamed_us = moved / (H100["memory_bytes_per_us"] * at["memory_efficiency"])
+    assert times[1] == pytest.approx(at["floor_us"] + streamed_us, rel=1e-6)
+    assert times[0] < times[1] - 1.0
+
+
+def test_narrow_rows_wait_for_their_dispatch() -> None:
+    moved = np.array([96.0, 32768.0 * 96.0])
+    call = {"rows": np.array([1.0, 32768.0]), "bytes": moved, "working_set_bytes": moved}
+    times = streaming.quantize(np, call, H100, starts(streaming.QUANTIZE_COEFFICIENTS, row_clocks=1.2))[0]
+    assert times[1] - times[0] == pytest.approx(32768.0 * 1.2 / 1830.0, rel=0.02)

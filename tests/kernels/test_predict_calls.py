@@ -1,0 +1,199 @@
+"""`predict --calls`: the same latencies as a step's, in the file's order; files that are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import kernelsight as ks
+from kernelsight.cli.main import main
+from kernelsight.cli.predict import predict_calls, predict_step
+from kernelsight.errors import KernelSightError
+from kernelsight.kernels.calls import family_table
+from kernelsight.read.calls import read_calls
+
+GEMM = {
+    "family": "gemm",
+    "shape": {"m": 16, "n": 1024, "k": 512},
+    "math": "bf16",
+    "flops": 2.0 * 16 * 1024 * 512,
+    "bytes": 2.0 * 1024 * 512,
+}
+SIZES = {"batch_size": 3, "input_len": 300, "context_len": 1000}
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    """Write rows as a Parquet file of kernel calls."""
+    pq.write_table(pa.Table.from_pylist(rows), path / "calls.parquet")
+    return path / "calls.parquet"
+
+
+@pytest.mark.parametrize(
+    ("model", "tp"), [("qwen3-30b-a3b", 2), ("deepseek-v3", 8), ("gpt-oss-120b", 2), ("qwen3-next-80b-a3b", 4)]
+)
+def test_a_step_s_calls_have_the_step_s_latencies_in_the_file_s_order(model: str, tp: int, tmp_path: Path) -> None:
+    with ks.connect() as session:
+        predict_step(session, {"model": model, "gpu": "h200_sxm", "tp": tp}, "mixed", SIZES)
+        calls = session.table("kernel_calls").to_pylist()[::-1]
+        expected = {row["call"]: row for row in session.table("kernel_latencies").to_pylist()}
+        pq.write_table(
+            session.table("kernel_calls").take(pa.array(range(len(calls) - 1, -1, -1))), tmp_path / "calls.parquet"
+        )
+        found = predict_calls(session, str(tmp_path / "calls.parquet"), "h200_sxm", None).to_pylist()
+    assert [row["call"] for row in found] == [row["call"] for row in calls]
+    for row in found:
+        wanted = expected[row["call"]]
+        for name in ("roofline_us", "latency_us", "latency_p05_us", "latency_p95_us", "eta"):
+            assert row[name] == pytest.approx(wanted[name], rel=1e-5), (row["call"], name)
+        assert (row["bound"], row["family"], row["count"]) == (wanted["bound"], wanted["family"], wanted["count"])
+
+
+CHUNK = {"batch": 2, "new_tokens": 300, "cached_tokens": 50, "heads": 32, "kv_heads": 8, "head_dim": 128}
+TOKEN = {"batch": 8, "context": 1000, "heads": 32, "kv_heads": 8, "head_dim": 128}
+EXPERTS = {"tokens": 16, "hidden": 512, "intermediate": 256, "experts": 8, "top_k": 2, "moe_ep": 2}
+WORK = {"math": "bf16", "flops": 1e9, "bytes": 1e6}
+
+
+def latency(tmp_path: Path, *rows: dict) -> list[float]:
+    """Return the latencies of rows of a file on an H100."""
+    with ks.connect() as session:
+        return predict_calls(session, str(write(tmp_path, list(rows))), "h100_sxm", None)["latency_us"].to_pylist()
+
+
+@pytest.mark.parametrize(("family", "shape"), [("prefill_attention", CHUNK), ("decode_attention", TOKEN)])
+def test_attention_without_a_window_sees_all_and_its_cache_has_the_format_of_its_arithmetic(
+    family: str, shape: dict, tmp_path: Path
+) -> None:
+    row = {"family": family, **WORK, "shape": shape, "format": None}
+    stated = {**row, "shape": {**shape, "window": 0}, "format": "bf16"}
+    narrow = {**stated, "shape": {**shape, "window": 16}}
+    left_out, full, window = latency(tmp_path, row, stated, narrow)
+    assert left_out == full
+    assert window != full
+
+
+def test_the_pairs_of_a_prompt_are_those_of_its_triangle_and_window(tmp_path: Path) -> None:
+    """300 new tokens over 50 cached ones see 2 x (300 x 50 + 300 x 301 / 2); with a window of 100, 50 of them grow."""
+    for window, pairs in ((0, 2 * (300 * 50 + 300 * 301 // 2)), (100, 2 * (50 * 50 + 50 * 51 // 2 + 250 * 100))):
+        shape = {**CHUNK, "window": window}
+        with ks.connect() as session:
+            calls = read_calls(
+                write(tmp_path, [{"family": "prefill_attention", **WORK, "shape": shape}]),
+                "h100_sxm",
+                session.graph.known("kernel_calls"),
+            )
+        assert family_table("prefill_attention", calls)["visible_pairs"].to_pylist() == [pairs]
+
+
+def test_an_encoder_sees_every_pair_and_needs_neither_cache_nor_window(tmp_path: Path) -> None:
+    shape = {"batch": 2, "new_tokens": 300, "heads": 16, "head_dim": 64}
+    row = {"family": "encoder_attention", **WORK, "shape": shape}
+    with ks.connect() as session:
+        calls = read_calls(write(tmp_path, [row]), "h100_sxm", session.graph.known("kernel_calls"))
+    assert family_table("encoder_attention", calls)["visible_pairs"].to_pylist() == [2 * 300 * 300]
+    few, many = latency(tmp_path, row, {**row, "shape": {**shape, "batch": 200}, "flops": 1e11, "bytes": 1e8})
+    assert 0.0 < few < many
+
+
+def test_sparse_attention_states_its_pairs_and_moe_the_experts_of_one_gpu(tmp_path: Path) -> None:
+    shape = {"queries": 100, "pairs": 100_000, "heads": 64, "width": 128}
+    sparse = {"family": "sparse_attention", **WORK, "shape": shape}
+    moe = {"family": "moe", **WORK, "shape": EXPERTS}
+    with ks.connect() as session:
+        calls = read_calls(write(tmp_path, [sparse, moe]), "h100_sxm", session.graph.known("kernel_calls"))
+    assert family_table("sparse_attention", calls.slice(0, 1))["visible_pairs"].to_pylist() == [100_000]
+    [row] = family_table("moe", calls.slice(1)).to_pylist()
+    assert row["local_experts"] == 8
+    assert row["active_experts"] == pytest.approx(8 * (1 - (1 - 2 / 16) ** 16))
+    more_pairs = {**sparse, "shape": {**shape, "pairs": 10_000_000}, "flops": 1e11}
+    less, more = latency(tmp_path, sparse, more_pairs)
+    assert less < more
+
+
+def test_what_may_be_left_out_is_filled(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = write(
+        tmp_path, [GEMM, {**GEMM, "shape": {"m": 4096, "n": 1024, "k": 512}, "flops": 2.0 * 4096 * 1024 * 512}]
+    )
+    assert main(["predict", "--calls", str(path), "--gpu", "h100_sxm", "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["call"], row["count"], row["name"]) for row in rows] == [("0", 1, "gemm"), ("1", 1, "gemm")]
+    assert rows[0]["latency_us"] < rows[1]["latency_us"]
+
+
+def test_a_file_is_written_whole_and_the_number_of_rows_noted(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = write(tmp_path, [GEMM] * 3)
+    target = tmp_path / "latencies.parquet"
+    assert main(["predict", "--calls", str(path), "--gpu", "h100_sxm", "-o", str(target)]) == 0
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", f"wrote 3 rows to {target}\n")
+    assert pq.read_table(target)["latency_us"].to_pylist()[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"flops": None}, "missing column flops. `kernelsight tables kernel_calls` lists the columns."),
+        ({"family": None, "flops": None, "shape": None}, "missing columns family, name, shape, flops."),
+        ({"extra": 1}, "unknown column extra."),
+        ({"family": "gem"}, "unknown kernel family 'gem'. Did you mean gemm or batched_gemm?"),
+        ({"shape": {"m": 16, "n": 4}}, "1 gemm calls lack the shape field k"),
+        ({"family": "prefill_attention", "shape": {**CHUNK, "head_dim": None}}, "lack the shape field head_dim"),
+        (
+            {"family": "prefill_attention", "shape": {**CHUNK, "cached_tokens": None}},
+            "lack the shape field cached_tokens",
+        ),
+        ({"family": "prefill_attention", "shape": {**CHUNK, "window": -1}}, "has window = -1; give positive sizes."),
+        ({"family": "sparse_attention", "shape": {"queries": 1, "heads": 1, "width": 1}}, "lack the shape field pairs"),
+        ({"family": "moe", "shape": {**EXPERTS, "experts": None}}, "1 moe calls lack the shape field experts"),
+        ({"shape": {"m": 16, "n": 4, "k": 4, "q": 1}}, "shape has the unknown fields q; known are "),
+        ({"shape": {"m": 0, "n": 4, "k": 4}}, "a gemm call has m = 0; give positive sizes."),
+        ({"shape": {"m": 2**60, "n": 4, "k": 4}}, f"a gemm call has m = {2**60}; give at most {2**53}."),
+        ({"shape": {"m": 16.5, "n": 4.0, "k": 4.0}}, "the shape field m must hold whole numbers"),
+        ({"shape": {"m": "a", "n": "4", "k": "4"}}, "the shape field m must hold whole numbers"),
+        ({"shape": [16, 4, 4]}, "column shape is list<int64> where struct<"),
+        ({"flops": float("nan")}, "column flops has NaN or infinity"),
+        ({"flops": -1.0}, "a gemm call has flops = -1.0; give work that is not negative."),
+        ({"count": 0}, "a gemm call has count = 0; give at least one launch."),
+        ({"math": "fp7"}, "a gemm call has math = fp7; give one of bf16"),
+    ],
+)
+def test_rows_that_are_refused(change: dict, words: str, tmp_path: Path) -> None:
+    row = {name: value for name, value in {**GEMM, **change}.items() if value is not None}
+    with ks.connect() as session, pytest.raises(KernelSightError) as refused:
+        predict_calls(session, str(write(tmp_path, [row])), "h100_sxm", None)
+    assert words in str(refused.value)
+
+
+def test_a_call_twice_and_no_call_at_all_are_refused(tmp_path: Path) -> None:
+    with ks.connect() as session:
+        with pytest.raises(KernelSightError, match="1 key in more than one row"):
+            predict_calls(session, str(write(tmp_path, [{**GEMM, "call": "a"}] * 2)), "h100_sxm", None)
+        pq.write_table(pa.Table.from_pylist([GEMM]).slice(0, 0), tmp_path / "none.parquet")
+        with pytest.raises(KernelSightError, match="the file holds no kernel calls; give at least one row."):
+            predict_calls(session, str(tmp_path / "none.parquet"), "h100_sxm", None)
+
+
+def test_files_that_are_no_parquet(tmp_path: Path) -> None:
+    junk = tmp_path / "junk.parquet"
+    with ks.connect() as session:
+        with pytest.raises(
+            KernelSightError, match=r"there is no file .*; --calls takes a Parquet table of kernel calls\."
+        ):
+            predict_calls(session, str(junk), "h100_sxm", None)
+        for content in (b"", b"junk", b"PAR1" + b"x" * 40 + b"PAR1"):
+            junk.write_bytes(content)
+            with pytest.raises(
+                KernelSightError, match=r"cannot be read as Parquet \(.*\); --calls takes a Parquet table"
+            ):
+                predict_calls(session, str(junk), "h100_sxm", None)
+
+
+def test_flags_of_a_step_are_refused_beside_a_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = str(write(tmp_path, [GEMM]))
+    for words in (["--model", "qwen3-0.6b"], ["--phase", "decode"], ["--batch-size", "1"]):
+        assert main(["predict", "--calls", path, "--gpu", "l4", *words]) == 2
+        assert capsys.readouterr().err == f"kernelsight: --calls brings its own kernels; leave out {words[0]}.\n"

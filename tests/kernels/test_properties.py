@@ -1,0 +1,190 @@
+"""What holds for every family, shape and GPU: bounds, order, and independence of backend and company."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernelsight.dataflow.columns import to_grid
+from kernelsight.kernels.families import FORMS as FAMILIES
+from tests.kernels.calls import (
+    FACTS,
+    LINKED,
+    STREAMING,
+    call_table,
+    drawn_constants,
+    price,
+    random_calls,
+    with_column,
+    work,
+)
+
+RATES = (
+    "memory_bandwidth_bytes_per_s", "link_bytes_per_s", "fp32_flops_per_s", "fp16_flops_per_s", "bf16_flops_per_s",
+    "fp8_flops_per_s", "fp4_flops_per_s", "int8_flops_per_s", "sm_clock_hz", "network",
+)  # fmt: skip
+ROUNDING = 1.0 + 2e-7  # two steps of float32
+
+
+def column(table: pa.Table, name: str) -> np.ndarray:
+    return table[name].to_numpy(zero_copy_only=False)
+
+
+def faster(rate: str, factor: float) -> dict[str, pa.Table]:
+    """Return the facts with one rate of every GPU, or of the network between nodes, raised."""
+    table, name = ("fabrics", "bytes_per_s") if rate == "network" else ("gpus", rate)
+    facts = FACTS[table]
+    raised = pc.multiply(facts[name], factor)
+    if rate == "network":
+        raised = pc.if_else(pc.equal(facts["kind"], "infiniband"), raised, facts[name])
+    return {table: with_column(facts, name, raised.combine_chunks())}
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    family=st.sampled_from(list(FAMILIES)),
+    rate=st.sampled_from(RATES),
+    factor=st.one_of(st.floats(1.0, 1.5), st.floats(1.0, 1e4)),
+    seed=st.integers(0, 2**32 - 1),
+    tier=st.sampled_from(["auto", "roofline"]),
+    fitted=st.one_of(st.none(), st.integers(0, 2**32 - 1)),
+)
+def test_inv_10_a_faster_gpu_slows_no_kernel(
+    family: str, rate: str, factor: float, seed: int, tier: str, fitted: int | None
+) -> None:
+    """With the shipped constants, and with any that a fit may find within their bounds."""
+    calls = random_calls(family, seed, 200)
+    constants = {} if fitted is None else {"eta_coefficients": drawn_constants(fitted)}
+    before = price(family, calls, tier=tier, **constants)
+    after = price(family, calls, tier=tier, **constants, **faster(rate, factor))
+    assert (column(after, "latency_us") <= column(before, "latency_us") * ROUNDING).all()
+    assert (column(after, "roofline_us") <= column(before, "roofline_us") * ROUNDING).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_some_rate_matters_to_each_family(family: str) -> None:
+    """Raising every rate tenfold halves at least large kernels, so that the test above compares something."""
+    calls = random_calls(family, 7, 300)
+    before = column(price(family, calls), "latency_us")
+    gains = [np.max(before / column(price(family, calls, **faster(rate, 10.0)), "latency_us")) for rate in RATES]
+    assert max(gains) > 2.0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("seed", [11, 12])
+def test_any_shape_gives_a_finite_positive_time_within_its_interval(family: str, seed: int) -> None:
+    rows = price(family, random_calls(family, seed, 20_000))
+    low, time, high = (column(rows, name) for name in ("latency_p05_us", "latency_us", "latency_p95_us"))
+    for values in (low, time, high, column(rows, "roofline_us"), column(rows, "eta")):
+        assert np.isfinite(values).all()
+        assert (values > 0.0).all()
+    assert (low <= time).all()
+    assert (time <= high).all()
+    if family not in STREAMING:
+        assert (time >= column(rows, "roofline_us")).all()
+        assert (low >= column(rows, "roofline_us")).all()
+
+
+@pytest.mark.parametrize("family", [family for family in STREAMING if family != "quantize"])  # its passes are fitted
+def test_streaming_kernels_beat_the_dram_roofline_only_out_of_l2(family: str) -> None:
+    calls = random_calls(family, 13, 20_000)
+    rows = price(family, calls)
+    gpus = FACTS["gpus"]
+    position = pc.index_in(calls["gpu"], gpus["gpu"].combine_chunks()).to_numpy()
+    of_gpu = {name: column(gpus, name)[position] for name in ("sm_count", "sm_clock_hz", "l2_bytes")}
+    beaten = column(rows, "latency_us") < column(rows, "roofline_us")
+    l2_us = column(calls, "bytes") / (64.0 * of_gpu["sm_count"] * of_gpu["sm_clock_hz"]) * 1e6
+    # past twice the share of L2 that counts, one byte in seventeen is still found there: less than DRAM loses
+    assert (column(calls, "bytes")[beaten] < of_gpu["l2_bytes"][beaten]).all()
+    assert (column(rows, "latency_us") >= np.minimum(l2_us, column(rows, "roofline_us"))).all()
+
+
+def grown(family: str, name: str, values: np.ndarray, seed: int, **facts: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Return latencies, of shape (shapes, values), of random shapes in which one size takes each of the values.
+
+    Without the corrections of measured GPUs, which follow what their sweeps show.
+    """
+    shapes = random_calls(family, seed, 60)
+    known = set(shapes.column_names) - {"deployment_id", "step_shape_id", "call", "name", "gpu", "math", "count"}
+    sizes = {key: np.repeat(column(shapes, key), values.size) for key in known - {"flops", "bytes", "visible_pairs"}}
+    sizes[name] = np.tile(values, shapes.num_rows)
+    labels = {key: np.repeat(column(shapes, key), values.size) for key in ("gpu", "math") if key in shapes.column_names}
+    calls = call_table({**sizes, **work(family, sizes)}, labels["gpu"], labels.get("math"))
+    times = column(price(family, calls, tier="cross-generation", **facts), "latency_us").reshape(-1, values.size)
+    return times, np.diff(times, axis=1)
+
+
+GROWING = [
+    ("decode_attention", "context"), ("decode_attention", "batch"), ("mla_decode", "context"),
+    ("mla_decode", "batch"), ("prefill_attention", "cached_tokens"), ("prefill_attention", "new_tokens"),
+    ("prefill_attention", "batch"), ("mla_prefill", "cached_tokens"), ("encoder_attention", "new_tokens"),
+    ("sparse_attention", "keys"), ("linear_attention", "tokens"), ("linear_attention", "sequences"), ("moe", "tokens"),
+    ("gemm", "n"), ("gemm", "k"), *((family, "rows") for family in STREAMING),
+    *((family, "elements") for family in LINKED),
+]  # fmt: skip
+SIZES = np.unique(np.floor(1.13 ** np.arange(110)))
+
+
+def sizes_of(family: str, name: str) -> np.ndarray:
+    """Linear attention runs another kernel, with constants of its own, for single tokens."""
+    return SIZES[1:] if (family, name) == ("linear_attention", "tokens") else SIZES
+
+
+@pytest.mark.parametrize(("family", "name"), GROWING)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_more_work_is_never_faster(family: str, name: str, seed: int) -> None:
+    times, steps = grown(family, name, sizes_of(family, name), seed)
+    assert (steps >= -2e-7 * times[:, 1:]).all()
+    assert (times[:, -1] > 1.5 * times[:, 0]).any()
+
+
+@pytest.mark.parametrize(("family", "name"), GROWING)
+@pytest.mark.parametrize("seed", [4, 5])
+def test_more_work_is_never_faster_whatever_is_fitted(family: str, name: str, seed: int) -> None:
+    times, steps = grown(family, name, sizes_of(family, name), seed, eta_coefficients=drawn_constants(seed))
+    assert (steps >= -2e-7 * times[:, 1:]).all()
+
+
+@pytest.mark.parametrize("context", [255.0, 300.0, 511.0, 700.0, 1023.0])
+@pytest.mark.parametrize("gpu", ["h100_sxm", "b200_sxm", "l4"])
+def test_a_larger_decode_batch_is_never_faster_where_splitting_ends(gpu: str, context: float) -> None:
+    sizes = {"batch": np.arange(1.0, 1200.0), "context": context, "heads": 8.0, "kv_heads": 1.0, "head_dim": 64.0}
+    calls = {**sizes, "window": np.zeros(1199), **work("decode_attention", {**sizes, "window": np.zeros(1199)})}
+    times = column(price("decode_attention", call_table(calls, gpu, "bf16"), tier="cross-generation"), "latency_us")
+    assert (np.diff(times) >= -2e-7 * times[1:]).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_numpy_and_jax_give_the_same_bytes(family: str) -> None:
+    calls = random_calls(family, 17, 5000)
+    by_numpy, by_jax = price(family, calls, "numpy"), price(family, calls, "jax")
+    assert by_numpy.equals(by_jax)
+
+
+def test_what_lies_half_way_by_its_arithmetic_is_rounded_to_one_side() -> None:
+    half_way = 1.0 + 2.0**-24
+    beside = np.array([np.nextafter(half_way, 0.0), half_way, np.nextafter(half_way, 2.0)])
+    assert to_grid(beside).tolist() == [1.0 + 2.0**-23] * 3
+    assert to_grid(np.array([0.0, 1.0, 2.5, 1e30])).tolist() == [0.0, 1.0, 2.5, float(np.float32(1e30))]
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+@pytest.mark.parametrize("family", ["gemm", "prefill_attention", "decode_attention", "moe", "norm", "all_reduce"])
+def test_a_row_alone_equals_the_row_among_others(family: str, backend: str) -> None:
+    # more rows than numpy takes in one block; alone, its GPU and arithmetic are numbers, not columns
+    calls = random_calls(family, 19, 20_000)
+    among = price(family, calls, backend)
+    for row in (0, 7, 16_383, 16_384, 19_999):
+        assert price(family, calls.slice(row, 1), backend).equals(among.slice(row, 1))
+
+
+def test_import_of_latencies_leaves_jax_alone() -> None:
+    import subprocess
+    import sys
+
+    words = "import sys, kernelsight.kernels.latency; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", words]).returncode == 0

@@ -1,0 +1,125 @@
+"""What a grid may be, and each refusal's sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kernelsight.errors import KernelSightError
+from kernelsight.scenario.grid import expand, plan_grid, read_grid
+from kernelsight.session import Session
+
+ROW = {"model": "qwen3-0.6b", "gpu": "l4", "max_concurrency": 2, "num_prompts": 4, "input_len": 8, "output_len": 4}
+
+
+def refused(session: Session, rows: list[dict[str, Any]]) -> str:
+    with pytest.raises(KernelSightError) as caught:
+        plan_grid(session, rows)
+    return str(caught.value)
+
+
+def test_axes_make_their_product_in_order():
+    rows = expand({"gpu": ["l4", "t4"], "seed": 3, "tp": [1, 2, 4]})
+    assert [(row["gpu"], row["seed"], row["tp"]) for row in rows] == [
+        *(("l4", 3, 1), ("l4", 3, 2), ("l4", 3, 4)),
+        *(("t4", 3, 1), ("t4", 3, 2), ("t4", 3, 4)),
+    ]
+
+
+def test_the_same_rows_from_every_kind_of_grid(session: Session, tmp_path: Path):
+    rows = [{"gpu": "l4", "tp": 1}, {"gpu": "l4", "tp": 2}]
+    (tmp_path / "axes.json").write_text('{"gpu": "l4", "tp": [1, 2]}')
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    (tmp_path / "rows.csv").write_text("gpu,tp\nl4,1\nl4,2\n")
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    for name in ("axes.json", "rows.json", "rows.csv", "rows.parquet"):
+        assert read_grid(session, str(tmp_path / name)) == rows
+    assert read_grid(session, "select gpu, unnest([1, 2]) as tp from gpus where gpu = 'l4'") == rows
+    assert read_grid(session, "from (values ('l4', 1), ('l4', 2)) as rows (gpu, tp)") == rows
+
+
+def test_an_empty_cell_leaves_the_flag_open(session: Session, tmp_path: Path):
+    (tmp_path / "rows.csv").write_text("model,gpu,kv_cache_dtype\nm,l4,\nm,l4,fp8\n")
+    assert [row["kv_cache_dtype"] for row in read_grid(session, str(tmp_path / "rows.csv"))] == [None, "fp8"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('{"tp": [], "gpu": "l4"}', "the axis tp is empty; give it a value, or leave it out."),
+        ('{"tp": [[1]]}', "the axis tp holds a list or an object; give scalars."),
+        ('{"tp": 1, "tp": 2}', "is not JSON: 'tp' is stated twice; keep one."),
+        ("[1]", "holds no axes; give an object with a scalar or a list for each flag."),
+        ("{", "is not JSON: "),
+        ("[]", "has no row; give at least one scenario."),
+        ("{}", "has no row; give at least one scenario."),
+        (
+            json.dumps({name: list(range(1000)) for name in "abc"}),
+            "the axes make 1,000,000,000 scenarios; give at most",
+        ),
+    ],
+)
+def test_files_that_are_no_grid(session: Session, tmp_path: Path, text: str, sentence: str):
+    path = tmp_path / "grid.json"
+    path.write_text(text)
+    with pytest.raises(KernelSightError) as caught:
+        read_grid(session, str(path))
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("grid", "sentence"),
+    [
+        (
+            "absent.json",
+            "there is no grid file absent.json; give a JSON file of axes, a table of scenarios, or a query.",
+        ),
+        ("grid.txt", "the grid 'grid.txt' is neither a .json, .csv or .parquet file nor a query; a query starts with"),
+        ("select * from gpus where false", "has no row; give at least one scenario."),
+        ("select * from gpu", "unknown table 'gpu'. Did you mean gpus"),
+    ],
+)
+def test_words_that_are_no_grid(session: Session, grid: str, sentence: str):
+    with pytest.raises(KernelSightError) as caught:
+        read_grid(session, grid)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"gpu": "l5"}, "row 2 of the grid: unknown GPU 'l5'. Did you mean l4"),
+        ({"model": "qwen3-0.7b"}, "row 2 of the grid: "),
+        ({"tensor_paralel_size": 2}, "row 2 of the grid: unknown flag 'tensor_paralel_size'. Did you mean tensor_"),
+        ({"input_len": 0}, "row 2 of the grid: input_len is 0; give a whole number of at least 1."),
+        ({"max_concurrency": 1.5}, "row 2 of the grid: max_concurrency is 1.5; give a whole number of at least 1."),
+        (
+            {"max_concurrency": None},
+            "row 2 of the grid: no load is stated; give trace, request_rate or max_concurrency.",
+        ),
+        ({"output_len": None}, "row 2 of the grid: there is no trace, and a synthetic load lacks output_len. "),
+        ({"trace": "day.csv"}, "row 2 of the grid: a trace and input_len, output_len are both stated"),
+        ({"engine": "tgi"}, "row 2 of the grid: table deployments breaks its contract: column engine: 1 row against"),
+        ({"dtype": "int3"}, "row 2 of the grid: table deployments breaks its contract: column dtype: 1 row against"),
+        ({"tp": 1, "tensor_parallel_size": 2}, "row 2 of the grid: tp and tensor_parallel_size are the same flag"),
+        ({"price_per_gpu_hour": -1}, "row 2 of the grid: price_per_gpu_hour is -1; give a finite number, 0 or more."),
+        ({"price_per_gpu_hour": "2"}, "row 2 of the grid: price_per_gpu_hour is '2'; give a finite number, 0 or more."),
+        ({"keep_steps": True}, "row 2 of the grid: a sweep keeps one row a scenario; leave out keep_steps"),
+        ({}, "rows 1 and 2 of the grid are the same scenario; keep one of them."),
+        ({"gpu": "L4", "seed": 0.0}, "rows 1 and 2 of the grid are the same scenario; keep one of them."),
+    ],
+)
+def test_a_refusal_names_the_row(session: Session, change: dict[str, Any], sentence: str):
+    assert refused(session, [ROW, ROW | change]).startswith(sentence)
+
+
+def test_an_objective_is_stated_once(session: Session):
+    with pytest.raises(
+        KernelSightError, match="row 1 of the grid: goodput_ttft_ms is stated by the row and by --goodput"
+    ):
+        plan_grid(session, [ROW | {"goodput_ttft_ms": 5.0}], {"goodput_ttft_ms": 9.0})

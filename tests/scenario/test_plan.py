@@ -1,0 +1,192 @@
+"""Rows of flags become deployments and scenarios: identities, and many scenarios in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kernelsight as ks
+from kernelsight.errors import InvalidInput, UnknownName
+from kernelsight.scenario.plan import deployment_row, normalise, scenario_row
+
+ROW = {"model": "qwen3-0.6b", "gpu": "l4", "request_rate": 20.0, "num_prompts": 6, "input_len": 64, "output_len": 4}
+CHANGES = {
+    "tensor_parallel_size": 2,
+    "request_rate": 21.0,
+    "num_prompts": 7,
+    "input_len": 65,
+    "output_len": 5,
+    "seed": 1,
+    "range_ratio": 0.5,
+    "max_concurrency": 2,
+    "gpu": "h100_sxm",
+    "max_num_seqs": 8,
+    "enable_chunked_prefill": False,
+}
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[ks.Session]:
+    with ks.connect() as opened:
+        yield opened
+
+
+def scenario_id(flags: dict[str, object]) -> str:
+    """Return the identity of a row of flags."""
+    row = normalise(flags)
+    return scenario_row(row, deployment_row(row))["scenario_id"]
+
+
+@given(st.permutations(sorted(ROW)))
+def test_the_order_of_flags_does_not_matter(names: list[str]) -> None:
+    assert scenario_id({name: ROW[name] for name in names}) == scenario_id(ROW)
+
+
+def test_spellings_of_one_scenario_have_one_identity() -> None:
+    same = [
+        ROW | {"request_rate": 20, "num_prompts": 6.0},
+        ROW | {"tensor_parallel_size": 1, "seed": 0, "range_ratio": 1},
+        {
+            ("isl" if name == "input_len" else "osl" if name == "output_len" else name): value
+            for name, value in ROW.items()
+        }
+        | {"tp": 1},
+        ROW | {"max_concurrency": None, "dtype": "auto"},
+    ]
+    assert {scenario_id(row) for row in same} == {scenario_id(ROW)}
+
+
+def test_every_flag_is_part_of_the_identity() -> None:
+    names = [scenario_id(ROW | {flag: value}) for flag, value in CHANGES.items()]
+    assert len({scenario_id(ROW), *names}) == len(CHANGES) + 1
+
+
+def test_loads_share_their_deployment() -> None:
+    rows = [normalise(ROW | {"request_rate": rate}) for rate in (1.0, 2.0)]
+    assert len({deployment_row(row)["deployment_id"] for row in rows}) == 1
+
+
+def test_one_call_of_many_equals_each_alone(session: ks.Session) -> None:
+    grid = [
+        ROW,
+        ROW | {"gpu": "h100_sxm"},
+        ROW | {"tp": 2},
+        ROW | {"request_rate": None, "max_concurrency": 2},
+        ROW | {"seed": 5},
+    ]
+    together = session.what_if(grid).to_pylist()
+    for row, found in zip(grid, together, strict=True):
+        [alone] = session.what_if([row]).to_pylist()
+        assert {name: value for name, value in found.items() if name in alone} == alone
+        assert all(found.get(name) == value for name, value in row.items())
+
+
+def test_a_row_asked_twice_is_answered_twice_in_order(session: ks.Session) -> None:
+    grid = [ROW | {"seed": 2}, ROW, ROW | {"seed": 2}]
+    assert session.what_if(grid)["seed"].to_pylist() == [2, None, 2]
+    names = session.what_if(grid)["scenario_id"].to_pylist()
+    assert names[0] == names[2] != names[1]
+
+
+def test_policies_of_the_engine_are_flags_of_the_deployment(session: ks.Session) -> None:
+    policies = [
+        {"scheduling": "static"},
+        {"capacity_policy": "guaranteed_no_evict"},
+        {"capacity_policy": "new_token_ratio", "schedule_conservativeness": 0.3},
+        {"batch_wait_timeout_iters": 3, "batch_wait_max_tokens_ratio": 0.5},
+        {"scheduler_recv_interval": 10},
+        {"preemption_policy": "fewest_generated"},
+        {"batch_wait_timeout_ms": 50.0},
+        {"long_prefill_token_threshold": 32, "max_num_partial_prefills": 2, "max_long_partial_prefills": 1},
+        {"scheduling_policy": "priority", "num_priorities": 2, "max_num_seqs": 1},
+        {"prefill_policy": "prefill_first"},
+    ]
+    rows = session.what_if([ROW, *(ROW | policy for policy in policies)]).to_pylist()
+    assert len({row["scenario_id"] for row in rows}) == 1 + len(policies)
+    ttft_ms = [row["ttft_mean_ms"] for row in rows]
+    # a batch that ends before the next, prompts that wait, requests that are not looked for: later first tokens
+    assert ttft_ms[1] > ttft_ms[0] and ttft_ms[4] > ttft_ms[0] and ttft_ms[5] > ttft_ms[0]
+    # memory is ample: nothing is reserved in vain
+    assert ttft_ms[2] == ttft_ms[3] == ttft_ms[0]
+    # decodes wait for prompts that have steps of their own
+    assert rows[-1]["tpot_mean_ms"] > rows[0]["tpot_mean_ms"]
+
+
+def test_a_grid_may_be_an_arrow_table(session: ks.Session) -> None:
+    assert session.what_if(pa.Table.from_pylist([ROW])).equals(session.what_if([ROW]))
+
+
+def test_the_session_stays_as_it_was(session: ks.Session) -> None:
+    before = session.available()
+    session.what_if([ROW])
+    assert session.available() == before
+
+
+def test_another_table_has_its_own_grain(session: ks.Session) -> None:
+    metrics = session.what_if([ROW, ROW | {"seed": 1}], "request_metrics")
+    assert metrics.num_rows == 12 and {"ttft_ms", "scenario_id", "input_len"} <= set(metrics.column_names)
+
+
+def test_a_scenario_that_does_not_fit_is_a_row_with_its_status(session: ks.Session) -> None:
+    big, small = session.what_if([ROW | {"model": "qwen3-235b-a22b"}, ROW]).to_pylist()
+    assert (
+        big["status"].startswith("qwen3-235b-a22b does not fit l4 with tensor-parallel size 1: ")
+        and big["completed"] == 0
+    )
+    assert (small["status"], small["completed"]) == ("served", 6)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"num_promts": 3}, UnknownName, "unknown flag 'num_promts'. Did you mean num_prompts"),
+        ({"num_prompts": 2.5}, InvalidInput, "num_prompts is 2.5; give a whole number of at least 1."),
+        ({"num_prompts": True}, InvalidInput, "num_prompts is True; give a whole number of at least 1."),
+        ({"request_rate": float("nan")}, InvalidInput, "request_rate is nan; give a finite number above 0."),
+        ({"request_rate": "fast"}, InvalidInput, "request_rate is 'fast'; give a finite number above 0."),
+        ({"enable_prefix_caching": "yes"}, InvalidInput, "enable_prefix_caching is 'yes'; give a value of type bool."),
+        ({"scheduling": "dynamic"}, InvalidInput, "scheduling is 'dynamic'; give one of continuous, static."),
+        ({"scheduling_policy": "lifo"}, InvalidInput, "scheduling_policy is 'lifo'; give one of fcfs, priority."),
+        ({"num_priorities": 0}, InvalidInput, "num_priorities is 0; give a whole number of at least 1."),
+        (
+            {"trace": "day.csv", "request_rate": None, "input_len": None, "output_len": None, "num_priorities": 2},
+            InvalidInput,
+            "a trace and num_priorities are both stated",
+        ),
+        (
+            {"scheduling": "static", "prefill_policy": "mixed"},
+            InvalidInput,
+            "a static batch is prefilled before it decodes; leave out scheduling or prefill_policy.",
+        ),
+        ({"capacity_policy": "no"}, InvalidInput, "give one of max_utilization, guaranteed_no_evict, new_token_ratio."),
+        (
+            {"batch_wait_max_tokens_ratio": 1.5},
+            InvalidInput,
+            "ratio is 1.5; give a number from 0 to 1.",
+        ),
+        ({"batch_wait_timeout_iters": -1}, InvalidInput, "give a whole number of at least 0."),
+        ({"batch_wait_timeout_ms": -1}, InvalidInput, "batch_wait_timeout_ms is -1; give a number from 0 to 1e+09."),
+        ({"preemption_policy": "oldest"}, InvalidInput, "give one of newest, fewest_generated."),
+        ({"scheduler_recv_interval": 0}, InvalidInput, "give a whole number of at least 1."),
+        ({"engine_version": "latest"}, InvalidInput, "engine_version is 'latest'; give a version such as 0.11.0"),
+        ({"max_num_partial_prefills": 1.5}, InvalidInput, "give a whole number of at least 0."),
+        ({"schedule_conservativeness": -0.5}, InvalidInput, "give a finite number, 0 or more."),
+        ({"model": None}, InvalidInput, "no model is named; give --model."),
+        ({"output_len": None}, InvalidInput, "a synthetic load lacks output_len."),
+        ({"trace": "day.csv"}, InvalidInput, "a trace and request_rate, input_len, output_len are both stated"),
+    ],
+)
+def test_rows_that_are_refused(change: dict[str, object], error: type, words: str, session: ks.Session) -> None:
+    with pytest.raises(error) as refused:
+        session.what_if([ROW | change])
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("grid", [[], [1], "flags", None])
+def test_what_is_no_grid_is_refused(grid: object, session: ks.Session) -> None:
+    with pytest.raises(InvalidInput, match="what_if takes one row of flags or more"):
+        session.what_if(grid)

@@ -1,0 +1,196 @@
+"""Speculative decoding from flags to tables: who proposes, what it holds and costs, and the same in a sweep."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kernelsight.dataflow.rows import give_rows
+from kernelsight.errors import ContractBroken, InvalidInput
+from kernelsight.scenario.plan import deployment_rows, give_plan, normalise
+from kernelsight.session import Session
+from kernelsight.sweep.sweep import sweep
+
+from .conftest import LOAD, SMALL, rows_of
+
+BIG = {"model": "qwen3-4b", "speculative_model": "qwen3-0.6b"}
+DRAFTS = {"num_speculative_tokens": 3, "draft_acceptance_rate": 0.7}
+GRID = [
+    *rows_of(max_concurrency=[1, 8], **{name: [value] for name, value in DRAFTS.items()}, speculative_method=["ngram"]),
+    *rows_of(
+        max_concurrency=[8],
+        num_speculative_tokens=[1, 4],
+        draft_acceptance_rate=[0.0, 1.0],
+        **{name: [value] for name, value in BIG.items()},
+        pipeline_parallel_size=[1, 2],
+    ),
+    *rows_of(
+        max_concurrency=[8],
+        **{name: [value] for name, value in (DRAFTS | BIG).items()},
+        prefill_replicas=[1],
+        prefill_tensor_parallel_size=[2],
+    ),
+    *rows_of(max_concurrency=[1, 8], data_parallel_size=[2]),
+]
+BY_FLAGS = """
+    select * from scenario_summary
+    join scenarios using (scenario_id)
+    join deployments as d on d.deployment_id = scenarios.deployment_id
+"""
+
+
+def row_of(**flags: Any) -> dict[str, Any]:
+    return {**SMALL, **LOAD, "max_concurrency": 4, **flags}
+
+
+@pytest.fixture(scope="module")
+def served(session: Session) -> Session:
+    with session.fork() as fork:
+        give_plan(fork, GRID)
+        yield fork
+
+
+def test_the_model_that_proposes_is_a_deployment_of_its_own() -> None:
+    stated = {**DRAFTS, **BIG, "quantization": "fp8", "tp": 2, "pp": 2, "kv_cache_tokens": 10_000}
+    target, draft = deployment_rows(normalise(row_of(**stated)))
+    assert target["draft_deployment_id"] == draft["deployment_id"]
+    assert (target["speculative_method"], target["num_speculative_tokens"]) == ("draft_model", 3)
+    # on the same GPUs, in its own formats, all of it in the last pipeline stage
+    assert (draft["model"], draft["tp"], draft["pp"]) == ("qwen3-0.6b", 2, 1)
+    assert not {"quantization", "kv_cache_tokens", "num_speculative_tokens"} & draft.keys()
+    # who computes prompts for others proposes too
+    rows = deployment_rows(normalise(row_of(**stated, prefill_replicas=1, prefill_tp=4)))
+    assert [row["tp"] for row in rows] == [2, 4, 2, 4]
+    assert len(deployment_rows(normalise(row_of(**DRAFTS, speculative_method="ngram")))) == 1
+
+
+def test_words_for_what_does_not_go_together(session: Session) -> None:
+    for flags, words in (
+        ({"draft_acceptance_rate": 0.5}, "draft_acceptance_rate is about speculative decoding, and no tokens"),
+        ({"num_speculative_tokens": 2}, "how many of them are accepted is not; give draft_acceptance_rate"),
+        ({**DRAFTS, "speculative_method": "draft_model"}, "speculative_model is left open"),
+        ({**DRAFTS, "speculative_method": "ngram", "speculative_model": "qwen3-0.6b"}, "speculative_method is ngram"),
+        ({**DRAFTS, "draft_acceptance_rate": 1.5}, "draft_acceptance_rate is 1.5; give a number from 0 to 1"),
+        ({**DRAFTS, "num_speculative_tokens": 65}, "give a whole number from 1 to 64"),
+    ):
+        with pytest.raises(InvalidInput, match=words):
+            normalise(flags)
+    with session.fork() as fork, pytest.raises(InvalidInput, match=r"qwen3-0\.6b has no multi-token-prediction layer"):
+        give_plan(fork, [row_of(**DRAFTS)])
+    row = {"deployment_id": "d", "engine": "vllm", "model": "qwen3-0.6b", "gpu": "l4", "num_speculative_tokens": 2}
+    row |= dict.fromkeys(("tp", "pp", "dp", "ep"), 1)
+    with session.fork() as fork, pytest.raises(ContractBroken, match="draft_acceptance_rate"):
+        give_rows(fork, "deployments", [row])
+
+
+def test_multi_token_prediction_is_a_layer_of_the_checkpoint(session: Session) -> None:
+    # README_WEIGHTS of deepseek-ai/DeepSeek-V3: 11.5 billion parameters of its own, embedding and head shared
+    flags = {"model": "deepseek-v3", "gpu": "b200_sxm", "tp": 8, **LOAD, "max_concurrency": 8}
+    with session.fork() as fork:
+        others = [{"tp": 1}, {"model": "glm-5-nvfp4"}]
+        give_plan(fork, [flags, flags | DRAFTS, *(flags | DRAFTS | more for more in others)])
+        [counted] = fork.query("""
+            select sum(parameters)::double as parameters from layer_weights join deployments using (deployment_id)
+            where model = 'deepseek-v3.mtp' and tp = 1
+        """).to_pylist()
+        assert counted["parameters"] == pytest.approx(11.5e9, rel=0.01)
+        joined = 2 * 7168**2
+        plans = {
+            row["drafts"]: row
+            for row in fork.query(
+                "select num_speculative_tokens as drafts, weights_bytes, kv_bytes_per_token from memory_plan "
+                "join deployments using (deployment_id) where model = 'deepseek-v3' and tp = 8"
+            ).to_pylist()
+        }
+        # fp8, an eighth of it a GPU; the projection in 16 bit and whole; one layer of 576 values more in the cache
+        extra = plans[3]["weights_bytes"] - plans[None]["weights_bytes"]
+        assert extra == pytest.approx((counted["parameters"] - joined) / 8 + 2 * joined, rel=0.02)
+        assert plans[3]["kv_bytes_per_token"] / plans[None]["kv_bytes_per_token"] == pytest.approx(62 / 61)
+        # verification: heads of four tokens over one reading of the cache, 1/8 of 128 heads a GPU
+        heads = fork.query(
+            "select distinct model, heads from mla_decode_calls join deployments using (deployment_id) where tp = 8"
+        )
+        assert {tuple(row.values()) for row in heads.to_pylist()} == {
+            ("deepseek-v3", 16),
+            ("deepseek-v3", 64),
+            ("deepseek-v3.mtp", 16),
+        }
+        # what the checkpoint leaves in 16 bit is in 16 bit
+        formats = fork.query("select model, expert_format from models where model like 'glm-5-nvfp4%'").to_pylist()
+        assert {row["model"]: row["expert_format"] for row in formats} == {
+            "glm-5-nvfp4": "nvfp4",
+            "glm-5-nvfp4.mtp": "bf16",
+        }
+
+
+def test_all_or_none_accepted_is_so_many_steps(served: Session) -> None:
+    found = served.query(
+        f"{BY_FLAGS} where draft_acceptance_rate in (0, 1) order by num_speculative_tokens"
+    ).to_pylist()
+    assert len(found) == 8
+    for row in found:
+        proposed, accepted = row["draft_tokens"], row["accepted_draft_tokens"]
+        assert accepted == (proposed if row["draft_acceptance_rate"] else 0)
+    tpot = {
+        (row["num_speculative_tokens"], row["draft_acceptance_rate"], row["pp"]): row["tpot_mean_ms"] for row in found
+    }
+    for stages in (1, 2):
+        assert tpot[4, 1.0, stages] < tpot[1, 1.0, stages] < tpot[1, 0.0, stages] < tpot[4, 0.0, stages]
+
+
+def test_inv_9_the_breakdown_adds_up_with_the_model_that_proposes(served: Session) -> None:
+    spent = served.query("""
+        with broken as (select scenario_id, sum(total_us) as kernels_us from kernel_breakdown group by all),
+        clock as (select scenario_id, sum(gpu_ns) / 1e3 as steps_us from replica_totals group by all)
+        select * from broken full join clock using (scenario_id)
+    """).to_pylist()
+    assert len(spent) == len(GRID)
+    for row in spent:
+        assert row["kernels_us"] == pytest.approx(row["steps_us"], rel=1e-6)
+    own = served.query("""
+        select count(distinct scenario_id) as n from step_cost_uses join deployments using (deployment_id)
+        where model = 'qwen3-0.6b' and scenario_id in (select scenario_id from scenarios join deployments
+        using (deployment_id) where model = 'qwen3-4b')
+    """).to_pylist()
+    assert own == [{"n": 9}]
+
+
+def test_a_sweep_gives_what_the_session_gives(session: Session, served: Session) -> None:
+    told = {row["scenario_id"]: row for row in sweep(session, GRID).to_pylist()}
+    expected = served.table("scenario_summary").to_pylist()
+    assert len(expected) == len(told) == len(GRID)
+    assert {row["speculative_model"] for row in told.values()} == {None, "qwen3-0.6b"}
+    for row in expected:
+        found = told[row["scenario_id"]]
+        assert {name: found[name] for name in row} == row
+
+
+def test_a_draft_that_cannot_be_split_is_a_status(session: Session) -> None:
+    with session.fork() as fork:
+        give_plan(fork, [row_of(model="qwen3-4b", speculative_model="qwen2.5-0.5b", tp=4, **DRAFTS)])
+        [row] = fork.table("scenario_summary").to_pylist()
+        assert "qwen2.5-0.5b has 14 attention heads, which tensor-parallel size 4 does not divide" in row["status"]
+
+
+def attentions(answer: dict[str, Any]) -> float:
+    """Launches of decode attention a step that decodes."""
+    return sum(row["calls"] for row in answer["breakdown"] if row["family"] == "decode_attention") / answer["steps"]
+
+
+def test_the_command_tells_what_was_accepted(command) -> None:
+    words = "simulate --model qwen3-0.6b --gpu l4 --max-concurrency 1 --num-prompts 2 --isl 30 --osl 10"
+    drafts = "--num-speculative-tokens 2 --draft-acceptance-rate 1 --speculative-method ngram"
+    status, out, _ = command(*words.split(), *drafts.split())
+    # 9 tokens after the first, three a step
+    assert status == 0 and "12 of 12: 3.00 tokens a step" in out
+    assert "of 2 tokens that are proposed for a sequence in each step, each is accepted with probability 1.00" in out
+    drafts = "--num-speculative-tokens 2 --draft-acceptance-rate 0 --speculative-model qwen2.5-0.5b"
+    status, out, err = command(*words.split(), *drafts.split(), "--format", "json")
+    assert status == 0, err
+    alone = json.loads(command(*words.split(), "--format", "json")[1])
+    # two passes of 24 layers beside the model's 28, in every step
+    assert attentions(json.loads(out)) / attentions(alone) == pytest.approx((28 + 2 * 24) / 28, rel=0.1)
+    status, out, err = command(*words.split(), "--num-speculative-tokens", 2)
+    assert (status, out) == (2, "") and "give draft_acceptance_rate" in err
