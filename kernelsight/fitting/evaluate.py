@@ -24,7 +24,8 @@ from kernelsight.fitting.cells import is_covered, is_seen, is_serving, measured_
 from kernelsight.fitting.metrics import mean_of, score
 from kernelsight.fitting.remeasurement import remeasurement_floors
 from kernelsight.fitting.splits import SEALED, Split, in_budget, shape_columns
-from kernelsight.fitting.training import MEASURED_HERE, WORK, training_rows
+from kernelsight.fitting.training import WORK, training_rows
+from kernelsight.read.sweeps.points import MEASURED_HERE
 
 Prediction = tuple[np.ndarray, np.ndarray, np.ndarray]
 Model = Callable[[Mapping[str, pa.Table], Mapping[str, pa.Table], str], Mapping[str, Prediction]]

@@ -188,11 +188,6 @@ WORK: dict[str, dict[str, str]] = {
         for family in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
     },
 }
-# what only our own measurements state: a published sweep may lack these columns
-MEASURED_HERE = (
-    *("working_set_bytes", "relative_error", "outliers", "gap_us", "memory_clock_hz", "temperature_c", "limits"),
-    *("repeated", "driver", "versions"),
-)
 IDENTITY = ("gpu", "implementation", "engine", "engine_version", "dtype")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelsight.cli.backtest import peer
+from kernelsight.backtest import peer
 from kernelsight.errors import InvalidInput, RunFailed
 
 RUNS = [

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernelsight.cli.main.calibrate import evaluate as calibrate_evaluate
 
+from kernelsight.cli.calibrate import evaluate as calibrate_evaluate
 from kernelsight.cli.calibrate.evaluate import COLUMNS, split_of
 from kernelsight.errors import InvalidInput
 from kernelsight.fitting.splits import HEADLINE_TRAIN

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernelsight.cli.main.calibrate import fit as calibrate_fit
 
+from kernelsight.cli.calibrate import fit as calibrate_fit
 from kernelsight.errors import InvalidInput, UnknownName
 from kernelsight.kernels import pack
 from kernelsight.kernels.pack import read_pack

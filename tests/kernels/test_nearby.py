@@ -13,8 +13,7 @@ from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FORMS
 from kernelsight.kernels.nearby import MOST_POINTS, fit_nearby, nearby_delta, nearby_of, nearby_rows
 from kernelsight.kernels.pack import pack_table
-
-from .measured import gemm, write
+from tests.fitting.measured import gemm, write
 
 KERNEL = "vllm|cublas|bf16"
 TABLES = (facts("kernel_implementations"), facts("gpus"), facts("fabrics"))

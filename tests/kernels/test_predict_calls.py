@@ -11,10 +11,10 @@ import pytest
 
 import kernelsight as ks
 from kernelsight.cli.main import main
-from kernelsight.cli.predict import predict_calls, predict_step
 from kernelsight.errors import KernelSightError
 from kernelsight.kernels.calls import family_table
 from kernelsight.read.calls import read_calls
+from kernelsight.scenario.forward_step import predict_calls, predict_step
 
 GEMM = {
     "family": "gemm",

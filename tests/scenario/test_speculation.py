@@ -12,8 +12,7 @@ from kernelsight.errors import ContractBroken, InvalidInput
 from kernelsight.scenario.plan import deployment_rows, give_plan, normalise
 from kernelsight.session import Session
 from kernelsight.sweep.sweep import sweep
-
-from .conftest import LOAD, SMALL, rows_of
+from tests.sweep.conftest import LOAD, SMALL, rows_of
 
 BIG = {"model": "qwen3-4b", "speculative_model": "qwen3-0.6b"}
 DRAFTS = {"num_speculative_tokens": 3, "draft_acceptance_rate": 0.7}

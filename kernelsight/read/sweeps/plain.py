@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 
 from kernelsight.catalog.tables import contracts, facts
 from kernelsight.errors import InvalidInput, breaks_contract
-from kernelsight.fitting.training import MEASURED_HERE
 from kernelsight.read.sweeps.devices import NOT_IN_CATALOGUE
-from kernelsight.read.sweeps.points import Batch, without_family
+from kernelsight.read.sweeps.points import MEASURED_HERE, Batch, without_family
 
 MAY_LACK = ("cv", "sm_clock_hz", "not_fitted", *MEASURED_HERE)
 

@@ -17,8 +17,12 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.errors import InvalidInput
-from kernelsight.fitting.training import MEASURED_HERE
 
+# what only our own measurements state: a published sweep may lack these columns
+MEASURED_HERE = (
+    *("working_set_bytes", "relative_error", "outliers", "gap_us", "memory_clock_hz", "temperature_c", "limits"),
+    *("repeated", "driver", "versions"),
+)
 SHAPE = tuple(field.name for field in contracts()["sweep_points"].schema.field("shape").type)
 LABELS = ("engine", "engine_version", "kernel_source", "dtype", "format", "math", "distribution")
 LATENCY_DECIMALS = 6  # a picosecond: below any clock, above the last bits of a unit conversion

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import polars as pl
 import pytest
-from kernelsight.cli.main.calibrate import import_sweeps as calibrate_import
+
+from kernelsight.cli.calibrate import import_sweeps as calibrate_import
 
 DEVICES = {"h100_sxm": "NVIDIA H100 80GB HBM3", "a100_sxm": "NVIDIA A100-SXM4-80GB", "l40s": "NVIDIA L40S"}
 ENGINES = {"vllm": ("VLLM", "0.24.0"), "sglang": ("SGLang", "0.5.14"), "trtllm": ("TRTLLM", "1.3.0rc20")}
