@@ -24,7 +24,7 @@ LOAD = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "input_len": 256, "output_le
 def run(requests: int) -> dict[str, Any]:
     """Serve one scenario of so many requests in this process; CPU seconds of a second sweep, and peak memory."""
     from kernelsight.session import connect
-    from kernelsight.sweep.sweep import sweep
+    from kernelsight.sweeps.sweep import sweep
 
     with connect() as session:
         sweep(session, [{**LOAD, "num_prompts": START_UP}])  # compiles

@@ -20,10 +20,10 @@ from typing import Any
 from kernelsight.report.output import as_text
 from kernelsight.scenario.grid import Plan, plan_grid
 from kernelsight.session import Session, connect
-from kernelsight.sweep.partitions import split
-from kernelsight.sweep.step_costs import put_step_costs
-from kernelsight.sweep.summarise import draw_loads, give_scenarios, serve
-from kernelsight.sweep.sweep import sweep
+from kernelsight.sweeps.partitions import split
+from kernelsight.sweeps.step_costs import put_step_costs
+from kernelsight.sweeps.summarise import draw_loads, give_scenarios, serve
+from kernelsight.sweeps.sweep import sweep
 
 MODELS = ("qwen3-8b", "llama-3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-20b", "llama-3.1-70b")
 GPUS = ("h100_sxm", "h200_sxm", "b200_sxm", "a100_sxm")

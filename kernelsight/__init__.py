@@ -4,6 +4,8 @@
 >>> with ks.connect() as session:
 ...     session.sql("select vendor from gpus where gpu = 'h100_sxm'").fetchall()
 [('nvidia',)]
+>>> ks.predict(model="qwen3-0.6b", gpu="l4", phase="decode", batch_size=8, context_len=1024).total_us > 0
+True
 """
 
 from __future__ import annotations
@@ -11,21 +13,84 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["KernelSightError", "Session", "__version__", "connect"]
+__all__ = [
+    "KernelSightError",
+    "Prediction",
+    "Run",
+    "Session",
+    "WhatIf",
+    "__version__",
+    "connect",
+    "find_rates",
+    "predict",
+    "simulate",
+    "sweep",
+    "what_if",
+]
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from kernelsight.errors import KernelSightError
+    from kernelsight.scenario.forward_step import Prediction
     from kernelsight.session import Session, connect
+    from kernelsight.sweeps.runs import Run, WhatIf
+
+# `kernelsight --help` must not pay for DuckDB and Arrow: what a name stands for is imported when it is used
+_HOMES = {
+    "connect": "session",
+    "Session": "session",
+    "Prediction": "scenario.forward_step",
+    "Run": "sweeps.runs",
+    "WhatIf": "sweeps.runs",
+    "KernelSightError": "errors",
+}
+
+
+def predict(**flags: Any) -> Prediction:
+    """Predict one forward step in a session of its own; see ``Session.predict``."""
+    from kernelsight.session import connect
+
+    with connect() as session:
+        return session.predict(**flags)
+
+
+def simulate(**flags: Any) -> Run:
+    """Simulate one scenario in a session of its own; see ``Session.simulate``."""
+    from kernelsight.session import connect
+
+    return connect().simulate(**flags)
+
+
+def what_if(grid: Any) -> WhatIf:
+    """Simulate every scenario of a grid in a session of its own; see ``Session.what_if``."""
+    from kernelsight.session import connect
+
+    return connect().what_if(grid)
+
+
+def sweep(grid: Any, **options: Any) -> WhatIf:
+    """Simulate every scenario of a grid in partitions, in a session of its own; see ``Session.sweep``."""
+    from kernelsight.session import connect
+
+    return connect().sweep(grid, **options)
+
+
+def find_rates(grid: Any, slo: dict[str, float], **options: Any) -> pa.Table:
+    """Return the highest request rates that keep ``slo``, in a session of its own; see ``Session.find_rates``."""
+    from kernelsight.session import connect
+
+    with connect() as session:
+        return session.find_rates(grid, slo, **options)
 
 
 def __getattr__(name: str) -> Any:
-    # `kernelsight --help` must not pay for DuckDB and Arrow
-    if name in ("connect", "Session"):
-        from kernelsight import session
+    if name in _HOMES:
+        from importlib import import_module
 
-        return getattr(session, name)
-    if name == "KernelSightError":
-        from kernelsight.errors import KernelSightError
-
-        return KernelSightError
+        return getattr(import_module(f"kernelsight.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'kernelsight' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import html
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -15,6 +16,10 @@ from kernelsight.dataflow.contract import conform
 from kernelsight.dataflow.graph import Graph
 from kernelsight.dataflow.locations import folder
 from kernelsight.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from kernelsight.scenario.forward_step import Prediction
+    from kernelsight.sweeps.runs import Run, WhatIf
 
 
 def connect(path: str | Path | None = None, *, read_only: bool = False) -> Session:
@@ -66,20 +71,106 @@ def _shipped_pack() -> pa.Table:
 
 
 class Session(dataflow.Session):
-    """Given tables, embedded facts and computed tables; not to be shared between threads."""
+    """Given tables, embedded facts and computed tables, and the questions that are asked of them.
 
-    def what_if(self, grid: Any, table: str = "scenario_summary") -> pa.Table:
-        """Serve every row of flags of ``grid`` in one go; return its flags beside its row of ``table``.
+    Nothing that is asked changes the tables: each question works in a fork. A session belongs to the thread that
+    opened it.
+    """
 
-        Rows are as ``kernelsight simulate`` takes them, with underscores: model, gpu, tensor_parallel_size,
-        num_prompts, input_len, output_len, and so on. The session stays as it was.
+    def give(self, name: str, data: Any, *, trusted: bool = False) -> None:
+        """State a table's rows: what was computed from the old ones is dropped.
+
+        ``data``: anything with ``__arrow_c_stream__``, or a list of dicts; ``requests`` that are given are the loads
+        of their scenarios. A name that no contract has is a table of your own. See ``dataflow.session.Session.give``.
+        """
+        super().give(name, data, trusted=trusted)
+        if name == "requests":
+            from kernelsight.serving.load import loads_of_requests
+
+            for table, rows in loads_of_requests(self.table("requests")).items():
+                super().give(table, rows, trusted=True)
+
+    def predict(
+        self,
+        *,
+        phase: Literal["prefill", "decode", "mixed"],
+        batch_size: int | None = None,
+        input_len: int | None = None,
+        context_len: int | None = None,
+        **flags: Any,
+    ) -> Prediction:
+        """Predict one forward step of a deployment, kernel by kernel.
+
+        Prefill: ``batch_size`` prompts of ``input_len`` new tokens after ``context_len`` cached ones; decode:
+        ``batch_size`` sequences with ``context_len`` tokens in the cache; mixed: these decodes and one chunk of
+        ``input_len``. ``flags``: model, gpu, tensor_parallel_size and others of ``kernelsight predict``.
+        """
+        from kernelsight.scenario.forward_step import Prediction, predict_step
+
+        sizes = {"batch_size": batch_size, "input_len": input_len, "context_len": context_len}
+        with self.fork() as fork:
+            return Prediction(predict_step(fork, flags, phase, sizes))
+
+    def simulate(self, **flags: Any) -> Run:
+        """Simulate one scenario; ``flags`` as ``kernelsight simulate`` takes them, with underscores.
+
+        InvalidInput: flags that do not go together, or a deployment that cannot run, and why.
+        """
+        from kernelsight.sweeps.runs import Run
+
+        return Run.of(self, flags)
+
+    def what_if(self, grid: Any) -> WhatIf:
+        """Simulate every scenario of a grid in one call.
+
+        ``grid``: axes as a dict (the product of its lists), one row of flags or more as a list of dicts, or anything
+        with ``__arrow_c_stream__``. InvalidInput names the row that cannot be used.
 
         >>> with connect() as session:
         ...     row = {"model": "qwen3-0.6b", "gpu": "l4", "max_concurrency": 4, "num_prompts": 8}
         ...     row |= {"input_len": 64, "output_len": 8}
-        ...     session.what_if([row, row | {"gpu": "h100_sxm"}]).column("completed").to_pylist()
+        ...     found = session.what_if([row, row | {"gpu": "h100_sxm"}])
+        ...     found.table("scenario_summary").column("completed").to_pylist()
         [8, 8]
         """
-        from kernelsight.scenario.plan import what_if
+        return self.sweep(grid)
 
-        return what_if(self, grid, table)
+    def sweep(
+        self,
+        grid: Any,
+        *,
+        slo: Mapping[str, float] | None = None,
+        goodput: Mapping[str, float] | None = None,
+        folder: str | Path | None = None,
+        resume: bool = False,
+        workers: int = 1,
+        executor: Literal["local", "ray"] = "local",
+    ) -> WhatIf:
+        """Simulate every scenario of a grid in partitions, in processes or under Ray where asked.
+
+        ``slo``: largest values of summary columns, such as ``{"ttft_p99_ms": 2000.0}``, which ``meets_slo`` then
+        states of each row; ``goodput``: objectives such as ``{"goodput_ttft_ms": 500.0}``; ``folder`` keeps finished
+        partitions, with which ``resume`` goes on after a kill.
+        """
+        from kernelsight.scenario.grid import grid_rows
+        from kernelsight.sweeps.runs import WhatIf
+        from kernelsight.sweeps.sweep import Execution
+
+        kept = Path(folder) if folder else None
+        execution = Execution(folder=kept, resume=resume, workers=workers, executor=executor, connect=connect)
+        return WhatIf.of(self, grid_rows(grid), goodput=goodput, slo=slo, execution=execution)
+
+    def find_rates(self, grid: Any, slo: Mapping[str, float], *, tolerance: float = 0.01) -> pa.Table:
+        """Return the highest request rate that keeps ``slo`` for every row of a grid; see ``sweep.find_rate``."""
+        from kernelsight.scenario.grid import grid_rows
+        from kernelsight.sweeps.find_rate import find_rates
+
+        return find_rates(self, grid_rows(grid), slo, tolerance=tolerance)
+
+    def __repr__(self) -> str:
+        place = f" on {self.path}" if self.path else ""
+        given = ", ".join(sorted(self.given())) or "nothing"
+        return f"Session{place}: given {given}; .tables() lists all, .sql(...) asks"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>"

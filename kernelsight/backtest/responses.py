@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from kernelsight.backtest.constants import Constants, with_host
 from kernelsight.backtest.serve import Planned, partitions
+from kernelsight.scenario.scenarios import give_plan
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
-    from kernelsight.sweep.summarise import Partition
+    from kernelsight.sweeps.partitions import Partition
 
 # host time at which runs are simulated: exposed of a step, of a request, of a kernel that no CUDA graph holds
 STEP_GRID_MS = (0.0, 0.5, 1.5, 4.0)
@@ -48,57 +49,27 @@ def responses(session: Session, planned: Sequence[Planned]) -> list[Response | N
 
 
 def _responses(session: Session, part: Partition) -> dict[str, Response]:
-    from kernelsight.serving.results import event_rows
-    from kernelsight.serving.simulate import by_key, read_inputs, serve_replicas
-    from kernelsight.sweep.step_costs import put_step_costs
-    from kernelsight.sweep.summarise import draw_alike, draw_loads, give_scenarios
-
-    able = give_scenarios(session, part)
-    if not able.num_rows:
-        return {}
-    session.put("requests", draw_alike(able))
-    put_step_costs(session, able, draw_loads(able))
-    inputs = {name: session.table(name) for name in session.graph.node("request_events").inputs} | {"scenarios": able}
-    world = read_inputs(*inputs.values())
+    give_plan(session, part.deployments, part.scenarios)
+    session.compute("step_costs", "load_requests")
+    host_settings = session.table("host_settings")
+    names = session.table("deployments")["deployment_id"].to_pylist()
     shape = tuple(len(points) for points in GRID)
     means: dict[str, np.ndarray] = {}
     loads: dict[str, tuple[float, float]] = {}
     for place in itertools.product(*(range(size) for size in shape)):
         step_ms, request_ms, launch_us = (points[i] for points, i in zip(GRID, place, strict=True))
-        constants = Constants(step_ms, 0.0, request_ms, eager_launch_us=launch_us)
-        everywhere = dict.fromkeys(able["deployment_id"].to_pylist(), constants)
-        host = with_host(inputs["host_settings"], everywhere.get)
-        replicas = serve_replicas(world._replace(hosts=by_key(host, "deployment_id")), count_uses=False)
-        for name, ttft_ms, tpot_ms, *load in client_means(event_rows(replicas, inputs["requests"])):
-            loads.setdefault(name, tuple(load))
-            held = means.setdefault(name, np.full((2, *shape), np.nan))
-            held[:, *place] = ttft_ms, tpot_ms
+        everywhere = dict.fromkeys(names, Constants(step_ms, 0.0, request_ms, eager_launch_us=launch_us))
+        with session.fork() as fork:
+            fork.give("host_settings", with_host(host_settings, everywhere.get), trusted=True)
+            for row in fork.table("request_statistics").to_pylist():
+                if row["tpot_mean_ms"] is None:
+                    continue
+                name = row["scenario_id"]
+                running = row["decode_ns"] / 1e9 / row["duration_s"]
+                loads.setdefault(name, (running, row["prompt_tokens"] / row["completed"]))
+                held = means.setdefault(name, np.full((2, *shape), np.nan))
+                held[:, *place] = row["ttft_mean_ms"], row["tpot_mean_ms"]
     return {name: Response(*both, *loads[name]) for name, both in means.items()}
-
-
-def client_means(request_events: Any) -> list[tuple[str, float, float, float, float]]:
-    """Return (scenario_id, mean TTFT in ms, mean TPOT in ms, requests that decode at a time, mean prompt in tokens).
-
-    Of the scenarios that served a request of two tokens or more.
-    """
-    import polars as pl
-
-    gaps = pl.col("output_tokens") - 1
-    decoding_ns = pl.col("finish_ns") - pl.col("first_token_ns")
-    means = (
-        pl.from_arrow(request_events)
-        .lazy()
-        .filter(pl.col("status") == "finished")
-        .group_by("scenario_id")
-        .agg(
-            ((pl.col("first_token_ns") - pl.col("sent_ns")) / 1e6).mean().alias("ttft_ms"),
-            (decoding_ns / 1e6 / gaps).filter(gaps > 0).mean().alias("tpot_ms"),
-            (decoding_ns.sum() / (pl.col("finish_ns").max() - pl.col("sent_ns").min())).alias("running"),
-            pl.col("prompt_tokens").mean(),
-        )
-        .drop_nulls()
-    )
-    return means.collect().rows()
 
 
 def means_of(values: np.ndarray, running: np.ndarray, prompt_tokens: np.ndarray, at: Constants) -> np.ndarray:

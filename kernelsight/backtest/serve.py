@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kernelsight.dataflow.rows import give_rows
-from kernelsight.errors import KernelSightError
-from kernelsight.scenario.load_rules import check_load
-from kernelsight.scenario.plan import deployment_rows, normalise, resolve_names, scenario_row
-from kernelsight.sweep.summarise import Partition, draw_alike, give_scenarios
+from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.sweeps.partitions import Partition
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from kernelsight.backtest.constants import Constants
     from kernelsight.dataflow.session import Session
 
@@ -24,9 +19,11 @@ TIMES = (
     *("ttft_mean_ms", "tpot_mean_ms", "gpu_s", "host_exposed_s", "idle_s", "queue_ms"),
     *("prefill_kernels_s", "decode_kernels_s", "prefill_communication_s", "decode_communication_s"),
 )
-SUMMARY = ("ttft_mean_ms", "tpot_mean_ms", "steps", "preemptions", "gpu_s", "host_exposed_s", "idle_s")
+SUMMARY = (
+    *("ttft_mean_ms", "tpot_mean_ms", "queue_mean_ms", "steps", "preemptions", "gpu_s", "host_exposed_s", "idle_s"),
+)
 COMMUNICATION = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
-# seconds of each scenario by phase of the step and kind of kernel; queue: from sending until the first step, a request
+# seconds of each scenario by phase of the step and kind of kernel
 PARTS_QUERY = f"""
 select scenario_id,
        sum(total_us) filter (where phase <> 'decode' and not moves) / 1e6 as prefill_kernels_s,
@@ -36,7 +33,6 @@ select scenario_id,
 from (select *, family in ({", ".join(f"'{name}'" for name in COMMUNICATION)}) as moves from kernel_breakdown)
 group by scenario_id
 """
-QUEUE_QUERY = "select scenario_id, avg(queue_ms) as queue_ms from request_metrics group by scenario_id"
 
 
 class Planned(NamedTuple):
@@ -49,18 +45,11 @@ class Planned(NamedTuple):
 
 def plan_runs(session: Session, flags: Sequence[Mapping[str, Any]]) -> list[Planned]:
     """Return the plan of each run's flags, in their order."""
-    planned = []
-    for row in flags:
-        try:
-            named = resolve_names(session, normalise(row))
-            check_load(named)
-            deployments = deployment_rows(named)
-            scenario = scenario_row(named, deployments[0])
-        except KernelSightError as error:
-            planned.append(Planned([], None, str(error)))
-            continue
-        planned.append(Planned(deployments, scenario))
-    return planned
+    plan = plan_rows(session, flags, on_fault="collect")
+    return [
+        Planned(plan.deployments_of([scenario]) if scenario else [], scenario, fault)
+        for scenario, fault in zip(plan.scenarios, plan.faults, strict=True)
+    ]
 
 
 def host_versions(session: Session, planned: Sequence[Planned]) -> list[str | None]:
@@ -70,7 +59,7 @@ def host_versions(session: Session, planned: Sequence[Planned]) -> list[str | No
         return [None] * len(planned)
     with session.fork() as fork:
         fork.progress = None
-        give_rows(fork, "deployments", list(known.values()))
+        fork.give("deployments", list(known.values()))
         settings = fork.table("host_settings")
     found = dict(zip(*(settings[name].to_pylist() for name in ("deployment_id", "from_version")), strict=True))
     return [found[plan.deployments[0]["deployment_id"]] if plan.deployments else None for plan in planned]
@@ -97,13 +86,12 @@ def serve_runs(
     for part in partitions(planned):
         with session.fork() as fork:
             fork.progress = None
-            able = give_scenarios(fork, part)
-            fork.put("requests", draw_alike(able))
-            for name in fork.graph.node("request_events").inputs:
-                fork.table(name)  # what the forks share is computed once
+            give_plan(fork, part.deployments, part.scenarios)
+            # what does not rest on host time is computed once for all forks
+            fork.compute("step_costs", "load_requests", "kernel_latencies")
             for rows, constants in zip(found, overheads, strict=True):
                 with fork.fork() as one:
-                    rows |= {row["scenario_id"]: row for row in _serve(one, able, constants)}
+                    rows |= {row["scenario_id"]: row for row in _serve(one, constants)}
     return [
         [rows[plan.scenario["scenario_id"]] if plan.scenario else {"status": plan.fault} for plan in planned]
         for rows in found
@@ -120,32 +108,20 @@ def partitions(planned: Sequence[Planned]) -> Iterator[Partition]:
     for first in range(0, len(keys), DEPLOYMENTS):
         mine = [plan for key in keys[first : first + DEPLOYMENTS] for plan in loads[key].values()]
         known = {row["deployment_id"]: row for plan in mine for row in plan.deployments}
-        yield Partition(list(known.values()), [plan.scenario for plan in mine if plan.scenario], {}, None)
+        yield Partition(list(known.values()), [plan.scenario for plan in mine if plan.scenario], {})
 
 
-def _serve(session: Session, able: pa.Table, overheads: Mapping[str, Constants]) -> list[dict[str, Any]]:
+def _serve(session: Session, overheads: Mapping[str, Constants]) -> list[dict[str, Any]]:
     if overheads:
         from kernelsight.backtest.constants import with_host
 
-        session.put("host_settings", with_host(session.table("host_settings"), overheads.get))
-    _simulate(session, able)
+        session.give("host_settings", with_host(session.table("host_settings"), overheads.get), trusted=True)
+    session.compute("scenario_summary", "kernel_breakdown")
     summary = session.table("scenario_summary").select(["scenario_id", "deployment_id", "status", *SUMMARY])
-    rows = {row["scenario_id"]: row for row in summary.to_pylist()}
-    for row in session.query(QUEUE_QUERY).to_pylist():
-        rows[row["scenario_id"]] |= row
+    rows = {row["scenario_id"]: row for row in summary.rename_columns({"queue_mean_ms": "queue_ms"}).to_pylist()}
     for row in session.query(PARTS_QUERY).to_pylist():
         rows[row["scenario_id"]] |= {name: value or 0.0 for name, value in row.items()}
     for row in rows.values():
         pace = overheads[row["deployment_id"]].pace if row["deployment_id"] in overheads else 1.0
         row |= {name: pace * row[name] for name in TIMES if row.get(name) is not None}
     return list(rows.values())
-
-
-def _simulate(session: Session, scenarios: pa.Table) -> None:
-    from kernelsight.serving.simulate import simulate_scenarios
-
-    inputs = {name: session.table(name) for name in session.graph.node("request_events").inputs}
-    served = simulate_scenarios(*(inputs | {"scenarios": scenarios}).values())
-    for name, table in served.items():
-        if name != "steps":
-            session.put(name, table)

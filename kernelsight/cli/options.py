@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.read.rows import read_rows
 from kernelsight.report.output import note
@@ -86,7 +85,7 @@ def extend_gpus(session: Session, path: Path) -> None:
         if name in known:
             note(f"{path.name}: its row {name} stands for the catalogue's GPU of that name")
         rows.append(row)
-    session.extend("gpus", as_table(session, "gpus", _without_strange(rows, columns, path)))
+    session.extend("gpus", _without_strange(rows, columns, path))
 
 
 def _refuse_implausible(row: dict[str, Any], path: Path) -> None:
@@ -134,4 +133,4 @@ def give_host_overheads(session: Session, path: Path) -> None:
             own["assumed"] = newest[engine]["assumed"]
         rows.append({**newest[engine], **own, **stated})
     kept = [row for row in there if row["engine"] not in {row["engine"] for row in rows}]
-    session.give("host_overheads", as_table(session, "host_overheads", kept + rows))
+    session.give("host_overheads", kept + rows)

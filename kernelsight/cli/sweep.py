@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,15 +11,15 @@ from kernelsight.errors import InvalidInput
 from kernelsight.report.output import as_csv, as_json, as_text, check_ending, terminal_width, write_table
 from kernelsight.scenario.grid import read_grid
 from kernelsight.scenario.objectives import PRICE, cheapest, parse_objectives, parse_slo
-from kernelsight.sweep.partitions import Store, import_ray
-from kernelsight.sweep.sweep import pareto_front, sweep
+from kernelsight.sweeps.partitions import Store, import_ray
+from kernelsight.sweeps.runs import SWEEP, WhatIf
+from kernelsight.sweeps.sweep import Execution, Progress
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kernelsight.session import Session
 
-TABLE = "sweep"
 SHOWN = (
     *("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "output_throughput", "goodput"),
     *("output_throughput_per_gpu", "output_throughput_per_user", "cost_per_million_output_tokens", "meets_slo"),
@@ -38,29 +39,59 @@ def run(arguments: Any) -> None:
         session.progress = None
         rows = read_grid(session, arguments.grid)
         if arguments.find_rate:
-            from kernelsight.sweep.find_rate import find_rates
+            _find_rates(session, rows, slo, goodput, arguments, target)
+            return
+        execution = _execution(arguments, target)
+        found = WhatIf.of(session, rows, goodput=goodput, slo=slo, execution=execution)
+        if target and target.suffix == ".duckdb":
+            found.save(target)
+        elif target:
+            write_table(found.summary, target)
+        if execution.folder:
+            Store(execution.folder).remove()
+        _print(found.summary, found.pareto_front, arguments)
 
-            table = find_rates(session, rows, slo, goodput=goodput)
-            front = None
-        else:
-            folder = target.with_name(f"{target.name}.parts") if target else None
-            table = sweep(
-                session,
-                rows,
-                goodput=goodput,
-                slo=slo,
-                folder=folder,
-                resume=arguments.resume,
-                workers=arguments.workers,
-                executor=arguments.executor,
-                partition_requests=arguments.partition_requests,
-            )
-            front = pareto_front(session, table)
-        if target:
-            _write(session, table, front, target)
-            if front is not None:
-                Store(folder).remove()
-        _print(table, front, arguments)
+
+def _find_rates(
+    session: Session,
+    rows: list[dict[str, Any]],
+    slo: dict[str, float],
+    goodput: dict[str, float],
+    arguments: Any,
+    target: Path | None,
+) -> None:
+    """Search the highest rates, and print and write them."""
+    from kernelsight.dataflow.storage import save_file
+    from kernelsight.sweeps.find_rate import find_rates
+
+    table = find_rates(session, rows, slo, goodput=goodput)
+    if target and target.suffix == ".duckdb":
+        save_file(target, session.graph.contracts, {SWEEP: table})
+    elif target:
+        write_table(table, target)
+    _print(table, None, arguments)
+
+
+def _execution(arguments: Any, target: Path | None) -> Execution:
+    """Return how the sweep is to be run; finished partitions lie beside the file that is written."""
+    from kernelsight.session import connect
+
+    return Execution(
+        folder=target.with_name(f"{target.name}.parts") if target else None,
+        resume=arguments.resume,
+        workers=arguments.workers,
+        executor=arguments.executor,
+        partition_requests=arguments.partition_requests,
+        connect=connect,
+        report=_show_progress if sys.stderr.isatty() else None,
+    )
+
+
+def _show_progress(progress: Progress) -> None:
+    """Write on the terminal how many scenarios are served, and how long the others may take."""
+    done, total, spent = progress
+    text = f"{done:,} of {total:,} scenarios, {done / spent:,.0f} a second, {spent / done * (total - done):.0f} s left"
+    print(f"\r\033[K  {text}", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
 
 def _check_words(arguments: Any, target: Path | None) -> None:
@@ -82,20 +113,6 @@ def _check_words(arguments: Any, target: Path | None) -> None:
         raise InvalidInput("--at-rate needs --find-rate; without it, state request_rate in the grid.")
     if arguments.at_rate is not None and not 0 < arguments.at_rate < math.inf:
         raise InvalidInput(f"--at-rate is {arguments.at_rate}; give a finite number above 0.")
-
-
-def _write(session: Session, table: pa.Table, front: pa.Table | None, target: Path) -> None:
-    if target.suffix != ".duckdb":
-        write_table(table, target)
-        return
-    from kernelsight.dataflow.storage import save_file
-
-    known = session.graph.known("scenario_summary").column_names
-    tables = {TABLE: table}
-    if front is not None:
-        names = session.graph.known("pareto_front").column_names
-        tables |= {"scenario_summary": table.select(known), "pareto_front": front.select(names)}
-    save_file(target, session.graph.contracts, tables)
 
 
 def _print(table: pa.Table, front: pa.Table | None, arguments: Any) -> None:

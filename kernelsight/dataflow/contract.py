@@ -17,9 +17,9 @@ from kernelsight.dataflow.types import arrow_type, duckdb_type
 from kernelsight.dataflow.violations import cast_column, check_faults, duplicate_fault, value_fault
 from kernelsight.errors import InvalidInput, breaks_contract, nearest
 
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
+NAME = re.compile(r"[a-z][a-z0-9_]*")
 _REFERENCE = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+")
-_TABLE_FIELDS = {"table": str, "kind": str, "grain": str, "doc": str, "columns": list, "like": str}
+_TABLE_FIELDS = {"table": str, "kind": str, "grain": str, "doc": str, "columns": list, "like": str, "without": list}
 _COLUMN_FIELDS = {
     "name": str,
     "type": str,
@@ -106,26 +106,34 @@ def _read_json(path: Path) -> dict[str, Any]:
     if isinstance(stated, dict):
         stated.pop("$schema", None)
     _check_fields(path, "the contract", stated, _TABLE_FIELDS, required=["table", "kind", "grain", "doc"])
-    if ("columns" in stated) == ("like" in stated):
-        raise _malformed(path, "it declares its columns either in 'columns' or as those of another table in 'like'")
+    if "columns" not in stated and "like" not in stated:
+        raise _malformed(path, "it declares its columns in 'columns', or as those of another table in 'like'")
+    if "without" in stated and "like" not in stated:
+        raise _malformed(path, "'without' names columns of another table, and there is no 'like'")
     return stated
 
 
-def _stated_columns(path: Path, stated: Mapping[str, dict[str, Any]]) -> list[Any]:
-    """Return a contract's columns, followed through ``like`` to the contract that lists them."""
-    passed = [path.stem]
-    while "like" in stated[passed[-1]]:
-        other = stated[passed[-1]]["like"]
-        if other not in stated or other in passed:
-            why = "leads back to itself" if other in passed else f"names {other!r}, which has no contract"
-            raise _malformed(path, f"its 'like' {why}")
-        passed.append(other)
-    return stated[passed[-1]]["columns"]
+def _stated_columns(path: Path, stated: Mapping[str, dict[str, Any]], passed: tuple[str, ...] = ()) -> list[Any]:
+    """Return a contract's columns: its own, then those of the table that it is ``like``, ``without`` some of them."""
+    contract, passed = stated[path.stem], (*passed, path.stem)
+    own = contract.get("columns", [])
+    if "like" not in contract:
+        return own
+    other = contract["like"]
+    if other not in stated or other in passed:
+        why = "leads back to itself" if other in passed else f"names {other!r}, which has no contract"
+        raise _malformed(path, f"its 'like' {why}")
+    theirs = _stated_columns(path.with_name(f"{other}.json"), stated, passed)
+    left_out = contract.get("without", [])
+    unknown_names = set(left_out) - {column.get("name") for column in theirs}
+    if unknown_names:
+        raise _malformed(path, f"its 'without' names {sorted(unknown_names)[0]!r}, which {other} does not have")
+    return own + [column for column in theirs if column.get("name") not in left_out]
 
 
 def _read_contract(path: Path, every: Mapping[str, dict[str, Any]]) -> Contract:
     stated = every[path.stem]
-    if stated["table"] != path.stem or not _NAME.fullmatch(path.stem):
+    if stated["table"] != path.stem or not NAME.fullmatch(path.stem):
         raise _malformed(path, f"its table is {stated['table']!r}; it must be the file's stem, in lower case")
     if stated["kind"] not in ("given", "derived"):
         raise _malformed(path, f"its kind is {stated['kind']!r}; it must be 'given' or 'derived'")
@@ -142,7 +150,7 @@ def _read_contract(path: Path, every: Mapping[str, dict[str, Any]]) -> Contract:
 def _read_column(path: Path, stated: Any) -> Column:
     label = f"column {stated['name']}" if isinstance(stated, dict) and "name" in stated else "a column"
     _check_fields(path, label, stated, _COLUMN_FIELDS, required=["name", "type", "doc"])
-    if not _NAME.fullmatch(stated["name"]):
+    if not NAME.fullmatch(stated["name"]):
         raise _malformed(path, f"{label} is not a lower-case name of letters, digits and underscores")
     if stated.get("reference") and not _REFERENCE.fullmatch(stated["reference"]):
         raise _malformed(path, f"{label} has the reference {stated['reference']!r}; write 'table.column'")
@@ -226,7 +234,7 @@ def conform(data: Any, contract: Contract, *, trusted: bool = False, origin: str
     Traceback (most recent call last):
     kernelsight.errors.ContractBroken: table t breaks its contract: column x: 1 row against 'x > 0' (row 2 holds -2.0).
     """
-    table = _as_arrow(data, contract.table)
+    table = as_arrow(data, contract.table)
     faults = _name_faults(table, contract)
     sound: dict[str, pa.ChunkedArray] = {}
     for column in contract.columns:
@@ -246,13 +254,14 @@ def conform(data: Any, contract: Contract, *, trusted: bool = False, origin: str
     return pa.table(list(sound.values()), schema=contract.schema)
 
 
-def _as_arrow(data: Any, table: str) -> pa.Table:
+def as_arrow(data: Any, table: str) -> pa.Table:
+    """Return anything with ``__arrow_c_stream__`` as an Arrow table; InvalidInput names the table that it was for."""
     if isinstance(data, pa.Table):
         return data
     if not hasattr(data, "__arrow_c_stream__") and not isinstance(data, pa.RecordBatch):
         raise InvalidInput(
             f"table {table} was given as {type(data).__name__}, which is no Arrow table: give a pyarrow table, a "
-            "polars or pandas frame, or a DuckDB relation (pyarrow.Table.from_pylist turns a list of rows into one)."
+            "polars or pandas frame, a DuckDB relation, or a list of dicts."
         )
     return pa.table(data)
 

@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight.dataflow.contract import Contract
-from kernelsight.dataflow.python_nodes import PythonNode, produces, python_nodes
+from kernelsight.dataflow.python_nodes import PythonNode, produces, python_nodes, reads
 from kernelsight.dataflow.sql_nodes import read_sql_node, sql_files
 from kernelsight.errors import InvalidInput, missing_table, unknown
 
-__all__ = ["Graph", "Node", "produces"]
+__all__ = ["Graph", "Node", "produces", "reads"]
 
 
 @dataclass(frozen=True)
 class Node:
-    """What makes one table (or several): a SQL text, or a Python function of tables."""
+    """What makes one table (or several): a SQL text, or a Python function of tables.
+
+    ``inputs`` are there before it runs; of ``fetches`` it reads what it needs while it runs.
+    """
 
     names: tuple[str, ...]
     kind: str
@@ -28,6 +31,12 @@ class Node:
     path: Path
     text: str = ""
     source: PythonNode | None = None
+    fetches: tuple[str, ...] = ()
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """What a Python node takes of the session beside tables: wanted, read, threads."""
+        return self.source.services if self.source else ()
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -84,10 +93,18 @@ class Graph:
                 node = self._sql_node(table)
             elif table in self._functions:
                 source = self._functions[table]
-                node = Node(source.makes, "python", source.inputs, source.doc, source.path, source=source)
+                node = Node(
+                    source.makes,
+                    "python",
+                    source.inputs,
+                    source.doc,
+                    source.path,
+                    source=source,
+                    fetches=source.fetches,
+                )
             else:
                 return None
-            for name in [*node.names, *node.inputs]:
+            for name in [*node.names, *node.inputs, *node.fetches]:
                 if name not in self.contracts:
                     raise unknown(
                         "table", name, self.contracts, f"{node.label} names it; schemas/{name}.json is absent."
@@ -156,9 +173,9 @@ class Graph:
                 continue
             seen.add(name)
             node = self.node(name) if name in self.contracts else None
-            if node and upon in node.inputs:
+            if node and upon in (*node.inputs, *node.fetches):
                 return True
-            waiting += node.inputs if node else ()
+            waiting += (*node.inputs, *node.fetches) if node else ()
         return False
 
     def validate(self, provided: Collection[str] = ()) -> None:
@@ -203,7 +220,7 @@ def _text(wanted: list[str], nodes: list[Node], absent: Mapping[str, str]) -> st
     read = sorted({name for node in nodes for name in node.inputs} - made)
     lines = [
         f"{position:>3}  {node.kind:<6}  {', '.join(node.names):<{width}}  from {', '.join(node.inputs) or 'nothing'}"
-        f"  -- {node.doc}"
+        f"{f', columns of {len(node.fetches)} more tables' if node.fetches else ''}  -- {node.doc}"
         for position, node in enumerate(nodes, start=1)
     ]
     there = [name for name in read if name not in absent]
@@ -223,4 +240,5 @@ def _mermaid(nodes: list[Node], absent: Collection[str]) -> str:
         for name in node.names:
             lines.append(f'    {name}["{name}<br>{node.kind}"]')
             lines.extend(f"    {source} --> {name}" for source in node.inputs)
+            lines.extend(f"    {source} -.-> {name}" for source in node.fetches)
     return "\n".join(lines)

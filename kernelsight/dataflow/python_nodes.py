@@ -1,6 +1,9 @@
 """Python nodes: public functions of one module, named like their table, with their inputs as parameters.
 
-They are read from the module's source, so that drawing the graph imports nothing heavy.
+Parameters are input tables. Keyword-only parameters are services of the session: ``wanted`` (which of the node's tables
+are asked for), ``read`` (columns and rows of the tables that ``reads`` declares, fetched when the node asks for them)
+and ``threads`` (how many it may use; None: its own choice). Nodes are read from the module's source, so that drawing
+the graph imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -15,9 +18,13 @@ from typing import Any
 
 from kernelsight.errors import InvalidInput
 
+SERVICES = ("wanted", "read", "threads")
+
 
 def produces(*tables: str) -> Callable[[Callable], Callable]:
-    """Mark a function as the maker of several tables: it returns a dict of them by name.
+    """Mark a function as the maker of several tables: it returns a dict of them by name, those ``wanted`` at least.
+
+    A value may be a function without parameters, which makes the table when it is asked for.
 
     >>> @produces("steps", "request_events")
     ... def simulation(scenarios): ...
@@ -32,9 +39,25 @@ def produces(*tables: str) -> Callable[[Callable], Callable]:
     return mark
 
 
+def reads(*tables: str) -> Callable[[Callable], Callable]:
+    """Declare tables that a function fetches by its parameter ``read``, and only those columns and rows that it needs.
+
+    >>> @reads("steps")
+    ... def totals(scenarios, *, read): ...
+    >>> totals.reads
+    ('steps',)
+    """
+
+    def mark(function: Callable) -> Callable:
+        function.reads = tables
+        return function
+
+    return mark
+
+
 @dataclass(frozen=True)
 class PythonNode:
-    """One function as its source states it: the tables it makes, the tables it takes, its docstring's first line."""
+    """One function as its source states it: the tables it makes, takes and fetches, and its docstring's first line."""
 
     module: str
     function: str
@@ -42,6 +65,8 @@ class PythonNode:
     inputs: tuple[str, ...]
     doc: str
     path: Path
+    fetches: tuple[str, ...] = ()
+    services: tuple[str, ...] = ()
 
     def load(self) -> Callable[..., Any]:
         """Import the module and return the function."""
@@ -64,22 +89,28 @@ def python_nodes(module: str) -> list[PythonNode]:
 
 def _read_function(module: str, path: Path, function: ast.FunctionDef) -> PythonNode:
     arguments = function.args
-    if arguments.vararg or arguments.kwarg or arguments.posonlyargs or arguments.defaults or any(arguments.kw_defaults):
+    services = tuple(argument.arg for argument in arguments.kwonlyargs)
+    strange = [name for name in services if name not in SERVICES]
+    if (
+        *(arguments.vararg, arguments.kwarg, strange),
+        *(arguments.posonlyargs, arguments.defaults, [value for value in arguments.kw_defaults if value]),
+    ) != (None, None, [], [], [], []):
         raise InvalidInput(
             f"{path.name}: {function.name} cannot be a node of the graph: every parameter is an input table, so none "
-            "may have a default, a star or be positional only (a function that is no node starts with an underscore)."
+            f"may have a default, a star or be positional only, and keyword-only ones are {', '.join(SERVICES)} "
+            "(a function that is no node starts with an underscore)."
         )
-    inputs = tuple(argument.arg for argument in [*arguments.args, *arguments.kwonlyargs])
+    inputs = tuple(argument.arg for argument in arguments.args)
     doc = (ast.get_docstring(function) or "").partition("\n")[0].strip()
-    return PythonNode(module, function.name, _makes(function), inputs, doc, path)
+    makes = _decorated(function, "produces") or (function.name,)
+    return PythonNode(module, function.name, makes, inputs, doc, path, _decorated(function, "reads"), services)
 
 
-def _makes(function: ast.FunctionDef) -> tuple[str, ...]:
-    """Return the tables of a ``produces`` decorator, else the function's own name."""
+def _decorated(function: ast.FunctionDef, name: str) -> tuple[str, ...]:
+    """Return the tables that a decorator of the function names; none where it has no such decorator."""
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call):
             called = decorator.func
-            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-            if name == "produces":
+            if name == (called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")):
                 return tuple(ast.literal_eval(argument) for argument in decorator.args)
-    return (function.name,)
+    return ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
@@ -10,20 +10,23 @@ from kernelsight.errors import InvalidInput
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kernelsight.dataflow.session import Session
+    from kernelsight.dataflow.contract import Contract
 
 
-def give_rows(session: Session, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Give rows as a table of the contract's types; columns that no row has are null."""
-    session.give(table, as_table(session, table, list(rows)))
+def is_rows(data: Any) -> bool:
+    """Return whether data is a list of dicts, one a row."""
+    return isinstance(data, list) and all(isinstance(row, Mapping) for row in data)
 
 
-def as_table(session: Session, table: str, rows: list[Mapping[str, Any]]) -> pa.Table:
-    """Return rows as an Arrow table of the contract's types; InvalidInput: a value that does not fit its column."""
+def as_table(contract: Contract, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Return rows as an Arrow table of the contract's types, columns that no row has null.
+
+    InvalidInput: a value that does not fit its column. Other keys of the rows are left out.
+    """
     import pyarrow as pa
 
     columns = {}
-    for column in session.graph.known(table).columns:
+    for column in contract.columns:
         values = [row.get(column.name) for row in rows]
         kinds = set(map(type, values)) - {type(None)}
         if not kinds:

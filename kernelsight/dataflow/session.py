@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -14,22 +15,25 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.catalogue import CATALOGUE, catalogue_table
-from kernelsight.dataflow.contract import conform
+from kernelsight.dataflow.contract import NAME, as_arrow, conform
 from kernelsight.dataflow.engine import SETTINGS, complaint, quote
+from kernelsight.dataflow.frames import caller_frames
 from kernelsight.dataflow.graph import Graph, Node
+from kernelsight.dataflow.rows import as_table, is_rows
 from kernelsight.dataflow.sql_nodes import tables_in_query
 from kernelsight.dataflow.storage import attach, change_tables, read_table, save_file
 from kernelsight.dataflow.violations import check_reference
 from kernelsight.errors import InvalidInput, MissingTable, RunFailed, unknown
 
 _FILE = "kernelsight_file"
-# A file that holds the one is a saved run; a node that makes the other simulates, which a saved run never does again.
-SAVED_RUN, SIMULATED = "run_info", "request_events"
 _ANSWERING = {"SELECT", "EXPLAIN", "CALL", "MULTI"}
 
 
 class Session:
-    """Given tables, embedded facts and computed tables over one graph; not to be shared between threads."""
+    """Given tables, embedded facts and computed tables over one graph; for the thread that made it alone.
+
+    ``threads``: how many a node may use; None: its own choice.
+    """
 
     def __init__(
         self,
@@ -49,9 +53,14 @@ class Session:
         self._connection = self._database.cursor()
         self._connection.execute("set enable_progress_bar = false")
         self._keeps = self.path is not None and not read_only
+        self.threads: int | None = None
+        self._owner = threading.get_ident()
         self._tables: dict[str, pa.Table] = {}
-        self._registered: dict[str, pa.Table] = {}
+        # tables that a node has not laid out yet: what it computed is kept, the rows are made when they are asked for
+        self._pending: dict[str, Callable[[], Any]] = {}
+        self._registered: dict[str, pa.Table | None] = {}
         self._given: set[str] = set()
+        self._own: set[str] = set()
         self._stored: set[str] = set()
         if self.path is not None:
             self._stored = attach(self._connection, self.path, _FILE, read_only=read_only)
@@ -75,10 +84,11 @@ class Session:
     def give(self, name: str, data: Any, *, trusted: bool = False) -> None:
         """State a table's rows: what was computed from the old ones is dropped.
 
-        A derived table may be given too: then its node does not run. ``trusted``: the checks of the contract were made
-        before; types, nulls and references are still looked at.
+        ``data``: anything with ``__arrow_c_stream__``, or a list of dicts. A derived table may be given too: then its
+        node does not run. A name that no contract has is a table of your own, for SQL and ``table``. ``trusted``: the
+        checks of the contract were made before; types, nulls and references are still checked.
 
-        ContractBroken lists every fault of the rows; UnknownName tells of a reference to a name that is not there.
+        ContractBroken lists every fault of the rows; UnknownName: they refer to a name that no row has.
 
         >>> from kernelsight import connect
         >>> with connect() as session:
@@ -86,15 +96,20 @@ class Session:
         ...     session.table("fabrics").num_rows
         2
         """
-        contract = self.graph.known(name)
+        self._check_thread()
+        if name not in self.graph.contracts:
+            self._give_own(name, data)
+            return
         if name in CATALOGUE:
             raise InvalidInput(f"{name} describes the tables themselves and cannot be given.")
-        table = conform(data, contract, trusted=trusted)
+        table = conform(self._as_rows(name, data), self.graph.contracts[name], trusted=trusted)
         self._check_references(name, table)
         dropped = self._computed_from(name)
         if self._keeps:
             change_tables(self._connection, _FILE, self.graph.contracts, {name: table}, dropped)
             self._stored.add(name)
+        for other in (*dropped, name):
+            self._pending.pop(other, None)
         for other in dropped:
             self._tables.pop(other, None)
             self._stored.discard(other)
@@ -103,6 +118,26 @@ class Session:
         self._given.add(name)
         # Tables that refer to this one are looked at again before a node reads them.
         self._references_unchecked |= self._given
+
+    def _as_rows(self, name: str, data: Any) -> Any:
+        if not is_rows(data):
+            return data
+        contract = self.graph.contracts[name]
+        strange = {key for row in data for key in row} - set(contract.column_names)
+        if strange:
+            raise unknown("column", min(strange), contract.column_names, f"`kernelsight tables {name}` lists them.")
+        return as_table(contract, data)
+
+    def _give_own(self, name: str, data: Any) -> None:
+        """Keep a table that no contract describes."""
+        if not NAME.fullmatch(name):
+            raise InvalidInput(f"{name!r} cannot name a table; use lower-case letters, digits and underscores.")
+        table = pa.Table.from_pylist(data) if is_rows(data) else as_arrow(data, name)
+        if self._keeps:
+            change_tables(self._connection, _FILE, self.graph.contracts, {name: table})
+            self._stored.add(name)
+        self._tables[name] = table
+        self._own.add(name)
 
     def given(self) -> set[str]:
         """Return the tables that were given to this session, extended facts among them.
@@ -114,19 +149,6 @@ class Session:
         """
         return set(self._given)
 
-    def put(self, name: str, rows: pa.Table) -> None:
-        """Keep rows of a derived table as if its node had made them now: they go when what they rest on is given anew.
-
-        Only types and nulls are looked at. A sweep puts what it simulates without counting the uses of step costs.
-
-        >>> from kernelsight import connect
-        >>> with connect() as session:
-        ...     session.put("sharded_layers", session.graph.known("sharded_layers").schema.empty_table())
-        ...     session.table("sharded_layers").num_rows
-        0
-        """
-        self._tables[name] = conform(rows, self.graph.known(name), trusted=True)
-
     def extend(self, name: str, rows: Any) -> None:
         """Add rows to a table that is there, such as a hypothetical GPU; a row with the same key is replaced.
 
@@ -137,7 +159,7 @@ class Session:
         'mine'
         """
         contract = self.graph.known(name)
-        added = conform(rows, contract)
+        added = conform(self._as_rows(name, rows), contract)
         if name in self.available():
             there = self._fetch(name)
             taken = set(_key_rows(added, contract.key))
@@ -146,7 +168,7 @@ class Session:
         self.give(name, added)
 
     def _computed_from(self, name: str) -> list[str]:
-        computed = (set(self._tables) | self._stored) - self._given - {name}
+        computed = (set(self._tables) | set(self._pending) | self._stored) - self._given - {name}
         return sorted(other for other in computed if self.graph.depends(other, name, fixed=self._given))
 
     def _check_references(self, name: str, table: pa.Table) -> None:
@@ -168,14 +190,25 @@ class Session:
         ...     session.table("quantizations").column("quantization").to_pylist()[0]
         'none'
         """
-        if name not in self._stored:
-            self.graph.known(name)
-        self._compute([name])
+        self.compute(name)
         return self._fetch(name)
+
+    def compute(self, *names: str) -> None:
+        """Make several tables in one go, each node run once: what one question needs of a simulation is served once.
+
+        >>> from kernelsight import connect
+        >>> with connect() as session:
+        ...     session.compute("gpus", "fabrics")
+        """
+        for name in names:
+            if name not in self._stored | self._own:
+                self.graph.known(name)
+        self._compute(names)
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """Return a DuckDB relation over given and derived tables, the derived ones that it names computed now.
 
+        A name that is no table is looked up among the caller's variables: polars, pyarrow and pandas frames are read.
         The relation reads its rows when it is fetched: giving a table in between changes what it sees.
 
         >>> from kernelsight import connect
@@ -190,17 +223,22 @@ class Session:
         if len(kinds) != 1 or kinds[0] not in _ANSWERING:
             found = "; ".join(kind.lower() for kind in kinds) or "nothing"
             raise InvalidInput(f"sql() answers one query, such as a SELECT, and was given: {found}.")
-        names = tables_in_query(query, set(self.graph.contracts) | self._stored)
-        there = [name for name in names if name in self.graph.contracts or name in self._stored]
+        known = set(self.graph.contracts) | self._stored | self._own
+        frames = caller_frames()
+        names = tables_in_query(query, known | set(frames))
+        there = [name for name in names if name in known]
         self._compute(there)
         for name in there:
             self._register(name)
+        for name in names:
+            if name not in known and name in frames:
+                self._connection.register(name, as_arrow(frames[name], name))
+                self._registered[name] = None
         try:
             return self._connection.sql(query)
         except duckdb.CatalogException as error:
             lost = [name for name in names if name not in there and f"Table with name {name} " in str(error)]
             if lost:
-                known = set(self.graph.contracts) | self._stored
                 raise unknown("table", lost[0], known, "`kernelsight tables` lists them.") from None
             raise InvalidInput(f"the query cannot be run: {complaint(error)}.") from None
         except duckdb.Error as error:
@@ -219,25 +257,6 @@ class Session:
             return relation.to_arrow_table()
         except duckdb.Error as error:
             raise InvalidInput(f"the query cannot be run: {complaint(error)}.") from None
-
-    def select(self, name: str, columns: Collection[str]) -> pa.Table:
-        """Return some columns of a table; of one that a query makes and that is not there yet, nothing else is made.
-
-        Then nothing is kept either: a sweep reads the sizes of kernels once, and none of their names.
-
-        >>> from kernelsight import connect
-        >>> with connect() as session:
-        ...     session.select("number_formats", ["format", "weight_bits"]).column_names
-        ['format', 'weight_bits']
-        """
-        contract = self.graph.known(name)
-        node = self.graph.node(name) if name not in self.available() else None
-        if node is None or node.kind != "sql":
-            return self.table(name).select(list(columns))
-        self._compute(node.inputs)
-        wanted = replace(contract, columns=tuple(column for column in contract.columns if column.name in columns))
-        text = f"select {', '.join(map(quote, wanted.column_names))} from (\n{node.text}\n)"
-        return conform(self._run_query(replace(node, text=text))[name], wanted, trusted=True, origin=node.label)
 
     def explain(self, name: str, format: str = "text") -> str:
         """Return which nodes would run for a table, as "text" or as a "mermaid" flow chart.
@@ -261,9 +280,20 @@ class Session:
 
     def available(self) -> set[str]:
         """Return the tables whose rows are there: given, stored, embedded or computed."""
-        return {*self._tables, *self._stored, *self._facts, *CATALOGUE}
+        return {*self._tables, *self._pending, *self._stored, *self._facts, *CATALOGUE}
+
+    def facts(self) -> set[str]:
+        """Return the tables that the package brings.
+
+        >>> from kernelsight import connect
+        >>> with connect() as session:
+        ...     "gpus" in session.facts()
+        True
+        """
+        return set(self._facts)
 
     def _compute(self, names: Iterable[str]) -> None:
+        self._check_thread()
         available = self.available()
         wanted = [name for name in names if name not in available]
         if not wanted:
@@ -276,23 +306,28 @@ class Session:
             raise MissingTable(
                 f"{self.path} holds neither {', '.join(wanted)} nor all it is made from: {error}"
             ) from None
-        if SAVED_RUN in self._stored and any(SIMULATED in node.names for node in nodes):
-            raise MissingTable(_not_kept(self.path, wanted))
         for name in sorted({name for node in nodes for name in node.inputs} & self._references_unchecked):
             self._check_references(name, self._fetch(name))
             self._references_unchecked.discard(name)
+        asked = {*wanted, *(name for node in nodes for name in node.inputs)}
         for node in nodes:
-            self._run(node)
+            self._run(node, asked)
 
-    def _run(self, node: Node) -> None:
+    def _run(self, node: Node, asked: Collection[str]) -> None:
+        """Run a node for those of its tables that are asked for and not there yet."""
         started = time.perf_counter()
-        made = self._run_query(node) if node.kind == "sql" else self._run_function(node)
-        for name in node.names:
-            # A table that is there already was given, or stands in the file: it stays.
-            if name not in self.available():
-                self._tables[name] = conform(made[name], self.graph.contracts[name], trusted=True, origin=node.label)
+        wanted = [name for name in node.names if name in asked and name not in self.available()]
+        made = self._run_query(node) if node.kind == "sql" else self._run_function(node, wanted)
+        for name, rows in made.items():
+            # a table that is there already was given, or stands in the file: it stays
+            if name in self.available():
+                continue
+            if callable(rows):
+                self._pending[name] = rows
+            else:
+                self._tables[name] = conform(rows, self.graph.contracts[name], trusted=True, origin=node.label)
         if self.progress:
-            self.progress(", ".join(node.names), time.perf_counter() - started)
+            self.progress(", ".join(wanted), time.perf_counter() - started)
 
     def _run_query(self, node: Node) -> dict[str, pa.Table]:
         for name in node.inputs:
@@ -304,19 +339,51 @@ class Session:
                 raise KeyboardInterrupt from None  # Ctrl-C inside the engine is no fault of the query
             raise RunFailed(f"{node.label} failed: {complaint(error)}.") from error
 
-    def _run_function(self, node: Node) -> Mapping[str, Any]:
-        made = node.function(**{name: self._fetch(name) for name in node.inputs})
+    def _run_function(self, node: Node, wanted: Collection[str]) -> Mapping[str, Any]:
+        services = {"wanted": frozenset(wanted), "read": Reader(self, node), "threads": self.threads}
+        made = node.function(
+            **{name: self._fetch(name) for name in node.inputs}, **{name: services[name] for name in node.services}
+        )
         if not isinstance(made, Mapping):
             made = {node.names[0]: made}
-        if set(made) != set(node.names):
+        if not set(wanted) <= set(made) <= set(node.names):
             raise RunFailed(f"{node.label} made {', '.join(sorted(made))} where it states {', '.join(node.names)}.")
         return made
+
+    def _read(self, name: str, columns: Sequence[str], among: Mapping[str, Collection[str]]) -> pa.Table:
+        """Return columns of a table, and those rows alone whose words are ``among`` these.
+
+        Of a query that has not run yet nothing else is computed, and nothing is kept.
+        """
+        node = self.graph.node(name) if name not in self.available() else None
+        if node is None or node.kind != "sql":
+            self._compute([name])
+            rows = self._fetch(name).select(list(columns))
+            for column, words in among.items():
+                rows = rows.filter(pc.is_in(self._fetch(name)[column], pa.array(words, pa.string())))
+            return rows
+        self._compute(node.inputs)
+        contract = self.graph.known(name)
+        wanted = replace(contract, columns=tuple(column for column in contract.columns if column.name in columns))
+        conditions = [f"{quote(column)} in ({', '.join(map(_text, words))})" for column, words in among.items()]
+        text = f"select {', '.join(map(quote, wanted.column_names))} from (\n{node.text}\n)"
+        text += f" where {' and '.join(conditions)}" if conditions else ""
+        return conform(self._run_query(replace(node, text=text))[name], wanted, trusted=True, origin=node.label)
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self._owner:
+            raise InvalidInput(
+                "this session belongs to the thread that opened it, and was used from another one; open a session in "
+                "each thread, or give it a fork() of this one."
+            )
 
     def _fetch(self, name: str) -> pa.Table:
         """Return a table that is available, read from the file or the package when it is first wanted."""
         if name not in self._tables:
             contract = self.graph.contracts.get(name)
-            if name in self._stored:
+            if name in self._pending:
+                self._tables[name] = conform(self._pending.pop(name)(), contract, trusted=True, origin=name)
+            elif name in self._stored:
                 rows = read_table(self._connection, _FILE, name)
                 self._tables[name] = conform(rows, contract, origin=str(self.path)) if contract else rows
             elif name in CATALOGUE:
@@ -354,11 +421,11 @@ class Session:
                 self._fetch(name)  # this session may overwrite the file's rows before the fork reads them
         other = type(self)(self.graph, self._facts, database=self._database)
         other.path = self.path
-        other._tables = dict(self._tables)
-        other._given = set(self._given)
+        other._tables, other._pending = dict(self._tables), dict(self._pending)
+        other._given, other._own = set(self._given), set(self._own)
         other._stored = set(self._stored)
         other._references_unchecked = set(self._references_unchecked)
-        other.progress = self.progress
+        other.progress, other.threads = self.progress, self.threads
         return other
 
     def save(self, path: str | Path, tables: Collection[str] | None = None) -> None:
@@ -388,11 +455,41 @@ class Session:
             self._stored = attach(self._connection, target, _FILE, read_only=False)
 
 
-def _not_kept(path: Path | None, names: Iterable[str]) -> str:
-    return (
-        f"the saved run {path} does not hold {', '.join(names)}, and a saved run is never simulated again: "
-        "steps are kept by `kernelsight simulate --keep steps -o FILE.duckdb`."
-    )
+class Reader:
+    """What a node fetches tables with while it runs, of those that its ``reads`` declares."""
+
+    def __init__(self, session: Session, node: Node) -> None:
+        self._session, self._node = session, node
+
+    def __call__(
+        self, name: str, columns: Sequence[str], among: Mapping[str, Collection[str]] | None = None
+    ) -> pa.Table:
+        """Return columns of a table; ``among``: only the rows whose value of a column is one of these words."""
+        if name not in self._node.fetches:
+            raise RunFailed(f"{self._node.label} reads {name} and does not declare it; add it to its `reads`.")
+        return self._session._read(name, columns, among or {})
+
+    def is_given(self, name: str) -> bool:
+        """Return whether the rows of a table were given, so that no node makes them."""
+        return name in self._session.given()
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables that the node declares to read."""
+        return self._node.fetches
+
+    def query_of(self, name: str) -> str:
+        """Return the SQL that makes a table; empty where no query does."""
+        node = self._session.graph.node(name)
+        return node.text if node else ""
+
+    def columns_of(self, name: str) -> list[str]:
+        """Return the columns that the contract of a table states."""
+        return self._session.graph.known(name).column_names
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
 
 
 def _key_rows(table: pa.Table, key: list[str]) -> list[tuple]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kernelsight.report.output import as_text, show_number, terminal_width
+from kernelsight.sweeps.run_summary import METRICS, PERCENTILES
 
-METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
-PERCENTILES = ("mean", "p50", "p90", "p99")
 LARGEST_KERNELS = 16
 GIB = 1024.0**3
 

@@ -296,7 +296,6 @@ KEPT = (
     Flag("goodput_ttft_ms", "positive"),
     Flag("goodput_tpot_ms", "positive"),
     Flag("goodput_e2el_ms", "positive"),
-    Flag("keep_steps"),
 )
 
 FLAGS = {

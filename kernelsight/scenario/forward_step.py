@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.dataflow.rows import give_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.plan import deployment_row, normalise, resolve_names
 from kernelsight.scenario.refusals import refuse_faults
@@ -28,6 +27,70 @@ join kernel_latencies as latencies using (deployment_id, step_shape_id, call)
 group by all  -- the same kernel in several kinds of layers is one row
 order by sum(calls.count) * any_value(latencies.latency_us) desc, min(calls.call)
 """
+
+
+class Prediction:
+    """One forward step, kernel by kernel, with its interval and what it rests on.
+
+    >>> import kernelsight as ks
+    >>> with ks.connect() as s:
+    ...     step = s.predict(model="qwen3-0.6b", gpu="l4", phase="decode", batch_size=8, context_len=1024)
+    ...     step.p05_us < step.total_us < step.p95_us, step.kernels.column("family")[0].as_py()
+    (True, 'gemm')
+    """
+
+    def __init__(self, step: dict[str, Any]) -> None:
+        self._step = step
+
+    @property
+    def total_us(self) -> float:
+        """Time of the step in microseconds, exposed host time included."""
+        return self._step["total_us"]
+
+    @property
+    def p05_us(self) -> float:
+        """Lower end of the 90 % interval of the step, microseconds."""
+        return self._step["p05_us"]
+
+    @property
+    def p95_us(self) -> float:
+        """Upper end of the 90 % interval of the step, microseconds."""
+        return self._step["p95_us"]
+
+    @property
+    def assumed(self) -> list[str]:
+        """What nobody measured, one sentence each."""
+        return self._step["assumed"]
+
+    @property
+    def kernels(self) -> pa.Table:
+        """One row per kernel, the longest first: count, shape, FLOP, bytes, roofline, eta, latency, share, tier."""
+        import pyarrow as pa
+
+        return pa.Table.from_pylist(self._step["kernels"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the step in the shape that ``predict --format json`` prints."""
+        return self._step
+
+    def __repr__(self) -> str:
+        step = self._step
+        return (
+            f"Prediction({step['model']} on {step['gpu']}, {step['phase']} of {step['tokens']:,} tokens: "
+            f"{step['total_us']:,.0f} us, 90 % interval {step['p05_us']:,.0f} to {step['p95_us']:,.0f} us)"
+        )
+
+    def _repr_html_(self) -> str:
+        names = ("name", "family", "count", "latency_us", "share", "bound", "tier")
+        head = "".join(f"<th>{name}</th>" for name in names)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{_shown(row[name])}</td>' for name in names)}</tr>" for row in self._step["kernels"]
+        )
+        return f"<p>{self!r}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
 def step_shape(
@@ -79,7 +142,7 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
         if value is not None and value < smallest:
             raise InvalidInput(f"--{name.replace('_', '-')} is {value}; give a whole number of at least {smallest}.")
     deployment = deployment_row(resolve_names(session, normalise(flags)))
-    give_rows(session, "deployments", [deployment])
+    session.give("deployments", [deployment])
     refuse_faults(session)
     layout = session.table("kv_layout").to_pylist()[0]
     model = next(row for row in session.table("models").to_pylist() if row["model"] == deployment["model"])
@@ -101,7 +164,7 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
         raise InvalidInput(
             f"the step holds {shape['tokens']} tokens; give sizes with at most {LARGEST_STEP_TOKENS} in all."
         )
-    give_rows(session, "step_shapes", [{"deployment_id": deployment["deployment_id"], **shape}])
+    session.give("step_shapes", [{"deployment_id": deployment["deployment_id"], **shape}])
     kernels = session.query(STEP_QUERY).to_pylist()
     totals = session.table("step_totals").to_pylist()[0]
     total = totals["total_us"]

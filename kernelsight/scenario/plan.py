@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.dataflow.rows import as_table, give_rows
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.scenario.flags import (
     ALIASES,
@@ -22,24 +21,21 @@ from kernelsight.scenario.flags import (
     SPECULATION,
     checked,
 )
-from kernelsight.scenario.load_rules import check_load
 from kernelsight.scenario.speculation import MTP_SUFFIX, mtp_rows, with_method
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from kernelsight.dataflow.session import Session
 
-# what the engines have whose model proposes tokens, and that model by itself has not
-OWN_OF_A_DRAFT = ("pipeline_parallel_size", "kv_cache_tokens")
+# flags of the target model that a draft model does not inherit
+NOT_INHERITED_BY_DRAFT = ("pipeline_parallel_size", "kv_cache_tokens")
 DEPLOYMENT_DEFAULTS = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
-LOAD_DEFAULTS = {"burstiness": 1.0, "range_ratio": 1.0, "seed": 0, "keep_steps": False}
+LOAD_DEFAULTS = {"burstiness": 1.0, "range_ratio": 1.0, "seed": 0}
 SAME_AS_LEFT_OUT = {"num_warmups": 0, "num_turns": 1, "router": "round_robin"}
 AUTO_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8_e4m3": "fp8", "auto": None}
 
 
 def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flags by their full names without those left open; UnknownName for a flag that does not exist."""
+    """Return flags by their full names without unset ones; UnknownName for a flag that does not exist."""
     named = {ALIASES.get(name, name): value for name, value in flags.items() if value is not None}
     for name in named:
         if name not in FLAGS:
@@ -87,7 +83,7 @@ def draft_row(flags: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the ``deployments`` row of the model that proposes tokens, on the same GPUs; None where none does."""
     if "speculative_model" not in flags:
         return None
-    left_out = {*(flag.name for flag in SPECULATION), *OWN_OF_A_DRAFT}
+    left_out = {*(flag.name for flag in SPECULATION), *NOT_INHERITED_BY_DRAFT}
     if flags["speculative_method"] == "draft_model":
         left_out |= {"quantization", "moe_backend"}  # of another checkpoint
     own = {name: value for name, value in flags.items() if name not in left_out}
@@ -95,7 +91,7 @@ def draft_row(flags: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def deployment_rows(flags: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the ``deployments`` rows of normalised flags: who serves, who computes the prompts, and who proposes."""
+    """Return the ``deployments`` rows of normalised flags: decode, prefill and draft deployments."""
     prefill = prefill_flags(flags)
     pools = [flags] if prefill is None else [flags, prefill]
     return [*map(deployment_row, pools), *(draft for pool in pools if (draft := draft_row(pool)))]
@@ -160,16 +156,6 @@ def and_drafts(keys: Iterable[str], deployments: Mapping[str, Mapping[str, Any]]
     return list(dict.fromkeys(keys + drafts))
 
 
-def give_plan(session: Session, rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Give the ``deployments`` and ``scenarios`` of rows of flags; return the scenario ids, one a row."""
-    flags = [resolve_names(session, normalise(row)) for row in rows]
-    deployments = [deployment_rows(row) for row in flags]
-    scenarios = [scenario_row(row, own) for row, (own, *_) in zip(flags, deployments, strict=True)]
-    give_rows(session, "deployments", {row["deployment_id"]: row for rows in deployments for row in rows}.values())
-    give_rows(session, "scenarios", {row["scenario_id"]: row for row in scenarios}.values())
-    return [row["scenario_id"] for row in scenarios]
-
-
 def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
     """Return flags with the model's and the GPU's catalogue names; a config.json by path becomes rows of its own.
 
@@ -218,9 +204,9 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
 
 def give_model(session: Session, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> None:
     """Add a model to a session's tables, in place of one of the same name."""
-    session.extend("models", as_table(session, "models", [row]))
+    session.extend("models", [row])
     kept = [layer for layer in session.table("model_layers").to_pylist() if layer["model"] != row["model"]]
-    give_rows(session, "model_layers", [*kept, *layers])
+    session.give("model_layers", [*kept, *layers])
 
 
 def give_mtp(session: Session, model: str) -> str:
@@ -233,32 +219,3 @@ def give_mtp(session: Session, model: str) -> str:
         layers = [layer for layer in session.table("model_layers").to_pylist() if layer["model"] == model]
         give_model(session, *mtp_rows(rows[model], layers))
     return model + MTP_SUFFIX
-
-
-def what_if(session: Session, grid: Any, table: str = "scenario_summary") -> pa.Table:
-    """Serve every row of flags in one go and return its flags beside its row of ``table``; the session stays as it was.
-
-    ``grid``: rows of flags as a list of dicts, or anything with ``__arrow_c_stream__``. InvalidInput: neither, no row.
-    """
-    import pyarrow as pa
-
-    rows = pa.table(grid).to_pylist() if hasattr(grid, "__arrow_c_stream__") else grid
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
-        raise InvalidInput(
-            f"what_if takes one row of flags or more, as a list of dicts or an Arrow table, and was given {grid!r:.60}."
-        )
-    for row in rows:
-        check_load(normalise(row))
-    with session.fork() as fork:
-        names = give_plan(fork, rows)
-        asked = pa.table({"scenario_id": names, "position": list(range(len(names)))})
-        # a flag that every row leaves open says nothing, and has no type to join by
-        names_of_flags = dict.fromkeys(name for row in rows for name in row if row[name] is not None)
-        flags = pa.table({name: [row.get(name) for row in rows] for name in names_of_flags})
-        answer = fork.table(table)
-        taken = set(answer.column_names)
-        for name in flags.column_names:
-            if name not in taken:
-                asked = asked.append_column(name, flags[name])
-        joined = asked.join(answer, "scenario_id", join_type="inner")
-        return joined.sort_by("position").drop_columns(["position"])

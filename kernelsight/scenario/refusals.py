@@ -34,14 +34,13 @@ def refuse_faults(session: Session) -> None:
 
 def _what_fits(session: Session, deployment: dict[str, Any]) -> str:
     """Find the smallest tensor-parallel size without a fault, by asking for all of them at once."""
-    from kernelsight.dataflow.rows import give_rows
 
     candidates = []
     for size in PARALLEL_SIZES:
         experts = size * deployment["dp"] if deployment["ep"] > 1 else 1
         candidates.append({**deployment, "tp": size, "ep": experts, "deployment_id": f"tp{size}"})
     with session.fork() as fork:
-        give_rows(fork, "deployments", candidates)
+        fork.give("deployments", candidates)
         broken = set(fork.table("deployment_faults")["deployment_id"].to_pylist())
     for size in PARALLEL_SIZES:
         if f"tp{size}" not in broken:

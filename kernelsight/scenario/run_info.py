@@ -1,77 +1,59 @@
-"""What a saved run holds, and what it rests on: versions, command, and hashes of facts and coefficients."""
+"""What a saved run holds, and what it rests on: versions, command, and hashes of every fact and given table."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
-SAVED_TABLES = (
-    "gpus",
-    "fabrics",
-    "models",
-    "model_layers",
-    "number_formats",
-    "quantizations",
-    "engine_presets",
-    "engine_fusions",
-    "host_overheads",
-    "eta_coefficients",
-    "kernel_implementations",
-    "deployments",
-    "scenarios",
-    "requests",
-    "run_info",
-    "deployment_settings",
-    "memory_plan",
-    "host_settings",
-    "assumptions",
-    "step_shapes",
-    "kernel_calls",
-    "kernel_latencies",
-    "step_costs",
-    "step_cost_uses",
-    "itl_histogram",
-    "replica_totals",
-    "serving_windows",
-    "kv_transfers",
-    "request_events",
-    "request_metrics",
-    "scenario_summary",
-    "kernel_breakdown",
-    "cache_over_time",
+RUN_INFO = "run_info"
+# what scenarios are simulated from, beside facts and given tables: a saved run is simulated again from these
+INPUTS = ("scenario_loads", "load_requests")
+# what a run of one scenario keeps, so that SQL answers without simulating again
+ANSWERS = (
+    *("requests", "deployment_settings", "memory_plan", "host_settings", "assumptions", "step_shapes", "kernel_calls"),
+    *("kernel_latencies", "step_costs", "step_cost_uses", "itl_histogram", "replica_totals", "serving_windows"),
+    *("kv_transfers", "request_events", "request_metrics", "request_statistics", "itl_percentiles"),
+    *("scenario_summary", "kernel_breakdown", "cache_over_time"),
 )
 
 
-def give_run_info(session: Session, seed: int) -> None:
-    """Give ``run_info``: versions, command, and hashes of the facts and coefficients that the run rests on."""
-    import pyarrow as pa
-
-    facts = {
-        **run_facts(session),
-        "command": " ".join(["kernelsight", *sys.argv[1:]]),
-        "seed": str(seed),
-    }
-    session.give("run_info", pa.table({"fact": list(facts), "value": list(facts.values())}))
+def inputs_of(session: Session) -> list[str]:
+    """Return the tables that a saved run needs to be simulated again: facts, what was given, and loads."""
+    return sorted({*session.facts(), *session.given(), *INPUTS})
 
 
-def run_facts(session: Session) -> dict[str, str]:
-    """Return what a run rests on: the program's version, and hashes of contracts, facts and coefficients."""
+def give_run_info(session: Session, seed: int | None = None) -> None:
+    """Give ``run_info``: versions, command, seed, and hashes of what the run rests on."""
+    facts = {**run_facts(session), "command": " ".join(["kernelsight", *sys.argv[1:]])}
+    facts |= {} if seed is None else {"seed": str(seed)}
+    session.give(RUN_INFO, [{"fact": fact, "value": value} for fact, value in facts.items()])
+
+
+def run_facts(session: Session, without: Collection[str] = ()) -> dict[str, str]:
+    """Return what a run rests on: the program's version, and hashes of contracts, and of each fact and given table.
+
+    ``without``: tables that say what was asked, not what the answer rests on.
+    """
     from kernelsight import __version__
     from kernelsight.dataflow.locations import folder
 
+    names = sorted({*session.facts(), *session.given()} - {RUN_INFO, *without})
+    tables = {name: _digest(_bytes_of(session, name)) for name in names}
     return {
         "program_version": __version__,
-        "schema_sha256": _digest(path.read_bytes() for path in sorted(folder("schemas").glob("*.json"))),
-        "catalogue_sha256": _digest(_bytes_of(session, name) for name in SAVED_TABLES[:10]),
-        "coefficients_sha256": _digest([_bytes_of(session, "eta_coefficients")]),
+        "schema_sha256": _digest(*(path.read_bytes() for path in sorted(folder("schemas").glob("*.json")))),
+        "catalogue_sha256": _digest(*(f"{name} {digest}\n".encode() for name, digest in tables.items())),
+        "coefficients_sha256": tables.pop("eta_coefficients"),
+        **{f"{name}_sha256": digest for name, digest in tables.items()},
     }
 
 
-def _digest(parts: Any) -> str:
+def _digest(*parts: bytes) -> str:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)

@@ -4,28 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving import host
 from kernelsight.serving.compiled import inlined
 from kernelsight.serving.records import BIN_WIDTH, FOREVER
 
-
-@inlined
-def launch_time(tokens: int, host: np.void) -> float:
-    """Time that the host takes to launch the kernels of a forward pass, or the graph that captured them."""
-    return host.eager_launches_us if tokens > host.graph_max_tokens else host.captured_launches_us
-
-
-@inlined
-def host_times(requests: int, tokens: int, host: np.void) -> tuple:
-    """(hidden, exposed) host time of a step: it takes exposed + max(hidden, GPU time).
-
-    Launches always run beside the kernels; scheduling and input preparation do so where the engine overlaps them.
-    """
-    cpu_us = host.base_us + host.per_request_us * requests + host.per_token_us * tokens
-    launch_us = launch_time(tokens, host)
-    exposed_us = host.exposed_us + host.exposed_per_request_us * requests
-    if host.overlapped:
-        return cpu_us + launch_us, exposed_us
-    return launch_us, exposed_us + cpu_us
+host_times = inlined(host.host_times)
 
 
 @inlined

@@ -8,7 +8,7 @@ loop adds up, so the same rows give the clock and the kernel breakdown.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,10 @@ import pyarrow.compute as pc
 # the residual stream that collectives add up has 16 bits a number
 ACTIVATION_BYTES = 2.0
 PARTS = ("tokens", "logits", "decode_attention", "decode_window", "prefill_attention")
+
+
+# more than any engine admits, and than any model reads
+EVERYTHING = 1 << 62
 
 
 class Reach(NamedTuple):
@@ -120,17 +124,20 @@ def knot_shapes(
     kv_layout: pa.Table,
     models: pa.Table,
     implementations: pa.Table,
-    reach: Mapping[str, Reach] | None = None,
+    reach: pa.Table,
 ) -> pa.Table:
     """Return the ``step_shapes`` of every deployment without a fault; ids count up within a deployment.
 
-    ``reach``: leave out knots that no load of a deployment can come to, and deployments that have no load.
+    ``reach`` (``deployment_reach``): what no load of a deployment can bring about has no knots; a deployment without a
+    row has none at all.
     """
     broken = set(faults["deployment_id"].to_pylist())
     windows = dict(zip(kv_layout["deployment_id"].to_pylist(), kv_layout["window_tokens"].to_pylist(), strict=True))
     selections = dict(zip(models["model"].to_pylist(), models["index_top_k"].to_pylist(), strict=True))
     hidden = dict(zip(models["model"].to_pylist(), models["hidden"].to_pylist(), strict=True))
     switches_bytes = _switches_bytes(implementations)
+    limits = zip(*(reach[name].to_pylist() for name in ("deployment_id", "requests", "tokens")), strict=True)
+    reaches = {name: Reach(requests or EVERYTHING, tokens or EVERYTHING) for name, requests, tokens in limits}
     names = (
         *("deployment_id", "model", "tp", "max_num_batched_tokens", "max_num_seqs", "max_model_len"),
         "query_tokens",
@@ -138,16 +145,15 @@ def knot_shapes(
     tables, known = [], {}
     rows = zip(*(settings[name].to_pylist() for name in names), strict=True)
     for deployment, model, tp, max_tokens, max_seqs, max_len, query_tokens in rows:
-        if deployment in broken or (reach is not None and deployment not in reach):
+        if deployment in broken or deployment not in reaches:
             continue
         window = windows[deployment] or selections[model] or 0
         most = max(max_tokens, max_seqs)
         switches = switch_knots(switches_bytes if tp > 1 else [], ACTIVATION_BYTES * hidden[model], most)
         stated = (max_tokens, max_seqs, max_len, min(window, max_len), tuple(switches.tolist()), query_tokens)
-        mine = reach[deployment] if reach is not None else None
+        mine = reaches[deployment]
         if (stated, mine) not in known:
-            axes = part_knots(*stated)
-            known[stated, mine] = _shapes_of(within_reach(axes, mine) if mine else axes)
+            known[stated, mine] = _shapes_of(within_reach(part_knots(*stated), mine))
         tables.append(_owned(deployment, known[stated, mine]))
     return pa.concat_tables(tables) if tables else _owned("", _shapes_of({}))
 

@@ -1,4 +1,4 @@
-"""The requests of each scenario: read from its trace, or drawn from its rate and lengths."""
+"""The requests of each load: read from its trace, or drawn from its rate and lengths; which scenarios share a load."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kernelsight import errors
 from kernelsight.read.traces import TRACE_SCHEMA, read_trace
@@ -23,7 +24,7 @@ from kernelsight.serving.conversations import (
 from kernelsight.serving.lengths import empirical_rows, lognormal_lengths, uniform_lengths
 
 LOAD_COLUMNS = (
-    *("scenario_id", "trace", "request_rate", "burstiness", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
+    *("trace", "request_rate", "burstiness", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
     *("max_concurrency", "num_prompts", "num_warmups", "input_len", "output_len", "range_ratio"),
     *("length_distribution", "input_len_cv", "output_len_cv", "lengths_from", "prefix_len", "num_prefixes"),
     *("num_priorities", "num_turns", "think_time_s", "seed"),
@@ -44,25 +45,42 @@ class Drawn(NamedTuple):
     blocks: SharedBlocks
 
 
-def draw_requests(scenarios: pa.Table) -> pa.Table:
-    """Return the ``requests`` table: the requests of each scenario in order of arrival, scenarios in the given order.
+def loads_of(scenarios: pa.Table) -> pa.Table:
+    """Return ``scenario_loads``: scenarios with equal load columns share a load, which bears the name of the first.
 
-    A trace is read once however many scenarios replay it, and its rows are shared, not copied, but where there are
-    warm-ups; num_prompts keeps its first requests. Columns that ``scenarios`` lacks are read as null. max_concurrency
-    and the end of warm-ups play no part here: the serving loop holds requests back.
+    ``scenarios``: columns that it lacks are read as null. How many requests a closed loop holds in flight changes
+    neither arrivals nor lengths.
+    """
+    known = [name for name in LOAD_COLUMNS if name in scenarios.column_names and name != "max_concurrency"]
+    columns = [scenarios[name].to_pylist() for name in known]
+    if "max_concurrency" in scenarios.column_names:
+        columns.append(pc.is_valid(scenarios["max_concurrency"]).to_pylist())
+    names = scenarios["scenario_id"].to_pylist()
+    firsts: dict[tuple, str] = {}
+    rows = zip(*columns, strict=True) if columns else [()] * len(names)
+    loads = [firsts.setdefault(row, name) for name, row in zip(names, rows, strict=True)]
+    return pa.table({"scenario_id": pa.array(names, pa.string()), "load_id": pa.array(loads, pa.string())})
+
+
+def draw_requests(loads: pa.Table) -> pa.Table:
+    """Return the ``load_requests`` table: the requests of each load in order of arrival, loads in the given order.
+
+    ``loads``: load_id and columns of ``scenarios``; those that it lacks are read as null. A trace is read once however
+    many loads cut it, and its rows are shared, not copied, but where there are warm-ups; num_prompts keeps its first
+    requests. max_concurrency and the end of warm-ups play no part here: the serving loop holds requests back.
     Raises InvalidInput for a load that is stated by halves or twice, and for a trace that cannot be used.
 
-    >>> scenarios = pa.table({"scenario_id": ["chat"], "request_rate": [2.0], "burstiness": [1.0], "num_prompts": [3],
+    >>> loads = pa.table({"load_id": ["chat"], "request_rate": [2.0], "burstiness": [1.0], "num_prompts": [3],
     ...     "input_len": [512], "output_len": [64], "range_ratio": [1.0], "seed": [0]})
-    >>> draw_requests(scenarios).select(["scenario_id", "request_id", "prompt_tokens"]).to_pylist()[-1]
-    {'scenario_id': 'chat', 'request_id': 2, 'prompt_tokens': 512}
+    >>> draw_requests(loads).select(["load_id", "request_id", "prompt_tokens"]).to_pylist()[-1]
+    {'load_id': 'chat', 'request_id': 2, 'prompt_tokens': 512}
     """
-    known = [name for name in LOAD_COLUMNS if name in scenarios.column_names]
-    rows = [dict.fromkeys(LOAD_COLUMNS) | row for row in scenarios.select(known).to_pylist()]
+    known = [name for name in ("load_id", *LOAD_COLUMNS) if name in loads.column_names]
+    rows = [dict.fromkeys(LOAD_COLUMNS) | row for row in loads.select(known).to_pylist()]
     for row in rows:
         fault = first_fault(row)
         if fault:
-            raise errors.load_unclear(row["scenario_id"], *fault)
+            raise errors.load_unclear(row["load_id"], *fault)
     paths = dict.fromkeys(row[name] for row in rows for name in ("trace", "lengths_from") if row[name] is not None)
     traces = {path: read_trace(path) for path in paths}
     pieces, counts, drawn = [DRAWN_SCHEMA.empty_table()], [], []
@@ -76,11 +94,43 @@ def draw_requests(scenarios: pa.Table) -> pa.Table:
         drawn = []
     pieces.append(_as_table(drawn))
     warmups = np.array([row["num_warmups"] or 0 for row in rows], dtype=np.int64)
-    return _with_keys(pa.concat_tables(pieces), scenarios["scenario_id"], np.array(counts, dtype=np.int64), warmups)
+    return _with_keys(pa.concat_tables(pieces), loads["load_id"], np.array(counts, dtype=np.int64), warmups)
+
+
+def requests_of(scenario_loads: pa.Table, load_requests: pa.Table) -> pa.Table:
+    """Return the ``requests`` table: the requests of each scenario's load, scenarios in their order."""
+    spans = spans_of(load_requests["load_id"])
+    names, loads = (scenario_loads[name].to_pylist() for name in ("scenario_id", "load_id"))
+    own = [spans.get(load, (0, 0)) for load in loads]
+    rows = np.concatenate([np.arange(*span) for span in own] or [np.zeros(0, np.int64)])
+    taken = load_requests
+    if not np.array_equal(rows, np.arange(load_requests.num_rows)):  # copying takes longer than serving
+        taken = load_requests.take(pa.array(rows))
+    owners = np.repeat(np.arange(len(own)), [stop - start for start, stop in own]).astype(np.int32)
+    ids = pa.DictionaryArray.from_arrays(owners, pa.array(names, pa.string())).cast(pa.string())
+    return taken.drop_columns(["load_id"]).add_column(0, "scenario_id", ids)
+
+
+def loads_of_requests(requests: pa.Table) -> dict[str, pa.Table]:
+    """Return ``scenario_loads`` and ``load_requests`` of requests that were given: each scenario has its own load."""
+    names = pc.unique(requests["scenario_id"])
+    named = requests.drop_columns(["scenario_id"]).add_column(0, "load_id", requests["scenario_id"])
+    return {"scenario_loads": pa.table({"scenario_id": names, "load_id": names}), "load_requests": named}
+
+
+def spans_of(names: pa.ChunkedArray) -> dict[str, tuple[int, int]]:
+    """Return the first row of each name and the row after its last; the rows of one name stand together."""
+    joined = names.combine_chunks()
+    if len(joined) == 0:
+        return {}
+    runs = pc.run_end_encode(joined)
+    ends = runs.run_ends.to_numpy()
+    starts = np.concatenate([[0], ends[:-1]])
+    return {name: (int(a), int(b)) for name, a, b in zip(runs.values.to_pylist(), starts, ends, strict=True)}
 
 
 def _draw(row: Mapping, recorded: pa.Table | None) -> Drawn:
-    """Draw one scenario's load, from its own seed alone.
+    """Draw one load, from its own seed alone.
 
     What is drawn has a child seed each, so that another rate leaves the lengths as they are, and the other way round;
     new ones go to the end, which leaves what the first ones give.
@@ -164,8 +214,8 @@ def _as_table(drawn: list[Drawn]) -> pa.Table:
     return pa.table([arrays[name] for name in DRAWN_SCHEMA.names], schema=DRAWN_SCHEMA)
 
 
-def _with_keys(table: pa.Table, scenario_ids: pa.ChunkedArray, counts: np.ndarray, warmups: np.ndarray) -> pa.Table:
-    """Add scenario_id, request_id and warmup; ``counts`` and ``warmups`` have the requests of each scenario.
+def _with_keys(table: pa.Table, load_ids: pa.ChunkedArray, counts: np.ndarray, warmups: np.ndarray) -> pa.Table:
+    """Add load_id, request_id and warmup; ``counts`` and ``warmups`` have the requests of each load.
 
     Warm-ups go first, all at once: copies of the first request, as vLLM's benchmark client sends them.
     """
@@ -175,8 +225,8 @@ def _with_keys(table: pa.Table, scenario_ids: pa.ChunkedArray, counts: np.ndarra
     if ahead.any():
         rows = (np.cumsum(counts) - counts)[owner] + np.maximum(position - ahead, 0)
         table = table.take(pa.array(rows))
-        shifted = pa.compute.add(table["after_request_id"], pa.array(ahead))
+        shifted = pc.add(table["after_request_id"], pa.array(ahead))
         table = table.set_column(table.schema.get_field_index("after_request_id"), "after_request_id", shifted)
-    table = table.add_column(0, "scenario_id", scenario_ids.cast(pa.string()).take(pa.array(owner)))
+    table = table.add_column(0, "load_id", load_ids.cast(pa.string()).take(pa.array(owner)))
     table = table.add_column(1, "request_id", pa.array(position))
     return table.add_column(table.num_columns - 2, "warmup", pa.array(position < ahead))

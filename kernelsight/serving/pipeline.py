@@ -18,7 +18,7 @@ import numpy as np
 
 from kernelsight.serving.batch import forget_partial, make_ready, push_partial, set_out, tokens_held, unlink
 from kernelsight.serving.compiled import compiled, inlined
-from kernelsight.serving.costs import host_times, launch_time
+from kernelsight.serving.costs import host_times
 from kernelsight.serving.drafts import accepted_drafts, pay_drafts
 from kernelsight.serving.policy import received_until, rest
 from kernelsight.serving.prefix import release
@@ -183,8 +183,7 @@ def pass_stages(
     drafts, all but the first wait for a transfer, and layers, launches and gaps between kernels are shared by the
     number of layers.
     """
-    hidden_us, exposed_us = host_times(requests_in, tokens, host)
-    launch_us = launch_time(tokens, host)
+    hidden_us, exposed_us, launch_us = host_times(requests_in, tokens, host)
     begin_us = max(engine.now, engine.prepared_us)
     engine.prepared_us = begin_us + (exposed_us - host.gap_us)
     last = limits.stages - 1

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kernelsight.serving import records, replica
 from kernelsight.serving.knots import PARTS
@@ -62,24 +63,41 @@ def replicas_of(scenario: str, pools: list[tuple[str, int]], rows: np.ndarray, s
     return found
 
 
-def event_rows(replicas: list[Replica], requests: pa.Table) -> pa.Table:
-    """Times become whole nanoseconds, so that SQL adds them up exactly."""
+def event_rows(replicas: list[Replica], requests: pa.Table, spans: dict[str, tuple[int, int]]) -> pa.Table:
+    """Return ``request_events``, scenarios in their order, each in the order of its requests.
+
+    ``requests``: of every load; ``spans``: where those of each scenario stand. Times become whole nanoseconds, so that
+    SQL adds them up exactly.
+    """
+    scenarios = list(dict.fromkeys(one.scenario for one in replicas))
+    ends = np.cumsum([0, *(spans[name][1] - spans[name][0] for name in scenarios)])
+    # where the rows of each scenario begin in the answer, less where they begin among the requests
+    shift = {name: end - spans[name][0] for name, end in zip(scenarios, ends, strict=False)}
     rows = _joined((one.rows for one in replicas), np.int64)
-    if in_order := np.array_equal(rows, np.arange(requests.num_rows)):
-        served = requests  # copying a table of short texts takes longer than serving it
-    else:
-        served = requests.take(pa.array(rows))
-    out = {name: _joined((getattr(one.served.out, name) for one in replicas), np.float64) for name in Outcome._fields}
+    place = _joined((one.rows + shift[one.scenario] for one in replicas), np.int64)
+    order = np.empty(rows.size, np.int64)
+    order[place] = np.arange(rows.size)
+    taken = rows[order]
+    served = requests
+    if not np.array_equal(taken, np.arange(requests.num_rows)):  # copying a table takes longer than serving it
+        served = requests.take(pa.array(taken))
+    out = {
+        name: _joined((getattr(one.served.out, name) for one in replicas), np.float64)[order]
+        for name in Outcome._fields
+    }
+    engine = _repeated(replicas, (one.number for one in replicas), lambda one: one.rows.size)[order]
     finished = out["status"] == records.FINISHED
 
     def moment(name: str) -> pa.Array:
         return pa.array(np.rint(out[name] * NANOSECONDS).astype(np.int64), mask=out[name] < 0.0)
 
-    table = pa.table(
+    return pa.table(
         {
-            "scenario_id": served["scenario_id"],
+            "scenario_id": _named(scenarios, np.diff(ends).tolist()),
             "request_id": served["request_id"],
-            "replica": _repeated(replicas, (one.number for one in replicas), lambda one: one.rows.size),
+            "external_id": served["external_id"],
+            "warmup": pc.fill_null(served["warmup"], False),
+            "replica": engine,
             "prefill_replica": pa.array(out["prefill_replica"].astype(np.int64), mask=out["prefill_replica"] < 0),
             "status": _words(STATUS, out["status"]),
             "prompt_tokens": served["prompt_tokens"],
@@ -95,7 +113,6 @@ def event_rows(replicas: list[Replica], requests: pa.Table) -> pa.Table:
             "recomputed_ns": np.rint(out["recomputed_us"] * NANOSECONDS).astype(np.int64),
         }
     )
-    return table if in_order else table.take(pa.array(np.argsort(rows, kind="stable")))
 
 
 def use_rows(replicas: list[Replica], costs: dict[str, CostTables], deployments: dict[str, dict[str, Any]]) -> pa.Table:

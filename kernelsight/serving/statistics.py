@@ -1,25 +1,22 @@
-"""What the requests of a scenario come to, in one pass over the loop's own columns: counts, sums of times, samples.
-
-The numbers are those of ``sql/serve/request_metrics.sql`` and ``request_statistics.sql``, bit for bit; those queries
-say what they mean.
-"""
+"""Statistics of a scenario's requests, in one pass over the loop's own columns: counts, sums of times, samples."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving import client_metrics
 from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.records import FINISHED
 from kernelsight.serving.request_columns import REAL, WHOLE
 
 NANOSECONDS = 1e3  # per microsecond
 STATUS, CACHED = WHOLE.index("status"), WHOLE.index("cached_tokens")
-SENT, SCHEDULED, FIRST_TOKEN, FINISH, REQUEUED, RECOMPUTED, _ = map(
+SENT, SCHEDULED, FIRST_TOKEN, FINISH, REQUEUED, RECOMPUTED, RECEIVED = map(
     REAL.index,
     ("sent_us", "scheduled_us", "first_token_us", "finish_us", "requeued_us", "recomputed_us", "received_us"),
 )
 # columns of the counts of a scenario; SEVERAL: requests that gave more than one token
-COUNTS = 10
+COUNTS = 14
 (
     REQUESTS,
     ASKED_TOKENS,
@@ -31,15 +28,23 @@ COUNTS = 10
     GOOD,
     FIRST_SENT_NS,
     LAST_FINISH_NS,
+    TOO_LONG,
+    NO_MEMORY,
+    EARLIER_TURN,
+    TRANSFERRED,
 ) = range(COUNTS)
 # latencies of which a sample a request is kept, milliseconds; the first of the times that are added up, nanoseconds
 SAMPLES = ("ttft", "e2e", "queue", "tpot")
-TTFT, E2E, QUEUE, TPOT, PREFILL, DECODE, PREEMPTED = range(7)
-TIMES = 7
+TTFT, E2E, QUEUE, TPOT, PREFILL, DECODE, PREEMPTED, KV_TRANSFER = range(8)
+TIMES = 8
 # a sum of times has two halves, as millions of long waits leave 64 bits: SUMS[time, 0] x 2^30 + SUMS[time, 1]
 HALF_BITS = 30
 LOW_HALF = (1 << HALF_BITS) - 1
 NEVER = np.iinfo(np.int64).max
+
+_ttft_ms, _tpot_ms, _e2e_ms = map(inlined, (client_metrics.ttft_ms, client_metrics.tpot_ms, client_metrics.e2e_ms))
+_queue_ms, _prefill_ms = map(inlined, (client_metrics.queue_ms, client_metrics.prefill_ms))
+_decode_ms = inlined(client_metrics.decode_ms)
 
 
 @inlined
@@ -87,15 +92,16 @@ def count_requests(
         counts[FIRST_SENT_NS] = min(counts[FIRST_SENT_NS], sent_ns)
         counts[LAST_FINISH_NS] = max(counts[LAST_FINISH_NS], finish_ns)
         if whole[STATUS, i] != FINISHED:
+            counts[TOO_LONG + whole[STATUS, i] - 1] += 1
             continue
         scheduled_ns, first_ns = nanoseconds(real[SCHEDULED, i]), nanoseconds(real[FIRST_TOKEN, i])
         done = counts[COMPLETED]
-        ttft_ms, e2e_ms = (first_ns - sent_ns) / 1e6, (finish_ns - sent_ns) / 1e6
-        queue_ms = (scheduled_ns - sent_ns) / 1e6
+        ttft_ms, e2e_ms = _ttft_ms(sent_ns, first_ns), _e2e_ms(sent_ns, finish_ns)
+        queue_ms = _queue_ms(sent_ns, scheduled_ns)
         samples[TTFT, done], samples[E2E, done], samples[QUEUE, done] = ttft_ms, e2e_ms, queue_ms
         good = ttft_ms <= most_ms[TTFT] and e2e_ms <= most_ms[E2E]
         if output_tokens[i] > 1:
-            tpot_ms = (finish_ns - first_ns) / 1e6 / (output_tokens[i] - 1)
+            tpot_ms = _tpot_ms(first_ns, finish_ns, output_tokens[i])
             samples[TPOT, counts[SEVERAL]] = tpot_ms
             add_time(sums, TPOT, tpot_ms)
             good = good and tpot_ms <= most_ms[2]
@@ -103,9 +109,13 @@ def count_requests(
         add_time(sums, TTFT, ttft_ms)
         add_time(sums, E2E, e2e_ms)
         add_time(sums, QUEUE, queue_ms)
-        add_time(sums, PREFILL, (first_ns - scheduled_ns) / 1e6)
-        add_time(sums, DECODE, (finish_ns - first_ns) / 1e6)
+        add_time(sums, PREFILL, _prefill_ms(scheduled_ns, first_ns))
+        add_time(sums, DECODE, _decode_ms(first_ns, finish_ns))
         add_time(sums, PREEMPTED, nanoseconds(real[REQUEUED, i]) / 1e6 + nanoseconds(real[RECOMPUTED, i]) / 1e6)
+        received_ns = nanoseconds(real[RECEIVED, i])
+        if received_ns >= 0:
+            add_time(sums, KV_TRANSFER, (received_ns - first_ns) / 1e6)
+            counts[TRANSFERRED] += 1
         counts[COMPLETED] += 1
         counts[PROMPT_TOKENS] += prompt_tokens[i]
         counts[OUTPUT_TOKENS] += output_tokens[i]

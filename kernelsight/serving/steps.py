@@ -92,7 +92,7 @@ def prompt_step(
         engine, requests, costs, layout, uses[MIXED if decode_tokens > 0 else PREFILL], prompt_tokens, decode_tokens,
         decode_tokens, y, windowed,
     )  # fmt: skip
-    hidden_us, exposed_us = host_times(chunks + decode_tokens, prompt_tokens + decode_tokens, host)
+    hidden_us, exposed_us, _ = host_times(chunks + decode_tokens, prompt_tokens + decode_tokens, host)
     return gpu_us, exposed_us + max(0.0, hidden_us - gpu_us)
 
 
@@ -359,7 +359,7 @@ def decode_run(
     """
     batch = engine.decoding
     linear_us = costs[layout.tokens_at + batch] + costs[layout.sampled_at + batch]
-    hidden_us, exposed_us = host_times(batch, batch, host)
+    hidden_us, exposed_us, _ = host_times(batch, batch, host)
     taken = units_ahead(engine, requests, limits, 1)
     last_start = engine.now
     done, ends = 0, False

@@ -11,8 +11,8 @@ from kernelsight.dataflow.rows import give_rows
 from kernelsight.errors import ContractBroken, InvalidInput
 from kernelsight.scenario.plan import deployment_rows, give_plan, normalise
 from kernelsight.session import Session
-from kernelsight.sweep.sweep import sweep
-from tests.sweep.conftest import LOAD, SMALL, rows_of
+from kernelsight.sweeps.sweep import sweep
+from tests.sweeps.conftest import LOAD, SMALL, rows_of
 
 BIG = {"model": "qwen3-4b", "speculative_model": "qwen3-0.6b"}
 DRAFTS = {"num_speculative_tokens": 3, "draft_acceptance_rate": 0.7}
@@ -81,7 +81,7 @@ def test_words_for_what_does_not_go_together(session: Session) -> None:
     row = {"deployment_id": "d", "engine": "vllm", "model": "qwen3-0.6b", "gpu": "l4", "num_speculative_tokens": 2}
     row |= dict.fromkeys(("tp", "pp", "dp", "ep"), 1)
     with session.fork() as fork, pytest.raises(ContractBroken, match="draft_acceptance_rate"):
-        give_rows(fork, "deployments", [row])
+        fork.give("deployments", [row])
 
 
 def test_multi_token_prediction_is_a_layer_of_the_checkpoint(session: Session) -> None:

@@ -86,7 +86,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 def served_calls(session: Session, gpu: str, models: Sequence[str]) -> list[dict[str, Any]]:
     """Return the kernels of the models' steps on a GPU: shape, formats, share of time, latency and half interval."""
-    from kernelsight.dataflow.rows import give_rows
     from kernelsight.scenario.plan import deployment_row, normalise, resolve_names
 
     deployments, steps = [], []
@@ -98,8 +97,8 @@ def served_calls(session: Session, gpu: str, models: Sequence[str]) -> list[dict
             continue
         deployments.append(row)
         steps += [{"deployment_id": row["deployment_id"], **step} for step in _steps()]
-    give_rows(session, "deployments", deployments)
-    give_rows(session, "step_shapes", steps)
+    session.give("deployments", deployments)
+    session.give("step_shapes", steps)
     return [dict(zip(found.columns, row, strict=True)) for found in [session.sql(CALLS)] for row in found.fetchall()]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernelsight.session import Session
-from kernelsight.sweep.sweep import sweep
+from kernelsight.sweeps.sweep import sweep
 
 from .conftest import rows_of, table_bytes
 

@@ -9,8 +9,8 @@ import pytest
 from kernelsight.scenario.plan import give_plan
 from kernelsight.serving.knots import Reach, part_knots, within_reach
 from kernelsight.session import Session, connect
-from kernelsight.sweep.step_costs import put_step_costs, reaches
-from kernelsight.sweep.summarise import SharedLoads, draw_loads
+from kernelsight.sweeps.step_costs import put_step_costs, reaches
+from kernelsight.sweeps.summarise import SharedLoads, draw_loads
 
 from .conftest import LOAD
 

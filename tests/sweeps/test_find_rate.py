@@ -11,8 +11,8 @@ import pytest
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.objectives import cheapest, meets_slo
 from kernelsight.session import Session
-from kernelsight.sweep.find_rate import HIGHEST_RATE, find_rates
-from kernelsight.sweep.sweep import sweep
+from kernelsight.sweeps.find_rate import HIGHEST_RATE, find_rates
+from kernelsight.sweeps.sweep import sweep
 
 from .conftest import SMALL
 

@@ -13,7 +13,7 @@ import pytest
 from kernelsight.errors import InvalidInput, KernelSightError
 from kernelsight.scenario.objectives import cheapest, parse_slo
 from kernelsight.session import Session, connect
-from kernelsight.sweep.sweep import pareto_front, sweep
+from kernelsight.sweeps.sweep import pareto_front, sweep
 
 from .conftest import LOAD, SMALL, rows_of, table_bytes
 

@@ -1,8 +1,4 @@
-"""What the requests of many scenarios come to, as tables: no row of a request is made a table's row.
-
-The numbers are those of ``sql/serve/request_statistics.sql`` and ``itl_percentiles.sql``, bit for bit; those queries
-say what they mean.
-"""
+"""Statistics of many scenarios as tables: ``request_statistics`` and ``itl_percentiles``, without rows of requests."""
 
 from __future__ import annotations
 
@@ -19,6 +15,11 @@ from kernelsight.serving import statistics as of
 from kernelsight.serving.records import BIN_WIDTH, ITL_BINS
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+REJECTED = {
+    "rejected_too_long": of.TOO_LONG,
+    "rejected_no_memory": of.NO_MEMORY,
+    "rejected_earlier_turn": of.EARLIER_TURN,
+}
 
 
 class Counted(NamedTuple):
@@ -66,6 +67,10 @@ def statistics_table(counted: Counted) -> pa.Table:
         *(("decode_ns", of.DECODE), ("preempted_ns", of.PREEMPTED)),
     ):
         found[name] = pa.array(times_ns[:, time], mask=nobody)
+    found |= {name: counts[:, count] for name, count in REJECTED.items()}
+    transferred = counts[:, of.TRANSFERRED]
+    transfer_ms = times_ns[:, of.KV_TRANSFER] / np.maximum(transferred, 1) / 1e6
+    found["kv_transfer_mean_ms"] = pa.array(transfer_ms, mask=transferred == 0)
     found["good"] = pa.array(counts[:, of.GOOD], mask=nobody | np.isinf(counted.most_ms).all(axis=1))
     table = pa.table({"scenario_id": pa.array(counted.scenarios, pa.string()), **found})
     return table.filter(pa.array(counts[:, of.REQUESTS] > 0))

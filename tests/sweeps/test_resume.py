@@ -17,8 +17,8 @@ import pytest
 
 from kernelsight.errors import InvalidInput
 from kernelsight.session import Session, connect
-from kernelsight.sweep.partitions import MANIFEST, Store
-from kernelsight.sweep.sweep import sweep
+from kernelsight.sweeps.partitions import MANIFEST, Store
+from kernelsight.sweeps.sweep import sweep
 
 from .conftest import LOAD, SMALL, rows_of, table_bytes
 

@@ -1,13 +1,13 @@
-"""Many scenarios served for their summaries alone: those that one engine serves in compiled calls, a deployment each.
+"""Summaries of many scenarios: those that a single engine serves share compiled calls, by deployment.
 
-What needs more than that (several engines, sessions, shared prefixes) is served as ``simulate`` serves it.
+Scenarios with several engines, sessions or shared prefixes have a call each.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,15 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.scenario.plan import deployments_of
-from kernelsight.serving.alike import Columns, Loads, Room, serve_loads
+from kernelsight.serving.many import Columns, Loads, Workspace, serve_loads
 from kernelsight.serving.records import LARGEST_BLOCK, NO_LIMIT
 from kernelsight.serving.replica import TOTALS
 from kernelsight.serving.request_columns import REAL, WHOLE
 from kernelsight.serving.results import histogram_rows, histogram_table, total_rows, total_table
 from kernelsight.serving.served import Totals
-from kernelsight.serving.simulate import Inputs, pool_of, serve_replicas, shares_prefixes
 from kernelsight.serving.statistics import COUNTS, SAMPLES, TIMES, count_requests
-from kernelsight.sweep.statistics import Counted, gap_percentiles, joined, quantiles_of, statistics_table
+from kernelsight.serving.statistics_tables import QUANTILES, Counted, joined, quantiles_of
+from kernelsight.serving.world import World, pool_of, shares_prefixes
 
 if TYPE_CHECKING:
     from kernelsight.serving.results import Replica
@@ -35,42 +35,37 @@ CALL_REQUESTS = 1 << 16
 OBJECTIVES = ("goodput_ttft_ms", "goodput_e2el_ms", "goodput_tpot_ms")
 
 
-class Part(NamedTuple):
-    """What some scenarios come to: their statistics, and rows of two tables."""
+class Summary(NamedTuple):
+    """Statistics of some scenarios, and their rows of ``itl_histogram`` and ``replica_totals``."""
 
     counted: Counted
     histogram: pa.Table
     totals: pa.Table
 
 
-def summary_tables(inputs: Inputs, threads: int | None = None) -> dict[str, pa.Table]:
-    """Serve every scenario and return what its summary reads: no request has a row, no use of step costs is counted.
+def summarise(world: World, serve_replicas: Callable[..., list[Replica]], threads: int | None = None) -> Summary:
+    """Serve every scenario for its summary alone: no request has a row, no use of step costs is counted.
 
-    ``threads``: as many as there are cores, unless stated.
+    ``serve_replicas`` serves scenarios that need a call each; ``threads``: as many as there are cores, unless stated.
     """
-    columns = _columns_of(inputs)
-    scenarios = [row for row in inputs.scenarios if row["scenario_id"] in inputs.spans]
-    alike, others = [], []
-    shared = pc.is_valid(inputs.requests["hash_ids"]).to_numpy(zero_copy_only=False)
+    scenarios = [row for row in world.scenarios if row["scenario_id"] in world.spans]
+    single, others = [], []
+    shared = pc.is_valid(world.requests["hash_ids"]).to_numpy(zero_copy_only=False)
     for row in scenarios:
-        (alike if _is_alone(inputs, row, shared) else others).append(row)
-    parts = _serve_alike(inputs, columns, alike, threads)
-    if others:
-        replicas = serve_replicas(inputs._replace(scenarios=others), count_uses=False, threads=threads)
-        parts.append(
-            Part(_count_replicas(inputs, columns, others, replicas), histogram_rows(replicas), total_rows(replicas))
-        )
-    histogram = pa.concat_tables([part.histogram for part in parts])
-    return {
-        "request_statistics": statistics_table(joined([part.counted for part in parts])),
-        "itl_histogram": histogram,
-        "itl_percentiles": gap_percentiles(histogram),
-        "replica_totals": pa.concat_tables([part.totals for part in parts]),
-    }
+        (single if _is_single_engine(world, row, shared) else others).append(row)
+    parts = _serve_together(world, _columns_of(world), single, threads)
+    if others or not parts:
+        replicas = serve_replicas(world._replace(scenarios=others), count_uses=False, threads=threads)
+        parts.append(Summary(count_replicas(world, others, replicas), histogram_rows(replicas), total_rows(replicas)))
+    return Summary(
+        joined([part.counted for part in parts]),
+        pa.concat_tables([part.histogram for part in parts]),
+        pa.concat_tables([part.totals for part in parts]),
+    )
 
 
-def _columns_of(inputs: Inputs) -> Columns:
-    columns = inputs.columns
+def _columns_of(world: World) -> Columns:
+    columns = world.columns
     return Columns(
         columns["arrival_s"] * 1e6,
         columns["prompt_tokens"].astype(np.int64),
@@ -80,40 +75,42 @@ def _columns_of(inputs: Inputs) -> Columns:
     )
 
 
-def _is_alone(inputs: Inputs, scenario: dict[str, Any], shared: np.ndarray) -> bool:
+def _is_single_engine(world: World, scenario: dict[str, Any], shared: np.ndarray) -> bool:
     """Whether one engine of one stage without drafts serves requests that neither follow others nor share prefixes."""
     (deployment, *prefills) = deployments_of(scenario)
-    settings, plan = inputs.deployments[deployment], inputs.plans[deployment]
-    rows = slice(*inputs.spans[scenario["scenario_id"]])
+    settings, plan = world.deployments[deployment], world.plans[deployment]
+    rows = slice(*world.spans[scenario["scenario_id"]])
     return (
         not prefills
         and settings["dp"] == settings["pp"] == 1
         and settings["num_speculative_tokens"] == 0
         and 0 < plan["block_size"] <= LARGEST_BLOCK
-        and not (inputs.columns["follows"][rows] >= 0).any()
+        and not (world.columns["follows"][rows] >= 0).any()
         and not (shares_prefixes(settings, plan) and shared[rows].any())
     )
 
 
-def _serve_alike(inputs: Inputs, columns: Columns, scenarios: list[dict[str, Any]], threads: int | None) -> list[Part]:
+def _serve_together(
+    world: World, columns: Columns, scenarios: list[dict[str, Any]], threads: int | None
+) -> list[Summary]:
     """Serve scenarios that one engine serves, a call for a few of one deployment, spread over threads."""
-    calls = list(_calls(inputs, scenarios))
+    calls = list(_calls(world, scenarios))
     if not calls:
         return []
-    pools = {key: pool_of(inputs, key) for key in dict.fromkeys(call[0]["deployment_id"] for call in calls)}
-    most = max(stop - start for start, stop in (inputs.spans[row["scenario_id"]] for row in scenarios))
+    pools = {key: pool_of(world, key) for key in dict.fromkeys(call[0]["deployment_id"] for call in calls)}
+    most = max(stop - start for start, stop in (world.spans[row["scenario_id"]] for row in scenarios))
     running = max(pool.limits.max_num_seqs for pool in pools.values())
     size = max(pool.costs.values.size for pool in pools.values())
-    rooms = threading.local()
+    workspaces = threading.local()
 
     def serve(call: list[dict[str, Any]]) -> tuple:
-        if not hasattr(rooms, "own"):
-            rooms.own = Room.of(most, running, size)
-        loads = _loads_of(inputs, columns, call)
-        told = serve_loads(columns, loads, pools[call[0]["deployment_id"]], rooms.own)
+        if not hasattr(workspaces, "own"):
+            workspaces.own = Workspace.of(most, running, size)
+        loads = _loads_of(world, columns, call)
+        found = serve_loads(columns, loads, pools[call[0]["deployment_id"]], workspaces.own)
         names = [row["scenario_id"] for row in call]
-        counted = Counted(names, told.counts, told.sums, quantiles_of(told.counts, told.samples), loads.most_ms)
-        return counted, [told.engines[name] for name in TOTALS], told.filled, told.bins, told.gaps
+        counted = Counted(names, found.counts, found.sums, quantiles_of(found.counts, found.samples), loads.most_ms)
+        return counted, [found.engines[name] for name in TOTALS], found.filled, found.bins, found.gaps
 
     with ThreadPoolExecutor(max_workers=threads or os.cpu_count()) as workers:
         counted, totals, filled, bins, gaps = zip(*workers.map(serve, calls), strict=True)
@@ -121,7 +118,7 @@ def _serve_alike(inputs: Inputs, columns: Columns, scenarios: list[dict[str, Any
     owners = [row["deployment_id"] for call in calls for row in call]
     sums = Totals(*(np.concatenate(each) for each in zip(*totals, strict=True)))
     return [
-        Part(
+        Summary(
             together,
             histogram_table(together.scenarios, np.concatenate(filled).tolist(), bins, gaps),
             total_table(together.scenarios, [0] * len(owners), owners, sums),
@@ -129,7 +126,7 @@ def _serve_alike(inputs: Inputs, columns: Columns, scenarios: list[dict[str, Any
     ]
 
 
-def _calls(inputs: Inputs, scenarios: list[dict[str, Any]]) -> Iterable[list[dict[str, Any]]]:
+def _calls(world: World, scenarios: list[dict[str, Any]]) -> Iterable[list[dict[str, Any]]]:
     """Cut scenarios into those of one call: of one deployment, neither too many nor with too many requests."""
     by_deployment: dict[str, list[dict[str, Any]]] = {}
     for row in scenarios:
@@ -138,7 +135,7 @@ def _calls(inputs: Inputs, scenarios: list[dict[str, Any]]) -> Iterable[list[dic
         call: list[dict[str, Any]] = []
         requests = 0
         for row in rows:
-            start, stop = inputs.spans[row["scenario_id"]]
+            start, stop = world.spans[row["scenario_id"]]
             if call and (len(call) == CALL_SCENARIOS or requests + stop - start > CALL_REQUESTS):
                 yield call
                 call, requests = [], 0
@@ -147,8 +144,8 @@ def _calls(inputs: Inputs, scenarios: list[dict[str, Any]]) -> Iterable[list[dic
         yield call
 
 
-def _loads_of(inputs: Inputs, columns: Columns, scenarios: list[dict[str, Any]]) -> Loads:
-    spans = np.array([inputs.spans[row["scenario_id"]] for row in scenarios])
+def _loads_of(world: World, columns: Columns, scenarios: list[dict[str, Any]]) -> Loads:
+    spans = np.array([world.spans[row["scenario_id"]] for row in scenarios])
     first, count = spans[:, 0].copy(), spans[:, 1] - spans[:, 0]
     warmups = [int(columns.warmup[start:stop].sum()) for start, stop in spans.tolist()]
     concurrency = [NO_LIMIT if row["max_concurrency"] is None else row["max_concurrency"] for row in scenarios]
@@ -161,17 +158,16 @@ def _objectives(scenarios: list[dict[str, Any]]) -> np.ndarray:
     return np.array([[np.inf if value is None else value for value in row] for row in stated], dtype=float)
 
 
-def _count_replicas(
-    inputs: Inputs, columns: Columns, scenarios: list[dict[str, Any]], replicas: list[Replica]
-) -> Counted:
-    """Add up the requests of scenarios of several engines, from what these gave back."""
+def count_replicas(world: World, scenarios: list[dict[str, Any]], replicas: list[Replica]) -> Counted:
+    """Return the statistics of scenarios from the loop's own arrays of their engines."""
+    columns = _columns_of(world)
     counts, sums = np.zeros((len(scenarios), COUNTS), np.int64), np.zeros((len(scenarios), TIMES, 2), np.int64)
     most_ms, quantiles = _objectives(scenarios), []
     served: dict[str, list[Replica]] = {}
     for one in replicas:
         served.setdefault(one.scenario, []).append(one)
     for number, row in enumerate(scenarios):
-        start, stop = inputs.spans[row["scenario_id"]]
+        start, stop = world.spans[row["scenario_id"]]
         whole, real = np.empty((len(WHOLE), stop - start), np.int64), np.empty((len(REAL), stop - start))
         for one in served[row["scenario_id"]]:
             for names, found in ((WHOLE, whole), (REAL, real)):
@@ -183,4 +179,6 @@ def _count_replicas(
             columns.warmup[start:stop], most_ms[number], counts[number], sums[number], samples,
         )  # fmt: skip
         quantiles.append(quantiles_of(counts[number : number + 1], samples[np.newaxis]))
+    if not scenarios:
+        return Counted([], counts, sums, np.zeros((0, len(SAMPLES), len(QUANTILES))), most_ms)
     return Counted([row["scenario_id"] for row in scenarios], counts, sums, np.concatenate(quantiles), most_ms)

@@ -1,8 +1,8 @@
 """Scenarios of one deployment, served one after the other in one compiled call that keeps no row of a request.
 
-Their loads may differ in all that the client decides. One engine of one stage without drafts serves them, and no
-request waits for another or shares a prefix with it; what is otherwise has a call of its own (see ``simulate``). All
-records lie in memory that is used again for each scenario, small enough for the cache of a core.
+Their loads may differ in everything that the client decides. One engine of one stage without drafts serves them, and no
+request waits for another or shares a prefix with it; other scenarios have a call each (see ``simulate``). All records
+lie in memory that is used again for each scenario, small enough for the cache of a core.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Loads(NamedTuple):
     most_ms: np.ndarray  # (scenarios, 3) largest TTFT, E2E and TPOT that are good; infinite: no objective
 
 
-class Told(NamedTuple):
-    """What scenarios come to (see ``statistics``), shape [scenarios, ...]; the engine's record after the last step.
+class Results(NamedTuple):
+    """Statistics of each scenario (see ``statistics``), shape [scenarios, ...]; its engine's record at the end.
 
     ``samples`` are those of the latencies, as far as ``counts`` says; ``bins`` and ``gaps`` the filled bins of the ITL
     histograms, scenario after scenario, ``filled`` of each.
@@ -59,8 +59,8 @@ class Told(NamedTuple):
     gaps: np.ndarray
 
 
-class Room(NamedTuple):
-    """What the loop works in, for scenarios of at most so many requests and costs of at most such a size."""
+class Workspace(NamedTuple):
+    """The memory that the loop works in, sized for the largest scenario and the largest step costs."""
 
     requests: np.ndarray
     bytes: np.ndarray  # the same memory
@@ -71,8 +71,8 @@ class Room(NamedTuple):
     real: np.ndarray
 
     @classmethod
-    def of(cls, requests: int, running: int, costs: int) -> Room:
-        """Return room for scenarios of ``requests`` requests, of which ``running`` run at once."""
+    def of(cls, requests: int, running: int, costs: int) -> Workspace:
+        """Return a workspace for scenarios of ``requests`` requests, of which ``running`` run at once."""
         records = np.empty(requests, REQUEST)
         heaps = np.empty((1, 2, 2 * min(running, requests) + 16, 2), np.int64)
         columns = np.empty((len(WHOLE), requests), np.int64), np.empty((len(REAL), requests))
@@ -140,8 +140,8 @@ def serve_each(
         used += filled[j]
 
 
-def serve_loads(columns: Columns, loads: Loads, pool: Pool, room: Room) -> Told:
-    """Serve loads on one engine each of ``pool``, whose step costs and largest batch ``room`` fits; k scenarios."""
+def serve_loads(columns: Columns, loads: Loads, pool: Pool, workspace: Workspace) -> Results:
+    """Serve k loads on one engine each of ``pool``; ``workspace`` fits its step costs and its largest batch."""
     k, costs = loads.first.size, pool.costs
     clients = np.zeros(k, CLIENT)
     clients["now"] = columns.arrival_us[loads.first]
@@ -150,7 +150,7 @@ def serve_loads(columns: Columns, loads: Loads, pool: Pool, room: Room) -> Told:
     engines = engine_records([pool._replace(engines=k)], clients["now"])
     limits = limit_records([pool._replace(engines=k)], NO_HASHES)
     limits["requests"] = loads.count
-    told = Told(
+    results = Results(
         np.zeros((k, COUNTS), np.int64), np.zeros((k, TIMES, 2), np.int64),
         np.empty((k, len(SAMPLES), int(loads.count.max()))), engines, np.zeros(k, np.int64),
         np.empty(k * ITL_BINS, np.int64), np.empty(k * ITL_BINS, np.int64),
@@ -158,10 +158,10 @@ def serve_loads(columns: Columns, loads: Loads, pool: Pool, room: Room) -> Told:
     serve_each(
         loads.first, loads.count, *columns, loads.most_ms, clients, engines, limits,
         np.array([tuple(pool.host)], HOST), costs.values, np.array([costs.layout]), np.zeros(1, LAYOUT),
-        room.requests, room.bytes, np.zeros((1, 2)), np.zeros((1, 1), np.bool_), room.heaps, np.zeros(0, np.int64),
-        np.zeros((1, 1), ENTRY), room.uses, room.histogram, stage_records([pool], 0.0),
-        np.zeros((1, 1, 1, 3), np.int64), np.zeros((1, 0, COLUMNS)), room.whole, room.real, told.counts, told.sums,
-        told.samples, told.filled, told.bins, told.gaps,
+        workspace.requests, workspace.bytes, np.zeros((1, 2)), np.zeros((1, 1), np.bool_), workspace.heaps,
+        np.zeros(0, np.int64), np.zeros((1, 1), ENTRY), workspace.uses, workspace.histogram, stage_records([pool], 0.0),
+        np.zeros((1, 1, 1, 3), np.int64), np.zeros((1, 0, COLUMNS)), workspace.whole, workspace.real,
+        results.counts, results.sums, results.samples, results.filled, results.bins, results.gaps,
     )  # fmt: skip
-    used = int(told.filled.sum())
-    return told._replace(bins=told.bins[:used].copy(), gaps=told.gaps[:used].copy())
+    used = int(results.filled.sum())
+    return results._replace(bins=results.bins[:used].copy(), gaps=results.gaps[:used].copy())

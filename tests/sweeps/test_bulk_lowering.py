@@ -9,9 +9,9 @@ import pytest
 
 from kernelsight.scenario.plan import give_plan
 from kernelsight.session import connect
-from kernelsight.sweep.knot_costs import distinct_rows, knot_costs
-from kernelsight.sweep.step_costs import put_step_costs
-from kernelsight.sweep.summarise import draw_loads
+from kernelsight.sweeps.knot_costs import distinct_rows, knot_costs
+from kernelsight.sweeps.step_costs import put_step_costs
+from kernelsight.sweeps.summarise import draw_loads
 
 from .conftest import LOAD
 

@@ -9,7 +9,7 @@ import pytest
 from kernelsight.errors import InvalidInput, UnknownName
 from kernelsight.scenario.plan import deployment_row, give_plan, normalise, prefill_row, scenario_row
 from kernelsight.session import Session
-from kernelsight.sweep.sweep import sweep
+from kernelsight.sweeps.sweep import sweep
 
 from .conftest import LOAD, SMALL, rows_of
 

@@ -6,17 +6,20 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.scenario.plan import and_drafts, deployments_of
-from kernelsight.sweep.summarise import Partition, serve_partition
+from kernelsight.scenario.scenarios import give_plan
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kernelsight.scenario.grid import Plan
+    from kernelsight.dataflow.session import Session
+    from kernelsight.scenario.scenarios import Plan
+
+    Connect = Callable[[], Session]
 
 # what a partition holds in memory grows with both
 REQUESTS = 1 << 21
@@ -24,11 +27,22 @@ DEPLOYMENTS = 128
 MANIFEST = "manifest.json"
 
 
-def split(plan: Plan, requests: int, given: dict[str, pa.Table], threads: int | None = None) -> list[Partition]:
-    """Return partitions of at most so many requests: whole deployments together, a larger one cut by itself."""
+class Partition(NamedTuple):
+    """What one worker serves: rows of ``deployments`` and ``scenarios``, and the tables to give its session."""
+
+    deployments: list[dict[str, Any]]
+    scenarios: list[dict[str, Any]]
+    given: dict[str, pa.Table]
+    threads: int | None = None
+
+
+def split(
+    plan: Plan, requests: int, given: dict[str, pa.Table] | None = None, threads: int | None = None
+) -> list[Partition]:
+    """Return partitions of at most ``requests`` requests: whole deployments together, a larger one cut by itself."""
     sizes = _sizes(plan)
     rows: dict[str, list[dict[str, Any]]] = {}
-    for scenario in sorted(plan.scenarios, key=lambda row: (row["deployment_id"], row["scenario_id"])):
+    for scenario in sorted(plan.planned, key=lambda row: (row["deployment_id"], row["scenario_id"])):
         rows.setdefault(scenario["deployment_id"], []).append(scenario)
     parts: list[list[dict[str, Any]]] = [[]]
     held, deployments = 0, 0
@@ -45,18 +59,7 @@ def split(plan: Plan, requests: int, given: dict[str, pa.Table], threads: int | 
                 held, deployments = 0, 1
             parts[-1].append(scenario)
             held += size
-    return [
-        Partition(
-            [
-                plan.deployments[key]
-                for key in and_drafts((key for row in part for key in deployments_of(row)), plan.deployments)
-            ],
-            part,
-            given,
-            threads,
-        )
-        for part in parts
-    ]
+    return [Partition(plan.deployments_of(part), part, given or {}, threads) for part in parts]
 
 
 def total_requests(plan: Plan) -> int:
@@ -68,25 +71,45 @@ def _sizes(plan: Plan) -> dict[str, int]:
     """Requests of each scenario; a trace is read once, however many replay it."""
     from kernelsight.read.traces import read_trace
 
-    traces = {path: read_trace(path).num_rows for path in {row["trace"] for row in plan.scenarios if row.get("trace")}}
+    traces = {path: read_trace(path).num_rows for path in {row["trace"] for row in plan.planned if row.get("trace")}}
     return {
         row["scenario_id"]: min(row.get("num_prompts", traces[row["trace"]]), traces[row["trace"]])
         if row.get("trace")
         else row["num_prompts"]
-        for row in plan.scenarios
+        for row in plan.planned
     }
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def run_here(parts: list[Partition]) -> Iterator[tuple[int, pa.Table]]:
+def serve_partition(part: Partition, session: Session) -> pa.Table:
+    """Return the ``scenario_summary`` of a partition; the session stays as it was."""
+    with session.fork() as fork:
+        fork.threads = part.threads or session.threads
+        for name, table in part.given.items():
+            fork.give(name, table)
+        give_plan(fork, part.deployments, part.scenarios)
+        return fork.table("scenario_summary")
+
+
+def run_here(parts: list[Partition], session: Session) -> Iterator[tuple[int, pa.Table]]:
     """Serve partitions one after the other in this process."""
     for number, part in enumerate(parts):
-        yield number, serve_partition(part)
+        yield number, serve_partition(part, session)
 
 
-def run_in_processes(parts: list[Partition], workers: int) -> Iterator[tuple[int, pa.Table]]:
+def _serve_in_worker(part: Partition, connect: Connect) -> pa.Table:
+    return serve_partition(part, _session_of_worker(connect))
+
+
+@cache
+def _session_of_worker(connect: Connect) -> Session:
+    """Return the session of this worker process: it reads queries and facts once, however many partitions come."""
+    return connect()
+
+
+def run_in_processes(parts: list[Partition], workers: int, connect: Connect) -> Iterator[tuple[int, pa.Table]]:
     """Serve partitions in processes of their own, as they finish; RunFailed where one dies."""
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -96,7 +119,7 @@ def run_in_processes(parts: list[Partition], workers: int) -> Iterator[tuple[int
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(workers, len(parts)), mp_context=spawn, initializer=_end_with_parent)
     try:
-        waiting = {pool.submit(serve_partition, part): number for number, part in enumerate(parts)}
+        waiting = {pool.submit(_serve_in_worker, part, connect): number for number, part in enumerate(parts)}
         for future in as_completed(waiting):
             yield waiting[future], future.result()
     except BrokenProcessPool:
@@ -120,12 +143,12 @@ def _end_with_parent() -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
-def run_on_ray(parts: list[Partition]) -> Iterator[tuple[int, pa.Table]]:
+def run_on_ray(parts: list[Partition], connect: Connect) -> Iterator[tuple[int, pa.Table]]:
     """Serve partitions on a Ray cluster, as they finish; InvalidInput where Ray is not installed."""
     ray = import_ray()
     ray.init(ignore_reinit_error=True, log_to_driver=False)
-    remote = ray.remote(serve_partition)
-    waiting = {remote.remote(part): number for number, part in enumerate(parts)}
+    remote = ray.remote(_serve_in_worker)
+    waiting = {remote.remote(part, connect): number for number, part in enumerate(parts)}
     while waiting:
         (done,), _ = ray.wait(list(waiting), num_returns=1)
         yield waiting.pop(done), ray.get(done)
@@ -169,8 +192,10 @@ class Store:
             )
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            other = [name for name in facts if name.endswith(("sha256", "version")) and found[name] != facts[name]]
-        except (ValueError, KeyError, TypeError):
+            names = {name for name in (*facts, *found) if name.endswith(("sha256", "version"))}
+            other = sorted(name for name in names if found.get(name) != facts.get(name))
+            found["requests_per_partition"]
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise InvalidInput(f"{path} is no manifest of a sweep; remove {self.folder} and start again.") from None
         if other:
             names = ", ".join(name.removesuffix("_sha256").replace("_", " ") for name in other)

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.grid import flag_columns, plan_grid
 from kernelsight.scenario.objectives import meets_slo, with_costs
-from kernelsight.sweep.summarise import Partition, summarise
+from kernelsight.scenario.scenarios import flag_columns, give_plan, plan_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,8 +73,11 @@ def find_rates(
     searches = [Search() for _ in rows]
     best: dict[int, pa.Table] = {}
     with session.fork() as fork:
-        plan = plan_grid(fork, [{**row, "request_rate": FIRST_RATE} for row in rows], goodput)
+        plan = plan_rows(fork, [{**row, "request_rate": FIRST_RATE} for row in rows], goodput)
         deployments = list(plan.deployments.values())
+        give_plan(fork, deployments, plan.planned)
+        # rates change arrivals, not lengths: how far the loads reach, and so all step costs, stay as they are
+        fork.give("deployment_reach", fork.table("deployment_reach"), trusted=True)
         rates = dict.fromkeys(range(len(rows)), FIRST_RATE)
         while rates:
             numbers = list(rates)
@@ -91,29 +93,30 @@ def find_rates(
             later = {number: searches[number].next_rate(tolerance) for number in able}
             rates = {number: rate for number, rate in later.items() if rate is not None}
         tried = [{**row, "request_rate": search.kept or FIRST_RATE} for row, search in zip(rows, searches, strict=True)]
-        flags = flag_columns(fork, plan_grid(fork, tried, goodput))
-        told = [column.name for column in fork.graph.known("scenario_summary").columns if column.nullable]
-        return _result(pa.concat_tables([best[number] for number in range(len(rows))]), flags, searches, told)
+        flags = flag_columns(fork, plan_rows(fork, tried, goodput))
+        measured = [column.name for column in fork.graph.known("scenario_summary").columns if column.nullable]
+        return _result(pa.concat_tables([best[number] for number in range(len(rows))]), flags, searches, measured)
 
 
 def _serve(
     session: Session, rows: list[dict[str, Any]], goodput: Mapping[str, float] | None, deployments: list[dict[str, Any]]
 ) -> pa.Table:
     """Serve rows; their summaries, in their order. All deployments stay given, with their step costs."""
-    plan = plan_grid(session, rows, goodput)
-    summary = summarise(session, Partition(deployments, plan.scenarios, {}, None))
+    plan = plan_rows(session, rows, goodput)
+    give_plan(session, deployments, plan.planned)
+    summary = session.table("scenario_summary")
     place = {name: position for position, name in enumerate(summary["scenario_id"].to_pylist())}
-    return summary.take([place[row["scenario_id"]] for row in plan.scenarios])
+    return summary.take([place[row["scenario_id"]] for row in plan.planned])
 
 
-def _result(summary: pa.Table, flags: pa.Table, searches: list[Search], told: list[str]) -> pa.Table:
-    """Set flags, rates and summaries side by side; the columns ``told`` of rows without a rate are null."""
+def _result(summary: pa.Table, flags: pa.Table, searches: list[Search], measured: list[str]) -> pa.Table:
+    """Set flags, rates and summaries side by side; the columns ``measured`` of rows without a rate are null."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     found = pa.array([search.kept or None for search in searches], pa.float64())
     lost = pc.and_(pc.is_null(found), pc.equal(summary["status"], "served"))
-    changed = {name: pc.if_else(pc.is_valid(found), summary[name], None) for name in told}
+    changed = {name: pc.if_else(pc.is_valid(found), summary[name], None) for name in measured}
     changed["status"] = pc.if_else(lost, "no rate keeps the objectives", summary["status"])
     stated = {name: flags[name] for name in flags.column_names if name not in summary.column_names}
     rows = {name: summary[name] for name in ("scenario_id", "deployment_id")}

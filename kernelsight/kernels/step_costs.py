@@ -1,0 +1,271 @@
+"""GPU time at each knot: the launches of its kernels added up, of every deployment, with no table of kernels.
+
+Calls of deployments with one launch signature are lowered once; calls that are equal in all that their time rests on
+are priced once for each GPU. Times are added up in whole picoseconds, so that no order of rows changes a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.kernels.latency import answers, columns_read
+from kernelsight.kernels.launches import PRICED_BY, launched_families
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Reader
+
+# families whose time has a column of its own, as no pipeline stage shares it
+SEPARATE_COLUMNS = {"embedding": "embedding", "p2p": "transfer"}
+# a factor of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
+MIX = np.uint64(0xBF58476D1CE4E5B9)
+
+
+class Costed(NamedTuple):
+    """Picoseconds and kernel launches of each knot, shape [knots]; where nothing is launched there is no cost.
+
+    Of the picoseconds, what is not done by the layers, which pipeline stages share: embedding and transfers.
+    """
+
+    picoseconds: np.ndarray
+    launches: np.ndarray
+    embedding: np.ndarray
+    transfer: np.ndarray
+
+    def add(self, family: str, picoseconds: np.ndarray, launches: np.ndarray) -> None:
+        """Add a family's kernels; whole numbers below 2^53 are exact in any order."""
+        sums = {"picoseconds": picoseconds, "launches": launches}
+        if family in SEPARATE_COLUMNS:
+            sums[SEPARATE_COLUMNS[family]] = picoseconds
+        for name, values in sums.items():
+            total = getattr(self, name)
+            total += values
+
+
+class Groups(NamedTuple):
+    """Launch signatures: the deployment that names each, its step shapes by id, and the GPUs that it is priced for."""
+
+    firsts: list[str]
+    knots: np.ndarray
+    gpus: list[set[str]]
+    of: dict[str, tuple[int, str]]  # of each deployment: the number of its signature, and its GPU
+
+
+def step_costs_of(
+    step_shapes: pa.Table,
+    signatures: pa.Table,
+    settings: pa.Table,
+    sharded_layers: pa.Table,
+    layer_weights: pa.Table,
+    facts: Sequence[pa.Table],
+    read: Reader,
+    threads: int | None,
+) -> pa.Table:
+    """Return ``step_costs`` of all knots that launch a kernel, in the order of ``step_shapes``.
+
+    ``facts``: gpus, fabrics, eta_coefficients, kernel_implementations; ``read``: of the calls of ``families``, and of
+    latencies where they are given; ``threads`` that price calls.
+    """
+    costs = _costs(step_shapes, signatures, settings, sharded_layers, layer_weights, facts, read, threads)
+    knots = step_shapes.filter(pc.not_equal(step_shapes["part"], "whole"))
+    knots = knots.select(["deployment_id", "part", "step_shape_id", "x", "y"])
+    found = _at_knots(knots, costs)
+    there = np.flatnonzero(found.launches)
+    kept = knots if there.size == knots.num_rows else knots.take(pa.array(there))
+    kept = kept.append_column("gpu_us", pa.array(found.picoseconds[there] / 1e6))
+    kept = kept.append_column("launches", pa.array(found.launches[there].astype(np.int64)))
+    kept = kept.append_column("embedding_us", pa.array(found.embedding[there] / 1e6))
+    return kept.append_column("transfer_us", pa.array(found.transfer[there] / 1e6))
+
+
+def _at_knots(knots: pa.Table, costs: Mapping[str, Costed]) -> Costed:
+    """Return the costs of step shapes of several deployments, those of each deployment together, in their order."""
+    runs = pc.run_end_encode(knots["deployment_id"].combine_chunks())
+    stops = runs.run_ends.to_numpy()
+    ids = knots["step_shape_id"].to_numpy()
+    spans = list(zip(runs.values.to_pylist(), [0, *stops], stops, strict=False))
+    return Costed(
+        *(
+            np.concatenate([costs[name][field][ids[start:stop]] for name, start, stop in spans] or [np.zeros(0)])
+            for field in range(len(Costed._fields))
+        )
+    )
+
+
+def _costs(
+    step_shapes: pa.Table,
+    signatures: pa.Table,
+    settings: pa.Table,
+    sharded_layers: pa.Table,
+    layer_weights: pa.Table,
+    facts: Sequence[pa.Table],
+    read: Reader,
+    threads: int | None,
+) -> Mapping[str, Costed]:
+    """Return by deployment what its step shapes cost, by their ids."""
+    families = [name.removesuffix("_calls") for name in read.tables if name.endswith("_calls")]
+    groups = _groups(step_shapes, signatures, settings)
+    given = [name for name in ("kernel_latencies",) if read.is_given(name)]
+    given = given or [f"{family}_latencies" for family in families if read.is_given(f"{family}_latencies")]
+    # latencies of a person's own may differ between deployments of one signature
+    units = {unit: [name for name in groups.of if groups.of[name] == unit] for unit in set(groups.of.values())}
+    found: dict[str, Costed] = {}
+    for (number, _), names in units.items():
+        for own in [[name] for name in names] if given else [names]:
+            found |= dict.fromkeys(own, Costed(*np.zeros((len(Costed._fields), groups.knots[number]))))
+    priced = [] if "kernel_latencies" in given else launched_families(families, settings, sharded_layers, layer_weights)
+    with ThreadPoolExecutor(threads) as workers:
+        waiting = []
+        for family in [family for family in priced if f"{family}_latencies" not in given]:
+            wanted = columns_read(family, read.columns_of(f"{family}_calls"))
+            asked = {*wanted, "deployment_id", "step_shape_id", "count"} - {"gpu", "engine"}
+            calls = read(f"{family}_calls", sorted(asked), {"deployment_id": groups.firsts})
+            waiting.append((family, workers.submit(_price, family, calls, wanted, (settings, *facts), groups)))
+        for family, each in waiting:
+            for unit, picoseconds, launches in each.result():
+                for cost in {id(found[name]): found[name] for name in units[unit]}.values():
+                    cost.add(family, picoseconds, launches)
+    for name in given:
+        _add_given(read(name, ["deployment_id", "step_shape_id", "family", "count", "latency_us"]), found)
+    return found
+
+
+def _groups(step_shapes: pa.Table, signatures: pa.Table, settings: pa.Table) -> Groups:
+    """Group the deployments that have step shapes by their launch signature."""
+    most = step_shapes.group_by("deployment_id").aggregate([("step_shape_id", "max")])
+    sizes = {row["deployment_id"]: row["step_shape_id_max"] + 1 for row in most.to_pylist()}
+    gpu_of = dict(zip(settings["deployment_id"].to_pylist(), settings["gpu"].to_pylist(), strict=True))
+    found = Groups([], np.zeros(0, np.int64), [], {})
+    numbers: dict[str, int] = {}
+    for name, signature in zip(
+        *(signatures[one].to_pylist() for one in ("deployment_id", "signature_id")), strict=True
+    ):
+        if name not in sizes:
+            continue
+        number = numbers.setdefault(signature, len(numbers))
+        if number == len(found.firsts):
+            found.firsts.append(signature)
+            found.gpus.append(set())
+        found.gpus[number].add(gpu_of[name])
+        found.of[name] = number, gpu_of[name]
+    return found._replace(knots=np.array([sizes[name] for name in found.firsts], np.int64))
+
+
+def _add_given(latencies: pa.Table, costs: Mapping[str, Costed]) -> None:
+    """Add kernels whose latencies were given."""
+    names = latencies["deployment_id"].combine_chunks().dictionary_encode()
+    families = latencies["family"].combine_chunks().dictionary_encode()
+    knot, count = latencies["step_shape_id"].to_numpy(), latencies["count"].to_numpy()
+    picoseconds = in_picoseconds(latencies["latency_us"].to_numpy())
+    for code, name in enumerate(names.dictionary.to_pylist()):
+        for number, family in enumerate(families.dictionary.to_pylist()):
+            rows = (names.indices.to_numpy() == code) & (families.indices.to_numpy() == number)
+            if name in costs and rows.any():
+                size = costs[name].launches.size
+                times = np.bincount(knot[rows], picoseconds[rows] * count[rows], size)
+                costs[name].add(family, times, np.bincount(knot[rows], count[rows], size))
+
+
+def in_picoseconds(latency_us: np.ndarray) -> np.ndarray:
+    """Return times as whole picoseconds, halves up."""
+    return np.floor(latency_us * 1e6 + 0.5)
+
+
+def _price(
+    family: str, calls: pa.Table, wanted: Sequence[str], facts: Sequence[pa.Table], groups: Groups
+) -> list[tuple[tuple[int, str], np.ndarray, np.ndarray]]:
+    """Return (unit, picoseconds, launches) of a family's calls, for each group and GPU of it.
+
+    ``wanted``: columns that their time rests on; calls that are equal in these are priced once. ``facts``: the tables
+    that ``answers`` reads beside calls, deployment_settings first.
+    """
+    if not calls.num_rows:
+        return []
+    group = pc.index_in(calls["deployment_id"], pa.array(groups.firsts, pa.string())).to_numpy().astype(np.int64)
+    ends = np.cumsum(groups.knots)
+    knot = (ends - groups.knots)[group] + calls["step_shape_id"].to_numpy()
+    count = calls["count"].to_numpy()
+    launches = np.bincount(knot, count, ends[-1])
+    calls, call = _distinct(calls, wanted, facts[0], groups.firsts, group)
+    found = []
+    for gpu in sorted(set().union(*groups.gpus)):
+        there = np.array([gpu in gpus for gpus in groups.gpus])
+        rows = slice(None) if there.all() else np.flatnonzero(there[group])
+        asked, place = _used(call[rows], calls.num_rows)
+        if not place.size:
+            continue
+        mine = calls if asked.size == calls.num_rows else calls.take(pa.array(asked))
+        mine = mine.append_column("gpu", _words([gpu], np.zeros(asked.size)))
+        picoseconds = in_picoseconds(answers(family, mine, *facts).latency_us)
+        total = np.bincount(knot[rows], picoseconds[place] * count[rows], ends[-1])
+        for number in np.flatnonzero(there).tolist():
+            own = slice(ends[number] - groups.knots[number], ends[number])
+            found.append(((number, gpu), total[own], launches[own]))
+    return found
+
+
+def _distinct(
+    calls: pa.Table, wanted: Sequence[str], settings: pa.Table, firsts: Sequence[str], group: np.ndarray
+) -> tuple[pa.Table, np.ndarray]:
+    """Return the calls that differ in what their time rests on, but for the GPU, and the number of each row's.
+
+    ``firsts``: the deployments whose calls they are, by ``group``.
+    """
+    settings = settings.take(pc.index_in(pa.array(firsts), settings["deployment_id"].combine_chunks()))
+    engines = settings["engine"].combine_chunks().dictionary_encode()
+    columns = {
+        "deployment_id": calls["deployment_id"].combine_chunks(),
+        "engine": _words(engines.dictionary, engines.indices.to_numpy()[group]),
+    }
+    for name in wanted:
+        if name not in ("gpu", *columns):
+            column = calls[name].combine_chunks()
+            columns[name] = column.dictionary_encode() if pa.types.is_string(column.type) else column
+    stated = zip(*(settings[name].to_pylist() for name in PRICED_BY if name in settings.column_names), strict=True)
+    numbers: dict[tuple, int] = {}
+    keys = [np.array([numbers.setdefault(row, len(numbers)) for row in stated])[group].astype(float)]
+    for name, column in columns.items():
+        if name != "deployment_id":
+            values = column.indices if pa.types.is_dictionary(column.type) else column
+            keys.append(pc.fill_null(values, -1).to_numpy().astype(float))
+    kept, number = distinct_rows(keys)
+    table = pa.table(columns)
+    return table if kept.size == table.num_rows else table.take(pa.array(kept)), number
+
+
+def _words(words: pa.Array | Sequence[str], codes: np.ndarray) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(codes.astype(np.int32), pa.array(words, pa.string()))
+
+
+def _used(numbers: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return which of so many numbers are there, in order, and the place of each among them."""
+    there = np.zeros(most, bool)
+    there[numbers] = True
+    return np.flatnonzero(there), (np.cumsum(there) - 1)[numbers]
+
+
+def distinct_rows(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of rows that differ, and the number of each row's among them; columns of finite float64.
+
+    >>> kept, number = distinct_rows([np.array([1.0, 2.0, 1.0]), np.array([5.0, 5.0, 5.0])])
+    >>> kept.tolist(), number.tolist()
+    ([0, 1], [0, 1, 0])
+    """
+    mixed = np.zeros(columns[0].size, np.uint64)
+    for column in columns:
+        mixed ^= column.view(np.uint64)
+        mixed *= MIX
+        mixed ^= mixed >> np.uint64(31)
+    number = pc.dictionary_encode(pa.array(mixed)).indices.to_numpy()
+    kept = np.empty(number.max(initial=-1) + 1, np.int64)
+    # the first of equal rows is written last
+    kept[number[::-1]] = np.arange(number.size)[::-1]
+    if all(np.array_equal(column[kept][number], column) for column in columns):
+        return kept, number
+    everyone = np.arange(number.size)  # two different rows fell on one number
+    return everyone, everyone

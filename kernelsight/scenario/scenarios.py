@@ -1,0 +1,175 @@
+"""Rows of flags planned as rows of ``deployments`` and ``scenarios``: of one scenario or of a whole grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from kernelsight.dataflow.rows import as_table
+from kernelsight.errors import InvalidInput, KernelSightError
+from kernelsight.scenario.flags import ALIASES, DEPLOYMENT_FLAGS, DRAFT_FLAGS, LOAD_FLAGS, POOL_FLAGS, PREFILL_FLAGS
+from kernelsight.scenario.load_rules import check_load
+from kernelsight.scenario.objectives import PRICE
+from kernelsight.scenario.plan import (
+    and_drafts,
+    deployment_rows,
+    deployments_of,
+    normalise,
+    resolve_names,
+    scenario_row,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kernelsight.dataflow.session import Session
+
+# flags that are names, which catalogues spell in their own way
+NAMES = (
+    *("model", "gpu", "quantization", "prefill_gpu", "kv_transfer_fabric"),
+    *("speculative_method", "speculative_model"),
+)
+
+
+class Plan(NamedTuple):
+    """Checked rows of flags: flags by their full names, and the rows of ``deployments`` and ``scenarios`` they make.
+
+    Of a row with a fault there is no scenario; ``faults`` says why.
+    """
+
+    flags: list[dict[str, Any]]
+    deployments: dict[str, dict[str, Any]]
+    scenarios: list[dict[str, Any] | None]
+    prices: list[float | None]
+    faults: list[str | None]
+
+    @property
+    def planned(self) -> list[dict[str, Any]]:
+        """The rows of ``scenarios``, each once, in the order of the grid."""
+        return list({row["scenario_id"]: row for row in self.scenarios if row}.values())
+
+    def deployments_of(self, scenarios: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the rows of ``deployments`` that scenarios need, draft models included."""
+        keys = and_drafts((key for row in scenarios for key in deployments_of(row)), self.deployments)
+        return [self.deployments[key] for key in keys]
+
+
+def plan_rows(
+    session: Session,
+    rows: Sequence[Mapping[str, Any]],
+    goodput: Mapping[str, float] | None = None,
+    *,
+    origin: str = "row {} of the grid: ",
+    on_fault: Literal["raise", "collect"] = "raise",
+) -> Plan:
+    """Return the plan of rows of flags; models that rows name by path join the session's tables.
+
+    ``goodput``: objectives of every row. A refusal begins with ``origin``, which names the row, counted from 1. With
+    ``on_fault="collect"`` a row that cannot be used has a fault instead, and equal rows share a scenario; otherwise
+    two equal rows are refused, because either could have been meant to be another.
+    """
+    plan = Plan([], {}, [], [], [])
+    seen: dict[str, int] = {}
+    known_names: dict[tuple, dict[str, Any]] = {}
+    for number, row in enumerate(rows, start=1):
+        try:
+            flags, price = _row_flags(session, row, goodput or {}, known_names)
+            deployments = deployment_rows(flags)
+            scenario = scenario_row(flags, deployments[0])
+        except KernelSightError as error:
+            if on_fault == "raise":
+                raise type(error)(f"{origin.format(number)}{error}") from None
+            flags, price, deployments, scenario = {}, None, [], None
+            plan.faults.append(str(error))
+        else:
+            plan.faults.append(None)
+            first = seen.setdefault(scenario["scenario_id"], number)
+            if first != number and on_fault == "raise":
+                raise InvalidInput(f"rows {first} and {number} of the grid are the same scenario; keep one of them.")
+        plan.flags.append(flags)
+        plan.prices.append(price)
+        plan.deployments.update({row["deployment_id"]: row for row in deployments})
+        plan.scenarios.append(scenario)
+    if on_fault == "raise":
+        _check_rows(session, plan, origin)
+    return plan
+
+
+def give_plan(session: Session, deployments: Sequence[Mapping], scenarios: Sequence[Mapping]) -> None:
+    """Give rows that ``plan_rows`` checked to a session; deployments that it has already are not given again."""
+    known = {row["deployment_id"] for row in deployments}
+    there = session.table("deployments")["deployment_id"].to_pylist() if "deployments" in session.available() else []
+    for name, rows in (("deployments", deployments), ("scenarios", scenarios)):
+        if name == "scenarios" or known != set(there):
+            session.give(name, as_table(session.graph.known(name), rows), trusted=True)
+
+
+def _row_flags(
+    session: Session, row: Mapping[str, Any], goodput: Mapping[str, float], known_names: dict[tuple, dict[str, Any]]
+) -> tuple[dict[str, Any], float | None]:
+    """Return one row's flags by their full names, and its price."""
+    stated = {name: value for name, value in row.items() if value is not None and name != PRICE}
+    for alias, name in ALIASES.items():
+        if alias in stated and name in stated:
+            raise InvalidInput(f"{alias} and {name} are the same flag; keep one.")
+    for name in goodput:
+        if name in stated:
+            raise InvalidInput(f"{name} is stated by the row and by --goodput; keep one.")
+    flags = normalise({**stated, **goodput})
+    named = tuple(flags.get(name) for name in NAMES)
+    if named not in known_names:
+        known_names[named] = resolve_names(session, {name: flags[name] for name in NAMES if name in flags})
+    flags |= known_names[named]
+    check_load(flags)
+    return flags, _price(row.get(PRICE))
+
+
+def _price(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise InvalidInput(f"{PRICE} is {value!r}; give a finite number, 0 or more.")
+    return float(value)
+
+
+def _check_rows(session: Session, plan: Plan, origin: str) -> None:
+    """Check all rows at once against their contracts; a refusal names the first row of flags that has a fault."""
+    with session.fork() as fork:
+        try:
+            fork.give("deployments", as_table(fork.graph.known("deployments"), list(plan.deployments.values())))
+            fork.give("scenarios", as_table(fork.graph.known("scenarios"), plan.planned))
+            return
+        except KernelSightError:
+            pass
+        for number, scenario in enumerate(plan.planned, start=1):
+            try:
+                fork.give("deployments", plan.deployments_of([scenario]))
+                fork.give("scenarios", [scenario])
+            except KernelSightError as error:
+                raise type(error)(f"{origin.format(number)}{error}") from None
+
+
+def flag_columns(session: Session, plan: Plan) -> pa.Table:
+    """Return scenario_id, the flags that some row states, and the price where one does, in the order of the grid.
+
+    Columns have the types of the contracts of ``deployments`` and ``scenarios``.
+    """
+    import pyarrow as pa
+
+    types = {column.name: column.arrow_type for column in session.graph.known("scenarios").columns}
+    columns = {column.name: column.arrow_type for column in session.graph.known("deployments").columns}
+    types |= {flag: columns[column] for flag, column in DEPLOYMENT_FLAGS.items()} | dict.fromkeys(
+        DRAFT_FLAGS, pa.string()
+    )
+    types |= {name: types[flag] for name, flag in PREFILL_FLAGS.items()}
+    stated = {name for flags in plan.flags for name in flags}
+    table = {
+        "scenario_id": pa.array([row["scenario_id"] for row in plan.scenarios if row], pa.string()),
+    }
+    for name in [*DEPLOYMENT_FLAGS, *DRAFT_FLAGS, *PREFILL_FLAGS, *POOL_FLAGS, *LOAD_FLAGS]:
+        if name in stated:
+            table[name] = pa.array([flags.get(name) for flags in plan.flags], types[name])
+    if any(price is not None for price in plan.prices):
+        table[PRICE] = pa.array(plan.prices, pa.float64())
+    return pa.table(table)

@@ -1,0 +1,46 @@
+"""Latencies of a request as benchmark clients define them: the one statement, for compiled code and for columns.
+
+Moments are whole nanoseconds on the simulation's clock; each function takes numbers or arrays of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def ttft_ms(sent_ns: Any, first_token_ns: Any) -> Any:
+    """Time to first token: from sending.
+
+    >>> ttft_ms(1_000_000, 3_500_000)
+    2.5
+    """
+    return (first_token_ns - sent_ns) / 1e6
+
+
+def tpot_ms(first_token_ns: Any, finish_ns: Any, output_tokens: Any) -> Any:
+    """Time per output token after the first; of requests with two tokens or more.
+
+    >>> tpot_ms(0, 9_000_000, 10)
+    1.0
+    """
+    return (finish_ns - first_token_ns) / 1e6 / (output_tokens - 1)
+
+
+def e2e_ms(sent_ns: Any, finish_ns: Any) -> Any:
+    """End-to-end latency: from sending to the last token."""
+    return (finish_ns - sent_ns) / 1e6
+
+
+def queue_ms(sent_ns: Any, scheduled_ns: Any) -> Any:
+    """From sending to the first step, time in the front end included."""
+    return (scheduled_ns - sent_ns) / 1e6
+
+
+def prefill_ms(scheduled_ns: Any, first_token_ns: Any) -> Any:
+    """From the first step to the first token."""
+    return (first_token_ns - scheduled_ns) / 1e6
+
+
+def decode_ms(first_token_ns: Any, finish_ns: Any) -> Any:
+    """From the first token to the last."""
+    return (finish_ns - first_token_ns) / 1e6

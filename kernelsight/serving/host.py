@@ -1,0 +1,87 @@
+"""Host time of a step: the one statement of the rule, for whole steps in Python and for the compiled loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.serving.inputs import Host
+
+
+def host_times(requests: int, tokens: int, host: Any) -> tuple:
+    """(hidden, exposed, launch) host time of a step, microseconds: it takes exposed + max(hidden, GPU time).
+
+    Launches always run beside the kernels; scheduling and input preparation do so where the engine overlaps them.
+    ``host``: a ``Host``, or a HOST record of the loop, which compiles this function (``costs.host_times``).
+    """
+    cpu_us = host.base_us + host.per_request_us * requests + host.per_token_us * tokens
+    # a captured graph is one launch for all its kernels
+    launch_us = host.eager_launches_us if tokens > host.graph_max_tokens else host.captured_launches_us
+    exposed_us = host.exposed_us + host.exposed_per_request_us * requests
+    if host.overlapped:
+        return cpu_us + launch_us, exposed_us, launch_us
+    return launch_us, exposed_us + cpu_us, launch_us
+
+
+def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int) -> Host:
+    """Return the engine's host overhead; none in the roofline tier, which bounds the GPU's work.
+
+    ``overhead``: a row of ``host_settings``; ``deployment``: of ``deployment_settings``; ``launches``: kernels of a
+    forward pass. A look for new requests that lasts ``batch_wait_timeout_ms`` is host work of every step.
+    """
+    wait_us = deployment["batch_wait_timeout_ms"] * 1e3
+    if deployment["tier"] == "roofline":
+        return Host(0.0, wait_us, 0.0, 0.0, 0.0, 0.0, True, 0)
+    gap_us = overhead["launch_gap_us"] * launches
+    return Host(
+        overhead["step_exposed_us"] + gap_us, overhead["step_base_us"] + wait_us, overhead["per_request_us"],
+        overhead["per_token_us"], overhead["per_eager_launch_us"] * launches, overhead["request_us"],
+        overhead["overlapped"] and deployment["async_scheduling"], deployment["graph_max_tokens"],
+        overhead["per_captured_launch_us"] * launches, gap_us, overhead["exposed_per_request_us"],
+        overhead["per_prompt_token_us"],
+    )  # fmt: skip
+
+
+def step_totals_of(
+    kernel_latencies: pa.Table, step_shapes: pa.Table, settings: pa.Table, host_settings: pa.Table
+) -> pa.Table:
+    """Return ``step_totals`` of the whole steps among ``step_shapes``: GPU, exposed host and total time.
+
+    Kernels add up in whole picoseconds. No step waits for requests here.
+    """
+    by_id = {row["deployment_id"]: row | {"batch_wait_timeout_ms": 0.0} for row in settings.to_pylist()}
+    overheads = {row["deployment_id"]: row for row in host_settings.to_pylist()}
+    kernels = _kernel_sums(kernel_latencies)
+    rows = []
+    for shape in step_shapes.to_pylist():
+        key = shape["deployment_id"], shape["step_shape_id"]
+        if shape["part"] != "whole" or key not in kernels:
+            continue
+        launches, gpu_us, *ends_us = kernels[key]
+        host = host_of(overheads[key[0]], by_id[key[0]], launches)
+        requests = shape["decode_requests"] + shape["prefill_requests"]
+        hidden_us, exposed_us, _ = host_times(requests, shape["tokens"], host)
+        total_us, p05_us, p95_us = (exposed_us + max(hidden_us, time_us) for time_us in (gpu_us, *ends_us))
+        host_us = exposed_us + max(hidden_us - gpu_us, 0.0)
+        rows.append((*key, gpu_us, launches, host_us, total_us, p05_us, p95_us))
+    names = ("deployment_id", "step_shape_id", "gpu_us", "launches", "host_us", "total_us", "p05_us", "p95_us")
+    columns = zip(*rows, strict=True) if rows else [[]] * len(names)
+    return pa.table({name: list(values) for name, values in zip(names, columns, strict=True)})
+
+
+def _kernel_sums(latencies: pa.Table) -> dict[tuple[str, int], tuple]:
+    """Return by step shape: launches, and GPU time, its 5th and its 95th percentile in microseconds."""
+    names = latencies["deployment_id"].combine_chunks().dictionary_encode()
+    ids, count = latencies["step_shape_id"].to_numpy(), latencies["count"].to_numpy()
+    shapes, row_of = np.unique(np.stack([names.indices.to_numpy(), ids]), axis=1, return_inverse=True)
+    row_of = row_of.ravel()
+    launches = np.bincount(row_of, count, shapes.shape[1]).astype(np.int64).tolist()
+    sums = [
+        (np.bincount(row_of, np.floor(latencies[name].to_numpy() * 1e6 + 0.5) * count, shapes.shape[1]) / 1e6).tolist()
+        for name in ("latency_us", "latency_p05_us", "latency_p95_us")
+    ]
+    deployments = names.dictionary.to_pylist()
+    keys = [(deployments[code], number) for code, number in shapes.T.tolist()]
+    return dict(zip(keys, zip(launches, *sums, strict=True), strict=True))

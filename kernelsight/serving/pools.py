@@ -1,0 +1,129 @@
+"""From a deployment's tables to the engines that the loop drives: limits, host time and step costs laid out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.serving import records, replica
+from kernelsight.serving.inputs import Limits, Surface, Transfer
+from kernelsight.serving.knots import PARTS
+from kernelsight.serving.results import CostTables
+
+
+def prefill_and_decode_pools(
+    scenario: dict[str, Any], decode: replica.Pool, prefill: replica.Pool
+) -> list[replica.Pool]:
+    """Return all engines that compute prompts, and all that decode, where these are others."""
+    return [
+        prefill._replace(engines=prefill.engines * (scenario["prefill_replicas"] or 1)),
+        decode._replace(
+            limits=replica.decode_limits(decode.limits), engines=decode.engines * (scenario["decode_replicas"] or 1)
+        ),
+    ]
+
+
+def transfer_of(link: dict[str, Any]) -> Transfer:
+    """Return what it takes to bring the KV of a prompt from the ones to the others."""
+    return Transfer(*(link[name] for name in Transfer._fields))
+
+
+def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[str, Any]) -> CostTables:
+    """Lay the knots of a deployment, whose rows alone are given, out as the loop reads them.
+
+    Dense over tokens and sequences, grids over the rest.
+    """
+    gpu_us = np.zeros(step_shapes.num_rows)
+    gpu_us[step_costs["step_shape_id"].to_numpy()] = step_costs["gpu_us"].to_numpy()
+    launches = np.zeros(step_shapes.num_rows, dtype=np.int64)
+    launches[step_costs["step_shape_id"].to_numpy()] = step_costs["launches"].to_numpy()
+    part = step_shapes["part"].combine_chunks().dictionary_encode()
+    x, y = step_shapes["x"].to_numpy(), step_shapes["y"].to_numpy()
+    axes, ids, grids, parts_us = {}, {}, {}, {}
+    for name in PARTS:
+        rows = np.flatnonzero(part.indices.to_numpy() == pc.index(part.dictionary, name).as_py())
+        axes[name] = (np.unique(x[rows]), np.unique(y[rows]))
+        size = (axes[name][0].size, axes[name][1].size)
+        ids[name], grids[name] = rows.reshape(size), gpu_us[rows].reshape(size)
+    if deployment["pp"] > 1:
+        for name in ("embedding_us", "transfer_us"):
+            own_us = np.zeros(step_shapes.num_rows)
+            own_us[step_costs["step_shape_id"].to_numpy()] = step_costs[name].to_numpy()
+            tokens = axes["tokens"][0]
+            parts_us[name] = dense(tokens, own_us[ids["tokens"][:, 0]], int(tokens[-1]))
+    largest_tokens, largest_sampled = int(axes["tokens"][0][-1]), int(axes["logits"][0][-1])
+    surface = Surface(
+        dense(axes["tokens"][0], grids["tokens"][:, 0], largest_tokens),
+        padded_tokens(largest_tokens, deployment["graph_max_tokens"]),
+        dense(axes["logits"][0], grids["logits"][:, 0], largest_sampled),
+        *(
+            item
+            for name in ("decode_attention", "decode_window", "prefill_attention")
+            for item in (*axes[name], grids[name])
+        ),
+        **parts_us,
+    )
+    # kernels of a whole forward pass: one knot of each part that it visits
+    passes = sum(int(launches[ids[name].ravel()[-1]]) for name in PARTS if ids[name].size and name != "decode_window")
+    # the window (or the selection of sparse attention) is where its knots end
+    window = int(axes["decode_window"][1][-1]) if axes["decode_window"][1].size else 0
+    return CostTables(replica.pack(surface), axes, ids, passes, window)
+
+
+def dense(knots: np.ndarray, values: np.ndarray, largest: int) -> np.ndarray:
+    """Interpolate knots to every whole number from 0 (which costs nothing) to ``largest``."""
+    table = np.interp(np.arange(largest + 1, dtype=float), knots, values)
+    table[0] = 0.0
+    return table
+
+
+def padded_tokens(largest: int, graph_max_tokens: int) -> np.ndarray:
+    """Return, for every token count, the captured CUDA-graph size that serves it, or itself beyond the largest capture.
+
+    Sizes as vLLM captures them: 1, 2, 4, then multiples of 8 up to 256, then of 16.
+    """
+    sizes = np.array([0, 1, 2, 4, *range(8, 257, 8), *range(272, max(graph_max_tokens, 256) + 1, 16)])
+    sizes = sizes[sizes <= min(graph_max_tokens, largest)]
+    tokens = np.arange(largest + 1)
+    if sizes.size == 0:
+        return tokens
+    position = np.searchsorted(sizes, tokens)
+    return np.where(position < sizes.size, sizes[np.minimum(position, sizes.size - 1)], tokens)
+
+
+def limits_of(deployment: dict[str, Any], plan: dict[str, Any], window_tokens: int) -> Limits:
+    """Return the scheduler's limits of one engine."""
+    budget = deployment["max_num_batched_tokens"]
+    return Limits(
+        max_num_seqs=min(deployment["max_num_seqs"], budget),
+        max_num_batched_tokens=budget,
+        long_prefill_token_threshold=deployment["long_prefill_token_threshold"],
+        max_model_len=deployment["max_model_len"],
+        block_size=plan["block_size"],
+        full_units=plan["full_units"],
+        window_units=plan["window_units"],
+        window_blocks=plan["window_blocks"],
+        sequence_units=plan["sequence_units"],
+        capacity_units=plan["capacity_units"],
+        window_tokens=window_tokens,
+        chunked=deployment["enable_chunked_prefill"],
+        prefill_first=deployment["prefill_policy"] == "prefill_first",
+        asynchronous=deployment["async_scheduling"],
+        prefix_caching=deployment["enable_prefix_caching"],
+        static=deployment["scheduling"] == "static",
+        capacity_policy=records.CAPACITY_POLICIES.index(deployment["capacity_policy"]),
+        schedule_conservativeness=deployment["schedule_conservativeness"],
+        batch_wait_timeout_iters=deployment["batch_wait_timeout_iters"],
+        batch_wait_tokens=deployment["batch_wait_max_tokens_ratio"] * budget,
+        scheduler_recv_interval=deployment["scheduler_recv_interval"],
+        max_num_partial_prefills=deployment["max_num_partial_prefills"],
+        max_long_partial_prefills=deployment["max_long_partial_prefills"],
+        by_priority=deployment["scheduling_policy"] == "priority",
+        fewest_generated=deployment["preemption_policy"] == "fewest_generated",
+        batch_wait_us=deployment["batch_wait_timeout_ms"] * 1e3,
+        drafts=deployment["num_speculative_tokens"],
+        acceptance=deployment["draft_acceptance_rate"],
+    )

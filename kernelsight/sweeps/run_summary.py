@@ -1,0 +1,113 @@
+"""The summary of one scenario: figures, latencies, breakdown, memory and what is assumed, as one dict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
+PERCENTILES = ("mean", "p50", "p90", "p99")
+# what the summary is made of: computed in one go, so that the scenario is served once
+TABLES = ("scenario_summary", "request_statistics", "kernel_breakdown", "cache_over_time")
+FIGURES = (
+    "queue_share",
+    "prefill_share",
+    "decode_share",
+    "preempted_share",
+    "request_throughput",
+    "output_throughput",
+    "total_throughput",
+    "goodput",
+    "gpus",
+    "output_throughput_per_gpu",
+    "output_throughput_per_user",
+    "steps",
+    "preemptions",
+    "draft_tokens",
+    "accepted_draft_tokens",
+    "prefix_cache_hit_rate",
+    "kv_cache_tokens",
+    "peak_kv_share",
+    "gpu_s",
+    "host_exposed_s",
+    "idle_s",
+)
+MEAN_KV_QUERY = """
+select sum(kv_share_mean * (end_s - start_s)) / sum(end_s - start_s) as share from cache_over_time
+"""
+
+
+def run_summary(session: Session) -> dict[str, Any]:
+    """Return the summary of a session's only scenario in the shape that ``simulate --format json`` prints."""
+    session.compute(*TABLES)
+    (row,) = session.table("scenario_summary").to_pylist()
+    nested = {f"{metric}_ms": {name: row[f"{metric}_{name}_ms"] for name in PERCENTILES} for metric in METRICS}
+    plans, settings_of = (
+        {item["deployment_id"]: item for item in session.table(name).to_pylist()}
+        for name in ("memory_plan", "deployment_settings")
+    )
+    plan, settings = plans[row["deployment_id"]], settings_of[row["deployment_id"]]
+    transfers = session.table("kv_transfers").to_pylist()
+    sentences = [item["sentence"] for item in session.table("assumptions").to_pylist()]
+    statistics = next(iter(session.table("request_statistics").to_pylist()), {})
+    return {
+        "scenario_id": row["scenario_id"],
+        "model": settings["model"],
+        "gpu": settings["gpu"],
+        "requests": row["requests"],
+        "completed": row["completed"],
+        "duration_s": row["duration_s"],
+        **nested,
+        **{name: row[name] for name in FIGURES},
+        "mean_kv_share": session.query(MEAN_KV_QUERY).to_pylist()[0]["share"],
+        "status": _statuses(statistics),
+        "memory": {name: value for name, value in plan.items() if name != "deployment_id"},
+        "settings": settings,
+        "breakdown": session.table("kernel_breakdown").drop_columns(["scenario_id"]).to_pylist(),
+        "assumed": list(
+            dict.fromkeys([*sentences, *(item["assumed"] for item in transfers), *_routing(session, settings_of)])
+        ),
+        **_prefill_side(session, settings_of, statistics),
+    }
+
+
+def _statuses(statistics: dict[str, Any]) -> dict[str, int]:
+    """Return how many requests ended in each way, of the ways that occurred."""
+    counts = {"finished": statistics.get("completed", 0)}
+    counts |= {name: statistics.get(name, 0) for name in sorted(statistics) if name.startswith("rejected_")}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _routing(session: Session, settings_of: dict[str, dict[str, Any]]) -> list[str]:
+    """Return what becomes of a prefix-aware router that has no prefixes to look at."""
+    scenario = session.table("scenarios").to_pylist()[0]
+    front = scenario["prefill_deployment_id"] or scenario["deployment_id"]
+    engines = settings_of[front]["dp"] * (scenario["prefill_replicas"] or 1)
+    if scenario["router"] != "prefix_aware" or engines == 1:
+        return []
+    plan = next(row for row in session.table("memory_plan").to_pylist() if row["deployment_id"] == front)
+    requests = session.table("requests")
+    if requests["hash_ids"].null_count == requests.num_rows:
+        why = "no request states block hashes"
+    elif not settings_of[front]["enable_prefix_caching"]:
+        why = "prefix caching is off"
+    elif plan["full_units"] == 0 or plan["sequence_units"] > 0:
+        why = f"prefixes of {settings_of[front]['model']} are not shared here"
+    else:
+        return []
+    return [f"{why}: the prefix-aware router sends each request to the least loaded replica"]
+
+
+def _prefill_side(
+    session: Session, settings_of: dict[str, dict[str, Any]], statistics: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what disaggregated serving adds: the engines that compute prompts, and the mean transfer of their KV."""
+    scenario = session.table("scenarios").to_pylist()[0]
+    if scenario["prefill_deployment_id"] is None:
+        return {}
+    replicas = {name: scenario[name] or 1 for name in ("prefill_replicas", "decode_replicas")}
+    transfer_ms = statistics.get("kv_transfer_mean_ms")
+    prefill = settings_of[scenario["prefill_deployment_id"]]
+    return {"prefill_settings": prefill, **replicas, "kv_transfer_mean_ms": transfer_ms}

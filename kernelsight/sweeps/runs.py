@@ -1,0 +1,210 @@
+"""Simulated scenarios as objects: served once, and asked for many tables."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.errors import unknown
+from kernelsight.scenario.run_info import ANSWERS, give_run_info, inputs_of
+from kernelsight.scenario.scenarios import Plan, give_plan, plan_rows
+from kernelsight.sweeps.run_summary import METRICS, PERCENTILES, TABLES, run_summary
+from kernelsight.sweeps.sweep import Execution, pareto_front, plan_sweep, serve_plan
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+    from kernelsight.dataflow.session import Session
+
+SWEEP = "sweep"
+FIGURES = {"request_throughput": "req/s", "output_throughput": "output tok/s", "prefix_cache_hit_rate": "cache hits"}
+
+
+class Run:
+    """One simulated scenario: its summary, and every table of the graph, from one simulation.
+
+    >>> import kernelsight as ks
+    >>> with ks.connect() as s:
+    ...     run = s.simulate(
+    ...         model="qwen3-0.6b", gpu="l4", max_concurrency=4, num_prompts=8, input_len=64, output_len=8
+    ...     )
+    ...     run.summary["completed"], run.table("request_metrics").num_rows
+    (8, 8)
+    """
+
+    def __init__(self, session: Session, seed: int | None = None) -> None:
+        self._session, self._seed = session, seed
+
+    @classmethod
+    def of(cls, session: Session, flags: Mapping[str, Any]) -> Run:
+        """Simulate the scenario of one row of flags in a fork of a session; InvalidInput: what cannot run, and why."""
+        from kernelsight.scenario.refusals import refuse_faults
+
+        fork = session.fork()
+        plan = plan_rows(fork, [flags], origin="")
+        give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
+        refuse_faults(fork)
+        return cls(fork, plan.planned[0]["seed"])
+
+    @property
+    def session(self) -> Session:
+        """The session that holds the scenario's tables."""
+        return self._session
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Figures, latencies in ms, kernel breakdown, memory and assumptions, as ``simulate --format json`` prints."""
+        return run_summary(self._session)
+
+    def table(self, name: str) -> pa.Table:
+        """Return a table of the run, computed now where it is not there yet."""
+        self._session.compute(*TABLES, name)
+        return self._session.table(name)
+
+    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+        """Return a DuckDB relation over the tables of the run, and frames among the caller's variables."""
+        self._session.compute(*TABLES)
+        return self._session.sql(query)
+
+    def save(self, path: str | Path, *, steps: bool = False) -> None:
+        """Write the run to a DuckDB file; ``steps``: with one row per engine iteration."""
+        extra = ["steps"] if steps else []
+        self._session.compute(*TABLES, "request_metrics", *extra)
+        give_run_info(self._session, self._seed)
+        self._session.save(path, [*inputs_of(self._session), *ANSWERS, *extra])
+
+    def close(self) -> None:
+        """Free what the run holds."""
+        self._session.close()
+
+    def __repr__(self) -> str:
+        found = self.summary
+        latencies = ", ".join(f"{name.upper()} p50 {_number(found[f'{name}_ms']['p50'])} ms" for name in METRICS[:2])
+        return (
+            f"Run({found['model']} on {found['gpu']}: {found['completed']:,} of {found['requests']:,} requests in "
+            f"{_number(found['duration_s'])} s, {latencies}, {_number(found['output_throughput'])} output tokens/s)"
+        )
+
+    def _repr_html_(self) -> str:
+        found = self.summary
+        title = f"{found['model']} on {found['gpu']}: {found['completed']:,} of {found['requests']:,} requests"
+        rows = [
+            [f"{metric.upper()} (ms)", *(found[f"{metric}_ms"][name] for name in PERCENTILES)] for metric in METRICS
+        ]
+        return _html_table(title, ["", *PERCENTILES], rows)
+
+
+class WhatIf:
+    """Many simulated scenarios: their flags beside their summaries, and every table of each on demand.
+
+    >>> import kernelsight as ks
+    >>> grid = {"model": "qwen3-0.6b", "gpu": "l4", "max_concurrency": [1, 4]}
+    >>> grid |= {"num_prompts": 8, "input_len": 64, "output_len": 8}
+    >>> with ks.connect() as s:
+    ...     s.what_if(grid).table("scenario_summary")["completed"].to_pylist()
+    [8, 8]
+    """
+
+    def __init__(self, session: Session, plan: Plan, summary: pa.Table) -> None:
+        self._session, self._plan, self._summary = session, plan, summary
+        self._runs: dict[str, Run] = {}
+
+    @classmethod
+    def of(
+        cls,
+        session: Session,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        goodput: Mapping[str, float] | None = None,
+        slo: Mapping[str, float] | None = None,
+        execution: Execution | None = None,
+    ) -> WhatIf:
+        """Simulate the scenarios of rows of flags; see ``serve_plan``."""
+        fork = session.fork()
+        plan = plan_sweep(fork, rows, goodput)
+        return cls(fork, plan, serve_plan(fork, plan, slo=slo, execution=execution))
+
+    @property
+    def summary(self) -> pa.Table:
+        """The flags of each row beside its row of ``scenario_summary``, costs and objectives: what a sweep prints."""
+        return self._summary
+
+    @property
+    def scenarios(self) -> list[str]:
+        """The names of the scenarios, in the order of ``summary``."""
+        return self._summary["scenario_id"].to_pylist()
+
+    @cached_property
+    def pareto_front(self) -> pa.Table:
+        """The rows of ``summary`` that no other beats in tokens/s per GPU without losing tokens/s per user."""
+        return pareto_front(self._session, self._summary)
+
+    def scenario(self, scenario_id: str) -> Run:
+        """Return one scenario as a run of its own; the others are not simulated again. UnknownName: it is not there."""
+        if scenario_id not in self._runs:
+            chosen = [row for row in self._plan.planned if row["scenario_id"] == scenario_id]
+            if not chosen:
+                raise unknown("scenario", scenario_id, self.scenarios, "`scenarios` lists them.")
+            fork = self._session.fork()
+            give_plan(fork, self._plan.deployments_of(chosen), chosen)
+            self._runs[scenario_id] = Run(fork, chosen[0]["seed"])
+        return self._runs[scenario_id]
+
+    def table(self, name: str, scenario: str | None = None) -> pa.Table:
+        """Return a table of all scenarios, or of one that is simulated alone.
+
+        ``scenario_summary`` has the flags of the grid beside it.
+        """
+        if name in ("scenario_summary", SWEEP) and scenario is None:
+            return self._summary
+        return self.scenario(scenario).table(name) if scenario else self._all.table(name)
+
+    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+        """Return a DuckDB relation over the tables of all scenarios; ``sweep`` is ``summary``."""
+        return self._all.sql(query)
+
+    def save(self, path: str | Path) -> None:
+        """Write the sweep to a DuckDB file, from which every table of every scenario can be computed."""
+        session = self._all
+        give_run_info(session)
+        front = self.pareto_front.select(session.graph.known("pareto_front").column_names)
+        with session.fork() as fork:
+            fork.give("pareto_front", front, trusted=True)
+            fork.save(path, [*inputs_of(fork), SWEEP, "scenario_summary"])
+
+    @cached_property
+    def _all(self) -> Session:
+        """The session in which every scenario is given."""
+        fork = self._session.fork()
+        give_plan(fork, list(self._plan.deployments.values()), self._plan.planned)
+        known = fork.graph.known("scenario_summary").column_names
+        fork.give("scenario_summary", self._summary.select(known), trusted=True)
+        fork.give(SWEEP, self._summary)
+        return fork
+
+    def __len__(self) -> int:
+        return self._summary.num_rows
+
+    def __repr__(self) -> str:
+        status = self._summary["status"].to_pylist()
+        return f"WhatIf({len(self):,} scenarios, {status.count('served'):,} served; .summary, .scenario(ID), .sql(...))"
+
+    def _repr_html_(self) -> str:
+        names = self._summary.column_names
+        shown = [*names[2 : names.index("status")], "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "output_throughput"]
+        rows = self._summary.slice(0, 20).select(shown).to_pylist()
+        return _html_table(repr(self), shown, [list(row.values()) for row in rows])
+
+
+def _number(value: Any) -> str:
+    return "-" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def _html_table(title: str, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(_number(value))}</td>' for value in row)}</tr>" for row in rows)
+    return f"<p>{html.escape(title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,187 @@
+"""Grids of scenarios served in partitions: one result row a scenario; resumable, on one machine or under Ray."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kernelsight.errors import InvalidInput
+from kernelsight.scenario.objectives import meets_slo, with_costs
+from kernelsight.scenario.run_info import run_facts
+from kernelsight.scenario.scenarios import Plan, flag_columns, plan_rows
+from kernelsight.sweeps.partitions import (
+    REQUESTS,
+    Partition,
+    Store,
+    digest_of,
+    run_here,
+    run_in_processes,
+    run_on_ray,
+    split,
+    total_requests,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kernelsight.dataflow.session import Session
+
+PLANNED = ("deployments", "scenarios")
+
+
+class Progress(NamedTuple):
+    """How far a sweep is: scenarios that are served, of all that it serves, and seconds since it began."""
+
+    done: int
+    total: int
+    spent_s: float
+
+
+class Execution(NamedTuple):
+    """How the partitions of a sweep are run and kept.
+
+    ``folder`` keeps finished partitions for ``resume``; ``connect`` opens the sessions of other processes, and
+    ``report`` is called after each partition.
+    """
+
+    folder: Path | None = None
+    resume: bool = False
+    workers: int = 1
+    executor: str = "local"
+    partition_requests: int | None = None
+    connect: Callable[[], Session] | None = None
+    report: Callable[[Progress], None] | None = None
+
+
+def sweep(
+    session: Session,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    goodput: Mapping[str, float] | None = None,
+    slo: Mapping[str, float] | None = None,
+    execution: Execution | None = None,
+) -> pa.Table:
+    """Serve every row of flags and return one row a scenario, sorted by scenario_id; the session stays as it was.
+
+    See ``serve_plan`` for the columns. InvalidInput names the row that cannot be used.
+
+    >>> from kernelsight.session import connect
+    >>> row = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 8, "input_len": 64, "output_len": 8}
+    >>> with connect() as session:
+    ...     sweep(session, [row | {"max_concurrency": n} for n in (1, 2)])["completed"].to_pylist()
+    [8, 8]
+    """
+    with session.fork() as fork:
+        return serve_plan(fork, plan_sweep(fork, rows, goodput), slo=slo, execution=execution)
+
+
+def plan_sweep(session: Session, rows: Sequence[Mapping[str, Any]], goodput: Mapping[str, float] | None = None) -> Plan:
+    """Return the plan of a grid's rows; models that rows name by path join the session's tables."""
+    if not rows:
+        raise InvalidInput("the grid has no row; give at least one scenario.")
+    return plan_rows(session, rows, goodput)
+
+
+def serve_plan(
+    session: Session, plan: Plan, *, slo: Mapping[str, float] | None = None, execution: Execution | None = None
+) -> pa.Table:
+    """Serve a plan's scenarios in partitions and return one row each, sorted by scenario_id.
+
+    Columns: the flags and ``price_per_gpu_hour`` as the grid states them, those of ``scenario_summary`` (``status`` is
+    served, or why the deployment cannot run), the cost of a million output tokens where there are prices, ``meets_slo``
+    where ``slo`` states the largest value of summary columns. InvalidInput: a folder that belongs to another sweep.
+    """
+    execution = execution or Execution()
+    store = Store(execution.folder) if execution.folder else None
+    most = execution.partition_requests or min(REQUESTS, math.ceil(total_requests(plan) / execution.workers))
+    if store:
+        facts = _facts(session, plan) | {"requests_per_partition": most}
+        most = store.open(facts, resume=execution.resume)["requests_per_partition"]
+    summary = _serve(session, plan, most, store, execution)
+    return _with_flags(session, plan, summary, slo)
+
+
+def _serve(session: Session, plan: Plan, most: int, store: Store | None, execution: Execution) -> pa.Table:
+    """Run the partitions that are not finished yet, keep each as it ends, and return the rows of all."""
+    import pyarrow as pa
+
+    here = execution.executor == "local" and execution.workers == 1
+    given = {} if here else {name: session.table(name) for name in session.given() - set(PLANNED)}
+    parts = split(plan, most, given, 1 if execution.executor == "local" and execution.workers > 1 else None)
+    done = store.finished() if store else set()
+    left = [number for number in range(len(parts)) if number not in done]
+    waiting = [parts[number] for number in left]
+    tables = {}
+    for position, table in _reported(_run(session, waiting, execution), waiting, execution.report):
+        if store:
+            store.keep(left[position], table)
+        else:
+            tables[left[position]] = table
+    return store.read(range(len(parts))) if store else pa.concat_tables([tables[number] for number in sorted(tables)])
+
+
+def _run(session: Session, waiting: list[Partition], execution: Execution) -> Iterator[tuple[int, pa.Table]]:
+    if execution.executor == "ray" and execution.connect:
+        return run_on_ray(waiting, execution.connect)
+    if execution.workers > 1 and len(waiting) > 1 and execution.connect:
+        return run_in_processes(waiting, execution.workers, execution.connect)
+    return run_here(waiting, session)
+
+
+def _reported(
+    served: Iterable[tuple[int, pa.Table]], waiting: list[Partition], report: Callable[[Progress], None] | None
+) -> Iterator[tuple[int, pa.Table]]:
+    """Pass results on, and report how many scenarios are served."""
+    started, done = time.monotonic(), 0
+    total = sum(len(part.scenarios) for part in waiting)
+    for position, table in served:
+        yield position, table
+        done += len(waiting[position].scenarios)
+        if report:
+            report(Progress(done, total, time.monotonic() - started))
+
+
+def _facts(session: Session, plan: Plan) -> dict[str, Any]:
+    """What a sweep rests on; a folder of partitions goes on only where all of it is the same."""
+    rows = sorted(zip((row["scenario_id"] for row in plan.planned), plan.prices, strict=True))
+    paths = {row[name] for row in plan.planned for name in ("trace", "lengths_from") if row.get(name)}
+    return {
+        "grid_sha256": digest_of(
+            [*rows, *((path, digest_of(Path(path).read_bytes().hex())) for path in sorted(paths))]
+        ),
+        **run_facts(session, without=PLANNED),
+    }
+
+
+def _with_flags(session: Session, plan: Plan, summary: pa.Table, slo: Mapping[str, float] | None) -> pa.Table:
+    """Set the grid's flags beside the summary of each scenario."""
+    flags = flag_columns(session, plan).sort_by("scenario_id")
+    summary = summary.sort_by("scenario_id")
+    assert flags["scenario_id"].equals(summary["scenario_id"]), "a scenario is lost or there twice"
+    table = summary.select(["scenario_id", "deployment_id"])
+    for name in flags.column_names:
+        if name not in summary.column_names:
+            table = table.append_column(flags.schema.field(name), flags[name])
+    for field in summary.schema:
+        if field.name not in table.column_names:
+            table = table.append_column(field, summary[field.name])
+    table = with_costs(table)
+    if slo:
+        table = table.append_column("meets_slo", meets_slo(table, slo))
+    return table.combine_chunks()
+
+
+def pareto_front(session: Session, rows: pa.Table) -> pa.Table:
+    """Return the ``pareto_front`` of a sweep's rows, of those that keep the objectives where there are any."""
+    import pyarrow.compute as pc
+
+    if "meets_slo" in rows.column_names:
+        rows = rows.filter(rows["meets_slo"])
+    with session.fork() as fork:
+        fork.give("scenario_summary", rows.select(fork.graph.known("scenario_summary").column_names), trusted=True)
+        front = fork.table("pareto_front")
+    chosen = rows.filter(pc.is_in(rows["scenario_id"], front["scenario_id"].combine_chunks()))
+    return chosen.sort_by([("output_throughput_per_user", "descending"), ("scenario_id", "ascending")])
