@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from kernelsight.sweeps.step_costs import put_step_costs
+from kernelsight.sweeps.summarise import draw_loads, give_scenarios, serve
+
 from kernelsight.report.output import as_text
 from kernelsight.scenario.grid import Plan, plan_grid
 from kernelsight.session import Session, connect
 from kernelsight.sweeps.partitions import split
-from kernelsight.sweeps.step_costs import put_step_costs
-from kernelsight.sweeps.summarise import draw_loads, give_scenarios, serve
 from kernelsight.sweeps.sweep import sweep
 
 MODELS = ("qwen3-8b", "llama-3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-20b", "llama-3.1-70b")

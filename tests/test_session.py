@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import duckdb
@@ -208,18 +209,48 @@ def test_a_fault_of_the_users_query_is_one_sentence(session: Session, query: str
     assert words in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-def test_python_variables_are_no_tables(session: Session) -> None:
-    secret = pa.table({"x": [1]})
-    with pytest.raises(UnknownName, match="unknown table 'secret'"):
-        session.sql("select * from secret")
-    assert secret.num_rows == 1
+GLOBAL_FRAME = pa.table({"x": [5]})
+
+
+def test_frames_among_the_callers_variables_are_tables(session: Session) -> None:
+    own, number = pa.table({"x": [1]}), 3
+    assert session.sql("select * from own").fetchall() == [(1,)]
+    assert session.sql("select own.x + global_frame.x from own, GLOBAL_FRAME").fetchall() == [(6,)]
+    lazily = pl.DataFrame({"x": [2], "y": ["b"]})
+    assert session.query("select * from lazily").to_pylist() == [{"x": 2, "y": "b"}]
+    assert lazily.height == own.num_rows == 1
+    items = pa.table({"x": [9]})  # a table of the session comes before a variable of its name
+    assert "x" not in session.sql("select * from items").columns and items.num_rows == 1
+    with pytest.raises(UnknownName, match="unknown table 'number'"):
+        session.sql("select * from number")
+    assert number == 3
+
+
+def test_a_table_of_ones_own_has_any_other_name(session: Session, tmp_path: Path) -> None:
+    session.give("prices", pl.DataFrame({"item": ["bolt"], "price": [2.0]}))
+    session.give("notes", [{"item": "bolt", "note": "cheap"}])
+    joined = session.sql("select price, note from prices join notes using (item)").fetchall()
+    assert joined == [(2.0, "cheap")] and session.table("prices").num_rows == 1
+    assert session.fork().table("notes").num_rows == 1
+    with pytest.raises(InvalidInput, match="'No Table' cannot name a table; use lower-case letters"):
+        session.give("No Table", ITEMS)
+    with pytest.raises(InvalidInput, match="table strange was given as int, which is no Arrow table"):
+        session.give("strange", 3)
+
+
+def test_a_session_belongs_to_its_thread(session: Session) -> None:
+    def elsewhere() -> None:
+        assert session.fork().table("items").num_rows >= 0
+        with pytest.raises(InvalidInput, match="this session belongs to the thread that opened it"):
+            session.table("items")
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(elsewhere).result()
 
 
 def test_unknown_and_missing_tables_are_told_apart(session: Session) -> None:
     with pytest.raises(UnknownName, match="unknown table 'itms'. Did you mean items"):
         session.table("itms")
-    with pytest.raises(UnknownName, match="unknown table 'itms'"):
-        session.give("itms", ITEMS)
     with pytest.raises(MissingTable, match="forecast needs the table weather"):
         session.table("forecast")
 

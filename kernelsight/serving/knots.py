@@ -126,7 +126,7 @@ def knot_shapes(
     implementations: pa.Table,
     reach: pa.Table,
 ) -> pa.Table:
-    """Return the ``step_shapes`` of every deployment without a fault; ids count up within a deployment.
+    """Return the ``step_shapes`` of every deployment without a fault; ids count all its knots, reached or not.
 
     ``reach`` (``deployment_reach``): what no load of a deployment can bring about has no knots; a deployment without a
     row has none at all.
@@ -153,9 +153,10 @@ def knot_shapes(
         stated = (max_tokens, max_seqs, max_len, min(window, max_len), tuple(switches.tolist()), query_tokens)
         mine = reaches[deployment]
         if (stated, mine) not in known:
-            known[stated, mine] = _shapes_of(within_reach(part_knots(*stated), mine))
+            axes = part_knots(*stated)
+            known[stated, mine] = _shapes_of(within_reach(axes, mine), axes)
         tables.append(_owned(deployment, known[stated, mine]))
-    return pa.concat_tables(tables) if tables else _owned("", _shapes_of({}))
+    return pa.concat_tables(tables) if tables else _owned("", _shapes_of({}, {}))
 
 
 def _switches_bytes(implementations: pa.Table) -> list[float]:
@@ -171,11 +172,18 @@ def _owned(deployment: str, shapes: pa.Table) -> pa.Table:
     return shapes.add_column(0, "deployment_id", names)
 
 
-def _shapes_of(axes: dict[str, tuple[np.ndarray, np.ndarray]]) -> pa.Table:
+def _shapes_of(
+    axes: dict[str, tuple[np.ndarray, np.ndarray]], every: dict[str, tuple[np.ndarray, np.ndarray]]
+) -> pa.Table:
+    """Return the step shapes of knots, which are the first ones of ``every`` axis: a knot has one id at any reach."""
     parts = [part for part in PARTS if part in axes]
     grids = [np.meshgrid(*axes[part], indexing="ij") for part in parts]
     x = np.concatenate([grid[0].ravel() for grid in grids]) if grids else np.zeros(0, np.int64)
     y = np.concatenate([grid[1].ravel() for grid in grids]) if grids else np.zeros(0, np.int64)
+    sizes = [[knots.size for knots in every[part]] for part in parts]
+    firsts = np.cumsum([0, *(rows * columns for rows, columns in sizes)])
+    places = [np.ogrid[: grid[0].shape[0], : grid[0].shape[1]] for grid in grids]
+    ids = [(first + i * size[1] + j).ravel() for first, size, (i, j) in zip(firsts, sizes, places, strict=False)]
     part = np.repeat(np.arange(len(parts)), [grid[0].size for grid in grids])
     of = {name: part == number for number, name in enumerate(parts)}
     nowhere = np.zeros(x.size, dtype=bool)
@@ -186,7 +194,7 @@ def _shapes_of(axes: dict[str, tuple[np.ndarray, np.ndarray]]) -> pa.Table:
     decode, windowed = of.get("decode_attention", nowhere), of.get("decode_window", nowhere)
     return pa.table(
         {
-            "step_shape_id": np.arange(x.size, dtype=np.int64),
+            "step_shape_id": np.concatenate([np.zeros(0, np.int64), *ids]),
             "part": pa.DictionaryArray.from_arrays(part.astype(np.int32), parts or [""]).cast(pa.string()),
             "x": x.astype(np.float64),
             "y": y.astype(np.float64),

@@ -36,24 +36,26 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
 
     Dense over tokens and sequences, grids over the rest.
     """
-    gpu_us = np.zeros(step_shapes.num_rows)
-    gpu_us[step_costs["step_shape_id"].to_numpy()] = step_costs["gpu_us"].to_numpy()
-    launches = np.zeros(step_shapes.num_rows, dtype=np.int64)
-    launches[step_costs["step_shape_id"].to_numpy()] = step_costs["launches"].to_numpy()
+    numbers = step_shapes["step_shape_id"].to_numpy()
+
+    def by_id(name: str) -> np.ndarray:
+        values = np.zeros(numbers.max(initial=-1) + 1)
+        values[step_costs["step_shape_id"].to_numpy()] = step_costs[name].to_numpy()
+        return values
+
+    gpu_us, launches = by_id("gpu_us"), by_id("launches")
     part = step_shapes["part"].combine_chunks().dictionary_encode()
     x, y = step_shapes["x"].to_numpy(), step_shapes["y"].to_numpy()
-    axes, ids, grids, parts_us = {}, {}, {}, {}
+    axes, ids, parts_us = {}, {}, {}
     for name in PARTS:
         rows = np.flatnonzero(part.indices.to_numpy() == pc.index(part.dictionary, name).as_py())
         axes[name] = (np.unique(x[rows]), np.unique(y[rows]))
-        size = (axes[name][0].size, axes[name][1].size)
-        ids[name], grids[name] = rows.reshape(size), gpu_us[rows].reshape(size)
+        ids[name] = numbers[rows].reshape(axes[name][0].size, axes[name][1].size)
+    grids = {name: gpu_us[ids[name]] for name in PARTS}
     if deployment["pp"] > 1:
+        tokens = axes["tokens"][0]
         for name in ("embedding_us", "transfer_us"):
-            own_us = np.zeros(step_shapes.num_rows)
-            own_us[step_costs["step_shape_id"].to_numpy()] = step_costs[name].to_numpy()
-            tokens = axes["tokens"][0]
-            parts_us[name] = dense(tokens, own_us[ids["tokens"][:, 0]], int(tokens[-1]))
+            parts_us[name] = dense(tokens, by_id(name)[ids["tokens"][:, 0]], int(tokens[-1]))
     largest_tokens, largest_sampled = int(axes["tokens"][0][-1]), int(axes["logits"][0][-1])
     surface = Surface(
         dense(axes["tokens"][0], grids["tokens"][:, 0], largest_tokens),

@@ -155,7 +155,8 @@ def _loads_of(world: World, columns: Columns, scenarios: list[dict[str, Any]]) -
 def _objectives(scenarios: list[dict[str, Any]]) -> np.ndarray:
     """Return the largest TTFT, E2E and TPOT that are good, milliseconds; infinite where none is stated."""
     stated = [[row[name] for name in OBJECTIVES] for row in scenarios]
-    return np.array([[np.inf if value is None else value for value in row] for row in stated], dtype=float)
+    most = np.array([[np.inf if value is None else value for value in row] for row in stated], dtype=float)
+    return most.reshape(-1, len(OBJECTIVES))
 
 
 def count_replicas(world: World, scenarios: list[dict[str, Any]], replicas: list[Replica]) -> Counted:

@@ -54,7 +54,7 @@ def test_explain_puts_inputs_before_what_reads_them(command):
         later = {name for other in rows[row["position"] :] for name in other["tables"].split(", ")}
         assert not later & set(row["inputs"].split(", ")), row
         made |= set(row["tables"].split(", "))
-    assert {"request_metrics", "kernel_latencies"} <= made and rows[-1]["tables"] == "scenario_summary"
+    assert {"request_statistics", "step_costs"} <= made and rows[-1]["tables"] == "scenario_summary"
 
 
 def test_explain_draws(command):
@@ -208,11 +208,10 @@ def test_run_info_tells_how_the_run_was_made(saved_run, command):
     assert {len(facts[name]) for name in ("schema_sha256", "catalogue_sha256", "coefficients_sha256")} == {64}
 
 
-def test_steps_that_were_not_kept_name_the_flag(saved_run, saved_steps, command, refusal):
-    assert "--keep steps" in refusal("sql", "select * from steps", "--db", saved_run[0])
-    path, answer = saved_steps
-    [row] = command("sql", "select count(*) as n from steps", "--db", path, "--format", "json").json
-    assert row["n"] == answer.json["steps"]
+def test_steps_are_those_of_the_run_kept_or_not(saved_run, saved_steps, command):
+    for path, answer in (saved_run, saved_steps):
+        [row] = command("sql", "select count(*) as n from steps", "--db", path, "--format", "json").json
+        assert row["n"] == answer.json["steps"]
 
 
 def test_a_saved_run_is_never_written(saved_run, refusal):

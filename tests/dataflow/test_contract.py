@@ -79,8 +79,8 @@ GOOD = {
         (lambda c: c.update(table="bolts"), "its table is 'bolts'; it must be the file's stem"),
         (lambda c: c.update(kind="guessed"), "its kind is 'guessed'; it must be 'given' or 'derived'"),
         (lambda c: c.update(columns=[]), "it declares no column"),
-        (lambda c: c.pop("columns"), "either in 'columns' or as those of another table in 'like'"),
-        (lambda c: c.update(like="parts"), "either in 'columns' or as those of another table in 'like'"),
+        (lambda c: c.pop("columns"), "it declares its columns in 'columns', or as those of another table in 'like'"),
+        (lambda c: c.update(without=[3]), "'without' names columns of another table, and there is no 'like'"),
         (lambda c: c.update(rows=3), "the contract has the unknown field 'rows'"),
         (lambda c: c["columns"][0].update(type="text"), "column part: 'text' is no column type"),
         (lambda c: c["columns"][0].pop("doc"), "column part lacks doc"),
@@ -118,8 +118,17 @@ def test_a_contract_may_take_the_columns_of_another(tmp_path: Path) -> None:
     (tmp_path / "bolts.json").write_text(json.dumps({**alike, "table": "bolts", "like": "parts"}))
     contracts = load_contracts(tmp_path)
     assert contracts["bolts"].columns == contracts["parts"].columns
+    names = [column["name"] for column in GOOD["columns"]]
+    own = {"name": "bolt", "type": "string", "doc": "name", "key": True}
+    more = {**alike, "table": "bolts", "like": "parts", "without": names[:1], "columns": [own]}
+    (tmp_path / "bolts.json").write_text(json.dumps(more))
+    assert load_contracts(tmp_path)["bolts"].column_names == ["bolt", *names[1:]]
+    (tmp_path / "bolts.json").write_text(json.dumps(more | {"without": ["nut"]}))
+    with pytest.raises(InvalidInput, match="its 'without' names 'nut', which parts does not have"):
+        load_contracts(tmp_path)
+    (tmp_path / "bolts.json").write_text(json.dumps({**alike, "table": "bolts", "like": "parts"}))
     (tmp_path / "parts.json").write_text(json.dumps({**alike, "table": "parts", "like": "bolts"}))
-    with pytest.raises(InvalidInput, match="bolts.json is not a table contract: its 'like' leads back to itself"):
+    with pytest.raises(InvalidInput, match="is not a table contract: its 'like' leads back to itself"):
         load_contracts(tmp_path)
     (tmp_path / "parts.json").write_text(json.dumps({**alike, "table": "parts", "like": "nuts"}))
     with pytest.raises(InvalidInput, match="its 'like' names 'nuts', which has no contract"):

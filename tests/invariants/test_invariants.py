@@ -184,7 +184,7 @@ LOADS = {"burstiness": 1.0, "range_ratio": 0.5, "seed": 3, "num_prompts": 30, "i
 # a table takes its columns from its first row
 UNSTATED = dict.fromkeys(
     ("request_rate", "max_concurrency", "num_turns", "think_time_s", "router", "num_warmups"), None
-) | {"keep_steps": False}
+)
 DEPLOYMENTS = [
     {"deployment_id": "dense", "model": "llama-3.1-8b", "gpu": "h100_sxm"},
     {"deployment_id": "experts", "model": "qwen3-30b-a3b", "gpu": "a100_sxm", "tp": 2, "dp": 2, "engine": "sglang"},
@@ -208,8 +208,8 @@ def scenarios() -> list[dict]:
     rows = []
     for deployment in (row["deployment_id"] for row in DEPLOYMENTS):
         common = LOADS | UNSTATED | {"deployment_id": deployment}
-        rows.append(common | {"scenario_id": f"{deployment} open", "request_rate": 40.0, "keep_steps": True})
-        closed = {"scenario_id": f"{deployment} closed", "max_concurrency": 14, "output_len": 200, "keep_steps": False}
+        rows.append(common | {"scenario_id": f"{deployment} open", "request_rate": 40.0})
+        closed = {"scenario_id": f"{deployment} closed", "max_concurrency": 14, "output_len": 200}
         rows.append(common | closed)
     sessions = {"num_turns": 3, "think_time_s": 0.2, "router": "prefix_aware", "num_warmups": 2}
     rows.append(
@@ -268,8 +268,6 @@ def test_inv_7_a_scenario_alone_is_the_same_as_among_others(session: Session) ->
     for row in scenarios()[::3]:
         with serving([row]) as alone:
             for name in TOLD:
-                if name == "steps" and not row["keep_steps"]:
-                    continue
                 where = f"scenario_id = '{row['scenario_id']}'"
                 assert sorted_bytes(alone, name) == sorted_bytes(session, name, where), (name, row["scenario_id"])
 

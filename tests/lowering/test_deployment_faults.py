@@ -8,9 +8,9 @@ import pytest
 
 from kernelsight.dataflow.locations import folder
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.plan import give_plan
 from kernelsight.scenario.refusals import ORDER, refuse_faults
 from kernelsight.session import connect
+from tests.asked import give_plan
 
 
 def faults(ask, **deployment):

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.errors import KernelSightError
-from kernelsight.scenario.grid import expand, plan_grid, read_grid
+from kernelsight.scenario.grid import expand, read_grid
+from kernelsight.scenario.scenarios import plan_rows
 from kernelsight.session import Session
 
 ROW = {"model": "qwen3-0.6b", "gpu": "l4", "max_concurrency": 2, "num_prompts": 4, "input_len": 8, "output_len": 4}
@@ -19,7 +20,7 @@ ROW = {"model": "qwen3-0.6b", "gpu": "l4", "max_concurrency": 2, "num_prompts": 
 
 def refused(session: Session, rows: list[dict[str, Any]]) -> str:
     with pytest.raises(KernelSightError) as caught:
-        plan_grid(session, rows)
+        plan_rows(session, rows)
     return str(caught.value)
 
 
@@ -109,7 +110,7 @@ def test_words_that_are_no_grid(session: Session, grid: str, sentence: str):
         ({"tp": 1, "tensor_parallel_size": 2}, "row 2 of the grid: tp and tensor_parallel_size are the same flag"),
         ({"price_per_gpu_hour": -1}, "row 2 of the grid: price_per_gpu_hour is -1; give a finite number, 0 or more."),
         ({"price_per_gpu_hour": "2"}, "row 2 of the grid: price_per_gpu_hour is '2'; give a finite number, 0 or more."),
-        ({"keep_steps": True}, "row 2 of the grid: a sweep keeps one row a scenario; leave out keep_steps"),
+        ({"keep_steps": True}, "row 2 of the grid: unknown flag 'keep_steps'"),
         ({}, "rows 1 and 2 of the grid are the same scenario; keep one of them."),
         ({"gpu": "L4", "seed": 0.0}, "rows 1 and 2 of the grid are the same scenario; keep one of them."),
     ],
@@ -122,4 +123,4 @@ def test_an_objective_is_stated_once(session: Session):
     with pytest.raises(
         KernelSightError, match="row 1 of the grid: goodput_ttft_ms is stated by the row and by --goodput"
     ):
-        plan_grid(session, [ROW | {"goodput_ttft_ms": 5.0}], {"goodput_ttft_ms": 9.0})
+        plan_rows(session, [ROW | {"goodput_ttft_ms": 5.0}], {"goodput_ttft_ms": 9.0})

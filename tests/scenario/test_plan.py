@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import kernelsight as ks
 from kernelsight.errors import InvalidInput, UnknownName
+from kernelsight.scenario.flags import ALIASES
 from kernelsight.scenario.plan import deployment_row, normalise, scenario_row
+from tests.asked import summaries
 
 ROW = {"model": "qwen3-0.6b", "gpu": "l4", "request_rate": 20.0, "num_prompts": 6, "input_len": 64, "output_len": 4}
 CHANGES = {
@@ -78,18 +81,16 @@ def test_one_call_of_many_equals_each_alone(session: ks.Session) -> None:
         ROW | {"request_rate": None, "max_concurrency": 2},
         ROW | {"seed": 5},
     ]
-    together = session.what_if(grid).to_pylist()
+    together = summaries(session, grid)
     for row, found in zip(grid, together, strict=True):
-        [alone] = session.what_if([row]).to_pylist()
+        [alone] = summaries(session, [row])
         assert {name: value for name, value in found.items() if name in alone} == alone
-        assert all(found.get(name) == value for name, value in row.items())
+        assert all(found.get(ALIASES.get(name, name)) == value for name, value in row.items())
 
 
-def test_a_row_asked_twice_is_answered_twice_in_order(session: ks.Session) -> None:
-    grid = [ROW | {"seed": 2}, ROW, ROW | {"seed": 2}]
-    assert session.what_if(grid)["seed"].to_pylist() == [2, None, 2]
-    names = session.what_if(grid)["scenario_id"].to_pylist()
-    assert names[0] == names[2] != names[1]
+def test_a_row_asked_twice_is_refused(session: ks.Session) -> None:
+    with pytest.raises(InvalidInput, match="rows 1 and 3 of the grid are the same scenario; keep one of them"):
+        session.what_if([ROW | {"seed": 2}, ROW, ROW | {"seed": 2}])
 
 
 def test_policies_of_the_engine_are_flags_of_the_deployment(session: ks.Session) -> None:
@@ -105,7 +106,7 @@ def test_policies_of_the_engine_are_flags_of_the_deployment(session: ks.Session)
         {"scheduling_policy": "priority", "num_priorities": 2, "max_num_seqs": 1},
         {"prefill_policy": "prefill_first"},
     ]
-    rows = session.what_if([ROW, *(ROW | policy for policy in policies)]).to_pylist()
+    rows = summaries(session, [ROW, *(ROW | policy for policy in policies)])
     assert len({row["scenario_id"] for row in rows}) == 1 + len(policies)
     ttft_ms = [row["ttft_mean_ms"] for row in rows]
     # a batch that ends before the next, prompts that wait, requests that are not looked for: later first tokens
@@ -117,7 +118,9 @@ def test_policies_of_the_engine_are_flags_of_the_deployment(session: ks.Session)
 
 
 def test_a_grid_may_be_an_arrow_table(session: ks.Session) -> None:
-    assert session.what_if(pa.Table.from_pylist([ROW])).equals(session.what_if([ROW]))
+    found = session.what_if(pa.Table.from_pylist([ROW]))
+    assert found.summary.equals(session.what_if([ROW]).summary)
+    assert found.summary.equals(session.what_if({name: [value] for name, value in ROW.items()}).summary)
 
 
 def test_the_session_stays_as_it_was(session: ks.Session) -> None:
@@ -127,12 +130,16 @@ def test_the_session_stays_as_it_was(session: ks.Session) -> None:
 
 
 def test_another_table_has_its_own_grain(session: ks.Session) -> None:
-    metrics = session.what_if([ROW, ROW | {"seed": 1}], "request_metrics")
-    assert metrics.num_rows == 12 and {"ttft_ms", "scenario_id", "input_len"} <= set(metrics.column_names)
+    found = session.what_if([ROW, ROW | {"seed": 1}])
+    metrics = found.table("request_metrics")
+    assert metrics.num_rows == 12
+    [one] = found.sql("select scenario_id from sweep where seed = 1").fetchall()
+    alone = found.table("request_metrics", scenario=one[0])
+    assert alone.equals(metrics.filter(pc.equal(metrics["scenario_id"], one[0])).combine_chunks())
 
 
 def test_a_scenario_that_does_not_fit_is_a_row_with_its_status(session: ks.Session) -> None:
-    big, small = session.what_if([ROW | {"model": "qwen3-235b-a22b"}, ROW]).to_pylist()
+    big, small = summaries(session, [ROW | {"model": "qwen3-235b-a22b"}, ROW])
     assert (
         big["status"].startswith("qwen3-235b-a22b does not fit l4 with tensor-parallel size 1: ")
         and big["completed"] == 0
@@ -188,5 +195,7 @@ def test_rows_that_are_refused(change: dict[str, object], error: type, words: st
 
 @pytest.mark.parametrize("grid", [[], [1], "flags", None])
 def test_what_is_no_grid_is_refused(grid: object, session: ks.Session) -> None:
-    with pytest.raises(InvalidInput, match="what_if takes one row of flags or more"):
+    with pytest.raises(
+        InvalidInput, match="a grid is a dict of axes, a list of dicts or an Arrow table with one row of flags or more"
+    ):
         session.what_if(grid)

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from kernelsight.dataflow.rows import give_rows
 from kernelsight.errors import ContractBroken, InvalidInput
-from kernelsight.scenario.plan import deployment_rows, give_plan, normalise
+from kernelsight.scenario.plan import deployment_rows, normalise
 from kernelsight.session import Session
-from kernelsight.sweeps.sweep import sweep
+from tests.asked import give_plan, sweep
 from tests.sweeps.conftest import LOAD, SMALL, rows_of
 
 BIG = {"model": "qwen3-4b", "speculative_model": "qwen3-0.6b"}

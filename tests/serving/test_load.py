@@ -17,7 +17,7 @@ from kernelsight.serving import load
 from kernelsight.serving.load import draw_requests
 from tests.calls_made import calls_made
 
-CONTRACT = json.loads((Path(__file__).parents[2] / "schemas" / "requests.json").read_text())["columns"]
+CONTRACT = json.loads((Path(__file__).parents[2] / "schemas" / "load_requests.json").read_text())["columns"]
 TYPES = {
     **{"trace": pa.string(), "request_rate": pa.float64(), "num_prompts": pa.int64()},
     **{"input_len": pa.int64(), "output_len": pa.int64()},
@@ -29,7 +29,7 @@ def scenarios(*rows: dict) -> pa.Table:
     """Lay scenarios out as a table; what a row leaves out is null, or the default of the command line."""
     defaults = {"trace": None, "request_rate": None, "burstiness": 1.0, "num_prompts": None}
     defaults |= {"input_len": None, "output_len": None, "range_ratio": 1.0, "seed": 0}
-    whole = [{"scenario_id": f"s{i}"} | defaults | row for i, row in enumerate(rows)]
+    whole = [{"load_id": f"s{i}"} | defaults | row for i, row in enumerate(rows)]
     names = dict.fromkeys(name for row in whole for name in row)
     return pa.table({name: pa.array([r.get(name) for r in whole], TYPES.get(name)) for name in names})
 
@@ -154,13 +154,13 @@ worlds = st.lists(
 def test_inv_7_alone_equals_among_others_in_any_order(tmp_path_factory, rows, shuffler):
     path = tmp_path_factory.getbasetemp() / "replayed.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{i},{i + 10},{i + 1}\n" for i in range(5)))
-    rows = [{"scenario_id": f"s{i}"} | r | ({"trace": str(path)} if r["trace"] else {}) for i, r in enumerate(rows)]
-    alone = {r["scenario_id"]: draw_requests(scenarios(r)) for r in rows}
+    rows = [{"load_id": f"s{i}"} | r | ({"trace": str(path)} if r["trace"] else {}) for i, r in enumerate(rows)]
+    alone = {r["load_id"]: draw_requests(scenarios(r)) for r in rows}
     shuffler.shuffle(rows)
     together = draw_requests(scenarios(*rows))
-    assert together.equals(pa.concat_tables(alone[r["scenario_id"]] for r in rows))
+    assert together.equals(pa.concat_tables(alone[r["load_id"]] for r in rows))
     for row in rows:
-        mine = alone[row["scenario_id"]]
+        mine = alone[row["load_id"]]
         assert mine["request_id"].to_pylist() == list(range(mine.num_rows))
         asked = min(row["num_prompts"] or 5, 5) if row["trace"] else row["num_prompts"]
         assert mine.num_rows == asked + (row.get("num_warmups") or 0)
@@ -179,7 +179,7 @@ def test_a_trace_is_read_once_and_shared(trace, monkeypatch):
     monkeypatch.setattr(load, "read_trace", lambda path: read.append(path) or read_trace(path))
     table = draw_requests(scenarios({"trace": trace}, {"trace": trace, "num_prompts": 2}, {"trace": trace}))
     assert read == [trace]
-    assert table["scenario_id"].to_pylist() == ["s0"] * 5 + ["s1"] * 2 + ["s2"] * 5
+    assert table["load_id"].to_pylist() == ["s0"] * 5 + ["s1"] * 2 + ["s2"] * 5
     expected = read_trace(trace, limit=2)
     assert table.slice(5, 2).select(expected.column_names).equals(expected)
 
@@ -240,7 +240,7 @@ def test_warmups_are_copies_of_the_first_request_ahead_of_the_others(trace):
 def test_warmups_of_one_scenario_leave_its_neighbours_alone():
     rows = [SYNTHETIC | {"num_prompts": 5}, WARM | {"num_prompts": 4}, SYNTHETIC | {"num_prompts": 2}]
     table = draw_requests(scenarios(*rows))
-    assert table["scenario_id"].to_pylist() == ["s0"] * 5 + ["s1"] * 7 + ["s2"] * 2
+    assert table["load_id"].to_pylist() == ["s0"] * 5 + ["s1"] * 7 + ["s2"] * 2
     assert table["warmup"].to_pylist() == [False] * 5 + [True] * 3 + [False] * 6
     assert table.slice(5, 7).equals(draw_requests(scenarios(*rows).slice(1, 1)))
 
@@ -273,12 +273,12 @@ def test_a_prefix_comes_before_the_lengths_and_changes_nothing_else():
     ("row", "sentence"),
     [
         (
-            {"scenario_id": "chat", "num_prompts": 3},
+            {"load_id": "chat", "num_prompts": 3},
             "scenario 'chat': there is no trace, and a synthetic load lacks input_len, output_len. "
             "Give the trace, or all of a synthetic load.",
         ),
         (
-            {"scenario_id": "chat", "trace": "day.csv", "request_rate": 2.0, "output_len": 7},
+            {"load_id": "chat", "trace": "day.csv", "request_rate": 2.0, "output_len": 7},
             "scenario 'chat': a trace and request_rate, output_len are both stated, but a trace has its own arrivals "
             "and lengths. Leave out one or the other.",
         ),

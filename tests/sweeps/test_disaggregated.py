@@ -7,9 +7,9 @@ import json
 import pytest
 
 from kernelsight.errors import InvalidInput, UnknownName
-from kernelsight.scenario.plan import deployment_row, give_plan, normalise, prefill_row, scenario_row
+from kernelsight.scenario.plan import deployment_row, normalise, prefill_row, scenario_row
 from kernelsight.session import Session
-from kernelsight.sweeps.sweep import sweep
+from tests.asked import give_plan, sweep
 
 from .conftest import LOAD, SMALL, rows_of
 
@@ -132,7 +132,7 @@ def test_prompts_are_computed_by_one_side_only(served: Session) -> None:
 
 def test_a_sweep_says_the_same(session: Session) -> None:
     told = {row["scenario_id"]: row for row in sweep(session, GRID).to_pylist()}
-    rows = session.what_if(GRID).to_pylist()
+    rows = session.what_if(GRID).summary.to_pylist()
     assert len(told) == len(rows) == len(GRID)
     for row in rows:
         found = told[row["scenario_id"]]
@@ -146,7 +146,7 @@ def test_a_sweep_says_the_same(session: Session) -> None:
 
 
 def test_a_fault_of_either_side_is_told(session: Session) -> None:
-    (row,) = session.what_if(rows_of(max_concurrency=[1], prefill_replicas=[1], prefill_tp=[3])).to_pylist()
+    (row,) = session.what_if(rows_of(max_concurrency=[1], prefill_replicas=[1], prefill_tp=[3])).summary.to_pylist()
     assert "tensor-parallel size 3" in row["status"] and row["completed"] == 0
     (row,) = sweep(session, rows_of(max_concurrency=[1], prefill_replicas=[1], prefill_tp=[3])).to_pylist()
     assert "tensor-parallel size 3" in row["status"]

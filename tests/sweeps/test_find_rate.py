@@ -12,7 +12,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.scenario.objectives import cheapest, meets_slo
 from kernelsight.session import Session
 from kernelsight.sweeps.find_rate import HIGHEST_RATE, find_rates
-from kernelsight.sweeps.sweep import sweep
+from tests.asked import sweep
 
 from .conftest import SMALL
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 from kernelsight.session import Session
-from kernelsight.sweeps.sweep import sweep
+from tests.asked import sweep
 
 from .conftest import SMALL
 

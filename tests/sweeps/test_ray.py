@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernelsight.session import Session
-from kernelsight.sweeps.sweep import sweep
+from tests.asked import sweep
 
 from .conftest import rows_of, table_bytes
 

@@ -18,7 +18,7 @@ import pytest
 from kernelsight.errors import InvalidInput
 from kernelsight.session import Session, connect
 from kernelsight.sweeps.partitions import MANIFEST, Store
-from kernelsight.sweeps.sweep import sweep
+from tests.asked import sweep
 
 from .conftest import LOAD, SMALL, rows_of, table_bytes
 
@@ -83,7 +83,7 @@ def test_folders_that_cannot_be_gone_on_with(session: Session, tmp_path: Path, m
         assert sweep(session_of_another, GRID, folder=folder, resume=True).num_rows == 4
         changed = session_of_another.query("select * replace (tdp_w + 1 as tdp_w) from gpus where gpu = 'l4'")
         session_of_another.extend("gpus", changed)
-        assert refused(within=session_of_another) == other.format("catalogue")
+        assert refused(within=session_of_another) == other.format("catalogue, gpus")
     with monkeypatch.context() as patch:
         patch.setattr("kernelsight.__version__", "0.0.0")
         assert refused() == other.format("program version")

@@ -8,15 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
-from kernelsight.errors import InvalidInput, KernelSightError
+from kernelsight.errors import InvalidInput, KernelSightError, UnknownName
 from kernelsight.scenario.objectives import cheapest, parse_slo
 from kernelsight.session import Session, connect
-from kernelsight.sweeps.sweep import pareto_front, sweep
+from kernelsight.sweeps.sweep import pareto_front
+from tests.asked import sweep
 
 from .conftest import LOAD, SMALL, rows_of, table_bytes
 
+ORDER = {
+    "kernel_breakdown": [(name, "ascending") for name in ("phase", "family", "name")],
+    "request_metrics": [("request_id", "ascending")],
+    "cache_over_time": [(name, "ascending") for name in ("replica", "window")],
+    "step_cost_uses": [(name, "ascending") for name in ("deployment_id", "phase", "step_shape_id")],
+    "steps": [(name, "ascending") for name in ("replica", "step")],
+}
 GRID = rows_of(tp=[1, 2, 3], max_concurrency=[1, 4, 30], data_parallel_size=[1, 2])
 
 
@@ -26,15 +35,35 @@ def result(session: Session) -> pa.Table:
 
 
 def test_rows_are_what_simulating_says(session: Session, result: pa.Table):
-    told = {row["scenario_id"]: row for row in result.to_pylist()}
-    rows = session.what_if(GRID).to_pylist()
-    assert len(told) == len(rows) == 18
-    for row in rows:
-        found = told[row["scenario_id"]]
-        assert {name: found[name] for name in row if name in found} == {
-            name: value for name, value in row.items() if name in found
-        }
-    assert result["scenario_id"].to_pylist() == sorted(told)
+    found = {row["scenario_id"]: row for row in result.to_pylist()}
+    assert result["scenario_id"].to_pylist() == sorted(found) and len(found) == 18
+    asked = session.what_if(GRID)
+    assert table_bytes(asked.table("scenario_summary")) == table_bytes(result)
+    for flags in [row for row in GRID if row["tp"] != 3][::3]:
+        run = session.simulate(**flags)
+        [row] = run.table("scenario_summary").to_pylist()
+        assert {name: found[row["scenario_id"]][name] for name in row} == row
+
+
+def test_every_table_of_a_scenario_is_there_without_the_others(session: Session, tmp_path: Path):
+    asked = session.what_if(GRID)
+    names = ("kernel_breakdown", "request_metrics", "cache_over_time", "step_cost_uses", "steps")
+    whole = {name: asked.table(name) for name in names}
+    saved = tmp_path / "sweep.duckdb"
+    asked.save(saved)
+    one = next(row["scenario_id"] for row in asked.summary.to_pylist() if row["status"] == "served")
+    with connect(saved, read_only=True) as reopened:
+        for name, table in whole.items():
+            mine = table.filter(pc.equal(table["scenario_id"], one))
+            alone = asked.table(name, scenario=one)
+            order = ORDER[name]
+            assert mine.num_rows and table_bytes(alone.sort_by(order)) == table_bytes(mine.sort_by(order)), name
+            assert table_bytes(reopened.table(name)) == table_bytes(table), name
+        assert reopened.table("sweep").num_rows == 18
+        facts = {row["fact"] for row in reopened.table("run_info").to_pylist()}
+    assert {"gpus_sha256", "kernel_implementations_sha256", "coefficients_sha256", "command"} <= facts
+    with pytest.raises(UnknownName, match="unknown scenario 'nothing'"):
+        asked.scenario("nothing")
 
 
 def test_workers_partitions_and_order_change_nothing(session: Session, result: pa.Table):

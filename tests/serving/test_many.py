@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelsight.serving import inputs, records, replica, statistics
-from kernelsight.serving.alike import Columns, Loads, Room, Told, serve_loads
+from kernelsight.serving.many import Columns, Loads, Results, Workspace, serve_loads
 from tests.serving.worlds import World, in_time, policy_worlds, worlds
 
 
-def in_one_call(loads: list[inputs.Load], world: World) -> Told:
-    """Serve loads on engines of one world, one after the other in the same room."""
+def in_one_call(loads: list[inputs.Load], world: World) -> Results:
+    """Serve loads on engines of one world, one after the other in the same workspace."""
     count = np.array([load.arrival_us.size for load in loads])
     plain = [load.priority if load.priority.size else np.zeros(load.arrival_us.size, np.int64) for load in loads]
     warmups = np.array([load.warmups for load in loads])
@@ -27,9 +27,9 @@ def in_one_call(loads: list[inputs.Load], world: World) -> Told:
     concurrency = np.array([load.max_concurrency for load in loads])
     objectives = np.full((count.size, 3), np.inf)
     pool = replica.Pool(world.limits, world.host, replica.pack(world.surface))
-    room = Room.of(int(count.max()), world.limits.max_num_seqs, pool.costs.values.size)
+    workspace = Workspace.of(int(count.max()), world.limits.max_num_seqs, pool.costs.values.size)
     asked = Loads(np.cumsum(count) - count, count, warmups, concurrency, objectives)
-    return in_time(lambda: serve_loads(columns, asked, pool, room))
+    return in_time(lambda: serve_loads(columns, asked, pool, workspace))
 
 
 @settings(max_examples=30, deadline=None)

@@ -1,0 +1,39 @@
+"""Short forms of what tests ask: scenarios given to a session, sweeps with the options of their execution."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from kernelsight.scenario import scenarios
+from kernelsight.session import Session, connect
+from kernelsight.sweeps import sweep as sweeps
+
+
+def give_plan(session: Session, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Give the deployments and scenarios of rows of flags; return the scenario of each row."""
+    plan = scenarios.plan_rows(session, rows, origin="")
+    scenarios.give_plan(session, list(plan.deployments.values()), plan.planned)
+    return [row["scenario_id"] for row in plan.scenarios]
+
+
+def sweep(
+    session: Session,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    goodput: Mapping[str, float] | None = None,
+    slo: Mapping[str, float] | None = None,
+    **execution: Any,
+) -> pa.Table:
+    """Sweep rows of flags; other processes open sessions of their own."""
+    execution = sweeps.Execution(**{"connect": connect, **execution})
+    return sweeps.sweep(session, rows, goodput=goodput, slo=slo, execution=execution)
+
+
+def summaries(session: Session, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the summaries of rows of flags, in the order of the rows."""
+    found = session.what_if(list(rows))
+    by_id = {row["scenario_id"]: row for row in found.summary.to_pylist()}
+    return [by_id[row["scenario_id"]] for row in found._plan.scenarios]

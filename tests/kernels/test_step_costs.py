@@ -1,0 +1,139 @@
+"""Step costs against the sum of their kernels: deployments that launch the same are lowered once, calls priced once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from kernelsight.kernels.step_costs import distinct_rows
+from kernelsight.session import Session, connect
+from tests.asked import give_plan
+from tests.sweeps.conftest import LOAD
+
+ORACLE = (Path(__file__).parents[1] / "oracles" / "step_costs.sql").read_text()
+LIMITS = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
+DEPLOYMENTS = [
+    {"model": "llama-3.1-8b", "gpu": "h100_sxm", **LIMITS},
+    {"model": "llama-3.1-8b", "gpu": "h200_sxm", **LIMITS},
+    {"model": "qwen3-30b-a3b", "gpu": "l40s", "tp": 2, "engine": "sglang"},
+    {"model": "gpt-oss-20b", "gpu": "b200_sxm", "tier": "cross-generation", "pp": 2},
+    {"model": "deepseek-v3.2", "gpu": "h200_sxm", "tp": 8, "ep": 8},
+    {"model": "qwen3-next-80b-a3b", "gpu": "h100_sxm", "tp": 4, "tier": "roofline"},
+    {"model": "deepseek-v3", "gpu": "h200_sxm", "tp": 8, "dp": 2, "enable_expert_parallel": True},
+]
+BASE = {"model": "llama-3.1-8b", "gpu": "h100_sxm", **LIMITS}
+ATTENTION = ["decode_attention", "prefill_attention"]
+KEY = [("deployment_id", "ascending"), ("step_shape_id", "ascending")]
+
+
+def served(session: Session, **load: object) -> Session:
+    give_plan(session, [{**row, **LOAD, "max_concurrency": 5, **load} for row in DEPLOYMENTS])
+    return session
+
+
+def test_costs_are_the_sums_of_their_kernels():
+    with connect() as session:
+        served(session)
+        expected = session.query(ORACLE).sort_by(KEY)
+        found = session.table("step_costs").sort_by(KEY)
+        assert found.num_rows > 1000
+        assert found.equals(expected.cast(found.schema))
+        signatures = session.table("launch_signatures").to_pylist()
+        named = {row["deployment_id"]: row["signature_id"] for row in signatures}
+        one, two = session.table("deployments")["deployment_id"].to_pylist()[:2]
+        assert named[one] == named[two]
+        assert len(set(named.values())) == len(DEPLOYMENTS) - 1
+        assert {row["transfer_us"] > 0.0 for row in found.to_pylist()} == {True, False}
+
+
+def test_beyond_the_reach_of_the_loads_there_are_no_knots_and_the_others_stay_as_they_are():
+    with connect() as session:
+        served(session)
+        own = session.table("step_costs").to_pylist()
+        names = session.table("deployments").select(["deployment_id"])
+        nothing = pa.nulls(names.num_rows, pa.int64())
+        session.give("deployment_reach", names.append_column("requests", nothing).append_column("tokens", nothing))
+        whole = {(row["deployment_id"], row["step_shape_id"]): row for row in session.table("step_costs").to_pylist()}
+    assert 0 < len(own) < len(whole) / 2
+    assert all(whole[row["deployment_id"], row["step_shape_id"]] == row for row in own)
+
+
+def test_a_session_keeps_its_costs_while_the_reach_is_given():
+    with connect() as session:
+        served(session)
+        before = session.table("step_costs")
+        session.give("deployment_reach", session.table("deployment_reach"))
+        scenarios = session.table("scenarios")
+        session.give("scenarios", scenarios.slice(0, 2))
+        assert not session.table("step_costs").equals(before.slice(0, 0))
+        kept = session.table("step_costs")
+        session.give("scenarios", scenarios)
+        assert session.table("step_costs") is kept
+
+
+def test_given_latencies_are_read_as_they_are():
+    with connect() as session:
+        served(session)
+        own = session.table("step_costs").sort_by(KEY)["gpu_us"].to_numpy()
+        gemm = session.table("gemm_latencies")
+        for name in ("kernel_latencies", "gemm_latencies"):
+            latencies = session.table(name)
+            place = latencies.column_names.index("latency_us")
+            twice = latencies.set_column(place, "latency_us", pa.array(2.0 * latencies["latency_us"].to_numpy()))
+            with session.fork() as fork:
+                fork.give(name, twice)
+                found = fork.table("step_costs").sort_by(KEY)
+                assert found.equals(fork.query(ORACLE).sort_by(KEY).cast(found.schema))
+                if name == "kernel_latencies":
+                    assert found["gpu_us"].to_numpy() == pytest.approx(2.0 * own, rel=1e-4)
+                else:
+                    assert found["gpu_us"].to_numpy().sum() > own.sum() * 1.05
+        assert gemm.num_rows
+
+
+@pytest.mark.parametrize(
+    ("other", "signatures"),
+    [
+        ({"gpu_memory_utilization": 0.8}, 1),  # changes no kernel
+        ({"gpu": "h200_sxm"}, 1),  # the same kernels, at another price
+        ({"tensor_parallel_size": 2}, 2),
+        ({"tier": "roofline"}, 2),
+    ],
+)
+def test_deployments_that_launch_the_same_kernels_share_a_signature(other: dict, signatures: int):
+    with connect() as session:
+        give_plan(session, [{**BASE, **row, **LOAD, "max_concurrency": 4} for row in ({}, other)])
+        found = session.table("launch_signatures").to_pylist()
+        assert len(found) == 2 and len({row["signature_id"] for row in found}) == signatures
+        costs = session.table("step_costs").sort_by(KEY)
+        one, two = (costs.filter(pc.equal(costs["deployment_id"], row["deployment_id"])) for row in found)
+        assert one["gpu_us"].equals(two["gpu_us"]) == (other == {"gpu_memory_utilization": 0.8})
+
+
+def test_given_calls_are_read_as_they_are():
+    with connect() as session:
+        give_plan(session, [{**BASE, **LOAD, "max_concurrency": 4}])
+        calls, own = session.table("gemm_calls"), session.table("step_costs")
+        thrice = pa.array(3 * calls["count"].to_numpy())
+        with session.fork() as fork:
+            fork.give("gemm_calls", calls.set_column(calls.column_names.index("count"), "count", thrice))
+            given = fork.table("step_costs")
+        given, own = (table.sort_by("step_shape_id") for table in (given, own))
+        largest = pc.max_element_wise(given["gpu_us"], own["gpu_us"])
+        grown = pc.greater(given["gpu_us"], pc.multiply(own["gpu_us"], 1.5))
+        assert largest.equals(given["gpu_us"])
+        assert pc.all(pc.or_(grown, pc.is_in(own["part"], pa.array(ATTENTION)))).as_py()
+
+
+def test_distinct_rows_are_those_of_a_sort():
+    random = np.random.default_rng(0)
+    columns = [random.integers(0, 4, 500).astype(float) for _ in range(4)]
+    kept, number = distinct_rows(columns)
+    rows = np.stack(columns, axis=1)
+    assert np.array_equal(rows[kept][number], rows)
+    assert kept.size == np.unique(rows, axis=0).shape[0]
+    assert np.array_equal(kept, np.sort(kept)) and np.array_equal(np.unique(number), np.arange(kept.size))
