@@ -14,7 +14,7 @@ from kernelsight.sweep.summarise import Partition, draw_alike, give_scenarios
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kernelsight.backtest.constants import Constants
+    from kernelsight.backtest.host_constants import Constants
     from kernelsight.dataflow.session import Session
 
 # deployments whose knots are in memory at once
@@ -125,7 +125,7 @@ def partitions(planned: Sequence[Planned]) -> Iterator[Partition]:
 
 def _serve(session: Session, able: pa.Table, overheads: Mapping[str, Constants]) -> list[dict[str, Any]]:
     if overheads:
-        from kernelsight.backtest.constants import with_host
+        from kernelsight.backtest.host_constants import with_host
 
         session.put("host_settings", with_host(session.table("host_settings"), overheads.get))
     _simulate(session, able)

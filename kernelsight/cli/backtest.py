@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.backtest.acceptance import asks, fit_acceptance, planned_at, proposer_of
-from kernelsight.backtest.constants import LEVELS, Constants, constants_of, group_of
+from kernelsight.backtest.constants import LEVELS, constants_of, group_of
+from kernelsight.backtest.host_constants import Constants
 from kernelsight.backtest.plots import check_picture, draw
 from kernelsight.backtest.recipes import flags_of
 from kernelsight.backtest.report import level_scores, report
