@@ -18,7 +18,16 @@ from kernelsight.backtest.scores import GROUP, METRICS, is_apart, is_fitting, re
 from kernelsight.backtest.serve import Planned, host_versions, plan_runs, serve_runs
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.read.measured_runs import Runs, read_runs
-from kernelsight.report.output import as_json, as_text, check_ending, note, print_rows, terminal_width, write_table
+from kernelsight.report.output import (
+    as_json,
+    as_text,
+    check_ending,
+    note,
+    print_rows,
+    terminal_width,
+    write_table,
+    write_text,
+)
 
 if TYPE_CHECKING:
     from kernelsight.session import Session
@@ -196,9 +205,7 @@ def _write(answer: dict, rows: list[dict], target: Path) -> None:
     import pyarrow as pa
 
     if target.suffix == ".json":
-        draft = target.with_name(f".{target.name}.draft")
-        draft.write_text(as_json(answer) + "\n", encoding="utf-8")
-        draft.replace(target)
+        write_text(as_json(answer) + "\n", target)
         return
     flat = []
     for row in rows:

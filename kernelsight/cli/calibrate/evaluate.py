@@ -61,7 +61,7 @@ def show(result: Mapping[str, Any], form: str, target: Path | None) -> None:
     """Print the report, and write it to a file: .json whole, .csv and .parquet its scores."""
     import pyarrow as pa
 
-    from kernelsight.report.output import as_json, note, print_rows, write_table
+    from kernelsight.report.output import as_json, note, print_rows, write_table, write_text
 
     rows = score_rows(result)
     if form == "json":
@@ -71,9 +71,7 @@ def show(result: Mapping[str, Any], form: str, target: Path | None) -> None:
         for rejected in result["rejected"]:
             note(f"rejected {rejected['n']:,}: {rejected['reason']}")
     if target and target.suffix == ".json":
-        draft = target.with_name(f".{target.name}.draft")
-        draft.write_text(as_json(result) + "\n", encoding="utf-8")
-        draft.replace(target)
+        write_text(as_json(result) + "\n", target)
     elif target:
         write_table(pa.Table.from_pylist([{name: row.get(name) for name in COLUMNS} for row in rows]), target)
 

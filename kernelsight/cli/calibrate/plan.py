@@ -55,7 +55,7 @@ order by calls.family, weight desc, calls.shape, calls.format, calls.math
 def run(arguments: argparse.Namespace) -> None:
     """Rank what to measure, write the suite, and print what each family takes of the time and of the error."""
     from kernelsight.cli.options import open_session
-    from kernelsight.report.output import check_ending, note, print_rows
+    from kernelsight.report.output import as_json, check_ending, note, print_rows, write_text
 
     target = check_ending(arguments.output, (".json",))
     if target is None:
@@ -71,9 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
         seen = seen_of(points, arguments.gpu, session.table("gpus"))
     chosen, rows = choose(points, seen, 60.0 * arguments.minutes)
     suite = suite_of_points([points[number] for number in chosen], arguments, models)
-    draft = target.with_name(f".{target.name}.draft")
-    draft.write_text(json.dumps(suite, indent=1) + "\n", encoding="utf-8")
-    draft.replace(target)
+    write_text(as_json(suite) + "\n", target)
     print_rows(rows, list(COLUMNS), arguments.format)
     if any(points[number]["implementation"] == ATTENTION[0] for number in chosen) and not arguments.attention:
         note(f"attention will be timed through {ATTENTION[0]}; --attention {'|'.join(ATTENTION[1:])} names another")
