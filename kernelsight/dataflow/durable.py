@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from kernelsight.errors import RunFailed
@@ -35,11 +35,12 @@ def draft_of(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
-def write_durably(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file by a function that is given the draft's path; RunFailed where the disk refuses."""
+@contextlib.contextmanager
+def durable_file(path: Path) -> Iterator[Path]:
+    """Yield the path of a draft as :func:`draft_of` does; RunFailed, in one sentence, where the disk refuses."""
     try:
         with draft_of(path) as draft:
-            write(draft)
+            yield draft
     except OSError as error:
         raise RunFailed(f"{path} could not be written: {error.strerror or str(error).splitlines()[0]}.") from None
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelsight.dataflow.durable import write_durably
+from kernelsight.dataflow.durable import durable_file
 from kernelsight.errors import InvalidInput, nearest
 
 CATALOGUE = Path(__file__).resolve().parents[1] / "catalog" / "gpus.csv"
@@ -93,7 +93,8 @@ def differences(row: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> li
 def write_row(row: Mapping[str, Any], path: Path) -> None:
     """Write a device's row as JSON that ``--gpus`` takes."""
     text = json.dumps([dict(row)], indent=1) + "\n"
-    write_durably(path, lambda draft: draft.write_text(text, encoding="utf-8"))
+    with durable_file(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def _words(name: str) -> list[str]:

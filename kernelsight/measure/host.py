@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.dataflow.durable import write_durably
+from kernelsight.dataflow.durable import durable_file
 from kernelsight.errors import InvalidInput, RunFailed
 
 SEQUENCES, TOKENS, REPEATS = (1, 16, 64, 256), (16, 144), 3
@@ -70,7 +70,8 @@ def probe_vllm(path: Path, run: Run | None = None, version: str | None = None) -
     found = {"engine": "vllm", "engine_version": version, **measured}
     found["source"] = "kernelsight calibrate measure --host-probe: two layers of hidden size 256, GPU time inside"
     text = json.dumps(found, indent=1) + "\n"
-    write_durably(path, lambda draft: draft.write_text(text, encoding="utf-8"))
+    with durable_file(path) as draft:
+        draft.write_text(text, encoding="utf-8")
     return found
 
 

@@ -14,7 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.dataflow.durable import write_durably
+from kernelsight.dataflow.durable import durable_file
 from kernelsight.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -193,7 +193,8 @@ def write_table(table: pa.Table, target: Path) -> None:
         import pyarrow.parquet as pq
 
         try:
-            write_durably(target, lambda draft: pq.write_table(table, draft))
+            with durable_file(target) as draft:
+                pq.write_table(table, draft)
         except pa.ArrowException as error:
             raise InvalidInput(
                 f"{target} cannot hold these columns ({str(error).splitlines()[0]}); cast them, or use .csv or .json."
@@ -202,4 +203,5 @@ def write_table(table: pa.Table, target: Path) -> None:
 
 def write_text(text: str, target: Path) -> None:
     """Write a text file in UTF-8; whole or not at all."""
-    write_durably(target, lambda draft: draft.write_text(text, encoding="utf-8"))
+    with durable_file(target) as draft:
+        draft.write_text(text, encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelsight.dataflow.durable import draft_of, write_durably
+from kernelsight.dataflow.durable import draft_of, durable_file
 from kernelsight.errors import RunFailed
 
 
@@ -17,7 +17,8 @@ def test_a_file_is_synchronised_before_it_takes_its_place(tmp_path: Path, monkey
     sync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (done.append("sync"), sync(handle)))
     monkeypatch.setattr(os, "replace", lambda *paths: (done.append("replace"), replace(*paths)))
-    write_durably(tmp_path / "a.txt", lambda draft: draft.write_text("new"))
+    with durable_file(tmp_path / "a.txt") as draft:
+        draft.write_text("new")
     assert done == ["sync", "replace", "sync"]  # the file, then the folder that names it
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
@@ -25,13 +26,10 @@ def test_a_file_is_synchronised_before_it_takes_its_place(tmp_path: Path, monkey
 def test_an_error_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("old")
-
-    def write(draft: Path) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(RunFailed, match=r"a\.txt could not be written: No space left"), durable_file(path) as draft:
         draft.write_text("half")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with pytest.raises(RunFailed, match=r"a\.txt could not be written: No space left on device\."):
-        write_durably(path, write)
+        raise full
     with pytest.raises(KeyError), draft_of(path) as draft:
         draft.write_text("half")
         raise KeyError("not of the disk")
@@ -39,5 +37,6 @@ def test_an_error_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_a_failed_run(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match="could not be written: No such file or directory"):
-        write_durably(tmp_path / "none" / "a.txt", lambda draft: draft.write_text("new"))
+    path = tmp_path / "none" / "a.txt"
+    with pytest.raises(RunFailed, match="could not be written: No such file"), durable_file(path) as draft:
+        draft.write_text("new")
