@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.column import Column
 from kernelsight.dataflow.contract import Contract
 from kernelsight.scenario.run_info import run_facts
 from kernelsight.session import connect, embedded_facts
@@ -45,13 +46,16 @@ def with_a_change(table: pa.Table, contract: Contract) -> pa.Table:
 
 
 def row_of(contract: Contract) -> pa.Table:
-    """Return a table of one row, null wherever that is allowed."""
+    """Return a table of one row, null wherever that is allowed; what refers to a fact has the first name there."""
 
-    def value(kind: str) -> Any:
-        return {"string": "a", "bool": True, "list": [], "struct": {}}.get(kind.partition("<")[0], 1)
+    def value(column: Column) -> Any:
+        table, _, name = column.reference.partition(".")
+        if table in FACTS:
+            return embedded_facts()[table]()[name][0].as_py()
+        return {"string": "a", "bool": True, "list": [], "struct": {}}.get(column.type.partition("<")[0], 1)
 
     columns = {
-        column.name: pa.array([None if column.nullable else value(column.type)], column.arrow_type)
+        column.name: pa.array([None if column.nullable else value(column)], column.arrow_type)
         for column in contract.columns
     }
     return pa.table(columns)
