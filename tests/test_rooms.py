@@ -38,7 +38,8 @@ def module_of(path: Path) -> str:
 
 
 def room_of(module: str) -> str:
-    return (module.split(".") + ["__init__"])[1]
+    """Return the room of a module; what ``python -m`` starts is above all rooms, wherever it stands."""
+    return "__main__" if module.endswith(".__main__") else (module.split(".") + ["__init__"])[1]
 
 
 IMPORTS = {module_of(path): imports_of(path) for path in sorted(PACKAGE.rglob("*.py"))}
@@ -71,3 +72,8 @@ def test_predicting_imports_nothing_of_fitting() -> None:
             reached.add(module)
             waiting += IMPORTS.get(module, ())
     assert not {module for module in reached if room_of(module) == "fitting"}
+
+
+def test_the_command_line_alone_parses_words() -> None:
+    users = {path for path in PACKAGE.rglob("*.py") if "import argparse" in path.read_text(encoding="utf-8")}
+    assert {room_of(module_of(path)) for path in users} == {"cli"}

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernelsight.backtest.constants import Constants, group_of
+from kernelsight.backtest.constants import group_of
+from kernelsight.backtest.host_constants import Constants
 from kernelsight.backtest.serve import plan_runs, serve_runs
 
 if TYPE_CHECKING:

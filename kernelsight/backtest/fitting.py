@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.backtest.constants import NONE, Constants
+from kernelsight.backtest.host_constants import NONE, Constants
 from kernelsight.backtest.responses import Response, means_of
 
 Pair = tuple[Any, Response]

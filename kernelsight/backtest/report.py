@@ -7,7 +7,18 @@ from typing import Any
 
 from kernelsight.backtest.attribution import attribute
 from kernelsight.backtest.data_quality import signs_of
-from kernelsight.backtest.scores import GROUP, METRICS, concurrency_band, grouped, is_apart, score, scores, with_errors
+from kernelsight.backtest.scores import (
+    GROUP,
+    METRICS,
+    concurrency_band,
+    grouped,
+    is_apart,
+    repeats,
+    score,
+    scores,
+    with_errors,
+)
+from kernelsight.read.measured_runs import Runs
 
 AXES = {
     "gpu": lambda row: (row["gpu"],),
@@ -73,6 +84,18 @@ def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, fl
     if peer is not None:
         answer["peer"] = beside(served, peer)
     return answer
+
+
+def report_of(runs: Runs, rows: Sequence[Mapping[str, Any]], tier: str | None, peer: Mapping | None) -> dict[str, Any]:
+    """Return the report of replayed runs, with what was read and left out."""
+    return report(rows, peer) | {
+        "read": runs.read,
+        "excluded": [{"reason": reason, "n": count} for reason, count in runs.excluded],
+        "runs": len(rows),
+        "fitted_on": sum(row["fitting"] and not is_apart(row) for row in rows),
+        "repeated": len(repeats(rows)),
+        "tier": tier or "auto",
+    }
 
 
 def level_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict]:

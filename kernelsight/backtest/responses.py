@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kernelsight.backtest.constants import Constants, with_host
+from kernelsight.backtest.host_constants import Constants, with_host
 from kernelsight.backtest.serve import Planned, partitions
 from kernelsight.scenario.scenarios import give_plan
 

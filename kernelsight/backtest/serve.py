@@ -9,7 +9,7 @@ from kernelsight.scenario.scenarios import give_plan, plan_rows
 from kernelsight.sweeps.partitions import Partition
 
 if TYPE_CHECKING:
-    from kernelsight.backtest.constants import Constants
+    from kernelsight.backtest.host_constants import Constants
     from kernelsight.dataflow.session import Session
 
 # deployments whose knots are in memory at once
@@ -113,7 +113,7 @@ def partitions(planned: Sequence[Planned]) -> Iterator[Partition]:
 
 def _serve(session: Session, overheads: Mapping[str, Constants]) -> list[dict[str, Any]]:
     if overheads:
-        from kernelsight.backtest.constants import with_host
+        from kernelsight.backtest.host_constants import with_host
 
         session.give("host_settings", with_host(session.table("host_settings"), overheads.get), trusted=True)
     session.compute("scenario_summary", "kernel_breakdown")

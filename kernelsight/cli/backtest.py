@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kernelsight.backtest.acceptance import asks, fit_acceptance, planned_at, proposer_of
-from kernelsight.backtest.constants import LEVELS, Constants, constants_of, group_of
+from kernelsight.backtest.levels import check_levels, constant_rows
 from kernelsight.backtest.plots import check_picture, draw
-from kernelsight.backtest.recipes import flags_of
-from kernelsight.backtest.report import level_scores, report
-from kernelsight.backtest.responses import responses
-from kernelsight.backtest.scores import GROUP, METRICS, is_apart, is_fitting, repeats, with_errors
-from kernelsight.backtest.serve import Planned, host_versions, plan_runs, serve_runs
-from kernelsight.errors import InvalidInput, unknown
+from kernelsight.backtest.replay import replay
+from kernelsight.backtest.report import level_scores, report_of
+from kernelsight.backtest.scores import GROUP, METRICS
+from kernelsight.errors import InvalidInput
 from kernelsight.read.measured_runs import Runs, read_runs
-from kernelsight.report.output import as_json, as_text, check_ending, note, print_rows, terminal_width, write_table
-
-if TYPE_CHECKING:
-    from kernelsight.session import Session
+from kernelsight.report.output import (
+    as_json,
+    as_text,
+    check_ending,
+    note,
+    print_rows,
+    terminal_width,
+    write_table,
+    write_text,
+)
 
 SCORE_COLUMNS = (
     "scope",
@@ -31,134 +34,10 @@ SCORE_COLUMNS = (
 SHOWN = ("n", "ttft", "tpot", "throughput")
 
 
-def replay(
-    session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None = None, levels: Sequence[str] = ("shipped",)
-) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[tuple, Constants]]]:
-    """Return by level of host constants every run with its flags, its recipes, what was predicted, and its errors.
-
-    Beside them, by level, the constants of each group that were fitted on the fitting fifth (none with ``shipped``).
-    InvalidInput only for recipes that cannot be read: a run that cannot be simulated says so in its ``status``.
-    """
-    recipes = session.table("recipes").to_pylist()
-    experts = dict(zip(*(session.table("models")[name].to_pylist() for name in ("model", "experts")), strict=True))
-    stated = [flags_of(run, recipes) for run in runs]
-    flags = [{**flags, **({"tier": tier} if tier else {})} for flags, _ in stated]
-    planned = plan_runs(session, [planned_at(named, None) for named in flags])
-    told = [
-        {
-            **run,
-            "host_version": version,
-            "engine_version_used": named.get("engine_version") or f"newest ({version})",
-            **{"flags": named, "recipes": names, "fitting": is_fitting(run["run_id"])},
-            "is_moe": bool(experts.get(named["model"])),
-        }
-        for run, named, (_, names), version in zip(runs, flags, stated, host_versions(session, planned), strict=True)
-    ]
-    fitted = fit_levels(session, told, planned, levels)
-    state_acceptance(session, told, planned, fitted[levels[0]])
-    hosts = [[fitted[level].get(group_of(run)) for run in told] for level in levels]
-    served = serve_runs(session, planned, hosts)
-    scored = {
-        level: [scored_row(run, found) for run, found in zip(told, rows, strict=True)]
-        for level, rows in zip(levels, served, strict=True)
-    }
-    return scored, fitted
-
-
-def state_acceptance(
-    session: Session, runs: Sequence[dict[str, Any]], planned: list[Planned], constants: Mapping[tuple, Constants]
-) -> None:
-    """Set the rate of acceptance of runs that propose tokens and do not tell it: fitted on the fitting fifth."""
-    if not any(map(asks, runs)):
-        return
-    known = repeats(runs)
-    rates = fit_acceptance(session, [run for run in runs if run["run_id"] not in known], constants)
-    for number, run in enumerate(runs):
-        if asks(run) and proposer_of(run) in rates:
-            run["flags"] = planned_at(run["flags"], rates[proposer_of(run)])
-            [planned[number]] = plan_runs(session, [run["flags"]])
-        elif asks(run):
-            fault = "no run of the fitting fifth tells how many of the proposed tokens are accepted"
-            planned[number] = Planned([], None, fault)
-
-
-def fit_levels(
-    session: Session, runs: Sequence[Mapping[str, Any]], planned: Sequence[Planned], levels: Sequence[str]
-) -> dict[str, dict[tuple, Constants]]:
-    """Return by level the constants of each group; runs of the fitting fifth are simulated once for all levels.
-
-    Not fitted on: those that state the measurement of a scored run once more, and those whose acceptance of proposed
-    tokens is still to be fitted.
-    """
-    known = repeats(runs)
-    chosen = [
-        number
-        for number, run in enumerate(runs)
-        if run["fitting"] and not is_apart(run) and run["run_id"] not in known and not asks(run)
-    ]
-    if set(levels) <= {"shipped", "none"}:
-        chosen = []
-    elif not chosen:
-        raise InvalidInput(
-            f"--constants {levels[0]} fits host time to the runs whose id has a SHA-256 of 0 modulo 5 and that repeat "
-            f"no scored run, and none of the {len(runs)} is one; use --constants shipped."
-        )
-    found = responses(session, [planned[number] for number in chosen])
-    fitting = [runs[number] for number in chosen]
-    return {level: {} if level == "shipped" else constants_of(level, runs, fitting, found) for level in levels}
-
-
-def scored_row(run: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run with what was predicted, and the errors of it where it was served."""
-    row = {**run, **found}
-    if found["status"] == "served" and found.get("tpot_mean_ms") is not None:
-        row["errors"] = with_errors(run, found["ttft_mean_ms"], found["tpot_mean_ms"])
-    elif found["status"] == "served":
-        row["status"] = "no request could be served: longer than the model allows, or than the KV cache holds"
-    return row
-
-
-def check_levels(words: str) -> tuple[str, ...]:
-    """Return the levels of host constants that are asked for, the first being the one that is reported in full.
-
-    >>> check_levels("group,none")
-    ('group', 'none')
-    """
-    levels = tuple(dict.fromkeys(words.split(",")))
-    for level in levels:
-        if level not in LEVELS:
-            raise unknown("level of --constants", level, LEVELS, f"Known: {', '.join(LEVELS)}.")
-    return levels
-
-
-def report_of(runs: Runs, rows: Sequence[Mapping[str, Any]], tier: str | None, peer: Mapping | None) -> dict[str, Any]:
-    """Return the report of replayed runs, with what was read and left out."""
-    return report(rows, peer) | {
-        "read": runs.read,
-        "excluded": [{"reason": reason, "n": count} for reason, count in runs.excluded],
-        "runs": len(rows),
-        "fitted_on": sum(row["fitting"] and not is_apart(row) for row in rows),
-        "repeated": len(repeats(rows)),
-        "tier": tier or "auto",
-    }
-
-
-def constant_rows(fitted: Mapping[tuple, Constants], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the fitted constants of each group, with the version of the row of ``host_overheads`` that it takes."""
-    versions = {group_of(row): row["host_version"] for row in rows}
-    return [
-        {**dict(zip(GROUP, group, strict=True)), "host_version": versions[group], **found._asdict()}
-        for group, found in sorted(fitted.items(), key=lambda item: str(item[0]))
-    ]
-
-
 def _peer(tool: str | None, runs: Runs) -> dict[str, tuple[float, float]] | None:
     from kernelsight.backtest.peer import predictions
 
     return predictions(runs.table.to_pylist()) if tool else None
-
-
-# --- the verb ---------------------------------------------------------------------------------------------------------
 
 
 def run(arguments: Any) -> None:
@@ -195,9 +74,7 @@ def _write(answer: dict, rows: list[dict], target: Path) -> None:
     import pyarrow as pa
 
     if target.suffix == ".json":
-        draft = target.with_name(f".{target.name}.draft")
-        draft.write_text(as_json(answer) + "\n", encoding="utf-8")
-        draft.replace(target)
+        write_text(as_json(answer) + "\n", target)
         return
     flat = []
     for row in rows:

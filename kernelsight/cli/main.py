@@ -10,10 +10,10 @@ import sys
 from typing import NoReturn
 
 from kernelsight import __version__
+from kernelsight.cli.calibrate import measure
+from kernelsight.cli.options import add_flags
 from kernelsight.errors import KernelSightError, unknown
-from kernelsight.measure import command as measure
 from kernelsight.scenario import flags
-from kernelsight.scenario.flags import add_flags
 
 FORMATS = ("table", "json", "csv")
 
@@ -183,7 +183,10 @@ def _calibrate(verbs: argparse._SubParsersAction) -> None:
     verb.add_argument("--families", metavar="F,G", help="only these kernel families; left open: all")
     _out(verb, "the sweep: .parquet")
     verb = _verb(
-        parts, "measure", "time kernels of a suite on the running GPU, into sweep_points", "kernelsight.measure.command"
+        parts,
+        "measure",
+        "time kernels of a suite on the running GPU, into sweep_points",
+        "kernelsight.cli.calibrate.measure",
     )
     measure.add_flags(verb)
     _out(verb, "the sweep: .parquet (needed); its journal, to resume by, is kept beside it")
@@ -191,7 +194,7 @@ def _calibrate(verbs: argparse._SubParsersAction) -> None:
         parts,
         "device",
         "show what the running GPU tells of itself, beside the catalogue",
-        "kernelsight.measure.describe",
+        "kernelsight.cli.calibrate.device",
     )
     measure.add_device_flags(verb)
     _out(verb, "a row for --gpus: .json")

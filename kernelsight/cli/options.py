@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.errors import InvalidInput, unknown
-from kernelsight.read.rows import read_rows
-from kernelsight.report.output import note
-from kernelsight.scenario.flags import DEPLOYMENT_FLAGS, DRAFT_FLAGS, POOL_FLAGS, PREFILL_FLAGS
+from kernelsight.scenario.flags import DEPLOYMENT_FLAGS, DRAFT_FLAGS, POOL_FLAGS, PREFILL_FLAGS, Flag
 
 if TYPE_CHECKING:
     from kernelsight.session import Session
 
-# what a hypothetical GPU need not state
-UNSTATED = (
-    "compute_capability",
-    "bf16_flops_per_s",
-    "fp8_flops_per_s",
-    "fp4_flops_per_s",
-    "int8_flops_per_s",
-    "link_fabric",
-    "measured_as",
-    "estimated",
-)
-
 
 def open_session(arguments: Any) -> Session:
     """Return a session in memory, with the GPUs of --gpus, and what --host-overheads and --pack state."""
-    from kernelsight.report.output import progress
+    from kernelsight.report.output import note, progress
+    from kernelsight.scenario.given_facts import extend_gpus, give_host_overheads
     from kernelsight.session import connect
 
     session = connect()
     session.progress = progress
     if getattr(arguments, "gpus", None):
-        extend_gpus(session, Path(arguments.gpus))
+        path = Path(arguments.gpus)
+        for name in extend_gpus(session, path):
+            note(f"{path.name}: its row {name} stands for the catalogue's GPU of that name")
     if getattr(arguments, "host_overheads", None):
         give_host_overheads(session, Path(arguments.host_overheads))
     if getattr(arguments, "pack", None):
@@ -50,87 +39,22 @@ def deployment_flags(arguments: Any) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
 
 
-def extend_gpus(session: Session, path: Path) -> None:
-    """Add the GPUs of a CSV or JSON file to the catalogue's.
-
-    A row that has the name of a catalogue GPU, or names one as ``like``, takes from it what it does not state, and
-    its fit (``measured_as``). InvalidInput: the file cannot be read, or a new GPU lacks columns (all of them listed).
-    """
-    known = {row["gpu"]: row for row in session.table("gpus").to_pylist()}
-    columns = [column.name for column in session.graph.known("gpus").columns]
-    texts = {column.name for column in session.graph.known("gpus").columns if column.type == "string"} | {"like"}
-    rows = []
-    for number, stated in enumerate(read_rows(path, texts, "--gpus", "GPU"), start=1):
-        name = stated.get("gpu")
-        if not name:
-            raise InvalidInput(f"{path}, GPU {number}: it has no name; give the field gpu.")
-        if not isinstance(name, str):
-            raise InvalidInput(f"{path}, GPU {number}: its name is {name!r}; give a text.")
-        like = stated.pop("like", None)
-        if like is not None and str(like) not in known:
-            raise unknown("GPU", str(like), known, f"{path} names it as like.")
-        base = known.get(like or name, {})
-        plain = {"name": name, "vendor": "nvidia", "architecture": "hypothetical", "source": f"given in {path.name}"}
-        row = {**({} if base else plain), **base, **stated, "source": stated.get("source", f"given in {path.name}")}
-        row["measured_as"] = stated.get("measured_as", base.get("measured_as") or base.get("gpu"))
-        if row["measured_as"] is not None and str(row["measured_as"]) not in {name, *known}:
-            raise unknown("GPU", str(row["measured_as"]), known, f"{path} names it as measured_as.")
-        missing = [column for column in columns if row.get(column) is None and column not in UNSTATED]
-        if missing:
-            raise InvalidInput(
-                f"{path}, GPU {name}: the fields {', '.join(missing)} are missing; state them, or name a "
-                "catalogue GPU as like."
-            )
-        _refuse_implausible(row, path)
-        if name in known:
-            note(f"{path.name}: its row {name} stands for the catalogue's GPU of that name")
-        rows.append(row)
-    session.extend("gpus", _without_strange(rows, columns, path))
-
-
-def _refuse_implausible(row: dict[str, Any], path: Path) -> None:
-    """Refuse rates and sizes below one byte, operation or cycle (a second): they would overflow every latency."""
-    for name, value in row.items():
-        rate = name.endswith(("_per_s", "_hz", "_bytes")) and isinstance(value, int | float)
-        if rate and value < 1:
-            raise InvalidInput(f"{path}, GPU {row['gpu']}: {name} is {value}; give at least 1.")
-
-
-def _without_strange(rows: list[dict[str, Any]], columns: list[str], path: Path) -> list[dict[str, Any]]:
-    for row in rows:
-        for name in row:
-            if name not in columns:
-                raise unknown("column of gpus", name, columns, f"{path} states it.")
-    return rows
-
-
-def give_host_overheads(session: Session, path: Path) -> None:
-    """Put the rows of a CSV or JSON file in the place of those that the catalogue has of their engines.
-
-    What a row leaves out it takes from the newest row of its engine, and stays assumed; one that states every figure
-    is as good as measured. A time per request alone is all that the front end takes. InvalidInput: the file cannot be
-    read, or a value does not fit its column.
-    """
-    columns = session.graph.known("host_overheads").columns
-    there = session.table("host_overheads").to_pylist()
-    newest = {row["engine"]: row for row in there}
-    figures = [column.name for column in columns if column.type in ("float64", "bool")]
-    texts = {column.name for column in columns if column.type == "string"}
-    rows = []
-    for number, stated in enumerate(read_rows(path, texts, "--host-overheads", "row of host overheads"), start=1):
-        engine = stated.get("engine")
-        if engine is None:
-            raise InvalidInput(f"{path}, row {number}: it names no engine; give the field engine.")
-        if str(engine) not in newest:
-            raise unknown("engine", str(engine), newest, f"{path} names it.")
-        strange = [name for name in stated if name not in {column.name for column in columns}]
-        if strange:
-            raise unknown("column of host_overheads", strange[0], [column.name for column in columns])
-        if "request_us" in stated:
-            stated = {"per_prompt_token_us": 0.0} | stated
-        own = {"from_version": "0", "source": f"given in {path.name}", "assumed": None}
-        if not set(figures) <= stated.keys():
-            own["assumed"] = newest[engine]["assumed"]
-        rows.append({**newest[engine], **own, **stated})
-    kept = [row for row in there if row["engine"] not in {row["engine"] for row in rows}]
-    session.give("host_overheads", kept + rows)
+def add_flags(group: argparse._ActionsContainer, flags: tuple[Flag, ...], required: tuple[str, ...] = ()) -> None:
+    """Declare flags to a parser; what is left open is None."""
+    for flag in flags:
+        how: dict[str, Any] = {"dest": flag.name, "help": flag.help}
+        if flag.kind == "switch":
+            how |= {"action": argparse.BooleanOptionalAction, "default": None}
+        elif flag.kind == "yes":
+            how |= {"action": "store_true", "default": None}
+        else:
+            how["metavar"] = flag.metavar
+            if flag.kind == "whole":
+                how["type"] = int
+            elif flag.choices:
+                how["choices"] = flag.choices
+            elif flag.kind not in ("text", "version"):
+                how["type"] = float
+            if flag.name in required:
+                how["required"] = True
+        group.add_argument(*flag.options, **how)

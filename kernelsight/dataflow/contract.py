@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from kernelsight.dataflow.column import Column
 from kernelsight.dataflow.engine import quote
 from kernelsight.dataflow.types import arrow_type, duckdb_type
 from kernelsight.dataflow.violations import cast_column, check_faults, duplicate_fault, value_fault
@@ -30,25 +31,6 @@ _COLUMN_FIELDS = {
     "reference": str,
     "check": str,
 }
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of a contract; ``check`` is a SQL boolean over the row, ``reference`` a ``table.column``."""
-
-    name: str
-    type: str
-    doc: str
-    nullable: bool = False
-    unit: str = ""
-    key: bool = False
-    reference: str = ""
-    check: str = ""
-
-    @cached_property
-    def arrow_type(self) -> pa.DataType:
-        """The Arrow type that ``type`` names."""
-        return arrow_type(self.type)
 
 
 @dataclass(frozen=True)

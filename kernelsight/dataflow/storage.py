@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import duckdb
 import pyarrow as pa
 
 from kernelsight.dataflow.contract import Contract, ddl
+from kernelsight.dataflow.durable import draft_of
 from kernelsight.dataflow.engine import first_line, quote
 from kernelsight.errors import InvalidInput, RunFailed
 
@@ -52,6 +52,7 @@ def change_tables(
     try:
         _change_tables(connection, alias, contracts, written, dropped)
     except duckdb.Error as error:
+        _stop_if_interrupted(error)
         raise RunFailed(f"the tables {', '.join(written)} could not be written: {first_line(error)}.") from None
 
 
@@ -96,32 +97,31 @@ def save_file(path: Path, contracts: Mapping[str, Contract], tables: Mapping[str
     folder = path.resolve().parent
     if not folder.is_dir():
         raise InvalidInput(f"{path} cannot be written: there is no folder {folder}.")
-    draft = folder / f".{path.name}.{os.getpid()}.draft"
-    draft.unlink(missing_ok=True)
+    try:
+        with draft_of(path) as draft:
+            _write_database(draft, contracts, tables)
+    except (OSError, duckdb.Error, InvalidInput) as error:
+        _stop_if_interrupted(error)
+        why = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0].rstrip(".")
+        raise RunFailed(f"{path} could not be written: {why}.") from None
+
+
+def _stop_if_interrupted(error: Exception) -> None:
+    """Raise KeyboardInterrupt where DuckDB has wrapped it: a Ctrl-C while it reads an Arrow table."""
+    if "KeyboardInterrupt" in str(error):
+        raise KeyboardInterrupt from None
+
+
+def _write_database(path: Path, contracts: Mapping[str, Contract], tables: Mapping[str, pa.Table]) -> None:
     # A database of its own: a name attached on the shared one could be taken by another thread.
     connection = duckdb.connect(":memory:")
     try:
-        attach(connection, draft, "draft", read_only=False)
+        attach(connection, path, "draft", read_only=False)
         _change_tables(connection, "draft", contracts, tables)
         connection.execute("detach draft")
-        _synchronise(draft)
-        os.replace(draft, path)
-        _synchronise(folder)
-    except (OSError, duckdb.Error, InvalidInput) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0].rstrip(".")
-        raise RunFailed(f"{path} could not be written: {why}.") from None
     finally:
         connection.close()
-        draft.unlink(missing_ok=True)
-        draft.with_name(f"{draft.name}.wal").unlink(missing_ok=True)
-
-
-def _synchronise(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        path.with_name(f"{path.name}.wal").unlink(missing_ok=True)
 
 
 def _literal(path: Path) -> str:

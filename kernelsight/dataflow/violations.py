@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.dataflow.column import Column
 from kernelsight.dataflow.engine import private_cursor, quote
 from kernelsight.dataflow.types import can_become, is_finite, parts, type_name
 from kernelsight.errors import dangling_reference
-
-if TYPE_CHECKING:
-    from kernelsight.dataflow.contract import Column
 
 
 def cast_column(found: pa.ChunkedArray, column: Column) -> tuple[pa.ChunkedArray | None, str]:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kernelsight.dataflow.contract import conform
+from kernelsight.dataflow.durable import durable_file
 from kernelsight.errors import InvalidInput
 from kernelsight.kernels.forms import PATH, Coefficient, Node, names_at
 
@@ -77,12 +78,8 @@ def write_pack(rows: pa.Table, path: Path) -> None:
     """Write a pack: sorted by its key, so that equal fits give equal bytes."""
     key = [column.name for column in _contract().columns if column.key]
     rows = rows.sort_by([(name, "ascending") for name in key])
-    draft = path.with_name(f".{path.name}.draft")
-    try:
+    with durable_file(path) as draft:
         pq.write_table(rows, draft, compression="zstd", compression_level=12)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def correction_arrays(rows: Sequence[Mapping[str, Any]]) -> list[dict]:

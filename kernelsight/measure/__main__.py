@@ -2,7 +2,7 @@
 
 import sys
 
-from kernelsight.measure.command import main
+from kernelsight.cli.calibrate.measure import main
 
 if __name__ == "__main__":
     sys.exit(main())

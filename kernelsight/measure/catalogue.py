@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kernelsight.dataflow.durable import durable_file
 from kernelsight.errors import InvalidInput, nearest
 
 CATALOGUE = Path(__file__).resolve().parents[1] / "catalog" / "gpus.csv"
@@ -91,7 +92,9 @@ def differences(row: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> li
 
 def write_row(row: Mapping[str, Any], path: Path) -> None:
     """Write a device's row as JSON that ``--gpus`` takes."""
-    path.write_text(json.dumps([dict(row)], indent=1) + "\n", encoding="utf-8")
+    text = json.dumps([dict(row)], indent=1) + "\n"
+    with durable_file(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def _words(name: str) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from kernelsight.dataflow.durable import durable_file
 from kernelsight.errors import InvalidInput, RunFailed
 
 SEQUENCES, TOKENS, REPEATS = (1, 16, 64, 256), (16, 144), 3
@@ -68,7 +69,9 @@ def probe_vllm(path: Path, run: Run | None = None, version: str | None = None) -
         raise RunFailed(f"--host-probe: vLLM gave up ({told}); {path} was not written.") from error
     found = {"engine": "vllm", "engine_version": version, **measured}
     found["source"] = "kernelsight calibrate measure --host-probe: two layers of hidden size 256, GPU time inside"
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(found, indent=1) + "\n"
+    with durable_file(path) as draft:
+        draft.write_text(text, encoding="utf-8")
     return found
 
 

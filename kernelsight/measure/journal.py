@@ -17,6 +17,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kernelsight.dataflow.durable import draft_of
 from kernelsight.errors import InvalidInput
 from kernelsight.measure.rows import sweep_schema
 
@@ -125,12 +126,8 @@ class Journal:
         rejected = [{"gpu": gpu, "reason": reason, "n": n} for reason, n in counts.items()]
         table = pa.Table.from_pylist(rows, sweep_schema())
         table = table.replace_schema_metadata({REJECTED: json.dumps(rejected)})
-        draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
-        try:
+        with draft_of(target) as draft:
             pq.write_table(table, draft, compression="zstd")
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
 
     def _keep(self, record: Mapping[str, Any]) -> None:
         row = {name: record[name] for name in record if name not in ("point", "failure")}

@@ -14,8 +14,8 @@ from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.measure.device import CannotMeasure, Device, DeviceLost, Identity, Kernel, Replay
 from kernelsight.measure.journal import Journal, journal_path, locked, read_journal
 from kernelsight.measure.rows import row_of, versions_of
-from kernelsight.measure.suite import Point, Suite
-from kernelsight.measure.timing import HOPELESS_POINTS, SLOWED_FAULT, Rule, Timing, Watch, replayed, time_replays
+from kernelsight.measure.suite import Point, Rule, Suite
+from kernelsight.measure.timing import HOPELESS_POINTS, SLOWED_FAULT, Timing, Watch, replayed, time_replays
 
 # launches of one replay together, in microseconds: far above the resolution of the clock, far below what heats
 REPLAY_US = 1000.0

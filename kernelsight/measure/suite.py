@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from kernelsight.dataflow.locations import folder
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.measure.families import FAMILIES, Family
-from kernelsight.measure.timing import Rule
 
 CACHES = ("cold", "warm")
 # no size of a kernel is larger: a slip of the pen would fill the memory
@@ -42,6 +41,18 @@ class Point(NamedTuple):
     def key(self) -> str:
         """What tells this point from every other, the same in every run."""
         return json.dumps([self.family, self.implementation, self.dtype, self.cache, self.shape])
+
+
+class Rule(NamedTuple):
+    """When a point is done: its median is known to ``relative_error``, or samples or seconds have run out."""
+
+    relative_error: float = 0.005
+    least_samples: int = 20
+    most_samples: int = 1000
+    most_seconds: float = 2.0
+    block: int = 10
+    most_repeats: int = 20
+    cool_seconds: float = 1.0
 
 
 class Suite(NamedTuple):

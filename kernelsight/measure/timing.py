@@ -8,12 +8,12 @@ besides its launches (the gap before it, or the flush of L2) cancels. The relati
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from kernelsight.measure.device import Device, Readings, Replay
+from kernelsight.measure.device import Device, Readings, Replay
+from kernelsight.measure.suite import Rule
 
 MEDIAN_ERROR = 1.2533
 ROBUST_SIGMA = 1.4826
@@ -29,18 +29,6 @@ HOPELESS_POINTS = 3
 # a median whose relative standard error stays above this is not fitted on
 TOO_NOISY = 0.05
 SLOWED_FAULT = "slowed by heat or a power brake"
-
-
-class Rule(NamedTuple):
-    """When a point is done: its median is known to ``relative_error``, or samples or seconds have run out."""
-
-    relative_error: float = 0.005
-    least_samples: int = 20
-    most_samples: int = 1000
-    most_seconds: float = 2.0
-    block: int = 10
-    most_repeats: int = 20
-    cool_seconds: float = 1.0
 
 
 class Timing(NamedTuple):

@@ -9,12 +9,13 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.dataflow.durable import durable_file
+from kernelsight.errors import InvalidInput
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -184,27 +185,23 @@ def write_table(table: pa.Table, target: Path) -> None:
     """Write an Arrow table as Parquet, CSV or JSON by the path's ending; whole or not at all."""
     columns = table.column_names
     if target.suffix == ".csv":
-        _replace(target, lambda draft: draft.write_text(as_csv(table.to_pylist(), columns), encoding="utf-8"))
+        write_text(as_csv(table.to_pylist(), columns), target)
     elif target.suffix == ".json":
-        _replace(target, lambda draft: draft.write_text(as_json(table.to_pylist()) + "\n", encoding="utf-8"))
+        write_text(as_json(table.to_pylist()) + "\n", target)
     else:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         try:
-            _replace(target, lambda draft: pq.write_table(table, draft))
+            with durable_file(target) as draft:
+                pq.write_table(table, draft)
         except pa.ArrowException as error:
             raise InvalidInput(
                 f"{target} cannot hold these columns ({str(error).splitlines()[0]}); cast them, or use .csv or .json."
             ) from None
 
 
-def _replace(target: Path, write: Callable[[Path], object]) -> None:
-    draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
-    try:
-        write(draft)
-        os.replace(draft, target)
-    except OSError as error:
-        raise RunFailed(f"{target} could not be written: {error.strerror or str(error).splitlines()[0]}.") from None
-    finally:
-        draft.unlink(missing_ok=True)
+def write_text(text: str, target: Path) -> None:
+    """Write a text file in UTF-8; whole or not at all."""
+    with durable_file(target) as draft:
+        draft.write_text(text, encoding="utf-8")

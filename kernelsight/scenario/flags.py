@@ -5,7 +5,6 @@ A flag's name is a column of a grid; its kind tells which values it takes; ``col
 
 from __future__ import annotations
 
-import argparse
 import math
 import numbers
 from collections.abc import Mapping
@@ -332,27 +331,6 @@ ALIASES = {
     for option in flag.options
     if (alias := option.lstrip("-").replace("-", "_")) != flag.name
 } | {"ep": "expert_parallel_size"}
-
-
-def add_flags(group: argparse._ActionsContainer, flags: tuple[Flag, ...], required: tuple[str, ...] = ()) -> None:
-    """Declare flags to a parser; what is left open is None."""
-    for flag in flags:
-        how: dict[str, Any] = {"dest": flag.name, "help": flag.help}
-        if flag.kind == "switch":
-            how |= {"action": argparse.BooleanOptionalAction, "default": None}
-        elif flag.kind == "yes":
-            how |= {"action": "store_true", "default": None}
-        else:
-            how["metavar"] = flag.metavar
-            if flag.kind == "whole":
-                how["type"] = int
-            elif flag.choices:
-                how["choices"] = flag.choices
-            elif flag.kind not in ("text", "version"):
-                how["type"] = float
-            if flag.name in required:
-                how["required"] = True
-        group.add_argument(*flag.options, **how)
 
 
 # kind: whether a value is inside, and what to give instead

@@ -6,8 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kernelsight.backtest.constants import NONE, Constants, constants_of, with_host
+from kernelsight.backtest.constants import constants_of
 from kernelsight.backtest.fitting import fit, fit_near, loss
+from kernelsight.backtest.host_constants import NONE, Constants, with_host
 from kernelsight.backtest.responses import GRID, Response, means_of
 
 TRUTH = Constants(0.6, 30.0, 20.0, eager_launch_us=45.0, per_prompt_token_us=4.0)

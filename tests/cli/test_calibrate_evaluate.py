@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from kernelsight.cli.calibrate import evaluate as calibrate_evaluate
-from kernelsight.cli.calibrate.evaluate import COLUMNS, split_of
+from kernelsight.cli.calibrate.evaluate import split_of
 from kernelsight.errors import InvalidInput
+from kernelsight.fitting.scores import COLUMNS
 from kernelsight.fitting.splits import HEADLINE_TRAIN
 from tests.fitting.measured import gemm, write
 

@@ -135,6 +135,26 @@ def test_keys_that_stay_in_l2_are_read_faster_and_a_whole_l2_keeps_more() -> Non
     assert whole < 0.9 * halves
 
 
+def test_a_window_costs_what_a_cache_of_its_size_does() -> None:
+    sizes = {"batch": 48.0, "context": 99_999.0, "heads": 32.0, "kv_heads": 8.0, "head_dim": 128.0, "window": 1024.0}
+    windowed, short = (
+        {name: np.array([value]) for name, value in one.items()}
+        for one in (sizes, {**sizes, "context": 1023.0, "window": 0.0})
+    )
+    found, expected = (latency("decode_attention", work(one), H100, STARTS) for one in (windowed, short))
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("gpu", "factor"), [(H100, 1.08), (L40S, 1.21)])
+def test_the_largest_caches_take_longer_than_the_peak_bandwidth_by_what_dram_loses(gpu: dict, factor: float) -> None:
+    sizes = {
+        "batch": 512.0, "context": 131071.0, "heads": 8.0, "kv_heads": 8.0, "head_dim": 128.0, "window": 0.0,
+    }  # fmt: skip
+    call = work({name: np.array([value]) for name, value in sizes.items()})
+    found = latency("decode_attention", call, gpu, {**STARTS, "streams": 0.0})
+    assert found == pytest.approx(factor * call["bytes"] / gpu["memory_bytes_per_us"], rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("structure", "group", "window", "passes"),
     [

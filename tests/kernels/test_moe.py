@@ -153,6 +153,15 @@ def test_a_small_batch_reads_its_experts_at_the_memory_rate() -> None:
     assert 1.0 < latency(call, gpu)[0] / least_us < 1.35
 
 
+def test_a_large_batch_runs_all_its_products_at_the_tensor_rate() -> None:
+    """262,144 tokens through 2 of 8 experts: 3 x 2 x 262,144 x 2 x 4096 x 14336 FLOP in 187 ms at 989.4 TFLOP/s."""
+    gpu, call = hardware("h100_sxm"), calls(np.array([262_144.0]), (4096, 14336, 2, 8, 1))
+    least_us = call["flops"][0] / gpu["math_flops_per_us"]
+    assert least_us == pytest.approx(186_700.0, rel=0.01)
+    nothing_else = {"compute_efficiency": 1.0, "l2_bytes_per_clock": 1e9, "tile_overhead_us": 0.0, "moved_factor": 0.0}
+    assert latency(call, gpu, **nothing_else)[0] / least_us == pytest.approx(1.0, rel=0.01)
+
+
 def test_weights_that_stay_in_l2_are_read_faster() -> None:
     """A sweep that repeats one even routing of few tokens; 100 MB of L2 hold two experts of 9 MB, not eight of 350."""
     gpu = hardware("l40s")

@@ -165,6 +165,37 @@ def test_reduce_scattered_experts_are_summed_over_tensor_parallel_ranks(ask):
     assert "full_moe.ffn_all_reduce" not in {call["call"] for call in exchanged}
 
 
+@pytest.mark.parametrize(
+    ("model", "engine", "parallel", "summed"),
+    [
+        ("qwen3-235b-a22b", "trtllm", {"tp": 4, "ep": 4}, True),  # the experts of a token lie on several GPUs
+        ("qwen3-235b-a22b", "trtllm", {"tp": 2, "dp": 2}, True),  # every GPU has a part of the width of each expert
+        ("qwen3-235b-a22b", "trtllm", {"tp": 2, "dp": 2, "ep": 4}, False),  # the all-to-all brings whole sums back
+        ("deepseek-v3", "trtllm", {"tp": 2, "dp": 2, "ep": 4}, True),  # but those of the shared expert
+        ("qwen3-235b-a22b", "vllm", {"tp": 2, "dp": 2, "ep": 4}, True),  # a reduce-scatter leaves a part on each GPU
+        ("qwen3-235b-a22b", "vllm", {"dp": 4, "ep": 4}, False),  # one GPU has all of a token's hidden state
+    ],
+)
+def test_expert_outputs_are_summed_where_no_exchange_has_done_it(ask, model, engine, parallel, summed):
+    calls = {
+        call["call"]: call for call in ask("all_reduce_calls", {"model": model, "engine": engine, **parallel}, **STEP)
+    }
+    kind = "full_moe" if model.startswith("qwen3") else "mla_moe"
+    assert (f"{kind}.ffn_all_reduce" in calls) == summed
+    if summed:
+        call = calls[f"{kind}.ffn_all_reduce"]
+        width, layers = (4096, 94) if model.startswith("qwen3") else (7168, 58)
+        assert (call["count"], call["bytes"], call["group_size"]) == (layers, 2 * TOKENS * width, parallel["tp"])
+
+
+def test_experts_that_are_sharded_by_width_gather_tokens_whatever_the_engine(ask):
+    stated = {"model": "qwen3-235b-a22b", "dp": 4, "engine": "trtllm"}
+    calls = [call for call in ask("kernel_calls", stated, **STEP) if call["family"] in COLLECTIVES]
+    assert {(call["family"], call["name"]) for call in calls} == {
+        ("all_gather", "moe_dispatch"), ("reduce_scatter", "moe_combine"),
+    }  # fmt: skip
+
+
 def test_all_to_all_sends_a_token_once_to_each_rank_of_its_experts(ask):
     stated = {"model": "qwen3-235b-a22b", "dp": 4, "ep": 4, "engine": "trtllm"}
     calls = [call for call in ask("kernel_calls", stated, **STEP) if call["family"] in COLLECTIVES]

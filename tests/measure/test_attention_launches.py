@@ -15,8 +15,8 @@ from kernelsight.measure.cuda.device import open_gpu
 from kernelsight.measure.device import CannotMeasure
 from kernelsight.measure.rows import row_of
 from kernelsight.measure.run import measure_suite, time_point
-from kernelsight.measure.suite import Point, read_suite
-from kernelsight.measure.timing import Rule, Watch
+from kernelsight.measure.suite import Point, Rule, read_suite
+from kernelsight.measure.timing import Watch
 from tests.measure import fake_cupy, fake_libraries
 from tests.measure.fake_cupy import LAUNCH_US, State
 

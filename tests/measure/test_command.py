@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from kernelsight.cli.calibrate import measure
 from kernelsight.cli.main import main
-from kernelsight.measure import command
 from tests.measure.simulated import ROW, Simulated
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ def test_a_suite_is_measured_and_summed_up_by_family(
 ) -> None:
     (tmp_path / "mine.json").write_text(json.dumps(SUITE))
     device = Simulated(lambda point: 9.0, fails=lambda point: point.family == "prefill_attention")
-    monkeypatch.setattr(command, "open_device", lambda arguments: device)
+    monkeypatch.setattr(measure, "open_device", lambda arguments: device)
     words = ["calibrate", "measure", "--suite", str(tmp_path / "mine.json"), "-o", str(tmp_path / "sweep.parquet")]
     row = tmp_path / "row.json"
     assert main([*words, "--format", "json", "--device-row", str(row)]) == 0
@@ -46,13 +46,13 @@ def test_a_suite_is_measured_and_summed_up_by_family(
     assert main(words) == 2
     assert "add --resume to go on" in capsys.readouterr().err
     assert main([*words, "--resume", "--time-limit", "1"]) == 0
-    assert command.main(["--suite", str(tmp_path / "mine.json"), "-o", str(tmp_path / "again.parquet")]) == 0
+    assert measure.main(["--suite", str(tmp_path / "mine.json"), "-o", str(tmp_path / "again.parquet")]) == 0
 
 
 def test_a_device_is_shown_beside_the_catalogue_and_written_as_a_row(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "open_device", lambda arguments: Simulated(lambda point: 9.0))
+    monkeypatch.setattr(measure, "open_device", lambda arguments: Simulated(lambda point: 9.0))
     target = tmp_path / "row.json"
     assert main(["calibrate", "device", "-o", str(target), "--format", "json"]) == 0
     printed = capsys.readouterr()
@@ -74,7 +74,7 @@ def test_an_unforeseen_error_is_the_reason_of_its_point_alone(
             return super().prepare(point)
 
     (tmp_path / "mine.json").write_text(json.dumps(SUITE))
-    monkeypatch.setattr(command, "open_device", lambda arguments: Faulty(lambda point: 9.0))
+    monkeypatch.setattr(measure, "open_device", lambda arguments: Faulty(lambda point: 9.0))
     words = ["calibrate", "measure", "--suite", str(tmp_path / "mine.json"), "-o", str(tmp_path / "sweep.parquet")]
     assert main([*words, "--format", "json"]) == 0
     [norm, attention] = json.loads(capsys.readouterr().out)
@@ -86,7 +86,7 @@ def test_a_run_that_is_stopped_says_how_it_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.json").write_text(json.dumps(SUITE))
-    monkeypatch.setattr(command, "open_device", lambda arguments: Simulated(lambda point: 9.0, killed_at=2))
+    monkeypatch.setattr(measure, "open_device", lambda arguments: Simulated(lambda point: 9.0, killed_at=2))
     words = ["calibrate", "measure", "--suite", str(tmp_path / "mine.json"), "-o", str(tmp_path / "sweep.parquet")]
     assert main(words) == 1
     assert "sweep.parquet holds what was measured, and --resume goes on" in capsys.readouterr().err
@@ -108,7 +108,7 @@ def test_measuring_imports_numpy_and_pyarrow_alone() -> None:
     ask = """
 import sys
 from pathlib import Path
-import kernelsight.measure.command, kernelsight.measure.run, kernelsight.measure.cuda.kernels
+import kernelsight.cli.calibrate.measure, kernelsight.measure.run, kernelsight.measure.cuda.kernels
 import kernelsight.measure.cuda.device, kernelsight.report.output
 from kernelsight.measure.suite import read_suite
 from tests.measure.simulated import ROW, Simulated

@@ -7,13 +7,14 @@ import pytest
 
 from kernelsight.errors import InvalidInput
 from kernelsight.fitting.training import WORK, call_rows
-from kernelsight.measure.cuda.device import MOST_COPIES, open_gpu
+from kernelsight.measure.cuda.device import open_gpu
+from kernelsight.measure.cuda.gpu import MOST_COPIES
 from kernelsight.measure.device import FLUSH_CACHES, CannotMeasure, DeviceLost
 from kernelsight.measure.families import FAMILIES, number_formats
 from kernelsight.measure.rows import sweep_schema
 from kernelsight.measure.run import time_point
-from kernelsight.measure.suite import Point
-from kernelsight.measure.timing import Rule, Watch
+from kernelsight.measure.suite import Point, Rule
+from kernelsight.measure.timing import Watch
 from tests.measure import fake_cupy
 from tests.measure.fake_cupy import LAUNCH_US, State
 

@@ -22,8 +22,8 @@ from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.measure.journal import journal_path, locked, read_journal
 from kernelsight.measure.rows import sweep_schema
 from kernelsight.measure.run import Outcome, measure_suite
-from kernelsight.measure.suite import Suite, suite_of
-from kernelsight.measure.timing import HOPELESS_POINTS, SLOWED_FAULT, Rule
+from kernelsight.measure.suite import Rule, Suite, suite_of
+from kernelsight.measure.timing import HOPELESS_POINTS, SLOWED_FAULT
 from tests.measure import killed
 from tests.measure.simulated import Simulated, SimulatedReplay
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kernelsight.catalog.tables import facts
-from kernelsight.cli.calibrate.plan import _positions, _seconds, measurable, seen_of
 from kernelsight.cli.main import main
+from kernelsight.measure.plan import _positions, _seconds, measurable, seen_of
 from kernelsight.measure.suite import read_suite
 
 

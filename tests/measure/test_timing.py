@@ -7,7 +7,8 @@ import math
 import pytest
 
 from kernelsight.measure.run import time_point
-from kernelsight.measure.timing import Rule, Timing, Watch
+from kernelsight.measure.suite import Rule
+from kernelsight.measure.timing import Timing, Watch
 from tests.measure.simulated import CLOCK_HZ, EAGER_US, GAP_US, Simulated, any_point
 
 RULE = Rule()

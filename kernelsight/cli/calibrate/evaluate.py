@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight.errors import InvalidInput
+from kernelsight.fitting.scores import COLUMNS, score_rows
 from kernelsight.fitting.splits import HEADLINE_TRAIN, SITES_OF_A_GOAL, Split
-
-BASELINES = ("roofline", "roofline_waves", "affine_roofline", "nearest_gpu")
-COLUMNS = ("scope", "family", "dtype", "shapes", "n", "mape", "median_ape", "p90_ape", "time_weighted_ape")
-COLUMNS += ("bias", "coverage_90", "width_90", *(f"{name}_mape" for name in BASELINES))
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -61,7 +58,7 @@ def show(result: Mapping[str, Any], form: str, target: Path | None) -> None:
     """Print the report, and write it to a file: .json whole, .csv and .parquet its scores."""
     import pyarrow as pa
 
-    from kernelsight.report.output import as_json, note, print_rows, write_table
+    from kernelsight.report.output import as_json, note, print_rows, write_table, write_text
 
     rows = score_rows(result)
     if form == "json":
@@ -71,40 +68,6 @@ def show(result: Mapping[str, Any], form: str, target: Path | None) -> None:
         for rejected in result["rejected"]:
             note(f"rejected {rejected['n']:,}: {rejected['reason']}")
     if target and target.suffix == ".json":
-        draft = target.with_name(f".{target.name}.draft")
-        draft.write_text(as_json(result) + "\n", encoding="utf-8")
-        draft.replace(target)
+        write_text(as_json(result) + "\n", target)
     elif target:
         write_table(pa.Table.from_pylist([{name: row.get(name) for name in COLUMNS} for row in rows]), target)
-
-
-def score_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return one row for each scope, cell and set of shapes: its metrics, and the MAPE of each baseline.
-
-    Scope: overall, pooled, unseen_implementation; covered (all rows of a cell), seen and unseen (its two parts),
-    uncovered.
-    """
-    rows = _pair_rows("overall", result["overall"], result["overall_baselines"])
-    for scope in ("pooled", "unseen_implementation"):
-        rows += _pair_rows(scope, result[scope])
-    for cell in result["families"]:
-        named = {"family": cell["family"], "dtype": cell["dtype"]}
-        for scope, part in (("covered", cell), ("seen", cell["seen"]), ("unseen", cell["unseen"])):
-            if part["grid"]["n"]:
-                rows += [named | row for row in _pair_rows(scope, part, part["baselines"])]
-    for cell in result["uncovered"]:
-        named = {"family": cell["family"], "dtype": cell["dtype"]}
-        rows += [named | row for row in _pair_rows("uncovered", cell, cell["baselines"])]
-    return rows
-
-
-def _pair_rows(scope: str, pair: Mapping[str, Any], baselines: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-    return [
-        {
-            "scope": scope,
-            "shapes": shapes,
-            **pair[shapes],
-            **{f"{name}_mape": one[shapes]["mape"] for name, one in (baselines or {}).items()},
-        }
-        for shapes in ("grid", "serving")
-    ]

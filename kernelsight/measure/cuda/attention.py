@@ -10,14 +10,12 @@ import importlib.metadata
 import math
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from kernelsight.measure.cuda.buffers import Memory, Prepared
+from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.device import CannotMeasure
 from kernelsight.measure.suite import Point
-
-if TYPE_CHECKING:
-    from kernelsight.measure.cuda.device import Gpu
 
 # tokens of a block of the paged cache
 PAGE = 16

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.device import CannotMeasure
-
-if TYPE_CHECKING:
-    from kernelsight.measure.cuda.device import Gpu
 
 SOURCE = Path(__file__).resolve().parent / "streaming.cu"
 # what the kernel `fill` makes of memory: its number of a format, and bytes of one element

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernelsight.measure.cuda.buffers import Prepared
+from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.device import CannotMeasure
 from kernelsight.measure.suite import Point
-
-if TYPE_CHECKING:
-    from kernelsight.measure.cuda.device import Gpu
 
 BF16_BYTES = 2
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from kernelsight.measure.cuda.buffers import Memory, Prepared
+from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.device import CannotMeasure
 from kernelsight.measure.suite import Point
-
-if TYPE_CHECKING:
-    from kernelsight.measure.cuda.device import Gpu
-
 
 # memory of the host that one point may take: 32 sets of large buffers would not fit
 HOST_BYTES = 2**30

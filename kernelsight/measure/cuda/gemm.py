@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from kernelsight.measure.cuda.buffers import Memory, Prepared
 from kernelsight.measure.cuda.cublaslt import FORMATS, WORKSPACE_BYTES, CublasLt, Plan
+from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.device import CannotMeasure
 from kernelsight.measure.suite import Point
-
-if TYPE_CHECKING:
-    from kernelsight.measure.cuda.device import Gpu
 
 # 8-bit products take operands whose rows are whole 16 bytes
 EIGHT_BIT_UNIT = 16

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from kernelsight.measure.cuda import attention, collectives, copies, gemm, streaming
 from kernelsight.measure.cuda.buffers import Prepared
+from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.suite import Point
-
-if TYPE_CHECKING:
-    from kernelsight.measure.cuda.device import Gpu
 
 _STREAMING = ("norm", "activation", "rope", "kv_write", "quantize", "embedding", "softmax", "sampling")
 PREPARE: dict[str, Callable[[Gpu, Point], Prepared]] = {

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import kernelsight
-from kernelsight.measure.cuda.buffers import Memory, Prepared, launcher
+from kernelsight.measure.cuda.buffers import Memory, Prepared, function, launcher
+from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.device import NO_MEMORY, CannotMeasure
 from kernelsight.measure.suite import Point
-
-if TYPE_CHECKING:
-    from kernelsight.measure.cuda.device import Gpu
 
 OWN = ("kernelsight", kernelsight.__version__)
 # tokens of an embedding table, and of a table of rotary angles
@@ -41,8 +38,6 @@ def flush_of(gpu: Gpu, size: int) -> Launch:
     gpu.flush_memory = memory
     numpy = gpu.cupy
     words = (numpy.uint64(data), numpy.uint64(size // 16), numpy.uint64(sink))
-    from kernelsight.measure.cuda.buffers import function
-
     kernel = function(gpu, "read_all")
     return lambda: kernel((FLUSH_BLOCKS,), (FLUSH_THREADS,), words)
 

@@ -7,7 +7,7 @@ import importlib.metadata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernelsight.measure import command
+from kernelsight.cli.calibrate import measure
 
 COLUMNS = ("what", "this_gpu", "catalogue")
 # of these, attention is measured where they are installed
@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> None:
     from kernelsight.report.output import check_ending, note, print_rows
 
     target = check_ending(arguments.output, (".json",))
-    device = command.open_device(arguments)
+    device = measure.open_device(arguments)
     identity, state = device.identity(), device.readings()
     rows = beside(identity.row, catalogue_rows())
     now = {

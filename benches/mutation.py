@@ -1,0 +1,116 @@
+"""Faults put into a copy of the sources one at a time: which test of those named beside a fault fails.
+
+``python benches/mutation.py [-o report.json] [WORD ...]`` tries every fault of ``faults.json``, or those whose
+description holds a word. A fault that no test finds is a test to write. The tree itself is never touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+FAULTS = Path(__file__).resolve().parent / "faults.json"
+# a fault may let a loop run for ever
+MOST_SECONDS = 900
+SURVIVED, STALE, ENDLESS = "SURVIVED", "STALE: its text is not in the file once", "killed: the tests do not end"
+
+
+class Fault(NamedTuple):
+    """``old`` in ``file`` becomes ``new``; ``tests``: the paths that should find it."""
+
+    fault: str
+    file: str
+    old: str
+    new: str
+    tests: list[str]
+
+
+def read_faults(path: Path) -> list[Fault]:
+    """Return the faults of a JSON file."""
+    return [Fault(**fault) for fault in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def copy_tree(target: Path) -> None:
+    """Copy the files of the working tree, but for those that git ignores."""
+    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+
+
+def attempt(fault: Fault, tree: Path) -> str:
+    """Return what becomes of a fault in a copy of the tree, whose file is as it was afterwards."""
+    path = tree / fault.file
+    sound, times = path.read_text(encoding="utf-8"), path.stat()
+    if sound.count(fault.old) != 1:
+        return STALE
+    try:
+        path.write_text(sound.replace(fault.old, fault.new), encoding="utf-8")
+        return verdict(tree, fault.tests)
+    finally:
+        path.write_text(sound, encoding="utf-8")
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # compiled code is known by the time of its source
+
+
+def verdict(tree: Path, tests: Sequence[str]) -> str:
+    """Run tests in a copy of the tree; return the first that fails, or that none does."""
+    words = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        run = subprocess.run(words, cwd=tree, env=environment, capture_output=True, text=True, timeout=MOST_SECONDS)
+    except subprocess.TimeoutExpired:
+        return ENDLESS
+    if run.returncode == 0:
+        return SURVIVED
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
+    return f"killed by {failed[1]}" if failed else f"killed: pytest ends with {run.returncode}"
+
+
+def attempts(faults: Sequence[Fault], tree: Path) -> Iterator[tuple[Fault, str]]:
+    """Yield each fault with what became of it; all share one copy of the tree."""
+    copy_tree(tree)
+    for fault in faults:
+        yield fault, attempt(fault, tree)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Try the faults, print a line for each, and return 1 where one survived or no longer fits its file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("words", nargs="*", metavar="WORD", help="only faults whose description or file holds one")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write what was found as JSON")
+    parser.add_argument(
+        "--faults", type=Path, default=FAULTS, metavar="FILE", help="faults as JSON; unset: faults.json"
+    )
+    parser.add_argument("--copy", type=Path, metavar="FOLDER", help="where the copy is kept, with what it compiled")
+    arguments = parser.parse_args(words)
+    chosen = [
+        fault
+        for fault in read_faults(arguments.faults)
+        if not arguments.words or any(word in f"{fault.fault} {fault.file}" for word in arguments.words)
+    ]
+    found = []
+    with tempfile.TemporaryDirectory(prefix="kernelsight-faults-") as folder:
+        for fault, answer in attempts(chosen, arguments.copy or Path(folder)):
+            print(f"{fault.file}: {fault.fault}: {answer}", flush=True)
+            found.append({**fault._asdict(), "answer": answer})
+    survivors = sum(not row["answer"].startswith("killed") for row in found)
+    print(f"{len(found) - survivors} of {len(found)} faults are found by a test")
+    if arguments.output:
+        arguments.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

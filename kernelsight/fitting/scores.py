@@ -1,0 +1,42 @@
+"""The scores of an evaluation as rows: one for each scope, cell and set of shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+BASELINES = ("roofline", "roofline_waves", "affine_roofline", "nearest_gpu")
+COLUMNS = ("scope", "family", "dtype", "shapes", "n", "mape", "median_ape", "p90_ape", "time_weighted_ape")
+COLUMNS += ("bias", "coverage_90", "width_90", *(f"{name}_mape" for name in BASELINES))
+
+
+def score_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return one row for each scope, cell and set of shapes: its metrics, and the MAPE of each baseline.
+
+    Scope: overall, pooled, unseen_implementation; covered (all rows of a cell), seen and unseen (its two parts),
+    uncovered.
+    """
+    rows = _pair_rows("overall", result["overall"], result["overall_baselines"])
+    for scope in ("pooled", "unseen_implementation"):
+        rows += _pair_rows(scope, result[scope])
+    for cell in result["families"]:
+        named = {"family": cell["family"], "dtype": cell["dtype"]}
+        for scope, part in (("covered", cell), ("seen", cell["seen"]), ("unseen", cell["unseen"])):
+            if part["grid"]["n"]:
+                rows += [named | row for row in _pair_rows(scope, part, part["baselines"])]
+    for cell in result["uncovered"]:
+        named = {"family": cell["family"], "dtype": cell["dtype"]}
+        rows += [named | row for row in _pair_rows("uncovered", cell, cell["baselines"])]
+    return rows
+
+
+def _pair_rows(scope: str, pair: Mapping[str, Any], baselines: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    return [
+        {
+            "scope": scope,
+            "shapes": shapes,
+            **pair[shapes],
+            **{f"{name}_mape": one[shapes]["mape"] for name, one in (baselines or {}).items()},
+        }
+        for shapes in ("grid", "serving")
+    ]

@@ -1,0 +1,228 @@
+"""The running GPU: graphs of launches, timed by events on the device, with L2 flushed where a point asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from kernelsight.measure.catalogue import catalogue_name, catalogue_rows, row_beside_vendor
+from kernelsight.measure.cuda.nvml import Nvml
+from kernelsight.measure.device import FLUSH_CACHES, NO_MEMORY, CannotMeasure, DeviceLost, Identity, Kernel, Readings
+from kernelsight.measure.suite import Point
+
+# bytes of buffers, of all that is free
+MEMORY_SHARE = 0.6
+# sets of buffers that a graph of cold launches walks through
+MOST_COPIES = 32
+KILOHERTZ = 1e3
+Launch = Callable[[], None]
+Preparation = Callable[["Gpu", Point], Kernel]
+
+
+class Gpu:
+    """A CUDA device; all work goes to one stream of it.
+
+    ``prepare``: by kernel family, what builds the kernel of a point on this GPU; ``flush``: what builds a launch that
+    reads a number of bytes, after which L2 holds nothing else.
+    """
+
+    def __init__(
+        self, ordinal: int, gpu: str | None, prepare: Mapping[str, Preparation], flush: Callable[[Gpu, int], Launch]
+    ) -> None:
+        import cupy
+
+        self.cupy, self.runtime = cupy, cupy.cuda.runtime
+        self.ordinal = ordinal
+        cupy.cuda.Device(ordinal).use()
+        self.properties = self.runtime.getDeviceProperties(ordinal)
+        self.nvml = Nvml(cupy.cuda.Device(ordinal).pci_bus_id)
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        told = self._told()
+        rows = catalogue_rows()
+        self.gpu = gpu or catalogue_name(told, rows)
+        self.row = row_beside_vendor(told, self.gpu, rows)
+        self.l2_bytes = int(self.properties["l2CacheSize"])
+        # other GPUs whose memory this one may write to
+        self.reached: set[int] = set()
+        self.communicators: dict[tuple[int, ...], Any] = {}
+        self.cudnn_handle: Any = None
+        self._preparations, self._build_flush = prepare, flush
+        self._flush: Launch | None = None
+
+    def identity(self) -> Identity:
+        uuid = self.properties.get("uuid") or self.ordinal
+        serial = self.nvml.serial() or (uuid.hex() if isinstance(uuid, bytes) else str(uuid))
+        return Identity(
+            self.gpu,
+            serial,
+            self.l2_bytes,
+            int(self.properties["totalGlobalMem"]),
+            self.nvml.driver(),
+            self.versions(),
+            self.row,
+        )
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of what every measurement rests on."""
+        import kernelsight
+
+        return {
+            "cuda": _version(self.runtime.runtimeGetVersion()),
+            "driver_api": _version(self.runtime.driverGetVersion()),
+            "cupy": self.cupy.__version__,
+            "kernelsight": kernelsight.__version__,
+        }
+
+    def readings(self) -> Readings:
+        return self.nvml.readings()
+
+    def seconds(self) -> float:
+        return time.monotonic()
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def prepare(self, point: Point) -> Kernel:
+        """Build the kernel of a point and run it once, so that nothing is loaded or chosen while it is timed."""
+        with self.stream:
+            kernel = self._guarded(lambda: self._preparations[point.family](self, point))
+            try:
+                self._guarded(lambda: (kernel.launch(0), self.stream.synchronize()))
+            except BaseException:
+                kernel.close()
+                raise
+            return kernel
+
+    def copies_of(self, size: int, cache: str) -> int:
+        """Return how many sets of buffers of ``size`` bytes a point takes; CannotMeasure where not one fits."""
+        self.cupy.get_default_memory_pool().free_all_blocks()
+        if torch := sys.modules.get("torch"):
+            # what attention of earlier points left in its pool
+            torch.cuda.empty_cache()
+        free, _ = self.runtime.memGetInfo()
+        most = int(MEMORY_SHARE * free) // max(size, 1)
+        if most < 1:
+            raise CannotMeasure(NO_MEMORY)
+        return min(most, MOST_COPIES) if cache == "cold" else 1
+
+    def graph(self, kernel: Kernel | None, launches: int, flush: bool) -> GraphReplay:
+        with self.stream:
+            if flush and self._flush is None:
+                self._flush = self._guarded(lambda: self._build_flush(self, round(FLUSH_CACHES * self.l2_bytes)))
+                self._flush()
+            return self._guarded(lambda: self._captured(kernel, launches, flush))
+
+    def eager(self, kernel: Kernel, launches: int) -> EagerReplay:
+        return EagerReplay(self, kernel, launches)
+
+    def _captured(self, kernel: Kernel | None, launches: int, flush: bool) -> GraphReplay:
+        self.stream.begin_capture()
+        try:
+            if flush:
+                self._flush()
+            for number in range(launches):
+                kernel.launch(number % kernel.copies)
+        except BaseException:
+            self._end_broken_capture()
+            raise
+        return GraphReplay(self, self.stream.end_capture(), launches)
+
+    def _end_broken_capture(self) -> None:
+        """Leave the stream usable, and tell what broke the capture rather than that it is broken."""
+        with contextlib.suppress(self.runtime.CUDARuntimeError):
+            self.stream.end_capture()
+
+    def timed(self, once: Callable[[], Any], count: int) -> np.ndarray:
+        """Return the microseconds on the device of ``count`` runs, each between two events."""
+
+        def run() -> np.ndarray:
+            events = [(self.cupy.cuda.Event(), self.cupy.cuda.Event()) for _ in range(count)]
+            for begin, end in events:
+                begin.record(self.stream)
+                once()
+                end.record(self.stream)
+            self.stream.synchronize()
+            elapsed = self.cupy.cuda.get_elapsed_time
+            return np.array([elapsed(begin, end) * 1e3 for begin, end in events])
+
+        with self.stream:
+            return self._guarded(run)
+
+    def _guarded(self, work: Callable[[], Any]) -> Any:
+        """Run work on the device, and tell a point that cannot be measured from a device that is lost."""
+        try:
+            return work()
+        except self.cupy.cuda.memory.OutOfMemoryError:
+            raise CannotMeasure(NO_MEMORY) from None
+        except self.cupy.cuda.compiler.CompileException as error:
+            raise CannotMeasure(f"NVRTC refuses its source: {str(error).splitlines()[0]}") from None
+        except CannotMeasure:
+            raise
+        except Exception as error:  # of CUDA, or of whichever library launches
+            try:
+                self.runtime.deviceSynchronize()
+            except self.runtime.CUDARuntimeError:
+                raise DeviceLost(str(error)) from None
+            if "out of memory" in str(error):  # of a library's own pool, with the sizes of the moment
+                raise CannotMeasure(NO_MEMORY) from None
+            by_cuda = isinstance(error, self.runtime.CUDARuntimeError)
+            told = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise CannotMeasure(f"CUDA refuses it: {told}" if by_cuda else told) from None
+
+    def _told(self) -> dict[str, Any]:
+        """Return what the device tells of the columns of ``gpus``."""
+        seen = self.properties
+        attribute = self.cupy.cuda.Device(self.ordinal).attributes
+        clock = self.nvml.highest_clock_hz() or attribute["ClockRate"] * KILOHERTZ
+        # the data rate is twice the memory clock: HBM and GDDR move two words a cycle of the clock that CUDA states
+        bandwidth = 2.0 * attribute["MemoryClockRate"] * KILOHERTZ * attribute["GlobalMemoryBusWidth"] / 8.0
+        return {
+            "name": seen["name"].decode() if isinstance(seen["name"], bytes) else str(seen["name"]),
+            "compute_capability": f"{seen['major']}.{seen['minor']}",
+            "sm_count": int(seen["multiProcessorCount"]),
+            "sm_clock_hz": float(clock),
+            "l2_bytes": int(seen["l2CacheSize"]),
+            "memory_bytes": int(seen["totalGlobalMem"]),
+            "memory_bandwidth_bytes_per_s": bandwidth if bandwidth and math.isfinite(bandwidth) else None,
+            "tdp_w": self.nvml.power_limit_w(),
+        }
+
+
+class GraphReplay:
+    """A captured graph."""
+
+    def __init__(self, gpu: Gpu, graph: Any, launches: int) -> None:
+        self.gpu, self.graph, self.launches = gpu, graph, launches
+        graph.upload(gpu.stream)
+
+    def __call__(self, count: int) -> np.ndarray:
+        return self.gpu.timed(lambda: self.graph.launch(self.gpu.stream), count)
+
+
+class EagerReplay:
+    """Launches by the host, one by one."""
+
+    def __init__(self, gpu: Gpu, kernel: Kernel, launches: int) -> None:
+        self.gpu, self.kernel, self.launches = gpu, kernel, launches
+
+    def __call__(self, count: int) -> np.ndarray:
+        def once() -> None:
+            for number in range(self.launches):
+                self.kernel.launch(number % self.kernel.copies)
+
+        return self.gpu.timed(once, count)
+
+
+def _version(number: int) -> str:
+    """Return CUDA's number of a version as words.
+
+    >>> _version(12080)
+    '12.8'
+    """
+    return f"{number // 1000}.{number % 1000 // 10}"

@@ -1,0 +1,221 @@
+"""Which kernels to measure on a GPU: those whose measurement lowers the expected error of served models most."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kernelsight.errors import unknown
+from kernelsight.measure.families import FAMILIES, number_formats
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kernelsight.dataflow.session import Session
+
+TENSOR_PARALLEL_SIZES = (1, 2, 4)
+# steps that serving is made of: (decode sequences, tokens in the cache of each), and (tokens of a prompt's chunk,
+# those cached before it)
+DECODES = tuple(itertools.product((1, 8, 32, 128, 512), (512, 4096)))
+CHUNKS = tuple(itertools.product((128, 512, 2048, 8192), (0, 8192)))
+# seconds of a point beside its replays (buffers, graphs, choice of an algorithm; assumed), and replays of a median
+SETUP_SECONDS, REPLAYS, REPLAY_US, LEAST_LAUNCHES = 0.2, 40, 1000.0, 4
+# log of the factor of a 90 % interval against the standard deviation of a normal error
+INTERVAL_SIGMAS = 1.645
+# heads of a rotation are not stated by its call: the widest that divide its columns
+HEAD_WIDTHS = (128, 64, 96, 80, 32, 16, 2)
+# what of a suite's point stands for which call: kernels of a family that a call may be
+KERNELS = {"norm": ("fused_add_rms_norm",), "sampling": ("top_k_top_p",), "quantize": ("quantize_per_token",)}
+# libraries that know prompts and decoded tokens; the first where none is named
+ATTENTION = ("flashinfer", "flash_attention_vllm", "torch_sdpa")
+CALLS = """
+select calls.family, calls.shape, calls.format, calls.math,
+       sum(calls.count * latencies.latency_us / totals.total_us) as weight,
+       any_value(latencies.latency_us) as latency_us,
+       any_value(ln(latencies.latency_p95_us / latencies.latency_us)) as half
+from kernel_calls as calls
+join kernel_latencies as latencies using (deployment_id, step_shape_id, call)
+join (
+  select deployment_id, step_shape_id, sum(count * latency_us) as total_us from kernel_latencies group by all
+) as totals using (deployment_id, step_shape_id)
+group by calls.family, calls.shape, calls.format, calls.math
+order by calls.family, weight desc, calls.shape, calls.format, calls.math
+"""
+
+
+def served_calls(session: Session, gpu: str, models: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the kernels of the models' steps on a GPU: shape, formats, share of time, latency and half interval."""
+    from kernelsight.scenario.plan import deployment_row, normalise, resolve_names
+
+    deployments, steps = [], []
+    known = {row["model"]: row for row in session.table("models").to_pylist()}
+    for model, size in itertools.product(models, TENSOR_PARALLEL_SIZES):
+        flags = resolve_names(session, normalise({"model": model, "gpu": gpu, "tensor_parallel_size": size}))
+        row = {**deployment_row(flags), "deployment_id": f"{model}-{size}"}
+        if size > 1 and known.get(row["model"], {}).get("heads", 0) % size:
+            continue
+        deployments.append(row)
+        steps += [{"deployment_id": row["deployment_id"], **step} for step in _steps()]
+    session.give("deployments", deployments)
+    session.give("step_shapes", steps)
+    return [dict(zip(found.columns, row, strict=True)) for found in [session.sql(CALLS)] for row in found.fetchall()]
+
+
+def _steps() -> list[dict[str, Any]]:
+    from kernelsight.scenario.forward_step import step_shape
+
+    steps = [step_shape("decode", batch, None, context, None) for batch, context in DECODES]
+    steps += [step_shape("prefill", 1, chunk, cached, None) for chunk, cached in CHUNKS]
+    return [{**step, "step_shape_id": number} for number, step in enumerate(steps)]
+
+
+def attention_of(name: str | None) -> str:
+    """Return the library that attention is timed through; UnknownName where there is none of that name."""
+    if name is not None and name not in ATTENTION:
+        raise unknown("attention library", name, ATTENTION, f"Known: {', '.join(ATTENTION)}.")
+    return name or ATTENTION[0]
+
+
+def measurable(calls: Sequence[Mapping[str, Any]], attention: str = ATTENTION[0]) -> list[dict[str, Any]]:
+    """Return the points that stand for calls: equal kernels and shapes together, their weights summed."""
+    found: dict[str, dict[str, Any]] = {}
+    for call in calls:
+        for point in _points_of(call, attention):
+            key = json.dumps([point["family"], point["implementation"], point["dtype"], point["shape"]])
+            kept = found.setdefault(key, {**point, "weight": 0.0})
+            kept["weight"] += call["weight"]
+    return list(found.values())
+
+
+def _points_of(call: Mapping[str, Any], library: str) -> list[dict[str, Any]]:
+    family = FAMILIES.get(call["family"])
+    if family is None or "gpus" in family.sizes:
+        return []  # collectives need the other GPUs
+    shape = {name: size for name, size in call["shape"].items() if size is not None}
+    attention = call["family"].endswith("attention")
+    # of attention the suite names the cache's format: queries come in bfloat16
+    dtype = f"bf16/{call['format']}" if attention else call["format"] or family.dtypes[0]
+    wanted = {name: shape[name] for name in (*family.sizes, *family.defaults) if name in shape}
+    if "head_dim" in family.sizes and "head_dim" not in shape:
+        wanted["head_dim"] = next(width for width in (*HEAD_WIDTHS, 1) if shape["columns"] % width == 0)
+    if dtype not in family.dtypes or any(name not in wanted for name in family.sizes):
+        return []
+    kernels = (library,) if attention else KERNELS.get(call["family"], family.implementations[:1])
+    half = max(float(call["half"]), 1e-3)
+    return [
+        {
+            "family": call["family"],
+            "implementation": kernel,
+            "dtype": dtype,
+            # served weights and caches are cold, activations were just written
+            "cache": "cold" if call["family"] in ("gemm", "batched_gemm") else family.caches[-1],
+            "shape": wanted,
+            "latency_us": float(call["latency_us"]),
+            "deviation": half / INTERVAL_SIGMAS,
+        }
+        for kernel in kernels
+    ]
+
+
+def seen_of(points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.Table) -> list[np.ndarray]:
+    """Return of each point what a correction sees of it: sizes, work, and how they round to tiles and waves."""
+    import pyarrow as pa
+
+    from kernelsight.catalog.tables import facts
+    from kernelsight.fitting.measured import features_of
+    from kernelsight.fitting.training import call_rows
+    from kernelsight.kernels.families import FORMS
+    from kernelsight.measure.rows import sweep_schema
+
+    found: dict[int, np.ndarray] = {}
+    for family in {point["family"] for point in points}:
+        of = [number for number, point in enumerate(points) if point["family"] == family]
+        rows = []
+        for number in of:
+            stored, math_of = number_formats(family, points[number]["dtype"], points[number]["implementation"])
+            named = {
+                name: points[number][name] for name in ("family", "implementation", "dtype", "shape", "latency_us")
+            }
+            rows.append({**named, "gpu": gpu, "engine": "planned", "format": stored, "math": math_of})
+        table = call_rows(pa.Table.from_pylist(rows, sweep_schema()), family)
+        seen = features_of(family, FORMS[family], table, facts("kernel_implementations"), gpus, facts("fabrics"))
+        found.update(zip(of, seen, strict=True))
+    return [found[number] for number in range(len(points))]
+
+
+def choose(
+    points: Sequence[Mapping[str, Any]], seen: Sequence[np.ndarray], seconds: float
+) -> tuple[list[int], list[dict[str, Any]]]:
+    """Return the points for a budget of time, in order of their gain, and a row of each family for the table.
+
+    ``seen``: features of each point; only those of one group are compared, so that families may have different ones.
+    """
+    from kernelsight.fitting.placing import place
+
+    groups = [f"{point['family']}|{point['implementation']}|{point['dtype']}" for point in points]
+    sizes = _positions(seen, groups)
+    weight = np.array([point["weight"] for point in points])
+    deviation = np.array([point["deviation"] for point in points])
+    each = np.array([_seconds(point) for point in points])
+    chosen: list[int] = []
+    for step in place(sizes, deviation, weight, each, groups):
+        if step.seconds > seconds and chosen:
+            break
+        chosen.append(step.candidate)
+    left = _left(sizes, deviation, groups, chosen)
+    rows = []
+    for family in sorted({point["family"] for point in points}):
+        of = [number for number, point in enumerate(points) if point["family"] == family]
+        mine = [number for number in chosen if number in set(of)]
+        share = weight[of] / weight[of].sum()
+        rows.append(
+            {
+                "family": family,
+                "points": len(mine),
+                "seconds": float(each[mine].sum()),
+                "of_calls": len(of),
+                "expected_error_before": float(share @ deviation[of]),
+                "expected_error_after": float(share @ left[of]),
+            }
+        )
+    return chosen, rows
+
+
+def _positions(seen: Sequence[np.ndarray], groups: Sequence[str]) -> np.ndarray:
+    """Return (points, widest) positions within each group, 0 behind the features that its family has."""
+    from kernelsight.fitting.placing import positions
+
+    found = np.zeros((len(seen), max(len(one) for one in seen)))
+    for name in set(groups):
+        of = [number for number, group in enumerate(groups) if group == name]
+        place = positions(np.stack([seen[number] for number in of]))
+        found[of, : place.shape[1]] = place
+    return found
+
+
+def _left(sizes: np.ndarray, deviation: np.ndarray, groups: Sequence[str], chosen: Sequence[int]) -> np.ndarray:
+    """Return the deviation of every point once those chosen are measured."""
+    from kernelsight.fitting.placing import remaining
+
+    return remaining(sizes, deviation, groups, chosen)
+
+
+def _seconds(point: Mapping[str, Any]) -> float:
+    return SETUP_SECONDS + REPLAYS * max(REPLAY_US, LEAST_LAUNCHES * point["latency_us"]) * 1e-6
+
+
+def suite_of_points(
+    points: Sequence[Mapping[str, Any]], name: str, gpu: str, minutes: float, models: Sequence[str]
+) -> dict[str, Any]:
+    """Return the suite, one entry for each kernel, format and state of the cache, in the order of their first gain."""
+    entries: dict[tuple[str, ...], dict[str, Any]] = {}
+    for point in points:
+        key = tuple(point[name] for name in ("family", "implementation", "dtype", "cache"))
+        entry = entries.setdefault(key, {name: point[name] for name in ("family", "implementation", "dtype", "cache")})
+        entry.setdefault("points", []).append(point["shape"])
+    doc = f"Planned for {', '.join(models)} on {gpu}: {minutes:g} minutes."
+    return {"suite": name, "doc": doc, "minutes": minutes, "entries": list(entries.values())}

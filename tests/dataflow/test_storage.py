@@ -1,0 +1,36 @@
+"""DuckDB files: a Ctrl-C while one is written is a Ctrl-C, and leaves no file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from kernelsight.dataflow.engine import private_cursor
+from kernelsight.dataflow.storage import attach, change_tables, read_table, save_file
+
+
+class Interrupted:
+    """A table during whose reading the user presses Ctrl-C."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_a_file_is_written(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        save_file(tmp_path / "run.duckdb", {}, {"t": Interrupted()})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_tables_are_changed_leaves_them(tmp_path: Path) -> None:
+    path = tmp_path / "run.duckdb"
+    save_file(path, {}, {"t": pa.table({"x": [1]})})
+    connection = private_cursor()
+    attach(connection, path, "run", read_only=False)
+    with pytest.raises(KeyboardInterrupt):
+        change_tables(connection, "run", {}, {"t": Interrupted()})
+    assert read_table(connection, "run", "t").to_pylist() == [{"x": 1}]
+    connection.execute("detach run")
+    connection.close()

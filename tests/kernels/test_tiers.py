@@ -1,0 +1,85 @@
+"""What a tier may rest on: the cross-generation tier of a measured GPU forgets its whole generation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from kernelsight.kernels.pack import correction_arrays, pack_table
+from tests.kernels.calls import call_table, price, work
+
+SIZES = {"m": np.array([16.0]), "n": np.array([512.0]), "k": np.array([512.0])}
+# floor_us of three fits: of all GPUs, without Hopper, without Ada; and what a sweep of the H100 found on it
+ALL, NO_HOPPER, NO_ADA, OWN_FACTOR = 1.5, 3.0, 4.5, 2.0
+
+
+def row(part: str, coefficient: str, value: float, **more: Any) -> dict[str, Any]:
+    named = {"family": "gemm", "part": part, "level": "family", "unit": "1", "source": "a test"}
+    return {**named, "coefficient": coefficient, "value": value, **more}
+
+
+def pack(*without: tuple[str | None, float]) -> pa.Table:
+    """Return fits of the floor, and what marks an H100 as measured: what ran there, and a constant of its own."""
+    where = {"gpu": "h100_sxm", "level": "gpu", "engine": "vllm", "implementation": "cublas", "dtype": "bf16"}
+    rows = [row("constant", "floor_us", floor, without=name) for name, floor in without]
+    rows += [row("choice", "rows", 1.0, **where)]
+    rows += [row("constant", "floor_us", OWN_FACTOR, gpu="h100_sxm", level="device")]
+    return pack_table(rows)
+
+
+FITS = pack((None, ALL), ("hopper", NO_HOPPER), ("ada", NO_ADA))
+
+
+def answer(gpu: str, tier: str, coefficients: pa.Table = FITS) -> dict[str, Any]:
+    """Return the latency row of a small BF16 product."""
+    calls = call_table({**SIZES, **work("gemm", SIZES), "format": ["bf16"]}, gpu, "bf16")
+    return price("gemm", calls, tier=tier, eta_coefficients=coefficients).to_pylist()[0]
+
+
+def floor_of(gpu: str, tier: str, coefficients: pa.Table = FITS) -> float:
+    """Return the floor that an answer has in it: what is left once the same answer with a floor of ALL is taken off."""
+    rest = answer(gpu, "cross-generation", pack_table([row("constant", "floor_us", ALL)]))["latency_us"] - ALL
+    return answer(gpu, tier, coefficients)["latency_us"] - rest
+
+
+def test_a_measured_gpu_is_answered_by_all_gpus_and_its_own_sweep() -> None:
+    assert floor_of("h100_sxm", "auto") == pytest.approx(ALL * OWN_FACTOR)
+    assert answer("h100_sxm", "auto")["tier"] == "target-measured"
+
+
+def test_across_generations_a_measured_gpu_is_answered_without_its_generation() -> None:
+    assert floor_of("h100_sxm", "cross-generation") == pytest.approx(NO_HOPPER)
+    found = answer("h100_sxm", "cross-generation")
+    assert found["tier"] == "cross-generation" and found["evidence"].startswith("sweeps of other GPUs")
+
+
+def test_a_gpu_that_no_sweep_holds_is_answered_by_all_gpus() -> None:
+    for gpu in ("h200_sxm", "l40s", "b200_sxm"):
+        assert floor_of(gpu, "auto") == floor_of(gpu, "cross-generation") == pytest.approx(ALL)
+
+
+def test_a_fit_that_left_nothing_out_answers_with_what_it_has() -> None:
+    assert floor_of("h100_sxm", "cross-generation", pack((None, ALL))) == pytest.approx(ALL)
+
+
+def curve(width: float, **more: Any) -> list[dict[str, Any]]:
+    """Return an interval of one factor for BF16 kernels, whatever they take."""
+    half = float(np.log(width))
+    names = ("*", "bf16|seen", "bf16|unseen")
+    return [row("interval", "half", half, dtype=name, position=knot, **more) for name in names for knot in range(5)]
+
+
+def test_intervals_are_those_of_the_fit_that_answers() -> None:
+    curves = [*curve(1.5), *curve(2.5, without="hopper"), *curve(3.5, without="ada")]
+    both = pa.concat_tables([FITS, pack_table(correction_arrays(curves))])
+    for gpu, tier, width in (("h100_sxm", "cross-generation", 2.5), ("l40s", "cross-generation", 1.5)):
+        found = answer(gpu, tier, both)
+        assert found["latency_p95_us"] / found["latency_us"] == pytest.approx(width)
+
+
+def test_the_roofline_has_no_interval() -> None:
+    found = answer("h100_sxm", "roofline")
+    assert found["latency_p05_us"] == found["latency_us"] == found["latency_p95_us"] == found["roofline_us"]

@@ -1,0 +1,90 @@
+"""What a run rests on: no fact and no given table can change by a row without changing what ``run_facts`` returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.column import Column
+from kernelsight.dataflow.contract import Contract
+from kernelsight.scenario.run_info import run_facts
+from kernelsight.session import connect, embedded_facts
+
+FACTS = sorted(embedded_facts())
+# given by the plan of a run itself, or written about it
+OF_THE_RUN = {"deployments", "scenarios", "run_info"}
+# tables that a user may give beside the facts, and one that is computed where nobody gives it
+GIVEN = sorted({name for name, one in contracts().items() if one.kind == "given"} - set(FACTS) - OF_THE_RUN)
+GIVEN += ["host_settings"]
+
+
+@pytest.fixture(scope="module")
+def unchanged() -> dict[str, str]:
+    """What a run on the embedded facts rests on."""
+    with connect() as session:
+        return run_facts(session)
+
+
+def another(value: Any) -> Any:
+    """Return another value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, int | float) else f"{value or ''} changed"
+
+
+def with_a_change(table: pa.Table, contract: Contract) -> pa.Table:
+    """Return the table with another value in one cell of its last row: of a column that no other table is named by."""
+    free = [column for column in contract.columns if not column.key and not column.reference]
+    column = next(one for one in free if table[one.name][-1].is_valid and not pa.types.is_nested(one.arrow_type))
+    values = table[column.name].to_pylist()
+    values[-1] = another(values[-1])
+    at = table.column_names.index(column.name)
+    return table.set_column(at, table.field(at), pa.array(values, column.arrow_type))
+
+
+def row_of(contract: Contract) -> pa.Table:
+    """Return a table of one row, null wherever that is allowed; what refers to a fact has the first name there."""
+
+    def value(column: Column) -> Any:
+        table, _, name = column.reference.partition(".")
+        if table in FACTS:
+            return embedded_facts()[table]()[name][0].as_py()
+        return {"string": "a", "bool": True, "list": [], "struct": {}}.get(column.type.partition("<")[0], 1)
+
+    columns = {
+        column.name: pa.array([None if column.nullable else value(column)], column.arrow_type)
+        for column in contract.columns
+    }
+    return pa.table(columns)
+
+
+def facts_with(name: str, table: pa.Table) -> dict[str, str]:
+    with connect() as session:
+        session.give(name, table, trusted=True)
+        return run_facts(session)
+
+
+def test_equal_facts_are_the_same_run(unchanged: dict[str, str]) -> None:
+    assert all(isinstance(value, str) for value in unchanged.values())
+    with connect() as session:
+        assert run_facts(session) == unchanged
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_changed_fact_makes_another_run(name: str, unchanged: dict[str, str]) -> None:
+    with connect() as session:
+        table = session.table(name)
+    assert facts_with(name, with_a_change(table, contracts()[name])) != unchanged
+    assert facts_with(name, table.slice(0, table.num_rows - 1)) != unchanged
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_given_table_makes_another_run(name: str, unchanged: dict[str, str]) -> None:
+    contract = contracts()[name]
+    row = row_of(contract)
+    given = facts_with(name, row)
+    assert given != unchanged
+    assert facts_with(name, with_a_change(row, contract)) != given
