@@ -22,7 +22,7 @@ from kernelsight.fitting.expressions import fit_family, predict_family
 from kernelsight.fitting.measured import correct, features_of, fit_measured, kernels_of, rows_of
 from kernelsight.fitting.splits import HEADLINE_TRAIN, in_budget
 from kernelsight.fitting.training import training_rows
-from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.pack import pack_table
 
 # choices are made among the training GPUs alone: the others are scored with the choice frozen
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=30_000, help="rows kept of the target, and of the other GPUs")
     asked = parser.parse_args()
 
-    form, tables = FORMS[asked.family], (facts("kernel_implementations"), facts("gpus"), facts("fabrics"))
+    form, tables = FAMILIES[asked.family].form, (facts("kernel_implementations"), facts("gpus"), facts("fabrics"))
     others = thinned(
         training_rows([asked.sweep], asked.family, [gpu for gpu in CHOSEN_ON if gpu != asked.target]), asked.rows
     )

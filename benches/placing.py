@@ -27,7 +27,7 @@ from kernelsight.fitting.measured import FEW_ROWS, SHARE_OF_FEW, STUDENTS, featu
 from kernelsight.fitting.placing import place, positions
 from kernelsight.fitting.splits import site_names
 from kernelsight.fitting.training import training_rows
-from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.nearby import MOST_POINTS, fit_nearby, nearby_delta
 from kernelsight.kernels.network import correction, scaled
 from kernelsight.kernels.pack import default_pack
@@ -54,7 +54,7 @@ class Grid:
         table = training_rows([sweep], family, [gpu], f"and engine = '{engine}' and dtype = '{dtype}'")
         table = table.filter(pa.array(is_serving(family, table)))
         self.family = family
-        form, tables = FORMS[family], (facts("kernel_implementations"), facts("gpus"), facts("fabrics"))
+        form, tables = FAMILIES[family].form, (facts("kernel_implementations"), facts("gpus"), facts("fabrics"))
         without = family_facts(family, *tables[:2]).generation[gpu]
         head = predict_family(family, form, table, default_pack(), *tables, without=without, measured=False)
         self.left = np.log(table["latency_us"].to_numpy() / head)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from kernelsight.dataflow.columns import by_blocks, numeric
 from kernelsight.kernels import latency
-from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.families import FAMILIES, LOWERED
 from kernelsight.kernels.hardware import MATH, hardware_columns
 from kernelsight.kernels.intervals import spread
 from kernelsight.kernels.kinds import constants_of, halves_at, kinds_of, network_at
@@ -36,8 +36,6 @@ MODELS = (
 GPUS = ("h100_sxm", "h200_sxm", "b200_sxm", "gb200", "b300_sxm")
 ENGINES = ("vllm", "sglang")
 PRICES = ("deployment_settings", "gpus", "fabrics", "eta_coefficients", "kernel_implementations")
-# families that sweeps hold but that no model of the catalogue launches
-NOT_LOWERED = {"encoder_attention"}
 BULK_ROWS = 4_000_000
 MIX = {"gemm": 0.4, "prefill_attention": 0.2, "decode_attention": 0.4}
 
@@ -99,7 +97,7 @@ def expression_measurements(repeats: int) -> list[dict[str, Any]]:
     """Time the expressions, Arrow in and Arrow out, over the calls at the knots of 50 deployments."""
     jax.devices()  # starting JAX is not compiling
     with fresh(50) as session:
-        calls = {family: session.table(f"{family}_calls") for family in FORMS if family not in NOT_LOWERED}
+        calls = {family: session.table(f"{family}_calls") for family in LOWERED}
         prices = [session.table(name) for name in PRICES]
     mixed = {family: table for family, table in calls.items() if table.num_rows}
     found = []
@@ -160,7 +158,7 @@ def _bulk(
         network, nodes = network_at(coefficients, family, kinds[0]["gpu"])
         at["network"] = Network(*(np.asarray(part, np.float32) for part in network))
         uniform["node"] = nodes.index(kinds[0]["kernel"]) if kinds[0]["kernel"] in nodes else -1
-    columns = numeric(calls.filter(pa.array(kind_of_row == 0)), [*FORMS[family].reads, "flops", "bytes"])
+    columns = numeric(calls.filter(pa.array(kind_of_row == 0)), [*FAMILIES[family].form.reads, "flops", "bytes"])
     columns = {name: np.resize(values, rows).astype(np.float32) for name, values in columns.items()}
     hardware = {name: np.asarray(values, np.float32) for name, values in hardware.items()}
     expression = latency._kernel(family)

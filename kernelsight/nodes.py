@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.dataflow.generated_nodes import for_each
 from kernelsight.dataflow.graph import produces, reads
 from kernelsight.kernels.latency import latencies as _latencies
 
@@ -64,29 +65,7 @@ def step_shapes(
     )
 
 
-@reads(
-    "gemm_calls",
-    "batched_gemm_calls",
-    "prefill_attention_calls",
-    "decode_attention_calls",
-    "mla_prefill_calls",
-    "mla_decode_calls",
-    "sparse_attention_calls",
-    "linear_attention_calls",
-    "moe_calls",
-    "norm_calls",
-    "activation_calls",
-    "rope_calls",
-    "kv_write_calls",
-    "quantize_calls",
-    "embedding_calls",
-    "sampling_calls",
-    "all_reduce_calls",
-    "all_gather_calls",
-    "reduce_scatter_calls",
-    "all_to_all_calls",
-    "p2p_calls",
-)
+@reads("family_calls")
 def launch_signatures(
     deployment_settings: pa.Table,
     step_shapes: pa.Table,
@@ -102,51 +81,7 @@ def launch_signatures(
     return signatures_of(deployment_settings, step_shapes, sharded_layers, layer_weights, gpu_formats, read)
 
 
-@reads(
-    "kernel_latencies",
-    "gemm_latencies",
-    "batched_gemm_latencies",
-    "prefill_attention_latencies",
-    "decode_attention_latencies",
-    "mla_prefill_latencies",
-    "mla_decode_latencies",
-    "sparse_attention_latencies",
-    "linear_attention_latencies",
-    "moe_latencies",
-    "norm_latencies",
-    "activation_latencies",
-    "rope_latencies",
-    "kv_write_latencies",
-    "quantize_latencies",
-    "embedding_latencies",
-    "sampling_latencies",
-    "all_reduce_latencies",
-    "all_gather_latencies",
-    "reduce_scatter_latencies",
-    "all_to_all_latencies",
-    "p2p_latencies",
-    "gemm_calls",
-    "batched_gemm_calls",
-    "prefill_attention_calls",
-    "decode_attention_calls",
-    "mla_prefill_calls",
-    "mla_decode_calls",
-    "sparse_attention_calls",
-    "linear_attention_calls",
-    "moe_calls",
-    "norm_calls",
-    "activation_calls",
-    "rope_calls",
-    "kv_write_calls",
-    "quantize_calls",
-    "embedding_calls",
-    "sampling_calls",
-    "all_reduce_calls",
-    "all_gather_calls",
-    "reduce_scatter_calls",
-    "all_to_all_calls",
-    "p2p_calls",
-)
+@reads("kernel_latencies", "family_latencies", "family_calls")
 def step_costs(
     step_shapes: pa.Table,
     launch_signatures: pa.Table,
@@ -232,315 +167,18 @@ def step_totals(
     return step_totals_of(kernel_latencies, step_shapes, deployment_settings, host_settings)
 
 
-def gemm_latencies(
-    gemm_calls: pa.Table,
+@for_each("family")
+def _family_latencies(
+    family_calls: pa.Table,
     deployment_settings: pa.Table,
     gpus: pa.Table,
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
     kernel_implementations: pa.Table,
+    *,
+    family: str,
 ) -> pa.Table:
-    """Latencies of dense matrix products."""
-    return _latencies("gemm", gemm_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations)
-
-
-def batched_gemm_latencies(
-    batched_gemm_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of absorbed MLA projections."""
+    """Latencies of {family}."""
     return _latencies(
-        "batched_gemm", batched_gemm_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
+        family, family_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
     )
-
-
-def prefill_attention_latencies(
-    prefill_attention_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of softmax attention over prompts."""
-    return _latencies(
-        "prefill_attention",
-        prefill_attention_calls,
-        deployment_settings,
-        gpus,
-        fabrics,
-        eta_coefficients,
-        kernel_implementations,
-    )
-
-
-def decode_attention_latencies(
-    decode_attention_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of softmax attention of single tokens."""
-    return _latencies(
-        "decode_attention",
-        decode_attention_calls,
-        deployment_settings,
-        gpus,
-        fabrics,
-        eta_coefficients,
-        kernel_implementations,
-    )
-
-
-def mla_prefill_latencies(
-    mla_prefill_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of MLA over prompts."""
-    return _latencies(
-        "mla_prefill", mla_prefill_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
-    )
-
-
-def mla_decode_latencies(
-    mla_decode_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of MLA of single tokens."""
-    return _latencies(
-        "mla_decode", mla_decode_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
-    )
-
-
-def sparse_attention_latencies(
-    sparse_attention_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of the indexer and attention over selected tokens."""
-    return _latencies(
-        "sparse_attention",
-        sparse_attention_calls,
-        deployment_settings,
-        gpus,
-        fabrics,
-        eta_coefficients,
-        kernel_implementations,
-    )
-
-
-def linear_attention_latencies(
-    linear_attention_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of the gated delta net."""
-    return _latencies(
-        "linear_attention",
-        linear_attention_calls,
-        deployment_settings,
-        gpus,
-        fabrics,
-        eta_coefficients,
-        kernel_implementations,
-    )
-
-
-def moe_latencies(
-    moe_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of routed experts."""
-    return _latencies("moe", moe_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations)
-
-
-def norm_latencies(
-    norm_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of norms."""
-    return _latencies("norm", norm_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations)
-
-
-def activation_latencies(
-    activation_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of activations."""
-    return _latencies(
-        "activation", activation_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
-    )
-
-
-def rope_latencies(
-    rope_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of rotary embeddings."""
-    return _latencies("rope", rope_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations)
-
-
-def kv_write_latencies(
-    kv_write_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of KV-cache writes."""
-    return _latencies(
-        "kv_write", kv_write_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
-    )
-
-
-def quantize_latencies(
-    quantize_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of quantisation of activations."""
-    return _latencies(
-        "quantize", quantize_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
-    )
-
-
-def embedding_latencies(
-    embedding_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of embedding gathers."""
-    return _latencies(
-        "embedding", embedding_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
-    )
-
-
-def sampling_latencies(
-    sampling_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of sampling."""
-    return _latencies(
-        "sampling", sampling_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
-    )
-
-
-def all_reduce_latencies(
-    all_reduce_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of all-reduces."""
-    return _latencies(
-        "all_reduce", all_reduce_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
-    )
-
-
-def all_gather_latencies(
-    all_gather_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of all-gathers."""
-    return _latencies(
-        "all_gather", all_gather_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
-    )
-
-
-def reduce_scatter_latencies(
-    reduce_scatter_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of reduce-scatters."""
-    return _latencies(
-        "reduce_scatter",
-        reduce_scatter_calls,
-        deployment_settings,
-        gpus,
-        fabrics,
-        eta_coefficients,
-        kernel_implementations,
-    )
-
-
-def all_to_all_latencies(
-    all_to_all_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of all-to-all exchanges."""
-    return _latencies(
-        "all_to_all", all_to_all_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
-    )
-
-
-def p2p_latencies(
-    p2p_calls: pa.Table,
-    deployment_settings: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-    eta_coefficients: pa.Table,
-    kernel_implementations: pa.Table,
-) -> pa.Table:
-    """Latencies of transfers between pipeline stages."""
-    return _latencies("p2p", p2p_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations)

@@ -16,6 +16,7 @@ from kernelsight.dataflow.contract import conform
 from kernelsight.dataflow.graph import Graph
 from kernelsight.dataflow.locations import folder
 from kernelsight.errors import InvalidInput
+from kernelsight.kernels.families import LOWERED
 
 if TYPE_CHECKING:
     from kernelsight.scenario.forward_step import Prediction
@@ -33,7 +34,7 @@ def connect(path: str | Path | None = None, *, read_only: bool = False) -> Sessi
     """
     if path is None and read_only:
         raise InvalidInput("a read-only session needs the path of a saved run: connect(path, read_only=True).")
-    graph = Graph(catalog.contracts(), folder("sql"), "kernelsight.nodes")
+    graph = Graph(catalog.contracts(), folder("sql"), "kernelsight.nodes", {"family": LOWERED})
     return Session(graph, embedded_facts(), path=path, read_only=read_only)
 
 

@@ -19,7 +19,7 @@ from kernelsight.fitting.baselines import systems_folder
 from kernelsight.fitting.evaluate import evaluate
 from kernelsight.fitting.predict import fit_and_predict
 from kernelsight.fitting.splits import GENERATIONS, HEADLINE_TRAIN, Split, generation_folds
-from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.families import FAMILIES
 from kernelsight.report.output import as_json, note
 
 ALL_GPUS = tuple(gpu for members in GENERATIONS.values() for gpu in members)
@@ -76,7 +76,7 @@ def run(
     for split in asked:
         started = time.perf_counter()
         report, scored = evaluate(
-            sweeps, split, fit_and_predict, modelled=FORMS, families=families, systems=systems_folder()
+            sweeps, split, fit_and_predict, modelled=FAMILIES, families=families, systems=systems_folder()
         )
         if split.name.startswith("fp4"):
             report = only_fp4(report)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kernelsight.kernels.families import COMMUNICATION
 from kernelsight.scenario.scenarios import give_plan, plan_rows
 from kernelsight.sweeps.partitions import Partition
 
@@ -22,7 +23,6 @@ TIMES = (
 SUMMARY = (
     *("ttft_mean_ms", "tpot_mean_ms", "queue_mean_ms", "steps", "preemptions", "gpu_s", "host_exposed_s", "idle_s"),
 )
-COMMUNICATION = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
 # seconds of each scenario by phase of the step and kind of kernel
 PARTS_QUERY = f"""
 select scenario_id,

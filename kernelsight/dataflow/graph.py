@@ -5,11 +5,12 @@ from __future__ import annotations
 import graphlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from kernelsight.dataflow.contract import Contract
+from kernelsight.dataflow.generated_nodes import Groups, generated_nodes, member_contracts, members_of, union_of
 from kernelsight.dataflow.python_nodes import PythonNode, produces, python_nodes, reads
 from kernelsight.dataflow.sql_nodes import read_sql_node, sql_files
 from kernelsight.errors import InvalidInput, missing_table, unknown
@@ -55,10 +56,16 @@ class Node:
 
 
 class Graph:
-    """The nodes of a folder of SQL files and a module of functions, under contracts; files are read when needed."""
+    """The nodes of a folder of SQL files and a module of functions, under contracts; files are read when needed.
 
-    def __init__(self, contracts: Mapping[str, Contract], sql_folder: Path, module: str = "") -> None:
-        self.contracts = contracts
+    ``groups``: words whose tables exist once for each member, see :mod:`kernelsight.dataflow.generated_nodes`.
+    """
+
+    def __init__(
+        self, contracts: Mapping[str, Contract], sql_folder: Path, module: str = "", groups: Groups | None = None
+    ) -> None:
+        self._groups = groups or {}
+        self.contracts = member_contracts(contracts, self._groups)
         self._sql_folder = sql_folder
         self._module = module
         self._nodes: dict[str, Node] = {}
@@ -70,7 +77,8 @@ class Graph:
     @cached_property
     def _functions(self) -> dict[str, PythonNode]:
         found: dict[str, PythonNode] = {}
-        for function in python_nodes(self._module) if self._module else []:
+        stated = [*python_nodes(self._module), *generated_nodes(self._module, self._groups)] if self._module else []
+        for function in stated:
             for name in function.makes:
                 other = self._files.get(name) or found.get(name)
                 if other:
@@ -100,7 +108,7 @@ class Graph:
                     source.doc,
                     source.path,
                     source=source,
-                    fetches=source.fetches,
+                    fetches=tuple(members_of(source.fetches, self._groups)),
                 )
             else:
                 return None
@@ -114,7 +122,8 @@ class Graph:
 
     def _sql_node(self, table: str) -> Node:
         path = self._files[table]
-        doc, inputs, text = read_sql_node(path, set(self.contracts))
+        union = partial(union_of, contracts=self.contracts, groups=self._groups)
+        doc, inputs, text = read_sql_node(path, set(self.contracts), union)
         return Node((table,), "sql", inputs, doc, path, text=text)
 
     def known(self, table: str) -> Contract:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,10 +84,13 @@ def _objects(tree: object) -> Iterator[dict]:
             waiting.extend(node)
 
 
-def read_sql_node(path: Path, tables: set[str]) -> tuple[str, tuple[str, ...], str]:
+def read_sql_node(
+    path: Path, tables: set[str], union_of: Callable[[str], str | None] = lambda name: None
+) -> tuple[str, tuple[str, ...], str]:
     """Return a SQL file's description, the tables that its query names, and its text.
 
-    InvalidInput says why the query may not be a node. ``tables`` are the known table names, which no CTE may bear.
+    InvalidInput says why the query may not be a node. ``tables`` are the known table names, which no CTE may bear;
+    ``union_of``: the query that another table name stands for, which is put before the text.
     """
     text = path.read_text(encoding="utf-8")
     first, _, _ = text.partition("\n")
@@ -97,6 +100,12 @@ def read_sql_node(path: Path, tables: set[str]) -> tuple[str, tuple[str, ...], s
     if isinstance(query, str):
         what = "is no single SELECT without PIVOT" if "SELECT" in query else f"cannot be parsed ({query})"
         raise _refused(path, f"its query {what}")
+    unions = {name: union for name in query.tables if (union := union_of(name))}
+    if unions:
+        stated = ",\n".join(f"{name} as (\n{union}\n)" for name, union in unions.items())
+        text = f"with {stated}\nselect * from (\n{text}\n)"
+        query = parse_query(text)
+        assert not isinstance(query, str), query
     shadows = sorted(set(query.ctes) & tables)
     impure = sorted(set(query.functions) - _PURE_TABLE_FUNCTIONS)
     faults = {

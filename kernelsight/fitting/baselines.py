@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import unknown
-from kernelsight.kernels.collectives import LEAST_WIRE_SHARE
+from kernelsight.kernels.families import FAMILIES
 
 NAMES = ("roofline", "roofline_waves", "affine_roofline", "nearest_gpu")
 NEAREST = "h100_sxm"
@@ -86,11 +86,12 @@ def roofline_us(family: str, rows: pa.Table, systems: Path | None) -> np.ndarray
     """Return max(FLOP / dense peak, least bytes / bandwidth); of collectives the bytes of a link over its rate."""
     size = rows["bytes"].to_numpy()
     result = np.empty(rows.num_rows)
-    if family in LEAST_WIRE_SHARE:
-        size = size * LEAST_WIRE_SHARE[family](rows["group_size"].to_numpy())
+    wire_share = FAMILIES[family].wire_share
+    if wire_share:
+        size = size * wire_share(rows["group_size"].to_numpy())
     for gpu, math, where in _groups(rows, "gpu", "math"):
         peaks = peaks_of(gpu, systems)
-        if family in LEAST_WIRE_SHARE:
+        if wire_share:
             result[where] = size[where] / (peaks.link_bytes_per_s * PER_US)
             continue
         rate = peaks.flops_per_s.get(math, peaks.flops_per_s["bf16"])

@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 from kernelsight.fitting.correction import MOST_STEPS, WIDE, Fit, Student, as_stored, correction_rows, fit_correction
 from kernelsight.fitting.expressions import predict_family, read_rows
 from kernelsight.fitting.splits import site_names
-from kernelsight.kernels.features import FEATURES, features, names_of
+from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.features import features, names_of
 from kernelsight.kernels.forms import Form
 from kernelsight.kernels.nearby import MOST_POINTS, Nearby, fit_nearby, nearby_delta, nearby_of, nearby_rows
 from kernelsight.kernels.network import correction, network_of, scaled
@@ -139,12 +140,13 @@ def kernels_of(table: pa.Table) -> list[str]:
 
 def has_correction(family: str) -> bool:
     """Tell whether a correction knows what to see of a family."""
-    return family in FEATURES
+    return bool(FAMILIES[family].features.sizes)
 
 
 def _matter(family: str) -> np.ndarray:
     """Sizes and flags tell how far a call lies from a sweep; how they round to tiles and waves does not."""
-    counted = len(FEATURES[family].sizes) + len(FEATURES[family].flags)
+    seen = FAMILIES[family].features
+    counted = len(seen.sizes) + len(seen.flags)
     return (np.arange(len(names_of(family))) < counted).astype(float)
 
 

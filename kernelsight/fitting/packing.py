@@ -15,14 +15,13 @@ from kernelsight.fitting.expressions import fit_family
 from kernelsight.fitting.held_out import generations_of, held_out_errors
 from kernelsight.fitting.measured import fit_measured, has_correction, rows_of
 from kernelsight.fitting.training import WORK, training_rows
-from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.intervals import fit_intervals, interval_rows
-from kernelsight.kernels.kinds import BY_HEAD_DIM
 from kernelsight.kernels.pack import correction_arrays, pack_table
 from kernelsight.kernels.resolve import Facts, family_facts
 
 # families that have both an expression and measured rows to fit it to
-MEASURED = tuple(family for family in FORMS if family in WORK)
+MEASURED = tuple(family for family in FAMILIES if family in WORK)
 # steps of a correction's training against those of a budget of sites: a whole sweep lies denser, and there are many
 PACK_EFFORT = 0.4
 # rows of one GPU below which a fit to them alone is told to be thin
@@ -67,7 +66,7 @@ def family_rows(
     told: Callable[[str], None],
 ) -> list[dict]:
     """Return a family's constants (of all GPUs, and without each generation), corrections and intervals."""
-    form, tables = FORMS[family], (implementations, gpus, fabrics)
+    form, tables = FAMILIES[family].form, (implementations, gpus, fabrics)
     rows = fit_family(family, form, table, *tables, _source(table))
     whole, heads = pack_table(rows), {}
     generations = generations_of(table, gpus)
@@ -112,7 +111,7 @@ def choice_rows(
     stated = family_facts(family, implementations, facts("gpus"))
     files = ", ".join(f"'{path}'" for path in sweeps)
     wanted = ", ".join(f"'{gpu}'" for gpu in train_gpus)
-    position = "coalesce(shape.head_dim, 0)" if family in BY_HEAD_DIM else "0"
+    position = "coalesce(shape.head_dim, 0)" if FAMILIES[family].by_head_dim else "0"
     counted = duckdb.connect().sql(
         f"""
         select engine, gpu, dtype, implementation, {position} as position, count(*) as value

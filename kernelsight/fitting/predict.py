@@ -12,7 +12,7 @@ from kernelsight.catalog.tables import facts
 from kernelsight.fitting.expressions import fit_family, predict_family
 from kernelsight.fitting.held_out import held_out_errors
 from kernelsight.fitting.measured import correct, fit_measured, has_correction, kernels_of, rows_of
-from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.intervals import fit_intervals, group_of, halves_for, spread
 from kernelsight.kernels.pack import pack_table
 
@@ -27,7 +27,7 @@ def fit_and_predict(
     tables = facts("kernel_implementations"), facts("gpus"), facts("fabrics")
     found = {}
     for family, rows in test.items():
-        form, taught = FORMS[family], train[family]
+        form, taught = FAMILIES[family].form, train[family]
         head = pack_table(fit_family(family, form, taught, *tables, "evaluation"))
         measured = tier == "target-measured"
         latency = predict_family(family, form, rows, head, *tables, measured=measured)
@@ -50,7 +50,7 @@ def fit_and_predict(
 def _held_out_factor(
     family: str, taught: pa.Table, rows: pa.Table, latency_us: np.ndarray, tables: tuple[pa.Table, ...]
 ) -> np.ndarray:
-    errors = held_out_errors(family, FORMS[family], taught, *tables)
+    errors = held_out_errors(family, FAMILIES[family].form, taught, *tables)
     curves = fit_intervals(errors.log_error, errors.latency_us, errors.groups, errors.folds)
     known = set(pc.unique(taught["implementation"]).to_pylist())
     words = zip(rows["dtype"].to_pylist(), rows["implementation"].to_pylist(), strict=True)

@@ -8,9 +8,8 @@ import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput, unknown
-from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import MATH
-from kernelsight.kernels.kinds import BY_HEAD_DIM
 from kernelsight.kernels.latency import latencies
 
 # columns of a family's call table that a shape holds under another name
@@ -40,8 +39,8 @@ def call_latencies(
     families = calls["family"].combine_chunks()
     names = pc.unique(families).to_pylist()
     for family in names:
-        if family not in FORMS:
-            raise unknown("kernel family", family, FORMS)
+        if family not in FAMILIES:
+            raise unknown("kernel family", family, FAMILIES)
     settings = pa.table({"deployment_id": pc.unique(calls["deployment_id"].combine_chunks())})
     settings = settings.append_column("tier", pa.repeat(pa.scalar(tier), settings.num_rows))
     parts, positions = [], []
@@ -61,11 +60,11 @@ def family_table(family: str, calls: pa.Table) -> pa.Table:
 
     InvalidInput: as :func:`call_latencies`. A window that is missing is none; an encoder caches nothing.
     """
-    reads = FORMS[family].reads
+    reads = FAMILIES[family].form.reads
     sizes = _sizes(family, calls["shape"].combine_chunks(), _fields(family))
     _refuse_work(family, calls)
     calls = _with_formats(family, calls)
-    for name in dict.fromkeys([*reads, *(["head_dim"] if family in BY_HEAD_DIM else [])]):
+    for name in dict.fromkeys([*reads, *(["head_dim"] if FAMILIES[family].by_head_dim else [])]):
         if name in COMPUTED:
             # whole numbers of 64 bits would overflow
             as_floats = {field: values.astype(float) for field, values in sizes.items()}
@@ -78,11 +77,11 @@ def family_table(family: str, calls: pa.Table) -> pa.Table:
 
 def _fields(family: str) -> list[str]:
     """The fields of a shape that a family's columns come from."""
-    reads = FORMS[family].reads
+    reads = FAMILIES[family].form.reads
     fields = [FIELD.get(name, name) for name in reads if name not in COMPUTED]
     if family == "sparse_attention":
         fields.append("pairs")
-    if family in BY_HEAD_DIM:
+    if FAMILIES[family].by_head_dim:
         fields.append("head_dim")
     return fields
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelsight.kernels.forms import Coefficient, Form, same
+from kernelsight.kernels.forms import Coefficient, Features
 from kernelsight.kernels.terms import Coefficients, Columns
 
 REFERENCE_CLOCK_PER_US = 1800.0
@@ -70,6 +70,24 @@ EXCHANGE = (
     Coefficient("growth_bytes", "bytes", 25e6, 1e6, 2e8, "implementation", "size at which half is paid, 450 GB/s"),
     Coefficient("exchange_efficiency", "1", 0.7, 0.02, 1.0, "implementation", "share of the peak, large messages", 0.3),
 )
+
+FEATURES = Features(("group_size", "bytes"))
+
+
+# bytes that the busiest link carries at least, as a multiple of the tensor: the plain roofline of a collective
+def share_twice(n: Any) -> Any:
+    """Of a sum that every GPU receives: parts are gathered, and results sent back."""
+    return 2.0 * (n - 1.0) / n
+
+
+def share_once(n: Any) -> Any:
+    """Of a tensor of which each GPU holds, or receives, one part."""
+    return (n - 1.0) / n
+
+
+def share_whole(n: Any) -> Any:
+    """Of a message from one GPU to another."""
+    return 1.0 + 0.0 * n
 
 
 def link(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any, Any]:
@@ -172,20 +190,3 @@ def sent_at_once(xp: Any, call: Columns, gpu: Columns, at: Coefficients, near: A
     on_gpu = at["start_us"] + at["ramp_us"] * saturating(size, at["ramp_bytes"]) + at["growth_us"] * pipeline
     sent = size * (near / (peak * at["exchange_efficiency"]) + far / xp.minimum(peak, gpu["network_bytes_per_us"]))
     return pace(gpu) * on_gpu + hops * at["hop"] * gpu["link_latency_us"] + network_us + sent
-
-
-# Bytes that the busiest link carries at least, as a multiple of the tensor: the plain roofline of a collective.
-LEAST_WIRE_SHARE = {
-    "all_reduce": lambda n: 2.0 * (n - 1.0) / n,
-    "all_gather": lambda n: (n - 1.0) / n,
-    "reduce_scatter": lambda n: (n - 1.0) / n,
-    "all_to_all": lambda n: (n - 1.0) / n,
-    "p2p": lambda n: 1.0 + 0.0 * n,
-}
-FORMS = {
-    "all_reduce": Form(all_reduce, ("group_size",), same, ALL_REDUCE, 1.5),
-    "all_gather": Form(half_ring, ("group_size",), same, HALF_RING, 1.5),
-    "reduce_scatter": Form(half_ring, ("group_size",), same, HALF_RING, 1.5),
-    "all_to_all": Form(exchange, ("group_size",), same, EXCHANGE, 2.0),
-    "p2p": Form(transfer, ("group_size",), same, EXCHANGE, 2.0),
-}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kernelsight.kernels.forms import Coefficient
+from kernelsight.kernels.forms import LANES, Coefficient, Features
 
 Columns = Mapping[str, Any]
 
@@ -59,6 +59,16 @@ COEFFICIENTS = (
     Coefficient("streams", "1", 1.0, 0.0, 1.0, "fixed", "0: one block keeps up with a multiprocessor's share of DRAM"),
     Coefficient("packs_window", "1", 1.0, 0.0, 1.0, "fixed", "0: with a window, one block a query head"),
 )  # fmt: skip
+
+FEATURES = Features(
+    ("keys", "lanes", "group", "head_dim", "flops", "bytes"),
+    flags=("window",),
+    paddings=(("keys", 64.0), ("keys", 128.0), ("group", 8.0), ("group", 16.0)),
+    grids=((("batch", 1.0), ("kv_heads", 1.0)), LANES),
+)
+LATENT_FEATURES = Features(
+    ("batch", "context", "heads", "flops", "bytes"), paddings=(("heads", 64.0),), grids=((("batch", 1.0),), LANES)
+)
 
 
 def decode_attention(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:

@@ -1,45 +1,197 @@
-"""Every kernel family's latency model: expression, the columns it reads, its coefficients."""
+"""The registry of kernel families: one row declares a family, and all lists of families derive from these rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
 from kernelsight.kernels import collectives, decode, gemm, linear, moe, prefill, sparse, streaming
-from kernelsight.kernels.forms import Form, same
+from kernelsight.kernels.forms import Features, Form, same
 
-PREFILL_READS = ("batch", "new_tokens", "cached_tokens", "heads", "visible_pairs")
-ROWS = ("rows", "columns")
 
-FORMS: dict[str, Form] = {
-    "gemm": Form(gemm.gemm, ("m", "n", "k"), same, gemm.COEFFICIENTS, 1.4),
-    "batched_gemm": Form(gemm.batched_gemm, ("batch", "m", "n", "k"), same, gemm.BATCHED_COEFFICIENTS, 1.6),
-    "prefill_attention": Form(
-        prefill.attention, (*PREFILL_READS, "kv_heads", "head_dim", "window"), same, prefill.COEFFICIENTS, 1.6
+class Family(NamedTuple):
+    """One kernel family; ``sql/lower/<name>_calls.sql`` lowers its calls, the contract of that name states them.
+
+    ``doc``: its kernels, in the plural; ``form``: its latency model; ``features``: what a correction sees of its calls;
+    without sizes it has none.
+    ``launched_by``: traits of deployments, one of which launches it (kinds of attention and feed-forward in
+    ``sharded_layers``, "tp", "pp" and "dp" above 1, "quantizes_activations"); none: any deployment may.
+    ``wire_share(gpus)``: of collectives, the bytes that the busiest link carries, as a multiple of the tensor.
+    ``vector_work``: its arithmetic runs on the vector units, whatever the format of what it moves.
+    ``by_head_dim``: engines choose its kernel by the width of the heads.
+    ``kernel_column``: column of ``deployment_settings`` or of its calls that asks for a kernel by name.
+    ``step_cost``: part of step costs that holds its time a second time, because layers do not share it.
+    ``lowered``: False where no model of the catalogue launches it, and sweeps and call files alone hold it.
+    """
+
+    name: str
+    doc: str
+    form: Form
+    features: Features = Features()
+    launched_by: tuple[str, ...] = ()
+    wire_share: Callable[[Any], Any] | None = None
+    vector_work: bool = False
+    by_head_dim: bool = False
+    kernel_column: str = ""
+    step_cost: str = ""
+    lowered: bool = True
+
+
+_PROMPT = ("batch", "new_tokens", "cached_tokens", "heads", "visible_pairs")
+_HEADS = ("kv_heads", "head_dim", "window")
+_EXPERTS = ("tokens", "hidden", "intermediate", "local_experts", "top_k", "moe_ep", "active_experts")
+_ROWS = ("rows", "columns")
+_MOVED = Form(streaming.streaming, _ROWS, same, streaming.COEFFICIENTS, 1.6)
+_QUANTIZED = Form(streaming.quantize, _ROWS, same, streaming.QUANTIZE_COEFFICIENTS, 1.6)
+_SAMPLED = Form(streaming.streaming, _ROWS, same, streaming.SAMPLING_COEFFICIENTS, 2.5)
+_HALF_RING = Form(collectives.half_ring, ("group_size",), same, collectives.HALF_RING, 1.5)
+_CACHING = ("full", "sliding", "mla", "sparse")
+
+_REGISTRY = (
+    Family(
+        "gemm",
+        "dense matrix products",
+        Form(gemm.gemm, ("m", "n", "k"), same, gemm.COEFFICIENTS, 1.4),
+        gemm.FEATURES,
     ),
-    "encoder_attention": Form(prefill.attention, PREFILL_READS, same, prefill.COEFFICIENTS, 1.6),
-    "mla_prefill": Form(prefill.attention, PREFILL_READS, same, prefill.COEFFICIENTS, 1.8),
-    "decode_attention": Form(
-        decode.decode_attention,
-        ("batch", "context", "heads", "kv_heads", "head_dim", "window"),
-        same,
-        decode.COEFFICIENTS,
-        1.8,
+    Family(
+        "batched_gemm",
+        "absorbed MLA projections",
+        Form(gemm.batched_gemm, ("batch", "m", "n", "k"), same, gemm.BATCHED_COEFFICIENTS, 1.6),
+        gemm.BATCHED_FEATURES,
+        launched_by=("mla", "sparse"),
     ),
-    "mla_decode": Form(
-        decode.mla_decode, ("batch", "context", "heads", "kv_lora_rank", "rope_dim"), same, decode.COEFFICIENTS, 1.8
+    Family(
+        "prefill_attention",
+        "softmax attention over prompts",
+        Form(prefill.attention, (*_PROMPT, *_HEADS), same, prefill.COEFFICIENTS, 1.6),
+        prefill.FEATURES,
+        launched_by=("full", "sliding"),
+        by_head_dim=True,
     ),
-    **sparse.FORMS,
-    **linear.FORMS,
-    "moe": Form(
-        moe.moe,
-        ("tokens", "hidden", "intermediate", "local_experts", "top_k", "moe_ep", "active_experts"),
-        moe.view,
-        moe.COEFFICIENTS,
-        2.0,
+    Family(
+        "encoder_attention",
+        "softmax attention of encoders",
+        Form(prefill.attention, _PROMPT, same, prefill.COEFFICIENTS, 1.6),
+        prefill.FEATURES_OF_PAIRS,
+        lowered=False,
     ),
-    **dict.fromkeys(
-        ("norm", "activation", "rope", "kv_write", "embedding"),
-        Form(streaming.streaming, ROWS, same, streaming.COEFFICIENTS, 1.6),
+    Family(
+        "decode_attention",
+        "softmax attention of single tokens",
+        Form(decode.decode_attention, ("batch", "context", "heads", *_HEADS), same, decode.COEFFICIENTS, 1.8),
+        decode.FEATURES,
+        launched_by=("full", "sliding"),
+        by_head_dim=True,
     ),
-    "quantize": Form(streaming.quantize, ROWS, same, streaming.QUANTIZE_COEFFICIENTS, 1.6),
-    "sampling": Form(streaming.streaming, ROWS, same, streaming.SAMPLING_COEFFICIENTS, 2.5),
-    **collectives.FORMS,
-}
+    Family(
+        "mla_prefill",
+        "MLA over prompts",
+        Form(prefill.attention, _PROMPT, same, prefill.COEFFICIENTS, 1.8),
+        prefill.FEATURES_OF_PAIRS,
+        launched_by=("mla",),
+    ),
+    Family(
+        "mla_decode",
+        "MLA of single tokens",
+        Form(
+            decode.mla_decode,
+            ("batch", "context", "heads", "kv_lora_rank", "rope_dim"),
+            same,
+            decode.COEFFICIENTS,
+            1.8,
+        ),
+        decode.LATENT_FEATURES,
+        launched_by=("mla",),
+    ),
+    Family(
+        "sparse_attention",
+        "the indexer and attention over selected tokens",
+        Form(sparse.sparse_attention, ("queries", "visible_pairs", "heads", "width"), same, sparse.COEFFICIENTS, 2.5),
+        sparse.FEATURES,
+        launched_by=("sparse",),
+    ),
+    Family(
+        "linear_attention",
+        "the gated delta net",
+        Form(linear.gated_delta_net, ("rows", "columns", "sequences"), same, linear.COEFFICIENTS, 2.0),
+        linear.FEATURES,
+        launched_by=("linear",),
+    ),
+    Family(
+        "moe",
+        "routed experts",
+        Form(moe.moe, _EXPERTS, moe.view, moe.COEFFICIENTS, 2.0),
+        moe.FEATURES,
+        launched_by=("moe",),
+        kernel_column="moe_backend",
+    ),
+    Family("norm", "norms", _MOVED, streaming.FEATURES, vector_work=True),
+    Family("activation", "activations", _MOVED, streaming.FEATURES, vector_work=True),
+    Family("rope", "rotary embeddings", _MOVED, streaming.FEATURES, launched_by=_CACHING, vector_work=True),
+    Family("kv_write", "KV-cache writes", _MOVED, streaming.FEATURES, launched_by=_CACHING, vector_work=True),
+    Family(
+        "quantize",
+        "quantisation of activations",
+        _QUANTIZED,
+        streaming.FEATURES,
+        launched_by=("quantizes_activations",),
+        vector_work=True,
+        kernel_column="implementation",
+    ),
+    Family("embedding", "embedding gathers", _MOVED, streaming.FEATURES, vector_work=True, step_cost="embedding"),
+    Family("sampling", "sampling", _SAMPLED, streaming.FEATURES, vector_work=True),
+    Family(
+        "all_reduce",
+        "all-reduces",
+        Form(collectives.all_reduce, ("group_size",), same, collectives.ALL_REDUCE, 1.5),
+        collectives.FEATURES,
+        launched_by=("tp",),
+        wire_share=collectives.share_twice,
+    ),
+    Family(
+        "all_gather",
+        "all-gathers",
+        _HALF_RING,
+        collectives.FEATURES,
+        launched_by=("tp", "dp"),
+        wire_share=collectives.share_once,
+    ),
+    Family(
+        "reduce_scatter",
+        "reduce-scatters",
+        _HALF_RING,
+        collectives.FEATURES,
+        launched_by=("dp",),
+        wire_share=collectives.share_once,
+    ),
+    Family(
+        "all_to_all",
+        "all-to-all exchanges",
+        Form(collectives.exchange, ("group_size",), same, collectives.EXCHANGE, 2.0),
+        collectives.FEATURES,
+        launched_by=("dp",),
+        wire_share=collectives.share_once,
+    ),
+    Family(
+        "p2p",
+        "transfers between pipeline stages",
+        Form(collectives.transfer, ("group_size",), same, collectives.EXCHANGE, 2.0),
+        collectives.FEATURES,
+        launched_by=("pp",),
+        wire_share=collectives.share_whole,
+        step_cost="transfer",
+    ),
+)
+FAMILIES: dict[str, Family] = {family.name: family for family in _REGISTRY}
+LOWERED: dict[str, str] = {family.name: family.doc for family in _REGISTRY if family.lowered}
+COMMUNICATION = tuple(family.name for family in _REGISTRY if family.wire_share)
+
+
+def launched(traits: Collection[str]) -> list[str]:
+    """Return the families that deployments may launch, by what they have together (see ``Family.launched_by``).
+
+    >>> [name for name in launched({"full", "dense"}) if name not in launched({"linear", "dense"})]
+    ['prefill_attention', 'decode_attention', 'rope', 'kv_write']
+    """
+    return [name for name in LOWERED if not (by := FAMILIES[name].launched_by) or not set(by).isdisjoint(traits)]

@@ -1,4 +1,4 @@
-"""What a latency expression declares about its coefficients: where a fit starts, what bounds it, who owns it."""
+"""What a latency expression declares: its coefficients, where their fit starts and who owns them, and its features."""
 
 from __future__ import annotations
 
@@ -61,6 +61,24 @@ class Form(NamedTuple):
     view: Callable[..., Any]
     coefficients: tuple[Coefficient, ...]
     spread: float
+
+
+class Features(NamedTuple):
+    """What a correction sees of a family's calls; the range of ``sizes`` and ``flags`` says how far a call lies from a
+    sweep.
+
+    ``sizes``: call columns, as log2; ``flags``: 1 where the column is positive; ``paddings``: (column, tile), octaves
+    by which it rounds up; ``grids``: factors (column, tile) of a number of blocks, as log2 of waves and their rounding.
+    """
+
+    sizes: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    paddings: tuple[tuple[str, float], ...] = ()
+    grids: tuple[tuple[tuple[str, float], ...], ...] = ()
+
+
+# what runs side by side counts as one number, so that few measured heads stand for many batches
+LANES = (("batch", 1.0), ("heads", 1.0))
 
 
 def same(xp: Any, call: Any) -> Any:

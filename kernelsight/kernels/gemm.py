@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kernelsight.kernels.forms import Coefficient
+from kernelsight.kernels.forms import Coefficient, Features
 
 Columns = Mapping[str, Any]
 
@@ -51,6 +51,17 @@ COEFFICIENTS = (
 BATCHED_COEFFICIENTS = (
     *COEFFICIENTS,
     Coefficient("gap_us", "us", 1.5, 0.1, 20.0, "engine", "what one call per graph replay adds; nil in serving", 0.7),
+)
+
+
+_GRIDS = tuple((("m", tile_m), ("n", tile_n)) for tile_m, tile_n in ((64, 64), (128, 128), (256, 128), (128, 64)))
+FEATURES = Features(
+    ("m", "n", "k", "flops", "bytes"), paddings=(("m", 16.0), ("m", 64.0), ("m", 256.0), ("n", 128.0)), grids=_GRIDS
+)
+BATCHED_FEATURES = Features(
+    ("batch", "m", "n", "k", "flops", "bytes"),
+    paddings=(("m", 16.0), ("m", 64.0), ("n", 128.0)),
+    grids=tuple((("batch", 1.0), *grid) for grid in _GRIDS[:2]),
 )
 
 

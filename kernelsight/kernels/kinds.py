@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from kernelsight.dataflow.cache import remembered
 from kernelsight.errors import InvalidInput
 from kernelsight.kernels.columns import combinations
-from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.intervals import KNOTS_US, group_of, halves_for
 from kernelsight.kernels.nearby import Nearby, nearby_of
 from kernelsight.kernels.network import Network, network_of
@@ -30,8 +30,6 @@ from kernelsight.kernels.resolve import (
 # what differs between a sweep and a served graph: no gap between two replays; quantisation, rotation and cache writes
 # have calls of their own; prompts do not end at whole tiles
 SERVED = {"gap_us": 0.0, "quantizes": 0.0, "query_passes": 0.0, "kv_passes": 0.0, "row_padding": 0.5}
-# families whose kernel an engine chooses by the width of the heads
-BY_HEAD_DIM = ("prefill_attention", "decode_attention")
 TIERS = ("cross-generation", "roofline", "target-measured", "hypothetical")
 # tiers that answer from the fit of one GPU, with its correction
 FITTED = ("target-measured", "hypothetical")
@@ -51,18 +49,15 @@ def kinds_of(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dic
     for name in ("format", "math"):
         if name in calls.column_names:
             named[name] = calls[name]
-    if family in BY_HEAD_DIM:
+    if FAMILIES[family].by_head_dim:
         named["head_dim"] = calls["head_dim"].cast(pa.string())
-    if (
-        family == "moe"
-        and "moe_backend" in settings.column_names
-        and settings["moe_backend"].null_count < len(settings)
-    ):
-        backends = pc.fill_null(settings["moe_backend"].combine_chunks(), "")
+    asked = FAMILIES[family].kernel_column
+    if asked in settings.column_names and settings[asked].null_count < len(settings):
+        kernels = pc.fill_null(settings[asked].combine_chunks(), "")
         place = pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks())
-        named["asked"] = backends.take(place) if len(settings) != 1 else pa.repeat(backends[0], calls.num_rows)
-    elif family == "quantize" and "implementation" in calls.column_names:
-        named["asked"] = pc.fill_null(calls["implementation"], "")
+        named["asked"] = kernels.take(place) if len(settings) != 1 else pa.repeat(kernels[0], calls.num_rows)
+    elif asked in calls.column_names:
+        named["asked"] = pc.fill_null(calls[asked], "")
     kinds, kind_of_row = combinations(pa.table(named), list(named))
     return [{**kind, "dtype": dtype_of(family, kind)} for kind in kinds], kind_of_row
 
@@ -106,7 +101,7 @@ def _constants_of(
     coefficients: pa.Table,
     stands_for: Mapping[str, str | None],
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    form = FORMS[family]
+    form = FAMILIES[family].form
     if not kinds:
         return {one.name: np.array([one.start]) for one in form.coefficients}, [""]
     measured, anywhere = _measured_gpus(family, coefficients), _gpus_of(coefficients)
@@ -170,7 +165,7 @@ def halves_at(family: str, kinds: Sequence[Mapping[str, Any]], coefficients: pa.
     """Return (kinds, knots): half widths of the logarithm of each kind's 90 % interval, at the knots of latency."""
     curves_of = rows_of_part(coefficients, family, "interval")
     rows = remembered((coefficients,), ("curves", family), curves_of.to_pylist)
-    found = np.full((len(kinds), len(KNOTS_US)), np.log(FORMS[family].spread))
+    found = np.full((len(kinds), len(KNOTS_US)), np.log(FAMILIES[family].form.spread))
     for number, kind in enumerate(kinds):
         # what a sweep tells of its own GPU's errors says nothing of a GPU that nobody built
         gpu = kind["gpu"] if kind["answers"] == "target-measured" else None

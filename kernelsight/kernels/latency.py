@@ -12,18 +12,15 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.columns import evaluate, numeric
-from kernelsight.kernels import collectives, streaming
-from kernelsight.kernels.families import FORMS
-from kernelsight.kernels.features import FEATURES, features
+from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.features import features
 from kernelsight.kernels.hardware import MATH, hardware_columns
 from kernelsight.kernels.intervals import spread
-from kernelsight.kernels.kinds import BY_HEAD_DIM, TIERS, constants_of, halves_at, kinds_of, nearby_at, network_at
+from kernelsight.kernels.kinds import TIERS, constants_of, halves_at, kinds_of, nearby_at, network_at
 from kernelsight.kernels.nearby import Nearby, nearby_delta
 from kernelsight.kernels.network import Network, correction, scaled
 
 BOUNDS = ("compute", "memory", "link")
-# their arithmetic runs on the vector units, whatever the format of what they move
-VECTOR_WORK = ("norm", "activation", "rope", "kv_write", "quantize", "embedding", "sampling")
 # a forward pass touches far more bytes than L2 holds before it reads a weight or a cached key again
 COLD_BYTES = 1e15
 
@@ -83,8 +80,17 @@ def latencies(
 
 def columns_read(family: str, there: Collection[str]) -> list[str]:
     """Return the columns of a family's call table that its latencies rest on, of those that are ``there``."""
-    words = ("deployment_id", "gpu", "engine", "format", "math", *(("head_dim",) if family in BY_HEAD_DIM else ()))
-    return list(dict.fromkeys(name for name in (*words, *FORMS[family].reads, "flops", "bytes") if name in there))
+    words = (
+        "deployment_id",
+        "gpu",
+        "engine",
+        "format",
+        "math",
+        *(("head_dim",) if FAMILIES[family].by_head_dim else ()),
+    )
+    return list(
+        dict.fromkeys(name for name in (*words, *FAMILIES[family].form.reads, "flops", "bytes") if name in there)
+    )
 
 
 def answers(
@@ -100,10 +106,10 @@ def answers(
 ) -> Answers:
     """Return what ``latencies`` makes its table of; ``calls`` needs the columns of ``columns_read`` alone."""
     rows = calls.num_rows
-    form = FORMS[family]
-    columns = numeric(calls, [*form.reads, "flops", "bytes"])
+    declared = FAMILIES[family]
+    columns = numeric(calls, [*declared.form.reads, "flops", "bytes"])
     columns["gpu"] = _positions(calls["gpu"], gpus["gpu"])
-    if family not in VECTOR_WORK and "math" in calls.column_names:
+    if not declared.vector_work and "math" in calls.column_names:
         columns["math"] = _positions(calls["math"], pa.array(MATH))
     kinds, kind_of_row = kinds_of(family, calls, settings)
     at, evidence = constants_of(family, kinds, implementations, gpus, coefficients)
@@ -118,7 +124,7 @@ def answers(
         found = _evaluate(family, part, kind_of_row[chosen], kinds, at, hardware, networks.get(gpu), backend)
         if nearby := nearby_at(coefficients, family, gpu) if gpu else {}:
             factor = _nearby_factor(family, part, kind_of_row[chosen], kinds, hardware, networks[gpu][0], nearby)
-            least = found["roofline_us"] if "math" in part or family in collectives.LEAST_WIRE_SHARE else 0.0
+            least = found["roofline_us"] if "math" in part or declared.wire_share else 0.0
             found["latency_us"] = np.maximum(found["latency_us"] * factor, least)
         for name, values in found.items():
             results.setdefault(name, np.empty(rows))[chosen] = values
@@ -164,24 +170,17 @@ def _nearby_factor(
     nearby: Mapping[str, Nearby],
 ) -> np.ndarray:
     """Return what the points of a small sweep make of calls near them."""
-    call = FORMS[family].view(np, {"working_set_bytes": COLD_BYTES, **columns})
+    call = FAMILIES[family].form.view(np, {"working_set_bytes": COLD_BYTES, **columns})
     seen = features(np, family, call, {"sm_count": hardware["sm_count"][columns["gpu"]]})
     kernels = np.array([kind["kernel"] for kind in kinds])[kind_of_row]
     return np.exp(nearby_delta(scaled(seen, network), kernels, nearby))
 
 
-def _kernel(family: str) -> Callable[..., dict[str, Any]]:
-    """The family's whole expression; families that compute the same share one, which JAX then compiles once."""
-    form = FORMS[family]
-    shared = family if family in FEATURES else None
-    return _shared_kernel(form.expression, form.view, collectives.LEAST_WIRE_SHARE.get(family), shared)
-
-
 @cache
-def _shared_kernel(
-    expression: Callable, view: Callable, wire_share: Callable | None, family: str | None
-) -> Callable[..., dict[str, Any]]:
-    """Gather hardware and constants, then roofline, bound, latency, its correction, and tiles."""
+def _kernel(family: str) -> Callable[..., dict[str, Any]]:
+    """The family's whole expression: gather hardware and constants; roofline, bound, latency, correction, tiles."""
+    declared = FAMILIES[family]
+    form, wire_share = declared.form, declared.wire_share
 
     def kernel(xp: Any, columns: dict, uniform: dict, hardware: dict, at: dict) -> dict[str, Any]:
         columns = {"working_set_bytes": COLD_BYTES, **columns, **uniform}
@@ -201,11 +200,11 @@ def _shared_kernel(
             compute, memory = columns["flops"] / rates, columns["bytes"] / gpu["memory_bytes_per_us"]
             roofline = xp.maximum(compute, memory)
             bound = xp.where(compute > memory, 0.0, 1.0)
-        if "new_tokens" in columns or expression in (streaming.streaming, streaming.quantize):
+        if "new_tokens" in columns or declared.vector_work:
             # queries, keys and values of a prompt, and activations, were written by the kernel before
             columns["working_set_bytes"] = columns["bytes"]
-        call = view(xp, columns)
-        latency, tiles = expression(xp, call, gpu, at)
+        call = form.view(xp, columns)
+        latency, tiles = form.expression(xp, call, gpu, at)
         if network is not None:
             seen = features(xp, family, call, gpu)
             latency = latency * xp.exp(correction(xp, seen, columns["node"], network))

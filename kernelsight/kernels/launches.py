@@ -7,25 +7,18 @@ take, from the GPU.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from kernelsight.kernels.families import launched
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Reader
 
 # settings that a call's time rests on without being a column of its calls
 PRICED_BY = ("tier", "moe_backend")
-# families that only such attention launches: a query that finds nothing takes 10 ms to plan
-ONLY_OF = {
-    "batched_gemm": {"mla", "sparse"},
-    "mla_prefill": {"mla"},
-    "mla_decode": {"mla"},
-    "sparse_attention": {"sparse"},
-    "linear_attention": {"linear"},
-}
 
 
 def signatures_of(
@@ -59,21 +52,13 @@ def signatures_of(
     return pa.table({"deployment_id": pa.array(names, pa.string()), "signature_id": pa.array(signatures, pa.string())})
 
 
-def launched_families(
-    families: Iterable[str], settings: pa.Table, sharded_layers: pa.Table, layer_weights: pa.Table
-) -> list[str]:
-    """Return the families that some deployment launches, as far as settings and layers say."""
-    attention = set(sharded_layers["attention"].to_pylist())
-    never = {family for family, kinds in ONLY_OF.items() if not kinds & attention}
-    if pc.max(settings["pp"]).as_py() in (None, 1):
-        never.add("p2p")
-    if pc.max(settings["dp"]).as_py() in (None, 1):
-        never |= {"all_to_all", "reduce_scatter"}
-    if "moe" not in sharded_layers["ffn"].to_pylist():
-        never.add("moe")
-    if not pc.any(layer_weights["quantizes_activations"]).as_py():
-        never.add("quantize")
-    return [name for name in families if name not in never]
+def launched_families(settings: pa.Table, sharded_layers: pa.Table, layer_weights: pa.Table) -> list[str]:
+    """Return the families that some deployment launches: a query that finds nothing takes 10 ms to plan."""
+    traits = {*sharded_layers["attention"].to_pylist(), *sharded_layers["ffn"].to_pylist()}
+    traits |= {size for size in ("tp", "pp", "dp") if (pc.max(settings[size]).as_py() or 1) > 1}
+    if pc.any(layer_weights["quantizes_activations"]).as_py():
+        traits.add("quantizes_activations")
+    return launched(traits)
 
 
 def _stated(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelsight.kernels.forms import Coefficient, Form, same
+from kernelsight.kernels.forms import Coefficient, Features
 from kernelsight.kernels.terms import Coefficients, Columns, power_mean
 
 # the convolution multiplies by 4 taps and adds, the delta rule by 3 x 64 channels at least
@@ -47,6 +47,8 @@ COEFFICIENTS = (
     Coefficient("token_us", "us", 0.04, 1e-3, 1.0, "implementation", "delta rule of prompts: one token after another"),
 )  # fmt: skip
 
+FEATURES = Features(("rows", "columns", "sequences", "flops", "bytes"))
+
 
 def gated_delta_net(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
     """Floor, each sequence, and the p-norm of multiprocessor, DRAM and serial time (Yang et al., arXiv 2412.06464)."""
@@ -72,6 +74,3 @@ def gated_delta_net(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> t
     serial_us = xp.where(chunked, token_us * rows / sequences, 0.0)
     busy_us = power_mean(xp, power_mean(xp, unit_us, dram_us, NORM_EXPONENT), serial_us, NORM_EXPONENT)
     return role("floor_us") + role("sequence_us") * sequences + busy_us, None
-
-
-FORMS = {"linear_attention": Form(gated_delta_net, ("rows", "columns", "sequences"), same, COEFFICIENTS, 2.0)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelsight.kernels.forms import Coefficient
+from kernelsight.kernels.forms import Coefficient, Features
 from kernelsight.kernels.terms import Columns, power_mean
 
 # rows of one expert that a tile takes
@@ -55,6 +55,17 @@ COEFFICIENTS = (
     Coefficient("most_tile", "rows", 256.0, 16.0, 256.0, "fixed", "largest row tile that the kernel has"),
     Coefficient("column_tile", "columns", 128.0, 32.0, 256.0, "fixed", "columns of a tile's output"),
     Coefficient("warp_level", "1", 0.0, 0.0, 1.0, "fixed", "1: products run by mma.sync, whatever the GPU offers"),
+)
+
+FEATURES = Features(
+    ("tokens", "hidden", "intermediate", "rank_rows", "active_experts", "rows_per_expert", "flops", "bytes"),
+    flags=("even",),
+    paddings=(("rows_per_expert", 16.0), ("rows_per_expert", 64.0), ("rows_per_expert", 128.0)),
+    grids=tuple(
+        (("active_experts", 0.0), ("rows_per_expert", tile), (width, 128.0))
+        for tile in (16.0, 64.0, 128.0)
+        for width in ("intermediate", "hidden")
+    ),
 )
 
 

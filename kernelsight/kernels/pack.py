@@ -122,11 +122,14 @@ def read_pack(path: Path) -> pa.Table:
 
 def with_assumed(rows: pa.Table) -> pa.Table:
     """Add the starting constants of the families of which a pack holds none."""
-    from kernelsight.kernels.families import FORMS
+    from kernelsight.kernels.families import FAMILIES
 
     held = set(pc.unique(rows["family"]).to_pylist())
     missing = [
-        row for family, form in FORMS.items() if family not in held for row in assumed_rows(family, form.coefficients)
+        row
+        for name, family in FAMILIES.items()
+        if name not in held
+        for row in assumed_rows(name, family.form.coefficients)
     ]
     return pa.concat_tables([rows, pack_table(missing)])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kernelsight.kernels.forms import Coefficient
+from kernelsight.kernels.forms import LANES, Coefficient, Features
 
 Columns = Mapping[str, Any]
 
@@ -53,6 +53,20 @@ COEFFICIENTS = (
     Coefficient("splits_keys", "1", 1.0, 0.0, 1.0, "fixed", "1: idle multiprocessors take part of a tile's keys"),
     Coefficient("skips_window", "1", 1.0, 0.0, 1.0, "fixed", "share of the work outside the window that is left out"),
     Coefficient("row_padding", "1", 0.0, 0.0, 1.0, "fixed", "mean share of a query tile that holds no rows"),
+)
+
+FEATURES_OF_PAIRS = Features(
+    ("new_tokens", "lanes", "flops", "bytes"),
+    paddings=(("new_tokens", 64.0), ("new_tokens", 128.0)),
+    grids=tuple((*LANES, ("new_tokens", tile)) for tile in (64.0, 128.0)),
+)
+FEATURES = FEATURES_OF_PAIRS._replace(
+    sizes=("new_tokens", "cached_tokens", "lanes", "group", "head_dim", "flops", "bytes"),
+    flags=("window",),
+    grids=(
+        *FEATURES_OF_PAIRS.grids,
+        *((("batch", 1.0), ("kv_heads", 1.0), ("packed", tile)) for tile in (64.0, 128.0)),
+    ),
 )
 
 

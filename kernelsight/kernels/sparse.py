@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelsight.kernels.forms import Coefficient, Form, same
+from kernelsight.kernels.forms import Coefficient, Features
 from kernelsight.kernels.terms import Coefficients, Columns, power_mean
 
 # widest head of an indexer; attention in the latent space is wider
@@ -29,6 +29,8 @@ COEFFICIENTS = (
     ),
 )
 
+FEATURES = Features(("queries", "visible_pairs", "heads", "width", "flops", "bytes"))
+
 
 def sparse_attention(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
     """Floor + p-norm of compute and DRAM time, compute never below one query's on one multiprocessor, + selection."""
@@ -46,7 +48,3 @@ def sparse_attention(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> 
     each_us = at["select_pair_clocks"] * pairs / (units * gpu["clock_per_us"])
     selection_us = selects * (waves * at["select_query_us"] + each_us)
     return at["floor_us"] + power_mean(xp, compute_us, memory_us, NORM_EXPONENT) + selection_us, None
-
-
-READS = ("queries", "visible_pairs", "heads", "width")
-FORMS = {"sparse_attention": Form(sparse_attention, READS, same, COEFFICIENTS, 2.5)}

@@ -14,14 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.kernels.families import FAMILIES, LOWERED
 from kernelsight.kernels.latency import answers, columns_read
 from kernelsight.kernels.launches import PRICED_BY, launched_families
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Reader
 
-# families whose time has a column of its own, as no pipeline stage shares it
-SEPARATE_COLUMNS = {"embedding": "embedding", "p2p": "transfer"}
 # a factor of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
 MIX = np.uint64(0xBF58476D1CE4E5B9)
 
@@ -40,8 +39,8 @@ class Costed(NamedTuple):
     def add(self, family: str, picoseconds: np.ndarray, launches: np.ndarray) -> None:
         """Add a family's kernels; whole numbers below 2^53 are exact in any order."""
         sums = {"picoseconds": picoseconds, "launches": launches}
-        if family in SEPARATE_COLUMNS:
-            sums[SEPARATE_COLUMNS[family]] = picoseconds
+        if column := FAMILIES[family].step_cost:
+            sums[column] = picoseconds
         for name, values in sums.items():
             total = getattr(self, name)
             total += values
@@ -108,17 +107,16 @@ def _costs(
     threads: int | None,
 ) -> Mapping[str, Costed]:
     """Return by deployment what its step shapes cost, by their ids."""
-    families = [name.removesuffix("_calls") for name in read.tables if name.endswith("_calls")]
     groups = _groups(step_shapes, signatures, settings)
     given = [name for name in ("kernel_latencies",) if read.is_given(name)]
-    given = given or [f"{family}_latencies" for family in families if read.is_given(f"{family}_latencies")]
+    given = given or [f"{family}_latencies" for family in LOWERED if read.is_given(f"{family}_latencies")]
     # latencies of a person's own may differ between deployments of one signature
     units = {unit: [name for name in groups.of if groups.of[name] == unit] for unit in set(groups.of.values())}
     found: dict[str, Costed] = {}
     for (number, _), names in units.items():
         for own in [[name] for name in names] if given else [names]:
             found |= dict.fromkeys(own, Costed(*np.zeros((len(Costed._fields), groups.knots[number]))))
-    priced = [] if "kernel_latencies" in given else launched_families(families, settings, sharded_layers, layer_weights)
+    priced = [] if "kernel_latencies" in given else launched_families(settings, sharded_layers, layer_weights)
     with ThreadPoolExecutor(threads) as workers:
         waiting = []
         for family in [family for family in priced if f"{family}_latencies" not in given]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kernelsight.kernels.forms import Coefficient
+from kernelsight.kernels.forms import Coefficient, Features
 
 Columns = Mapping[str, Any]
 
@@ -32,6 +32,8 @@ QUANTIZE_COEFFICIENTS = (
     Coefficient("passes", "1", 1.0, 0.1, 20.0, "engine", "bytes moved against the least", 0.7),
     Coefficient("row_clocks", "clocks", 1.0, 0.01, 100.0, "engine", "dispatch of one row's block", 0.7),
 )
+
+FEATURES = Features(("rows", "columns", "bytes"), grids=((("rows", 1.0),),))
 
 
 def streaming(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:

@@ -128,7 +128,7 @@ def seen_of(points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.Table) -> li
     from kernelsight.catalog.tables import facts
     from kernelsight.fitting.measured import features_of
     from kernelsight.fitting.training import call_rows
-    from kernelsight.kernels.families import FORMS
+    from kernelsight.kernels.families import FAMILIES as KERNEL_FAMILIES
     from kernelsight.measure.rows import sweep_schema
 
     found: dict[int, np.ndarray] = {}
@@ -142,7 +142,9 @@ def seen_of(points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.Table) -> li
             }
             rows.append({**named, "gpu": gpu, "engine": "planned", "format": stored, "math": math_of})
         table = call_rows(pa.Table.from_pylist(rows, sweep_schema()), family)
-        seen = features_of(family, FORMS[family], table, facts("kernel_implementations"), gpus, facts("fabrics"))
+        seen = features_of(
+            family, KERNEL_FAMILIES[family].form, table, facts("kernel_implementations"), gpus, facts("fabrics")
+        )
         found.update(zip(of, seen, strict=True))
     return [found[number] for number in range(len(points))]
 

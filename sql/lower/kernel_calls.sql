@@ -1,47 +1,5 @@
--- Every kernel of every step shape: the union of the family tables, each family's sizes in one struct
-with calls as (
-  select 'gemm' as family, * from gemm_calls
-  union all by name
-  select 'batched_gemm' as family, * from batched_gemm_calls
-  union all by name
-  select 'prefill_attention' as family, * from prefill_attention_calls
-  union all by name
-  select 'decode_attention' as family, * from decode_attention_calls
-  union all by name
-  select 'mla_prefill' as family, * from mla_prefill_calls
-  union all by name
-  select 'mla_decode' as family, * from mla_decode_calls
-  union all by name
-  select 'sparse_attention' as family, * from sparse_attention_calls
-  union all by name
-  select 'linear_attention' as family, * from linear_attention_calls
-  union all by name
-  select 'moe' as family, * from moe_calls
-  union all by name
-  select 'norm' as family, * from norm_calls
-  union all by name
-  select 'activation' as family, * from activation_calls
-  union all by name
-  select 'rope' as family, * from rope_calls
-  union all by name
-  select 'kv_write' as family, * from kv_write_calls
-  union all by name
-  select 'quantize' as family, * from quantize_calls
-  union all by name
-  select 'embedding' as family, * from embedding_calls
-  union all by name
-  select 'sampling' as family, * from sampling_calls
-  union all by name
-  select 'all_reduce' as family, * from all_reduce_calls
-  union all by name
-  select 'all_gather' as family, * from all_gather_calls
-  union all by name
-  select 'reduce_scatter' as family, * from reduce_scatter_calls
-  union all by name
-  select 'all_to_all' as family, * from all_to_all_calls
-  union all by name
-  select 'p2p' as family, * from p2p_calls
-)
+-- Every kernel of every step shape: the calls of every family, each family's sizes in one struct
+-- (family_calls: the rows of every <family>_calls, each with its family)
 select
   deployment_id,
   step_shape_id,
@@ -63,4 +21,4 @@ select
   math,
   flops,
   bytes
-from calls
+from family_calls

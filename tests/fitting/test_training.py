@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.fitting.training import WORK, call_rows, training_rows
-from kernelsight.kernels import collectives
-from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.families import FAMILIES
 from kernelsight.measure.rows import sweep_schema
 from kernelsight.session import Session, connect
 from tests.fitting.measured import gemm, point, write
@@ -100,8 +99,8 @@ def test_measured_rows_and_lowered_calls_count_the_same_work(family: str, lowere
     found = training_rows([write(tmp_path / "sweep.parquet", rows)], family)
     assert found.num_rows == len(calls)
     shared = set(found.column_names) & set(lowered.table(f"{family}_calls").column_names) & {*WORK[family]}
-    assert shared >= {"flops", "bytes"} | (set(FORMS[family].reads) & set(WORK[family]))
-    if family in collectives.FORMS:
+    assert shared >= {"flops", "bytes"} | (set(FAMILIES[family].form.reads) & set(WORK[family]))
+    if FAMILIES[family].wire_share:
         # the sums of a collective are counted in lowering alone: nothing reads them
         shared -= {"flops"}
     for row in found.to_pylist():
@@ -124,7 +123,7 @@ def test_measured_rows_and_lowered_calls_count_the_same_work(family: str, lowere
 def test_every_family_that_serving_reads_is_defined_for_sweeps_too() -> None:
     """What the expressions read beside work is a column of measured rows."""
     for family, columns in WORK.items():
-        assert set(FORMS[family].reads) | {"flops", "bytes"} <= set(columns), family
+        assert set(FAMILIES[family].form.reads) | {"flops", "bytes"} <= set(columns), family
 
 
 def test_an_encoder_sees_every_pair(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.latency import latencies
 from kernelsight.kernels.pack import pack_table, with_assumed
 from kernelsight.session import connect
@@ -34,7 +34,11 @@ def price(family: str, calls: pa.Table, backend: str = "numpy", tier: str = "aut
 def drawn_constants(seed: int) -> pa.Table:
     """Return a pack that a fit could have made: every constant anywhere between its bounds."""
     random = np.random.default_rng(seed)
-    bounds = {(family, one.name): (one.low, one.high) for family, form in FORMS.items() for one in form.coefficients}
+    bounds = {
+        (family, one.name): (one.low, one.high)
+        for family, declared in FAMILIES.items()
+        for one in declared.form.coefficients
+    }
     names = zip(DECLARED["family"].to_pylist(), DECLARED["coefficient"].to_pylist(), strict=True)
     return with_column(DECLARED, "value", [np.exp(random.uniform(*np.log(bounds[name]))) for name in names])
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelsight.catalog.tables import facts
-from kernelsight.kernels import collectives
+from kernelsight.kernels.families import COMMUNICATION, FAMILIES
 
 KIB, MIB = 1024.0, 1024.0**2
 H100 = {
@@ -27,12 +27,11 @@ H100 = {
 L40S = {**H100, "sm_count": 142.0, "clock_per_us": 2520.0, "peak_link_bytes_per_us": 32e3, "link_latency_us": 2.5}
 L40S |= {"link_over_pcie": 1.0, "link_multicast": 0.0}
 A100 = {**H100, "sm_count": 108.0, "clock_per_us": 1410.0, "peak_link_bytes_per_us": 300e3, "link_multicast": 0.0}
-FAMILIES = list(collectives.FORMS)
 
 
 def constants(family: str, implementation: str = "nccl") -> dict[str, float]:
     """Return the coefficients that a family starts with, and the structure that the facts state."""
-    values = {one.name: one.start for one in collectives.FORMS[family].coefficients}
+    values = {one.name: one.start for one in FAMILIES[family].form.coefficients}
     rows = facts("kernel_implementations")
     rows = rows.filter(pc.and_(pc.equal(rows["family"], family), pc.equal(rows["implementation"], implementation)))
     return values | {row["coefficient"]: row["value"] for row in rows.to_pylist() if row["coefficient"]}
@@ -43,7 +42,7 @@ def time_us(
 ) -> np.ndarray:
     at = constants(family, implementation) | changed
     call = {"bytes": np.asarray(size, dtype=float), "group_size": np.asarray(gpus, dtype=float)}
-    return collectives.FORMS[family].expression(np, call, gpu, at)[0]
+    return FAMILIES[family].form.expression(np, call, gpu, at)[0]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,7 @@ def test_the_switch_adds_up_for_eight_gpus_that_have_one() -> None:
     assert four[0] == four[1]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", COMMUNICATION)
 def test_a_group_beyond_the_node_goes_over_the_network(family: str) -> None:
     size = 256 * MIB
     inside, beyond = time_us(family, size, 8), time_us(family, size, 16)
@@ -128,7 +127,7 @@ def implementations(family: str) -> list[str]:
     return sorted(set(rows.filter(pc.equal(rows["family"], family))["implementation"].to_pylist()))
 
 
-CASES = [(family, name) for family in FAMILIES for name in implementations(family)]
+CASES = [(family, name) for family in COMMUNICATION for name in implementations(family)]
 
 
 @settings(max_examples=150, deadline=None)
@@ -146,7 +145,7 @@ def test_more_bytes_are_never_faster_and_a_faster_link_never_slower(
     random = np.random.default_rng(seed)
     drawn = {
         one.name: np.exp(random.uniform(np.log(one.low), np.log(one.high)))
-        for one in collectives.FORMS[case[0]].coefficients
+        for one in FAMILIES[case[0]].form.coefficients
         if one.owner != "fixed"
     }
     edges = np.array([0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128]) * MIB
@@ -157,7 +156,7 @@ def test_more_bytes_are_never_faster_and_a_faster_link_never_slower(
     assert (np.diff(times) >= -1e-9 * times[1:]).all()
     faster = time_us(case[0], sizes, gpus, {**gpu, rate: gpu[rate] * factor}, case[1], **drawn)
     assert (faster <= times * (1 + 1e-12)).all()
-    wire = collectives.LEAST_WIRE_SHARE[case[0]](gpus) * sizes / gpu["peak_link_bytes_per_us"]
+    wire = FAMILIES[case[0]].wire_share(gpus) * sizes / gpu["peak_link_bytes_per_us"]
     assert (times >= wire * (1 - 1e-12)).all()
 
 
@@ -169,15 +168,15 @@ def test_numpy_and_jax_agree(case: tuple[str, str]) -> None:
     sizes = 2.0 ** np.arange(5.0, 36.0, 0.25)
     call = {"bytes": sizes, "group_size": np.resize([2.0, 4.0, 6.0, 8.0, 16.0], sizes.size)}
     at = constants(*case)
-    expression = collectives.FORMS[case[0]].expression
+    expression = FAMILIES[case[0]].form.expression
     with jax.enable_x64(True):
         by_jax = np.asarray(jax.jit(lambda columns: expression(jnp, columns, H100, at)[0])(call))
     np.testing.assert_allclose(by_jax, expression(np, call, H100, at)[0], rtol=1e-12)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", COMMUNICATION)
 def test_facts_state_every_stage_of_a_kernel_of_an_engine(family: str) -> None:
-    fixed = {one.name for one in collectives.FORMS[family].coefficients if one.owner == "fixed"}
+    fixed = {one.name for one in FAMILIES[family].form.coefficients if one.owner == "fixed"}
     rows = facts("kernel_implementations")
     stated: dict[str, set[str]] = {}
     for row in rows.filter(pc.equal(rows["family"], family)).to_pylist():

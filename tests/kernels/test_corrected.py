@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelsight.fitting.correction import WIDTHS, Fit, correction_rows
-from kernelsight.kernels.features import FEATURES, names_of
+from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.features import names_of
 from kernelsight.kernels.kinds import dtype_of
 from kernelsight.kernels.nearby import Nearby, nearby_rows
 from kernelsight.kernels.network import MOST, Network
@@ -21,7 +22,7 @@ from tests.kernels.calls import DECLARED, STREAMING, price, random_calls, with_c
 from tests.kernels.test_properties import RATES, ROUNDING, column, faster
 
 MEASURED, OTHER = "h100_sxm", "l40s"
-FAMILIES = [family for family in FEATURES if family not in STREAMING]
+CALCULATING = [family for family in FAMILIES if family not in STREAMING]
 
 
 def calls_of(family: str, seed: int, rows: int, gpu: str = MEASURED) -> pa.Table:
@@ -57,7 +58,7 @@ def times(family: str, calls: pa.Table, seed: int, name: str = "latency_us", **m
 
 @settings(max_examples=60, deadline=None)
 @given(
-    family=st.sampled_from(FAMILIES),
+    family=st.sampled_from(CALCULATING),
     rate=st.sampled_from(RATES),
     factor=st.one_of(st.floats(1.0, 1.5), st.floats(1.0, 1e4)),
     seed=st.integers(0, 2**16),
@@ -68,7 +69,7 @@ def test_inv_10_a_faster_gpu_slows_no_corrected_kernel(family: str, rate: str, f
     assert (after <= before * ROUNDING).all()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CALCULATING)
 def test_points_of_a_small_sweep_count_in_what_is_served(family: str) -> None:
     calls, size = calls_of(family, 3, 500), len(names_of(family))
     kernel = f"vllm|own|{dtype_of(family, {'math': 'bf16'})}"
@@ -83,7 +84,7 @@ def test_points_of_a_small_sweep_count_in_what_is_served(family: str) -> None:
     assert (found >= without / ROUNDING).all()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CALCULATING)
 def test_a_correction_stays_within_its_bounds_and_never_beats_the_roofline(family: str) -> None:
     calls = calls_of(family, 3, 2000)
     head = times(family, calls, 3, tier="cross-generation")
@@ -96,7 +97,7 @@ def test_a_correction_stays_within_its_bounds_and_never_beats_the_roofline(famil
     assert np.isfinite(found).all()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CALCULATING)
 def test_only_the_kernels_that_the_sweep_ran_are_corrected(family: str) -> None:
     own = calls_of(family, 4, 50)
     other = calls_of(family, 4, 50, OTHER)
@@ -109,7 +110,7 @@ def test_only_the_kernels_that_the_sweep_ran_are_corrected(family: str) -> None:
     assert tiers == ["target-measured"] * 50 + ["cross-generation"] * 50
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CALCULATING)
 def test_far_outside_its_sweep_a_correction_fades(family: str) -> None:
     """Sizes a million million times those of the sweep: less than one part in a hundred of the bound is left."""
     calls = calls_of(family, 5, 300)

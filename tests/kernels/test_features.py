@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from kernelsight.kernels.features import FEATURES, features, names_of
+from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.features import features, names_of
 
 COLUMNS = (
     "m n k batch new_tokens cached_tokens context keys heads kv_heads head_dim window tokens hidden intermediate top_k "
@@ -16,7 +17,7 @@ def _calls(family: str, rows: int = 20) -> dict[str, np.ndarray]:
     return {name: np.floor(2.0 ** random.uniform(0.0, 14.0, rows)) for name in COLUMNS}
 
 
-@pytest.mark.parametrize("family", sorted(FEATURES))
+@pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_features_are_finite_and_named(family):
     call = _calls(family)
     call["window"] = call["cached_tokens"] = np.zeros(20)
@@ -25,7 +26,7 @@ def test_features_are_finite_and_named(family):
     assert np.isfinite(found).all()
 
 
-@pytest.mark.parametrize("family", sorted(FEATURES))
+@pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_features_see_no_rate(family):
     call, gpu = _calls(family), {"sm_count": np.full(20, 132.0)}
     faster = {**gpu, "memory_bytes_per_us": np.full(20, 1e9), "math_flops_per_us": np.full(20, 1e12)}

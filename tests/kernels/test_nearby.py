@@ -10,7 +10,7 @@ from kernelsight.catalog.tables import facts
 from kernelsight.fitting.expressions import fit_family, predict_family
 from kernelsight.fitting.measured import correct, fit_measured, rows_of
 from kernelsight.fitting.training import training_rows
-from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.nearby import MOST_POINTS, fit_nearby, nearby_delta, nearby_of, nearby_rows
 from kernelsight.kernels.pack import pack_table
 from tests.fitting.measured import gemm, write
@@ -85,11 +85,11 @@ def small_sweep(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
 
 
 def test_a_users_own_sweep_is_exact_at_its_points(small_sweep: pa.Table) -> None:
-    head = pack_table(fit_family("gemm", FORMS["gemm"], small_sweep, *TABLES, "a test"))
-    own = fit_measured("gemm", FORMS["gemm"], small_sweep, "l4", head, *TABLES, effort=0.25)
+    head = pack_table(fit_family("gemm", FAMILIES["gemm"].form, small_sweep, *TABLES, "a test"))
+    own = fit_measured("gemm", FAMILIES["gemm"].form, small_sweep, "l4", head, *TABLES, effort=0.25)
     mine = small_sweep.filter(pa.array([gpu == "l4" for gpu in small_sweep["gpu"].to_pylist()]))
-    base = predict_family("gemm", FORMS["gemm"], mine, head, *TABLES)
-    found = correct("gemm", FORMS["gemm"], mine, base, rows_of("gemm", "l4", own), *TABLES)
+    base = predict_family("gemm", FAMILIES["gemm"].form, mine, head, *TABLES)
+    found = correct("gemm", FAMILIES["gemm"].form, mine, base, rows_of("gemm", "l4", own), *TABLES)
     error = np.abs(found / mine["latency_us"].to_numpy() - 1.0)
     assert np.abs(base / mine["latency_us"].to_numpy() - 1.0).max() > 0.1
     assert np.median(error) < 0.02

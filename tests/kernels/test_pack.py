@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.errors import ContractBroken, InvalidInput
-from kernelsight.kernels.families import FORMS
+from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.forms import LEVELS, Node
 from kernelsight.kernels.pack import assumed_rows, node_rows, nodes_of, pack_table, read_pack, with_assumed, write_pack
 
@@ -66,13 +66,15 @@ def test_the_order_of_rows_does_not_change_a_pack(tmp_path: Path) -> None:
 def test_families_that_a_pack_lacks_start_with_what_their_expressions_declare() -> None:
     rows = with_assumed(rows_of(NODES))
     assumed = [row for row in rows.to_pylist() if row["assumed"]]
-    assert {row["family"] for row in assumed} == set(FORMS) - {"prefill_attention"}
+    assert {row["family"] for row in assumed} == set(FAMILIES) - {"prefill_attention"}
     stated = {(row["family"], row["coefficient"]): row["value"] for row in assumed}
     for (family, name), value in stated.items():
-        one = next(one for one in FORMS[family].coefficients if one.name == name)
+        one = next(one for one in FAMILIES[family].form.coefficients if one.name == name)
         assert (value, one.owner != "fixed") == (one.start, True)
     assert rows.num_rows == len(NODES) + sum(
-        len(assumed_rows(family, form.coefficients)) for family, form in FORMS.items() if family != "prefill_attention"
+        len(assumed_rows(name, family.form.coefficients))
+        for name, family in FAMILIES.items()
+        if name != "prefill_attention"
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelsight.dataflow.columns import to_grid
-from kernelsight.kernels.families import FORMS as FAMILIES
+from kernelsight.kernels.families import FAMILIES
 from tests.kernels.calls import (
     FACTS,
     LINKED,

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from kernelsight.errors import InvalidInput
-from kernelsight.kernels.families import FORMS as FAMILIES
+from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import MATH, hardware_columns
 from kernelsight.kernels.kinds import SERVED
 from kernelsight.kernels.latency import COLD_BYTES
@@ -95,7 +95,7 @@ def test_collective_roofline_is_the_busiest_link_at_its_peak(family: str, gpus: 
 
 def starts(family: str) -> dict[str, float]:
     """Return the constants that a family's expression declares, but for what serving does not pay."""
-    declared = {one.name: one.start for one in FAMILIES[family].coefficients}
+    declared = {one.name: one.start for one in FAMILIES[family].form.coefficients}
     return {**declared, **{name: value for name, value in SERVED.items() if name in declared}}
 
 
@@ -112,7 +112,7 @@ def test_a_latency_is_the_expression_at_the_hardware_and_the_served_constants(fa
     calls = with_column(calls, "gpu", [gpu] * 40)
     row = FACTS["gpus"]["gpu"].to_pylist().index(gpu)
     of_gpu = {name: values[row] for name, values in hardware_columns(FACTS["gpus"], FACTS["fabrics"]).items()}
-    rates, form = of_gpu.pop("math_flops_per_us"), FAMILIES[family]
+    rates, form = of_gpu.pop("math_flops_per_us"), FAMILIES[family].form
     found = price(family, calls, eta_coefficients=DECLARED, kernel_implementations=FACTS["kernel_implementations"][:0])
     for call, priced in zip(calls.to_pylist(), found.to_pylist(), strict=True):
         rate = rates[MATH.index(call["math"])] if "math" in call else of_gpu["vector_flops_per_us"]

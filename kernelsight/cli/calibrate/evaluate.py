@@ -17,7 +17,7 @@ def run(arguments: argparse.Namespace) -> None:
     from kernelsight.fitting.baselines import systems_folder
     from kernelsight.fitting.evaluate import evaluate
     from kernelsight.fitting.predict import fit_and_predict
-    from kernelsight.kernels.families import FORMS
+    from kernelsight.kernels.families import FAMILIES
     from kernelsight.report.output import check_ending, note
 
     split, target = split_of(arguments), check_ending(arguments.output, (".json", ".csv", ".parquet"))
@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> None:
     systems = systems_folder()
     families = _names(arguments.families) if arguments.families else None
     result, _ = evaluate(
-        sweeps, split, fit_and_predict, modelled=FORMS, families=families, final=arguments.final, systems=systems
+        sweeps, split, fit_and_predict, modelled=FAMILIES, families=families, final=arguments.final, systems=systems
     )
     if systems is None:
         note("aiconfigurator-core is not installed: baselines take their peak rates from the table gpus.")
