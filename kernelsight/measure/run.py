@@ -47,7 +47,7 @@ def measure_suite(
     resume: bool = False,
     retry: bool = False,
     most_seconds: float = math.inf,
-    told: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
     """Measure what the journal of ``target`` lacks, until all is done or the time is over; write the sweep.
 
@@ -58,9 +58,9 @@ def measure_suite(
     identity, path = device.identity(), journal_path(target)
     try:
         with locked(target):
-            journal = _opened(target, suite, identity, resume, retry, told)
+            journal = _opened(target, suite, identity, resume, retry, log)
             try:
-                lost = _measure_left(device, identity, suite, journal, most_seconds, told)
+                lost = _measure_left(device, identity, suite, journal, most_seconds, log)
             finally:
                 journal.close()
                 journal.write_sweep(target, identity.gpu)
@@ -81,7 +81,7 @@ def measure_suite(
 
 
 def _measure_left(
-    device: Device, identity: Identity, suite: Suite, journal: Journal, most_seconds: float, told: Callable[[str], None]
+    device: Device, identity: Identity, suite: Suite, journal: Journal, most_seconds: float, log: Callable[[str], None]
 ) -> DeviceLost | None:
     """Measure what the journal lacks; return what lost the device, None where nothing did."""
     watch, spent, begun = Watch(), [], device.seconds()
@@ -100,11 +100,11 @@ def _measure_left(
             row, failure = None, _reason(error)
         journal.add(point.key, row, failure)
         spent.append(device.seconds() - at)
-        told(_line(number, len(left), point, row, failure, spent))
+        log(_line(number, len(left), point, row, failure, spent))
         if lost:
             return lost
         if watch.slowed_points == HOPELESS_POINTS and row and row["not_fitted"] == SLOWED_FAULT:
-            told("the GPU stays slowed: points are taken as they come until it is not; --retry measures them again")
+            log("the GPU stays slowed: points are taken as they come until it is not; --retry measures them again")
     return None
 
 
@@ -165,7 +165,7 @@ def _measured(device: Device, identity: Identity, suite: Suite, point: Point, wa
 
 
 def _opened(
-    target: Path, suite: Suite, identity: Identity, resume: bool, retry: bool, told: Callable[[str], None]
+    target: Path, suite: Suite, identity: Identity, resume: bool, retry: bool, log: Callable[[str], None]
 ) -> Journal:
     path = journal_path(target)
     header = {"suite": suite.name, "digest": suite.digest, "gpu": identity.gpu, "serial": identity.serial}
@@ -189,9 +189,9 @@ def _opened(
                 f"{path} was measured on {stated['gpu']} (serial {stated['serial']}), and this GPU is {identity.gpu} "
                 f"(serial {identity.serial}); name another -o FILE."
             )
-        _tell_versions(earlier, identity, told)
+        _tell_versions(earlier, identity, log)
         kept = [record for record in earlier if not (retry and _failed(record))]
-        told(f"{len(kept):,} points are kept from before, {len(suite.points) - len(kept):,} are to be measured")
+        log(f"{len(kept):,} points are kept from before, {len(suite.points) - len(kept):,} are to be measured")
         earlier = kept
     journal.open(earlier)
     return journal
@@ -202,12 +202,12 @@ def _failed(record: Mapping[str, Any]) -> bool:
     return record["failure"] is not None or record["not_fitted"] == SLOWED_FAULT
 
 
-def _tell_versions(earlier: Sequence[Mapping[str, Any]], identity: Identity, told: Callable[[str], None]) -> None:
+def _tell_versions(earlier: Sequence[Mapping[str, Any]], identity: Identity, log: Callable[[str], None]) -> None:
     """Say where the points so far were measured under others: every row states its own."""
     now = (identity.driver, versions_of(identity))
     before = {(record["driver"], record["versions"]) for record in earlier if record["driver"]} - {now}
     for driver, versions in sorted(before):
-        told(f"points so far are of driver {driver} ({versions}), the next of {now[0]} ({now[1]}); rows tell their own")
+        log(f"points so far are of driver {driver} ({versions}), the next of {now[0]} ({now[1]}); rows tell their own")
 
 
 def _line(number: int, of: int, point: Point, row: Any, failure: str | None, spent: list[float]) -> str:

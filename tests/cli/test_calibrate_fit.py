@@ -58,7 +58,7 @@ def test_sweeps_and_words_that_are_refused(
 
 
 def test_a_pack_needs_a_file(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="was given no -o FILE"):
+    with pytest.raises(InvalidInput, match="calibrate fit needs -o FILE"):
         calibrate_fit.run(words(write(tmp_path / "sweep.parquet", sound()), None))
 
 

@@ -250,7 +250,7 @@ def test_loads_and_settings_that_are_refused(words, sentence, refusal):
 def test_a_load_that_no_memory_holds(refusal):
     assert (
         refusal(*SIMULATE, *OPEN, "--num-prompts", 2**52, "--request-rate", 1e15, status=1)
-        == "the memory is full; ask for fewer rows at once."
+        == "out of memory; request fewer rows at once."
     )
 
 

@@ -89,7 +89,7 @@ def test_a_run_that_is_stopped_says_how_it_goes_on(
     monkeypatch.setattr(command, "open_device", lambda arguments: Simulated(lambda point: 9.0, killed_at=2))
     words = ["calibrate", "measure", "--suite", str(tmp_path / "mine.json"), "-o", str(tmp_path / "sweep.parquet")]
     assert main(words) == 1
-    assert "sweep.parquet holds what was measured, and --resume goes on" in capsys.readouterr().err
+    assert "sweep.parquet holds the points measured so far, and --resume continues" in capsys.readouterr().err
     assert pq.read_table(tmp_path / "sweep.parquet").num_rows == 1
     assert {path.name for path in tmp_path.iterdir()} == {"mine.json", "sweep.parquet", "sweep.parquet.journal"}
 

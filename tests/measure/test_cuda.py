@@ -225,9 +225,9 @@ def test_without_a_gpu_the_verb_says_what_is_missing(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "was given no -o FILE"),
+        ([], "calibrate measure needs -o FILE"),
         (["-o", "sweep.csv"], "use one of .parquet"),
-        (["-o", "sweep.parquet", "--time-limit", "0"], "--time-limit is 0; give minutes above 0"),
+        (["-o", "sweep.parquet", "--time-limit", "0"], "--time-limit is 0; give a number of minutes above 0"),
         (["-o", "sweep.parquet", "--suite", "fast"], "unknown suite 'fast'"),
     ],
 )

@@ -171,7 +171,7 @@ def test_a_time_that_no_clock_tells_is_the_failure_of_its_point(value: float, re
 
 def test_heat_without_end_costs_three_points_their_waiting_and_is_measured_again(tmp_path: Path) -> None:
     hot, lines = device(hot=(0.0, 1e9)), []
-    assert measured(tmp_path, hot, told=lines.append).measured == 12
+    assert measured(tmp_path, hot, log=lines.append).measured == 12
     rule = Rule()
     assert hot.waited == HOPELESS_POINTS * rule.most_repeats * rule.cool_seconds
     assert sum("the GPU stays slowed" in line for line in lines) == 1
@@ -199,7 +199,7 @@ def test_another_driver_is_told_and_kept_by_row(tmp_path: Path) -> None:
 
     measured(tmp_path, device(), most_seconds=0.02)
     lines: list[str] = []
-    measured(tmp_path, Updated(lambda point: 9.0), resume=True, told=lines.append)
+    measured(tmp_path, Updated(lambda point: 9.0), resume=True, log=lines.append)
     assert lines[0].startswith("points so far are of driver 570.0 (cuda=12.8), the next of 580.1 (cuda=12.8)")
     rows = pq.read_table(tmp_path / "sweep.parquet").to_pylist()
     drivers = [row["driver"] for row in rows]

@@ -45,7 +45,7 @@ def measured(tmp_path: Path, device: Simulated, **how: object) -> Outcome:
 
 def test_rows_keep_the_contract_and_tell_cold_from_warm(tmp_path: Path) -> None:
     lines: list[str] = []
-    found = measured(tmp_path, Simulated(latency), told=lines.append)
+    found = measured(tmp_path, Simulated(latency), log=lines.append)
     assert (found.measured, found.failed, found.left) == (16, 0, 0) == (len(tiny().points), 0, 0)
     table = conform(pq.read_table(tmp_path / "sweep.parquet"), contracts()["sweep_points"], origin="a sweep")
     assert table.num_rows == 16

@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     target = check_ending(arguments.output, (".parquet",))
     if target is None:
-        raise InvalidInput("calibrate fit was given no -o FILE; name the Parquet file of the pack.")
+        raise InvalidInput("calibrate fit needs -o FILE, the Parquet file to write the kernel model to.")
     sweeps = [Path(name) for name in arguments.sweep]
     check_sweeps(sweeps)
     measured, known = sorted(measured_gpus(sweeps)), _known_gpus(arguments)

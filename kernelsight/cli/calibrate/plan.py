@@ -59,9 +59,9 @@ def run(arguments: argparse.Namespace) -> None:
 
     target = check_ending(arguments.output, (".json",))
     if target is None:
-        raise InvalidInput("calibrate plan was given no -o FILE; name the JSON file of the suite.")
+        raise InvalidInput("calibrate plan needs -o FILE, the JSON file to write the suite to.")
     if not 0 < arguments.minutes < math.inf:
-        raise InvalidInput(f"--minutes is {arguments.minutes:g}; give minutes above 0.")
+        raise InvalidInput(f"--minutes is {arguments.minutes:g}; give a number of minutes above 0.")
     models = [name.strip() for name in (arguments.models or "").split(",") if name.strip()] or list(DEFAULT_MODELS)
     with open_session(arguments) as session:
         calls = served_calls(session, arguments.gpu, models)
