@@ -1,4 +1,4 @@
-"""Host constants of measured runs: which runs share them, and on which runs of the fitting fifth they are fitted."""
+"""Host constants of measured runs: which runs share them, and which runs of the fitting fifth they are fitted on."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LEVELS = ("shipped", "none", "version", "group", "transfer")
 
 
 class Constants(NamedTuple):
-    """Host time of an engine, and how much longer than predicted the kernels of a group of runs take.
+    """Host times of an engine, and a factor (``pace``) on the kernel times of a group of runs.
 
-    ``eager_launch_us``: host time of each kernel of a step that no CUDA graph holds. It runs beside the kernels: such a
-    step takes the longer of the two.
+    ``eager_launch_us``: host time of each kernel launched outside CUDA graphs. It overlaps the kernels: such a step
+    takes the longer of the two.
     """
 
     step_ms: float
@@ -30,10 +30,10 @@ class Constants(NamedTuple):
     per_prompt_token_us: float = 0.0
 
     def host(self) -> dict[str, float]:
-        """Return the columns of ``host_settings`` that they stand for, in the unit of time of the predicted kernels.
+        """Return the columns of ``host_settings``, divided by ``pace``.
 
-        A closed loop is the same in any unit of time: kernels that take ``pace`` times as long under some host time are
-        kernels as predicted under 1 / pace of it, and every time that comes out is to be multiplied by ``pace``.
+        A closed loop scales with its unit of time: kernels ``pace`` times slower with some host time are equivalent to
+        kernels as predicted with 1 / pace of that host time, all resulting times multiplied by ``pace``.
         """
         return {
             "launch_gap_us": 0.0,
@@ -49,7 +49,7 @@ NONE = Constants(0.0, 0.0, 0.0)
 
 
 def with_host(host_settings: Any, of: Any) -> Any:
-    """Return ``host_settings`` with the constants that ``of`` gives for a deployment_id; None leaves it as it is."""
+    """Return ``host_settings`` with the constants that ``of`` returns for a deployment_id; None keeps the row."""
     import pyarrow as pa
 
     rows = []
@@ -65,11 +65,11 @@ def constants_of(
     fitting: Sequence[Mapping[str, Any]],
     found: Sequence[Response | None],
 ) -> dict[tuple, Constants]:
-    """Return the constants of each group of ``runs``, fitted on ``fitting`` runs, whose responses are ``found``.
+    """Return the constants of each group of ``runs``, fitted on ``fitting`` runs with the responses ``found``.
 
-    Runs have ``host_version``: the version from which the row of ``host_overheads`` holds that their engine takes.
-    version: one fit for each such row; a group has that of most of its runs. group: a group's own constants, drawn
-    towards its version's. transfer: its version's, fitted without the group. none: no exposed host time at all.
+    Runs have ``host_version``: the first engine version that their row of ``host_overheads`` applies to.
+    version: one fit per such row; a group takes that of most of its runs. group: the group's own constants, regularised
+    towards its version's. transfer: its version's, fitted without the group. none: no exposed host time.
     """
     from kernelsight.backtest.fitting import fit, fit_near
 
@@ -96,7 +96,7 @@ def group_of(run: Mapping[str, Any]) -> tuple:
 
 
 def versions_of(runs: Sequence[Mapping[str, Any]]) -> dict[tuple, tuple]:
-    """Return for each group the engine and version of most of its runs; as many of two: of the first."""
+    """Return for each group the engine and version of most of its runs; the first of equally frequent ones."""
     counts: dict[tuple, Counter] = {}
     for run in runs:
         counts.setdefault(group_of(run), Counter())[version_of(run)] += 1

@@ -1,4 +1,4 @@
-"""``kernelsight backtest``: simulate measured end-to-end runs as they were really run, and score the predictions."""
+"""``kernelsight backtest``: simulate measured end-to-end runs and score the predictions."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.backtest.acceptance import asks, fit_acceptance, planned_at, proposer_of
+from kernelsight.backtest.acceptance import fit_acceptance, needs_acceptance_rate, proposer_of, with_acceptance_rate
 from kernelsight.backtest.constants import LEVELS, Constants, constants_of, group_of
 from kernelsight.backtest.plots import check_picture, draw
 from kernelsight.backtest.recipes import flags_of
 from kernelsight.backtest.report import level_scores, report
 from kernelsight.backtest.responses import responses
-from kernelsight.backtest.scores import GROUP, METRICS, is_apart, is_fitting, repeats, with_errors
+from kernelsight.backtest.scores import GROUP, METRICS, is_fitting, is_scored_separately, repeats, with_errors
 from kernelsight.backtest.serve import Planned, host_versions, plan_runs, serve_runs
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.read.measured_runs import Runs, read_runs
@@ -34,17 +34,17 @@ SHOWN = ("n", "ttft", "tpot", "throughput")
 def replay(
     session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None = None, levels: Sequence[str] = ("shipped",)
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[tuple, Constants]]]:
-    """Return by level of host constants every run with its flags, its recipes, what was predicted, and its errors.
+    """Return, by level of host constants, every run with its flags, recipes, predictions and errors.
 
-    Beside them, by level, the constants of each group that were fitted on the fitting fifth (none with ``shipped``).
-    InvalidInput only for recipes that cannot be read: a run that cannot be simulated says so in its ``status``.
+    Also returns, by level, the constants of each group fitted on the fitting fifth (none with ``shipped``).
+    InvalidInput: malformed recipes. A run that cannot be simulated has the reason in its ``status``.
     """
     recipes = session.table("recipes").to_pylist()
     experts = dict(zip(*(session.table("models")[name].to_pylist() for name in ("model", "experts")), strict=True))
     stated = [flags_of(run, recipes) for run in runs]
     flags = [{**flags, **({"tier": tier} if tier else {})} for flags, _ in stated]
-    planned = plan_runs(session, [planned_at(named, None) for named in flags])
-    told = [
+    planned = plan_runs(session, [with_acceptance_rate(named, None) for named in flags])
+    replayed = [
         {
             **run,
             "host_version": version,
@@ -54,31 +54,31 @@ def replay(
         }
         for run, named, (_, names), version in zip(runs, flags, stated, host_versions(session, planned), strict=True)
     ]
-    fitted = fit_levels(session, told, planned, levels)
-    state_acceptance(session, told, planned, fitted[levels[0]])
-    hosts = [[fitted[level].get(group_of(run)) for run in told] for level in levels]
+    fitted = fit_levels(session, replayed, planned, levels)
+    fill_acceptance_rates(session, replayed, planned, fitted[levels[0]])
+    hosts = [[fitted[level].get(group_of(run)) for run in replayed] for level in levels]
     served = serve_runs(session, planned, hosts)
     scored = {
-        level: [scored_row(run, found) for run, found in zip(told, rows, strict=True)]
+        level: [scored_row(run, found) for run, found in zip(replayed, rows, strict=True)]
         for level, rows in zip(levels, served, strict=True)
     }
     return scored, fitted
 
 
-def state_acceptance(
+def fill_acceptance_rates(
     session: Session, runs: Sequence[dict[str, Any]], planned: list[Planned], constants: Mapping[tuple, Constants]
 ) -> None:
-    """Set the rate of acceptance of runs that propose tokens and do not tell it: fitted on the fitting fifth."""
-    if not any(map(asks, runs)):
+    """Set the unknown acceptance rates of runs with speculative decoding, fitted on the fitting fifth."""
+    if not any(map(needs_acceptance_rate, runs)):
         return
     known = repeats(runs)
     rates = fit_acceptance(session, [run for run in runs if run["run_id"] not in known], constants)
     for number, run in enumerate(runs):
-        if asks(run) and proposer_of(run) in rates:
-            run["flags"] = planned_at(run["flags"], rates[proposer_of(run)])
+        if needs_acceptance_rate(run) and proposer_of(run) in rates:
+            run["flags"] = with_acceptance_rate(run["flags"], rates[proposer_of(run)])
             [planned[number]] = plan_runs(session, [run["flags"]])
-        elif asks(run):
-            fault = "no run of the fitting fifth tells how many of the proposed tokens are accepted"
+        elif needs_acceptance_rate(run):
+            fault = "the acceptance rate of draft tokens is unknown: the fitting fifth has no run to fit it on"
             planned[number] = Planned([], None, fault)
 
 
@@ -87,21 +87,23 @@ def fit_levels(
 ) -> dict[str, dict[tuple, Constants]]:
     """Return by level the constants of each group; runs of the fitting fifth are simulated once for all levels.
 
-    Not fitted on: those that state the measurement of a scored run once more, and those whose acceptance of proposed
-    tokens is still to be fitted.
+    Not fitted on: runs that repeat the measurement of a scored run, and runs with an unknown acceptance rate.
     """
     known = repeats(runs)
     chosen = [
         number
         for number, run in enumerate(runs)
-        if run["fitting"] and not is_apart(run) and run["run_id"] not in known and not asks(run)
+        if run["fitting"]
+        and not is_scored_separately(run)
+        and run["run_id"] not in known
+        and not needs_acceptance_rate(run)
     ]
     if set(levels) <= {"shipped", "none"}:
         chosen = []
     elif not chosen:
         raise InvalidInput(
-            f"--constants {levels[0]} fits host time to the runs whose id has a SHA-256 of 0 modulo 5 and that repeat "
-            f"no scored run, and none of the {len(runs)} is one; use --constants shipped."
+            f"--constants {levels[0]} fits host times on the runs whose id has a SHA-256 of 0 modulo 5 and that do not "
+            f"repeat a scored run, but none of the {len(runs)} runs qualifies; use --constants shipped."
         )
     found = responses(session, [planned[number] for number in chosen])
     fitting = [runs[number] for number in chosen]
@@ -109,17 +111,17 @@ def fit_levels(
 
 
 def scored_row(run: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run with what was predicted, and the errors of it where it was served."""
+    """Return a run with its predictions, and their errors if it was served."""
     row = {**run, **found}
     if found["status"] == "served" and found.get("tpot_mean_ms") is not None:
         row["errors"] = with_errors(run, found["ttft_mean_ms"], found["tpot_mean_ms"])
     elif found["status"] == "served":
-        row["status"] = "no request could be served: longer than the model allows, or than the KV cache holds"
+        row["status"] = "no request was served: longer than the model or the KV cache allows"
     return row
 
 
 def check_levels(words: str) -> tuple[str, ...]:
-    """Return the levels of host constants that are asked for, the first being the one that is reported in full.
+    """Return the requested levels of host constants; the first is reported in full.
 
     >>> check_levels("group,none")
     ('group', 'none')
@@ -132,19 +134,19 @@ def check_levels(words: str) -> tuple[str, ...]:
 
 
 def report_of(runs: Runs, rows: Sequence[Mapping[str, Any]], tier: str | None, peer: Mapping | None) -> dict[str, Any]:
-    """Return the report of replayed runs, with what was read and left out."""
+    """Return the report of replayed runs, with the numbers of rows read and excluded."""
     return report(rows, peer) | {
         "read": runs.read,
         "excluded": [{"reason": reason, "n": count} for reason, count in runs.excluded],
         "runs": len(rows),
-        "fitted_on": sum(row["fitting"] and not is_apart(row) for row in rows),
+        "fitted_on": sum(row["fitting"] and not is_scored_separately(row) for row in rows),
         "repeated": len(repeats(rows)),
         "tier": tier or "auto",
     }
 
 
 def constant_rows(fitted: Mapping[tuple, Constants], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the fitted constants of each group, with the version of the row of ``host_overheads`` that it takes."""
+    """Return the fitted constants of each group, with the version of its row of ``host_overheads``."""
     versions = {group_of(row): row["host_version"] for row in rows}
     return [
         {**dict(zip(GROUP, group, strict=True)), "host_version": versions[group], **found._asdict()}
@@ -170,12 +172,12 @@ def run(arguments: Any) -> None:
     levels = check_levels(arguments.constants)
     runs = read_runs(arguments.runs)
     if runs.table.num_rows == 0:
-        raise InvalidInput(f"{arguments.runs} holds no run that can be replayed; all were left out or held back.")
-    _peer(arguments.against, runs._replace(table=runs.table.slice(0, 0)))  # a tool that cannot be started: now
+        raise InvalidInput(f"{arguments.runs} has no run that can be replayed: all rows were excluded.")
+    _peer(arguments.against, runs._replace(table=runs.table.slice(0, 0)))  # fail early if the tool cannot start
     with open_session(arguments) as session:
         session.progress = None
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(_peer, arguments.against, runs)  # it runs while ours does
+            asked = pool.submit(_peer, arguments.against, runs)  # runs concurrently
             replayed, fitted = replay(session, runs.table.to_pylist(), arguments.tier, levels)
             rows = replayed[levels[0]]
             if all(row["status"] != "served" for row in rows):
@@ -191,7 +193,7 @@ def run(arguments: Any) -> None:
 
 
 def _write(answer: dict, rows: list[dict], target: Path) -> None:
-    """Write the report (.json), or one row a run (.parquet, .csv)."""
+    """Write the report (.json), or one row per run (.parquet, .csv)."""
     import pyarrow as pa
 
     if target.suffix == ".json":
@@ -210,7 +212,7 @@ def _write(answer: dict, rows: list[dict], target: Path) -> None:
 
 
 def score_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return one row for each scope and group: its scores, spread out by metric."""
+    """Return one row per scope and group, with a column per metric and score."""
     scopes: list[tuple[str, Mapping]] = [("all", answer), ("dense", answer["dense"]), ("moe", answer["moe"])]
     scopes += [("group", group) for group in answer["groups"]]
     scopes += [(f"{axis} {group[axis]}", group) for axis, groups in answer["by"].items() for group in groups]
@@ -229,7 +231,7 @@ def _name(group: Mapping[str, Any]) -> str:
 
 
 def _percent(found: Mapping[str, Any]) -> str:
-    """Return a score as median / MAPE, p90, and the sign of the miss, in percent."""
+    """Return a score as median / MAPE, p90 and signed median error, in percent."""
     if not found["n"]:
         return ""
     median, mape, p90, bias = (100 * found[name] for name in ("median_ape", "mape", "p90_ape", "median_error"))
@@ -245,27 +247,26 @@ def _print(answer: dict, form: str) -> None:
         return
     print("\n".join(page(answer)))
     for excluded in answer["excluded"]:
-        note(f"left out {excluded['n']:,}: {excluded['reason']}")
+        note(f"excluded {excluded['n']:,}: {excluded['reason']}")
     for fault in answer["not_simulated"]:
-        note(f"cannot be simulated {fault['n']:,}: {fault['reason']}")
+        note(f"not simulated {fault['n']:,}: {fault['reason']}")
 
 
 def page(answer: Mapping[str, Any]) -> list[str]:
-    """Return the lines that a person reads."""
+    """Return the lines of the report for a terminal."""
 
     def line(scope: str, found: Mapping[str, Any]) -> dict[str, Any]:
         return {"": scope, "n": found["ttft"]["n"], **{metric: _percent(found[metric]) for metric in METRICS}}
 
     lines = [
         f"{answer['read']:,} rows read, {answer['runs']:,} replayed; {answer['fitted_on']:,} of them (SHA-256 of the "
-        f"id modulo 5 is 0) are kept for fitting and not scored ({answer['repeated']} of these state the measurement "
-        f"of a scored run once more, and are not fitted on); tier {answer['tier']}, "
-        f"host constants {answer['constants']}",
+        f"id modulo 5 is 0) are for fitting and not scored ({answer['repeated']} of these repeat the measurement of a "
+        f"scored run and are not fitted on); tier {answer['tier']}, host constants {answer['constants']}",
         "median APE / MAPE, 90th percentile, median signed error, in %",
         "",
     ]
     rows = [line("all", answer), line("dense", answer["dense"]), line("mixture of experts", answer["moe"])]
-    rows += [line(f"{kind} without signs", answer["without_signs"][kind]) for kind in ("dense", "moe")]
+    rows += [line(f"{kind}, plausible only", answer["without_signs"][kind]) for kind in ("dense", "moe")]
     for axis, groups in answer["by"].items():
         if axis != "length":
             rows += [line(f"{axis} {group[axis]}", group) for group in groups]
@@ -279,35 +280,35 @@ def page(answer: Mapping[str, Any]) -> list[str]:
     groups = [line(_name(group), group) for group in answer["groups"]]
     lines += [as_text(groups, ["", *SHOWN], terminal_width()), ""]
     if answer["signs"]:
-        lines += ["runs whose measurements bear a sign that no model of the steps can meet (scored above too):"]
+        lines += ["runs with implausible measurements (included in the scores above):"]
         lines += [
             as_text([line(group["sign"], group) for group in answer["signs"]], ["", *SHOWN], terminal_width()),
             "",
         ]
     if answer["disaggregated"]["ttft"]["n"]:
-        lines += ["prompts and decoding on workers of their own, none fitted on (not scored above):"]
-        apart = [
+        lines += ["disaggregated prefill and decode, not fitted on (not included above):"]
+        separate = [
             line("all", answer["disaggregated"]),
             *(line(_name(group), group) for group in answer["disaggregated"]["groups"]),
         ]
-        lines += [as_text(apart, ["", *SHOWN], terminal_width()), ""]
+        lines += [as_text(separate, ["", *SHOWN], terminal_width()), ""]
     if answer["speculative"]["with_drafts"]["ttft"]["n"]:
         rates = answer["speculative"]["draft_acceptance_rate"]
-        told = ", ".join(f"{proposer} {100 * rate:.0f} %" for proposer, rate in rates.items())
+        fitted = ", ".join(f"{proposer} {100 * rate:.0f} %" for proposer, rate in rates.items())
         lines += [
-            "runs of which another one tells by its TPOT whether tokens were proposed (not scored above); accepted,"
-            f" where those before were, as fitted on the fitting fifth: {told}"
+            "runs with and without speculative decoding, inferred from pairs of TPOTs (not included above); acceptance "
+            f"rates fitted on the fitting fifth: {fitted}"
         ]
-        apart = []
+        separate = []
         for kind in ("with_drafts", "without_drafts"):
             found = answer["speculative"][kind]
-            apart += [
+            separate += [
                 line(kind.replace("_", " "), found),
                 *(line(f"- {_name(group)}", group) for group in found["groups"]),
             ]
-        lines += [as_text(apart, ["", *SHOWN], terminal_width()), ""]
+        lines += [as_text(separate, ["", *SHOWN], terminal_width()), ""]
     if answer["attribution"]:
-        lines += ["what carries the miss, in % of the measured value (+: predicted too short), largest first:"]
+        lines += ["error by part, in % of the measured value (+: predicted too short), largest first:"]
         lines += [
             as_text(
                 _attribution_rows(answer["attribution"]),
@@ -316,7 +317,7 @@ def page(answer: Mapping[str, Any]) -> list[str]:
             )
         ]
     if "peer" in answer:
-        lines += ["", f"beside AIConfigurator, on the {answer['peer']['n']:,} runs that it predicts:"]
+        lines += ["", f"compared with AIConfigurator, on the {answer['peer']['n']:,} runs that it predicts:"]
         lines += [as_text(_peer_rows(answer["peer"]), list(_peer_rows(answer["peer"])[0]), terminal_width())]
     return lines
 

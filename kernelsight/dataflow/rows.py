@@ -1,4 +1,4 @@
-"""Rows that somebody states as tables of the contracts' types."""
+"""Python rows as Arrow tables of the contracts' types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def give_rows(session: Session, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Give rows as a table of the contract's types; columns that no row has are null."""
+    """Set an input table from rows; columns that no row has are null."""
     session.give(table, as_table(session, table, list(rows)))
 
 
@@ -34,7 +34,7 @@ def as_table(session: Session, table: str, rows: list[Mapping[str, Any]]) -> pa.
         elif column.arrow_type == pa.int64() and float in kinds:
             values = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
         try:
-            # whether Arrow would change a value, its type tells
+            # whether Arrow would change a value depends only on its type
             examples = {type(value): value for value in values}.values()
             if not all(_keeps_value(value, column.arrow_type) for value in examples):
                 raise pa.ArrowInvalid("a value would be changed")
@@ -46,7 +46,7 @@ def as_table(session: Session, table: str, rows: list[Mapping[str, Any]]) -> pa.
 
 
 def _keeps_value(value: Any, kind: pa.DataType) -> bool:
-    """Tell whether Arrow would take the value as it is: it cuts 1.5 to 1, and takes true for 1.0."""
+    """Return whether Arrow would keep the value unchanged: it truncates 1.5 to 1, and reads true as 1.0."""
     import pyarrow as pa
 
     if isinstance(value, bool):

@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> None:
     target = check_ending(arguments.output, (".json",))
     device = command.open_device(arguments)
     identity, state = device.identity(), device.readings()
-    rows = beside(identity.row, catalogue_rows())
+    rows = comparison(identity.row, catalogue_rows())
     now = {
         "driver": identity.driver,
         **identity.versions,
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
         note(f"{identity.row['gpu']} written to {target}; use it with --gpus in predict, simulate and calibrate fit")
 
 
-def beside(row: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+def comparison(row: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """Return each column that the device reports, with the value of the catalogue GPU that it is like."""
     vendor = next((one for one in rows if one["gpu"] == row.get("like")), {})
     return [

@@ -411,7 +411,7 @@ def checked(name: str, value: Any) -> Any:
     """Return a flag's value in its own type, so that 8 and 8.0 name the same scenario; InvalidInput gives the range."""
     flag = FLAGS[name]
     if value == "":
-        raise InvalidInput(f"{name} is empty; give a value, or leave it out.")
+        raise InvalidInput(f"{name} is empty; give a value, or leave it unset.")
     if isinstance(value, str) and (flag.kind == "whole" or flag.kind in RANGES):
         value = _read_number(value)  # a CSV column with one non-number is read as text
     if flag.kind == "whole":
@@ -427,7 +427,7 @@ def checked(name: str, value: Any) -> Any:
             raise InvalidInput(f"{name} is {value!r}; give {what(flag)}.")
         return float(value)
     if flag.kind == "version" and not any(letter.isdigit() for letter in str(value)):
-        raise InvalidInput(f"{name} is {value!r}; give a version such as 0.11.0, or leave it out.")
+        raise InvalidInput(f"{name} is {value!r}; give a version such as 0.11.0, or leave it unset.")
     if flag.kind == "word" and value not in flag.choices:
         raise InvalidInput(f"{name} is {value!r}; give one of {', '.join(flag.choices)}.")
     return value

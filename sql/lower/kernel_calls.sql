@@ -1,4 +1,4 @@
--- Every kernel of every step shape: the union of the family tables, each family's sizes in one struct
+-- Every kernel of every step shape: the union of the family tables, with the sizes in one struct
 with calls as (
   select 'gemm' as family, * from gemm_calls
   union all by name

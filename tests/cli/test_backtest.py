@@ -159,4 +159,4 @@ def test_runs_of_which_none_can_be_simulated_are_refused(refusal, tmp_path: Path
     sentence = refusal("backtest", "--runs", path)
     assert sentence.startswith("none of the 1 runs could be simulated: unknown model 'qwen3-0.6c'")
     path.write_text(f"{HEADER}\nr0,given,qwen3-0.6b,l4,1,1,1,1,vllm,256,32,,1,,40,8,mine")
-    assert "no load is stated; give trace, request_rate or max_concurrency." in refusal("backtest", "--runs", path)
+    assert "no workload is given; set trace, request_rate or max_concurrency." in refusal("backtest", "--runs", path)

@@ -35,11 +35,11 @@ def words(sweep: Path, target: Path | None, **given: Any) -> argparse.Namespace:
 @pytest.mark.parametrize(
     ("rows", "given", "sentence"),
     [
-        ([], {}, r"sweep\.parquet holds no measured kernel; give a sweep with rows\."),
+        ([], {}, r"sweep\.parquet has no rows; give a sweep with measured kernels\."),
         (
             sound("h100_fast"),
             {},
-            r"unknown GPU 'h100_fast'.* A sweep may only name GPUs of the catalogue and of --gpus\.",
+            r"unknown GPU 'h100_fast'.* The GPUs of a sweep must be in the catalogue or in --gpus\.",
         ),
         ([*sound(), gemm("h100_sxm", 1, 8, 8, float("nan"))], {}, r"1 rows have a latency that is no positive number"),
         ([*sound(), gemm("h100_sxm", 1, 8, 8, float("inf"))], {}, r"1 rows have a latency that is no positive number"),

@@ -82,15 +82,15 @@ def test_a_simulation_reads_them_too(command, rows):
 @pytest.mark.parametrize(
     ("content", "ending", "words"),
     [
-        ("{", ".json", "is no JSON: "),
+        ("{", ".json", "is not valid JSON: "),
         ([], ".json", "holds no row of host overheads; give an object"),
-        ({"step_base_us": 1}, ".json", "row 1: it names no engine; give the field engine."),
+        ({"step_base_us": 1}, ".json", "row 1: the field engine is missing; add it."),
         ({"engine": "vlm"}, ".json", "unknown engine 'vlm'. Did you mean vllm"),
         ({"engine": "vllm", "step_bas_us": 1}, ".json", "unknown column of host_overheads 'step_bas_us'. Did you mean"),
-        ({"engine": "vllm", "step_base_us": -1}, ".json", "column step_base_us: 1 row against 'step_base_us >= 0'"),
+        ({"engine": "vllm", "step_base_us": -1}, ".json", "column step_base_us: 1 row fails 'step_base_us >= 0'"),
         ({"engine": "vllm", "step_base_us": "much"}, ".json", "step_base_us is 'much'; give a value of type float64."),
-        ({"engine": "vllm", "from_version": "new"}, ".json", "column from_version: 1 row against"),
-        ([{"engine": "vllm"}, {"engine": "vllm"}], ".json", "1 key in more than one row"),
+        ({"engine": "vllm", "from_version": "new"}, ".json", "column from_version: 1 row fails"),
+        ([{"engine": "vllm"}, {"engine": "vllm"}], ".json", "1 duplicate key"),
         ("x", ".txt", "ends in '.txt'; --host-overheads takes .csv or .json."),
     ],
 )

@@ -164,14 +164,14 @@ def test_a_trace_gives_the_same_in_every_container(command, tmp_path):
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("", "it has fields but no request."),
+        ("", "it has no requests."),
         (
             "1,10,3\n0,20,4\n",
-            "line 3: arrival_s is '0', but the request before it arrived later. Sort the trace by arrival_s.",
+            "line 3: arrival_s is '0', but the previous request arrived later. Sort the trace by arrival_s.",
         ),
         ("-1,10,3\n", "line 2: arrival_s is '-1', but must be a finite number, at least 0."),
         ("nan,10,3\n", "line 2: arrival_s is 'nan', but must be a finite number, at least 0."),
-        ("0,10,3\n1e12,10,3\n", "line 3: arrival_s is '1e12', but that is more than 30 years after the first request."),
+        ("0,10,3\n1e12,10,3\n", "line 3: arrival_s is '1e12', but must be within 30 years of the first request."),
         ("0,10,3\n1,ten,3\n", "line 3: prompt_tokens is 'ten', but must be a whole number of tokens, at least 1."),
         ("0,10,0\n", "line 2: output_tokens is '0', but must be a whole number of tokens, at least 1."),
         ("0,10\n", "line 2: 2 fields instead of 3."),
@@ -186,7 +186,7 @@ def test_files_that_are_no_trace(refusal, tmp_path):
     path = tmp_path / "trace"
     assert (
         refusal(*SIMULATE, "--trace", path)
-        == f"trace {path}: there is no such file. Give the path of a readable trace file."
+        == f"trace {path}: the file does not exist. Give the path to a readable trace file."
     )
     for content, words in (
         (b"", "the file is empty."),
@@ -233,10 +233,10 @@ def test_files_that_are_no_trace(refusal, tmp_path):
         ((*LENGTHS, "--max-concurrency", 0), "max_concurrency is 0; give a whole number of at least 1."),
         (
             (*OPEN, "--goodput", "ttft"),
-            "--goodput 'ttft' is not understood; give ttft:MS, tpot:MS or e2el:MS with a positive number.",
+            "--goodput 'ttft' is not valid; give ttft:MS, tpot:MS or e2el:MS with a positive number.",
         ),
-        ((*OPEN, "--goodput", "ttft:1", "ttft:2"), "--goodput states ttft twice; give it once."),
-        ((*OPEN, "-tp", 3), "qwen3-0.6b has 16 attention heads, which tensor-parallel size 3 does not divide"),
+        ((*OPEN, "--goodput", "ttft:1", "ttft:2"), "--goodput has ttft twice; give it once."),
+        ((*OPEN, "-tp", 3), "qwen3-0.6b has 16 attention heads, not divisible by tensor-parallel size 3"),
         (
             (*OPEN, "--max-num-batched-tokens", 8),
             "max_num_batched_tokens 8 is less than max_num_seqs 256, so that a full decode batch does not fit a step",
@@ -270,4 +270,4 @@ def test_requests_too_long_to_serve_are_counted_and_null(command):
     assert (answer["requests"], answer["completed"], answer["status"]) == (6, 0, {"rejected_too_long": 6})
     assert answer["ttft_ms"] == dict.fromkeys(("mean", "p50", "p90", "p99"))
     assert not any(isinstance(value, float) and math.isnan(value) for value in answer.values())
-    assert "turned away: 6 rejected_too_long" in command(*SIMULATE, *OPEN, "--isl", 10**6).out
+    assert "rejected requests: 6 rejected_too_long" in command(*SIMULATE, *OPEN, "--isl", 10**6).out

@@ -126,7 +126,7 @@ def test_what_only_a_run_holds_names_the_commands_that_make_one(refusal):
     sentence = refusal("sql", "select * from scenario_summary")
     assert sentence.startswith("scenario_summary needs the table scenarios, which nobody gave")
     assert sentence.endswith(
-        "`kernelsight simulate ... -o run.duckdb` saves a run, and `kernelsight sql QUERY --db run.duckdb` asks it."
+        "Save a run with `kernelsight simulate ... -o run.duckdb`, then query it with `kernelsight sql QUERY --db run.duckdb`."
     )
 
 
@@ -139,10 +139,10 @@ def test_endings_of_o(verb, command, refusal, tmp_path):
     assert json.loads((tmp_path / "out.json").read_text()) == rows
     assert len(list(csv.reader(io.StringIO((tmp_path / "out.csv").read_text())))) == len(rows) + 1
     assert "ends in '.xlsx'; use one of .parquet, .csv, .json." in refusal(*verb, "-o", "out.xlsx")
-    assert "has no ending that tells the format" in refusal(*verb, "-o", "out")
-    assert "cannot be written: there is no folder" in refusal(*verb, "-o", tmp_path / "nowhere" / "out.csv")
+    assert "has no file extension" in refusal(*verb, "-o", "out")
+    assert "cannot be written: folder" in refusal(*verb, "-o", tmp_path / "nowhere" / "out.csv")
     (tmp_path / "folder.csv").mkdir()
-    assert "is a folder; name a file in it." in refusal(*verb, "-o", tmp_path / "folder.csv")
+    assert "is a folder; give a file name." in refusal(*verb, "-o", tmp_path / "folder.csv")
 
 
 def test_a_type_that_parquet_lacks_is_one_sentence(refusal, tmp_path):

@@ -24,7 +24,7 @@ def faults(ask, **deployment):
         (
             {"model": "qwen2.5-7b", "tp": 8},
             {
-                "heads": "qwen2.5-7b has 28 attention heads, which tensor-parallel size 8 does not divide; "
+                "heads": "qwen2.5-7b has 28 attention heads, not divisible by tensor-parallel size 8; "
                 "use a size that divides 28",
             },
         ),
@@ -121,7 +121,7 @@ def test_a_model_too_large_says_how_much_is_missing(ask):
     sentence = faults(ask, **stated)["memory"]
     needed, usable, missing = (
         float(number) for number in re.fullmatch(
-            r"llama-3.1-70b does not fit h100_sxm with tensor-parallel size 1: ([\d.]+) GiB of weights, activations "
+            r"llama-3.1-70b does not fit on h100_sxm with tensor-parallel size 1: ([\d.]+) GiB of weights, activations "
             r"and graphs against ([\d.]+) GiB that may be used, ([\d.]+) GiB are missing[; ]*", sentence
         ).groups()
     )  # fmt: skip

@@ -154,10 +154,10 @@ def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
     measured(tmp_path, Simulated(latency))
     with pytest.raises(InvalidInput, match="holds 16 points of an earlier run; add --resume"):
         measured(tmp_path, Simulated(latency))
-    with pytest.raises(InvalidInput, match=r"was measured on h200_sxm \(serial GPU-1\), and this GPU is h200_sxm"):
+    with pytest.raises(InvalidInput, match=r"was measured on h200_sxm \(serial GPU-1\), but this GPU is h200_sxm"):
         measured(tmp_path, Simulated(latency, serial="GPU-2"), resume=True)
     other = suite_of({**STATED, "rule": {"relative_error": 0.02}}, "other.json")
-    with pytest.raises(InvalidInput, match="holds points of the suite tiny, whose points or rule are others"):
+    with pytest.raises(InvalidInput, match="has points of the suite tiny, whose points or rule are others"):
         measure_suite(Simulated(latency), other, tmp_path / "sweep.parquet", resume=True)
     journal_path(tmp_path / "sweep.parquet").unlink()
     with pytest.raises(InvalidInput, match=r"was not measured here \(it has no journal\)"):

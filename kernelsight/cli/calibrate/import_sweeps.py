@@ -1,4 +1,4 @@
-"""``calibrate import``: measured sweeps into one Parquet of ``sweep_points``; rows kept, or rejected by reason."""
+"""``calibrate import``: converts measured sweeps to one Parquet file of ``sweep_points``, and counts rejected rows."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from kernelsight.report.output import check_ending, note, print_rows
 SUMMARY = ("family", "gpu", "read", "kept", "points", "rejected", "reason")
 NO_FAMILY = "(no family)"
 ROW_GROUP = 131072
-# sizes that may be zero: tokens before a call, a window that is off, a kernel that multiplies nothing
+# sizes that may be zero: cached tokens, a disabled window, a kernel without a matrix product
 MAY_BE_ZERO = {"cached_tokens", "context", "window", "width"}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Import one source: write the sweep, print what was read, kept and rejected."""
+    """Import one source: write the sweep, print the rows read, kept and rejected."""
     if arguments.source not in READERS:
         raise unknown("source of sweeps", arguments.source, READERS, f"Known: {', '.join(READERS)}.")
     target = check_ending(arguments.output, (".parquet",))
@@ -44,15 +44,15 @@ def run(arguments: argparse.Namespace) -> int:
     place = f"; written to {target}" if target else ""
     note(f"{read:,} rows read, {kept:,} kept as {points:,} points, {read - kept:,} rejected{place}")
     if unlisted:
-        note(f"kernels that kernel_sources does not list keep their own name: {', '.join(sorted(unlisted))}")
+        note(f"kernels not in the table kernel_sources, imported by their own name: {', '.join(sorted(unlisted))}")
     return 0
 
 
 def import_sweep(batches: Iterable[Batch], target: Path | None) -> tuple[list[dict[str, Any]], set[str]]:
-    """Judge, name and merge batches, a batch at a time, into ``target`` (whole or not at all; None only counts).
+    """Check, name and merge batches into ``target``, written atomically (None: only count).
 
-    Returns the rows of ``SUMMARY``, one for each batch and reason (what was read and kept on the first alone), and the
-    kernel names without a fact.
+    Returns the rows of ``SUMMARY``, one per batch and reason (rows read and kept only on the first), and the kernel
+    names that kernel_sources does not list.
     """
     gpus = {row["gpu"]: row for row in facts("gpus").to_pylist()}
     summary: list[dict[str, Any]] = []
@@ -62,7 +62,7 @@ def import_sweep(batches: Iterable[Batch], target: Path | None) -> tuple[list[di
             dropped, kept, points = Counter(batch.dropped), 0.0, 0
             if batch.family:
                 if batch.gpu not in gpus:
-                    raise unknown("GPU", batch.gpu, gpus, "A sweep may only name GPUs of the catalogue.")
+                    raise unknown("GPU", batch.gpu, gpus, "The GPUs of a sweep must be in the catalogue.")
                 rows, names = _judged(batch, gpus[batch.gpu])
                 unlisted.update(names)
                 counts = rows.group_by("reason").agg(pl.col("weight").sum()).iter_rows()
@@ -79,7 +79,7 @@ def import_sweep(batches: Iterable[Batch], target: Path | None) -> tuple[list[di
 
 @contextmanager
 def _writer(target: Path | None) -> Iterator[Callable[[pa.Table], None]]:
-    """Give a function that appends a table to ``target``, which appears when the block ends without a fault."""
+    """Yield a function that appends a table to ``target``, which is created when the block ends without an error."""
     if target is None:
         yield lambda table: None
         return
@@ -104,7 +104,7 @@ def _judged(batch: Batch, gpu: dict[str, Any]) -> tuple[pl.DataFrame, list[str]]
     empty = [pl.col(name) < (0 if name in MAY_BE_ZERO else 1) for name in sizes]
     latency = pl.col("latency_us")
     checks = [
-        ("empty_shape", pl.any_horizontal(pl.lit(False), *empty)),  # a launch has no size
+        ("empty_shape", pl.any_horizontal(pl.lit(False), *empty)),  # a size of the launch is 0
         ("no_latency", latency.is_null() | ~latency.is_finite() | (latency <= 0)),
         *impossible(batch.family, gpu),
     ]
