@@ -226,7 +226,11 @@ def test_unknown_and_missing_tables_are_told_apart(session: Session) -> None:
 
 def test_a_node_that_breaks_its_contract_or_fails_is_named(shop: Open) -> None:
     for flow, kind, words in (
-        ("breaks_contract", ContractBroken, "table 'order_totals' (from breaks_contract/order_totals.sql) violates its"),
+        (
+            "breaks_contract",
+            ContractBroken,
+            "table 'order_totals' (from breaks_contract/order_totals.sql) violates its",
+        ),
         ("fails_at_run", RunFailed, "fails_at_run/order_totals.sql failed: Binder Error"),
     ):
         session = shop(flow)
@@ -337,5 +341,8 @@ def test_importing_the_session_and_explaining_load_nothing_heavy() -> None:
 
 def test_what_if_refuses_a_scenario_without_a_load():
     row = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 5, "input_len": 8, "output_len": 8}
-    with connect() as session, pytest.raises(InvalidInput, match="no workload is given; set trace, request_rate or max"):
+    with (
+        connect() as session,
+        pytest.raises(InvalidInput, match="no workload is given; set trace, request_rate or max"),
+    ):
         session.what_if([row])

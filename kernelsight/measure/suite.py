@@ -164,7 +164,7 @@ def _shapes(entry: Mapping[str, Any], family: Family, where: str, most: int) -> 
         for values in itertools.product(*lists.values()):
             shape = {**family.defaults, **base, **dict(zip(lists, values, strict=True))}
             if missing := [name for name in family.sizes if name not in shape]:
-                raise InvalidInput(f"{where} has no sizes {', '.join(missing)}; add them to axes or points.")
+                raise InvalidInput(f"{where} is missing the sizes {', '.join(missing)}; add them to axes or points.")
             for size, value in shape.items():
                 least = 0 if size in family.defaults else 1
                 if size not in family.sizes and size not in family.defaults:

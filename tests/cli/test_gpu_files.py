@@ -92,9 +92,7 @@ def test_a_gpu_like_a_measured_one_has_its_fit(gpus, command):
 
 def test_what_a_hypothetical_gpu_rests_on_is_said(gpus, command):
     path = gpus({"gpu": "fast", "like": "h100_sxm"})
-    sentence = (
-        "fast is hypothetical: where h100_sxm where there is one, with its own rates"
-    )
+    sentence = "fast is hypothetical: where h100_sxm where there is one, with its own rates"
     assert sentence in command(*STEP, "--gpus", path, "--format", "json").json["assumed"]
     rest = ("--tier", "cross-generation", "--format", "json")
     assert sentence not in command(*STEP, "--gpus", path, *rest).json["assumed"]

@@ -95,7 +95,7 @@ def test_files_that_are_no_packs(tmp_path: Path) -> None:
     [
         ({"part": "guess"}, r"column part: 1 row fails"),
         ({"value": float("nan")}, r"column value has NaN or infinity"),
-        ({"coefficient": None}, r"column coefficient takes no nulls"),
+        ({"coefficient": None}, r"column coefficient must not be null"),
     ],
 )
 def test_rows_that_are_no_numbers_of_the_model_are_refused(change: dict, words: str) -> None:

@@ -154,7 +154,7 @@ def test_a_file_is_written_whole_and_the_number_of_rows_noted(tmp_path: Path, ca
         ({"shape": {"m": 2**60, "n": 4, "k": 4}}, f"a gemm call has m = {2**60}; give at most {2**53}."),
         ({"shape": {"m": 16.5, "n": 4.0, "k": 4.0}}, "the shape field m must hold whole numbers"),
         ({"shape": {"m": "a", "n": "4", "k": "4"}}, "the shape field m must hold whole numbers"),
-        ({"shape": [16, 4, 4]}, "column shape is list<int64> where struct<"),
+        ({"shape": [16, 4, 4]}, "column shape is list<int64>, expected struct<"),
         ({"flops": float("nan")}, "column flops has NaN or infinity"),
         ({"flops": -1.0}, "a gemm call has flops = -1.0; give work that is not negative."),
         ({"count": 0}, "a gemm call has count = 0; give at least one launch."),
@@ -181,7 +181,7 @@ def test_files_that_are_no_parquet(tmp_path: Path) -> None:
     junk = tmp_path / "junk.parquet"
     with ks.connect() as session:
         with pytest.raises(
-            KernelSightError, match=r"there is no file .*; does not exist; --calls takes a Parquet table of kernel calls\."
+            KernelSightError, match=r"file .* does not exist; --calls takes a Parquet table of kernel calls\."
         ):
             predict_calls(session, str(junk), "h100_sxm", None)
         for content in (b"", b"junk", b"PAR1" + b"x" * 40 + b"PAR1"):
@@ -196,4 +196,4 @@ def test_flags_of_a_step_are_refused_beside_a_file(tmp_path: Path, capsys: pytes
     path = str(write(tmp_path, [GEMM]))
     for words in (["--model", "qwen3-0.6b"], ["--phase", "decode"], ["--batch-size", "1"]):
         assert main(["predict", "--calls", path, "--gpu", "l4", *words]) == 2
-        assert capsys.readouterr().err == f"kernelsight: --calls brings its own kernels; leave out {words[0]}.\n"
+        assert capsys.readouterr().err == f"kernelsight: --calls reads its own kernels; remove {words[0]}.\n"

@@ -66,7 +66,9 @@ def test_every_library_sees_the_shape_that_a_point_states(implementation: str, s
         lacks = {"window"} if shape.window else set()
         lacks |= {"fp8"} if shape.cache_bytes == 1 else set()
         if lacks - ABLE[implementation] or (decode and implementation == "cudnn_frontend"):
-            with pytest.raises(CannotMeasure, match="has no sliding window|does not support an 8-bit cache|is not used for"):
+            with pytest.raises(
+                CannotMeasure, match="has no sliding window|does not support an 8-bit cache|is not used for"
+            ):
                 gpu.prepare(one)
             continue
         kernel = gpu.prepare(one)
@@ -132,7 +134,9 @@ def test_flash_attention_is_of_the_version_that_vllm_runs(
     if version > 2:
         assert gpu.prepare(eight_bit).implementation == f"flash_attention_{version}" and calls[-1][-1] == 1
     else:
-        with pytest.raises(CannotMeasure, match="FlashAttention 2, which vLLM uses on this GPU, does not support an 8-bit cache"):
+        with pytest.raises(
+            CannotMeasure, match="FlashAttention 2, which vLLM uses on this GPU, does not support an 8-bit cache"
+        ):
             gpu.prepare(eight_bit)
 
 

@@ -44,7 +44,7 @@ def test_a_suite_is_measured_and_summed_up_by_family(
     assert json.loads(row.read_text()) == [ROW]
     assert "sm_count: this GPU 66, the catalogue 132" in printed.err
     assert main(words) == 2
-    assert "add --resume to go on" in capsys.readouterr().err
+    assert "add --resume to continue" in capsys.readouterr().err
     assert main([*words, "--resume", "--time-limit", "1"]) == 0
     assert command.main(["--suite", str(tmp_path / "mine.json"), "-o", str(tmp_path / "again.parquet")]) == 0
 
@@ -58,7 +58,10 @@ def test_a_device_is_shown_beside_the_catalogue_and_written_as_a_row(
     printed = capsys.readouterr()
     rows = {row["what"]: (row["this_gpu"], row["catalogue"]) for row in json.loads(printed.out)}
     assert rows["sm_count"] == ("66", "132") and rows["temperature_c"] == ("60", "") and "torch" in rows
-    assert json.loads(target.read_text()) == [ROW] and "predict, simulate and calibrate fit take it" in printed.err
+    assert (
+        json.loads(target.read_text()) == [ROW]
+        and "use it with --gpus in predict, simulate and calibrate fit" in printed.err
+    )
     words = ["sql", "select sm_count from gpus where gpu = 'h200_sxm_device'", "--gpus", str(target)]
     assert main([*words, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == [{"sm_count": 66}]

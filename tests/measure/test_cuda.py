@@ -174,7 +174,7 @@ def test_a_device_that_no_row_fits_is_named_by_the_user() -> None:
     with pytest.raises(InvalidInput, match=r"NVIDIA H200 \(7 multiprocessors, 140 GiB\) is not in the catalogue"):
         catalogue_name({**H200, "sm_count": 7}, catalogue_rows())
     rows = [row for row in catalogue_rows() if row["gpu"] == "h200_sxm"]
-    with pytest.raises(InvalidInput, match="may be h200_sxm or h200_twin; name it by --gpu"):
+    with pytest.raises(InvalidInput, match="may be h200_sxm or h200_twin; choose one with --gpu"):
         catalogue_name(H200, [*rows, {**rows[0], "gpu": "h200_twin"}])
 
 

@@ -113,16 +113,19 @@ def test_a_gpu_without_nvml_is_told_by_what_cuda_knows(uuid: object, serial: str
 @pytest.mark.parametrize(
     ("point", "reason"),
     [
-        (Point("norm", "rms_norm", "bf16", "warm", (("columns", 100), ("rows", 1))), "no multiple of 8"),
+        (Point("norm", "rms_norm", "bf16", "warm", (("columns", 100), ("rows", 1))), "not a multiple of 8"),
         (
             Point("norm", "rms_norm", "bf16", "warm", (("columns", 2**20), ("rows", 2**20))),
             "do not fit the free memory",
         ),
-        (Point("p2p", "memcpy_peer", "bf16", "warm", (("bytes", 64), ("gpus", 2))), "there is one GPU here"),
-        (Point("all_reduce", "nccl", "bf16", "warm", (("bytes", 64), ("gpus", 2))), "it needs 2 GPUs, but this machine has 1"),
+        (Point("p2p", "memcpy_peer", "bf16", "warm", (("bytes", 64), ("gpus", 2))), "but this machine has one"),
+        (
+            Point("all_reduce", "nccl", "bf16", "warm", (("bytes", 64), ("gpus", 2))),
+            "it needs 2 GPUs, but this machine has 1",
+        ),
         (
             Point("quantize", "quantize_per_block", "fp8", "warm", (("columns", 136), ("rows", 1))),
-            "no multiple of 128",
+            "not a multiple of 128",
         ),
         (Point("gemm", "cublas", "fp8", "cold", (("k", 8), ("m", 1), ("n", 16))), "need n and k in multiples of 16"),
     ],

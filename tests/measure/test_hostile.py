@@ -107,7 +107,7 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path, monkeypatch: py
 
 def test_two_processes_do_not_measure_into_one_sweep(tmp_path: Path) -> None:
     target = tmp_path / "sweep.parquet"
-    with locked(target), pytest.raises(InvalidInput, match=r"another process is writing .*sweep.parquet now; wait"):
+    with locked(target), pytest.raises(InvalidInput, match=r"another process is writing .*sweep.parquet; wait"):
         measured(tmp_path, device())
     assert measured(tmp_path, device()).measured == 12
 
@@ -174,7 +174,7 @@ def test_heat_without_end_costs_three_points_their_waiting_and_is_measured_again
     assert measured(tmp_path, hot, log=lines.append).measured == 12
     rule = Rule()
     assert hot.waited == HOPELESS_POINTS * rule.most_repeats * rule.cool_seconds
-    assert sum("the GPU stays slowed" in line for line in lines) == 1
+    assert sum("the GPU stays throttled" in line for line in lines) == 1
     rows = pq.read_table(tmp_path / "sweep.parquet").to_pylist()
     assert {row["not_fitted"] for row in rows} == {SLOWED_FAULT}
     again = device()

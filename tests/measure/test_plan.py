@@ -33,7 +33,10 @@ def test_a_plan_is_a_suite_within_its_minutes(tmp_path: Path, capsys: pytest.Cap
     longer = {point.key for point in whole}
     assert len(longer) > len(short.points)
     assert {point.key for point in short.points} <= longer
-    assert "attention will be measured with flashinfer; --attention flash_attention_vllm|" in capsys.readouterr().err
+    assert (
+        "attention will be measured with flashinfer; choose another with --attention flash_attention_vllm|"
+        in capsys.readouterr().err
+    )
     assert main([*words, "--minutes", "1", "--attention", "flash_attention_vllm"]) == 0
     kernels = {point.implementation for point in read_suite(str(target)).points if "attention" in point.family}
     assert kernels == {"flash_attention_vllm"} and "will be timed through" not in capsys.readouterr().err

@@ -391,9 +391,7 @@ def test_a_quarter_million_lines_are_read_in_bulk(written):
 
 def test_text_that_is_not_utf8_is_no_name(written):
     line = b'{"request_id": "a\xff", "arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1}\n'
-    assert refused(written(line.replace(b"\xff", b"") + line)).startswith(
-        ", line 2: not a JSON object ('utf-8' codec"
-    )
+    assert refused(written(line.replace(b"\xff", b"") + line)).startswith(", line 2: not a JSON object ('utf-8' codec")
 
 
 def test_byte_order_marks_and_iso_dates_are_understood(written):

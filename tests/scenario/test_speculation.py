@@ -67,7 +67,10 @@ def test_the_model_that_proposes_is_a_deployment_of_its_own() -> None:
 
 def test_words_for_what_does_not_go_together(session: Session) -> None:
     for flags, words in (
-        ({"draft_acceptance_rate": 0.5}, "draft_acceptance_rate needs speculative decoding, but num_speculative_tokens"),
+        (
+            {"draft_acceptance_rate": 0.5},
+            "draft_acceptance_rate needs speculative decoding, but num_speculative_tokens",
+        ),
         ({"num_speculative_tokens": 2}, "num_speculative_tokens is set, but draft_acceptance_rate is not"),
         ({**DRAFTS, "speculative_method": "draft_model"}, "speculative_model is unset"),
         ({**DRAFTS, "speculative_method": "ngram", "speculative_model": "qwen3-0.6b"}, "speculative_method is ngram"),

@@ -274,8 +274,7 @@ def test_a_prefix_comes_before_the_lengths_and_changes_nothing_else():
     [
         (
             {"scenario_id": "chat", "num_prompts": 3},
-            "scenario 'chat': the synthetic workload is missing input_len, output_len. "
-            "Set the rest, or give a trace.",
+            "scenario 'chat': the synthetic workload is missing input_len, output_len. Set the rest, or give a trace.",
         ),
         (
             {"scenario_id": "chat", "trace": "day.csv", "request_rate": 2.0, "output_len": 7},

@@ -146,7 +146,12 @@ def test_llmservingsim_counts_unknown_models_and_devices(tmp_path, import_from) 
             r"mlp\.csv is not a sweep of Vidur: missing columns n_kv_head,",
         ),
         ("vidur", "a100/x/y/attention.csv", "n_embd\n1\n", r"attention\.csv is not a sweep of Vidur: missing columns"),
-        ("llmservingsim", f"{NEWER}/dense.csv", "layer\nx\n", r"dense\.csv is not a sweep of LLMServingSim: missing columns"),
+        (
+            "llmservingsim",
+            f"{NEWER}/dense.csv",
+            "layer\nx\n",
+            r"dense\.csv is not a sweep of LLMServingSim: missing columns",
+        ),
         ("llmservingsim", f"{NEWER}/dense.csv", "", r"dense\.csv cannot be read as CSV"),
     ],
 )
