@@ -92,7 +92,7 @@ def test_a_gpu_like_a_measured_one_has_its_fit(gpus, command):
 
 def test_what_a_hypothetical_gpu_rests_on_is_said(gpus, command):
     path = gpus({"gpu": "fast", "like": "h100_sxm"})
-    sentence = "fast is hypothetical: where h100_sxm where there is one, with its own rates"
+    sentence = "fast is hypothetical: its kernels use the fit of h100_sxm where there is one, with its own rates"
     assert sentence in command(*STEP, "--gpus", path, "--format", "json").json["assumed"]
     rest = ("--tier", "cross-generation", "--format", "json")
     assert sentence not in command(*STEP, "--gpus", path, *rest).json["assumed"]
@@ -132,8 +132,8 @@ def test_a_catalogue_gpu_is_overridden_for_this_command(gpus, command):
     ("content", "ending", "words"),
     [
         ("{", ".json", "is not valid JSON: "),
-        ("[]", ".json", "holds no GPU; give an object, or an array of objects"),
-        ("[1]", ".json", "holds no GPU; give an object, or an array of objects"),
+        ("[]", ".json", "has no GPU; give an object, or an array of objects"),
+        ("[1]", ".json", "has no GPU; give an object, or an array of objects"),
         ({"like": "h100_sxm"}, ".json", "GPU 1: the field gpu (its name) is missing; add it."),
         (FAST | {"gpu": 5}, ".json", "GPU 1: its name is 5; give a string."),
         (FAST | {"like": "h100"}, ".json", "unknown GPU 'h100'. Did you mean h100_sxm"),
@@ -143,7 +143,7 @@ def test_a_catalogue_gpu_is_overridden_for_this_command(gpus, command):
         (
             {"gpu": "fast", "memory_bytes": 8e10},
             ".json",
-            "the fields sm_count, sm_clock_hz, l2_bytes, memory_bandwidth_bytes_per_s, fp32_flops_per_s",
+            "missing fields sm_count, sm_clock_hz, l2_bytes, memory_bandwidth_bytes_per_s, fp32_flops_per_s",
         ),
         (
             FAST | {"memory_bandwith": 1},
@@ -180,8 +180,8 @@ def test_a_catalogue_gpu_is_overridden_for_this_command(gpus, command):
         (FAST | {"sm_count": 0}, ".json", "column sm_count: 1 row fails 'sm_count > 0' (row 1: 0)"),
         ([FAST, FAST], ".json", "1 duplicate key (gpu 'fast')"),
         (FAST | {"link_fabric": "wire"}, ".json", "gpus.link_fabric is 'wire', which is not in fabrics.fabric."),
-        ("", ".csv", "holds no GPU; give a header, and a line for each."),
-        ("gpu,like\n", ".csv", "holds no GPU; give a header, and a line for each."),
+        ("", ".csv", "has no GPU; give a header, and a line for each."),
+        ("gpu,like\n", ".csv", "has no GPU; give a header, and a line for each."),
         ("gpu,gpu\na,b\n", ".csv", "has duplicate columns: gpu, gpu; keep one of each."),
         (
             "gpu,like\nfast,h100_sxm,3\n",
@@ -199,7 +199,8 @@ def test_files_that_are_refused(content, ending, words, gpus, refusal):
 
 def test_a_file_that_is_not_there(refusal, tmp_path):
     assert (
-        refusal(*STEP, "--gpus", tmp_path) == f"there is no file {tmp_path}; --gpus takes a CSV or JSON file of GPUs."
+        refusal(*STEP, "--gpus", tmp_path)
+        == f"file {tmp_path} does not exist; --gpus takes a CSV or JSON file of GPUs."
     )
 
 

@@ -167,8 +167,8 @@ def test_prefix_caching_finds_the_whole_blocks_of_each_prefix_but_the_first_time
         ),
         (
             (*LENGTHS, "--request-rate", 3, "--router", "least_loaded", "--router-cache-threshold", 0.2),
-            "router_cache_threshold is set, but the router is not prefix_aware. State router prefix_aware, or leave "
-            "it out.",
+            "router_cache_threshold is set, but the router is not prefix_aware. Set router to prefix_aware, or remove "
+            "the threshold.",
         ),
         (
             (*LENGTHS, "--request-rate", 3, "--router", "prefix_aware", "--router-balance-rel-threshold", 0.5),

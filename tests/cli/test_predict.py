@@ -136,14 +136,14 @@ def test_the_defaults_are_one_sequence_that_decodes(command):
         (("--phase", "prefill"), "a prefill step needs --input-len; give it."),
         (
             ("--isl", 5),
-            "a decode step has one new token a sequence, so --input-len has no meaning; use --phase mixed or "
-            "leave it out.",
+            "--input-len does not apply to a decode step, which has one new token per sequence; remove it, or use "
+            "--phase mixed.",
         ),
         (
             ("--context-len", 10**30),
             f"the step has a sequence of {10**30 + 1} tokens, more than max_model_len 40960; use shorter sequences.",
         ),
-        (("--batch-size", 2**62), f"the step holds {2**62} tokens; use at most 1000000000 in all."),
+        (("--batch-size", 2**62), f"the step has {2**62} tokens; use at most 1000000000."),
         (("-tp", 0), "tensor_parallel_size is 0; give a whole number from 1 to 1024."),
         (("-pp", 100), "qwen3-0.6b has 28 layers, fewer than pipeline-parallel size 100; use a smaller size."),
         (("--gpu-memory-utilization", "nan"), "gpu_memory_utilization is nan; give a number above 0 and at most 1."),
@@ -187,7 +187,7 @@ def test_a_model_that_does_not_fit_names_what_is_missing_and_the_smallest_size(r
     words = ("--model", "llama-3.1-70b", "--gpu", "h100_sxm", "--context-len", 1)
     sentence = refusal("predict", *words)
     assert sentence.startswith("llama-3.1-70b does not fit on h100_sxm with tensor-parallel size 1: ")
-    assert " are missing; the smallest tensor-parallel size that fits is 2." in sentence
+    assert " GiB more; the smallest tensor-parallel size that fits is 2." in sentence
     assert command("predict", *words, "-tp", 2).status == 0
     nowhere = refusal(*STEP, "--gpu-memory-utilization", 0.01)
     assert nowhere.endswith(
@@ -210,7 +210,7 @@ def test_a_config_by_its_path_or_folder(tiny_config, command):
 )
 def test_a_config_that_lacks_a_field_names_it(field, tiny_config, refusal):
     sentence = refusal("predict", "--model", tiny_config(**{field: None}), "--gpu", "l4", "--context-len", 10)
-    assert f"has no field '{field}'. Take the complete config.json" in sentence
+    assert f"has no field '{field}'. Use the complete config.json" in sentence
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, "many", True])

@@ -146,8 +146,8 @@ def test_a_cache_without_a_block(ask):
     held = plan["weights_bytes"] + plan["activations_bytes"] + plan["graphs_bytes"] + 15 * 131072
     found = faults(ask, **settings, gpu_memory_utilization=held / plan["memory_bytes"])
     assert found == {
-        "kv_cache": "no KV cache block fits for llama-3.1-8b on h100_sxm: 0.00 GiB are left for the cache; use more GPUs, "
-        "a smaller max_num_batched_tokens, or another kv_cache_dtype"
+        "kv_cache": "no KV cache block fits for llama-3.1-8b on h100_sxm: 0.00 GiB are left for the cache; use "
+        "more GPUs, a smaller max_num_batched_tokens, or another kv_cache_dtype"
     }
     held += 2 * 131072
     assert faults(ask, **settings, gpu_memory_utilization=held / plan["memory_bytes"]) == {}

@@ -125,7 +125,9 @@ def test_a_full_disk_ends_the_run_with_what_was_measured(
         sync(file)
 
     monkeypatch.setattr(os, "fsync", full)
-    refused = r"cannot be written \(No space left on device\); the measured points are kept in .*journal; free disk space, and"
+    refused = (
+        r"cannot be written \(No space left on device\); the measured points are kept in .*journal; free disk space"
+    )
     with pytest.raises(RunFailed, match=refused):
         measured(tmp_path, device())
     # a resume copies what is there: a disk that is still full costs nothing

@@ -160,8 +160,8 @@ def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="has points of the suite tiny, whose points or rule differ"):
         measure_suite(Simulated(latency), other, tmp_path / "sweep.parquet", resume=True)
     journal_path(tmp_path / "sweep.parquet").unlink()
-    with pytest.raises(InvalidInput, match=r"was not measured here \(it has no journal\)"):
+    with pytest.raises(InvalidInput, match=r"exists, but has no journal"):
         measured(tmp_path, Simulated(latency), resume=True)
     (tmp_path / "other.parquet.journal").write_bytes(b"words")
-    with pytest.raises(InvalidInput, match="is no journal of a measurement"):
+    with pytest.raises(InvalidInput, match="is not a measurement journal"):
         measure_suite(Simulated(latency), tiny(), tmp_path / "other.parquet", resume=True)

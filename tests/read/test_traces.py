@@ -220,7 +220,8 @@ WHOLE_FILE = {
     "header only": (OWN, ": it has no requests. Give a file with at least one request."),
     "lacking": (
         "arrival_s,tokens\n1,2\n",
-        ": fields of the KernelSight format are missing: prompt_tokens, output_tokens. Add them, or use another known format.",
+        ": fields of the KernelSight format are missing: prompt_tokens, output_tokens. "
+        "Add them, or use another known format.",
     ),
     "lacking in JSON": (
         '{"timestamp": 1, "input_length": 3}',

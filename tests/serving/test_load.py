@@ -278,7 +278,7 @@ def test_a_prefix_comes_before_the_lengths_and_changes_nothing_else():
         ),
         (
             {"scenario_id": "chat", "trace": "day.csv", "request_rate": 2.0, "output_len": 7},
-            "scenario 'chat': trace and request_rate, output_len are both stated, but a trace has its own arrivals "
+            "scenario 'chat': trace and request_rate, output_len are both set, but a trace has its own arrivals "
             "and lengths. Remove one or the other.",
         ),
     ],
