@@ -1,6 +1,6 @@
-"""Every error a user can meet, and the sentences they are told with.
+"""The error classes, and the messages that several modules share.
 
-One base, few children. A sentence says what was asked, what was found, and what to do.
+One base, few children. A message says what was asked, what was found, and what to do.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 class KernelSightError(Exception):
-    """Base of all errors raised on purpose. ``exit_code`` is what the command line returns."""
+    """Base of all errors raised on purpose. ``exit_code`` is the exit status of the command line."""
 
     exit_code = 2
 
@@ -21,25 +21,25 @@ class UnknownName(KernelSightError):
 
 
 class MissingTable(KernelSightError):
-    """A table that a person has to give, and did not."""
+    """A required input table is missing."""
 
 
 class ContractBroken(KernelSightError):
-    """A table whose rows do not keep its contract."""
+    """A table whose columns or rows violate its contract."""
 
 
 class InvalidInput(KernelSightError):
-    """Words, numbers or files that cannot be used."""
+    """Arguments, values or files that cannot be used."""
 
 
 class RunFailed(KernelSightError):
-    """The input was right, but the run could not be finished."""
+    """The input was valid, but the run could not finish."""
 
     exit_code = 1
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 4) -> list[str]:
-    """Return the known names that look most like ``name``, best first."""
+    """Return the known names most similar to ``name``, best first."""
     names = sorted(set(known))
     lowered = {n.lower(): n for n in names}
     close = [lowered[n] for n in difflib.get_close_matches(name.lower(), lowered, n=limit, cutoff=0.5)]
@@ -68,27 +68,27 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> Unkno
 
 
 def config_field_missing(label: str, field: str) -> InvalidInput:
-    """Build the sentence for a config that lacks a field.
+    """Build the error for a config without a required field.
 
     >>> str(config_field_missing("my-model", "hidden_size"))
-    "config of my-model has no field 'hidden_size'. Take the complete config.json of the model's repository."
+    "config of my-model has no field 'hidden_size'. Use the complete config.json of the model's repository."
     """
     return InvalidInput(
-        f"config of {label} has no field {field!r}. Take the complete config.json of the model's repository."
+        f"config of {label} has no field {field!r}. Use the complete config.json of the model's repository."
     )
 
 
 def config_field_wrong(label: str, field: str, found: object, expected: str) -> InvalidInput:
-    """Build the sentence for a field whose value cannot be used.
+    """Build the error for a config field with an unusable value.
 
     >>> str(config_field_wrong("my-model", "hidden_size", -1, "a whole number above 0"))
-    "config of my-model: field 'hidden_size' is -1, but has to be a whole number above 0."
+    "config of my-model: field 'hidden_size' is -1, but must be a whole number above 0."
     """
-    return InvalidInput(f"config of {label}: field {field!r} is {reprlib.repr(found)}, but has to be {expected}.")
+    return InvalidInput(f"config of {label}: field {field!r} is {reprlib.repr(found)}, but must be {expected}.")
 
 
 def config_unsupported(label: str, what: str, found: object, supported: Iterable[str]) -> InvalidInput:
-    """Build the sentence for something in a config that is not understood, and therefore not guessed.
+    """Build the error for a config value that is not supported.
 
     >>> str(config_unsupported("my-model", "architecture", "MambaForCausalLM", ["LlamaForCausalLM"]))
     "config of my-model: architecture 'MambaForCausalLM' is not supported. Supported: LlamaForCausalLM."
@@ -98,7 +98,7 @@ def config_unsupported(label: str, what: str, found: object, supported: Iterable
 
 
 def config_unreadable(path: object, reason: str) -> InvalidInput:
-    """Build the sentence for a config file that is absent or is not a JSON object.
+    """Build the error for a config file that is absent or not a JSON object.
 
     >>> str(config_unreadable("my-model", "there is no config.json in this folder"))
     'cannot read the model config my-model: there is no config.json in this folder.'
@@ -110,7 +110,7 @@ def config_unreadable(path: object, reason: str) -> InvalidInput:
 
 
 def trace_unusable(path: object, found: str, advice: str) -> InvalidInput:
-    """Build the refusal of a whole trace file.
+    """Build the error for a trace file that cannot be used.
 
     >>> str(trace_unusable("day.csv", "the file is empty", "Give a file with at least one request."))
     'trace day.csv: the file is empty. Give a file with at least one request.'
@@ -119,7 +119,7 @@ def trace_unusable(path: object, found: str, advice: str) -> InvalidInput:
 
 
 def trace_place_unusable(path: object, place: str, found: str, advice: str) -> InvalidInput:
-    """Build the refusal of one line (of a decompressed text) or row (of a Parquet file) of a trace, counted from 1.
+    """Build the error for one line (of text) or row (of Parquet) of a trace, counted from 1.
 
     >>> str(trace_place_unusable("day.csv", "line 7", "output_tokens is '0'", "Correct or remove that line."))
     "trace day.csv, line 7: output_tokens is '0'. Correct or remove that line."
@@ -128,10 +128,10 @@ def trace_place_unusable(path: object, place: str, found: str, advice: str) -> I
 
 
 def load_unclear(scenario_id: str, found: str, advice: str) -> InvalidInput:
-    """Build the refusal of a scenario whose load is stated by halves or twice.
+    """Build the error for a scenario with an incomplete or contradictory workload.
 
-    >>> str(load_unclear("chat", "a synthetic load needs output_len", "State it, or give a trace."))
-    "scenario 'chat': a synthetic load needs output_len. State it, or give a trace."
+    >>> str(load_unclear("chat", "a synthetic workload needs output_len", "Set it, or give a trace."))
+    "scenario 'chat': a synthetic workload needs output_len. Set it, or give a trace."
     """
     return InvalidInput(f"scenario {scenario_id!r}: {found}. {advice}")
 
@@ -140,32 +140,32 @@ def load_unclear(scenario_id: str, found: str, advice: str) -> InvalidInput:
 
 
 def breaks_contract(table: str, faults: Iterable[str], origin: str = "") -> ContractBroken:
-    """Build the sentence that lists every fault of a table; ``origin`` is what made it.
+    """Build the error that lists every violation in a table; ``origin`` is where its rows come from.
 
     >>> str(breaks_contract("gpus", ["missing column gpu"], "sql/gpus.sql"))
-    'table gpus, made by sql/gpus.sql, breaks its contract: missing column gpu.'
+    "table 'gpus' (from sql/gpus.sql) violates its contract: missing column gpu."
     """
-    made = f", made by {origin}," if origin else ""
-    return ContractBroken(f"table {table}{made} breaks its contract: {'; '.join(faults)}.")
+    made = f" (from {origin})" if origin else ""
+    return ContractBroken(f"table {table!r}{made} violates its contract: {'; '.join(faults)}.")
 
 
 def missing_table(table: str, needed_by: str, hint: str = "") -> MissingTable:
-    """Build the refusal of a given table that nobody gave: who needs it, and how to give it.
+    """Build the error for an input table without rows: its name, the table that needs it, and a hint.
 
     >>> str(missing_table("scenarios", "requests"))
-    "requests needs the table scenarios, which nobody gave: session.give('scenarios', rows) gives it."
+    "missing input table 'scenarios' (needed by 'requests')."
     """
-    who = f"{needed_by} needs the table {table}" if needed_by != table else f"the table {table} was asked for"
-    return MissingTable(f"{who}, which nobody gave: {hint or f'session.give({table!r}, rows) gives it'}.")
+    needed = f" (needed by {needed_by!r})" if needed_by != table else ""
+    return MissingTable(f"missing input table {table!r}{needed}{f'; {hint}' if hint else ''}.")
 
 
 def dangling_reference(column: str, value: object, reference: str, known: Iterable[str], more: int = 0) -> UnknownName:
-    """Build the refusal of a value that the table it refers to does not hold, with the nearest names.
+    """Build the error for a value that the referenced table lacks, with the nearest names.
 
     >>> str(dangling_reference("deployments.gpu", "h100", "gpus.gpu", ["h100_sxm", "t4"]))
-    "deployments.gpu names 'h100', which is not in gpus.gpu. Did you mean h100_sxm?"
+    "deployments.gpu is 'h100', which is not in gpus.gpu. Did you mean h100_sxm?"
     """
     close = nearest(str(value), known)
-    others = f" (nor are {more} more)" if more else ""
+    others = f" ({more} more values are not either)" if more else ""
     tail = f" Did you mean {' or '.join(close)}?" if close else ""
-    return UnknownName(f"{column} names {value!r}, which is not in {reference}{others}.{tail}")
+    return UnknownName(f"{column} is {value!r}, which is not in {reference}{others}.{tail}")

@@ -1,4 +1,4 @@
-"""How many proposed tokens are accepted in measured runs: a rate for each engine and model, by the fitting fifth."""
+"""Acceptance rates of draft tokens in measured runs: one per engine and model, fitted on the fitting fifth."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from kernelsight.backtest.serve import plan_runs, serve_runs
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
-# rates at which runs are simulated; between them TPOT is interpolated
+# rates at which runs are simulated; TPOT is interpolated in between
 GRID = (0.3, 0.45, 0.6, 0.7, 0.8, 0.9)
 FINE = np.linspace(GRID[0], GRID[-1], 121)
 FLAG = "draft_acceptance_rate"
 
 
-def asks(run: Mapping[str, Any]) -> bool:
-    """Say whether a run proposes tokens and does not tell how many of them are accepted."""
+def needs_acceptance_rate(run: Mapping[str, Any]) -> bool:
+    """Return whether a run uses speculative decoding without a known acceptance rate."""
     return bool(run["flags"].get("num_speculative_tokens")) and FLAG not in run["flags"]
 
 
-def planned_at(flags: Mapping[str, Any], rate: float | None) -> dict[str, Any]:
-    """Return a run's flags at a rate of acceptance, where they propose tokens; None: at some rate."""
+def with_acceptance_rate(flags: Mapping[str, Any], rate: float | None) -> dict[str, Any]:
+    """Return a run's flags with an acceptance rate if they need one; ``rate`` None: with the first of ``GRID``."""
     if not flags.get("num_speculative_tokens") or FLAG in flags:
         return dict(flags)
     return {**flags, FLAG: GRID[0] if rate is None else rate}
 
 
 def proposer_of(run: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what the runs of one rate have in common: the engine and the model."""
+    """Return the engine and the model of a run: runs with the same pair share an acceptance rate."""
     return run["engine"], run["model"]
 
 
 def fit_acceptance(
     session: Session, runs: Sequence[Mapping[str, Any]], constants: Mapping[tuple, Constants]
 ) -> dict[tuple[str, str], float]:
-    """Return by engine and model the rate at which the simulated TPOT of its fitting runs is nearest to the measured.
+    """Return by engine and model the rate at which the simulated TPOT of the fitting runs is closest to the measured.
 
-    One that has none takes the rate of its engine's, or of all. Of no fitting run at all that asks for a rate: none.
+    A pair without fitting runs takes the rate of its engine's runs, else of all; empty if there are no fitting runs.
     """
-    fitting = [run for run in runs if run["fitting"] and asks(run)]
+    fitting = [run for run in runs if run["fitting"] and needs_acceptance_rate(run)]
     if not fitting:
         return {}
     host = [constants.get(group_of(run)) for run in fitting]
     misses = []
     for rate in GRID:
-        planned = plan_runs(session, [planned_at(run["flags"], rate) for run in fitting])
+        planned = plan_runs(session, [with_acceptance_rate(run["flags"], rate) for run in fitting])
         [rows] = serve_runs(session, planned, [host])
         found = [row.get("tpot_mean_ms") or np.nan for row in rows]
         misses.append(np.log(found) - np.log([run["tpot_ms"] for run in fitting]))
@@ -62,7 +62,7 @@ def fit_acceptance(
         return float(FINE[np.nanargmin(means)])
 
     served = ~np.isnan(fine).any(axis=1)
-    wanted = dict.fromkeys(proposer_of(run) for run in runs if asks(run))
+    wanted = dict.fromkeys(proposer_of(run) for run in runs if needs_acceptance_rate(run))
     found = {}
     for wants in wanted if served.any() else ():
         own = served & np.array([each == wants for each in proposers])

@@ -1,8 +1,8 @@
-"""Which part of the model carries the miss of a group of runs: prefill, decode, communication, host, scheduling.
+"""Attributes the error of a group of runs to parts: prefill, decode, communication, host, scheduling.
 
-A run's predicted TTFT and TPOT are split into parts. The miss of a group's runs is then laid on these parts by ridge
-regression: how much longer each part would have to take, all runs of the group alike, to bring prediction and
-measurement together. A diagnosis of where to look, not a proof: host and kernel time of equal steps look alike.
+A run's predicted TTFT and TPOT are split into parts. Ridge regression then finds one factor per part and group that
+brings prediction and measurement closest together. A diagnosis of where to look, not a proof: steps of equal length
+do not separate host from kernel time.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 PARTS = ("prefill_kernels", "decode_kernels", "communication", "host", "scheduling")
-# a part is believed to be right to this factor before the runs are looked at, a host constant to this many ms
+# prior standard deviations: of a part's relative error, and of constant host times in ms
 PRIOR_SHARE, PRIOR_STEP_MS, PRIOR_REQUEST_MS = 0.5, 2.0, 50.0
 NOISE = 0.1
 FEWEST_RUNS = 5
 
 
 def parts_of(row: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return predicted TTFT and TPOT of a served run by part, in ms; each adds up to its prediction.
+    """Return predicted TTFT and TPOT of a served run by part, in ms; the parts add up to the prediction.
 
-    A token's time has the shares that the whole run has: steps with prompts interrupt decoding. Of TTFT, the wait for
-    the first step is scheduling, the rest has the shares of the steps with prompts.
+    TPOT is split like the whole run's time, because prefill steps interrupt decoding. Of TTFT, the wait for the first
+    step is scheduling; the rest is split like the time of the prefill steps.
     """
     busy = row["gpu_s"] + row["host_exposed_s"]
     token = {
@@ -50,10 +50,10 @@ def parts_of(row: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]
 
 
 def attribute(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return of a group of served runs the mean miss of TTFT and TPOT, and the part of it that each part carries.
+    """Return for a group of served runs the mean error of TTFT and TPOT, and the share attributed to each part.
 
-    All as shares of the measured value, (measured - predicted) / measured: + where the prediction is too short.
-    ``unexplained`` is the root mean square of what no common factor of a part brings together.
+    All as fractions of the measured value, (measured - predicted) / measured: + if the prediction is too short.
+    ``unexplained`` is the root mean square of the residuals.
     """
     answer: dict[str, Any] = {"n": len(rows)}
     if len(rows) < FEWEST_RUNS:

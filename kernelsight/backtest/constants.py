@@ -1,4 +1,4 @@
-"""Host constants of measured runs: which runs share them, and on which runs of the fitting fifth they are fitted."""
+"""Host constants of measured runs: which runs share them, and which runs of the fitting fifth they are fitted on."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def constants_of(
     fitting: Sequence[Mapping[str, Any]],
     found: Sequence[Response | None],
 ) -> dict[tuple, Constants]:
-    """Return the constants of each group of ``runs``, fitted on ``fitting`` runs, whose responses are ``found``.
+    """Return the constants of each group of ``runs``, fitted on ``fitting`` runs with the responses ``found``.
 
-    Runs have ``host_version``: the version from which the row of ``host_overheads`` holds that their engine takes.
-    version: one fit for each such row; a group has that of most of its runs. group: a group's own constants, drawn
-    towards its version's. transfer: its version's, fitted without the group. none: no exposed host time at all.
+    Runs have ``host_version``: the first engine version that their row of ``host_overheads`` applies to.
+    version: one fit per such row; a group takes that of most of its runs. group: the group's own constants, regularised
+    towards its version's. transfer: its version's, fitted without the group. none: no exposed host time.
     """
     groups = versions_of(runs)
     if level == "none":
@@ -50,7 +50,7 @@ def group_of(run: Mapping[str, Any]) -> tuple:
 
 
 def versions_of(runs: Sequence[Mapping[str, Any]]) -> dict[tuple, tuple]:
-    """Return for each group the engine and version of most of its runs; as many of two: of the first."""
+    """Return for each group the engine and version of most of its runs; the first of equally frequent ones."""
     counts: dict[tuple, Counter] = {}
     for run in runs:
         counts.setdefault(group_of(run), Counter())[version_of(run)] += 1

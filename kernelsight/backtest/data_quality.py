@@ -1,22 +1,22 @@
-"""Signs in the measurements alone that a run cannot be right for a model of its steps: no prediction is looked at."""
+"""Implausible measurements, flagged without looking at predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-MANY_WORKERS = "the concurrency is that of several engines"
+MANY_WORKERS = "concurrency is shared by several engines"
 STALLS = "measured TTFT falls as load rises: stalls"
 FRONT_END = "measured TTFT grows with output length: front end or admission"
-# how much slower the lighter load, or the longer output, has to be
+# minimum ratio of TTFTs: lighter to heavier load, longer to shorter output
 FALL, GROWTH = 2.0, 2.5
 CONFIGURATION = ("harness", "model", "gpu", "engine", "engine_version", "quantization", "tp", "ep", "measured_on")
 
 
 def signs_of(runs: Sequence[Mapping[str, Any]]) -> list[str | None]:
-    """Return for each run the first sign that it bears, or None.
+    """Return for each run the first problem found, or None.
 
-    Stalls: a run of the same configuration and lengths at least twice the load was answered in less than half the TTFT.
+    Stalls: a run of the same configuration and lengths with at least twice the load had less than half the TTFT.
     Front end: a run of the same prompts and load with at most half the output length had 2.5 times less TTFT.
     """
     by_lengths: dict[tuple, list[Mapping]] = {}

@@ -1,7 +1,6 @@
-"""Host constants fitted to measured runs: least error of TTFT and TPOT together, drawn towards constants of more runs.
+"""Host constants fitted to measured runs: least error of TTFT and TPOT, regularised towards constants of more runs.
 
-The forms were chosen by cross-validation inside the fitting fifth (``benches/accuracy/README.md`` lists what each
-gave).
+The forms were chosen by cross-validation inside the fitting fifth (``benches/accuracy/README.md`` lists the results).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from kernelsight.backtest.host_constants import NONE, Constants
 from kernelsight.backtest.responses import Response, means_of
 
 Pair = tuple[Any, Response]
-# what the fit chooses from
+# grid of the fit
 CHOICES: dict[str, tuple[float, ...]] = {
     "pace": tuple(round(math.exp(0.05 * number), 3) for number in range(-12, 13)),
     "step_ms": (0.0, 0.15, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0, 4.5, 6.0, 8.0),
@@ -27,25 +26,25 @@ CHOICES: dict[str, tuple[float, ...]] = {
     "per_prompt_token_us": (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0),
 }
 HOST = ("step_ms", "per_request_us", "request_ms", "eager_launch_us", "per_prompt_token_us")
-# how far from its version's a group's constants are expected to lie (pace: as a logarithm), and what that counts
+# expected distance of a group's constants from its version's (pace: logarithmic), and the penalty's weight
 SPREADS = {
     **{"pace": 0.1, "step_ms": 1.5, "per_request_us": 20.0, "request_ms": 40.0, "eager_launch_us": 20.0},
     "per_prompt_token_us": 4.0,
 }
 PULL = 0.05
-# an error beyond this factor says nothing about host time
+# larger errors do not come from host time
 LARGEST_LOG_ERROR = 0.7
 START = Constants(0.3, 0.0, 10.0)
 MOST_ROUNDS = 12
 
 
 def loss(pairs: Sequence[Pair], at: Constants) -> float:
-    """Return the mean absolute log error of TTFT and TPOT together, each cut off at ``LARGEST_LOG_ERROR``."""
+    """Return the mean absolute log error of TTFT plus TPOT, each clipped at ``LARGEST_LOG_ERROR``."""
     return _errors(pairs)(at) / len(pairs) if pairs else 0.0
 
 
 def _errors(pairs: Sequence[Pair]) -> Callable[[Constants], float]:
-    """Return the sum over runs of the absolute log errors at constants, as a function of these."""
+    """Return a function from constants to the sum over runs of the absolute log errors."""
     values = np.stack([np.stack([response.ttft_ms, response.tpot_ms]) for _, response in pairs])
     running, prompt_tokens = (
         np.array([getattr(response, name) for _, response in pairs]) for name in ("running", "prompt_tokens")
@@ -60,7 +59,7 @@ def _errors(pairs: Sequence[Pair]) -> Callable[[Constants], float]:
 
 
 def distance(at: Constants, centre: Constants) -> float:
-    """Return how far constants lie from others, each in units of its spread.
+    """Return the distance between constants, each in units of its spread.
 
     >>> distance(Constants(1.5, 20.0, 10.0), Constants(0.0, 0.0, 10.0))
     2.0
@@ -70,18 +69,18 @@ def distance(at: Constants, centre: Constants) -> float:
 
 
 def fit(pairs: Sequence[Pair]) -> Constants:
-    """Return the host constants of least loss, kernels as predicted; no run at all: no host time."""
+    """Return the host constants of least loss, with kernels as predicted; without runs: no host time."""
     return _descend(_errors(pairs), HOST, START) if pairs else NONE
 
 
 def fit_near(pairs: Sequence[Pair], centre: Constants) -> Constants:
-    """Return the host constants and the pace of the kernels of least loss, drawn towards ``centre``."""
+    """Return the host constants and the kernel factor of least loss, regularised towards ``centre``."""
     errors = _errors(pairs)
     return _descend(lambda at: errors(at) + PULL * distance(at, centre), ("pace", *HOST), centre)
 
 
 def _descend(cost: Callable[[Constants], float], names: Sequence[str], start: Constants) -> Constants:
-    """Return the constants of least cost: each in turn over its choices, then two by one choice, until none moves."""
+    """Return the constants of least cost by coordinate descent: each over its grid, then pairs by one grid step."""
     best = start
     for _ in range(MOST_ROUNDS):
         before = best
@@ -101,7 +100,7 @@ def _descend(cost: Callable[[Constants], float], names: Sequence[str], start: Co
 
 
 def _beside(name: str, at: Constants) -> list[float]:
-    """Return the choices next to the one that is held."""
+    """Return the grid values next to the current one."""
     choices = CHOICES[name]
     place = min(range(len(choices)), key=lambda number: abs(choices[number] - getattr(at, name)))
     return [choices[number] for number in (place - 1, place + 1) if 0 <= number < len(choices)]

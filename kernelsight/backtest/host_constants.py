@@ -9,10 +9,10 @@ import pyarrow as pa
 
 
 class Constants(NamedTuple):
-    """Host time of an engine, and how much longer than predicted the kernels of a group of runs take.
+    """Host times of an engine, and a factor (``pace``) on the kernel times of a group of runs.
 
-    ``eager_launch_us``: host time of each kernel of a step that no CUDA graph holds. It runs beside the kernels: such a
-    step takes the longer of the two.
+    ``eager_launch_us``: host time of each kernel launched outside CUDA graphs. It overlaps the kernels: such a step
+    takes the longer of the two.
     """
 
     step_ms: float
@@ -23,10 +23,10 @@ class Constants(NamedTuple):
     per_prompt_token_us: float = 0.0
 
     def host(self) -> dict[str, float]:
-        """Return the columns of ``host_settings`` that they stand for, in the unit of time of the predicted kernels.
+        """Return the columns of ``host_settings``, divided by ``pace``.
 
-        A closed loop is the same in any unit of time: kernels that take ``pace`` times as long under some host time are
-        kernels as predicted under 1 / pace of it, and every time that comes out is to be multiplied by ``pace``.
+        A closed loop scales with its unit of time: kernels ``pace`` times slower with some host time are equivalent to
+        kernels as predicted with 1 / pace of that host time, all resulting times multiplied by ``pace``.
         """
         return {
             "launch_gap_us": 0.0,
@@ -42,7 +42,7 @@ NONE = Constants(0.0, 0.0, 0.0)
 
 
 def with_host(host_settings: pa.Table, of: Callable[[str], Constants | None]) -> pa.Table:
-    """Return ``host_settings`` with the constants that ``of`` gives for a deployment_id; None leaves it as it is."""
+    """Return ``host_settings`` with the constants that ``of`` returns for a deployment_id; None keeps the row."""
     rows = []
     for row in host_settings.to_pylist():
         found = of(row["deployment_id"])

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.backtest.acceptance import asks
 from kernelsight.backtest.constants import LEVELS, constants_of, group_of
 from kernelsight.backtest.host_constants import Constants
 from kernelsight.backtest.responses import responses
-from kernelsight.backtest.scores import GROUP, is_apart, repeats
+from kernelsight.backtest.scores import GROUP, repeats
 from kernelsight.backtest.serve import Planned
 from kernelsight.errors import InvalidInput, unknown
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_levels(words: str) -> tuple[str, ...]:
-    """Return the levels of host constants that are asked for, the first being the one that is reported in full.
+    """Return the requested levels of host constants; the first is reported in full.
 
     >>> check_levels("group,none")
     ('group', 'none')
@@ -35,21 +34,23 @@ def fit_levels(
 ) -> dict[str, dict[tuple, Constants]]:
     """Return by level the constants of each group; runs of the fitting fifth are simulated once for all levels.
 
-    Not fitted on: those that state the measurement of a scored run once more, and those whose acceptance of proposed
-    tokens is still to be fitted.
+    Not fitted on: runs that repeat the measurement of a scored run, and runs with an unknown acceptance rate.
     """
     known = repeats(runs)
     chosen = [
         number
         for number, run in enumerate(runs)
-        if run["fitting"] and not is_apart(run) and run["run_id"] not in known and not asks(run)
+        if run["fitting"]
+        and not is_scored_separately(run)
+        and run["run_id"] not in known
+        and not needs_acceptance_rate(run)
     ]
     if set(levels) <= {"shipped", "none"}:
         chosen = []
     elif not chosen:
         raise InvalidInput(
-            f"--constants {levels[0]} fits host time to the runs whose id has a SHA-256 of 0 modulo 5 and that repeat "
-            f"no scored run, and none of the {len(runs)} is one; use --constants shipped."
+            f"--constants {levels[0]} fits host times on the runs whose id has a SHA-256 of 0 modulo 5 and that do not "
+            f"repeat a scored run, but none of the {len(runs)} runs qualifies; use --constants shipped."
         )
     found = responses(session, [planned[number] for number in chosen])
     fitting = [runs[number] for number in chosen]
@@ -57,7 +58,7 @@ def fit_levels(
 
 
 def constant_rows(fitted: Mapping[tuple, Constants], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the fitted constants of each group, with the version of the row of ``host_overheads`` that it takes."""
+    """Return the fitted constants of each group, with the version of its row of ``host_overheads``."""
     versions = {group_of(row): row["host_version"] for row in rows}
     return [
         {**dict(zip(GROUP, group, strict=True)), "host_version": versions[group], **found._asdict()}

@@ -1,7 +1,7 @@
-"""Runs in a process of its own: AIConfigurator's answer for each run, as JSON lines in and out.
+"""The separate process that runs AIConfigurator: one prediction per run, as JSON lines in and out.
 
 Started by ``kernelsight.backtest.peer``; the only place where code of that package is imported. Its newest database of
-the GPU and engine answers, measured rows first, then with its own transfers.
+the GPU and engine is used, measured rows first, then with its own transfers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 MODES = ("SILICON", "HYBRID")
-# models whose config it brings under another name
+# models whose config it ships under another name
 NAMES = {
     "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
@@ -24,7 +24,7 @@ NAMES = {
 
 
 def answers() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Return a function from a run to the TTFT and TPOT in ms that the package predicts, or why it does not."""
+    """Return a function from a run to the TTFT and TPOT in ms that the package predicts, or the reason it cannot."""
     from aiconfigurator_core.sdk import config, perf_database
     from aiconfigurator_core.sdk.backends.factory import get_backend
     from aiconfigurator_core.sdk.config_builders import build_model_config
@@ -54,7 +54,7 @@ def answers() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
 
     def answer(run: Mapping[str, Any]) -> dict[str, Any]:
         reason = ""
-        # formats as the run is labelled, then attention in bf16, then as the model's config says
+        # formats by the run's labels, then attention in bf16, then by the model's config
         stated = (run.get("gemm_label"), run.get("expert_label"))
         lanes_tried = dict.fromkeys(((*stated, None), (*stated, "bfloat16"), (None, None, None)))
         for mode, lanes in ((mode, lanes) for mode in MODES for lanes in lanes_tried):
@@ -69,7 +69,7 @@ def answers() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
 
 
 def main() -> None:
-    """Answer one JSON line for each JSON line."""
+    """Write one JSON line for each JSON line read."""
     logging.disable(logging.CRITICAL)
     answer = answers()
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""Pictures of a backtest: predicted against measured, and error against load; needs the extra ``report``."""
+"""Plots of a backtest: predicted against measured, and error against load; needs the extra ``report``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SHOWN_RUNS = 20
 
 
 def check_picture(path: str | None) -> Path | None:
-    """Return the path of --plot; InvalidInput for an ending that is no picture's, or where altair is not installed."""
+    """Return the path of --plot; InvalidInput: an unknown extension, or altair is not installed."""
     if path is None:
         return None
     target = Path(path)
     if target.suffix not in ENDINGS:
         raise InvalidInput(f"--plot {path!r} ends in {target.suffix!r}; use one of {', '.join(ENDINGS)}.")
     if not target.resolve().parent.is_dir():
-        raise InvalidInput(f"--plot {path!r} cannot be written: there is no folder {target.resolve().parent}.")
+        raise InvalidInput(f"--plot {path!r} cannot be written: folder {target.resolve().parent} does not exist.")
     try:
         import altair  # noqa: F401
     except ImportError:
@@ -32,7 +32,7 @@ def check_picture(path: str | None) -> Path | None:
 
 
 def points(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what is drawn: scored runs with measured and predicted times in ms and signed errors in percent."""
+    """Return the plotted runs: those scored, with measured and predicted times in ms and signed errors in percent."""
     return [
         {
             **{name: row[name] for name in ("run_id", "model", "gpu", "engine", "max_concurrency")},
@@ -53,7 +53,7 @@ def points(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def group_points(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what the lower part draws: median error in percent of each group of runs, ours and the other tool's."""
+    """Return the rows of the lower plot: median error in percent per group of runs, ours and the other tool's."""
     peer = answer.get("peer", {}).get("groups", [])
     found = [("KernelSight", group, group) for group in answer["groups"]]
     found += [("AIConfigurator", group, group["peer"]) for group in peer]
@@ -72,7 +72,7 @@ def group_points(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], answer: Mapping[str, Any], target: Path) -> None:
-    """Write one picture: for TTFT and TPOT a row, predicted against measured left, error against load right.
+    """Write one figure: a row each for TTFT and TPOT, predicted against measured left, error against load right.
 
     Below, the median error of each group of ``SHOWN_RUNS`` runs or more. Errors beyond + 200 % are drawn at the edge.
     """

@@ -1,4 +1,4 @@
-"""From measured runs to the flags of scenarios: the statements of the table ``recipes``, laid over each other."""
+"""Flags of scenarios for measured runs, from the matching rows of the table ``recipes``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from kernelsight.errors import InvalidInput
 
-# flags that a recipe states in the words of ``deployments`` or ``scenarios``
+# columns of a recipe that are flags
 STATED = (
     *("quantization", "kv_cache_dtype", "gpu_memory_utilization", "enable_chunked_prefill"),
     *("async_scheduling", "prefill_policy", "enable_expert_parallel", "moe_backend", "batch_wait_timeout_iters"),
@@ -24,7 +24,7 @@ EQUAL = {
     "isl": "isl",
     "osl": "osl",
 }
-# columns of runs with workers of their own for prompts, and the flags that they are
+# columns of disaggregated runs, and their flags
 DISAGGREGATED = {
     "prefill_workers": "prefill_replicas",
     "prefill_tp": "prefill_tensor_parallel_size",
@@ -37,7 +37,7 @@ SIGNED = re.compile(r"([+-])([^+-]*)")
 
 
 def matches(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
-    """Say whether a statement holds for a run: every column that it fills is met.
+    """Return whether a recipe applies to a run: every column that it sets matches.
 
     >>> matches({"gpu": "b200", "largest_tp": 4}, {"gpu": "b200_sxm", "tp": 2})
     True
@@ -58,7 +58,7 @@ def matches(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
 
 
 def tokens_of(text: str, run: Mapping[str, Any]) -> int:
-    """Return the value of a sum such as ``2*isl + 64`` or ``concurrency - 1``, at least 1; InvalidInput for no sum.
+    """Return the value of a sum such as ``2*isl + 64`` or ``concurrency - 1``, at least 1; InvalidInput if malformed.
 
     >>> tokens_of("2*isl + concurrency + 64", {"isl": 1000, "osl": 10, "concurrency": 4})
     2068
@@ -67,14 +67,14 @@ def tokens_of(text: str, run: Mapping[str, Any]) -> int:
     for sign, part in SIGNED.findall(f"+{text}"):
         term = TERM.fullmatch(part.strip())
         if term is None:
-            raise InvalidInput(f"recipes: {text!r} is no sum of numbers and multiples of isl, osl and concurrency.")
+            raise InvalidInput(f"recipes: {text!r} is not a sum of numbers and multiples of isl, osl and concurrency.")
         value = int(term[3]) if term[3] else int(term[1] or 1) * run[term[2]]
         total += -value if sign == "-" else value
     return max(total, 1)
 
 
 def numbered(version: str | None) -> str | None:
-    """Return a version that begins with a number; None for the name of a nightly build, which is served as the newest.
+    """Return a version that begins with a number; None for a nightly build, simulated as the newest version.
 
     >>> numbered("0.11.2"), numbered("nightly-dev-20260216")
     ('0.11.2', None)
@@ -83,10 +83,10 @@ def numbered(version: str | None) -> str | None:
 
 
 def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """Return the flags of ``simulate`` that replay a run, and the names of the statements that hold for it.
+    """Return the flags of ``simulate`` that replay a run, and the names of the recipes applied.
 
-    One engine is simulated where several share the load: it gets its part of the concurrency. A concurrency makes a
-    closed loop, else the request rate an open one. InvalidInput: no statement names the run's checkpoint.
+    If several engines share the load, one is simulated with its part of the concurrency. A concurrency gives a closed
+    loop, else the request rate an open one.
     """
     concurrency = -(-run["max_concurrency"] // run["workers"]) if run["max_concurrency"] else None
     sizes = {**run, "concurrency": concurrency or 0}
@@ -115,7 +115,7 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
         "input_len": run["isl"],
         "output_len": run["osl"],
     }
-    if "distinct_prompts" in found:  # all but the last token are one of so many shared prefixes
+    if "distinct_prompts" in found:  # all but the last token belong to a shared prefix
         flags |= {"num_prefixes": found["distinct_prompts"], "prefix_len": run["isl"] - 1, "input_len": 1}
     for name in ("max_num_batched_tokens", "max_num_seqs"):
         if name in found:

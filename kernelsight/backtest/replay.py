@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.backtest.acceptance import asks, fit_acceptance, planned_at, proposer_of
+from kernelsight.backtest.acceptance import fit_acceptance, needs_acceptance_rate, proposer_of, with_acceptance_rate
 from kernelsight.backtest.constants import group_of
 from kernelsight.backtest.host_constants import Constants
 from kernelsight.backtest.levels import fit_levels
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 def replay(
     session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None = None, levels: Sequence[str] = ("shipped",)
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[tuple, Constants]]]:
-    """Return by level of host constants every run with its flags, its recipes, what was predicted, and its errors.
+    """Return, by level of host constants, every run with its flags, recipes, predictions and errors.
 
-    Beside them, by level, the constants of each group that were fitted on the fitting fifth (none with ``shipped``).
-    InvalidInput only for recipes that cannot be read: a run that cannot be simulated says so in its ``status``.
+    Also returns, by level, the constants of each group fitted on the fitting fifth (none with ``shipped``).
+    InvalidInput: malformed recipes. A run that cannot be simulated has the reason in its ``status``.
     """
     recipes = session.table("recipes").to_pylist()
     experts = dict(zip(*(session.table("models")[name].to_pylist() for name in ("model", "experts")), strict=True))
     stated = [flags_of(run, recipes) for run in runs]
     flags = [{**flags, **({"tier": tier} if tier else {})} for flags, _ in stated]
-    planned = plan_runs(session, [planned_at(named, None) for named in flags])
-    told = [
+    planned = plan_runs(session, [with_acceptance_rate(named, None) for named in flags])
+    replayed = [
         {
             **run,
             "host_version": version,
@@ -40,39 +40,39 @@ def replay(
         }
         for run, named, (_, names), version in zip(runs, flags, stated, host_versions(session, planned), strict=True)
     ]
-    fitted = fit_levels(session, told, planned, levels)
-    state_acceptance(session, told, planned, fitted[levels[0]])
-    hosts = [[fitted[level].get(group_of(run)) for run in told] for level in levels]
+    fitted = fit_levels(session, replayed, planned, levels)
+    fill_acceptance_rates(session, replayed, planned, fitted[levels[0]])
+    hosts = [[fitted[level].get(group_of(run)) for run in replayed] for level in levels]
     served = serve_runs(session, planned, hosts)
     scored = {
-        level: [scored_row(run, found) for run, found in zip(told, rows, strict=True)]
+        level: [scored_row(run, found) for run, found in zip(replayed, rows, strict=True)]
         for level, rows in zip(levels, served, strict=True)
     }
     return scored, fitted
 
 
-def state_acceptance(
+def fill_acceptance_rates(
     session: Session, runs: Sequence[dict[str, Any]], planned: list[Planned], constants: Mapping[tuple, Constants]
 ) -> None:
-    """Set the rate of acceptance of runs that propose tokens and do not tell it: fitted on the fitting fifth."""
-    if not any(map(asks, runs)):
+    """Set the unknown acceptance rates of runs with speculative decoding, fitted on the fitting fifth."""
+    if not any(map(needs_acceptance_rate, runs)):
         return
     known = repeats(runs)
     rates = fit_acceptance(session, [run for run in runs if run["run_id"] not in known], constants)
     for number, run in enumerate(runs):
-        if asks(run) and proposer_of(run) in rates:
-            run["flags"] = planned_at(run["flags"], rates[proposer_of(run)])
+        if needs_acceptance_rate(run) and proposer_of(run) in rates:
+            run["flags"] = with_acceptance_rate(run["flags"], rates[proposer_of(run)])
             [planned[number]] = plan_runs(session, [run["flags"]])
-        elif asks(run):
-            fault = "no run of the fitting fifth tells how many of the proposed tokens are accepted"
+        elif needs_acceptance_rate(run):
+            fault = "the acceptance rate of draft tokens is unknown: the fitting fifth has no run to fit it on"
             planned[number] = Planned([], None, fault)
 
 
 def scored_row(run: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run with what was predicted, and the errors of it where it was served."""
+    """Return a run with its predictions, and their errors if it was served."""
     row = {**run, **found}
     if found["status"] == "served" and found.get("tpot_mean_ms") is not None:
         row["errors"] = with_errors(run, found["ttft_mean_ms"], found["tpot_mean_ms"])
     elif found["status"] == "served":
-        row["status"] = "no request could be served: longer than the model allows, or than the KV cache holds"
+        row["status"] = "no request was served: longer than the model or the KV cache allows"
     return row

@@ -1,4 +1,4 @@
-"""The report of a backtest: scores overall and by group, what was left out, and what to fix next."""
+"""The report of a backtest: scores overall and by group, excluded runs, and the sources of error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelsight.backtest.scores import (
     METRICS,
     concurrency_band,
     grouped,
-    is_apart,
+    is_scored_separately,
     repeats,
     score,
     scores,
@@ -38,13 +38,13 @@ def by_group(row: Mapping[str, Any]) -> tuple:
 def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, float]] | None = None) -> dict[str, Any]:
     """Return the scores of replayed runs.
 
-    ``rows``: runs with ``status``, ``errors`` where served, ``is_moe``, ``fitting``. Those of the fitting fifth are not
-    scored; those with ``prefill_workers``, and those of which others tell whether they had drafts, apart. ``peer``:
-    TTFT and TPOT in ms that another tool predicts, by run; both are scored where it predicts.
+    ``rows``: runs with ``status``, ``errors`` if served, ``is_moe``, ``fitting``. Runs of the fitting fifth are not
+    scored; disaggregated runs and runs with inferred speculative decoding are scored separately. ``peer``: TTFT and
+    TPOT in ms predicted by another tool, by run; both tools are scored on these runs.
     """
-    scored = [dict(row) for row in rows if not row["fitting"] and not is_apart(row)]
-    told = [row for row in rows if not row["fitting"] and row.get("speculative") is not None]
-    apart = [row for row in rows if row.get("prefill_workers")]
+    scored = [dict(row) for row in rows if not row["fitting"] and not is_scored_separately(row)]
+    inferred = [row for row in rows if not row["fitting"] and row.get("speculative") is not None]
+    disaggregated = [row for row in rows if row.get("prefill_workers")]
     for row, sign in zip(scored, signs_of(scored), strict=True):
         row["sign"] = sign
     served = [row for row in scored if row.get("errors")]
@@ -62,9 +62,9 @@ def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, fl
         },
         "attribution": attributions(served),
         "disaggregated": {
-            **scores(apart),
-            "groups": grouped(apart, GROUP, by_group),
-            "not_simulated": counted(row["status"] for row in apart if not row.get("errors")),
+            **scores(disaggregated),
+            "groups": grouped(disaggregated, GROUP, by_group),
+            "not_simulated": counted(row["status"] for row in disaggregated if not row.get("errors")),
         },
         "speculative": {
             "draft_acceptance_rate": {
@@ -76,38 +76,38 @@ def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, fl
         | {
             kind: {**scores(members), "groups": grouped(members, GROUP, by_group)}
             for kind, members in (
-                ("with_drafts", [row for row in told if row["speculative"]]),
-                ("without_drafts", [row for row in told if not row["speculative"]]),
+                ("with_drafts", [row for row in inferred if row["speculative"]]),
+                ("without_drafts", [row for row in inferred if not row["speculative"]]),
             )
         },
     }
     if peer is not None:
-        answer["peer"] = beside(served, peer)
+        answer["peer"] = compared_with(served, peer)
     return answer
 
 
 def report_of(runs: Runs, rows: Sequence[Mapping[str, Any]], tier: str | None, peer: Mapping | None) -> dict[str, Any]:
-    """Return the report of replayed runs, with what was read and left out."""
+    """Return the report of replayed runs, with the numbers of rows read and excluded."""
     return report(rows, peer) | {
         "read": runs.read,
         "excluded": [{"reason": reason, "n": count} for reason, count in runs.excluded],
         "runs": len(rows),
-        "fitted_on": sum(row["fitting"] and not is_apart(row) for row in rows),
+        "fitted_on": sum(row["fitting"] and not is_scored_separately(row) for row in rows),
         "repeated": len(repeats(rows)),
         "tier": tier or "auto",
     }
 
 
 def level_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict]:
-    """Return the scores of all, dense and mixture-of-experts runs that are not of the fitting fifth."""
-    scored = [row for row in rows if not row["fitting"] and not is_apart(row)]
+    """Return the scores of all, dense and mixture-of-experts runs outside the fitting fifth."""
+    scored = [row for row in rows if not row["fitting"] and not is_scored_separately(row)]
     served = [row for row in scored if row.get("errors")]
     kinds = {"all": (False, True), "dense": (False,), "moe": (True,)}
     return {kind: scores(row for row in served if row["is_moe"] in those) for kind, those in kinds.items()}
 
 
 def counted(reasons: Any) -> list[dict[str, Any]]:
-    """Return each reason with how often it stands there, the commonest first."""
+    """Return each reason with its count, the most frequent first."""
     numbers: dict[str, int] = {}
     for reason in reasons:
         numbers[reason] = numbers.get(reason, 0) + 1
@@ -115,7 +115,7 @@ def counted(reasons: Any) -> list[dict[str, Any]]:
 
 
 def attributions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the attribution of each group that has enough runs, the largest miss of TTFT and TPOT together first."""
+    """Return the attribution of each group with enough runs, the largest total error of TTFT and TPOT first."""
     groups: dict[tuple, list] = {}
     for row in rows:
         groups.setdefault(by_group(row), []).append(row)
@@ -124,8 +124,8 @@ def attributions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: -row["n"] * (abs(row["ttft"]["miss"]) + abs(row["tpot"]["miss"])))
 
 
-def beside(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
-    """Return the scores of another tool and ours on the runs that it predicts, overall and by group."""
+def compared_with(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+    """Return another tool's scores and ours on the runs that it predicts, overall and by group."""
     both = []
     for row in rows:
         if row["run_id"] in peer:

@@ -1,4 +1,4 @@
-"""How far predicted runs lie from measured ones: errors of TTFT, TPOT and throughput, by group."""
+"""Errors of predicted runs against measured ones: TTFT, TPOT and throughput, by group."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ METRICS = ("ttft", "tpot", "throughput")
 FITTING_PART = 5
 GROUP = ("model", "gpu", "engine", "quantization")
 MEASURED = ("ttft_ms", "tpot_ms")
-# what runs of one measurement have in common, and how far its two statements are apart at most
+# columns and tolerance by which two rows count as the same measurement
 SAME = (*GROUP, "tp", "ep", "isl", "osl", "max_concurrency")
 ROUNDING_MS = 0.006
 
 
 def is_fitting(run_id: str) -> bool:
-    """Say whether a run belongs to the fifth that constants may be fitted on: SHA-256 of its id, modulo 5, is 0.
+    """Return whether a run belongs to the fifth that constants may be fitted on: SHA-256 of its id, modulo 5, is 0.
 
     >>> sum(is_fitting(str(number)) for number in range(1000))
     193
@@ -27,31 +27,31 @@ def is_fitting(run_id: str) -> bool:
 
 
 def repeats(runs: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the ids of runs of the fitting fifth whose measurement is that of a scored run: given twice, once rounded.
+    """Return the ids of runs of the fitting fifth that repeat the measurement of a scored run (possibly rounded).
 
     >>> run = dict.fromkeys(SAME) | {"ttft_ms": 341.127, "tpot_ms": 5.0896, "run_id": "r0"}
     >>> repeats([run, run | {"run_id": "r9", "ttft_ms": 341.13, "tpot_ms": 5.09}])
     {'r9'}
     """
-    alike: dict[tuple, list[Mapping[str, Any]]] = {}
+    scored: dict[tuple, list[Mapping[str, Any]]] = {}
     for run in runs:
         if not is_fitting(run["run_id"]):
-            alike.setdefault(tuple(run[name] for name in SAME), []).append(run)
+            scored.setdefault(tuple(run[name] for name in SAME), []).append(run)
 
-    def again(run: Mapping[str, Any]) -> bool:
-        others = alike.get(tuple(run[name] for name in SAME), ())
+    def is_repeated(run: Mapping[str, Any]) -> bool:
+        others = scored.get(tuple(run[name] for name in SAME), ())
         return any(all(abs(run[name] - one[name]) < ROUNDING_MS for name in MEASURED) for one in others)
 
-    return {run["run_id"] for run in runs if is_fitting(run["run_id"]) and again(run)}
+    return {run["run_id"] for run in runs if is_fitting(run["run_id"]) and is_repeated(run)}
 
 
-def is_apart(run: Mapping[str, Any]) -> bool:
-    """Say whether a run is scored apart: its prompts are computed elsewhere, or its TPOT tells that it has drafts."""
+def is_scored_separately(run: Mapping[str, Any]) -> bool:
+    """Return whether a run is scored separately: it is disaggregated, or its speculative decoding is inferred."""
     return bool(run.get("prefill_workers")) or run.get("speculative") is not None
 
 
 def throughput(concurrency: float, osl: float, ttft_ms: float, tpot_ms: float) -> float:
-    """Return output tokens a second of a closed loop: concurrency x osl / (TTFT + TPOT x (osl - 1)).
+    """Return output tokens per second of a closed loop: concurrency x osl / (TTFT + TPOT x (osl - 1)).
 
     >>> throughput(2, 101, 1000.0, 10.0)
     101.0
@@ -60,7 +60,7 @@ def throughput(concurrency: float, osl: float, ttft_ms: float, tpot_ms: float) -
 
 
 def with_errors(run: Mapping[str, Any], ttft_ms: float, tpot_ms: float) -> dict[str, float]:
-    """Return predicted / measured - 1 of each metric for predicted means of a run."""
+    """Return predicted / measured - 1 per metric, from the predicted means of a run."""
     load = (run["max_concurrency"] or 1, run["osl"])
     measured = throughput(*load, run["ttft_ms"], run["tpot_ms"])
     return {
@@ -104,7 +104,7 @@ def grouped(rows: Iterable[Mapping[str, Any]], names: Sequence[str], of: Callabl
 
 
 def concurrency_band(value: int | None) -> str:
-    """Return the band that a concurrency lies in, from the one power of two to the next.
+    """Return the band of a concurrency, between powers of two.
 
     >>> concurrency_band(4), concurrency_band(100), concurrency_band(None)
     ('1-4', '65-128', 'open loop')

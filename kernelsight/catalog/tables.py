@@ -1,4 +1,4 @@
-"""The facts of this folder: given tables that come with the package, read when first asked for."""
+"""The catalogue: input tables shipped in this folder, read on first use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def contracts() -> Mapping[str, Contract]:
 
 
 def fact_names() -> set[str]:
-    """Return the tables that this folder holds: one for each CSV file, and the kernels of every family.
+    """Return the tables in this folder: one per CSV file, and kernel_implementations.
 
     >>> {"number_formats", "quantizations"} <= fact_names()
     True
@@ -38,7 +38,7 @@ def fact_names() -> set[str]:
 
 @cache
 def facts(name: str) -> pa.Table | None:
-    """Return an embedded table, held to its contract, or None where the package brings no such table.
+    """Return a catalogue table, checked against its contract, or None if the package has no such table.
 
     >>> facts("number_formats").column("format").to_pylist()[:2]
     ['bf16', 'fp16']
@@ -53,18 +53,20 @@ def facts(name: str) -> pa.Table | None:
 
 
 def read_facts(path: Path, contract: Contract) -> pa.Table:
-    """Read a CSV file by a contract, an empty field being null; ContractBroken names the file and every fault."""
+    """Read a CSV file by a contract, empty fields as null; ContractBroken lists all violations."""
     types = {column.name: column.arrow_type for column in contract.columns}
     options = pa_csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
     try:
         table = pa_csv.read_csv(path, convert_options=options)
     except pa.ArrowInvalid as error:
-        raise ContractBroken(f"{path.name} cannot be read as {contract.table}: {str(error).splitlines()[0]}.") from None
+        raise ContractBroken(
+            f"{path.name} cannot be read as table {contract.table!r}: {str(error).splitlines()[0]}."
+        ) from None
     return conform(table, contract, origin=path.name)
 
 
 def _implementations() -> pa.Table:
-    """Join the files of ``implementations/``, one a family, named like it."""
+    """Concatenate the files of ``implementations/``, one per kernel family."""
     contract = contracts()["kernel_implementations"]
     parts = []
     for path in sorted((_FOLDER / "implementations").glob("*.csv")):
@@ -77,7 +79,7 @@ def _implementations() -> pa.Table:
 
 
 def from_rows(rows: list[dict[str, Any]], contract: Contract) -> pa.Table:
-    """Return rows as an Arrow table of a contract's types; undeclared fields stay, for ``conform`` to refuse."""
+    """Return rows as an Arrow table of a contract's types; undeclared fields are kept, for ``conform`` to reject."""
     names = list(dict.fromkeys([*contract.column_names, *(name for row in rows for name in row)]))
     types = {column.name: column.arrow_type for column in contract.columns}
     return pa.table({name: pa.array([row.get(name) for row in rows], types.get(name)) for name in names})

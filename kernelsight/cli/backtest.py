@@ -1,4 +1,4 @@
-"""``kernelsight backtest``: simulate measured end-to-end runs as they were really run, and score the predictions."""
+"""``kernelsight backtest``: simulate measured end-to-end runs and score the predictions."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def run(arguments: Any) -> None:
     levels = check_levels(arguments.constants)
     runs = read_runs(arguments.runs)
     if runs.table.num_rows == 0:
-        raise InvalidInput(f"{arguments.runs} holds no run that can be replayed; all were left out or held back.")
-    _peer(arguments.against, runs._replace(table=runs.table.slice(0, 0)))  # a tool that cannot be started: now
+        raise InvalidInput(f"{arguments.runs} has no run that can be replayed: all rows were excluded.")
+    _peer(arguments.against, runs._replace(table=runs.table.slice(0, 0)))  # fail early if the tool cannot start
     with open_session(arguments) as session:
         session.progress = None
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(_peer, arguments.against, runs)  # it runs while ours does
+            asked = pool.submit(_peer, arguments.against, runs)  # runs concurrently
             replayed, fitted = replay(session, runs.table.to_pylist(), arguments.tier, levels)
             rows = replayed[levels[0]]
             if all(row["status"] != "served" for row in rows):
@@ -70,7 +70,7 @@ def run(arguments: Any) -> None:
 
 
 def _write(answer: dict, rows: list[dict], target: Path) -> None:
-    """Write the report (.json), or one row a run (.parquet, .csv)."""
+    """Write the report (.json), or one row per run (.parquet, .csv)."""
     import pyarrow as pa
 
     if target.suffix == ".json":
@@ -87,7 +87,7 @@ def _write(answer: dict, rows: list[dict], target: Path) -> None:
 
 
 def score_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return one row for each scope and group: its scores, spread out by metric."""
+    """Return one row per scope and group, with a column per metric and score."""
     scopes: list[tuple[str, Mapping]] = [("all", answer), ("dense", answer["dense"]), ("moe", answer["moe"])]
     scopes += [("group", group) for group in answer["groups"]]
     scopes += [(f"{axis} {group[axis]}", group) for axis, groups in answer["by"].items() for group in groups]
@@ -106,7 +106,7 @@ def _name(group: Mapping[str, Any]) -> str:
 
 
 def _percent(found: Mapping[str, Any]) -> str:
-    """Return a score as median / MAPE, p90, and the sign of the miss, in percent."""
+    """Return a score as median / MAPE, p90 and signed median error, in percent."""
     if not found["n"]:
         return ""
     median, mape, p90, bias = (100 * found[name] for name in ("median_ape", "mape", "p90_ape", "median_error"))
@@ -122,27 +122,26 @@ def _print(answer: dict, form: str) -> None:
         return
     print("\n".join(page(answer)))
     for excluded in answer["excluded"]:
-        note(f"left out {excluded['n']:,}: {excluded['reason']}")
+        note(f"excluded {excluded['n']:,}: {excluded['reason']}")
     for fault in answer["not_simulated"]:
-        note(f"cannot be simulated {fault['n']:,}: {fault['reason']}")
+        note(f"not simulated {fault['n']:,}: {fault['reason']}")
 
 
 def page(answer: Mapping[str, Any]) -> list[str]:
-    """Return the lines that a person reads."""
+    """Return the lines of the report for a terminal."""
 
     def line(scope: str, found: Mapping[str, Any]) -> dict[str, Any]:
         return {"": scope, "n": found["ttft"]["n"], **{metric: _percent(found[metric]) for metric in METRICS}}
 
     lines = [
         f"{answer['read']:,} rows read, {answer['runs']:,} replayed; {answer['fitted_on']:,} of them (SHA-256 of the "
-        f"id modulo 5 is 0) are kept for fitting and not scored ({answer['repeated']} of these state the measurement "
-        f"of a scored run once more, and are not fitted on); tier {answer['tier']}, "
-        f"host constants {answer['constants']}",
+        f"id modulo 5 is 0) are for fitting and not scored ({answer['repeated']} of these repeat the measurement of a "
+        f"scored run and are not fitted on); tier {answer['tier']}, host constants {answer['constants']}",
         "median APE / MAPE, 90th percentile, median signed error, in %",
         "",
     ]
     rows = [line("all", answer), line("dense", answer["dense"]), line("mixture of experts", answer["moe"])]
-    rows += [line(f"{kind} without signs", answer["without_signs"][kind]) for kind in ("dense", "moe")]
+    rows += [line(f"{kind}, plausible only", answer["without_signs"][kind]) for kind in ("dense", "moe")]
     for axis, groups in answer["by"].items():
         if axis != "length":
             rows += [line(f"{axis} {group[axis]}", group) for group in groups]
@@ -156,35 +155,35 @@ def page(answer: Mapping[str, Any]) -> list[str]:
     groups = [line(_name(group), group) for group in answer["groups"]]
     lines += [as_text(groups, ["", *SHOWN], terminal_width()), ""]
     if answer["signs"]:
-        lines += ["runs whose measurements bear a sign that no model of the steps can meet (scored above too):"]
+        lines += ["runs with implausible measurements (included in the scores above):"]
         lines += [
             as_text([line(group["sign"], group) for group in answer["signs"]], ["", *SHOWN], terminal_width()),
             "",
         ]
     if answer["disaggregated"]["ttft"]["n"]:
-        lines += ["prompts and decoding on workers of their own, none fitted on (not scored above):"]
-        apart = [
+        lines += ["disaggregated prefill and decode, not fitted on (not included above):"]
+        separate = [
             line("all", answer["disaggregated"]),
             *(line(_name(group), group) for group in answer["disaggregated"]["groups"]),
         ]
-        lines += [as_text(apart, ["", *SHOWN], terminal_width()), ""]
+        lines += [as_text(separate, ["", *SHOWN], terminal_width()), ""]
     if answer["speculative"]["with_drafts"]["ttft"]["n"]:
         rates = answer["speculative"]["draft_acceptance_rate"]
-        told = ", ".join(f"{proposer} {100 * rate:.0f} %" for proposer, rate in rates.items())
+        fitted = ", ".join(f"{proposer} {100 * rate:.0f} %" for proposer, rate in rates.items())
         lines += [
-            "runs of which another one tells by its TPOT whether tokens were proposed (not scored above); accepted,"
-            f" where those before were, as fitted on the fitting fifth: {told}"
+            "runs with and without speculative decoding, inferred from pairs of TPOTs (not included above); acceptance "
+            f"rates fitted on the fitting fifth: {fitted}"
         ]
-        apart = []
+        separate = []
         for kind in ("with_drafts", "without_drafts"):
             found = answer["speculative"][kind]
-            apart += [
+            separate += [
                 line(kind.replace("_", " "), found),
                 *(line(f"- {_name(group)}", group) for group in found["groups"]),
             ]
-        lines += [as_text(apart, ["", *SHOWN], terminal_width()), ""]
+        lines += [as_text(separate, ["", *SHOWN], terminal_width()), ""]
     if answer["attribution"]:
-        lines += ["what carries the miss, in % of the measured value (+: predicted too short), largest first:"]
+        lines += ["error by part, in % of the measured value (+: predicted too short), largest first:"]
         lines += [
             as_text(
                 _attribution_rows(answer["attribution"]),
@@ -193,7 +192,7 @@ def page(answer: Mapping[str, Any]) -> list[str]:
             )
         ]
     if "peer" in answer:
-        lines += ["", f"beside AIConfigurator, on the {answer['peer']['n']:,} runs that it predicts:"]
+        lines += ["", f"compared with AIConfigurator, on the {answer['peer']['n']:,} runs that it predicts:"]
         lines += [as_text(_peer_rows(answer["peer"]), list(_peer_rows(answer["peer"])[0]), terminal_width())]
     return lines
 

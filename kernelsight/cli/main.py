@@ -1,4 +1,4 @@
-"""The command line: words in, one verb run, one sentence on a fault. Nothing heavy is imported before a verb runs."""
+"""The command line: parses arguments, runs one verb, prints one sentence per error. Heavy imports wait for the verb."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMATS = ("table", "json", "csv")
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Refuse wrong words in one sentence, with exit status 2."""
+        """Reject wrong arguments in one sentence, with exit status 2."""
         print(f"kernelsight: {message}; `{self.prog} --help` shows the flags.", file=sys.stderr)
         sys.exit(2)
 
@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of all verbs."""
     top = _Parser(
         prog="kernelsight",
-        description="Latency of every GPU kernel of an LLM forward pass, and serving simulated from it.",
+        description="Predict the latency of every GPU kernel of an LLM forward pass, and simulate serving from it.",
     )
     top.add_argument("--version", action="version", version=f"kernelsight {__version__}")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
@@ -51,40 +51,38 @@ def _verb(verbs: argparse._SubParsersAction, name: str, text: str, module: str) 
 
 
 def _out(verb: argparse.ArgumentParser, file_help: str, formats: tuple[str, ...] = FORMATS) -> None:
-    verb.add_argument("--format", choices=formats, default=formats[0], help="what is printed on stdout")
+    verb.add_argument("--format", choices=formats, default=formats[0], help="output format on stdout")
     verb.add_argument("-o", "--output", metavar="FILE", help=file_help)
 
 
 def _tables(verbs: argparse._SubParsersAction) -> None:
-    verb = _verb(verbs, "tables", "list every table, or the columns of one", "kernelsight.cli.tables")
+    verb = _verb(verbs, "tables", "list all tables, or the columns of one", "kernelsight.cli.tables")
     verb.add_argument("table", nargs="?", metavar="TABLE", help="show its columns with type, unit and description")
-    _out(verb, "also write what is listed: .parquet, .csv, .json")
+    _out(verb, "also write the list: .parquet, .csv, .json")
     verb.set_defaults(action="tables")
 
 
 def _explain(verbs: argparse._SubParsersAction) -> None:
-    verb = _verb(verbs, "explain", "show the nodes that would run for a table, in order", "kernelsight.cli.tables")
-    verb.add_argument("table", metavar="TABLE")
+    verb = _verb(verbs, "explain", "show the steps that compute a table, in order", "kernelsight.cli.tables")
+    verb.add_argument("table", metavar="TABLE", help="name of the table")
     verb.add_argument(
-        "--format", choices=("text", "table", "json", "csv", "mermaid"), default="text", help="mermaid draws the graph"
+        "--format", choices=("text", "table", "json", "csv", "mermaid"), default="text", help="mermaid: a flow chart"
     )
-    verb.add_argument("-o", "--output", metavar="FILE", help="also write the nodes: .parquet, .csv, .json")
+    verb.add_argument("-o", "--output", metavar="FILE", help="also write the steps: .parquet, .csv, .json")
     verb.set_defaults(action="explain")
 
 
 def _sql(verbs: argparse._SubParsersAction) -> None:
-    verb = _verb(verbs, "sql", "run a DuckDB query over given and derived tables", "kernelsight.cli.tables")
-    verb.add_argument("query", metavar="QUERY", help="one query; the derived tables that it names are computed")
-    verb.add_argument("--db", metavar="FILE", help="a saved run, opened read-only")
-    verb.add_argument("--gpus", metavar="FILE", help="CSV or JSON with GPUs beside the catalogue's")
+    verb = _verb(verbs, "sql", "run a DuckDB query over input and derived tables", "kernelsight.cli.tables")
+    verb.add_argument("query", metavar="QUERY", help="one query; derived tables in it are computed first")
+    verb.add_argument("--db", metavar="FILE", help="saved run (.duckdb), opened read-only")
+    _gpus(verb)
     _out(verb, "also write the rows: .parquet, .csv, .json")
     verb.set_defaults(action="sql")
 
 
 def _deployment(verb: argparse.ArgumentParser, required: tuple[str, ...]) -> None:
-    group = verb.add_argument_group(
-        "deployment (flags as vLLM spells them; what is left open takes the engine's default)"
-    )
+    group = verb.add_argument_group("deployment (flag names as in vLLM; unset flags take the engine's defaults)")
     add_flags(group, flags.DEPLOYMENT, required)
     _kernel_model(group)
     add_flags(verb.add_argument_group("engine limits"), flags.LIMITS)
@@ -92,12 +90,22 @@ def _deployment(verb: argparse.ArgumentParser, required: tuple[str, ...]) -> Non
     add_flags(verb.add_argument_group("speculative decoding"), flags.SPECULATION)
 
 
-def _kernel_model(verb: argparse._ActionsContainer) -> None:
+def _gpus(verb: argparse._ActionsContainer) -> None:
+    verb.add_argument("--gpus", metavar="FILE", help="CSV or JSON with additional GPUs, such as hypothetical hardware")
+
+
+def _pack(verb: argparse._ActionsContainer) -> None:
     verb.add_argument(
-        "--gpus", metavar="FILE", help="CSV or JSON with GPUs beside the catalogue's: hypothetical hardware is a row"
+        "--pack", metavar="FILE", help="fitted kernel model from `calibrate fit` (default: the one shipped)"
     )
-    verb.add_argument("--pack", metavar="FILE", help="kernel model of calibrate fit; left open: the one that ships")
-    verb.add_argument("--host-overheads", metavar="FILE", help="CSV or JSON with rows of host_overheads for an engine")
+
+
+def _kernel_model(verb: argparse._ActionsContainer) -> None:
+    _gpus(verb)
+    _pack(verb)
+    verb.add_argument(
+        "--host-overheads", metavar="FILE", help="CSV or JSON with host times of an engine (table host_overheads)"
+    )
 
 
 def _predict(verbs: argparse._SubParsersAction) -> None:
@@ -109,15 +117,18 @@ def _predict(verbs: argparse._SubParsersAction) -> None:
     )
     _deployment(verb, required=("gpu",))
     step = verb.add_argument_group("step")
-    step.add_argument("--phase", choices=("prefill", "decode", "mixed"), help="left open: decode")
+    step.add_argument("--phase", choices=("prefill", "decode", "mixed"), help="kind of step (default: decode)")
     step.add_argument(
-        "--batch-size", type=int, metavar="B", help="sequences (mixed: decodes beside one chunk); left open: 1"
+        "--batch-size",
+        type=int,
+        metavar="B",
+        help="number of sequences (mixed: decodes next to one prefill chunk; default: 1)",
     )
-    step.add_argument("--input-len", "--isl", type=int, metavar="L", help="new tokens of each prompt, or of the chunk")
+    step.add_argument("--input-len", "--isl", type=int, metavar="L", help="new tokens per prompt, or of the chunk")
     step.add_argument(
-        "--context-len", type=int, metavar="C", help="tokens in the cache of each sequence; a decode needs it"
+        "--context-len", type=int, metavar="C", help="tokens already in the KV cache per sequence (decode needs it)"
     )
-    step.add_argument("--calls", metavar="FILE", help="instead of a step: a Parquet table of kernel calls")
+    step.add_argument("--calls", metavar="FILE", help="predict a Parquet table of kernel calls instead of a step")
     _out(verb, "also write the kernels: .parquet, .csv, .json, .duckdb")
 
 
@@ -125,155 +136,178 @@ def _simulate(verbs: argparse._SubParsersAction) -> None:
     verb = _verb(
         verbs,
         "simulate",
-        "serve a load, and tell what a benchmark client would see and where the GPU time went",
+        "simulate serving a workload: latency, throughput, GPU-time breakdown",
         "kernelsight.cli.simulate",
     )
     _deployment(verb, required=("model", "gpu"))
-    pools = verb.add_argument_group("disaggregated serving (the flags above are those of engines that decode)")
+    pools = verb.add_argument_group("P/D disaggregation (the deployment flags then describe the decode replicas)")
     add_flags(pools, (*flags.POOLS, *flags.PREFILL))
-    load = verb.add_argument_group("load")
+    load = verb.add_argument_group("workload")
     add_flags(load, flags.LOAD)
     add_flags(verb.add_argument_group("lengths"), flags.LENGTHS)
     add_flags(verb.add_argument_group("router (in front of data-parallel replicas)"), flags.ROUTER)
-    load.add_argument("--goodput", nargs="+", metavar="METRIC:MS", help="objectives: ttft:MS tpot:MS e2el:MS")
-    load.add_argument("--keep", nargs="+", choices=("steps",), help="keep one row per engine iteration")
-    _out(verb, "also keep the run (.duckdb), or its request_metrics (.parquet, .csv, .json)")
+    load.add_argument(
+        "--goodput", nargs="+", metavar="METRIC:MS", help="objectives per request: ttft:MS tpot:MS e2el:MS"
+    )
+    load.add_argument("--keep", nargs="+", choices=("steps",), help="keep one row per engine step")
+    _out(verb, "also save the run (.duckdb), or one row per request (.parquet, .csv, .json)")
 
 
 def _sweep(verbs: argparse._SubParsersAction) -> None:
     verb = _verb(
         verbs,
         "sweep",
-        "simulate every scenario of a grid; SLOs, Pareto front, highest rates",
+        "simulate every scenario of a grid: SLOs, Pareto front, highest request rates",
         "kernelsight.cli.sweep",
     )
     verb.add_argument(
         "grid",
         metavar="GRID",
-        help="JSON file of axes (flags of simulate with underscores, each a scalar or a list), Parquet or CSV table of "
-        "scenarios, or a SQL query; price_per_gpu_hour may stand beside the flags",
+        help="JSON file of axes (flags of simulate with underscores, each a scalar or a list), Parquet or CSV file of "
+        "scenarios, or a SQL query; the column price_per_gpu_hour is optional",
     )
     _kernel_model(verb)
     verb.add_argument(
-        "--goodput", nargs="+", metavar="METRIC:MS", help="objectives of requests: ttft:MS tpot:MS e2el:MS"
+        "--goodput", nargs="+", metavar="METRIC:MS", help="objectives per request: ttft:MS tpot:MS e2el:MS"
     )
     verb.add_argument(
-        "--slo", nargs="+", metavar="METRIC:MS", help="objectives of scenarios, such as ttft_p99:MS tpot_mean:MS"
+        "--slo", nargs="+", metavar="METRIC:MS", help="objectives per scenario, such as ttft_p99:MS tpot_mean:MS"
     )
-    verb.add_argument("--resume", action="store_true", help="go on with the finished partitions beside -o FILE")
-    verb.add_argument("--workers", type=int, default=1, metavar="N", help="processes; left open: threads of this one")
-    verb.add_argument("--executor", choices=("local", "ray"), default="local")
-    verb.add_argument("--partition-requests", type=int, metavar="N", help="requests that are served and kept at once")
-    verb.add_argument("--find-rate", action="store_true", help="the highest request rate of each row that keeps --slo")
+    verb.add_argument("--resume", action="store_true", help="continue an interrupted sweep with the same -o FILE")
     verb.add_argument(
-        "--at-rate", type=float, metavar="R", help="with --find-rate and prices: the cheapest for R requests per second"
+        "--workers", type=int, default=1, metavar="N", help="number of processes (default: threads of this process)"
     )
-    _out(verb, "also keep the rows: .parquet, .csv, .json, .duckdb")
+    verb.add_argument("--executor", choices=("local", "ray"), default="local", help="where partitions run")
+    verb.add_argument("--partition-requests", type=int, metavar="N", help="requests simulated per partition")
+    verb.add_argument("--find-rate", action="store_true", help="find the highest request rate per row that meets --slo")
+    verb.add_argument(
+        "--at-rate",
+        type=float,
+        metavar="R",
+        help="with --find-rate and prices: the cheapest deployment for R requests per second",
+    )
+    _out(verb, "also write the rows: .parquet, .csv, .json, .duckdb")
 
 
 def _calibrate(verbs: argparse._SubParsersAction) -> None:
-    group = verbs.add_parser("calibrate", help="measured kernels: import them, fit the kernel model to them, score it")
+    text = "measure kernels, import measurements, fit and evaluate the kernel model"
+    group = verbs.add_parser("calibrate", help=text, description=text[0].upper() + text[1:] + ".")
     parts = group.add_subparsers(dest="part", metavar="PART", required=True, parser_class=_Parser)
     verb = _verb(
-        parts, "import", "read published sweeps into the table sweep_points", "kernelsight.cli.calibrate.import_sweeps"
+        parts,
+        "import",
+        "import published kernel sweeps (table sweep_points)",
+        "kernelsight.cli.calibrate.import_sweeps",
     )
     verb.add_argument("source", metavar="SOURCE", help="aiconfigurator, neusight, vidur, llmservingsim or parquet")
-    verb.add_argument("path", nargs="?", metavar="PATH", help="left open: the installed package of the source")
-    verb.add_argument("--gpus", metavar="A,B", help="only these GPUs; left open: all")
-    verb.add_argument("--families", metavar="F,G", help="only these kernel families; left open: all")
-    _out(verb, "the sweep: .parquet")
+    verb.add_argument(
+        "path", nargs="?", metavar="PATH", help="file or folder of the data (default: the installed package)"
+    )
+    verb.add_argument("--gpus", metavar="A,B", help="only these GPUs (default: all)")
+    _families(verb)
+    _out(verb, "file to write the sweep to: .parquet")
     verb = _verb(
-        parts,
-        "measure",
-        "time kernels of a suite on the running GPU, into sweep_points",
-        "kernelsight.cli.calibrate.measure",
+        parts, "measure", "measure the kernels of a suite on the local GPU", "kernelsight.cli.calibrate.measure"
     )
     measure.add_flags(verb)
-    _out(verb, "the sweep: .parquet (needed); its journal, to resume by, is kept beside it")
+    _out(verb, "file to write the sweep to: .parquet (required); its journal, for --resume, is kept next to it")
     verb = _verb(
         parts,
         "device",
-        "show what the running GPU tells of itself, beside the catalogue",
+        "show properties of the local GPU next to its catalogue row",
         "kernelsight.cli.calibrate.device",
     )
     measure.add_device_flags(verb)
-    _out(verb, "a row for --gpus: .json")
+    _out(verb, "also write the GPU as a row for --gpus: .json")
     verb = _verb(
         parts,
         "plan",
-        "write the suite that lowers the expected error most in some minutes",
+        "choose the measurements that reduce the expected error most in a given time",
         "kernelsight.cli.calibrate.plan",
     )
-    verb.add_argument("--gpu", required=True, metavar="G", help="the GPU that will be measured")
-    verb.add_argument("--minutes", type=float, default=5.0, metavar="MIN", help="time of the suite; left open: 5")
-    verb.add_argument("--models", metavar="A,B", help="models whose kernels count; left open: four of the catalogue")
+    verb.add_argument("--gpu", required=True, metavar="G", help="GPU to measure")
+    verb.add_argument(
+        "--minutes", type=float, default=5.0, metavar="MIN", help="time the measurements may take (default: 5)"
+    )
+    verb.add_argument("--models", metavar="A,B", help="models to cover (default: four of the catalogue)")
     verb.add_argument(
         "--attention",
         metavar="LIB",
-        help="flashinfer, flash_attention_vllm or torch_sdpa, as installed on that GPU; left open: flashinfer",
+        help="attention library on that GPU: flashinfer (default), flash_attention_vllm or torch_sdpa",
     )
-    verb.add_argument("--gpus", metavar="FILE", help="CSV or JSON with GPUs beside the catalogue's")
-    verb.add_argument("--pack", metavar="FILE", help="kernel model of calibrate fit; left open: the one that ships")
-    _out(verb, "the suite: .json")
+    _gpus(verb)
+    _pack(verb)
+    _out(verb, "file to write the suite to: .json")
     verb = _verb(parts, "fit", "fit the kernel model to measured kernels", "kernelsight.cli.calibrate.fit")
-    _sweeps(verb, "GPUs to fit on; left open: every one that the sweeps hold")
-    verb.add_argument("--gpus", metavar="FILE", help="CSV or JSON with GPUs beside the catalogue's")
-    _out(verb, "the pack: .parquet")
-    verb = _verb(
-        parts, "evaluate", "fit without some GPUs and score the model on them", "kernelsight.cli.calibrate.evaluate"
-    )
-    _sweeps(verb, "GPUs to fit on; left open: a100_sxm,l40s,h100_sxm,h200_sxm")
-    verb.add_argument("--test-gpus", metavar="C", required=True, help="GPUs that are predicted and scored")
+    _sweeps(verb, "GPUs to fit on (default: all in the sweeps)")
+    _gpus(verb)
+    _out(verb, "file to write the fitted kernel model to: .parquet")
+    verb = _verb(parts, "evaluate", "fit on some GPUs, score the model on others", "kernelsight.cli.calibrate.evaluate")
+    _sweeps(verb, "GPUs to fit on (default: a100_sxm,l40s,h100_sxm,h200_sxm)")
+    verb.add_argument("--test-gpus", metavar="C", required=True, help="GPUs to predict and score")
     verb.add_argument(
         "--tier",
         choices=("cross-generation", "target-measured"),
-        help="left open: target-measured where a budget is given",
+        help="kernel latency model to score (default: target-measured with --budget, else cross-generation)",
     )
     verb.add_argument(
-        "--budget", type=float, metavar="SHARE", help="share of the test GPU's shape sites that is measured"
+        "--budget",
+        type=float,
+        metavar="SHARE",
+        help="share of the test GPU's sites (distinct kernel shapes) used as measurements",
     )
-    verb.add_argument("--final", action="store_true", help="score GPUs that are held back for one final check")
+    verb.add_argument("--final", action="store_true", help="also score the GPUs held out for the final evaluation")
     _out(verb, "also write the report: .json, .csv, .parquet")
 
 
 def _sweeps(verb: argparse.ArgumentParser, train_help: str) -> None:
     verb.add_argument(
-        "--sweep", nargs="+", required=True, metavar="S", help="Parquet files as calibrate import and measure write"
+        "--sweep",
+        nargs="+",
+        required=True,
+        metavar="S",
+        help="Parquet files written by `calibrate import` or `calibrate measure`",
     )
     verb.add_argument("--train-gpus", metavar="A,B", help=train_help)
-    verb.add_argument("--families", metavar="F,G", help="only these kernel families; left open: all")
+    _families(verb)
+
+
+def _families(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--families", metavar="F,G", help="only these kernel families (default: all)")
 
 
 def _backtest(verbs: argparse._SubParsersAction) -> None:
     verb = _verb(
         verbs,
         "backtest",
-        "simulate measured end-to-end runs as they were run; score them",
+        "simulate measured end-to-end runs and score the predictions",
         "kernelsight.cli.backtest",
     )
     verb.add_argument(
         "--runs",
         required=True,
         metavar="FILE",
-        help="aiconfigurator (those of the installed aiconfigurator-core), or a .csv or .parquet of measured_runs",
+        help="aiconfigurator (the runs shipped in aiconfigurator-core), or a .csv or .parquet file of measured_runs",
     )
-    verb.add_argument("--tier", choices=flags.TIERS, help="which kernel model answers")
-    verb.add_argument("--pack", metavar="FILE", help="kernel model of calibrate fit; left open: the one that ships")
+    verb.add_argument("--tier", choices=flags.TIERS, help="kernel latency model to use")
+    _pack(verb)
     verb.add_argument(
         "--constants",
         default="shipped",
         metavar="LEVEL[,LEVEL]",
-        help="host time: shipped (as the catalogue has it), none, or fitted now on a fifth of the runs, which is not "
-        "scored: version (by row of host_overheads), group (its own, with a factor on its kernels), transfer (on the "
-        "other groups of its version); of several, the first is reported in full",
+        help="host time: shipped (catalogue, default), none, or fitted on a fifth of the runs, which is then not "
+        "scored: version (per engine version), group (per group of runs, plus a factor on its kernels), transfer (per "
+        "group, from the other groups of its engine version); the first level is reported in full",
     )
-    verb.add_argument("--against", choices=("aiconfigurator",), help="score that tool on the same runs, beside")
-    verb.add_argument("--plot", metavar="FILE", help="predicted against measured, error against load: .svg .png .html")
-    _out(verb, "also write the report (.json), or one row a run (.parquet, .csv)")
+    verb.add_argument("--against", choices=("aiconfigurator",), help="also score this tool on the same runs")
+    verb.add_argument(
+        "--plot", metavar="FILE", help="plots of predicted vs measured and error vs load: .svg .png .html"
+    )
+    _out(verb, "also write the report (.json), or one row per run (.parquet, .csv)")
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run one command; return 0 done, 1 the run failed, 2 the words or the input were wrong."""
+    """Run one command; return 0 on success, 1 if the run failed, 2 for wrong arguments or input."""
     arguments, strange = parser().parse_known_args(words)
     _open_streams()
     try:
@@ -287,33 +321,33 @@ def main(words: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _stopped()
     except RuntimeError as error:
-        if str(error) != "Query interrupted":  # so DuckDB passes Ctrl-C on
+        if str(error) != "Query interrupted":  # DuckDB's form of Ctrl-C
             raise
         return _stopped()
     except BrokenPipeError:
-        _silence_stdout()  # its reader has what it wanted
+        _silence_stdout()  # the reader closed the pipe
         return 0
     except OSError as error:
         _silence_stdout()
-        what = f"{error.filename} could not be read or written" if error.filename else "the answer could not be written"
+        what = f"{error.filename} could not be read or written" if error.filename else "the output could not be written"
         print(f"kernelsight: {what}: {error.strerror}.", file=sys.stderr)
         return 1
     except MemoryError:
-        print("kernelsight: the memory is full; ask for fewer rows at once.", file=sys.stderr)
+        print("kernelsight: out of memory; request fewer rows at once.", file=sys.stderr)
         return 1
     return 0
 
 
 def _unknown_words(arguments: argparse.Namespace, strange: list[str]) -> KernelSightError:
-    """Build the refusal of the first word that the verb does not take, with the nearest flags."""
+    """Build the error for the first argument that the verb does not accept, with the nearest flags."""
     flag = next((word for word in strange if word.startswith("-")), strange[0]).partition("=")[0]
     known = [name for action in arguments.flags._actions for name in action.option_strings]
     kind = "flag" if flag.startswith("-") else "argument"
-    return unknown(kind, flag, known if kind == "flag" else (), f"`{arguments.flags.prog} --help` lists what it takes.")
+    return unknown(kind, flag, known if kind == "flag" else (), f"`{arguments.flags.prog} --help` lists them.")
 
 
 def _open_streams() -> None:
-    """Make stdout and stderr usable where the shell closed them, and where they cannot spell every letter."""
+    """Make stdout and stderr usable if the shell closed them or their encoding lacks some characters."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -323,13 +357,13 @@ def _open_streams() -> None:
 
 
 def _silence_stdout() -> None:
-    # what Python still holds for stdout would fail again at exit
+    # flushing Python's buffer at exit would fail again
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _stopped() -> int:
-    print("kernelsight: stopped; no file was left half written.", file=sys.stderr)
+    print("kernelsight: interrupted; no partial file was written.", file=sys.stderr)
     return 1
 
 

@@ -1,4 +1,4 @@
-"""What several verbs share: the session they work in, and the flags that name a deployment."""
+"""Shared by several verbs: opening the session, and the deployment flags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def open_session(arguments: Any) -> Session:
-    """Return a session in memory, with the GPUs of --gpus, and what --host-overheads and --pack state."""
+    """Return an in-memory session with the rows of --gpus, --host-overheads and --pack."""
     from kernelsight.report.output import note, progress
     from kernelsight.scenario.given_facts import extend_gpus, give_host_overheads
     from kernelsight.session import connect
@@ -23,7 +23,7 @@ def open_session(arguments: Any) -> Session:
     if getattr(arguments, "gpus", None):
         path = Path(arguments.gpus)
         for name in extend_gpus(session, path):
-            note(f"{path.name}: its row {name} stands for the catalogue's GPU of that name")
+            note(f"{path.name}: its row {name} replaces the catalogue GPU of that name")
     if getattr(arguments, "host_overheads", None):
         give_host_overheads(session, Path(arguments.host_overheads))
     if getattr(arguments, "pack", None):
@@ -34,13 +34,13 @@ def open_session(arguments: Any) -> Session:
 
 
 def deployment_flags(arguments: Any) -> dict[str, Any]:
-    """Return the deployment's flags of parsed arguments, those left open out."""
+    """Return the deployment flags of parsed arguments that are set."""
     names = [*DEPLOYMENT_FLAGS, *DRAFT_FLAGS, *PREFILL_FLAGS, *POOL_FLAGS, "enable_expert_parallel"]
     return {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
 
 
 def add_flags(group: argparse._ActionsContainer, flags: tuple[Flag, ...], required: tuple[str, ...] = ()) -> None:
-    """Declare flags to a parser; what is left open is None."""
+    """Add flags to a parser; an unset flag is None."""
     for flag in flags:
         how: dict[str, Any] = {"dest": flag.name, "help": flag.help}
         if flag.kind == "switch":

@@ -91,7 +91,7 @@ def _run_calls(arguments: Any) -> None:
     strange = [name for name, value in stated.items() if value is not None and name not in ("gpu", "tier")]
     if strange:
         raise InvalidInput(
-            f"--calls brings its own kernels; leave out --{', --'.join(name.replace('_', '-') for name in strange)}."
+            f"--calls reads its own kernels; remove --{', --'.join(name.replace('_', '-') for name in strange)}."
         )
     target = check_ending(arguments.output, (".parquet", ".csv", ".json"))
     with open_session(arguments) as session:
@@ -133,12 +133,12 @@ def _as_page(step: dict[str, Any]) -> str:
         "",
         as_text(rows, list(rows[0]), terminal_width()),
         "",
-        f"memory of one GPU: {memory['memory_bytes'] / gib:.1f} GiB, usable {memory['usable_bytes'] / gib:.1f}: "
+        f"memory per GPU: {memory['memory_bytes'] / gib:.1f} GiB, usable {memory['usable_bytes'] / gib:.1f}: "
         f"weights {memory['weights_bytes'] / gib:.1f}, "
         f"activations {memory['activations_bytes'] / gib:.1f}, graphs {memory['graphs_bytes'] / gib:.1f}, KV "
         f"cache {memory['kv_bytes'] / gib:.1f}",
-        f"KV cache: {memory['kv_cache_tokens']:,} tokens at {memory['kv_bytes_per_token']:,.0f} bytes a token and GPU; "
-        f"{memory['max_concurrency']:.1f} requests of {settings['max_model_len']:,} tokens at once",
+        f"KV cache: {memory['kv_cache_tokens']:,} tokens at {memory['kv_bytes_per_token']:,.0f} bytes per token and "
+        f"GPU; fits {memory['max_concurrency']:.1f} requests of {settings['max_model_len']:,} tokens",
         "assumed:",
         *(f"  - {sentence}" for sentence in step["assumed"]),
     ]

@@ -1,4 +1,4 @@
-"""`kernelsight tables`, `explain` and `sql`: what there is, how it is made, and any question to it."""
+"""`kernelsight tables`, `explain` and `sql`: the list of tables, how each is computed, and queries over them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def show_tables(arguments: Any) -> None:
 
 
 def show_plan(arguments: Any) -> None:
-    """Show the nodes that would run for a table."""
+    """Show the nodes that compute a table, in order."""
     import pyarrow as pa
 
     from kernelsight.session import connect
@@ -60,30 +60,30 @@ def show_plan(arguments: Any) -> None:
 
 
 def answer(arguments: Any) -> None:
-    """Answer a query, over a saved run where one is named."""
+    """Run a query, over a saved run if --db is given."""
     from kernelsight.session import connect
 
     target = check_ending(arguments.output, TABLE_ENDINGS)
     if arguments.db and arguments.gpus:
-        raise InvalidInput("--gpus adds to the catalogue, and a saved run has its own GPUs; leave out --db or --gpus.")
+        raise InvalidInput("--gpus cannot be used with --db: a saved run has its own GPUs; remove one of them.")
     with _session_for(arguments, connect) as session:
         session.progress = progress
         try:
-            rows = _told_apart(session.query(arguments.query))
+            rows = _with_unique_names(session.query(arguments.query))
         except MissingTable as error:
             if arguments.db:
                 raise
             raise MissingTable(
-                f"{error} `kernelsight simulate ... -o run.duckdb` saves a run, and `kernelsight sql QUERY --db "
-                "run.duckdb` asks it."
+                f"{error} Save a run with `kernelsight simulate ... -o run.duckdb`, then query it with "
+                "`kernelsight sql QUERY --db run.duckdb`."
             ) from None
         if target:
             write_table(rows, target)
         _show(rows, arguments, written=True)
 
 
-def _told_apart(rows: pa.Table) -> pa.Table:
-    """Number the columns that share a name (x, x_1), so that none hides another as a row becomes an object."""
+def _with_unique_names(rows: pa.Table) -> pa.Table:
+    """Number columns of the same name (x, x_1), so that none is lost when rows become dicts."""
     names: list[str] = []
     for name in rows.column_names:
         free = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))

@@ -1,1 +1,1 @@
-"""A declarative dataflow engine over Arrow tables: contracts, the graph of nodes, and where their files lie."""
+"""A declarative dataflow engine over Arrow tables: contracts, the graph of nodes, and the location of their files."""

@@ -1,4 +1,4 @@
-"""One thread for small matrix products: threads of a BLAS library wait for one another longer than they multiply."""
+"""Limits BLAS to one thread: for small matrix products its threads wait for each other longer than they compute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _state: dict[str, Any] = {"inside": 0}
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Run BLAS on the calling thread alone, however many threads come in; the last one out restores what was set.
+    """Run BLAS single-threaded inside the block, nested and concurrent use included; restore the setting at the end.
 
     On two busy cores a product of 64 x 64 and 64 x 1024 took thirty times the CPU time with two BLAS threads.
     """
@@ -33,7 +33,7 @@ def one_blas_thread() -> Iterator[None]:
 
 @cache
 def _controller() -> Any:
-    import numpy  # noqa: F401  the libraries to limit are those that are loaded by now
+    import numpy  # noqa: F401  only libraries that are already loaded can be limited
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()

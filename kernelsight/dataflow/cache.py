@@ -1,4 +1,4 @@
-"""What was read out of tables, kept as long as they live: Arrow tables never change, so it is read once."""
+"""Caches values computed from Arrow tables for as long as the tables exist: tables are immutable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _kept: dict[tuple[int, ...], dict[Hashable, object]] = {}
 
 
 def remembered(tables: tuple[pa.Table, ...], key: Hashable, read: Callable[[], Read]) -> Read:
-    """Return ``read()``, called once for these very tables and this key; nobody may change what it returns.
+    """Return ``read()``, called once for these table objects and this key; callers must not modify the result.
 
     >>> numbers = pa.table({"n": [1, 2, 3]})
     >>> first = remembered((numbers,), "as list", lambda: numbers["n"].to_pylist())
@@ -25,7 +25,7 @@ def remembered(tables: tuple[pa.Table, ...], key: Hashable, read: Callable[[], R
     if place not in _kept:
         _kept[place] = {}
         for table in tables:
-            # an identity is given anew when its table is gone
+            # id() may be reused after the table is deleted
             weakref.finalize(table, _kept.pop, place, None)
     found = _kept[place]
     if key not in found:

@@ -1,4 +1,4 @@
-"""The graph described as tables: what tables there are, and their columns."""
+"""The graph's tables and columns, listed as tables."""
 
 from __future__ import annotations
 

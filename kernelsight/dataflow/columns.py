@@ -1,8 +1,9 @@
-"""The one bridge between Arrow columns and array expressions: numpy for small tables, JAX for large ones.
+"""Evaluates array expressions over Arrow columns: numpy for small tables, JAX for large ones.
 
 An expression is a function ``f(xp, *arguments) -> dict of arrays`` that uses only elementwise operations of ``xp``.
-Below ``JAX_ROWS`` rows numpy runs it at once; above, JAX compiles it once per bucket of lengths. Both compute in
-float64, and results are rounded far above its noise, so that a row gives the same bytes either way and in any company.
+Below ``JAX_ROWS`` rows numpy runs it directly; above, JAX compiles it once per bucket of lengths. Both compute in
+float64 and round the results well above its noise, so that a row gives the same bytes with either backend and in any
+batch of rows.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.blas import one_blas_thread
 
-# benches/speed.py: on CPU cores numpy in blocks keeps up with compiled code, which costs up to a second to compile
+# benches/speed.py: on CPU cores blocked numpy is as fast as compiled code, which takes up to a second to compile
 JAX_ROWS = 4_000_000
-# few and long calls of numpy: with blocks of 16,384 rows two threads wait for Python's lock as long as they compute
+# large blocks: with 16,384 rows two threads wait for the GIL as long as they compute
 BLOCK_ROWS = 131_072
-THREAD_BLOCKS = 2  # blocks for which another thread is worth its start
+THREAD_BLOCKS = 2  # blocks per additional thread
 OFF_TIES = 1.0 + 2.0**-29
 
 
 def numeric(table: pa.Table, names: list[str]) -> dict[str, np.ndarray]:
-    """Return the named columns as float64 arrays; a null is refused, because an expression cannot see it.
+    """Return the named columns as float64 arrays; ValueError for nulls, which an expression cannot represent.
 
     >>> import pyarrow as pa
     >>> numeric(pa.table({"m": [1, 2]}), ["m"])
@@ -57,8 +58,8 @@ def bucket(rows: int) -> int:
 def to_grid(values: np.ndarray) -> np.ndarray:
     """Round to the 24 significant bits of float32 (6e-8 of the value), as float64.
 
-    numpy and compiled code differ in the last bits of float64, some ten million times finer. Values that lie half way
-    by their arithmetic, as round sizes over round rates do, are moved to one side first.
+    numpy and compiled code differ in the last bits of float64, some ten million times finer. Values exactly half way
+    between two grid points, as round sizes over round rates give, are first moved to one side.
 
     >>> to_grid(np.array([1 / 3, 1e12 / 3])).tolist()
     [0.3333333432674408, 333333331968.0]
@@ -99,7 +100,7 @@ def _with_numpy(
 
 
 def by_blocks(run: Callable[[int, int], Mapping[str, np.ndarray]], rows: int) -> dict[str, np.ndarray]:
-    """Return the columns that ``run(start, stop)`` makes of blocks of rows, over the threads of the machine.
+    """Return the concatenated columns of ``run(start, stop)`` over blocks of rows, on several threads.
 
     >>> by_blocks(lambda start, stop: {"row": np.arange(start, stop)}, 3)
     {'row': array([0, 1, 2])}
@@ -123,7 +124,7 @@ def _with_jax(
     import jax
 
     length = bucket(rows)
-    # the last row is repeated, so that padding meets no division by zero
+    # pad with the last row: zeros could divide by zero
     padded = {
         name: np.concatenate([values, np.repeat(values[-1:], length - rows, axis=0)])
         for name, values in columns.items()

@@ -1,4 +1,4 @@
-"""Contracts: what the columns of a table are, read from one JSON file a table, and held against its rows."""
+"""Table contracts: the columns of each table, read from one JSON file per table and checked against its rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COLUMN_FIELDS = {
 
 @dataclass(frozen=True)
 class Contract:
-    """What a table is: its grain, its columns in order, and whether it is given or derived."""
+    """A table: its grain, its columns in order, and whether it is an input (given) or derived."""
 
     table: str
     kind: str
@@ -45,7 +45,7 @@ class Contract:
 
     @cached_property
     def key(self) -> list[str]:
-        """The columns that together name one row."""
+        """The columns that together identify a row."""
         return [column.name for column in self.columns if column.key]
 
     @cached_property
@@ -60,7 +60,7 @@ class Contract:
 
 
 def load_contracts(folder: Path) -> dict[str, Contract]:
-    """Read every ``<table>.json`` of a folder, by table name; InvalidInput names the file that is not a contract.
+    """Read every ``<table>.json`` of a folder, by table name; InvalidInput for a file that is not a contract.
 
     >>> from kernelsight.dataflow.locations import folder
     >>> load_contracts(folder("schemas"))["gpus"].key
@@ -75,7 +75,7 @@ def load_contracts(folder: Path) -> dict[str, Contract]:
             if table and (table not in contracts or name not in contracts[table].column_names):
                 raise _malformed(
                     folder / f"{contract.table}.json",
-                    f"column {column.name} refers to {column.reference}, which no contract declares",
+                    f"column {column.name} references {column.reference}, which does not exist",
                 )
     return contracts
 
@@ -96,14 +96,14 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _stated_columns(path: Path, stated: Mapping[str, dict[str, Any]], passed: tuple[str, ...] = ()) -> list[Any]:
-    """Return a contract's columns: its own, then those of the table that it is ``like``, ``without`` some of them."""
+    """Return a contract's columns: its own, then those of the table in ``like``, except those in ``without``."""
     contract, passed = stated[path.stem], (*passed, path.stem)
     own = contract.get("columns", [])
     if "like" not in contract:
         return own
     other = contract["like"]
     if other not in stated or other in passed:
-        why = "leads back to itself" if other in passed else f"names {other!r}, which has no contract"
+        why = "refers back to itself" if other in passed else f"is {other!r}, which has no contract"
         raise _malformed(path, f"its 'like' {why}")
     theirs = _stated_columns(path.with_name(f"{other}.json"), stated, passed)
     left_out = contract.get("without", [])
@@ -116,16 +116,16 @@ def _stated_columns(path: Path, stated: Mapping[str, dict[str, Any]], passed: tu
 def _read_contract(path: Path, every: Mapping[str, dict[str, Any]]) -> Contract:
     stated = every[path.stem]
     if stated["table"] != path.stem or not NAME.fullmatch(path.stem):
-        raise _malformed(path, f"its table is {stated['table']!r}; it must be the file's stem, in lower case")
+        raise _malformed(path, f"its table is {stated['table']!r}, but must equal the file name, in lower case")
     if stated["kind"] not in ("given", "derived"):
-        raise _malformed(path, f"its kind is {stated['kind']!r}; it must be 'given' or 'derived'")
+        raise _malformed(path, f"its kind is {stated['kind']!r}, but must be 'given' or 'derived'")
     columns = tuple(_read_column(path, column) for column in _stated_columns(path, every))
     if not columns:
-        raise _malformed(path, "it declares no column")
+        raise _malformed(path, "it has no columns")
     names = [column.name for column in columns]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise _malformed(path, f"it declares {', '.join(twice)} twice")
+        raise _malformed(path, f"duplicate columns {', '.join(twice)}")
     return Contract(stated["table"], stated["kind"], stated["grain"], stated["doc"], columns)
 
 
@@ -133,7 +133,7 @@ def _read_column(path: Path, stated: Any) -> Column:
     label = f"column {stated['name']}" if isinstance(stated, dict) and "name" in stated else "a column"
     _check_fields(path, label, stated, _COLUMN_FIELDS, required=["name", "type", "doc"])
     if not NAME.fullmatch(stated["name"]):
-        raise _malformed(path, f"{label} is not a lower-case name of letters, digits and underscores")
+        raise _malformed(path, f"{label}: a name may only have lower-case letters, digits and underscores")
     if stated.get("reference") and not _REFERENCE.fullmatch(stated["reference"]):
         raise _malformed(path, f"{label} has the reference {stated['reference']!r}; write 'table.column'")
     try:
@@ -148,16 +148,16 @@ def _check_fields(path: Path, label: str, stated: Any, known: Mapping[str, type]
         raise _malformed(path, f"{label} is not a JSON object")
     missing = [name for name in required if name not in stated]
     if missing:
-        raise _malformed(path, f"{label} lacks {', '.join(missing)}")
+        raise _malformed(path, f"{label} is missing {', '.join(missing)}")
     for name, value in stated.items():
         if name not in known:
-            raise _malformed(path, f"{label} has the unknown field {name!r}; known ones are {', '.join(known)}")
+            raise _malformed(path, f"{label} has the unknown field {name!r}; known fields: {', '.join(known)}")
         if not isinstance(value, known[name]):
             raise _malformed(path, f"{label} has {name} = {value!r}, which is not a {known[name].__name__}")
 
 
 def _malformed(path: Path, what: str) -> InvalidInput:
-    return InvalidInput(f"{path.name} is not a table contract: {what}. schemas/table.schema.json states the form.")
+    return InvalidInput(f"{path.name} is not a table contract: {what}. See schemas/table.schema.json for the format.")
 
 
 def arrow_schema(contract: Contract) -> pa.Schema:
@@ -177,7 +177,7 @@ def arrow_schema(contract: Contract) -> pa.Schema:
 def ddl(contract: Contract, database: str = "") -> str:
     """Return the DuckDB statements that create the empty table, with its comments, in an attached ``database``.
 
-    NOT NULL is stated; a primary key is not, for its index would slow every bulk load.
+    NOT NULL is declared; a primary key is not, because its index would slow every bulk load.
 
     >>> print(ddl(Contract("t", "given", "one x", "Some.", (Column("x", "int64", "an x", unit="us"),))))
     CREATE TABLE "t" ("x" BIGINT NOT NULL);
@@ -204,17 +204,17 @@ def _text(value: str) -> str:
 
 
 def conform(data: Any, contract: Contract, *, trusted: bool = False, origin: str = "") -> pa.Table:
-    """Return ``data`` as the contract's Arrow table, or raise ContractBroken that lists every fault at once.
+    """Return ``data`` as the contract's Arrow table, or raise ContractBroken, which lists all violations.
 
-    ``data`` is anything with ``__arrow_c_stream__``. ``trusted`` leaves out ``check`` and duplicate keys, for the
-    outputs of nodes. ``origin`` says in the message what made the table.
+    ``data`` is anything with ``__arrow_c_stream__``. ``trusted`` skips ``check`` and duplicate keys, for the
+    outputs of nodes. ``origin``: where the rows come from, for the message.
 
     >>> contract = Contract("t", "given", "one x", "Some.", (Column("x", "float64", "an x", check="x > 0"),))
     >>> conform(pa.table({"x": [1, 2]}), contract).column("x").to_pylist()
     [1.0, 2.0]
     >>> conform(pa.table({"x": [1, -2]}), contract)
     Traceback (most recent call last):
-    kernelsight.errors.ContractBroken: table t breaks its contract: column x: 1 row against 'x > 0' (row 2 holds -2.0).
+    kernelsight.errors.ContractBroken: table 't' violates its contract: column x: 1 row fails 'x > 0' (row 2: -2.0).
     """
     table = as_arrow(data, contract.table)
     faults = _name_faults(table, contract)
@@ -249,10 +249,10 @@ def as_arrow(data: Any, table: str) -> pa.Table:
 
 
 def _name_faults(table: pa.Table, contract: Contract) -> list[str]:
-    """Return the faults of the column names: twice there, absent, or not of the contract."""
+    """Return the violations in the column names: duplicate, missing or unknown."""
     found, known = table.column_names, contract.column_names
     twice = sorted({name for name in found if found.count(name) > 1})
-    faults = [f"column {name} is there {found.count(name)} times" for name in twice]
+    faults = [f"column {name} occurs {found.count(name)} times" for name in twice]
     absent = [column.name for column in contract.columns if column.name not in found and not column.nullable]
     if absent:
         faults.append(f"missing column{'s' if len(absent) > 1 else ''} {', '.join(absent)}")
@@ -263,9 +263,9 @@ def _name_faults(table: pa.Table, contract: Contract) -> list[str]:
 
 
 def _row_faults(table: pa.Table, contract: Contract) -> list[str]:
-    """Return the faults of checks and keys, over the columns that are sound so far."""
+    """Return the violations of checks and keys, over the columns that are valid so far."""
     whole = len(table.column_names) == len(contract.columns)
-    # A check may read a neighbour that is at fault itself: then only that neighbour is reported.
+    # a check that reads an invalid column is skipped: only that column is reported
     columns = [
         column for column in contract.columns if column.check and (whole or _reads_only(column.check, table, contract))
     ]

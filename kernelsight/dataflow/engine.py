@@ -1,4 +1,4 @@
-"""The private DuckDB database that parses queries and evaluates checks, apart from every session's own."""
+"""The internal DuckDB database that parses queries and evaluates checks, separate from every session's database."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import cache
 
 import duckdb
 
-# Python variables must never be taken for tables: a misspelt table name would silently read one.
+# no replacement scans: a misspelt table name would silently read a Python variable
 SETTINGS = {"python_enable_replacements": False, "preserve_insertion_order": True}
 
 
@@ -16,7 +16,7 @@ def _database() -> duckdb.DuckDBPyConnection:
 
 
 def private_cursor() -> duckdb.DuckDBPyConnection:
-    """Return a cursor of the private database; what is registered on it is seen by no other cursor.
+    """Return a cursor of the internal database; tables registered on it are visible to no other cursor.
 
     >>> private_cursor().execute("select 1").fetchall()
     [(1,)]
@@ -34,7 +34,7 @@ def quote(name: str) -> str:
 
 
 def first_line(error: duckdb.Error) -> str:
-    """Return what DuckDB says, on one line and without the point at its end.
+    """Return the first line of DuckDB's message, without the final period.
 
     >>> first_line(duckdb.ParserException("Parser Error: syntax error\\n\\nLINE 1: selct"))
     'Parser Error: syntax error'
@@ -43,7 +43,7 @@ def first_line(error: duckdb.Error) -> str:
 
 
 def complaint(error: duckdb.Error) -> str:
-    """Return what DuckDB says and the names that it offers instead, on one line.
+    """Return DuckDB's message and the names that it suggests, on one line.
 
     >>> complaint(duckdb.BinderException('Binder Error: no column "pric"\\n\\nCandidate bindings: "price"'))
     'Binder Error: no column "pric", Candidate bindings: "price"'

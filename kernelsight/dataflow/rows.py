@@ -1,4 +1,4 @@
-"""Rows that somebody states as tables of the contracts' types."""
+"""Python rows as Arrow tables of the contracts' types."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def as_table(contract: Contract, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
         elif column.arrow_type == pa.int64() and float in kinds:
             values = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
         try:
-            # whether Arrow would change a value, its type tells
+            # whether Arrow would change a value depends only on its type
             examples = {type(value): value for value in values}.values()
             if not all(_keeps_value(value, column.arrow_type) for value in examples):
                 raise pa.ArrowInvalid("a value would be changed")
@@ -49,7 +49,7 @@ def as_table(contract: Contract, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def _keeps_value(value: Any, kind: pa.DataType) -> bool:
-    """Tell whether Arrow would take the value as it is: it cuts 1.5 to 1, and takes true for 1.0."""
+    """Return whether Arrow would keep the value unchanged: it truncates 1.5 to 1, and reads true as 1.0."""
     import pyarrow as pa
 
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""SQL nodes: one file, one SELECT, one table. The inputs are read from the query by DuckDB's own parser."""
+"""SQL nodes: one file, one SELECT, one table. DuckDB's parser finds the input tables of the query."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import duckdb
 from kernelsight.dataflow.engine import private_cursor
 from kernelsight.errors import InvalidInput
 
-# Functions that make rows from their arguments alone: any other would read what the graph does not see.
+# table functions that read only their arguments: any other would read data outside the graph
 _PURE_TABLE_FUNCTIONS = {"range", "generate_series", "unnest"}
 
 
 @dataclass(frozen=True)
 class Query:
-    """What the parser says of one query: the tables it names, its CTEs, table functions, and what no node may have."""
+    """A parsed query: its tables, CTEs and table functions, and the constructs that a node may not have."""
 
     tables: tuple[str, ...]
     qualified: tuple[str, ...]
@@ -30,20 +30,20 @@ class Query:
 
 
 def sql_files(folder: Path) -> dict[str, Path]:
-    """Return every ``<table>.sql`` below a folder by table name; InvalidInput where two files make one table."""
+    """Return every ``<table>.sql`` below a folder by table name; InvalidInput if two files define one table."""
     found: dict[str, Path] = {}
     for path in sorted(folder.rglob("*.sql")):
         if path.stem in found:
             raise InvalidInput(
-                f"{found[path.stem].relative_to(folder)} and {path.relative_to(folder)} both make the table "
-                f"{path.stem}: keep one of them."
+                f"{found[path.stem].relative_to(folder)} and {path.relative_to(folder)} both define the table "
+                f"{path.stem!r}; keep one of them."
             )
         found[path.stem] = path
     return found
 
 
 def parse_query(text: str) -> Query | str:
-    """Return what DuckDB's parser finds in a query, or its complaint where that is not a plain SELECT.
+    """Return the parsed query, or the parser's message if it is not a plain SELECT.
 
     >>> parse_query("with c as (select * from gpus) select * from c join models using (x)").tables
     ('gpus', 'models')
@@ -65,7 +65,7 @@ def parse_query(text: str) -> Query | str:
         functions=tuple(
             sorted({node["function"]["function_name"] for node in nodes if node.get("type") == "TABLE_FUNCTION"})
         ),
-        # UNPIVOT is the same object without aggregates; its columns are written in the query.
+        # UNPIVOT is the same object without aggregates; the query lists its columns
         pivots=any(node.get("type") == "PIVOT" and node["aggregates"] for node in nodes),
         parameters=any(node.get("class") == "PARAMETER" for node in nodes),
         statements=len(tree["statements"]),
@@ -73,7 +73,7 @@ def parse_query(text: str) -> Query | str:
 
 
 def _objects(tree: object) -> Iterator[dict]:
-    """Walk every JSON object of a tree without recursion: queries nest deeper than Python's stack likes."""
+    """Walk every JSON object of a tree without recursion: queries may nest deeper than Python's stack."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -87,7 +87,7 @@ def _objects(tree: object) -> Iterator[dict]:
 def read_sql_node(
     path: Path, tables: set[str], union_of: Callable[[str], str | None] = lambda name: None
 ) -> tuple[str, tuple[str, ...], str]:
-    """Return a SQL file's description, the tables that its query names, and its text.
+    """Return a SQL file's description, its input tables, and its text.
 
     InvalidInput says why the query may not be a node. ``tables`` are the known table names, which no CTE may bear;
     ``union_of``: the query that another table name stands for, which is put before the text.
@@ -95,10 +95,10 @@ def read_sql_node(
     text = path.read_text(encoding="utf-8")
     first, _, _ = text.partition("\n")
     if not first.startswith("-- ") or not first[3:].strip():
-        raise _refused(path, "its first line does not describe the table: write '-- what one row is'")
+        raise _refused(path, "its first line must describe the table: '-- description'")
     query = parse_query(text)
     if isinstance(query, str):
-        what = "is no single SELECT without PIVOT" if "SELECT" in query else f"cannot be parsed ({query})"
+        what = "is not a single SELECT without PIVOT" if "SELECT" in query else f"cannot be parsed ({query})"
         raise _refused(path, f"its query {what}")
     unions = {name: union for name in query.tables if (union := union_of(name))}
     if unions:
@@ -109,12 +109,12 @@ def read_sql_node(
     shadows = sorted(set(query.ctes) & tables)
     impure = sorted(set(query.functions) - _PURE_TABLE_FUNCTIONS)
     faults = {
-        f"it holds {query.statements} statements: a node is one SELECT": query.statements != 1,
-        "it uses PIVOT, whose columns depend on the data: write the columns with FILTER": query.pivots,
-        f"its CTE {', '.join(shadows)} bears a table's name: rename it": bool(shadows),
-        f"it calls {', '.join(impure)}, which reads what no table holds: give the rows as a table": bool(impure),
-        f"it names {', '.join(query.qualified)}: write the table without a schema": bool(query.qualified),
-        "it has a parameter: a node's only inputs are tables": query.parameters,
+        f"it has {query.statements} statements; a node is one SELECT": query.statements != 1,
+        "it uses PIVOT, whose columns depend on the data; write the columns with FILTER": query.pivots,
+        f"its CTE {', '.join(shadows)} has the name of a table; rename it": bool(shadows),
+        f"it calls {', '.join(impure)}, which reads data outside the graph; use an input table": bool(impure),
+        f"it reads {', '.join(query.qualified)}; write the table without a schema": bool(query.qualified),
+        "it has a parameter; a node's only inputs are tables": query.parameters,
     }
     for fault, present in faults.items():
         if present:
@@ -127,7 +127,7 @@ def _refused(path: Path, what: str) -> InvalidInput:
 
 
 def tables_in_query(text: str, known: set[str]) -> list[str]:
-    """Return the tables that a user's query names, in lower case: by the parser, else (PIVOT, EXPLAIN) by its tokens.
+    """Return the tables of a user's query in lower case, by the parser or (for PIVOT, EXPLAIN) by its tokens.
 
     >>> tables_in_query("pivot kernel_breakdown on phase using sum(total_us)", {"kernel_breakdown", "phase"})
     ['kernel_breakdown']

@@ -1,4 +1,4 @@
-"""DuckDB files: tables read from one, written into one, and a whole one written so that it is never seen half done."""
+"""DuckDB files: reading and writing tables, and writing a whole file atomically."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from kernelsight.dataflow.durable import draft_of
 from kernelsight.dataflow.engine import first_line, quote
 from kernelsight.errors import InvalidInput, RunFailed
 
-# Today's DuckDB writes storage 2.0 unless told otherwise, which the 1.x command line cannot open.
+# DuckDB 2 writes storage version 2.0 by default, which the 1.x command line cannot open
 STORAGE_VERSION = "v1.5.0"
 
 
 def attach(connection: duckdb.DuckDBPyConnection, path: Path, alias: str, *, read_only: bool) -> set[str]:
-    """Attach a DuckDB file, made where it is absent, and return its tables; InvalidInput where it cannot be opened."""
+    """Attach a DuckDB file, created if absent, and return its tables; InvalidInput if it cannot be opened."""
     if not path.exists():
         if read_only:
-            raise InvalidInput(f"there is no file {path} to read; a run saved with -o {path.name} would make it.")
+            raise InvalidInput(f"file {path} does not exist; `kernelsight simulate ... -o {path.name}` writes one.")
         if not path.resolve().parent.is_dir():
-            raise InvalidInput(f"{path} cannot be written: there is no folder {path.resolve().parent}.")
+            raise InvalidInput(f"{path} cannot be written: folder {path.resolve().parent} does not exist.")
         options = f"storage_version '{STORAGE_VERSION}'"
     else:
         options = "read_only" if read_only else "read_write"
@@ -48,7 +48,7 @@ def change_tables(
     written: Mapping[str, pa.Table],
     dropped: Iterable[str] = (),
 ) -> None:
-    """Write some tables of an attached file and drop others, all or nothing; RunFailed where the disk refuses."""
+    """Write some tables of an attached file and drop others in one transaction; RunFailed if the write fails."""
     try:
         _change_tables(connection, alias, contracts, written, dropped)
     except duckdb.Error as error:
@@ -93,10 +93,10 @@ def _write_table(
 
 
 def save_file(path: Path, contracts: Mapping[str, Contract], tables: Mapping[str, pa.Table]) -> None:
-    """Write tables to a DuckDB file that takes the place of ``path`` only when it is whole and on the disk."""
+    """Write tables to a DuckDB file that replaces ``path`` only once it is complete and on disk."""
     folder = path.resolve().parent
     if not folder.is_dir():
-        raise InvalidInput(f"{path} cannot be written: there is no folder {folder}.")
+        raise InvalidInput(f"{path} cannot be written: folder {folder} does not exist.")
     try:
         with draft_of(path) as draft:
             _write_database(draft, contracts, tables)
@@ -113,7 +113,7 @@ def _stop_if_interrupted(error: Exception) -> None:
 
 
 def _write_database(path: Path, contracts: Mapping[str, Contract], tables: Mapping[str, pa.Table]) -> None:
-    # A database of its own: a name attached on the shared one could be taken by another thread.
+    # a separate database: another thread could use the same alias in a shared one
     connection = duckdb.connect(":memory:")
     try:
         attach(connection, path, "draft", read_only=False)

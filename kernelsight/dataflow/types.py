@@ -1,4 +1,4 @@
-"""The type grammar of contracts, and the Arrow and DuckDB types that it stands for."""
+"""The type grammar of contracts, and its Arrow and DuckDB types."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIELD_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def arrow_type(text: str) -> pa.DataType:
-    """Return the Arrow type that ``text`` names; ValueError with one sentence where it is no type.
+    """Return the Arrow type of ``text``; ValueError if it is not a type.
 
     >>> arrow_type("list<struct<m: int64, n: int64>>")
     ListType(list<item: struct<m: int64, n: int64>>)
@@ -32,18 +32,18 @@ def arrow_type(text: str) -> pa.DataType:
     if text.startswith("struct<") and text.endswith(">"):
         return pa.struct([_struct_field(part) for part in _split(text[7:-1])])
     known = ", ".join([*_SCALARS, "list<T>", "struct<name: T, ...>"])
-    raise ValueError(f"{text!r} is no column type; write one of {known}")
+    raise ValueError(f"{text!r} is not a column type; use one of {known}")
 
 
 def _struct_field(part: str) -> pa.Field:
     name, colon, rest = part.partition(":")
     if not colon or not _FIELD_NAME.fullmatch(name.strip()):
-        raise ValueError(f"{part.strip()!r} is no struct field; write 'name: type' in lower case")
+        raise ValueError(f"{part.strip()!r} is not a struct field; write 'name: type' in lower case")
     return pa.field(name.strip(), arrow_type(rest))
 
 
 def _split(text: str) -> list[str]:
-    """Split at the commas that no angle bracket encloses."""
+    """Split at the commas outside angle brackets."""
     parts, depth, start = [], 0, 0
     for position, letter in enumerate(text):
         depth += (letter == "<") - (letter == ">")
@@ -54,7 +54,7 @@ def _split(text: str) -> list[str]:
 
 
 def type_name(kind: pa.DataType) -> str:
-    """Return the grammar's word for an Arrow type, or Arrow's own word where the grammar has none.
+    """Return the grammar's name of an Arrow type, or Arrow's name if the grammar has none.
 
     >>> type_name(pa.list_(pa.int64())), type_name(pa.timestamp("us"))
     ('list<int64>', 'timestamp[us]')
@@ -101,7 +101,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def can_become(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Tell whether a column of type ``found`` may stand for ``wanted``: the same sort of value, whatever its width.
+    """Return whether a column of type ``found`` can be cast to ``wanted``: the same kind of value, of any width.
 
     >>> can_become(pa.int32(), pa.float64()), can_become(pa.string(), pa.int64())
     (True, False)
@@ -113,7 +113,7 @@ def can_become(found: pa.DataType, wanted: pa.DataType) -> bool:
     if _is_list(wanted):
         return _is_list(found) and can_become(found.value_type, wanted.value_type)
     if pa.types.is_struct(wanted):
-        # Arrow fills an absent field with nulls and drops an unknown one: both would hide a misspelt field.
+        # Arrow fills a missing field with nulls and drops an unknown one: both would hide a misspelt field
         return (
             pa.types.is_struct(found)
             and {field.name for field in found} == {field.name for field in wanted}
@@ -138,7 +138,7 @@ def parts(column: pa.ChunkedArray | pa.Array, inside_list: bool = False) -> list
 
 
 def is_finite(column: pa.ChunkedArray | pa.Array) -> bool:
-    """Tell whether no float in the column, at any depth, is NaN or infinite.
+    """Return whether all floats in the column, at any depth, are finite.
 
     >>> is_finite(pa.array([1.0, None])), is_finite(pa.array([[1.0, float("inf")]]))
     (True, False)
@@ -150,7 +150,7 @@ def is_finite(column: pa.ChunkedArray | pa.Array) -> bool:
 
 
 def has_floats(kind: pa.DataType) -> bool:
-    """Tell whether a type holds floats at any depth."""
+    """Return whether a type contains floats at any depth."""
     if pa.types.is_list(kind):
         return has_floats(kind.value_type)
     if pa.types.is_struct(kind):

@@ -1,4 +1,4 @@
-"""The faults that a table's rows can have, each told as one clause with a count and an example."""
+"""Contract violations in a table's rows, each reported as one clause with a count and an example."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from kernelsight.errors import dangling_reference
 
 
 def cast_column(found: pa.ChunkedArray, column: Column) -> tuple[pa.ChunkedArray | None, str]:
-    """Return the column in its contract's type and "", or None and why it cannot take that type."""
+    """Return the column in its contract's type and "", or None and why it cannot be cast."""
     wanted = column.arrow_type
     if found.type == wanted:
         return found, ""
     if not can_become(found.type, wanted):
-        return None, f"column {column.name} is {type_name(found.type)} where {column.type} is asked"
+        return None, f"column {column.name} is {type_name(found.type)}, expected {column.type}"
     try:
         if pa.types.is_dictionary(found.type):
             found = found.cast(found.type.value_type)
         return found.cast(wanted), ""
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        return None, f"column {column.name} does not fit {column.type} ({str(error).splitlines()[0]})"
+        return None, f"column {column.name} cannot be cast to {column.type} ({str(error).splitlines()[0]})"
 
 
 def value_fault(values: pa.ChunkedArray, column: Column) -> str:
-    """Return the fault of a column's nulls, null list elements or non-finite floats, or ""."""
+    """Return the violation by a column's nulls, null list elements or non-finite floats, or ""."""
     if values.null_count and not column.nullable:
-        return f"column {column.name} takes no nulls and has {_rows(values.null_count)} with one"
+        return f"column {column.name} must not be null, but is in {_rows(values.null_count)}"
     if pa.types.is_nested(values.type) and any(leaf.null_count for leaf, in_list in parts(values) if in_list):
-        return f"column {column.name} has a null among the elements of a list"
+        return f"column {column.name} has a null inside a list"
     if not is_finite(values):
-        return f"column {column.name} has NaN or infinity (a value that is not known is null)"
+        return f"column {column.name} has NaN or infinity (use null for unknown values)"
     return ""
 
 
 def check_faults(table: pa.Table, columns: list[Column]) -> list[str]:
-    """Return one fault for each column whose SQL ``check`` is false or null in some row, with the first bad row."""
+    """Return one violation per column whose SQL ``check`` is false or null in some row, with the first such row."""
     checked = [column for column in columns if column.check]
     if not checked or not table.num_rows:
         return []
@@ -57,7 +57,8 @@ def check_faults(table: pa.Table, columns: list[Column]) -> list[str]:
                 f"select row_counted, {quote(column.name)} from ({numbered}) where not {condition} limit 1"
             ).fetchall()[0]
             faults.append(
-                f"column {column.name}: {_rows(count)} against '{column.check}' (row {row} holds {_show(example)})"
+                f"column {column.name}: {_rows(count)} fail{'' if count > 1 else 's'} '{column.check}' "
+                f"(row {row}: {_show(example)})"
             )
         return faults
     finally:
@@ -65,7 +66,7 @@ def check_faults(table: pa.Table, columns: list[Column]) -> list[str]:
 
 
 def duplicate_fault(table: pa.Table, keys: list[str]) -> str:
-    """Return the fault of rows that share a key, or ""."""
+    """Return the violation by rows with the same key, or ""."""
     if not keys or table.num_rows < 2:
         return ""
     connection = private_cursor()
@@ -80,11 +81,11 @@ def duplicate_fault(table: pa.Table, keys: list[str]) -> str:
     if not twice:
         return ""
     example = ", ".join(f"{key} {_show(value)}" for key, value in zip(keys, twice[0], strict=True))
-    return f"{len(twice)} key{'s' if len(twice) > 1 else ''} in more than one row ({example})"
+    return f"{len(twice)} duplicate key{'s' if len(twice) > 1 else ''} ({example})"
 
 
 def check_reference(table: str, column: Column, values: pa.ChunkedArray, known: pa.ChunkedArray) -> None:
-    """Raise UnknownName with the nearest names where ``values`` hold what the column refers to and ``known`` lacks."""
+    """Raise UnknownName, with the nearest names, if ``values`` has a value that ``known`` lacks."""
     held, found = pc.unique(known), pc.unique(values).drop_null()
     lost = found.filter(pc.invert(pc.is_in(found, value_set=held))).to_pylist()
     if lost:

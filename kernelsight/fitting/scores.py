@@ -11,7 +11,7 @@ COLUMNS += ("bias", "coverage_90", "width_90", *(f"{name}_mape" for name in BASE
 
 
 def score_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return one row for each scope, cell and set of shapes: its metrics, and the MAPE of each baseline.
+    """Return one row per scope, cell and set of shapes: its metrics, and the MAPE of each baseline.
 
     Scope: overall, pooled, unseen_implementation; covered (all rows of a cell), seen and unseen (its two parts),
     uncovered.

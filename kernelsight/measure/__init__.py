@@ -1,1 +1,1 @@
-"""Microbenchmarks on the running GPU, written into ``sweep_points``; needs numpy, pyarrow and CuPy alone."""
+"""Microbenchmarks on the local GPU, written into ``sweep_points``; needs only numpy, pyarrow and CuPy."""

@@ -1,4 +1,4 @@
-"""`python -m kernelsight.measure`: the verb on a machine that has only numpy, pyarrow and CuPy."""
+"""`python -m kernelsight.measure`: the verb on a machine with only numpy, pyarrow and CuPy."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Which GPU of the catalogue runs, and its row of ``gpus`` as the device itself tells it."""
+"""Identifies the local GPU in the catalogue, and builds its row of ``gpus`` from the device's properties."""
 
 from __future__ import annotations
 
@@ -13,74 +13,76 @@ from kernelsight.dataflow.durable import durable_file
 from kernelsight.errors import InvalidInput, nearest
 
 CATALOGUE = Path(__file__).resolve().parents[1] / "catalog" / "gpus.csv"
-# software sees a little less memory than the vendor states
+# software sees slightly less memory than the vendor specifies
 SAME_MEMORY = 0.12
-# drivers name these cards as such, and an SXM module by its chip alone
+# drivers include these in the name of a card; an SXM module is named only by its chip
 CARDS = {"nvl", "pcie"}
 
 
 def catalogue_rows() -> list[dict[str, str]]:
-    """Return the rows of the catalogue, as text, with the standard library alone."""
+    """Return the rows of the catalogue as text, using only the standard library."""
     with CATALOGUE.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
-def catalogue_name(told: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> str:
-    """Return the catalogue's name of a device; InvalidInput where none or several fit.
+def catalogue_name(reported: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> str:
+    """Return the catalogue's name of a device; InvalidInput if none or several match.
 
-    ``told``: name, compute_capability, sm_count, memory_bytes of the device. The multiprocessors and the capability
-    have to be equal, the memory nearly; of several, the one whose name shares most words with the device's.
+    ``reported``: name, compute_capability, sm_count, memory_bytes of the device. Multiprocessors and capability must be
+    equal, memory nearly; of several matches, the one whose name shares most words with the device's.
     """
     fitting = [
         row
         for row in rows
-        if row["compute_capability"] == told["compute_capability"]
-        and int(row["sm_count"]) == told["sm_count"]
-        and abs(float(row["memory_bytes"]) / told["memory_bytes"] - 1.0) < SAME_MEMORY
+        if row["compute_capability"] == reported["compute_capability"]
+        and int(row["sm_count"]) == reported["sm_count"]
+        and abs(float(row["memory_bytes"]) / reported["memory_bytes"] - 1.0) < SAME_MEMORY
     ]
-    words = set(_words(told["name"]))
+    words = set(_words(reported["name"]))
     shared = [len(words & set(_words(row["name"]))) - len(CARDS & set(_words(row["name"])) - words) for row in fitting]
     best = [row["gpu"] for row, count in zip(fitting, shared, strict=True) if count == max(shared)]
     if len(best) == 1:
         return best[0]
-    found = f"{told['name']} ({told['sm_count']} multiprocessors, {told['memory_bytes'] / 2**30:.0f} GiB)"
+    found = f"{reported['name']} ({reported['sm_count']} multiprocessors, {reported['memory_bytes'] / 2**30:.0f} GiB)"
     if best:
-        raise InvalidInput(f"{found} may be {' or '.join(best)}; name it by --gpu.")
-    raise InvalidInput(f"{found} is no GPU of the catalogue; name it by --gpu, and give a fit its row by --gpus.")
+        raise InvalidInput(f"{found} may be {' or '.join(best)}; choose one with --gpu.")
+    raise InvalidInput(
+        f"{found} is not in the catalogue; name it with --gpu, and add its row with --gpus when fitting."
+    )
 
 
-def row_beside_vendor(told: Mapping[str, Any], gpu: str, rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-    """Return a row for ``--gpus``: what the device tells, the catalogue's figures for the rest.
+def device_row(reported: Mapping[str, Any], gpu: str, rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """Return a row for ``--gpus``: the values that the device reports, ``like`` the catalogue GPU for the rest.
 
-    A GPU that the catalogue lacks keeps its name, by which its sweep calls it.
+    A GPU that the catalogue lacks keeps its name.
     """
     vendor = next((row for row in rows if row["gpu"] == gpu), None)
-    stated = {name: value for name, value in told.items() if value is not None}
-    stated["source"] = "read from the running device by kernelsight calibrate measure"
+    stated = {name: value for name, value in reported.items() if value is not None}
+    stated["source"] = "read from the device by kernelsight calibrate measure"
     return {"gpu": f"{gpu}_device", "like": gpu, **stated} if vendor else {"gpu": gpu, **stated}
 
 
 def remarks(gpu: str, row: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return what is to be known of a GPU before it is measured, a sentence each."""
+    """Return notes to print before a GPU is measured."""
     return unlisted(gpu, rows) + differences(row, rows)
 
 
 def unlisted(gpu: str, rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the sentence that a GPU is not of the catalogue, if it is not.
+    """Return a note if a GPU is not in the catalogue.
 
     >>> unlisted("my_gpu", [{"gpu": "h100_sxm"}])
-    ['my_gpu is no GPU of the catalogue: calibrate fit needs its row by --gpus FILE (measure --device-row writes one)']
+    ['my_gpu is not in the catalogue: calibrate fit needs its row in --gpus FILE (measure --device-row writes one)']
     """
     known = [row["gpu"] for row in rows]
     if gpu in known:
         return []
     near = f"; nearest: {', '.join(nearest(gpu, known))}" if nearest(gpu, known) else ""
-    told = "calibrate fit needs its row by --gpus FILE (measure --device-row writes one)"
-    return [f"{gpu} is no GPU of the catalogue{near}: {told}"]
+    advice = "calibrate fit needs its row in --gpus FILE (measure --device-row writes one)"
+    return [f"{gpu} is not in the catalogue{near}: {advice}"]
 
 
 def differences(row: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return where the device differs from the vendor's row by more than a percent, a sentence each."""
+    """Return one note per value of the device that differs from the catalogue by more than a percent."""
     vendor = next((one for one in rows if one["gpu"] == row.get("like")), {})
     found = []
     for name, value in row.items():
@@ -91,7 +93,7 @@ def differences(row: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> li
 
 
 def write_row(row: Mapping[str, Any], path: Path) -> None:
-    """Write a device's row as JSON that ``--gpus`` takes."""
+    """Write a device's row as JSON for ``--gpus``."""
     text = json.dumps([dict(row)], indent=1) + "\n"
     with durable_file(path) as draft:
         draft.write_text(text, encoding="utf-8")

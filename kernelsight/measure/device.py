@@ -1,4 +1,4 @@
-"""The seam between the statistics and the hardware: what the timing core asks of a device, and the faults it knows."""
+"""The interface between the timing code and the hardware: the protocol of a device, and its errors."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import numpy as np
 
 from kernelsight.measure.suite import Point
 
-# bytes that a flush reads, against L2: what lay there before is gone
+# bytes read to flush L2, as a multiple of its size
 FLUSH_CACHES = 4.0
-# the reason of a point that is too large, whoever finds that out
+# the failure of a point that is too large
 NO_MEMORY = "its buffers do not fit the free memory of the GPU"
 
 
 class CannotMeasure(Exception):
-    """One point cannot be measured on this device, for the reason that the message states; the next one may."""
+    """One point cannot be measured on this device, for the reason in the message; others may."""
 
 
 class DeviceLost(Exception):
-    """The device answers no more: whatever was not yet written has to be measured by another process."""
+    """The device stopped responding: the remaining points must be measured by another process."""
 
 
 class Identity(NamedTuple):
-    """What runs: the catalogue's name of the GPU, its serial, sizes, and versions of everything that shapes a time.
+    """The GPU: its catalogue name, serial number, sizes, and versions of the software that affects times.
 
-    ``row``: what the running GPU tells of the columns of ``gpus``.
+    ``row``: its row of ``gpus`` as reported by the device.
     """
 
     gpu: str
@@ -39,7 +39,7 @@ class Identity(NamedTuple):
 
 
 class Readings(NamedTuple):
-    """State of the GPU at one moment; ``limits``: why its clocks are below their highest, None: cannot be read."""
+    """State of the GPU at one moment; ``limits``: why its clocks are reduced; None: cannot be read."""
 
     sm_clock_hz: float | None
     memory_clock_hz: float | None
@@ -48,9 +48,9 @@ class Readings(NamedTuple):
 
 
 class Kernel(Protocol):
-    """A kernel with its buffers: ``copies`` sets of them, each of ``bytes`` that one launch touches.
+    """A kernel with ``copies`` sets of buffers, of which one launch touches ``bytes``.
 
-    ``captured``: whether a graph can hold its launches; where not, the host launches them one by one.
+    ``captured``: whether a CUDA graph can capture its launches; if not, the host launches them individually.
     """
 
     implementation: str
@@ -61,14 +61,14 @@ class Kernel(Protocol):
     captured: bool
 
     def launch(self, copy: int) -> None:
-        """Put one launch on the device's stream, over one set of buffers."""
+        """Enqueue one launch on the device's stream, with one set of buffers."""
 
     def close(self) -> None:
         """Free the buffers."""
 
 
 class Replay(Protocol):
-    """A prepared sequence of ``launches``; called, it runs ``count`` times and returns (count,) microseconds each."""
+    """A prepared sequence of ``launches``; calling it runs it ``count`` times and returns (count,) microseconds."""
 
     launches: int
 
@@ -83,16 +83,16 @@ class Device(Protocol):
     def readings(self) -> Readings: ...
 
     def prepare(self, point: Point) -> Kernel:
-        """Return the kernel of a point; CannotMeasure where the device, a library or the memory lacks something."""
+        """Return the kernel of a point; CannotMeasure if the device, a library or the memory does not support it."""
 
     def graph(self, kernel: Kernel | None, launches: int, flush: bool) -> Replay:
-        """Return a graph of ``launches`` in a row, behind a read of FLUSH_CACHES x L2 where ``flush``."""
+        """Return a CUDA graph of consecutive ``launches``, after a read of FLUSH_CACHES x L2 if ``flush``."""
 
     def eager(self, kernel: Kernel, launches: int) -> Replay:
-        """Return the same launched one by one by the host."""
+        """Return the same as individual launches by the host."""
 
     def seconds(self) -> float:
-        """Return a clock that only rises."""
+        """Return a monotonic clock."""
 
     def wait(self, seconds: float) -> None:
-        """Let the GPU rest."""
+        """Let the GPU idle."""

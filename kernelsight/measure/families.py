@@ -1,4 +1,4 @@
-"""What can be measured of each family: sizes of a shape, kernels, number formats, and states of the cache."""
+"""What can be measured per kernel family: sizes of a shape, kernels, number formats, and cache states."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 
 class Family(NamedTuple):
-    """One family: the first implementation, number format are measured where a suite names none.
+    """One family; the first implementation and number format are the defaults of a suite.
 
-    ``sizes``: fields of ``sweep_points.shape`` that a shape must state; ``defaults``: those it may.
+    ``sizes``: required fields of ``sweep_points.shape``; ``defaults``: optional ones.
     """
 
     sizes: tuple[str, ...]
@@ -25,7 +25,7 @@ _DECODE = ("batch", "context", "heads", "kv_heads", "head_dim")
 _ATTENTION = ("torch_sdpa", "flashinfer", "cudnn_frontend", "flash_attention_vllm")
 _BYTES = ("bytes",)
 _CACHES = ("bf16/bf16", "bf16/fp8")
-# kernels that read an 8-bit cache with queries of 8 bits: their arithmetic is 8-bit too
+# kernels that read an 8-bit cache with 8-bit queries: their arithmetic is 8-bit too
 EIGHT_BIT_QUERIES = frozenset({"flash_attention_3", "flash_attention_4"})
 _COPIES = ("memcpy_device", "memcpy_h2d_pinned", "memcpy_d2h_pinned", "memcpy_h2d_pageable", "memcpy_d2h_pageable")
 FAMILIES: dict[str, Family] = {
@@ -53,7 +53,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def number_formats(family: str, dtype: str, implementation: str = "") -> tuple[str | None, str | None]:
-    """Return (format, math) of ``sweep_points``: of weight or cache, and of the arithmetic.
+    """Return (format, math) of ``sweep_points``: the format of weight or cache, and the arithmetic.
 
     >>> number_formats("decode_attention", "bf16/fp8"), number_formats("gemm", "fp8"), number_formats("copy", "bytes")
     (('fp8', 'bf16'), ('fp8', 'fp8'), (None, None))

@@ -1,9 +1,9 @@
-"""Host time of a step of an installed engine: a model so small that the GPU waits for the host.
+"""Measures the host time of a step of an installed engine, with a model so small that the GPU waits for the host.
 
-A run of s sequences takes t(n) for n tokens each: (t(long) - t(short)) / (long - short) is one decode step, whose
-prompts, tokenisation and start-up cancel. Over several s, step = base + s x per request, by least squares. What a
-step of the small model takes on the GPU is inside, so both are upper bounds; an engine that overlaps host and GPU
-hides up to the whole of them behind a larger model.
+A run of s sequences takes t(n) for n tokens each: (t(long) - t(short)) / (long - short) is one decode step; prompts,
+tokenisation and start-up cancel. Over several s, step = base + s x per request, by least squares. The small model's GPU
+time is included, so both are upper bounds; an engine that overlaps host and GPU hides up to all of it with a larger
+model.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from kernelsight.errors import InvalidInput, RunFailed
 
 SEQUENCES, TOKENS, REPEATS = (1, 16, 64, 256), (16, 144), 3
 PROMPT_TOKENS = 16
-# two layers of a Llama: every part of the engine runs, and the GPU is done in some tens of microseconds
+# two layers of a Llama: every part of the engine runs, and the GPU takes only tens of microseconds
 SMALL_MODEL = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 512,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1024,
     "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "hidden_act": "silu", "torch_dtype": "bfloat16",
     "tie_word_embeddings": False, "rope_theta": 10000.0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-# seconds that a number of sequences needs for a number of new tokens each
+# (sequences, new tokens each) -> seconds
 Run = Callable[[int, int], float]
 
 
 def probe(run: Run, sequences: Sequence[int] = SEQUENCES) -> dict[str, Any]:
-    """Return step_base_us and per_request_us, and the step time behind them at each number of sequences.
+    """Return step_base_us and per_request_us, and the measured step time per number of sequences.
 
     >>> probe(lambda s, n: 0.1 + n * (900.0 + 5.0 * s) * 1e-6)["step_base_us"]
     900.0
@@ -59,16 +59,16 @@ def probe(run: Run, sequences: Sequence[int] = SEQUENCES) -> dict[str, Any]:
 
 
 def probe_vllm(path: Path, run: Run | None = None, version: str | None = None) -> dict[str, Any]:
-    """Probe the installed vLLM and write what was found to a JSON file; RunFailed where it gives up."""
+    """Measure the installed vLLM and write the result to a JSON file; RunFailed if vLLM fails."""
     try:
         if run is None:
             run, version = _vllm()
         measured = probe(run)
-    except Exception as error:  # of an engine, which raises what it likes
-        told = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise RunFailed(f"--host-probe: vLLM gave up ({told}); {path} was not written.") from error
+    except Exception as error:  # an engine may raise anything
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RunFailed(f"--host-probe: vLLM failed ({reason}); {path} was not written.") from error
     found = {"engine": "vllm", "engine_version": version, **measured}
-    found["source"] = "kernelsight calibrate measure --host-probe: two layers of hidden size 256, GPU time inside"
+    found["source"] = "kernelsight calibrate measure --host-probe: two layers of hidden size 256, GPU time included"
     text = json.dumps(found, indent=1) + "\n"
     with durable_file(path) as draft:
         draft.write_text(text, encoding="utf-8")
@@ -76,9 +76,9 @@ def probe_vllm(path: Path, run: Run | None = None, version: str | None = None) -
 
 
 def need_vllm() -> None:
-    """Raise InvalidInput where no vLLM is installed."""
+    """Raise InvalidInput if vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
-        raise InvalidInput("--host-probe needs vLLM, which is not installed beside this Python.")
+        raise InvalidInput("--host-probe needs vLLM, which is not installed in this Python environment; install it.")
 
 
 def _vllm() -> tuple[Run, str]:

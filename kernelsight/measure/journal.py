@@ -1,7 +1,7 @@
-"""Measured points on disk, one durable record each, so that a kill at any moment loses at most the point under way.
+"""The journal of a measurement: one durable record per point, so that a kill loses at most the current point.
 
-The journal is an Arrow stream beside the sweep: one record batch a point, synced to the disk. A torn end is left out
-when it is read again.
+The journal is an Arrow stream next to the sweep: one record batch per point, synced to disk. An incomplete end is
+ignored on reading.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from kernelsight.measure.rows import sweep_schema
 
 SUFFIX = ".journal"
 HEADER = b"kernelsight.measure"
-# under this key evaluations look for what a sweep left out: JSON array of {gpu, reason, n}
+# metadata key of a sweep's rejected points, read by evaluations: JSON array of {gpu, reason, n}
 REJECTED = b"kernelsight.rejected"
 
 
 def journal_path(target: Path) -> Path:
-    """Return where the journal of a sweep lies.
+    """Return the path of a sweep's journal.
 
     >>> journal_path(Path("sweep.parquet")).name
     'sweep.parquet.journal'
@@ -38,16 +38,14 @@ def journal_path(target: Path) -> Path:
 
 @contextlib.contextmanager
 def locked(target: Path) -> Iterator[None]:
-    """Keep every other process from measuring into a sweep meanwhile; InvalidInput where one does already.
+    """Lock a sweep against other processes; InvalidInput if another one is writing it.
 
-    The lock goes with its process, however that ends; where the system has none, nothing is locked.
+    The lock ends with its process; without file locks on the system, nothing is locked.
     """
     path = target.with_name(f".{target.name}.lock")
     with path.open("ab") as file:
         if not _lock(file, path):
-            raise InvalidInput(
-                f"another process measures into {target} now; wait for its end, or name another -o FILE."
-            )
+            raise InvalidInput(f"another process is writing {target}; wait until it finishes, or use another -o FILE.")
         try:
             yield
         finally:
@@ -55,7 +53,7 @@ def locked(target: Path) -> Iterator[None]:
 
 
 def _lock(file: IO[bytes], path: Path) -> bool:
-    """Return False where another process holds the lock, or has just taken its file away."""
+    """Return False if another process holds the lock, or has just removed its file."""
     try:
         import fcntl
 
@@ -68,7 +66,7 @@ def _lock(file: IO[bytes], path: Path) -> bool:
 
 
 class Journal:
-    """The points measured so far: ``done`` by key, None where one failed (its reason in ``failures``)."""
+    """The points measured so far: ``done`` by key, None for a failed one (with its reason in ``failures``)."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path = path
@@ -79,15 +77,15 @@ class Journal:
         self._writer: Any = None
 
     def open(self, earlier: Sequence[Mapping[str, Any]]) -> None:
-        """Begin a new journal with the points of an earlier one, which it replaces at once or not at all."""
+        """Start a new journal with the points of an earlier one, which it replaces atomically."""
         swept = glob.escape(self.path.name.removesuffix(SUFFIX))
         for left in self.path.parent.glob(f".{swept}.*.draft"):
-            left.unlink(missing_ok=True)  # of a run that was killed: this one holds the lock
+            left.unlink(missing_ok=True)  # left by a killed run: this one holds the lock
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.draft")
         self._file = draft.open("wb")
         self._writer = pa.ipc.new_stream(self._file, self.schema)
         try:
-            # a stream begins with its first batch: a kill before the first point must leave a journal too
+            # a stream starts with its first batch: a kill before the first point must leave a valid journal
             self._writer.write_batch(pa.RecordBatch.from_pylist([], self.schema))
             for row in earlier:
                 self._keep(row)
@@ -102,14 +100,14 @@ class Journal:
             draft.unlink(missing_ok=True)
 
     def add(self, point: str, row: Mapping[str, Any] | None, failure: str | None = None) -> None:
-        """Write one point, measured or failed; it is on the disk when this returns."""
+        """Write one point, measured or failed; it is on disk when this returns."""
         record = {**(row or {}), "point": point, "failure": failure}
         self._writer.write_batch(pa.RecordBatch.from_pylist([record], self.schema))
         self._sync()
         self._keep(record)
 
     def close(self) -> None:
-        """End the stream; once, whether or not the disk takes its end."""
+        """End the stream, at most once, even if writing its end fails."""
         writer, self._writer = self._writer, None
         if writer is not None:
             try:
@@ -118,7 +116,7 @@ class Journal:
                 self._file.close()
 
     def write_sweep(self, target: Path, gpu: str) -> None:
-        """Write the measured points as a Parquet file in the contract of ``sweep_points``, whole or not at all."""
+        """Write the measured points atomically as a Parquet file in the contract of ``sweep_points``."""
         rows = [row for row in self.done.values() if row is not None]
         counts: dict[str, int] = {}
         for reason in self.failures.values():
@@ -146,7 +144,7 @@ def _schema() -> pa.Schema:
 
 
 def read_journal(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the header and the records of a journal, up to where it is torn or damaged; InvalidInput for none."""
+    """Return the header and the valid records at the start of a journal; InvalidInput if it is not a journal."""
     records: list[dict[str, Any]] = []
     header: dict[str, Any] | None = None
     with path.open("rb") as file:
@@ -154,13 +152,13 @@ def read_journal(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             reader = pa.ipc.open_stream(file)
             stated = json.loads((reader.schema.metadata or {})[HEADER])
             if not reader.schema.equals(_schema()):
-                raise InvalidInput(f"{path} has other columns than this version writes; name another -o FILE.")
+                raise InvalidInput(f"{path} has other columns than this version writes; use another -o FILE.")
             header = {name: stated[name] for name in ("suite", "digest", "gpu", "serial")}
             while True:
                 batch = reader.read_next_batch()
-                batch.validate(full=True)  # a damaged one may point outside itself
+                batch.validate(full=True)  # a damaged batch may have invalid offsets
                 records += batch.to_pylist()
         except (StopIteration, pa.ArrowException, OSError, MemoryError, LookupError, TypeError, ValueError):
             if header is None:
-                raise InvalidInput(f"{path} is no journal of a measurement; name another -o FILE.") from None
+                raise InvalidInput(f"{path} is not a measurement journal; use another -o FILE.") from None
     return header, records

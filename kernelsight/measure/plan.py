@@ -18,19 +18,18 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 TENSOR_PARALLEL_SIZES = (1, 2, 4)
-# steps that serving is made of: (decode sequences, tokens in the cache of each), and (tokens of a prompt's chunk,
-# those cached before it)
+# typical steps of serving: (decode sequences, cached tokens of each), and (tokens of a prefill chunk, cached tokens)
 DECODES = tuple(itertools.product((1, 8, 32, 128, 512), (512, 4096)))
 CHUNKS = tuple(itertools.product((128, 512, 2048, 8192), (0, 8192)))
-# seconds of a point beside its replays (buffers, graphs, choice of an algorithm; assumed), and replays of a median
+# setup time of a point (buffers, graphs, choice of an algorithm; assumed), and replays per median
 SETUP_SECONDS, REPLAYS, REPLAY_US, LEAST_LAUNCHES = 0.2, 40, 1000.0, 4
-# log of the factor of a 90 % interval against the standard deviation of a normal error
+# half width of a 90 % interval in standard deviations of a normal error
 INTERVAL_SIGMAS = 1.645
-# heads of a rotation are not stated by its call: the widest that divide its columns
+# a rotary call does not record its head size: take the widest that divides its columns
 HEAD_WIDTHS = (128, 64, 96, 80, 32, 16, 2)
-# what of a suite's point stands for which call: kernels of a family that a call may be
+# kernels of a suite that represent a family's calls
 KERNELS = {"norm": ("fused_add_rms_norm",), "sampling": ("top_k_top_p",), "quantize": ("quantize_per_token",)}
-# libraries that know prompts and decoded tokens; the first where none is named
+# libraries with prefill and decode attention; the first is the default
 ATTENTION = ("flashinfer", "flash_attention_vllm", "torch_sdpa")
 CALLS = """
 select calls.family, calls.shape, calls.format, calls.math,
@@ -74,14 +73,14 @@ def _steps() -> list[dict[str, Any]]:
 
 
 def attention_of(name: str | None) -> str:
-    """Return the library that attention is timed through; UnknownName where there is none of that name."""
+    """Return the library that attention is measured with; UnknownName if there is none of that name."""
     if name is not None and name not in ATTENTION:
         raise unknown("attention library", name, ATTENTION, f"Known: {', '.join(ATTENTION)}.")
     return name or ATTENTION[0]
 
 
 def measurable(calls: Sequence[Mapping[str, Any]], attention: str = ATTENTION[0]) -> list[dict[str, Any]]:
-    """Return the points that stand for calls: equal kernels and shapes together, their weights summed."""
+    """Return the points that represent calls: one per kernel and shape, with the sum of the calls' weights."""
     found: dict[str, dict[str, Any]] = {}
     for call in calls:
         for point in _points_of(call, attention):
@@ -94,10 +93,10 @@ def measurable(calls: Sequence[Mapping[str, Any]], attention: str = ATTENTION[0]
 def _points_of(call: Mapping[str, Any], library: str) -> list[dict[str, Any]]:
     family = FAMILIES.get(call["family"])
     if family is None or "gpus" in family.sizes:
-        return []  # collectives need the other GPUs
+        return []  # collectives need several GPUs
     shape = {name: size for name, size in call["shape"].items() if size is not None}
     attention = call["family"].endswith("attention")
-    # of attention the suite names the cache's format: queries come in bfloat16
+    # for attention the suite gives the KV cache's format; queries are bfloat16
     dtype = f"bf16/{call['format']}" if attention else call["format"] or family.dtypes[0]
     wanted = {name: shape[name] for name in (*family.sizes, *family.defaults) if name in shape}
     if "head_dim" in family.sizes and "head_dim" not in shape:
@@ -111,7 +110,7 @@ def _points_of(call: Mapping[str, Any], library: str) -> list[dict[str, Any]]:
             "family": call["family"],
             "implementation": kernel,
             "dtype": dtype,
-            # served weights and caches are cold, activations were just written
+            # in serving, weights and KV caches are cold, activations were just written
             "cache": "cold" if call["family"] in ("gemm", "batched_gemm") else family.caches[-1],
             "shape": wanted,
             "latency_us": float(call["latency_us"]),
@@ -122,7 +121,7 @@ def _points_of(call: Mapping[str, Any], library: str) -> list[dict[str, Any]]:
 
 
 def seen_of(points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.Table) -> list[np.ndarray]:
-    """Return of each point what a correction sees of it: sizes, work, and how they round to tiles and waves."""
+    """Return the features of each point as used by the correction: sizes, work, and rounding to tiles and waves."""
     import pyarrow as pa
 
     from kernelsight.catalog.tables import facts
@@ -152,9 +151,9 @@ def seen_of(points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.Table) -> li
 def choose(
     points: Sequence[Mapping[str, Any]], seen: Sequence[np.ndarray], seconds: float
 ) -> tuple[list[int], list[dict[str, Any]]]:
-    """Return the points for a budget of time, in order of their gain, and a row of each family for the table.
+    """Return the points for a time budget, in order of their gain, and one row per family for the printed table.
 
-    ``seen``: features of each point; only those of one group are compared, so that families may have different ones.
+    ``seen``: features of each point; only points of one group are compared, so families may have different features.
     """
     from kernelsight.fitting.placing import place
 
@@ -188,7 +187,7 @@ def choose(
 
 
 def _positions(seen: Sequence[np.ndarray], groups: Sequence[str]) -> np.ndarray:
-    """Return (points, widest) positions within each group, 0 behind the features that its family has."""
+    """Return (points, features) positions within each group, padded with 0 to the largest number of features."""
     from kernelsight.fitting.placing import positions
 
     found = np.zeros((len(seen), max(len(one) for one in seen)))
@@ -200,7 +199,7 @@ def _positions(seen: Sequence[np.ndarray], groups: Sequence[str]) -> np.ndarray:
 
 
 def _left(sizes: np.ndarray, deviation: np.ndarray, groups: Sequence[str], chosen: Sequence[int]) -> np.ndarray:
-    """Return the deviation of every point once those chosen are measured."""
+    """Return the expected deviation of every point once the chosen ones are measured."""
     from kernelsight.fitting.placing import remaining
 
     return remaining(sizes, deviation, groups, chosen)
@@ -213,7 +212,7 @@ def _seconds(point: Mapping[str, Any]) -> float:
 def suite_of_points(
     points: Sequence[Mapping[str, Any]], name: str, gpu: str, minutes: float, models: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the suite, one entry for each kernel, format and state of the cache, in the order of their first gain."""
+    """Return the suite: one entry per kernel, format and cache state, in the order of their first point."""
     entries: dict[tuple[str, ...], dict[str, Any]] = {}
     for point in points:
         key = tuple(point[name] for name in ("family", "implementation", "dtype", "cache"))

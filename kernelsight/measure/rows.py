@@ -1,4 +1,4 @@
-"""Rows of ``sweep_points`` from timings, in the contract's own types."""
+"""Rows of ``sweep_points`` from timings, in the contract's types."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sweep_schema() -> pa.Schema:
 def row_of(point: Point, kernel: Kernel, timing: Timing, device: Identity) -> dict[str, Any]:
     """Return one measured point as a row of ``sweep_points``."""
     stored, math = number_formats(point.family, point.dtype, kernel.implementation)
-    # what the host launches one by one is not flushed in between
+    # individual launches by the host are not flushed in between
     cold = point.cache == "cold" and kernel.captured
     flushed = round(FLUSH_CACHES * device.l2_bytes) if cold else 0
     return {
@@ -69,5 +69,5 @@ def row_of(point: Point, kernel: Kernel, timing: Timing, device: Identity) -> di
 
 
 def versions_of(device: Identity) -> str:
-    """Return the versions behind a row, as it states them."""
+    """Return the software versions as stored in a row."""
     return " ".join(f"{name}={version}" for name, version in sorted(device.versions.items()))

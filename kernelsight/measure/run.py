@@ -1,4 +1,4 @@
-"""Measure a suite on a device: point after point into the journal, resumable, with the time that is left."""
+"""Measures a suite on a device, point by point into the journal, resumable, with an estimate of the remaining time."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from kernelsight.measure.rows import row_of, versions_of
 from kernelsight.measure.suite import Point, Rule, Suite
 from kernelsight.measure.timing import HOPELESS_POINTS, SLOWED_FAULT, Timing, Watch, replayed, time_replays
 
-# launches of one replay together, in microseconds: far above the resolution of the clock, far below what heats
+# duration of a replay in microseconds: far above the clock's resolution, too short to heat the GPU
 REPLAY_US = 1000.0
 LEAST_LAUNCHES, MOST_LAUNCHES = 4, 200
 # below the resolution of any clock
 LEAST_US = 0.01
-# share of the launches in the replay that is measured to know the gap
+# share of the launches in the reference replay, which measures the constant time
 REFERENCE_SHARE = 0.25
 WARM_UP = 3
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-# points that tell how long the next ones take
+# points from which the remaining time is estimated
 RECENT = 20
 
 
 class Outcome(NamedTuple):
-    """Points measured in all, failed, still to do; and of each family (measured, failures by reason)."""
+    """Total points measured, failed, and left; and per family (measured, failures by reason)."""
 
     measured: int
     failed: int
@@ -47,43 +47,43 @@ def measure_suite(
     resume: bool = False,
     retry: bool = False,
     most_seconds: float = math.inf,
-    told: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
-    """Measure what the journal of ``target`` lacks, until all is done or the time is over; write the sweep.
+    """Measure the points missing in the journal of ``target``, within the time limit; write the sweep.
 
-    ``retry``: a resume that measures again what failed or was slowed. InvalidInput: a sweep is there and ``resume`` was
-    not asked for, it is of another suite or GPU, or another process measures into it. RunFailed: the device answers no
-    more, or the disk takes no more; what was measured is kept.
+    ``retry``: resume and repeat failed and throttled points. InvalidInput: a sweep exists without ``resume``, is of
+    another suite or GPU, or another process is writing it. RunFailed: the device stopped responding, or a file could
+    not be written; measured points are kept.
     """
     identity, path = device.identity(), journal_path(target)
     try:
         with locked(target):
-            journal = _opened(target, suite, identity, resume, retry, told)
+            journal = _opened(target, suite, identity, resume, retry, log)
             try:
-                lost = _measure_left(device, identity, suite, journal, most_seconds, told)
+                lost = _measure_left(device, identity, suite, journal, most_seconds, log)
             finally:
                 journal.close()
                 journal.write_sweep(target, identity.gpu)
     except OSError as error:
         if not path.exists():
             raise
-        where, what = error.filename or target.resolve().parent, "make room" if error.errno in FULL else "see to it"
+        where, what = error.filename or target.resolve().parent, "free disk space" if error.errno in FULL else "fix it"
         raise RunFailed(
-            f"{where} cannot be written ({error.strerror}); what was measured is kept in {path}; {what}, and the same "
-            "command with --resume goes on."
+            f"{where} cannot be written ({error.strerror}); the measured points are kept in {path}; {what}, and "
+            "continue with --resume."
         ) from None
     if lost:
         raise RunFailed(
-            f"the GPU answers no more ({lost}); {len(journal.done):,} points are kept in {target}; the same command "
-            "with --resume goes on behind the one that failed."
+            f"the GPU stopped responding ({lost}); {len(journal.done):,} points are kept in {target}; continue after "
+            "the failed one with --resume."
         )
     return _outcome(suite, journal)
 
 
 def _measure_left(
-    device: Device, identity: Identity, suite: Suite, journal: Journal, most_seconds: float, told: Callable[[str], None]
+    device: Device, identity: Identity, suite: Suite, journal: Journal, most_seconds: float, log: Callable[[str], None]
 ) -> DeviceLost | None:
-    """Measure what the journal lacks; return what lost the device, None where nothing did."""
+    """Measure the points missing in the journal; return the error if the device was lost, else None."""
     watch, spent, begun = Watch(), [], device.seconds()
     left = [point for point in suite.points if point.key not in journal.done]
     for number, point in enumerate(left, start=1):
@@ -96,31 +96,31 @@ def _measure_left(
             row, failure = None, str(error)
         except DeviceLost as error:
             row, failure, lost = None, f"the device was lost: {error}", error
-        except Exception as error:  # one point, for whatever reason, must not cost the others
+        except Exception as error:  # a failing point must not end the run
             row, failure = None, _reason(error)
         journal.add(point.key, row, failure)
         spent.append(device.seconds() - at)
-        told(_line(number, len(left), point, row, failure, spent))
+        log(_line(number, len(left), point, row, failure, spent))
         if lost:
             return lost
         if watch.slowed_points == HOPELESS_POINTS and row and row["not_fitted"] == SLOWED_FAULT:
-            told("the GPU stays slowed: points are taken as they come until it is not; --retry measures them again")
+            log("the GPU stays throttled: points are measured without waiting; --retry repeats them")
     return None
 
 
 def time_point(device: Device, point: Point, rule: Rule, watch: Watch, kernel: Kernel) -> Timing:
-    """Choose how many launches one replay holds, and time them; CannotMeasure where no time is left of them."""
+    """Choose the number of launches per replay, and time them; CannotMeasure if their time is below the noise."""
     try:
         found = time_replays(device, *_replays(device, point, kernel), rule, watch)
     except ValueError as error:
         raise CannotMeasure(str(error)) from None
     if not found.latency_us > 0:
-        raise CannotMeasure("the launches cost less than the noise of a replay")
+        raise CannotMeasure("the launches take less time than the noise of a replay")
     return found
 
 
 def _replays(device: Device, point: Point, kernel: Kernel) -> tuple[Replay, Replay]:
-    """Return what is replayed, warmed up: the reference, and the launches behind it."""
+    """Return the two warmed-up replays: the reference, and the one with all launches."""
     if point.family == "launch":
         return _launch_replays(device, point, kernel)
     if not kernel.captured:
@@ -141,14 +141,14 @@ def _replays(device: Device, point: Point, kernel: Kernel) -> tuple[Replay, Repl
 
 
 def _reason(error: Exception) -> str:
-    """Return an unforeseen error as the reason of one point: its kind and its first line."""
+    """Return an unexpected error as the failure of one point: its class and first line."""
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
 def _launch_replays(device: Device, point: Point, kernel: Kernel) -> tuple[Replay, Replay]:
-    """Return what tells the cost of one launch: by a graph, by the host, or of a graph that holds nearly nothing."""
+    """Return the two replays that measure the cost of one launch: in a graph, by the host, or of an empty graph."""
     if point.implementation == "empty_graph":
-        # a replay of one empty kernel against none at all: the gap is its answer
+        # one empty kernel against none: the gap is the result
         return device.graph(None, 0, flush=False), device.graph(kernel, 1, flush=False)
     make = device.eager if point.implementation == "eager_launch" else lambda of, n: device.graph(of, n, flush=False)
     launches = MOST_LAUNCHES
@@ -165,7 +165,7 @@ def _measured(device: Device, identity: Identity, suite: Suite, point: Point, wa
 
 
 def _opened(
-    target: Path, suite: Suite, identity: Identity, resume: bool, retry: bool, told: Callable[[str], None]
+    target: Path, suite: Suite, identity: Identity, resume: bool, retry: bool, log: Callable[[str], None]
 ) -> Journal:
     path = journal_path(target)
     header = {"suite": suite.name, "digest": suite.digest, "gpu": identity.gpu, "serial": identity.serial}
@@ -173,41 +173,41 @@ def _opened(
     if path.exists() and not (resume or retry):
         _, records = read_journal(path)
         raise InvalidInput(
-            f"{path} holds {len(records):,} points of an earlier run; add --resume to go on, or name another -o FILE."
+            f"{path} has {len(records):,} points of an earlier run; add --resume to continue, or use another -o FILE."
         )
     if target.exists() and not path.exists():
-        raise InvalidInput(f"{target} is there, but was not measured here (it has no journal); name another -o FILE.")
+        raise InvalidInput(f"{target} exists, but has no journal to resume from; use another -o FILE.")
     if path.exists():
         stated, earlier = read_journal(path)
         if stated["digest"] != suite.digest:
             raise InvalidInput(
-                f"{path} holds points of the suite {stated['suite']}, whose points or rule are others than those of "
-                f"{suite.name}; name another -o FILE."
+                f"{path} has points of the suite {stated['suite']}, whose points or rule differ from {suite.name}; use "
+                "another -o FILE."
             )
         if (stated["gpu"], stated["serial"]) != (identity.gpu, identity.serial):
             raise InvalidInput(
-                f"{path} was measured on {stated['gpu']} (serial {stated['serial']}), and this GPU is {identity.gpu} "
-                f"(serial {identity.serial}); name another -o FILE."
+                f"{path} was measured on {stated['gpu']} (serial {stated['serial']}), but this GPU is {identity.gpu} "
+                f"(serial {identity.serial}); use another -o FILE."
             )
-        _tell_versions(earlier, identity, told)
+        _log_versions(earlier, identity, log)
         kept = [record for record in earlier if not (retry and _failed(record))]
-        told(f"{len(kept):,} points are kept from before, {len(suite.points) - len(kept):,} are to be measured")
+        log(f"{len(kept):,} points kept from the earlier run, {len(suite.points) - len(kept):,} left to measure")
         earlier = kept
     journal.open(earlier)
     return journal
 
 
 def _failed(record: Mapping[str, Any]) -> bool:
-    """Return whether a point of the journal failed, or was slowed throughout."""
+    """Return whether a point of the journal failed, or was throttled throughout."""
     return record["failure"] is not None or record["not_fitted"] == SLOWED_FAULT
 
 
-def _tell_versions(earlier: Sequence[Mapping[str, Any]], identity: Identity, told: Callable[[str], None]) -> None:
-    """Say where the points so far were measured under others: every row states its own."""
+def _log_versions(earlier: Sequence[Mapping[str, Any]], identity: Identity, log: Callable[[str], None]) -> None:
+    """Log if earlier points were measured with other software versions; every row has its own."""
     now = (identity.driver, versions_of(identity))
     before = {(record["driver"], record["versions"]) for record in earlier if record["driver"]} - {now}
     for driver, versions in sorted(before):
-        told(f"points so far are of driver {driver} ({versions}), the next of {now[0]} ({now[1]}); rows tell their own")
+        log(f"earlier points: driver {driver} ({versions}), next points: {now[0]} ({now[1]}); stored in each row")
 
 
 def _line(number: int, of: int, point: Point, row: Any, failure: str | None, spent: list[float]) -> str:

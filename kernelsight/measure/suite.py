@@ -1,4 +1,4 @@
-"""Suites: what to measure, as JSON axes; a point is one kernel, one shape, one state of the cache."""
+"""Suites: the points to measure, as JSON axes; a point is one kernel, one shape, one cache state."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from kernelsight.errors import InvalidInput, unknown
 from kernelsight.measure.families import FAMILIES, Family
 
 CACHES = ("cold", "warm")
-# no size of a kernel is larger: a slip of the pen would fill the memory
+# largest size of a kernel: a typo would fill the memory
 MOST = 2**40
-# points of one suite: a slip in the axes would fill the memory before anything is measured
+# points of one suite: a typo in the axes would fill the memory before anything is measured
 MOST_POINTS = 10**6
 ENTRY_FIELDS = ("family", "implementation", "dtype", "cache", "axes", "points")
 SUITE_FIELDS = ("suite", "doc", "minutes", "rule", "entries")
 
 
 class Point(NamedTuple):
-    """One kernel to measure. ``cache``: whether its data lies in L2 (warm) or was driven out of it (cold)."""
+    """One kernel to measure. ``cache``: warm (its data is in L2) or cold (flushed from it)."""
 
     family: str
     implementation: str
@@ -39,12 +39,12 @@ class Point(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What tells this point from every other, the same in every run."""
+        """The point's identity, the same in every run."""
         return json.dumps([self.family, self.implementation, self.dtype, self.cache, self.shape])
 
 
 class Rule(NamedTuple):
-    """When a point is done: its median is known to ``relative_error``, or samples or seconds have run out."""
+    """When a point is done: its median has ``relative_error``, or the samples or seconds are used up."""
 
     relative_error: float = 0.005
     least_samples: int = 20
@@ -64,18 +64,18 @@ class Suite(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the points and the rule, eight bytes of it in hexadecimal."""
+        """The first eight bytes of the SHA-256 of points and rule, in hexadecimal."""
         text = json.dumps([[point.key for point in self.points], list(self.rule)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def suites_folder() -> Path:
-    """Return the folder of the suites that ship."""
+    """Return the folder of the shipped suites."""
     return folder("benches") / "suites"
 
 
 def read_suite(name: str) -> Suite:
-    """Return a suite by its name or its JSON file; InvalidInput tells what of it cannot be used.
+    """Return a suite by its name or its JSON file; InvalidInput says what is wrong with it.
 
     >>> read_suite("quick").name
     'quick'
@@ -84,19 +84,19 @@ def read_suite(name: str) -> Suite:
     path = known.get(name, Path(name))
     if not path.is_file():
         if path.suffix == ".json":
-            raise InvalidInput(f"there is no suite {name}; `kernelsight calibrate plan -o {name}` writes one.")
-        raise unknown("suite", name, known, f"Known: {', '.join(sorted(known))}, or the path of a JSON file.")
+            raise InvalidInput(f"suite {name} does not exist; `kernelsight calibrate plan -o {name}` writes one.")
+        raise unknown("suite", name, known, f"Known: {', '.join(sorted(known))}, or the path to a JSON file.")
     try:
         found = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"the suite {path} is no JSON: {error}.") from None
+        raise InvalidInput(f"the suite {path} is not valid JSON: {error}.") from None
     return suite_of(found, str(path))
 
 
 def suite_of(found: Any, origin: str) -> Suite:
-    """Return the suite that a parsed JSON value states; ``origin``: its file, for the refusals."""
+    """Return the suite of a parsed JSON value; ``origin``: its file, for errors."""
     if not isinstance(found, dict) or not isinstance(found.get("entries"), list) or not found["entries"]:
-        raise InvalidInput(f"the suite {origin} has no entries; give an object with a list of them, as quick.json has.")
+        raise InvalidInput(f"the suite {origin} has no entries; give an object with a list of them, as in quick.json.")
     _only_known(found, SUITE_FIELDS, f"the suite {origin}")
     rule = _rule(found.get("rule", {}), origin)
     name = found.get("suite") or Path(origin).stem
@@ -111,7 +111,7 @@ def suite_of(found: Any, origin: str) -> Suite:
 
 
 def _interleaved(entries: Sequence[Sequence[Point]]) -> dict[str, Point]:
-    """Return the points of all entries by key, mixed so that any part of the time measures a like part of each."""
+    """Return the points of all entries by key, interleaved so that a partial run covers all entries equally."""
     placed = [((number + 0.5) / len(points), point) for points in entries for number, point in enumerate(points)]
     found: dict[str, Point] = {}
     for _, point in sorted(placed, key=lambda one: one[0]):
@@ -121,14 +121,16 @@ def _interleaved(entries: Sequence[Sequence[Point]]) -> dict[str, Point]:
 
 def _rule(stated: Any, origin: str) -> Rule:
     if not isinstance(stated, dict):
-        raise InvalidInput(f"the suite {origin}: rule is {stated!r}; give an object, as quick.json has.")
+        raise InvalidInput(f"the suite {origin}: rule is {stated!r}; give an object, as in quick.json.")
     _only_known(stated, Rule._fields, f"the rule of the suite {origin}")
     whole = {name for name, value in Rule._field_defaults.items() if isinstance(value, int)}
     for name, value in stated.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
             raise InvalidInput(f"the suite {origin}: {name} of the rule is {value!r}; give a number above 0.")
         if name in whole and value != int(value):
-            raise InvalidInput(f"the suite {origin}: {name} of the rule is {value!r}; give a whole number from 1 on.")
+            raise InvalidInput(
+                f"the suite {origin}: {name} of the rule is {value!r}; give a whole number of at least 1."
+            )
     return Rule(**{name: int(value) if name in whole else float(value) for name, value in stated.items()})
 
 
@@ -138,7 +140,7 @@ def _points(entry: Any, where: str, most: int) -> list[Point]:
     _only_known(entry, ENTRY_FIELDS, where)
     name = entry.get("family")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise unknown("kernel family", str(name), FAMILIES, f"{where} names it.")
+        raise unknown("kernel family", str(name), FAMILIES, f"It is in {where}.")
     family = FAMILIES[name]
     fields = (("implementation", family.implementations), ("dtype", family.dtypes), ("cache", family.caches))
     kinds = list(itertools.product(*(_words(entry, field, allowed, where) for field, allowed in fields)))
@@ -153,19 +155,19 @@ def _words(entry: Mapping[str, Any], field: str, allowed: Sequence[str], where: 
         raise InvalidInput(f"{where}: {field} is {stated!r}; give one of {', '.join(allowed)}, or a list of them.")
     for word in words:
         if word not in allowed:
-            raise unknown(field, str(word), allowed, f"{where} names it; {', '.join(allowed)} can be measured.")
+            raise unknown(field, str(word), allowed, f"It is in {where}; known: {', '.join(allowed)}.")
     return words
 
 
 def _shapes(entry: Mapping[str, Any], family: Family, where: str, most: int) -> list[tuple[tuple[str, int], ...]]:
     axes, bases = entry.get("axes", {}), entry.get("points", [{}])
     if not isinstance(axes, dict) or not isinstance(bases, list) or not all(isinstance(base, dict) for base in bases):
-        raise InvalidInput(f"{where}: axes is an object of lists, and points a list of objects; give them so.")
+        raise InvalidInput(f"{where}: axes must be an object of lists, and points a list of objects.")
     lists = {name: values if isinstance(values, list) else [values] for name, values in axes.items()}
     if empty := [name for name, values in [*lists.items(), ("points", bases)] if not values]:
-        raise InvalidInput(f"{where}: {', '.join(empty)} is an empty list, which measures nothing; state its values.")
+        raise InvalidInput(f"{where}: {', '.join(empty)} is an empty list; give its values.")
     if twice := sorted({name for base in bases for name in base} & set(lists)):
-        raise InvalidInput(f"{where} states {', '.join(twice)} under axes and under points; state a size once.")
+        raise InvalidInput(f"{where} has {', '.join(twice)} in axes and in points; give a size once.")
     if len(bases) * math.prod(len(values) for values in lists.values()) > most:
         raise InvalidInput(f"{where} makes more than {MOST_POINTS:,} points of the suite; shorten its axes.")
     shapes = []
@@ -173,13 +175,13 @@ def _shapes(entry: Mapping[str, Any], family: Family, where: str, most: int) -> 
         for values in itertools.product(*lists.values()):
             shape = {**family.defaults, **base, **dict(zip(lists, values, strict=True))}
             if missing := [name for name in family.sizes if name not in shape]:
-                raise InvalidInput(f"{where} lacks the sizes {', '.join(missing)}; state them under axes or points.")
+                raise InvalidInput(f"{where} is missing the sizes {', '.join(missing)}; add them to axes or points.")
             for size, value in shape.items():
                 least = 0 if size in family.defaults else 1
                 if size not in family.sizes and size not in family.defaults:
-                    raise unknown("size", size, [*family.sizes, *family.defaults], f"{where} states it.")
+                    raise unknown("size", size, [*family.sizes, *family.defaults], f"It is in {where}.")
                 if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MOST:
-                    raise InvalidInput(f"{where}: {size} is {value!r}; give a whole number from {least} on.")
+                    raise InvalidInput(f"{where}: {size} is {value!r}; give a whole number of at least {least}.")
             shapes.append(tuple(sorted(shape.items())))
     return shapes
 
@@ -187,4 +189,4 @@ def _shapes(entry: Mapping[str, Any], family: Family, where: str, most: int) -> 
 def _only_known(stated: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     for name in stated:
         if name not in known:
-            raise unknown("field", str(name), known, f"{where} has it.")
+            raise unknown("field", str(name), known, f"It is in {where}.")

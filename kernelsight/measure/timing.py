@@ -1,7 +1,7 @@
-"""The timing core: replays until the median is known, slowed stretches measured again, outliers counted.
+"""The timing code: replays until the median is precise enough, repeats throttled blocks, counts outliers.
 
-One value is (full - median(reference)) / launches apart: both replay the same kernel, so that what one replay costs
-besides its launches (the gap before it, or the flush of L2) cancels. The relative standard error of a median is
+One value is (full - median(reference)) / difference in launches: both replay the same kernel, so that the constant time
+of a replay (the gap before it, or the flush of L2) cancels. The relative standard error of a median is
 1.2533 sigma / sqrt(n), sigma = 1.4826 x the median absolute deviation (robust for normal noise).
 """
 
@@ -17,25 +17,25 @@ from kernelsight.measure.suite import Rule
 
 MEDIAN_ERROR = 1.2533
 ROBUST_SIGMA = 1.4826
-# deviations of the median beyond which a replay counts as an outlier, none below this share of the median
+# sigmas from the median beyond which a replay is an outlier, and the least sigma as a share of the median
 OUTLIER_SIGMAS, LEAST_SIGMA = 6.0, 1e-3
-# limits that no served GPU should run under; a power limit belongs to what large products cost
+# abnormal clock limits; a power limit is normal for large products
 SLOWED = frozenset({"hw_slowdown", "hw_thermal", "sw_thermal", "power_brake"})
 POWER = "power_cap"
-# a clock below these shares of the highest in the point and in the run is a slowed stretch, unless power limits it
+# a clock below these shares of the highest in the point or in the run is throttled, unless by the power limit
 SAME_CLOCK, RUN_CLOCK = 0.97, 0.9
-# points in a row that never ran unslowed: the next ones wait for nothing
+# consecutive throttled points after which the next ones no longer wait
 HOPELESS_POINTS = 3
-# a median whose relative standard error stays above this is not fitted on
+# medians with a larger relative standard error are not used in fits
 TOO_NOISY = 0.05
 SLOWED_FAULT = "slowed by heat or a power brake"
 
 
 class Timing(NamedTuple):
-    """One measured latency, how well it is known, and the state of the GPU meanwhile.
+    """One measured latency, its precision, and the state of the GPU during the measurement.
 
-    ``gap_us``: what one replay costs beside its launches; ``repeated``: blocks that were thrown away as slowed;
-    ``fault``: why a fit should leave it out, None where it should not.
+    ``gap_us``: constant time of a replay; ``repeated``: blocks discarded as throttled; ``fault``: why a fit should
+    exclude it, or None.
     """
 
     latency_us: float
@@ -53,7 +53,7 @@ class Timing(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Replays between two looks at the GPU, in microseconds each."""
+    """Replays between two readings of the GPU's state, in microseconds each."""
 
     reference_us: np.ndarray
     full_us: np.ndarray
@@ -61,16 +61,13 @@ class Block(NamedTuple):
 
 
 class Watch:
-    """What a run remembers from point to point: the highest clock that it has seen, and how long it has been slowed.
-
-    ``slowed_points``: points in a row that were given up as slowed.
-    """
+    """State kept between points: the highest clock seen, and ``slowed_points``, consecutive throttled points."""
 
     def __init__(self) -> None:
         self.highest_hz, self.slowed_points = 0.0, 0
 
     def sound(self, blocks: Sequence[Block]) -> list[Block]:
-        """Return the blocks during which nothing slowed the GPU but the power that the kernel itself draws."""
+        """Return the blocks without throttling, except by the power limit."""
         clocks = [block.readings.sm_clock_hz or 0.0 for block in blocks]
         free = [hz for hz, block in zip(clocks, blocks, strict=True) if not block.readings.limits & SLOWED]
         self.highest_hz = max([self.highest_hz, *free])
@@ -85,9 +82,9 @@ class Watch:
 
 
 def time_replays(device: Device, reference: Replay, full: Replay, rule: Rule, watch: Watch) -> Timing:
-    """Replay both until the rule is met, and return what the launches between them cost.
+    """Replay both until the rule is met, and return the time of the launches by which they differ.
 
-    ValueError: the device tells a time that no clock does.
+    ValueError: the device reports an invalid time.
     """
     blocks: list[Block] = []
     begun, repeated = device.seconds(), 0
@@ -98,7 +95,7 @@ def time_replays(device: Device, reference: Replay, full: Replay, rule: Rule, wa
         slowed = len(blocks) - len(sound)
         if slowed > repeated and slowed <= most_repeats:
             repeated = slowed
-            # time spent waiting for a cool GPU is not the point's
+            # time spent cooling does not count towards the point's limit
             begun += rule.cool_seconds
             device.wait(rule.cool_seconds)
         if sound:
@@ -113,21 +110,21 @@ def time_replays(device: Device, reference: Replay, full: Replay, rule: Rule, wa
 
 
 def replayed(replay: Replay, count: int) -> np.ndarray:
-    """Return (count,) microseconds of as many replays; ValueError where one of them is none."""
+    """Return (count,) microseconds of the replays; ValueError for an invalid one."""
     values = replay(count)
     if not (np.isfinite(values) & (values >= 0)).all():
         worst = values[~(np.isfinite(values) & (values >= 0))][0]
-        raise ValueError(f"the device tells {worst:g} us for a replay")
+        raise ValueError(f"the device reports {worst:g} us for a replay")
     return values
 
 
-def _timing(blocks: Sequence[Block], apart_from: int, launches: int, repeated: int) -> Timing:
-    apart = launches - apart_from
+def _timing(blocks: Sequence[Block], reference_launches: int, launches: int, repeated: int) -> Timing:
+    difference = launches - reference_launches
     reference = np.concatenate([block.reference_us for block in blocks])
     full = np.concatenate([block.full_us for block in blocks])
     below, above = np.median(reference), np.median(full)
-    latency = float(above - below) / apart
-    error = float(np.hypot(median_error(reference), median_error(full))) / apart
+    latency = float(above - below) / difference
+    error = float(np.hypot(median_error(reference), median_error(full))) / difference
     relative = error / latency if latency > 0 else float("inf")
     spread = max(robust_sigma(full), LEAST_SIGMA * above)
     inside = full[np.abs(full - above) <= OUTLIER_SIGMAS * spread]
@@ -138,7 +135,7 @@ def _timing(blocks: Sequence[Block], apart_from: int, launches: int, repeated: i
         full.size,
         float(inside.std(ddof=1) / above) if inside.size > 1 and above > 0 else 0.0,
         int(full.size - inside.size),
-        max(float(below) - apart_from * latency, 0.0),
+        max(float(below) - reference_launches * latency, 0.0),
         _middle([state.sm_clock_hz for state in states]),
         _middle([state.memory_clock_hz for state in states]),
         max((state.temperature_c for state in states if state.temperature_c is not None), default=None),
@@ -149,7 +146,7 @@ def _timing(blocks: Sequence[Block], apart_from: int, launches: int, repeated: i
 
 
 def robust_sigma(values: np.ndarray) -> float:
-    """Return the standard deviation that normal noise of this median absolute deviation has.
+    """Return the standard deviation of normal noise with the values' median absolute deviation.
 
     >>> robust_sigma(np.array([1.0, 2.0, 3.0, 400.0]))
     1.4826

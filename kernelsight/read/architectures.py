@@ -1,6 +1,6 @@
-"""One small reader per architecture class: which fields of its config.json say what the model looks like.
+"""One small reader per architecture class: the fields of its config.json that define the model's shape.
 
-Defaults stand only where transformers' own configuration class of that architecture defines them.
+A default is used only where transformers' own configuration class of that architecture defines it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kernelsight.read.shapes import (
     with_windows,
 )
 
-VISION_NOTE = "vision tower not lowered"
+VISION_NOTE = "the vision tower is not modelled"
 BLOCK_SPARSE = tuple(f"block_sparse_moe.experts.0.{matrix}" for matrix in ("w1", "w2", "w3"))
 ONE_SHARED = tuple(f"mlp.shared_expert.{matrix}" for matrix in GATED)
 SPLIT_LINEAR = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.out_proj")
@@ -36,14 +36,14 @@ FUSED_PHI = {"softmax": ("self_attn.qkv_proj", "self_attn.o_proj"), "dense": ("m
 
 
 def llama(fields: ConfigFields) -> Shape:
-    """Read Llama 2 and 3, DeepSeek LLM and others that kept the class; LlamaConfig: KV heads default to heads."""
+    """Read Llama 2 and 3, DeepSeek LLM and others of the class; LlamaConfig: KV heads default to heads."""
     columns = trunk(fields)
     columns |= attention_heads(fields, columns["hidden"], kv_heads_default_to_heads=True)
     return dense_shape(fields, columns, ["full"] * columns["layer_count"])
 
 
 def mistral(fields: ConfigFields) -> Shape:
-    """Read Mistral: a sliding window on every layer where one is given."""
+    """Read Mistral: a sliding window on every layer, if the config has one."""
     columns = trunk(fields)
     columns |= attention_heads(fields, columns["hidden"])
     mixer = "full" if fields.size("sliding_window", default=None) is None else "sliding"
@@ -51,7 +51,7 @@ def mistral(fields: ConfigFields) -> Shape:
 
 
 def phi3(fields: ConfigFields) -> Shape:
-    """Read Phi-3, 3.5 and 4; Phi3Config: KV heads default to heads, RoPE turns the whole head."""
+    """Read Phi-3, 3.5 and 4; Phi3Config: KV heads default to heads, RoPE covers the whole head."""
     columns = trunk(fields)
     columns |= attention_heads(fields, columns["hidden"], kv_heads_default_to_heads=True)
     columns |= partial_rotary(fields, columns["head_dim"], default=1.0)
@@ -67,7 +67,7 @@ def qwen2(fields: ConfigFields) -> Shape:
 
 
 def qwen3(fields: ConfigFields) -> Shape:
-    """Read dense Qwen3: head_dim of its own (Qwen3Config: 128), norms on each head's query and key."""
+    """Read dense Qwen3: explicit head_dim (Qwen3Config: 128), norms on each head's query and key."""
     columns = trunk(fields) | {"qk_norm": "head"}
     columns |= attention_heads(fields, columns["hidden"], head_dim=128)
     return dense_shape(fields, columns, qwen_mixers(fields, columns["layer_count"]))
@@ -82,7 +82,7 @@ def gemma2(fields: ConfigFields) -> Shape:
 
 
 def gemma3(fields: ConfigFields) -> Shape:
-    """Read Gemma 3: every sixth layer full; Gemma3TextConfig gives the sizes that published configs leave out."""
+    """Read Gemma 3: every sixth layer full; Gemma3TextConfig defines the sizes missing in published configs."""
     columns = trunk(
         fields, activation="gelu", tie_word_embeddings=True, vocab_size=262208, max_position_embeddings=131072
     )
@@ -95,7 +95,7 @@ def gemma3(fields: ConfigFields) -> Shape:
 
 
 def mixtral(fields: ConfigFields) -> Shape:
-    """Read Mixtral: every layer is a mixture, of experts as wide as intermediate_size."""
+    """Read Mixtral: every layer is a mixture of experts of width intermediate_size."""
     columns = trunk(fields)
     columns |= attention_heads(fields, columns["hidden"])
     columns |= routed_experts(fields, "num_local_experts", "intermediate_size")
@@ -105,7 +105,7 @@ def mixtral(fields: ConfigFields) -> Shape:
 
 
 def gpt_oss(fields: ConfigFields) -> Shape:
-    """Read gpt-oss: alternating windows (sliding first) and one learned attention sink a head."""
+    """Read gpt-oss: alternating windows (sliding first) and one learned attention sink per head."""
     columns = trunk(fields) | {"attention_sinks": True}
     columns |= attention_heads(fields, columns["hidden"])
     columns |= routed_experts(fields, "num_local_experts", "intermediate_size", "experts_per_token")
@@ -116,7 +116,7 @@ def gpt_oss(fields: ConfigFields) -> Shape:
 
 
 def minimax_m2(fields: ConfigFields) -> Shape:
-    """Read MiniMax-M2: partial RoPE, and a norm over all query (and all key) heads together."""
+    """Read MiniMax-M2: partial RoPE, and one norm over all query heads and one over all key heads."""
     columns = trunk(fields) | {"balanced_router": True}
     columns |= attention_heads(fields, columns["hidden"])
     columns |= routed_experts(fields, "num_local_experts", "intermediate_size")
@@ -133,7 +133,7 @@ def minimax_m2(fields: ConfigFields) -> Shape:
 
 
 def qwen3_moe(fields: ConfigFields) -> Shape:
-    """Read Qwen3 mixtures."""
+    """Read Qwen3 mixture-of-experts models."""
     columns = trunk(fields) | {"qk_norm": "head"}
     columns |= attention_heads(fields, columns["hidden"])
     columns |= routed_experts(fields, "num_experts", "moe_intermediate_size")
@@ -142,7 +142,7 @@ def qwen3_moe(fields: ConfigFields) -> Shape:
 
 
 def glm4_moe(fields: ConfigFields) -> Shape:
-    """Read GLM-4.5 and 4.6; Glm4MoeConfig: RoPE turns half of each head, no query-key norm."""
+    """Read GLM-4.5 and 4.6; Glm4MoeConfig: RoPE covers half of each head, no query-key norm."""
     columns = trunk(fields) | {"balanced_router": True}
     columns |= attention_heads(fields, columns["hidden"])
     columns |= partial_rotary(fields, columns["head_dim"], default=0.5)
@@ -155,7 +155,7 @@ def glm4_moe(fields: ConfigFields) -> Shape:
 
 
 def deepseek(fields: ConfigFields) -> Shape:
-    """Read multi-head latent attention with mixtures: DeepSeek-V2."""
+    """Read multi-head latent attention with mixtures of experts: DeepSeek-V2."""
     columns = trunk(fields)
     heads = fields.size("num_attention_heads")
     nope, rope = fields.size("qk_nope_head_dim"), fields.size("qk_rope_head_dim")
@@ -179,13 +179,13 @@ def deepseek(fields: ConfigFields) -> Shape:
 
 
 def deepseek_v3(fields: ConfigFields) -> Shape:
-    """Read DeepSeek-V2's successors, whose router a bias balances: DeepSeek-V3, R1, Kimi-K2."""
+    """Read DeepSeek-V2's successors with a bias-balanced router: DeepSeek-V3, R1, Kimi-K2."""
     shape = deepseek(fields)
     return shape._replace(columns=shape.columns | {"balanced_router": True})
 
 
 def deepseek_sparse(fields: ConfigFields) -> Shape:
-    """Read latent attention behind an indexer on every layer: DeepSeek-V3.2, GLM-5."""
+    """Read latent attention with an indexer on every layer: DeepSeek-V3.2, GLM-5."""
     shape = deepseek_v3(fields)
     shared = [kind for kind in fields.items("indexer_types", default=[]) if kind != "full"]
     if shared:
@@ -208,7 +208,7 @@ def _hybrid(fields: ConfigFields) -> tuple[dict[str, Any], list[str]]:
     columns = trunk(fields) | {"qk_norm": "head"}
     columns |= attention_heads(fields, columns["hidden"])
     columns |= partial_rotary(fields, columns["head_dim"], default=0.25)
-    # Qwen3-Next always gates; Qwen3.5 writes the field.
+    # Qwen3-Next always gates; Qwen3.5 has the field
     columns["attention_output_gate"] = fields.flag("attn_output_gate", default=True)
     columns |= {
         "linear_key_heads": fields.size("linear_num_key_heads"),
@@ -228,7 +228,7 @@ def _hybrid(fields: ConfigFields) -> tuple[dict[str, Any], list[str]]:
 
 
 def qwen3_next(fields: ConfigFields) -> Shape:
-    """Read Qwen3-Next: the hybrid with mixtures and one shared expert."""
+    """Read Qwen3-Next: the hybrid with mixtures of experts and one shared expert."""
     columns, attention = _hybrid(fields)
     columns |= routed_experts(fields, "num_experts", "moe_intermediate_size")
     columns["shared_intermediate"] = fields.size("shared_expert_intermediate_size", least=0)
@@ -237,7 +237,7 @@ def qwen3_next(fields: ConfigFields) -> Shape:
 
 
 def qwen35_moe(fields: ConfigFields) -> Shape:
-    """Read Qwen3.5 mixtures: Qwen3-Next with a vision tower."""
+    """Read Qwen3.5 mixture-of-experts models: Qwen3-Next with a vision tower."""
     return qwen3_next(fields)._replace(notes=(VISION_NOTE,)).named(linear=SPLIT_LINEAR)
 
 

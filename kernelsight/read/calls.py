@@ -1,4 +1,4 @@
-"""Files of kernel calls: a Parquet table in the ``kernel_calls`` contract, for latencies in bulk."""
+"""Reads Parquet files of kernel calls in the columns of ``kernel_calls``."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kernelsight.errors import ContractBroken, InvalidInput
 if TYPE_CHECKING:
     from kernelsight.dataflow.contract import Contract
 
-# columns that a file may leave out, and what stands in for them
-STAND_INS = {"deployment_id": "calls", "engine": "vllm"}
+# optional columns of a file, and their defaults
+DEFAULTS = {"deployment_id": "calls", "engine": "vllm"}
 
 
 def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
     """Return the file's rows in the ``kernel_calls`` contract, every row on ``gpu``.
 
-    deployment_id, step_shape_id, call, name, count, gpu and engine may be missing; shape fields that no row uses too.
-    InvalidInput: no such file, or no Parquet; ContractBroken lists every missing column and wrong value at once.
+    deployment_id, step_shape_id, call, name, count, gpu and engine may be missing, and shape fields that no row uses.
+    InvalidInput: no such file, or not Parquet; ContractBroken lists all missing columns and wrong values.
     """
     if not path.is_file():
-        raise InvalidInput(f"there is no file {path}; --calls takes a Parquet table of kernel calls.")
+        raise InvalidInput(f"file {path} does not exist; --calls takes a Parquet table of kernel calls.")
     try:
         table = pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
@@ -34,15 +34,15 @@ def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
             "kernel calls."
         ) from None
     rows = table.num_rows
-    stand_ins = {
-        **{name: pa.repeat(pa.scalar(value), rows) for name, value in STAND_INS.items()},
+    defaults = {
+        **{name: pa.repeat(pa.scalar(value), rows) for name, value in DEFAULTS.items()},
         "step_shape_id": pa.repeat(pa.scalar(0, pa.int64()), rows),
         "count": pa.repeat(pa.scalar(1, pa.int64()), rows),
         "call": pa.array(range(rows), pa.int64()).cast(pa.string()),
     }
     if "family" in table.column_names:
-        stand_ins["name"] = table["family"]
-    for name, column in stand_ins.items():
+        defaults["name"] = table["family"]
+    for name, column in defaults.items():
         if name not in table.column_names:
             table = table.append_column(name, column)
     if "gpu" in table.column_names:
@@ -57,13 +57,13 @@ def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
 
 
 def _whole_shape(shape: pa.ChunkedArray, contract: Contract) -> pa.Array:
-    """Add the shape fields that the file leaves out; a field that no contract knows is refused."""
+    """Add the shape fields missing in the file; InvalidInput for an unknown field."""
     wanted = next(column for column in contract.columns if column.name == "shape").arrow_type
     array = shape.combine_chunks()
     fields = {array.type.field(i).name: array.field(i) for i in range(array.type.num_fields)}
     known = {wanted.field(i).name for i in range(wanted.num_fields)}
     if strange := sorted(set(fields) - known):
-        raise InvalidInput(f"shape has the unknown fields {', '.join(strange)}; known are {', '.join(sorted(known))}.")
+        raise InvalidInput(f"shape has unknown fields {', '.join(strange)}; known fields: {', '.join(sorted(known))}.")
     arrays = []
     for i in range(wanted.num_fields):
         field = fields.get(wanted.field(i).name)

@@ -1,4 +1,4 @@
-"""Turn a Hugging Face config.json into rows of ``models`` and ``model_layers``; the catalogue is such configs too."""
+"""Converts a Hugging Face config.json to rows of ``models`` and ``model_layers`` (the catalogue too)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kernelsight.read.shapes import Shape
 
 CATALOGUE = Path(__file__).parent.parent / "catalog" / "models.jsonl"
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-# Written beside text_config by models that also see; they speak for the language model too.
+# fields that multimodal configs have outside text_config and that apply to the language model
 OUTER_FIELDS = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config", "vision_config")
-# Columns of ``models`` that an architecture may leave as they are here.
+# defaults of columns of ``models`` that an architecture does not set
 ABSENT = {
     "intermediate": None,
     "ffn_gated": True,
@@ -74,8 +74,8 @@ def read_config(
 ) -> Rows:
     """Return the ``models`` row of a config and its ``model_layers`` rows.
 
-    ``quant_config`` is the content of ModelOpt's hf_quant_config.json. Raises ``InvalidInput``, naming the field:
-    an absent one, a size that is no whole number above 0, an architecture or quantisation that is not understood.
+    ``quant_config`` is the content of ModelOpt's hf_quant_config.json. Raises ``InvalidInput``, naming the field: it is
+    missing, a size is not a whole number above 0, the architecture or quantisation is not supported.
 
     >>> config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
     ...     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
@@ -93,8 +93,8 @@ def read_config(
     columns = shape.columns
     _check_heads(fields, columns)
     dtype = fields.choice("dtype", "torch_dtype", among=DTYPES, default=None)
-    # Published configs without a dtype (gpt-oss, MiniMax-M2.5) belong to bfloat16 checkpoints; the note shows it.
-    notes = [*shape.notes, *([] if dtype else ["the config names no dtype: bf16 assumed"])]
+    # published configs without a dtype (gpt-oss, MiniMax-M2.5) belong to bfloat16 checkpoints
+    notes = [*shape.notes, *([] if dtype else ["the config has no dtype: bf16 assumed"])]
     dtype = dtype or "bf16"
     formats, format_notes = read_formats(fields, quant_config, _representative_modules(shape), dtype)
     row = {"model": model, "huggingface_id": huggingface_id, "architecture": architecture}
@@ -112,7 +112,7 @@ def _architecture(fields: ConfigFields) -> str:
 
 
 def _language_model(config: Mapping[str, Any], label: str) -> ConfigFields:
-    """Return the fields of the language model, which a model that also sees keeps in text_config."""
+    """Return the fields of the language model, which multimodal configs keep in text_config."""
     inner = ConfigFields(config, label).inside("text_config", default=None)
     if inner is None:
         return ConfigFields(config, label)
@@ -127,7 +127,7 @@ def _check_heads(fields: ConfigFields, columns: Mapping[str, Any]) -> None:
 
 
 def _representative_modules(shape: Shape) -> dict[str, list[str]]:
-    """Name one layer's matrices of each class, from the middle of the model: its first and last layers may differ."""
+    """Return one layer's matrices of each class, from the middle of the model: first and last layers may differ."""
     layers = range(len(shape.attention))
 
     def middle(kinds: list[str], kind: str) -> str | None:
@@ -139,7 +139,7 @@ def _representative_modules(shape: Shape) -> dict[str, list[str]]:
     for kind in dict.fromkeys(shape.attention):
         attention += [middle(shape.attention, kind) + name for name in shape.modules[mixers.get(kind, "softmax")]]
     dense, moe = middle(shape.ffn, "dense"), middle(shape.ffn, "moe")
-    # Where there is a shared expert, it stands for its class: it is in many more layers than leading dense ones.
+    # a shared expert represents the class: it is in many more layers than the leading dense ones
     shared = bool(shape.columns.get("shared_intermediate"))
     ffn_layer, ffn_kind = (moe, "shared") if shared and moe else (dense or moe, "dense")
     modules = {
@@ -148,7 +148,7 @@ def _representative_modules(shape: Shape) -> dict[str, list[str]]:
         "expert": [(moe or dense) + name for name in shape.modules["expert"]],
     }
     if shape.columns.get("mtp_layers"):
-        # behind the last layer, but for Qwen's hybrids, which name it
+        # after the last layer; Qwen's hybrids name it
         layer = "mtp.layers.0." if "linear" in shape.attention else f"model.layers.{len(layers)}."
         modules["mtp"] = [layer + name for name in shape.modules["expert" if moe else "dense"]]
     return modules
@@ -184,14 +184,14 @@ def _ffn_columns(row: Mapping[str, Any], ffn: str) -> dict[str, Any]:
 
 
 def read_config_file(path: str | Path) -> Rows:
-    """Return the rows of a config.json, given as the file or as its folder; hf_quant_config.json beside it counts.
+    """Return the rows of a config.json, given as file or folder; hf_quant_config.json in the same folder is used.
 
     The model is named like the folder, in lower case and without -instruct. Raises ``InvalidInput``.
     """
     path = Path(path)
     file = path / "config.json" if path.is_dir() else path
     if path.is_dir() and not file.is_file():
-        raise errors.config_unreadable(path, "there is no config.json in this folder")
+        raise errors.config_unreadable(path, "the folder has no config.json")
     quant_file = file.with_name("hf_quant_config.json")
     return read_config(
         _json_object(file),
@@ -206,7 +206,7 @@ def _json_object(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise errors.config_unreadable(file, "there is no such file") from None
+        raise errors.config_unreadable(file, "the file does not exist") from None
     except (OSError, UnicodeDecodeError) as problem:
         raise errors.config_unreadable(file, str(problem)) from None
     except (ValueError, RecursionError) as problem:
@@ -244,7 +244,7 @@ def load_catalogue(path: str | Path | None = None) -> Rows:
 
 
 def _lookup_key(name: str) -> str:
-    """Bring a name or identifier into the form in which spellings of one model agree."""
+    """Normalise a name or identifier, so that all spellings of a model are equal."""
     owner, _, repository = name.strip().lower().rpartition("/")
     repository = catalogue_name(repository).removesuffix("-it").removeprefix("meta-")
     return f"{owner}/{repository}" if owner else repository
@@ -252,7 +252,7 @@ def _lookup_key(name: str) -> str:
 
 @cache
 def _names() -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return catalogue names by lookup key, and the catalogue names alone."""
+    """Return catalogue names by lookup key, and all catalogue names."""
     names, by_key = [], {}
     for entry in _entries(CATALOGUE):
         names.append(entry["model"])
@@ -263,7 +263,7 @@ def _names() -> tuple[dict[str, str], tuple[str, ...]]:
 
 
 def resolve(name: str) -> str:
-    """Return the catalogue name of a model given by it or by its full Hugging Face identifier, in any case.
+    """Return the catalogue name of a model, given by that name or by its Hugging Face identifier, in any case.
 
     Raises ``UnknownName`` with the nearest names.
 
@@ -272,5 +272,5 @@ def resolve(name: str) -> str:
     """
     by_key, names = _names()
     if _lookup_key(name) not in by_key:
-        raise errors.unknown("model", name, names, "Or give the path of a config.json.")
+        raise errors.unknown("model", name, names, "Or give the path to a config.json.")
     return by_key[_lookup_key(name)]

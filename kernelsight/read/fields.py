@@ -1,4 +1,4 @@
-"""Typed look-ups in a config.json: each takes a field's name, and refuses by that name what it cannot use."""
+"""Typed look-ups in a config.json: each takes field names, and raises InvalidInput with the name of the field."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from kernelsight import errors
 
 REQUIRED: Any = object()
-"""Default of a field that has none: its absence is an error."""
+"""Default of a field without one: its absence is an error."""
 
 
 class ConfigFields(NamedTuple):
-    """The fields of one config, and the file or model that errors name.
+    """The fields of one config, and the file or model named in errors.
 
     >>> fields = ConfigFields({"hidden_size": 4096}, "my-model")
     >>> fields.size("hidden_size"), fields.size("head_dim", default=None)
@@ -23,7 +23,7 @@ class ConfigFields(NamedTuple):
     label: str
 
     def _first(self, names: tuple[str, ...], default: Any) -> tuple[str, Any]:
-        # Null counts as absent: transformers writes null for what a model does not use.
+        # null counts as missing: transformers writes null for unused fields
         for name in names:
             if self.values.get(name) is not None:
                 return name, self.values[name]
@@ -32,7 +32,7 @@ class ConfigFields(NamedTuple):
         return names[0], default
 
     def size(self, *names: str, default: int | None = REQUIRED, least: int = 1, most: int = 2**53) -> int | None:
-        """Return the first of ``names`` that is there, as a whole number from ``least`` to ``most``."""
+        """Return the first field of ``names`` that is present, as a whole number from ``least`` to ``most``."""
         name, value = self._first(names, default)
         if value is default:
             return value
@@ -44,21 +44,21 @@ class ConfigFields(NamedTuple):
         return value
 
     def flag(self, *names: str, default: bool = REQUIRED) -> bool:
-        """Return a field that has to be true or false."""
+        """Return a field that must be true or false."""
         name, value = self._first(names, default)
         if type(value) is not bool:
             raise errors.config_field_wrong(self.label, name, value, "true or false")
         return value
 
     def text(self, *names: str, default: str | None = REQUIRED) -> str | None:
-        """Return a field that has to be a string."""
+        """Return a field that must be a string."""
         name, value = self._first(names, default)
         if value is not default and not isinstance(value, str):
             raise errors.config_field_wrong(self.label, name, value, "a string")
         return value
 
     def choice(self, *names: str, among: Mapping[str, str], default: str | None = REQUIRED) -> str | None:
-        """Return what ``among`` translates the field's string to; another string is refused with the known ones."""
+        """Return the field's string translated by ``among``; InvalidInput lists the known strings."""
         name, value = self._first(names, default)
         if value is default:
             return value
@@ -67,21 +67,21 @@ class ConfigFields(NamedTuple):
         return among[value]
 
     def fraction(self, *names: str, default: float) -> float:
-        """Return a number above 0 and not above 1."""
+        """Return a number above 0 and at most 1."""
         name, value = self._first(names, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
             raise errors.config_field_wrong(self.label, name, value, "a number above 0 and at most 1")
         return float(value)
 
     def items(self, name: str, default: list | None = REQUIRED) -> list | None:
-        """Return a field that has to be a list."""
+        """Return a field that must be a list."""
         name, value = self._first((name,), default)
         if value is not default and not isinstance(value, list):
             raise errors.config_field_wrong(self.label, name, value, "a list")
         return value
 
     def inside(self, name: str, default: Mapping[str, Any] | None = REQUIRED) -> ConfigFields | None:
-        """Return the fields of a nested object; errors then name it as ``label``, ``name``."""
+        """Return the fields of a nested object, labelled ``label``, ``name`` in errors."""
         name, value = self._first((name,), default)
         if value is None:
             return None

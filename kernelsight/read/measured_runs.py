@@ -1,4 +1,4 @@
-"""Measured end-to-end runs: those that ``aiconfigurator-core`` ships, cleaned, or a file of ``measured_runs``."""
+"""Measured end-to-end runs: those shipped in ``aiconfigurator-core``, cleaned, or a file of ``measured_runs``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kernelsight.read.sweeps.aiconfigurator import installed_package
 
 AICONFIGURATOR = "aiconfigurator"
 FILE = "systems/silicon_sample.csv"
-# held back for one final check: counted, never simulated, fitted or scored
+# held out for the final evaluation: counted, never simulated, fitted or scored
 SEALED_GPUS = ("b300_sxm", "gb300")
-# those that prompts and decoding have of their own where they are apart
+# parallel sizes of the prefill and decode workers of disaggregated runs
 WORKERS = (
     *("prefill_num_workers", "prefill_tp_size", "prefill_pp_size", "prefill_attention_dp_size", "prefill_moe_ep_size"),
     *("decode_num_workers", "decode_tp_size", "decode_pp_size", "decode_attention_dp_size", "decode_moe_ep_size"),
@@ -40,15 +40,15 @@ COLUMNS = (
     *("silicon_ttft_ms", "silicon_tpot_ms"),
     *WORKERS,
 )
-# dumps of InferenceX, and two files of its runs with Qwen3.5 and Kimi-K2.5: most of their rows stand in a dump too
+# dumps of InferenceX, and two files of its runs with Qwen3.5 and Kimi-K2.5: most of their rows are in a dump too
 INFERENCEX = r"^db-dump/|^source_file=(\d{4}-|[a-z][^/]*-gap-analysis\.csv)"
 _source = pl.col("silicon_data_source")
 _concurrency = _source.str.extract(r"silicon_concurrency=(\d+)").cast(pl.Int64)
-UNRECORDED = "DeepSeek-R1: speculative decoding not recorded (pairs whose TPOT tells it are scored apart)"
+UNRECORDED = "DeepSeek-R1: speculative decoding not recorded (pairs whose TPOTs show it are scored separately)"
 _unrecorded = pl.col("model_path").str.contains("DeepSeek-R1")
-# in this order: what is left out, and the test that a row must pass to stay
+# in this order: the reason of an exclusion, and the condition to keep a row
 FILTERS: tuple[tuple[str, pl.Expr], ...] = (
-    ("concurrency not stated", _concurrency.is_not_null()),
+    ("concurrency unknown", _concurrency.is_not_null()),
     ("marked as work in progress by its source", ~_source.str.contains("wip=True")),
     ("data-parallel attention", pl.col("attention_dp_size").fill_null(1) == 1),
     (
@@ -56,18 +56,18 @@ FILTERS: tuple[tuple[str, pl.Expr], ...] = (
         (pl.col("tp_size") <= 8) & (pl.col("pp_size") == 1),
     ),
     (
-        "experts spread over other GPUs than attention",
+        "experts on other GPUs than attention",
         pl.col("model_path").str.contains("Qwen3-32B|Llama-3.1")
         | (pl.col("moe_tp_size") * pl.col("moe_ep_size") == pl.col("tp_size")),
     ),
     (UNRECORDED, ~_unrecorded),
-    ("the same TTFT and TPOT as a row before it", pl.struct("silicon_ttft_ms", "silicon_tpot_ms").is_first_distinct()),
-    ("GPU held back for one final check", ~pl.col("system").is_in(SEALED_GPUS)),
+    ("same TTFT and TPOT as an earlier row", pl.struct("silicon_ttft_ms", "silicon_tpot_ms").is_first_distinct()),
+    ("GPU held out for the final evaluation", ~pl.col("system").is_in(SEALED_GPUS)),
 )
 SIDES = ("prefill", "decode")
-# the same for prompts and decoding on workers of their own
+# the same for disaggregated runs
 DISAGGREGATED: tuple[tuple[str, pl.Expr], ...] = (
-    ("workers not stated", pl.all_horizontal(pl.col(f"{side}_num_workers").is_not_null() for side in SIDES)),
+    ("number of workers unknown", pl.all_horizontal(pl.col(f"{side}_num_workers").is_not_null() for side in SIDES)),
     *(FILTERS[number] for number in (0, 1)),
     (
         "data-parallel attention",
@@ -83,14 +83,16 @@ DISAGGREGATED: tuple[tuple[str, pl.Expr], ...] = (
 )
 
 
-# of runs that differ in nothing else, how far the TPOTs of two are apart at least where one proposed tokens
-APART = 1.05
-ALIKE = (*("backend", "system", "precision", "isl", "osl", "tp_size", "moe_tp_size", "moe_ep_size", "concurrency"),)
+# minimum ratio of the TPOTs of otherwise equal runs with and without speculative decoding
+SPECULATIVE_RATIO = 1.05
+EQUAL_RUNS = (
+    *("backend", "system", "precision", "isl", "osl", "tp_size", "moe_tp_size", "moe_ep_size", "concurrency"),
+)
 SPECULATIVE = tuple(each for each in FILTERS if each[0] != UNRECORDED)
 
 
 class Runs(NamedTuple):
-    """``measured_runs`` to simulate, rows read, and what was left out: (reason, rows), in the order of the tests."""
+    """``measured_runs`` to simulate, rows read, and exclusions: (reason, rows), in the order of the filters."""
 
     table: pa.Table
     read: int
@@ -98,17 +100,17 @@ class Runs(NamedTuple):
 
 
 def read_runs(source: str) -> Runs:
-    """Return the runs of a file, or with ``aiconfigurator`` those that the installed package ships.
+    """Return the runs of a file, or with ``aiconfigurator`` those shipped in the installed package.
 
-    A file is a Parquet or CSV of ``measured_runs``, or of the package's own columns. InvalidInput: none of these.
+    A file is a Parquet or CSV of ``measured_runs``, or with the package's own columns. InvalidInput: none of these.
     """
     path = installed_package() / FILE if source == AICONFIGURATOR else Path(source)
     if not path.is_file():
         raise InvalidInput(
-            f"there is no file {path}; --runs takes aiconfigurator, or a .csv or .parquet of measured_runs."
+            f"file {path} does not exist; --runs takes aiconfigurator, or a .csv or .parquet file of measured_runs."
         )
     if path.suffix not in (".csv", ".parquet"):
-        raise InvalidInput(f"{path} ends in {path.suffix!r}; --runs takes a .csv or .parquet of measured_runs.")
+        raise InvalidInput(f"{path} ends in {path.suffix!r}; --runs takes a .csv or .parquet file of measured_runs.")
     try:
         raw = pl.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
@@ -128,7 +130,7 @@ def read_runs(source: str) -> Runs:
 
 
 def _kept(rows: pl.DataFrame, filters: tuple[tuple[str, pl.Expr], ...]) -> tuple[pl.DataFrame, list[tuple[str, int]]]:
-    """Return the rows that pass all filters, and (reason, rows) of those that do not."""
+    """Return the rows that pass all filters, and (reason, number of rows) of the others."""
     excluded = []
     for reason, stays in filters:
         before, rows = rows.height, rows.filter(stays.fill_null(False))
@@ -138,46 +140,49 @@ def _kept(rows: pl.DataFrame, filters: tuple[tuple[str, pl.Expr], ...]) -> tuple
 
 
 def _pairs(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the runs of which another one of the same everything tells by its TPOT whether tokens were proposed.
+    """Return the runs whose use of speculative decoding follows from otherwise equal runs, with ``speculative``.
 
-    Of the two or more TPOTs that were measured the least is of a run that proposed tokens, the largest of one that did
-    not; those between are left out, and those that are alike.
+    Of two or more different TPOTs, the smallest was measured with speculative decoding, the largest without; runs in
+    between, and runs with equal TPOTs, are excluded.
     """
     known = rows.with_columns(concurrency=_concurrency, rounded=pl.col("silicon_tpot_ms").round(4))
-    known = known.unique((*ALIKE, "rounded", pl.col("silicon_ttft_ms").round(2)), keep="first", maintain_order=True)
-    least, most = (getattr(pl.col("rounded"), name)().over(ALIKE) for name in ("min", "max"))
-    told = known.with_columns(least=least, most=most).filter(pl.col("most") > APART * pl.col("least"))
-    told = told.with_columns(speculative=pl.col("rounded") == pl.col("least"))
-    told = told.filter(pl.col("speculative") | (pl.col("rounded") == pl.col("most")))
-    return told.select(*rows.columns, "speculative")
+    key = (*EQUAL_RUNS, "rounded", pl.col("silicon_ttft_ms").round(2))
+    known = known.unique(key, keep="first", maintain_order=True)
+    least, most = (getattr(pl.col("rounded"), name)().over(EQUAL_RUNS) for name in ("min", "max"))
+    pairs = known.with_columns(least=least, most=most).filter(pl.col("most") > SPECULATIVE_RATIO * pl.col("least"))
+    pairs = pairs.with_columns(speculative=pl.col("rounded") == pl.col("least"))
+    pairs = pairs.filter(pl.col("speculative") | (pl.col("rounded") == pl.col("most")))
+    return pairs.select(*rows.columns, "speculative")
 
 
 def _clean(raw: pl.DataFrame, path: Path) -> Runs:
-    """Apply the filters one after the other, and give what stays the names of the contract."""
+    """Apply the filters in order, and return the remaining rows with the contract's column names."""
     missing = [name for name in COLUMNS if name not in raw.columns]
     if missing:
-        raise InvalidInput(f"{path} lacks the columns {', '.join(missing)}; take the file of aiconfigurator-core 0.12.")
+        raise InvalidInput(
+            f"{path} is missing the columns {', '.join(missing)}; use the file of aiconfigurator-core 0.12."
+        )
     stated = raw.select(COLUMNS).with_columns(pl.col(WORKERS).cast(pl.Int64))
     together, excluded = _kept(stated.filter(pl.col("mode") == "agg"), FILTERS)
     pairs = _pairs(_kept(stated.filter((pl.col("mode") == "agg") & _unrecorded), SPECULATIVE)[0])
-    apart, others = _kept(stated.filter(pl.col("mode") != "agg"), DISAGGREGATED)
+    split, others = _kept(stated.filter(pl.col("mode") != "agg"), DISAGGREGATED)
     excluded += [(f"disaggregated: {reason}", count) for reason, count in others]
-    apart = apart.with_columns(
-        # the image names the version of Dynamo, not of TensorRT-LLM
+    split = split.with_columns(
+        # the image's version is Dynamo's, not TensorRT-LLM's
         backend_version=pl.when(pl.col("backend") != "trtllm").then("backend_version"),
         **{f"{name}_size": pl.col(f"decode_{name}_size") for name in ("tp", "pp", "moe_ep")},
         batch_size=pl.lit(None, together["batch_size"].dtype),
     )
-    together, apart = (each.with_columns(speculative=pl.lit(None, pl.Boolean)) for each in (together, apart))
-    kept = pl.concat([together, pairs, apart], how="vertical_relaxed")
+    together, split = (each.with_columns(speculative=pl.lit(None, pl.Boolean)) for each in (together, split))
+    kept = pl.concat([together, pairs, split], how="vertical_relaxed")
     disaggregated = pl.col("mode") != "agg"
     batch, concurrency = pl.col("batch_size"), _concurrency
-    # where the source counts a batch of its own, the concurrency is that of all engines together
+    # with a batch size smaller than the concurrency, the concurrency is the total of several engines
     workers = pl.when(batch.is_between(1, concurrency - 1)).then(concurrency // batch).otherwise(1)
     rows = kept.select(
         run_id="id",
         harness=pl.when(_source.str.contains(INFERENCEX)).then(pl.lit("inferencex")).otherwise(pl.lit("gap_analysis")),
-        # later files of the source call the same weights so
+        # the name of the same weights in later files of the source
         model=pl.when(_unrecorded).then(pl.lit("deepseek-ai/DeepSeek-V3")).otherwise("model_path"),
         gpu="system",
         tp="tp_size",

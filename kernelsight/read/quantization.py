@@ -1,4 +1,4 @@
-"""Number formats of a checkpoint: which of its matrices are stored how, from the config's quantisation fields."""
+"""Number formats of a checkpoint's matrices, from the config's quantisation fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernelsight import errors
 from kernelsight.read.fields import ConfigFields
 
 WEIGHT_ONLY = {"int4_wo", "int8_wo"}
-# Widest first: where one class of matrices mixes formats, the widest is stated, and a note says so.
+# widest first: for a class with mixed formats the widest is used, with a note
 WIDTH_ORDER = ("fp32", "bf16", "fp16", "fp8_block", "fp8", "int8", "int8_wo", "int4_wo", "nvfp4", "mxfp4")
 MODELOPT_FORMATS = {
     "FP8": ("fp8", "static"),
@@ -30,18 +30,18 @@ COMPRESSED_FORMATS = {
     ("int", 8, False): "int8_wo",
     ("int", 4, False): "int4_wo",
 }
-# The decoder's path in the checkpoint: alone, or inside a model that also sees.
+# the decoder's path in a checkpoint: text-only or multimodal
 DECODER_PATHS = ("model.", "model.language_model.", "language_model.model.")
 
 FormatOf = Callable[[str], "str | None"]
-"""Takes a module's name; gives its format, or None where it stays in the model's dtype."""
+"""From a module's name to its format, or None if it has the model's dtype."""
 
 
 def matches(pattern: str, module: str) -> bool:
-    """Say whether a module, or a module that holds it, is named by a pattern of any of the writers.
+    """Return whether a pattern matches a module or one that contains it, in the syntax of any quantisation tool.
 
-    ``re:`` is a regular expression from the start of the name, ``*`` a glob; anything else whole dotted parts,
-    so that ``gate`` (a router) does not name ``gate_proj``.
+    ``re:`` is a regular expression from the start of the name, ``*`` a glob; anything else matches whole dotted parts,
+    so that ``gate`` (a router) does not match ``gate_proj``.
 
     >>> matches("model.layers.*.self_attn", "model.layers.3.self_attn.q_proj"), matches("gate", "mlp.gate_proj")
     (True, False)
@@ -55,7 +55,7 @@ def matches(pattern: str, module: str) -> bool:
 
 
 def _patterns(fields: ConfigFields, *names: str) -> list[str]:
-    """Return all patterns that the given fields list."""
+    """Return all patterns in the given fields."""
     patterns = [pattern for name in names for pattern in fields.items(name, default=[])]
     for pattern in patterns:
         if not isinstance(pattern, str):
@@ -70,7 +70,7 @@ def _patterns(fields: ConfigFields, *names: str) -> list[str]:
 
 
 def _except(fields: ConfigFields, number_format: str, *names: str) -> FormatOf:
-    """Give ``number_format`` to every module but those that the patterns in ``names`` match."""
+    """Return a function that gives ``number_format`` to every module except matches of the patterns in ``names``."""
     patterns = _patterns(fields, *names)
     return lambda module: None if any(matches(p, module) for p in patterns) else number_format
 
@@ -83,7 +83,7 @@ def _fp8(fields: ConfigFields) -> tuple[FormatOf, str]:
 
 
 def _mxfp4(fields: ConfigFields) -> tuple[FormatOf, str]:
-    # transformers' mxfp4 method replaces the experts' matrices only.
+    # transformers' mxfp4 method replaces only the experts' matrices
     others = _except(fields, "mxfp4", "modules_to_not_convert")
     return lambda module: others(module) if ".experts" in module else None, "dynamic"
 
@@ -106,11 +106,11 @@ def _group_format(group: ConfigFields) -> tuple[str, str]:
         number_format = "mxfp4" if weights.size("group_size") == 32 else None
     if number_format is None or (key[2] and inputs.size("num_bits") != key[1]):
         found = f"{key[0]}{key[1]} weights, {'quantised' if key[2] else 'plain'} activations"
-        known = "float8, float4 and int8 with activations alike; int8 and int4 weights alone"
+        known = "float8, float4 and int8 for weights and activations; int8 and int4 for weights only"
         raise errors.config_unsupported(group.label, "quantisation", found, [known])
     if number_format in WEIGHT_ONLY:
         return number_format, "none"
-    # "local" is NVFP4's scale per 16 values, taken at run time.
+    # "local": NVFP4's scale per 16 values, computed at run time
     static = inputs.values.get("dynamic") is False and number_format in ("fp8", "int8")
     return number_format, "static" if static else "dynamic"
 
@@ -127,7 +127,7 @@ def _compressed_tensors(fields: ConfigFields) -> tuple[FormatOf, str]:
         if any(matches(pattern, module) for pattern in ignored):
             return None
         for targets, number_format, _ in kinds:
-            # "Linear" is the class of every matrix that is looked at here.
+            # "Linear" matches every matrix considered here
             if any(target == "Linear" or matches(target, module) for target in targets):
                 return number_format
         return None
@@ -175,7 +175,7 @@ METHODS: dict[str, Callable[[ConfigFields], tuple[FormatOf, str]]] = {
 
 
 def _method(fields: ConfigFields) -> tuple[FormatOf, str]:
-    # ModelOpt's earlier exports write quant_algo, but no quant_method.
+    # earlier exports of ModelOpt have quant_algo, but no quant_method
     fallback = "modelopt" if "quant_algo" in fields.values else None
     method = fields.text("quant_method", **({"default": fallback} if fallback else {}))
     if method not in METHODS:
@@ -184,7 +184,7 @@ def _method(fields: ConfigFields) -> tuple[FormatOf, str]:
 
 
 def _kv_cache_format(fields: ConfigFields, dtype: str) -> str:
-    """Return fp8 where the checkpoint asks for it, in ModelOpt's or in compressed-tensors' words."""
+    """Return fp8 if the checkpoint specifies it, in ModelOpt's or compressed-tensors' fields, else ``dtype``."""
     algorithm = fields.values.get("kv_cache_quant_algo") or fields.values.get("kv_cache_scheme")
     if algorithm is None:
         return dtype
@@ -198,11 +198,11 @@ def _kv_cache_format(fields: ConfigFields, dtype: str) -> str:
 def read_formats(
     fields: ConfigFields, quant_config: Mapping[str, Any] | None, modules: Mapping[str, Sequence[str]], dtype: str
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the format columns of a ``models`` row, and notes on classes that mix formats.
+    """Return the format columns of a ``models`` row, and notes on classes with mixed formats.
 
     ``modules``: representative module names by class (attention, ffn, expert). ``quant_config``: the content of
-    ModelOpt's hf_quant_config.json, which wins over ``quantization_config``. Raises ``InvalidInput`` for a method
-    that is not understood.
+    ModelOpt's hf_quant_config.json, which has precedence over ``quantization_config``. Raises ``InvalidInput`` for an
+    unsupported method.
     """
     if quant_config is not None:
         quantised = ConfigFields(quant_config, f"{fields.label}, hf_quant_config.json").inside("quantization")

@@ -1,4 +1,4 @@
-"""Rows that a user states in a small CSV or JSON file."""
+"""Reads rows from a small CSV or JSON file."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kernelsight.errors import InvalidInput
 
 
 def read_rows(path: Path, texts: set[str], flag: str, what: str) -> list[dict[str, Any]]:
-    """Return the rows of a JSON object or array, or of a CSV with a header; an empty CSV field states nothing.
+    """Return the rows of a JSON object or array, or of a CSV with a header; an empty CSV field is unset.
 
-    ``texts``: columns whose CSV cells stay text, others become numbers or truth values; ``flag`` and ``what``: the flag
-    that named the file, and what a row is, for refusals. InvalidInput: the file cannot be read, or holds no row.
+    ``texts``: columns whose CSV cells stay text, others become numbers or booleans; ``flag`` and ``what``: the flag of
+    the file, and what a row is, for errors. InvalidInput: the file cannot be read, or has no rows.
     """
     if not path.is_file():
-        raise InvalidInput(f"there is no file {path}; {flag} takes a CSV or JSON file of {_plural(what)}.")
+        raise InvalidInput(f"file {path} does not exist; {flag} takes a CSV or JSON file of {_plural(what)}.")
     if path.suffix.lower() == ".json":
         return _json_rows(path, what)
     if path.suffix.lower() != ".csv":
@@ -26,17 +26,17 @@ def read_rows(path: Path, texts: set[str], flag: str, what: str) -> list[dict[st
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = [line for line in csv.reader(file) if line]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInput(f"{path} is no CSV: {error}.") from None
+        raise InvalidInput(f"{path} is not valid CSV: {error}.") from None
     if len(lines) < 2:
-        raise InvalidInput(f"{path} holds no {what}; give a header and a row for each.")
+        raise InvalidInput(f"{path} has no {what}; give a header, and a line for each.")
     header = lines[0]
     if len(set(header)) < len(header):
-        raise InvalidInput(f"{path} has a column twice: {', '.join(header)}; keep one of each.")
+        raise InvalidInput(f"{path} has duplicate columns: {', '.join(header)}; keep one of each.")
     for number, line in enumerate(lines[1:], start=1):
         if len(line) != len(header):
             raise InvalidInput(
-                f"{path}, {what} {number}: {len(line)} fields under {len(header)} columns; leave a field empty where "
-                "nothing is stated."
+                f"{path}, {what} {number}: {len(line)} fields for {len(header)} columns; leave fields without a value "
+                "empty."
             )
     return [
         {name: cell if name in texts else _value(cell) for name, cell in zip(header, line, strict=True) if cell}
@@ -48,10 +48,10 @@ def _json_rows(path: Path, what: str) -> list[dict[str, Any]]:
     try:
         found = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{path} is no JSON: {error}.") from None
+        raise InvalidInput(f"{path} is not valid JSON: {error}.") from None
     rows = found if isinstance(found, list) else [found]
     if not rows or not all(isinstance(row, dict) for row in rows):
-        raise InvalidInput(f"{path} holds no {what}; give an object, or an array of objects, with the table's columns.")
+        raise InvalidInput(f"{path} has no {what}; give an object, or an array of objects, with the table's columns.")
     return [dict(row) for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""Parts that the architecture readers share: widths and heads, which layer mixes how, dense or a mixture."""
+"""Shared parts of the architecture readers: widths and heads, attention kind per layer, dense or mixture of experts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HYBRID = {"full_attention": "full", "linear_attention": "linear"}
 FFN_TYPES = {"dense": "dense", "sparse": "moe"}
 
 
-# Matrices of a layer in the checkpoint, as quantisation patterns spell them.
+# matrices of a layer in the checkpoint, as named in quantisation patterns
 GATED = ("gate_proj", "up_proj", "down_proj")
 MODULES: dict[str, tuple[str, ...]] = {
     "softmax": tuple(f"self_attn.{matrix}_proj" for matrix in "qkvo"),
@@ -26,7 +26,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 
 
 class Shape(NamedTuple):
-    """Columns of ``models`` that the architecture decides, and one entry a layer for mixer and feed-forward."""
+    """Columns of ``models`` set by the architecture, and per layer the kind of attention and of feed-forward."""
 
     columns: dict[str, Any]
     attention: list[str]
@@ -35,14 +35,14 @@ class Shape(NamedTuple):
     modules: dict[str, tuple[str, ...]] = MODULES
 
     def named(self, **modules: tuple[str, ...]) -> Shape:
-        """Return this shape with the architecture's own names for some matrices."""
+        """Return this shape with the architecture's own names of some matrices."""
         return self._replace(modules=self.modules | modules)
 
 
 def trunk(fields: ConfigFields, **defaults: Any) -> dict[str, Any]:
-    """Read what every decoder has; ``defaults`` are the configuration class's own, by field name."""
+    """Read the fields of every decoder; ``defaults``: those of the configuration class, by field name."""
     return {
-        # A bound far above any model, so that a slip of the pen does not lay out a list of a billion layers.
+        # a bound far above any model, so that a typo does not allocate a list of a billion layers
         "layer_count": fields.size("num_hidden_layers", most=10_000),
         "hidden": fields.size("hidden_size"),
         "vocab": fields.size("vocab_size", default=defaults.get("vocab_size", REQUIRED)),
@@ -52,13 +52,13 @@ def trunk(fields: ConfigFields, **defaults: Any) -> dict[str, Any]:
         "activation": fields.choice(
             "hidden_act", "hidden_activation", among=ACTIVATIONS, default=defaults.get("activation", "silu")
         ),
-        # PretrainedConfig ties by default, but every decoder class here except Gemma overrides that with false.
+        # PretrainedConfig ties by default, but every decoder class here except Gemma overrides it with false
         "tied_embeddings": fields.flag("tie_word_embeddings", default=defaults.get("tie_word_embeddings", False)),
     }
 
 
 def attention_heads(fields: ConfigFields, hidden: int, **defaults: Any) -> dict[str, Any]:
-    """Read grouped-query attention; where head_dim is absent it is hidden_size / num_attention_heads."""
+    """Read grouped-query attention; head_dim defaults to hidden_size / num_attention_heads."""
     heads = fields.size("num_attention_heads", default=defaults.get("num_attention_heads", REQUIRED))
     kv_default = heads if defaults.get("kv_heads_default_to_heads") else defaults.get("num_key_value_heads", REQUIRED)
     kv_heads = fields.size("num_key_value_heads", default=kv_default)
@@ -68,14 +68,14 @@ def attention_heads(fields: ConfigFields, hidden: int, **defaults: Any) -> dict[
         raise errors.config_field_wrong(fields.label, "num_key_value_heads", kv_heads, expected)
     if head_dim is None:
         if hidden % heads:
-            expected = f"a multiple of num_attention_heads ({heads}), or head_dim has to be given"
+            expected = f"a multiple of num_attention_heads ({heads}), or head_dim must be given"
             raise errors.config_field_wrong(fields.label, "hidden_size", hidden, expected)
         head_dim = hidden // heads
     return {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "rotary_dim": head_dim}
 
 
 def partial_rotary(fields: ConfigFields, head_dim: int, default: float) -> dict[str, int]:
-    """Read the share of a head that RoPE turns, from the config or from its rope_parameters."""
+    """Read the share of a head covered by RoPE, from the config or from its rope_parameters."""
     rope = fields.inside("rope_parameters", default=None)
     inner = rope.fraction("partial_rotary_factor", default=default) if rope else default
     return {"rotary_dim": int(head_dim * fields.fraction("partial_rotary_factor", default=inner))}
@@ -84,7 +84,7 @@ def partial_rotary(fields: ConfigFields, head_dim: int, default: float) -> dict[
 def listed_kinds(
     fields: ConfigFields, name: str, known: dict[str, str], layer_count: int, otherwise: list[str]
 ) -> list[str]:
-    """Return one kind a layer from the list ``name``, or ``otherwise`` where the config has no such list."""
+    """Return the kind of each layer from the list ``name``, or ``otherwise`` if the config has no such list."""
     listed = fields.items(name, default=None)
     if listed is None:
         return otherwise
@@ -103,7 +103,7 @@ def listed_mixers(fields: ConfigFields, layer_count: int, otherwise: list[str]) 
 
 
 def with_windows(fields: ConfigFields, columns: dict[str, Any], attention: list[str]) -> list[str]:
-    """Set sliding_window where a layer slides; a window as long as the context is no window."""
+    """Set sliding_window if a layer has one; a window as long as the context counts as full attention."""
     if "sliding" not in attention:
         return attention
     window = fields.size("sliding_window")
@@ -116,13 +116,13 @@ def with_windows(fields: ConfigFields, columns: dict[str, Any], attention: list[
 def dense_shape(
     fields: ConfigFields, columns: dict[str, Any], attention: list[str], notes: tuple[str, ...] = ()
 ) -> Shape:
-    """Finish a model whose layers are all dense."""
+    """Return the shape of a model with only dense layers."""
     columns["intermediate"] = fields.size("intermediate_size")
     return Shape(columns, with_windows(fields, columns, attention), ["dense"] * columns["layer_count"], notes)
 
 
 def qwen_mixers(fields: ConfigFields, layer_count: int) -> list[str]:
-    """Return Qwen's mixers: layers from max_window_layers on slide, if use_sliding_window (default false) says so."""
+    """Return Qwen's kinds of attention: with use_sliding_window (default false), sliding from max_window_layers on."""
     if not fields.flag("use_sliding_window", default=False):
         return ["full"] * layer_count
     if fields.items("layer_types", default=None) is not None:
@@ -132,7 +132,7 @@ def qwen_mixers(fields: ConfigFields, layer_count: int) -> list[str]:
 
 
 def routed_experts(fields: ConfigFields, count: str, width: str, *older: str) -> dict[str, Any]:
-    """Read the routed experts from the fields ``count`` and ``width``; ``older`` are former names of top-k."""
+    """Read the routed experts from the fields ``count`` and ``width``; ``older``: former names of top-k."""
     experts, top_k = fields.size(count), fields.size("num_experts_per_tok", *older)
     if top_k > experts:
         raise errors.config_field_wrong(fields.label, "num_experts_per_tok", top_k, f"at most {count} ({experts})")
@@ -140,14 +140,14 @@ def routed_experts(fields: ConfigFields, count: str, width: str, *older: str) ->
 
 
 def sparse_steps(fields: ConfigFields, layer_count: int) -> list[str]:
-    """Return Qwen's pattern: every decoder_sparse_step-th layer (default 1) is a mixture, but for mlp_only_layers."""
+    """Return Qwen's pattern: every decoder_sparse_step-th layer (default 1) is a mixture, except mlp_only_layers."""
     step = fields.size("decoder_sparse_step", default=1)
     dense = fields.items("mlp_only_layers", default=[])
     return ["moe" if layer not in dense and (layer + 1) % step == 0 else "dense" for layer in range(layer_count)]
 
 
 def with_dense_width(fields: ConfigFields, columns: dict[str, Any], ffn: list[str]) -> list[str]:
-    """Read intermediate_size where a layer is dense; a model of mixtures only has none."""
+    """Read intermediate_size if a layer is dense; a model with only mixtures has none."""
     if "dense" in ffn:
         columns["intermediate"] = fields.size("intermediate_size")
     return ffn

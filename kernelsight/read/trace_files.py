@@ -1,6 +1,6 @@
-"""The containers of recorded loads: CSV, JSON lines and Parquet, plain or compressed with gzip or zstd.
+"""File formats of traces: CSV, JSON lines and Parquet, plain or compressed with gzip or zstd.
 
-Bulk reading is Arrow's. What Arrow cannot name, the line of a fault, is looked up only once there is one.
+Arrow reads the files in bulk. The line of an error, which Arrow does not report, is only looked up when there is one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import pyarrow.parquet
 from kernelsight import errors
 from kernelsight.read.trace_formats import CORRECT_LINE, RawTrace, TraceFormat, recognise, shown
 
-HUGE = 1e300  # JSON has whole numbers beyond float64; capped here, refused as a size later
-DAMAGED = "The file is cut off or damaged: fetch or write it again."
+HUGE = 1e300  # JSON may have whole numbers beyond float64; capped here, rejected as a size later
+DAMAGED = "The file is truncated or damaged: download or write it again."
 
 
 def read_container(path: Path) -> RawTrace:
     """Read a trace's own columns: text from CSV, numbers and lists from JSON lines, any type from Parquet.
 
-    Raises InvalidInput for a file that is missing, empty, damaged, of an unknown format, or lacking columns.
+    Raises InvalidInput for a file that is missing, empty, damaged, of an unknown format, or without required columns.
     """
     data = _content(path)
     if data[:4] == b"PAR1":
@@ -39,12 +39,12 @@ def read_container(path: Path) -> RawTrace:
 
 
 def _content(path: Path) -> bytes:
-    """Return the decompressed bytes of a file without byte order mark; the compression is told by its first bytes."""
+    """Return the decompressed bytes of a file without byte order mark; its first bytes identify the compression."""
     try:
         data = path.read_bytes()
     except OSError as problem:
-        reason = "there is no such file" if isinstance(problem, FileNotFoundError) else f"{problem.strerror}"
-        raise errors.trace_unusable(path, reason, "Give the path of a readable trace file.") from None
+        reason = "the file does not exist" if isinstance(problem, FileNotFoundError) else f"{problem.strerror}"
+        raise errors.trace_unusable(path, reason, "Give the path to a readable trace file.") from None
     try:
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
@@ -64,12 +64,13 @@ def _read_parquet(path: Path, data: bytes) -> RawTrace:
         trace_format = recognise(path, file.schema_arrow.names)
         columns = file.read(columns=[f for f in trace_format.fields() if f in file.schema_arrow.names])
     except (pa.ArrowException, OSError) as problem:
-        raise errors.trace_unusable(path, f"it is not a whole Parquet file ({_first_line(problem)})", DAMAGED) from None
+        found = f"it is not a complete Parquet file ({_first_line(problem)})"
+        raise errors.trace_unusable(path, found, DAMAGED) from None
     return RawTrace(path, trace_format, columns, lambda row: f"row {row + 1}")
 
 
 def _read_csv(path: Path, data: bytes) -> RawTrace:
-    """Read the fields of a CSV file as text; Arrow skips empty lines, and so does the count of lines."""
+    """Read the fields of a CSV file as text; like Arrow, row numbers skip empty lines."""
 
     def place(row: int) -> str:  # row -1 is the header
         filled = (number for number, line in enumerate(io.BytesIO(data), 1) if line.strip(b"\r\n"))
@@ -109,7 +110,7 @@ def _csv_header(data: bytes) -> list[str]:
     start = next(line for line in data[: 1 << 20].splitlines() if line).decode("utf-8", "replace")
     try:
         return next(csv.reader([start]))
-    except csv.Error:  # no CSV at all: shown as the one field that it is
+    except csv.Error:  # not CSV: report the line as one field
         return [start]
 
 
@@ -118,7 +119,7 @@ def _unreadable_text(path: Path, data: bytes, problem: Exception) -> errors.Inva
         data.decode("utf-8")
     except UnicodeDecodeError as bad:
         line = data[: bad.start].count(b"\n") + 1
-        return errors.trace_place_unusable(path, f"line {line}", "a byte is not UTF-8", "Write the file as UTF-8.")
+        return errors.trace_place_unusable(path, f"line {line}", "it is not valid UTF-8", "Write the file as UTF-8.")
     return errors.trace_unusable(path, f"it cannot be read ({_first_line(problem)})", "Correct the file.")
 
 
@@ -127,7 +128,7 @@ def _first_line(problem: Exception) -> str:
 
 
 def _read_json_lines(path: Path, data: bytes) -> RawTrace:
-    """Read JSON lines with Arrow; where Arrow stops, or lines and rows differ, read line by line to name the place."""
+    """Read JSON lines with Arrow; if Arrow fails, or lines and rows differ, read them in Python to locate the error."""
     first = next(_json_objects(path, data))[1]
     trace_format = recognise(path, list(first))
     id_type = pa.int64() if isinstance(first.get(trace_format.request_id), int) else pa.string()
@@ -136,9 +137,9 @@ def _read_json_lines(path: Path, data: bytes) -> RawTrace:
     schema = pa.schema([(f, types[f]) for f in trace_format.fields()])
     options = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     try:
-        blocks = pa.json.ReadOptions(block_size=1 << 24)  # one line has to fit
+        blocks = pa.json.ReadOptions(block_size=1 << 24)  # longest line
         columns = pa.json.read_json(pa.py_buffer(data), read_options=blocks, parse_options=options)
-        columns.validate(full=True)  # the reader lets text pass that is not UTF-8
+        columns.validate(full=True)  # the reader accepts text that is not UTF-8
     except pa.ArrowInvalid:
         return _read_json_line_by_line(path, data, trace_format)
     if columns.num_rows != data.count(b"\n") + (not data.endswith(b"\n")):
@@ -151,7 +152,7 @@ def _json_objects(path: Path, data: bytes) -> Iterator[tuple[int, dict]]:
 
     def distinct(pairs: list[tuple[str, object]]) -> dict:
         if len({key for key, _ in pairs}) < len(pairs):
-            raise ValueError("a field is there twice")
+            raise ValueError("duplicate field")
         return dict(pairs)
 
     for number, line in enumerate(io.BytesIO(data), 1):
@@ -160,17 +161,17 @@ def _json_objects(path: Path, data: bytes) -> Iterator[tuple[int, dict]]:
         try:
             value = json.loads(line, object_pairs_hook=distinct)
         except (ValueError, RecursionError) as problem:
-            found = f"not one JSON object ({_first_line(problem)})"
+            found = f"not a JSON object ({_first_line(problem)})"
             raise errors.trace_place_unusable(path, f"line {number}", found, CORRECT_LINE) from None
         if not isinstance(value, dict):
             found = f"a JSON {type(value).__name__} instead of an object"
-            advice = "Write one object a line, one line a request."
+            advice = "Write one object per line and request."
             raise errors.trace_place_unusable(path, f"line {number}", found, advice)
         yield number, value
 
 
 def _read_json_line_by_line(path: Path, data: bytes, trace_format: TraceFormat) -> RawTrace:
-    """Read JSON lines with Python: slower than Arrow, with the same result, and a place for each fault."""
+    """Read JSON lines with Python: slower than Arrow, with the same result, and a line number for each error."""
     numbers, values = [], {field: [] for field in trace_format.fields()}
 
     def checked(field: str, value: object) -> object:
@@ -182,7 +183,7 @@ def _read_json_line_by_line(path: Path, data: bytes, trace_format: TraceFormat) 
             kind = "a list of 64-bit whole numbers"
         elif field == trace_format.request_id:
             value = str(value) if type(value) is int else value
-            whole, kind = isinstance(value, str), "a text or a whole number"
+            whole, kind = isinstance(value, str), "a string or a whole number"
         else:
             whole = type(value) in (int, float)
             value = float(min(max(value, -HUGE), HUGE)) if whole and value == value else value

@@ -1,4 +1,4 @@
-"""The known formats of recorded loads, recognised by the names of their fields.
+"""The known trace formats, recognised by the names of their fields.
 
 The Azure layouts are those of github.com/Azure/AzurePublicDataset (LLM inference 2023 and 2024), Mooncake's that of its
 FAST'25 release (github.com/kvcache-ai/Mooncake), BurstGPT's that of github.com/HPMLL/BurstGPT.
@@ -18,21 +18,21 @@ CORRECT_LINE = "Correct or remove it."
 
 
 class TraceFormat(NamedTuple):
-    """Which fields of a recorded load hold what; None: the format has no such field."""
+    """The fields of a trace format; None: the format has no such field."""
 
     name: str
     arrival: str
     prompt_tokens: str
     output_tokens: str
-    arrivals_per_second: float | None  # ticks of the arrival field in a second; None: date and time of day
+    arrivals_per_second: float | None  # ticks of the arrival field per second; None: date and time of day
     request_id: str | None = None
     hash_ids: str | None = None
-    hash_block: str | int | None = None  # field, or the number of tokens that the format fixes
+    hash_block: str | int | None = None  # field with the tokens per block, or the format's fixed number
     priority: str | None = None
-    zero_output_advice: str = CORRECT_LINE  # what to do where no token was generated
+    zero_output_advice: str = CORRECT_LINE  # what to do about requests without output tokens
 
     def required(self) -> list[str]:
-        """Return the fields that every request has to have."""
+        """Return the required fields of every request."""
         return [self.arrival, self.prompt_tokens, self.output_tokens]
 
     def fields(self) -> list[str]:
@@ -56,7 +56,7 @@ FORMATS = (
 
 
 class RawTrace(NamedTuple):
-    """A trace's own columns, and how to name the place of one of its rows."""
+    """A trace's own columns, and a function from a row to its place in the file."""
 
     path: Path
     format: TraceFormat
@@ -64,7 +64,7 @@ class RawTrace(NamedTuple):
     place: Callable[[int], str]
 
     def column(self, field: str | int | None) -> pa.ChunkedArray:
-        """Return a column of the trace; nulls where the trace has no such column."""
+        """Return a column of the trace; nulls if the trace has no such column."""
         if field in self.columns.column_names:
             return self.columns[field]
         return pa.chunked_array([pa.nulls(self.columns.num_rows)])
@@ -75,11 +75,11 @@ class RawTrace(NamedTuple):
 
 
 def recognise(path: Path, found: list[str]) -> TraceFormat:
-    """Return the format whose required fields are found; name the missing ones of the nearest format otherwise."""
+    """Return the format whose required fields are present; InvalidInput names those missing in the closest one."""
     repeated = sorted({f for f in found if found.count(f) > 1})
     if repeated:
         advice = "Keep one of each."
-        raise errors.trace_unusable(path, f"these columns are there more than once: {', '.join(repeated)}", advice)
+        raise errors.trace_unusable(path, f"duplicate columns {', '.join(repeated)}", advice)
     nearest = max(FORMATS, key=lambda f: len(set(f.required()) & set(found)))
     missing = [field for field in nearest.required() if field not in found]
     if len(missing) == len(nearest.required()):
@@ -88,12 +88,14 @@ def recognise(path: Path, found: list[str]) -> TraceFormat:
         raise errors.trace_unusable(path, f"unknown format with the fields {names}", f"Known formats: {known}.")
     if missing:
         advice = f"Add {'it' if len(missing) == 1 else 'them'}, or use another known format."
-        raise errors.trace_unusable(path, f"the {nearest.name} format lacks {', '.join(missing)}", advice)
+        raise errors.trace_unusable(
+            path, f"fields of the {nearest.name} format are missing: {', '.join(missing)}", advice
+        )
     return nearest
 
 
 def shown(value: object) -> str:
-    """Return a value as a sentence shows it, cut where it is long.
+    """Return the representation of a value for messages, truncated to 60 characters.
 
     >>> shown("abc"), shown("x" * 80)[-3:]
     ("'abc'", 'xx…')

@@ -1,4 +1,4 @@
-"""Recorded loads, checked and read into the columns of ``requests``."""
+"""Reads traces, checked, into the columns of ``requests``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TRACE_SCHEMA = pa.schema(
         ("priority", pa.int64()),
     ]
 )
-LARGEST_SIZE = 2**53  # above it a float64 no longer holds every whole number
+LARGEST_SIZE = 2**53  # float64 represents every whole number up to here
 LONGEST_S = 1e9  # the simulated clock counts nanoseconds in 64 bits
 NANOSECONDS_PER_SECOND = 1e9
 
@@ -32,10 +32,10 @@ Fault = tuple[int, str, str]  # row, what was found, what to do
 
 
 def read_trace(path: str | os.PathLike[str], *, limit: int | None = None) -> pa.Table:
-    """Read a recorded load as a table of ``TRACE_SCHEMA``, a row per request, arrivals in seconds after the first one.
+    """Read a trace as a table of ``TRACE_SCHEMA``, one row per request, arrivals in seconds after the first one.
 
-    The whole file is checked even when ``limit`` keeps only its first requests; a shorter trace is returned whole.
-    Raises InvalidInput that names the file and, where there is one, the line of the decompressed file (from 1).
+    The whole file is checked even if ``limit`` keeps only its first requests; a shorter trace is returned in full.
+    Raises InvalidInput with the file and, if known, the line of the decompressed file (from 1).
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -46,10 +46,10 @@ def read_trace(path: str | os.PathLike[str], *, limit: int | None = None) -> pa.
     """
     path = Path(path)
     if limit is not None and limit < 1:
-        raise errors.trace_unusable(path, f"the first {limit} requests were asked for", "Ask for 1 or more.")
+        raise errors.trace_unusable(path, f"the limit is {limit} requests", "Use a limit of at least 1.")
     raw = read_container(path)
     if raw.columns.num_rows == 0:
-        raise errors.trace_unusable(path, "it has fields but no request", "Give a file with at least one request.")
+        raise errors.trace_unusable(path, "it has no requests", "Give a file with at least one request.")
     faults: list[Fault] = []
     arrival_s = _arrivals(raw, faults)
     prompt_tokens = _sizes(raw, raw.format.prompt_tokens, faults)
@@ -68,7 +68,7 @@ def _raise_first(raw: RawTrace, faults: list[Fault]) -> None:
 
 
 def _note_first(faults: list[Fault], bad: np.ndarray, raw: RawTrace, field: str, rule: str, advice: str) -> None:
-    """Note the first row of the boolean array ``bad``, with its value of ``field`` as the file has it."""
+    """Record the first row of the boolean array ``bad``, with its value of ``field`` as in the file."""
     if bad.any():
         row = int(bad.argmax())
         value = raw.columns[field][row].as_py()
@@ -83,10 +83,10 @@ def _is_text(column: pa.ChunkedArray) -> bool:
 
 
 def _numbers(column: pa.ChunkedArray) -> np.ndarray:
-    """Return the column as float64, NaN where there is no number."""
+    """Return the column as float64, NaN for values that are not numbers."""
     import polars as pl
 
-    if _is_text(column):  # Arrow's cast stops at the first text that is no number; polars goes on
+    if _is_text(column):  # Arrow's cast fails at the first text that is not a number; polars continues
         column = pl.Series(column).cast(pl.Float64, strict=False).to_arrow()
     elif not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         return np.full(len(column), np.nan)
@@ -94,7 +94,7 @@ def _numbers(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _sizes(raw: RawTrace, field: str, faults: list[Fault], *, optional: bool = False) -> np.ndarray:
-    """Return numbers of tokens, shape [requests] int64, 1 where there is none; note the first that is no size."""
+    """Return numbers of tokens, shape [requests] int64, 1 if missing; record the first invalid one."""
     values = _numbers(raw.columns[field])
     good = (values >= 1) & (values <= LARGEST_SIZE) & (values == np.floor(values))
     if optional:
@@ -107,7 +107,7 @@ def _sizes(raw: RawTrace, field: str, faults: list[Fault], *, optional: bool = F
 
 
 def _arrivals(raw: RawTrace, faults: list[Fault]) -> np.ndarray:
-    """Return arrivals in seconds, shape [requests] float64; note the first that is unusable or out of order."""
+    """Return arrivals in seconds, shape [requests] float64; record the first that is invalid or out of order."""
     field, per_second = raw.format.arrival, raw.format.arrivals_per_second
     if per_second is None:
         values, rule = (
@@ -121,15 +121,15 @@ def _arrivals(raw: RawTrace, faults: list[Fault]) -> np.ndarray:
     _note_first(faults, bad, raw, field, rule, CORRECT_LINE)
     if not bad.any():
         earlier = np.diff(values, prepend=values[0]) < 0
-        rule = "the request before it arrived later"
+        rule = "the previous request arrived later"
         _note_first(faults, earlier, raw, field, rule, f"Sort the trace by {field}.")
         late = values - values[0] > LONGEST_S
-        _note_first(faults, late, raw, field, "that is more than 30 years after the first request", CORRECT_LINE)
+        _note_first(faults, late, raw, field, "must be within 30 years of the first request", CORRECT_LINE)
     return values
 
 
 def _clock_seconds(column: pa.ChunkedArray) -> np.ndarray:
-    """Return dates and times as seconds after the first one, to the nanosecond, NaN where there is none.
+    """Return dates and times as seconds after the first one, to the nanosecond, NaN for invalid ones.
 
     Azure's 2023 traces have seven fractional digits and no time zone; those of 2024 have six or none, and an offset.
     """
@@ -144,23 +144,23 @@ def _clock_seconds(column: pa.ChunkedArray) -> np.ndarray:
         nanoseconds = local.cast(pl.Int64).zip_with(local.is_not_null(), zoned.cast(pl.Int64))
     else:
         return np.full(len(column), np.nan)
-    # whole nanoseconds are subtracted first: an epoch in seconds as float64 is only good to 0.2 us
+    # subtract whole nanoseconds first: an epoch in seconds as float64 has a resolution of 0.2 us
     # (polars would multiply by 1e-9 instead of dividing: numpy divides)
     return (nanoseconds - nanoseconds.drop_nulls().first()).to_numpy() / NANOSECONDS_PER_SECOND
 
 
 def _names(raw: RawTrace) -> pa.ChunkedArray:
-    """Return the trace's own names of the requests as text; null where it has none."""
+    """Return the trace's own request ids as text; null if it has none."""
     column = raw.column(raw.format.request_id)
     try:
         return column.cast(pa.string())
     except pa.ArrowException:
-        found = f"{raw.format.request_id} holds {column.type} values"
+        found = f"{raw.format.request_id} has values of type {column.type}"
         raise errors.trace_unusable(raw.path, found, "Write it as text or whole numbers.") from None
 
 
 def _priorities(raw: RawTrace, faults: list[Fault]) -> pa.Array:
-    """Return the priorities (int64), null where there is none; note the first that is no whole number."""
+    """Return the priorities (int64), null if missing; record the first that is not a whole number."""
     field = raw.format.priority
     column = raw.column(field)
     missing = column.is_null().to_numpy()
@@ -173,10 +173,10 @@ def _priorities(raw: RawTrace, faults: list[Fault]) -> pa.Array:
 
 
 def _hashes(raw: RawTrace, prompt_tokens: np.ndarray, faults: list[Fault]) -> tuple[pa.Array, pa.Array]:
-    """Return the block hashes (list<int64>) and the tokens that each stands for (int64), null where nothing is shared.
+    """Return the block hashes (list<int64>) and the tokens per block (int64), null if there are none.
 
-    A prompt has one hash per block, a partly filled last one included: ceil(prompt / block). So it is in all 12,031
-    requests of Mooncake's conversation trace, also in those whose prompt ends with its last block.
+    A prompt has one hash per block, including a partly filled last one: ceil(prompt / block), as in all 12,031 requests
+    of Mooncake's conversation trace, also those whose prompt ends with a full block.
     """
     field, block_field = raw.format.hash_ids, raw.format.hash_block
     ids = _hash_lists(raw, faults)
@@ -188,26 +188,26 @@ def _hashes(raw: RawTrace, prompt_tokens: np.ndarray, faults: list[Fault]) -> tu
         block = _sizes(raw, block_field, faults, optional=True) if has_block.any() else np.ones(len(ids), np.int64)
     alone = has_ids & ~has_block
     if alone.any():
-        found = f"{field} without {block_field}, the tokens that one of them stands for"
-        faults.append((int(alone.argmax()), found, f"Add {block_field}, or leave {field} out."))
+        found = f"{field} is set without {block_field}, the number of tokens per hash"
+        faults.append((int(alone.argmax()), found, f"Add {block_field}, or remove {field}."))
     expected = -(-prompt_tokens // block)
     found = ids.value_lengths().fill_null(0).to_numpy()
     wrong = has_ids & has_block & (found != expected)
     if wrong.any():
         row = int(wrong.argmax())
-        rule = f"{prompt_tokens[row]} prompt tokens in blocks of {block[row]} have {expected[row]}"
+        rule = f"{prompt_tokens[row]} prompt tokens in blocks of {block[row]} need {expected[row]}"
         faults.append((row, f"{field} has {found[row]} entries, but {rule}", CORRECT_LINE))
     return ids, pa.array(block, mask=~has_block)
 
 
 def _hash_lists(raw: RawTrace, faults: list[Fault]) -> pa.ListArray:
-    """Return the block hashes as lists; in text they are whole numbers between blanks, commas or semicolons."""
+    """Return the block hashes as lists; in text they are whole numbers separated by blanks, commas or semicolons."""
     import polars as pl
 
     field = raw.format.hash_ids
     column = raw.column(field)
     if _is_text(column):
-        # large: the text of all lists together may exceed what 32-bit offsets can address
+        # large_string: the text of all lists may exceed 32-bit offsets
         text = pc.utf8_trim(column.cast(pa.large_string()).combine_chunks(), characters=" []")
         texts = pc.split_pattern_regex(text, r"[,;\s]+")
         values = pl.Series(texts.flatten()).cast(pl.Int64, strict=False).to_arrow()
@@ -216,11 +216,11 @@ def _hash_lists(raw: RawTrace, faults: list[Fault]) -> pa.ListArray:
         try:
             lists = column.cast(pa.list_(pa.int64())).combine_chunks()
         except pa.ArrowException:
-            found = f"{field} holds {column.type} values"
+            found = f"{field} has values of type {column.type}"
             raise errors.trace_unusable(raw.path, found, "Write lists of 64-bit whole numbers.") from None
         values = lists.flatten()
     if values.null_count:
         bad = np.zeros(len(lists), dtype=bool)
         bad[lists.value_parent_indices().filter(values.is_null()).to_numpy()] = True
-        _note_first(faults, bad, raw, field, "must hold 64-bit whole numbers only", CORRECT_LINE)
+        _note_first(faults, bad, raw, field, "must be 64-bit whole numbers", CORRECT_LINE)
     return lists

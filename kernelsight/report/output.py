@@ -1,4 +1,4 @@
-"""Tables and JSON on stdout, or in a file by its ending; notes and progress on stderr."""
+"""Tables and JSON on stdout or in a file, by its extension; notes and progress on stderr."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def note(text: str) -> None:
 
 
 def progress(names: str, seconds: float) -> None:
-    """Tell on a terminal which table has just been computed, where that took long enough to wonder."""
+    """Report on a terminal which table has just been computed, if it took more than half a second."""
     if seconds > 0.5 and sys.stderr.isatty():
         note(f"  {names}: {seconds:.1f} s")
 
 
 class Waiting:
-    """A line on the terminal that counts seconds while something long runs; silent where stderr is no terminal."""
+    """A line on the terminal that counts seconds during a long computation; silent if stderr is not a terminal."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -63,7 +63,7 @@ class Waiting:
 
 
 def clean(value: Any) -> Any:
-    """Return a value that JSON can carry: NaN and infinities become null, decimals numbers, dates and the like text."""
+    """Return a JSON-serialisable value: NaN and infinities become null, decimals numbers, other types text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -123,7 +123,7 @@ def show_number(value: Any) -> str:
 
 
 def as_text(rows: list[Mapping[str, Any]], columns: list[str], width: int | None = None) -> str:
-    """Return rows as aligned columns, numbers to the right; cells too wide for the line end in an ellipsis."""
+    """Return rows as aligned columns, numbers right-aligned; cells too wide for the line end in an ellipsis."""
     if not columns:
         return ""
     cells = [[show_number(row.get(name)).replace("\n", " ") for name in columns] for row in rows]
@@ -147,7 +147,7 @@ def as_text(rows: list[Mapping[str, Any]], columns: list[str], width: int | None
 
 
 def terminal_width() -> int | None:
-    """Return the width to fit, or None where stdout is no terminal and nothing need be cut."""
+    """Return the terminal's width, or None if stdout is not a terminal and nothing is truncated."""
     if not sys.stdout.isatty():
         return None
     return os.get_terminal_size().columns
@@ -164,25 +164,25 @@ def print_rows(rows: list[dict[str, Any]], columns: list[str], form: str) -> Non
 
 
 def check_ending(path: str | None, allowed: tuple[str, ...] = ENDINGS, flag: str = "-o") -> Path | None:
-    """Return the path that a flag names; InvalidInput for an ending that no writer knows, or a folder that lacks."""
+    """Return the path of a flag; InvalidInput for an unknown extension, or a folder that is missing or read-only."""
     if path is None:
         return None
     target = Path(path)
     folder = target.resolve().parent
     if target.suffix not in allowed:
-        found = f"ends in {target.suffix!r}" if target.suffix else "has no ending that tells the format"
+        found = f"ends in {target.suffix!r}" if target.suffix else "has no file extension"
         raise InvalidInput(f"{flag} {path!r} {found}; use one of {', '.join(allowed)}.")
     if not folder.is_dir():
-        raise InvalidInput(f"{flag} {path!r} cannot be written: there is no folder {folder}.")
+        raise InvalidInput(f"{flag} {path!r} cannot be written: folder {folder} does not exist.")
     if target.is_dir():
-        raise InvalidInput(f"{flag} {path!r} is a folder; name a file in it.")
+        raise InvalidInput(f"{flag} {path!r} is a folder; give a file name.")
     if not os.access(folder, os.W_OK):
-        raise InvalidInput(f"{flag} {path!r} cannot be written: the folder {folder} is read-only.")
+        raise InvalidInput(f"{flag} {path!r} cannot be written: folder {folder} is read-only.")
     return target
 
 
 def write_table(table: pa.Table, target: Path) -> None:
-    """Write an Arrow table as Parquet, CSV or JSON by the path's ending; whole or not at all."""
+    """Write an Arrow table atomically as Parquet, CSV or JSON, by the path's extension."""
     columns = table.column_names
     if target.suffix == ".csv":
         write_text(as_csv(table.to_pylist(), columns), target)
@@ -197,7 +197,8 @@ def write_table(table: pa.Table, target: Path) -> None:
                 pq.write_table(table, draft)
         except pa.ArrowException as error:
             raise InvalidInput(
-                f"{target} cannot hold these columns ({str(error).splitlines()[0]}); cast them, or use .csv or .json."
+                f"{target}: Parquet cannot store these columns ({str(error).splitlines()[0]}); cast them, or use .csv "
+                "or .json."
             ) from None
 
 

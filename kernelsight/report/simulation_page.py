@@ -1,4 +1,4 @@
-"""What `simulate` prints on a terminal: settings, figures, latencies, the largest kernels, memory, what is assumed."""
+"""The report of `simulate` on a terminal: settings, throughput, latencies, largest kernels, memory, assumptions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ GIB = 1024.0**3
 
 
 def simulation_page(answer: dict[str, Any]) -> str:
-    """Return the page of one simulated scenario, ``answer`` as `simulate --format json` prints it."""
+    """Return the report of one simulated scenario; ``answer`` as printed by `simulate --format json`."""
     rejected = [f"{count} {name}" for name, count in answer["status"].items() if name != "finished"]
     parts = (
         [_headline(answer["settings"]), *_prefill_lines(answer)],
         _figures(answer),
         [_latencies(answer)],
-        [f"turned away: {', '.join(rejected)}"] if rejected else [],
+        [f"rejected requests: {', '.join(rejected)}"] if rejected else [],
         _kernels(answer["breakdown"]),
         [*_memory(answer["memory"], answer["settings"]), "assumed:", *(f"  - {why}" for why in answer["assumed"])],
     )
@@ -36,16 +36,16 @@ def _headline(settings: dict[str, Any]) -> str:
 
 
 def _prefill_lines(answer: dict[str, Any]) -> list[str]:
-    """Say which engines compute the prompts, where the others only decode."""
+    """Return a line on the prefill replicas, if prefill and decode are disaggregated."""
     if "prefill_settings" not in answer:
         return []
     prefill = answer["prefill_settings"]
     transfer_ms = show_number(answer["kv_transfer_mean_ms"]) or "-"
     return [
-        f"disaggregated: decodes in {answer['decode_replicas']} x the above, prompts in {answer['prefill_replicas']} x "
+        f"disaggregated: decode on {answer['decode_replicas']} x the above, prefill on {answer['prefill_replicas']} x "
         f"{prefill['gpu']} tp {prefill['tp']} pp {prefill['pp']} dp {prefill['dp']} ep {prefill['ep']}, "
         f"max_num_batched_tokens {prefill['max_num_batched_tokens']}; {answer['gpus']} GPUs; "
-        f"KV on its way for {transfer_ms} ms on average"
+        f"mean KV transfer time {transfer_ms} ms"
     ]
 
 
@@ -62,10 +62,10 @@ def _figures(answer: dict[str, Any]) -> list[str]:
         "engine steps": answer["steps"],
         "preemptions": answer["preemptions"],
         "prefix cache hit rate": answer["prefix_cache_hit_rate"],
-        "proposed tokens accepted": _accepted(answer),
-        "KV cache in use, mean / at most": _percents(answer["mean_kv_share"], answer["peak_kv_share"]),
+        "draft tokens accepted": _accepted(answer),
+        "KV cache in use, mean / peak": _percents(answer["mean_kv_share"], answer["peak_kv_share"]),
         "request time queued / prefill / decode": _percents(*shares),
-        "of it preempted or recomputed": _percents(answer["preempted_share"]) if answer["preempted_share"] else None,
+        "of which preempted or recomputed": _percents(answer["preempted_share"]) if answer["preempted_share"] else None,
         "GPU busy / waiting for host / idle (s)": " / ".join(seconds),
     }
     width = max(len(name) for name in figures)
@@ -73,12 +73,12 @@ def _figures(answer: dict[str, Any]) -> list[str]:
 
 
 def _accepted(answer: dict[str, Any]) -> str | None:
-    """Say how many proposed tokens were accepted, and how many tokens a request gets of a step on the mean."""
+    """Return how many draft tokens were accepted, and the mean number of tokens per request and step."""
     proposed, accepted = answer["draft_tokens"], answer["accepted_draft_tokens"]
     if not proposed:
         return None
     steps = proposed / answer["settings"]["num_speculative_tokens"]
-    return f"{accepted:,} of {proposed:,}: {1 + accepted / steps:.2f} tokens a step"
+    return f"{accepted:,} of {proposed:,}: {1 + accepted / steps:.2f} tokens per step"
 
 
 def _latencies(answer: dict[str, Any]) -> str:
@@ -90,7 +90,7 @@ def _latencies(answer: dict[str, Any]) -> str:
 
 
 def _kernels(breakdown: list[dict[str, Any]]) -> list[str]:
-    """Return the largest rows of ``kernel_breakdown`` as a table, and how many there are beside them."""
+    """Return the largest rows of ``kernel_breakdown`` as a table, and the number of rows not shown."""
     if not breakdown:
         return ["no GPU time was spent"]
     rows = [
@@ -106,7 +106,7 @@ def _kernels(breakdown: list[dict[str, Any]]) -> list[str]:
         for row in sorted(breakdown, key=lambda row: -row["total_us"])[:LARGEST_KERNELS]
     ]
     left = len(breakdown) - len(rows)
-    more = [f"... and {left} smaller rows in kernel_breakdown"] if left else []
+    more = [f"... and {left} smaller rows in table kernel_breakdown"] if left else []
     return [as_text(rows, list(rows[0]), terminal_width()), *more]
 
 
@@ -121,10 +121,9 @@ def _memory(memory: dict[str, Any], settings: dict[str, Any]) -> list[str]:
         )
     )
     return [
-        f"memory of one GPU: {memory['memory_bytes'] / GIB:.1f} GiB, usable {memory['usable_bytes'] / GIB:.1f}: "
-        f"{parts}",
-        f"KV cache: {memory['kv_cache_tokens']:,} tokens a replica; {memory['max_concurrency']:.1f} requests of "
-        f"{settings['max_model_len']:,} tokens at once",
+        f"memory per GPU: {memory['memory_bytes'] / GIB:.1f} GiB, usable {memory['usable_bytes'] / GIB:.1f}: {parts}",
+        f"KV cache: {memory['kv_cache_tokens']:,} tokens per replica; fits {memory['max_concurrency']:.1f} requests of "
+        f"{settings['max_model_len']:,} tokens",
     ]
 
 

@@ -1,6 +1,6 @@
 """The flags of a scenario, each declared once: for the command line, for grids and for ``what_if``.
 
-A flag's name is a column of a grid; its kind tells which values it takes; ``column`` is its column of ``deployments``.
+A flag's name is a column of a grid; its kind defines the values it takes; ``column`` is its column of ``deployments``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kernelsight.errors import InvalidInput
 
 LARGEST_PARALLEL_SIZE = 1024
 LARGEST_WHOLE_NUMBER = 2**53
-# the simulated clock counts nanoseconds in 64 bits, which is room for 290 years
+# the simulated clock counts nanoseconds in 64 bits, enough for 290 years
 LONGEST_LOAD_S = 1e9
 TIERS = ("auto", "cross-generation", "target-measured", "roofline")
 
@@ -34,7 +34,7 @@ class Flag(NamedTuple):
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The words of the command line that set it."""
+        """The command-line options that set it."""
         return self.spellings or ("--" + self.name.replace("_", "-"),)
 
 
@@ -47,7 +47,8 @@ def _parallel(short: str, name: str, column: str | None, prefix: str = "") -> Fl
     return Flag(
         long.lstrip("-").replace("-", "_"),
         "whole",
-        metavar="N",
+        f"{name}-parallel size" + (" of the prefill replicas" if prefix else " (default: 1)"),
+        "N",
         column=column,
         most=LARGEST_PARALLEL_SIZE,
         spellings=(f"--{prefix}{short}" if prefix else f"-{short}", long),
@@ -55,195 +56,220 @@ def _parallel(short: str, name: str, column: str | None, prefix: str = "") -> Fl
 
 
 DEPLOYMENT = (
-    _of_deployment("model", help="catalogue name, Hugging Face identifier, or path of a config.json"),
-    _of_deployment("gpu", help="catalogue name, or a row of --gpus"),
+    _of_deployment("model", help="catalogue name, Hugging Face identifier, or path to a config.json"),
+    _of_deployment("gpu", help="catalogue name, or a GPU defined in the --gpus file"),
     _parallel("tp", "tensor", "tp"),
     _parallel("pp", "pipeline", "pp"),
     _parallel("dp", "data", "dp"),
     Flag("enable_expert_parallel", "yes", "spread experts over all tp x dp GPUs"),
-    _of_deployment("engine", choices=("vllm", "sglang", "trtllm")),
-    _of_deployment("engine_version", "version", metavar="V"),
-    _of_deployment("dtype", choices=("auto", "bf16", "bfloat16", "fp16", "float16", "half")),
-    _of_deployment("kv_cache_dtype", choices=("auto", "bf16", "bfloat16", "fp16", "float16", "fp8", "fp8_e4m3")),
+    _of_deployment("engine", help="serving engine (default: vllm)", choices=("vllm", "sglang", "trtllm")),
+    _of_deployment("engine_version", "version", "version of the engine (default: newest known)", "V"),
     _of_deployment(
-        "quantization", help="one of the table quantizations; left open: as the checkpoint's config says", metavar="Q"
+        "dtype",
+        help="type of unquantised weights and activations",
+        choices=("auto", "bf16", "bfloat16", "fp16", "float16", "half"),
+    ),
+    _of_deployment(
+        "kv_cache_dtype",
+        help="type of the KV cache",
+        choices=("auto", "bf16", "bfloat16", "fp16", "float16", "fp8", "fp8_e4m3"),
+    ),
+    _of_deployment(
+        "quantization", help="a row of the table quantizations (default: as in the checkpoint's config)", metavar="Q"
     ),
     _of_deployment(
         "moe_backend",
-        help="kernel of routed experts (kernel_implementations); left open: the one that the engine's sweep ran most",
+        help="kernel of the routed experts, from the table kernel_implementations (default: the one that the engine's "
+        "kernel sweeps use most)",
         metavar="KERNEL",
     ),
-    _of_deployment("tier", help="which kernel model answers", choices=TIERS),
+    _of_deployment("tier", help="kernel latency model to use", choices=TIERS),
 )
 LIMITS = (
-    _of_deployment("max_model_len", "whole", metavar="N"),
-    _of_deployment("max_num_seqs", "whole", metavar="N"),
-    _of_deployment("max_num_batched_tokens", "whole", metavar="N"),
-    _of_deployment("long_prefill_token_threshold", "whole", metavar="N", least=0),
-    _of_deployment("block_size", "whole", metavar="N"),
-    _of_deployment("gpu_memory_utilization", "share", metavar="SHARE"),
-    _of_deployment("kv_cache_tokens", "whole", "state the KV capacity instead of deriving it", "N"),
-    _of_deployment("enforce_eager", "yes", "no CUDA graphs"),
-    _of_deployment("enable_chunked_prefill", "switch", "cut prompts to the token budget"),
-    _of_deployment("enable_prefix_caching", "switch", "share blocks by prefix"),
-    _of_deployment("async_scheduling", "switch", "prepare step n+1 while n runs"),
+    _of_deployment("max_model_len", "whole", "longest sequence, prompt and output tokens", "N"),
+    _of_deployment("max_num_seqs", "whole", "maximum number of sequences in a batch", "N"),
+    _of_deployment("max_num_batched_tokens", "whole", "maximum number of tokens in a step", "N"),
+    _of_deployment(
+        "long_prefill_token_threshold",
+        "whole",
+        "largest prefill chunk of one prompt; 0: the token budget",
+        "N",
+        least=0,
+    ),
+    _of_deployment("block_size", "whole", "tokens per KV cache block", "N"),
+    _of_deployment("gpu_memory_utilization", "share", "share of GPU memory the engine may use", "SHARE"),
+    _of_deployment("kv_cache_tokens", "whole", "KV cache capacity in tokens (default: derived from GPU memory)", "N"),
+    _of_deployment("enforce_eager", "yes", "run without CUDA graphs"),
+    _of_deployment("enable_chunked_prefill", "switch", "split prompts into chunks that fit the token budget"),
+    _of_deployment("enable_prefix_caching", "switch", "reuse KV cache blocks of shared prompt prefixes"),
+    _of_deployment("async_scheduling", "switch", "schedule the next step while the current one runs"),
 )
 POLICIES = (
     _of_deployment(
         "scheduling",
         "word",
-        "static: a batch is formed, prefilled and decoded to its end before the next one",
+        "continuous batching, or static: each batch finishes before the next one starts",
         choices=("continuous", "static"),
     ),
     _of_deployment(
         "prefill_policy",
         "word",
-        "mixed: prompts and decodes share a step (SGLang's --enable-mixed-chunk); prefill_first: one or the other",
+        "mixed: prefill and decode share a step (SGLang: --enable-mixed-chunk); prefill_first: steps with prefill "
+        "only or decode only",
         choices=("mixed", "prefill_first"),
     ),
     _of_deployment(
         "scheduling_policy",
         "word",
-        "order of the queue and of preemption; priority: the lower, the earlier",
+        "queue and preemption order; priority: requests with a lower value first",
         choices=("fcfs", "priority"),
     ),
     _of_deployment(
         "capacity_policy",
         "word",
-        "KV blocks that an admission needs: of its first chunk; of prompt and answer; of an estimate (SGLang)",
+        "KV blocks required to admit a request: first chunk; full prompt and output; estimated output (SGLang)",
         choices=("max_utilization", "guaranteed_no_evict", "new_token_ratio"),
     ),
     _of_deployment(
         "preemption_policy",
         "word",
-        "where KV blocks run short: the newest request; who has generated the fewest tokens (SGLang)",
+        "preemption victim when KV blocks run out: newest request, or fewest generated tokens (SGLang)",
         choices=("newest", "fewest_generated"),
     ),
     _of_deployment(
-        "schedule_conservativeness", "not_negative", "factor on the first estimate, 0.7 of each answer", "X"
+        "schedule_conservativeness",
+        "not_negative",
+        "new_token_ratio: factor on the initial estimate of 0.7 of each output (SGLang)",
+        "X",
     ),
     _of_deployment(
         "batch_wait_timeout_iters",
         "whole",
-        "hold prompts back beside decodes for up to N steps (TensorRT-LLM)",
+        "delay prefills for up to N steps while decodes run (TensorRT-LLM)",
         "N",
         least=0,
     ),
     _of_deployment(
         "batch_wait_timeout_ms",
         "span",
-        "a look for new requests lasts so long, beside every step (TensorRT-LLM)",
+        "time to wait for new requests in each step (TensorRT-LLM)",
         "MS",
         least=0.0,
     ),
     _of_deployment(
         "batch_wait_max_tokens_ratio",
         "share_or_none",
-        "until the step has this share of max-num-batched-tokens",
+        "stop delaying prefills once the step holds this share of max-num-batched-tokens (TensorRT-LLM)",
         "SHARE",
     ),
-    _of_deployment("scheduler_recv_interval", "whole", "look for new requests every N decode steps (SGLang)", "N"),
-    _of_deployment("max_num_partial_prefills", "whole", "prompts computed in part at once; 0: no limit", "N", least=0),
+    _of_deployment("scheduler_recv_interval", "whole", "poll for new requests every N decode steps (SGLang)", "N"),
+    _of_deployment(
+        "max_num_partial_prefills", "whole", "maximum number of concurrent partial prefills; 0: no limit", "N", least=0
+    ),
     _of_deployment(
         "max_long_partial_prefills",
         "whole",
-        "of them, prompts longer than long-prefill-token-threshold: shorter ones pass those that wait",
+        "maximum number of them longer than long-prefill-token-threshold; shorter prompts may overtake waiting ones",
         "N",
         least=0,
     ),
 )
-# of speculative decoding
+
 SPECULATION = (
-    _of_deployment("num_speculative_tokens", "whole", "tokens proposed for each sequence in each step", "K", most=64),
+    _of_deployment("num_speculative_tokens", "whole", "draft tokens per sequence and step", "K", most=64),
     _of_deployment(
         "draft_acceptance_rate",
         "share_or_none",
-        "probability that a proposed token is accepted, where those before it were",
+        "probability that a draft token is accepted, given that all earlier ones were",
         "SHARE",
     ),
     _of_deployment(
         "speculative_method",
         "word",
-        "who proposes: the model's multi-token-prediction layer (left open), another model, n-grams of the prompt",
+        "source of draft tokens: the model's multi-token-prediction layer (default), a draft model, or prompt n-grams",
         choices=("mtp", "draft_model", "ngram"),
     ),
-    Flag("speculative_model", help="the model that proposes, on the same GPUs", metavar="M"),
+    Flag("speculative_model", help="draft model, run on the same GPUs", metavar="M"),
 )
-# no word of the command line: it is what enable_expert_parallel comes to
+# not on the command line: enable_expert_parallel sets it
 EXPERT_PARALLEL = (
     Flag("expert_parallel_size", "whole", column="ep", most=LARGEST_PARALLEL_SIZE),
     Flag("prefill_expert_parallel_size", "whole", most=LARGEST_PARALLEL_SIZE),
 )
-# of the engines that compute prompts for others; left open: as those that decode
+# prefill pool of P/D disaggregation; unset flags take the decode pool's values
 PREFILL = (
-    Flag("prefill_gpu", metavar="G", help="of the engines that compute prompts; all left open: the same"),
+    Flag(
+        "prefill_gpu", metavar="G", help="GPU of the prefill replicas (default of every --prefill flag: as for decode)"
+    ),
     _parallel("tp", "tensor", None, "prefill-"),
     _parallel("pp", "pipeline", None, "prefill-"),
     _parallel("dp", "data", None, "prefill-"),
-    Flag("prefill_max_num_seqs", "whole", metavar="N"),
-    Flag("prefill_max_num_batched_tokens", "whole", metavar="N"),
-    Flag("prefill_gpu_memory_utilization", "share", metavar="SHARE"),
-    Flag("prefill_kv_cache_tokens", "whole", metavar="N"),
+    Flag("prefill_max_num_seqs", "whole", "--max-num-seqs of the prefill replicas", "N"),
+    Flag("prefill_max_num_batched_tokens", "whole", "--max-num-batched-tokens of the prefill replicas", "N"),
+    Flag("prefill_gpu_memory_utilization", "share", "--gpu-memory-utilization of the prefill replicas", "SHARE"),
+    Flag("prefill_kv_cache_tokens", "whole", "--kv-cache-tokens of the prefill replicas", "N"),
 )
-# of a scenario on two deployments: one that computes prompts, and one that decodes
+# of a scenario on two deployments: prefill and decode
 POOLS = (
     Flag(
         "prefill_replicas",
         "whole",
-        "so many other engines compute the prompts, and send the KV on",
+        "number of prefill replicas (P/D disaggregation)",
         "N",
         most=LARGEST_PARALLEL_SIZE,
     ),
-    Flag("decode_replicas", "whole", "engines that decode; 1", "N", most=LARGEST_PARALLEL_SIZE),
+    Flag("decode_replicas", "whole", "number of decode replicas (default: 1)", "N", most=LARGEST_PARALLEL_SIZE),
     Flag(
-        "kv_transfer_fabric", help="row of fabrics that the KV goes over, one port a GPU; infiniband_ndr", metavar="F"
+        "kv_transfer_fabric",
+        help="fabric of the KV transfer, a row of the table fabrics, one port per GPU (default: infiniband_ndr)",
+        metavar="F",
     ),
 )
 LOAD = (
     Flag(
         "trace",
-        help="Azure, Mooncake or BurstGPT trace, or JSONL, CSV, Parquet with arrival_s, prompt_tokens, output_tokens",
+        help="Azure, Mooncake or BurstGPT trace, or JSONL, CSV or Parquet with arrival_s, prompt_tokens, output_tokens",
         metavar="FILE",
     ),
     Flag("request_rate", "positive", "open loop: requests per second", "R"),
-    Flag("burstiness", "positive", "shape of the gamma distribution of the gaps; 1 is Poisson", "K"),
+    Flag("burstiness", "positive", "shape of the gamma distribution of inter-arrival times; 1: Poisson", "K"),
     Flag(
         "ramp_up_strategy",
         "word",
-        "open loop: the rate goes from its start to its end, request by request",
+        "open loop: change the rate with each request, from --ramp-up-start-rps to --ramp-up-end-rps",
         choices=("linear", "exponential"),
     ),
     Flag("ramp_up_start_rps", "positive", "requests per second at the first request", "R"),
     Flag("ramp_up_end_rps", "positive", "requests per second at the last request", "R"),
-    Flag("max_concurrency", "whole", "closed loop: requests in flight at the client", "C"),
-    Flag("num_prompts", "whole", "requests, or how many of the trace", "N"),
-    Flag("num_warmups", "whole", "copies of the first request that end before the others begin", "N", least=0),
-    Flag("num_priorities", "whole", "priorities from 0, the first, in equal parts of the requests", "N"),
-    Flag("num_turns", "whole", "requests of a session, each after the one before it", "N"),
+    Flag("max_concurrency", "whole", "closed loop: maximum number of requests in flight", "C"),
+    Flag("num_prompts", "whole", "number of requests, or the first N of the trace", "N"),
+    Flag("num_warmups", "whole", "warm-up requests before the measured ones", "N", least=0),
+    Flag("num_priorities", "whole", "priority levels, 0 served first, assigned at random in equal parts", "N"),
+    Flag("num_turns", "whole", "turns per conversation; each request starts after the previous one finishes", "N"),
     Flag(
         "think_time_s",
         "span",
-        "seconds between one turn and the next",
+        "seconds between the turns of a conversation",
         "S",
         least=0.0,
         spellings=("--think-time",),
     ),
-    Flag("seed", "whole", metavar="S", least=0),
+    Flag("seed", "whole", "seed of arrivals and lengths", "S", least=0),
 )
 LENGTHS = (
-    Flag("input_len", "whole", "tokens of a prompt", "L", spellings=("--input-len", "--isl")),
+    Flag("input_len", "whole", "prompt tokens per request", "L", spellings=("--input-len", "--isl")),
     Flag(
         "output_len",
         "whole",
-        "tokens that are generated, as with vLLM's --ignore-eos",
+        "output tokens per request, as with vLLM's --ignore-eos",
         "O",
         spellings=("--output-len", "--osl"),
     ),
-    Flag("range_ratio", "share", "lengths uniform in [LOW, 1] x nominal", "LOW"),
+    Flag("range_ratio", "share", "draw lengths uniformly from [LOW, 1] x nominal length", "LOW"),
     Flag(
         "length_distribution",
         "word",
-        "left open: as the flags beside it say",
+        "distribution of prompt and output lengths (default: set by the other length flags)",
         choices=("fixed", "uniform", "lognormal", "empirical"),
     ),
     Flag(
@@ -260,37 +286,49 @@ LENGTHS = (
     ),
     Flag(
         "lengths_from",
-        help="empirical: pairs of lengths from a trace file, drawn with replacement",
+        help="empirical: (prompt, output) length pairs drawn with replacement from a trace file",
         metavar="FILE",
     ),
     Flag(
         "prefix_len",
         "whole",
-        "tokens of a shared prefix, before the L tokens of each prompt",
+        "tokens of a shared prefix, added to each prompt",
         "P",
         least=0,
         spellings=("--prefix-len", "--random-prefix-len"),
     ),
-    Flag("num_prefixes", "whole", "different prefixes; left open: 1", "N"),
+    Flag("num_prefixes", "whole", "number of distinct prefixes (default: 1)", "N"),
 )
 ROUTER = (
     Flag(
         "router",
         "word",
-        "in turn (left open); to the fewest requests that wait or run; to where the prefix was sent before",
+        "round_robin (default); least_loaded: fewest waiting and running requests; prefix_aware: replica with "
+        "the longest cached prefix",
         choices=("round_robin", "least_loaded", "prefix_aware"),
     ),
-    Flag("router_cache_threshold", "share_or_none", "prefix_aware: of the prompt, to count; 0.5", "SHARE"),
+    Flag(
+        "router_cache_threshold",
+        "share_or_none",
+        "prefix_aware: least share of the prompt that must match (default: 0.5)",
+        "SHARE",
+    ),
     Flag(
         "router_balance_abs_threshold",
         "whole",
-        "prefix_aware: requests by which loads may differ before the least loaded replica is taken; 32",
+        "prefix_aware: load difference in requests above which the least loaded replica is used (default: 32)",
         "N",
         least=0,
     ),
-    Flag("router_balance_rel_threshold", "span", "prefix_aware: and as a factor; 1.0001", "FACTOR", least=1.0),
+    Flag(
+        "router_balance_rel_threshold",
+        "span",
+        "prefix_aware: and load ratio above which it is used (default: 1.0001)",
+        "FACTOR",
+        least=1.0,
+    ),
 )
-# columns of scenarios that the command line spells otherwise (--goodput, --keep)
+# columns of scenarios that other command-line options set (--goodput, --keep)
 KEPT = (
     Flag("goodput_ttft_ms", "positive"),
     Flag("goodput_tpot_ms", "positive"),
@@ -316,15 +354,15 @@ FLAGS = {
 }
 # flag: column of ``deployments``
 DEPLOYMENT_FLAGS = {flag.name: flag.column for flag in FLAGS.values() if flag.column}
-# flags that are a deployment of their own: the model that proposes tokens
+# flags that define a second deployment: the draft model
 DRAFT_FLAGS = tuple(flag.name for flag in SPECULATION if not flag.column)
-# flag: the flag of the engines that decode which it stands for where others compute the prompts
+# prefill-pool flag -> decode-pool flag it overrides
 PREFILL_FLAGS = {
     name: own for name in FLAGS if (own := name.removeprefix("prefill_")) != name and own in DEPLOYMENT_FLAGS
 }
 POOL_FLAGS = tuple(flag.name for flag in POOLS)
 LOAD_FLAGS = tuple(flag.name for group in (LOAD, LENGTHS, ROUTER, KEPT) for flag in group)
-# spelled so by other tools, or shorter
+# spellings of other tools, and short forms
 ALIASES = {
     alias: flag.name
     for flag in FLAGS.values()
@@ -333,7 +371,7 @@ ALIASES = {
 } | {"ep": "expert_parallel_size"}
 
 
-# kind: whether a value is inside, and what to give instead
+# kind -> (value is in range, description of the range)
 RANGES: Mapping[str, tuple] = {
     "positive": (lambda value, flag: value > 0, lambda flag: "a finite number above 0"),
     "share": (lambda value, flag: 0 < value <= 1, lambda flag: "a number above 0 and at most 1"),
@@ -347,12 +385,12 @@ RANGES: Mapping[str, tuple] = {
 
 
 def checked(name: str, value: Any) -> Any:
-    """Return a flag's value in its own type, so that 8 and 8.0 name the same scenario; InvalidInput tells the range."""
+    """Return a flag's value in its own type, so that 8 and 8.0 name the same scenario; InvalidInput gives the range."""
     flag = FLAGS[name]
     if value == "":
-        raise InvalidInput(f"{name} is empty; give a value, or leave it out.")
+        raise InvalidInput(f"{name} is empty; give a value, or leave it unset.")
     if isinstance(value, str) and (flag.kind == "whole" or flag.kind in RANGES):
-        value = _read_number(value)  # one word in a column of a CSV makes texts of its numbers
+        value = _read_number(value)  # a CSV column with one non-number is read as text
     if flag.kind == "whole":
         if not _is_number(value) or value != math.floor(value) or not flag.least <= value <= flag.most:
             bound = f"of at least {flag.least}"
@@ -366,7 +404,7 @@ def checked(name: str, value: Any) -> Any:
             raise InvalidInput(f"{name} is {value!r}; give {what(flag)}.")
         return float(value)
     if flag.kind == "version" and not any(letter.isdigit() for letter in str(value)):
-        raise InvalidInput(f"{name} is {value!r}; give a version such as 0.11.0, or leave it out.")
+        raise InvalidInput(f"{name} is {value!r}; give a version such as 0.11.0, or leave it unset.")
     if flag.kind == "word" and value not in flag.choices:
         raise InvalidInput(f"{name} is {value!r}; give one of {', '.join(flag.choices)}.")
     return value

@@ -1,4 +1,4 @@
-"""One forward step, kernel by kernel, and the latencies of a whole table of kernel calls."""
+"""One forward step, kernel by kernel, and the latencies of a table of kernel calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 PHASES = ("prefill", "decode", "mixed")
-# beyond it the sizes of tensors leave 64 bits
+# larger steps have tensor sizes beyond 64 bits
 LARGEST_STEP_TOKENS = 10**9
 STEP_QUERY = """
 select calls.family, calls.name, min(calls.call) as call, sum(calls.count)::bigint as count,
@@ -24,7 +24,7 @@ select calls.family, calls.name, min(calls.call) as call, sum(calls.count)::bigi
        latencies.latency_p05_us as p05_us, latencies.latency_p95_us as p95_us, latencies.tier, latencies.evidence
 from kernel_calls as calls
 join kernel_latencies as latencies using (deployment_id, step_shape_id, call)
-group by all  -- the same kernel in several kinds of layers is one row
+group by all  -- one row for the same kernel in several kinds of layers
 order by sum(calls.count) * any_value(latencies.latency_us) desc, min(calls.call)
 """
 
@@ -101,18 +101,18 @@ def step_shape(
     prefill: ``batch_size`` prompts of ``input_len`` new tokens after ``context_len`` cached ones.
     decode: ``batch_size`` sequences with ``context_len`` tokens in the cache.
     mixed: those decodes and one chunk of ``input_len`` tokens.
-    InvalidInput names the size that is missing or negative.
+    InvalidInput: a size is missing.
     """
     needed = {"prefill": ("input_len",), "decode": ("context_len",), "mixed": ("input_len", "context_len")}[phase]
     given = {"input_len": input_len, "context_len": context_len}
     for name in needed:
         if given[name] is None:
-            raise InvalidInput(f"a {phase} step needs --{name.replace('_', '-')}, which was not given.")
+            raise InvalidInput(f"a {phase} step needs --{name.replace('_', '-')}; give it.")
     chunk, context = (input_len or 0 if phase != "decode" else 0), context_len or 0
     if phase == "decode" and input_len is not None:
         raise InvalidInput(
-            "a decode step has one new token a sequence, so --input-len has no meaning; use --phase mixed or "
-            "leave it out."
+            "--input-len does not apply to a decode step, which has one new token per sequence; remove it, or use "
+            "--phase mixed."
         )
     decodes = batch_size if phase != "prefill" else 0
     prompts = batch_size if phase == "prefill" else int(phase == "mixed")
@@ -157,13 +157,11 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
     longest = (sizes["context_len"] or 0) + (sizes["input_len"] or 1 if phase == "prefill" else 1)
     if longest > settings["max_model_len"] or (phase == "mixed" and sizes["input_len"] > settings["max_model_len"]):
         raise InvalidInput(
-            f"the step holds a sequence of {max(longest, sizes['input_len'] or 0)} tokens, more than "
-            f"max_model_len {settings['max_model_len']}; use shorter ones."
+            f"the step has a sequence of {max(longest, sizes['input_len'] or 0)} tokens, more than "
+            f"max_model_len {settings['max_model_len']}; use shorter sequences."
         )
     if shape["tokens"] > LARGEST_STEP_TOKENS:
-        raise InvalidInput(
-            f"the step holds {shape['tokens']} tokens; give sizes with at most {LARGEST_STEP_TOKENS} in all."
-        )
+        raise InvalidInput(f"the step has {shape['tokens']} tokens; use at most {LARGEST_STEP_TOKENS}.")
     session.give("step_shapes", [{"deployment_id": deployment["deployment_id"], **shape}])
     kernels = session.query(STEP_QUERY).to_pylist()
     totals = session.table("step_totals").to_pylist()[0]
@@ -222,13 +220,13 @@ def _assumed(session: Session, shape: dict[str, Any], plan: dict[str, Any]) -> l
         if row["subject"] not in ("prefix caching", "data parallel", "pipeline")
     ]
     if shape["prefill_requests"] and shape["decode_requests"]:
-        sentences.append("the chunk ends its prompt: one token is sampled for it")
+        sentences.append("the chunk completes its prompt, so one token is sampled for it")
     held = shape["decode_requests"] * ((shape["decode_context"] or 0) + 1) + shape["prefill_requests"] * (
         shape["prefill_cached"] + shape["prefill_tokens"]
     )
     if held > plan["kv_cache_tokens"]:
         sentences.append(
-            f"the step holds {held:,} tokens, more than the KV cache's {plan['kv_cache_tokens']:,}: the engine "
+            f"the step needs {held:,} tokens of KV cache, but only {plan['kv_cache_tokens']:,} fit: the engine "
             "could not run it"
         )
     return sentences
@@ -237,7 +235,7 @@ def _assumed(session: Session, shape: dict[str, Any], plan: dict[str, Any]) -> l
 def predict_calls(session: Session, path: str, gpu: str, tier: str | None) -> pa.Table:
     """Return ``kernel_latencies`` rows of a Parquet table of kernel calls on one GPU, in the file's order.
 
-    The file has the columns of ``kernel_calls``; deployment_id, step_shape_id, call, gpu and engine may be left out.
+    The file has the columns of ``kernel_calls``; deployment_id, step_shape_id, call, gpu and engine are optional.
     """
     from kernelsight.kernels.calls import call_latencies
     from kernelsight.read.calls import read_calls

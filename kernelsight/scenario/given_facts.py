@@ -11,7 +11,7 @@ from kernelsight.read.rows import read_rows
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
-# what a hypothetical GPU need not state
+# columns that a hypothetical GPU may leave out
 UNSTATED = (
     "compute_capability",
     "bf16_flops_per_s",
@@ -27,8 +27,8 @@ UNSTATED = (
 def extend_gpus(session: Session, path: Path) -> list[str]:
     """Add the GPUs of a CSV or JSON file to the catalogue's; return the catalogue names that its rows replace.
 
-    A row that has the name of a catalogue GPU, or names one as ``like``, takes from it what it does not state, and
-    its fit (``measured_as``). InvalidInput: the file cannot be read, or a new GPU lacks columns (all of them listed).
+    A row with the name of a catalogue GPU, or with one in the field ``like``, takes missing columns and the fit
+    (``measured_as``) from it. InvalidInput: the file cannot be read, or a new GPU lacks columns (all are listed).
     """
     known = {row["gpu"]: row for row in session.table("gpus").to_pylist()}
     columns = [column.name for column in session.graph.known("gpus").columns]
@@ -37,23 +37,23 @@ def extend_gpus(session: Session, path: Path) -> list[str]:
     for number, stated in enumerate(read_rows(path, texts, "--gpus", "GPU"), start=1):
         name = stated.get("gpu")
         if not name:
-            raise InvalidInput(f"{path}, GPU {number}: it has no name; give the field gpu.")
+            raise InvalidInput(f"{path}, GPU {number}: the field gpu (its name) is missing; add it.")
         if not isinstance(name, str):
-            raise InvalidInput(f"{path}, GPU {number}: its name is {name!r}; give a text.")
+            raise InvalidInput(f"{path}, GPU {number}: its name is {name!r}; give a string.")
         like = stated.pop("like", None)
         if like is not None and str(like) not in known:
-            raise unknown("GPU", str(like), known, f"{path} names it as like.")
+            raise unknown("GPU", str(like), known, f"It is in the field like of {path}.")
         base = known.get(like or name, {})
         plain = {"name": name, "vendor": "nvidia", "architecture": "hypothetical", "source": f"given in {path.name}"}
         row = {**({} if base else plain), **base, **stated, "source": stated.get("source", f"given in {path.name}")}
         row["measured_as"] = stated.get("measured_as", base.get("measured_as") or base.get("gpu"))
         if row["measured_as"] is not None and str(row["measured_as"]) not in {name, *known}:
-            raise unknown("GPU", str(row["measured_as"]), known, f"{path} names it as measured_as.")
+            raise unknown("GPU", str(row["measured_as"]), known, f"It is in the field measured_as of {path}.")
         missing = [column for column in columns if row.get(column) is None and column not in UNSTATED]
         if missing:
             raise InvalidInput(
-                f"{path}, GPU {name}: the fields {', '.join(missing)} are missing; state them, or name a "
-                "catalogue GPU as like."
+                f"{path}, GPU {name}: missing fields {', '.join(missing)}; add them, or name a catalogue GPU in the "
+                "field like."
             )
         _refuse_implausible(row, path)
         rows.append(row)
@@ -62,7 +62,7 @@ def extend_gpus(session: Session, path: Path) -> list[str]:
 
 
 def _refuse_implausible(row: dict[str, Any], path: Path) -> None:
-    """Refuse rates and sizes below one byte, operation or cycle (a second): they would overflow every latency."""
+    """Reject rates and sizes below 1 (byte, operation, cycle per second): they would overflow every latency."""
     for name, value in row.items():
         rate = name.endswith(("_per_s", "_hz", "_bytes")) and isinstance(value, int | float)
         if rate and value < 1:
@@ -73,16 +73,16 @@ def _without_strange(rows: list[dict[str, Any]], columns: list[str], path: Path)
     for row in rows:
         for name in row:
             if name not in columns:
-                raise unknown("column of gpus", name, columns, f"{path} states it.")
+                raise unknown("column of gpus", name, columns, f"It is in {path}.")
     return rows
 
 
 def give_host_overheads(session: Session, path: Path) -> None:
-    """Put the rows of a CSV or JSON file in the place of those that the catalogue has of their engines.
+    """Replace the catalogue's host_overheads of some engines by the rows of a CSV or JSON file.
 
-    What a row leaves out it takes from the newest row of its engine, and stays assumed; one that states every figure
-    is as good as measured. A time per request alone is all that the front end takes. InvalidInput: the file cannot be
-    read, or a value does not fit its column.
+    Missing columns are taken from the engine's newest row and keep its ``assumed``; a row with every figure counts as
+    measured. With request_us but no per_prompt_token_us, the latter is 0. InvalidInput: the file cannot be read, or a
+    value does not fit its column.
     """
     columns = session.graph.known("host_overheads").columns
     there = session.table("host_overheads").to_pylist()
@@ -93,9 +93,9 @@ def give_host_overheads(session: Session, path: Path) -> None:
     for number, stated in enumerate(read_rows(path, texts, "--host-overheads", "row of host overheads"), start=1):
         engine = stated.get("engine")
         if engine is None:
-            raise InvalidInput(f"{path}, row {number}: it names no engine; give the field engine.")
+            raise InvalidInput(f"{path}, row {number}: the field engine is missing; add it.")
         if str(engine) not in newest:
-            raise unknown("engine", str(engine), newest, f"{path} names it.")
+            raise unknown("engine", str(engine), newest, f"It is in {path}.")
         strange = [name for name in stated if name not in {column.name for column in columns}]
         if strange:
             raise unknown("column of host_overheads", strange[0], [column.name for column in columns])

@@ -1,4 +1,4 @@
-"""What a load may state together: the rules that the command line and the drawing of requests share."""
+"""Which workload flags may be combined: the rules shared by the command line and the generation of requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FROM_THE_TRACE = (
     *("request_rate", "input_len", "output_len", *RAMP_UP, "length_distribution", "lengths_from", *SPREADS),
     *("prefix_len", "num_prefixes", "num_priorities", "num_turns", "think_time_s"),
 )
-# what each distribution needs (one of them suffices), and what it leaves no room for
+# columns that each distribution needs (one suffices), and columns that it excludes
 NEEDED = {"lognormal": SPREADS, "empirical": ("lengths_from",)}
 UNUSED = {
     "fixed": (*SPREADS, "lengths_from", "range_ratio"),
@@ -28,7 +28,7 @@ Fault = tuple[str, str]  # what was found, what to do
 
 
 def distribution(row: Mapping[str, Any]) -> str:
-    """Return the distribution of a synthetic load's lengths: the stated one, else the one whose parameters are stated.
+    """Return the length distribution of a synthetic workload: as set, else the one whose parameters are set.
 
     >>> distribution({"lengths_from": "day.csv"}), distribution({"range_ratio": 0.5})
     ('empirical', 'uniform')
@@ -41,7 +41,7 @@ def distribution(row: Mapping[str, Any]) -> str:
 
 
 def stated(row: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
-    """Return the names that a load states; a range ratio of 1 says nothing.
+    """Return the names that a workload sets; a range ratio of 1 counts as unset.
 
     >>> stated({"input_len": 8, "range_ratio": 1.0}, ("input_len", "output_len", "range_ratio"))
     ['input_len']
@@ -50,20 +50,20 @@ def stated(row: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
 
 
 def check_load(flags: Mapping[str, Any]) -> None:
-    """Refuse flags of a scenario whose load is not stated, stated by halves or twice."""
+    """Raise InvalidInput for a workload that is missing, incomplete or contradictory."""
     if not {"trace", "request_rate", "ramp_up_strategy", "max_concurrency"} & set(flags):
-        raise InvalidInput("no load is stated; give trace, request_rate or max_concurrency.")
+        raise InvalidInput("no workload is given; set trace, request_rate or max_concurrency.")
     fault = first_fault(flags)
     if fault:
         raise InvalidInput(". ".join(fault))
 
 
 def first_fault(row: Mapping[str, Any]) -> Fault | None:
-    """Return what is wrong with a load that is stated by halves or twice, and what to do; None where nothing is.
+    """Return what is incomplete or contradictory in a workload, and what to do; None if it is valid.
 
     >>> first_fault({"num_prompts": 8, "input_len": 512, "output_len": 64, "request_rate": 2.0})
     >>> first_fault({"trace": "day.csv", "input_len": 512})[1]
-    'Leave out one or the other.'
+    'Remove one or the other.'
     """
     faults = _trace_faults if row.get("trace") is not None else _synthetic_faults
     return next(faults(row), None) or next(_router_faults(row), None)
@@ -72,8 +72,8 @@ def first_fault(row: Mapping[str, Any]) -> Fault | None:
 def _trace_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
     twice = stated(row, FROM_THE_TRACE)
     if twice:
-        found = f"a trace and {', '.join(twice)} are both stated, but a trace has its own arrivals and lengths"
-        yield found, "Leave out one or the other."
+        found = f"trace and {', '.join(twice)} are both set, but a trace has its own arrivals and lengths"
+        yield found, "Remove one or the other."
 
 
 def _synthetic_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
@@ -81,18 +81,18 @@ def _synthetic_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
     needed = ("num_prompts",) if shape == "empirical" else ("num_prompts", "input_len", "output_len")
     missing = [name for name in needed if row.get(name) is None]
     if missing:
-        found = f"there is no trace, and a synthetic load lacks {', '.join(missing)}"
-        yield found, "Give the trace, or all of a synthetic load."
+        found = f"the synthetic workload is missing {', '.join(missing)}"
+        yield found, "Set the rest, or give a trace."
     yield from _ramp_up_faults(row)
     if shape in NEEDED and not stated(row, NEEDED[shape]):
-        yield f"{shape} lengths lack {' or '.join(NEEDED[shape])}", "State it, or leave length_distribution out."
+        yield f"{shape} lengths need {' or '.join(NEEDED[shape])}", "Set it, or leave length_distribution unset."
     unused = stated(row, UNUSED[shape])
     if unused:
-        yield f"{', '.join(unused)} cannot be used with {shape} lengths", "Leave out one or the other."
+        yield f"{', '.join(unused)} cannot be used with {shape} lengths", "Remove one or the other."
     if row.get("num_prefixes") is not None and row.get("prefix_len") is None:
-        yield "num_prefixes is stated without prefix_len", "State how many tokens of the prompt are shared."
+        yield "num_prefixes is set without prefix_len", "Set prefix_len, the tokens of the shared prefix."
     if row.get("think_time_s") is not None and (row.get("num_turns") or 1) == 1:
-        yield "think_time_s is stated, but sessions have one turn", "State num_turns, or leave think_time_s out."
+        yield "think_time_s is set, but conversations have one turn", "Set num_turns, or leave think_time_s unset."
 
 
 def _ramp_up_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
@@ -101,13 +101,13 @@ def _ramp_up_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
         return
     missing = [name for name in RAMP_UP if name not in of_ramp_up]
     if missing:
-        yield f"a ramp-up lacks {', '.join(missing)}", "State all of it, or none."
+        yield f"the ramp-up is missing {', '.join(missing)}", "Set all of its flags, or none."
     if row.get("request_rate") is not None:
-        yield "request_rate and a ramp-up are both stated", "Leave out one or the other."
+        yield "request_rate and a ramp-up are both set", "Remove one or the other."
 
 
 def _router_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
     unused = stated(row, ROUTER_THRESHOLDS)
     if unused and row.get("router") != "prefix_aware":
-        found = f"{', '.join(unused)} {'is' if len(unused) == 1 else 'are'} stated, but the router looks at no prefix"
-        yield found, "State router prefix_aware, or leave it out."
+        found = f"{', '.join(unused)} {'is' if len(unused) == 1 else 'are'} set, but the router is not prefix_aware"
+        yield found, "Set router to prefix_aware, or remove the threshold."

@@ -1,4 +1,4 @@
-"""Service-level objectives of a sweep: stated as words, told of every scenario, and the cheapest that keeps them."""
+"""Service-level objectives: parsing, per-scenario check, and the cheapest deployment that meets them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOODPUT = {"ttft": "goodput_ttft_ms", "tpot": "goodput_tpot_ms", "e2el": "goodpu
 
 
 def parse_objectives(words: list[str]) -> dict[str, float]:
-    """Return service-level objectives from words such as ttft:200.
+    """Return objectives per request from arguments such as ttft:200.
 
     >>> parse_objectives(["ttft:200", "tpot:50"])
     {'goodput_ttft_ms': 200.0, 'goodput_tpot_ms': 50.0}
@@ -33,16 +33,16 @@ def parse_objectives(words: list[str]) -> dict[str, float]:
             milliseconds = float("nan")
         if name not in GOODPUT or not 0 < milliseconds < float("inf"):
             raise InvalidInput(
-                f"--goodput {word!r} is not understood; give ttft:MS, tpot:MS or e2el:MS with a positive number."
+                f"--goodput {word!r} is not valid; give ttft:MS, tpot:MS or e2el:MS with a positive number."
             )
         if GOODPUT[name] in found:
-            raise InvalidInput(f"--goodput states {name} twice; give it once.")
+            raise InvalidInput(f"--goodput has {name} twice; give it once.")
         found[GOODPUT[name]] = milliseconds
     return found
 
 
 def parse_slo(words: list[str]) -> dict[str, float]:
-    """Return the largest allowed value of summary columns from words such as ttft_p99:200, milliseconds.
+    """Return the largest allowed value per summary column from arguments such as ttft_p99:200, in milliseconds.
 
     >>> parse_slo(["ttft_p99:200", "tpot_mean:50"])
     {'ttft_p99_ms': 200.0, 'tpot_mean_ms': 50.0}
@@ -59,17 +59,17 @@ def parse_slo(words: list[str]) -> dict[str, float]:
         except ValueError:
             milliseconds = math.nan
         if not 0 < milliseconds < math.inf:
-            raise InvalidInput(f"--slo {word!r} states no positive number; give {name}:MS.")
+            raise InvalidInput(f"--slo {word!r} has no positive number; give {name}:MS.")
         if f"{name}_ms" in found:
-            raise InvalidInput(f"--slo states {name} twice; give it once.")
+            raise InvalidInput(f"--slo has {name} twice; give it once.")
         found[f"{name}_ms"] = milliseconds
     return found
 
 
 def meets_slo(rows: pa.Table, slo: Mapping[str, float]) -> pa.Array:
-    """Tell of each row of ``scenario_summary`` whether it keeps every objective: false where a request was turned away.
+    """Return for each row of ``scenario_summary`` whether it meets every objective; false if a request was rejected.
 
-    A metric that no request has (TPOT, where all outputs are of one token) is kept.
+    A metric without a value (TPOT, if all outputs have one token) counts as met.
     """
     import pyarrow.compute as pc
 
@@ -80,7 +80,7 @@ def meets_slo(rows: pa.Table, slo: Mapping[str, float]) -> pa.Array:
 
 
 def with_costs(rows: pa.Table) -> pa.Table:
-    """Append the cost of a million output tokens where GPUs have a price; null where nothing was served."""
+    """Append the cost per million output tokens if the rows have a GPU price; null if nothing was served."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -88,20 +88,20 @@ def with_costs(rows: pa.Table) -> pa.Table:
         return rows
     per_hour = pc.multiply(rows[PRICE], pc.cast(rows["gpus"], pa.float64()))
     tokens = pc.multiply(rows["output_throughput"], 3600.0 / 1e6)
-    # a rate of zero has no cost a token: null, not infinity
+    # zero throughput: null, not infinity
     tokens = pc.if_else(pc.equal(tokens, 0.0), pa.scalar(None, pa.float64()), tokens)
     return rows.append_column(COST, pc.divide(per_hour, tokens))
 
 
 def cheapest(rows: pa.Table, rate: float | None = None) -> dict[str, Any] | None:
-    """Return the row that keeps the objectives for the least money an hour, with ``instances`` and ``price_per_hour``.
+    """Return the row with the lowest price per hour that meets the objectives, with its ``instances`` and price.
 
-    Without ``rate``: of a sweep's rows with meets_slo, one instance each. With ``rate`` (requests per second): of the
-    rows of ``find_rates``, each with as many instances as the rate needs, shared out evenly. None: no row does.
-    InvalidInput: the grid states no price.
+    Without ``rate``: among a sweep's rows with meets_slo, one instance each. With ``rate`` (requests per second): among
+    the rows of ``find_rates``, each with as many instances as the rate needs, sharing it evenly. None: no row does.
+    InvalidInput: the grid has no price.
     """
     if PRICE not in rows.column_names:
-        raise InvalidInput(f"the cheapest deployment needs prices; give {PRICE} as a column of the grid.")
+        raise InvalidInput(f"the cheapest deployment needs prices; add the column {PRICE} to the grid.")
     found = []
     for row in rows.to_pylist():
         if row[PRICE] is None or not row["meets_slo"]:

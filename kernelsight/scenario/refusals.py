@@ -1,4 +1,4 @@
-"""Deployments that cannot run: their sentences, with the smallest tensor-parallel size that would fit."""
+"""Deployments that cannot run: their error message, with the smallest tensor-parallel size that would fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 PARALLEL_SIZES = (1, 2, 4, 8, 16, 32, 64)
-# the faults of deployment_faults, in the order in which their sentences are told
+# the faults of deployment_faults, in the order in which they are reported
 ORDER = (
     *("expert_parallel", "heads", "kv_heads", "width", "experts", "blocks", "pipeline", "dtype", "model_len"),
     *("chunking", "partial_prefills", "batch_wait", "kv_cache_tokens", "kv_cache", "memory"),
@@ -18,7 +18,7 @@ ORDER = (
 
 
 def refuse_faults(session: Session) -> None:
-    """Raise InvalidInput with every fault of the session's deployments; for a lack of memory, what would fit."""
+    """Raise InvalidInput with every fault of the session's deployments; if memory is short, with what would fit."""
     faults = session.table("deployment_faults").to_pylist()
     if not faults:
         return
@@ -33,7 +33,7 @@ def refuse_faults(session: Session) -> None:
 
 
 def _what_fits(session: Session, deployment: dict[str, Any]) -> str:
-    """Find the smallest tensor-parallel size without a fault, by asking for all of them at once."""
+    """Return the smallest tensor-parallel size without a fault, checking all sizes in one query."""
 
     candidates = []
     for size in PARALLEL_SIZES:

@@ -1,4 +1,4 @@
-"""Speculative decoding as rows: who proposes tokens, and a model's multi-token-prediction layer as a model."""
+"""Speculative decoding: the method that the flags select, and a multi-token-prediction layer as a model of its own."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Any
 from kernelsight.errors import InvalidInput
 
 MTP_SUFFIX = ".mtp"
-# what differs from layer to layer: a model's own way to attend comes before what stands in for it
+# kinds of attention, the preferred one for the multi-token-prediction layer first
 MIXERS = ("full", "mla", "sparse", "sliding", "linear", "none")
 
 
 def with_method(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flags with the method of speculative decoding that they come to.
-
-    InvalidInput: flags that do not belong together.
+    """Return flags with ``speculative_method`` filled in; InvalidInput for contradictory flags.
 
     >>> with_method({"num_speculative_tokens": 3, "draft_acceptance_rate": 0.8})["speculative_method"]
     'mtp'
@@ -23,20 +21,18 @@ def with_method(flags: Mapping[str, Any]) -> dict[str, Any]:
     stated = [name for name in ("speculative_method", "speculative_model", "draft_acceptance_rate") if name in flags]
     if "num_speculative_tokens" not in flags:
         if stated:
-            raise InvalidInput(
-                f"{stated[0]} is about speculative decoding, and no tokens are proposed; give num_speculative_tokens."
-            )
+            raise InvalidInput(f"{stated[0]} needs speculative decoding, but num_speculative_tokens is unset; set it.")
         return dict(flags)
     if "draft_acceptance_rate" not in flags:
         raise InvalidInput(
-            "num_speculative_tokens is given, and how many of them are accepted is not; give draft_acceptance_rate, "
-            "the share that the engine's log states for the first proposed token."
+            "num_speculative_tokens is set, but draft_acceptance_rate is not; set it to the acceptance rate of the "
+            "first draft token in the engine's log."
         )
     method = flags.get("speculative_method", "draft_model" if "speculative_model" in flags else "mtp")
     if (method == "draft_model") != ("speculative_model" in flags):
         raise InvalidInput(
-            f"speculative_method is {method}, and speculative_model is "
-            f"{flags.get('speculative_model', 'left open')}; give a model with draft_model, and with it alone."
+            f"speculative_method is {method}, but speculative_model is "
+            f"{flags.get('speculative_model', 'unset')}; set speculative_model only with draft_model."
         )
     return dict(flags) | {"speculative_method": method}
 
@@ -44,16 +40,16 @@ def with_method(flags: Mapping[str, Any]) -> dict[str, Any]:
 def mtp_rows(
     model: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the ``models`` and ``model_layers`` rows of a model's multi-token-prediction layer, run by itself.
+    """Return the ``models`` and ``model_layers`` rows of a model's multi-token-prediction layer as a draft model.
 
-    One layer of the model's last kind, behind a projection of the embedding of the last token and the hidden state
-    before it; embedding and head are the model's (DeepSeek-V3 technical report, arXiv 2412.19437, section 2.2). Where
-    a checkpoint has several such layers, each draft runs one of them. InvalidInput: the checkpoint has none.
+    One layer of the model's last kind, after a projection of the last token's embedding and the previous hidden
+    state; embedding and output head are the model's (DeepSeek-V3 technical report, arXiv 2412.19437, section 2.2). If
+    a checkpoint has several such layers, each draft token runs one of them. InvalidInput: the checkpoint has none.
     """
     if not model["mtp_layers"]:
         raise InvalidInput(
-            f"{model['model']} has no multi-token-prediction layer; let another model propose tokens "
-            "(--speculative-method draft_model --speculative-model M), or n-grams (--speculative-method ngram)."
+            f"{model['model']} has no multi-token-prediction layer; use a draft model "
+            "(--speculative-method draft_model --speculative-model M) or n-grams (--speculative-method ngram)."
         )
     kind = min(layers, key=lambda layer: (MIXERS.index(layer["attention"]), layer["ffn"] != "moe"))
     row = dict(model) | {

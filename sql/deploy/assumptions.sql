@@ -1,6 +1,6 @@
--- What each deployment's numbers rest on that nobody measured or stated, one sentence a subject
+-- Assumptions behind the predictions of each deployment, one sentence per subject
 select settings.deployment_id, 'kernel constants' as subject,
-       format('latencies of {} come from analytic terms with assumed constants (eta_coefficients), not from a fit to measurements',
+       format('latencies of {} use assumed constants (table eta_coefficients), not fitted to measurements',
               string_agg(distinct calls.family, ', ' order by calls.family)) as sentence
 from deployment_settings as settings
 join kernel_calls as calls using (deployment_id)
@@ -8,19 +8,19 @@ where settings.tier <> 'roofline' and calls.family in (select family from eta_co
 group by settings.deployment_id
 union all
 select settings.deployment_id, 'host overhead',
-       format('host time of {} from version {} on ({:.1f} ms exposed and {:.1f} ms of {} work a step, {:.0f} us a running request, {:.2f} us between kernels, {:.0f} us a launch outside CUDA graphs, {:.0f} ms a request and {:.1f} us a token of its prompt) is {}, not measured',
-              overheads.engine, overheads.from_version, overheads.step_exposed_us / 1000, overheads.step_base_us / 1000,
-              case when overheads.overlapped then 'overlappable' else 'serial' end, overheads.exposed_per_request_us, overheads.launch_gap_us, overheads.per_eager_launch_us, overheads.request_us / 1000, overheads.per_prompt_token_us, overheads.assumed)
+       format('host times of {} from version {} are {}, not measured: {:.1f} ms exposed and {:.1f} ms {} per step, {:.0f} us per running request, {:.0f} ms per request and {:.1f} us per prompt token (table host_settings)',
+              overheads.engine, overheads.from_version, overheads.assumed, overheads.step_exposed_us / 1000, overheads.step_base_us / 1000,
+              case when overheads.overlapped then 'overlappable' else 'serial' end, overheads.exposed_per_request_us, overheads.request_us / 1000, overheads.per_prompt_token_us)
 from deployment_settings as settings
 join host_settings as overheads using (deployment_id)
 where overheads.assumed is not null and settings.tier <> 'roofline'
 union all
-select settings.deployment_id, 'gpu', format('{} of {} are estimates: no vendor document states them', replace(gpus.estimated, ',', ', '), settings.gpu)
+select settings.deployment_id, 'gpu', format('{} of {} are estimates, not from a vendor document', replace(gpus.estimated, ',', ', '), settings.gpu)
 from deployment_settings as settings join gpus on gpus.gpu = settings.gpu
 where gpus.estimated is not null
 union all
 select settings.deployment_id, 'hypothetical gpu',
-       format('{} is hypothetical: where {} was measured, its kernels take that fit, at the rates of their own row', settings.gpu, gpus.measured_as)
+       format('{} is hypothetical: its kernels use the fit of {} where there is one, with its own rates', settings.gpu, gpus.measured_as)
 from deployment_settings as settings join gpus on gpus.gpu = settings.gpu
 where gpus.measured_as in (select gpu from eta_coefficients where gpu is not null) and settings.tier in ('auto', 'target-measured')
 union all
@@ -29,7 +29,7 @@ from deployment_settings as settings join models on models.model = settings.mode
 where models.notes is not null
 union all
 select settings.deployment_id, 'memory',
-       'activations are estimated from the widest layer of the largest step, and CUDA graphs take 1 GiB'
+       'activation memory is estimated from the widest layer of the largest step; CUDA graphs take 1 GiB'
 from deployment_settings as settings
 union all
 select settings.deployment_id, 'number format',
@@ -43,44 +43,44 @@ select settings.deployment_id, 'kv cache',
        format('attention over the {} KV cache computes in {}', settings.kv_cache_dtype, settings.dtype)
 from deployment_settings as settings where settings.kv_cache_dtype <> settings.dtype
 union all
-select settings.deployment_id, 'experts', 'tokens reach experts at random, some of which are preferred: the busiest of the GPUs that share them sets the pace'
+select settings.deployment_id, 'experts', 'tokens are routed to experts at random, with some experts preferred; the busiest GPU determines the time'
 from deployment_settings as settings join models on models.model = settings.model
 where models.experts is not null and settings.tier <> 'roofline'
 union all
 select settings.deployment_id, 'pipeline',
-       format('{} pipeline stages work on as many batches; every layer, and the host''s share of it, counts alike{}', settings.pp,
-              case when settings.engine = 'sglang' then ', and a request goes on in the micro-batch that is next, not in one of its own' else '' end)
+       format('{} pipeline stages process one batch each at the same time; layers and host time are split evenly{}', settings.pp,
+              case when settings.engine = 'sglang' then '; a request continues in the next micro-batch, not always in the same one' else '' end)
 from deployment_settings as settings where settings.pp > 1
 union all
 select settings.deployment_id, 'speculative decoding',
-       format('of {} tokens that are proposed for a sequence in each step, each is accepted with probability {:.2f} where those before it were; {}', settings.num_speculative_tokens, settings.draft_acceptance_rate,
-              case when settings.draft_deployment_id is null then 'proposing them takes no time' else 'attention over them takes as long as that of so many heads more' end)
+       format('num_speculative_tokens {}: each draft token is accepted with probability {:.2f} if all earlier ones were; {}', settings.num_speculative_tokens, settings.draft_acceptance_rate,
+              case when settings.draft_deployment_id is null then 'drafting takes no time' else 'attention over them costs as much as over that many additional heads' end)
 from deployment_settings as settings where settings.num_speculative_tokens > 0
 union all
-select settings.deployment_id, 'data parallel', 'data-parallel replicas step by themselves, each as if the others brought equally many tokens to MoE layers'
+select settings.deployment_id, 'data parallel', 'data-parallel replicas step independently, each as if the others sent equally many tokens to MoE layers'
 from deployment_settings as settings where settings.dp > 1
 union all
-select settings.deployment_id, 'batch wait', 'every look for new requests lasts all of batch_wait_timeout_ms, also where a full batch of them has come before'
+select settings.deployment_id, 'batch wait', 'every wait for new requests lasts the full batch_wait_timeout_ms, even if a full batch arrives earlier'
 from deployment_settings as settings where settings.batch_wait_timeout_ms > 0
 union all
-select settings.deployment_id, 'static batches', 'a request of a static batch that has ended is no longer computed, and a batch begins with what waits: none waits to be full'
+select settings.deployment_id, 'static batches', 'finished requests of a static batch are no longer computed, and a batch starts with the waiting requests, full or not'
 from deployment_settings as settings where settings.scheduling = 'static'
 union all
-select settings.deployment_id, 'prefix caching', 'prompts are computed whole: prefixes of layers with a state of their own, or with windows alone, are not shared here'
+select settings.deployment_id, 'prefix caching', 'prompts are computed in full: prefixes of models with recurrent layers, or only sliding-window layers, are not shared'
 from deployment_settings as settings join kv_layout as layout using (deployment_id)
 where settings.enable_prefix_caching and (layout.full_layers = 0 or layout.sequence_bytes > 0)
 union all
-select settings.deployment_id, 'prefix caching', 'a prefix is found where its blocks of layers without a window are cached: what their windows need of it is taken to be there too, in blocks of each request'
+select settings.deployment_id, 'prefix caching', 'a prefix counts as cached if its blocks of full-attention layers are; those of sliding-window layers are assumed to be cached too'
 from deployment_settings as settings join kv_layout as layout using (deployment_id)
 where settings.enable_prefix_caching and layout.full_layers > 0 and layout.window_layers > 0 and layout.sequence_bytes = 0
 union all
 select settings.deployment_id, 'max_model_len',
-       format('max_model_len {} is more than the {} tokens that the KV cache holds: the engine would ask for a smaller one', settings.max_model_len, plan.kv_cache_tokens)
+       format('max_model_len {} exceeds the {} tokens of the KV cache; the engine would require a smaller one', settings.max_model_len, plan.kv_cache_tokens)
 from deployment_settings as settings join memory_plan as plan using (deployment_id)
 where plan.max_concurrency < 1
 union all
 select settings.deployment_id, 'communication',
-       format('a group of {} GPUs spans nodes: it is joined by one NDR InfiniBand port a GPU', settings.tp * settings.dp)
+       format('a group of {} GPUs spans several nodes, connected by one NDR InfiniBand port per GPU', settings.tp * settings.dp)
 from deployment_settings as settings
 join gpus on gpus.gpu = settings.gpu
 left join fabrics on fabrics.fabric = gpus.link_fabric

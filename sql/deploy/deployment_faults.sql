@@ -1,9 +1,9 @@
--- Why a deployment cannot run, one sentence a fault: sizes that do not divide, arithmetic that the GPU lacks, memory that is too small
+-- Why a deployment cannot run, one sentence per fault: indivisible sizes, unsupported number formats, too little memory
 with facts as (
   select settings.*, models.heads, models.vocab, models.experts, gpus.bf16_flops_per_s, plan.usable_bytes, plan.weights_bytes, plan.activations_bytes,
          plan.graphs_bytes, plan.kv_bytes, plan.kv_cache_tokens as capacity_tokens, plan.capacity_units,
          models.layer_count, models.max_positions, models.linear_key_heads, models.linear_value_heads,
-         -- its memory is counted with the model that it proposes tokens for
+         -- a draft model's memory is counted with the model that it drafts for
          settings.deployment_id in (select draft_deployment_id from deployment_settings where draft_deployment_id is not null) as is_draft
   from deployment_settings as settings
   join models on models.model = settings.model
@@ -23,33 +23,33 @@ widths as (
   where layers.ffn <> 'none'
 )
 select deployment_id, 'heads' as fault,
-       format('{} has {} attention heads, which tensor-parallel size {} does not divide; use a size that divides {}', model, heads, tp, heads) as sentence
+       format('{} has {} attention heads, not divisible by tensor-parallel size {}; use a size that divides {}', model, heads, tp, heads) as sentence
 from attention_heads where heads % tp <> 0
 union
 select deployment_id, 'kv_heads',
-       format('{} has {} key-value heads, which tensor-parallel size {} neither divides nor is a multiple of; use a size that does', model, kv_heads, tp)
+       format('{} has {} key-value heads, not divisible by tensor-parallel size {}; use a size that divides {}', model, kv_heads, tp, kv_heads)
 from attention_heads where attention in ('full', 'sliding', 'linear') and kv_heads % tp <> 0 and (tp % kv_heads <> 0 or attention = 'linear')
 union
 select deployment_id, 'width',
-       format('{} has a feed-forward width of {}, which {} parts do not divide; use other parallel sizes', model, intermediate, parts)
+       format('{} has a feed-forward width of {}, not divisible into {} parts; use other parallel sizes', model, intermediate, parts)
 from widths where intermediate % parts <> 0
 union
 select deployment_id, 'width',
-       format('{} has shared experts of width {}, which tensor-parallel size {} does not divide; use other parallel sizes', model, shared_intermediate, tp)
+       format('{} has shared experts of width {}, not divisible by tensor-parallel size {}; use other parallel sizes', model, shared_intermediate, tp)
 from widths where ffn = 'moe' and shared_intermediate % tp <> 0
 union
 select deployment_id, 'experts',
-       format('{} has {} experts, which expert-parallel size {} does not divide; use other parallel sizes', model, experts, moe_ep)
+       format('{} has {} experts, not divisible by expert-parallel size {}; use other parallel sizes', model, experts, moe_ep)
 from widths where ffn = 'moe' and experts % moe_ep <> 0
 union
--- vLLM and SGLang refuse such a checkpoint: a scale would stand for parts of two blocks
+-- vLLM and SGLang reject such a checkpoint: a scale would apply to parts of two blocks
 select deployment_id, 'blocks',
-       format('{} is quantised in blocks of 128, which the {} of {} feed-forward channels that each of {} parts gets does not fill; use other parallel sizes',
-              model, intermediate // parts, intermediate, parts)
+       format('{} is quantised in blocks of 128, but each of {} parts gets {} of {} feed-forward channels, not a multiple of 128; use other parallel sizes',
+              model, parts, intermediate // parts, intermediate)
 from widths where format = 'fp8_block' and intermediate % parts = 0 and intermediate // parts % 128 <> 0
 union
 select deployment_id, 'expert_parallel',
-       format('{} has no experts, so expert parallelism cannot be used; leave it out', model)
+       format('{} has no experts; disable expert parallelism', model)
 from facts where moe_ep > 1 and experts is null
 union
 select deployment_id, 'pipeline',
@@ -61,36 +61,36 @@ select deployment_id, 'dtype',
 from facts where dtype = 'bf16' and bf16_flops_per_s is null
 union
 select deployment_id, 'model_len',
-       format('max_model_len {} is more than the {} tokens that {} allows; use at most that', max_model_len, max_positions, model)
+       format('max_model_len {} exceeds the {} tokens that {} supports; use at most that', max_model_len, max_positions, model)
 from facts where max_model_len > max_positions
 union
 select deployment_id, 'chunking',
-       format('max_num_batched_tokens {} is less than max_num_seqs {}, so that a full decode batch does not fit a step; raise the one or lower the other',
+       format('max_num_batched_tokens {} is less than max_num_seqs {}; raise the former or lower the latter',
               max_num_batched_tokens, max_num_seqs)
 from facts where max_num_batched_tokens < max_num_seqs and engine = 'vllm'
 union
 select deployment_id, 'partial_prefills',
-       format('max_long_partial_prefills {} needs long prompts to be told apart; give long_prefill_token_threshold', max_long_partial_prefills)
+       format('max_long_partial_prefills {} needs long_prefill_token_threshold; set it', max_long_partial_prefills)
 from facts where max_long_partial_prefills > 0 and long_prefill_token_threshold = 0
 union
 select deployment_id, 'partial_prefills',
-       format('max_long_partial_prefills {} is more than max_num_partial_prefills {}; use at most that', max_long_partial_prefills, max_num_partial_prefills)
+       format('max_long_partial_prefills {} exceeds max_num_partial_prefills {}; use at most that', max_long_partial_prefills, max_num_partial_prefills)
 from facts where max_num_partial_prefills > 0 and max_long_partial_prefills > max_num_partial_prefills
 union
 select deployment_id, 'batch_wait',
-       format('batch_wait_timeout_ms {} is known beside the step before alone; leave asynchronous scheduling on, or give batch_wait_timeout_iters', batch_wait_timeout_ms)
+       format('batch_wait_timeout_ms {} needs asynchronous scheduling; turn it on, or use batch_wait_timeout_iters', batch_wait_timeout_ms)
 from facts where batch_wait_timeout_ms > 0 and not async_scheduling
 union
 select deployment_id, 'memory',
-       format('{} does not fit {} with tensor-parallel size {}: {:.1f} GiB of weights, activations and graphs against {:.1f} GiB that may be used, {:.1f} GiB are missing',
+       format('{} does not fit on {} with tensor-parallel size {}: weights, activations and CUDA graphs take {:.1f} GiB, {:.1f} GiB are usable, so it needs {:.1f} GiB more',
               model, gpu, tp, (weights_bytes + activations_bytes + graphs_bytes) / 1024.0 ** 3, usable_bytes / 1024.0 ** 3, -kv_bytes / 1024.0 ** 3)
 from facts where kv_bytes <= 0 and kv_cache_tokens is null and not is_draft
 union
 select deployment_id, 'kv_cache',
-       format('no KV block fits beside {} on {}: {:.2f} GiB are left for the cache; use more GPUs, a smaller max_num_batched_tokens, or another kv_cache_dtype',
+       format('no KV cache block fits for {} on {}: {:.2f} GiB are left for the cache; use more GPUs, a smaller max_num_batched_tokens, or another kv_cache_dtype',
               model, gpu, kv_bytes / 1024.0 ** 3)
 from facts where kv_bytes > 0 and capacity_units = 0 and kv_cache_tokens is null and not is_draft
 union
 select deployment_id, 'kv_cache_tokens',
-       format('kv_cache_tokens {} holds no block of {} tokens; give at least {}', kv_cache_tokens, block_size, block_size)
+       format('kv_cache_tokens {} is less than one block of {} tokens; use at least {}', kv_cache_tokens, block_size, block_size)
 from facts where capacity_units = 0 and kv_cache_tokens is not null and not is_draft

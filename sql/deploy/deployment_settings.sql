@@ -1,4 +1,4 @@
--- Every flag of each deployment with its engine's default filled in, and the number format of each class of weights
+-- Every flag of each deployment with the engine's defaults filled in, and the number format of each class of weights
 with preset as (
   select deployments.deployment_id, engine_presets.*
   from deployments
@@ -44,7 +44,7 @@ select
   least(coalesce(deployments.max_model_len, models.max_positions), 1048576)::bigint as max_model_len,
   coalesce(deployments.max_num_seqs, preset.max_num_seqs) as max_num_seqs,
   coalesce(deployments.max_num_batched_tokens, preset.max_num_batched_tokens) as max_num_batched_tokens,
-  -- what is long where several prompts are computed in part: 4 % of max_model_len, as vLLM's SchedulerConfig had it
+  -- default of a long prompt with concurrent partial prefills: 4 % of max_model_len, as in vLLM's SchedulerConfig
   coalesce(
     deployments.long_prefill_token_threshold,
     case when greatest(deployments.max_num_partial_prefills, deployments.max_long_partial_prefills) > 1
@@ -58,7 +58,7 @@ select
   coalesce(deployments.enable_prefix_caching, preset.enable_prefix_caching) as enable_prefix_caching,
   coalesce(deployments.async_scheduling, preset.async_scheduling) as async_scheduling,
   coalesce(deployments.scheduling, preset.scheduling) as scheduling,
-  -- a static batch is prefilled before it decodes, and keeps its blocks to its end
+  -- a static batch is prefilled before it decodes, and keeps its blocks until it finishes
   case when deployments.scheduling = 'static' then 'prefill_first' else coalesce(deployments.prefill_policy, preset.prefill_policy) end as prefill_policy,
   coalesce(deployments.scheduling_policy, preset.scheduling_policy) as scheduling_policy,
   coalesce(deployments.capacity_policy, case when deployments.scheduling = 'static' then 'guaranteed_no_evict' else preset.capacity_policy end) as capacity_policy,

@@ -1,4 +1,4 @@
--- The arithmetic and the activation width that each GPU gives each number format: its own where the tensor cores have it, else 16 bit
+-- Arithmetic and activation width of each number format on each GPU: native if the tensor cores support it, else 16 bit
 with rates as (
   unpivot (select gpu, fp32_flops_per_s as fp32, fp16_flops_per_s as fp16, bf16_flops_per_s as bf16, fp8_flops_per_s as fp8,
                   fp4_flops_per_s as fp4, int8_flops_per_s as int8 from gpus)

@@ -1,6 +1,6 @@
--- Host overhead of each deployment: the row of its engine nearest at or below its version, the newest where it states none
+-- Host overhead of each deployment: its engine's row of the latest version up to its own; the newest row if it has no version
 with numbered as (
-  -- versions compare as lists of numbers; a candidate comes before its release, which ends in 0
+  -- versions compare as lists of numbers; a release candidate sorts before its release, which ends in 0
   select
     host_overheads.*,
     regexp_extract_all(replace(from_version, 'rc', '.-1.') || '.0', '-?[0-9]+')::bigint[] as first_numbers

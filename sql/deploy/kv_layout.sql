@@ -1,4 +1,4 @@
--- What the KV cache of one GPU holds per deployment: bytes per token of layers without and with a window, and fixed state per sequence
+-- KV cache layout per deployment on one GPU: bytes per token of layers without and with a window, and fixed state per sequence
 with per_layer as (
   select
     layers.deployment_id,
@@ -7,7 +7,7 @@ with per_layer as (
     case layers.attention when 'sliding' then layers."window" else 0 end as attention_window,
     case when layers.attention in ('full', 'sliding') then 2 * layers.kv_heads * layers.head_dim * formats.weight_bits / 8
          when layers.attention = 'mla' then (models.kv_lora_rank + models.qk_rope_head_dim) * formats.weight_bits / 8
-         -- the indexer keeps one FP8 key and its FP32 scale per token
+         -- the indexer stores one FP8 key and its FP32 scale per token
          when layers.attention = 'sparse' then (models.kv_lora_rank + models.qk_rope_head_dim) * formats.weight_bits / 8 + models.index_head_dim + 4
          else 0 end as token_bytes,
     -- gated delta net: one FP32 matrix per value head, and the tail of the short convolution

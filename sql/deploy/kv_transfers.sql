@@ -1,12 +1,12 @@
--- What it takes to bring the KV of a prompt from the engine that computed it to one that decodes: bytes of a GPU over its own port
+-- Time to transfer a prompt's KV cache from a prefill replica to a decode replica: bytes per GPU over one port each
 with sides as (
   select scenario_id, deployment_id, kv_transfer_fabric from scenarios where prefill_deployment_id is not null
   union all
   select scenario_id, prefill_deployment_id, kv_transfer_fabric from scenarios where prefill_deployment_id is not null
 ),
 bytes as (
-  -- stages and tensor-parallel ranks send side by side: the GPU with the most bytes, on either side, sets the pace;
-  -- layers of a model that proposes tokens stand beside those of one stage
+  -- stages and tensor-parallel ranks send in parallel: the GPU with the most bytes, on either side, determines the time;
+  -- layers of a draft model are added to those of one stage
   select
     sides.scenario_id,
     coalesce(any_value(sides.kv_transfer_fabric), 'infiniband_ndr') as fabric,
@@ -28,8 +28,8 @@ select
   bytes.window_tokens,
   bytes.sequence / (fabrics.bytes_per_s * fabrics.efficiency) * 1e6 as sequence_us,
   fabrics.latency_us,
-  format('the KV cache of a prompt goes whole, after the prompt, prompt after prompt, over one {} port a GPU at {:.1f} GB/s and {:.1f} us of latency, and holds no memory on its way; '
-         'the client has the first token from the engine that computed the prompt, and the engine that decodes takes no request time of its own',
+  format('each KV cache is sent in one piece after its prefill, one prompt at a time, over one {} port per GPU at {:.1f} GB/s and {:.1f} us latency, without using memory in transit; '
+         'the prefill replica returns the first token, and the decode replica adds no host time per request',
          fabrics.fabric, fabrics.bytes_per_s * fabrics.efficiency / 1e9, fabrics.latency_us) as assumed
 from bytes join fabrics using (fabric)
 order by bytes.scenario_id

@@ -1,7 +1,7 @@
--- How one GPU's memory is split, and what the rest holds of KV cache: blocks, tokens, and full-length requests at once;
--- a model that proposes tokens has its weights and its layers of the cache beside the other's
+-- Memory of one GPU, and the capacity of its KV cache in blocks, tokens and full-length requests;
+-- a draft model adds its weights and its layers of the cache
 with stages as (
-  -- the fullest pipeline stage: its share of the layers, and embedding and head with it
+  -- the fullest pipeline stage: its share of the layers, plus embedding and output head
   select deployment_id, ceil(sum(count) / any_value(pp)) / sum(count) as layer_share
   from sharded_layers join (select deployment_id, pp from deployment_settings) using (deployment_id)
   group by deployment_id
@@ -42,13 +42,13 @@ split as (
     using (deployment_id)
 ),
 units as (
-  -- one unit is one block of one group of layers: all layers where they are alike, else the layers of a window's kind
+  -- one unit is one block of one group of layers: all layers if they are of one kind, else the layers of one kind
   select
     *,
     usable_bytes - weights_bytes - activations_bytes - graphs_bytes as kv_bytes,
     case when window_layers = 0 then least(full_layers, 1) else ceil(full_layers / least(nullif(full_layers, 0), window_layers)) end as full_group,
     case when window_layers = 0 then 0 else ceil(window_layers / least(window_layers, coalesce(nullif(full_layers, 0), window_layers))) end as window_units,
-    -- the last group of a kind is padded with layers that hold nothing
+    -- the last group of a kind is padded with empty layers
     case when least(full_layers, window_layers) > 0 then least(full_layers, window_layers) else full_layers + window_layers end as group_layers,
     ceil(window_tokens / block_size)::bigint + 1 as window_blocks
   from split

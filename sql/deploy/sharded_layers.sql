@@ -1,4 +1,4 @@
--- The layers of each deployment as one GPU holds them: heads, widths and experts after tensor and expert parallelism
+-- The layers of each deployment on one GPU: heads, widths and experts after tensor and expert parallelism
 select
   settings.deployment_id,
   settings.gpu,

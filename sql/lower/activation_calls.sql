@@ -1,4 +1,4 @@
--- Gated activations of dense and shared feed-forwards, and the sigmoid gate on attention outputs (routed experts count theirs inside)
+-- Gated activations of dense and shared feed-forwards, and the sigmoid gate on attention outputs (those of routed experts are in moe_calls)
 with layers as (
   select sharded_layers.*, models.ffn_gated, models.attention_output_gate, models.linear_value_head_dim
   from sharded_layers

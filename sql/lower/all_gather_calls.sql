@@ -1,4 +1,4 @@
--- Gathers: the logits over the tensor-parallel group, and the tokens of all data-parallel ranks before MoE layers; bytes is the gathered tensor
+-- Gathers: the logits over the tensor-parallel group, and the tokens of all data-parallel ranks before MoE layers; bytes: the gathered tensor
 with gathers as (
   select settings.deployment_id, step_shape_id, 'model.logits_all_gather' as call, 'logits_all_gather' as name, 1 as count, settings.tp as group_size,
          2.0 * sampled * models.vocab as bytes

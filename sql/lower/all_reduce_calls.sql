@@ -2,7 +2,7 @@
 with sums as (
   select deployment_id, layer_kind, 'attention_all_reduce' as name, count, hidden, tp as group_size from sharded_layers where tp > 1 and attention <> 'none'
   union all
-  -- an all-to-all brings routed outputs back whole; a reduce-scatter over the data-parallel ranks leaves one part on each tensor-parallel rank
+  -- an all-to-all returns complete routed outputs; a reduce-scatter over the data-parallel ranks leaves one part on each tensor-parallel rank
   select layers.deployment_id, layers.layer_kind, 'ffn_all_reduce', layers.count, layers.hidden, layers.tp
   from sharded_layers as layers
   join deployment_settings as settings using (deployment_id)

@@ -1,4 +1,4 @@
--- Tokens sent to the ranks of their experts and back; bytes is what one GPU sends, one copy per distinct expert rank
+-- Tokens sent to the ranks of their experts and back; bytes: sent by one GPU, one copy per distinct expert rank
 with exchanges as (
   select layers.*, settings.expert_exchange, exchange.name, exchange.element_bytes
   from sharded_layers as layers
@@ -16,7 +16,7 @@ select
   exchanges.count,
   exchanges.moe_ep as group_size,
   0.0 as flops,
-  -- distinct ranks that the top_k experts of a token fall on, under uniform routing
+  -- expected number of distinct ranks of a token's top_k experts, under uniform routing
   step_tokens.tokens * exchanges.hidden * exchanges.element_bytes * exchanges.moe_ep * (1 - pow(1 - 1.0 / exchanges.moe_ep, exchanges.top_k)) as bytes
 from exchanges
 join step_tokens using (deployment_id)

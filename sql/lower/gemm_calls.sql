@@ -4,7 +4,7 @@ with rows_of_step as (
   union all
   select deployment_id, step_shape_id, 'sampled', '', sampled from step_tokens
   union all
-  -- MLA expands the new tokens and the cached ones of its prefill chunks in two products
+  -- MLA expands new and cached tokens of prefill chunks in two products
   select deployment_id, step_shape_id, 'prefill', '', prefill_new from step_tokens
   union all
   select deployment_id, step_shape_id, 'prefill', '_context', prefill_past from step_tokens

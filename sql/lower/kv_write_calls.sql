@@ -1,4 +1,4 @@
--- Keys and values of the step's tokens, written into the paged cache, where the engine launches a kernel for it
+-- Writes of the step's keys and values into the paged cache, if the engine launches a separate kernel
 with layers as (
   select
     sharded_layers.*,

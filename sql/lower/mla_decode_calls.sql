@@ -1,5 +1,5 @@
 -- MLA decode: all heads read one latent vector per cached token, queries and outputs stay in the latent space;
--- proposed tokens are as many heads more
+-- draft tokens count as additional heads
 with layers as (
   select sharded_layers.* replace (heads * query_tokens as heads)
   from sharded_layers join (select deployment_id, query_tokens from deployment_settings) using (deployment_id)

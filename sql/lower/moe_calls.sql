@@ -1,6 +1,6 @@
--- Routed experts of a MoE layer: routing, the grouped products and their activation, on the experts and widths that one GPU holds
+-- Routed experts of a MoE layer on one GPU: routing, the grouped products and their activation
 with layers as (
-  -- popularity: its variance over the square of its mean, of experts that a bias balances and of others (estimates)
+  -- variance / mean^2 of expert popularity, with and without a balancing bias (estimates)
   select sharded_layers.*, settings.dtype, weights.math, weights.weight_bits, weights.format, weights.n as expert_rows,
          case when models.balanced_router then 0.3 else 1.0 end as popularity, sharded_layers.top_k::double / sharded_layers.experts as chosen
   from sharded_layers
@@ -10,13 +10,13 @@ with layers as (
   where sharded_layers.ffn = 'moe'
 ),
 work as (
-  -- data-parallel ranks bring their tokens to the same experts
+  -- data-parallel ranks send their tokens to the same experts
   select layers.*, step_tokens.step_shape_id, step_tokens.tokens * layers.dp as all_tokens
   from layers join step_tokens using (deployment_id)
   where step_tokens.tokens > 0
 ),
 routed as (
-  -- experts that at least one token reaches: the first one reaches top_k; popularity is drawn from a gamma distribution
+  -- experts with at least one token: the first token reaches top_k; popularity follows a gamma distribution
   select *, experts / moe_ep * (1 - (1 - chosen) * pow(1 - popularity * ln(1 - least(chosen, 0.999999)) * (all_tokens - 1), -1 / popularity)) as active_experts
   from work
 )

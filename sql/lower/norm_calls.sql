@@ -1,4 +1,4 @@
--- RMS norms: over the residual width (fused with the residual addition), over query and key heads, over MLA's compressed vectors, and the last one
+-- RMS norms: over the residual width (fused with the residual addition), over query and key heads, over MLA's compressed vectors, and the final one
 with layers as (
   select sharded_layers.*, models.norms_per_layer, models.qk_norm, models.q_lora_rank, models.kv_lora_rank, models.attention_output_gate, models.draft_inputs
   from sharded_layers

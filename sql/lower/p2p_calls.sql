@@ -1,4 +1,4 @@
--- Hidden state and residual handed from one pipeline stage to the next
+-- Transfers of hidden state and residual from one pipeline stage to the next
 select
   settings.deployment_id,
   step_tokens.step_shape_id,

@@ -1,4 +1,4 @@
--- Softmax attention of new tokens over what is cached and over each other, causal, with grouped queries and sliding windows
+-- Causal softmax attention of new tokens over cached and new ones, with grouped queries and sliding windows
 with chunks as (
   select
     layers.*, shapes.step_shape_id, settings.dtype, settings.kv_cache_dtype,
@@ -15,11 +15,11 @@ with chunks as (
   where layers.attention in ('full', 'sliding') and shapes.prefill_requests > 0
 ),
 pairs as (
-  -- the first queries see one key more each; once the window is full, every query sees the window
+  -- each query sees one key more than the previous one, until the window is full
   select
     *,
     growing * cached_tokens + growing * (growing + 1) / 2 + (new_tokens - growing) * "window" as visible_pairs,
-    -- a query's window holds itself too
+    -- a window includes the query's own token
     case when "window" > 0 then least(cached_tokens, "window" - 1) else cached_tokens end as cached_read
   from chunks
 )

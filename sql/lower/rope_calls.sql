@@ -1,4 +1,4 @@
--- Rotary embedding of queries and keys, in place; with the KV write in the same kernel where the engine fuses the two
+-- Rotary embedding of queries and keys, in place; includes the KV write if the engine fuses the two
 with layers as (
   select
     sharded_layers.*,

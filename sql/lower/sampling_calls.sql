@@ -1,4 +1,4 @@
--- Sampling of one token per sequence from FP32 logits: one read for the softmax, one for the choice
+-- Sampling of one token per sequence from FP32 logits: one read for the softmax, one for the selection
 select
   settings.deployment_id,
   step_tokens.step_shape_id,

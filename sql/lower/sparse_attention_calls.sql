@@ -1,4 +1,4 @@
--- Sparse attention: an indexer scores every cached token in FP8, then MLA in the latent space over the best index_top_k of them
+-- Sparse attention: an indexer scores every cached token in FP8, then MLA in the latent space over the top index_top_k
 with layers as (
   select sharded_layers.*, models.index_heads, models.index_head_dim, models.index_top_k, models.kv_lora_rank, models.qk_rope_head_dim,
          settings.dtype, formats.weight_bits / 8 as kv_bytes, indexing.math as index_math
@@ -13,7 +13,7 @@ decodes as (
   select step_shapes.*, query_tokens from step_shapes join (select deployment_id, query_tokens from deployment_settings) using (deployment_id)
 ),
 chunks as (
-  -- a decode is a chunk of one token and those proposed; what it selects from is a knot of its own
+  -- a decode is a chunk of one token plus its draft tokens
   select deployment_id, step_shape_id, 'indexer' as name, 'decode' as phase, decode_requests as requests, query_tokens as new_tokens, decode_context as cached
   from decodes where decode_requests > 0 and decode_context is not null
   union all
@@ -24,7 +24,7 @@ chunks as (
   from step_shapes cross join (values ('indexer'), ('sparse_mla')) as stage (name) where prefill_requests > 0
 ),
 limited as (
-  -- the first queries see one token more each; from index_top_k tokens on, every query attends to the selection
+  -- each query sees one token more than the previous one, up to index_top_k
   select
     layers.*, step_shape_id, name, phase, requests, new_tokens, cached, requests * new_tokens as queries,
     case when name = 'indexer' then new_tokens else least(greatest(index_top_k - cached, 0), new_tokens) end as growing

@@ -1,4 +1,4 @@
--- How many tokens of each kind a step computes: all of them, those that are sampled, new ones of prefill chunks and those before them
+-- Numbers of tokens in a step: all, sampled, new ones of prefill chunks, and cached ones before the chunks
 select
   deployment_id,
   step_shape_id,

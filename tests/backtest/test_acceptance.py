@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernelsight.backtest.acceptance import asks, fit_acceptance, planned_at
+from kernelsight.backtest.acceptance import fit_acceptance, needs_acceptance_rate, with_acceptance_rate
 from kernelsight.backtest.serve import plan_runs, serve_runs
 from kernelsight.session import connect
 
@@ -24,7 +24,7 @@ def test_the_rate_is_found_that_the_runs_were_made_with() -> None:
     with connect() as session:
         session.progress = None
         runs = [run_of(number, 1.0) for number in (1, 2, 4)]
-        planned = plan_runs(session, [planned_at(run["flags"], 0.75) for run in runs])
+        planned = plan_runs(session, [with_acceptance_rate(run["flags"], 0.75) for run in runs])
         [rows] = serve_runs(session, planned, [[None] * 3])
         for run, row in zip(runs, rows, strict=True):
             run["tpot_ms"] = row["tpot_mean_ms"]
@@ -42,7 +42,7 @@ def test_the_rate_is_found_that_the_runs_were_made_with() -> None:
 
 
 def test_a_stated_rate_stays() -> None:
-    assert not asks({"flags": {"model": "m"}})
-    assert not asks({"flags": {**FLAGS, "draft_acceptance_rate": 0.5}})
-    assert planned_at({**FLAGS, "draft_acceptance_rate": 0.5}, 0.9)["draft_acceptance_rate"] == 0.5
-    assert planned_at({"model": "m"}, 0.9) == {"model": "m"}
+    assert not needs_acceptance_rate({"flags": {"model": "m"}})
+    assert not needs_acceptance_rate({"flags": {**FLAGS, "draft_acceptance_rate": 0.5}})
+    assert with_acceptance_rate({**FLAGS, "draft_acceptance_rate": 0.5}, 0.9)["draft_acceptance_rate"] == 0.5
+    assert with_acceptance_rate({"model": "m"}, 0.9) == {"model": "m"}

@@ -38,11 +38,11 @@ def test_closed_loops_are_asked_for_and_what_is_not_predicted_is_left_out(tmp_pa
 
 def test_a_tool_that_dies_is_told_by_its_last_line(tmp_path, monkeypatch) -> None:
     stand_in(monkeypatch, tmp_path, "raise SystemExit('no module named yaml')")
-    with pytest.raises(RunFailed, match=r"AIConfigurator could not be run \(no module named yaml\)"):
+    with pytest.raises(RunFailed, match=r"AIConfigurator failed \(no module named yaml\)"):
         peer.predictions(RUNS)
 
 
 def test_a_tool_that_is_not_installed_is_named(monkeypatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InvalidInput, match="--against aiconfigurator needs that tool"):
+    with pytest.raises(InvalidInput, match="--against aiconfigurator needs aiconfigurator-core"):
         peer.predictions(RUNS)

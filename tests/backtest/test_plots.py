@@ -49,5 +49,5 @@ def test_groups_of_twenty_runs_are_drawn_beside_the_other_tool() -> None:
 
 
 def test_a_place_that_is_not_there_is_refused(tmp_path) -> None:
-    with pytest.raises(InvalidInput, match="there is no folder"):
+    with pytest.raises(InvalidInput, match="folder .* does not exist"):
         check_picture(str(tmp_path / "none" / "x.svg"))

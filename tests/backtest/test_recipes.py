@@ -99,7 +99,7 @@ def test_prompts_that_repeat_are_shared_prefixes_of_the_same_length() -> None:
 
 
 def test_a_budget_that_is_no_sum_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="recipes: '2 x isl' is no sum of numbers"):
+    with pytest.raises(InvalidInput, match="recipes: '2 x isl' is not a sum of numbers"):
         tokens_of("2 x isl", {"isl": 1})
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from kernelsight.backtest.attribution import PARTS, attribute, parts_of
 from kernelsight.backtest.data_quality import FRONT_END, MANY_WORKERS, STALLS, signs_of
-from kernelsight.backtest.report import beside, report
+from kernelsight.backtest.report import compared_with, report
 from kernelsight.backtest.scores import is_fitting, repeats, score, with_errors
 
 RUN = {
@@ -151,4 +151,4 @@ def test_the_report_scores_held_out_runs_and_counts_the_others() -> None:
 
 
 def test_another_tool_is_scored_only_where_it_predicts() -> None:
-    assert beside([], {})["n"] == 0
+    assert compared_with([], {})["n"] == 0

@@ -44,10 +44,10 @@ def test_an_empty_field_is_null(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("part,size\nbolt,big\n", "parts.csv cannot be read as parts: "),
-        ("part,size\nbolt,1\nbolt,2\n", "table parts, made by parts.csv, breaks its contract: 1 key in more than one"),
-        ("part,sise\n,1\n", "column sise (nearest: size); column part takes no nulls and has 1 row with one"),
-        ("", "parts.csv cannot be read as parts: Empty CSV file"),
+        ("part,size\nbolt,big\n", "parts.csv cannot be read as table 'parts': "),
+        ("part,size\nbolt,1\nbolt,2\n", "table 'parts' (from parts.csv) violates its contract: 1 duplicate key"),
+        ("part,sise\n,1\n", "column sise (nearest: size); column part must not be null, but is in 1 row"),
+        ("", "parts.csv cannot be read as table 'parts': Empty CSV file"),
     ],
 )
 def test_a_bad_file_is_refused(tmp_path: Path, text: str, words: str) -> None:

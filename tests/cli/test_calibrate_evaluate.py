@@ -50,8 +50,8 @@ def test_a_budget_and_the_tier_go_together(given: dict[str, Any], tier: str, bud
     [
         ({"budget": 0.0}, "--budget is 0; give a share"),
         ({"budget": 1.0}, "--budget is 1; give a share"),
-        ({"budget": 0.1, "tier": "cross-generation"}, "which the tier cross-generation has none of"),
-        ({"test_gpus": " , "}, "--test-gpus names no GPU"),
+        ({"budget": 0.1, "tier": "cross-generation"}, "which has no test-GPU measurements"),
+        ({"test_gpus": " , "}, "--test-gpus is empty"),
     ],
 )
 def test_words_that_contradict_each_other_are_refused(given: dict[str, Any], sentence: str):

@@ -35,15 +35,23 @@ def words(sweep: Path, target: Path | None, **given: Any) -> argparse.Namespace:
 @pytest.mark.parametrize(
     ("rows", "given", "sentence"),
     [
-        ([], {}, r"sweep\.parquet holds no measured kernel; give a sweep with rows\."),
+        ([], {}, r"sweep\.parquet has no rows; give a sweep with measured kernels\."),
         (
             sound("h100_fast"),
             {},
-            r"unknown GPU 'h100_fast'.* A sweep may only name GPUs of the catalogue and of --gpus\.",
+            r"unknown GPU 'h100_fast'.* The GPUs of a sweep must be in the catalogue or in --gpus\.",
         ),
-        ([*sound(), gemm("h100_sxm", 1, 8, 8, float("nan"))], {}, r"1 rows have a latency that is no positive number"),
-        ([*sound(), gemm("h100_sxm", 1, 8, 8, float("inf"))], {}, r"1 rows have a latency that is no positive number"),
-        ([*sound(), gemm("h100_sxm", 1, 8, 8, 0.0)], {}, r"1 rows have a latency that is no positive number"),
+        (
+            [*sound(), gemm("h100_sxm", 1, 8, 8, float("nan"))],
+            {},
+            r"1 rows have a latency that is not a positive number",
+        ),
+        (
+            [*sound(), gemm("h100_sxm", 1, 8, 8, float("inf"))],
+            {},
+            r"1 rows have a latency that is not a positive number",
+        ),
+        ([*sound(), gemm("h100_sxm", 1, 8, 8, 0.0)], {}, r"1 rows have a latency that is not a positive number"),
         (sound(), {"train_gpus": "a100_sxm"}, r"unknown GPU 'a100_sxm'.*h100_sxm"),
         (sound(), {"families": "gem"}, r"unknown kernel family 'gem'. Did you mean gemm"),
     ],
@@ -58,7 +66,7 @@ def test_sweeps_and_words_that_are_refused(
 
 
 def test_a_pack_needs_a_file(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="was given no -o FILE"):
+    with pytest.raises(InvalidInput, match="calibrate fit needs -o FILE"):
         calibrate_fit.run(words(write(tmp_path / "sweep.parquet", sound()), None))
 
 

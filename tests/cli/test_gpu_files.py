@@ -92,9 +92,7 @@ def test_a_gpu_like_a_measured_one_has_its_fit(gpus, command):
 
 def test_what_a_hypothetical_gpu_rests_on_is_said(gpus, command):
     path = gpus({"gpu": "fast", "like": "h100_sxm"})
-    sentence = (
-        "fast is hypothetical: where h100_sxm was measured, its kernels take that fit, at the rates of their own row"
-    )
+    sentence = "fast is hypothetical: its kernels use the fit of h100_sxm where there is one, with its own rates"
     assert sentence in command(*STEP, "--gpus", path, "--format", "json").json["assumed"]
     rest = ("--tier", "cross-generation", "--format", "json")
     assert sentence not in command(*STEP, "--gpus", path, *rest).json["assumed"]
@@ -133,11 +131,11 @@ def test_a_catalogue_gpu_is_overridden_for_this_command(gpus, command):
 @pytest.mark.parametrize(
     ("content", "ending", "words"),
     [
-        ("{", ".json", "is no JSON: "),
-        ("[]", ".json", "holds no GPU; give an object, or an array of objects"),
-        ("[1]", ".json", "holds no GPU; give an object, or an array of objects"),
-        ({"like": "h100_sxm"}, ".json", "GPU 1: it has no name; give the field gpu."),
-        (FAST | {"gpu": 5}, ".json", "GPU 1: its name is 5; give a text."),
+        ("{", ".json", "is not valid JSON: "),
+        ("[]", ".json", "has no GPU; give an object, or an array of objects"),
+        ("[1]", ".json", "has no GPU; give an object, or an array of objects"),
+        ({"like": "h100_sxm"}, ".json", "GPU 1: the field gpu (its name) is missing; add it."),
+        (FAST | {"gpu": 5}, ".json", "GPU 1: its name is 5; give a string."),
         (FAST | {"like": "h100"}, ".json", "unknown GPU 'h100'. Did you mean h100_sxm"),
         (FAST | {"like": ["h100_sxm"]}, ".json", "unknown GPU "),
         (FAST | {"measured_as": "h100"}, ".json", "unknown GPU 'h100'. Did you mean h100_sxm"),
@@ -145,7 +143,7 @@ def test_a_catalogue_gpu_is_overridden_for_this_command(gpus, command):
         (
             {"gpu": "fast", "memory_bytes": 8e10},
             ".json",
-            "the fields sm_count, sm_clock_hz, l2_bytes, memory_bandwidth_bytes_per_s, fp32_flops_per_s",
+            "missing fields sm_count, sm_clock_hz, l2_bytes, memory_bandwidth_bytes_per_s, fp32_flops_per_s",
         ),
         (
             FAST | {"memory_bandwith": 1},
@@ -179,19 +177,19 @@ def test_a_catalogue_gpu_is_overridden_for_this_command(gpus, command):
             "memory_bandwidth_bytes_per_s has NaN or infinity",
         ),
         (FAST | {"sm_count": 1.5}, ".json", "sm_count is 1.5; give a value of type int64."),
-        (FAST | {"sm_count": 0}, ".json", "column sm_count: 1 row against 'sm_count > 0' (row 1 holds 0)"),
-        ([FAST, FAST], ".json", "1 key in more than one row (gpu 'fast')"),
-        (FAST | {"link_fabric": "wire"}, ".json", "gpus.link_fabric names 'wire', which is not in fabrics.fabric."),
-        ("", ".csv", "holds no GPU; give a header and a row for each."),
-        ("gpu,like\n", ".csv", "holds no GPU; give a header and a row for each."),
-        ("gpu,gpu\na,b\n", ".csv", "has a column twice: gpu, gpu; keep one of each."),
+        (FAST | {"sm_count": 0}, ".json", "column sm_count: 1 row fails 'sm_count > 0' (row 1: 0)"),
+        ([FAST, FAST], ".json", "1 duplicate key (gpu 'fast')"),
+        (FAST | {"link_fabric": "wire"}, ".json", "gpus.link_fabric is 'wire', which is not in fabrics.fabric."),
+        ("", ".csv", "has no GPU; give a header, and a line for each."),
+        ("gpu,like\n", ".csv", "has no GPU; give a header, and a line for each."),
+        ("gpu,gpu\na,b\n", ".csv", "has duplicate columns: gpu, gpu; keep one of each."),
         (
             "gpu,like\nfast,h100_sxm,3\n",
             ".csv",
-            "GPU 1: 3 fields under 2 columns; leave a field empty where nothing is stated.",
+            "GPU 1: 3 fields for 2 columns; leave fields without a value empty.",
         ),
-        (b"\xff\xfe\x00gpu", ".csv", "is no CSV: "),
-        (b"\xff\xfe\x00", ".json", "is no JSON: "),
+        (b"\xff\xfe\x00gpu", ".csv", "is not valid CSV: "),
+        (b"\xff\xfe\x00", ".json", "is not valid JSON: "),
         ("x", ".txt", "ends in '.txt'; --gpus takes .csv or .json."),
     ],
 )
@@ -201,7 +199,8 @@ def test_files_that_are_refused(content, ending, words, gpus, refusal):
 
 def test_a_file_that_is_not_there(refusal, tmp_path):
     assert (
-        refusal(*STEP, "--gpus", tmp_path) == f"there is no file {tmp_path}; --gpus takes a CSV or JSON file of GPUs."
+        refusal(*STEP, "--gpus", tmp_path)
+        == f"file {tmp_path} does not exist; --gpus takes a CSV or JSON file of GPUs."
     )
 
 
@@ -210,5 +209,5 @@ def test_a_row_in_place_of_the_catalogues_is_told(command, gpus):
     words = ("predict", "--model", "qwen3-0.6b", "--context-len", 100, "--gpu", "h100_sxm", "--format", "json")
     answer = command(*words, "--gpus", own)
     assert answer.status == 0, answer.err
-    assert "gpus.json: its row h100_sxm stands for the catalogue's GPU of that name" in answer.err
+    assert "gpus.json: its row h100_sxm replaces the catalogue GPU of that name" in answer.err
     assert "stands for" not in command(*words, "--gpus", gpus([FAST])).err

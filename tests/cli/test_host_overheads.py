@@ -35,8 +35,14 @@ def host(answer):
 def test_an_older_engine_hides_less_and_the_answer_says_which_row_it_took(command):
     newest_us, newest = host(command(*STEP, "--format", "json"))
     older_us, older = host(command(*STEP, "--engine-version", "0.9.2", "--format", "json"))
-    assert "host time of vllm from version 0.13 on (0.6 ms exposed and 1.5 ms of overlappable work" in newest
-    assert "host time of vllm from version 0.6 on (0.3 ms exposed and 1.5 ms of serial work" in older
+    assert (
+        "host times of vllm from version 0.13 are estimated, not measured: 0.6 ms exposed and 1.5 ms overlappable"
+        in newest
+    )
+    assert (
+        "host times of vllm from version 0.6 are assumed, not measured: 0.3 ms exposed and 1.5 ms serial per step"
+        in older
+    )
     # what was hidden behind a short step is paid in full
     assert newest_us < older_us == pytest.approx(300 + 1500 + 6 + 0.02)
 
@@ -49,7 +55,7 @@ def test_rows_that_state_every_figure_are_not_assumed(command, rows):
     # they stand in the place of all rows of their engine, and of no other engine's
     words = ("--host-overheads", path, "--format", "json")
     assert host(command(*STEP, "--engine-version", "0.5", *words)) == (100.0, "")
-    assert "host time of sglang" in host(command(*STEP, "--engine", "sglang", *words))[1]
+    assert "host times of sglang" in host(command(*STEP, "--engine", "sglang", *words))[1]
 
 
 def test_a_time_per_request_alone_is_the_whole_front_end(command, rows):
@@ -67,7 +73,7 @@ def test_rows_by_version_and_figures_that_are_left_out(command, rows):
     words = ("--host-overheads", path, "--format", "json")
     assert host(command(*STEP, "--engine-version", "0.12.1", *words)) == (100.0, "")
     older = host(command(*STEP, "--engine-version", "0.11", *words))[1]
-    assert "from version 0 on (0.9 ms exposed and 1.5 ms" in older and "is estimated, not measured" in older
+    assert "from version 0 are estimated, not measured: 0.9 ms exposed and 1.5 ms" in older
 
 
 def test_a_simulation_reads_them_too(command, rows):
@@ -82,15 +88,15 @@ def test_a_simulation_reads_them_too(command, rows):
 @pytest.mark.parametrize(
     ("content", "ending", "words"),
     [
-        ("{", ".json", "is no JSON: "),
-        ([], ".json", "holds no row of host overheads; give an object"),
-        ({"step_base_us": 1}, ".json", "row 1: it names no engine; give the field engine."),
+        ("{", ".json", "is not valid JSON: "),
+        ([], ".json", "has no row of host overheads; give an object"),
+        ({"step_base_us": 1}, ".json", "row 1: the field engine is missing; add it."),
         ({"engine": "vlm"}, ".json", "unknown engine 'vlm'. Did you mean vllm"),
         ({"engine": "vllm", "step_bas_us": 1}, ".json", "unknown column of host_overheads 'step_bas_us'. Did you mean"),
-        ({"engine": "vllm", "step_base_us": -1}, ".json", "column step_base_us: 1 row against 'step_base_us >= 0'"),
+        ({"engine": "vllm", "step_base_us": -1}, ".json", "column step_base_us: 1 row fails 'step_base_us >= 0'"),
         ({"engine": "vllm", "step_base_us": "much"}, ".json", "step_base_us is 'much'; give a value of type float64."),
-        ({"engine": "vllm", "from_version": "new"}, ".json", "column from_version: 1 row against"),
-        ([{"engine": "vllm"}, {"engine": "vllm"}], ".json", "1 key in more than one row"),
+        ({"engine": "vllm", "from_version": "new"}, ".json", "column from_version: 1 row fails"),
+        ([{"engine": "vllm"}, {"engine": "vllm"}], ".json", "1 duplicate key"),
         ("x", ".txt", "ends in '.txt'; --host-overheads takes .csv or .json."),
     ],
 )
@@ -100,5 +106,5 @@ def test_files_that_are_refused(content, ending, words, rows, refusal):
 
 def test_a_file_that_is_not_there(refusal, tmp_path):
     path = tmp_path / "none.csv"
-    sentence = f"there is no file {path}; --host-overheads takes a CSV or JSON file of rows of host overheads."
+    sentence = f"file {path} does not exist; --host-overheads takes a CSV or JSON file of rows of host overheads."
     assert refusal(*STEP, "--host-overheads", path) == sentence

@@ -134,9 +134,9 @@ def test_prefix_caching_finds_the_whole_blocks_of_each_prefix_but_the_first_time
     [
         (
             (*LENGTHS, *RAMP_UP, "--request-rate", 3),
-            "request_rate and a ramp-up are both stated. Leave out one or the other.",
+            "request_rate and a ramp-up are both set. Remove one or the other.",
         ),
-        ((*LENGTHS, *RAMP_UP[:4]), "a ramp-up lacks ramp_up_end_rps. State all of it, or none."),
+        ((*LENGTHS, *RAMP_UP[:4]), "the ramp-up is missing ramp_up_end_rps. Set all of its flags, or none."),
         ((*LENGTHS, *RAMP_UP, "--ramp-up-end-rps", 0), "ramp_up_end_rps is 0.0; give a finite number above 0."),
         (
             (*LENGTHS, *RAMP_UP, "--ramp-up-start-rps", 1e-300),
@@ -144,11 +144,11 @@ def test_prefix_caching_finds_the_whole_blocks_of_each_prefix_but_the_first_time
         ),
         (
             (*LENGTHS, "--request-rate", 3, "--lengths-from", "day.csv"),
-            "input_len, output_len cannot be used with empirical lengths. Leave out one or the other.",
+            "input_len, output_len cannot be used with empirical lengths. Remove one or the other.",
         ),
         (
             ("--request-rate", 3, "--num-prompts", 3, "--lengths-from", "/nowhere.csv"),
-            "trace /nowhere.csv: there is no such file. Give the path of a readable trace file.",
+            "trace /nowhere.csv: the file does not exist. Give the path to a readable trace file.",
         ),
         (
             ("--request-rate", 3, "--lengths-from", "day.csv"),
@@ -163,12 +163,12 @@ def test_prefix_caching_finds_the_whole_blocks_of_each_prefix_but_the_first_time
         ),
         (
             (*LENGTHS, "--request-rate", 3, "--think-time", 1),
-            "think_time_s is stated, but sessions have one turn. State num_turns, or leave think_time_s out.",
+            "think_time_s is set, but conversations have one turn. Set num_turns, or leave think_time_s unset.",
         ),
         (
             (*LENGTHS, "--request-rate", 3, "--router", "least_loaded", "--router-cache-threshold", 0.2),
-            "router_cache_threshold is stated, but the router looks at no prefix. State router prefix_aware, or leave "
-            "it out.",
+            "router_cache_threshold is set, but the router is not prefix_aware. Set router to prefix_aware, or remove "
+            "the threshold.",
         ),
         (
             (*LENGTHS, "--request-rate", 3, "--router", "prefix_aware", "--router-balance-rel-threshold", 0.5),

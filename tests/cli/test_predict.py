@@ -133,24 +133,24 @@ def test_the_defaults_are_one_sequence_that_decodes(command):
         (("--context-len", -1), "--context-len is -1; give a whole number of at least 0."),
         (("--batch-size", 0), "--batch-size is 0; give a whole number of at least 1."),
         (("--phase", "prefill", "--isl", 0), "--input-len is 0; give a whole number of at least 1."),
-        (("--phase", "prefill"), "a prefill step needs --input-len, which was not given."),
+        (("--phase", "prefill"), "a prefill step needs --input-len; give it."),
         (
             ("--isl", 5),
-            "a decode step has one new token a sequence, so --input-len has no meaning; use --phase mixed or "
-            "leave it out.",
+            "--input-len does not apply to a decode step, which has one new token per sequence; remove it, or use "
+            "--phase mixed.",
         ),
         (
             ("--context-len", 10**30),
-            f"the step holds a sequence of {10**30 + 1} tokens, more than max_model_len 40960; use shorter ones.",
+            f"the step has a sequence of {10**30 + 1} tokens, more than max_model_len 40960; use shorter sequences.",
         ),
-        (("--batch-size", 2**62), f"the step holds {2**62} tokens; give sizes with at most 1000000000 in all."),
+        (("--batch-size", 2**62), f"the step has {2**62} tokens; use at most 1000000000."),
         (("-tp", 0), "tensor_parallel_size is 0; give a whole number from 1 to 1024."),
         (("-pp", 100), "qwen3-0.6b has 28 layers, fewer than pipeline-parallel size 100; use a smaller size."),
         (("--gpu-memory-utilization", "nan"), "gpu_memory_utilization is nan; give a number above 0 and at most 1."),
         (("--gpu-memory-utilization", 1.5), "gpu_memory_utilization is 1.5; give a number above 0 and at most 1."),
         (("--max-num-seqs", -3), "max_num_seqs is -3; give a whole number of at least 1."),
         (("--quantization", "fp88"), "unknown quantization 'fp88'. Did you mean fp8? Table quantizations lists them."),
-        (("--model", ""), "model is empty; give a value, or leave it out."),
+        (("--model", ""), "model is empty; give a value, or leave it unset."),
         (("--gpu", "v100_sxm"), "v100_sxm has no bf16 tensor cores; use --dtype fp16."),
     ],
 )
@@ -164,10 +164,7 @@ def test_words_that_are_no_numbers(refusal):
 
 
 def test_a_size_that_is_missing(refusal):
-    assert (
-        refusal("predict", "--model", "qwen3-0.6b", "--gpu", "l4")
-        == "a decode step needs --context-len, which was not given."
-    )
+    assert refusal("predict", "--model", "qwen3-0.6b", "--gpu", "l4") == "a decode step needs --context-len; give it."
     assert refusal("predict", "--gpu", "l4", "--context-len", 1) == "no model is named; give --model."
     assert "the following arguments are required: --gpu" in refusal("predict", "--model", "qwen3-0.6b")
 
@@ -182,15 +179,15 @@ def test_names_get_the_nearest(refusal):
 def test_heads_that_tensor_parallelism_does_not_divide(refusal):
     sentence = refusal(*STEP, "-tp", 3)
     assert sentence.startswith(
-        "qwen3-0.6b has 16 attention heads, which tensor-parallel size 3 does not divide; use a size that divides 16;"
+        "qwen3-0.6b has 16 attention heads, not divisible by tensor-parallel size 3; use a size that divides 16;"
     )
 
 
 def test_a_model_that_does_not_fit_names_what_is_missing_and_the_smallest_size(refusal, command):
     words = ("--model", "llama-3.1-70b", "--gpu", "h100_sxm", "--context-len", 1)
     sentence = refusal("predict", *words)
-    assert sentence.startswith("llama-3.1-70b does not fit h100_sxm with tensor-parallel size 1: ")
-    assert " are missing; the smallest tensor-parallel size that fits is 2." in sentence
+    assert sentence.startswith("llama-3.1-70b does not fit on h100_sxm with tensor-parallel size 1: ")
+    assert " GiB more; the smallest tensor-parallel size that fits is 2." in sentence
     assert command("predict", *words, "-tp", 2).status == 0
     nowhere = refusal(*STEP, "--gpu-memory-utilization", 0.01)
     assert nowhere.endswith(
@@ -213,13 +210,13 @@ def test_a_config_by_its_path_or_folder(tiny_config, command):
 )
 def test_a_config_that_lacks_a_field_names_it(field, tiny_config, refusal):
     sentence = refusal("predict", "--model", tiny_config(**{field: None}), "--gpu", "l4", "--context-len", 10)
-    assert f"has no field '{field}'. Take the complete config.json" in sentence
+    assert f"has no field '{field}'. Use the complete config.json" in sentence
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, "many", True])
 def test_a_config_with_a_wrong_size_names_it(size, tiny_config, refusal):
     sentence = refusal("predict", "--model", tiny_config(hidden_size=size), "--gpu", "l4", "--context-len", 10)
-    assert sentence.endswith(f"field 'hidden_size' is {size!r}, but has to be a whole number above 0.")
+    assert sentence.endswith(f"field 'hidden_size' is {size!r}, but must be a whole number above 0.")
 
 
 def test_an_architecture_is_never_guessed(tiny_config, refusal):
@@ -240,8 +237,8 @@ def test_a_config_that_is_no_json_object(content, tmp_path, refusal):
 
 def test_a_folder_without_a_config(tmp_path, refusal):
     assert refusal("predict", "--model", tmp_path, "--gpu", "l4", "--context-len", 1).endswith(
-        "there is no config.json in this folder."
+        "the folder has no config.json."
     )
     assert refusal("predict", "--model", tmp_path / "x.json", "--gpu", "l4", "--context-len", 1).endswith(
-        "there is no such file."
+        "the file does not exist."
     )

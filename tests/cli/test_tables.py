@@ -124,9 +124,10 @@ def test_a_python_variable_is_no_table(name, refusal):
 
 def test_what_only_a_run_holds_names_the_commands_that_make_one(refusal):
     sentence = refusal("sql", "select * from scenario_summary")
-    assert sentence.startswith("scenario_summary needs the table scenarios, which nobody gave")
+    assert sentence.startswith("missing input table 'scenarios' (needed by 'scenario_summary')")
     assert sentence.endswith(
-        "`kernelsight simulate ... -o run.duckdb` saves a run, and `kernelsight sql QUERY --db run.duckdb` asks it."
+        "Save a run with `kernelsight simulate ... -o run.duckdb`, then query it with "
+        "`kernelsight sql QUERY --db run.duckdb`."
     )
 
 
@@ -139,26 +140,26 @@ def test_endings_of_o(verb, command, refusal, tmp_path):
     assert json.loads((tmp_path / "out.json").read_text()) == rows
     assert len(list(csv.reader(io.StringIO((tmp_path / "out.csv").read_text())))) == len(rows) + 1
     assert "ends in '.xlsx'; use one of .parquet, .csv, .json." in refusal(*verb, "-o", "out.xlsx")
-    assert "has no ending that tells the format" in refusal(*verb, "-o", "out")
-    assert "cannot be written: there is no folder" in refusal(*verb, "-o", tmp_path / "nowhere" / "out.csv")
+    assert "has no file extension" in refusal(*verb, "-o", "out")
+    assert "cannot be written: folder" in refusal(*verb, "-o", tmp_path / "nowhere" / "out.csv")
     (tmp_path / "folder.csv").mkdir()
-    assert "is a folder; name a file in it." in refusal(*verb, "-o", tmp_path / "folder.csv")
+    assert "is a folder; give a file name." in refusal(*verb, "-o", tmp_path / "folder.csv")
 
 
 def test_a_type_that_parquet_lacks_is_one_sentence(refusal, tmp_path):
     sentence = refusal("sql", "select interval 1 day as gap", "-o", tmp_path / "out.parquet")
-    assert "cannot hold these columns" in sentence and sentence.endswith("cast them, or use .csv or .json.")
+    assert "Parquet cannot store these columns" in sentence and sentence.endswith("cast them, or use .csv or .json.")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_files_that_are_no_saved_run(refusal, tmp_path):
     junk = tmp_path / "junk.duckdb"
-    assert refusal("sql", "select 1", "--db", junk).startswith(f"there is no file {junk} to read")
+    assert refusal("sql", "select 1", "--db", junk).startswith(f"file {junk} does not exist")
     for content in ("junk", ""):
         junk.write_text(content)
         assert refusal("sql", "select 1", "--db", junk).startswith(f"{junk} cannot be opened as a DuckDB file: ")
     assert refusal("sql", "select 1", "--db", tmp_path).startswith(f"{tmp_path} cannot be opened as a DuckDB file: ")
-    assert "leave out --db or --gpus." in refusal("sql", "select 1", "--db", junk, "--gpus", "gpus.csv")
+    assert "remove one of them." in refusal("sql", "select 1", "--db", junk, "--gpus", "gpus.csv")
 
 
 def test_a_saved_run_is_read_without_simulating(saved_run, command, monkeypatch):

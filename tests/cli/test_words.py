@@ -26,7 +26,7 @@ def test_no_verb_and_a_wrong_one_list_the_verbs(refusal):
 def test_a_misspelt_flag_gets_the_nearest_ones(refusal):
     sentence = refusal("predict", "--gpu", "l4", "--batch-siz", 3)
     assert sentence.startswith("unknown flag '--batch-siz'. Did you mean --batch-size")
-    assert sentence.endswith("`kernelsight predict --help` lists what it takes.")
+    assert sentence.endswith("`kernelsight predict --help` lists them.")
 
 
 def test_a_word_too_many_is_refused(refusal):
@@ -63,7 +63,7 @@ def test_a_full_disk_behind_stdout_is_one_sentence():
     with open("/dev/full", "w") as full:
         found = subprocess.run([*START, "tables"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
     assert found.returncode == 1
-    assert found.stderr == "kernelsight: the answer could not be written: No space left on device.\n"
+    assert found.stderr == "kernelsight: the output could not be written: No space left on device.\n"
 
 
 def test_a_closed_stdout_is_no_error(tmp_path):
@@ -119,7 +119,7 @@ def test_ctrl_c_stops_with_one_sentence_and_no_half_file(moment, saved_run, tmp_
     serving.send_signal(signal.SIGINT)
     out, err = serving.communicate(timeout=120)
     assert (serving.returncode, out) == (1, ""), err
-    assert err == "kernelsight: stopped; no file was left half written.\n"
+    assert err == "kernelsight: interrupted; no partial file was written.\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -141,4 +141,4 @@ def test_a_full_memory_is_one_sentence(refusal, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(kernelsight.cli.tables, "run", full)
-    assert refusal("tables", status=1) == "the memory is full; ask for fewer rows at once."
+    assert refusal("tables", status=1) == "out of memory; request fewer rows at once."

@@ -75,19 +75,19 @@ GOOD = {
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c: c.pop("grain"), "the contract lacks grain"),
-        (lambda c: c.update(table="bolts"), "its table is 'bolts'; it must be the file's stem"),
-        (lambda c: c.update(kind="guessed"), "its kind is 'guessed'; it must be 'given' or 'derived'"),
-        (lambda c: c.update(columns=[]), "it declares no column"),
+        (lambda c: c.pop("grain"), "the contract is missing grain"),
+        (lambda c: c.update(table="bolts"), "its table is 'bolts', but must equal the file name"),
+        (lambda c: c.update(kind="guessed"), "its kind is 'guessed', but must be 'given' or 'derived'"),
+        (lambda c: c.update(columns=[]), "it has no columns"),
         (lambda c: c.pop("columns"), "it declares its columns in 'columns', or as those of another table in 'like'"),
         (lambda c: c.update(without=[3]), "'without' names columns of another table, and there is no 'like'"),
         (lambda c: c.update(rows=3), "the contract has the unknown field 'rows'"),
-        (lambda c: c["columns"][0].update(type="text"), "column part: 'text' is no column type"),
-        (lambda c: c["columns"][0].pop("doc"), "column part lacks doc"),
+        (lambda c: c["columns"][0].update(type="text"), "column part: 'text' is not a column type"),
+        (lambda c: c["columns"][0].pop("doc"), "column part is missing doc"),
         (lambda c: c["columns"][0].update(key="yes"), "column part has key = 'yes', which is not a bool"),
-        (lambda c: c["columns"][0].update(name="Part"), "column Part is not a lower-case name"),
+        (lambda c: c["columns"][0].update(name="Part"), "column Part: a name may only have lower-case letters"),
         (lambda c: c["columns"][0].update(reference="gpus"), "has the reference 'gpus'; write 'table.column'"),
-        (lambda c: c["columns"].append(c["columns"][0]), "it declares part twice"),
+        (lambda c: c["columns"].append(c["columns"][0]), "duplicate columns part"),
     ],
 )
 def test_a_malformed_contract_is_refused_and_the_json_schema_agrees(
@@ -108,7 +108,7 @@ def test_a_file_that_is_no_json_and_a_reference_to_nothing_are_refused(tmp_path:
     stated = json.loads(json.dumps(GOOD))
     stated["columns"][0]["reference"] = "bolts.bolt"
     (tmp_path / "parts.json").write_text(json.dumps(stated))
-    with pytest.raises(InvalidInput, match="column part refers to bolts.bolt, which no contract declares"):
+    with pytest.raises(InvalidInput, match="column part references bolts.bolt, which does not exist"):
         load_contracts(tmp_path)
 
 
@@ -128,10 +128,10 @@ def test_a_contract_may_take_the_columns_of_another(tmp_path: Path) -> None:
         load_contracts(tmp_path)
     (tmp_path / "bolts.json").write_text(json.dumps({**alike, "table": "bolts", "like": "parts"}))
     (tmp_path / "parts.json").write_text(json.dumps({**alike, "table": "parts", "like": "bolts"}))
-    with pytest.raises(InvalidInput, match="is not a table contract: its 'like' leads back to itself"):
+    with pytest.raises(InvalidInput, match="is not a table contract: its 'like' refers back to itself"):
         load_contracts(tmp_path)
     (tmp_path / "parts.json").write_text(json.dumps({**alike, "table": "parts", "like": "nuts"}))
-    with pytest.raises(InvalidInput, match="its 'like' names 'nuts', which has no contract"):
+    with pytest.raises(InvalidInput, match="its 'like' is 'nuts', which has no contract"):
         load_contracts(tmp_path)
 
 
@@ -178,30 +178,30 @@ def test_widths_are_changed_and_a_missing_nullable_column_is_null() -> None:
     [
         ({"part": None, "size": None}, "missing columns part, size"),
         ({"prize": [1, 2]}, "unknown column prize (nearest: price)"),
-        ({"size": ["3", "4"]}, "column size is string where int64 is asked"),
-        ({"size": [3.5, 4.0]}, "column size does not fit int64"),
-        ({"size": pa.array([2**63, 1], pa.uint64())}, "column size does not fit int64"),
-        ({"part": [None, "nut"]}, "column part takes no nulls and has 1 row with one"),
+        ({"size": ["3", "4"]}, "column size is string, expected int64"),
+        ({"size": [3.5, 4.0]}, "column size cannot be cast to int64"),
+        ({"size": pa.array([2**63, 1], pa.uint64())}, "column size cannot be cast to int64"),
+        ({"part": [None, "nut"]}, "column part must not be null, but is in 1 row"),
         ({"price": [float("nan"), 1.0]}, "column price has NaN or infinity"),
         ({"price": [1.0, float("inf")]}, "column price has NaN or infinity"),
-        ({"tags": [[1, None], []]}, "column tags has a null among the elements of a list"),
-        ({"shape": [{"m": 1}, {"m": 2}]}, "column shape is struct<m: int64> where struct<m: int64, n: int64> is asked"),
+        ({"tags": [[1, None], []]}, "column tags has a null inside a list"),
+        ({"shape": [{"m": 1}, {"m": 2}]}, "column shape is struct<m: int64>, expected struct<m: int64, n: int64>"),
     ],
 )
 @pytest.mark.parametrize("trusted", [False, True])
 def test_a_fault_of_the_columns_is_told(changed: dict, fault: str, trusted: bool) -> None:
     with pytest.raises(ContractBroken) as refusal:
         conform(parts(**changed), PARTS, trusted=trusted)
-    assert str(refusal.value).startswith("table parts breaks its contract: ")
+    assert str(refusal.value).startswith("table 'parts' violates its contract: ")
     assert fault in str(refusal.value)
 
 
 @pytest.mark.parametrize(
     ("changed", "fault"),
     [
-        ({"size": [3, -4]}, "column size: 1 row against 'size > 0' (row 2 holds -4)"),
-        ({"size": [0, -4]}, "column size: 2 rows against 'size > 0' (row 1 holds 0)"),
-        ({"part": ["nut", "nut"], "size": [3, 3]}, "1 key in more than one row (part 'nut', size 3)"),
+        ({"size": [3, -4]}, "column size: 1 row fails 'size > 0' (row 2: -4)"),
+        ({"size": [0, -4]}, "column size: 2 rows fail 'size > 0' (row 1: 0)"),
+        ({"part": ["nut", "nut"], "size": [3, 3]}, "1 duplicate key (part 'nut', size 3)"),
     ],
 )
 def test_a_fault_of_the_rows_is_told_with_an_example_and_left_out_for_trusted_rows(changed: dict, fault: str) -> None:
@@ -215,8 +215,8 @@ def test_every_fault_of_a_table_is_in_one_message() -> None:
     with pytest.raises(ContractBroken) as refusal:
         conform(parts(part=None, size=[0, 1], price=["a", "b"], colour=["red", "red"]), PARTS, origin="a.sql")
     message = str(refusal.value)
-    assert message.startswith("table parts, made by a.sql, breaks its contract: missing column part; ")
-    for fault in ("unknown column colour", "column price is string where float64", "column size: 1 row against"):
+    assert message.startswith("table 'parts' (from a.sql) violates its contract: missing column part; ")
+    for fault in ("unknown column colour", "column price is string, expected float64", "column size: 1 row fails"):
         assert fault in message
 
 
@@ -227,5 +227,5 @@ def test_a_check_over_a_column_at_fault_is_not_reported_twice() -> None:
 
 
 def test_what_is_no_arrow_table_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="table parts was given as list, which is no Arrow table"):
+    with pytest.raises(InvalidInput, match="table 'parts' cannot be read from a list"):
         conform([{"part": "bolt"}], PARTS)

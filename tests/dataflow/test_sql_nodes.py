@@ -34,14 +34,14 @@ def test_the_tables_of_a_query_are_read_from_it(query: str, tables: tuple[str, .
 @pytest.mark.parametrize(
     ("flow", "why"),
     [
-        ("cte_bears_table_name", "its CTE items bears a table's name: rename it"),
-        ("pivot", "its query is no single SELECT without PIVOT"),
-        ("reads_file", "it calls read_csv, which reads what no table holds: give the rows as a table"),
-        ("two_statements", "it holds 2 statements: a node is one SELECT"),
-        ("no_description", "its first line does not describe the table: write '-- what one row is'"),
+        ("cte_bears_table_name", "its CTE items has the name of a table; rename it"),
+        ("pivot", "its query is not a single SELECT without PIVOT"),
+        ("reads_file", "it calls read_csv, which reads data outside the graph; use an input table"),
+        ("two_statements", "it has 2 statements; a node is one SELECT"),
+        ("no_description", "its first line must describe the table: '-- description'"),
         ("syntax_error", 'its query cannot be parsed (syntax error at or near "selct")'),
-        ("parameter", "it has a parameter: a node's only inputs are tables"),
-        ("schema_named", "it names main.orders: write the table without a schema"),
+        ("parameter", "it has a parameter; a node's only inputs are tables"),
+        ("schema_named", "it reads main.orders; write the table without a schema"),
     ],
 )
 def test_a_query_that_may_not_be_a_node_is_refused(flow: str, why: str) -> None:
@@ -57,7 +57,7 @@ def test_a_pivot_with_its_columns_listed_is_refused_too(tmp_path: Path) -> None:
 
 
 def test_two_files_of_one_table_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="one/order_totals.sql and other/order_totals.sql both make the table"):
+    with pytest.raises(InvalidInput, match="one/order_totals.sql and other/order_totals.sql both define the table"):
         sql_files(FLOWS / "made_twice")
 
 

@@ -34,7 +34,7 @@ def test_a_type_is_spelled_back_as_it_was_written_and_duckdb_takes_it(text: str)
 
 @pytest.mark.parametrize("text", ["int", "list<>", "list<int64", "struct<>", "struct<a int64>", "struct<A: int64>", ""])
 def test_what_is_no_type_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no (column type|struct field); write"):
+    with pytest.raises(ValueError, match="is not a (column type; use|struct field; write)"):
         arrow_type(text)
 
 

@@ -24,30 +24,30 @@ def faults(ask, **deployment):
         (
             {"model": "qwen2.5-7b", "tp": 8},
             {
-                "heads": "qwen2.5-7b has 28 attention heads, which tensor-parallel size 8 does not divide; "
+                "heads": "qwen2.5-7b has 28 attention heads, not divisible by tensor-parallel size 8; "
                 "use a size that divides 28",
             },
         ),
         (
             {"model": "phi-4", "tp": 4},
             {
-                "kv_heads": "phi-4 has 10 key-value heads, which tensor-parallel size 4 neither divides nor is a "
-                "multiple of; use a size that does",
+                "kv_heads": "phi-4 has 10 key-value heads, not divisible by tensor-parallel size 4; "
+                "use a size that divides 10",
             },
         ),
         (
             {"model": "qwen3-next-80b-a3b", "dp": 3},
-            {"width": "qwen3-next-80b-a3b has a feed-forward width of 512, which 3 parts do not divide; "
+            {"width": "qwen3-next-80b-a3b has a feed-forward width of 512, not divisible into 3 parts; "
             "use other parallel sizes"},
         ),
         (
             {"model": "gpt-oss-120b", "dp": 3, "ep": 3},
-            {"experts": "gpt-oss-120b has 128 experts, which expert-parallel size 3 does not divide; "
+            {"experts": "gpt-oss-120b has 128 experts, not divisible by expert-parallel size 3; "
             "use other parallel sizes"},
         ),
         (
             {"model": "llama-3.1-8b", "tp": 2, "ep": 2},
-            {"expert_parallel": "llama-3.1-8b has no experts, so expert parallelism cannot be used; leave it out"},
+            {"expert_parallel": "llama-3.1-8b has no experts; disable expert parallelism"},
         ),
         (
             {"model": "llama-3.1-8b", "pp": 33},
@@ -63,13 +63,13 @@ def faults(ask, **deployment):
         ),
         (
             {"model": "qwen3-32b", "max_model_len": 40961},
-            {"model_len": "max_model_len 40961 is more than the 40960 tokens that qwen3-32b allows; use at most that"},
+            {"model_len": "max_model_len 40961 exceeds the 40960 tokens that qwen3-32b supports; use at most that"},
         ),
         (
             {"model": "llama-3.1-8b", "max_num_batched_tokens": 128, "max_num_seqs": 256},
             {
-                "chunking": "max_num_batched_tokens 128 is less than max_num_seqs 256, so that a full decode batch "
-                "does not fit a step; raise the one or lower the other",
+                "chunking": "max_num_batched_tokens 128 is less than max_num_seqs 256; raise the former "
+                "or lower the latter",
             },
         ),
     ],
@@ -102,8 +102,12 @@ def test_deployments_that_run(ask, deployment):
 
 def test_delta_net_key_heads_are_not_copied(ask):
     found = faults(ask, model="qwen3-next-80b-a3b", tp=32)
-    assert found["heads"].startswith("qwen3-next-80b-a3b has 16 attention heads, which tensor-parallel size 32")
-    assert found["kv_heads"].startswith("qwen3-next-80b-a3b has 16 key-value heads, which tensor-parallel size 32")
+    assert found["heads"].startswith(
+        "qwen3-next-80b-a3b has 16 attention heads, not divisible by tensor-parallel size 32"
+    )
+    assert found["kv_heads"].startswith(
+        "qwen3-next-80b-a3b has 16 key-value heads, not divisible by tensor-parallel size 32"
+    )
 
 
 def test_shared_experts_must_divide(ask):
@@ -111,7 +115,7 @@ def test_shared_experts_must_divide(ask):
     assert "width" not in faults(ask, model="glm-4.5", tp=3, ep=3)
     sentences = [row["sentence"] for row in ask("deployment_faults", {"model": "glm-4.5", "tp": 7, "ep": 7})]
     assert (
-        "glm-4.5 has shared experts of width 1536, which tensor-parallel size 7 does not divide; "
+        "glm-4.5 has shared experts of width 1536, not divisible by tensor-parallel size 7; "
         "use other parallel sizes" in sentences
     )
 
@@ -121,8 +125,8 @@ def test_a_model_too_large_says_how_much_is_missing(ask):
     sentence = faults(ask, **stated)["memory"]
     needed, usable, missing = (
         float(number) for number in re.fullmatch(
-            r"llama-3.1-70b does not fit h100_sxm with tensor-parallel size 1: ([\d.]+) GiB of weights, activations "
-            r"and graphs against ([\d.]+) GiB that may be used, ([\d.]+) GiB are missing[; ]*", sentence
+            r"llama-3.1-70b does not fit on h100_sxm with tensor-parallel size 1: weights, activations and CUDA "
+            r"graphs take ([\d.]+) GiB, ([\d.]+) GiB are usable, so it needs ([\d.]+) GiB more[; ]*", sentence
         ).groups()
     )  # fmt: skip
     [plan] = ask("memory_plan", stated)
@@ -142,8 +146,8 @@ def test_a_cache_without_a_block(ask):
     held = plan["weights_bytes"] + plan["activations_bytes"] + plan["graphs_bytes"] + 15 * 131072
     found = faults(ask, **settings, gpu_memory_utilization=held / plan["memory_bytes"])
     assert found == {
-        "kv_cache": "no KV block fits beside llama-3.1-8b on h100_sxm: 0.00 GiB are left for the cache; use more GPUs, "
-        "a smaller max_num_batched_tokens, or another kv_cache_dtype"
+        "kv_cache": "no KV cache block fits for llama-3.1-8b on h100_sxm: 0.00 GiB are left for the cache; use "
+        "more GPUs, a smaller max_num_batched_tokens, or another kv_cache_dtype"
     }
     held += 2 * 131072
     assert faults(ask, **settings, gpu_memory_utilization=held / plan["memory_bytes"]) == {}
@@ -159,6 +163,6 @@ def test_limits_of_long_prompts_that_contradict_each_other_are_refused():
         row = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "request_rate": 1.0, "num_prompts": 1, "input_len": 8}
         limits = {"output_len": 2, "max_num_partial_prefills": 1, "max_long_partial_prefills": 2}
         give_plan(session, [row | limits])
-        sentence = "max_long_partial_prefills 2 is more than max_num_partial_prefills 1; use at most that."
+        sentence = "max_long_partial_prefills 2 exceeds max_num_partial_prefills 1; use at most that."
         with pytest.raises(InvalidInput, match=re.escape(sentence)):
             refuse_faults(session)

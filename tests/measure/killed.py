@@ -29,6 +29,6 @@ if __name__ == "__main__":
     target = Path(sys.argv[1])
     print("ready", flush=True)
     found = measure_suite(
-        Paced(lambda point: 9.0), SUITE, target, resume=True, told=lambda line: print(line, flush=True)
+        Paced(lambda point: 9.0), SUITE, target, resume=True, log=lambda line: print(line, flush=True)
     )
     print(f"all {found.measured}", flush=True)

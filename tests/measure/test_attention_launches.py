@@ -66,7 +66,9 @@ def test_every_library_sees_the_shape_that_a_point_states(implementation: str, s
         lacks = {"window"} if shape.window else set()
         lacks |= {"fp8"} if shape.cache_bytes == 1 else set()
         if lacks - ABLE[implementation] or (decode and implementation == "cudnn_frontend"):
-            with pytest.raises(CannotMeasure, match="has no sliding window|reads no 8-bit cache|is not used for"):
+            with pytest.raises(
+                CannotMeasure, match="has no sliding window|does not support an 8-bit cache|is not used for"
+            ):
                 gpu.prepare(one)
             continue
         kernel = gpu.prepare(one)
@@ -132,7 +134,9 @@ def test_flash_attention_is_of_the_version_that_vllm_runs(
     if version > 2:
         assert gpu.prepare(eight_bit).implementation == f"flash_attention_{version}" and calls[-1][-1] == 1
     else:
-        with pytest.raises(CannotMeasure, match="FlashAttention 2, which vLLM runs here, reads no 8-bit cache"):
+        with pytest.raises(
+            CannotMeasure, match="FlashAttention 2, which vLLM uses on this GPU, does not support an 8-bit cache"
+        ):
             gpu.prepare(eight_bit)
 
 
@@ -157,7 +161,7 @@ def test_what_a_library_raises_is_the_reason_of_its_points_alone(
     assert found.left == 0 and found.measured + found.failed == len(suite.points)
     reasons = {family: set(why) for family, (_, why) in found.families.items()}
     assert reasons["gemm"] == {"no symbol"} and reasons["norm"] == set()
-    assert reasons["decode_attention"] >= {"flashinfer-python refuses it: 'no module for sm_90'", "no capture"}
+    assert reasons["decode_attention"] >= {"flashinfer-python rejects it: 'no module for sm_90'", "no capture"}
     assert reasons["prefill_attention"] >= {"no capture"} and found.families["prefill_attention"][0] > 0
     assert pq.read_metadata(tmp_path / "sweep.parquet").num_rows == found.measured > 100
 
@@ -228,7 +232,7 @@ def test_collectives_start_on_every_gpu_within_one_group(
 def test_without_nccl_a_collective_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cupy.install(monkeypatch, gpus=2)
     monkeypatch.delitem(sys.modules, "cupy.cuda.nccl", raising=False)  # of a CuPy that is installed
-    with pytest.raises(CannotMeasure, match="CuPy finds no NCCL here"):
+    with pytest.raises(CannotMeasure, match="CuPy does not find NCCL"):
         open_gpu(0, None).prepare(point("all_reduce", "nccl", "bf16", bytes=4096, gpus=2))
 
 

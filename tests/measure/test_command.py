@@ -44,7 +44,7 @@ def test_a_suite_is_measured_and_summed_up_by_family(
     assert json.loads(row.read_text()) == [ROW]
     assert "sm_count: this GPU 66, the catalogue 132" in printed.err
     assert main(words) == 2
-    assert "add --resume to go on" in capsys.readouterr().err
+    assert "add --resume to continue" in capsys.readouterr().err
     assert main([*words, "--resume", "--time-limit", "1"]) == 0
     assert measure.main(["--suite", str(tmp_path / "mine.json"), "-o", str(tmp_path / "again.parquet")]) == 0
 
@@ -58,7 +58,10 @@ def test_a_device_is_shown_beside_the_catalogue_and_written_as_a_row(
     printed = capsys.readouterr()
     rows = {row["what"]: (row["this_gpu"], row["catalogue"]) for row in json.loads(printed.out)}
     assert rows["sm_count"] == ("66", "132") and rows["temperature_c"] == ("60", "") and "torch" in rows
-    assert json.loads(target.read_text()) == [ROW] and "predict, simulate and calibrate fit take it" in printed.err
+    assert (
+        json.loads(target.read_text()) == [ROW]
+        and "use it with --gpus in predict, simulate and calibrate fit" in printed.err
+    )
     words = ["sql", "select sm_count from gpus where gpu = 'h200_sxm_device'", "--gpus", str(target)]
     assert main([*words, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == [{"sm_count": 66}]
@@ -89,7 +92,7 @@ def test_a_run_that_is_stopped_says_how_it_goes_on(
     monkeypatch.setattr(measure, "open_device", lambda arguments: Simulated(lambda point: 9.0, killed_at=2))
     words = ["calibrate", "measure", "--suite", str(tmp_path / "mine.json"), "-o", str(tmp_path / "sweep.parquet")]
     assert main(words) == 1
-    assert "sweep.parquet holds what was measured, and --resume goes on" in capsys.readouterr().err
+    assert "sweep.parquet holds the points measured so far, and --resume continues" in capsys.readouterr().err
     assert pq.read_table(tmp_path / "sweep.parquet").num_rows == 1
     assert {path.name for path in tmp_path.iterdir()} == {"mine.json", "sweep.parquet", "sweep.parquet.journal"}
 

@@ -14,9 +14,9 @@ from kernelsight.errors import InvalidInput
 from kernelsight.measure.catalogue import (
     catalogue_name,
     catalogue_rows,
+    device_row,
     differences,
     remarks,
-    row_beside_vendor,
     unlisted,
     write_row,
 )
@@ -171,24 +171,24 @@ def test_the_catalogue_is_found_by_what_a_device_tells(told: dict[str, Any], nam
 
 
 def test_a_device_that_no_row_fits_is_named_by_the_user() -> None:
-    with pytest.raises(InvalidInput, match=r"NVIDIA H200 \(7 multiprocessors, 140 GiB\) is no GPU of the catalogue"):
+    with pytest.raises(InvalidInput, match=r"NVIDIA H200 \(7 multiprocessors, 140 GiB\) is not in the catalogue"):
         catalogue_name({**H200, "sm_count": 7}, catalogue_rows())
     rows = [row for row in catalogue_rows() if row["gpu"] == "h200_sxm"]
-    with pytest.raises(InvalidInput, match="may be h200_sxm or h200_twin; name it by --gpu"):
+    with pytest.raises(InvalidInput, match="may be h200_sxm or h200_twin; choose one with --gpu"):
         catalogue_name(H200, [*rows, {**rows[0], "gpu": "h200_twin"}])
 
 
 def test_a_gpu_that_the_catalogue_lacks_keeps_its_name_and_is_told() -> None:
     rows = catalogue_rows()
-    assert row_beside_vendor(H200, "h200_sxn", rows)["gpu"] == "h200_sxn"
-    [line] = remarks("h200_sxn", row_beside_vendor(H200, "h200_sxn", rows), rows)
-    assert line.startswith("h200_sxn is no GPU of the catalogue; nearest: h200_sxm") and "--gpus FILE" in line
+    assert device_row(H200, "h200_sxn", rows)["gpu"] == "h200_sxn"
+    [line] = remarks("h200_sxn", device_row(H200, "h200_sxn", rows), rows)
+    assert line.startswith("h200_sxn is not in the catalogue; nearest: h200_sxm") and "--gpus FILE" in line
     assert not unlisted("h200_sxm", rows)
 
 
 def test_the_row_of_a_device_can_be_given_by_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = {**H200, "sm_clock_hz": 1.755e9, "l2_bytes": 62914560, "memory_bandwidth_bytes_per_s": 4.9e12, "tdp_w": None}
-    row = row_beside_vendor(told, "h200_sxm", catalogue_rows())
+    row = device_row(told, "h200_sxm", catalogue_rows())
     write_row(row, tmp_path / "row.json")
     found = main(
         [
@@ -225,9 +225,9 @@ def test_without_a_gpu_the_verb_says_what_is_missing(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "was given no -o FILE"),
+        ([], "calibrate measure needs -o FILE"),
         (["-o", "sweep.csv"], "use one of .parquet"),
-        (["-o", "sweep.parquet", "--time-limit", "0"], "--time-limit is 0; give minutes above 0"),
+        (["-o", "sweep.parquet", "--time-limit", "0"], "--time-limit is 0; give a number of minutes above 0"),
         (["-o", "sweep.parquet", "--suite", "fast"], "unknown suite 'fast'"),
     ],
 )

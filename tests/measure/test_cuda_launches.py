@@ -114,16 +114,19 @@ def test_a_gpu_without_nvml_is_told_by_what_cuda_knows(uuid: object, serial: str
 @pytest.mark.parametrize(
     ("point", "reason"),
     [
-        (Point("norm", "rms_norm", "bf16", "warm", (("columns", 100), ("rows", 1))), "no multiple of 8"),
+        (Point("norm", "rms_norm", "bf16", "warm", (("columns", 100), ("rows", 1))), "not a multiple of 8"),
         (
             Point("norm", "rms_norm", "bf16", "warm", (("columns", 2**20), ("rows", 2**20))),
             "do not fit the free memory",
         ),
-        (Point("p2p", "memcpy_peer", "bf16", "warm", (("bytes", 64), ("gpus", 2))), "there is one GPU here"),
-        (Point("all_reduce", "nccl", "bf16", "warm", (("bytes", 64), ("gpus", 2))), "it needs 2 GPUs, and there are 1"),
+        (Point("p2p", "memcpy_peer", "bf16", "warm", (("bytes", 64), ("gpus", 2))), "but this machine has one"),
+        (
+            Point("all_reduce", "nccl", "bf16", "warm", (("bytes", 64), ("gpus", 2))),
+            "it needs 2 GPUs, but this machine has 1",
+        ),
         (
             Point("quantize", "quantize_per_block", "fp8", "warm", (("columns", 136), ("rows", 1))),
-            "no multiple of 128",
+            "not a multiple of 128",
         ),
         (Point("gemm", "cublas", "fp8", "cold", (("k", 8), ("m", 1), ("n", 16))), "need n and k in multiples of 16"),
     ],
@@ -136,7 +139,7 @@ def test_points_that_cannot_be_measured_say_why(point: Point, reason: str, state
 def test_errors_of_cuda_are_of_the_point_or_of_the_device(state: State) -> None:
     gpu, point = open_gpu(0, None), points("norm", rows=1, columns=256)[0]
     state.error = "cudaErrorInvalidValue"
-    with pytest.raises(CannotMeasure, match="CUDA refuses it: cudaErrorInvalidValue"):
+    with pytest.raises(CannotMeasure, match="CUDA error: cudaErrorInvalidValue"):
         gpu.prepare(point)
     state.lost = True
     with pytest.raises(DeviceLost, match="cudaErrorInvalidValue"):
@@ -144,5 +147,5 @@ def test_errors_of_cuda_are_of_the_point_or_of_the_device(state: State) -> None:
 
 
 def test_a_number_that_no_gpu_has_is_refused(state: State) -> None:
-    with pytest.raises(InvalidInput, match="--device 3 does not exist: CUDA finds 1 GPUs"):
+    with pytest.raises(InvalidInput, match="--device 3 does not exist; CUDA finds 1 GPUs"):
         open_gpu(3, None)

@@ -50,7 +50,7 @@ def test_an_engine_that_gives_up_is_one_sentence(tmp_path: Path) -> None:
         raise AssertionError("Engine core initialization failed.\nSee root cause above.")
 
     with pytest.raises(
-        RunFailed, match=r"vLLM gave up \(Engine core initialization failed.\); .*host.json was not written"
+        RunFailed, match=r"vLLM failed \(Engine core initialization failed.\); .*host.json was not written"
     ):
         probe_vllm(tmp_path / "host.json", run, "0.33.0")
     assert not list(tmp_path.iterdir())

@@ -101,13 +101,13 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path, monkeypatch: py
     measured(tmp_path, device(), most_seconds=0.02)
     other = sweep_schema().append(pa.field("humidity", pa.float64()))
     monkeypatch.setattr("kernelsight.measure.journal.sweep_schema", lambda: other)
-    with pytest.raises(InvalidInput, match="journal has other columns than this version writes; name another -o FILE"):
+    with pytest.raises(InvalidInput, match="journal has other columns than this version writes; use another -o FILE"):
         measured(tmp_path, device(), resume=True)
 
 
 def test_two_processes_do_not_measure_into_one_sweep(tmp_path: Path) -> None:
     target = tmp_path / "sweep.parquet"
-    with locked(target), pytest.raises(InvalidInput, match=r"another process measures into .*sweep.parquet now; wait"):
+    with locked(target), pytest.raises(InvalidInput, match=r"another process is writing .*sweep.parquet; wait"):
         measured(tmp_path, device())
     assert measured(tmp_path, device()).measured == 12
 
@@ -125,7 +125,9 @@ def test_a_full_disk_ends_the_run_with_what_was_measured(
         sync(file)
 
     monkeypatch.setattr(os, "fsync", full)
-    refused = r"cannot be written \(No space left on device\); what was measured is kept in .*journal; make room, and"
+    refused = (
+        r"cannot be written \(No space left on device\); the measured points are kept in .*journal; free disk space"
+    )
     with pytest.raises(RunFailed, match=refused):
         measured(tmp_path, device())
     # a resume copies what is there: a disk that is still full costs nothing
@@ -156,10 +158,10 @@ class Nonsense(Simulated):
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (float("nan"), "the device tells nan us for a replay"),
-        (float("inf"), "the device tells inf us for a replay"),
-        (-2.0, "the device tells -2 us for a replay"),
-        (0.0, "the launches cost less than the noise of a replay"),
+        (float("nan"), "the device reports nan us for a replay"),
+        (float("inf"), "the device reports inf us for a replay"),
+        (-2.0, "the device reports -2 us for a replay"),
+        (0.0, "the launches take less time than the noise of a replay"),
     ],
 )
 def test_a_time_that_no_clock_tells_is_the_failure_of_its_point(value: float, reason: str, tmp_path: Path) -> None:
@@ -171,10 +173,10 @@ def test_a_time_that_no_clock_tells_is_the_failure_of_its_point(value: float, re
 
 def test_heat_without_end_costs_three_points_their_waiting_and_is_measured_again(tmp_path: Path) -> None:
     hot, lines = device(hot=(0.0, 1e9)), []
-    assert measured(tmp_path, hot, told=lines.append).measured == 12
+    assert measured(tmp_path, hot, log=lines.append).measured == 12
     rule = Rule()
     assert hot.waited == HOPELESS_POINTS * rule.most_repeats * rule.cool_seconds
-    assert sum("the GPU stays slowed" in line for line in lines) == 1
+    assert sum("the GPU stays throttled" in line for line in lines) == 1
     rows = pq.read_table(tmp_path / "sweep.parquet").to_pylist()
     assert {row["not_fitted"] for row in rows} == {SLOWED_FAULT}
     again = device()
@@ -199,10 +201,10 @@ def test_another_driver_is_told_and_kept_by_row(tmp_path: Path) -> None:
 
     measured(tmp_path, device(), most_seconds=0.02)
     lines: list[str] = []
-    measured(tmp_path, Updated(lambda point: 9.0), resume=True, told=lines.append)
-    assert lines[0].startswith("points so far are of driver 570.0 (cuda=12.8), the next of 580.1 (cuda=12.8)")
+    measured(tmp_path, Updated(lambda point: 9.0), resume=True, log=lines.append)
+    assert lines[0].startswith("earlier points: driver 570.0 (cuda=12.8), next points: 580.1 (cuda=12.8)")
     rows = pq.read_table(tmp_path / "sweep.parquet").to_pylist()
     drivers = [row["driver"] for row in rows]
     assert set(drivers) == {"570.0", "580.1"}
     kept = drivers.count("570.0")
-    assert lines[1] == f"{kept} points are kept from before, {12 - kept} are to be measured"
+    assert lines[1] == f"{kept} points kept from the earlier run, {12 - kept} left to measure"

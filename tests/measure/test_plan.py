@@ -33,7 +33,10 @@ def test_a_plan_is_a_suite_within_its_minutes(tmp_path: Path, capsys: pytest.Cap
     longer = {point.key for point in whole}
     assert len(longer) > len(short.points)
     assert {point.key for point in short.points} <= longer
-    assert "attention will be timed through flashinfer; --attention flash_attention_vllm|" in capsys.readouterr().err
+    assert (
+        "attention will be measured with flashinfer; choose another with --attention flash_attention_vllm|"
+        in capsys.readouterr().err
+    )
     assert main([*words, "--minutes", "1", "--attention", "flash_attention_vllm"]) == 0
     kernels = {point.implementation for point in read_suite(str(target)).points if "attention" in point.family}
     assert kernels == {"flash_attention_vllm"} and "will be timed through" not in capsys.readouterr().err
@@ -75,9 +78,12 @@ def test_points_lie_apart_by_what_a_correction_sees_of_them() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--gpu", "gb200"], "calibrate plan was given no -o FILE"),
+        (["--gpu", "gb200"], "calibrate plan needs -o FILE"),
         (["--gpu", "gb200", "-o", "suite.parquet"], "use one of .json"),
-        (["--gpu", "gb200", "-o", "suite.json", "--minutes", "-1"], "--minutes is -1; give minutes above 0"),
+        (
+            ["--gpu", "gb200", "-o", "suite.json", "--minutes", "-1"],
+            "--minutes is -1; give a number of minutes above 0",
+        ),
         (["--gpu", "gb20", "-o", "suite.json"], "unknown GPU 'gb20'"),
         (["--gpu", "gb200", "-o", "suite.json", "--models", "lama"], "lama"),
     ],

@@ -45,7 +45,7 @@ def measured(tmp_path: Path, device: Simulated, **how: object) -> Outcome:
 
 def test_rows_keep_the_contract_and_tell_cold_from_warm(tmp_path: Path) -> None:
     lines: list[str] = []
-    found = measured(tmp_path, Simulated(latency), told=lines.append)
+    found = measured(tmp_path, Simulated(latency), log=lines.append)
     assert (found.measured, found.failed, found.left) == (16, 0, 0) == (len(tiny().points), 0, 0)
     table = conform(pq.read_table(tmp_path / "sweep.parquet"), contracts()["sweep_points"], origin="a sweep")
     assert table.num_rows == 16
@@ -133,7 +133,7 @@ def test_points_that_fail_are_counted_by_reason_and_not_tried_again(tmp_path: Pa
 
 
 def test_a_lost_device_ends_the_run_and_a_resume_goes_on_behind_it(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=r"the GPU answers no more \(an illegal address\); 4 points are kept"):
+    with pytest.raises(RunFailed, match=r"the GPU stopped responding \(an illegal address\); 4 points are kept"):
         measured(tmp_path, Simulated(latency, lost_at=4))
     found = measured(tmp_path, Simulated(latency), resume=True)
     assert (found.measured, found.failed, found.left) == (15, 1, 0)
@@ -152,16 +152,16 @@ def test_a_launch_below_the_noise_of_its_flush_is_a_failure_not_a_row(tmp_path: 
 
 def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
     measured(tmp_path, Simulated(latency))
-    with pytest.raises(InvalidInput, match="holds 16 points of an earlier run; add --resume"):
+    with pytest.raises(InvalidInput, match="has 16 points of an earlier run; add --resume"):
         measured(tmp_path, Simulated(latency))
-    with pytest.raises(InvalidInput, match=r"was measured on h200_sxm \(serial GPU-1\), and this GPU is h200_sxm"):
+    with pytest.raises(InvalidInput, match=r"was measured on h200_sxm \(serial GPU-1\), but this GPU is h200_sxm"):
         measured(tmp_path, Simulated(latency, serial="GPU-2"), resume=True)
     other = suite_of({**STATED, "rule": {"relative_error": 0.02}}, "other.json")
-    with pytest.raises(InvalidInput, match="holds points of the suite tiny, whose points or rule are others"):
+    with pytest.raises(InvalidInput, match="has points of the suite tiny, whose points or rule differ"):
         measure_suite(Simulated(latency), other, tmp_path / "sweep.parquet", resume=True)
     journal_path(tmp_path / "sweep.parquet").unlink()
-    with pytest.raises(InvalidInput, match=r"was not measured here \(it has no journal\)"):
+    with pytest.raises(InvalidInput, match=r"exists, but has no journal"):
         measured(tmp_path, Simulated(latency), resume=True)
     (tmp_path / "other.parquet.journal").write_bytes(b"words")
-    with pytest.raises(InvalidInput, match="is no journal of a measurement"):
+    with pytest.raises(InvalidInput, match="is not a measurement journal"):
         measure_suite(Simulated(latency), tiny(), tmp_path / "other.parquet", resume=True)

@@ -42,7 +42,7 @@ def test_llama_defaults_are_those_of_its_configuration_class():
 def test_no_dtype_is_noted():
     row, _ = read(LLAMA, torch_dtype=None)
     assert row["dtype"] == "bf16"
-    assert row["notes"] == "the config names no dtype: bf16 assumed"
+    assert row["notes"] == "the config has no dtype: bf16 assumed"
     assert read(LLAMA, torch_dtype=None, dtype="float16")[0]["kv_cache_format"] == "fp16"
 
 
@@ -109,7 +109,7 @@ def test_linear_attention_layers():
 
 def test_a_model_that_sees_is_read_from_its_text_config():
     row, _ = read(CONFIGS["kimi-k2.5"]["config"])
-    assert (row["hidden"], row["notes"]) == (7168, "vision tower not lowered")
+    assert (row["hidden"], row["notes"]) == (7168, "the vision tower is not modelled")
     inner = {key: value for key, value in CONFIGS["kimi-k2.5"]["config"]["text_config"].items() if key != "vocab_size"}
     with pytest.raises(errors.InvalidInput, match="text_config has no field 'vocab_size'"):
         read(CONFIGS["kimi-k2.5"]["config"], text_config=inner)
@@ -123,7 +123,7 @@ def test_a_missing_field_is_named(model):
         if field in holder:
             shorter = {name: value for name, value in holder.items() if name != field}
             changed = config | {"text_config": shorter} if holder is not config else shorter
-            with pytest.raises(errors.InvalidInput, match=rf"^config of m/config.json.* has no field '{field}'\. Take"):
+            with pytest.raises(errors.InvalidInput, match=rf"^config of m/config.json.* has no field '{field}'\. Use"):
                 read(changed)
 
 
@@ -140,23 +140,23 @@ def test_an_unknown_architecture_is_refused_with_the_supported_ones():
 @pytest.mark.parametrize("value", [0, -1, 4096.5, 4096.0, "4096", True, [4096], float("nan"), 10**400])
 @pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"])
 def test_bad_sizes_are_refused_by_name(field, value):
-    with pytest.raises(errors.InvalidInput, match=f"field '{field}' is .* but has to be"):
+    with pytest.raises(errors.InvalidInput, match=f"field '{field}' is .* but must be"):
         read(LLAMA, **{field: value})
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"hidden_size": 4097}, "'hidden_size' is 4097, but has to be a multiple of num_attention_heads"),
-        ({"num_key_value_heads": 5}, "'num_key_value_heads' is 5, but has to be a divisor of num_attention_heads"),
+        ({"hidden_size": 4097}, "'hidden_size' is 4097, but must be a multiple of num_attention_heads"),
+        ({"num_key_value_heads": 5}, "'num_key_value_heads' is 5, but must be a divisor of num_attention_heads"),
         (
             {"num_hidden_layers": 10**9},
-            "'num_hidden_layers' is 1000000000, but has to be a whole number of at most 10000",
+            "'num_hidden_layers' is 1000000000, but must be a whole number of at most 10000",
         ),
         ({"hidden_act": "swish7"}, "hidden_act 'swish7' is not supported"),
         ({"torch_dtype": "float4"}, "torch_dtype 'float4' is not supported"),
-        ({"tie_word_embeddings": "no"}, "'tie_word_embeddings' is 'no', but has to be true or false"),
-        ({"architectures": "LlamaForCausalLM"}, "'architectures' is 'LlamaForCausalLM', but has to be a list"),
+        ({"tie_word_embeddings": "no"}, "'tie_word_embeddings' is 'no', but must be true or false"),
+        ({"architectures": "LlamaForCausalLM"}, "'architectures' is 'LlamaForCausalLM', but must be a list"),
     ],
 )
 def test_contradictions_are_refused(changes, sentence):
@@ -172,11 +172,11 @@ def test_contradictions_are_refused(changes, sentence):
         ("gpt-oss-20b", {"layer_types": ["linear_attention"] * 24}, "layer_types entry 'linear_attention' is not"),
         ("qwen3-next-80b-a3b", {"layer_types": ["sliding_attention"] * 48}, "'sliding_attention' is not supported"),
         ("qwen3-30b-a3b", {"num_experts_per_tok": 129}, r"'num_experts_per_tok' is 129, but .* num_experts \(128\)"),
-        ("qwen3-next-80b-a3b", {"linear_num_value_heads": 33}, "'linear_num_value_heads' is 33, but has to be a mult"),
+        ("qwen3-next-80b-a3b", {"linear_num_value_heads": 33}, "'linear_num_value_heads' is 33, but must be a mult"),
         ("glm-5", {"indexer_types": ["full", "shared"]}, "indexer type 'shared' is not supported"),
         ("minimax-m2", {"attn_type_list": [0] * 62}, "attn_type_list entry 0 is not supported"),
-        ("minimax-m2", {"rotary_dim": 256}, "'rotary_dim' is 256, but has to be at most head_dim"),
-        ("phi-4-mini", {"partial_rotary_factor": 1.5}, "'partial_rotary_factor' is 1.5, but has to be a number above"),
+        ("minimax-m2", {"rotary_dim": 256}, "'rotary_dim' is 256, but must be at most head_dim"),
+        ("phi-4-mini", {"partial_rotary_factor": 1.5}, "'partial_rotary_factor' is 1.5, but must be a number above"),
     ],
 )
 def test_what_an_architecture_cannot_be_is_refused(model, changes, sentence):
@@ -218,10 +218,10 @@ def test_any_value_is_read_or_refused_with_one_sentence(data):
 def test_files_and_folders(tmp_path):
     folder = tmp_path / "My-Model-8B-Instruct"
     folder.mkdir()
-    with pytest.raises(errors.InvalidInput, match="there is no config.json in this folder"):
+    with pytest.raises(errors.InvalidInput, match="the folder has no config.json"):
         read_config_file(folder)
     file = folder / "config.json"
-    with pytest.raises(errors.InvalidInput, match="there is no such file"):
+    with pytest.raises(errors.InvalidInput, match="the file does not exist"):
         read_config_file(file)
     file.write_text("{")
     with pytest.raises(errors.InvalidInput, match="it is not JSON"):

@@ -69,7 +69,7 @@ def test_each_row_is_kept_or_left_out_for_the_first_reason_that_holds(tmp_path: 
     assert found.table["run_id"].to_pylist() == ["run0", "run8"]
     assert found.table["ep"].to_pylist() == [1, 2]
     assert found.read == 12
-    apart = ("disaggregated: workers not stated", 1)
+    apart = ("disaggregated: number of workers unknown", 1)
     assert found.excluded == [*((reason, 2 if "node" in reason else 1) for reason in REASONS), apart]
 
 
@@ -107,7 +107,7 @@ def test_prompts_and_decoding_on_workers_of_their_own(tmp_path: Path) -> None:
     assert [reason.split(":")[1][:12] for reason, _ in found.excluded] == [
         " data-parall",
         " workers of ",
-        " GPU held ba",
+        " GPU held ou",
     ]
 
 
@@ -147,14 +147,14 @@ def test_a_file_of_measured_runs_is_taken_but_for_held_back_gpus(tmp_path: Path)
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        InvalidInput, match=r"there is no file .*; --runs takes aiconfigurator, or a \.csv or \.parquet"
+        InvalidInput, match=r"file .* does not exist; --runs takes aiconfigurator, or a \.csv or \.parquet"
     ):
         read_runs(str(tmp_path / "none.csv"))
     (tmp_path / "runs.txt").write_text("")
     with pytest.raises(InvalidInput, match="ends in '.txt'"):
         read_runs(str(tmp_path / "runs.txt"))
     (tmp_path / "half.csv").write_text("id,silicon_ttft_ms\na,1\n")
-    with pytest.raises(InvalidInput, match="lacks the columns silicon_data_source, backend"):
+    with pytest.raises(InvalidInput, match="is missing the columns silicon_data_source, backend"):
         read_runs(str(tmp_path / "half.csv"))
     (tmp_path / "other.csv").write_text("run_id,model\na,b\n")
     with pytest.raises(ContractBroken, match="missing column"):

@@ -127,9 +127,9 @@ def test_hf_quant_config_wins():
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ' is not supported"),
         (compressed(group("float", 4, group_size=16)), "float4 weights, plain activations' is not supported"),
         (compressed(group("int", 4, True)), "int4 weights, quantised activations' is not supported"),
-        (compressed(group("int", 8), ignore=["re:(("]), r"'re:\(\(', but has to be a list of module names and valid"),
+        (compressed(group("int", 8), ignore=["re:(("]), r"'re:\(\(', but must be a list of module names and valid"),
         ({"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 4}}, "KV cache quantisation .* is not supported"),
-        ("fp8", "'quantization_config' is 'fp8', but has to be an object"),
+        ("fp8", "'quantization_config' is 'fp8', but must be an object"),
     ],
 )
 def test_what_is_not_understood_is_refused(quantization, sentence):

@@ -217,18 +217,19 @@ def refused(path: Path, **options) -> str:
 WHOLE_FILE = {
     "empty": ("", ": the file is empty. Give a file with at least one request."),
     "blank": ("\n \n", ": the file is empty. Give a file with at least one request."),
-    "header only": (OWN, ": it has fields but no request. Give a file with at least one request."),
+    "header only": (OWN, ": it has no requests. Give a file with at least one request."),
     "lacking": (
         "arrival_s,tokens\n1,2\n",
-        ": the KernelSight format lacks prompt_tokens, output_tokens. Add them, or use another known format.",
+        ": fields of the KernelSight format are missing: prompt_tokens, output_tokens. "
+        "Add them, or use another known format.",
     ),
     "lacking in JSON": (
         '{"timestamp": 1, "input_length": 3}',
-        ": the Mooncake format lacks output_length. Add it, or use another known format.",
+        ": fields of the Mooncake format are missing: output_length. Add it, or use another known format.",
     ),
     "twice": (
         "arrival_s,prompt_tokens,output_tokens,arrival_s\n1,2,3,4\n",
-        ": these columns are there more than once: arrival_s. Keep one of each.",
+        ": duplicate columns arrival_s. Keep one of each.",
     ),
 }
 
@@ -251,14 +252,14 @@ def test_an_unknown_format_names_what_was_found_and_what_is_known(written):
 
 
 def test_files_that_cannot_be_opened(written, tmp_path):
-    assert refused(tmp_path / "none.csv") == ": there is no such file. Give the path of a readable trace file."
-    assert refused(tmp_path) == ": Is a directory. Give the path of a readable trace file."
+    assert refused(tmp_path / "none.csv") == ": the file does not exist. Give the path to a readable trace file."
+    assert refused(tmp_path) == ": Is a directory. Give the path to a readable trace file."
     whole = {gzip.compress: 20, zstd: 12}
     for compress, kept in whole.items():
         damaged = compress((OWN + "0,1,1\n" * 1000).encode())[:-kept]
         assert "it cannot be decompressed" in refused(written(damaged))
-    assert "it is not a whole Parquet file" in refused(written(as_parquet(own_columns([]))[:-9]))
-    assert refused(written(OWN + "0,1,1\n"), limit=0) == ": the first 0 requests were asked for. Ask for 1 or more."
+    assert "it is not a complete Parquet file" in refused(written(as_parquet(own_columns([]))[:-9]))
+    assert refused(written(OWN + "0,1,1\n"), limit=0) == ": the limit is 0 requests. Use a limit of at least 1."
 
 
 SIZE = "but must be a whole number of tokens, at least 1. Correct or remove it."
@@ -281,11 +282,11 @@ LINES = {  # the third line is the faulty one
     ),
     "unsorted": (
         "5,1,1\n4.5,1,1\n6,1,1\n",
-        "arrival_s is '4.5', but the request before it arrived later. Sort the trace by arrival_s.",
+        "arrival_s is '4.5', but the previous request arrived later. Sort the trace by arrival_s.",
     ),
     "too few fields": ("0,1,1\n1,1\n", "2 fields instead of 3. Correct or remove it."),
     "too many fields": ("0,1,1\n1,1,1,1\n2,2,2\n", "4 fields instead of 3. Correct or remove it."),
-    "not UTF-8": ("0,1,1\n1,1,\udcff\n", "a byte is not UTF-8. Write the file as UTF-8."),
+    "not UTF-8": ("0,1,1\n1,1,\udcff\n", "it is not valid UTF-8. Write the file as UTF-8."),
 }
 
 
@@ -313,14 +314,14 @@ def test_a_date_that_is_none(written):
     sentence = ", line 2: TIMESTAMP is 'noon', but must be a date and time such as 2024-05-10 00:00:00.25+00:00. "
     assert refused(written(header + "noon,1,1\n")) == sentence + "Correct or remove it."
     unsorted = header + "2023-11-16 18:17:04.0000001,1,1\n2023-11-16 18:17:04.0000000,1,1\n"
-    assert refused(written(unsorted)).endswith("the request before it arrived later. Sort the trace by TIMESTAMP.")
+    assert refused(written(unsorted)).endswith("the previous request arrived later. Sort the trace by TIMESTAMP.")
 
 
 JSON_LINES = {  # the second line is the faulty one
-    "cut off": ('{"timestamp": 1,', "not one JSON object (Expecting property name"),
-    "two objects": (MOONCAKE_LINE.strip() * 2, "not one JSON object (Extra data"),
-    "an array": ("[1, 2]", "a JSON list instead of an object. Write one object a line"),
-    "repeated field": ('{"timestamp": 1, "timestamp": 2}', "not one JSON object (a field is there twice). Correct"),
+    "cut off": ('{"timestamp": 1,', "not a JSON object (Expecting property name"),
+    "two objects": (MOONCAKE_LINE.strip() * 2, "not a JSON object (Extra data"),
+    "an array": ("[1, 2]", "a JSON list instead of an object. Write one object per line"),
+    "repeated field": ('{"timestamp": 1, "timestamp": 2}', "not a JSON object (duplicate field). Correct"),
     "text for a number": (MOONCAKE_LINE.replace("513", '"513"'), "input_length is '513' instead of a number. Correct"),
     "true for a number": (MOONCAKE_LINE.replace("513", "true"), "input_length is True instead of a number. Correct"),
     "missing": ('{"timestamp": 1, "input_length": 3}', "output_length is missing, but must be a whole number"),
@@ -331,18 +332,18 @@ JSON_LINES = {  # the second line is the faulty one
         MOONCAKE_LINE.replace("7, 8", "7, 9223372036854775808"),
         "hash_ids is [7, 9223372036854775808] instead",
     ),
-    "not UTF-8": (MOONCAKE_LINE.replace("7", "7\udcff"), "not one JSON object ('utf-8' codec"),
+    "not UTF-8": (MOONCAKE_LINE.replace("7", "7\udcff"), "not a JSON object ('utf-8' codec"),
     "null hash": (
         MOONCAKE_LINE.replace("7, 8", "7, null"),
-        "hash_ids is [7, None], but must hold 64-bit whole numbers only.",
+        "hash_ids is [7, None], but must be 64-bit whole numbers.",
     ),
     "too many hashes": (
         MOONCAKE_LINE.replace("513", "512"),
-        "hash_ids has 2 entries, but 512 prompt tokens in blocks of 512 have 1. Correct or remove it.",
+        "hash_ids has 2 entries, but 512 prompt tokens in blocks of 512 need 1. Correct or remove it.",
     ),
     "too few hashes": (
         MOONCAKE_LINE.replace("513", "1025"),
-        "hash_ids has 2 entries, but 1025 prompt tokens in blocks of 512 have 3. Correct or remove it.",
+        "hash_ids has 2 entries, but 1025 prompt tokens in blocks of 512 need 3. Correct or remove it.",
     ),
 }
 
@@ -356,13 +357,13 @@ def test_refused_lines_of_json(written, case):
 
 def test_hashes_of_the_own_format_need_their_block(written):
     header = "arrival_s,prompt_tokens,output_tokens,hash_ids"
-    advice = "Add hash_block_tokens, or leave hash_ids out."
-    found = f"hash_ids without hash_block_tokens, the tokens that one of them stands for. {advice}"
+    advice = "Add hash_block_tokens, or remove hash_ids."
+    found = f"hash_ids is set without hash_block_tokens, the number of tokens per hash. {advice}"
     assert refused(written(f"{header}\n0,9,1,\n0,9,1,5 6\n")) == f", line 3: {found}"
     header += ",hash_block_tokens"
     assert refused(written(f"{header}\n0,9,1,4,16\n0,9,1,5,\n")) == f", line 3: {found}"
     assert refused(written(f"{header}\n0,9,1,4,16\n0,9,1,5,0\n")) == f", line 3: hash_block_tokens is '0', {SIZE}"
-    assert refused(written(f"{header}\n0,9,1,4 x,8\n")).startswith(", line 2: hash_ids is '4 x', but must hold 64-bit")
+    assert refused(written(f"{header}\n0,9,1,4 x,8\n")).startswith(", line 2: hash_ids is '4 x', but must be 64-bit")
     table = read_trace(written(f'{header}\n0,9,1,"[4, 5]",8\n0,9,1,,\n'))
     assert table["hash_ids"].to_pylist() == [[4, 5], None]
 
@@ -376,8 +377,8 @@ def test_parquet_rows_and_types(tmp_path):
     assert sentence(prompt_tokens=[1, 0]) == f", row 2: prompt_tokens is 0, {SIZE}"
     assert sentence(prompt_tokens=[True, True]) == f", row 1: prompt_tokens is True, {SIZE}"
     assert sentence(prompt_tokens=[1, None]) == f", row 2: prompt_tokens is missing, {SIZE}"
-    assert sentence(request_id=[[1], [2]]).startswith(": request_id holds list<")
-    assert sentence(hash_ids=[1.5, 2.5]) == ": hash_ids holds double values. Write lists of 64-bit whole numbers."
+    assert sentence(request_id=[[1], [2]]).startswith(": request_id has values of type list<")
+    assert sentence(hash_ids=[1.5, 2.5]) == ": hash_ids has values of type double. Write lists of 64-bit whole numbers."
     assert sentence(arrival_s=[1.0, float("inf")]).startswith(", row 2: arrival_s is inf, but must be a finite number")
 
 
@@ -391,9 +392,7 @@ def test_a_quarter_million_lines_are_read_in_bulk(written):
 
 def test_text_that_is_not_utf8_is_no_name(written):
     line = b'{"request_id": "a\xff", "arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1}\n'
-    assert refused(written(line.replace(b"\xff", b"") + line)).startswith(
-        ", line 2: not one JSON object ('utf-8' codec"
-    )
+    assert refused(written(line.replace(b"\xff", b"") + line)).startswith(", line 2: not a JSON object ('utf-8' codec")
 
 
 def test_byte_order_marks_and_iso_dates_are_understood(written):

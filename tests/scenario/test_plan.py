@@ -141,7 +141,7 @@ def test_another_table_has_its_own_grain(session: ks.Session) -> None:
 def test_a_scenario_that_does_not_fit_is_a_row_with_its_status(session: ks.Session) -> None:
     big, small = summaries(session, [ROW | {"model": "qwen3-235b-a22b"}, ROW])
     assert (
-        big["status"].startswith("qwen3-235b-a22b does not fit l4 with tensor-parallel size 1: ")
+        big["status"].startswith("qwen3-235b-a22b does not fit on l4 with tensor-parallel size 1: ")
         and big["completed"] == 0
     )
     assert (small["status"], small["completed"]) == ("served", 6)
@@ -162,7 +162,7 @@ def test_a_scenario_that_does_not_fit_is_a_row_with_its_status(session: ks.Sessi
         (
             {"trace": "day.csv", "request_rate": None, "input_len": None, "output_len": None, "num_priorities": 2},
             InvalidInput,
-            "a trace and num_priorities are both stated",
+            "trace and num_priorities are both set",
         ),
         (
             {"scheduling": "static", "prefill_policy": "mixed"},
@@ -183,8 +183,8 @@ def test_a_scenario_that_does_not_fit_is_a_row_with_its_status(session: ks.Sessi
         ({"max_num_partial_prefills": 1.5}, InvalidInput, "give a whole number of at least 0."),
         ({"schedule_conservativeness": -0.5}, InvalidInput, "give a finite number, 0 or more."),
         ({"model": None}, InvalidInput, "no model is named; give --model."),
-        ({"output_len": None}, InvalidInput, "a synthetic load lacks output_len."),
-        ({"trace": "day.csv"}, InvalidInput, "a trace and request_rate, input_len, output_len are both stated"),
+        ({"output_len": None}, InvalidInput, "the synthetic workload is missing output_len."),
+        ({"trace": "day.csv"}, InvalidInput, "trace and request_rate, input_len, output_len are both set"),
     ],
 )
 def test_rows_that_are_refused(change: dict[str, object], error: type, words: str, session: ks.Session) -> None:

@@ -66,9 +66,12 @@ def test_the_model_that_proposes_is_a_deployment_of_its_own() -> None:
 
 def test_words_for_what_does_not_go_together(session: Session) -> None:
     for flags, words in (
-        ({"draft_acceptance_rate": 0.5}, "draft_acceptance_rate is about speculative decoding, and no tokens"),
-        ({"num_speculative_tokens": 2}, "how many of them are accepted is not; give draft_acceptance_rate"),
-        ({**DRAFTS, "speculative_method": "draft_model"}, "speculative_model is left open"),
+        (
+            {"draft_acceptance_rate": 0.5},
+            "draft_acceptance_rate needs speculative decoding, but num_speculative_tokens",
+        ),
+        ({"num_speculative_tokens": 2}, "num_speculative_tokens is set, but draft_acceptance_rate is not"),
+        ({**DRAFTS, "speculative_method": "draft_model"}, "speculative_model is unset"),
         ({**DRAFTS, "speculative_method": "ngram", "speculative_model": "qwen3-0.6b"}, "speculative_method is ngram"),
         ({**DRAFTS, "draft_acceptance_rate": 1.5}, "draft_acceptance_rate is 1.5; give a number from 0 to 1"),
         ({**DRAFTS, "num_speculative_tokens": 65}, "give a whole number from 1 to 64"),
@@ -169,7 +172,7 @@ def test_a_draft_that_cannot_be_split_is_a_status(session: Session) -> None:
     with session.fork() as fork:
         give_plan(fork, [row_of(model="qwen3-4b", speculative_model="qwen2.5-0.5b", tp=4, **DRAFTS)])
         [row] = fork.table("scenario_summary").to_pylist()
-        assert "qwen2.5-0.5b has 14 attention heads, which tensor-parallel size 4 does not divide" in row["status"]
+        assert "qwen2.5-0.5b has 14 attention heads, not divisible by tensor-parallel size 4" in row["status"]
 
 
 def attentions(answer: dict[str, Any]) -> float:
@@ -182,8 +185,8 @@ def test_the_command_tells_what_was_accepted(command) -> None:
     drafts = "--num-speculative-tokens 2 --draft-acceptance-rate 1 --speculative-method ngram"
     status, out, _ = command(*words.split(), *drafts.split())
     # 9 tokens after the first, three a step
-    assert status == 0 and "12 of 12: 3.00 tokens a step" in out
-    assert "of 2 tokens that are proposed for a sequence in each step, each is accepted with probability 1.00" in out
+    assert status == 0 and "12 of 12: 3.00 tokens per step" in out
+    assert "num_speculative_tokens 2: each draft token is accepted with probability 1.00" in out
     drafts = "--num-speculative-tokens 2 --draft-acceptance-rate 0 --speculative-model qwen2.5-0.5b"
     status, out, err = command(*words.split(), *drafts.split(), "--format", "json")
     assert status == 0, err
@@ -191,4 +194,4 @@ def test_the_command_tells_what_was_accepted(command) -> None:
     # two passes of 24 layers beside the model's 28, in every step
     assert attentions(json.loads(out)) / attentions(alone) == pytest.approx((28 + 2 * 24) / 28, rel=0.1)
     status, out, err = command(*words.split(), "--num-speculative-tokens", 2)
-    assert (status, out) == (2, "") and "give draft_acceptance_rate" in err
+    assert (status, out) == (2, "") and "draft_acceptance_rate is not; set it" in err

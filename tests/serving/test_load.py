@@ -274,13 +274,12 @@ def test_a_prefix_comes_before_the_lengths_and_changes_nothing_else():
     [
         (
             {"load_id": "chat", "num_prompts": 3},
-            "scenario 'chat': there is no trace, and a synthetic load lacks input_len, output_len. "
-            "Give the trace, or all of a synthetic load.",
+            "scenario 'chat': the synthetic workload is missing input_len, output_len. Set the rest, or give a trace.",
         ),
         (
             {"load_id": "chat", "trace": "day.csv", "request_rate": 2.0, "output_len": 7},
-            "scenario 'chat': a trace and request_rate, output_len are both stated, but a trace has its own arrivals "
-            "and lengths. Leave out one or the other.",
+            "scenario 'chat': trace and request_rate, output_len are both set, but a trace has its own arrivals "
+            "and lengths. Remove one or the other.",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""``kernelsight calibrate device``: what the running GPU tells of itself, beside the catalogue's row of it."""
+"""``kernelsight calibrate device``: the properties of the local GPU next to its catalogue row."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from kernelsight.cli.calibrate import measure
 
 COLUMNS = ("what", "this_gpu", "catalogue")
-# of these, attention is measured where they are installed
+# libraries whose attention kernels can be measured, if installed
 LIBRARIES = ("torch", "flashinfer-python", "vllm", "nvidia-cudnn-frontend")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the device's row beside the vendor's, its state and libraries; write the row for ``--gpus`` with -o."""
+    """Print the device's properties next to the catalogue's, its state and libraries; with -o write a --gpus row."""
     from kernelsight.measure.catalogue import catalogue_rows, unlisted, write_row
     from kernelsight.report.output import check_ending, note, print_rows
 
     target = check_ending(arguments.output, (".json",))
     device = measure.open_device(arguments)
     identity, state = device.identity(), device.readings()
-    rows = beside(identity.row, catalogue_rows())
+    rows = comparison(identity.row, catalogue_rows())
     now = {
         "driver": identity.driver,
         **identity.versions,
@@ -37,11 +37,11 @@ def run(arguments: argparse.Namespace) -> None:
         note(line)
     if target:
         write_row(identity.row, target)
-        note(f"{identity.row['gpu']}, written to {target}: predict, simulate and calibrate fit take it by --gpus")
+        note(f"{identity.row['gpu']} written to {target}; use it with --gpus in predict, simulate and calibrate fit")
 
 
-def beside(row: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Return each column that the device tells, with the catalogue's figure of the GPU that it is like."""
+def comparison(row: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return each column that the device reports, with the value of the catalogue GPU that it is like."""
     vendor = next((one for one in rows if one["gpu"] == row.get("like")), {})
     return [
         {"what": name, "this_gpu": _text(value), "catalogue": _text(vendor.get(name))}
@@ -53,7 +53,7 @@ def beside(row: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> list[di
 def installed(distribution: str) -> str:
     """Return the version of an installed distribution.
 
-    >>> installed("a-library-of-nobody")
+    >>> installed("no-such-library")
     'not installed'
     """
     try:

@@ -1,4 +1,4 @@
-"""``kernelsight calibrate evaluate``: fit on some GPUs, score on others, beside baselines."""
+"""``kernelsight calibrate evaluate``: fit on some GPUs, score on others, next to baselines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernelsight.fitting.splits import HEADLINE_TRAIN, SITES_OF_A_GOAL, Split
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Evaluate, and print the report as JSON, or its scores as a table or CSV."""
+    """Evaluate, and print the report as JSON or its scores as a table or CSV."""
     from kernelsight.fitting.baselines import systems_folder
     from kernelsight.fitting.evaluate import evaluate
     from kernelsight.fitting.predict import fit_and_predict
@@ -28,25 +28,25 @@ def run(arguments: argparse.Namespace) -> None:
         sweeps, split, fit_and_predict, modelled=FAMILIES, families=families, final=arguments.final, systems=systems
     )
     if systems is None:
-        note("aiconfigurator-core is not installed: baselines take their peak rates from the table gpus.")
+        note("aiconfigurator-core is not installed: baselines use the peak rates of the table gpus.")
     if split.budget:
-        note(f"families under {SITES_OF_A_GOAL} sites are reported, and stand outside the goals of this tier.")
+        note(f"families with fewer than {SITES_OF_A_GOAL} sites are reported, but not part of this tier's goals.")
     show(result, arguments.format, target)
 
 
 def split_of(arguments: Any) -> Split:
-    """Return the split that the flags name; InvalidInput: a budget and a tier that do not go together."""
+    """Return the split selected by the flags; InvalidInput: budget and tier contradict each other."""
     budget, tier = arguments.budget, arguments.tier
     if budget is not None and not 0.0 < budget < 1.0:
         raise InvalidInput(f"--budget is {budget:g}; give a share of the sites between 0 and 1, such as 0.05.")
     if tier == "cross-generation" and budget:
-        raise InvalidInput("--budget gives measurements of the test GPU, which the tier cross-generation has none of.")
+        raise InvalidInput("--budget cannot be used with --tier cross-generation, which has no test-GPU measurements.")
     if tier == "target-measured" and not budget:
         budget = 0.05
     train = _names(arguments.train_gpus or "") or HEADLINE_TRAIN
     test = _names(arguments.test_gpus)
     if not test:
-        raise InvalidInput("--test-gpus names no GPU; name at least one that the sweep holds.")
+        raise InvalidInput("--test-gpus is empty; name at least one GPU of the sweep.")
     return Split("asked", train, test, "target-measured" if budget else "cross-generation", budget or 0.0)
 
 
@@ -55,7 +55,7 @@ def _names(words: str) -> tuple[str, ...]:
 
 
 def show(result: Mapping[str, Any], form: str, target: Path | None) -> None:
-    """Print the report, and write it to a file: .json whole, .csv and .parquet its scores."""
+    """Print the report, and write it to a file: .json in full, .csv and .parquet only the scores."""
     import pyarrow as pa
 
     from kernelsight.report.output import as_json, note, print_rows, write_table, write_text

@@ -1,4 +1,4 @@
-"""``kernelsight calibrate fit``: the constants of the kernel model from measured sweeps, as a pack."""
+"""``kernelsight calibrate fit``: fits the kernel model to measured sweeps and writes its constants as a pack."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Fit, write the pack, and print how many numbers of each family it holds."""
+    """Fit, write the pack, and print its number of rows per kernel family and part."""
     from kernelsight.catalog.tables import facts
     from kernelsight.fitting.evaluate import check_sweeps, measured_gpus
     from kernelsight.fitting.packing import MEASURED, fit_pack
@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     target = check_ending(arguments.output, (".parquet",))
     if target is None:
-        raise InvalidInput("calibrate fit was given no -o FILE; name the Parquet file of the pack.")
+        raise InvalidInput("calibrate fit needs -o FILE, the Parquet file to write the kernel model to.")
     sweeps = [Path(name) for name in arguments.sweep]
     check_sweeps(sweeps)
     measured, known = sorted(measured_gpus(sweeps)), _known_gpus(arguments)
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _known_gpus(arguments: argparse.Namespace) -> pa.Table:
-    """Return the catalogue's GPUs, and those of --gpus FILE."""
+    """Return the GPUs of the catalogue and of --gpus FILE."""
     from kernelsight.catalog.tables import facts
 
     if not arguments.gpus:
@@ -57,20 +57,20 @@ def _known_gpus(arguments: argparse.Namespace) -> pa.Table:
 
 
 def _refuse_unusable(sweeps: list[Path], measured: list[str], known: list[str]) -> None:
-    """Refuse sweeps without rows, of GPUs that have no row of facts, or with latencies that are no positive number."""
+    """Reject sweeps without rows, of unknown GPUs, or with latencies that are not positive numbers."""
     import duckdb
 
     if not measured:
-        raise InvalidInput(f"{sweeps[0]} holds no measured kernel; give a sweep with rows.")
+        raise InvalidInput(f"{sweeps[0]} has no rows; give a sweep with measured kernels.")
     for gpu in measured:
         if gpu not in known:
-            raise unknown("GPU", gpu, known, "A sweep may only name GPUs of the catalogue and of --gpus.")
+            raise unknown("GPU", gpu, known, "The GPUs of a sweep must be in the catalogue or in --gpus.")
     points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
     wrong = points.filter("not isfinite(latency_us) or latency_us <= 0").aggregate("count(*)").fetchall()[0][0]
     if wrong:
         raise InvalidInput(
-            f"{wrong:,} rows have a latency that is no positive number; `kernelsight calibrate import parquet` "
-            "leaves such rows out and counts them."
+            f"{wrong:,} rows have a latency that is not a positive number; `kernelsight calibrate import parquet` "
+            "removes such rows and counts them."
         )
 
 

@@ -1,4 +1,4 @@
-"""``calibrate import``: measured sweeps into one Parquet of ``sweep_points``; rows kept, or rejected by reason."""
+"""``calibrate import``: converts measured sweeps to one Parquet file of ``sweep_points``, and counts rejected rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelsight.report.output import check_ending, note, print_rows
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Import one source: write the sweep, print what was read, kept and rejected."""
+    """Import one source: write the sweep, print the rows read, kept and rejected."""
     if arguments.source not in READERS:
         raise unknown("source of sweeps", arguments.source, READERS, f"Known: {', '.join(READERS)}.")
     target = check_ending(arguments.output, (".parquet",))
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     place = f"; written to {target}" if target else ""
     note(f"{read:,} rows read, {kept:,} kept as {points:,} points, {read - kept:,} rejected{place}")
     if unlisted:
-        note(f"kernels that kernel_sources does not list keep their own name: {', '.join(sorted(unlisted))}")
+        note(f"kernels not in the table kernel_sources, imported by their own name: {', '.join(sorted(unlisted))}")
     return 0
 
 

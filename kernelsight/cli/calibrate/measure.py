@@ -1,4 +1,4 @@
-"""``kernelsight calibrate measure``, and the same verb without the rest of the package."""
+"""``kernelsight calibrate measure``, also runnable as ``python -m kernelsight.measure`` with few dependencies."""
 
 from __future__ import annotations
 
@@ -14,42 +14,44 @@ COLUMNS = ("family", "measured", "failed", "reason")
 
 
 def add_flags(verb: argparse.ArgumentParser) -> None:
-    """Add what the verb takes to a parser."""
+    """Add the verb's flags to a parser."""
     verb.add_argument(
         "--suite",
         default="quick",
         metavar="S",
-        help="quick, standard, deep, or a JSON file of axes (calibrate plan writes one); left open: quick",
+        help="quick (default), standard, deep, or a JSON file of points, such as `calibrate plan` writes",
     )
-    verb.add_argument("--resume", action="store_true", help="go on with the points measured so far beside -o FILE")
-    verb.add_argument("--retry", action="store_true", help="as --resume, and measure again what failed or was slowed")
-    verb.add_argument("--time-limit", type=float, metavar="MIN", help="stop after this many minutes; --resume goes on")
+    verb.add_argument("--resume", action="store_true", help="continue an interrupted measurement with the same -o FILE")
+    verb.add_argument("--retry", action="store_true", help="like --resume, and repeat failed or throttled points")
+    verb.add_argument("--time-limit", type=float, metavar="MIN", help="stop after this many minutes; resumable")
     add_device_flags(verb)
     verb.add_argument(
-        "--device-row", metavar="FILE", help="also write what this GPU tells of itself, as a row for --gpus (.json)"
+        "--device-row", metavar="FILE", help="also write the properties of this GPU as a row for --gpus (.json)"
     )
-    verb.add_argument("--host-probe", metavar="FILE", help="also time a step of an installed vLLM on the host (.json)")
+    verb.add_argument(
+        "--host-probe", metavar="FILE", help="also measure the host time of a step of the installed vLLM (.json)"
+    )
 
 
 def add_device_flags(verb: argparse.ArgumentParser) -> None:
-    """Add which GPU is meant to a parser."""
-    verb.add_argument("--gpu", metavar="G", help="the catalogue's name of this GPU; left open: found from the device")
-    verb.add_argument("--device", type=int, default=0, metavar="N", help="CUDA's number of the GPU; left open: 0")
+    """Add the flags that select the GPU to a parser."""
+    verb.add_argument("--gpu", metavar="G", help="catalogue name of this GPU (default: detected)")
+    verb.add_argument("--device", type=int, default=0, metavar="N", help="CUDA device index (default: 0)")
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run the verb alone; return 0 done, 1 the run failed, 2 the words or the input were wrong."""
+    """Run the verb; return 0 on success, 1 if the run failed, 2 for wrong arguments or input."""
     parser = argparse.ArgumentParser(prog="python -m kernelsight.measure", description=__doc__)
     add_flags(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", help="the sweep: .parquet")
-    parser.add_argument("--format", choices=("table", "json", "csv"), default="table")
+    parser.add_argument("-o", "--output", metavar="FILE", help="file to write the sweep to: .parquet")
+    parser.add_argument("--format", choices=("table", "json", "csv"), default="table", help="output format on stdout")
     try:
         run(parser.parse_args(words))
     except KernelSightError as error:
         print(f"kernelsight: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("kernelsight: stopped.", file=sys.stderr)
+        print("kernelsight: interrupted.", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"kernelsight: {error.filename} could not be read or written: {error.strerror}.", file=sys.stderr)
@@ -58,7 +60,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measure a suite on the running GPU, write the sweep, and print what was measured and what failed."""
+    """Measure a suite on the local GPU, write the sweep, and print the measured and failed points."""
     from kernelsight.measure.catalogue import catalogue_rows, remarks, write_row
     from kernelsight.measure.run import measure_suite
     from kernelsight.measure.suite import read_suite
@@ -66,10 +68,10 @@ def run(arguments: argparse.Namespace) -> None:
 
     target = check_ending(arguments.output, (".parquet",))
     if target is None:
-        raise InvalidInput("calibrate measure was given no -o FILE; name the Parquet file of the sweep.")
+        raise InvalidInput("calibrate measure needs -o FILE, the Parquet file to write the sweep to.")
     limit = arguments.time_limit
     if limit is not None and not 0 < limit < math.inf:
-        raise InvalidInput(f"--time-limit is {limit:g}; give minutes above 0.")
+        raise InvalidInput(f"--time-limit is {limit:g}; give a number of minutes above 0.")
     suite = read_suite(arguments.suite)
     row_file = check_ending(arguments.device_row, (".json",), "--device-row")
     host_file = check_ending(arguments.host_probe, (".json",), "--host-probe")
@@ -85,21 +87,21 @@ def run(arguments: argparse.Namespace) -> None:
     if row_file:
         write_row(identity.row, row_file)
     seconds = math.inf if limit is None else 60.0 * limit
-    how = {"resume": arguments.resume, "retry": arguments.retry, "most_seconds": seconds, "told": note}
+    how = {"resume": arguments.resume, "retry": arguments.retry, "most_seconds": seconds, "log": note}
     try:
         found = measure_suite(device, suite, target, **how)
     except KeyboardInterrupt:
-        raise RunFailed(f"stopped; {target} holds what was measured, and --resume goes on.") from None
+        raise RunFailed(f"interrupted; {target} holds the points measured so far, and --resume continues.") from None
     print_rows(_rows(found.families), list(COLUMNS), arguments.format)
     if host_file:
         host = probe_vllm(host_file)
-        note(f"vLLM: {host['step_base_us']:g} us a step and {host['per_request_us']:g} us a request of it, on the host")
-    rest = f", {found.left:,} left: --resume goes on" if found.left else ""
+        note(f"vLLM host time: {host['step_base_us']:g} us per step plus {host['per_request_us']:g} us per request")
+    rest = f", {found.left:,} left (--resume continues)" if found.left else ""
     note(f"{found.measured:,} points measured, {found.failed:,} failed{rest}; written to {Path(target)}")
 
 
 def open_device(arguments: argparse.Namespace) -> Any:
-    """Return the running GPU; InvalidInput tells what is missing where there is none."""
+    """Return the local GPU; InvalidInput says what is missing if there is none."""
     from kernelsight.measure.cuda.device import open_gpu
 
     return open_gpu(arguments.device, arguments.gpu)

@@ -1,4 +1,4 @@
-"""``kernelsight calibrate plan``: the suite that lowers the expected error most in the minutes that are given."""
+"""``kernelsight calibrate plan``: chooses the measurements that reduce the expected error most in a given time."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ COLUMNS = ("family", "points", "seconds", "of_calls", "expected_error_before", "
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Rank what to measure, write the suite, and print what each family takes of the time and of the error."""
+    """Rank the candidate points, write the suite, and print time and expected error per family."""
     from kernelsight.cli.options import open_session
     from kernelsight.report.output import as_json, check_ending, note, print_rows, write_text
 
     target = check_ending(arguments.output, (".json",))
     if target is None:
-        raise InvalidInput("calibrate plan was given no -o FILE; name the JSON file of the suite.")
+        raise InvalidInput("calibrate plan needs -o FILE, the JSON file to write the suite to.")
     if not 0 < arguments.minutes < math.inf:
-        raise InvalidInput(f"--minutes is {arguments.minutes:g}; give minutes above 0.")
+        raise InvalidInput(f"--minutes is {arguments.minutes:g}; give a number of minutes above 0.")
     models = [name.strip() for name in (arguments.models or "").split(",") if name.strip()] or list(DEFAULT_MODELS)
     with open_session(arguments) as session:
         calls = served_calls(session, arguments.gpu, models)
         points = measurable(calls, attention_of(arguments.attention))
         if not points:
-            raise InvalidInput("no kernel of these models can be measured; see `kernelsight calibrate measure --help`.")
+            raise InvalidInput("none of these models' kernels can be measured; name other models with --models.")
         seen = seen_of(points, arguments.gpu, session.table("gpus"))
     chosen, rows = choose(points, seen, 60.0 * arguments.minutes)
     suite = suite_of_points(
@@ -36,9 +36,11 @@ def run(arguments: argparse.Namespace) -> None:
     write_text(as_json(suite) + "\n", target)
     print_rows(rows, list(COLUMNS), arguments.format)
     if any(points[number]["implementation"] == ATTENTION[0] for number in chosen) and not arguments.attention:
-        note(f"attention will be timed through {ATTENTION[0]}; --attention {'|'.join(ATTENTION[1:])} names another")
+        note(
+            f"attention will be measured with {ATTENTION[0]}; choose another with --attention {'|'.join(ATTENTION[1:])}"
+        )
     left = sum(call["weight"] for call in calls) - sum(point["weight"] for point in points)
     note(f"{len(chosen):,} of {len(points):,} points in {arguments.minutes:g} minutes; written to {target}")
     if left > 0:
         share = left / sum(call["weight"] for call in calls)
-        note(f"{share:.0%} of the models' kernel time cannot be measured by a suite (experts, collectives, formats)")
+        note(f"{share:.0%} of the models' kernel time has no measurable kernel (experts, collectives, some formats)")

@@ -1,1 +1,1 @@
-"""The running NVIDIA GPU as a device to measure on: CuPy, NVML, cuBLASLt, and attention libraries where installed."""
+"""The local NVIDIA GPU as a device to measure: CuPy, NVML, cuBLASLt, and installed attention libraries."""

@@ -1,6 +1,6 @@
-"""Attention by libraries that a serving user has, where they are installed; tensors reach them by DLPack.
+"""Attention kernels of installed serving libraries; tensors are passed by DLPack.
 
-CuPy has no bfloat16 and no 8-bit floats: arrays of whole numbers are handed over, and viewed as them on the other side.
+CuPy has no bfloat16 and no 8-bit floats: integer arrays are passed, and viewed as these types by PyTorch.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.device import CannotMeasure
 from kernelsight.measure.suite import Point
 
-# tokens of a block of the paged cache
+# tokens per block of the paged cache
 PAGE = 16
 WORKSPACE_BYTES = 128 * 2**20
-# FlashAttention that vLLM prefers by major compute capability, 2 elsewhere; 4 holds no longer heads on Blackwell
+# FlashAttention version preferred by vLLM per major compute capability, else 2; largest head size of version 4
 FLASH_VERSIONS, FLASH_4_HEAD_DIM = {9: 3, 10: 4}, 128
 
 
 class Shape(NamedTuple):
-    """Sizes of one attention: ``new`` queries of each sequence see ``keys``, themselves the last of them.
+    """Sizes of one attention call: ``new`` queries per sequence attend to ``keys``, which include the queries' own.
 
-    ``window``: keys that a query sees at most, 0 for all; ``cache_bytes`` of one number of the cache.
+    ``window``: largest number of keys per query, 0 for all; ``cache_bytes``: bytes per element of the cache.
     """
 
     batch: int
@@ -46,27 +46,27 @@ class Shape(NamedTuple):
 
     @property
     def moved(self) -> int:
-        """Bytes that a launch has to move: queries, results, new keys and values, and what it reads of the cache."""
+        """Bytes that a launch must move: queries, results, new keys and values, and the cache that it reads."""
         cached = self.keys - self.new
         read = min(cached, self.window - 1) if self.window else cached
         width, own = self.kv_heads * self.head_dim, 2
         if self.new == 1:
-            # a decoded token's key was written to the cache before
+            # the key of a decoded token is already in the cache
             read, own = read + 1, 0
         rows = 4 * self.new * self.heads * self.head_dim + 2 * own * self.new * width
         return self.batch * (rows + 2 * read * width * self.cache_bytes)
 
     @property
     def held(self) -> int:
-        """Bytes of one set of buffers: a window reads less of the cache than there is."""
+        """Bytes of one set of buffers, including the part of the cache outside the window."""
         cache = 2 * self.pages * PAGE * self.kv_heads * self.head_dim * self.cache_bytes
         return self.batch * (4 * self.new * self.heads * self.head_dim + cache)
 
 
 class Bench:
-    """What builders share: the device, memory of the point, modules, the shape, and one workspace for all copies.
+    """Shared by the builders: the device, memory of the point, modules, the shape, and one workspace for all copies.
 
-    ``place``: PyTorch's word for where tensors lie.
+    ``place``: PyTorch's name of the tensors' device.
     """
 
     place = "cuda"
@@ -76,11 +76,11 @@ class Bench:
 
     @cached_property
     def workspace(self) -> Any:
-        """Launches follow each other on one stream: they may write over each other's scratch space."""
+        """One scratch buffer for all launches, which run in order on one stream."""
         return self.torch.zeros(WORKSPACE_BYTES, dtype=self.torch.uint8, device=self.place)
 
     def tensor(self, *shape: int, eight_bit: bool = False) -> Any:
-        """Return a tensor of bfloat16, or of E4M3, over memory of CuPy."""
+        """Return a tensor of bfloat16 or E4M3 in CuPy's memory."""
         cupy, torch, count = self.gpu.cupy, self.torch, math.prod(shape)
         kind, width, raw, seen = ("fp8", 1, cupy.uint8, "float8_e4m3fn")
         if not eight_bit:
@@ -91,13 +91,13 @@ class Bench:
 
     @cached_property
     def flash_version(self) -> int:
-        """FlashAttention's version that the installed vLLM runs on this GPU."""
+        """The FlashAttention version that the installed vLLM runs on this GPU."""
         wanted = FLASH_VERSIONS.get(int(self.gpu.properties["major"]), 2)
         if wanted == 4 and self.shape.head_dim > FLASH_4_HEAD_DIM:
             return 2
         try:
             return wanted if self.library.is_fa_version_supported(wanted) else 2
-        except (AssertionError, ValueError):  # a vLLM that does not know the version
+        except (AssertionError, ValueError):  # the version is unknown to this vLLM
             return 2
 
     def queries(self, eight_bit: bool = False) -> Any:
@@ -106,7 +106,7 @@ class Bench:
         return self.tensor(*sizes, eight_bit=eight_bit)
 
     def like(self, queries: Any) -> Any:
-        """Return what attention of queries is written to: bfloat16."""
+        """Return the output tensor for queries: bfloat16."""
         return self.torch.empty(tuple(queries.shape), dtype=self.torch.bfloat16, device=self.place)
 
     def cache(self) -> tuple[Any, Any]:
@@ -116,12 +116,12 @@ class Bench:
         return self.tensor(*sizes, eight_bit=eight_bit), self.tensor(*sizes, eight_bit=eight_bit)
 
     def blocks(self) -> Any:
-        """Return the blocks of all sequences, scattered as a server's are: int32."""
+        """Return the block numbers of all sequences in random order, as in a server: int32."""
         count = self.shape.batch * self.shape.pages
         return self.torch.randperm(count, device=self.place).to(self.torch.int32)
 
     def starts(self, each: int) -> Any:
-        """Return where each sequence begins, and the end: (batch + 1,) int32."""
+        """Return the start of each sequence, and the end: (batch + 1,) int32."""
         return self.torch.arange(0, (self.shape.batch + 1) * each, each, dtype=self.torch.int32, device=self.place)
 
     def full(self, value: float, dtype: str, *shape: int) -> Any:
@@ -133,9 +133,9 @@ Build = Callable[[Bench], Callable[[], Any]]
 
 
 def prepare(gpu: Gpu, point: Point) -> Prepared:
-    """Return attention by the library that the point names; CannotMeasure where it is not installed or cannot do it.
+    """Return attention by the point's library; CannotMeasure if it is not installed or does not support the point.
 
-    Whatever else a library raises is told with its name as a RuntimeError.
+    RuntimeError: any other error of the library, with its name.
     """
     shape = shape_of(point)
     library = _LIBRARIES[point.implementation]
@@ -143,33 +143,33 @@ def prepare(gpu: Gpu, point: Point) -> Prepared:
     if decode not in library.builds:
         raise CannotMeasure(f"{point.implementation} is not used for {point.family}")
     if shape.heads % shape.kv_heads:
-        raise CannotMeasure("its query heads are no multiple of the key-value heads")
+        raise CannotMeasure("the number of query heads is not a multiple of the key-value heads")
     _refuse_what_it_lacks(point.implementation, library, shape)
     torch, module = _imported("torch", "torch"), _imported(library.module, library.distribution)
-    # PyTorch may have a CUDA runtime of its own, which knows nothing of the device that CuPy's uses
+    # PyTorch may load its own CUDA runtime, which does not see the device set in CuPy's
     stream = torch.cuda.ExternalStream(gpu.stream.ptr, device=gpu.ordinal)
     bench, launches = Bench(gpu, torch, module, shape), []
     name = point.implementation
     if name == "flash_attention_vllm":
-        # as published sweeps call it
+        # the name in published sweeps
         name = f"flash_attention_{bench.flash_version}"
         if shape.cache_bytes == 1 and bench.flash_version == 2:
-            raise CannotMeasure("FlashAttention 2, which vLLM runs here, reads no 8-bit cache")
+            raise CannotMeasure("FlashAttention 2, which vLLM uses on this GPU, does not support an 8-bit cache")
     try:
         with torch.cuda.device(gpu.ordinal), torch.cuda.stream(stream), torch.inference_mode():
             for _ in range(gpu.copies_of(shape.held, point.cache)):
                 launches.append(_on(torch, stream, library.builds[decode](bench)))
     except (CannotMeasure, MemoryError, gpu.runtime.CUDARuntimeError):
         raise
-    except Exception as error:  # what a library raises for what it does not support differs from version to version
-        told = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise RuntimeError(f"{library.distribution} refuses it: {told}") from error
+    except Exception as error:  # errors for unsupported shapes differ between versions of a library
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RuntimeError(f"{library.distribution} rejects it: {reason}") from error
     engine = (library.distribution.replace("-", "_"), importlib.metadata.version(library.distribution))
     return Prepared(name, engine, shape.moved, launches, bench)
 
 
 def shape_of(point: Point) -> Shape:
-    """Return the sizes that a point of either family states."""
+    """Return the sizes of a point of either family."""
     sizes, decode = point.sizes, point.family == "decode_attention"
     new = 1 if decode else sizes["new_tokens"]
     keys = sizes["context"] + 1 if decode else sizes["cached_tokens"] + new
@@ -182,11 +182,11 @@ def _refuse_what_it_lacks(name: str, library: Library, shape: Shape) -> None:
     if shape.window and "window" not in library.can:
         raise CannotMeasure(f"{name} has no sliding window")
     if shape.cache_bytes == 1 and "fp8" not in library.can:
-        raise CannotMeasure(f"{name} reads no 8-bit cache")
+        raise CannotMeasure(f"{name} does not support an 8-bit cache")
 
 
 def _on(torch: Any, stream: Any, run: Callable[[], Any]) -> Callable[[], Any]:
-    """Run on CuPy's stream, which a graph captures."""
+    """Return a launch on CuPy's stream, which a graph captures."""
 
     def launch() -> Any:
         with torch.cuda.stream(stream), torch.inference_mode():
@@ -210,7 +210,7 @@ def _torch(bench: Bench) -> Callable[[], Any]:
 
 
 def _flashinfer_prefill(bench: Bench) -> Callable[[], Any]:
-    """A prompt without a prefix lies beside its queries; behind a prefix, or in 8 bits, it is read from the cache."""
+    """Without a prefix keys and values are contiguous; with a prefix, or in 8 bits, they are read from the cache."""
     shape, flashinfer, bf16 = bench.shape, bench.library, bench.torch.bfloat16
     words = {"causal": True, "window_left": _left(shape), "q_data_type": bf16, "kv_data_type": bf16}
     q, heads = bench.queries(), (shape.heads, shape.kv_heads, shape.head_dim)
@@ -243,14 +243,14 @@ def _last_page(bench: Bench) -> Any:
 
 
 def _left(shape: Shape) -> int:
-    """Keys before its own that a query sees, -1 for all: a window counts the query's own too."""
+    """Keys before a query's own within the window, -1 for all: a window includes the query's own."""
     return shape.window - 1 if shape.window else -1
 
 
 def _vllm(bench: Bench) -> Callable[[], Any]:
-    """FlashAttention as vLLM calls it: keys and values, a prompt's own among them, come from the paged cache."""
+    """FlashAttention as called by vLLM: all keys and values, including the prompt's own, are in the paged cache."""
     shape, flash, eight_bit = bench.shape, bench.library, bench.shape.cache_bytes == 1
-    # its 8-bit kernels take queries of 8 bits, and a scale for each sequence and head
+    # its 8-bit kernels take 8-bit queries, and a scale per sequence and head
     (k, v), q, starts = bench.cache(), bench.queries(eight_bit), bench.starts(shape.new)
     lengths, window = bench.full(shape.keys, "int32", shape.batch), [_left(shape), 0] if shape.window else None
     words = {
@@ -262,7 +262,7 @@ def _vllm(bench: Bench) -> Callable[[], Any]:
         ones = bench.full(1.0, "float32", shape.batch, shape.kv_heads)
         words |= {"q_descale": ones, "k_descale": ones, "v_descale": ones}
     if bench.flash_version == 3:
-        # made once a step, and used by all of its layers
+        # computed once per step, and used by all layers
         words["scheduler_metadata"] = flash.get_scheduler_metadata(
             batch_size=shape.batch, max_seqlen_q=shape.new, max_seqlen_k=shape.keys, num_heads_q=shape.heads,
             num_heads_kv=shape.kv_heads, headdim=shape.head_dim, cache_seqlens=lengths, qkv_dtype=q.dtype,
@@ -277,7 +277,7 @@ def _cudnn(bench: Bench) -> Callable[[], Any]:
     k, v = (bench.tensor(shape.batch, shape.kv_heads, shape.keys, shape.head_dim) for _ in range(2))
     handle = bench.gpu.cudnn_handle
     if handle is None:
-        # one for all points: each holds memory of its own
+        # one handle for all points: each handle allocates memory
         handle = bench.gpu.cudnn_handle = cudnn.create_handle()
         cudnn.set_stream(handle=handle, stream=bench.gpu.stream.ptr)
     floats = {"intermediate_data_type": cudnn.data_type.FLOAT, "compute_data_type": cudnn.data_type.FLOAT}
@@ -300,15 +300,15 @@ def _cudnn(bench: Bench) -> Callable[[], Any]:
 def _imported(module: str, distribution: str) -> Any:
     try:
         return importlib.import_module(module)
-    except Exception as error:  # a library whose own parts do not fit raises what it likes
+    except Exception as error:  # an inconsistent installation may raise anything
         if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
             raise CannotMeasure(f"{distribution} is not installed") from None
-        told = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CannotMeasure(f"{distribution} is installed, but cannot be imported: {told}") from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CannotMeasure(f"{distribution} is installed, but cannot be imported: {reason}") from error
 
 
 class Library(NamedTuple):
-    """A library: its builders by whether it is decode, and what it can beside bfloat16 without a window."""
+    """A library: its builders (key: is decode), and its features besides bfloat16 without a window."""
 
     module: str
     distribution: str

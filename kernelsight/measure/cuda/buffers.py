@@ -1,4 +1,4 @@
-"""Device memory of a kernel under measurement: sets of buffers, filled with values that draw a model's power."""
+"""Device memory of a measured kernel: sets of buffers, filled with values that draw realistic power."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.device import CannotMeasure
 
 SOURCE = Path(__file__).resolve().parent / "streaming.cu"
-# what the kernel `fill` makes of memory: its number of a format, and bytes of one element
+# formats of the kernel `fill`: its number, and bytes per element
 KINDS = {"bf16": (0, 2), "fp16": (1, 2), "fp8": (2, 1), "int8": (3, 1), "fp32": (4, 4)}
 FILL_BLOCKS, FILL_THREADS = 2048, 256
 
 
 class Prepared:
-    """A kernel that is ready: ``launches``, one function a set of buffers, and what a row says of it.
+    """A prepared kernel: ``launches``, one function per set of buffers, and its columns of a row.
 
-    ``captured``: whether a graph can hold its launches; where not, the host launches them one by one.
+    ``captured``: whether a CUDA graph can capture its launches; if not, the host launches them individually.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Prepared:
 
 
 class Memory:
-    """Buffers of one point on a GPU; they live as long as this does."""
+    """Buffers of one point on a GPU, freed with this object."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu, self.held = gpu, []
@@ -54,7 +54,7 @@ class Memory:
         return block.ptr
 
     def filled(self, kind: str, count: int, seed: int = 1) -> int:
-        """Return the address of ``count`` numbers of a format, of both signs and around one."""
+        """Return the address of ``count`` numbers of a format, of both signs and magnitudes around 1."""
         number, width = KINDS[kind]
         address = self.empty(count * width)
         numpy = self.gpu.cupy
@@ -78,7 +78,7 @@ class Memory:
 
 
 def function(gpu: Gpu, name: str) -> Any:
-    """Return a kernel of streaming.cu, compiled for the GPU once."""
+    """Return a kernel of streaming.cu, compiled once per GPU."""
     module = getattr(gpu, "streaming_module", None)
     if module is None:
         text = SOURCE.read_text(encoding="utf-8")
@@ -91,7 +91,7 @@ def launcher(
 ) -> Callable[[], None]:
     """Return a launch of a kernel of streaming.cu over addresses, then ints and floats (32 bits each)."""
     if blocks >= 2**31:
-        raise CannotMeasure("it has more rows than a grid of thread blocks")
+        raise CannotMeasure("it has more rows than the largest grid of thread blocks")
     numpy, kernel = gpu.cupy, function(gpu, name)
     words = tuple(_u64(numpy, address) for address in addresses)
     words += tuple(numpy.float32(one) if isinstance(one, float) else numpy.int32(one) for one in more)

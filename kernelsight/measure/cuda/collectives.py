@@ -1,4 +1,4 @@
-"""NCCL collectives over the GPUs of this machine, from one process: launched by the host, one group a launch."""
+"""NCCL collectives over the GPUs of a machine, from one process: launched by the host, one NCCL group per launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BF16_BYTES = 2
 
 
 class Group:
-    """Communicators, streams and buffers of the first ``count`` GPUs; ``bytes`` is the whole tensor."""
+    """Communicators, streams and buffers of the first ``count`` GPUs; ``size``: bytes of the whole tensor."""
 
     def __init__(self, gpu: Gpu, nccl: Any, count: int, size: int) -> None:
         cupy = gpu.cupy
@@ -39,7 +39,7 @@ class Group:
         self.nccl.groupEnd()
 
     def _start(self, family: str, one: Any, given: int, got: int, stream: int, place: int) -> None:
-        # bindings that do not know bfloat16 move as many bytes as fp16
+        # bindings without bfloat16: fp16 has the same size
         kind = getattr(self.nccl, "NCCL_BFLOAT16", self.nccl.NCCL_FLOAT16)
         add, count = self.nccl.NCCL_SUM, self.size // BF16_BYTES
         with self.gpu.cupy.cuda.Device(self.devices[place]):
@@ -52,21 +52,21 @@ class Group:
 
 
 def prepare(gpu: Gpu, point: Point) -> Prepared:
-    """Return a collective over ``gpus`` GPUs; CannotMeasure where there are fewer, or CuPy lacks NCCL."""
+    """Return a collective over ``gpus`` GPUs; CannotMeasure if there are fewer, or CuPy lacks NCCL."""
     count, size, here = point.sizes["gpus"], point.sizes["bytes"], gpu.runtime.getDeviceCount()
     if here < count or count < 2:
-        raise CannotMeasure(f"it needs {max(count, 2)} GPUs, and there are {here} here")
+        raise CannotMeasure(f"it needs {max(count, 2)} GPUs, but this machine has {here}")
     if size % (BF16_BYTES * count):
-        raise CannotMeasure(f"its bytes are no multiple of {BF16_BYTES * count}")
+        raise CannotMeasure(f"its bytes are not a multiple of {BF16_BYTES * count}")
     nccl = _nccl()
     group = Group(gpu, nccl, count, size)
     version = nccl_version(group.nccl.get_version())
-    # the host's launch is in it, unlike in a captured graph: an implementation of its own
+    # includes the host's launch, unlike a captured graph: a separate implementation
     return Prepared("nccl_eager", ("nccl", version), size, [lambda: group.launch(point.family)], group, captured=False)
 
 
 def nccl_version(number: int) -> str:
-    """Return NCCL's number of its version as words: until 2.8 one digit for each part.
+    """Return NCCL's version number as text: until 2.8 one digit per part.
 
     >>> nccl_version(23007), nccl_version(2708)
     ('2.30.7', '2.7.8')
@@ -77,18 +77,18 @@ def nccl_version(number: int) -> str:
 
 
 def _nccl() -> Any:
-    """CuPy binds NCCL where its library is found; else the module is not there, or says so."""
+    """Return CuPy's NCCL module; CannotMeasure if it is missing or unavailable."""
     try:
         from cupy.cuda import nccl
     except ImportError:
-        raise CannotMeasure("CuPy finds no NCCL here") from None
+        raise CannotMeasure("CuPy does not find NCCL") from None
     if not nccl.available:
-        raise CannotMeasure("CuPy finds no NCCL here")
+        raise CannotMeasure("CuPy does not find NCCL")
     return nccl
 
 
 def _communicators(gpu: Gpu, nccl: Any, devices: list[int]) -> Any:
-    """One set for each group of GPUs: making one takes a second and memory on every GPU."""
+    """Return the communicators of a group of GPUs, kept: creating them takes a second and memory on every GPU."""
     kept = gpu.communicators
     if tuple(devices) not in kept:
         kept[tuple(devices)] = nccl.NcclCommunicator.initAll(devices)

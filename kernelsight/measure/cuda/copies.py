@@ -11,12 +11,12 @@ from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.device import CannotMeasure
 from kernelsight.measure.suite import Point
 
-# memory of the host that one point may take: 32 sets of large buffers would not fit
+# limit of a point's host memory: 32 sets of large buffers would not fit
 HOST_BYTES = 2**30
 
 
 def copy(gpu: Gpu, point: Point) -> Prepared:
-    """Return a copy of ``bytes``; one from or to pageable memory is staged by the driver, and launched by the host."""
+    """Return a copy of ``bytes``; with pageable memory it is staged by the driver and launched by the host."""
     size, memory = point.sizes["bytes"], Memory(gpu)
     _, _, kind = point.implementation.partition("_")
     sets, most = [], gpu.copies_of(2 * size, point.cache)
@@ -41,11 +41,11 @@ def peer(gpu: Gpu, point: Point) -> Prepared:
     size, runtime = point.sizes["bytes"], gpu.runtime
     others = [number for number in range(runtime.getDeviceCount()) if number != gpu.ordinal]
     if point.sizes["gpus"] != 2:
-        raise CannotMeasure("a copy to a peer is between two GPUs: gpus is 2")
+        raise CannotMeasure("a peer copy is between two GPUs; gpus must be 2")
     if not others:
-        raise CannotMeasure("there is one GPU here, and a copy to a peer needs two")
+        raise CannotMeasure("a peer copy needs two GPUs, but this machine has one")
     if not runtime.deviceCanAccessPeer(gpu.ordinal, others[0]):
-        raise CannotMeasure("the GPUs cannot reach each other's memory")
+        raise CannotMeasure("the GPUs cannot access each other's memory")
     _reach(gpu, others[0])
     memory = Memory(gpu)
     source = memory.filled("int8", size)
@@ -53,12 +53,12 @@ def peer(gpu: Gpu, point: Point) -> Prepared:
         target = gpu.cupy.cuda.alloc(size)
         memory.held.append(target)
     words = (target.ptr, others[0], source, gpu.ordinal, size, gpu.stream.ptr)
-    launch = lambda: runtime.memcpyPeerAsync(*words)  # noqa: E731 - one call with its words bound
+    launch = lambda: runtime.memcpyPeerAsync(*words)  # noqa: E731 - one call with its arguments bound
     return Prepared(point.implementation, _engine(gpu), size, [launch], memory)
 
 
 def _reach(gpu: Gpu, other: int) -> None:
-    """Let this GPU write to the other's memory: without it the driver stages the copy in the host's."""
+    """Enable peer access: without it the driver stages the copy in host memory."""
     if other not in gpu.reached:
         gpu.runtime.deviceEnablePeerAccess(other)
         gpu.reached.add(other)

@@ -1,4 +1,4 @@
-"""cuBLASLt by ctypes: CuPy binds no 8-bit products. Names, numbers and layouts are those of cublasLt.h."""
+"""cuBLASLt by ctypes: CuPy has no 8-bit products. Names, numbers and layouts are those of cublasLt.h."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORKSPACE_BYTES = 32 * 2**20
 
 
 class Format(NamedTuple):
-    """CUDA's numbers of a product: operands, result, arithmetic and scale, and bytes of an operand and a result."""
+    """CUDA's type numbers of a product: operands, result, arithmetic and scale, and bytes per operand and result."""
 
     operand: int
     result: int
@@ -64,10 +64,10 @@ class CublasLt:
         return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
     def call(self, name: str, *words: Any) -> None:
-        """Call a function; CannotMeasure where it refuses."""
+        """Call a function; CannotMeasure if it returns an error."""
         status = getattr(self.library, name)(*words)
         if status:
-            raise CannotMeasure(f"cuBLASLt refuses it: {name} returns status {status}")
+            raise CannotMeasure(f"cuBLASLt error: {name} returns status {status}")
 
     def set(self, setter: str, of: ctypes.c_void_p, attribute: int, value: Any) -> None:
         """Set an attribute of a descriptor, a layout or a preference."""
@@ -75,7 +75,7 @@ class CublasLt:
 
 
 class Plan:
-    """A chosen algorithm for row-major (m, k) x (n, k) transposed: weights lie as a layer stores them."""
+    """A chosen algorithm for row-major (m, k) x (n, k) transposed: weights in the layout of a layer."""
 
     def __init__(self, library: CublasLt, name: str, m: int, n: int, k: int, batch: int, one: int) -> None:
         """``one``: address of a float 1.0 on the device, the scale of 8-bit floating operands."""
@@ -164,7 +164,7 @@ def _loaded() -> Any:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
         return ctypes.CDLL(load_nvidia_dynamic_lib("cublasLt").abs_path)
-    except Exception:  # whatever the finder raises: the loader's own search is left
+    except Exception:  # the finder may raise anything: fall back to the loader's search
         for name in ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"):
             try:
                 return ctypes.CDLL(name)

@@ -11,14 +11,14 @@ from kernelsight.measure.cuda.streaming import flush_of
 
 
 def open_gpu(ordinal: int, gpu: str | None) -> Gpu:
-    """Return the GPU of this number; InvalidInput tells what is missing where it cannot be measured on.
+    """Return the GPU with this device index; InvalidInput says what is missing if it cannot be used.
 
-    ``gpu``: the catalogue's name of it, None to find it from what the device tells.
+    ``gpu``: its catalogue name, None to identify it from the device's properties.
     """
     if importlib.util.find_spec("cupy") is None:
         raise InvalidInput(
-            "measuring needs CuPy, which is not installed; install cupy-cuda12x or cupy-cuda13x, as the "
-            "driver of the GPU asks."
+            "measuring needs CuPy, which is not installed; install cupy-cuda12x or cupy-cuda13x, matching the GPU's "
+            "driver."
         )
     import cupy
 
@@ -26,9 +26,9 @@ def open_gpu(ordinal: int, gpu: str | None) -> Gpu:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise InvalidInput(
-            f"measuring needs an NVIDIA GPU, and CUDA finds none here ({error}); run it where the GPU "
-            "is: `python -m kernelsight.measure` needs numpy, pyarrow and cupy alone."
+            f"measuring needs an NVIDIA GPU, but CUDA finds none ({error}); run it on the machine with the GPU: "
+            "`python -m kernelsight.measure` needs only numpy, pyarrow and cupy."
         ) from None
     if not 0 <= ordinal < count:
-        raise InvalidInput(f"--device {ordinal} does not exist: CUDA finds {count} GPUs, numbered from 0.")
+        raise InvalidInput(f"--device {ordinal} does not exist; CUDA finds {count} GPUs, numbered from 0.")
     return Gpu(ordinal, gpu, PREPARE, flush_of)

@@ -1,4 +1,4 @@
-"""Matrix products by cuBLASLt, plain and batched, with the algorithm that its heuristic names first."""
+"""Matrix products by cuBLASLt, plain and batched, with the first algorithm of its heuristic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.device import CannotMeasure
 from kernelsight.measure.suite import Point
 
-# 8-bit products take operands whose rows are whole 16 bytes
+# operands of 8-bit products need rows of multiples of 16 bytes
 EIGHT_BIT_UNIT = 16
 
 

@@ -1,4 +1,4 @@
-"""The running GPU: graphs of launches, timed by events on the device, with L2 flushed where a point asks for it."""
+"""The local GPU: CUDA graphs of launches, timed by events on the device, with L2 flushed for cold points."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.measure.catalogue import catalogue_name, catalogue_rows, row_beside_vendor
+from kernelsight.measure.catalogue import catalogue_name, catalogue_rows, device_row
 from kernelsight.measure.cuda.nvml import Nvml
 from kernelsight.measure.device import FLUSH_CACHES, NO_MEMORY, CannotMeasure, DeviceLost, Identity, Kernel, Readings
 from kernelsight.measure.suite import Point
 
-# bytes of buffers, of all that is free
+# share of the free memory for buffers
 MEMORY_SHARE = 0.6
-# sets of buffers that a graph of cold launches walks through
+# sets of buffers used in turn by a graph of cold launches
 MOST_COPIES = 32
 KILOHERTZ = 1e3
 Launch = Callable[[], None]
@@ -43,12 +43,12 @@ class Gpu:
         self.properties = self.runtime.getDeviceProperties(ordinal)
         self.nvml = Nvml(cupy.cuda.Device(ordinal).pci_bus_id)
         self.stream = cupy.cuda.Stream(non_blocking=True)
-        told = self._told()
+        reported = self._reported()
         rows = catalogue_rows()
-        self.gpu = gpu or catalogue_name(told, rows)
-        self.row = row_beside_vendor(told, self.gpu, rows)
+        self.gpu = gpu or catalogue_name(reported, rows)
+        self.row = device_row(reported, self.gpu, rows)
         self.l2_bytes = int(self.properties["l2CacheSize"])
-        # other GPUs whose memory this one may write to
+        # GPUs with peer access enabled
         self.reached: set[int] = set()
         self.communicators: dict[tuple[int, ...], Any] = {}
         self.cudnn_handle: Any = None
@@ -69,7 +69,7 @@ class Gpu:
         )
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of what every measurement rests on."""
+        """Return the software versions that affect every measurement."""
         import kernelsight
 
         return {
@@ -89,7 +89,7 @@ class Gpu:
         time.sleep(seconds)
 
     def prepare(self, point: Point) -> Kernel:
-        """Build the kernel of a point and run it once, so that nothing is loaded or chosen while it is timed."""
+        """Build the kernel of a point and run it once, so that nothing is loaded or selected while it is timed."""
         with self.stream:
             kernel = self._guarded(lambda: self._preparations[point.family](self, point))
             try:
@@ -100,10 +100,10 @@ class Gpu:
             return kernel
 
     def copies_of(self, size: int, cache: str) -> int:
-        """Return how many sets of buffers of ``size`` bytes a point takes; CannotMeasure where not one fits."""
+        """Return the number of sets of buffers of ``size`` bytes for a point; CannotMeasure if none fits."""
         self.cupy.get_default_memory_pool().free_all_blocks()
         if torch := sys.modules.get("torch"):
-            # what attention of earlier points left in its pool
+            # PyTorch's memory pool of earlier points
             torch.cuda.empty_cache()
         free, _ = self.runtime.memGetInfo()
         most = int(MEMORY_SHARE * free) // max(size, 1)
@@ -134,12 +134,12 @@ class Gpu:
         return GraphReplay(self, self.stream.end_capture(), launches)
 
     def _end_broken_capture(self) -> None:
-        """Leave the stream usable, and tell what broke the capture rather than that it is broken."""
+        """End the capture so that the stream stays usable, without hiding the original error."""
         with contextlib.suppress(self.runtime.CUDARuntimeError):
             self.stream.end_capture()
 
     def timed(self, once: Callable[[], Any], count: int) -> np.ndarray:
-        """Return the microseconds on the device of ``count`` runs, each between two events."""
+        """Return the device time in microseconds of ``count`` runs, each between two events."""
 
         def run() -> np.ndarray:
             events = [(self.cupy.cuda.Event(), self.cupy.cuda.Event()) for _ in range(count)]
@@ -155,32 +155,32 @@ class Gpu:
             return self._guarded(run)
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
-        """Run work on the device, and tell a point that cannot be measured from a device that is lost."""
+        """Run work on the device; CannotMeasure if the point fails, DeviceLost if the device stopped responding."""
         try:
             return work()
         except self.cupy.cuda.memory.OutOfMemoryError:
             raise CannotMeasure(NO_MEMORY) from None
         except self.cupy.cuda.compiler.CompileException as error:
-            raise CannotMeasure(f"NVRTC refuses its source: {str(error).splitlines()[0]}") from None
+            raise CannotMeasure(f"NVRTC cannot compile it: {str(error).splitlines()[0]}") from None
         except CannotMeasure:
             raise
-        except Exception as error:  # of CUDA, or of whichever library launches
+        except Exception as error:  # of CUDA or of any library
             try:
                 self.runtime.deviceSynchronize()
             except self.runtime.CUDARuntimeError:
                 raise DeviceLost(str(error)) from None
-            if "out of memory" in str(error):  # of a library's own pool, with the sizes of the moment
+            if "out of memory" in str(error):  # of a library's own memory pool
                 raise CannotMeasure(NO_MEMORY) from None
             by_cuda = isinstance(error, self.runtime.CUDARuntimeError)
-            told = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise CannotMeasure(f"CUDA refuses it: {told}" if by_cuda else told) from None
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise CannotMeasure(f"CUDA error: {reason}" if by_cuda else reason) from None
 
-    def _told(self) -> dict[str, Any]:
-        """Return what the device tells of the columns of ``gpus``."""
+    def _reported(self) -> dict[str, Any]:
+        """Return the columns of ``gpus`` that the device reports."""
         seen = self.properties
         attribute = self.cupy.cuda.Device(self.ordinal).attributes
         clock = self.nvml.highest_clock_hz() or attribute["ClockRate"] * KILOHERTZ
-        # the data rate is twice the memory clock: HBM and GDDR move two words a cycle of the clock that CUDA states
+        # the data rate is twice the memory clock: HBM and GDDR move two words per cycle of the clock that CUDA reports
         bandwidth = 2.0 * attribute["MemoryClockRate"] * KILOHERTZ * attribute["GlobalMemoryBusWidth"] / 8.0
         return {
             "name": seen["name"].decode() if isinstance(seen["name"], bytes) else str(seen["name"]),
@@ -206,7 +206,7 @@ class GraphReplay:
 
 
 class EagerReplay:
-    """Launches by the host, one by one."""
+    """Individual launches by the host."""
 
     def __init__(self, gpu: Gpu, kernel: Kernel, launches: int) -> None:
         self.gpu, self.kernel, self.launches = gpu, kernel, launches
@@ -220,7 +220,7 @@ class EagerReplay:
 
 
 def _version(number: int) -> str:
-    """Return CUDA's number of a version as words.
+    """Return CUDA's version number as text.
 
     >>> _version(12080)
     '12.8'

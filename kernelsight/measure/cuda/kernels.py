@@ -1,4 +1,4 @@
-"""Which module prepares the kernels of which family."""
+"""The functions that prepare kernels, by family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clocks, temperature and limits of a GPU from NVML, by ctypes: CuPy has no binding of it.
+"""Clocks, temperature and clock limits of a GPU from NVML by ctypes, which CuPy does not bind.
 
 Names, numbers and bits are those of nvml.h (NVIDIA, "NVML API Reference Guide").
 """
@@ -12,12 +12,12 @@ from kernelsight.measure.device import Readings
 
 SM_CLOCK, MEMORY_CLOCK, GPU_SENSOR = 1, 2, 0
 MEGAHERTZ = 1e6
-# bits of nvmlClocksEventReasons; idleness, settings of a user and synchronised boost limit nothing by force
+# bits of nvmlClocksEventReasons, without idle, user settings and sync boost
 LIMITS = {0x4: "power_cap", 0x8: "hw_slowdown", 0x20: "sw_thermal", 0x40: "hw_thermal", 0x80: "power_brake"}
 
 
 class Nvml:
-    """One GPU as NVML sees it; every reading is None, and no limit is told, where NVML is not there."""
+    """One GPU in NVML; without NVML every reading is None and the limits are empty."""
 
     def __init__(self, pci_bus_id: str) -> None:
         self._library: Any = None
@@ -32,7 +32,7 @@ class Nvml:
         self._library = None if found else library
 
     def readings(self) -> Readings:
-        """Return the state of this moment."""
+        """Return the current state."""
         sm, memory = (self._number("nvmlDeviceGetClockInfo", kind) for kind in (SM_CLOCK, MEMORY_CLOCK))
         return Readings(
             None if sm is None else sm * MEGAHERTZ,
@@ -55,7 +55,7 @@ class Nvml:
         return None if found is None else found * MEGAHERTZ
 
     def power_limit_w(self) -> float | None:
-        """Return the power limit that is set."""
+        """Return the current power limit."""
         found = self._number("nvmlDeviceGetPowerManagementLimit")
         return None if found is None else found / 1e3
 
@@ -75,13 +75,13 @@ class Nvml:
         return None if self._refuses(name, *((self._gpu,) if of_gpu else ()), text, size) else text.value.decode()
 
     def _refuses(self, name: str, *words: Any) -> bool:
-        """Call a function; return whether it is not there, or does not answer."""
+        """Call a function; return whether it is missing or failed."""
         function = getattr(self._library, name, None)
         return function is None or bool(function(*words))
 
 
 def limits_of(bits: int) -> frozenset[str]:
-    """Return the limits that NVML's bits name.
+    """Return the names of the limits in NVML's bits.
 
     >>> sorted(limits_of(0x1 | 0x4 | 0x20))
     ['power_cap', 'sw_thermal']

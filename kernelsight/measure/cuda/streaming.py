@@ -1,4 +1,4 @@
-"""Kernels that only move bytes, compiled from streaming.cu: one launcher a family."""
+"""Memory-bound kernels, compiled from streaming.cu: one launcher per family."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kernelsight.measure.device import NO_MEMORY, CannotMeasure
 from kernelsight.measure.suite import Point
 
 OWN = ("kernelsight", kernelsight.__version__)
-# tokens of an embedding table, and of a table of rotary angles
+# rows of the embedding table, and of the table of rotary angles
 VOCABULARY, POSITIONS = 131072, 8192
 TOP_K, TOP_P = 50, 0.9
 BLOCK_TOKENS = 16
-# per block: one scale for so many columns
+# columns per scale of block-wise quantisation
 SCALE_COLUMNS = 128
 FLUSH_BLOCKS, FLUSH_THREADS = 2048, 256
 Launch = Callable[[], None]
@@ -32,7 +32,7 @@ def prepare(gpu: Gpu, point: Point) -> Prepared:
 
 
 def flush_of(gpu: Gpu, size: int) -> Launch:
-    """Return a launch that reads ``size`` bytes, after which L2 holds clean lines of nothing else."""
+    """Return a launch that reads ``size`` bytes, so that L2 has only clean lines of them."""
     memory = Memory(gpu)
     data, sink = memory.filled("fp32", size // 4), memory.empty(4)
     gpu.flush_memory = memory
@@ -43,7 +43,7 @@ def flush_of(gpu: Gpu, size: int) -> Launch:
 
 
 def empty(gpu: Gpu, point: Point) -> Prepared:
-    """Return a kernel that does nothing: what it takes is what launching costs."""
+    """Return an empty kernel: its time is the cost of a launch."""
     return Prepared(point.implementation, OWN, 1, [launcher(gpu, "empty_kernel", 1, 32, ())])
 
 
@@ -52,11 +52,11 @@ def _refuse_ragged(point: Point, columns: int) -> None:
     if point.implementation == "quantize_per_block":
         unit = SCALE_COLUMNS
     if columns % unit or point.sizes.get("head_dim", 2) % 2:
-        raise CannotMeasure(f"its columns are no multiple of {unit}")
+        raise CannotMeasure(f"its columns are not a multiple of {unit}")
 
 
 def _threads(columns: int, each: int = 8) -> int:
-    """Threads of a row's block: one for each ``each`` elements, whole warps, 1,024 at most."""
+    """Threads per row: one per ``each`` elements, whole warps, at most 1,024."""
     return min(1024, max(32, -(-columns // each // 32) * 32))
 
 

@@ -1,1 +1,1 @@
-"""Measured kernel sweeps of several publishers, read into the rows of ``sweep_points``."""
+"""Readers of published kernel sweeps into the columns of ``sweep_points``."""

@@ -20,29 +20,29 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 DEVICES = {"b60": r"\bB60\b|0xe211", "rtx_pro_6000_server": r"RTX PRO 6000"}  # the others: their name's first word
 NODE_GPUS = {"gb200": 4, "gb300": 4}  # compute trays of an NVL72; the others: boards of eight
 MOSTLY = 0.5
-# vLLM's block-scaled products ran outside a CUDA graph: their floor is 55 us on Hopper and 282 us on L40S.
+# vLLM's block-scaled products were measured outside a CUDA graph: at least 55 us on Hopper and 282 us on L40S
 HOST_BOUND = (pl.col("engine") == "vllm") & (pl.col("dtype") == "fp8_block")
-# XQA of TensorRT-LLM 1.0.0 on A100 reads its cache at 1.3 to 1.6 times the peak of the memory wherever the cache
-# exceeds L2; multi-head rows of the same sweep do not. Its grid with grouped queries did other work than it says.
+# XQA of TensorRT-LLM 1.0.0 on A100 would read its cache at 1.3 to 1.6 times the peak memory bandwidth when the cache
+# exceeds L2; multi-head rows of the same sweep do not. The grouped-query rows did other work than labelled.
 TOO_FAST_KIN = (
     (pl.col("engine") == "trtllm") & (pl.col("engine_version") == "1.0.0") & (pl.col("heads") > pl.col("kv_heads"))
 )
-# TensorRT-LLM 1.0.0 (A100, L40S) takes the same time for MLA on an FP8 as on a BF16 cache, key by key to 0.2 %, and two
-# and a half times that of the FP8 bytes: the label was not what ran.
+# TensorRT-LLM 1.0.0 (A100, L40S) takes the same time for MLA with an FP8 and a BF16 cache, to 0.2 % per row, and 2.5
+# times the time of the FP8 bytes: the FP8 label is wrong
 CACHE_RAN_IN_BF16 = (
     (pl.col("engine") == "trtllm") & (pl.col("engine_version") == "1.0.0") & (pl.col("dtype") == "bf16/fp8")
 )
-# all-reduce between 4 and 8 L40S runs at 3.4 and 0.8 GB/s, a tenth of PCIe and less
+# all-reduce over 4 and 8 L40S runs at 3.4 and 0.8 GB/s, at most a tenth of PCIe
 FAR_BELOW_LINK = {"l40s": 4}
 DEEPEP_DEFAULT = "_20sm"
-# vLLM's dynamic quantisation is one kernel; what is published is its time less that of the static kernel, down to a
-# tenth of a microsecond. The sum is what was measured.
+# vLLM's dynamic quantisation is one kernel; the published time is its time minus that of the static kernel (in steps of
+# 0.1 us): their sum was measured
 DYNAMIC_LESS_STATIC = "dynamic_per_token_scaled_fp8_quant_minus_static_scaled_fp8_quant:compute_scale"
 STATIC = "static_scaled_fp8_quant:scale_matrix"
 
 
 def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str] | None) -> Iterator[Batch]:
-    """Yield the sweeps below ``path`` (None: of the installed package), by family and GPU; None takes all of either."""
+    """Yield the sweeps below ``path`` (None: of the installed package), by family and GPU; None selects all."""
     files = _files(path or installed_package())
     every_family = {table.family for tables in TABLES.values() for table in tables.values()}
     for asked, found, kind in ((gpus, set(files), "GPU of the sweep"), (families, every_family, "kernel family")):
@@ -62,8 +62,8 @@ def installed_package() -> Path:
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise InvalidInput(
-            "the package aiconfigurator-core is not installed, and no PATH was given: "
-            "pip install 'kernelsight[silicon]', or name the folder that holds its systems/data."
+            "aiconfigurator-core is not installed, and no PATH is given; "
+            "pip install 'kernelsight[silicon]', or give the folder with its systems/data."
         )
     return Path(spec.submodule_search_locations[0])
 
@@ -76,7 +76,7 @@ def _files(root: Path) -> dict[str, list[Path]]:
             files.setdefault(file.relative_to(data).parts[0], []).append(file)
         if files:
             return files
-    raise InvalidInput(f"{root} holds no sweep: looked for <gpu>/<family>/<engine>/<version>/*.parquet in it.")
+    raise InvalidInput(f"{root} has no sweep: no file matches <gpu>/<family>/<engine>/<version>/*.parquet.")
 
 
 def _batch(gpu: str, family: str, files: list[Path]) -> Iterator[Batch]:
@@ -109,7 +109,7 @@ def _measured(raw: pl.DataFrame, table: Table, gpu: str, file: Path, weight: flo
     framework = pl.col("framework").str.to_lowercase()
     faults = (
         ("device_not_of_folder", ~pl.col("device").str.contains(device)),
-        # A collective library is an engine of its own, whatever container it was measured in.
+        # a collective library counts as an engine, whatever container it was measured in
         ("copy_of_another_engine", framework != folder if folder in ENGINES else pl.lit(False)),
         *table.faults,
     )
@@ -129,7 +129,7 @@ def _measured(raw: pl.DataFrame, table: Table, gpu: str, file: Path, weight: flo
         )
     except pl.exceptions.ColumnNotFoundError as error:
         column = str(error).splitlines()[0]
-        raise InvalidInput(f"{file} is not the {file.stem} of aiconfigurator-core 0.12: it lacks {column}.") from None
+        raise InvalidInput(f"{file} is not {file.stem} of aiconfigurator-core 0.12: {column}.") from None
     return first_reason(rows, *((reason, pl.col(reason)) for reason, _ in faults)).drop(reason for reason, _ in faults)
 
 
@@ -141,7 +141,7 @@ def _judged(rows: pl.DataFrame, gpu: str, family: str) -> pl.DataFrame:
     if family in ("mla_prefill", "mla_decode"):
         rows = first_reason(rows, ("cache_ran_in_bf16", CACHE_RAN_IN_BF16))
     if family == "quantize":
-        # What survives of a difference that is clipped more often than not is noise.
+        # a difference that is mostly clipped to 0 is noise
         clipped = (pl.col("reason") == "clipped_difference").fill_null(False).mean().over("engine", "kernel_source")
         rows = _with_static(first_reason(rows, ("mostly_clipped", clipped > MOSTLY)))
     reasons = [pl.when(bad).then(pl.lit(reason)) for reason, bad in _not_fitted(gpu, family)]
@@ -149,7 +149,7 @@ def _judged(rows: pl.DataFrame, gpu: str, family: str) -> pl.DataFrame:
 
 
 def _with_static(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows with the static time put back that was taken off; ``no_static_row`` where it is not there."""
+    """Return the rows with the subtracted static time added back; reason ``no_static_row`` if it is missing."""
     key = ["engine", "engine_version", "rows", "columns"]
     static = rows.filter((pl.col("kernel_source") == STATIC) & pl.col("reason").is_null())
     static = static.group_by(key).agg(pl.col("latency_us").mean().alias("static_us"))
@@ -161,7 +161,7 @@ def _with_static(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _not_fitted(gpu: str, family: str) -> list[tuple[str, pl.Expr]]:
-    """Return why sound rows are kept out of fits: they are not what an engine runs."""
+    """Return the reasons to keep valid rows out of fits: engines do not run them."""
     name = pl.col("kernel_source")
     checks = {
         "all_reduce": [("launched_eagerly", name.str.ends_with("_eager"))],
@@ -176,7 +176,7 @@ def _not_fitted(gpu: str, family: str) -> list[tuple[str, pl.Expr]]:
 
 
 def _without_family(gpu: str, files: list[Path]) -> Batch:
-    """Count the rows that no family takes: tables of modules, unknown tables, operations without a table."""
+    """Count the rows of no kernel family: tables of modules, unknown tables, operations without a table."""
     dropped: Counter[str] = Counter()
     for file in files:
         rows = pl.scan_parquet(file, glob=False)

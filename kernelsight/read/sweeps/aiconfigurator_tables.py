@@ -1,8 +1,8 @@
-"""The tables of ``aiconfigurator-core``: which family each holds, and where its fields come from.
+"""The tables of ``aiconfigurator-core``: the kernel family of each, and the source of its fields.
 
-Units and meanings were read from the files of version 0.12.0: latencies in ms but for the all-to-all tables (us);
-``step`` is the tokens that the cache holds before the call; ``message_size`` counts elements; ``num_heads`` of MLA is
-what one GPU holds, whatever ``tp_size`` says; experts and their width become those of one GPU.
+Units and meanings were derived from the files of version 0.12.0: latencies in ms except in the all-to-all tables (us);
+``step`` is the number of cached tokens before the call; ``message_size`` counts elements; ``num_heads`` of MLA is per
+GPU, whatever ``tp_size`` says; experts and their width are converted to those of one GPU.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ FORMATS = {  # label of a table -> (dtype of the cell, number format of the weig
 }
 SHORT = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "fp8_e4m3": "fp8"}
 ELEMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "int8": 1.0, "fp8": 1.0, "nvfp4": 0.5625}
-# Experts without a gate have two matrices (squared ReLU). Only TensorRT-LLM's name says so; the shapes are those of
-# NVIDIA Nemotron 3 (top-k 22 of 512; 2688 x 1856), and the versions those whose weight-bound rows on Hopper and L40S
-# take 1.1 to 1.3 times the DRAM time of two matrices (the earlier ones 1.7 times: they ran three).
+# Experts without a gate have two matrices (squared ReLU). Only TensorRT-LLM's kernel name says so; the shapes are those
+# of NVIDIA Nemotron 3 (top-k 22 of 512; 2688 x 1856), and the versions those whose weight-bound rows on Hopper and L40S
+# take 1.1 to 1.3 times the DRAM time of two matrices (earlier versions 1.7 times: they ran three).
 NEVER_GATED = "nongated"
 TWO_MATRIX_VERSIONS = ("0.5.14", "0.24.0")
 NEMOTRON = (col("topk") == 22) | ((col("hidden_size") == 2688) & (col("inter_size") == 1856))
@@ -40,7 +40,7 @@ TWO_MATRICES = col("kernel_source").str.contains(NEVER_GATED) | (
 
 
 class Table(NamedTuple):
-    """One table: its family, the fields of a shape, the labels, the latency in us, and what makes a row unusable."""
+    """One table: its family, the fields of a shape, the labels, the latency in us, and the reasons to reject a row."""
 
     family: str
     shape: dict[str, pl.Expr]
@@ -79,7 +79,7 @@ def _collective(family: str, dtype: str) -> Table:
 HEADS = {"heads": col("num_heads"), "kv_heads": col("num_key_value_heads"), "head_dim": col("head_dim")}
 WINDOW = {"window": col("window_size").fill_null(0)}
 CHUNK = {"batch": col("batch_size"), "new_tokens": col("isl"), "cached_tokens": col("step")}
-# a decode has one new token beside those in the cache
+# a decode has one new token in addition to the cached ones
 PAST = {"batch": col("batch_size"), "context": col("step") + col("isl") - 1}
 EXPERTS = {
     "tokens": col("num_tokens"),
@@ -96,10 +96,10 @@ LATENT = {"kv_lora_rank": pl.lit(512, pl.Int64), "rope_dim": pl.lit(64, pl.Int64
 BF16 = {"dtype": pl.lit("bf16"), "format": pl.lit("bf16"), "math": pl.lit("bf16")}
 IS_CONVOLUTION = col("kernel_source").str.contains("conv1d")
 FOR_PROMPTS = col("kernel_source").str.contains("conv1d_fn|chunk|flashkda_fwd")
-# Kernels for prompts were also measured on one token a sequence, where engines run the decode kernel.
+# prefill kernels were also measured with one token per sequence, where engines run the decode kernel
 SINGLE = ":single_tokens"
 VERIFY = ":verify"  # several tokens of speculative decoding at once
-# TensorRT-LLM's and SGLang 0.5.10's convolutions of gated delta nets take the time of the key channels alone (from 0.8
+# TensorRT-LLM's and SGLang 0.5.10's convolutions of gated delta nets take the time of only the key channels (from 0.8
 # to 16 TB/s on H100 if all channels are counted), whatever the number of value heads.
 KEYS_ONLY = (col("op_name") == "gdn") & ((col("framework") == "TRTLLM") | (col("version") == "0.5.10"))
 
@@ -131,7 +131,7 @@ def _absorbed(operation: str) -> Table:
 
 
 def _exchange(tokens: str, top_k: str, group: pl.Expr, dtype: pl.Expr, kernel: pl.Expr, latency_us: pl.Expr) -> Table:
-    """Tokens to the ranks of their experts, or back: ``bytes`` is what one GPU sends, a copy a distinct rank."""
+    """Tokens to the ranks of their experts, or back: ``bytes`` sent by one GPU, one copy per distinct rank."""
     size = dtype.replace_strict(ELEMENT_BYTES, default=2.0, return_dtype=pl.Float64)
     ranks = group * (1 - (1 - 1 / group) ** col(top_k))  # under uniform routing
     shape = {
@@ -149,7 +149,7 @@ def _exchange(tokens: str, top_k: str, group: pl.Expr, dtype: pl.Expr, kernel: p
 def _deepep(mode: str, part: str, latency_us: pl.Expr) -> Table:
     # low-latency dispatch sends FP8, everything else BF16 (DeepEP README)
     dtype = pl.lit("fp8" if (mode, part) == ("low_latency", "dispatch") else "bf16")
-    # the multiprocessors that a normal-mode kernel may take are chosen by its caller
+    # the caller chooses the multiprocessors of a normal-mode kernel
     kernel = pl.lit(f"deepep_{mode}_{part}")
     if mode == "normal":
         kernel = pl.format(f"deepep_{mode}_{part}_{{}}sm", col(f"{part}_sms"))
@@ -167,7 +167,7 @@ def _indexed(
 
 
 SCORED = pl.max_horizontal((col("step") + (col("isl") + 1) / 2) / col("compress_ratio"), 1.0)  # keys of a mean query
-INDEX_WIDTH = 128  # of an indexer head (DeepSeek-V3.2); top-k moves scores and multiplies nothing
+INDEX_WIDTH = 128  # of an indexer head (DeepSeek-V3.2); top-k only moves scores
 LATENT_WIDTH = 1088  # 576 for the scores, 512 for the values
 INDEX_TOP_K = 2048
 EIGHT_BIT = {"dtype": pl.lit("fp8/fp8"), "format": pl.lit("fp8"), "math": pl.lit("fp8")}
@@ -190,7 +190,7 @@ COLLECTIVES = {
 
 DELTA = (col("head_k_dim"), col("num_k_heads"), col("num_v_heads"), col("head_v_dim"))
 
-# file stem -> its tables; a row belongs to the table whose op_name it bears, or to all of those without one
+# file stem -> its tables; a row belongs to the table of its op_name, or to all tables without one
 TABLES: dict[str, dict[str, Table]] = {
     "gemm_perf": {"": Table("gemm", {name: col(name) for name in "mnk"}, _weights("gemm_dtype"))},
     "context_attention_perf": {
@@ -219,7 +219,7 @@ TABLES: dict[str, dict[str, Table]] = {
     "scale_matrix_perf": {"": COMPUTE_SCALE._replace(faults=(), kernel_source=col("kernel_source") + ":scale_matrix")},
     "gdn_perf": {"": _linear(col("kernel_source"), *DELTA)},
     "kda_perf": {"": _linear("kda:" + col("kernel_source"), *DELTA)},
-    # Mamba-2 has a state width in the place of a key's, shared by groups of heads
+    # Mamba-2 has a state width instead of a key width, shared by groups of heads
     "mamba2_perf": {
         "": _linear("mamba2:" + col("kernel_source"), col("d_state"), col("n_groups"), col("nheads"), col("head_dim"))
     },
@@ -251,10 +251,10 @@ TABLES: dict[str, dict[str, Table]] = {
     "dsv4_hca_attn_module_perf": {"": _indexed(SCORED, LATENT_WIDTH, _attention("mla_dtype", "kv_cache_dtype"))},
     "dsv4_csa_topk_calib_perf": {"": _indexed(SCORED, 0, SCORES, NOTHING_SELECTED)},
 }  # fmt: skip
-# One row of the file holds several of these measurements.
+# one row of the file has several of these measurements
 SPLIT = ("wideep_deepep_ll_perf", "wideep_deepep_normal_perf")
 OPTIONAL = {"window_size": pl.Int64} | dict.fromkeys(("score_mode", "framework", "version", "device"), pl.String)
-# A layer or several kernels at once, projections included: no kernel family can hold them.
+# a layer or several kernels at once, including projections: not part of any kernel family
 MODULES = {
     "mla_context_module_perf": "MLA layer with its projections",
     "mla_generation_module_perf": "MLA layer with its projections",

@@ -1,8 +1,8 @@
-"""What no kernel can beat: FLOP at the peak of its arithmetic, bytes that no cache holds, bytes over the links.
+"""Lower bounds of kernel latency: FLOP at peak rate, bytes from memory, bytes over the links.
 
-A bound holds whatever routing, fusion and cache do: for MoE the fewest experts that tokens can reach, and of an
-expert two matrices where experts without a gate cannot be told apart; of the bytes what is left when L2 is full of
-them; for arithmetic the fastest that a row's labels allow (an 8-bit KV cache may bring 8-bit products).
+A bound holds for any routing, fusion and cache state: for MoE the fewest experts that tokens can reach, and two
+matrices per expert if experts without a gate cannot be identified; bytes minus the size of L2; for arithmetic the
+fastest rate that a row's labels allow (an 8-bit KV cache may use 8-bit products).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _column(name: str) -> pl.Expr:
 
 
 def _bytes_of(label: str) -> pl.Expr:
-    """Bytes of one element of the format in column ``label``, scales left out."""
+    """Bytes of one element of the format in column ``label``, without scales."""
     sizes = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "int8": 1.0, "int8_wo": 1.0}
     return pl.col(label).replace_strict({**sizes, "nvfp4": 0.5, "mxfp4": 0.5, "int4_wo": 0.5}, default=0.0)
 
@@ -44,7 +44,7 @@ MATRICES = pl.min_horizontal(
     .otherwise(3.0),
 )
 EXPERT = MATRICES * HIDDEN * INTERMEDIATE
-# With expert parallelism a rank may get no token at all, unless the sweep says that routing was balanced.
+# with expert parallelism a rank may get no token, unless the sweep used balanced routing
 SHARE = pl.when(EP == 1).then(1.0).when(pl.col("distribution") == "balanced").then(1 / EP).otherwise(0.0)
 FEWEST_EXPERTS = pl.when(EP == 1).then(TOP_K).otherwise((TOP_K / EP).floor() * (pl.col("distribution") == "balanced"))
 EXCHANGED = SENT * (GPUS - 1) / GPUS
@@ -71,7 +71,7 @@ BYTES: dict[str, pl.Expr] = {
     "linear_attention": pl.when(pl.col("width").is_not_null())
     .then(4 * ROWS * COLUMNS)
     .otherwise(4 * ROWS * (KV_HEADS * HEAD_DIM + HEADS * V_HEAD_DIM)),
-    # looking for the largest value (compute_scale) reads it all
+    # finding the largest value (compute_scale) reads the whole input once more
     "quantize": pl.when(pl.col("implementation").str.contains("_quant_")).then(3).otherwise(2) * ROWS * COLUMNS,
     "moe": FEWEST_EXPERTS * EXPERT * _bytes_of("format") + pl.when(EP == 1).then(3 * TOKENS * HIDDEN).otherwise(0.0),
 }
@@ -79,7 +79,7 @@ SENT_BYTES: dict[str, pl.Expr] = dict.fromkeys(("all_reduce", "all_gather", "red
 
 
 def peak_flops_per_us(gpu: dict[str, float | None]) -> pl.Expr:
-    """Return the fastest dense rate that the labels of a row allow on a GPU (row of ``gpus``)."""
+    """Return the fastest dense rate allowed by the labels of a row on a GPU (row of ``gpus``)."""
     sixteen_bit = max(gpu["bf16_flops_per_s"] or 0.0, gpu["fp16_flops_per_s"] or 0.0)
     rates = {math: gpu[f"{math}_flops_per_s"] or sixteen_bit for math in ("bf16", "fp16", "fp8", "fp4", "int8")}
     eight_bit_kv = pl.col("format").is_in(["fp8", "int8"]).fill_null(False)
@@ -91,7 +91,7 @@ def peak_flops_per_us(gpu: dict[str, float | None]) -> pl.Expr:
 
 
 def impossible(family: str, gpu: dict[str, float | None]) -> list[tuple[str, pl.Expr]]:
-    """Return the checks of a family on a GPU as (reason, too fast when true); none where nothing bounds it."""
+    """Return the checks of a family on a GPU as (reason, true if too fast); empty if the family has no bound."""
     latency, checks = pl.col("latency_us"), []
     if family in FLOPS:
         checks.append(("faster_than_peak", latency < TOLERANCE * FLOPS[family] / peak_flops_per_us(gpu)))

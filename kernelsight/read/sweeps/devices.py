@@ -1,8 +1,8 @@
-"""GPUs as the publishers of sweeps call them, and as the catalogue does."""
+"""Names of GPUs in published sweeps, mapped to the catalogue."""
 
 from __future__ import annotations
 
-# Names that leave the edition open are not here: their rows are counted as "gpu_not_in_catalogue".
+# names that do not identify the edition are not listed: their rows count as "gpu_not_in_catalogue"
 DEVICES = {
     "Tesla V100-PCIE-32GB": "v100_pcie",
     "Tesla V100-SXM2-32GB": "v100_sxm",

@@ -22,15 +22,15 @@ from kernelsight.read.sweeps.points import Batch, first_reason, merged, to_contr
 SUMMARY = ("family", "gpu", "read", "kept", "points", "rejected", "reason")
 NO_FAMILY = "(no family)"
 ROW_GROUP = 131072
-# sizes that may be zero: tokens before a call, a window that is off, a kernel that multiplies nothing
+# sizes that may be zero: cached tokens, a disabled window, a kernel without a matrix product
 MAY_BE_ZERO = {"cached_tokens", "context", "window", "width"}
 
 
 def import_sweep(batches: Iterable[Batch], target: Path | None) -> tuple[list[dict[str, Any]], set[str]]:
-    """Judge, name and merge batches, a batch at a time, into ``target`` (whole or not at all; None only counts).
+    """Check, name and merge batches into ``target``, written atomically (None: only count).
 
-    Returns the rows of ``SUMMARY``, one for each batch and reason (what was read and kept on the first alone), and the
-    kernel names without a fact.
+    Returns the rows of ``SUMMARY``, one per batch and reason (rows read and kept only on the first), and the kernel
+    names that kernel_sources does not list.
     """
     gpus = {row["gpu"]: row for row in facts("gpus").to_pylist()}
     summary: list[dict[str, Any]] = []
@@ -40,7 +40,7 @@ def import_sweep(batches: Iterable[Batch], target: Path | None) -> tuple[list[di
             dropped, kept, points = Counter(batch.dropped), 0.0, 0
             if batch.family:
                 if batch.gpu not in gpus:
-                    raise unknown("GPU", batch.gpu, gpus, "A sweep may only name GPUs of the catalogue.")
+                    raise unknown("GPU", batch.gpu, gpus, "The GPUs of a sweep must be in the catalogue.")
                 rows, names = _judged(batch, gpus[batch.gpu])
                 unlisted.update(names)
                 counts = rows.group_by("reason").agg(pl.col("weight").sum()).iter_rows()
@@ -57,7 +57,7 @@ def import_sweep(batches: Iterable[Batch], target: Path | None) -> tuple[list[di
 
 @contextmanager
 def _writer(target: Path | None) -> Iterator[Callable[[pa.Table], None]]:
-    """Give a function that appends a table to ``target``, which appears when the block ends without a fault."""
+    """Yield a function that appends a table to ``target``, which is created when the block ends without an error."""
     if target is None:
         yield lambda table: None
         return
@@ -78,7 +78,7 @@ def _judged(batch: Batch, gpu: dict[str, Any]) -> tuple[pl.DataFrame, list[str]]
     empty = [pl.col(name) < (0 if name in MAY_BE_ZERO else 1) for name in sizes]
     latency = pl.col("latency_us")
     checks = [
-        ("empty_shape", pl.any_horizontal(pl.lit(False), *empty)),  # a launch has no size
+        ("empty_shape", pl.any_horizontal(pl.lit(False), *empty)),  # a size of the launch is 0
         ("no_latency", latency.is_null() | ~latency.is_finite() | (latency <= 0)),
         *impossible(batch.family, gpu),
     ]

@@ -62,7 +62,7 @@ def _labels(number_format: str, engine: str = "vllm") -> dict[str, str]:
 
 
 def _shapes(model: Model, tp: int, tokens: pl.Expr) -> dict[str, tuple[str, Shape]]:
-    """Return family and shape on one GPU of each layer name, for ``tokens`` rows."""
+    """Return family and per-GPU shape by layer name, for ``tokens`` rows."""
     hidden, queries = model["hidden"], model["heads"] * model["head_dim"] // tp
     keys, ffn = model["kv_heads"] * model["head_dim"] // tp, model["intermediate"] // tp
 
@@ -96,7 +96,7 @@ Part = tuple[str, pl.DataFrame, str]
 
 
 def _layers(file: Path, model: Model, tp: int, number_format: str) -> Iterator[Part]:
-    """Read the older per-layer times, taken in Hugging Face's own modules."""
+    """Read the older per-layer times, measured with Hugging Face's own modules."""
     rows = read_csv(file, ("layer_name", "input", "tp_size", "latency(ns)"), PUBLISHER)
     labels = _labels(number_format, "transformers")
     yield from _named(rows, "layer_name", "input", pl.col("latency(ns)") / 1e3, labels, model, tp)
@@ -176,4 +176,4 @@ _READERS: dict[str, Callable[[Path, Model, int, str], Iterator[Part]]] = {
 }
 
 
-read = reader(PUBLISHER, "llmservingsim", "its perf or perf_models folder, or a part of it", _batches)
+read = reader(PUBLISHER, "llmservingsim", "its perf or perf_models folder, or a subfolder", _batches)

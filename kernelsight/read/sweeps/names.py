@@ -1,4 +1,4 @@
-"""From a sweep's name of a kernel to the library kernel behind it: the facts of ``kernel_sources``."""
+"""Maps a sweep's kernel names to library kernels by the table ``kernel_sources``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ANY = "*"
 def with_implementation(
     rows: pl.DataFrame, family: str, compute_capability: str | None
 ) -> tuple[pl.DataFrame, list[str]]:
-    """Add ``implementation`` and put ``math`` right; also return the names that no fact lists.
+    """Add ``implementation`` and correct ``math``; also return the names that ``kernel_sources`` does not list.
 
-    An unlisted name becomes an implementation of its own: lower case, with underscores.
+    An unlisted name becomes its own implementation: lower case, with underscores.
     """
     labels = ["engine", "kernel_source", "dtype", "engine_version"]
     unlisted, resolved = [], []
@@ -44,7 +44,7 @@ def plain_name(kernel_source: str) -> str:
 
 
 def _fact(family: str, wanted: tuple[str, ...]) -> dict[str, str | None] | None:
-    """Return the fact that fits and leaves least open; of equals the one that states the earlier column."""
+    """Return the most specific matching row; of equally specific rows the one that sets the earlier column."""
     fitting = [
         row
         for row in _facts(family)

@@ -1,7 +1,7 @@
 """Sweeps of NeuSight (Lee et al., ASPLOS 2025; repository sitar-lab/NeuSight): CSV files of PyTorch operators in FP32.
 
 Columns: OPName, Latency (ms), Device, Torch Version ("p2.1.0"), and the dimensions B, M, N, K of products. Element-wise
-operators, softmax and layer norm in FP32 are no kernels of an LLM server; they are counted as such.
+operators, softmax and layer norm in FP32 are not kernels of an LLM server; they are only counted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _batches(file: Path) -> Iterator[Batch]:
 def _products(rows: pl.DataFrame, operator: str, file: Path) -> pl.DataFrame:
     lacking = [name for name in SIZES if name not in rows.columns]
     if lacking:
-        raise InvalidInput(f"{file} is not a sweep of {PUBLISHER}: it lacks the columns {', '.join(lacking)}.")
+        raise InvalidInput(f"{file} is not a sweep of {PUBLISHER}: missing columns {', '.join(lacking)}.")
     batch, m, n, k = (pl.col(name).cast(pl.Int64) for name in SIZES)
     shape = {"m": batch * m, "n": n, "k": k} if operator == "linear" else {"batch": batch, "m": m, "n": n, "k": k}
     labels = {
@@ -51,4 +51,4 @@ def _products(rows: pl.DataFrame, operator: str, file: Path) -> pl.DataFrame:
     return points.with_columns(pl.lit(f"NeuSight/{file.name}").alias("source"))
 
 
-read = reader(PUBLISHER, "neusight", "a CSV file of NeuSight's dataset, or the folder that holds them", _batches)
+read = reader(PUBLISHER, "neusight", "a CSV file of NeuSight's dataset, or their folder", _batches)

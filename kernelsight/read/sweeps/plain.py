@@ -1,4 +1,4 @@
-"""A sweep that already has the columns of ``sweep_points``: one's own measurements, or an earlier import."""
+"""Sweeps that already have the columns of ``sweep_points``: own measurements, or an earlier import."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAY_LACK = ("cv", "sm_clock_hz", "not_fitted", *MEASURED_HERE)
 
 
 def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str] | None) -> Iterator[Batch]:
-    """Yield the points of a Parquet file, by family and GPU; the whole file's columns are checked first."""
+    """Yield the points of a Parquet file, by family and GPU, after checking its columns."""
     if path is None:
         raise InvalidInput("parquet needs PATH: a Parquet file with the columns of sweep_points.")
     _check(path)

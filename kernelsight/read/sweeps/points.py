@@ -1,8 +1,8 @@
-"""Measured kernels on their way into ``sweep_points``: flat batches of one family on one GPU, each row with a verdict.
+"""Measurements during import into ``sweep_points``: flat batches of one family on one GPU, with rejection reasons.
 
-A reader yields batches. ``reason`` is null while a row is sound; the first reason found stays. ``weight`` is the share
-of a file's row that a measurement stands for, so that rows read = rows kept + rows rejected also where one row of a
-file holds two measurements.
+A reader yields batches. ``reason`` is null for a valid row, else the first reason found. ``weight`` is the share of a
+file's row that a measurement represents, so that rows read = rows kept + rows rejected even if one row of a file has
+two measurements.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import pyarrow as pa
 from kernelsight.catalog.tables import contracts
 from kernelsight.errors import InvalidInput
 
-# what only our own measurements state: a published sweep may lack these columns
+# columns only of our own measurements: a published sweep may lack them
 MEASURED_HERE = (
     *("working_set_bytes", "relative_error", "outliers", "gap_us", "memory_clock_hz", "temperature_c", "limits"),
     *("repeated", "driver", "versions"),
 )
 SHAPE = tuple(field.name for field in contracts()["sweep_points"].schema.field("shape").type)
 LABELS = ("engine", "engine_version", "kernel_source", "dtype", "format", "math", "distribution")
-LATENCY_DECIMALS = 6  # a picosecond: below any clock, above the last bits of a unit conversion
+LATENCY_DECIMALS = 6  # a picosecond: below any clock's resolution, above the rounding of unit conversions
 
 
 class Batch(NamedTuple):
-    """Measurements of one family on one GPU: ``LABELS``, the fields of ``SHAPE`` that the family has, latency_us,
-    source, weight, reason. A table that no family can hold has family "" and no rows, only ``dropped`` by reason."""
+    """Measurements of one family on one GPU: ``LABELS``, the family's fields of ``SHAPE``, latency_us, source, weight,
+    reason. A table of no kernel family has family "" and no rows, only ``dropped`` counts by reason."""
 
     gpu: str
     family: str
@@ -43,7 +43,7 @@ Reader = Callable[[Path | None, frozenset[str] | None, frozenset[str] | None], I
 
 
 def first_reason(rows: pl.DataFrame, *checks: tuple[str, pl.Expr]) -> pl.DataFrame:
-    """Give each row without a reason the first of ``checks`` (reason, bad when true) that it fails; null passes.
+    """Set the reason of each row without one to the first of ``checks`` (reason, true if bad) that fails; null passes.
 
     >>> rows = pl.DataFrame({"m": [0, 4], "reason": [None, None]}, schema={"m": pl.Int64, "reason": pl.String})
     >>> first_reason(rows, ("empty_shape", pl.col("m") < 1))["reason"].to_list()
@@ -54,10 +54,10 @@ def first_reason(rows: pl.DataFrame, *checks: tuple[str, pl.Expr]) -> pl.DataFra
 
 
 def merged(rows: pl.DataFrame) -> pl.DataFrame:
-    """Merge repeats of a whole key: median latency, how many, and standard deviation by mean (null where there is one).
+    """Merge rows of the same key: median latency, count, and standard deviation / mean (null for a single row).
 
-    Points that state their own ``samples`` and ``cv`` keep them. Rows come out in the order of their key, so that equal
-    input gives equal bytes.
+    Points with their own ``samples`` and ``cv`` keep them. Rows are ordered by key, so that equal input gives equal
+    bytes.
     """
     labels = [name for name in rows.columns if name in {"implementation", "not_fitted", "working_set_bytes", *LABELS}]
     key = [*labels, *(name for name in SHAPE if name in rows.columns)]
@@ -87,7 +87,7 @@ def to_contract(rows: pl.DataFrame, gpu: str, family: str) -> pa.Table:
 
 
 def joined(parts: Iterable[Batch]) -> Iterator[Batch]:
-    """Join the parts of each (family, GPU) and yield them in that order; those without a family come last."""
+    """Concatenate the parts of each (family, GPU) and yield them in that order; those without a family come last."""
     rows: dict[tuple[str, str], list[pl.DataFrame]] = {}
     dropped: dict[tuple[str, str], Counter[str]] = {}
     for part in parts:
@@ -104,7 +104,7 @@ def joined(parts: Iterable[Batch]) -> Iterator[Batch]:
 def reader(publisher: str, source: str, place: str, batches: Callable[[Path], Iterable[Batch]]) -> Reader:
     """Return the reader of a publisher whose sweeps are CSV files below a folder; ``batches``: those of one file.
 
-    ``source``: its name, ``place``: what its PATH is, for the refusal of none.
+    ``source``: its name, ``place``: what its PATH is, for the error if none is given.
     """
 
     def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str] | None) -> Iterator[Batch]:
@@ -122,7 +122,7 @@ def reader(publisher: str, source: str, place: str, batches: Callable[[Path], It
 
 
 def without_family(gpu: str, reason: str, count: int) -> Batch:
-    """Return ``count`` rows of a file that no family takes."""
+    """Return a batch that counts ``count`` rows of no kernel family."""
     return Batch(gpu, "", pl.DataFrame(), {reason: count} if count else {})
 
 
@@ -132,7 +132,7 @@ def measured(
     labels: Mapping[str, str | pl.Expr],
     latency_us: pl.Expr,
 ) -> pl.DataFrame:
-    """Return the rows of a file as flat measurements; labels that are left out are null."""
+    """Return the rows of a file as flat measurements; missing labels are null."""
     stated = {name: pl.lit(value) if isinstance(value, str) else value for name, value in labels.items()}
     absent = {name: pl.lit(None, pl.String) for name in LABELS if name not in stated}
     return rows.select(
@@ -145,20 +145,20 @@ def measured(
 
 
 def csv_files(root: Path, name: str, publisher: str) -> list[Path]:
-    """Return the CSV files ``name`` (a pattern) at or below ``root`` in order; InvalidInput where there is none."""
+    """Return the CSV files ``name`` (a pattern) at or below ``root``, sorted; InvalidInput if there are none."""
     files = [root] if root.is_file() else sorted(root.rglob(name))
     if not files:
-        raise InvalidInput(f"{root} holds no sweep of {publisher}: looked for {name} in it and below it.")
+        raise InvalidInput(f"{root} has no sweep of {publisher}: no file matches {name} in it or below.")
     return files
 
 
 def read_csv(file: Path, needed: Iterable[str], publisher: str) -> pl.DataFrame:
-    """Read a CSV with a header; InvalidInput lists every column of ``needed`` that it lacks."""
+    """Read a CSV with a header; InvalidInput lists all missing columns of ``needed``."""
     try:
         rows = pl.read_csv(file, infer_schema_length=None, glob=False)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise InvalidInput(f"{file} cannot be read as CSV: {str(error).splitlines()[0]}.") from None
     lacking = [name for name in needed if name not in rows.columns]
     if lacking:
-        raise InvalidInput(f"{file} is not a sweep of {publisher}: it lacks the columns {', '.join(lacking)}.")
+        raise InvalidInput(f"{file} is not a sweep of {publisher}: missing columns {', '.join(lacking)}.")
     return rows

@@ -1,4 +1,4 @@
-"""The publishers whose sweeps can be imported, by the name that ``calibrate import`` takes."""
+"""The readers of published sweeps, by their name in ``calibrate import``."""
 
 from __future__ import annotations
 

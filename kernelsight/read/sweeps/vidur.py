@@ -1,8 +1,8 @@
 """Profiles of Vidur (Agrawal et al., MLSys 2024; repository microsoft/vidur): compute/<gpu>/<owner>/<model>/*.csv.
 
-``mlp.csv``: one row a (tokens, tensor-parallel size) with the times of all token-wise operators of a layer, and
-``attention.csv``: one row a batch of prompts' chunks or of decodes. Times are ms; the median of
-about 20 runs is taken. Each time of a row counts as a row read.
+``mlp.csv``: one row per (tokens, tensor-parallel size) with the times of all token-wise operators of a layer, and
+``attention.csv``: one row per batch of prefill chunks or decodes. Times are ms, medians of about 20 runs. Each time of
+a row counts as one row read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _rows(family: str, columns: pl.Expr) -> tuple[str, dict[str, pl.Expr]]:
     return family, {"rows": _TOKENS, "columns": columns}
 
 
-# operator of mlp.csv -> family and shape on one GPU; the residual addition is no kernel of today's engines
+# operator of mlp.csv -> family and per-GPU shape; the residual addition is not a kernel in today's engines
 OPERATORS = {
     "emb": _rows("embedding", _HIDDEN),
     "input_layernorm": _rows("norm", _HIDDEN),

@@ -46,13 +46,13 @@ def test_other_operators_and_unknown_gpus_are_counted(tmp_path, import_from) -> 
 def test_refusals(tmp_path, import_from) -> None:
     with pytest.raises(InvalidInput, match="neusight needs PATH"):
         import_from("neusight", None)
-    with pytest.raises(InvalidInput, match=r"holds no sweep of NeuSight: looked for \*\.csv"):
+    with pytest.raises(InvalidInput, match=r"has no sweep of NeuSight: no file matches \*\.csv"):
         import_from("neusight", tmp_path)
     (tmp_path / "dims.csv").write_text("B,M\n1,2\n")
     with pytest.raises(
-        InvalidInput, match=r"dims\.csv is not a sweep of NeuSight: it lacks the columns OPName, Latency, Device"
+        InvalidInput, match=r"dims\.csv is not a sweep of NeuSight: missing columns OPName, Latency, Device"
     ):
         import_from("neusight", tmp_path)
     (tmp_path / "dims.csv").write_text("OPName,Latency,Device,Torch Version\nlinear,1.0,NVIDIA L4,p2.1.0\n")
-    with pytest.raises(InvalidInput, match="it lacks the columns B, M, N, K"):
+    with pytest.raises(InvalidInput, match="missing columns B, M, N, K"):
         import_from("neusight", tmp_path)

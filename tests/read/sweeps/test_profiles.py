@@ -143,10 +143,15 @@ def test_llmservingsim_counts_unknown_models_and_devices(tmp_path, import_from) 
             "vidur",
             "a100/x/y/mlp.csv",
             "n_head\n1\n",
-            r"mlp\.csv is not a sweep of Vidur: it lacks the columns n_kv_head,",
+            r"mlp\.csv is not a sweep of Vidur: missing columns n_kv_head,",
         ),
-        ("vidur", "a100/x/y/attention.csv", "n_embd\n1\n", r"attention\.csv is not a sweep of Vidur: it lacks"),
-        ("llmservingsim", f"{NEWER}/dense.csv", "layer\nx\n", r"dense\.csv is not a sweep of LLMServingSim: it lacks"),
+        ("vidur", "a100/x/y/attention.csv", "n_embd\n1\n", r"attention\.csv is not a sweep of Vidur: missing columns"),
+        (
+            "llmservingsim",
+            f"{NEWER}/dense.csv",
+            "layer\nx\n",
+            r"dense\.csv is not a sweep of LLMServingSim: missing columns",
+        ),
         ("llmservingsim", f"{NEWER}/dense.csv", "", r"dense\.csv cannot be read as CSV"),
     ],
 )
