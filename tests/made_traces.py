@@ -29,9 +29,9 @@ class Asked(NamedTuple):
 def conversations(requests: int, seed: int = 0) -> list[Asked]:
     """Return turns of conversations: a turn's prompt is the one before, its answer, and something new.
 
-    A third of the turns begin a conversation, with one of SYSTEM_PROMPTS texts; the others go on with one that
-    is open, rather a recent one, or ask its last turn again. A block of HASH_TOKENS tokens has the number of its text and of all before it; a
-    last block that is partly filled has a number of its own unless the same prompt comes again.
+    A third of the turns begin a conversation, with one of SYSTEM_PROMPTS texts; the others go on with one that is open,
+    rather a recent one, or ask its last turn again. A block of HASH_TOKENS tokens has the number of its text and of all
+    before it; a last block that is partly filled has a number of its own, unless the same prompt comes again.
     """
     random = np.random.default_rng(seed)
     system = [list(range(first, first + 3)) for first in range(0, 3 * SYSTEM_PROMPTS, 3)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +16,11 @@ from kernelsight.cli.main import main
 ROOT = Path(__file__).resolve().parents[2]
 START = (sys.executable, "-m", "kernelsight")
 MANY = ("simulate", "--model", "qwen3-0.6b", "--gpu", "l4", "--request-rate", "1e5", "--isl", "100", "--osl", "100")
+# the command where no file grows beyond 200,000 bytes
+SMALL_FILES = (
+    "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000));"
+    "runpy.run_module('kernelsight', run_name='__main__', alter_sys=True)"
+)
 
 
 def test_no_verb_and_a_wrong_one_list_the_verbs(refusal):
@@ -81,17 +85,13 @@ def test_letters_that_stdout_cannot_spell_are_replaced():
     assert found.stdout.splitlines()[-1] == "?"
 
 
-def _limit_files() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-
-
 @pytest.mark.parametrize("ending", [".duckdb", ".json"])
 def test_a_disk_that_fills_loses_no_answer_and_leaves_no_half_file(
     ending, saved_run, tmp_path
 ):  # saved_run: compiled by now
     target = tmp_path / f"run{ending}"
-    words = [*START, *MANY, "--num-prompts", "3000", "-o", target]
-    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, preexec_fn=_limit_files)
+    words = [sys.executable, "-c", SMALL_FILES, *MANY, "--num-prompts", "3000", "-o", target]
+    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert found.returncode == 1, found.stderr
     assert found.stderr.startswith(f"kernelsight: {target} could not be written: ")
     assert found.stderr.count("\n") == 1
@@ -111,7 +111,9 @@ def worked_s(process: int) -> float:
 @pytest.mark.parametrize("moment", ["while it serves", "while the file is written"])
 def test_ctrl_c_stops_with_one_sentence_and_no_half_file(moment, saved_run, tmp_path):
     target = tmp_path / "run.duckdb"
-    words = [*START, *MANY, "--num-prompts", "2000000", "-o", str(target)]
+    # requests to serve for long, or short ones whose rows take seconds to write
+    load = ("2000000", "--osl", "100") if moment == "while it serves" else ("500000", "--osl", "1")
+    words = [*START, *MANY, "--num-prompts", *load, "-o", str(target)]
     serving = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     # by its own clock, so that a busy machine does not interrupt the interpreter's start
     while (
