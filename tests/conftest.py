@@ -1,8 +1,81 @@
-"""What holds for all tests: none depends on how fast the machine is."""
+"""What holds for all tests: none depends on the machine's speed; how many worlds are drawn; how workers share out."""
 
 from __future__ import annotations
 
-from hypothesis import settings
+import math
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.compiled_scheduler import start_compiling, wait_for_compiled
+
+# percent of the random worlds that tests draw; .ci/run draws them all
+WORLDS_PERCENT = float(os.environ.get("KERNELSIGHT_WORLDS", "20"))
+# so many are cheap to draw, and all that a test with few worlds has
+LEAST_WORLDS = 60
+# folders whose tests do without the compiled scheduler: workers begin there
+UNCOMPILED = ("catalog", "dataflow", "fitting", "kernels", "lowering", "measure", "read", "sql")
+HERE = Path(__file__).resolve().parent
+COMPILING = pytest.StashKey[subprocess.Popen | None]()
 
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
+
+
+def random_worlds(count: int) -> settings:
+    """Return the settings of a test on ``count`` random worlds, of which KERNELSIGHT_WORLDS percent are drawn.
+
+    The environment variable may be above 100, for a longer search.
+    """
+    drawn = max(math.ceil(count * WORLDS_PERCENT / 100), min(count, LEAST_WORLDS))
+    return settings(max_examples=drawn, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep what JAX compiles for the other workers, for commands that tests start, and for the next run."""
+    if hasattr(config, "cache"):
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("compiled-by-jax")))
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Run named tests, and all on a machine of one core, in this process; else a worker a core."""
+    named = any("::" in argument for argument in config.args)
+    return 0 if named or len(os.sched_getaffinity(0)) == 1 else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if worker_of(config):
+        items.sort(key=needs_compiled)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # before the other workers run a test: they wait for what is started here
+    if worker_of(session.config) == "gw0" and any(map(needs_compiled, session.items)):
+        session.config.stash[COMPILING] = start_compiling()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if worker_of(item.config) and needs_compiled(item):
+        wait_for_compiled()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if compiling := session.config.stash.get(COMPILING, None):
+        compiling.terminate()
+        compiling.wait()
+
+
+def worker_of(config: pytest.Config) -> str:
+    """Return the name of the worker that this process is, or nothing."""
+    return getattr(config, "workerinput", {}).get("workerid", "")
+
+
+def needs_compiled(item: pytest.Item) -> bool:
+    """Tell whether a test may run the scheduler."""
+    return not (item.path.is_relative_to(HERE) and item.path.relative_to(HERE).parts[0] in UNCOMPILED)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.backtest.acceptance import needs_acceptance_rate
 from kernelsight.backtest.constants import LEVELS, constants_of, group_of
 from kernelsight.backtest.host_constants import Constants
 from kernelsight.backtest.responses import responses
-from kernelsight.backtest.scores import GROUP, repeats
+from kernelsight.backtest.scores import GROUP, is_scored_separately, repeats
 from kernelsight.backtest.serve import Planned
 from kernelsight.errors import InvalidInput, unknown
 

@@ -173,6 +173,17 @@ class Graph:
             raise missing_table(table, needed_by, hint)
         return nodes
 
+    def by_reference(self, names: Iterable[str]) -> list[str]:
+        """Return tables in an order in which each comes after those that its columns refer to."""
+        wanted = sorted(names)
+        references = {
+            name: {column.reference.partition(".")[0] for column in self.contracts[name].columns} & set(wanted) - {name}
+            if name in self.contracts
+            else set()
+            for name in wanted
+        }
+        return list(graphlib.TopologicalSorter(references).static_order())
+
     def depends(self, table: str, upon: str, fixed: Collection[str] = ()) -> bool:
         """Tell whether ``table`` is computed from ``upon``, where the ``fixed`` tables are computed from nothing."""
         waiting, seen = [table], set(fixed) - {table}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import duckdb
@@ -42,6 +43,8 @@ def sql_files(folder: Path) -> dict[str, Path]:
     return found
 
 
+# every session reads the same files; a user's queries may be many
+@lru_cache(maxsize=256)
 def parse_query(text: str) -> Query | str:
     """Return the parsed query, or the parser's message if it is not a plain SELECT.
 

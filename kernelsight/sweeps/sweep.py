@@ -109,7 +109,8 @@ def _serve(session: Session, plan: Plan, most: int, store: Store | None, executi
     import pyarrow as pa
 
     here = execution.executor == "local" and execution.workers == 1
-    given = {} if here else {name: session.table(name) for name in session.given() - set(PLANNED)}
+    names = [] if here else session.graph.by_reference(session.given() - set(PLANNED))
+    given = {name: session.table(name) for name in names}
     parts = split(plan, most, given, 1 if execution.executor == "local" and execution.workers > 1 else None)
     done = store.finished() if store else set()
     left = [number for number in range(len(parts)) if number not in done]

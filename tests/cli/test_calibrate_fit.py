@@ -26,6 +26,12 @@ def sound(gpu: str = "h100_sxm") -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A twentieth of the training: how near a correction comes to its sweep is asked in tests/fitting."""
+    monkeypatch.setattr("kernelsight.fitting.packing.PACK_EFFORT", 0.02)
+
+
 def words(sweep: Path, target: Path | None, **given: Any) -> argparse.Namespace:
     named = {"train_gpus": None, "families": None, "format": "table", "gpus": None}
     output = None if target is None else str(target)

@@ -13,16 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 
 from kernelsight.serving import inputs, records
 from kernelsight.serving.served import Served
 from kernelsight.session import Session, connect
+from tests.conftest import random_worlds
 from tests.serving.worlds import World, caching_worlds, load_with_last, policy_worlds, run_loop, run_reference, worlds
 
 START, END, PROMPT, DECODE, RUNNING, WAITING, UNITS = range(7)
 SLACK_US = 1e-6
-random_worlds = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def finished(served: Served) -> np.ndarray:
@@ -49,7 +49,7 @@ def units_of(tokens: int, limits: inputs.Limits) -> int:
 # ---------------------------------------------------------------- one replica
 
 
-@random_worlds
+@random_worlds(120)
 @given(world=worlds() | caching_worlds() | policy_worlds())
 def test_inv_1_every_request_ends_once_or_is_rejected_with_a_reason(world: World) -> None:
     out = run_loop(world).out
@@ -66,7 +66,7 @@ def test_inv_1_every_request_ends_once_or_is_rejected_with_a_reason(world: World
     assert np.all(out.scheduled_us[~served] == -1.0)
 
 
-@random_worlds
+@random_worlds(120)
 @given(world=worlds())
 def test_inv_2_tokens_are_computed_as_asked(world: World) -> None:
     served = run_loop(world)
@@ -86,7 +86,7 @@ def test_inv_2_tokens_are_computed_as_asked(world: World) -> None:
         assert decodes == (outputs - 1).sum()
 
 
-@random_worlds
+@random_worlds(120)
 @given(world=caching_worlds())
 def test_inv_2_tokens_found_in_the_cache_are_not_computed(world: World) -> None:
     served = run_loop(world)
@@ -103,7 +103,7 @@ def test_inv_2_tokens_found_in_the_cache_are_not_computed(world: World) -> None:
     assert least <= scheduled <= (first + preempted * (prompts + outputs - 1)).sum()
 
 
-@random_worlds
+@random_worlds(120)
 @given(world=worlds() | caching_worlds() | policy_worlds())
 def test_inv_3_clocks_never_run_backwards(world: World) -> None:
     served = run_loop(world)
@@ -118,7 +118,7 @@ def test_inv_3_clocks_never_run_backwards(world: World) -> None:
     assert busy + served.totals.idle_us == pytest.approx(served.totals.last_us - served.totals.first_us, abs=1e-3)
 
 
-@random_worlds
+@random_worlds(120)
 @given(world=worlds() | caching_worlds() | policy_worlds())
 def test_inv_4_kv_units_stay_within_capacity_and_all_come_back(world: World) -> None:
     # a request of one token long after all others finds the memory empty
@@ -131,14 +131,14 @@ def test_inv_4_kv_units_stay_within_capacity_and_all_come_back(world: World) -> 
     assert units[-1] == units_of(1, world.limits)
 
 
-@random_worlds
+@random_worlds(120)
 @given(world=caching_worlds())
 def test_inv_4_every_block_is_free_or_in_use_and_none_in_use_is_lost(world: World) -> None:
     # the reference has real blocks: it fails where one is in two places, nowhere, or lost while a request keeps it
     assert run_loop(world).steps[:, UNITS].tolist() == [step.units for step in run_reference(world).steps]
 
 
-@random_worlds
+@random_worlds(120)
 @given(world=worlds() | caching_worlds() | policy_worlds())
 def test_inv_5_budget_and_caps_hold_at_every_step(world: World) -> None:
     served = run_loop(world)
@@ -150,7 +150,7 @@ def test_inv_5_budget_and_caps_hold_at_every_step(world: World) -> None:
     assert np.all(steps[:, RUNNING] + steps[:, WAITING] <= world.load.max_concurrency)
 
 
-@settings(random_worlds, max_examples=250)
+@random_worlds(250)
 @given(world=worlds())
 def test_inv_8_no_step_leaves_out_a_request_that_it_could_take(world: World) -> None:
     served = run_loop(world)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelsight.dataflow.columns import to_grid
 from kernelsight.kernels.families import FAMILIES
+from tests.conftest import random_worlds
 from tests.kernels.calls import (
     FACTS,
+    GPUS,
     LINKED,
     STREAMING,
     call_table,
@@ -44,7 +48,7 @@ def faster(rate: str, factor: float) -> dict[str, pa.Table]:
     return {table: with_column(facts, name, raised.combine_chunks())}
 
 
-@settings(max_examples=250, deadline=None)
+@random_worlds(250)
 @given(
     family=st.sampled_from(list(FAMILIES)),
     rate=st.sampled_from(RATES),
@@ -158,9 +162,20 @@ def test_a_larger_decode_batch_is_never_faster_where_splitting_ends(gpu: str, co
     assert (np.diff(times) >= -2e-7 * times[1:]).all()
 
 
+@cache
+def calls_of_all_gpus(family: str) -> pa.Table:
+    """Return calls in which every GPU has as many rows of each arithmetic: JAX compiles one shape for many GPUs."""
+    calls = random_calls(family, 17, 20_000)
+    row = np.arange(calls.num_rows)
+    calls = with_column(calls, "gpu", np.array(GPUS)[row % len(GPUS)])
+    if "math" not in calls.column_names:
+        return calls
+    return with_column(calls, "math", np.array(["bf16", "fp16", "fp8", "fp4", "int8"])[row // len(GPUS) % 5])
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_numpy_and_jax_give_the_same_bytes(family: str) -> None:
-    calls = random_calls(family, 17, 5000)
+    calls = calls_of_all_gpus(family)
     by_numpy, by_jax = price(family, calls, "numpy"), price(family, calls, "jax")
     assert by_numpy.equals(by_jax)
 
@@ -175,8 +190,8 @@ def test_what_lies_half_way_by_its_arithmetic_is_rounded_to_one_side() -> None:
 @pytest.mark.parametrize("backend", ["numpy", "jax"])
 @pytest.mark.parametrize("family", ["gemm", "prefill_attention", "decode_attention", "moe", "norm", "all_reduce"])
 def test_a_row_alone_equals_the_row_among_others(family: str, backend: str) -> None:
-    # more rows than numpy takes in one block; alone, its GPU and arithmetic are numbers, not columns
-    calls = random_calls(family, 19, 20_000)
+    # alone, its GPU and arithmetic are numbers, not columns
+    calls = calls_of_all_gpus(family)
     among = price(family, calls, backend)
     for row in (0, 7, 16_383, 16_384, 19_999):
         assert price(family, calls.slice(row, 1), backend).equals(among.slice(row, 1))

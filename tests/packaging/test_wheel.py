@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import WORLDS_PERCENT
+
+# the one test that compiles all of the scheduler again, a minute of work
+whole = pytest.mark.skipif(WORLDS_PERCENT < 100, reason="compiles the whole scheduler: KERNELSIGHT_WORLDS=100 runs it")
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATE = "simulate --model qwen3-0.6b --gpu l4 --request-rate 20 --num-prompts 4 --isl 64 --osl 4".split()
 
@@ -73,6 +77,19 @@ def test_it_predicts_as_the_checkout_does(alone: dict[str, str], tmp_path: Path)
     assert there.stdout == here.stdout
 
 
+def test_its_rules_are_compiled_where_nothing_can_be_written(alone: dict[str, str], tmp_path: Path) -> None:
+    rule = (
+        "import numpy as np; from kernelsight.serving import admission, compiled, records;"
+        "print(admission.first_chunk(10, 7, np.zeros(1, records.LIMITS)[0]), compiled.numba.config.CACHE_DIR)"
+    )
+    found = run({**alone, "TMPDIR": str(tmp_path)}, tmp_path, "-c", rule)
+    assert (found.returncode, found.stderr) == (0, "")
+    chunk, folder = found.stdout.split()
+    assert chunk == "7"
+    assert Path(folder).parent == tmp_path and list(Path(folder).rglob("*.nbc"))
+
+
+@whole
 def test_it_simulates_where_no_compiled_code_lies_beside_it(alone: dict[str, str], tmp_path: Path) -> None:
     left = {**alone, "TMPDIR": str(tmp_path)}
     found = run(left, tmp_path, "-m", "kernelsight", *SIMULATE)

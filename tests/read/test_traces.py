@@ -1,4 +1,4 @@
-"""read_trace: the public traces as they are, every container, and each refusal by its sentence."""
+"""read_trace: every format and container, and each refusal by its sentence."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from kernelsight.errors import InvalidInput
 from kernelsight.read import trace_files
 from kernelsight.read.traces import TRACE_SCHEMA, read_trace
 from tests.calls_made import calls_made
+from tests.made_traces import arrivals, azure_csv, conversations
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
-RECORDED = Path(__file__).parents[3] / "shared" / "data" / "traces"
-AZURE = RECORDED / "azure-llm-2023" / "AzureLLMInferenceTrace_code.csv.gz"
-MOONCAKE = RECORDED / "mooncake-fast25" / "conversation_trace.jsonl.gz"
-needs_recorded = pytest.mark.skipif(not RECORDED.is_dir(), reason="the recorded traces are not beside this checkout")
+PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "traces"
+AZURE = PUBLISHED / "azure-llm-2023" / "AzureLLMInferenceTrace_code.csv.gz"
+MOONCAKE = PUBLISHED / "mooncake-fast25" / "conversation_trace.jsonl.gz"
+needs_published = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published traces are not beside the checkout")
 
 OWN = "arrival_s,prompt_tokens,output_tokens\n"
 MOONCAKE_LINE = '{"timestamp": 0, "input_length": 513, "output_length": 2, "hash_ids": [7, 8]}\n'
@@ -50,24 +51,49 @@ def test_columns_are_those_of_the_requests_contract():
     assert {f.name: spelled.get(str(f.type), str(f.type)) for f in TRACE_SCHEMA} == types
 
 
-@needs_recorded
-def test_azure_2023_keeps_every_row_and_its_hundred_nanoseconds():
+def test_azure_2023_keeps_every_row_and_its_hundred_nanoseconds(written):
+    sent = arrivals(700)
+    table = read_trace(written(gzip.compress(azure_csv(sent))))
+    assert table.num_rows == 700 and table.schema == TRACE_SCHEMA
+    assert table["prompt_tokens"].to_pylist() == [one.prompt for one in sent]
+    assert table["output_tokens"].to_pylist() == [one.output for one in sent]
+    assert set(table["hash_ids"].to_pylist()) == set(table["priority"].to_pylist()) == {None}
+    found = table["arrival_s"].to_numpy()
+    # ticks are told from each other, and two requests of one tick come together
+    assert np.rint(found * 1e7).astype(int).tolist() == [one.arrival for one in sent]
+    assert found == pytest.approx(np.array([one.arrival for one in sent]) / 1e7, abs=1e-9)
+    assert {0, 1} < set(np.diff([one.arrival for one in sent]).tolist())
+
+
+def test_mooncake_equals_a_plain_reading(written):
+    asked = conversations(300)
+    table = read_trace(written(gzip.compress("".join(one.as_line() for one in asked).encode())))
+    assert table["arrival_s"].to_pylist() == [one.arrival_ms / 1000 for one in asked]
+    assert table["prompt_tokens"].to_pylist() == [one.prompt for one in asked]
+    assert table["output_tokens"].to_pylist() == [one.output for one in asked]
+    assert table["hash_ids"].to_pylist() == [one.hashes for one in asked]
+    assert set(table["hash_block_tokens"].to_pylist()) == {512}
+
+
+def test_limit_keeps_the_first_requests(written):
+    path = written("".join(one.as_line() for one in conversations(60)))
+    assert read_trace(path, limit=5).equals(read_trace(path).slice(0, 5))
+    assert read_trace(path, limit=10**9).num_rows == 60
+
+
+@needs_published
+def test_the_published_azure_file_where_it_is_beside_the_checkout():
     table = read_trace(AZURE)
     assert table.num_rows == 8819 and table.schema == TRACE_SCHEMA
-    assert table.slice(0, 2).to_pylist() == [
-        dict.fromkeys(TRACE_SCHEMA.names) | {"arrival_s": 0.0, "prompt_tokens": 4808, "output_tokens": 10},
-        dict.fromkeys(TRACE_SCHEMA.names) | {"arrival_s": 0.052, "prompt_tokens": 3180, "output_tokens": 8},
-    ]
     lines = gzip.decompress(AZURE.read_bytes()).decode().split()
     fields = [line.rsplit(",", 2) for line in lines if line.count(",") == 2 and not line.startswith("TIMESTAMP")]
     assert table["prompt_tokens"].to_pylist() == [int(f[1]) for f in fields]
-    assert table["arrival_s"][-1].as_py() == pytest.approx(
-        57 * 60 + 15.948056, abs=1e-9
-    )  # 18:17:03.97996 to 19:14:19.928016
+    # 18:17:03.97996 to 19:14:19.928016
+    assert table["arrival_s"][-1].as_py() == pytest.approx(57 * 60 + 15.948056, abs=1e-9)
 
 
-@needs_recorded
-def test_mooncake_equals_a_plain_reading():
+@needs_published
+def test_the_published_mooncake_file_where_it_is_beside_the_checkout():
     table = read_trace(MOONCAKE)
     plain = [json.loads(line) for line in gzip.decompress(MOONCAKE.read_bytes()).splitlines()]
     assert table.num_rows == len(plain) == 12031
@@ -76,12 +102,6 @@ def test_mooncake_equals_a_plain_reading():
     assert table["hash_ids"].to_pylist() == [r["hash_ids"] for r in plain]
     assert set(table["hash_block_tokens"].to_pylist()) == {512}
     assert all(len(r["hash_ids"]) == -(-r["input_length"] // 512) for r in plain)
-
-
-@needs_recorded
-def test_limit_keeps_the_first_requests():
-    assert read_trace(MOONCAKE, limit=5).equals(read_trace(MOONCAKE).slice(0, 5))
-    assert read_trace(MOONCAKE, limit=10**9).num_rows == 12031
 
 
 def test_azure_2024_has_an_offset_and_sometimes_no_fraction(written):

@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelsight.serving import inputs, records, replica
 from kernelsight.serving.served import ServedScenario, Uses
+from tests.conftest import random_worlds
 from tests.serving.reference_costs import PARTS, PHASES, Costs
 from tests.serving.reference_scenario import Prefills, serve_scenario
 from tests.serving.reference_scheduler import Run
@@ -188,7 +189,7 @@ def disaggregated(draw: st.DrawFn) -> Halves:
     return Halves(fleet.world, decode, transfer, fleet.routing, (fleet.engines, draw(st.integers(1, 3))))
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+@random_worlds(600)
 @given(halves=disaggregated())
 def test_disaggregated_fleets_agree_with_reference(halves: Halves) -> None:
     served = serve(halves)
@@ -236,7 +237,7 @@ def check_uses(costs: Costs, uses: Uses, runs: list[Run]) -> None:
             assert counted.ravel().tolist() == pytest.approx(wanted.ravel().tolist(), rel=1e-9, abs=1e-7), (phase, part)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@random_worlds(100)
 @given(halves=disaggregated())
 def test_invariants_hold_over_both_pools(halves: Halves) -> None:
     served, load = serve(halves), halves.prefill.load

@@ -6,18 +6,19 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelsight.serving import inputs, records, replica
 from kernelsight.serving.drafts import accepted_drafts
 from kernelsight.serving.served import Served, Uses
+from tests.conftest import random_worlds
 from tests.serving.reference_costs import PARTS, PHASES, Costs
 from tests.serving.reference_pipeline import Parts, Pipeline
 from tests.serving.reference_scenario import Prefills, serve_scenario
 from tests.serving.reference_scheduler import Request, Run, Work, accepted_of
 from tests.serving.test_loop_against_reference import near
-from tests.serving.test_pipeline import check_requests, check_steps, pipelines, random_worlds, spans, with_parts
+from tests.serving.test_pipeline import check_requests, check_steps, pipelines, spans, with_parts
 from tests.serving.worlds import (
     World,
     constant_world,
@@ -170,7 +171,7 @@ def with_drafts(draw: st.DrawFn, world: World, layers: tuple[int, ...], whole: b
     return Speculative(world, layers, draft, draw(st.sampled_from([0, 5, 30])))
 
 
-@settings(random_worlds, max_examples=1000)
+@random_worlds(1000)
 @given(drawn=speculative())
 def test_drafts_agree_with_reference(drawn: Speculative) -> None:
     requests, run = run_reference(drawn)
@@ -213,7 +214,7 @@ def halves(draw: st.DrawFn) -> tuple:
     return fleet, prefill, decode, draw(st.tuples(st.integers(1, 2), st.integers(1, 2)))
 
 
-@settings(random_worlds, max_examples=300)
+@random_worlds(300)
 @given(drawn=halves(), transfer=st.sampled_from([inputs.Transfer(0.0), inputs.Transfer(2.0, 1.0, 7, 5.0, 16.0)]))
 def test_halves_with_drafts_agree_with_reference(drawn: tuple, transfer: inputs.Transfer) -> None:
     fleet, prefill, decode, engines = drawn
@@ -231,7 +232,7 @@ def test_halves_with_drafts_agree_with_reference(drawn: tuple, transfer: inputs.
         assert steps[:, 1].tolist() == near([s.end_us for s in run.steps])
 
 
-@random_worlds
+@random_worlds(300)
 @given(drawn=speculative())
 def test_inv_4_all_blocks_come_back(drawn: Speculative) -> None:
     world = drawn.world

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from kernelsight.serving import inputs, records
+from tests.conftest import random_worlds
 from tests.serving.reference_costs import Costs
 from tests.serving.reference_scenario import serve_scenario
 from tests.serving.test_loop_against_reference import STATUS, near
@@ -22,10 +23,8 @@ from tests.serving.worlds import (
     worlds,
 )
 
-random_worlds = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 
-
-@random_worlds
+@random_worlds(300)
 @given(fleet=fleets())
 def test_fleets_agree_with_reference(fleet: Fleet) -> None:
     world = fleet.world
@@ -55,7 +54,7 @@ def test_fleets_agree_with_reference(fleet: Fleet) -> None:
     assert served.histogram.sum() == sum(max(len(r.token_times_us) - 1, 0) for r in requests)
 
 
-@settings(random_worlds, max_examples=100)
+@random_worlds(100)
 @given(world=worlds() | caching_worlds() | policy_worlds())
 def test_engines_that_share_nothing_are_engines_by_themselves(world: World) -> None:
     """In turn and without a cap, a fleet is so many replicas, each with its part of the requests."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from kernelsight.serving import records
 from kernelsight.serving.served import Outcome, Served, Uses
+from tests.conftest import random_worlds
 from tests.serving.reference_costs import PARTS, PHASES, Costs
 from tests.serving.reference_scheduler import Run
 from tests.serving.worlds import World, caching_worlds, policy_worlds, run_loop, run_reference, worlds
 
 STATUS = {"finished": records.FINISHED, "too_long": records.TOO_LONG, "no_memory": records.NO_MEMORY}
-WORLDS = 400
 
 
 def near(expected: object) -> object:
@@ -21,19 +21,19 @@ def near(expected: object) -> object:
     return pytest.approx(expected, rel=1e-9, abs=1e-6)
 
 
-@settings(max_examples=WORLDS, deadline=None, suppress_health_check=list(HealthCheck))
+@random_worlds(400)
 @given(world=worlds())
 def test_loop_agrees_with_reference(world: World) -> None:
     check(world)
 
 
-@settings(max_examples=2 * WORLDS, deadline=None, suppress_health_check=list(HealthCheck))
+@random_worlds(800)
 @given(world=caching_worlds())
 def test_loop_agrees_with_reference_where_prefixes_are_cached(world: World) -> None:
     check(world)
 
 
-@settings(max_examples=2 * WORLDS, deadline=None, suppress_health_check=list(HealthCheck))
+@random_worlds(800)
 @given(world=policy_worlds())
 def test_loop_agrees_with_reference_under_policies_of_single_engines(world: World) -> None:
     check(world)
@@ -48,7 +48,7 @@ def check(world: World) -> None:
     check_gaps(served, run)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@random_worlds(60)
 @given(world=worlds() | caching_worlds())
 def test_keeping_steps_changes_nothing(world: World) -> None:
     kept, left = run_loop(world, keep_steps=True), run_loop(world, keep_steps=False)

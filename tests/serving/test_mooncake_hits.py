@@ -1,4 +1,4 @@
-"""Prefix cache hits of a recorded conversation load, against an LRU replay that knows nothing of the loop.
+"""Prefix cache hits of a load of conversations, against an LRU replay that knows nothing of the loop.
 
 Requests run one after another (max_num_seqs 1), so that a plain LRU list of KV blocks is the whole truth: no request
 shares a step with another, none is preempted, and blocks become free in one order.
@@ -10,36 +10,24 @@ import gzip
 import json
 from collections import OrderedDict
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from kernelsight.serving import records
+from tests.made_traces import HASH_TOKENS, Asked, conversations
 from tests.serving.worlds import NO_LIMIT, World, constant_world, run_loop
 
-TRACE = Path(__file__).resolve().parents[3] / "shared/data/traces/mooncake-fast25/conversation_trace.jsonl.gz"
-HASH_TOKENS, BLOCK = 512, 16
+PUBLISHED = Path(__file__).resolve().parents[3] / "shared/data/traces/mooncake-fast25/conversation_trace.jsonl.gz"
+BLOCK = 16
 PER_HASH = HASH_TOKENS // BLOCK
-REQUESTS = 3000
-
-pytestmark = pytest.mark.skipif(not TRACE.exists(), reason=f"the trace is not at {TRACE}")
-
-
-class Asked(NamedTuple):
-    """One request of the trace."""
-
-    prompt: int
-    output: int
-    hashes: list[int]
+REQUESTS = 800
 
 
 @pytest.fixture(scope="module")
 def asked() -> list[Asked]:
-    """The first part of the trace, in its order."""
-    with gzip.open(TRACE, "rt") as lines:
-        rows = [json.loads(line) for _, line in zip(range(REQUESTS), lines, strict=False)]
-    return [Asked(row["input_length"], row["output_length"], row["hash_ids"]) for row in rows]
+    """Conversations that share prefixes, in their order."""
+    return conversations(REQUESTS)
 
 
 def world_of(asked: list[Asked], capacity_tokens: int, **limits: object) -> World:
@@ -90,7 +78,7 @@ def replay(asked: list[Asked], capacity: int) -> list[int]:
     return found_tokens
 
 
-@pytest.mark.parametrize("capacity_tokens", [140_000, 500_000, 2_000_000, 6_000_000])
+@pytest.mark.parametrize("capacity_tokens", [24_000, 60_000, 150_000, 400_000])
 def test_hits_are_those_of_an_lru_replay(asked: list[Asked], capacity_tokens: int) -> None:
     served = run_loop(world_of(asked, capacity_tokens), keep_steps=False)
     assert np.all(served.out.status == records.FINISHED)
@@ -128,6 +116,15 @@ def test_requests_side_by_side_find_what_those_before_them_have_scheduled(asked:
 
 
 def test_more_memory_finds_more(asked: list[Asked]) -> None:
-    capacities = (140_000, 500_000, 2_000_000, 10**9)
+    capacities = (24_000, 60_000, 150_000, 10**9)
     found = [run_loop(world_of(asked, one), keep_steps=False).out.cached_tokens.sum() for one in capacities]
     assert found == sorted(found) and found[0] < found[-1]
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published trace is not beside the checkout")
+def test_the_published_trace_where_it_is_beside_the_checkout() -> None:
+    with gzip.open(PUBLISHED, "rt") as lines:
+        rows = [json.loads(line) for _, line in zip(range(REQUESTS), lines, strict=False)]
+    asked = [Asked(row["timestamp"], row["input_length"], row["output_length"], row["hash_ids"]) for row in rows]
+    served = run_loop(world_of(asked, 140_000), keep_steps=False)
+    assert served.out.cached_tokens.tolist() == replay(asked, 140_000 // BLOCK)

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kernelsight.serving import inputs, records, replica
 from kernelsight.serving.served import Outcome, Served
 from kernelsight.serving.steps import STAGE_WAIT
+from tests.conftest import random_worlds
 from tests.serving.reference_costs import PARTS, PHASES, Costs
 from tests.serving.reference_pipeline import Parts, Pipeline
 from tests.serving.reference_scenario import Prefills, serve_scenario
@@ -33,7 +34,6 @@ from tests.serving.worlds import (
 
 START, END, PROMPT, DECODE, RUNNING, WAITING, UNITS, HOST = range(8)
 WORDS = STATUS | {"earlier_turn": records.EARLIER_TURN}
-random_worlds = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def with_parts(world: World, embedding: float, transfer: float) -> World:
@@ -174,7 +174,7 @@ def pipelines(draw: st.DrawFn) -> tuple[World, tuple[int, ...]]:
     return world._replace(host=host), draw(stages())
 
 
-@settings(random_worlds, max_examples=1000)
+@random_worlds(1000)
 @given(drawn=pipelines())
 def test_pipelines_agree_with_reference(drawn: tuple[World, tuple[int, ...]]) -> None:
     world, layers = drawn
@@ -223,7 +223,7 @@ def check_uses(world: World, served: Served, run: Run) -> None:
             assert counted.ravel().tolist() == pytest.approx(wanted.ravel().tolist(), rel=1e-9, abs=1e-7), (phase, part)
 
 
-@settings(random_worlds, max_examples=400)
+@random_worlds(400)
 @given(fleet=fleets(), layers=st.sampled_from([(1, 1), (1, 3), (3, 1), (1, 1, 2), (1, 1, 1, 1)]))
 def test_fleets_of_pipelines_agree_with_reference(fleet: Fleet, layers: tuple[int, ...]) -> None:
     # shares of a power of two: engines that are alike do things at the same time, to the last bit
@@ -240,7 +240,7 @@ def test_fleets_of_pipelines_agree_with_reference(fleet: Fleet, layers: tuple[in
         check_steps(steps, run)
 
 
-@settings(random_worlds, max_examples=300)
+@random_worlds(300)
 @given(
     fleet=fleets(),
     layers=st.tuples(*[st.sampled_from([(1,), (1, 1), (1, 3), (1, 1, 2)])] * 2),
@@ -277,7 +277,7 @@ def test_halves_of_pipelines_agree_with_reference(
 # ---------------------------------------------------------------- invariants (numbers as in tests/invariants)
 
 
-@random_worlds
+@random_worlds(300)
 @given(drawn=pipelines())
 def test_invariants_hold_with_stages(drawn: tuple[World, tuple[int, ...]]) -> None:
     world, layers = drawn
@@ -314,7 +314,7 @@ def test_invariants_hold_with_stages(drawn: tuple[World, tuple[int, ...]]) -> No
     assert gpu_us == pytest.approx(totals.gpu_us, rel=1e-9, abs=1e-3)
 
 
-@random_worlds
+@random_worlds(300)
 @given(drawn=pipelines())
 def test_inv_4_all_blocks_come_back(drawn: tuple[World, tuple[int, ...]]) -> None:
     world, layers = drawn
@@ -324,7 +324,7 @@ def test_inv_4_all_blocks_come_back(drawn: tuple[World, tuple[int, ...]]) -> Non
     assert served.steps[-1, UNITS] == one
 
 
-@random_worlds
+@random_worlds(300)
 @given(drawn=pipelines())
 def test_windows_of_overlapping_steps_count_time_once(drawn: tuple[World, tuple[int, ...]]) -> None:
     world, layers = drawn

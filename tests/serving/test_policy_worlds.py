@@ -7,10 +7,11 @@ tokens, and at most 8 requests unless a test says otherwise.
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from kernelsight.serving import records
 from kernelsight.serving.served import Served
+from tests.conftest import random_worlds
 from tests.serving.worlds import World, constant_world, run_loop, run_reference, worlds
 
 PROMPT, DECODE, RUNNING, WAITING, UNITS = range(2, 7)
@@ -223,14 +224,14 @@ def test_a_request_that_comes_later_may_be_the_next() -> None:
 # ---------------------------------------------------------------- on random worlds
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@random_worlds(150)
 @given(world=worlds())
 def test_guaranteed_no_evict_never_preempts(world: World) -> None:
     limits = world.limits._replace(capacity_policy=records.GUARANTEED_NO_EVICT)
     assert run_loop(world._replace(limits=limits)).totals.preemptions == 0
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@random_worlds(150)
 @given(world=worlds())
 def test_static_batches_do_not_overlap(world: World) -> None:
     served = run_loop(world._replace(limits=world.limits._replace(**STATIC)))

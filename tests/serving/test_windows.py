@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from kernelsight.serving import records, step_rows, windows
 from kernelsight.serving.served import Outcome, Served
+from tests.conftest import random_worlds
 from tests.serving.worlds import World, caching_worlds, constant_world, run_loop, worlds
 
 (START, END, PROMPTS, DECODES, RUNNING, WAITING, UNITS, _, FOUND, LOOKED_UP, PREEMPTED) = range(11)
-random_worlds = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 ROUNDING = 1e-9
 
 
@@ -45,7 +45,7 @@ def check(served: Served) -> None:
         assert found.sums[k, windows.STEPS :].tolist() == counts
 
 
-@random_worlds
+@random_worlds(80)
 @given(world=worlds() | caching_worlds())
 def test_windows_are_the_steps_added_up(world: World) -> None:
     served = run_loop(world, windows_from_us=world.load.arrival_us[0])
@@ -63,7 +63,7 @@ def test_windows_are_the_steps_added_up(world: World) -> None:
     assert found.peak_units.max() == served.totals.peak_units
 
 
-@random_worlds
+@random_worlds(80)
 @given(world=worlds() | caching_worlds())
 def test_neither_windows_nor_chunks_of_steps_change_anything(world: World) -> None:
     whole = run_loop(world, windows_from_us=world.load.arrival_us[0])

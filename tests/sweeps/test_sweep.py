@@ -105,6 +105,12 @@ def test_the_sessions_own_gpus_serve_in_processes_too():
     assert here["ttft_mean_ms"][0] == here["ttft_mean_ms"][1]
 
 
+def test_models_and_layers_of_ones_own_are_given_in_order(session: Session):
+    names = session.graph.by_reference({"model_layers", "models", "scenarios", "deployments", "gpus"})
+    assert names.index("models") < names.index("model_layers")
+    assert names.index("models") < names.index("deployments") < names.index("scenarios")
+
+
 def test_prices_make_costs(session: Session):
     rows = rows_of(tp=[1, 2], max_concurrency=[8], price_per_gpu_hour=[2.0]) + rows_of(tp=[4], max_concurrency=[8])
     for row in sweep(session, rows).to_pylist():
