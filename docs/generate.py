@@ -160,7 +160,8 @@ def cli_page() -> str:
         for group in verb._action_groups:
             actions = [action for action in group._group_actions if action.dest != "help"]
             if actions:
-                parts += [f"**{group.title}**", flag_table(verb, actions)]
+                titled = actions[0].option_strings and group.title != "options"
+                parts += [*([f"**{group.title}**"] if titled else []), flag_table(verb, actions)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -257,9 +258,9 @@ def table_section(row: dict[str, Any], contracts: dict[str, Contract], rows: lis
         return "\n\n".join(lines)
     columns = ["| column | type | unit | |", "|---|---|---|---|"]
     for column in contract.columns:
-        notes = [column.doc, *(["key"] if column.key else []), *(["may be null"] if column.nullable else [])]
-        notes += [f"refers to `{column.reference}`"] if column.reference else []
-        columns.append(f"| `{column.name}` | {cell(column.type)} | {column.unit} | {cell('; '.join(notes))} |")
+        kind = ", ".join([column.type, *(["key"] if column.key else []), *(["nullable"] if column.nullable else [])])
+        note = f"{column.doc}; refers to `{column.reference}`" if column.reference else column.doc
+        columns.append(f"| `{column.name}` | {cell(kind)} | {column.unit} | {cell(note)} |")
     return "\n\n".join([*lines, "\n".join(columns)])
 
 

@@ -1,6 +1,6 @@
 """Host constants fitted to measured runs: least error of TTFT and TPOT together, drawn towards constants of more runs.
 
-The forms were chosen by cross-validation inside the fitting fifth (``benches/accuracy/README.md`` lists what each
+The forms were chosen by cross-validation inside the fitting fifth (``docs/accuracy/end_to_end.md`` lists what each
 gave).
 """
 
