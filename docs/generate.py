@@ -109,7 +109,10 @@ def run_commands(body: str) -> str:
             raise ValueError(f"examples run kernelsight alone, and this one begins with {words[0]!r}.")
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            status = kernelsight_main(words[1:])
+            try:
+                status = kernelsight_main(words[1:])
+            except SystemExit as stop:  # argparse refuses wrong words
+                status = stop.code
         if status:
             raise RuntimeError(f"`{shlex.join(words)}` ended with {status}: {err.getvalue()}")
     return out.getvalue()
