@@ -296,26 +296,22 @@ def defined_here(thing: type, member: str) -> bool:
     return any(member in vars(base) and base.__module__.startswith("kernelsight") for base in thing.__mro__)
 
 
+class Shown(str):
+    """A type as it is written in the source: without quotes in a signature."""
+
+    __repr__ = str.__str__
+
+
 def signature_of(name: str, function: Callable[..., Any]) -> str:
     """Return a function's name and parameters, their types as they are written."""
     plain = inspect.signature(function)
-    shown = []
-    starred = False
-    for parameter in plain.parameters.values():
-        if parameter.name == "self":
-            continue
-        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
-            shown.append("*")
-        starred |= parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
-        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
-        text = f"{stars}{parameter.name}"
-        if parameter.annotation is not parameter.empty:
-            text += f": {parameter.annotation}"
-        if parameter.default is not parameter.empty:
-            text += f" = {parameter.default!r}"
-        shown.append(text)
-    result = "" if plain.return_annotation is plain.empty else f" -> {plain.return_annotation}"
-    return f"{name}({', '.join(shown)}){result}"
+    parameters = [
+        parameter if parameter.annotation is plain.empty else parameter.replace(annotation=Shown(parameter.annotation))
+        for parameter in plain.parameters.values()
+        if parameter.name != "self"
+    ]
+    result = plain.empty if plain.return_annotation is plain.empty else Shown(plain.return_annotation)
+    return f"{name}{plain.replace(parameters=parameters, return_annotation=result)}"
 
 
 def described(thing: Any) -> str:
