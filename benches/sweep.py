@@ -4,7 +4,7 @@ python benches/sweep.py [--scenarios 1000] [--repeats 5] [--parts-only] [--plot 
 
 Closed-loop scenarios of 512 requests on a grid of models x GPUs x tensor-parallel sizes x lengths x concurrency; wall
 and CPU time (all threads), step costs counted, after one run that is not. On a busy machine CPU time tells more.
-How the cost grows is drawn in benches/pictures/sweep.svg.
+How the cost grows is drawn in docs/pictures/sweep.svg.
 """
 
 from __future__ import annotations

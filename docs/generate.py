@@ -1,0 +1,350 @@
+"""Write what the documentation takes from the program: reference pages, and what the examples print.
+
+    python docs/generate.py            # everything
+    python docs/generate.py README.md  # the examples of some pages
+
+An example is a fenced block behind one of these comments, run page by page, each page in a folder of its own:
+
+    <!-- run -->             `kernelsight` commands (bash) or Python, run in this process
+    <!-- run COMMAND -->     one command that the page shows elsewhere, among others; no block
+    <!-- file NAME -->       written to NAME before the next block runs
+    <!-- output 1-4 9-12 --> replaced by what the last command or Python block printed: all lines, these, and such as
+                             begin like a text in quotes, "TTFT"
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import inspect
+import io
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import kernelsight as ks
+from kernelsight.cli.main import main as kernelsight_main
+from kernelsight.cli.main import parser
+from kernelsight.dataflow.contract import Contract
+from kernelsight.session import embedded_facts
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+GENERATED = "<!-- Written by docs/generate.py: change what it reads instead. -->"
+BLOCK = re.compile(r"(<!-- (run|file|output)([^\n]*?) -->\n)(?:(\s*```(\w*)\n)(.*?)(```\n))?", re.S)
+FENCE = re.compile(r"^```bash[^\n]*\n(.*?)^```", re.S | re.M)
+FOLDERS = {
+    "given": "Given by you",
+    "facts": "Facts that ship",
+    "deploy": "Deployments",
+    "lower": "Kernel calls",
+    "kernel": "Kernel latencies and step costs",
+    "serve": "Serving results",
+    "python": "Made by Python nodes",
+    "catalogue": "The tables themselves",
+}
+
+
+# ---------------------------------------------------------------- examples
+
+
+def pages() -> list[Path]:
+    """Return every page that is written by hand."""
+    found = [path for path in sorted(DOCS.rglob("*.md")) if GENERATED not in path.read_text(encoding="utf-8")]
+    return [ROOT / "README.md", *found]
+
+
+def with_examples(text: str) -> str:
+    """Return a page with its examples run, and each output block replaced by what was printed."""
+    namespace: dict[str, Any] = {"__name__": "example"}
+    printed = [""]
+
+    def replaced(match: re.Match[str]) -> str:
+        comment, kind, words, head, language, body, tail = match.groups()
+        if kind == "run" and words:
+            printed[0] = run_commands(words)
+            return match.group()
+        if head is None:
+            raise ValueError(f"no fenced block follows {comment.strip()}.")
+        if kind == "file":
+            target = Path(words.strip())
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(body, encoding="utf-8")
+        elif kind == "run":
+            printed[0] = run_python(body, namespace) if language == "python" else run_commands(body)
+        else:
+            body = chosen_lines(printed[0], words)
+        return comment + head + body + tail
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        return BLOCK.sub(replaced, text)
+
+
+def commands(body: str) -> Iterator[list[str]]:
+    """Yield the words of each command of a bash block; one goes on behind a backslash, and inside quotes.
+
+    >>> list(commands("kernelsight sql 'select 1\\n  as one'  # a comment\\nkernelsight tables"))
+    [['kernelsight', 'sql', 'select 1\\n  as one'], ['kernelsight', 'tables']]
+    """
+    text = ""
+    for line in body.replace("\\\n", " ").splitlines():
+        text += line + "\n"
+        with contextlib.suppress(ValueError):  # no closing quotation: the command goes on
+            if words := shlex.split(text, comments=True):
+                yield words
+            text = ""
+    if text:
+        raise ValueError(f"no closing quotation in the example {text!r}.")
+
+
+def run_commands(body: str) -> str:
+    """Run `kernelsight` commands in this process; return what the last one prints on stdout."""
+    out = io.StringIO()
+    for words in commands(body):
+        if words[0] != "kernelsight":
+            raise ValueError(f"examples run kernelsight alone, and this one begins with {words[0]!r}.")
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                status = kernelsight_main(words[1:])
+            except SystemExit as stop:  # argparse refuses wrong words
+                status = stop.code
+        if status:
+            raise RuntimeError(f"`{shlex.join(words)}` ended with {status}: {err.getvalue()}")
+    return out.getvalue()
+
+
+def run_python(body: str, namespace: dict[str, Any]) -> str:
+    """Run Python in the namespace of its page; return what it prints."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(body, "example", "exec"), namespace)
+    return out.getvalue()
+
+
+def chosen_lines(printed: str, words: str) -> str:
+    """Return the lines in ranges such as ``1-3``, and those that begin as ``"texts"`` do; ``...`` for lines left out.
+
+    >>> chosen_lines("a\\nb\\nc\\nd\\n", ' 1-2 "d"')
+    'a\\nb\\n...\\nd\\n'
+    """
+    lines = printed.rstrip("\n").splitlines()
+    starts = re.findall(r'"([^"]+)"', words)
+    ranges = [(int(first), int(last)) for first, last in re.findall(r"(\d+)-(\d+)", words)]
+    if lost := [start for start in starts if not any(line.startswith(start) for line in lines)]:
+        raise ValueError(f"no line of the output begins with {lost[0]!r}; it is:\n{printed}")
+    parts: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        kept = any(first <= number <= last for first, last in ranges) or line.startswith(tuple(starts))
+        if kept or not words.strip():
+            parts.append(line)
+        elif parts[-1:] != ["..."]:
+            parts.append("...")
+    return "\n".join([*parts, ""])
+
+
+# ---------------------------------------------------------------- reference: commands
+
+
+def cli_page() -> str:
+    """Return the reference of all commands, from the parser that reads them."""
+    parts = [
+        "# Commands",
+        GENERATED,
+        "Results go to stdout, notes and progress to stderr. Exit status: 0 done, 1 the run failed, 2 the words or the "
+        "input were wrong.",
+    ]
+    for name, verb in verbs(parser()):
+        parts += [f"## kernelsight {name}", verb.description or "", f"```text\n{usage(name, verb)}\n```"]
+        for group in verb._action_groups:
+            actions = [action for action in group._group_actions if action.dest != "help"]
+            if actions:
+                titled = actions[0].option_strings and group.title != "options"
+                parts += [*([f"**{group.title}**"] if titled else []), flag_table(verb, actions)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def verbs(top: argparse.ArgumentParser, prefix: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield (name, parser) of every command that runs something, those inside ``calibrate`` too."""
+    for action in top._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, verb in action.choices.items():
+                inner = list(verbs(verb, f"{prefix}{name} "))
+                yield from inner or [(f"{prefix}{name}", verb)]
+
+
+def usage(name: str, verb: argparse.ArgumentParser) -> str:
+    """Return one line: the command, its arguments, and the flags that it needs."""
+    words = []
+    for action in verb._actions:
+        value = action.metavar or action.dest.upper()
+        if not action.option_strings:
+            words.append(f"[{value}]" if action.nargs == "?" else value)
+        elif action.required:
+            words.append(f"{action.option_strings[-1]} {value}")
+    return " ".join(["kernelsight", name, *words, "[flags]"])
+
+
+def flag_table(verb: argparse.ArgumentParser, actions: list[argparse.Action]) -> str:
+    """Return flags as a Markdown table: spelling, values, what it does."""
+    lines = ["| flag | value | |", "|---|---|---|"]
+    formatter = verb._get_formatter()
+    for action in actions:
+        spelled = ", ".join(f"`{word}`" for word in action.option_strings) or f"`{action.metavar or action.dest}`"
+        if action.choices:
+            value = ", ".join(f"`{choice}`" for choice in action.choices)
+        else:
+            value = f"`{action.metavar or action.dest.upper()}`" if action.nargs != 0 and action.option_strings else ""
+        default = action.default if action.option_strings and action.nargs != 0 else None
+        text = formatter._expand_help(action) if action.help else ""
+        if default not in (None, argparse.SUPPRESS) and str(default) not in text:
+            text = f"{text}; default `{default}`".lstrip("; ")
+        lines.append(f"| {spelled} | {value} | {cell(text)} |")
+    return "\n".join(lines)
+
+
+def cell(text: str) -> str:
+    """Return a text that fits a cell of a Markdown table."""
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+# ---------------------------------------------------------------- reference: tables
+
+
+def tables_page() -> str:
+    """Return the reference of all tables, from the contracts in schemas/ and the nodes that make them."""
+    with ks.connect() as session:
+        rows = session.table("catalogue_tables").to_pylist()
+        contracts = session.graph.contracts
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(group_of(row), []).append(row)
+    parts = [
+        "# Tables",
+        GENERATED,
+        "A *given* table is stated by you or ships with the package; a *derived* table is computed when it is asked "
+        "for. Units end the names of columns. `kernelsight tables TABLE` prints the same.",
+    ]
+    order = [*FOLDERS, *sorted(set(groups) - set(FOLDERS))]
+    for name in (name for name in order if name in groups):
+        title = FOLDERS.get(name, name)
+        listed = [f"| [`{row['table']}`](#{row['table']}) | {cell(row['doc'])} |" for row in groups[name]]
+        parts += [f"## {title}", "\n".join(["| table | |", "|---|---|", *listed])]
+        parts += [table_section(row, contracts, rows) for row in groups[name]]
+    return "\n\n".join(parts) + "\n"
+
+
+def group_of(row: dict[str, Any]) -> str:
+    """Return the heading under which a table stands: its folder of ``sql/``, or what gives it."""
+    if row["table"].startswith("catalogue_"):
+        return "catalogue"
+    if row["kind"] == "given":
+        return "facts" if row["table"] in embedded_facts() else "given"
+    return row["node"].split("/")[0] if "/" in row["node"] else "python"
+
+
+def table_section(row: dict[str, Any], contracts: dict[str, Contract], rows: list[dict[str, Any]]) -> str:
+    """Return one table: grain, what makes it, and its columns, or the table that has the same ones."""
+    contract = contracts[row["table"]]
+    lines = [f"### {row['table']}", f"{row['doc']} One row: {row['grain']}."]
+    if row["node"]:
+        inputs = ", ".join(f"[`{name}`](#{name})" for name in row["inputs"]) or "nothing"
+        lines.append(f"Made by `{row['node']}` from {inputs}.")
+    same = [other for other in rows if contracts[other["table"]].columns == contract.columns]
+    first = max(same, key=lambda other: len(other["inputs"]))["table"]
+    if first != row["table"]:
+        lines.append(f"Columns as in [`{first}`](#{first}).")
+        return "\n\n".join(lines)
+    columns = ["| column | type | unit | |", "|---|---|---|---|"]
+    for column in contract.columns:
+        kind = ", ".join([column.type, *(["key"] if column.key else []), *(["nullable"] if column.nullable else [])])
+        note = f"{column.doc}; refers to `{column.reference}`" if column.reference else column.doc
+        columns.append(f"| `{column.name}` | {cell(kind)} | {column.unit} | {cell(note)} |")
+    return "\n\n".join([*lines, "\n".join(columns)])
+
+
+# ---------------------------------------------------------------- reference: Python
+
+
+def python_page() -> str:
+    """Return the reference of the public objects, from their signatures and docstrings."""
+    parts = ["# Python", GENERATED, "What `dir(kernelsight)` lists. Tables are `pyarrow.Table` wherever they pass."]
+    for name in sorted(ks.__all__):
+        thing = getattr(ks, name)
+        if inspect.isclass(thing):
+            parts += [f"## {name}", described(thing)]
+            for member, function in inspect.getmembers(thing, callable_or_property):
+                if not member.startswith("_") and inspect.getdoc(function) and defined_here(thing, member):
+                    shown = member if isinstance(function, property) else signature_of(member, function)
+                    parts += [f"### {name}.{member}", f"```python\n{shown}\n```", described(function)]
+        elif callable(thing):
+            parts += [f"## {name}", f"```python\n{signature_of(name, thing)}\n```", described(thing)]
+    return "\n\n".join(parts) + "\n"
+
+
+def callable_or_property(thing: Any) -> bool:
+    """Return whether a member of a class is one that a user calls or reads."""
+    return inspect.isfunction(thing) or isinstance(thing, property)
+
+
+def defined_here(thing: type, member: str) -> bool:
+    """Return whether the package, not a base class of Python's own, defines a member."""
+    return any(member in vars(base) and base.__module__.startswith("kernelsight") for base in thing.__mro__)
+
+
+class Shown(str):
+    """A type as it is written in the source: without quotes in a signature."""
+
+    __repr__ = str.__str__
+
+
+def signature_of(name: str, function: Callable[..., Any]) -> str:
+    """Return a function's name and parameters, their types as they are written."""
+    plain = inspect.signature(function)
+    parameters = [
+        parameter if parameter.annotation is plain.empty else parameter.replace(annotation=Shown(parameter.annotation))
+        for parameter in plain.parameters.values()
+        if parameter.name != "self"
+    ]
+    result = plain.empty if plain.return_annotation is plain.empty else Shown(plain.return_annotation)
+    return f"{name}{plain.replace(parameters=parameters, return_annotation=result)}"
+
+
+def described(thing: Any) -> str:
+    """Return a docstring as Markdown, its examples as code blocks."""
+    parts, code = [], False
+    for line in (inspect.getdoc(thing) or "").replace("``", "`").splitlines():
+        starts = line.startswith(">>>")
+        if starts and not code:
+            parts.append("```pycon")
+        if code and not line.strip():
+            parts.append("```")
+        code = (code or starts) and bool(line.strip())
+        parts.append(line)
+    return "\n".join([*parts, *(["```"] if code else [])])
+
+
+REFERENCE = {"cli.md": cli_page, "tables.md": tables_page, "python.md": python_page}
+
+
+def main() -> None:
+    """Write the reference and the outputs of all pages, or the outputs of the pages that are named."""
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="default: all, and the reference")
+    named = words.parse_args().pages
+    for name, page in REFERENCE.items() if not named else ():
+        (DOCS / "reference" / name).write_text(page(), encoding="utf-8")
+    for path in named or pages():
+        before = path.read_text(encoding="utf-8")
+        after = with_examples(before)
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+            print(f"{path}: outputs renewed", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

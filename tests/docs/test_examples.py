@@ -1,0 +1,65 @@
+"""The examples of README and docs: marked ones print what the page shows, all others are commands that parse."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.docs.conftest import ROOT, load_generator
+
+RENEW = "run `python docs/generate.py`"
+PAGES = load_generator().pages()
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.py"))
+
+
+def masked(text: str) -> list[str]:
+    """Return a page's lines without its numbers and the width of its columns: another machine may round otherwise."""
+    lines = (re.sub(r"[-+]?\d[\d,.]*(e[-+]?\d+)?", "#", line) for line in text.splitlines())
+    return [re.sub(r"-{2,}", "-", re.sub(r"\s+", " ", line)).strip() for line in lines]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_examples_print_what_the_page_shows(generator: ModuleType, page: Path) -> None:
+    shown = page.read_text(encoding="utf-8")
+    assert masked(generator.with_examples(shown)) == masked(shown), f"{page.name} shows old outputs; {RENEW}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_of_a_page_are_commands(generator: ModuleType, page: Path) -> None:
+    for body in generator.FENCE.findall(page.read_text(encoding="utf-8")):
+        for words in generator.commands(body):
+            if words[0] == "kernelsight":
+                generator.parser().parse_args(words[1:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_command_that_runs_unseen_is_shown(generator: ModuleType, page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for command in re.findall(r"<!-- run (kernelsight [^\n]*) -->", text):
+        assert text.count(command) == 2
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
+def test_notebooks_run(generator: ModuleType, notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert generator.run_python(notebook.read_text(encoding="utf-8"), {"__name__": notebook.stem}).strip()
+
+
+def test_there_are_three_notebooks() -> None:
+    assert len(NOTEBOOKS) == 3
+
+
+def test_an_output_that_changed_is_seen(generator: ModuleType) -> None:
+    page = "<!-- run -->\n\n```bash\nkernelsight tables gpus\n```\n\n<!-- output 1-1 -->\n\n```text\nold words\n```\n"
+    assert masked(generator.with_examples(page)) != masked(page)
+
+
+@pytest.mark.parametrize(
+    "block", ["```bash\nkernelsight predict --no-such-flag\n```\n", "```bash\nrm -r x\n```\n", "no block\n"]
+)
+def test_an_example_that_fails_is_seen(generator: ModuleType, block: str) -> None:
+    with pytest.raises((RuntimeError, ValueError)):
+        generator.with_examples(f"<!-- run -->\n\n{block}")
