@@ -16,15 +16,13 @@ from collections.abc import Callable
 from typing import Any
 
 from kernelsight.report.output import as_text
-from kernelsight.scenario.plan import give_plan
+from kernelsight.scenario.scenarios import give_plan, plan_rows
 from kernelsight.serving import replica
-from kernelsight.serving.simulate import simulate_scenarios
 from kernelsight.session import connect
 
 DEPLOYMENT = {"model": "llama-3.1-8b", "gpu": "h100_sxm"}
-INPUTS = (
-    *("scenarios", "requests", "step_costs", "step_shapes", "deployment_settings", "deployment_faults"),
-    *("memory_plan", "host_settings", "kv_transfers", "models"),
+TABLES = frozenset(
+    ("request_events", "request_statistics", "step_cost_uses", "itl_histogram", "replica_totals", "serving_windows")
 )
 
 
@@ -56,8 +54,17 @@ def cpu_seconds(work: Callable[[], object], repeats: int) -> float:
 def measure(name: str, flags: dict[str, Any], repeats: int) -> dict[str, Any]:
     """Return one row of the table."""
     with connect() as session:
-        give_plan(session, [{**DEPLOYMENT, **flags}])
-        inputs = [session.table(table) for table in INPUTS]
+        plan = plan_rows(session, [{**DEPLOYMENT, **flags}])
+        give_plan(session, list(plan.deployments.values()), plan.planned)
+        node = session.graph.node("request_events")
+        inputs = {name: session.table(name) for name in node.inputs}
+
+        def simulate() -> None:
+            """Run the simulation, and make its tables."""
+            made = node.function(**inputs, wanted=TABLES, threads=None)
+            for name in TABLES:
+                made[name]() if callable(made[name]) else made[name]
+
         totals = session.table("replica_totals").to_pylist()[0]
         calls: list[tuple] = []
         served = replica.serve
@@ -68,14 +75,14 @@ def measure(name: str, flags: dict[str, Any], repeats: int) -> dict[str, Any]:
 
         replica.serve = listen
         try:
-            simulate_scenarios(*inputs)
+            simulate()
         finally:
             replica.serve = served
         arguments, named = calls[0]
         # as sweeps run it; windows of time cost 35 to 50 ns a step more, and are part of the tables
         bare = named | {"windows_from_us": None}
         loop = cpu_seconds(lambda: served(*arguments, **bare), repeats)
-        whole = cpu_seconds(lambda: simulate_scenarios(*inputs), repeats)
+        whole = cpu_seconds(simulate, repeats)
     n = flags["num_prompts"]
     return {
         "load": name,

@@ -17,11 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kernelsight.sweeps.step_costs import put_step_costs
-from kernelsight.sweeps.summarise import draw_loads, give_scenarios, serve
-
 from kernelsight.report.output import as_text
-from kernelsight.scenario.grid import Plan, plan_grid
+from kernelsight.scenario.scenarios import give_plan, plan_rows
 from kernelsight.session import Session, connect
 from kernelsight.sweeps.partitions import split
 from kernelsight.sweeps.sweep import sweep
@@ -57,18 +54,19 @@ def parts_of(session: Session, rows: list[dict[str, Any]]) -> dict[str, tuple[fl
 
     spent = {}
     with session.fork() as fork:
-        plan: Plan = plan_grid(fork, rows)
-        (part,) = split(plan, 10**9, {})
+        plan = plan_rows(fork, rows)
+        (part,) = split(plan, 10**9)
         spent["plan"] = lap()
-        able = give_scenarios(fork, part, checked=True)
+        give_plan(fork, part.deployments, part.scenarios)
+        fork.compute("deployment_faults", "memory_plan", "host_settings")
         spent["deployments, faults"] = lap()
-        loads = draw_loads(able)
+        fork.compute("load_requests")
         spent["requests"] = lap()
-        put_step_costs(fork, able, loads)
+        fork.compute("step_costs")
         spent["step costs"] = lap()
-        serve(fork, able, loads)
+        fork.compute("request_statistics", "itl_percentiles", "replica_totals")
         spent["loop, statistics"] = lap()
-        fork.table("scenario_summary")
+        fork.compute("scenario_summary")
         spent["summaries"] = lap()
     return spent
 
