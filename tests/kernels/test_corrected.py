@@ -97,6 +97,22 @@ def test_a_correction_stays_within_its_bounds_and_never_beats_the_roofline(famil
     assert np.isfinite(found).all()
 
 
+@pytest.mark.parametrize("factor", [0.8, 1.25])
+def test_a_correction_multiplies_what_the_expression_says(factor: float) -> None:
+    """A network that answers the same everywhere: whoever measured slower kernels predicts slower ones."""
+    family, calls = "gemm", calls_of("gemm", 3, 500)
+    rows = [
+        {**row, "array": [np.log(factor) if row["coefficient"] == "last_bias" else 0.0] * len(row["array"])}
+        if row["coefficient"] in ("last", "last_bias", "matter") else row
+        for row in corrected_pack(family, 3).to_pylist()
+    ]  # fmt: skip
+    level = pa.Table.from_pylist(rows, schema=DECLARED.schema)
+    head = times(family, calls, 3, tier="cross-generation")
+    found, roofline = times(family, calls, 3, eta_coefficients=level), times(family, calls, 3, "roofline_us")
+    assert found == pytest.approx(np.maximum(factor * head, roofline), rel=1e-5)
+    assert np.quantile(found / head, 0.5) == pytest.approx(factor, rel=1e-5)
+
+
 @pytest.mark.parametrize("family", CALCULATING)
 def test_only_the_kernels_that_the_sweep_ran_are_corrected(family: str) -> None:
     own = calls_of(family, 4, 50)

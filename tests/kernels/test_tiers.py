@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.kernels.pack import correction_arrays, pack_table
-from tests.kernels.calls import call_table, price, work
+from tests.kernels.calls import FACTS, call_table, price, with_column, work
 
 SIZES = {"m": np.array([16.0]), "n": np.array([512.0]), "k": np.array([512.0])}
 # floor_us of three fits: of all GPUs, without Hopper, without Ada; and what a sweep of the H100 found on it
@@ -33,10 +33,10 @@ def pack(*without: tuple[str | None, float]) -> pa.Table:
 FITS = pack((None, ALL), ("hopper", NO_HOPPER), ("ada", NO_ADA))
 
 
-def answer(gpu: str, tier: str, coefficients: pa.Table = FITS) -> dict[str, Any]:
+def answer(gpu: str, tier: str, coefficients: pa.Table = FITS, **tables: pa.Table) -> dict[str, Any]:
     """Return the latency row of a small BF16 product."""
     calls = call_table({**SIZES, **work("gemm", SIZES), "format": ["bf16"]}, gpu, "bf16")
-    return price("gemm", calls, tier=tier, eta_coefficients=coefficients).to_pylist()[0]
+    return price("gemm", calls, tier=tier, eta_coefficients=coefficients, **tables).to_pylist()[0]
 
 
 def floor_of(gpu: str, tier: str, coefficients: pa.Table = FITS) -> float:
@@ -78,6 +78,24 @@ def test_intervals_are_those_of_the_fit_that_answers() -> None:
     for gpu, tier, width in (("h100_sxm", "cross-generation", 2.5), ("l40s", "cross-generation", 1.5)):
         found = answer(gpu, tier, both)
         assert found["latency_p95_us"] / found["latency_us"] == pytest.approx(width)
+
+
+def test_a_hypothetical_gpu_has_the_fit_of_its_likeness_and_an_interval_of_its_own() -> None:
+    """What a sweep says of the errors on its own GPU says nothing of a GPU that nobody has built."""
+    gpus = FACTS["gpus"]
+    likeness = gpus.slice(gpus["gpu"].to_pylist().index("h100_sxm"), 1)
+    mine = with_column(with_column(likeness, "gpu", ["mine"]), "measured_as", ["h100_sxm"])
+    known = {"gpus": pa.concat_tables([gpus, mine.cast(gpus.schema)])}
+    own = curve(1.1, gpu="h100_sxm", level="gpu")
+    for knot in range(5):
+        own.append({**own[knot], "dtype": "vllm|cublas|bf16"})
+    curves = pack_table(correction_arrays([*curve(1.5), *own]))
+    coefficients = pa.concat_tables([FITS, curves])
+    swept, built = (answer(gpu, "auto", coefficients, **known) for gpu in ("h100_sxm", "mine"))
+    assert (swept["tier"], built["tier"]) == ("target-measured", "hypothetical")
+    assert built["latency_us"] == swept["latency_us"]
+    assert swept["latency_p95_us"] / swept["latency_us"] == pytest.approx(1.1)
+    assert built["latency_p95_us"] / built["latency_us"] == pytest.approx(1.5)
 
 
 def test_the_roofline_has_no_interval() -> None:

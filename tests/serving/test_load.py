@@ -303,3 +303,25 @@ def test_priorities_are_drawn_in_equal_parts_and_leave_the_rest_as_it_is():
     assert plain["priority"].null_count == 9
     assert sorted(ranked["priority"].to_pylist()) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert ranked.drop_columns(["priority"]).equals(plain.drop_columns(["priority"]))
+
+
+def test_priorities_do_not_follow_the_order_of_arrival():
+    row = SYNTHETIC | {"request_rate": 2.0, "num_prompts": 300, "num_priorities": 3}
+    ranks = [draw_requests(scenarios(row | {"seed": seed}))["priority"].to_numpy() for seed in range(2)]
+    assert (ranks[0] != ranks[1]).any()
+    for found in ranks:
+        # each third of the load has about as many of each priority: 33 of 100, with a deviation below 5
+        thirds = found.reshape(3, 100)
+        assert all(15 < (part == level).sum() < 55 for part in thirds for level in range(3))
+        assert abs(np.corrcoef(found[1:], found[:-1])[0, 1]) < 0.25
+
+
+@pytest.mark.parametrize("spread", ["input_len_cv", "output_len_cv"])
+def test_another_spread_of_one_length_leaves_the_other(spread):
+    """Prompts and outputs have a seed each: a what-if over one of them compares the same requests."""
+    row = SYNTHETIC | {"request_rate": 2.0, "input_len_cv": 0.5, "output_len_cv": 0.5}
+    kept, changed = (
+        ("output_tokens", "prompt_tokens") if spread == "input_len_cv" else ("prompt_tokens", "output_tokens")
+    )
+    first, other = (draw_requests(scenarios(row | {spread: cv})) for cv in (0.5, None))
+    assert first[kept].equals(other[kept]) and not first[changed].equals(other[changed])
