@@ -159,7 +159,7 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
     """Apply the filters in order, and return the remaining rows with the contract's column names."""
     missing = [name for name in COLUMNS if name not in raw.columns]
     if missing:
-        raise InvalidInput(f"{path} is missing the columns {', '.join(missing)}; use the file of aiconfigurator-core 0.12.")
+        raise InvalidInput(f"{path} is missing columns {', '.join(missing)}; use the file of aiconfigurator-core 0.12.")
     stated = raw.select(COLUMNS).with_columns(pl.col(WORKERS).cast(pl.Int64))
     together, excluded = _kept(stated.filter(pl.col("mode") == "agg"), FILTERS)
     pairs = _pairs(_kept(stated.filter((pl.col("mode") == "agg") & _unrecorded), SPECULATIVE)[0])
