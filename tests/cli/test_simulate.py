@@ -194,7 +194,7 @@ def test_files_that_are_no_trace(refusal, tmp_path):
         (b"prompt_tokens,output_tokens\n1,2\n", "fields of the KernelSight format are missing: arrival_s."),
         (b"PAR1junk", "it is not a complete Parquet file"),
         (b"\x1f\x8bjunk", "it cannot be decompressed"),
-        (b'{"arrival_s": 0\n', "line 1: not one JSON object"),
+        (b'{"arrival_s": 0\n', "line 1: not a JSON object"),
     ):
         path.write_bytes(content)
         assert words in refusal(*SIMULATE, "--trace", path)
