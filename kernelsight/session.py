@@ -1,4 +1,4 @@
-"""The session of this field: a dataflow session over the project's tables, with the embedded facts."""
+"""The session: a dataflow session over the project's tables, with the shipped catalogue."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 
 def connect(path: str | Path | None = None, *, read_only: bool = False) -> Session:
-    """Open a session: in memory, or on a DuckDB file whose tables are there at once and which keeps what is given.
+    """Open a session: in memory, or on a DuckDB file, which provides its tables and stores given ones.
 
-    ``read_only`` opens a saved run and leaves the file as it is.
+    ``read_only`` opens a saved run without changing the file.
 
     >>> with connect() as session:
     ...     session.table("number_formats").num_columns
     6
     """
     if path is None and read_only:
-        raise InvalidInput("a read-only session needs the path of a saved run: connect(path, read_only=True).")
+        raise InvalidInput("read_only needs the path of a saved run.")
     graph = Graph(catalog.contracts(), folder("sql"), "kernelsight.nodes", {"family": LOWERED})
     return Session(graph, embedded_facts(), path=path, read_only=read_only)
 
 
 def embedded_facts() -> dict[str, Callable[[], pa.Table]]:
-    """Return what reads each table that the package brings: the catalogue, its models, and the pack that ships.
+    """Return the functions that read the shipped tables: catalogue, models and kernel model.
 
     >>> {"gpus", "models", "eta_coefficients"} <= set(embedded_facts())
     True
@@ -79,7 +79,7 @@ class Session(dataflow.Session):
     """
 
     def give(self, name: str, data: Any, *, trusted: bool = False) -> None:
-        """State a table's rows: what was computed from the old ones is dropped.
+        """Set the rows of a table; tables computed from the old rows are dropped.
 
         ``data``: anything with ``__arrow_c_stream__``, or a list of dicts; ``requests`` that are given are the loads
         of their scenarios. A name that no contract has is a table of your own. See ``dataflow.session.Session.give``.

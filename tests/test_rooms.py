@@ -42,7 +42,8 @@ def room_of(module: str) -> str:
     return "__main__" if module.endswith(".__main__") else (module.split(".") + ["__init__"])[1]
 
 
-IMPORTS = {module_of(path): imports_of(path) for path in sorted(PACKAGE.rglob("*.py"))}
+# what the package says of itself, such as its version, is no room
+IMPORTS = {module_of(path): imports_of(path) - {"kernelsight"} for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:
@@ -58,8 +59,7 @@ def test_nothing_is_imported_from_above() -> None:
         (module, other)
         for module, others in IMPORTS.items()
         for other in others
-        # what the package says of itself, such as its version, is no room
-        if other != "kernelsight" and ROOMS.index(room_of(other)) > ROOMS.index(room_of(module))
+        if ROOMS.index(room_of(other)) > ROOMS.index(room_of(module))
     ]
     assert not upwards
 

@@ -159,7 +159,7 @@ def test_the_catalogue_is_a_table() -> None:
         assert row.to_pylist() == [{"kind": "given", "grain": "one GPU model", "node": None, "inputs": []}]
         assert session.columns("gpus").column("column").to_pylist() == session.table("gpus").column_names
         assert "gpus" in session.tables().column("table").to_pylist()
-        with pytest.raises(InvalidInput, match="catalogue_tables describes the tables themselves"):
+        with pytest.raises(InvalidInput, match="catalogue_tables is computed from the contracts"):
             session.give("catalogue_tables", session.tables())
 
 
@@ -195,10 +195,10 @@ def test_a_reference_is_refused_when_given_and_when_the_other_table_changes(sess
         (
             "create table x as select 1",
             InvalidInput,
-            "sql() answers one query, such as a SELECT, and was given: create.",
+            "expected one query, such as a SELECT, but got: create.",
         ),
-        ("select 1; select 2", InvalidInput, "and was given: select; select."),
-        ("", InvalidInput, "and was given: nothing."),
+        ("select 1; select 2", InvalidInput, "but got: select; select."),
+        ("", InvalidInput, "but got: nothing."),
         ("select * from forecast", MissingTable, "missing input table 'weather' (needed by 'forecast')"),
         ("select item::int from items", InvalidInput, "the query cannot be run: Conversion Error"),
     ],
@@ -234,7 +234,7 @@ def test_a_table_of_ones_own_has_any_other_name(session: Session, tmp_path: Path
     assert session.fork().table("notes").num_rows == 1
     with pytest.raises(InvalidInput, match="'No Table' cannot name a table; use lower-case letters"):
         session.give("No Table", ITEMS)
-    with pytest.raises(InvalidInput, match="table strange was given as int, which is no Arrow table"):
+    with pytest.raises(InvalidInput, match="table 'strange' cannot be read from a int"):
         session.give("strange", 3)
 
 
@@ -272,7 +272,7 @@ def test_a_node_that_breaks_its_contract_or_fails_is_named(shop: Open) -> None:
         assert words in str(refusal.value)
     session = shop("good", "forgetful_nodes")
     session.give("items", ITEMS)
-    with pytest.raises(RunFailed, match="extremes made best_item where it states best_item, worst_item"):
+    with pytest.raises(RunFailed, match="extremes returned best_item, expected best_item, worst_item"):
         session.table("worst_item")
 
 
@@ -341,10 +341,10 @@ def test_files_that_cannot_be_used_are_refused(session: Session, shop: Open, tmp
     (tmp_path / "text.duckdb").write_text("no database" * 1000)
     with pytest.raises(InvalidInput, match=r"text.duckdb cannot be opened as a DuckDB file"):
         shop(path=tmp_path / "text.duckdb")
-    with pytest.raises(InvalidInput, match="a read-only session needs the path"):
+    with pytest.raises(InvalidInput, match="read_only needs the path of a saved run"):
         connect(read_only=True)
     session.save(tmp_path / "items.duckdb", ["items"])
-    with pytest.raises(MissingTable, match="items.duckdb holds neither report nor all it is made from: .*orders"):
+    with pytest.raises(MissingTable, match="items.duckdb has no table report and cannot compute it: .*orders"):
         shop(path=tmp_path / "items.duckdb", read_only=True).table("report")
 
 

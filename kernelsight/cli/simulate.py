@@ -21,21 +21,19 @@ def load_flags(arguments: Any) -> dict[str, Any]:
     flags |= parse_objectives(arguments.goodput or [])
     synthetic = [name for name in ("request_rate", "input_len", "output_len") if name in flags]
     if "trace" in flags and synthetic:
-        raise InvalidInput(
-            f"--trace brings its own arrivals and lengths; leave out --{synthetic[0].replace('_', '-')}."
-        )
+        raise InvalidInput(f"--trace has its own arrivals and lengths; remove --{synthetic[0].replace('_', '-')}.")
     if "trace" not in flags:
         if not {"request_rate", "ramp_up_strategy", "max_concurrency"} & set(flags):
             raise InvalidInput(
-                "no load is stated; give --trace FILE, or --request-rate R or --max-concurrency C with "
+                "no workload is given; use --trace FILE, or --request-rate R or --max-concurrency C with "
                 "--num-prompts, --input-len and --output-len."
             )
         needed = ("num_prompts", "input_len", "output_len") if distribution(flags) != "empirical" else ("num_prompts",)
         missing = [name for name in needed if name not in flags]
         if missing:
             raise InvalidInput(
-                f"a synthetic load needs --{', --'.join(name.replace('_', '-') for name in missing)}; give what "
-                "is missing, or --trace FILE."
+                f"a synthetic workload needs --{', --'.join(name.replace('_', '-') for name in missing)}; set "
+                "them, or use --trace FILE."
             )
     fault = first_fault(flags)
     if fault:
@@ -53,7 +51,7 @@ def run(arguments: Any) -> None:
     steps = "steps" in (arguments.keep or [])
     with open_session(arguments) as session:
         run = Run.of(session, flags)
-        with Waiting("serving (the first run after an install also compiles the scheduler)"):
+        with Waiting("simulating (the first run after installation also compiles the scheduler)"):
             answer = run.summary
         try:
             if target and target.suffix == ".duckdb":
@@ -66,7 +64,7 @@ def run(arguments: Any) -> None:
         _print(run, arguments.format)
         if answer["completed"] == 0:
             note(
-                f"no request could be served: a replica's KV cache holds {answer['kv_cache_tokens']:,} tokens, and the "
+                f"no request was served: the KV cache of a replica has {answer['kv_cache_tokens']:,} tokens, and "
                 f"model takes {answer['settings']['max_model_len']:,}; table request_events says why of each."
             )
 

@@ -100,17 +100,17 @@ def _check_words(arguments: Any, target: Path | None) -> None:
         if value is not None and value < 1:
             raise InvalidInput(f"--{name.replace('_', '-')} is {value}; give at least 1.")
     if arguments.resume and target is None:
-        raise InvalidInput("--resume needs -o FILE, beside which the finished partitions lie.")
+        raise InvalidInput("--resume needs -o FILE, the file of the interrupted sweep.")
     if arguments.executor == "ray":
         import_ray()
     if arguments.find_rate and not arguments.slo:
         raise InvalidInput(
-            "--find-rate needs --slo, the objectives that the rate must keep; such as --slo ttft_p99:500."
+            "--find-rate needs --slo, the objectives that the rate must meet, such as --slo ttft_p99:500."
         )
     if arguments.find_rate and arguments.resume:
-        raise InvalidInput("--find-rate keeps no partitions; leave out --resume.")
+        raise InvalidInput("--find-rate cannot be resumed; remove --resume.")
     if arguments.at_rate is not None and not arguments.find_rate:
-        raise InvalidInput("--at-rate needs --find-rate; without it, state request_rate in the grid.")
+        raise InvalidInput("--at-rate needs --find-rate; without it, set request_rate in the grid.")
     if arguments.at_rate is not None and not 0 < arguments.at_rate < math.inf:
         raise InvalidInput(f"--at-rate is {arguments.at_rate}; give a finite number above 0.")
 
@@ -128,10 +128,10 @@ def _print(table: pa.Table, front: pa.Table | None, arguments: Any) -> None:
     if arguments.format == "json":
         print(as_json({**answer, "pareto_front": fronts, "rows": rows}))
         return
-    page = [f"{answer['scenarios']:,} scenarios, {answer['served']:,} served, {answer['faults']:,} that cannot run"]
+    page = [f"{answer['scenarios']:,} scenarios, {answer['served']:,} served, {answer['faults']:,} cannot run"]
     flags, columns = _columns_shown(rows)
     rows.sort(key=lambda row: [(row[name] is not None, row[name] or 0) for name in flags])
-    for title, shown in (("", rows), ("Pareto front, tokens/s a GPU against tokens/s a user", fronts)):
+    for title, shown in (("", rows), ("Pareto front, tokens/s per GPU against tokens/s per user", fronts)):
         if shown:
             page += ["", title] if title else [""]
             page.append(as_text(shown[:MOST_SHOWN], columns, terminal_width()))
@@ -139,8 +139,8 @@ def _print(table: pa.Table, front: pa.Table | None, arguments: Any) -> None:
             page.append(f"... and {len(shown) - MOST_SHOWN:,} more; -o FILE keeps all, --format csv prints them")
     if "cheapest" in answer:
         found = answer["cheapest"]
-        page += ["", "the cheapest that keeps the objectives:"]
-        page.append(as_text([found], [*columns, "instances", "price_per_hour"]) if found else "none does")
+        page += ["", "cheapest deployment that meets the objectives:"]
+        page.append(as_text([found], [*columns, "instances", "price_per_hour"]) if found else "none meets them")
     print("\n".join(page))
 
 

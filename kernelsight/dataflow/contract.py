@@ -242,8 +242,8 @@ def as_arrow(data: Any, table: str) -> pa.Table:
         return data
     if not hasattr(data, "__arrow_c_stream__") and not isinstance(data, pa.RecordBatch):
         raise InvalidInput(
-            f"table {table} was given as {type(data).__name__}, which is no Arrow table: give a pyarrow table, a "
-            "polars or pandas frame, a DuckDB relation, or a list of dicts."
+            f"table {table!r} cannot be read from a {type(data).__name__}; pass a pyarrow table, a polars or pandas "
+            "DataFrame, a DuckDB relation, or a list of dicts."
         )
     return pa.table(data)
 

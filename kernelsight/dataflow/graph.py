@@ -84,7 +84,7 @@ class Graph:
                 if other:
                     maker = other.name if isinstance(other, Path) else f"the function {other.function}"
                     raise InvalidInput(
-                        f"{maker} and the function {function.function} both make the table {name}: keep one of them."
+                        f"{maker} and the function {function.function} both define the table {name}; keep one."
                     )
                 found[name] = function
         return found
@@ -115,7 +115,7 @@ class Graph:
             for name in [*node.names, *node.inputs, *node.fetches]:
                 if name not in self.contracts:
                     raise unknown(
-                        "table", name, self.contracts, f"{node.label} names it; schemas/{name}.json is absent."
+                        "table", name, self.contracts, f"{node.label} reads it, but schemas/{name}.json does not exist."
                     )
             self._nodes.update(dict.fromkeys(node.names, node))
         return self._nodes[table]
@@ -155,7 +155,7 @@ class Graph:
         try:
             order = list(sorter.static_order())
         except graphlib.CycleError as error:
-            raise InvalidInput(f"the tables make each other in a loop: {_loop(error.args[1])}.") from None
+            raise InvalidInput(f"circular dependency between tables: {_loop(error.args[1])}.") from None
         return [node for name in order if (node := self.node(name))], absent
 
     def _first_name(self, table: str) -> str:
@@ -165,11 +165,11 @@ class Graph:
     def plan(self, wanted: Iterable[str], available: Collection[str] = ()) -> list[Node]:
         """Return the nodes that make the wanted tables from the available ones, in order.
 
-        UnknownName: no such table. MissingTable: a given table that nobody gave.
+        UnknownName: no such table. MissingTable: a required input table is missing.
         """
         nodes, absent = self.needed(wanted, available)
         for table, needed_by in absent.items():
-            hint = "" if self.contracts[table].kind == "given" else f"no node makes it; session.give({table!r}, rows)"
+            hint = "" if self.contracts[table].kind == "given" else "no node computes it"
             raise missing_table(table, needed_by, hint)
         return nodes
 
@@ -205,14 +205,14 @@ class Graph:
         nodes, absent = self.needed(sorted(self.made), provided)
         for node in nodes:
             if not node.doc:
-                raise InvalidInput(f"{node.label} has no description: write a docstring of one sentence.")
+                raise InvalidInput(f"{node.label} has no description; write a docstring of one sentence.")
         for name in sorted(self.made):
             if self.contracts[name].kind == "given":
-                raise InvalidInput(f"a node makes {name}, whose contract says that it is given: schemas/{name}.json.")
+                raise InvalidInput(f"a node computes {name}, but schemas/{name}.json declares it as given.")
         unmade = {name for name, contract in self.contracts.items() if contract.kind == "derived"} - self.made
         for name in sorted({*absent, *unmade} - set(provided)):
             if self.contracts[name].kind == "derived":
-                raise InvalidInput(f"the contract says that {name} is derived, and no node makes it.")
+                raise InvalidInput(f"{name} is declared as derived, but no node computes it.")
 
     def explain(self, wanted: Iterable[str], available: Collection[str] = (), format: str = "text") -> str:
         """Return what would run for the wanted tables, as "text" or as a "mermaid" flow chart."""
@@ -234,7 +234,7 @@ def _loop(names: list[str]) -> str:
 
 def _text(wanted: list[str], nodes: list[Node], absent: Mapping[str, str]) -> str:
     if not nodes and not absent:
-        return f"{', '.join(wanted)}: nothing to run, the rows are there."
+        return f"{', '.join(wanted)}: available, nothing to run."
     width = max([len(", ".join(node.names)) for node in nodes], default=0)
     made = {name for node in nodes for name in node.names}
     read = sorted({name for node in nodes for name in node.inputs} - made)
@@ -245,9 +245,9 @@ def _text(wanted: list[str], nodes: list[Node], absent: Mapping[str, str]) -> st
     ]
     there = [name for name in read if name not in absent]
     if there:
-        lines.insert(0, f"there     {', '.join(there)}")
+        lines.insert(0, f"available {', '.join(there)}")
     if absent:
-        lines.insert(0, f"to give   {', '.join(sorted(absent))}")
+        lines.insert(0, f"missing   {', '.join(sorted(absent))}")
     return "\n".join(lines)
 
 

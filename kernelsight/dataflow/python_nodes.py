@@ -96,9 +96,9 @@ def _read_function(module: str, path: Path, function: ast.FunctionDef) -> Python
         *(arguments.posonlyargs, arguments.defaults, [value for value in arguments.kw_defaults if value]),
     ) != (None, None, [], [], [], []):
         raise InvalidInput(
-            f"{path.name}: {function.name} cannot be a node of the graph: every parameter is an input table, so none "
+            f"{path.name}: {function.name} cannot be a node of the graph: its parameters are input tables, so none "
             f"may have a default, a star or be positional only, and keyword-only ones are {', '.join(SERVICES)} "
-            "(a function that is no node starts with an underscore)."
+            "(prefix other functions with an underscore)."
         )
     inputs = tuple(argument.arg for argument in arguments.args)
     doc = (ast.get_docstring(function) or "").partition("\n")[0].strip()

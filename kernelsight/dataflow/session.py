@@ -1,4 +1,4 @@
-"""The session: tables are given to it, and asked from it; asking computes exactly what is needed, once."""
+"""The session: holds input tables, and computes derived tables on demand, each once."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Close the session; its file, where it has one, is whole on the disk and free for others."""
+        """Close the session; its file, if any, is complete on disk and released."""
         if self._keeps:
             self._connection.execute(f"detach {_FILE}")
             self._keeps = False
@@ -82,7 +82,7 @@ class Session:
     # --- giving -------------------------------------------------------------------------------------------------------
 
     def give(self, name: str, data: Any, *, trusted: bool = False) -> None:
-        """State a table's rows: what was computed from the old ones is dropped.
+        """Set the rows of a table; tables computed from the old rows are dropped.
 
         ``data``: anything with ``__arrow_c_stream__``, or a list of dicts. A derived table may be given too: then its
         node does not run. A name that no contract has is a table of your own, for SQL and ``table``. ``trusted``: the
@@ -101,7 +101,7 @@ class Session:
             self._give_own(name, data)
             return
         if name in CATALOGUE:
-            raise InvalidInput(f"{name} describes the tables themselves and cannot be given.")
+            raise InvalidInput(f"{name} is computed from the contracts and cannot be an input.")
         table = conform(self._as_rows(name, data), self.graph.contracts[name], trusted=trusted)
         self._check_references(name, table)
         dropped = self._computed_from(name)
@@ -140,7 +140,7 @@ class Session:
         self._own.add(name)
 
     def given(self) -> set[str]:
-        """Return the tables that were given to this session, extended facts among them.
+        """Return the tables given to this session, including extended catalogue tables.
 
         >>> from kernelsight import connect
         >>> with connect() as session:
@@ -150,7 +150,7 @@ class Session:
         return set(self._given)
 
     def extend(self, name: str, rows: Any) -> None:
-        """Add rows to a table that is there, such as a hypothetical GPU; a row with the same key is replaced.
+        """Add rows to a table, such as a hypothetical GPU; a row with the same key is replaced.
 
         >>> from kernelsight import connect
         >>> with connect() as session:
@@ -181,9 +181,9 @@ class Session:
     # --- asking -------------------------------------------------------------------------------------------------------
 
     def table(self, name: str) -> pa.Table:
-        """Return a table, computed now where it is derived and not there yet.
+        """Return a table, computed if it is derived and not available yet.
 
-        UnknownName: no such table. MissingTable: it needs a table that nobody gave.
+        UnknownName: no such table. MissingTable: a required input table is missing.
 
         >>> from kernelsight import connect
         >>> with connect() as session:
@@ -206,10 +206,10 @@ class Session:
         self._compute(names)
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
-        """Return a DuckDB relation over given and derived tables, the derived ones that it names computed now.
+        """Return a DuckDB relation of a query; the derived tables that it uses are computed first.
 
         A name that is no table is looked up among the caller's variables: polars, pyarrow and pandas frames are read.
-        The relation reads its rows when it is fetched: giving a table in between changes what it sees.
+        The relation reads its rows when fetched, so giving a table in between changes the result.
 
         >>> from kernelsight import connect
         >>> with connect() as session:
@@ -222,7 +222,7 @@ class Session:
             raise InvalidInput(f"the query cannot be read: {complaint(error)}.") from None
         if len(kinds) != 1 or kinds[0] not in _ANSWERING:
             found = "; ".join(kind.lower() for kind in kinds) or "nothing"
-            raise InvalidInput(f"sql() answers one query, such as a SELECT, and was given: {found}.")
+            raise InvalidInput(f"expected one query, such as a SELECT, but got: {found}.")
         known = set(self.graph.contracts) | self._stored | self._own
         frames = caller_frames()
         names = tables_in_query(query, known | set(frames))
@@ -245,7 +245,7 @@ class Session:
             raise InvalidInput(f"the query cannot be run: {complaint(error)}.") from None
 
     def query(self, query: str) -> pa.Table:
-        """Return what ``sql`` answers as an Arrow table, so that a fault in its rows is told in one sentence too.
+        """Return the result of ``sql`` as an Arrow table; errors while fetching its rows raise InvalidInput.
 
         >>> from kernelsight import connect
         >>> with connect() as session:
@@ -259,17 +259,17 @@ class Session:
             raise InvalidInput(f"the query cannot be run: {complaint(error)}.") from None
 
     def explain(self, name: str, format: str = "text") -> str:
-        """Return which nodes would run for a table, as "text" or as a "mermaid" flow chart.
+        """Return the nodes that would run for a table, as "text" or as a "mermaid" flow chart.
 
         >>> from kernelsight import connect
         >>> with connect() as session:
         ...     print(session.explain("gpus"))
-        gpus: nothing to run, the rows are there.
+        gpus: available, nothing to run.
         """
         return self.graph.explain([name], self.available(), format)
 
     def tables(self) -> pa.Table:
-        """Return every table: kind, grain, description, what makes it from what."""
+        """Return all tables: kind, grain, description, node and inputs."""
         return self.table("catalogue_tables")
 
     def columns(self, name: str) -> pa.Table:
@@ -279,7 +279,7 @@ class Session:
         return columns.filter(pc.equal(columns.column("table"), name))
 
     def available(self) -> set[str]:
-        """Return the tables whose rows are there: given, stored, embedded or computed."""
+        """Return the available tables: given, stored, in the catalogue, or computed."""
         return {*self._tables, *self._pending, *self._stored, *self._facts, *CATALOGUE}
 
     def facts(self) -> set[str]:
@@ -303,9 +303,7 @@ class Session:
         except MissingTable as error:
             if self.path is None:
                 raise
-            raise MissingTable(
-                f"{self.path} holds neither {', '.join(wanted)} nor all it is made from: {error}"
-            ) from None
+            raise MissingTable(f"{self.path} has no table {', '.join(wanted)} and cannot compute it: {error}") from None
         for name in sorted({name for node in nodes for name in node.inputs} & self._references_unchecked):
             self._check_references(name, self._fetch(name))
             self._references_unchecked.discard(name)
@@ -347,7 +345,7 @@ class Session:
         if not isinstance(made, Mapping):
             made = {node.names[0]: made}
         if not set(wanted) <= set(made) <= set(node.names):
-            raise RunFailed(f"{node.label} made {', '.join(sorted(made))} where it states {', '.join(node.names)}.")
+            raise RunFailed(f"{node.label} returned {', '.join(sorted(made))}, expected {', '.join(node.names)}.")
         return made
 
     def _read(self, name: str, columns: Sequence[str], among: Mapping[str, Collection[str]]) -> pa.Table:
@@ -408,7 +406,7 @@ class Session:
     # --- keeping ------------------------------------------------------------------------------------------------------
 
     def fork(self) -> Self:
-        """Return a session with the same tables, where giving and computing leaves this one untouched.
+        """Return a copy of the session; changes to the copy do not affect this session.
 
         >>> from kernelsight import connect
         >>> with connect() as session:
@@ -429,9 +427,9 @@ class Session:
         return other
 
     def save(self, path: str | Path, tables: Collection[str] | None = None) -> None:
-        """Write tables (computed where they are not there yet), or all that are there, to a DuckDB file.
+        """Write tables (computed if necessary), or all available ones, to a DuckDB file.
 
-        The file takes its place only when it is whole; DuckDB 1.5 and later open it.
+        The file is replaced atomically; DuckDB 1.5 and later can open it.
 
         >>> import tempfile
         >>> from kernelsight import connect

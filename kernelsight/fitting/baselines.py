@@ -65,7 +65,7 @@ def peaks_of(gpu: str, systems: Path | None) -> Peaks:
     gpus = facts("gpus")
     rows = {row["gpu"]: row for row in gpus.to_pylist()}
     if gpu not in rows:
-        raise unknown("GPU", gpu, rows, "The table gpus holds no rates of it.")
+        raise unknown("GPU", gpu, rows, "The table gpus has no rates of it.")
     row = rows[gpu]
     stated = {math: row[f"{math}_flops_per_s"] for math in (*SYSTEM_FIELDS, "fp32")}
     memory, link = row["memory_bandwidth_bytes_per_s"], row["link_bytes_per_s"]

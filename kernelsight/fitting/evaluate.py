@@ -58,13 +58,13 @@ def check_sweeps(sweeps: Sequence[Path]) -> None:
     for path in sweeps:
         if not path.is_file():
             raise InvalidInput(
-                f"there is no file {path}; `kernelsight calibrate import aiconfigurator -o FILE` writes one."
+                f"file {path} does not exist; `kernelsight calibrate import aiconfigurator -o FILE` writes one."
             )
         try:
             found = pq.read_schema(path).names
         except pa.ArrowException:
             raise InvalidInput(
-                f"{path} is no Parquet file; give a sweep as `kernelsight calibrate import` writes it."
+                f"{path} is not a Parquet file; give a sweep written by `kernelsight calibrate import`."
             ) from None
         if missing := [name for name in needed if name not in found]:
             raise breaks_contract("sweep_points", [f"missing column {name}" for name in missing], str(path))
@@ -74,13 +74,11 @@ def check_gpus(split: Split, measured: set[str], final: bool) -> None:
     """Refuse GPUs that no sweep holds, that train and test at once, or that are sealed until the final check."""
     for gpu in (*split.train_gpus, *split.test_gpus):
         if gpu in SEALED and not final:
-            raise InvalidInput(
-                f"{gpu} is held back for one final check: no choice may look at it; add --final to score it."
-            )
+            raise InvalidInput(f"{gpu} is held out for the final evaluation; add --final to score it.")
         if gpu not in measured:
-            raise unknown("GPU", gpu, measured, "The sweep holds no row of it.")
+            raise unknown("GPU", gpu, measured, "The sweep has no rows of it.")
     if both := sorted(set(split.train_gpus) & set(split.test_gpus)):
-        raise InvalidInput(f"{both[0]} is a training and a test GPU; a budget of its sites is given with --budget.")
+        raise InvalidInput(f"{both[0]} is both a training and a test GPU; train on a share of its sites with --budget.")
 
 
 def measured_families(sweeps: Sequence[Path], gpus: Sequence[str]) -> dict[str, int]:

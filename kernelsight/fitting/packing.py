@@ -51,7 +51,7 @@ def fit_pack(
             continue
         told(f"{family}: {table.num_rows:,} rows")
         if table.num_rows < FEW_ROWS and len(set(table["gpu"].to_pylist())) == 1:
-            told(f"{family}: few rows of one GPU: far from them it guesses, unless --sweep names another sweep too")
+            told(f"{family}: few rows of one GPU, so distant shapes are extrapolated; add another --sweep")
         rows += family_rows(family, table, implementations, gpus, fabrics, told)
         rows += choice_rows(sweeps, family, train_gpus, implementations)
     return pack_table(rows)
@@ -85,7 +85,7 @@ def family_rows(
         curves = fit_intervals(own.fit.unseen_error, own.latency_us, own.kernels)
         told(
             f"{family}: {target} at held-out sites {_median_error(own.fit.unseen_error)}, "
-            f"by its head alone {_median_error(own.log_ratio)} (median)"
+            f"without correction {_median_error(own.log_ratio)} (median)"
         )
         rows += rows_of(family, target, own)
         rows += correction_arrays(interval_rows(family, curves, "errors at held-out sites", gpu=target))

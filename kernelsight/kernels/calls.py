@@ -50,7 +50,7 @@ def call_latencies(
         parts.append(latencies(family, table, settings, gpus, fabrics, coefficients, implementations))
         positions.append(rows)
     if not parts:
-        raise InvalidInput("the file holds no kernel calls; give at least one row.")
+        raise InvalidInput("the file has no kernel calls; give at least one row.")
     order = np.argsort(np.concatenate(positions), kind="stable")
     return pa.concat_tables(parts).take(pa.array(order)).combine_chunks()
 
@@ -96,7 +96,7 @@ def _sizes(family: str, shape: pa.StructArray, names: list[str]) -> dict[str, np
             values = values.fill_null(0)
         if values.null_count:
             raise InvalidInput(
-                f"{values.null_count} {family} calls lack the shape field {name}; `kernelsight tables "
+                f"{values.null_count} {family} calls have no shape field {name}; `kernelsight tables "
                 "kernel_calls` lists them."
             )
         smallest, largest = pc.min(values).as_py(), pc.max(values).as_py()

@@ -129,7 +129,7 @@ def _constants_of(
     for row, (kind, (implementation, seen)) in enumerate(zip(kinds, chosen, strict=True)):
         if kind["tier"] == "target-measured" and kind["fit"] not in anywhere:
             raise InvalidInput(
-                f"the target-measured tier was asked for, but no sweep of {kind['fit']} is fitted; fit one by "
+                f"tier target-measured needs a fitted sweep of {kind['fit']}, and there is none; fit one with "
                 "`kernelsight calibrate fit`, or use --tier auto, cross-generation or roofline."
             )
         kind["answers"] = _answering_tier(kind["tier"], kind["fit"], measured, bool(stands_for.get(kind["gpu"])))

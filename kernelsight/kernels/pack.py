@@ -112,7 +112,7 @@ def default_pack() -> pa.Table:
 def read_pack(path: Path) -> pa.Table:
     """Read a pack; InvalidInput where there is none, ContractBroken where its columns are others."""
     if not path.is_file():
-        raise InvalidInput(f"there is no pack {path}; `kernelsight calibrate fit -o {path}` makes one.")
+        raise InvalidInput(f"pack {path} does not exist; `kernelsight calibrate fit -o {path}` writes one.")
     try:
         table = pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:

@@ -31,7 +31,7 @@ def read_grid(session: Session, grid: str) -> list[dict[str, Any]]:
     is_query = bool(words) and words[0].lower() in QUERY_WORDS
     rows = session.query(grid).to_pylist() if is_query else _read_file(Path(grid))
     if not rows:
-        raise InvalidInput(f"the grid {grid:.80} has no row; give at least one scenario.")
+        raise InvalidInput(f"the grid {grid:.80} has no rows; give at least one scenario.")
     return rows
 
 
@@ -42,7 +42,7 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
             f"{', '.join(QUERY_WORDS)}."
         )
     if not path.is_file():
-        raise InvalidInput(f"there is no grid file {path}; give a JSON file of axes, a table of scenarios, or a query.")
+        raise InvalidInput(f"grid {path} does not exist; give a JSON file of axes, a table of scenarios, or a query.")
     if path.suffix == ".json":
         return _read_json(path)
     import pyarrow as pa
@@ -57,7 +57,7 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
     except pa.ArrowException as error:
         raise InvalidInput(f"the grid {path} cannot be read: {str(error).splitlines()[0]}.") from None
     if len(set(table.column_names)) < table.num_columns:
-        raise InvalidInput(f"the grid {path} has a column twice: {', '.join(table.column_names)}; keep one of each.")
+        raise InvalidInput(f"the grid {path} has duplicate columns: {', '.join(table.column_names)}; keep one of each.")
     return table.to_pylist()
 
 
@@ -69,7 +69,7 @@ def _read_json(path: Path) -> list[dict[str, Any]]:
     if isinstance(stated, list) and all(isinstance(row, dict) for row in stated):
         return stated
     if not isinstance(stated, dict):
-        raise InvalidInput(f"the grid {path} holds no axes; give an object with a scalar or a list for each flag.")
+        raise InvalidInput(f"the grid {path} has no axes; give an object with a scalar or a list for each flag.")
     return expand(stated)
 
 
@@ -77,7 +77,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"{twice!r} is stated twice; keep one")
+        raise ValueError(f"{twice!r} occurs twice; keep one")
     return dict(pairs)
 
 
@@ -90,9 +90,9 @@ def expand(axes: Mapping[str, Any]) -> list[dict[str, Any]]:
     lists = {name: values if isinstance(values, list) else [values] for name, values in axes.items()}
     for name, values in lists.items():
         if not values:
-            raise InvalidInput(f"the axis {name} is empty; give it a value, or leave it out.")
+            raise InvalidInput(f"the axis {name} is empty; give it a value, or remove it.")
         if any(isinstance(value, dict | list) for value in values):
-            raise InvalidInput(f"the axis {name} holds a list or an object; give scalars.")
+            raise InvalidInput(f"the axis {name} contains a list or an object; use scalars.")
     size = math.prod(len(values) for values in lists.values())
     if size > LARGEST_GRID:
         raise InvalidInput(f"the axes make {size:,} scenarios; give at most {LARGEST_GRID:,}, for instance by a query.")

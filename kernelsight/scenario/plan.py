@@ -69,9 +69,9 @@ def deployment_row(flags: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name in ("model", "gpu"):
         if name not in flags:
-            raise InvalidInput(f"no {name} is named; give --{name}.")
+            raise InvalidInput(f"no {name} is given; set --{name}.")
     if flags.get("scheduling") == "static" and flags.get("prefill_policy") == "mixed":
-        raise InvalidInput("a static batch is prefilled before it decodes; leave out scheduling or prefill_policy.")
+        raise InvalidInput("prefill_policy mixed cannot be used with static scheduling; remove one of them.")
     row = DEPLOYMENT_DEFAULTS | {column: flags[flag] for flag, column in DEPLOYMENT_FLAGS.items() if flag in flags}
     draft = draft_row(flags)
     if draft is not None:
@@ -80,7 +80,7 @@ def deployment_row(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def draft_row(flags: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the ``deployments`` row of the model that proposes tokens, on the same GPUs; None where none does."""
+    """Return the ``deployments`` row of the draft model, on the same GPUs; None without one."""
     if "speculative_model" not in flags:
         return None
     left_out = {*(flag.name for flag in SPECULATION), *NOT_INHERITED_BY_DRAFT}
@@ -98,7 +98,7 @@ def deployment_rows(flags: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def prefill_flags(flags: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the flags of the engines that compute the prompts; None where the same engines decode.
+    """Return the flags of the prefill replicas; None without disaggregation.
 
     Experts that are spread over all GPUs of the engines that decode are spread over all of these. InvalidInput: a flag
     of disaggregated serving without ``prefill_replicas``, or static batches.
@@ -106,13 +106,10 @@ def prefill_flags(flags: Mapping[str, Any]) -> dict[str, Any] | None:
     stated = [name for name in (*PREFILL_FLAGS, *POOL_FLAGS) if name in flags]
     if "prefill_replicas" not in flags:
         if stated:
-            raise InvalidInput(
-                f"{stated[0]} is about disaggregated serving, and no engines compute prompts for others; "
-                "give prefill_replicas too."
-            )
+            raise InvalidInput(f"{stated[0]} needs P/D disaggregation, but prefill_replicas is unset; set it.")
         return None
     if flags.get("scheduling") == "static":
-        raise InvalidInput("static batches prefill and decode in one engine; leave out scheduling or prefill_replicas.")
+        raise InvalidInput("static scheduling cannot be used with prefill_replicas; remove one of them.")
     own = dict(flags) | {flag: flags[name] for name, flag in PREFILL_FLAGS.items() if name in flags}
     sizes = [one.get("tensor_parallel_size", 1) * one.get("data_parallel_size", 1) for one in (flags, own)]
     if own.get("expert_parallel_size", 1) == sizes[0] > 1 and "prefill_expert_parallel_size" not in flags:
@@ -121,7 +118,7 @@ def prefill_flags(flags: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def prefill_row(flags: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the ``deployments`` row of the engines that compute the prompts; see ``prefill_flags``."""
+    """Return the ``deployments`` row of the prefill replicas; see ``prefill_flags``."""
     own = prefill_flags(flags)
     return None if own is None else deployment_row(own)
 
@@ -144,13 +141,13 @@ def scenario_row(flags: Mapping[str, Any], deployment: Mapping[str, Any]) -> dic
 
 
 def deployments_of(scenario: Mapping[str, Any]) -> list[str]:
-    """Return the deployments that serve a scenario: the one that decodes, then the one that computes its prompts."""
+    """Return the deployments that serve a scenario: decode, then prefill."""
     prefill = scenario.get("prefill_deployment_id")
     return [scenario["deployment_id"], *([prefill] if prefill else [])]
 
 
 def and_drafts(keys: Iterable[str], deployments: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return deployments and those of the models that propose tokens for them."""
+    """Return deployments and their draft deployments."""
     keys = list(keys)
     drafts = [draft for key in keys if key in deployments and (draft := deployments[key].get("draft_deployment_id"))]
     return list(dict.fromkeys(keys + drafts))
@@ -180,7 +177,7 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
         spelled = str(flags[name]).lower().replace("-", "_")
         flags[name] = flags[name] if flags[name] in gpus else spelled
         if flags[name] not in gpus:
-            raise unknown("GPU", flags[name], gpus, "Any other is a row: --gpus FILE.")
+            raise unknown("GPU", flags[name], gpus, "Define other GPUs with --gpus FILE.")
     if "kv_transfer_fabric" in flags:
         known = set(session.table("fabrics")["fabric"].to_pylist())
         if flags["kv_transfer_fabric"] not in known:

@@ -115,7 +115,7 @@ def _row_flags(
             raise InvalidInput(f"{alias} and {name} are the same flag; keep one.")
     for name in goodput:
         if name in stated:
-            raise InvalidInput(f"{name} is stated by the row and by --goodput; keep one.")
+            raise InvalidInput(f"{name} is set by the row and by --goodput; keep one.")
     flags = normalise({**stated, **goodput})
     named = tuple(flags.get(name) for name in NAMES)
     if named not in known_names:

@@ -1,4 +1,4 @@
-"""Admission: who of the queue joins the batch, with how many tokens of its prompt, and when prompts are held back."""
+"""Admission control: moves waiting requests into the running batch, sizes their first chunk, delays prefills."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import numpy as np
 from kernelsight.serving.batch import join, make_ready, push_fresh, push_partial, start_decoding, units_held
 from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.policy import (
-    admission_room,
+    admission_closed,
+    admission_headroom,
     candidate,
     is_at_cap,
     is_refused,
-    is_shut,
-    note_no_room,
+    note_admission_failed,
     partial_tokens,
     seen_until,
     stays_refused,
@@ -24,12 +24,12 @@ from kernelsight.serving.prefix import cache_chunk, cached_prefix, keep_prefix, 
 from kernelsight.serving.queue import take
 from kernelsight.serving.records import MAX_UTILIZATION, NO_LIMIT, NOBODY
 
-UNKNOWN = NO_LIMIT  # room that was not looked at yet
+UNKNOWN = NO_LIMIT  # headroom that is not computed yet
 
 
 @compiled
 def first_chunk(needed: int, budget: int, limits: np.void) -> int:
-    """Tokens of a prompt that this step may take."""
+    """Prompt tokens that this step may compute for a request."""
     if limits.long_prefill_token_threshold > 0:
         needed = min(needed, limits.long_prefill_token_threshold)
     return min(needed, budget)
@@ -37,9 +37,9 @@ def first_chunk(needed: int, budget: int, limits: np.void) -> int:
 
 @inlined
 def admission(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, budget: int) -> tuple:
-    """(cached tokens, first chunk, tokens without a cut, units to take, cached units that nobody keeps yet).
+    """(cached tokens, first chunk, chunk if the budget were unlimited, units to allocate, unreferenced cached units).
 
-    A prompt whose KV was transferred is cached but for its first generated token, and takes all its units.
+    A prompt whose KV was transferred is cached except for its first generated token, and allocates all its units.
     """
     if request.received > 0:
         return request.received, min(1, budget), 1, units_held(request.known, limits), 0
@@ -62,16 +62,16 @@ def admit(
     prompt_tokens: int,
     decode_tokens: int,
 ) -> tuple:
-    """Admit from the queue in order while budget, cap and blocks allow; returns (prompts', decodes' tokens, blocked).
+    """Admit waiting requests in order while budget, cap and KV blocks allow.
 
-    ``prompt_tokens``, ``decode_tokens``: what the step has already; those admitted are returned. A request whose KV was
-    transferred decodes at once. ``blocked``: the head of the queue is there but
-    cannot be admitted before a running request ends.
+    ``prompt_tokens``, ``decode_tokens``: already scheduled in this step. Returns (prompt tokens, decode tokens) of the
+    admitted requests and ``blocked``: the head of the queue cannot be admitted before a running request finishes. A
+    request whose KV was transferred decodes in this step.
     """
     budget = limits.max_num_batched_tokens - prompt_tokens - decode_tokens
     empty = prompt_tokens + decode_tokens == 0
     admitted = joined = unfinished = 0
-    room = UNKNOWN
+    headroom = UNKNOWN
     while budget > 0:
         if is_at_cap(engine, limits):
             engine.forming = False
@@ -79,24 +79,24 @@ def admit(
         r = candidate(engine, requests, limits, horizon)
         if r < 0:
             engine.forming = False
-            return admitted, joined, is_shut(engine, limits)
+            return admitted, joined, admission_closed(engine, limits)
         request = requests[r]
         cached, chunk, whole, units, unkept = admission(request, hashes, entries, limits, budget)
         engine.found = cached
-        # whole prompts only: one that does not fit waits, unless it would have the step for itself
+        # without chunked prefill a prompt that exceeds the budget waits, unless the step would be empty otherwise
         if not limits.chunked and chunk < whole and not (empty and admitted + joined == 0):
             return admitted, joined, stays_refused(engine, limits)
         if not limits.plain:
-            if room == UNKNOWN:
-                room = admission_room(engine, requests, limits, decode_tokens > 0)
+            if headroom == UNKNOWN:
+                headroom = admission_headroom(engine, requests, limits, decode_tokens > 0)
                 unfinished = unfinished_prompts(engine, requests) if limits.max_num_partial_prefills > 0 else 0
-            refused, room, unfinished = policies_refuse(
-                engine, limits, request, cached, chunk, units, unkept, room, unfinished
+            refused, headroom, unfinished = policies_refuse(
+                engine, limits, request, cached, chunk, units, unkept, headroom, unfinished
             )
             if refused:
                 return admitted, joined, stays_refused(engine, limits)
         if units + unkept > engine.free_units:
-            note_no_room(engine, limits)
+            note_admission_failed(engine, limits)
             return admitted, joined, stays_refused(engine, limits)
         take(engine, requests, r)
         keep_prefix(engine, hashes, entries, limits, request, cached)
@@ -126,30 +126,30 @@ def policies_refuse(
     chunk: int,
     units: int,
     unkept: int,
-    room: int,
+    headroom: int,
     unfinished: int,
 ) -> tuple:
-    """(whether a policy refuses the head of the queue, room and unfinished prompts after it where none does)."""
+    """(refused by a policy, headroom and unfinished prompts after the admission)."""
     if cached + chunk < request.known:
         if 0 < limits.max_num_partial_prefills <= unfinished:
-            return True, room, unfinished
+            return True, headroom, unfinished
         unfinished += 1
     needed = units_to_reserve(limits, request, cached, units) + unkept
-    if is_refused(engine, limits, needed, room):
-        note_no_room(engine, limits)
-        return True, room, unfinished
-    # with nothing reserved, what is free changes by more than what is needed where prefixes are cached
-    return False, UNKNOWN if limits.capacity_policy == MAX_UTILIZATION else room - needed, unfinished
+    if is_refused(engine, limits, needed, headroom):
+        note_admission_failed(engine, limits)
+        return True, headroom, unfinished
+    # without reservations headroom is recomputed: a prefix-cache hit frees or takes more than ``needed``
+    return False, UNKNOWN if limits.capacity_policy == MAX_UTILIZATION else headroom - needed, unfinished
 
 
 @inlined
 def decode_received(
     engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, r: int, chunk: int
 ) -> None:
-    """Let a request decode from this step on, whose KV was transferred."""
+    """Start decoding a request whose KV was transferred, in this step."""
     request = requests[r]
     request.received = 0
-    if limits.one_by_one:
+    if limits.per_request_progress:
         make_ready(engine, request)
         request.chunk = chunk
     else:
@@ -159,7 +159,7 @@ def decode_received(
 
 @inlined
 def note_admission(engine: np.void, request: np.void, cached: int) -> None:
-    """Note when a request was first admitted and what was cached of it, or how long it waited again."""
+    """Record the first admission and its prefix-cache hit; after a preemption, the time spent waiting again."""
     if request.scheduled_us < 0.0:
         request.scheduled_us = engine.now
         request.cached_tokens = cached
@@ -172,9 +172,9 @@ def note_admission(engine: np.void, request: np.void, cached: int) -> None:
 
 @compiled
 def shrinks_uncached(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> bool:
-    """Whether the refused head of the queue may fit before a running request ends, as blocks found for it are lost.
+    """Whether the refused head of the queue may fit before a request finishes, as its cached blocks are evicted.
 
-    A prompt that no step takes whole is cut where the budget ends, and that is earlier without its cached tokens.
+    A prompt longer than the budget is cut where the budget ends, which is earlier without its cached tokens.
     """
     if limits.hash_tokens == 0 or engine.found == 0:
         return False
@@ -183,10 +183,10 @@ def shrinks_uncached(engine: np.void, requests: np.ndarray, limits: np.void, hor
 
 
 @compiled
-def wants_prompts(
+def prefill_next(
     engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, horizon: float
 ) -> bool:
-    """Prefill-first engines take prompts when one is under way, or when the head of the queue can be admitted."""
+    """Whether a prefill-first engine computes prompts next: one is partly computed, or the head of the queue fits."""
     if engine.partial >= 0:
         return True
     r = candidate(engine, requests, limits, horizon)
@@ -195,7 +195,7 @@ def wants_prompts(
         return False
     if fits(engine, requests, limits, hashes, entries, r, 0):
         return True
-    note_no_room(engine, limits)
+    note_admission_failed(engine, limits)
     return False
 
 
@@ -209,24 +209,24 @@ def fits(
     r: int,
     decode_tokens: int,
 ) -> bool:
-    """Whether a request of the queue could be admitted beside ``decode_tokens``, before the step takes its units."""
+    """Whether a waiting request could be admitted next to ``decode_tokens``, before the step allocates its units."""
     budget = limits.max_num_batched_tokens - decode_tokens
     cached, chunk, whole, units, unkept = admission(requests[r], hashes, entries, limits, budget)
     engine.found = cached
     if chunk == 0 or (not limits.chunked and chunk < whole and decode_tokens > 0):
         return False
     needed = units_to_reserve(limits, requests[r], cached, units) + unkept
-    room = admission_room(engine, requests, limits, False)
-    return units + unkept <= engine.free_units and not is_refused(engine, limits, needed, room)
+    headroom = admission_headroom(engine, requests, limits, False)
+    return units + unkept <= engine.free_units and not is_refused(engine, limits, needed, headroom)
 
 
 @compiled
-def holds_prompts(
+def delay_prefills(
     engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, horizon: float
 ) -> bool:
-    """Whether prompts wait in this step, beside requests that decode, for more of them; counts the steps they waited.
+    """Whether this step decodes only, so that prompts batch up; counts the steps that they have been delayed.
 
-    They go when the step would have ``batch_wait_tokens`` tokens, or after ``batch_wait_timeout_iters`` steps.
+    Prompts run when the step would have ``batch_wait_tokens`` tokens, or after ``batch_wait_timeout_iters`` steps.
     """
     if limits.batch_wait_timeout_iters == 0 or engine.decoding == 0:
         return False

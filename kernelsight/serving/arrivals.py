@@ -1,4 +1,4 @@
-"""When an open loop sends: gaps of the gamma distribution at a constant rate, or along a ramp between two rates."""
+"""Arrivals of an open loop: gamma-distributed gaps at a constant rate, or along a ramp between two rates."""
 
 from __future__ import annotations
 

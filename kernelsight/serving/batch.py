@@ -1,7 +1,7 @@
-"""The running batch: who is in it, in which order, when they leave, and what KV units they hold.
+"""The running batch: its requests in order of admission, when each one finishes, and the KV units they hold.
 
-Decoding requests all gain one token a decode step, so what they have is kept as ``base`` against one decode clock:
-sums, departures and block needs are then known for many steps ahead without looking at each request.
+All decoding requests gain one token per decode step, so each one's context is stored as ``context_offset`` relative to
+one decode clock: sums, finishes and block demand are then known many steps ahead without looking at each request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LEAVING, FILLING = 0, 1
 
 @inlined
 def units_held(tokens: int, limits: np.void) -> int:
-    """KV units that a request with this many cached tokens holds; none before its first token."""
+    """KV units of a request with this many tokens in the KV cache; none before its first token."""
     if tokens == 0:
         return 0
     blocks = (tokens + limits.block_size - 1) // limits.block_size
@@ -25,13 +25,13 @@ def units_held(tokens: int, limits: np.void) -> int:
 
 @inlined
 def tokens_of(engine: np.void, request: np.void) -> int:
-    """Tokens of a running request that are in the cache."""
-    return request.base + engine.clock if request.decoding else request.computed
+    """Tokens of a running request in the KV cache."""
+    return request.context_offset + engine.clock if request.decoding else request.computed
 
 
 @inlined
 def tokens_held(engine: np.void, request: np.void) -> int:
-    """Tokens that a running request has KV units for: those in the cache, and those of drafts that were rejected."""
+    """Tokens that a running request has KV units for: those in the cache, and those of rejected drafts."""
     return max(tokens_of(engine, request), request.reserved)
 
 
@@ -40,13 +40,13 @@ def tokens_held(engine: np.void, request: np.void) -> int:
 
 @inlined
 def entrant(requests: np.ndarray, r: int) -> int:
-    """A request's name in a heap: by these names requests are in order of admission."""
+    """The key of a request in a heap; keys are in order of admission."""
     return (requests[r].ticket << TICKET_BITS) | r
 
 
 @inlined
 def comes_before(clock: int, name: int, other_clock: int, other: int) -> bool:
-    """Order of a heap: by clock, and at one clock by order of admission."""
+    """Heap order: by clock, then by order of admission."""
     return clock < other_clock or (clock == other_clock and name < other)
 
 
@@ -85,14 +85,14 @@ def sift_down(heaps: np.ndarray, heap: int, size: int) -> None:
 
 @inlined
 def is_due(requests: np.ndarray, heap: int, clock: int, name: int) -> bool:
-    """True for an entry that still stands; entries of requests that left otherwise stay behind until they are met."""
+    """True for a valid entry; entries of requests that were preempted stay in the heap until they reach its top."""
     request = requests[name & NUMBER]
     return (request.leaves_at if heap == LEAVING else request.fills_at) == clock
 
 
 @inlined
 def heap_add(requests: np.ndarray, heaps: np.ndarray, heap: int, size: int, clock: int, r: int) -> int:
-    """Add an entry and return the new size; a full heap first drops the entries that no longer stand."""
+    """Add an entry and return the new size; a full heap first drops its stale entries."""
     if size == heaps.shape[1]:
         kept = 0
         for i in range(size):
@@ -107,7 +107,7 @@ def heap_add(requests: np.ndarray, heaps: np.ndarray, heap: int, size: int, cloc
 
 @inlined
 def next_departure(engine: np.void, requests: np.ndarray, heaps: np.ndarray) -> int:
-    """Decode clock at which the next request leaves, -1 for none."""
+    """Decode clock at which the next request finishes, -1 for none."""
     while engine.leaving > 0:
         if is_due(requests, LEAVING, heaps[LEAVING, 0, 0], heaps[LEAVING, 0, 1]):
             return heaps[LEAVING, 0, 0]
@@ -118,7 +118,7 @@ def next_departure(engine: np.void, requests: np.ndarray, heaps: np.ndarray) -> 
 
 @inlined
 def next_filling(engine: np.void, requests: np.ndarray, heaps: np.ndarray) -> int:
-    """Decode clock at which the next window fills, -1 for none."""
+    """Decode clock at which the next request fills its attention window, -1 for none."""
     while engine.filling > 0:
         if is_due(requests, FILLING, heaps[FILLING, 0, 0], heaps[FILLING, 0, 1]):
             return heaps[FILLING, 0, 0]
@@ -132,7 +132,7 @@ def next_filling(engine: np.void, requests: np.ndarray, heaps: np.ndarray) -> in
 
 @inlined
 def join(engine: np.void, requests: np.ndarray, r: int) -> None:
-    """Put a request at the end of the batch."""
+    """Append a request to the running batch."""
     request = requests[r]
     request.ticket = engine.admitted
     engine.admitted += 1
@@ -147,7 +147,7 @@ def join(engine: np.void, requests: np.ndarray, r: int) -> None:
 
 @inlined
 def push_partial(engine: np.void, requests: np.ndarray, r: int) -> None:
-    """Put a request at the end of the partial ones."""
+    """Append a request to the list of partly computed prompts."""
     requests[r].next_partial = NOBODY
     if engine.partial >= 0:
         requests[engine.last_partial].next_partial = r
@@ -159,7 +159,7 @@ def push_partial(engine: np.void, requests: np.ndarray, r: int) -> None:
 
 @compiled
 def forget_partial(engine: np.void, requests: np.ndarray, r: int) -> None:
-    """Take a request out of the partial ones, whose order stays."""
+    """Remove a request from the list of partly computed prompts."""
     previous, i = NOBODY, engine.partial
     while i != r:
         previous, i = i, requests[i].next_partial
@@ -175,7 +175,7 @@ def forget_partial(engine: np.void, requests: np.ndarray, r: int) -> None:
 
 @inlined
 def unlink(engine: np.void, requests: np.ndarray, r: int) -> None:
-    """Take a request out of the order of admission."""
+    """Remove a request from the running batch."""
     request = requests[r]
     if request.before >= 0:
         requests[request.before].after = request.after
@@ -190,34 +190,34 @@ def unlink(engine: np.void, requests: np.ndarray, r: int) -> None:
 
 @inlined
 def start_decoding(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, r: int) -> None:
-    """Count a request among the decoding ones, from the present decode clock on; its computed tokens are up to date."""
+    """Add a request, whose ``computed`` is up to date, to the decoding ones at the current decode clock."""
     request = requests[r]
     request.decoding = True
-    request.base = request.computed - engine.clock
-    request.leaves_at = request.target - 1 - request.base
+    request.context_offset = request.computed - engine.clock
+    request.leaves_at = request.target - 1 - request.context_offset
     engine.decoding += 1
-    engine.base_sum += request.base
-    engine.crossings[(-request.base) % limits.block_size] += 1
+    engine.context_offset_sum += request.context_offset
+    engine.block_boundaries[(-request.context_offset) % limits.block_size] += 1
     engine.leaving = heap_add(requests, heaps, LEAVING, engine.leaving, request.leaves_at, r)
     request.fills_at = NOBODY
     if limits.window_tokens > 0:
         engine.inside += min(request.computed, limits.window_tokens)
         if request.computed < limits.window_tokens:
             engine.below += 1
-            request.fills_at = limits.window_tokens - request.base
+            request.fills_at = limits.window_tokens - request.context_offset
             engine.filling = heap_add(requests, heaps, FILLING, engine.filling, request.fills_at, r)
 
 
 @inlined
 def stop_decoding(engine: np.void, requests: np.ndarray, limits: np.void, r: int) -> None:
-    """Take a request out of the counts of the decoding ones; its computed tokens are up to date afterwards."""
+    """Remove a request from the decoding ones and bring its ``computed`` up to date."""
     request = requests[r]
-    request.computed = request.base + engine.clock
+    request.computed = request.context_offset + engine.clock
     request.known = request.computed + 1
     request.decoding = False
     engine.decoding -= 1
-    engine.base_sum -= request.base
-    engine.crossings[(-request.base) % limits.block_size] -= 1
+    engine.context_offset_sum -= request.context_offset
+    engine.block_boundaries[(-request.context_offset) % limits.block_size] -= 1
     if limits.window_tokens > 0:
         engine.inside -= min(request.computed, limits.window_tokens)
         if request.computed < limits.window_tokens:
@@ -228,7 +228,7 @@ def stop_decoding(engine: np.void, requests: np.ndarray, limits: np.void, r: int
 
 @compiled
 def push_fresh(engine: np.void, requests: np.ndarray, r: int) -> None:
-    """Note a decoding request whose last token was not given in the last decode step."""
+    """Add a decoding request whose last token is not from the last decode step to the fresh list."""
     requests[r].fresh = True
     requests[r].next_fresh = engine.fresh
     engine.fresh = r
@@ -236,7 +236,7 @@ def push_fresh(engine: np.void, requests: np.ndarray, r: int) -> None:
 
 @compiled
 def forget_fresh(engine: np.void, requests: np.ndarray, r: int) -> None:
-    """Take a request out of the fresh ones."""
+    """Remove a request from the fresh list."""
     requests[r].fresh = False
     if engine.fresh == r:
         engine.fresh = requests[r].next_fresh
@@ -247,21 +247,21 @@ def forget_fresh(engine: np.void, requests: np.ndarray, r: int) -> None:
     requests[i].next_fresh = requests[r].next_fresh
 
 
-# ---------------------------------------------------------------- decoding one by one (pipeline stages, drafts)
+# ---------------------------------------------------------------- per-request progress (pipeline stages, drafts)
 
 
 @inlined
 def make_ready(engine: np.void, request: np.void) -> None:
-    """Let a request decode from the next batch on: its last token has come back."""
-    request.away = False
+    """Make a request eligible for the next decode batch: its last token has returned."""
+    request.all_in_flight = False
     request.decoding = True
-    request.base = request.computed - engine.clock
+    request.context_offset = request.computed - engine.clock
     engine.decoding += 1
 
 
 @inlined
-def set_out(engine: np.void, request: np.void) -> None:
-    """Take a request out of those that can decode: it is in a batch, or leaves."""
+def make_unready(engine: np.void, request: np.void) -> None:
+    """Make a request ineligible for decode batches: it is in one, or leaves the batch."""
     request.decoding = False
     engine.decoding -= 1
 
@@ -271,19 +271,19 @@ def set_out(engine: np.void, request: np.void) -> None:
 
 @inlined
 def units_ahead(engine: np.void, requests: np.ndarray, limits: np.void, steps: int) -> int:
-    """Units that the decoding requests need for their next ``steps`` tokens each, from the present clock."""
+    """Units that the decoding requests need for their next ``steps`` tokens each."""
     if limits.window_units > 0:
         return units_ahead_by_request(engine, requests, limits, steps)
     blocks = steps // limits.block_size * engine.decoding
     first = engine.clock % limits.block_size
     for i in range(first, first + steps % limits.block_size):
-        blocks += engine.crossings[i if i < limits.block_size else i - limits.block_size]
+        blocks += engine.block_boundaries[i if i < limits.block_size else i - limits.block_size]
     return blocks * limits.full_units
 
 
 @compiled
 def units_ahead_by_request(engine: np.void, requests: np.ndarray, limits: np.void, steps: int) -> int:
-    """The same request by request: blocks of window layers stop growing, each at its own time."""
+    """``units_ahead`` by a pass over the requests: blocks of window layers stop growing at different times."""
     units = 0
     r = engine.oldest
     while r >= 0:
@@ -298,7 +298,7 @@ def units_ahead_by_request(engine: np.void, requests: np.ndarray, limits: np.voi
 
 @inlined
 def affordable_steps(engine: np.void, requests: np.ndarray, limits: np.void, most: int) -> int:
-    """Most decode steps, from 1 up to ``most``, whose blocks are free; those of the first are taken already."""
+    """Largest number of decode steps, 1 to ``most``, with enough free blocks; the first step has its own."""
     if (
         limits.window_units == 0
         and (most // limits.block_size + 1) * engine.decoding * limits.full_units <= engine.free_units
@@ -317,11 +317,11 @@ def affordable_steps(engine: np.void, requests: np.ndarray, limits: np.void, mos
 
 @inlined
 def advance(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, steps: int) -> None:
-    """Move the decode clock on; between two windows that fill, the tokens inside windows grow on a line."""
+    """Advance the decode clock; the tokens inside attention windows grow linearly until the next window is full."""
     engine.clock += steps
     if limits.window_tokens == 0:
         return
-    engine.inside += (engine.below - engine.held_below) * steps
+    engine.inside += (engine.below - engine.skipped_below) * steps
     while next_filling(engine, requests, heaps) == engine.clock:
         requests[heaps[FILLING, 0, 1] & NUMBER].fills_at = NOBODY
         engine.below -= 1

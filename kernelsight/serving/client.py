@@ -1,8 +1,8 @@
-"""The benchmark client: when requests are sent, and what follows from those that ended.
+"""The benchmark client: when requests are sent, and what follows when they finish.
 
-Requests go out in order of arrival, each into a free slot of the closed loop. A session keeps its slot from its first
-turn to the end of its last one; a later turn goes out when the turn before it has ended and the think time is over.
-Measured requests begin their clock when the last warm-up has ended.
+Requests are sent in order of arrival, each in a free slot of the closed loop (``max_concurrency``). A session keeps its
+slot until its last turn finishes; a later turn is sent one think time after the previous turn finished. The clock of
+measured requests starts when the last warm-up request has finished.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernelsight.serving.records import EARLIER_TURN, FOREVER, NOBODY
 
 @inlined
 def next_send_us(client: np.void, requests: np.ndarray, turns: np.ndarray) -> float:
-    """When the next request goes out, as far as is known now; infinite while none can."""
+    """When the next request will be sent, as far as is known now; infinite while none can be."""
     turn_us = turns[0, 0] if client.turns > 0 else FOREVER
     if client.next == requests.size or client.in_flight >= client.max_concurrency:
         return turn_us
@@ -26,7 +26,7 @@ def next_send_us(client: np.void, requests: np.ndarray, turns: np.ndarray) -> fl
 
 @inlined
 def take_next(client: np.void, requests: np.ndarray, turns: np.ndarray) -> int:
-    """The request that goes out now: of those at one time, a later turn first, or one whose KV has been transferred."""
+    """The request that is sent now; at equal times later turns and finished KV transfers go first."""
     if client.turns > 0 and turns[0, 0] <= client.now:
         return pop_turn(client, turns)
     r = client.next
@@ -39,13 +39,13 @@ def take_next(client: np.void, requests: np.ndarray, turns: np.ndarray) -> int:
 
 @inlined
 def note_ended(client: np.void, engine: np.void, requests: np.ndarray, turns: np.ndarray) -> None:
-    """Take what an engine has ended: free its slots, or set the time of the sessions' next turns."""
+    """Process an engine's finished requests: free their slots, or schedule the next turns of their sessions."""
     r = engine.first_ended
     if client.prefills:
         r = in_order(requests, r)
     while r >= 0:
         following = requests[r].next_waiting
-        if requests[r].rest > 0:
+        if requests[r].tokens_after_transfer > 0:
             begin_transfer(client, engine, requests, turns, r)
         else:
             note_end(client, requests, turns, r)
@@ -55,7 +55,7 @@ def note_ended(client: np.void, engine: np.void, requests: np.ndarray, turns: np
 
 @compiled
 def in_order(requests: np.ndarray, r: int) -> int:
-    """Turn a list of ended requests around, so that the first that was admitted is the first; returns it."""
+    """Reverse a list of finished requests into order of admission; returns its first."""
     previous = NOBODY
     while r >= 0:
         following = requests[r].next_waiting
@@ -66,13 +66,13 @@ def in_order(requests: np.ndarray, r: int) -> int:
 
 @compiled
 def begin_transfer(client: np.void, engine: np.void, requests: np.ndarray, turns: np.ndarray, r: int) -> None:
-    """Send the KV of a computed prompt on: one after another over the engine's link, then the latency."""
+    """Transfer the KV of a computed prompt: in turn over the engine's link, then the latency."""
     request, link = requests[r], client.link
     sending_us = link.sequence_us + link.token_us * request.prompt
     sending_us += link.window_token_us * min(request.prompt, link.window_tokens)
     engine.link_free_us = max(engine.link_free_us, client.now) + sending_us
-    request.target += request.rest
-    request.rest = 0
+    request.target += request.tokens_after_transfer
+    request.tokens_after_transfer = 0
     request.finish_us = -1.0
     request.moving = True
     push_turn(client, turns, engine.link_free_us + link.latency_us, r)
@@ -80,7 +80,7 @@ def begin_transfer(client: np.void, engine: np.void, requests: np.ndarray, turns
 
 @inlined
 def note_end(client: np.void, requests: np.ndarray, turns: np.ndarray, r: int) -> None:
-    """One request has ended with its last token."""
+    """Record that a request has finished."""
     client.ended += 1
     turn = requests[r].next_turn
     if turn >= 0:
@@ -93,7 +93,7 @@ def note_end(client: np.void, requests: np.ndarray, turns: np.ndarray, r: int) -
 
 @compiled
 def note_rejected(client: np.void, requests: np.ndarray, r: int) -> None:
-    """A request was turned away: its session ends with it, its slot is free."""
+    """Record that a request was rejected: its session ends, its slot is free."""
     client.ended += 1
     client.in_flight -= 1
     if r < client.warmups:
@@ -108,18 +108,18 @@ def note_rejected(client: np.void, requests: np.ndarray, r: int) -> None:
 
 @compiled
 def end_warmup(client: np.void, requests: np.ndarray) -> None:
-    """Count a warm-up that has ended; with the last one the clock of the measured requests begins."""
+    """Count a finished warm-up; with the last one the clock of the measured requests starts."""
     client.warmups_left -= 1
     if client.warmups_left == 0 and client.warmups < requests.size:
         client.offset_us = client.now - requests[client.warmups].arrival_us
 
 
-# ---------------------------------------------------------------- a heap of (time, request): later turns, KV on its way
+# ---------------------------------------------------------------- a heap of (time, request): later turns, KV transfers
 
 
 @compiled
 def push_turn(client: np.void, turns: np.ndarray, moment_us: float, r: int) -> None:
-    """Add a turn that goes out, or a transfer that ends, at ``moment_us``."""
+    """Add a turn that is sent, or a transfer that ends, at ``moment_us``."""
     place = client.turns
     client.turns += 1
     while place > 0:
@@ -133,7 +133,7 @@ def push_turn(client: np.void, turns: np.ndarray, moment_us: float, r: int) -> N
 
 @compiled
 def pop_turn(client: np.void, turns: np.ndarray) -> int:
-    """Remove the entry that is due first; at one time, the first in order of arrival."""
+    """Remove and return the earliest entry; at equal times, the first in order of arrival."""
     first = int(turns[0, 1])
     client.turns -= 1
     last = client.turns

@@ -1,4 +1,4 @@
-"""Prompts that begin alike: prefixes shared between requests, and sessions whose turns repeat what was said before."""
+"""Shared prompt prefixes: common system prompts, and sessions whose turns repeat the conversation so far."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-KV_BLOCK = 16  # tokens; the default of vLLM, and the finest prefix that is told apart
-SESSION_BLOCK = 64  # tokens; a whole number of the KV blocks that engines use
+KV_BLOCK = 16  # tokens; the default of vLLM, and the granularity of prefixes
+SESSION_BLOCK = 64  # tokens; a multiple of the KV block sizes of engines
 NO_REQUEST = -1
 
 
 class Sessions(NamedTuple):
-    """Requests by session, session after session: shape [requests] each."""
+    """Requests grouped by session, shape [requests] each."""
 
     session: np.ndarray
     turn: np.ndarray  # position in its session, from 0
@@ -20,15 +20,15 @@ class Sessions(NamedTuple):
 
 
 class SharedBlocks(NamedTuple):
-    """Identities of prompt blocks: the ids of all requests one after another, how many each has, tokens of a block."""
+    """Identities of prompt blocks: concatenated ids of all requests, their number per request, tokens per block."""
 
     ids: np.ndarray
     counts: np.ndarray
-    block_tokens: int  # 0: nothing is shared, and there are no ids
+    block_tokens: int  # 0: nothing is shared, no ids
 
 
 def sessions_of(new_tokens: np.ndarray, output_tokens: np.ndarray, turns: int, prefix_len: int) -> Sessions:
-    """Group requests into sessions of ``turns``; a prompt holds the prefix and the whole conversation before it.
+    """Group requests into sessions of ``turns``; a prompt contains the prefix and the conversation so far.
 
     prompt(i + 1) = prompt(i) + output(i) + new tokens(i + 1); the last session may be shorter.
 
@@ -44,7 +44,7 @@ def sessions_of(new_tokens: np.ndarray, output_tokens: np.ndarray, turns: int, p
 def in_order_of_arrival(sessions: Sessions, arrival_s: np.ndarray, think_time_s: float) -> tuple[np.ndarray, ...]:
     """(order, arrivals, request before each in its session) of sessions that begin at ``arrival_s``, shape [sessions].
 
-    A later turn stands where it could be sent at the earliest, if serving took no time; -1: the first turn.
+    A later turn is placed at its earliest send time, as if serving took no time; -1: a first turn.
 
     >>> sessions = sessions_of(np.array([9, 9, 9, 9]), np.array([1, 1, 1, 1]), 2, 0)
     >>> [part.tolist() for part in in_order_of_arrival(sessions, np.array([0.0, 1.0]), 5.0)]
@@ -58,7 +58,7 @@ def in_order_of_arrival(sessions: Sessions, arrival_s: np.ndarray, think_time_s:
 
 
 def prefix_numbers(generator: np.random.Generator, n: int, num_prefixes: int) -> np.ndarray:
-    """Return which prefix each of n sessions begins with: equal parts, in random order.
+    """Return the prefix number of each of n sessions: equal shares, in random order.
 
     >>> sorted(prefix_numbers(np.random.default_rng(0), 5, 2).tolist())
     [0, 0, 0, 1, 1]
@@ -67,10 +67,10 @@ def prefix_numbers(generator: np.random.Generator, n: int, num_prefixes: int) ->
 
 
 def shared_blocks(sessions: Sessions, prefix_of_session: np.ndarray, prefix_len: int) -> SharedBlocks:
-    """Name the blocks of every prompt: those of a shared prefix by prefix, all others by session.
+    """Return the block ids of every prompt: those of a shared prefix by prefix, all others by session.
 
     A prompt has ceil(prompt / block) ids. Prompts with the same id have the same tokens up to the end of that block or
-    of the shorter one. The prefix is cut to whole KV blocks of 16 tokens, and is one block, so that ids stay few.
+    of the shorter one. The prefix is truncated to whole KV blocks of 16 tokens and is one block, so that ids stay few.
 
     >>> sessions = sessions_of(np.array([10, 40]), np.array([1, 1]), 1, 40)
     >>> shared_blocks(sessions, np.array([0, 0]), 40)

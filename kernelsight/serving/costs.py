@@ -1,4 +1,4 @@
-"""What a step costs and which knots it pays: GPU time from surfaces, host time, gaps between tokens."""
+"""Step time: GPU time from cost surfaces with the knots that it uses, host time, inter-token gaps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ host_times = inlined(host.host_times)
 
 @inlined
 def knot_below(costs: np.ndarray, part: np.void, y: float, hint: int) -> int:
-    """Position of the y knot below ``y``, the last but one at most; ``hint`` is where it was found before."""
+    """Index of the y knot below ``y``, at most the last but one; ``hint``: the index found before."""
     last = part.y_size - 2
     if last < 1:
         return 0
@@ -36,7 +36,7 @@ def knot_below(costs: np.ndarray, part: np.void, y: float, hint: int) -> int:
 
 @inlined
 def line_at(costs: np.ndarray, part: np.void, x: int, j: int) -> tuple:
-    """(value at the knot ``j`` of y, slope beyond it) of a surface at one x; the last line goes on."""
+    """(value at y knot ``j``, slope above it) of a surface at one x; the last segment is extrapolated."""
     corner = part.at + int(costs[part.x_at + x]) * part.y_size + j
     share = costs[part.share_at + x]
     right = part.y_size if share != 0.0 else 0
@@ -49,7 +49,7 @@ def line_at(costs: np.ndarray, part: np.void, x: int, j: int) -> tuple:
 
 @inlined
 def surface_us(costs: np.ndarray, part: np.void, x: int, y: float, j: int) -> float:
-    """Bilinear value of a surface at a whole x, with the y knot ``j`` below; 0 where there is no such part."""
+    """Bilinear value of a surface at a whole x, with the y knot ``j`` below; 0 for an absent part."""
     if part.y_size == 0:
         return 0.0
     low, slope = line_at(costs, part, x, j)
@@ -80,7 +80,7 @@ def add_use(uses: np.ndarray, costs: np.ndarray, part: np.void, x: int, y: float
 
 @inlined
 def steps_to_next_knot(costs: np.ndarray, part: np.void, j: int, y: float, slope: float) -> float:
-    """Steps, at ``slope`` of y a step, during which ``y`` stays on the line beyond knot ``j``; at least 1."""
+    """Steps, with ``y`` growing by ``slope`` per step, until ``y`` passes the next knot; at least 1."""
     if part.y_size < 2 or slope <= 0.0 or j >= part.y_size - 2:
         return FOREVER
     return max(np.ceil((costs[part.y_at + j + 1] - y) / slope), 1.0)
@@ -100,7 +100,7 @@ def decode_line(
     hidden_us: float,
     exposed_us: float,
 ) -> tuple:
-    """(steps, step time, its slope, GPU time, its slope): the line on which the next decode steps lie, at least one.
+    """(steps, step time, its slope, GPU time, its slope): the next decode steps with linear times (>= 1).
 
     ``y``, ``windowed``: mean contexts of the batch, which grow by 1 and ``slope_w`` a step; ``j``, ``w``: knots below.
     """
@@ -125,13 +125,13 @@ def decode_line(
 
 @inlined
 def gap_bin(histogram: np.ndarray, gap_us: float) -> int:
-    """The logarithmic bin of a gap between tokens."""
+    """The logarithmic histogram bin of an inter-token gap."""
     return min(max(int(np.log(max(gap_us, 1.0)) / BIN_WIDTH), 0), histogram.size - 1)
 
 
 @inlined
 def add_gap_line(histogram: np.ndarray, first_us: float, slope_us: float, steps: int, count: int) -> None:
-    """Count ``count`` gaps for each of ``steps`` steps whose lengths lie on a line, bin by bin."""
+    """Add ``count`` gaps for each of ``steps`` steps with linear times to the histogram, bin by bin."""
     done = 0
     while done < steps:
         gap = first_us + slope_us * done
@@ -146,13 +146,13 @@ def add_gap_line(histogram: np.ndarray, first_us: float, slope_us: float, steps:
 
 @inlined
 def line_time(first_us: float, slope_us: float, steps: float) -> float:
-    """Time of ``steps`` steps whose lengths lie on a line."""
+    """Total time of ``steps`` steps whose times grow linearly."""
     return steps * first_us + slope_us * steps * (steps - 1.0) / 2.0
 
 
 @inlined
 def steps_until(first_us: float, slope_us: float, most: int, span_us: float) -> int:
-    """Fewest steps (at most ``most``) on a line that take at least ``span_us``: a parabola's root, then to the step."""
+    """Fewest steps (at most ``most``) with linear times that take at least ``span_us``: a parabola's root, rounded."""
     if span_us <= 0.0:
         return 0
     steps = span_us / first_us
@@ -170,10 +170,10 @@ def steps_until(first_us: float, slope_us: float, most: int, span_us: float) -> 
 
 @inlined
 def cut_line(first_us: float, slope_us: float, steps: int, span_us: float, asynchronous: bool) -> tuple:
-    """(steps, whether the run ends with them, whether they pass ``span_us``), of up to ``steps`` steps on a line.
+    """(steps, whether the run ends with them, whether they pass ``span_us``), of up to ``steps`` linear ones.
 
-    It ends after the step that passes ``span_us``, and with asynchronous scheduling after one step more, which was
-    prepared before.
+    The run ends after the step that passes ``span_us``; with asynchronous scheduling one step later, as that step was
+    prepared already.
     """
     if span_us <= 0.0:
         return 1, True, True
@@ -184,5 +184,5 @@ def cut_line(first_us: float, slope_us: float, steps: int, span_us: float, async
         return steps, False, False
     if not asynchronous:
         return passing, True, True
-    # the step more may lie on the same line
+    # the additional step may belong to the same segment
     return (passing + 1, True, True) if passing < steps else (passing, False, True)

@@ -1,11 +1,11 @@
-"""Speculative decoding: tokens are proposed for each sequence, verified in one step, and accepted up to the first miss.
+"""Speculative decoding: draft tokens are verified in one step and accepted up to the first rejection.
 
-A proposed token is accepted with one probability where those before it were (Leviathan et al., arXiv 2211.17192), so
-that a step gives (1 - a^(k + 1)) / (1 - a) tokens of a sequence on the mean. Which are accepted follows from the number
-of the request and of the token alone, and so stays the same whatever else changes.
+A draft token is accepted with a constant probability a if the ones before it were (Leviathan et al., arXiv 2211.17192),
+so a step yields (1 - a^(k + 1)) / (1 - a) tokens per sequence in the mean. Acceptance is a hash of the request's number
+and the token's position, so that it does not depend on anything else in the simulation.
 
-As in vLLM's ``EagleProposer``, the model that proposes sees all tokens of the step first, then one token of each
-sequence for every further draft, and computes logits for each draft. Drafts from n-grams of the prompt cost nothing.
+As in vLLM's ``EagleProposer``, the draft model first runs on all tokens of the step, then on one token per sequence for
+each further draft, and computes logits for each draft. Drafts from n-grams of the prompt cost nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.compiled import compiled, inlined
-from kernelsight.serving.steps import pay_decodes, pay_layers
+from kernelsight.serving.steps import cost_decodes, cost_layers
 
 # SplitMix64 (Steele, Lea, Flood 2014): a counter's step, and what mixes its bits
 STEP, FIRST_MIX, SECOND_MIX = (
@@ -27,7 +27,7 @@ S30, S27, S31, S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 
 @inlined
 def chance(number: int, token: int) -> float:
-    """A number from 0 up to 1 that follows from the numbers of a request and of one of its tokens."""
+    """A uniform number in [0, 1): the hash of a request's number and a token position."""
     bits = np.uint64(number) * REQUEST_STEP + np.uint64(token) * STEP
     bits = (bits ^ (bits >> S30)) * FIRST_MIX
     bits = (bits ^ (bits >> S27)) * SECOND_MIX
@@ -36,7 +36,7 @@ def chance(number: int, token: int) -> float:
 
 @compiled
 def accepted_drafts(number: int, known: int, drafts: int, acceptance: float) -> int:
-    """How many of the tokens proposed for a request after its ``known`` ones are accepted."""
+    """Number of accepted drafts of a request that has ``known`` tokens."""
     accepted = 0
     while accepted < drafts and chance(number, known + accepted) < acceptance:
         accepted += 1
@@ -44,7 +44,7 @@ def accepted_drafts(number: int, known: int, drafts: int, acceptance: float) -> 
 
 
 @compiled
-def pay_drafts(
+def cost_drafts(
     engine: np.void,
     requests: np.ndarray,
     limits: np.void,
@@ -59,16 +59,16 @@ def pay_drafts(
     all_context: float,
     all_windowed: float,
 ) -> float:
-    """GPU time of the model that proposes tokens, in a scheduled step; adds its knots to the weights of its phase.
+    """GPU time of the draft model in a scheduled step; adds the knots that it uses to ``weights``.
 
     ``tokens``: of the step; ``decodes``: requests that decode in it, with their mean contexts; ``sequences``: these and
-    the prompts that end, which all get drafts, with theirs.
+    the prompts that finish in it, which all get drafts, with their mean contexts.
     """
-    gpu_us, _, _ = pay_layers(engine, requests, costs, layout, weights, tokens, decodes, context, windowed)
+    gpu_us, _, _ = cost_layers(engine, requests, costs, layout, weights, tokens, decodes, context, windowed)
     if sequences == 0:
         return gpu_us
     passes = limits.drafts - 1
     weights[layout.tokens_at + sequences] += passes
     weights[layout.sampled_at + sequences] += limits.drafts
     gpu_us += passes * costs[layout.tokens_at + sequences] + limits.drafts * costs[layout.sampled_at + sequences]
-    return gpu_us + pay_decodes(engine, costs, layout, weights, sequences, all_context, all_windowed, passes)
+    return gpu_us + cost_decodes(engine, costs, layout, weights, sequences, all_context, all_windowed, passes)

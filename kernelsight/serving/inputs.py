@@ -1,4 +1,4 @@
-"""What a simulation is given: limits, host, step costs, load, routing and KV transfers, from Python."""
+"""Inputs of a simulation: limits, host overhead, step costs, load, routing and KV transfers."""
 
 from __future__ import annotations
 
@@ -82,19 +82,19 @@ class Surface(NamedTuple):
     prefill_x: np.ndarray
     prefill_y: np.ndarray
     prefill_us: np.ndarray
-    # with pipeline stages: what of token_us are the embedding and the transfers from stage to stage, [tokens] each
+    # with pipeline stages: the parts of token_us that are the embedding and the transfers between stages, [tokens] each
     embedding_us: np.ndarray = np.zeros(0)
     transfer_us: np.ndarray = np.zeros(0)
 
 
 class Load(NamedTuple):
-    """The requests of one client, in order of arrival; prompts as hash blocks where prefixes may be shared.
+    """The requests of one client, in order of arrival; prompts as hash blocks if prefixes may be shared.
 
-    ``hashes``: the hash blocks of all prompts one after another, as numbers from 0; request i has those from
-    ``hash_offsets[i]`` to ``hash_offsets[i + 1]``. ``hash_tokens``: tokens that one stands for; 0: none are given.
-    ``priority``: the lower, the earlier; empty: all the same.
-    ``follows``: the request whose end each one follows, ``think_us`` after it; -1: it comes at its arrival. The first
-    ``warmups`` requests end before the clock of the others begins. ``max_concurrency``: sessions in progress.
+    ``hashes``: the hash blocks of all prompts, concatenated, as numbers from 0; request i has those from
+    ``hash_offsets[i]`` to ``hash_offsets[i + 1]``. ``hash_tokens``: tokens per hash block; 0: no hashes.
+    ``priority``: lower goes first; empty: all equal.
+    ``follows``: the previous turn, ``think_us`` after whose end each request is sent; -1: sent at its arrival. The
+    first ``warmups`` requests finish before the clock of the others starts. ``max_concurrency``: sessions in progress.
     """
 
     arrival_us: np.ndarray
@@ -111,7 +111,7 @@ class Load(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """How requests are shared out over engines (fields of the CLIENT record); see ``router``."""
+    """How requests are routed over engines (fields of the CLIENT record); see ``router``."""
 
     router: int = ROUND_ROBIN
     cache_threshold: float = 0.5
@@ -120,7 +120,7 @@ class Routing(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """What it takes to bring the KV of a prompt from a prefill to a decode engine (fields of the LINK record)."""
+    """KV transfer from a prefill to a decode engine, microseconds (fields of the LINK record)."""
 
     token_us: float
     window_token_us: float = 0.0

@@ -25,7 +25,7 @@ def lognormal_lengths(generator: np.random.Generator, n: int, mean: int, cv: flo
     """Return n lengths in tokens of the lognormal distribution with this mean and coefficient of variation.
 
     ln(length) is normal with variance s2 = ln(1 + cv^2) and mean ln(mean) - s2 / 2; rounded to whole tokens, at least
-    1. Longer than max_model_len they may be: the engine turns such requests away. No cv: all have the mean.
+    1. Lengths above max_model_len are possible: the engine rejects such requests. No cv: all have the mean.
 
     >>> lognormal_lengths(np.random.default_rng(0), 3, 512, None).tolist()
     [512, 512, 512]

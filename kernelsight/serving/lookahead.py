@@ -1,4 +1,4 @@
-"""When a decode run will end: where several engines share a client, each runs on as long as no request comes to it."""
+"""When a decode run will end: engines that share a client plan runs, which a new request may cut short."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from kernelsight.serving.costs import decode_line, host_times, knot_below, line_
 
 @compiled
 def run_end_us(engine: np.void, host: np.void, costs: np.ndarray, layout: np.void, steps: int) -> float:
-    """When ``steps`` decode steps end that begin now, line by line as ``decode_run`` takes them; nothing moves.
+    """End of ``steps`` decode steps that begin now, computed as ``decode_run`` does, without changing any state.
 
-    No window fills within these steps.
+    No attention window fills within these steps.
     """
     batch = engine.decoding
     linear_us = costs[layout.tokens_at + batch] + costs[layout.sampled_at + batch]
@@ -21,7 +21,7 @@ def run_end_us(engine: np.void, host: np.void, costs: np.ndarray, layout: np.voi
     now, done = engine.now, 0
     j, w = engine.decode_y, engine.window_y
     while done < steps:
-        y = (engine.base_sum + batch * (engine.clock + done)) / batch
+        y = (engine.context_offset_sum + batch * (engine.clock + done)) / batch
         windowed = (engine.inside + engine.below * done) / batch
         j = knot_below(costs, layout.decode, y, j)
         w = knot_below(costs, layout.window, windowed, w)

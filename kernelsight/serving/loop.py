@@ -1,9 +1,8 @@
-"""The loop of one scenario: a client and its engines on one time axis, from the first arrival to the last finish.
+"""The event loop of one scenario: a client and its engines, from the first arrival to the last finish.
 
-Three kinds of events, in order of time; at one time in this order: a step ends, the client sends (or the KV of a prompt
-has come from a prefill to a decode engine), a step begins. What
-changes a batch is an event, too: an arrival that can be seen, an admission, a finish, a shortage of KV blocks. Steps
-with prompts go one by one, decode runs between two events at once.
+Events in order of time; at equal times in this order: a step ends, the client sends a request (or a KV transfer to a
+decode engine ends), a step begins. Between two events that change the batch (a visible arrival, an admission, a finish,
+a shortage of KV blocks) all decode steps are advanced at once; steps with prompts are simulated singly.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from kernelsight.serving.client import next_send_us, note_ended, note_rejected, 
 from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.lookahead import run_end_us
 from kernelsight.serving.pipeline import begin_batches, end_batch
-from kernelsight.serving.policy import received_until, rest, until_poll
+from kernelsight.serving.policy import received_until, reset_ratio_when_idle, until_poll
 from kernelsight.serving.queue import deliver, horizon_us, next_visible_us, queue_head, receive
 from kernelsight.serving.records import FOREVER, NOBODY
 from kernelsight.serving.router import route, route_decode
@@ -47,7 +46,7 @@ from kernelsight.serving.steps import (
 
 @inlined
 def next_begin_us(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
-    """When an engine that is in no step begins one, as far as is known now."""
+    """When an idle engine begins its next step, as far as is known now."""
     horizon = horizon_us(engine, limits)
     if engine.running > 0 or queue_head(engine, requests, limits, horizon) >= 0 or engine.batches > 0:
         return engine.now
@@ -56,17 +55,17 @@ def next_begin_us(engine: np.void, requests: np.ndarray, limits: np.void) -> flo
 
 @inlined
 def wake(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
-    """Begin a step: move an idle engine's clock to the request that wakes it; returns the horizon of the step."""
+    """Begin a step: advance an idle engine's clock to the next visible request; returns the visibility horizon."""
     horizon = horizon_us(engine, limits)
     idle = engine.running == 0 and queue_head(engine, requests, limits, horizon) < 0
     if not limits.plain and (idle or engine.steps == 0):
-        rest(engine, limits)
+        reset_ratio_when_idle(engine, limits)
     if idle:
         next_us = next_visible_us(engine, requests, limits, horizon)
         engine.now = engine.previous_start = horizon = max(next_us, engine.now) + limits.batch_wait_us
-    # counted only where a step follows: what comes after the last finish is no idle time
+    # idle time is counted when a step follows: after the last finish there is none
     engine.idle_us += engine.now - engine.last_us
-    engine.held = engine.held_tokens = engine.held_inside = engine.held_below = 0
+    engine.skipped = engine.skipped_tokens = engine.skipped_inside = engine.skipped_below = 0
     engine.step_found = engine.step_looked_up = 0
     engine.underway = True
     return horizon if limits.plain else received_until(engine, limits, horizon)
@@ -76,7 +75,7 @@ def wake(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
 def pass_prompt_step(
     engine: np.void, limits: np.void, rows: np.ndarray, decode_tokens: int, gpu_us: float, host_us: float
 ) -> None:
-    """Move the clock to the end of a step with prompts, and write its row."""
+    """Advance the clock to the end of a step with prompts, and write its row."""
     engine.previous_start = engine.now
     engine.now += gpu_us + host_us
     engine.steps += 1
@@ -97,7 +96,7 @@ def pass_prompt_step(
 
 @inlined
 def next_engine(engines: np.ndarray, requests: np.ndarray, limits: np.ndarray) -> tuple:
-    """(engine, time) of the next step that ends or begins; one that ends goes first."""
+    """(engine, time) of the next step that ends or begins; at equal times, ends go first."""
     first, moment, ends = NOBODY, FOREVER, False
     for i in range(engines.size):
         engine = engines[i]
@@ -122,7 +121,7 @@ def take_planned(
     rows: np.ndarray,
     stop_us: float,
 ) -> None:
-    """Take the planned decode run, up to the step that passes ``stop_us``."""
+    """Execute the planned decode run, up to the step that passes ``stop_us``."""
     steps = engine.planned_steps
     decode_run(engine, requests, heaps, limits, host, entries, costs, layout, uses, histogram, steps, stop_us, rows)
     engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
@@ -134,7 +133,7 @@ def take_planned(
 def plan_run(
     engine: np.void, requests: np.ndarray, heaps: np.ndarray, host: np.void, costs: np.ndarray, layout: np.void
 ) -> None:
-    """Plan a decode run and its end: other engines may send a request to this one, and cut it short."""
+    """Plan a decode run and its end, which a request from the shared client may cut short."""
     filling = next_filling(engine, requests, heaps)
     if filling >= 0:
         engine.planned_steps = min(engine.planned_steps, filling - engine.clock)
@@ -151,7 +150,7 @@ def take_send(
     hashes: np.ndarray,
     sent: np.ndarray,
 ) -> tuple:
-    """(request, engine) of what is sent now: a request, or the KV of a prompt that has come to a decode engine."""
+    """(request, engine) of what is sent now: a new request, or a prompt whose KV transfer to a decode engine ended."""
     r = take_next(client, requests, turns)
     if requests[r].moving:
         return r, client.front + route_decode(client, engines[client.front :])
@@ -173,9 +172,9 @@ def decode_until(
     send_us: float,
     alone: bool,
 ) -> tuple:
-    """(decode steps that may be taken at once, time of the event that cuts them short) of a batch that only decodes.
+    """(largest number of decode steps until the batch changes, time of the event that may end them earlier).
 
-    ``send_us``: when the client sends next; ``alone``: to nobody else.
+    ``send_us``: when the client sends next; ``alone``: this engine is the client's only one.
     """
     most = 1
     if not again and not (engine.blocked and shrinks_uncached(engine, requests, limits, horizon)):
@@ -210,7 +209,7 @@ def begin_step(
     send_us: float,
     alone: bool,
 ) -> None:
-    """Begin a step, and take it, or the decode run that it begins; where others share the client, only plan the run."""
+    """Schedule a step and execute it, or the decode run that it begins; with several engines, only plan the run."""
     horizon = wake(engine, requests, limits)
     prompt_tokens, decode_tokens, again, blocked = schedule(engine, requests, heaps, limits, hashes, entries, horizon)
     engine.step_prompt_tokens = prompt_tokens
@@ -257,13 +256,12 @@ def serve_until_full(
     flights: np.ndarray,
     rows: np.ndarray,
 ) -> None:
-    """Serve a scenario's requests until all ended, or an engine has no row left for its next step: call again then.
+    """Simulate until all requests have ended, or an engine's row buffer is full; call again then.
 
-    ``clients``: one CLIENT record, ``engines``: ENGINE records (see ``replica``); of heaps, entries, limits, host,
-    layout, draft_layout, stages, flights (see ``pipeline``) and rows there is one an engine. ``turns``: room for a heap
-    of later turns and of KV on its way, shape [room, 2]; ``sent``: what the prefix-aware router remembers. All state is
-    in them; uses and histogram are added to. ``rows``: step rows, shape [engines, rows, COLUMNS]; no row: none are
-    kept.
+    All state is in the arguments. ``clients``: one CLIENT record; ``engines``: ENGINE records (see ``replica``). heaps,
+    entries, limits, host, layout, draft_layout, stages, flights (see ``pipeline``) and rows have one item per engine.
+    ``turns``: a heap of later turns and KV transfers, shape [capacity, 2]; ``sent``: the prefix-aware router's memory.
+    ``uses`` and ``histogram`` are added to. ``rows``: step rows, shape [engines, rows, COLUMNS]; no rows: none kept.
     """
     i, client = 0, clients[0]
     engine, own, hst, own_heaps, own_entries, own_rows = engines[0], limits[0], host[0], heaps[0], entries[0], rows[0]
@@ -295,7 +293,7 @@ def serve_until_full(
                 )  # fmt: skip
             continue
         if engine.underway:
-            if own.one_by_one:
+            if own.per_request_progress:
                 end_batch(engine, requests, own, hashes, own_entries, stages[i], flights[i], histogram)
             else:
                 if engine.planned:
@@ -315,7 +313,7 @@ def serve_until_full(
                 continue
         if engine.rows > 0 and engine.rows > own_rows.shape[0] - own.stages:
             return
-        if own.one_by_one:
+        if own.per_request_progress:
             begin_batches(
                 engine, requests, own_heaps, own, hst, hashes, own_entries, costs, layout[i], draft_layout[i], uses,
                 stages[i], flights[i], own_rows,

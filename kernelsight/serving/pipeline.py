@@ -1,26 +1,26 @@
-"""Engines whose requests decode one by one: batches in flight, each in another pipeline stage, and drafts.
+"""Engines with per-request progress: pipeline stages with several batches in flight, and speculative decoding.
 
-As vLLM V1 does (``EngineCore.step_with_batch_queue``): whenever the oldest batch has come back, batches are formed
-until as many are in flight as there are stages, or nobody can be in a further one; what comes in between waits. A
-request is computed as far as it is scheduled: chunks of one prompt may be in several batches, but a request whose token
-has not come back yet has nothing to schedule. TensorRT-LLM's micro-batches leave out requests in flight as well. A
-request that is preempted in flight still gets its token, and may end with it. With asynchronous scheduling a batch
-knows those who had come when the batch before it was formed, and the host prepares it beside the first stage.
+As in vLLM V1 (``EngineCore.step_with_batch_queue``): whenever the oldest batch returns, new batches are formed until as
+many are in flight as there are stages, or no request can be scheduled. Computed tokens advance when they are scheduled:
+chunks of one prompt may be in several batches, but a request whose token has not returned has nothing to schedule.
+TensorRT-LLM's micro-batches also skip requests in flight. A request preempted in flight still gets its token, and may
+finish with it. With asynchronous scheduling a batch sees the requests that were visible when the previous batch was
+formed, and the host prepares it while the first stage runs.
 
-A batch passes the stages in order, and waits where the batch before it has not left one: all its times are known when
-it is formed. With speculative decoding (see ``drafts``) a request may get several tokens of a batch; it keeps the KV
-blocks of drafts that were rejected for those that follow. An engine without pipeline stages has one batch in flight.
+A batch passes the stages in order and waits for the previous batch to leave each one, so all its times are known when
+it is formed. With speculative decoding (see ``drafts``) a request may get several tokens from a batch; it keeps the KV
+blocks of rejected drafts for its next tokens. An engine without pipeline stages has one batch in flight.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.batch import forget_partial, make_ready, push_partial, set_out, tokens_held, unlink
+from kernelsight.serving.batch import forget_partial, make_ready, make_unready, push_partial, tokens_held, unlink
 from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.costs import host_times
-from kernelsight.serving.drafts import accepted_drafts, pay_drafts
-from kernelsight.serving.policy import received_until, rest
+from kernelsight.serving.drafts import accepted_drafts, cost_drafts
+from kernelsight.serving.policy import received_until, reset_ratio_when_idle
 from kernelsight.serving.prefix import release
 from kernelsight.serving.queue import horizon_us, next_visible_us, queue_head, take
 from kernelsight.serving.records import DECODE, MIXED, NOBODY, PREFILL
@@ -38,9 +38,9 @@ from kernelsight.serving.steps import (
     START,
     UNITS,
     WAITING,
+    cost_step,
     note_finish,
     note_token,
-    pay_step,
 )
 
 
@@ -63,8 +63,8 @@ def begin_batches(
 ) -> None:
     """Form batches now, or when an idle engine sees its next request, and send them through the stages.
 
-    ``stages``: STAGE records, shape [stages or more]; ``flights``: (request, its known tokens, drafts after them) of
-    those that get tokens from the batch at each place of the ring, shape [stages or more, requests, 3].
+    ``stages``: STAGE records, shape [stages or more]; ``flights``: (request, known tokens, drafts) of the requests that
+    get tokens from the batch in each slot of a ring, shape [stages or more, requests, 3].
     """
     while engine.batches < limits.stages:
         horizon = horizon_us(engine, limits)
@@ -72,7 +72,7 @@ def begin_batches(
         if idle and engine.batches > 0:
             break
         if not limits.plain and (idle or engine.steps == 0):
-            rest(engine, limits)
+            reset_ratio_when_idle(engine, limits)
         if idle:
             next_us = next_visible_us(engine, requests, limits, horizon)
             horizon = engine.now = max(next_us, engine.now) + limits.batch_wait_us
@@ -111,7 +111,7 @@ def send_batch(
     decode_tokens: int,
     rows: np.ndarray,
 ) -> None:
-    """Pay for a batch, find out when it passes which stage, and write its row."""
+    """Compute the cost of a batch and the times at which it passes the stages, and write its row."""
     decodes, context, windowed, draft_windowed = 0, 0.0, 0.0, 0.0
     ended, ended_context, ended_windowed = 0, 0.0, 0.0
     r = engine.oldest
@@ -129,14 +129,14 @@ def send_batch(
         r = request.after
     tokens, sequences, most = prompt_tokens + decode_tokens, decodes + ended, max(decodes, 1)
     phase = DECODE if prompt_tokens == 0 else (MIXED if decode_tokens > 0 else PREFILL)
-    gpu_us, chunks, sampled = pay_step(
+    gpu_us, chunks, sampled = cost_step(
         engine, requests, costs, layout, uses[phase], prompt_tokens, decode_tokens, decodes, context / most,
         windowed / most,
     )  # fmt: skip
     drafts_us = 0.0
     if limits.draft_model:
         share = max(sequences, 1)
-        drafts_us = pay_drafts(
+        drafts_us = cost_drafts(
             engine, requests, limits, costs, draft_layout, uses[phase], tokens, decodes, context / most,
             draft_windowed / most, sequences, (context + ended_context) / share,
             (draft_windowed + ended_windowed) / share,
@@ -177,11 +177,10 @@ def pass_stages(
     gpu_us: float,
     drafts_us: float,
 ) -> tuple:
-    """(start, end, exposed host time) of a batch that is formed now; the stages are its own until it has left them.
+    """(start, end, exposed host time) of a batch that is formed now; each stage is busy until the batch leaves it.
 
-    The host prepares batches one after another. The first stage has the embedding, the last one the logits and the
-    drafts, all but the first wait for a transfer, and layers, launches and gaps between kernels are shared by the
-    number of layers.
+    The host prepares batches in turn. The first stage computes the embedding, the last one logits and drafts, all but
+    the first wait for a transfer; layers, launches and gaps between kernels are split by each stage's share of layers.
     """
     hidden_us, exposed_us, launch_us = host_times(requests_in, tokens, host)
     begin_us = max(engine.now, engine.prepared_us)
@@ -219,7 +218,7 @@ def pass_stages(
 def put_in_flight(
     engine: np.void, requests: np.ndarray, batch: np.void, flight: np.ndarray, decode_tokens: int
 ) -> None:
-    """Count the batch's tokens as computed, and note in order of admission who gets some when it comes back."""
+    """Count the batch's tokens as computed; list the receivers of its tokens, in order of admission."""
     if decode_tokens > 0:
         engine.clock += 1
     noted = 0
@@ -229,17 +228,17 @@ def put_in_flight(
         if request.chunk > 0:
             drafts = 0
             if request.decoding:
-                set_out(engine, request)
+                make_unready(engine, request)
                 drafts = request.chunk - 1
             request.computed += request.chunk
             request.chunk = 0
             if request.computed == request.known + drafts:
-                request.away = True
+                request.all_in_flight = True
                 flight[noted, 0], flight[noted, 1], flight[noted, 2] = r, request.known, drafts
                 noted += 1
         elif request.decoding:
-            # the clock of decode batches has moved on without it
-            request.base = request.computed - engine.clock
+            # it is not in this batch: its context stays while the decode clock advances
+            request.context_offset = request.computed - engine.clock
         r = request.after
     batch.tokens = noted
     keep_partial(engine, requests)
@@ -247,14 +246,14 @@ def put_in_flight(
 
 @inlined
 def keep_partial(engine: np.void, requests: np.ndarray) -> None:
-    """Leave those among the partial requests that have tokens to schedule, in their order."""
+    """Keep the partly computed prompts that have tokens left to schedule, in their order."""
     r = engine.partial
     engine.partial = engine.last_partial = NOBODY
     engine.partial_count = 0
     while r >= 0:
         request = requests[r]
         following = request.next_partial
-        if not request.away:
+        if not request.all_in_flight:
             push_partial(engine, requests, r)
         r = following
 
@@ -270,12 +269,12 @@ def end_batch(
     flights: np.ndarray,
     histogram: np.ndarray,
 ) -> None:
-    """The oldest batch comes back: requests get their tokens, and go on, or end."""
+    """Process the return of the oldest batch: its requests get their tokens, and continue or finish."""
     engine.now = engine.due_us
     place = engine.oldest_batch
     for k in range(stages[place].tokens):
         r = flights[place, k, 0]
-        # who was preempted in flight and computed again has one of its two answers only
+        # a request preempted in flight and recomputed takes its token from one of its two batches only
         if requests[r].known == flights[place, k, 1]:
             give_tokens(engine, requests, limits, hashes, entries, histogram, r, flights[place, k, 2])
     engine.oldest_batch = (place + 1) % limits.stages
@@ -295,17 +294,17 @@ def give_tokens(
     r: int,
     drafts: int,
 ) -> None:
-    """A request gets a token and the drafts that were accepted, in the batch or, preempted in flight, in the queue.
+    """Give a request a token and its accepted drafts; a request preempted in flight gets them in the queue.
 
-    They come together: one gap between tokens is counted, as clients do that see one chunk.
+    They arrive together: one inter-token gap is counted, as a streaming client sees one chunk.
     """
     request = requests[r]
     if drafts > 0:
         accepted = 0
-        # computed again since, and in flight once more: it goes on behind the one token that follows from that
-        if not (request.away and request.computed == request.known):
+        # recomputed since and in flight again: it continues after the one token of that batch
+        if not (request.all_in_flight and request.computed == request.known):
             accepted = accepted_drafts(r, request.known, drafts, limits.acceptance)
-            if request.away:
+            if request.all_in_flight:
                 request.reserved = max(request.reserved, request.computed)
                 request.computed -= drafts - accepted
         engine.draft_tokens += drafts
@@ -313,17 +312,17 @@ def give_tokens(
         request.known = min(request.known + accepted, request.target - 1)
     note_token(engine, request, histogram)
     if request.known < request.target:
-        if request.away:
+        if request.all_in_flight:
             make_ready(engine, request)
         return
     if request.computed == 0:
-        # it waits: what is in the batch has a token computed at least
+        # it is in the queue: a request in the batch has at least one computed token
         take(engine, requests, r)
         request.requeued_us += engine.now - request.preempted_us
     else:
-        if not request.away:
+        if not request.all_in_flight:
             forget_partial(engine, requests, r)
-        request.away = False
+        request.all_in_flight = False
         release(engine, hashes, entries, limits, r, request, tokens_held(engine, request))
         unlink(engine, requests, r)
     note_finish(engine, request, r)

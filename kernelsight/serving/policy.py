@@ -1,8 +1,8 @@
-"""What engines do otherwise than vLLM: when they hold prompts back, how much room an admission needs, static batches.
+"""Scheduling policies of TensorRT-LLM and SGLang, priority scheduling and static batching.
 
-Sources: TensorRT-LLM ``PyExecutor._waiting_requests`` (batch wait) and its
-GUARANTEED_NO_EVICT and MAX_UTILIZATION capacity schedulers; SGLang ``SchedulerRecvSkipper`` (receive polling),
-``PrefillAdder`` and ``NewTokenRatioTracker`` (admission by a ratio of new tokens).
+Sources: TensorRT-LLM ``PyExecutor._waiting_requests`` (batch wait) and its GUARANTEED_NO_EVICT and MAX_UTILIZATION
+capacity schedulers; SGLang ``SchedulerRecvSkipper`` (receive polling), ``PrefillAdder`` and ``NewTokenRatioTracker``
+(admission by a ratio of new tokens).
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.queue import comes_first, queue_head
 from kernelsight.serving.records import FOREVER, GUARANTEED_NO_EVICT, MAX_UTILIZATION, NEW_TOKEN_RATIO, NO_LIMIT, NOBODY
 
-# SGLang: the ratio begins at 0.7 x schedule_conservativeness, falls to 0.14 of that within 600 decode steps, and is set
-# after a preemption so that every request could go on for 20 tokens; answers count for 4096 tokens at most
+# SGLang: the ratio begins at 0.7 x schedule_conservativeness and decays to 0.14 of that in 600 decode steps; after a
+# preemption it is set so that every request can generate 20 more tokens; an output counts as 4096 tokens at most
 FIRST_RATIO, LEAST_SHARE, DECAY_STEPS, TOKENS_AFTER_PREEMPTION, LONGEST_ESTIMATE = 0.7, 0.14, 600, 20, 4096
-# SGLang: what a step with prompts counts for towards the next poll; a decode step counts for one
+# SGLang: weight of a step with prompts in the polling interval; a decode step has weight 1
 PROMPT_STEP_WEIGHT = 1000
 
 
-# ---------------------------------------------------------------- who may be admitted at all
+# ---------------------------------------------------------------- when requests are admitted
 
 
 @inlined
 def candidate(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> int:
-    """The head of the queue where the engine looks at the queue at all; -1 for none."""
+    """The head of the queue, -1 for none or while admission is closed."""
     if limits.plain:
         return queue_head(engine, requests, limits, horizon)
-    if is_shut(engine, limits):
+    if admission_closed(engine, limits):
         return NOBODY
     return queue_head(engine, requests, limits, seen_until(engine, limits, horizon))
 
 
 @inlined
 def stays_refused(engine: np.void, limits: np.void) -> bool:
-    """Whether nobody can be admitted before a running request ends, after the head of the queue was refused.
+    """After the head of the queue was refused: whether admission stays closed until a running request finishes.
 
-    By priority a request that comes may be the next head, and smaller.
+    With priority scheduling a new request may become the head of the queue, and fit.
     """
-    return not limits.by_priority or is_shut(engine, limits) or is_at_cap(engine, limits)
+    return not limits.by_priority or admission_closed(engine, limits) or is_at_cap(engine, limits)
 
 
 @compiled
 def lowest_priority(engine: np.void, requests: np.ndarray) -> int:
-    """The running request that is last in order of priority."""
+    """The running request with the lowest priority."""
     last = r = engine.oldest
     while r >= 0:
         if comes_first(requests, last, r):
@@ -56,23 +56,23 @@ def lowest_priority(engine: np.void, requests: np.ndarray) -> int:
 
 @inlined
 def seen_until(engine: np.void, limits: np.void, horizon: float) -> float:
-    """Requests that became visible by then may be admitted: with static batches, by the time the batch was formed."""
+    """Latest visibility of an admissible request; with static batching, the time at which the batch was formed."""
     return min(horizon, engine.formed_us) if limits.static else horizon
 
 
 @compiled
-def is_shut(engine: np.void, limits: np.void) -> bool:
-    """True where nobody is admitted before a running request ends, whoever waits.
+def admission_closed(engine: np.void, limits: np.void) -> bool:
+    """Admission is closed until a running request finishes.
 
-    Static batches take nobody once they are formed. SGLang does not try again after the batch was full.
+    A static batch admits no request once it is formed. SGLang does not retry after an admission failed.
     """
     return (limits.static and not engine.forming) or engine.running >= engine.full_running
 
 
 @compiled
-def begin_step(engine: np.void, limits: np.void, horizon: float) -> None:
-    """Form a new static batch of what is visible, where the last one has ended; forget a full batch that shrank."""
-    engine.prompts_held = False
+def form_static_batch(engine: np.void, limits: np.void, horizon: float) -> None:
+    """Start a new static batch when the last one has finished; reopen admission after a running request finished."""
+    engine.prefills_delayed = False
     if limits.static and engine.running == 0:
         engine.forming, engine.formed_us, engine.joined = True, horizon, 0
     if engine.running < engine.full_running:
@@ -80,8 +80,8 @@ def begin_step(engine: np.void, limits: np.void, horizon: float) -> None:
 
 
 @compiled
-def note_no_room(engine: np.void, limits: np.void) -> None:
-    """The head of the queue did not fit: the static batch is formed, and SGLang takes its batch for full."""
+def note_admission_failed(engine: np.void, limits: np.void) -> None:
+    """The head of the queue did not fit: a static batch is complete, and SGLang marks its batch as full."""
     engine.forming = False
     if limits.capacity_policy == NEW_TOKEN_RATIO:
         engine.full_running = engine.running
@@ -89,13 +89,13 @@ def note_no_room(engine: np.void, limits: np.void) -> None:
 
 @inlined
 def is_at_cap(engine: np.void, limits: np.void) -> bool:
-    """True where the cap of running requests, or of a static batch, is reached."""
+    """True if max_num_seqs, or the size of a static batch, is reached."""
     return engine.running == limits.max_num_seqs or (limits.static and engine.joined == limits.max_num_seqs)
 
 
 @compiled
 def received_until(engine: np.void, limits: np.void, horizon: float) -> float:
-    """Until when requests are seen that became visible by ``horizon``, as the engine polls only now and then."""
+    """Latest visibility of a received request: the engine polls every ``scheduler_recv_interval`` steps only."""
     if limits.scheduler_recv_interval <= 1:
         return horizon
     if engine.running == 0 or steps_weight(engine) >= limits.scheduler_recv_interval:
@@ -106,24 +106,24 @@ def received_until(engine: np.void, limits: np.void, horizon: float) -> float:
 
 @compiled
 def steps_weight(engine: np.void) -> int:
-    """What the steps since the last look for new requests count for."""
+    """Weighted number of steps since the last poll for new requests."""
     prompt_steps = engine.prompt_steps - engine.polled_prompt_steps
     return engine.steps - engine.polled_steps + (PROMPT_STEP_WEIGHT - 1) * prompt_steps
 
 
 @compiled
-def rest(engine: np.void, limits: np.void) -> None:
-    """Nothing runs and nothing waits: the ratio of new tokens is at its start again."""
+def reset_ratio_when_idle(engine: np.void, limits: np.void) -> None:
+    """Reset the new-token ratio to its initial value: no request runs or waits."""
     engine.ratio_from = first_ratio(limits)
     engine.ratio_clock = engine.clock
 
 
-# ---------------------------------------------------------------- prompts held back
+# ---------------------------------------------------------------- delayed prefills
 
 
 @compiled
 def partial_tokens(engine: np.void, requests: np.ndarray) -> int:
-    """Tokens that the prompts under way have yet to compute."""
+    """Tokens left to compute of partly computed prompts."""
     tokens = 0
     r = engine.partial
     while r >= 0:
@@ -134,7 +134,7 @@ def partial_tokens(engine: np.void, requests: np.ndarray) -> int:
 
 @compiled
 def waiting_tokens(engine: np.void, requests: np.ndarray, horizon: float, most: int, enough: float) -> int:
-    """Known tokens of the first ``most`` requests of the queue that are visible; not counted beyond ``enough``."""
+    """Tokens to compute of the first ``most`` visible requests of the queue; counting stops at ``enough``."""
     tokens = seen = 0
     r = engine.first_waiting
     while r >= 0 and seen < most and tokens < enough:
@@ -147,7 +147,7 @@ def waiting_tokens(engine: np.void, requests: np.ndarray, horizon: float, most: 
 
 @compiled
 def unfinished_prompts(engine: np.void, requests: np.ndarray) -> int:
-    """Prompts under way that this step does not end."""
+    """Partly computed prompts that this step does not complete."""
     count = 0
     r = engine.partial
     while r >= 0:
@@ -156,18 +156,18 @@ def unfinished_prompts(engine: np.void, requests: np.ndarray) -> int:
     return count
 
 
-# ---------------------------------------------------------------- room for an admission
+# ---------------------------------------------------------------- KV units for an admission
 
 
 @compiled
 def first_ratio(limits: np.void) -> float:
-    """The ratio of new tokens of an engine that was idle."""
+    """The initial new-token ratio."""
     return min(FIRST_RATIO * limits.schedule_conservativeness, 1.0)
 
 
 @compiled
 def new_token_ratio(engine: np.void, limits: np.void) -> float:
-    """The share of their answers that running requests are expected to give yet: it falls with every decode step."""
+    """Expected share of the remaining output tokens that will be generated: decays with every decode step."""
     steps = engine.clock - engine.ratio_clock
     if steps <= 0:
         return engine.ratio_from
@@ -178,9 +178,9 @@ def new_token_ratio(engine: np.void, limits: np.void) -> float:
 
 @compiled
 def reset_ratio(engine: np.void, requests: np.ndarray, limits: np.void) -> None:
-    """Set the ratio after a preemption, from what the requests that still run have generated.
+    """Set the ratio after a preemption, from what the running requests have generated.
 
-    The decode step that preempted does not count for its fall.
+    The decode step that preempted does not decay it.
     """
     if limits.capacity_policy != NEW_TOKEN_RATIO:
         return
@@ -198,7 +198,7 @@ def reset_ratio(engine: np.void, requests: np.ndarray, limits: np.void) -> None:
 
 @compiled
 def reserved_tokens(limits: np.void, known: int, target: int, ratio: float) -> int:
-    """Tokens in the cache that a request's KV units are reserved for."""
+    """Tokens that KV units are reserved for, per request."""
     tokens = target - 1
     if limits.capacity_policy != GUARANTEED_NO_EVICT:
         tokens = min(known + int(ratio * min(target - known, LONGEST_ESTIMATE)), tokens)
@@ -206,10 +206,10 @@ def reserved_tokens(limits: np.void, known: int, target: int, ratio: float) -> i
 
 
 @compiled
-def admission_room(engine: np.void, requests: np.ndarray, limits: np.void, decodes: bool) -> int:
-    """Free KV units that are not reserved for running requests, after this step's tokens of theirs.
+def admission_headroom(engine: np.void, requests: np.ndarray, limits: np.void, decodes: bool) -> int:
+    """Free KV units less those reserved for running requests beyond this step; all of them without reservations.
 
-    ``decodes``: the decoding requests get a token in this step. All free units, where nothing is reserved.
+    ``decodes``: the decoding requests get a token in this step.
     """
     if limits.capacity_policy == MAX_UTILIZATION:
         return engine.free_units
@@ -221,9 +221,9 @@ def admission_room(engine: np.void, requests: np.ndarray, limits: np.void, decod
         known = request.known
         tokens = request.computed + request.chunk
         if request.decoding:
-            known = request.base + engine.clock + 1
+            known = request.context_offset + engine.clock + 1
             tokens = known if decodes else known - 1
-            if limits.one_by_one:
+            if limits.per_request_progress:
                 tokens = max(request.computed + request.chunk, request.reserved)
         end = max(reserved_tokens(limits, known, request.target, ratio), tokens)
         units -= units_held(end, limits) - units_held(tokens, limits)
@@ -233,7 +233,7 @@ def admission_room(engine: np.void, requests: np.ndarray, limits: np.void, decod
 
 @compiled
 def units_to_reserve(limits: np.void, request: np.void, cached: int, units: int) -> int:
-    """KV units that an admission reserves for a request with ``cached`` tokens; ``units``: of its first chunk."""
+    """KV units that the admission of a request with ``cached`` tokens reserves; ``units``: those of its first chunk."""
     if limits.capacity_policy == MAX_UTILIZATION:
         return units
     end = reserved_tokens(limits, request.known, request.target, 1.0)
@@ -242,14 +242,14 @@ def units_to_reserve(limits: np.void, request: np.void, cached: int, units: int)
 
 
 @compiled
-def is_refused(engine: np.void, limits: np.void, needed: int, room: int) -> bool:
-    """True where less is left than an admission reserves; an engine that estimates takes one request in any case."""
-    return needed > room and not (limits.capacity_policy == NEW_TOKEN_RATIO and engine.running == 0)
+def is_refused(engine: np.void, limits: np.void, needed: int, headroom: int) -> bool:
+    """True if the reservation exceeds the headroom; with an estimated ratio an empty batch admits a request anyway."""
+    return needed > headroom and not (limits.capacity_policy == NEW_TOKEN_RATIO and engine.running == 0)
 
 
 @compiled
 def until_poll(engine: np.void, limits: np.void, most: int, stop_us: float) -> tuple:
-    """(decode steps, time of the first event) of a run that ends before the engine looks for new requests again."""
+    """(decode steps, time of the event that ends the run) of a decode run that ends at the next poll for requests."""
     if limits.scheduler_recv_interval <= 1:
         return most, stop_us
     return min(most, limits.scheduler_recv_interval - steps_weight(engine)), FOREVER

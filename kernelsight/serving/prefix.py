@@ -1,12 +1,12 @@
-"""Prefix caching: which prompt blocks are in the cache, who keeps them, and which go first when blocks are needed.
+"""Prefix caching: which prompt blocks are cached, their reference counts, and LRU eviction.
 
-Requests name their prompt by *hash blocks* (one hash for ``hash_tokens`` tokens and all before them). Of each hash
-block, the leading ``valid`` KV blocks are in the cache. A running request keeps every hash block that its tokens reach;
-what nobody keeps, and the private blocks of requests that left, wait in one queue in the order in which they became
-free, and are taken from its front when blank blocks are used up (least recently used first, tail of a prefix first).
-Only the last request that runs gives up what it keeps beyond its own tokens, rather than be preempted for nobody.
-What is cached are the blocks of layers without a window; those of a window are each request's own, also after a hit.
-A block is cached as soon as a step that fills it is scheduled, so that requests of one step share it.
+A prompt is a list of *hash blocks* (one hash covers ``hash_tokens`` tokens and everything before them). The first
+``valid`` KV blocks of a hash block are cached. A running request references every hash block that its tokens reach.
+Unreferenced blocks, and the private blocks of requests that left, form one free queue in order of release; once blank
+blocks are used up, blocks are evicted from its front (least recently used first, tail of a prefix first). A request
+that runs alone releases what it references beyond its own tokens instead of preempting itself.
+Only blocks of layers without a window are cached; blocks of window layers belong to one request, also after a hit.
+A block counts as cached once a step that fills it is scheduled, so that requests of one step share it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kernelsight.serving.records import NOBODY
 
 @compiled
 def queue_entry(engine: np.void, entries: np.ndarray, e: int) -> None:
-    """Put an entry at the end of the queue of free blocks."""
+    """Append an entry to the free queue."""
     entry = entries[e]
     entry.queued = True
     entry.before, entry.after = engine.last_free, NOBODY
@@ -33,7 +33,7 @@ def queue_entry(engine: np.void, entries: np.ndarray, e: int) -> None:
 
 @compiled
 def unqueue_entry(engine: np.void, entries: np.ndarray, e: int) -> None:
-    """Take an entry out of the queue of free blocks."""
+    """Remove an entry from the free queue."""
     entry = entries[e]
     entry.queued = False
     if entry.before >= 0:
@@ -48,7 +48,7 @@ def unqueue_entry(engine: np.void, entries: np.ndarray, e: int) -> None:
 
 @inlined
 def take_units(engine: np.void, entries: np.ndarray, limits: np.void, units: int) -> None:
-    """Take free KV units: blank ones first, then those that have been free for longest, whose contents are lost."""
+    """Allocate KV units: blank ones first, then evict those that have been free for longest."""
     engine.free_units -= units
     if limits.hash_tokens == 0:
         return
@@ -63,13 +63,13 @@ def take_units(engine: np.void, entries: np.ndarray, limits: np.void, units: int
         units -= lost * size
         if entries[e].valid == 0:
             unqueue_entry(engine, entries, e)
-    # the rest of a block of several units
+    # evicting a block of several units may free more than is needed
     engine.blank_units -= units
 
 
 @compiled
 def hash_blocks(request: np.void, tokens: int, limits: np.void) -> int:
-    """Hash blocks of a request that its first ``tokens`` tokens reach with a full KV block."""
+    """Number of hash blocks that a request's first ``tokens`` tokens reach with a full KV block."""
     if limits.hash_tokens == 0:
         return 0
     full = min(tokens, request.prompt) // limits.block_size * limits.block_size
@@ -78,7 +78,7 @@ def hash_blocks(request: np.void, tokens: int, limits: np.void) -> int:
 
 @inlined
 def cached_prefix(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void) -> tuple:
-    """(tokens, units that nobody keeps yet) of a waiting request's cached prefix; one token is always left."""
+    """(tokens, unreferenced units) of a waiting request's cached prefix; at least one token is left to compute."""
     if limits.hash_tokens == 0:
         return 0, 0
     per_hash = limits.hash_tokens // limits.block_size
@@ -99,7 +99,7 @@ def cached_prefix(request: np.void, hashes: np.ndarray, entries: np.ndarray, lim
 def keep_prefix(
     engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, request: np.void, tokens: int
 ) -> None:
-    """Keep the hash blocks of a cached prefix of ``tokens`` tokens for a request that is admitted with it."""
+    """Reference the hash blocks of the cached prefix of ``tokens`` tokens of a request that is admitted."""
     request.kept = 0
     request.shared_units = 0
     if limits.hash_tokens == 0:
@@ -110,7 +110,7 @@ def keep_prefix(
     while request.kept < hash_blocks(request, tokens, limits):
         e = hashes[request.hash_at + request.kept]
         if entries[e].queued:
-            # what it cannot use it computes itself: kept as well, it could need more than the memory has
+            # cached blocks beyond the prefix are released: kept, the request could need more than the memory has
             used = min(entries[e].valid, blocks - request.kept * per_hash)
             unqueue_entry(engine, entries, e)
             engine.free_units -= used * limits.full_units
@@ -124,7 +124,7 @@ def keep_prefix(
 def keep_reached(
     engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, request: np.void, tokens: int
 ) -> None:
-    """Keep every hash block that the first ``tokens`` tokens reach; what is cached behind a gap is lost."""
+    """Reference every hash block that the first ``tokens`` tokens reach; blocks cached behind a gap are evicted."""
     while request.kept < hash_blocks(request, tokens, limits):
         e = hashes[request.hash_at + request.kept]
         if entries[e].queued:
@@ -137,7 +137,7 @@ def keep_reached(
 
 @inlined
 def cache_chunk(engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, request: np.void) -> None:
-    """Put the KV blocks that a scheduled chunk fills into the cache, unless another request has put them there."""
+    """Cache the KV blocks that a scheduled chunk fills, unless another request has cached them."""
     if limits.hash_tokens == 0 or request.hash_count == 0:
         return
     per_hash = limits.hash_tokens // limits.block_size
@@ -155,9 +155,9 @@ def cache_chunk(engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits
 def keep_own_only(
     engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, request: np.void, tokens: int
 ) -> None:
-    """Turn blank what a request that runs alone keeps beyond the blocks of its ``tokens``: copies, and longer prefixes.
+    """Release what a request that runs alone references beyond the blocks of its ``tokens``.
 
-    Both were left by others. Without this the oldest request could run short in a memory that is large enough for it.
+    Other requests left these copies and longer prefixes; without this a request that fits the memory could run short.
     """
     per_hash = limits.hash_tokens // limits.block_size
     full = min(tokens, request.prompt) // limits.block_size
@@ -175,7 +175,7 @@ def keep_own_only(
 def release(
     engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, r: int, request: np.void, tokens: int
 ) -> None:
-    """Free what a request holds that leaves with ``tokens`` computed: its own blocks, then its prefix from the tail."""
+    """Free the blocks of a request that leaves with ``tokens`` computed: private ones, then its prefix, tail first."""
     units = units_held(tokens, limits)
     if limits.hash_tokens == 0:
         engine.free_units += units

@@ -1,4 +1,4 @@
-"""The queue of one engine: which requests wait there, which of them it can see, and who is next."""
+"""The waiting queue of one engine: its order, which requests are visible to the scheduler, and its head."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import numpy as np
 
 from kernelsight.serving.batch import units_held
 from kernelsight.serving.compiled import compiled, inlined
-from kernelsight.serving.records import FINISHED, FOREVER, NO_MEMORY, NOBODY, TOO_LONG
+from kernelsight.serving.records import FOREVER, NO_MEMORY, NOBODY, OK, TOO_LONG
 
 
 @inlined
-def verdict(request: np.void, target: int, limits: np.void) -> int:
-    """FINISHED for a request that the engine can serve up to ``target`` tokens, else why it turns it away."""
+def rejection_reason(request: np.void, target: int, limits: np.void) -> int:
+    """Why the engine rejects a request of up to ``target`` tokens; OK if it does not."""
     if target > limits.max_model_len or (not limits.chunked and request.prompt > limits.max_num_batched_tokens):
         return TOO_LONG
     most = min(target - 1 + limits.drafts, limits.max_model_len - 1)
-    return NO_MEMORY if units_held(most, limits) > limits.capacity_units else FINISHED
+    return NO_MEMORY if units_held(most, limits) > limits.capacity_units else OK
 
 
 @inlined
 def horizon_us(engine: np.void, limits: np.void) -> float:
-    """Until when requests must be visible to be in the step that begins now.
+    """Requests visible by this time can be in the step that begins now.
 
-    With asynchronous scheduling a step was prepared when the one before it began, or ``batch_wait_us`` later.
+    With asynchronous scheduling a step is prepared when the previous one begins, or ``batch_wait_us`` later.
     """
     return engine.previous_start + limits.batch_wait_us if limits.asynchronous else engine.now
 
 
 @compiled
 def comes_first(requests: np.ndarray, r: int, other: int) -> bool:
-    """Order of priority: the lower number, then who was sent first."""
+    """Priority order: the lower number, then the earlier send."""
     request, than = requests[r], requests[other]
     if request.priority != than.priority:
         return request.priority < than.priority
@@ -38,7 +38,7 @@ def comes_first(requests: np.ndarray, r: int, other: int) -> bool:
 
 @inlined
 def enqueue(engine: np.void, requests: np.ndarray, limits: np.void, r: int) -> None:
-    """Put a request at the end of the queue, in the order in which requests become visible; or in order of priority."""
+    """Insert a request in order of visibility, or of priority."""
     requests[r].next_waiting = NOBODY
     if engine.first_waiting < 0:
         engine.first_waiting = engine.last_waiting = r
@@ -58,9 +58,9 @@ def enqueue(engine: np.void, requests: np.ndarray, limits: np.void, r: int) -> N
 
 @compiled
 def requeue(engine: np.void, requests: np.ndarray, limits: np.void, r: int) -> None:
-    """Put a preempted request before all others, or in its place by priority; it is seen at once.
+    """Insert a preempted request at the head of the queue, or by priority; it is visible at once.
 
-    SGLang puts it behind all that have been received.
+    SGLang inserts it behind all received requests.
     """
     requests[r].visible_us = -FOREVER
     if limits.by_priority:
@@ -78,7 +78,7 @@ def requeue(engine: np.void, requests: np.ndarray, limits: np.void, r: int) -> N
 
 @compiled
 def insert_behind(engine: np.void, requests: np.ndarray, r: int, seen_us: float) -> None:
-    """Put a request behind those that were visible by ``seen_us``, before those that were not."""
+    """Insert a request behind those that were visible by ``seen_us``."""
     previous, following = NOBODY, engine.first_waiting
     while following >= 0 and requests[following].visible_us <= seen_us:
         previous, following = following, requests[following].next_waiting
@@ -93,7 +93,7 @@ def insert_behind(engine: np.void, requests: np.ndarray, r: int, seen_us: float)
 
 @inlined
 def queue_head(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> int:
-    """The request that would be admitted next, of those that are visible at ``horizon``; -1 for none."""
+    """The next request to admit, of those visible at ``horizon``; -1 for none."""
     if not limits.plain and (limits.by_priority or limits.max_long_partial_prefills > 0):
         return first_allowed(engine, requests, limits, horizon)
     head = engine.first_waiting
@@ -102,7 +102,7 @@ def queue_head(engine: np.void, requests: np.ndarray, limits: np.void, horizon: 
 
 @compiled
 def first_allowed(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> int:
-    """The first visible request; long prompts are passed over while as many as allowed are under way."""
+    """The first visible request; long prompts are skipped while max_long_partial_prefills of them are in progress."""
     no_long = limits.max_long_partial_prefills > 0 and long_prompts(engine, requests, limits) >= (
         limits.max_long_partial_prefills
     )
@@ -117,7 +117,7 @@ def first_allowed(engine: np.void, requests: np.ndarray, limits: np.void, horizo
 
 @compiled
 def long_prompts(engine: np.void, requests: np.ndarray, limits: np.void) -> int:
-    """Prompts under way with more tokens to compute than ``long_prefill_token_threshold``."""
+    """Partly computed prompts with more tokens left than ``long_prefill_token_threshold``."""
     count = 0
     r = engine.partial
     while r >= 0:
@@ -142,7 +142,7 @@ def take(engine: np.void, requests: np.ndarray, r: int) -> None:
 
 @inlined
 def next_visible_us(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> float:
-    """When the head of the queue is seen; by priority, the first that is not seen yet; infinite for an empty queue."""
+    """When the next request becomes visible; by priority, the first that is not visible yet; infinite for none."""
     r = engine.first_waiting
     if not limits.by_priority:
         return requests[r].visible_us if r >= 0 else FOREVER
@@ -165,20 +165,20 @@ def deliver(
     replica: int,
     r: int,
 ) -> bool:
-    """Hand a request to its engine, which sees it a little later; False: it can never be served.
+    """Send a request to its engine, where the front end makes it visible a little later; False: it is rejected.
 
-    The front end hands requests on in their order: a long prompt holds up those behind it. ``decode_limits``: of the
-    engines that decode what this one prefills.
+    The front end processes requests in order: a long prompt delays those behind it. ``decode_limits``: those of the
+    decode engines that this one prefills for.
     """
     request = requests[r]
     request.replica = replica
     request.sent_us = client.now
     front_end_us = host.request_us + host.per_prompt_token_us * request.prompt
     request.visible_us = max(client.now + front_end_us, engine.handed_on_us)
-    request.status = verdict(request, request.target, limits)
-    if request.status == FINISHED and request.rest > 0:
-        request.status = verdict(request, request.target + request.rest, decode_limits)
-    if request.status != FINISHED:
+    request.status = rejection_reason(request, request.target, limits)
+    if request.status == OK and request.tokens_after_transfer > 0:
+        request.status = rejection_reason(request, request.target + request.tokens_after_transfer, decode_limits)
+    if request.status != OK:
         return False
     engine.in_flight += 1
     engine.handed_on_us = request.visible_us
@@ -188,7 +188,7 @@ def deliver(
 
 @compiled
 def receive(client: np.void, engine: np.void, requests: np.ndarray, limits: np.void, replica: int, r: int) -> None:
-    """Queue a request on a decode engine: the KV of its prompt has come."""
+    """Queue a request on a decode engine after its KV transfer."""
     request = requests[r]
     request.moving = False
     request.received = request.prompt

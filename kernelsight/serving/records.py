@@ -1,9 +1,9 @@
-"""What the loop works on: records of limits, host, engine and requests, and one flat array of step costs.
+"""The loop's data: records of limits, host, engines and requests, and one flat array of step costs.
 
-No Python object a request or an event. Times are float64 microseconds; KV capacity is counted in *units* (one block of
-one group of layers). A request is *partial* while known tokens (its prompt, and after a preemption what it generated)
-are still to be computed, then *decoding*. Records are passed by reference, an array as seven words, which is why there
-is one array of requests and one of costs.
+No Python object per request or event. Times are float64 microseconds; KV capacity is counted in *units* (one block of
+one group of layers). A running request is *partial* while known tokens (its prompt, and after a preemption what it
+generated) are left to compute, then *decoding*. A record is passed by reference, an array as seven words, which is why
+there is one array of requests and one of costs.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import numpy as np
 
 PREFILL, DECODE, MIXED = 0, 1, 2
 FINISHED, TOO_LONG, NO_MEMORY, EARLIER_TURN = 0, 1, 2, 3
+OK = FINISHED  # a request that is not rejected finishes
 ROUTERS = ("round_robin", "least_loaded", "prefix_aware")
 ROUND_ROBIN, LEAST_LOADED, PREFIX_AWARE = range(3)
 NOBODY = -1
 FOREVER = np.inf
-TICKET_BITS = 32  # a heap names a request by its ticket and, in the bits below, its number: in order of admission
+TICKET_BITS = 32  # a request's key in a heap: its ticket, and its number in the low bits
 NUMBER = (1 << TICKET_BITS) - 1
 BIN_WIDTH = np.log(1.002)
 ITL_BINS = 12_000
 LARGEST_BLOCK = 512
 NO_LIMIT = np.iinfo(np.int64).max
-# how much room an admission needs: its first chunk; its whole answer; a changing share of the answers
+# KV units that an admission needs: its first chunk; its whole output; a changing share of the outputs
 CAPACITY_POLICIES = ("max_utilization", "guaranteed_no_evict", "new_token_ratio")
 MAX_UTILIZATION, GUARANTEED_NO_EVICT, NEW_TOKEN_RATIO = range(3)
 
@@ -68,7 +69,7 @@ LIMITS = _record(
     acceptance=_REAL,  # probability that a proposed token is accepted, where those before it were
     draft_model=_TRUTH,  # a model proposes them, whose costs are known
     draft_window_tokens=_WHOLE,  # what its layers with a window see
-    one_by_one=_TRUTH,  # decoding requests differ in what they have yet to get: pipeline stages, or drafts
+    per_request_progress=_TRUTH,  # decoding requests differ in what they have yet to get: pipeline stages, or drafts
 )
 
 # host overhead of one engine, microseconds
@@ -82,13 +83,13 @@ HOST = _record(
     overlapped=_TRUTH,
     graph_max_tokens=_WHOLE,
     captured_launches_us=_REAL,
-    gap_us=_REAL,  # of the exposed time: what passes between the kernels of a forward pass
+    gap_us=_REAL,  # part of the exposed time: gaps between the kernels of a forward pass
     exposed_per_request_us=_REAL,
     per_prompt_token_us=_REAL,
 )
 
-# where a surface stands in the flat array of costs: for every whole x the knot below it (x_at) and the weight of the
-# knot above (share_at), the knots of y, and the values by (x, y); y_size 0: no such part
+# offsets of a surface in the flat array of costs: for every whole x the knot below it (x_at) and the weight of the
+# knot above (share_at), the knots of y, and the values by (x, y); y_size 0: an absent part
 SURFACE = _record(x_at=_WHOLE, share_at=_WHOLE, x_size=_WHOLE, y_at=_WHOLE, y_size=_WHOLE, at=_WHOLE)
 
 # step costs of one deployment: dense tables over tokens and sampled sequences (from 0), and three surfaces
@@ -98,7 +99,7 @@ LAYOUT = _record(
     decode=SURFACE,
     window=SURFACE,
     prefill=SURFACE,
-    # of what tokens cost, with pipeline stages: the embedding, and all transfers from stage to stage
+    # part of the cost of tokens with pipeline stages: the embedding, and all transfers between stages
     embedding_at=_WHOLE,
     transfer_at=_WHOLE,
 )
@@ -108,15 +109,15 @@ REQUEST = _record(
     arrival_us=_REAL,
     prompt=_WHOLE,
     target=_WHOLE,  # prompt + output tokens; on a prefill engine: prompt + first token
-    rest=_WHOLE,  # output tokens that a decode engine generates, after the KV of the prompt has been transferred
-    priority=_WHOLE,  # the lower, the earlier
-    next_turn=_WHOLE,  # of its session; -1: none
-    think_us=_REAL,  # from the end of the turn before it until it is sent
-    # what became of it; times are -1 until they happen
+    tokens_after_transfer=_WHOLE,  # output tokens that a decode engine generates
+    priority=_WHOLE,  # lower goes first
+    next_turn=_WHOLE,  # the next turn of its session; -1: none
+    think_us=_REAL,  # from the end of the previous turn until it is sent
+    # its outcome; times are -1 until they happen
     status=_WHOLE,
     replica=_WHOLE,
-    prefill_replica=_WHOLE,  # the engine that computed its prompt for another one; -1: none
-    received_us=_REAL,  # when the KV of its prompt had come to the other one
+    prefill_replica=_WHOLE,  # the prefill engine of its prompt; -1: none
+    received_us=_REAL,  # end of its KV transfer
     sent_us=_REAL,
     scheduled_us=_REAL,
     first_token_us=_REAL,
@@ -125,32 +126,32 @@ REQUEST = _record(
     cached_tokens=_WHOLE,  # prompt tokens found in the prefix cache at first admission
     requeued_us=_REAL,  # waiting again, after preemptions
     recomputed_us=_REAL,  # from admissions after a preemption to its next token (or the next preemption)
-    # its prompt as hash blocks: a stretch of the array of hashes
+    # its prompt as hash blocks: a slice of the array of hashes
     hash_at=_WHOLE,
     hash_count=_WHOLE,
-    kept=_WHOLE,  # leading hash blocks that it keeps
-    shared_units=_WHOLE,  # KV units of its own tokens that stand in hash blocks
-    # what the scheduler knows of it
-    visible_us=_REAL,  # when the engine's queue has it; preempted: at once
-    preempted_us=_REAL,  # when it was last preempted,
-    resumed_us=_REAL,  # and when it was admitted after that; -1: it gave a token since, or was never preempted
+    kept=_WHOLE,  # leading hash blocks that it references
+    shared_units=_WHOLE,  # KV units of its tokens that belong to hash blocks
+    # scheduler state
+    visible_us=_REAL,  # when the scheduler sees it; preempted: at once
+    preempted_us=_REAL,  # its last preemption
+    resumed_us=_REAL,  # its admission after a preemption; -1 from its next token on
     last_token_us=_REAL,
-    known=_WHOLE,  # prompt + generated tokens; of a decoding request up to date only when it leaves
-    computed=_WHOLE,  # tokens in the cache; of a decoding request: base + clock
-    base=_WHOLE,  # decoding: computed tokens less the decode clock
+    known=_WHOLE,  # prompt + generated tokens; stale while it decodes
+    computed=_WHOLE,  # tokens in the KV cache; stale while it decodes: context_offset + clock
+    context_offset=_WHOLE,  # decoding: computed tokens minus the decode clock
     chunk=_WHOLE,  # tokens scheduled in this step
-    reserved=_WHOLE,  # tokens that it has KV units for, since drafts were rejected; 0: those computed
-    received=_WHOLE,  # waiting on a decode engine: tokens whose KV has been transferred; 0: none
+    reserved=_WHOLE,  # tokens that it has KV units for after rejected drafts; 0: the computed ones
+    received=_WHOLE,  # waiting on a decode engine: tokens with transferred KV; 0: none
     ticket=_WHOLE,  # its number in the order of admission
-    leaves_at=_WHOLE,  # decode clock at which it ends; -1: not decoding
-    fills_at=_WHOLE,  # decode clock at which its window is full; -1: past, or no window
-    follows=_TRUTH,  # it is a later turn of its session
+    leaves_at=_WHOLE,  # decode clock at which it finishes; -1: not decoding
+    fills_at=_WHOLE,  # decode clock at which its attention window is full; -1: full, or no window
+    follows=_TRUTH,  # a later turn of a session
     decoding=_TRUTH,
-    fresh=_TRUTH,  # decoding, but gave its last token at another time than the last decode step
-    held=_TRUTH,  # decoding, but not reached by the budget of this step
-    moving=_TRUTH,  # the KV of its prompt is on the way to a decode engine
-    away=_TRUTH,  # one by one: all its known tokens are computed or in flight
-    # its neighbours in the batch, in order of admission; the next partial, fresh, and waiting (or ended) request
+    fresh=_TRUTH,  # decoding, with its last token not from the last decode step
+    skipped=_TRUTH,  # decoding, but without a token in this step: the budget was exhausted
+    moving=_TRUTH,  # its KV is being transferred to a decode engine
+    all_in_flight=_TRUTH,  # per-request progress: all known tokens are computed or in flight
+    # list links: neighbours in the batch by admission; the next partial, fresh, and waiting (or finished) request
     before=_WHOLE,
     after=_WHOLE,
     next_partial=_WHOLE,
@@ -158,34 +159,34 @@ REQUEST = _record(
     next_waiting=_WHOLE,
 )
 
-# a hash block, or the private units that a request left
+# a hash block, or the freed private units of a request
 ENTRY = _record(
-    valid=_WHOLE,  # KV blocks of it that are in the cache, from its first on; units that were private
-    users=_WHOLE,  # running requests that keep it
+    valid=_WHOLE,  # its leading KV blocks that are cached; of private entries: units
+    users=_WHOLE,  # running requests that reference it
     before=_WHOLE,
     after=_WHOLE,
     queued=_TRUTH,
 )
 
-# what it takes to bring the KV of a prompt to a decode engine, microseconds; window layers send at most their window
+# KV transfer from a prefill to a decode engine, microseconds; window layers send at most their window
 LINK = _record(token_us=_REAL, window_token_us=_REAL, window_tokens=_WHOLE, sequence_us=_REAL, latency_us=_REAL)
 
-# the benchmark client, and the router behind it
+# the benchmark client and the router
 CLIENT = _record(
-    now=_REAL,  # the last event
-    next=_WHOLE,  # first request in order of arrival that was not sent yet
-    in_flight=_WHOLE,  # slots that are taken: requests, and sessions that have begun
+    now=_REAL,  # time of the last event
+    next=_WHOLE,  # first request in order of arrival that is not sent yet
+    in_flight=_WHOLE,  # slots in use: requests, and sessions that have begun
     ended=_WHOLE,
-    turns=_WHOLE,  # turns, and transfers of KV, whose time is set
-    warmups=_WHOLE,  # the first requests: measured ones wait for their end
+    turns=_WHOLE,  # scheduled turns and KV transfers
+    warmups=_WHOLE,  # leading requests that the measured ones wait for
     warmups_left=_WHOLE,
-    offset_us=_REAL,  # from the clock of arrivals to that of the simulation
+    offset_us=_REAL,  # from arrival times to simulated time
     max_concurrency=_WHOLE,
     router=_WHOLE,
-    routed=_WHOLE,  # requests that went through the router
-    front=_WHOLE,  # engines that it sends to: all, or those that prefill, which come first
-    prefills=_TRUTH,  # what these engines compute goes on to decode engines
-    handed=_WHOLE,  # requests that did
+    routed=_WHOLE,  # routed requests
+    front=_WHOLE,  # engines that it sends to: all, or the prefill engines, which come first
+    prefills=_TRUTH,  # these engines prefill for decode engines
+    handed=_WHOLE,  # requests that decode engines received
     link=LINK,
     hash_tokens=_WHOLE,
     cache_threshold=_REAL,
@@ -196,36 +197,36 @@ CLIENT = _record(
 ENGINE = _record(
     now=_REAL,
     previous_start=_REAL,
-    last_decode_end=_REAL,  # when the decoding requests got their last token
+    last_decode_end=_REAL,  # end of the last decode step
     # the queue
-    in_flight=_WHOLE,  # requests that were sent here and did not end
-    link_free_us=_REAL,  # when the KV of all prompts that ended here has been sent
+    in_flight=_WHOLE,  # requests sent to this engine that have not finished
+    link_free_us=_REAL,  # when the link has sent the KV of all computed prompts
     first_waiting=_WHOLE,
     last_waiting=_WHOLE,
-    handed_on_us=_REAL,  # when the front end hands on the last request that was sent here
+    handed_on_us=_REAL,  # when the front end has processed the last request
     admitted=_WHOLE,  # tickets given out
-    first_ended=_WHOLE,  # requests that ended since the client last looked
-    # the step or decode run that is under way, until ``due_us``; a planned run has not been taken yet, so that it can
-    # be cut for a request that comes to it
+    first_ended=_WHOLE,  # finished requests that the client has not processed
+    # the current step or decode run, until ``due_us``; a planned run is not executed yet, so that a new request can
+    # cut it short
     underway=_TRUTH,
     planned=_TRUTH,
     planned_steps=_WHOLE,
     due_us=_REAL,
-    blocked=_TRUTH,  # the head of the queue is there, but cannot be admitted before a running request ends
-    found=_WHOLE,  # cached tokens of the request that was looked at last for admission
-    stalled=_TRUTH,  # others decode, but not in this step
+    blocked=_TRUTH,  # the head of the queue cannot be admitted before a running request finishes
+    found=_WHOLE,  # cached tokens of the last admission candidate
+    stalled=_TRUTH,  # requests decode, but not in this step
     step_prompt_tokens=_WHOLE,
-    step_found=_WHOLE,  # cached prompt tokens of requests that were first admitted in it,
-    step_looked_up=_WHOLE,  # all their prompt tokens,
-    step_preempted=_WHOLE,  # and preemptions since the last row of steps
-    # one by one
+    step_found=_WHOLE,  # cached prompt tokens of requests first admitted in it
+    step_looked_up=_WHOLE,  # all their prompt tokens
+    step_preempted=_WHOLE,  # preemptions since the last step row
+    # per-request progress
     batches=_WHOLE,  # in flight
-    oldest_batch=_WHOLE,  # where the one stands that ends first
-    prepared_us=_REAL,  # when the host has prepared the last one
+    oldest_batch=_WHOLE,  # slot of the one that returns next
+    prepared_us=_REAL,  # when the host has prepared the newest one
     # the batch
-    free_units=_WHOLE,  # blank ones and those whose contents may be lost
+    free_units=_WHOLE,  # blank units and those that can be evicted
     blank_units=_WHOLE,
-    first_free=_WHOLE,  # queue of entries whose blocks are free, the next to be lost first
+    first_free=_WHOLE,  # free queue of entries, the next to evict first
     last_free=_WHOLE,
     running=_WHOLE,
     oldest=_WHOLE,
@@ -235,31 +236,34 @@ ENGINE = _record(
     partial_count=_WHOLE,
     fresh=_WHOLE,
     decoding=_WHOLE,
-    clock=_WHOLE,  # decode steps so far
-    base_sum=_WHOLE,  # over decoding requests
-    inside=_WHOLE,  # tokens inside the window, over decoding requests
+    clock=_WHOLE,  # number of decode steps so far
+    context_offset_sum=_WHOLE,  # over decoding requests
+    inside=_WHOLE,  # tokens inside the attention window, over decoding requests
     below=_WHOLE,  # decoding requests whose window is not full
-    held=_WHOLE,  # decoding requests that this step's budget does not reach,
-    held_tokens=_WHOLE,  # their computed tokens,
-    held_inside=_WHOLE,  # those inside the window,
-    held_below=_WHOLE,  # and how many of their windows are not full
-    decode_y=_WHOLE,  # knots below the last mean contexts: where the next search begins
+    skipped=_WHOLE,  # decoding requests without a token in this step
+    skipped_tokens=_WHOLE,  # their computed tokens
+    skipped_inside=_WHOLE,  # those inside the window
+    skipped_below=_WHOLE,  # how many of their windows are not full
+    decode_y=_WHOLE,  # knots below the last mean contexts, where the next search begins
     window_y=_WHOLE,
-    leaving=_WHOLE,  # entries of the heap of departures
-    filling=_WHOLE,  # entries of the heap of windows that fill
+    leaving=_WHOLE,  # size of the heap of finishes
+    filling=_WHOLE,  # size of the heap of windows that fill
     # policies
-    forming=_TRUTH,  # a static batch still takes what was visible
-    formed_us=_REAL,  # then
-    joined=_WHOLE,  # requests that it took
-    full_running=_WHOLE,  # running requests when the last admission failed, while it is not tried again
-    prompts_held=_TRUTH,  # this step decodes only, prompts wait for more of them
-    waited_iters=_WHOLE,  # steps that they have waited
-    received_us=_REAL,  # requests visible by then have been received
-    polled_steps=_WHOLE,  # steps before that,
-    polled_prompt_steps=_WHOLE,  # and those of them with prompts
-    ratio_from=_REAL,  # ratio of new tokens when it was last set,
-    ratio_clock=_WHOLE,  # and the decode clock from which on it falls
-    crossings=(_WHOLE, (LARGEST_BLOCK,)),  # decoding requests by the residue of the clock at which they need a block
+    forming=_TRUTH,  # a static batch still admits requests
+    formed_us=_REAL,  # that were visible by this time
+    joined=_WHOLE,  # requests that it admitted
+    full_running=_WHOLE,  # running requests at the last failed admission, until it is retried
+    prefills_delayed=_TRUTH,  # this step decodes only
+    waited_iters=_WHOLE,  # steps that prompts have been delayed
+    received_us=_REAL,  # requests visible by this time are received
+    polled_steps=_WHOLE,  # steps before the last poll
+    polled_prompt_steps=_WHOLE,  # those with prompts
+    ratio_from=_REAL,  # new-token ratio when it was last set
+    ratio_clock=_WHOLE,  # decode clock from which it decays
+    block_boundaries=(
+        _WHOLE,
+        (LARGEST_BLOCK,),
+    ),  # decoding requests by the clock modulo block_size at which they need a block
     # totals
     steps=_WHOLE,
     prompt_steps=_WHOLE,
@@ -272,18 +276,18 @@ ENGINE = _record(
     peak_units=_WHOLE,
     gap_sum_us=_REAL,
     prompt_tokens=_WHOLE,
-    draft_tokens=_WHOLE,  # proposed
-    accepted_tokens=_WHOLE,  # and accepted
+    draft_tokens=_WHOLE,  # draft tokens verified
+    accepted_tokens=_WHOLE,  # draft tokens accepted
     rows=_WHOLE,
 )
 
 
-# a pipeline stage of an engine; and, in the same ring, a batch in flight
+# a pipeline stage of an engine, and a batch in flight
 STAGE = _record(
-    share=_REAL,  # of the layers
-    free_us=_REAL,  # when the last batch has left it
+    share=_REAL,  # share of the layers
+    free_us=_REAL,  # when the last batch leaves it
     gpu_us=_REAL,
     idle_us=_REAL,
-    due_us=_REAL,  # when the tokens of the batch come back
-    tokens=_WHOLE,  # how many do
+    due_us=_REAL,  # when the batch returns
+    tokens=_WHOLE,  # requests that get tokens from it
 )

@@ -1,4 +1,4 @@
-"""One scenario's simulation from Python: columns into records, the compiled loop, records into columns."""
+"""Simulate one scenario from Python: columns into records, the compiled loop, records into columns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOTALS = (
 )
 
 
-# fields of the engine record that name the first or last of a list: none in a fresh one
+# fields of the engine record that hold the first or last request of a list: NOBODY in a fresh record
 QUEUES = (
     *("first_waiting", "last_waiting", "first_ended", "oldest", "newest", "partial", "last_partial", "fresh"),
     *("first_free", "last_free"),
@@ -44,7 +44,7 @@ QUEUES = (
 
 
 class PackedCosts(NamedTuple):
-    """A surface as the loop reads it: one flat array, and where each part stands in it."""
+    """A surface as the loop reads it: one flat array, and the offsets of its parts."""
 
     values: np.ndarray
     layout: np.void
@@ -52,7 +52,7 @@ class PackedCosts(NamedTuple):
 
 
 def pack(surface: Surface) -> PackedCosts:
-    """Lay a surface out in one array; tokens already cost what the CUDA graph that pads them costs."""
+    """Lay a surface out in one array; token costs are those of the CUDA-graph size that pads them."""
     layout = np.zeros(1, LAYOUT)[0]
     pieces: list[np.ndarray] = []
     used = 0
@@ -88,7 +88,7 @@ def _between(knots: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def joined_costs(packed: Sequence[PackedCosts]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the costs of several pools in one array, and where the parts of each stand, shape [pools]."""
+    """Return the costs of several pools in one array, and the LAYOUT of each, shape [pools]."""
     if len(packed) == 1:
         return packed[0].values, np.array([packed[0].layout])
     layouts = np.array([costs.layout for costs in packed])
@@ -103,7 +103,7 @@ def joined_costs(packed: Sequence[PackedCosts]) -> tuple[np.ndarray, np.ndarray]
 
 
 def unpack_uses(uses: np.ndarray, costs: PackedCosts, layout: np.void) -> Uses:
-    """Return the uses by part, of shape (3 phases, ...); tokens are counted where their CUDA graph pads them to."""
+    """Return the uses by part, of shape (3 phases, ...); tokens count at the CUDA-graph size that pads them."""
     surface = costs.surface
     counted = uses[:, layout["tokens_at"] :][:, : surface.padded_tokens.size]
     tokens = np.zeros((3, surface.token_us.size))
@@ -118,7 +118,7 @@ def unpack_uses(uses: np.ndarray, costs: PackedCosts, layout: np.void) -> Uses:
 
 
 def check_caching(load: Load, limits: Limits) -> None:
-    """ValueError: hash blocks that are no whole number of KV blocks, or layers that cannot share by prefix."""
+    """ValueError: hash blocks that are not a multiple of the KV block size, or layers without prefix caching."""
     if load.hash_tokens % limits.block_size:
         raise ValueError(
             f"hash blocks of {load.hash_tokens} tokens are no whole number of blocks of {limits.block_size}"
@@ -128,16 +128,16 @@ def check_caching(load: Load, limits: Limits) -> None:
 
 
 class Draft(NamedTuple):
-    """The model that proposes tokens for the requests of a pool: its costs, and what its layers with a window see."""
+    """The draft model of a pool: its step costs and attention window (0: none)."""
 
     costs: PackedCosts
     window_tokens: int = 0
 
 
 class Pool(NamedTuple):
-    """Engines that are alike: one deployment's limits, host and costs, and the layers of each pipeline stage.
+    """Identical engines: one deployment's limits, host and costs, and the number of layers of each pipeline stage.
 
-    ``draft``: where tokens are proposed (see ``Limits.drafts``), the model that does; None: that costs nothing.
+    ``draft``: the draft model of speculative decoding (see ``Limits.drafts``); None: drafts cost nothing.
     """
 
     limits: Limits
@@ -149,9 +149,9 @@ class Pool(NamedTuple):
 
 
 def decode_limits(limits: Limits) -> Limits:
-    """Return the limits of engines that decode what others prefill: prompts are the exception, after preemptions.
+    """Return the limits of decode engines, which compute prompts only after preemptions.
 
-    These are recomputed beside the decodes, in chunks; prefixes are cached where prompts are computed.
+    These are recomputed in chunks beside the decodes; prefixes are cached on the prefill engines.
     """
     return limits._replace(chunked=True, prefill_first=False, prefix_caching=False, batch_wait_timeout_iters=0)
 
@@ -159,7 +159,7 @@ def decode_limits(limits: Limits) -> Limits:
 def request_records(load: Load, hashed: bool, handed_over: bool) -> np.ndarray:
     """Return fresh REQUEST records, shape [requests].
 
-    ``hashed``: with their prompts' hash blocks. ``handed_over``: who gives the first token does not give the others.
+    ``hashed``: with their prompts' hash blocks. ``handed_over``: prefilled on one engine, decoded on another.
     """
     requests = np.zeros(load.arrival_us.size, REQUEST)
     fill_requests(requests, load.arrival_us, load.prompt_tokens, load.output_tokens)
@@ -173,13 +173,13 @@ def request_records(load: Load, hashed: bool, handed_over: bool) -> np.ndarray:
         requests["follows"][later] = True
         requests["think_us"] = load.think_us
     if handed_over:
-        requests["rest"] = load.output_tokens - 1
+        requests["tokens_after_transfer"] = load.output_tokens - 1
         requests["target"] = load.prompt_tokens + 1
     return requests
 
 
 def client_record(load: Load, routing: Routing, front: int, transfer: Transfer | None) -> np.ndarray:
-    """Return a fresh CLIENT record, shape [1]; ``front``: engines that it sends to."""
+    """Return a fresh CLIENT record, shape [1]; ``front``: number of engines that it sends to."""
     client = np.zeros(1, CLIENT)
     client["now"] = load.arrival_us[0]
     client["warmups"] = client["warmups_left"] = load.warmups
@@ -200,7 +200,7 @@ def engine_records(pools: Sequence[Pool], start_us: float) -> np.ndarray:
     for name in QUEUES:
         engines[name] = NOBODY
     sizes = [pool.engines for pool in pools]
-    # a look that takes time has not been taken yet
+    # a poll that takes time has not happened yet
     engines["previous_start"][np.repeat([pool.limits.batch_wait_us > 0.0 for pool in pools], sizes)] = -FOREVER
     capacity = np.repeat([pool.limits.capacity_units for pool in pools], sizes)
     engines["free_units"] = engines["blank_units"] = capacity
@@ -217,7 +217,7 @@ def limit_records(pools: Sequence[Pool], load: Load) -> np.ndarray:
         record["plain"] = all(getattr(pool.limits, name) == value for name, value in NO_POLICY.items())
         record["hash_tokens"] = load.hash_tokens if pool.limits.prefix_caching else 0
         record["stages"] = len(pool.layers)
-        record["one_by_one"] = len(pool.layers) > 1 or pool.limits.drafts > 0
+        record["per_request_progress"] = len(pool.layers) > 1 or pool.limits.drafts > 0
         record["draft_model"] = pool.draft is not None
         record["draft_window_tokens"] = pool.draft.window_tokens if pool.draft else 0
     stated["requests"] = load.arrival_us.size
@@ -225,7 +225,7 @@ def limit_records(pools: Sequence[Pool], load: Load) -> np.ndarray:
 
 
 def stage_records(pools: Sequence[Pool], start_us: float) -> np.ndarray:
-    """Return fresh STAGE records, shape [engines, most stages of an engine]; the last of some engines are not used."""
+    """Return fresh STAGE records, shape [engines, largest number of stages]; the last of some are unused."""
     stages = np.zeros((len(pools), max(len(pool.layers) for pool in pools)), STAGE)
     for own, pool in zip(stages, pools, strict=True):
         own["share"][: len(pool.layers)] = np.array(pool.layers) / sum(pool.layers)
@@ -234,13 +234,13 @@ def stage_records(pools: Sequence[Pool], start_us: float) -> np.ndarray:
 
 
 def close_stages(engine: np.void, stages: np.ndarray) -> None:
-    """Set an engine's end, and its idle time: that of all its stages, to the end of the last."""
+    """Set an engine's end, and its idle time: the sum over its stages, until the last one is done."""
     engine["last_us"] = max(engine["last_us"], stages["free_us"].max())
     engine["idle_us"] = (stages["idle_us"] + engine["last_us"] - stages["free_us"]).sum()
 
 
 class Arrays(NamedTuple):
-    """All that the loop works on but the step rows, in its order."""
+    """The arguments of the loop except the step rows, in its order."""
 
     clients: np.ndarray
     engines: np.ndarray
@@ -284,7 +284,7 @@ def fresh_arrays(
         sent=np.zeros((front, blocks if routed else 1), np.bool_),
         heaps=np.zeros((engines.size, 2, 2 * most_running + 16, 2), np.int64),
         hashes=load.hashes,
-        # the hash blocks, then the private blocks that each request leaves
+        # the hash blocks, then the freed private blocks of each request
         entries=np.zeros((engines.size, blocks + n if caching else 1), ENTRY),
         limits=limits,
         host=np.repeat(np.array([tuple(pool.host) for pool in pools], HOST), sizes),
@@ -295,7 +295,7 @@ def fresh_arrays(
         histogram=np.zeros(ITL_BINS, np.int64),
         stages=stages,
         flights=np.zeros(
-            (engines.size, stages.shape[1], most_running if limits["one_by_one"].any() else 1, 3), np.int64
+            (engines.size, stages.shape[1], most_running if limits["per_request_progress"].any() else 1, 3), np.int64
         ),
     )
 
@@ -310,12 +310,12 @@ def serve_scenario(
     windows_from_us: float | None = None,
     scratch: np.ndarray | None = None,
 ) -> ServedScenario:
-    """Simulate one client, its router and all engines; all requests end, as finished or as turned away.
+    """Simulate one client, its router and all engines, until every request is finished or rejected.
 
-    ``transfer``: one pool prefills, the other decodes, and the KV of prompts goes from the one to the other.
-    ``windows_from_us``: where windows of time begin; None: none are counted. ``scratch``: an array of shape
-    (3, size of the pools' costs) that takes the uses where nobody reads them.
-    ValueError: no request, a block size beyond what the engine record has room for, or stages without their costs.
+    ``transfer``: the first pool prefills, the second decodes, and KV is transferred between them.
+    ``windows_from_us``: start of the first window of time; None: no windows. ``scratch``: an array of shape
+    (3, size of the pools' costs) for uses that are not read.
+    ValueError: no request, a block size above LARGEST_BLOCK, or pipeline stages without their costs.
     """
     n = load.arrival_us.size
     for limits in (pool.limits for pool in pools):
@@ -329,12 +329,12 @@ def serve_scenario(
         raise ValueError("pipeline stages need to know what of a step's time is embedding, and what transfers")
     arrays = fresh_arrays(load, pools, routing or Routing(), transfer, scratch)
     engines, depths = arrays.engines, arrays.limits["stages"].tolist()
-    one_by_one = arrays.limits["one_by_one"].tolist()
-    rows = StepRows(depths, one_by_one, keep_steps, windows_from_us)
+    per_request_progress = arrays.limits["per_request_progress"].tolist()
+    rows = StepRows(depths, per_request_progress, keep_steps, windows_from_us)
     while arrays.clients[0]["ended"] < n:
         serve_until_full(*arrays, rows.buffer)
         rows.take(engines)
-    for engine, stages, depth, alone in zip(engines, arrays.stages, depths, one_by_one, strict=True):
+    for engine, stages, depth, alone in zip(engines, arrays.stages, depths, per_request_progress, strict=True):
         if alone:
             close_stages(engine, stages[:depth])
     steps, windows = rows.finish(engines, arrays.requests)
@@ -362,7 +362,7 @@ def serve(
     windows_from_us: float | None = None,
     scratch: np.ndarray | None = None,
 ) -> Served:
-    """Simulate one engine by itself, with a client of its own; see ``Pool`` and ``serve_scenario``."""
+    """Simulate a single engine with its own client; see ``Pool`` and ``serve_scenario``."""
     kept = {"keep_steps": keep_steps, "windows_from_us": windows_from_us, "scratch": scratch}
     served = serve_scenario(load, [Pool(limits, host, costs, layers=layers, draft=draft)], **kept)
     uses = served.uses[0] if served.uses else None

@@ -1,4 +1,4 @@
-"""Columns of requests into records and back, in one pass each way: a pass a column takes longer than many loads."""
+"""Columns of requests into records and back, in one pass each way: one pass per column would dominate short runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REAL = ("sent_us", "scheduled_us", "first_token_us", "finish_us", "requeued_us",
 def fill_requests(
     requests: np.ndarray, arrival_us: np.ndarray, prompt_tokens: np.ndarray, output_tokens: np.ndarray
 ) -> None:
-    """Set what is stated, and what differs from zero in a request that has not been sent; ``requests``: zeros."""
+    """Fill zeroed REQUEST records: the stated fields, and those of an unsent request that are not zero."""
     for i in range(requests.size):
         request = requests[i]
         request.arrival_us = arrival_us[i]
@@ -42,7 +42,7 @@ def read_requests(requests: np.ndarray, whole: np.ndarray, real: np.ndarray) -> 
 
 
 def outcome_of(requests: np.ndarray) -> Outcome:
-    """Return what became of each request, as columns."""
+    """Return the outcome of each request, as columns."""
     whole, real = np.empty((len(WHOLE), requests.size), np.int64), np.empty((len(REAL), requests.size))
     read_requests(requests, whole, real)
     return Outcome(**dict(zip(WHOLE, whole, strict=True)), **dict(zip(REAL, real, strict=True)))

@@ -1,10 +1,10 @@
-"""The router in front of several engines: in turn, to the least loaded, or to where a prefix was sent before.
+"""Routing over several engines: round robin, least loaded, or prefix-aware.
 
 ``prefix_aware`` follows SGLang's router (sgl-router, cache_aware): it remembers which prompts it sent to which engine,
-not what the engine still has. Where the engines' loads differ by more than ``balance_abs_threshold`` requests and by
-more than the factor ``balance_rel_threshold``, or where no engine was sent more than ``cache_threshold`` of the prompt,
-the least loaded engine gets it. Not followed: SGLang's tree forgets its least recently used texts beyond a size, and a
-prompt that matches nowhere goes to the engine with the smallest tree.
+not what the engine still has cached. If the engines' loads differ by more than ``balance_abs_threshold`` requests and
+by more than the factor ``balance_rel_threshold``, or if no engine was sent more than ``cache_threshold`` of the prompt,
+the least loaded engine gets it. Not modelled: SGLang's tree evicts its least recently used texts beyond a size, and a
+prompt without a match goes to the engine with the smallest tree.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernelsight.serving.records import LEAST_LOADED, ROUND_ROBIN
 
 @compiled
 def least_loaded(engines: np.ndarray, routed: int) -> int:
-    """The engine with the fewest requests that wait or run; among equal ones the next in turn."""
+    """The engine with the fewest waiting and running requests; ties go round robin."""
     best = routed % engines.size
     for k in range(1, engines.size):
         i = (routed + k) % engines.size
@@ -28,7 +28,7 @@ def least_loaded(engines: np.ndarray, routed: int) -> int:
 
 @compiled
 def is_balanced(client: np.void, engines: np.ndarray) -> bool:
-    """Whether the engines' loads are alike enough to look at prefixes."""
+    """Whether the engines' loads are balanced enough to route by prefix."""
     fewest = most = engines[0].in_flight
     for i in range(1, engines.size):
         fewest, most = min(fewest, engines[i].in_flight), max(most, engines[i].in_flight)
@@ -37,7 +37,7 @@ def is_balanced(client: np.void, engines: np.ndarray) -> bool:
 
 @compiled
 def longest_match(request: np.void, hashes: np.ndarray, sent: np.ndarray) -> tuple:
-    """(engine, leading hash blocks) of the engine that was sent the longest part of a prompt, the first of several."""
+    """(engine, leading hash blocks) of the first engine that was sent the longest prefix of a prompt."""
     best, longest = 0, 0
     for i in range(sent.shape[0]):
         blocks = 0
@@ -50,7 +50,7 @@ def longest_match(request: np.void, hashes: np.ndarray, sent: np.ndarray) -> tup
 
 @compiled
 def route(client: np.void, engines: np.ndarray, request: np.void, hashes: np.ndarray, sent: np.ndarray) -> int:
-    """The engine that gets a request; ``sent``: hash blocks that each engine was sent, shape [engines, hash blocks]."""
+    """The engine for a request; ``sent``: hash blocks that each engine was sent, shape [engines, hash blocks]."""
     if client.router == ROUND_ROBIN:
         i = client.routed % engines.size
     elif client.router == LEAST_LOADED:
@@ -68,7 +68,7 @@ def route(client: np.void, engines: np.ndarray, request: np.void, hashes: np.nda
 
 @compiled
 def route_decode(client: np.void, engines: np.ndarray) -> int:
-    """The decode engine that gets a request with the KV of its prompt: in turn, or the least loaded one."""
+    """The decode engine for a prefilled request: round robin, or the least loaded one."""
     i = client.handed % engines.size if client.router == ROUND_ROBIN else least_loaded(engines, client.handed)
     client.handed += 1
     return i

@@ -1,15 +1,15 @@
-"""The scheduler's rules: one token budget, running requests first, then the queue; preemption by recompute."""
+"""The scheduler: one token budget, running requests first, then the waiting queue; preemption by recompute."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.admission import admit, first_chunk, holds_prompts, wants_prompts
+from kernelsight.serving.admission import admit, delay_prefills, first_chunk, prefill_next
 from kernelsight.serving.batch import (
     forget_fresh,
     forget_partial,
+    make_unready,
     push_fresh,
-    set_out,
     start_decoding,
     stop_decoding,
     tokens_held,
@@ -20,7 +20,14 @@ from kernelsight.serving.batch import (
     unlink,
 )
 from kernelsight.serving.compiled import compiled, inlined
-from kernelsight.serving.policy import begin_step, candidate, is_shut, lowest_priority, reset_ratio, stays_refused
+from kernelsight.serving.policy import (
+    admission_closed,
+    candidate,
+    form_static_batch,
+    lowest_priority,
+    reset_ratio,
+    stays_refused,
+)
 from kernelsight.serving.prefix import cache_chunk, keep_own_only, release, take_units
 from kernelsight.serving.queue import requeue
 from kernelsight.serving.records import NOBODY
@@ -36,17 +43,17 @@ def preempt(
     victim: int,
     scheduled: int,
 ) -> None:
-    """Take a running request out: its blocks are free again, it goes back to the queue.
+    """Preempt a running request: free its blocks and put it back in the queue.
 
-    ``scheduled``: tokens that it has in this step already, whose blocks go as well.
+    ``scheduled``: its tokens in this step, whose blocks are freed as well.
     """
     request = requests[victim]
     tokens = max(tokens_of(engine, request) + scheduled, request.reserved)
     release(engine, hashes, entries, limits, victim, request, tokens)
-    if request.away:
-        request.away = False
-    elif request.decoding and limits.one_by_one:
-        set_out(engine, request)
+    if request.all_in_flight:
+        request.all_in_flight = False
+    elif request.decoding and limits.per_request_progress:
+        make_unready(engine, request)
     elif request.decoding:
         if request.fresh:
             forget_fresh(engine, requests, victim)
@@ -71,10 +78,10 @@ def preempt(
 
 @compiled
 def retract(engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray) -> bool:
-    """Preempt decoding requests until the next tokens of all others have units, or one is left; True: some went.
+    """Preempt decoding requests until the next tokens of the others fit, or one is left; True if any was preempted.
 
-    SGLang (``ScheduleBatch.retract_decode``): the one with the fewest generated tokens, of those the one with the
-    longest prompt, of those the last that was admitted.
+    SGLang (``ScheduleBatch.retract_decode``): the one with the fewest generated tokens first, of those the one with the
+    longest prompt, of those the last admitted.
     """
     preempted = False
     steps = 1 + limits.drafts
@@ -100,7 +107,7 @@ def retract(engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.n
 
 
 @compiled
-def make_room(
+def preempt_until_free(
     engine: np.void,
     requests: np.ndarray,
     limits: np.void,
@@ -109,14 +116,14 @@ def make_room(
     r: int,
     units: int,
 ) -> tuple:
-    """Preempt the newest, or by priority the last, until ``units`` are free for a request, which may go itself.
+    """Preempt the newest, or the lowest-priority, request until ``units`` are free for request ``r``.
 
-    Returns (whether it went, prompt tokens and decode tokens of this step that others give back).
+    Returns (whether ``r`` itself was preempted, prompt tokens and decode tokens of this step that others give back).
     """
     prompts = decodes = 0
     while units > engine.free_units:
         if engine.running == 1 and limits.hash_tokens > 0:
-            # as after a preemption: others are looked at in the next step
+            # as after a preemption, no request is admitted in this step
             keep_own_only(engine, hashes, entries, limits, requests[r], tokens_held(engine, requests[r]))
             break
         victim, scheduled = engine.newest, 0
@@ -133,7 +140,7 @@ def make_room(
 
 @inlined
 def chunk_partials(engine: np.void, requests: np.ndarray, limits: np.void, budget: int) -> tuple:
-    """Set the chunks of the partial requests, in their order; returns their (tokens, units)."""
+    """Set the chunks of partly computed prompts, in their order; returns their (tokens, units)."""
     tokens = units = 0
     r = engine.partial
     while r >= 0:
@@ -147,7 +154,7 @@ def chunk_partials(engine: np.void, requests: np.ndarray, limits: np.void, budge
 
 @inlined
 def partials_are_newest(engine: np.void, requests: np.ndarray) -> bool:
-    """True when every partial request was admitted after every decoding one."""
+    """True if every partly computed prompt was admitted after every decoding request."""
     r = engine.newest
     for _ in range(engine.partial_count):
         if requests[r].decoding:
@@ -166,18 +173,17 @@ def schedule_running(
     entries: np.ndarray,
     prompts_only: bool,
 ) -> tuple:
-    """Give running requests their tokens and units; returns (prompt tokens, decode tokens, preempted).
+    """Schedule the running requests and allocate their units; returns (prompt tokens, decode tokens, preempted).
 
-    Where the order of admission does not matter and blocks suffice for all, nothing is looked at one by one; with
-    pipeline stages requests are in flight beside those that decode, with drafts each is as far as its own were
-    accepted, and all are.
+    If the order of admission does not matter and blocks suffice for all, the batch is scheduled as a whole; otherwise,
+    and with per-request progress (pipeline stages, drafts), request by request.
     """
     if limits.fewest_generated and not prompts_only and retract(engine, requests, limits, hashes, entries):
-        tokens, decodes, _ = schedule_one_by_one(engine, requests, heaps, limits, hashes, entries, False)
+        tokens, decodes, _ = schedule_in_order(engine, requests, heaps, limits, hashes, entries, False)
         return tokens, decodes, True
     decodes = 0 if prompts_only else engine.decoding
-    if not limits.one_by_one and (prompts_only or partials_are_newest(engine, requests)):
-        budget = 0 if engine.prompts_held else limits.max_num_batched_tokens - decodes
+    if not limits.per_request_progress and (prompts_only or partials_are_newest(engine, requests)):
+        budget = 0 if engine.prefills_delayed else limits.max_num_batched_tokens - decodes
         tokens, units = chunk_partials(engine, requests, limits, budget)
         units += units_ahead(engine, requests, limits, 1) if decodes > 0 else 0
         if units <= engine.free_units:
@@ -186,11 +192,11 @@ def schedule_running(
             else:
                 take_in_order(engine, requests, limits, hashes, entries, decodes > 0)
             return tokens, decodes, False
-    return schedule_one_by_one(engine, requests, heaps, limits, hashes, entries, prompts_only)
+    return schedule_in_order(engine, requests, heaps, limits, hashes, entries, prompts_only)
 
 
 @compiled
-def schedule_one_by_one(
+def schedule_in_order(
     engine: np.void,
     requests: np.ndarray,
     heaps: np.ndarray,
@@ -199,9 +205,9 @@ def schedule_one_by_one(
     entries: np.ndarray,
     prompts_only: bool,
 ) -> tuple:
-    """The same in order of admission, request by request, preempting others while blocks are short.
+    """Schedule running requests one at a time in order of admission, preempting others while blocks are short.
 
-    A request that gives way itself leaves those behind it their turn.
+    After a request that preempts itself, the next ones are still scheduled.
     """
     budget = limits.max_num_batched_tokens
     prompt_tokens = decode_tokens = skipped = 0
@@ -212,14 +218,14 @@ def schedule_one_by_one(
     while r >= 0:
         request = requests[r]
         request.chunk = 0
-        if request.away:
+        if request.all_in_flight:
             r = request.after
             continue
         if request.decoding and (prompts_only or budget == 0):
             skipped += 1
             r = request.after
             continue
-        if engine.prompts_held and not request.decoding:
+        if engine.prefills_delayed and not request.decoding:
             r = request.after
             continue
         tokens, held = tokens_of(engine, request), tokens_held(engine, request)
@@ -230,7 +236,7 @@ def schedule_one_by_one(
         extra = units_held(max(tokens + needed, held), limits) - units_held(held, limits)
         if extra > engine.free_units:
             preempted = True
-            gone, prompts, decodes = make_room(engine, requests, limits, hashes, entries, r, extra)
+            gone, prompts, decodes = preempt_until_free(engine, requests, limits, hashes, entries, r, extra)
             budget += prompts + decodes
             prompt_tokens -= prompts
             decode_tokens -= decodes
@@ -247,14 +253,14 @@ def schedule_one_by_one(
         else:
             prompt_tokens += needed
         r = request.after
-    if skipped > 0 and decode_tokens > 0 and not limits.one_by_one:
-        hold_back(engine, requests, heaps, limits)
+    if skipped > 0 and decode_tokens > 0 and not limits.per_request_progress:
+        skip_decodes(engine, requests, heaps, limits)
     return prompt_tokens, decode_tokens, preempted
 
 
 @compiled
 def forget_chunks(engine: np.void, requests: np.ndarray) -> None:
-    """Nobody has tokens in this step yet."""
+    """Clear the scheduled tokens of all running requests."""
     r = engine.oldest
     while r >= 0:
         requests[r].chunk = 0
@@ -262,8 +268,8 @@ def forget_chunks(engine: np.void, requests: np.ndarray) -> None:
 
 
 @compiled
-def hold_back(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void) -> None:
-    """Move decoding requests that got no token in this decode step one tick behind the clock."""
+def skip_decodes(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void) -> None:
+    """Keep the context of decoding requests without a token in this step while the decode clock advances."""
     r = engine.oldest
     while r >= 0:
         request = requests[r]
@@ -272,15 +278,15 @@ def hold_back(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: 
                 request.last_token_us = engine.last_decode_end
                 push_fresh(engine, requests, r)
             stop_decoding(engine, requests, limits, r)
-            # the step that begins now moves the clock on: this request stays where it is
+            # the step that begins now advances the clock, but not this request
             engine.clock += 1
             start_decoding(engine, requests, heaps, limits, r)
             engine.clock -= 1
-            request.held = True
-            engine.held += 1
-            engine.held_tokens += request.computed
-            engine.held_inside += min(request.computed, limits.window_tokens)
-            engine.held_below += 1 if request.computed < limits.window_tokens else 0
+            request.skipped = True
+            engine.skipped += 1
+            engine.skipped_tokens += request.computed
+            engine.skipped_inside += min(request.computed, limits.window_tokens)
+            engine.skipped_below += 1 if request.computed < limits.window_tokens else 0
         r = request.after
 
 
@@ -288,7 +294,7 @@ def hold_back(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: 
 def take_in_order(
     engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, decodes: bool
 ) -> None:
-    """Take the units of decodes, then of each chunk; cached before the next one: that can turn blocks blank."""
+    """Allocate the units of decodes, then of each chunk, caching it before the next: that can free blocks."""
     if decodes:
         take_units(engine, entries, limits, units_ahead(engine, requests, limits, 1))
     r = engine.partial
@@ -310,18 +316,18 @@ def schedule(
     entries: np.ndarray,
     horizon: float,
 ) -> tuple:
-    """Fill one step; returns (prompt tokens, decode tokens, look again after this step, blocked)."""
+    """Schedule one step; returns (prompt tokens, decode tokens, whether to schedule the next step anew, blocked)."""
     if not limits.plain:
-        begin_step(engine, limits, horizon)
-        if holds_prompts(engine, requests, limits, hashes, entries, horizon):
-            return schedule_held(engine, requests, heaps, limits, hashes, entries)
-    prompts_only = limits.prefill_first and wants_prompts(engine, requests, limits, hashes, entries, horizon)
+        form_static_batch(engine, limits, horizon)
+        if delay_prefills(engine, requests, limits, hashes, entries, horizon):
+            return schedule_decodes_only(engine, requests, heaps, limits, hashes, entries)
+    prompts_only = limits.prefill_first and prefill_next(engine, requests, limits, hashes, entries, horizon)
     prompt_tokens, decode_tokens, preempted = schedule_running(
         engine, requests, heaps, limits, hashes, entries, prompts_only
     )
     if limits.prefill_first and not prompts_only:
         blocked = candidate(engine, requests, limits, horizon) >= 0 and stays_refused(engine, limits)
-        blocked = blocked or is_shut(engine, limits)
+        blocked = blocked or admission_closed(engine, limits)
         return prompt_tokens, decode_tokens, preempted, blocked
     blocked = False
     if not preempted:
@@ -331,20 +337,20 @@ def schedule(
         prompt_tokens += admitted
         decode_tokens += joined
     if prompts_only and prompt_tokens == 0:
-        # the prompt under way gave its blocks back: decode instead, so that blocks become free
+        # the partly computed prompt was preempted: decode instead, so that blocks become free
         prompt_tokens, decode_tokens, _ = schedule_running(engine, requests, heaps, limits, hashes, entries, False)
         return prompt_tokens, decode_tokens, True, True
     return prompt_tokens, decode_tokens, preempted, blocked
 
 
 @compiled
-def schedule_held(
+def schedule_decodes_only(
     engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray
 ) -> tuple:
-    """Fill a step that holds prompts back: decodes only; where the last of them gave way, the prompts under way."""
-    engine.prompts_held = True
+    """Schedule a step without prompts; if no decode is left after preemptions, the partly computed prompts run."""
+    engine.prefills_delayed = True
     prompt_tokens, decode_tokens, _ = schedule_running(engine, requests, heaps, limits, hashes, entries, False)
     if decode_tokens == 0:
-        engine.prompts_held = False
+        engine.prefills_delayed = False
         prompt_tokens, decode_tokens, _ = schedule_running(engine, requests, heaps, limits, hashes, entries, False)
     return prompt_tokens, decode_tokens, True, True

@@ -1,4 +1,4 @@
-"""What a simulation gives back, from Python: what became of requests, which knots were paid, counts and times."""
+"""Results of a simulation: outcome of requests, uses of cost knots, counts and times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Outcome(NamedTuple):
-    """What became of each request; times in microseconds, -1 where it never happened."""
+    """Outcome of each request; times in microseconds, -1 for what never happened."""
 
     status: np.ndarray
     replica: np.ndarray
@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
 
 
 class Uses(NamedTuple):
-    """How often each knot was paid, by phase: counts over the dense tables (padded), weights over the grids."""
+    """Uses of each cost knot, by phase: counts over the dense tables (padded), weights over the grids."""
 
     tokens: np.ndarray
     sampled: np.ndarray
@@ -52,20 +52,20 @@ class Totals(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Sums over windows of time, from the first arrival on; K windows, the last one ends with the last step.
+    """Sums over K windows of time, from the first arrival to the end of the last step.
 
-    ``sums``: (K, see ``windows``), times in microseconds; ``peak_units`` and ``peak_running``: (K,), the largest.
+    ``sums``: (K, see ``windows``), times in microseconds; ``peak_units`` and ``peak_running``: (K,), maxima.
     """
 
     edges_us: np.ndarray  # (K + 1,)
     sums: np.ndarray
     peak_units: np.ndarray
     peak_running: np.ndarray
-    in_flight_us: np.ndarray  # (K,) requests that were sent and did not end, times how long
+    in_flight_us: np.ndarray  # (K,) integral of the requests in flight over time
 
 
 class Served(NamedTuple):
-    """All that a simulation of one replica gives back; ``steps`` has no row unless it was asked for."""
+    """Results of one replica; ``steps`` is empty unless kept."""
 
     out: Outcome
     uses: Uses
@@ -77,9 +77,9 @@ class Served(NamedTuple):
 
 
 class ServedScenario(NamedTuple):
-    """All that a simulation of one scenario gives back: uses by pool of engines, totals and steps by engine.
+    """Results of one scenario: uses by pool of engines, totals and steps by engine.
 
-    ``draft_uses``: of the models that propose tokens, by pool; None where a pool has none.
+    ``draft_uses``: of the draft model, by pool; None for a pool without one.
     """
 
     out: Outcome

@@ -1,4 +1,4 @@
-"""Steps that were scheduled: what they take, which knots they pay, and what requests have after them.
+"""Executing scheduled steps: their times, the cost knots that they use, and the tokens that requests get.
 
 Decode steps between two events differ only by one more token of context each, so whole runs of them advance at once.
 """
@@ -36,19 +36,19 @@ from kernelsight.serving.records import DECODE, FOREVER, MIXED, NOBODY, NUMBER, 
 
 # columns of a step row
 START, END, PROMPTS, DECODES, RUNNING, WAITING, UNITS, HOST_TIME, FOUND, LOOKED_UP, PREEMPTED, STAGE_WAIT = range(12)
-COLUMNS = 12  # WAITING is counted afterwards, but for engines that decode one by one
+COLUMNS = 12  # WAITING is counted afterwards, except with per-request progress
 
 
 @inlined
 def count_decode_gaps(engine: np.void, requests: np.ndarray, histogram: np.ndarray, batch: int, end: float) -> None:
-    """Count the gaps of a decode step: back to the last decode step, or to a fresh request's own last token."""
+    """Count the inter-token gaps of a decode step: since the last decode step, or a fresh request's last token."""
     others = batch
     r, kept = engine.fresh, NOBODY
     while r >= 0:
         request = requests[r]
         following = request.next_fresh
-        if request.held:
-            request.held = False
+        if request.skipped:
+            request.skipped = False
             request.next_fresh = kept
             kept = r
         else:
@@ -67,7 +67,7 @@ def count_decode_gaps(engine: np.void, requests: np.ndarray, histogram: np.ndarr
 
 @inlined
 def find_knots(engine: np.void, costs: np.ndarray, layout: np.void, y: float, windowed: float) -> None:
-    """Find the knots below the mean contexts of the decode batch, from where they were last."""
+    """Find the knots below the mean contexts of the decode batch, starting from the last ones."""
     engine.decode_y = knot_below(costs, layout.decode, y, engine.decode_y)
     engine.window_y = knot_below(costs, layout.window, windowed, engine.window_y)
 
@@ -83,12 +83,14 @@ def prompt_step(
     prompt_tokens: int,
     decode_tokens: int,
 ) -> tuple:
-    """(GPU time, exposed host time) of one scheduled step that computes prompts; adds its knots to the uses."""
+    """(GPU time, exposed host time) of a scheduled step with prompts; adds the knots that it uses to ``uses``."""
     y = windowed = 0.0
     if decode_tokens > 0:
-        y = (engine.base_sum + engine.decoding * engine.clock - (engine.held_tokens - engine.held)) / decode_tokens
-        windowed = (engine.inside - engine.held_inside) / decode_tokens
-    gpu_us, chunks, _ = pay_step(
+        y = (
+            engine.context_offset_sum + engine.decoding * engine.clock - (engine.skipped_tokens - engine.skipped)
+        ) / decode_tokens
+        windowed = (engine.inside - engine.skipped_inside) / decode_tokens
+    gpu_us, chunks, _ = cost_step(
         engine, requests, costs, layout, uses[MIXED if decode_tokens > 0 else PREFILL], prompt_tokens, decode_tokens,
         decode_tokens, y, windowed,
     )  # fmt: skip
@@ -97,7 +99,7 @@ def prompt_step(
 
 
 @inlined
-def pay_step(
+def cost_step(
     engine: np.void,
     requests: np.ndarray,
     costs: np.ndarray,
@@ -109,11 +111,11 @@ def pay_step(
     y: float,
     windowed: float,
 ) -> tuple:
-    """(GPU time, chunks, sampled tokens) of a scheduled step; adds its knots to the weights of its phase.
+    """(GPU time, chunks, sampled tokens) of a scheduled step; adds the knots that it uses to ``weights``.
 
-    ``decodes``: requests that decode; ``y``, ``windowed``: their mean contexts, whole and inside the window.
+    ``decodes``: decoding requests; ``y``, ``windowed``: their mean contexts, in full and inside the window.
     """
-    gpu_us, chunks, ended = pay_layers(
+    gpu_us, chunks, ended = cost_layers(
         engine, requests, costs, layout, weights, prompt_tokens + decode_tokens, decodes, y, windowed
     )
     sampled = decode_tokens + ended
@@ -122,7 +124,7 @@ def pay_step(
 
 
 @inlined
-def pay_layers(
+def cost_layers(
     engine: np.void,
     requests: np.ndarray,
     costs: np.ndarray,
@@ -133,7 +135,7 @@ def pay_layers(
     y: float,
     windowed: float,
 ) -> tuple:
-    """(GPU time, chunks, chunks that end a prompt) of a scheduled step without its logits; see ``pay_step``."""
+    """(GPU time, chunks, chunks that complete a prompt) of a scheduled step without logits; see ``cost_step``."""
     ended = 0
     chunks = 0
     gpu_us = 0.0
@@ -150,18 +152,18 @@ def pay_layers(
             add_use(weights, costs, layout.prefill, request.chunk, before, j, 1.0)
         r = request.next_partial
     if chunks > 1 and layout.prefill.y_size > 0:
-        # all chunks share one launch: the launch of the smallest knot was counted once too often for each further one
+        # all chunks share one launch: subtract the cost of the smallest knot for every further chunk
         gpu_us -= (chunks - 1) * costs[layout.prefill.at]
         weights[layout.prefill.at] -= chunks - 1
     gpu_us += costs[layout.tokens_at + tokens]
     weights[layout.tokens_at + tokens] += 1.0
     if decodes > 0:
-        gpu_us += pay_decodes(engine, costs, layout, weights, decodes, y, windowed, 1)
+        gpu_us += cost_decodes(engine, costs, layout, weights, decodes, y, windowed, 1)
     return gpu_us, chunks, ended
 
 
 @inlined
-def pay_decodes(
+def cost_decodes(
     engine: np.void,
     costs: np.ndarray,
     layout: np.void,
@@ -171,7 +173,7 @@ def pay_decodes(
     windowed: float,
     times: int,
 ) -> float:
-    """GPU time of so many attentions of a decode batch; adds their knots to the weights."""
+    """GPU time of ``times`` decode-attention steps of a batch; adds the knots that they use to ``weights``."""
     find_knots(engine, costs, layout, y, windowed)
     gpu_us = surface_us(costs, layout.decode, decodes, y, engine.decode_y)
     gpu_us += surface_us(costs, layout.window, decodes, windowed, engine.window_y)
@@ -184,7 +186,7 @@ def pay_decodes(
 def end_request(
     engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, r: int
 ) -> None:
-    """A request gave its last token: its blocks and its client slot are free again."""
+    """Finish a request: free its blocks and its client slot."""
     request = requests[r]
     release(engine, hashes, entries, limits, r, request, request.computed)
     unlink(engine, requests, r)
@@ -193,7 +195,7 @@ def end_request(
 
 @inlined
 def note_finish(engine: np.void, request: np.void, r: int) -> None:
-    """Tell the client that a request gave its last token."""
+    """Add a request to the finished ones that the client processes next."""
     request.finish_us = engine.now
     request.next_waiting = engine.first_ended
     engine.first_ended = r
@@ -210,7 +212,7 @@ def end_decodes(
     entries: np.ndarray,
     before: int,
 ) -> None:
-    """Let decoding requests with tickets below ``before`` leave, in order, that gave their last token."""
+    """Finish decoding requests with tickets below ``before`` that have their last token, in order."""
     while next_departure(engine, requests, heaps) == engine.clock:
         r = heaps[LEAVING, 0, 1] & NUMBER
         if requests[r].ticket >= before:
@@ -230,9 +232,9 @@ def end_chunks(
     histogram: np.ndarray,
     stalled: bool,
 ) -> None:
-    """Advance partial requests by their chunks; those whose tokens are all computed give one and start decoding.
+    """Advance partly computed prompts by their chunks; completed ones get a token and start decoding.
 
-    ``stalled``: other requests decode, but not in this step, so that the new ones are out of step with them.
+    ``stalled``: the decoding requests get no token in this step, so that the new ones are fresh.
     """
     r = engine.partial
     engine.partial = engine.last_partial = NOBODY
@@ -244,7 +246,7 @@ def end_chunks(
         request.computed += request.chunk
         request.chunk = 0
         if request.computed < request.known:
-            push_partial(engine, requests, r)  # it stays, at the end of those that stay
+            push_partial(engine, requests, r)  # still partly computed
             r = following
             continue
         note_token(engine, request, histogram)
@@ -259,7 +261,7 @@ def end_chunks(
 
 @inlined
 def note_token(engine: np.void, request: np.void, histogram: np.ndarray) -> None:
-    """A request has a token more, at the engine's time; its gap to the one before counts."""
+    """Give a request a token at the engine's time, and count its inter-token gap."""
     if request.first_token_us < 0.0:
         request.first_token_us = engine.now
     else:
@@ -286,9 +288,9 @@ def write_run(
     gpu_slope: float,
     taken: int,
 ) -> None:
-    """Write a row for each of the steps of a decode run that lie on one line.
+    """Write a row for each of ``steps`` decode steps with linear times.
 
-    ``taken``: units of the first of them that are in use already.
+    ``taken``: units of the first step that are allocated already.
     """
     held = limits.capacity_units - engine.free_units - taken
     for j in range(steps):
@@ -298,7 +300,7 @@ def write_run(
         row[DECODES], row[RUNNING] = engine.decoding, engine.running
         row[UNITS] = held + units_ahead(engine, requests, limits, j + 1)
         row[HOST_TIME] = step_us + slope * j - gpu_us - gpu_slope * j
-        # nobody is admitted in a decode run, and only its first step may have preempted
+        # no request is admitted in a decode run, and only its first step may have preempted
         row[PREEMPTED] = engine.step_preempted
         engine.step_preempted = 0
         row[PROMPTS] = row[FOUND] = row[LOOKED_UP] = 0.0
@@ -309,11 +311,11 @@ def write_run(
 def count_run_gaps(
     engine: np.void, requests: np.ndarray, histogram: np.ndarray, step_us: float, slope: float, steps: int
 ) -> None:
-    """Count the gaps of decode steps that lie on one line and begin now."""
+    """Count the inter-token gaps of decode steps with linear times that begin now."""
     batch = engine.decoding
     span_us = line_time(step_us, slope, steps)
     if engine.fresh < 0 and engine.last_decode_end == engine.now:
-        # all requests gave their last token now: every gap is a step
+        # all requests have a token at this time: every gap is one step
         engine.gap_sum_us += span_us * batch
         add_gap_line(histogram, step_us, slope, steps, batch)
     else:
@@ -323,10 +325,10 @@ def count_run_gaps(
 
 
 @inlined
-def pay_run(
+def add_run_uses(
     engine: np.void, costs: np.ndarray, layout: np.void, uses: np.ndarray, y: float, windowed: float, steps: int
 ) -> None:
-    """Add the knots of decode steps between two knots to the uses, at the contexts in their middle."""
+    """Add the knots of ``steps`` decode steps to ``uses``, at the contexts in the middle of the run."""
     batch, weights = engine.decoding, uses[DECODE]
     middle = (steps - 1) / 2.0
     weights[layout.tokens_at + batch] += steps
@@ -354,8 +356,8 @@ def decode_run(
 ) -> None:
     """Advance a batch that only decodes by up to ``most`` steps.
 
-    Steps go by line by line: as long as their lengths lie on one line, they are taken at once. The run ends early when
-    a request becomes visible at ``stop_us``: see ``cut_line``.
+    Steps are advanced segment by segment: all steps with linear times at once. The run ends early when a request
+    becomes visible at ``stop_us``: see ``cut_line``.
     """
     batch = engine.decoding
     linear_us = costs[layout.tokens_at + batch] + costs[layout.sampled_at + batch]
@@ -364,7 +366,7 @@ def decode_run(
     last_start = engine.now
     done, ends = 0, False
     while done < most and not ends:
-        y = (engine.base_sum + batch * engine.clock) / batch
+        y = (engine.context_offset_sum + batch * engine.clock) / batch
         windowed, slope_w = engine.inside / batch, engine.below / batch
         find_knots(engine, costs, layout, y, windowed)
         piece, step_us, slope, gpu_us, gpu_slope = decode_line(
@@ -390,7 +392,7 @@ def decode_run(
             stop_us = -FOREVER
         span_us = line_time(step_us, slope, steps)
         gpu_span_us = line_time(gpu_us, gpu_slope, steps)
-        pay_run(engine, costs, layout, uses, y, windowed, steps)
+        add_run_uses(engine, costs, layout, uses, y, windowed, steps)
         engine.steps += steps
         engine.gpu_us += gpu_span_us
         engine.host_us += span_us - gpu_span_us

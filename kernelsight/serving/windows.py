@@ -1,7 +1,7 @@
-"""What the steps of an engine add up to in windows of time: KV use, cache hits, batch, without keeping the steps.
+"""Sums of an engine's steps in windows of time: KV use, cache hits and batch size, without keeping the steps.
 
-A fixed number of windows covers the time so far. A step beyond the last one makes all windows twice as wide, two
-becoming one: sums stay exact, memory stays the same for any number of steps.
+A fixed number of windows covers the time so far. A step beyond the last window doubles the width of all windows by
+merging pairs: sums stay exact, and memory constant for any number of steps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PEAK_UNITS, PEAK_RUNNING = range(2)
 
 @compiled
 def merge_pairs(sums: np.ndarray, peaks: np.ndarray) -> None:
-    """Make every two windows one: sums add up, peaks are the larger."""
+    """Merge pairs of windows: the sum of sums, the larger of peaks."""
     half = sums.shape[0] // 2
     for k in range(half):
         for column in range(sums.shape[1]):
@@ -36,7 +36,7 @@ def merge_pairs(sums: np.ndarray, peaks: np.ndarray) -> None:
 
 @compiled
 def add_steps(rows: np.ndarray, sums: np.ndarray, peaks: np.ndarray, origin_us: float, width_us: float) -> float:
-    """Add step rows, in order of time, to the windows from ``origin_us`` on; returns the width, doubled as needed."""
+    """Add step rows, in order of time, to the windows from ``origin_us`` on; returns their width, doubled as needed."""
     for i in range(rows.shape[0]):
         row = rows[i]
         while row[END] > origin_us + width_us * sums.shape[0]:
@@ -78,9 +78,9 @@ def windows_of(
     came_us: np.ndarray,
     left_us: np.ndarray,
 ) -> Windows:
-    """Return the windows up to the end of the last step, with the requests that were in flight in them.
+    """Return the windows up to the end of the last step, with the requests in flight.
 
-    ``came_us``, ``left_us``: when the requests that were not turned away came and left, shape [requests] each.
+    ``came_us``, ``left_us``: when accepted requests arrived and left, shape [requests] each.
     """
     count = min(max(int(np.ceil((last_us - origin_us) / width_us)), 1), WINDOWS)
     edges = origin_us + width_us * np.arange(count + 1)
@@ -90,7 +90,7 @@ def windows_of(
 
 
 def _elapsed(moments_us: np.ndarray, edges_us: np.ndarray) -> np.ndarray:
-    """Time since each of the moments that have passed, added up, at each edge."""
+    """Sum of the times since all earlier moments, at each edge."""
     ordered = np.sort(moments_us) - edges_us[0]
     passed = np.searchsorted(ordered, edges_us - edges_us[0])
     return passed * (edges_us - edges_us[0]) - np.concatenate([[0.0], np.cumsum(ordered)])[passed]

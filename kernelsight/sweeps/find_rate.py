@@ -69,7 +69,7 @@ def find_rates(
     for number, row in enumerate(rows, start=1):
         for name in NOT_IN_GRID:
             if row.get(name) is not None:
-                raise InvalidInput(f"row {number} of the grid: {name} is what the search varies; leave it out.")
+                raise InvalidInput(f"row {number} of the grid: --find-rate varies {name}; remove it.")
     searches = [Search() for _ in rows]
     best: dict[int, pa.Table] = {}
     with session.fork() as fork:

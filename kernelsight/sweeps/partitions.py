@@ -124,7 +124,7 @@ def run_in_processes(parts: list[Partition], workers: int, connect: Connect) -> 
             yield waiting[future], future.result()
     except BrokenProcessPool:
         raise RunFailed(
-            "a worker died, perhaps for lack of memory; use fewer --workers, and --resume goes on."
+            "a worker died, possibly out of memory; use fewer --workers, and continue with --resume."
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -160,7 +160,7 @@ def import_ray() -> Any:
         import ray
     except ImportError:
         raise InvalidInput(
-            "--executor ray needs Ray, which is not installed; `pip install 'kernelsight[ray]'`, or leave it out."
+            "--executor ray needs Ray, which is not installed; pip install 'kernelsight[ray]', or use --executor local."
         ) from None
     return ray
 
@@ -182,13 +182,13 @@ class Store:
         path = self.folder / MANIFEST
         if not path.exists():
             if self.folder.exists() and any(not each.name.startswith(".") for each in self.folder.iterdir()):
-                raise InvalidInput(f"{self.folder} is there and holds no manifest of a sweep; remove it.")
+                raise InvalidInput(f"{self.folder} exists, but has no manifest of a sweep; remove it.")
             self._do(lambda: self.folder.mkdir(exist_ok=True))
             self._write(path, lambda draft: draft.write_text(json.dumps(facts, indent=1), encoding="utf-8"))
             return facts
         if not resume:
             raise InvalidInput(
-                f"{self.folder} holds partitions of a sweep that did not end; --resume goes on with it, or remove it."
+                f"{self.folder} has partitions of an unfinished sweep; continue it with --resume, or remove the folder."
             )
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -196,7 +196,7 @@ class Store:
             other = sorted(name for name in names if found.get(name) != facts.get(name))
             found["requests_per_partition"]
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise InvalidInput(f"{path} is no manifest of a sweep; remove {self.folder} and start again.") from None
+            raise InvalidInput(f"{path} is not a manifest of a sweep; remove {self.folder} and start again.") from None
         if other:
             names = ", ".join(name.removesuffix("_sha256").replace("_", " ") for name in other)
             raise InvalidInput(f"{self.folder} belongs to a sweep with another {names}; remove it, or use another -o.")
@@ -249,7 +249,7 @@ class Store:
             work()
         except OSError as error:
             raise RunFailed(
-                f"{self.folder} could not be written: {error.strerror or error}; with room there, --resume goes on."
+                f"{self.folder} could not be written: {error.strerror or error}; free space and continue with --resume."
             ) from None
 
 

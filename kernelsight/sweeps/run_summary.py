@@ -90,11 +90,11 @@ def _routing(session: Session, settings_of: dict[str, dict[str, Any]]) -> list[s
     plan = next(row for row in session.table("memory_plan").to_pylist() if row["deployment_id"] == front)
     requests = session.table("requests")
     if requests["hash_ids"].null_count == requests.num_rows:
-        why = "no request states block hashes"
+        why = "the requests have no block hashes"
     elif not settings_of[front]["enable_prefix_caching"]:
         why = "prefix caching is off"
     elif plan["full_units"] == 0 or plan["sequence_units"] > 0:
-        why = f"prefixes of {settings_of[front]['model']} are not shared here"
+        why = f"prefixes of {settings_of[front]['model']} cannot be shared"
     else:
         return []
     return [f"{why}: the prefix-aware router sends each request to the least loaded replica"]

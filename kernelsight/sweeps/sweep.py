@@ -81,7 +81,7 @@ def sweep(
 def plan_sweep(session: Session, rows: Sequence[Mapping[str, Any]], goodput: Mapping[str, float] | None = None) -> Plan:
     """Return the plan of a grid's rows; models that rows name by path join the session's tables."""
     if not rows:
-        raise InvalidInput("the grid has no row; give at least one scenario.")
+        raise InvalidInput("the grid has no rows; give at least one scenario.")
     return plan_rows(session, rows, goodput)
 
 

@@ -1,4 +1,4 @@
--- KV use, prefix-cache hits and the batch of each replica over time: means over windows, idle time included
+-- KV use, prefix-cache hits and the batch of each replica over time: means over windows, including idle time
 with means as (
   select
     *,

@@ -1,4 +1,4 @@
--- Where the GPU time of each scenario went: every knot's kernels, as often as the loop paid for the knot
+-- GPU time of each scenario by kernel: the kernels of every knot, weighted by the knot's uses
 with spent as (
   select
     uses.scenario_id,

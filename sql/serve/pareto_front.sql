@@ -1,4 +1,4 @@
--- Scenarios that no other beats in tokens per second and GPU without losing some per user; equal ones stand together
+-- Pareto front of tokens per second per GPU and per user; equal scenarios are both included
 with ranked as (
   select
     scenario_id,

@@ -1,4 +1,4 @@
--- What a benchmark client would print for each scenario, and how the replicas spent their time
+-- Summary of each scenario as printed by a benchmark client, and the time use of its replicas
 with gaps as (select scenario_id, sum(gaps) as gaps from itl_histogram group by scenario_id),
 replicas as (
   select

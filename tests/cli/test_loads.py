@@ -152,7 +152,7 @@ def test_prefix_caching_finds_the_whole_blocks_of_each_prefix_but_the_first_time
         ),
         (
             ("--request-rate", 3, "--lengths-from", "day.csv"),
-            "a synthetic load needs --num-prompts; give what is missing, or --trace FILE.",
+            "a synthetic workload needs --num-prompts; give what is missing, or --trace FILE.",
         ),
         ((*LENGTHS, "--request-rate", 3, "--output-len-cv", -1), "output_len_cv is -1.0; give a finite number above"),
         ((*LENGTHS, "--request-rate", 3, "--prefix-len", -1), "prefix_len is -1; give a whole number of at least 0."),

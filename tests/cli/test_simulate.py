@@ -205,16 +205,16 @@ def test_files_that_are_no_trace(refusal, tmp_path):
     [
         (
             LENGTHS,
-            "no load is stated; give --trace FILE, or --request-rate R or --max-concurrency C with "
+            "no workload is given; use --trace FILE, or --request-rate R or --max-concurrency C with "
             "--num-prompts, --input-len and --output-len.",
         ),
         (
             ("--request-rate", 3),
-            "a synthetic load needs --num-prompts, --input-len, --output-len; give what is missing, or --trace FILE.",
+            "a synthetic workload needs --num-prompts, --input-len, --output-len; set them, or use --trace FILE.",
         ),
         (
             ("--trace", "t.csv", "--request-rate", 3),
-            "--trace brings its own arrivals and lengths; leave out --request-rate.",
+            "--trace has its own arrivals and lengths; remove --request-rate.",
         ),
         ((*OPEN, "--request-rate", 0), "request_rate is 0.0; give a finite number above 0."),
         ((*OPEN, "--request-rate", -1), "request_rate is -1.0; give a finite number above 0."),

@@ -59,7 +59,7 @@ def test_explain_puts_inputs_before_what_reads_them(command):
 
 def test_explain_draws(command):
     assert command("explain", "request_metrics", "--format", "mermaid").out.startswith("flowchart LR\n")
-    assert command("explain", "gpus").out == "gpus: nothing to run, the rows are there.\n"
+    assert command("explain", "gpus").out == "gpus: available, nothing to run.\n"
 
 
 def test_explain_of_a_table_that_is_there_has_columns_all_the_same(command, tmp_path):

@@ -47,7 +47,7 @@ def test_a_loop_is_shown_from_its_first_name(flow: Flow) -> None:
     for wanted in ("order_totals", "item_totals"):
         with pytest.raises(InvalidInput) as refusal:
             flow("cycle").plan([wanted], GIVEN)
-        assert str(refusal.value) == "the tables make each other in a loop: item_totals → order_totals → item_totals."
+        assert str(refusal.value) == "circular dependency between tables: item_totals → order_totals → item_totals."
 
 
 def test_an_unknown_table_gets_the_nearest_names(flow: Flow) -> None:
@@ -65,23 +65,23 @@ def test_a_given_table_that_nobody_gave_is_named_with_who_needs_it(flow: Flow) -
     assert str(refusal.value) == "missing input table 'weather' (needed by 'forecast')."
     with pytest.raises(MissingTable, match="missing input table 'weather'."):
         flow("good").plan(["weather"])
-    with pytest.raises(MissingTable, match="orphan.*no node makes it"):
+    with pytest.raises(MissingTable, match="orphan.*no node computes it"):
         flow("good").plan(["orphan"])
 
 
 def test_a_table_that_no_contract_declares_is_refused(flow: Flow) -> None:
-    with pytest.raises(UnknownName, match="unknown table 'colours'.*schemas/colours.json is absent"):
+    with pytest.raises(UnknownName, match="unknown table 'colours'.*schemas/colours.json does not exist"):
         flow("uncontracted").validate()
 
 
 def test_a_function_with_a_default_is_no_node(flow: Flow) -> None:
-    with pytest.raises(InvalidInput, match="knob_nodes.py: best_item cannot be a node of the graph: every parameter"):
+    with pytest.raises(InvalidInput, match="knob_nodes.py: best_item cannot be a node of the graph: its parameters"):
         flow("good", "knob_nodes").plan(["best_item"], GIVEN)
 
 
 def test_validation_finds_a_derived_table_that_no_node_makes(flow: Flow) -> None:
     graph = flow("good", "flow_nodes")
-    with pytest.raises(InvalidInput, match="the contract says that orphan is derived, and no node makes it"):
+    with pytest.raises(InvalidInput, match="orphan is declared as derived, but no node computes it"):
         graph.validate()
     graph.validate(provided={"orphan"})
 
@@ -95,11 +95,11 @@ def test_what_depends_on_a_table_is_known_through_several_nodes_and_stops_at_wha
 
 def test_explain_as_text(flow: Flow) -> None:
     assert flow("good").explain(["item_totals"], {"items"}) == dedent("""\
-        to give   orders
-        there     items
+        missing   orders
+        available items
           1  sql     order_totals  from items, orders  -- what each order costs
           2  sql     item_totals   from order_totals  -- what each item earned""")
-    assert flow("good").explain(["items"], {"items"}) == "items: nothing to run, the rows are there."
+    assert flow("good").explain(["items"], {"items"}) == "items: available, nothing to run."
 
 
 def test_explain_as_mermaid(flow: Flow) -> None:

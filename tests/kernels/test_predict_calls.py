@@ -173,7 +173,7 @@ def test_a_call_twice_and_no_call_at_all_are_refused(tmp_path: Path) -> None:
         with pytest.raises(KernelSightError, match="1 duplicate key"):
             predict_calls(session, str(write(tmp_path, [{**GEMM, "call": "a"}] * 2)), "h100_sxm", None)
         pq.write_table(pa.Table.from_pylist([GEMM]).slice(0, 0), tmp_path / "none.parquet")
-        with pytest.raises(KernelSightError, match="the file holds no kernel calls; give at least one row."):
+        with pytest.raises(KernelSightError, match="the file has no kernel calls; give at least one row."):
             predict_calls(session, str(tmp_path / "none.parquet"), "h100_sxm", None)
 
 

@@ -1,4 +1,4 @@
--- Percentiles of the gaps between tokens, by linear interpolation between ranks, from the histogram's bin centres
+-- Percentiles of inter-token latency, by linear interpolation between ranks, from the histogram's bin centres
 with ranked as (
   select
     scenario_id,

@@ -1,4 +1,4 @@
--- Latencies of each finished request, as benchmark clients define them; without warm-ups
+-- Latencies of each finished request, as defined by benchmark clients; without warm-ups
 select
   events.scenario_id,
   events.request_id,

@@ -1,4 +1,4 @@
--- What the requests of each scenario come to: counts, tokens, means and percentiles of their latencies; without warm-ups
+-- Request statistics of each scenario: counts, tokens, means and percentiles of their latencies; without warm-ups
 with served as (
   select
     scenario_id,

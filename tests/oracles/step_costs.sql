@@ -1,4 +1,4 @@
--- GPU time at each knot: the launches of its kernels added up (in whole picoseconds, so that the order of rows changes nothing)
+-- GPU time at each knot: the sum of its kernels (in whole picoseconds, so that the result does not depend on the order of rows)
 select
   step_shapes.deployment_id,
   step_shapes.part,

@@ -1,4 +1,4 @@
--- GPU, exposed host and total time of each whole step; host_times in serving/costs.py states the same rule for the simulation
+-- GPU, exposed host and total time of each whole step; host_times in serving/costs.py implements the same rule for the simulation
 with kernels as (
   select
     deployment_id,

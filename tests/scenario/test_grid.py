@@ -57,8 +57,8 @@ def test_an_empty_cell_leaves_the_flag_open(session: Session, tmp_path: Path):
         ('{"tp": 1, "tp": 2}', "is not JSON: 'tp' is stated twice; keep one."),
         ("[1]", "holds no axes; give an object with a scalar or a list for each flag."),
         ("{", "is not JSON: "),
-        ("[]", "has no row; give at least one scenario."),
-        ("{}", "has no row; give at least one scenario."),
+        ("[]", "has no rows; give at least one scenario."),
+        ("{}", "has no rows; give at least one scenario."),
         (
             json.dumps({name: list(range(1000)) for name in "abc"}),
             "the axes make 1,000,000,000 scenarios; give at most",
@@ -81,7 +81,7 @@ def test_files_that_are_no_grid(session: Session, tmp_path: Path, text: str, sen
             "there is no grid file absent.json; give a JSON file of axes, a table of scenarios, or a query.",
         ),
         ("grid.txt", "the grid 'grid.txt' is neither a .json, .csv or .parquet file nor a query; a query starts with"),
-        ("select * from gpus where false", "has no row; give at least one scenario."),
+        ("select * from gpus where false", "has no rows; give at least one scenario."),
         ("select * from gpu", "unknown table 'gpu'. Did you mean gpus"),
     ],
 )

@@ -167,7 +167,7 @@ def test_a_scenario_that_does_not_fit_is_a_row_with_its_status(session: ks.Sessi
         (
             {"scheduling": "static", "prefill_policy": "mixed"},
             InvalidInput,
-            "a static batch is prefilled before it decodes; leave out scheduling or prefill_policy.",
+            "prefill_policy mixed cannot be used with static scheduling; remove one of them.",
         ),
         ({"capacity_policy": "no"}, InvalidInput, "give one of max_utilization, guaranteed_no_evict, new_token_ratio."),
         (

@@ -64,7 +64,7 @@ def test_the_cheapest_at_a_rate(session: Session):
 def test_rows_state_no_load_of_their_own(session: Session, name: str):
     with pytest.raises(InvalidInput) as caught:
         find_rates(session, [SMALL | LOAD, SMALL | LOAD | {name: 3}], SLO)
-    assert str(caught.value) == f"row 2 of the grid: {name} is what the search varies; leave it out."
+    assert str(caught.value) == f"row 2 of the grid: --find-rate varies {name}; remove it."
 
 
 def test_the_command(command: Any, tmp_path: Path):

@@ -73,7 +73,7 @@ def test_folders_that_cannot_be_gone_on_with(session: Session, tmp_path: Path, m
         return str(caught.value)
 
     other = f"{folder} belongs to a sweep with another {{}}; remove it, or use another -o."
-    there = f"{folder} holds partitions of a sweep that did not end; --resume goes on with it, or remove it."
+    there = f"{folder} has partitions of an unfinished sweep; continue it with --resume, or remove the folder."
     assert refused(resume=False) == there
     assert refused(GRID[:-1]) == other.format("grid")
     assert refused([row | {"price_per_gpu_hour": 1.0} for row in GRID]) == other.format("grid")
@@ -88,9 +88,9 @@ def test_folders_that_cannot_be_gone_on_with(session: Session, tmp_path: Path, m
         patch.setattr("kernelsight.__version__", "0.0.0")
         assert refused() == other.format("program version")
     (folder / MANIFEST).write_text("{")
-    assert refused().endswith(f"is no manifest of a sweep; remove {folder} and start again.")
+    assert refused().endswith(f"is not a manifest of a sweep; remove {folder} and start again.")
     (folder / MANIFEST).unlink()
-    assert refused() == f"{folder} is there and holds no manifest of a sweep; remove it."
+    assert refused() == f"{folder} exists, but has no manifest of a sweep; remove it."
 
 
 def test_other_coefficients_are_another_sweep(

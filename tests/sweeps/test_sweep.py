@@ -230,12 +230,12 @@ def test_pages_and_files_of_the_command(command: Any, grid: Path, tmp_path: Path
     [
         (["--workers", "0"], "--workers is 0; give at least 1."),
         (["--partition-requests", "-1"], "--partition-requests is -1; give at least 1."),
-        (["--resume"], "--resume needs -o FILE, beside which the finished partitions lie."),
+        (["--resume"], "--resume needs -o FILE, the file of the interrupted sweep."),
         (
             ["--find-rate"],
-            "--find-rate needs --slo, the objectives that the rate must keep; such as --slo ttft_p99:500.",
+            "--find-rate needs --slo, the objectives that the rate must meet, such as --slo ttft_p99:500.",
         ),
-        (["--at-rate", "3"], "--at-rate needs --find-rate; without it, state request_rate in the grid."),
+        (["--at-rate", "3"], "--at-rate needs --find-rate; without it, set request_rate in the grid."),
         (["--find-rate", "--slo", "ttft_p99:9", "--at-rate", "nan"], "--at-rate is nan; give a finite number above 0."),
     ],
 )
@@ -245,5 +245,7 @@ def test_refusals_of_the_command(command: Any, grid: Path, words: list[str], sen
 
 def test_ray_that_is_not_installed(command: Any, grid: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    sentence = "--executor ray needs Ray, which is not installed; `pip install 'kernelsight[ray]'`, or leave it out."
+    sentence = (
+        "--executor ray needs Ray, which is not installed; pip install 'kernelsight[ray]', or use --executor local."
+    )
     assert command("sweep", grid, "--executor", "ray") == (2, "", f"kernelsight: {sentence}\n")
