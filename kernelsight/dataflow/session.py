@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.catalogue import CATALOGUE, catalogue_table
 from kernelsight.dataflow.contract import conform
-from kernelsight.dataflow.engine import SETTINGS, complaint, quote
+from kernelsight.dataflow.engine import complaint, open_database, quote
 from kernelsight.dataflow.graph import Graph, Node
 from kernelsight.dataflow.sql_nodes import tables_in_query
 from kernelsight.dataflow.storage import attach, change_tables, read_table, save_file
@@ -45,7 +45,7 @@ class Session:
         self.path = Path(path) if path is not None else None
         self._facts = dict(facts or {})
         # Forks share the database and its attached file, and nothing that is registered on a cursor.
-        self._database = database or duckdb.connect(":memory:", config=SETTINGS)
+        self._database = database or open_database(graph.macros)
         self._connection = self._database.cursor()
         self._connection.execute("set enable_progress_bar = false")
         self._keeps = self.path is not None and not read_only

@@ -13,10 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from kernelsight.dataflow.sql_nodes import sql_files
 from kernelsight.session import Session, connect
 
 HERE = Path(__file__).parent
-QUERIES = {path.stem for path in (HERE.parents[1] / "sql").glob("**/*.sql")}
+QUERIES = set(sql_files(HERE.parents[1] / "sql"))
 FIXTURES = {path.stem for path in HERE.glob("*.json")} - {"defaults"}
 DEFAULTS = json.loads((HERE / "defaults.json").read_text())
 Row = dict[str, Any]
