@@ -1,13 +1,38 @@
-"""The internal DuckDB database that parses queries and evaluates checks, separate from every session's database."""
+"""DuckDB databases in memory: those of sessions, with the macros that queries call, and a private one for checks."""
 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import duckdb
 
 # no replacement scans: a misspelt table name would silently read a Python variable
 SETTINGS = {"python_enable_replacements": False, "preserve_insertion_order": True}
+# folder of a folder of queries whose files are no nodes, but CREATE MACRO statements
+MACROS = "macros"
+
+
+def open_database(macros: str = "") -> duckdb.DuckDBPyConnection:
+    """Return a new database in memory where every cursor knows the ``macros``, as CREATE MACRO statements.
+
+    >>> open_database("create macro twice(x) as 2 * x;").cursor().sql("select twice(21)").fetchall()
+    [(42,)]
+    """
+    database = duckdb.connect(":memory:", config=SETTINGS)
+    if macros:
+        database.execute(macros)
+    return database
+
+
+def read_macros(sql_folder: Path) -> str:
+    """Return the macros that queries of a folder may call: the statements of its ``macros/*.sql``.
+
+    >>> from kernelsight.dataflow.locations import folder
+    >>> "create macro gemm_flops(" in read_macros(folder("sql"))
+    True
+    """
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((sql_folder / MACROS).glob("*.sql")))
 
 
 @cache

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight.dataflow.contract import Contract
+from kernelsight.dataflow.engine import read_macros
 from kernelsight.dataflow.generated_nodes import Groups, generated_nodes, member_contracts, members_of, union_of
 from kernelsight.dataflow.python_nodes import PythonNode, produces, python_nodes, reads
 from kernelsight.dataflow.sql_nodes import read_sql_node, sql_files
@@ -69,6 +70,11 @@ class Graph:
         self._sql_folder = sql_folder
         self._module = module
         self._nodes: dict[str, Node] = {}
+
+    @cached_property
+    def macros(self) -> str:
+        """The CREATE MACRO statements of what queries may call beside DuckDB's own functions."""
+        return read_macros(self._sql_folder)
 
     @cached_property
     def _files(self) -> dict[str, Path]:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.catalogue import CATALOGUE, catalogue_table
 from kernelsight.dataflow.contract import NAME, as_arrow, conform
-from kernelsight.dataflow.engine import SETTINGS, complaint, quote
+from kernelsight.dataflow.engine import complaint, open_database, quote
 from kernelsight.dataflow.frames import caller_frames
 from kernelsight.dataflow.graph import Graph, Node
 from kernelsight.dataflow.rows import as_table, is_rows
@@ -49,7 +49,7 @@ class Session:
         self.path = Path(path) if path is not None else None
         self._facts = dict(facts or {})
         # Forks share the database and its attached file, and nothing that is registered on a cursor.
-        self._database = database or duckdb.connect(":memory:", config=SETTINGS)
+        self._database = database or open_database(graph.macros)
         self._connection = self._database.cursor()
         self._connection.execute("set enable_progress_bar = false")
         self._keeps = self.path is not None and not read_only

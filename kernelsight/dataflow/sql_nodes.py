@@ -10,7 +10,7 @@ from pathlib import Path
 
 import duckdb
 
-from kernelsight.dataflow.engine import private_cursor
+from kernelsight.dataflow.engine import MACROS, private_cursor
 from kernelsight.errors import InvalidInput
 
 # table functions that read only their arguments: any other would read data outside the graph
@@ -31,9 +31,9 @@ class Query:
 
 
 def sql_files(folder: Path) -> dict[str, Path]:
-    """Return every ``<table>.sql`` below a folder by table name; InvalidInput if two files define one table."""
+    """Return every ``<table>.sql`` below a folder but its macros, by table; InvalidInput if two define one table."""
     found: dict[str, Path] = {}
-    for path in sorted(folder.rglob("*.sql")):
+    for path in sorted(path for path in folder.rglob("*.sql") if path.parent != folder / MACROS):
         if path.stem in found:
             raise InvalidInput(
                 f"{found[path.stem].relative_to(folder)} and {path.relative_to(folder)} both define the table "

@@ -24,7 +24,8 @@ from kernelsight.fitting.cells import is_covered, is_seen, is_serving, measured_
 from kernelsight.fitting.metrics import mean_of, score
 from kernelsight.fitting.remeasurement import remeasurement_floors
 from kernelsight.fitting.splits import SEALED, Split, in_budget, shape_columns
-from kernelsight.fitting.training import WORK, training_rows
+from kernelsight.fitting.training import training_rows
+from kernelsight.kernels.families import MEASURED
 from kernelsight.read.sweeps.points import MEASURED_HERE
 
 Prediction = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -206,7 +207,7 @@ def evaluate(
     split: Split,
     model: Model,
     *,
-    modelled: Container[str] = WORK,
+    modelled: Container[str] = MEASURED,
     families: Sequence[str] | None = None,
     final: bool = False,
     systems: Path | None = None,
@@ -224,7 +225,7 @@ def evaluate(
             raise unknown(
                 "kernel family", family, counts, f"The sweep holds no such row of {', '.join(split.test_gpus)}."
             )
-    able = [family for family in counts if family in WORK and family in modelled]
+    able = [family for family in counts if family in MEASURED and family in modelled]
     asked = [family for family in able if not families or family in families]
     scored = dict(scored_rows(sweeps, split, model, asked, systems))
     left_out = {}

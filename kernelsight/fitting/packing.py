@@ -14,14 +14,12 @@ from kernelsight.catalog.tables import facts
 from kernelsight.fitting.expressions import fit_family
 from kernelsight.fitting.held_out import generations_of, held_out_errors
 from kernelsight.fitting.measured import fit_measured, has_correction, rows_of
-from kernelsight.fitting.training import WORK, training_rows
-from kernelsight.kernels.families import FAMILIES
+from kernelsight.fitting.training import training_rows
+from kernelsight.kernels.families import FAMILIES, MEASURED
 from kernelsight.kernels.intervals import fit_intervals, interval_rows
 from kernelsight.kernels.pack import correction_arrays, pack_table
 from kernelsight.kernels.resolve import Facts, family_facts
 
-# families that have both an expression and measured rows to fit it to
-MEASURED = tuple(family for family in FAMILIES if family in WORK)
 # steps of a correction's training against those of a budget of sites: a whole sweep lies denser, and there are many
 PACK_EFFORT = 0.4
 # rows of one GPU below which a fit to them alone is told to be thin

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.fitting.training import WORK
+from kernelsight.kernels.families import FAMILIES
 
 HEADLINE_TRAIN = ("a100_sxm", "l40s", "h100_sxm", "h200_sxm")
 # held back for one last check: no choice may look at them
@@ -82,7 +82,7 @@ def shape_columns(family: str) -> list[str]:
     >>> shape_columns("gemm")
     ['m', 'n', 'k']
     """
-    return [name for name, sql in WORK[family].items() if "shape." in sql]
+    return [name for name, sql in FAMILIES[family].columns.items() if "shape." in sql]
 
 
 def site_names(family: str, rows: pa.Table) -> tuple[list[str], np.ndarray]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,11 +13,8 @@ from kernelsight.errors import InvalidInput, unknown
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import MATH
 from kernelsight.kernels.latency import latencies
+from kernelsight.kernels.work import evaluated, field_of, fields
 
-# columns of a family's call table that a shape holds under another name
-FIELD = {"group_size": "gpus", "local_experts": "experts"}
-# columns that follow from several fields
-COMPUTED = {"visible_pairs", "active_experts"}
 # fields that may be nought, and those that may be missing, which says the same
 MAY_BE_ZERO = {"window", "cached_tokens", "context"}
 MAY_BE_MISSING = {"window"}
@@ -60,38 +59,41 @@ def family_table(family: str, calls: pa.Table) -> pa.Table:
 
     InvalidInput: as :func:`call_latencies`. A window that is missing is none; an encoder caches nothing.
     """
-    reads = FAMILIES[family].form.reads
-    sizes = _sizes(family, calls["shape"].combine_chunks(), _fields(family))
+    sizes = _sizes(family, calls["shape"].combine_chunks())
     _refuse_work(family, calls)
     calls = _with_formats(family, calls)
-    for name in dict.fromkeys([*reads, *(["head_dim"] if FAMILIES[family].by_head_dim else [])]):
-        if name in COMPUTED:
-            # whole numbers of 64 bits would overflow
-            as_floats = {field: values.astype(float) for field, values in sizes.items()}
-            values = _visible_pairs(family, as_floats) if name == "visible_pairs" else _active_experts(as_floats, calls)
+    for name in _columns(family):
+        if name == "active_experts":
+            values = _active_experts(sizes, calls)
         else:
-            values = sizes[FIELD.get(name, name)]
+            values = sizes[name] if name in sizes else _computed(family, name, sizes)
         calls = calls.append_column(name, pa.array(values))
     return calls
 
 
-def _fields(family: str) -> list[str]:
-    """The fields of a shape that a family's columns come from."""
-    reads = FAMILIES[family].form.reads
-    fields = [FIELD.get(name, name) for name in reads if name not in COMPUTED]
-    if family == "sparse_attention":
-        fields.append("pairs")
-    if FAMILIES[family].by_head_dim:
-        fields.append("head_dim")
-    return fields
+def _columns(family: str) -> list[str]:
+    """The call columns that a family's latencies rest on beside its work."""
+    declared = FAMILIES[family]
+    return list(dict.fromkeys([*declared.form.reads, *(["head_dim"] if declared.by_head_dim else [])]))
 
 
-def _sizes(family: str, shape: pa.StructArray, names: list[str]) -> dict[str, np.ndarray]:
-    """Return the named fields as int64; InvalidInput where one is missing or no sound size."""
-    fields = {shape.type.field(i).name: shape.field(i) for i in range(shape.type.num_fields)}
+def _computed(family: str, column: str, sizes: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return a column that follows from several sizes."""
+    # whole numbers of 64 bits would overflow
+    as_floats = pa.table({name: values.astype(float) for name, values in sizes.items()})
+    return evaluated(FAMILIES[family].columns[column], as_floats).to_numpy()
+
+
+def _sizes(family: str, shape: pa.StructArray) -> dict[str, np.ndarray]:
+    """Return the columns that are fields of the shape as int64; InvalidInput where one is missing or no sound size."""
+    given = {shape.type.field(i).name: shape.field(i) for i in range(shape.type.num_fields)}
+    names = _columns(family)
+    stated = {**fields(*names), **FAMILIES[family].columns}
     sizes = {}
-    for name in names:
-        values = fields[name]
+    for column, name in ((column, field_of(stated[column])) for column in names):
+        if name is None:
+            continue
+        values = given[name]
         if name in MAY_BE_MISSING or (family == "encoder_attention" and name == "cached_tokens"):
             values = values.fill_null(0)
         if values.null_count:
@@ -104,7 +106,7 @@ def _sizes(family: str, shape: pa.StructArray, names: list[str]) -> dict[str, np
             raise InvalidInput(f"a {family} call has {name} = {smallest}; give positive sizes.")
         if largest > LARGEST_SIZE:
             raise InvalidInput(f"a {family} call has {name} = {largest}; give at most {LARGEST_SIZE}.")
-        sizes[name] = values.to_numpy(zero_copy_only=False)
+        sizes[column] = values.to_numpy(zero_copy_only=False)
     return sizes
 
 
@@ -133,34 +135,22 @@ def _with_formats(family: str, calls: pa.Table) -> pa.Table:
     return calls.set_column(calls.column_names.index("format"), "format", pc.coalesce(stated, followed))
 
 
-def _active_experts(sizes: dict[str, np.ndarray], calls: pa.Table) -> np.ndarray:
+def _active_experts(sizes: Mapping[str, np.ndarray], calls: pa.Table) -> np.ndarray:
     """Experts that at least one token reaches: whose weights are in the bytes that a call states.
 
-    Where its format is not known, or its bytes are not those of one to all experts: under uniform routing.
+    Where its format is not known, or its bytes are not those of one to all experts: as if drawn evenly.
     """
-    tokens, share = sizes["tokens"], sizes["top_k"] / sizes["moe_ep"]
-    reached = np.minimum(share / sizes["experts"], 1.0)
-    uniform = sizes["experts"] * (1.0 - (1.0 - reached) ** tokens)
+    even = _computed("moe", "active_experts", sizes)
     if "math" not in calls.column_names:
-        return uniform
+        return even
     known = dict(zip(*(facts("number_formats")[name].to_pylist() for name in ("format", "weight_bits")), strict=True))
     bits = np.array([known.get(one, np.nan) for one in calls["format"].to_pylist()], dtype=float)
     flops, moved = (calls[name].to_numpy() for name in ("flops", "bytes"))
-    expert_bytes = flops / (2.0 * tokens * share) * bits / 8.0
-    read = moved - 4.0 * tokens * np.minimum(1.0, share) * sizes["hidden"]
-    told = np.divide(read, expert_bytes, out=np.full(tokens.shape, np.nan), where=expert_bytes > 0.0)
+    floats = {name: values.astype(float) for name, values in sizes.items()}
+    share, experts = floats["top_k"] / floats["moe_ep"], floats["local_experts"]
+    expert_bytes = flops / (2.0 * floats["tokens"] * share) * bits / 8.0
+    read = moved - evaluated("moe_token_bytes(tokens, top_k, moe_ep, hidden)", pa.table(floats)).to_numpy()
+    stated = np.divide(read, expert_bytes, out=np.full(read.shape, np.nan), where=expert_bytes > 0.0)
     # rounding in what others wrote
-    sound = (told >= 0.999 * np.minimum(share, sizes["experts"])) & (told <= 1.001 * sizes["experts"])
-    return np.where(sound, np.clip(told, None, sizes["experts"]), uniform)
-
-
-def _visible_pairs(family: str, sizes: dict[str, np.ndarray]) -> np.ndarray:
-    """Query-key pairs of one head over the batch: stated, all of them (encoders), or those of the causal triangle."""
-    if family == "sparse_attention":
-        return sizes["pairs"]
-    new, cached = sizes["new_tokens"], sizes["cached_tokens"]
-    if family == "encoder_attention":
-        return sizes["batch"] * new * (cached + new)
-    window = sizes.get("window", np.zeros_like(new))
-    growing = np.where(window > 0, np.clip(window - cached, 0.0, new), new)
-    return sizes["batch"] * (growing * cached + growing * (growing + 1) / 2 + (new - growing) * window)
+    sound = (stated >= 0.999 * np.minimum(share, experts)) & (stated <= 1.001 * experts)
+    return np.where(sound, np.clip(stated, None, experts), even)

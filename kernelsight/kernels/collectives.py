@@ -12,6 +12,7 @@ from typing import Any
 
 from kernelsight.kernels.forms import Coefficient, Features
 from kernelsight.kernels.terms import Coefficients, Columns
+from kernelsight.kernels.work import fields
 
 REFERENCE_CLOCK_PER_US = 1800.0
 # rate of the links at which sizes of NCCL's pipeline are stated
@@ -72,6 +73,8 @@ EXCHANGE = (
 )
 
 FEATURES = Features(("group_size", "bytes"))
+# the sums of a collective are counted in lowering alone: nothing reads them
+COLUMNS = {**fields(group_size="gpus", bytes="bytes"), "flops": "0.0"}
 
 
 # bytes that the busiest link carries at least, as a multiple of the tensor: the plain roofline of a collective

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelsight.kernels.forms import LANES, Coefficient, Features
+from kernelsight.kernels.work import fields, optional
 
 Columns = Mapping[str, Any]
 
@@ -69,6 +70,19 @@ FEATURES = Features(
 LATENT_FEATURES = Features(
     ("batch", "context", "heads", "flops", "bytes"), paddings=(("heads", 64.0),), grids=((("batch", 1.0),), LANES)
 )
+COLUMNS = {
+    **fields("batch", "context", "heads", "kv_heads", "head_dim"),
+    **optional("window"),
+    "flops": 'attention_flops(heads, head_dim, batch * keys_seen(context, "window"))',
+    "bytes": 'decode_attention_bytes(batch, context, "window", heads, kv_heads, head_dim, weight_bits / 8)',
+    "working_set_bytes": "bytes",
+}
+LATENT_COLUMNS = {
+    **fields("batch", "context", "heads", "kv_lora_rank", "rope_dim"),
+    "flops": "latent_flops(batch * (context + 1), heads, kv_lora_rank, rope_dim)",
+    "bytes": "latent_bytes(batch * (context + 1), batch, heads, kv_lora_rank, rope_dim, weight_bits / 8)",
+    "working_set_bytes": "bytes",
+}
 
 
 def decode_attention(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:

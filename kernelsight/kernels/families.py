@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kernelsight.kernels import collectives, decode, gemm, linear, moe, prefill, sparse, streaming
@@ -13,7 +14,8 @@ class Family(NamedTuple):
     """One kernel family; ``sql/lower/<name>_calls.sql`` lowers its calls, the contract of that name states them.
 
     ``doc``: its kernels, in the plural; ``form``: its latency model; ``features``: what a correction sees of its calls;
-    without sizes it has none.
+    without sizes it has none. ``columns``: its call columns as SQL over the shape of a measured kernel
+    (:mod:`kernelsight.kernels.work`); none: no sweep holds it.
     ``launched_by``: traits of deployments, one of which launches it (kinds of attention and feed-forward in
     ``sharded_layers``, "tp", "pp" and "dp" above 1, "quantizes_activations"); none: any deployment may.
     ``wire_share(gpus)``: of collectives, the bytes that the busiest link carries, as a multiple of the tensor.
@@ -28,6 +30,7 @@ class Family(NamedTuple):
     doc: str
     form: Form
     features: Features = Features()
+    columns: Mapping[str, str] = MappingProxyType({})
     launched_by: tuple[str, ...] = ()
     wire_share: Callable[[Any], Any] | None = None
     vector_work: bool = False
@@ -53,12 +56,14 @@ _REGISTRY = (
         "dense matrix products",
         Form(gemm.gemm, ("m", "n", "k"), same, gemm.COEFFICIENTS, 1.4),
         gemm.FEATURES,
+        gemm.COLUMNS,
     ),
     Family(
         "batched_gemm",
         "absorbed MLA projections",
         Form(gemm.batched_gemm, ("batch", "m", "n", "k"), same, gemm.BATCHED_COEFFICIENTS, 1.6),
         gemm.BATCHED_FEATURES,
+        gemm.BATCHED_COLUMNS,
         launched_by=("mla", "sparse"),
     ),
     Family(
@@ -66,6 +71,7 @@ _REGISTRY = (
         "softmax attention over prompts",
         Form(prefill.attention, (*_PROMPT, *_HEADS), same, prefill.COEFFICIENTS, 1.6),
         prefill.FEATURES,
+        prefill.COLUMNS,
         launched_by=("full", "sliding"),
         by_head_dim=True,
     ),
@@ -74,6 +80,7 @@ _REGISTRY = (
         "softmax attention of encoders",
         Form(prefill.attention, _PROMPT, same, prefill.COEFFICIENTS, 1.6),
         prefill.FEATURES_OF_PAIRS,
+        prefill.ENCODER_COLUMNS,
         lowered=False,
     ),
     Family(
@@ -81,6 +88,7 @@ _REGISTRY = (
         "softmax attention of single tokens",
         Form(decode.decode_attention, ("batch", "context", "heads", *_HEADS), same, decode.COEFFICIENTS, 1.8),
         decode.FEATURES,
+        decode.COLUMNS,
         launched_by=("full", "sliding"),
         by_head_dim=True,
     ),
@@ -89,6 +97,7 @@ _REGISTRY = (
         "MLA over prompts",
         Form(prefill.attention, _PROMPT, same, prefill.COEFFICIENTS, 1.8),
         prefill.FEATURES_OF_PAIRS,
+        prefill.LATENT_COLUMNS,
         launched_by=("mla",),
     ),
     Family(
@@ -102,6 +111,7 @@ _REGISTRY = (
             1.8,
         ),
         decode.LATENT_FEATURES,
+        decode.LATENT_COLUMNS,
         launched_by=("mla",),
     ),
     Family(
@@ -109,6 +119,7 @@ _REGISTRY = (
         "the indexer and attention over selected tokens",
         Form(sparse.sparse_attention, ("queries", "visible_pairs", "heads", "width"), same, sparse.COEFFICIENTS, 2.5),
         sparse.FEATURES,
+        sparse.COLUMNS,
         launched_by=("sparse",),
     ),
     Family(
@@ -116,6 +127,7 @@ _REGISTRY = (
         "the gated delta net",
         Form(linear.gated_delta_net, ("rows", "columns", "sequences"), same, linear.COEFFICIENTS, 2.0),
         linear.FEATURES,
+        linear.COLUMNS,
         launched_by=("linear",),
     ),
     Family(
@@ -123,29 +135,56 @@ _REGISTRY = (
         "routed experts",
         Form(moe.moe, _EXPERTS, moe.view, moe.COEFFICIENTS, 2.0),
         moe.FEATURES,
+        moe.COLUMNS,
         launched_by=("moe",),
         kernel_column="moe_backend",
     ),
-    Family("norm", "norms", _MOVED, streaming.FEATURES, vector_work=True),
-    Family("activation", "activations", _MOVED, streaming.FEATURES, vector_work=True),
-    Family("rope", "rotary embeddings", _MOVED, streaming.FEATURES, launched_by=_CACHING, vector_work=True),
-    Family("kv_write", "KV-cache writes", _MOVED, streaming.FEATURES, launched_by=_CACHING, vector_work=True),
+    Family("norm", "norms", _MOVED, streaming.FEATURES, streaming.NORM_COLUMNS, vector_work=True),
+    Family("activation", "activations", _MOVED, streaming.FEATURES, streaming.ACTIVATION_COLUMNS, vector_work=True),
+    Family(
+        "rope",
+        "rotary embeddings",
+        _MOVED,
+        streaming.FEATURES,
+        streaming.ROPE_COLUMNS,
+        launched_by=_CACHING,
+        vector_work=True,
+    ),
+    Family(
+        "kv_write",
+        "KV-cache writes",
+        _MOVED,
+        streaming.FEATURES,
+        streaming.KV_WRITE_COLUMNS,
+        launched_by=_CACHING,
+        vector_work=True,
+    ),
     Family(
         "quantize",
         "quantisation of activations",
         _QUANTIZED,
         streaming.FEATURES,
+        streaming.QUANTIZE_COLUMNS,
         launched_by=("quantizes_activations",),
         vector_work=True,
         kernel_column="implementation",
     ),
-    Family("embedding", "embedding gathers", _MOVED, streaming.FEATURES, vector_work=True, step_cost="embedding"),
-    Family("sampling", "sampling", _SAMPLED, streaming.FEATURES, vector_work=True),
+    Family(
+        "embedding",
+        "embedding gathers",
+        _MOVED,
+        streaming.FEATURES,
+        streaming.EMBEDDING_COLUMNS,
+        vector_work=True,
+        step_cost="embedding",
+    ),
+    Family("sampling", "sampling", _SAMPLED, streaming.FEATURES, streaming.SAMPLING_COLUMNS, vector_work=True),
     Family(
         "all_reduce",
         "all-reduces",
         Form(collectives.all_reduce, ("group_size",), same, collectives.ALL_REDUCE, 1.5),
         collectives.FEATURES,
+        collectives.COLUMNS,
         launched_by=("tp",),
         wire_share=collectives.share_twice,
     ),
@@ -154,6 +193,7 @@ _REGISTRY = (
         "all-gathers",
         _HALF_RING,
         collectives.FEATURES,
+        collectives.COLUMNS,
         launched_by=("tp", "dp"),
         wire_share=collectives.share_once,
     ),
@@ -162,6 +202,7 @@ _REGISTRY = (
         "reduce-scatters",
         _HALF_RING,
         collectives.FEATURES,
+        collectives.COLUMNS,
         launched_by=("dp",),
         wire_share=collectives.share_once,
     ),
@@ -170,6 +211,7 @@ _REGISTRY = (
         "all-to-all exchanges",
         Form(collectives.exchange, ("group_size",), same, collectives.EXCHANGE, 2.0),
         collectives.FEATURES,
+        collectives.COLUMNS,
         launched_by=("dp",),
         wire_share=collectives.share_once,
     ),
@@ -178,6 +220,7 @@ _REGISTRY = (
         "transfers between pipeline stages",
         Form(collectives.transfer, ("group_size",), same, collectives.EXCHANGE, 2.0),
         collectives.FEATURES,
+        collectives.COLUMNS,
         launched_by=("pp",),
         wire_share=collectives.share_whole,
         step_cost="transfer",
@@ -185,6 +228,8 @@ _REGISTRY = (
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _REGISTRY}
 LOWERED: dict[str, str] = {family.name: family.doc for family in _REGISTRY if family.lowered}
+# families that sweeps hold
+MEASURED = tuple(family.name for family in _REGISTRY if family.columns)
 COMMUNICATION = tuple(family.name for family in _REGISTRY if family.wire_share)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelsight.kernels.forms import Coefficient, Features
+from kernelsight.kernels.work import fields
 
 Columns = Mapping[str, Any]
 
@@ -63,6 +64,20 @@ BATCHED_FEATURES = Features(
     paddings=(("m", 16.0), ("m", 64.0), ("n", 128.0)),
     grids=tuple((("batch", 1.0), *grid) for grid in _GRIDS[:2]),
 )
+# a collector rotates so many copies of the weight before it comes back to the same bytes
+WEIGHT_COPIES = 6
+COLUMNS = {
+    **fields("m", "n", "k"),
+    "flops": "gemm_flops(m, n, k)",
+    "bytes": "gemm_bytes(m, n, k, activation_bits, weight_bits)",
+    "working_set_bytes": f"gemm_bytes(m, n, k, activation_bits, {WEIGHT_COPIES} * weight_bits)",
+}
+BATCHED_COLUMNS = {
+    **fields("batch", "m", "n", "k"),
+    "flops": "batched_gemm_flops(batch, m, n, k)",
+    "bytes": "batched_gemm_bytes(batch, m, n, k, weight_bits)",
+    "working_set_bytes": "bytes",
+}
 
 
 def gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:

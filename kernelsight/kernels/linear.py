@@ -12,6 +12,7 @@ from typing import Any
 
 from kernelsight.kernels.forms import Coefficient, Features
 from kernelsight.kernels.terms import Coefficients, Columns, power_mean
+from kernelsight.kernels.work import fields
 
 # the convolution multiplies by 4 taps and adds, the delta rule by 3 x 64 channels at least
 LEAST_DELTA_WORK = 48.0
@@ -48,6 +49,17 @@ COEFFICIENTS = (
 )  # fmt: skip
 
 FEATURES = Features(("rows", "columns", "sequences", "flops", "bytes"))
+# a width is the convolution's taps; the recurrence has none
+COLUMNS = {
+    **fields("rows", "columns", "sequences"),
+    "taps": 'coalesce(shape."width", 0)',
+    **fields("heads", "kv_heads", key_dim="head_dim", value_dim="v_head_dim"),
+    "flops": "case when taps > 0 then convolution_flops(rows, columns, taps) "
+    "else delta_rule_flops(rows, heads, key_dim, value_dim) end",
+    "bytes": "case when taps > 0 then convolution_bytes(rows, columns, sequences, taps) "
+    "else delta_rule_bytes(rows, sequences, heads, kv_heads, key_dim, value_dim) end",
+    "working_set_bytes": "bytes",
+}
 
 
 def gated_delta_net(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:

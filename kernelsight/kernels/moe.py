@@ -14,6 +14,7 @@ from typing import Any
 
 from kernelsight.kernels.forms import Coefficient, Features
 from kernelsight.kernels.terms import Columns, power_mean
+from kernelsight.kernels.work import fields
 
 # rows of one expert that a tile takes
 ROW_TILES = (16.0, 32.0, 64.0, 128.0, 256.0)
@@ -67,6 +68,16 @@ FEATURES = Features(
         for width in ("intermediate", "hidden")
     ),
 )
+COLUMNS = {
+    **fields("tokens", "hidden", "intermediate", local_experts="experts"),
+    **fields("top_k", "moe_tp", "moe_ep", matrices="expert_matrices"),
+    # how the collector drew the experts: the exponent of its power law, 0 where all get equally many tokens
+    "load_exponent": "coalesce(try_cast(regexp_extract(distribution, '^power_law_([0-9.]+)$', 1) as double), 0)",
+    "active_experts": "evenly_reached_experts(tokens, local_experts, top_k, moe_ep)",
+    "flops": "moe_flops(tokens, top_k, moe_ep, matrices * intermediate, hidden)",
+    "bytes": "moe_bytes(active_experts, matrices * intermediate, hidden, weight_bits, tokens, top_k, moe_ep)",
+    "working_set_bytes": "bytes",
+}
 
 
 def moe(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:

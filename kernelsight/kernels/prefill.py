@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelsight.kernels.forms import LANES, Coefficient, Features
+from kernelsight.kernels.work import fields, optional
 
 Columns = Mapping[str, Any]
 
@@ -68,6 +69,37 @@ FEATURES = FEATURES_OF_PAIRS._replace(
         *((("batch", 1.0), ("kv_heads", 1.0), ("packed", tile)) for tile in (64.0, 128.0)),
     ),
 )
+COLUMNS = {
+    **fields("batch", "new_tokens"),
+    **optional("cached_tokens"),
+    **fields("heads", "kv_heads", "head_dim"),
+    **optional("window"),
+    "visible_pairs": 'batch * visible_pairs(new_tokens, cached_tokens, "window")',
+    "flops": "attention_flops(heads, head_dim, visible_pairs)",
+    "bytes": 'prefill_attention_bytes(batch, new_tokens, cached_tokens, "window", heads, kv_heads, head_dim, '
+    "weight_bits / 8)",
+    "working_set_bytes": "bytes",
+}
+# every query sees every key, of all heads, in 16 bits
+ENCODER_COLUMNS = {
+    **fields("batch", "new_tokens"),
+    **optional("cached_tokens"),
+    **fields("heads", kv_heads="heads", head_dim="head_dim"),
+    "window": "0",
+    "visible_pairs": "batch * new_tokens * (cached_tokens + new_tokens)",
+    "flops": "attention_flops(heads, head_dim, visible_pairs)",
+    "bytes": "prefill_attention_bytes(batch, new_tokens, cached_tokens, 0, heads, heads, head_dim, 2)",
+    "working_set_bytes": "bytes",
+}
+LATENT_COLUMNS = {
+    **fields("batch", "new_tokens"),
+    **optional("cached_tokens"),
+    **fields("heads", qk_head_dim="head_dim", v_head_dim="v_head_dim"),
+    "visible_pairs": "batch * visible_pairs(new_tokens, cached_tokens, 0)",
+    "flops": "mla_prefill_flops(heads, qk_head_dim, v_head_dim, visible_pairs)",
+    "bytes": "mla_prefill_bytes(batch, new_tokens, cached_tokens, heads, qk_head_dim, v_head_dim)",
+    "working_set_bytes": "bytes",
+}
 
 
 def attention(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from kernelsight.kernels.forms import Coefficient, Features
 from kernelsight.kernels.terms import Coefficients, Columns, power_mean
+from kernelsight.kernels.work import fields
 
 # widest head of an indexer; attention in the latent space is wider
 INDEX_WIDTH = 256.0
@@ -30,6 +31,20 @@ COEFFICIENTS = (
 )
 
 FEATURES = Features(("queries", "visible_pairs", "heads", "width", "flops", "bytes"))
+# a sweep measures scores and selection separately: a width of nought is the selection alone, which reads FP32 scores.
+# Attention is that of DeepSeek-V3.2: over 2,048 selected keys of 512 + 64 numbers in 8 bits
+COLUMNS = {
+    **fields("queries", visible_pairs="pairs", heads="heads", width="width"),
+    "selects": 'case when shape."width" = 0 then 1 else 0 end',
+    "keys": f"""case when shape."width" > {INDEX_WIDTH:.0f} then
+        least(shape."cached_tokens" + shape."new_tokens", shape."new_tokens" * 2048)
+        else shape."cached_tokens" + shape."new_tokens" end""",
+    "flops": "index_flops(visible_pairs, heads, width)",
+    "bytes": f"""case when width = 0 then 4.0 * visible_pairs
+        when width > {INDEX_WIDTH:.0f} then latent_bytes(shape."batch" * keys, queries, heads, 512, 64, 1)
+        else index_bytes(shape."batch" * keys, queries, heads, 128) end""",
+    "working_set_bytes": "bytes",
+}
 
 
 def sparse_attention(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelsight.kernels.forms import Coefficient, Features
+from kernelsight.kernels.work import streamed
 
 Columns = Mapping[str, Any]
 
@@ -34,6 +35,13 @@ QUANTIZE_COEFFICIENTS = (
 )
 
 FEATURES = Features(("rows", "columns", "bytes"), grids=((("rows", 1.0),),))
+NORM_COLUMNS = streamed("norm_flops(rows, columns)", "norm_bytes(rows, columns, implementation like '%add%')")
+ACTIVATION_COLUMNS = streamed("activation_flops(rows, columns)", "activation_bytes(rows, columns, true)")
+ROPE_COLUMNS = streamed("rope_flops(rows, columns)", "rope_bytes(rows, columns)")
+KV_WRITE_COLUMNS = streamed("0.0", "kv_write_bytes(rows, columns, weight_bits / 8)")
+QUANTIZE_COLUMNS = streamed("quantize_flops(rows, columns)", "quantize_bytes(rows, columns, activation_bits)")
+EMBEDDING_COLUMNS = streamed("0.0", "embedding_bytes(rows, columns)")
+SAMPLING_COLUMNS = streamed("sampling_flops(rows, columns)", "sampling_bytes(rows, columns, implementation = 'argmax')")
 
 
 def streaming(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:

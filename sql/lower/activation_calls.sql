@@ -6,17 +6,17 @@ with layers as (
   join models on models.model = settings.model
 ),
 gates as (
-  select deployment_id, layer_kind, 'ffn_activation' as name, count, intermediate as columns, case when ffn_gated then 6.0 else 4.0 end as element_bytes
+  select deployment_id, layer_kind, 'ffn_activation' as name, count, intermediate as columns, ffn_gated as gated
   from layers where ffn = 'dense'
   union all
-  select deployment_id, layer_kind, 'shared_activation', count, shared_intermediate, case when ffn_gated then 6.0 else 4.0 end
+  select deployment_id, layer_kind, 'shared_activation', count, shared_intermediate, ffn_gated
   from layers where ffn = 'moe' and shared_intermediate > 0
   union all
-  select deployment_id, layer_kind, 'attention_gate', count, heads * head_dim, 6.0
+  select deployment_id, layer_kind, 'attention_gate', count, heads * head_dim, true
   from layers where attention_output_gate and attention in ('full', 'sliding')
   union all
   -- gated norm on the delta net's output: output and gate in, one out
-  select deployment_id, layer_kind, 'linear_gate', count, heads * linear_value_head_dim, 6.0
+  select deployment_id, layer_kind, 'linear_gate', count, heads * linear_value_head_dim, true
   from layers where attention = 'linear'
 )
 select
@@ -29,8 +29,8 @@ select
   gates.count,
   step_tokens.tokens as rows,
   gates.columns,
-  4.0 * step_tokens.tokens * gates.columns as flops,
-  step_tokens.tokens * gates.columns * gates.element_bytes as bytes
+  activation_flops(step_tokens.tokens, gates.columns) as flops,
+  activation_bytes(step_tokens.tokens, gates.columns, gates.gated) as bytes
 from gates
 join deployment_settings as settings using (deployment_id)
 join step_tokens using (deployment_id)

@@ -34,6 +34,6 @@ select
   k,
   dtype as format,
   dtype as math,
-  2.0 * heads * m * n * k as flops,
-  2.0 * heads * (m * k + n * k + m * n) as bytes
+  batched_gemm_flops(heads, m, n, k) as flops,
+  batched_gemm_bytes(heads, m, n, k, 16) as bytes
 from products

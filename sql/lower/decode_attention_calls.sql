@@ -11,9 +11,6 @@ with batches as (
   join deployment_settings as settings using (deployment_id)
   join number_formats as formats on formats.format = settings.kv_cache_dtype
   where layers.attention in ('full', 'sliding') and shapes.decode_requests > 0
-),
-seen as (
-  select *, case when "window" > 0 then least(context + 1, "window") else context + 1 end as keys from batches where context is not null
 )
 select
   deployment_id,
@@ -31,6 +28,7 @@ select
   "window",
   kv_cache_dtype as format,
   dtype as math,
-  4.0 * batch * heads * head_dim * keys as flops,
-  batch * (4.0 * heads * head_dim + 2.0 * keys * kv_heads * head_dim * kv_bytes) as bytes
-from seen
+  attention_flops(heads, head_dim, batch * keys_seen(context, "window")) as flops,
+  decode_attention_bytes(batch, context, "window", heads, kv_heads, head_dim, kv_bytes) as bytes
+from batches
+where context is not null

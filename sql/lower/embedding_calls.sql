@@ -10,7 +10,7 @@ select
   step_tokens.tokens as rows,
   models.hidden as columns,
   0.0 as flops,
-  4.0 * step_tokens.tokens * models.hidden as bytes
+  embedding_bytes(step_tokens.tokens, models.hidden) as bytes
 from deployment_settings as settings
 join models on models.model = settings.model
 join step_tokens using (deployment_id)

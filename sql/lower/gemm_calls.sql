@@ -22,8 +22,8 @@ select
   weights.k,
   weights.format,
   weights.math,
-  2.0 * m * n * k as flops,
-  m * k * weights.activation_bits / 8 + n * k * weights.weight_bits / 8 + m * n * 2.0 as bytes
+  gemm_flops(m, n, k) as flops,
+  gemm_bytes(m, n, k, weights.activation_bits, weights.weight_bits) as bytes
 from layer_weights as weights
 join rows_of_step using (deployment_id, rows_from)
 join deployment_settings as settings using (deployment_id)

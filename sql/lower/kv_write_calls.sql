@@ -23,7 +23,7 @@ select
   step_tokens.tokens as rows,
   layers.columns,
   0.0 as flops,
-  step_tokens.tokens * layers.columns * (2 + layers.kv_bytes) as bytes
+  kv_write_bytes(step_tokens.tokens, layers.columns, layers.kv_bytes) as bytes
 from layers
 join step_tokens using (deployment_id)
 where step_tokens.tokens > 0

@@ -19,13 +19,10 @@ work as (
 )
 select deployment_id, step_shape_id, layer_kind || '.causal_conv.' || phase as call, 'causal_conv' as name, gpu, engine, count,
        rows, channels as columns, sequences, dtype as math,
-       2.0 * rows * channels * taps as flops,
-       2.0 * channels * (2 * rows + 2 * sequences * (taps - 1) + taps) as bytes
+       convolution_flops(rows, channels, taps) as flops, convolution_bytes(rows, channels, sequences, taps) as bytes
 from work
 union all
--- per token and value head: read by key, rank-one update, read by query, each key_dim x value_dim multiply-adds
 select deployment_id, step_shape_id, layer_kind || '.delta_rule.' || phase, 'delta_rule', gpu, engine, count,
        rows, heads * value_dim, sequences, dtype,
-       6.0 * rows * heads * key_dim * value_dim,
-       2.0 * rows * (2 * kv_heads * key_dim + 2 * heads * value_dim + 2 * heads) + 8.0 * sequences * heads * key_dim * value_dim
+       delta_rule_flops(rows, heads, key_dim, value_dim), delta_rule_bytes(rows, sequences, heads, kv_heads, key_dim, value_dim)
 from work

@@ -19,9 +19,8 @@ select
   models.qk_rope_head_dim as rope_dim,
   settings.kv_cache_dtype as format,
   settings.dtype as math,
-  2.0 * shapes.decode_requests * layers.heads * (2 * models.kv_lora_rank + models.qk_rope_head_dim) * (shapes.decode_context + 1) as flops,
-  shapes.decode_requests * ((shapes.decode_context + 1) * (models.kv_lora_rank + models.qk_rope_head_dim) * formats.weight_bits / 8
-    + 2.0 * layers.heads * (2 * models.kv_lora_rank + models.qk_rope_head_dim)) as bytes
+  latent_flops(batch * (context + 1), layers.heads, models.kv_lora_rank, rope_dim) as flops,
+  latent_bytes(batch * (context + 1), batch, layers.heads, models.kv_lora_rank, rope_dim, formats.weight_bits / 8) as bytes
 from layers
 join step_shapes as shapes using (deployment_id)
 join deployment_settings as settings using (deployment_id)

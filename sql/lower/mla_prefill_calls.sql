@@ -15,11 +15,9 @@ select
   models.v_head_dim,
   settings.kv_cache_dtype as format,
   settings.dtype as math,
-  shapes.prefill_requests * (shapes.prefill_tokens * shapes.prefill_cached + shapes.prefill_tokens * (shapes.prefill_tokens + 1) / 2) as visible_pairs,
-  2.0 * shapes.prefill_requests * layers.heads * (layers.head_dim + models.v_head_dim)
-    * (shapes.prefill_tokens * shapes.prefill_cached + shapes.prefill_tokens * (shapes.prefill_tokens + 1) / 2) as flops,
-  2.0 * shapes.prefill_requests * layers.heads * (layers.head_dim + models.v_head_dim)
-    * (2 * shapes.prefill_tokens + shapes.prefill_cached) as bytes
+  batch * visible_pairs(new_tokens, cached_tokens, 0) as visible_pairs,
+  mla_prefill_flops(layers.heads, qk_head_dim, models.v_head_dim, visible_pairs) as flops,
+  mla_prefill_bytes(batch, new_tokens, cached_tokens, layers.heads, qk_head_dim, models.v_head_dim) as bytes
 from sharded_layers as layers
 join step_shapes as shapes using (deployment_id)
 join deployment_settings as settings using (deployment_id)

@@ -2,7 +2,7 @@
 with layers as (
   -- variance / mean^2 of expert popularity, with and without a balancing bias (estimates)
   select sharded_layers.*, settings.dtype, weights.math, weights.weight_bits, weights.format, weights.n as expert_rows,
-         case when models.balanced_router then 0.3 else 1.0 end as popularity, sharded_layers.top_k::double / sharded_layers.experts as chosen
+         case when models.balanced_router then 0.3 else 1.0 end as popularity
   from sharded_layers
   join deployment_settings as settings using (deployment_id)
   join models on models.model = settings.model
@@ -16,9 +16,7 @@ work as (
   where step_tokens.tokens > 0
 ),
 routed as (
-  -- experts with at least one token: the first token reaches top_k; popularity follows a gamma distribution
-  select *, experts / moe_ep * (1 - (1 - chosen) * pow(1 - popularity * ln(1 - least(chosen, 0.999999)) * (all_tokens - 1), -1 / popularity)) as active_experts
-  from work
+  select *, unevenly_reached_experts(all_tokens, experts, top_k, moe_ep, popularity) as active_experts from work
 )
 select
   deployment_id,
@@ -39,6 +37,6 @@ select
   format,
   math,
   active_experts,
-  2.0 * all_tokens * top_k / moe_ep * expert_rows * hidden as flops,
-  active_experts * expert_rows * hidden * weight_bits / 8 + 4.0 * all_tokens * least(1.0, top_k / moe_ep) * hidden as bytes
+  moe_flops(all_tokens, top_k, moe_ep, expert_rows, hidden) as flops,
+  moe_bytes(active_experts, expert_rows, hidden, weight_bits, all_tokens, top_k, moe_ep) as bytes
 from routed

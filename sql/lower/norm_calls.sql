@@ -6,22 +6,22 @@ with layers as (
   join models on models.model = settings.model
 ),
 norms as (
-  select deployment_id, layer_kind, 'residual_norm' as name, count * norms_per_layer as count, 1 as rows_per_token, hidden as columns, 8.0 as element_bytes
+  select deployment_id, layer_kind, 'residual_norm' as name, count * norms_per_layer as count, 1 as rows_per_token, hidden as columns, true as with_residual
   from layers where norms_per_layer > 0
   union all
   select layers.deployment_id, layer_kind, 'qk_norm', count, case qk_norm when 'head' then heads + kv_heads else 1 end,
-         case qk_norm when 'head' then head_dim else (heads + kv_heads) * head_dim end, 4.0
+         case qk_norm when 'head' then head_dim else (heads + kv_heads) * head_dim end, false
   from layers
   join engine_fusions as fusions on fusions.engine = layers.engine and fusions.operation = 'qk_norm' and fusions.launched
   where qk_norm <> 'none' and attention in ('full', 'sliding')
   union all
-  select deployment_id, layer_kind, 'q_a_norm', count, 1, q_lora_rank, 4.0 from layers where attention in ('mla', 'sparse') and q_lora_rank is not null
+  select deployment_id, layer_kind, 'q_a_norm', count, 1, q_lora_rank, false from layers where attention in ('mla', 'sparse') and q_lora_rank is not null
   union all
-  select deployment_id, layer_kind, 'kv_a_norm', count, 1, kv_lora_rank, 4.0 from layers where attention in ('mla', 'sparse')
+  select deployment_id, layer_kind, 'kv_a_norm', count, 1, kv_lora_rank, false from layers where attention in ('mla', 'sparse')
   union all
-  select deployment_id, 'model', 'final_norm', 1, 1, any_value(hidden), 8.0 from layers group by deployment_id
+  select deployment_id, 'model', 'final_norm', 1, 1, any_value(hidden), true from layers group by deployment_id
   union all
-  select deployment_id, 'model', 'draft_input_norm', any_value(draft_inputs), 1, any_value(hidden), 4.0 from layers
+  select deployment_id, 'model', 'draft_input_norm', any_value(draft_inputs), 1, any_value(hidden), false from layers
   where draft_inputs is not null group by deployment_id
 )
 select
@@ -34,9 +34,8 @@ select
   norms.count,
   step_tokens.tokens * norms.rows_per_token as rows,
   norms.columns,
-  -- square, mean, scale and multiply; the residual norms also read and write the residual
-  4.0 * step_tokens.tokens * norms.rows_per_token * norms.columns as flops,
-  step_tokens.tokens * norms.rows_per_token * norms.columns * norms.element_bytes as bytes
+  norm_flops(step_tokens.tokens * norms.rows_per_token, norms.columns) as flops,
+  norm_bytes(step_tokens.tokens * norms.rows_per_token, norms.columns, norms.with_residual) as bytes
 from norms
 join deployment_settings as settings using (deployment_id)
 join step_tokens using (deployment_id)

@@ -20,8 +20,8 @@ select
   inputs.count,
   step_tokens.tokens as rows,
   inputs.columns,
-  2.0 * step_tokens.tokens * inputs.columns as flops,
-  step_tokens.tokens * inputs.columns * (2 + inputs.activation_bits / 8) as bytes
+  quantize_flops(step_tokens.tokens, inputs.columns) as flops,
+  quantize_bytes(step_tokens.tokens, inputs.columns, inputs.activation_bits) as bytes
 from inputs
 join deployment_settings as settings using (deployment_id)
 join engine_fusions as fusions

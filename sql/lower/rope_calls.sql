@@ -26,8 +26,9 @@ select
   layers.count,
   step_tokens.tokens as rows,
   layers.columns,
-  3.0 * step_tokens.tokens * layers.columns as flops,
-  step_tokens.tokens * (4.0 * layers.columns + case when kv_write_apart then 0.0 else layers.kv_columns * (2 + layers.kv_bytes) end) as bytes
+  rope_flops(step_tokens.tokens, layers.columns) as flops,
+  rope_bytes(step_tokens.tokens, layers.columns)
+    + case when kv_write_apart then 0.0 else kv_write_bytes(step_tokens.tokens, layers.kv_columns, layers.kv_bytes) end as bytes
 from layers
 join step_tokens using (deployment_id)
 where step_tokens.tokens > 0 and (layers.columns > 0 or not kv_write_apart)

@@ -9,8 +9,8 @@ select
   1::bigint as count,
   step_tokens.sampled as rows,
   models.vocab as columns,
-  3.0 * step_tokens.sampled * models.vocab as flops,
-  8.0 * step_tokens.sampled * models.vocab as bytes
+  sampling_flops(step_tokens.sampled, models.vocab) as flops,
+  sampling_bytes(step_tokens.sampled, models.vocab, false) as bytes
 from deployment_settings as settings
 join models on models.model = settings.model
 join step_tokens using (deployment_id)

@@ -23,19 +23,13 @@ chunks as (
   select deployment_id, step_shape_id, stage.name, 'prefill', prefill_requests, prefill_tokens, prefill_cached
   from step_shapes cross join (values ('indexer'), ('sparse_mla')) as stage (name) where prefill_requests > 0
 ),
-limited as (
-  -- each query sees one token more than the previous one, up to index_top_k
-  select
-    layers.*, step_shape_id, name, phase, requests, new_tokens, cached, requests * new_tokens as queries,
-    case when name = 'indexer' then new_tokens else least(greatest(index_top_k - cached, 0), new_tokens) end as growing
-  from layers join chunks using (deployment_id)
-),
 work as (
+  -- the indexer sees all tokens; from index_top_k of them on, every query attends to the selection
   select
-    *,
-    requests * (growing * cached + growing * (growing + 1) // 2 + (new_tokens - growing) * index_top_k) as visible_pairs,
+    layers.*, step_shape_id, name, phase, requests * new_tokens as queries,
+    requests * visible_pairs(new_tokens, cached, case name when 'indexer' then 0 else index_top_k end) as visible_pairs,
     requests * case when name = 'indexer' then cached + new_tokens else least(cached + new_tokens, new_tokens * index_top_k) end as keys_read
-  from limited
+  from layers join chunks using (deployment_id)
 )
 select
   deployment_id,
@@ -50,8 +44,10 @@ select
   case name when 'indexer' then index_heads else heads end as heads,
   case name when 'indexer' then index_head_dim else 2 * kv_lora_rank + qk_rope_head_dim end as width,
   case name when 'indexer' then index_math else dtype end as math,
-  2.0 * visible_pairs * case name when 'indexer' then index_heads * index_head_dim else heads * (2 * kv_lora_rank + qk_rope_head_dim) end as flops,
   case name
-    when 'indexer' then keys_read * (index_head_dim + 4.0) + queries * index_heads * index_head_dim * 1.0 + queries * index_top_k * 4.0
-    else keys_read * (kv_lora_rank + qk_rope_head_dim) * kv_bytes + queries * heads * (2 * kv_lora_rank + qk_rope_head_dim) * 2.0 end as bytes
+    when 'indexer' then index_flops(visible_pairs, index_heads, index_head_dim)
+    else latent_flops(visible_pairs, heads, kv_lora_rank, qk_rope_head_dim) end as flops,
+  case name
+    when 'indexer' then index_bytes(keys_read, queries, index_heads, index_head_dim) + selected_bytes(queries * index_top_k)
+    else latent_bytes(keys_read, queries, heads, kv_lora_rank, qk_rope_head_dim, kv_bytes) end as bytes
 from work

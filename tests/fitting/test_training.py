@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kernelsight.fitting.training import WORK, call_rows, training_rows
-from kernelsight.kernels.families import FAMILIES
+from kernelsight.fitting.training import call_rows, training_rows
+from kernelsight.kernels.families import FAMILIES, MEASURED
 from kernelsight.measure.rows import sweep_schema
 from kernelsight.session import Session, connect
 from tests.fitting.measured import gemm, point, write
@@ -31,7 +31,7 @@ CACHED = (0, 100, 5000)
 SELECTED_BYTES = 4.0 * 2048
 ACTIVATIONS = {"deepseek-v3": "fp8_block", "deepseek-v3.2": "fp8_block", "qwen3-32b": "nvfp4", "llama-3.1-8b": "fp8"}
 CACHES = {row["model"]: row["kv_cache_dtype"] for row in DEPLOYMENTS if "kv_cache_dtype" in row}
-LOWERED = [family for family in WORK if family not in ("encoder_attention", "p2p", "all_to_all", "reduce_scatter")]
+LOWERED = [family for family in MEASURED if family not in ("encoder_attention", "p2p", "all_to_all", "reduce_scatter")]
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +98,8 @@ def test_measured_rows_and_lowered_calls_count_the_same_work(family: str, lowere
     ]
     found = training_rows([write(tmp_path / "sweep.parquet", rows)], family)
     assert found.num_rows == len(calls)
-    shared = set(found.column_names) & set(lowered.table(f"{family}_calls").column_names) & {*WORK[family]}
-    assert shared >= {"flops", "bytes"} | (set(FAMILIES[family].form.reads) & set(WORK[family]))
+    shared = set(found.column_names) & set(lowered.table(f"{family}_calls").column_names) & {*FAMILIES[family].columns}
+    assert shared >= {"flops", "bytes"} | (set(FAMILIES[family].form.reads) & set(FAMILIES[family].columns))
     if FAMILIES[family].wire_share:
         # the sums of a collective are counted in lowering alone: nothing reads them
         shared -= {"flops"}
@@ -122,8 +122,8 @@ def test_measured_rows_and_lowered_calls_count_the_same_work(family: str, lowere
 
 def test_every_family_that_serving_reads_is_defined_for_sweeps_too() -> None:
     """What the expressions read beside work is a column of measured rows."""
-    for family, columns in WORK.items():
-        assert set(FAMILIES[family].form.reads) | {"flops", "bytes"} <= set(columns), family
+    for name in MEASURED:
+        assert set(FAMILIES[name].form.reads) | {"flops", "bytes"} <= set(FAMILIES[name].columns), name
 
 
 def test_an_encoder_sees_every_pair(tmp_path: Path) -> None:

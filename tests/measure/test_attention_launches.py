@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.fitting.training import WORK
+from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.work import work_cursor
 from kernelsight.measure.cuda.attention import shape_of
 from kernelsight.measure.cuda.device import open_gpu
 from kernelsight.measure.device import CannotMeasure
@@ -86,10 +86,10 @@ def test_bytes_are_those_that_training_counts() -> None:
     for one in every_point("flashinfer"):
         sizes = {"cached_tokens": 0, "context": 0, "new_tokens": 0, **one.sizes}
         stated = ", ".join(f'{value} as "{name}"' for name, value in sizes.items())
-        work = {name: sql for name, sql in WORK[one.family].items() if "shape." not in sql}
+        work = {name: sql for name, sql in FAMILIES[one.family].columns.items() if "shape." not in sql}
         columns = ", ".join(f'({sql})::double as "{name}"' for name, sql in work.items())
         bits = 8 if one.dtype.endswith("fp8") else 16
-        found = duckdb.sql(f"select {columns} from (select {stated}, {bits} as weight_bits)").fetchall()[0]
+        found = work_cursor().sql(f"select {columns} from (select {stated}, {bits} as weight_bits)").fetchall()[0]
         assert shape_of(one).moved == found[list(work).index("bytes")]
 
 

@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.errors import InvalidInput
-from kernelsight.fitting.training import WORK, call_rows
+from kernelsight.fitting.training import call_rows
+from kernelsight.kernels.families import MEASURED
 from kernelsight.measure.cuda.device import open_gpu
 from kernelsight.measure.cuda.gpu import MOST_COPIES
 from kernelsight.measure.device import FLUSH_CACHES, CannotMeasure, DeviceLost
@@ -56,7 +57,7 @@ def test_streaming_kernels_are_launched_as_they_are_declared(
         kernel.close()
 
 
-@pytest.mark.parametrize("family", [family for family in STREAMING if family in WORK])
+@pytest.mark.parametrize("family", [family for family in STREAMING if family in MEASURED])
 def test_bytes_are_those_that_training_counts(family: str, state: State) -> None:
     """Of a thousand rows; a norm's weights are read beside, and a sampler that keeps some is taken to pass twice."""
     gpu, rows, moved = open_gpu(0, None), [], []

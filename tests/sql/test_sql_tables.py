@@ -13,10 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from kernelsight.dataflow.sql_nodes import sql_files
 from kernelsight.session import Session, connect
 
 HERE = Path(__file__).parent
-QUERIES = {path.stem for path in (HERE.parents[1] / "sql").glob("**/*.sql")}
+QUERIES = set(sql_files(HERE.parents[1] / "sql"))
 IN_PYTHON = {"request_metrics", "step_costs", "step_totals"}
 FIXTURES = {path.stem for path in HERE.glob("*.json")} - {"defaults"}
 DEFAULTS = json.loads((HERE / "defaults.json").read_text())

@@ -16,7 +16,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Fit, write the pack, and print its number of rows per kernel family and part."""
     from kernelsight.catalog.tables import facts
     from kernelsight.fitting.evaluate import check_sweeps, measured_gpus
-    from kernelsight.fitting.packing import MEASURED, fit_pack
+    from kernelsight.fitting.packing import fit_pack
+    from kernelsight.kernels.families import MEASURED
     from kernelsight.kernels.pack import write_pack
     from kernelsight.report.output import check_ending, note, print_rows
 

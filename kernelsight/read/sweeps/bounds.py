@@ -3,11 +3,16 @@
 A bound holds for any routing, fusion and cache state: for MoE the fewest experts that tokens can reach, and two
 matrices per expert if experts without a gate cannot be identified; bytes minus the size of L2; for arithmetic the
 fastest rate that a row's labels allow (an 8-bit KV cache may use 8-bit products).
+
+FLOP are those that all calls are counted with (``sql/macros/work.sql``), with nothing cached; bytes are fewer than
+counted there on purpose.
 """
 
 from __future__ import annotations
 
 import polars as pl
+
+from kernelsight.kernels.work import evaluated
 
 TOLERANCE = 0.95  # boost clocks above the catalogue's and rounding
 MICROSECONDS_PER_SECOND = 1e6
@@ -31,8 +36,6 @@ NEW, CONTEXT, KV_HEADS, V_HEAD_DIM = map(_column, ("new_tokens", "context", "kv_
 TOKENS, HIDDEN, INTERMEDIATE, TOP_K, EP = map(_column, ("tokens", "hidden", "intermediate", "top_k", "moe_ep"))
 ROWS, COLUMNS, SENT, GPUS = map(_column, ("rows", "columns", "bytes", "gpus"))
 WINDOW = pl.when(_column("window") > 0).then(_column("window")).otherwise(float("inf"))
-GROWING = pl.min_horizontal(NEW, WINDOW)
-PAIRS = GROWING * (GROWING + 1) / 2 + pl.when(NEW > WINDOW).then((NEW - WINDOW) * WINDOW).otherwise(0.0)
 KEYS = pl.min_horizontal(CONTEXT + 1, WINDOW)
 MATRICES = pl.min_horizontal(
     _column("expert_matrices"),
@@ -49,15 +52,16 @@ SHARE = pl.when(EP == 1).then(1.0).when(pl.col("distribution") == "balanced").th
 FEWEST_EXPERTS = pl.when(EP == 1).then(TOP_K).otherwise((TOP_K / EP).floor() * (pl.col("distribution") == "balanced"))
 EXCHANGED = SENT * (GPUS - 1) / GPUS
 
-FLOPS: dict[str, pl.Expr] = {
-    "gemm": 2 * M * N * K,
-    "batched_gemm": 2 * BATCH * M * N * K,
-    "prefill_attention": 4 * BATCH * HEADS * HEAD_DIM * PAIRS,
-    "encoder_attention": 4 * BATCH * HEADS * HEAD_DIM * NEW * NEW,
-    "decode_attention": 4 * BATCH * HEADS * HEAD_DIM * KEYS,
-    "mla_prefill": BATCH * HEADS * (HEAD_DIM + V_HEAD_DIM) * NEW * (NEW + 1),
-    "mla_decode": 2 * BATCH * HEADS * (2 * _column("kv_lora_rank") + _column("rope_dim")) * (CONTEXT + 1),
-    "moe": 2 * TOKENS * TOP_K * SHARE * EXPERT,
+# over the fields of a shape; of routed experts see least_flops
+FLOPS: dict[str, str] = {
+    "gemm": "gemm_flops(m, n, k)",
+    "batched_gemm": "batched_gemm_flops(batch, m, n, k)",
+    "prefill_attention": """attention_flops(heads, head_dim,
+        batch * visible_pairs(new_tokens, 0, coalesce("window", 0)))""",
+    "encoder_attention": "attention_flops(heads, head_dim, batch * new_tokens * new_tokens)",
+    "decode_attention": """attention_flops(heads, head_dim, batch * keys_seen(context, coalesce("window", 0)))""",
+    "mla_prefill": "mla_prefill_flops(heads, head_dim, v_head_dim, batch * visible_pairs(new_tokens, 0, 0))",
+    "mla_decode": "latent_flops(batch * (context + 1), heads, kv_lora_rank, rope_dim)",
 }
 BYTES: dict[str, pl.Expr] = {
     "gemm": _bytes_of("format") * N * K + 2 * M * N + M * K,
@@ -90,11 +94,23 @@ def peak_flops_per_us(gpu: dict[str, float | None]) -> pl.Expr:
     )
 
 
-def impossible(family: str, gpu: dict[str, float | None]) -> list[tuple[str, pl.Expr]]:
-    """Return the checks of a family on a GPU as (reason, true if too fast); empty if the family has no bound."""
+def least_flops(family: str, rows: pl.DataFrame) -> pl.Expr | None:
+    """Return the FLOP that no kernel of these rows does without; None where nothing is known to be needed."""
+    if family == "moe":
+        return 2 * TOKENS * TOP_K * SHARE * EXPERT
+    if family not in FLOPS:
+        return None
+    # whole numbers of 64 bits would overflow
+    sizes = rows.select(pl.selectors.integer().cast(pl.Float64))
+    return pl.lit(pl.from_arrow(evaluated(FLOPS[family], sizes.to_arrow())))
+
+
+def impossible(family: str, rows: pl.DataFrame, gpu: dict[str, float | None]) -> list[tuple[str, pl.Expr]]:
+    """Return the checks of a family's rows on a GPU as (reason, true if too fast); empty if the family has no bound."""
     latency, checks = pl.col("latency_us"), []
-    if family in FLOPS:
-        checks.append(("faster_than_peak", latency < TOLERANCE * FLOPS[family] / peak_flops_per_us(gpu)))
+    flops = least_flops(family, rows)
+    if flops is not None:
+        checks.append(("faster_than_peak", latency < TOLERANCE * flops / peak_flops_per_us(gpu)))
     if family in BYTES:
         from_memory = BYTES[family] - gpu["l2_bytes"]
         rate = gpu["memory_bandwidth_bytes_per_s"] / MICROSECONDS_PER_SECOND

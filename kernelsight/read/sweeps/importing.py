@@ -80,7 +80,7 @@ def _judged(batch: Batch, gpu: dict[str, Any]) -> tuple[pl.DataFrame, list[str]]
     checks = [
         ("empty_shape", pl.any_horizontal(pl.lit(False), *empty)),  # a size of the launch is 0
         ("no_latency", latency.is_null() | ~latency.is_finite() | (latency <= 0)),
-        *impossible(batch.family, gpu),
+        *impossible(batch.family, rows, gpu),
     ]
     return first_reason(rows, *checks), unlisted
 

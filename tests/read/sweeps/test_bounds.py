@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from kernelsight.catalog.tables import facts
-from kernelsight.read.sweeps.bounds import BYTES, FLOPS, impossible, peak_flops_per_us
+from kernelsight.read.sweeps.bounds import BYTES, impossible, least_flops, peak_flops_per_us
 from kernelsight.read.sweeps.points import first_reason
 
 H100 = next(row for row in facts("gpus").to_pylist() if row["gpu"] == "h100_sxm")
@@ -35,7 +35,8 @@ ATTENTION = {"batch": 2, "heads": 8, "kv_heads": 2, "head_dim": 64, "format": "b
     ],
 )
 def test_work(family: str, row: dict[str, object], flops: float) -> None:
-    assert pl.DataFrame([row]).select(FLOPS[family]).item() == flops
+    rows = pl.DataFrame([row])
+    assert rows.select(least_flops(family, rows)).item() == flops
 
 
 def test_the_cache_is_read_in_its_own_format() -> None:
@@ -79,22 +80,22 @@ def test_no_routing_beats_the_bound_of_a_moe(ep: int, distribution: str, latency
         "latency_us": latency_us,
     }
     rows = pl.DataFrame([row | {"reason": None}], schema_overrides={"reason": pl.String})
-    assert (first_reason(rows, *impossible("moe", H100))["reason"].item() is not None) is fast
+    assert (first_reason(rows, *impossible("moe", rows, H100))["reason"].item() is not None) is fast
 
 
 def test_what_l2_can_hold_is_no_bound() -> None:
     # 67 MB of weights: more than the L2 of an H100, less than that of an L40S
     row = {"m": 1, "n": 4096, "k": 8192, "format": "bf16", "math": "bf16", "latency_us": 2.0}
     rows = pl.DataFrame([row | {"reason": None}], schema_overrides={"reason": pl.String})
-    assert first_reason(rows, *impossible("gemm", H100))["reason"].item() == "faster_than_memory"
-    assert first_reason(rows, *impossible("gemm", L40S))["reason"].item() is None
+    assert first_reason(rows, *impossible("gemm", rows, H100))["reason"].item() == "faster_than_memory"
+    assert first_reason(rows, *impossible("gemm", rows, L40S))["reason"].item() is None
 
 
 def test_a_reduction_cannot_beat_the_links() -> None:
     rows = pl.DataFrame({"bytes": [45_000_000] * 2, "gpus": [8] * 2, "latency_us": [80.0, 90.0], "reason": [None] * 2})
-    checked = first_reason(rows.cast({"reason": pl.String}), *impossible("all_reduce", H100))
+    checked = first_reason(rows.cast({"reason": pl.String}), *impossible("all_reduce", rows, H100))
     assert checked["reason"].to_list() == ["faster_than_link", None]
 
 
 def test_a_family_without_a_bound_rejects_nothing() -> None:
-    assert impossible("sparse_attention", H100) == []
+    assert impossible("sparse_attention", pl.DataFrame({"queries": [1]}), H100) == []

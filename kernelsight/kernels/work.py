@@ -1,0 +1,76 @@
+"""Work of calls outside the graph: the macros of ``sql/macros/work.sql``, over the shapes of sweeps and files of calls.
+
+A family states its call columns as SQL over ``shape``, earlier columns, and the bits of its number formats
+(``weight_bits``, ``activation_bits``); ``flops`` and ``bytes`` are calls of the same macros as in its lowering query.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import duckdb
+import pyarrow as pa
+
+from kernelsight.dataflow.engine import open_database, read_macros
+from kernelsight.dataflow.locations import folder
+
+_FIELD = re.compile(r'(?:coalesce\()?shape\."(\w+)"(?:, 0\))?')
+
+
+def fields(*names: str, **renamed: str) -> dict[str, str]:
+    """Return the columns that are fields of a shape under their own name or another.
+
+    >>> fields("m", local_experts="experts")
+    {'m': 'shape."m"', 'local_experts': 'shape."experts"'}
+    """
+    return {column: f'shape."{field}"' for column, field in {**{name: name for name in names}, **renamed}.items()}
+
+
+def optional(*names: str) -> dict[str, str]:
+    """Return the columns that are fields of a shape, 0 where it states none.
+
+    >>> optional("window")
+    {'window': 'coalesce(shape."window", 0)'}
+    """
+    return {name: f"coalesce({sql}, 0)" for name, sql in fields(*names).items()}
+
+
+def field_of(sql: str) -> str | None:
+    """Return the field of a shape that a column is, or None where it is computed.
+
+    >>> field_of('shape."experts"'), field_of('coalesce(shape."window", 0)'), field_of("gemm_flops(m, n, k)")
+    ('experts', 'window', None)
+    """
+    found = _FIELD.fullmatch(sql)
+    return found[1] if found else None
+
+
+def streamed(flops: str, moved: str) -> dict[str, str]:
+    """Return the columns of a kernel over rows x columns elements, which all pass L2 before they come again."""
+    return {**fields("rows", "columns"), "flops": flops, "bytes": moved, "working_set_bytes": "bytes"}
+
+
+def work_cursor() -> duckdb.DuckDBPyConnection:
+    """Return a cursor of a database that knows the macros; what is registered on it is seen by no other cursor.
+
+    >>> work_cursor().sql("select gemm_flops(2, 3, 5)").fetchall()
+    [(Decimal('60.0'),)]
+    """
+    return _database().cursor()
+
+
+@cache
+def _database() -> duckdb.DuckDBPyConnection:
+    return open_database(read_macros(folder("sql")))
+
+
+def evaluated(sql: str, columns: pa.Table) -> pa.ChunkedArray:
+    """Return what an expression with macros is in each row of a table, as float64; null where the expression is null.
+
+    >>> evaluated("batch * visible_pairs(new, 0, 0)", pa.table({"batch": [1, 2], "new": [3, 4]})).to_pylist()
+    [6.0, 20.0]
+    """
+    cursor = work_cursor()
+    cursor.register("stated", columns)
+    return cursor.sql(f"select ({sql})::double as found from stated").to_arrow_table()["found"]
