@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ FAULTS = Path(__file__).resolve().parent / "faults.json"
 # a fault may let a loop run for ever
 MOST_SECONDS = 900
 SURVIVED, STALE, ENDLESS = "SURVIVED", "STALE: its text is not in the file once", "killed: the tests do not end"
+KILLED = "killed by "
+BROKEN = "NO VERDICT: this test fails without the fault"
 
 
 class Fault(NamedTuple):
@@ -58,10 +61,18 @@ def attempt(fault: Fault, tree: Path) -> str:
         return STALE
     try:
         path.write_text(sound.replace(fault.old, fault.new), encoding="utf-8")
-        return verdict(tree, fault.tests)
+        answer = verdict(tree, fault.tests)
     finally:
         path.write_text(sound, encoding="utf-8")
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # compiled code is known by the time of its source
+    failed = answer.removeprefix(KILLED)
+    return f"{BROKEN}: {failed}" if failed != answer and fails_anyway(failed, tree) else answer
+
+
+@cache
+def fails_anyway(test: str, tree: Path) -> bool:
+    """Say whether a test fails in the copy as it is, without a fault."""
+    return verdict(tree, (test,)) != SURVIVED
 
 
 def verdict(tree: Path, tests: Sequence[str]) -> str:
@@ -74,8 +85,8 @@ def verdict(tree: Path, tests: Sequence[str]) -> str:
         return ENDLESS
     if run.returncode == 0:
         return SURVIVED
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
-    return f"killed by {failed[1]}" if failed else f"killed: pytest ends with {run.returncode}"
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", run.stdout, re.MULTILINE)
+    return f"{KILLED}{failed[1]}" if failed else f"killed: pytest ends with {run.returncode}"
 
 
 def attempts(faults: Sequence[Fault], tree: Path) -> Iterator[tuple[Fault, str]]:

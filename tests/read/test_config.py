@@ -90,6 +90,15 @@ def test_dense_and_mixture_layers():
     assert (layers[1]["intermediate"], layers[1]["experts"], layers[1]["top_k"]) == (2048, 256, 8)
 
 
+@pytest.mark.parametrize("model", ["deepseek-v3", "glm-4.5"])
+def test_shared_experts_stand_side_by_side(model):
+    width = CONFIGS[model]["config"]["moe_intermediate_size"]
+    for experts in (1, 2):
+        assert read(CONFIGS[model]["config"], n_shared_experts=experts)[0]["shared_intermediate"] == experts * width
+    if model == "deepseek-v3":
+        assert read(CONFIGS[model]["config"], n_shared_experts=None)[0]["shared_intermediate"] == 0
+
+
 def test_sparse_attention_and_its_indexer():
     row, layers = read(CONFIGS["glm-5"]["config"])
     assert (row["index_heads"], row["index_head_dim"], row["index_top_k"], row["head_dim"]) == (32, 128, 2048, 256)
