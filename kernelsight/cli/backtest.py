@@ -214,9 +214,9 @@ def _peer_rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:
             "": scope,
             "n": pair["n"],
             **{
-                f"{metric} {who}": _percent(pair[who][metric])
+                f"{metric} {tool}": _percent(pair[tool][metric])
                 for metric in ("ttft", "tpot")
-                for who in ("peer", "ours")
+                for tool in ("peer", "ours")
             },
         }
         for scope, pair in scopes
