@@ -40,13 +40,15 @@ def requests(scenario_loads: pa.Table, load_requests: pa.Table) -> pa.Table:
     return requests_of(scenario_loads, load_requests)
 
 
-def deployment_reach(
-    scenarios: pa.Table, scenario_loads: pa.Table, load_requests: pa.Table, deployments: pa.Table
-) -> pa.Table:
-    """The most that the loads of each deployment can bring about."""
-    from kernelsight.serving.reach import reach_of
+@reads("scenarios", "scenario_loads", "load_requests")
+def deployment_reach(deployments: pa.Table, *, read: Reader) -> pa.Table:
+    """The most that the loads of each deployment can bring about; without scenarios there is no bound."""
+    from kernelsight.serving.reach import reach_of, unbounded_reach
 
-    return reach_of(scenarios, scenario_loads, load_requests, deployments)
+    if not read.is_available("scenarios"):
+        return unbounded_reach(deployments)
+    tables = [read(name, read.columns_of(name)) for name in ("scenarios", "scenario_loads", "load_requests")]
+    return reach_of(*tables, deployments)
 
 
 def step_shapes(

@@ -467,6 +467,10 @@ class Reader:
             raise RunFailed(f"{self._node.label} reads {name} and does not declare it; add it to its `reads`.")
         return self._session._read(name, columns, among or {})
 
+    def is_available(self, name: str) -> bool:
+        """Return whether the rows of a table are there: given, stored, or computed before."""
+        return name in self._session.available()
+
     def is_given(self, name: str) -> bool:
         """Return whether the rows of a table were given, so that no node makes them."""
         return name in self._session.given()

@@ -57,7 +57,7 @@ def kinds_of(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dic
         place = pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks())
         named["asked"] = kernels.take(place) if len(settings) != 1 else pa.repeat(kernels[0], calls.num_rows)
     elif asked in calls.column_names:
-        named["asked"] = pc.fill_null(calls[asked], "")
+        named["asked"] = pc.fill_null(calls[asked].cast(pa.string()), "")
     kinds, kind_of_row = combinations(pa.table(named), list(named))
     return [{**kind, "dtype": dtype_of(family, kind)} for kind in kinds], kind_of_row
 

@@ -80,17 +80,10 @@ def latencies(
 
 def columns_read(family: str, there: Collection[str]) -> list[str]:
     """Return the columns of a family's call table that its latencies rest on, of those that are ``there``."""
-    words = (
-        "deployment_id",
-        "gpu",
-        "engine",
-        "format",
-        "math",
-        *(("head_dim",) if FAMILIES[family].by_head_dim else ()),
-    )
-    return list(
-        dict.fromkeys(name for name in (*words, *FAMILIES[family].form.reads, "flops", "bytes") if name in there)
-    )
+    row = FAMILIES[family]
+    words = ["deployment_id", "gpu", "engine", "format", "math", row.kernel_column]
+    words += ["head_dim"] if row.by_head_dim else []
+    return list(dict.fromkeys(name for name in (*words, *row.form.reads, "flops", "bytes") if name in there))
 
 
 def answers(

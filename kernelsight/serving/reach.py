@@ -37,6 +37,12 @@ def reach_of(scenarios: pa.Table, scenario_loads: pa.Table, load_requests: pa.Ta
     )
 
 
+def unbounded_reach(deployments: pa.Table) -> pa.Table:
+    """Return ``deployment_reach`` of deployments without loads: every knot up to the engine's own limits."""
+    unset = pa.nulls(deployments.num_rows, pa.int64())
+    return pa.table({"deployment_id": deployments["deployment_id"], "requests": unset, "tokens": unset})
+
+
 def _load_reaches(load_requests: pa.Table) -> Mapping[str, Reach]:
     """Return how many requests each load has, and the tokens of its longest one."""
     tokens = load_requests["prompt_tokens"].to_numpy() + load_requests["output_tokens"].to_numpy()

@@ -43,7 +43,7 @@ create macro index_flops(pairs, heads, width) as 2.0 * pairs * heads * width;
 create macro index_bytes(keys, queries, heads, width) as keys * (width + 4.0) + queries * heads * width * 1.0;
 create macro selected_bytes(selected) as 4.0 * selected;
 
--- gated delta net: a convolution of so many taps; per token and value head: read by key, rank-one update, read by query
+-- gated delta net: a convolution over taps; per token and value head: read by key, rank-one update, read by query
 create macro convolution_flops(rows, channels, taps) as 2.0 * rows * channels * taps;
 create macro convolution_bytes(rows, channels, sequences, taps) as
   2.0 * channels * (2 * rows + 2 * sequences * (taps - 1) + taps);

@@ -63,7 +63,7 @@ def test_a_sweep_that_is_not_there_is_refused_before_anything_is_said(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("kernelsight.fitting.baselines.systems_folder", lambda: None)
-    with pytest.raises(InvalidInput, match="there is no file nowhere.parquet; `kernelsight calibrate import"):
+    with pytest.raises(InvalidInput, match="file nowhere.parquet does not exist; `kernelsight calibrate import"):
         calibrate_evaluate.run(words(sweep=["nowhere.parquet"]))
     printed = capsys.readouterr()
     assert printed.out + printed.err == ""

@@ -101,7 +101,7 @@ def test_routers_share_requests_out(command, router, tmp_path):
 def test_a_prefix_aware_router_says_where_it_sees_no_prefixes(command):
     words = (*LENGTHS, "--request-rate", 50, "--router", "prefix_aware")
     least = "the prefix-aware router sends each request to the least loaded replica"
-    assert f"no request states block hashes: {least}" in served(command, *words, "-dp", 2)["assumed"]
+    assert f"the requests have no block hashes: {least}" in served(command, *words, "-dp", 2)["assumed"]
     off = served(command, *words, "-dp", 2, "--prefix-len", 64, "--no-enable-prefix-caching")
     assert f"prefix caching is off: {least}" in off["assumed"]
     # one replica needs no router, and prefixes are seen where they are stated
@@ -152,7 +152,7 @@ def test_prefix_caching_finds_the_whole_blocks_of_each_prefix_but_the_first_time
         ),
         (
             ("--request-rate", 3, "--lengths-from", "day.csv"),
-            "a synthetic workload needs --num-prompts; give what is missing, or --trace FILE.",
+            "a synthetic workload needs --num-prompts; set them, or use --trace FILE.",
         ),
         ((*LENGTHS, "--request-rate", 3, "--output-len-cv", -1), "output_len_cv is -1.0; give a finite number above"),
         ((*LENGTHS, "--request-rate", 3, "--prefix-len", -1), "prefix_len is -1; give a whole number of at least 0."),

@@ -165,7 +165,7 @@ def test_words_that_are_no_numbers(refusal):
 
 def test_a_size_that_is_missing(refusal):
     assert refusal("predict", "--model", "qwen3-0.6b", "--gpu", "l4") == "a decode step needs --context-len; give it."
-    assert refusal("predict", "--gpu", "l4", "--context-len", 1) == "no model is named; give --model."
+    assert refusal("predict", "--gpu", "l4", "--context-len", 1) == "no model is given; set --model."
     assert "the following arguments are required: --gpu" in refusal("predict", "--model", "qwen3-0.6b")
 
 

@@ -96,13 +96,13 @@ def test_json_carries_every_type(command):
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ("", "was given: nothing."),
-        ("select 1; select 2", "was given: select; select."),
-        ("drop table gpus", "was given: drop."),
-        ("create table mine as select 1", "was given: create."),
-        ("insert into gpus select * from gpus", "was given: insert."),
-        ("copy gpus to 'gpus.csv'", "was given: copy."),
-        ("attach 'other.duckdb'", "was given: attach."),
+        ("", "but got: nothing."),
+        ("select 1; select 2", "but got: select; select."),
+        ("drop table gpus", "but got: drop."),
+        ("create table mine as select 1", "but got: create."),
+        ("insert into gpus select * from gpus", "but got: insert."),
+        ("copy gpus to 'gpus.csv'", "but got: copy."),
+        ("attach 'other.duckdb'", "but got: attach."),
         ("selct 1", "the query cannot be read: Parser Error: syntax error"),
         ("select gpuu from gpus", 'the query cannot be run: Binder Error: Referenced column "gpuu" not found'),
         ("select gpu::int from gpus", "the query cannot be run: Conversion Error: Could not convert string"),
@@ -217,6 +217,6 @@ def test_steps_are_those_of_the_run_kept_or_not(saved_run, saved_steps, command)
 
 def test_a_saved_run_is_never_written(saved_run, refusal):
     before = saved_run[0].read_bytes()
-    assert "was given: drop." in refusal("sql", "drop table requests", "--db", saved_run[0])
-    assert "was given: delete." in refusal("sql", "delete from requests", "--db", saved_run[0])
+    assert "but got: drop." in refusal("sql", "drop table requests", "--db", saved_run[0])
+    assert "but got: delete." in refusal("sql", "delete from requests", "--db", saved_run[0])
     assert saved_run[0].read_bytes() == before

@@ -156,7 +156,7 @@ def test_several_test_gpus_are_scored_together_and_apart(sweep: Path):
 def test_sealed_gpus_are_refused_without_the_flag(tmp_path: Path):
     path = write(tmp_path / "s.parquet", [gemm(gpu, *SHAPES[0], 6.0) for gpu in ("l40s", "h100_sxm", "gb300")])
     split = SPLIT._replace(test_gpus=("gb300",))
-    with pytest.raises(InvalidInput, match="gb300 is held back for one final check"):
+    with pytest.raises(InvalidInput, match="gb300 is held out for the final evaluation"):
         evaluate([path], split, one_answer)
     found, _ = evaluate([path], split, one_answer, final=True)
     assert found["overall"]["grid"]["n"] == 1
@@ -164,14 +164,14 @@ def test_sealed_gpus_are_refused_without_the_flag(tmp_path: Path):
 
 @pytest.mark.parametrize("gpus", [("gb300",), ("l40s", "b300_sxm")])
 def test_sealed_gpus_may_not_teach_either(sweep: Path, gpus: tuple[str, ...]):
-    with pytest.raises(InvalidInput, match="held back"):
+    with pytest.raises(InvalidInput, match="held out for the final evaluation"):
         evaluate([sweep], SPLIT._replace(train_gpus=gpus), one_answer)
 
 
 def test_words_that_fit_no_row_are_refused(sweep: Path):
     with pytest.raises(UnknownName, match="unknown GPU 'h100'. Did you mean h100_sxm"):
         evaluate([sweep], SPLIT._replace(train_gpus=("h100",)), one_answer)
-    with pytest.raises(InvalidInput, match="gb200 is a training and a test GPU"):
+    with pytest.raises(InvalidInput, match="gb200 is both a training and a test GPU"):
         evaluate([sweep], SPLIT._replace(train_gpus=("gb200", "l40s")), one_answer)
     with pytest.raises(UnknownName, match="unknown kernel family 'gem'. Did you mean gemm"):
         evaluate([sweep], SPLIT, one_answer, families=["gem"])
@@ -188,8 +188,8 @@ def test_files_that_are_no_sweep_are_refused(tmp_path: Path):
     text.write_text("gpu,family\n", encoding="utf-8")
     pq.write_table(pa.table({"gpu": ["gb200"], "family": ["gemm"]}), other)
     for path, error, sentence in (
-        (tmp_path / "absent.parquet", InvalidInput, "there is no file"),
-        (text, InvalidInput, "is no Parquet file"),
+        (tmp_path / "absent.parquet", InvalidInput, r"file .*absent\.parquet does not exist"),
+        (text, InvalidInput, "is not a Parquet file"),
         (other, ContractBroken, "missing column implementation; missing column engine;"),
     ):
         with pytest.raises(error, match=sentence):

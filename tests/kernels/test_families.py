@@ -7,8 +7,8 @@ import pytest
 from kernelsight.kernels.families import COMMUNICATION, FAMILIES, LOWERED, launched
 from kernelsight.measure.families import FAMILIES as MEASURABLE
 from kernelsight.read.sweeps.aiconfigurator_tables import TABLES
-from kernelsight.scenario.plan import give_plan
 from kernelsight.session import connect
+from tests.asked import give_plan
 from tests.kernels.calls import LINKED, STREAMING
 
 LOAD = {"num_prompts": 8, "input_len": 512, "output_len": 32, "max_concurrency": 2}

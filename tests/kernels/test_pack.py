@@ -81,7 +81,7 @@ def test_families_that_a_pack_lacks_start_with_what_their_expressions_declare() 
 def test_files_that_are_no_packs(tmp_path: Path) -> None:
     path = tmp_path / "pack.parquet"
     with pytest.raises(
-        InvalidInput, match=r"there is no pack .*pack\.parquet; `kernelsight calibrate fit -o .*` makes"
+        InvalidInput, match=r"pack .*pack\.parquet does not exist; `kernelsight calibrate fit -o .*` writes one"
     ):
         read_pack(path)
     path.write_bytes(b"PAR1 and no more")

@@ -278,7 +278,9 @@ def test_deployments_of_two_tiers_share_a_table() -> None:
 
 
 def test_the_target_measured_tier_refuses_until_a_sweep_is_fitted() -> None:
-    with pytest.raises(InvalidInput, match=r"target-measured tier was asked for.*use --tier auto"):
+    with pytest.raises(
+        InvalidInput, match=r"tier target-measured needs a fitted sweep of .*, and there is none.*use --tier auto"
+    ):
         price("gemm", random_calls("gemm", 1, 3), tier="target-measured")
 
 

@@ -48,7 +48,7 @@ def test_a_family_that_nobody_publishes_is_fitted_and_served(
     suite = suite_of(SUITE, "norms.json")
     assert measure_suite(Simulated(truth_us, noise=0.02, moved=moved), suite, sweep).measured == len(suite.points) == 36
     assert main(["calibrate", "fit", "--sweep", str(sweep), "-o", str(pack)]) == 0
-    assert "norm: few rows of one GPU: far from them it guesses" in capsys.readouterr().err
+    assert "norm: few rows of one GPU, so distant shapes are extrapolated" in capsys.readouterr().err
     before, after = norm_us(capsys), norm_us(capsys, "--pack", str(pack))
     expected = truth_us(Point("norm", "", "", "warm", (("columns", 4096), ("rows", 64))))
     assert after["latency_us"] == pytest.approx(expected, rel=0.05)

@@ -154,7 +154,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="ends in '.txt'"):
         read_runs(str(tmp_path / "runs.txt"))
     (tmp_path / "half.csv").write_text("id,silicon_ttft_ms\na,1\n")
-    with pytest.raises(InvalidInput, match="is missing columns silicon_data_source, backend"):
+    with pytest.raises(InvalidInput, match="is missing the columns silicon_data_source, backend"):
         read_runs(str(tmp_path / "half.csv"))
     (tmp_path / "other.csv").write_text("run_id,model\na,b\n")
     with pytest.raises(ContractBroken, match="missing column"):

@@ -43,9 +43,9 @@ def written(tmp_path):
 
 
 def test_columns_are_those_of_the_requests_contract():
-    contract = json.loads((SCHEMAS / "requests.json").read_text())["columns"]
-    # what a scenario adds, and no trace states
-    added = {"scenario_id", "request_id", "warmup", "after_request_id", "think_s"}
+    contract = json.loads((SCHEMAS / "load_requests.json").read_text())["columns"]
+    # what a load adds, and no trace states
+    added = {"load_id", "request_id", "warmup", "after_request_id", "think_s"}
     types = {c["name"]: c["type"] for c in contract if c["name"] not in added}
     spelled = {"double": "float64", "list<item: int64>": "list<int64>"}
     assert {f.name: spelled.get(str(f.type), str(f.type)) for f in TRACE_SCHEMA} == types

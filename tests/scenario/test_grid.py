@@ -52,10 +52,10 @@ def test_an_empty_cell_leaves_the_flag_open(session: Session, tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('{"tp": [], "gpu": "l4"}', "the axis tp is empty; give it a value, or leave it out."),
-        ('{"tp": [[1]]}', "the axis tp holds a list or an object; give scalars."),
-        ('{"tp": 1, "tp": 2}', "is not JSON: 'tp' is stated twice; keep one."),
-        ("[1]", "holds no axes; give an object with a scalar or a list for each flag."),
+        ('{"tp": [], "gpu": "l4"}', "the axis tp is empty; give it a value, or remove it."),
+        ('{"tp": [[1]]}', "the axis tp contains a list or an object; use scalars."),
+        ('{"tp": 1, "tp": 2}', "is not JSON: 'tp' occurs twice; keep one."),
+        ("[1]", "has no axes; give an object with a scalar or a list for each flag."),
         ("{", "is not JSON: "),
         ("[]", "has no rows; give at least one scenario."),
         ("{}", "has no rows; give at least one scenario."),
@@ -78,7 +78,7 @@ def test_files_that_are_no_grid(session: Session, tmp_path: Path, text: str, sen
     [
         (
             "absent.json",
-            "there is no grid file absent.json; give a JSON file of axes, a table of scenarios, or a query.",
+            "grid absent.json does not exist; give a JSON file of axes, a table of scenarios, or a query.",
         ),
         ("grid.txt", "the grid 'grid.txt' is neither a .json, .csv or .parquet file nor a query; a query starts with"),
         ("select * from gpus where false", "has no rows; give at least one scenario."),
@@ -120,7 +120,5 @@ def test_a_refusal_names_the_row(session: Session, change: dict[str, Any], sente
 
 
 def test_an_objective_is_stated_once(session: Session):
-    with pytest.raises(
-        KernelSightError, match="row 1 of the grid: goodput_ttft_ms is stated by the row and by --goodput"
-    ):
+    with pytest.raises(KernelSightError, match="row 1 of the grid: goodput_ttft_ms is set by the row and by --goodput"):
         plan_rows(session, [ROW | {"goodput_ttft_ms": 5.0}], {"goodput_ttft_ms": 9.0})

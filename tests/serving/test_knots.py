@@ -12,8 +12,8 @@ from kernelsight.serving.compiled import compiled
 from kernelsight.serving.costs import knot_below, surface_us
 from kernelsight.serving.inputs import Surface
 from kernelsight.serving.knots import edge_knots, part_knots, ratio_knots
+from kernelsight.serving.pools import cost_tables, padded_tokens
 from kernelsight.serving.replica import PackedCosts
-from kernelsight.serving.simulate import cost_tables, padded_tokens
 from kernelsight.session import Session, connect
 
 DEPLOYMENTS = {

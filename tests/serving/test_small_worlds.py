@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from kernelsight.serving import records
+from kernelsight.serving.pools import padded_tokens
 from kernelsight.serving.served import Served
-from kernelsight.serving.simulate import padded_tokens
 from tests.serving.worlds import World, constant_world, run_loop
 
 START, END, PROMPT, DECODE, RUNNING, WAITING, UNITS, HOST, FOUND, LOOKED_UP, PREEMPTED = range(11)

@@ -56,9 +56,9 @@ def test_experts_over_all_gpus_stay_over_all_gpus() -> None:
 
 
 def test_words_for_what_does_not_go_together(session: Session) -> None:
-    with pytest.raises(InvalidInput, match="prefill_tensor_parallel_size is about disaggregated serving"):
+    with pytest.raises(InvalidInput, match="prefill_tensor_parallel_size needs P/D disaggregation"):
         prefill_row(normalise({**SMALL, "prefill_tp": 2}))
-    with pytest.raises(InvalidInput, match="decode_replicas is about disaggregated serving"):
+    with pytest.raises(InvalidInput, match="decode_replicas needs P/D disaggregation"):
         prefill_row(normalise({**SMALL, "decode_replicas": 2}))
     with pytest.raises(InvalidInput, match="static batches prefill and decode in one engine"):
         prefill_row(normalise({**SMALL, "scheduling": "static", "prefill_replicas": 1}))

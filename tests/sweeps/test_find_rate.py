@@ -45,7 +45,7 @@ def test_rows_that_keep_none_all_or_cannot_run(session: Session):
     none, fault, every = find_rates(session, rows, {"ttft_p99_ms": sum(first.values()) / 2}).to_pylist()
     assert (none["max_request_rate"], none["status"]) == (None, "no rate keeps the objectives")
     assert none["ttft_p99_ms"] is None and none["meets_slo"] is False
-    assert fault["max_request_rate"] is None and "does not divide" in fault["status"]
+    assert fault["max_request_rate"] is None and "not divisible by tensor-parallel size 3" in fault["status"]
     assert every["max_request_rate"] >= HIGHEST_RATE
 
 
