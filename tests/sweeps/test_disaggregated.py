@@ -60,7 +60,7 @@ def test_words_for_what_does_not_go_together(session: Session) -> None:
         prefill_row(normalise({**SMALL, "prefill_tp": 2}))
     with pytest.raises(InvalidInput, match="decode_replicas needs P/D disaggregation"):
         prefill_row(normalise({**SMALL, "decode_replicas": 2}))
-    with pytest.raises(InvalidInput, match="static batches prefill and decode in one engine"):
+    with pytest.raises(InvalidInput, match="static scheduling cannot be used with prefill_replicas"):
         prefill_row(normalise({**SMALL, "scheduling": "static", "prefill_replicas": 1}))
     with pytest.raises(InvalidInput, match="prefill_replicas is 0; give a whole number from 1 to 1024"):
         normalise({"prefill_replicas": 0})
@@ -160,9 +160,9 @@ def test_the_command_tells_both_sides(capsys: pytest.CaptureFixture[str]) -> Non
     assert main([*words.split(), *apart.split(), "--format", "json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["gpus"], answer["prefill_settings"]["tp"], answer["settings"]["tp"]) == (5, 2, 1)
-    assert any("infiniband_hdr port a GPU at 21.2 GB/s" in sentence for sentence in answer["assumed"])
+    assert any("infiniband_hdr port per GPU at 21.2 GB/s" in sentence for sentence in answer["assumed"])
     assert 0 < answer["kv_transfer_mean_ms"] < answer["e2e_ms"]["mean"]
     assert main([*words.split(), *apart.split()]) == 0
-    assert "prompts in 2 x l4 tp 2 pp 1 dp 1 ep 1" in capsys.readouterr().out
+    assert "prefill on 2 x l4 tp 2 pp 1 dp 1 ep 1" in capsys.readouterr().out
     assert main([*words.split(), "--prefill-tp", "2"]) == 2
-    assert "give prefill_replicas too" in capsys.readouterr().err
+    assert "prefill_replicas is unset; set it" in capsys.readouterr().err
