@@ -94,7 +94,7 @@ class Session(dataflow.Session):
     def predict(
         self,
         *,
-        phase: Literal["prefill", "decode", "mixed"],
+        phase: Literal["prefill", "decode", "mixed"] = "decode",
         batch_size: int | None = None,
         input_len: int | None = None,
         context_len: int | None = None,

@@ -36,7 +36,7 @@ class Prediction:
     >>> with ks.connect() as s:
     ...     step = s.predict(model="qwen3-0.6b", gpu="l4", phase="decode", batch_size=8, context_len=1024)
     ...     step.p05_us < step.total_us < step.p95_us, step.kernels.column("family")[0].as_py()
-    (True, 'gemm')
+    (True, 'decode_attention')
     """
 
     def __init__(self, step: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ class Prediction:
 
     @property
     def assumed(self) -> list[str]:
-        """What nobody measured, one sentence each."""
+        """What the prediction assumes without a measurement, one sentence each."""
         return self._step["assumed"]
 
     @property

@@ -29,9 +29,7 @@ class Run:
 
     >>> import kernelsight as ks
     >>> with ks.connect() as s:
-    ...     run = s.simulate(
-    ...         model="qwen3-0.6b", gpu="l4", max_concurrency=4, num_prompts=8, input_len=64, output_len=8
-    ...     )
+    ...     run = s.simulate(model="qwen3-0.6b", gpu="l4", max_concurrency=4, num_prompts=8, input_len=64, output_len=8)
     ...     run.summary["completed"], run.table("request_metrics").num_rows
     (8, 8)
     """

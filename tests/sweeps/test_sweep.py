@@ -134,7 +134,7 @@ def test_objectives_and_the_cheapest(session: Session):
     best = cheapest(sweep(session, rows, slo={"ttft_p99_ms": limit}))
     assert best["price_per_hour"] == min(row["gpus"] * 1.5 for row in kept)
     assert cheapest(sweep(session, rows, slo={"ttft_p99_ms": 1e-9})) is None
-    with pytest.raises(InvalidInput, match="needs prices; give price_per_gpu_hour as a column of the grid"):
+    with pytest.raises(InvalidInput, match="needs prices; add the column price_per_gpu_hour to the grid"):
         cheapest(free.drop_columns(["price_per_gpu_hour"]))
 
 
