@@ -17,6 +17,8 @@ from typing import Any
 
 import numba
 
+from kernelsight.serving.linking import EntryDispatcher, rule_of
+
 FOLDER = Path(__file__).resolve().parent
 
 
@@ -44,21 +46,29 @@ def cache_folder(folder: Path = FOLDER) -> Path:
 
 numba.config.CACHE_DIR = str(cache_folder())
 # no counts of references: rules make no array, and counting took half of the loop's time
-OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
+OPTIONS = {"nopython": True, "nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a rule with numba, cached on disk, without the interpreter's lock so that replicas run in threads.
+    """Compile a rule into the entry points that need it, as a call or inline as LLVM sees fit; Python cannot call it.
 
     A rule makes no array: numba refuses to compile one that does.
     """
-    return numba.njit(**OPTIONS)(function)
+    return rule_of(function, {**OPTIONS, "no_cpython_wrapper": True})
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a rule of the loop's common path into the rules that call it; Python cannot call it.
+    """Compile a rule of the loop's common path into the rules that call it.
 
     A call hands over seven words an array, which took half of the time that was left. Rules for rare cases stay calls,
     so that what runs often stands close together.
     """
-    return numba.njit(**OPTIONS, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    return rule_of(function, {**OPTIONS, "no_cpython_wrapper": True, "forceinline": True})
+
+
+def entry(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function that Python calls, with all its rules; cached on disk, without the interpreter's lock.
+
+    Rules and other entry points may call it too: it is a rule there.
+    """
+    return EntryDispatcher(compiled(function), OPTIONS)

@@ -17,7 +17,7 @@ from kernelsight.serving.batch import (
     next_filling,
 )
 from kernelsight.serving.client import next_send_us, note_ended, note_rejected, take_next
-from kernelsight.serving.compiled import compiled, inlined
+from kernelsight.serving.compiled import compiled, entry, inlined
 from kernelsight.serving.lookahead import run_end_us
 from kernelsight.serving.pipeline import begin_batches, end_batch
 from kernelsight.serving.policy import received_until, reset_ratio_when_idle, until_poll
@@ -141,7 +141,7 @@ def plan_run(
     engine.due_us = run_end_us(engine, host, costs, layout, engine.planned_steps)
 
 
-@inlined
+@compiled
 def take_send(
     client: np.void,
     engines: np.ndarray,
@@ -192,7 +192,7 @@ def decode_until(
     return most, stop_us
 
 
-@inlined
+@compiled
 def begin_step(
     engine: np.void,
     requests: np.ndarray,
@@ -235,7 +235,7 @@ def begin_step(
     engine.due_us = engine.now
 
 
-@compiled
+@entry
 def serve_until_full(
     clients: np.ndarray,
     engines: np.ndarray,

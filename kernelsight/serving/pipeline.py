@@ -163,7 +163,7 @@ def send_batch(
         engine.rows += 1
 
 
-@inlined
+@compiled
 def pass_stages(
     engine: np.void,
     limits: np.void,
@@ -214,7 +214,7 @@ def pass_stages(
     return start_us, moment, host_us
 
 
-@inlined
+@compiled
 def put_in_flight(
     engine: np.void, requests: np.ndarray, batch: np.void, flight: np.ndarray, decode_tokens: int
 ) -> None:
@@ -283,7 +283,7 @@ def end_batch(
     engine.underway = False
 
 
-@inlined
+@compiled
 def give_tokens(
     engine: np.void,
     requests: np.ndarray,

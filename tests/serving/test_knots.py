@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kernelsight.serving.compiled import compiled
+from kernelsight.serving.compiled import entry
 from kernelsight.serving.costs import knot_below, surface_us
 from kernelsight.serving.inputs import Surface
 from kernelsight.serving.knots import edge_knots, part_knots, ratio_knots
@@ -106,7 +106,7 @@ def part_us(costs: PackedCosts, part: str, x: int, y: float) -> float:
     return read_surface(costs.values, costs.layout[part], x, y)
 
 
-@compiled
+@entry
 def read_surface(values: np.ndarray, where: np.void, x: int, y: float) -> float:
     """Look a surface up with the rules of the loop."""
     return surface_us(values, where, x, y, knot_below(values, where, y, 0))
