@@ -142,7 +142,7 @@ def policies_refuse(
     return False, UNKNOWN if limits.capacity_policy == MAX_UTILIZATION else headroom - needed, unfinished
 
 
-@compiled
+@inlined
 def decode_received(
     engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, r: int, chunk: int
 ) -> None:

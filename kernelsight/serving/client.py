@@ -24,7 +24,7 @@ def next_send_us(client: np.void, requests: np.ndarray, turns: np.ndarray) -> fl
     return min(turn_us, max(requests[client.next].arrival_us + client.offset_us, client.now))
 
 
-@compiled
+@inlined
 def take_next(client: np.void, requests: np.ndarray, turns: np.ndarray) -> int:
     """The request that is sent now; at equal times later turns and finished KV transfers go first."""
     if client.turns > 0 and turns[0, 0] <= client.now:
@@ -37,7 +37,7 @@ def take_next(client: np.void, requests: np.ndarray, turns: np.ndarray) -> int:
     return r
 
 
-@compiled
+@inlined
 def note_ended(client: np.void, engine: np.void, requests: np.ndarray, turns: np.ndarray) -> None:
     """Process an engine's finished requests: free their slots, or schedule the next turns of their sessions."""
     r = engine.first_ended
@@ -78,7 +78,7 @@ def begin_transfer(client: np.void, engine: np.void, requests: np.ndarray, turns
     push_turn(client, turns, engine.link_free_us + link.latency_us, r)
 
 
-@compiled
+@inlined
 def note_end(client: np.void, requests: np.ndarray, turns: np.ndarray, r: int) -> None:
     """Record that a request has finished."""
     client.ended += 1

@@ -141,7 +141,7 @@ def plan_run(
     engine.due_us = run_end_us(engine, host, costs, layout, engine.planned_steps)
 
 
-@compiled
+@inlined
 def take_send(
     client: np.void,
     engines: np.ndarray,
@@ -192,7 +192,7 @@ def decode_until(
     return most, stop_us
 
 
-@compiled
+@inlined
 def begin_step(
     engine: np.void,
     requests: np.ndarray,

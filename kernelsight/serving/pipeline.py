@@ -214,7 +214,7 @@ def pass_stages(
     return start_us, moment, host_us
 
 
-@compiled
+@inlined
 def put_in_flight(
     engine: np.void, requests: np.ndarray, batch: np.void, flight: np.ndarray, decode_tokens: int
 ) -> None:

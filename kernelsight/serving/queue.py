@@ -36,7 +36,7 @@ def comes_first(requests: np.ndarray, r: int, other: int) -> bool:
     return request.sent_us < than.sent_us or (request.sent_us == than.sent_us and r < other)
 
 
-@compiled
+@inlined
 def enqueue(engine: np.void, requests: np.ndarray, limits: np.void, r: int) -> None:
     """Insert a request in order of visibility, or of priority."""
     requests[r].next_waiting = NOBODY
@@ -154,7 +154,7 @@ def next_visible_us(engine: np.void, requests: np.ndarray, limits: np.void, hori
     return moment
 
 
-@compiled
+@inlined
 def deliver(
     client: np.void,
     engine: np.void,

@@ -72,7 +72,7 @@ def find_knots(engine: np.void, costs: np.ndarray, layout: np.void, y: float, wi
     engine.window_y = knot_below(costs, layout.window, windowed, engine.window_y)
 
 
-@compiled
+@inlined
 def prompt_step(
     engine: np.void,
     requests: np.ndarray,
@@ -98,7 +98,7 @@ def prompt_step(
     return gpu_us, exposed_us + max(0.0, hidden_us - gpu_us)
 
 
-@compiled
+@inlined
 def cost_step(
     engine: np.void,
     requests: np.ndarray,
@@ -123,7 +123,7 @@ def cost_step(
     return gpu_us + costs[layout.sampled_at + sampled], chunks, sampled
 
 
-@compiled
+@inlined
 def cost_layers(
     engine: np.void,
     requests: np.ndarray,
@@ -162,7 +162,7 @@ def cost_layers(
     return gpu_us, chunks, ended
 
 
-@compiled
+@inlined
 def cost_decodes(
     engine: np.void,
     costs: np.ndarray,
@@ -182,7 +182,7 @@ def cost_decodes(
     return gpu_us * times
 
 
-@compiled
+@inlined
 def end_request(
     engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, r: int
 ) -> None:
@@ -202,7 +202,7 @@ def note_finish(engine: np.void, request: np.void, r: int) -> None:
     engine.in_flight -= 1
 
 
-@compiled
+@inlined
 def end_decodes(
     engine: np.void,
     requests: np.ndarray,
@@ -221,7 +221,7 @@ def end_decodes(
         end_request(engine, requests, limits, hashes, entries, r)
 
 
-@compiled
+@inlined
 def end_chunks(
     engine: np.void,
     requests: np.ndarray,
