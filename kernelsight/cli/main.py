@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import logging
 import os
 import sys
 from typing import NoReturn
@@ -23,6 +24,13 @@ class _Parser(argparse.ArgumentParser):
         """Reject wrong arguments in one sentence, with exit status 2."""
         print(f"kernelsight: {message}; `{self.prog} --help` shows the flags.", file=sys.stderr)
         sys.exit(2)
+
+
+class _Notes(logging.Handler):
+    """Prints what the package logs as notes on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=sys.stderr)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -310,6 +318,9 @@ def main(words: list[str] | None = None) -> int:
     """Run one command; return 0 on success, 1 if the run failed, 2 for wrong arguments or input."""
     arguments, strange = parser().parse_known_args(words)
     _open_streams()
+    log = logging.getLogger("kernelsight")
+    log.handlers = [_Notes()]
+    log.setLevel(logging.INFO)
     try:
         if strange:
             raise _unknown_words(arguments, strange)

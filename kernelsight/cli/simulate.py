@@ -51,7 +51,7 @@ def run(arguments: Any) -> None:
     steps = "steps" in (arguments.keep or [])
     with open_session(arguments) as session:
         run = Run.of(session, flags)
-        with Waiting("simulating (the first run after installation also compiles the scheduler)"):
+        with Waiting("simulating"):
             answer = run.summary
         try:
             if target and target.suffix == ".duckdb":

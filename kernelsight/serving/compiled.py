@@ -72,3 +72,8 @@ def entry(function: Callable[..., Any]) -> Callable[..., Any]:
     Rules and other entry points may call it too: it is a rule there.
     """
     return EntryDispatcher(compiled(function), OPTIONS)
+
+
+def loop_entry(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile an entry point that holds the whole scheduler, and log that this takes a while."""
+    return EntryDispatcher(compiled(function), OPTIONS, notice="compiling the scheduler, once after an installation")

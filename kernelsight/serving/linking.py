@@ -11,6 +11,7 @@ numba's own pipeline: the same results, a longer first compilation.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.registry import CPUDispatcher
 from numba.core.typed_passes import NativeLowering
 
+log = logging.getLogger(__name__)
 TESTED = ((0, 61), (0, 68))
 
 
@@ -122,10 +124,19 @@ class RuleDispatcher(CPUDispatcher):
 
 
 class EntryDispatcher(CPUDispatcher):
-    """An entry point: Python calls its machine code, rules and other entry points call it as a rule."""
+    """An entry point: Python calls its machine code, rules and other entry points call it as a rule.
 
-    def __init__(self, rule: RuleDispatcher, options: dict[str, Any]) -> None:
-        super().__init__(rule.py_func, targetoptions=options, pipeline_class=_compilers()[1])
+    ``notice``: logged when it is compiled rather than found in the cache.
+    """
+
+    def __init__(self, rule: RuleDispatcher, options: dict[str, Any], notice: str = "") -> None:
+        class Announced(_compilers()[1]):
+            def compile_extra(self, func: Any) -> Any:
+                if notice:
+                    log.info(notice)
+                return super().compile_extra(func)
+
+        super().__init__(rule.py_func, targetoptions=options, pipeline_class=Announced)
         self.get_call_template, self.get_overload = rule.get_call_template, rule.get_overload
         self.enable_caching()
 

@@ -17,7 +17,7 @@ from kernelsight.serving.batch import (
     next_filling,
 )
 from kernelsight.serving.client import next_send_us, note_ended, note_rejected, take_next
-from kernelsight.serving.compiled import compiled, entry, inlined
+from kernelsight.serving.compiled import compiled, inlined, loop_entry
 from kernelsight.serving.lookahead import run_end_us
 from kernelsight.serving.pipeline import begin_batches, end_batch
 from kernelsight.serving.policy import received_until, reset_ratio_when_idle, until_poll
@@ -235,7 +235,7 @@ def begin_step(
     engine.due_us = engine.now
 
 
-@entry
+@loop_entry
 def serve_until_full(
     clients: np.ndarray,
     engines: np.ndarray,

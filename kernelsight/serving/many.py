@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernelsight.serving.compiled import entry
+from kernelsight.serving.compiled import loop_entry
 from kernelsight.serving.inputs import Load
 from kernelsight.serving.loop import serve_until_full
 from kernelsight.serving.records import CLIENT, ENTRY, HOST, ITL_BINS, LAYOUT, REQUEST
@@ -79,7 +79,7 @@ class Workspace(NamedTuple):
         return cls(records, records.view(np.uint8), heaps, np.zeros((3, costs)), np.zeros(ITL_BINS, np.int64), *columns)
 
 
-@entry
+@loop_entry
 def serve_each(
     first: np.ndarray,
     count: np.ndarray,

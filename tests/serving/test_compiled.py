@@ -116,3 +116,21 @@ def test_other_versions_of_numba_compile_rules_themselves(monkeypatch: pytest.Mo
     rule = compiled.compiled(triple)
     one = compiled.entry(lambda number: rule(number) + 1)
     assert one(3) == 10
+
+
+def test_compiling_the_scheduler_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+
+    @compiled.loop_entry
+    def serve(number: int) -> int:
+        return number
+
+    @compiled.entry
+    def count(number: int) -> int:
+        return number
+
+    with caplog.at_level("INFO", logger="kernelsight"):
+        assert (count(1), serve(1), serve(2)) == (1, 1, 2)
+    assert caplog.messages == ["compiling the scheduler, once after an installation"]
