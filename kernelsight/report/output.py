@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.durable import durable_file
+from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -185,9 +186,9 @@ def write_table(table: pa.Table, target: Path) -> None:
     """Write an Arrow table atomically as Parquet, CSV or JSON, by the path's extension."""
     columns = table.column_names
     if target.suffix == ".csv":
-        write_text(as_csv(table.to_pylist(), columns), target)
+        write_text(as_csv(python_rows(table), columns), target)
     elif target.suffix == ".json":
-        write_text(as_json(table.to_pylist()) + "\n", target)
+        write_text(as_json(python_rows(table)) + "\n", target)
     else:
         import pyarrow as pa
         import pyarrow.parquet as pq

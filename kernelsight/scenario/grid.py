@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def read_grid(session: Session, grid: str) -> list[dict[str, Any]]:
     """
     words = grid.split(None, 1)
     is_query = bool(words) and words[0].lower() in QUERY_WORDS
-    rows = session.query(grid).to_pylist() if is_query else _read_file(Path(grid))
+    rows = python_rows(session.query(grid)) if is_query else _read_file(Path(grid))
     if not rows:
         raise InvalidInput(f"the grid {grid:.80} has no rows; give at least one scenario.")
     return rows
