@@ -84,6 +84,7 @@ def _sql(verbs: argparse._SubParsersAction) -> None:
     verb = _verb(verbs, "sql", "run a DuckDB query over input and derived tables", "kernelsight.cli.tables")
     verb.add_argument("query", metavar="QUERY", help="one query; derived tables in it are computed first")
     verb.add_argument("--db", metavar="FILE", help="saved run (.duckdb), opened read-only")
+    _no_files(verb)
     _gpus(verb)
     _out(verb, "also write the rows: .parquet, .csv, .json")
     verb.set_defaults(action="sql")
@@ -100,6 +101,10 @@ def _deployment(verb: argparse.ArgumentParser, required: tuple[str, ...]) -> Non
 
 def _gpus(verb: argparse._ActionsContainer) -> None:
     verb.add_argument("--gpus", metavar="FILE", help="CSV or JSON with additional GPUs, such as hypothetical hardware")
+
+
+def _no_files(verb: argparse._ActionsContainer) -> None:
+    verb.add_argument("--no-files", action="store_true", help="a query may read no local files")
 
 
 def _pack(verb: argparse._ActionsContainer) -> None:
@@ -175,6 +180,7 @@ def _sweep(verbs: argparse._SubParsersAction) -> None:
         "scenarios, or a SQL query; the column price_per_gpu_hour is optional",
     )
     _kernel_model(verb)
+    _no_files(verb)
     verb.add_argument(
         "--goodput", nargs="+", metavar="METRIC:MS", help="objectives per request: ttft:MS tpot:MS e2el:MS"
     )

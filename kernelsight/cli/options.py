@@ -18,7 +18,7 @@ def open_session(arguments: Any) -> Session:
     from kernelsight.scenario.given_facts import extend_gpus, give_host_overheads
     from kernelsight.session import connect
 
-    session = connect()
+    session = connect(files=not getattr(arguments, "no_files", False))
     session.progress = progress
     if getattr(arguments, "gpus", None):
         path = Path(arguments.gpus)

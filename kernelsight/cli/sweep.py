@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.dataflow.durable import locked
 from kernelsight.errors import InvalidInput
 from kernelsight.report.output import as_csv, as_json, as_text, check_ending, terminal_width, write_table
 from kernelsight.scenario.grid import read_grid
@@ -35,7 +37,7 @@ def run(arguments: Any) -> None:
     _check_words(arguments, target)
     slo = parse_slo(arguments.slo or [])
     goodput = parse_objectives(arguments.goodput or [])
-    with open_session(arguments) as session:
+    with locked(target) if target else contextlib.nullcontext(), open_session(arguments) as session:
         session.progress = None
         rows = read_grid(session, arguments.grid)
         if arguments.find_rate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput, MissingTable
 from kernelsight.report.output import check_ending, print_rows, progress, write_table
 
@@ -29,7 +30,7 @@ def show_tables(arguments: Any) -> None:
 
     check_ending(arguments.output, TABLE_ENDINGS)
     with connect() as session:
-        if arguments.table:
+        if arguments.table is not None:
             _show(session.columns(arguments.table).select(SHOWN_COLUMNS), arguments)
         else:
             _show(session.tables().select(LISTED), arguments)
@@ -64,6 +65,8 @@ def answer(arguments: Any) -> None:
     from kernelsight.session import connect
 
     target = check_ending(arguments.output, TABLE_ENDINGS)
+    if arguments.db == "":
+        raise InvalidInput("--db is empty; give the path of a saved run (.duckdb), or remove --db.")
     if arguments.db and arguments.gpus:
         raise InvalidInput("--gpus cannot be used with --db: a saved run has its own GPUs; remove one of them.")
     with _session_for(arguments, connect) as session:
@@ -92,8 +95,8 @@ def _with_unique_names(rows: pa.Table) -> pa.Table:
 
 
 def _session_for(arguments: Any, connect: Any) -> Session:
-    if arguments.db:
-        return connect(arguments.db, read_only=True)
+    if arguments.db is not None:
+        return connect(arguments.db, read_only=True, files=not arguments.no_files)
     from kernelsight.cli.options import open_session
 
     return open_session(arguments)
@@ -104,4 +107,4 @@ def _show(table: pa.Table, arguments: Any, written: bool = False) -> None:
     if target:
         write_table(table, target)
     form = arguments.format if arguments.format in ("json", "csv") else "table"
-    print_rows(table.to_pylist(), table.column_names, form)
+    print_rows(python_rows(table), table.column_names, form)

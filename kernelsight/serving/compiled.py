@@ -2,8 +2,8 @@
 
 numba's cache does not see edits in *other* files, so a rule that changes in one module would stay old in a loop that
 was compiled before. Therefore the cache folder is named by the hash of all modules of this folder: any edit starts a
-new one. It lies beside the code where that can be written, else in the user's cache folder, else in a new temporary one
-(never in a shared place: what lies there is run).
+new one. It lies beside the code where that is ours alone to write, else in the user's cache folder, else in a new
+temporary one (never in a shared place: what lies there is run).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import numba
 
+from kernelsight.dataflow.durable import is_private
 from kernelsight.serving.linking import EntryDispatcher, rule_of
 
 FOLDER = Path(__file__).resolve().parent
@@ -36,10 +37,10 @@ def cache_folder(folder: Path = FOLDER) -> Path:
     for parent in (folder / "__pycache__", home / "kernelsight"):
         place = parent / f"numba-{sources_digest(folder)}"
         try:
-            place.mkdir(parents=True, exist_ok=True)
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError:
             continue
-        if os.access(place, os.W_OK):
+        if is_private(place):
             return place
     return Path(tempfile.mkdtemp(prefix="kernelsight-"))
 

@@ -6,10 +6,12 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kernelsight.dataflow.durable import draft_of, locked
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.scenario.scenarios import give_plan
 
@@ -174,6 +176,10 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def locked(self) -> AbstractContextManager[None]:
+        """Lock the folder against other processes; InvalidInput if another one serves this sweep."""
+        return locked(self.folder)
+
     def open(self, facts: dict[str, Any], *, resume: bool) -> dict[str, Any]:
         """Start the folder, or go on with it; return the manifest that it has.
 
@@ -203,7 +209,10 @@ class Store:
         return found
 
     def finished(self) -> set[int]:
-        """Return the numbers of the partitions that are there; drafts of a killed run are removed."""
+        """Return the numbers of the partitions that are there; drafts of a killed run are removed.
+
+        Only under ``locked``: the draft of a run that goes on would be lost.
+        """
         for draft in self.folder.glob(".*"):
             draft.unlink()
         return {int(path.stem) for path in self.folder.glob("*.parquet")}
@@ -236,11 +245,8 @@ class Store:
 
     def _write(self, path: Path, write: Callable[[Path], object]) -> None:
         def durably() -> None:
-            draft = path.with_name(f".{path.name}.{os.getpid()}")
-            write(draft)
-            _synchronise(draft)
-            os.replace(draft, path)
-            _synchronise(self.folder)
+            with draft_of(path) as draft:
+                write(draft)
 
         self._do(durably)
 
@@ -251,14 +257,6 @@ class Store:
             raise RunFailed(
                 f"{self.folder} could not be written: {error.strerror or error}; free space and continue with --resume."
             ) from None
-
-
-def _synchronise(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def digest_of(value: Any) -> str:

@@ -41,7 +41,7 @@ select
   case when coalesce(formats.expert_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype else formats.expert_format end as expert_format,
   formats.activation_scales,
   coalesce(deployments.kv_cache_dtype, case when formats.kv_cache_format = 'fp8' then 'fp8' else formats.dtype end) as kv_cache_dtype,
-  least(coalesce(deployments.max_model_len, models.max_positions), 1048576)::bigint as max_model_len,
+  coalesce(deployments.max_model_len, least(models.max_positions, 1048576))::bigint as max_model_len,
   coalesce(deployments.max_num_seqs, preset.max_num_seqs) as max_num_seqs,
   coalesce(deployments.max_num_batched_tokens, preset.max_num_batched_tokens) as max_num_batched_tokens,
   -- default of a long prompt with concurrent partial prefills: 4 % of max_model_len, as in vLLM's SchedulerConfig
