@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernelsight.serving.inputs import NO_POLICY, Host, Limits, Load, Routing, Surface, Transfer
+from kernelsight.serving.inputs import Host, Load, Routing, Surface, Transfer
+from kernelsight.serving.limits import LIMITS, Limits, is_plain
 from kernelsight.serving.loop import serve_until_full
 from kernelsight.serving.records import (
     CLIENT,
@@ -18,7 +19,6 @@ from kernelsight.serving.records import (
     ITL_BINS,
     LARGEST_BLOCK,
     LAYOUT,
-    LIMITS,
     NO_LIMIT,
     NOBODY,
     PREFIX_AWARE,
@@ -212,9 +212,9 @@ def limit_records(pools: Sequence[Pool], load: Load) -> np.ndarray:
     """Return the LIMITS records of all engines, shape [engines]."""
     stated = np.zeros(len(pools), LIMITS)
     for record, pool in zip(stated, pools, strict=True):
-        for name in set(LIMITS.names) & set(Limits._fields):
-            record[name] = getattr(pool.limits, name)
-        record["plain"] = all(getattr(pool.limits, name) == value for name, value in NO_POLICY.items())
+        for name, value in pool.limits._asdict().items():
+            record[name] = value
+        record["plain"] = is_plain(pool.limits)
         record["hash_tokens"] = load.hash_tokens if pool.limits.prefix_caching else 0
         record["stages"] = len(pool.layers)
         record["per_request_progress"] = len(pool.layers) > 1 or pool.limits.drafts > 0

@@ -15,8 +15,9 @@ from kernelsight.scenario.plan import and_drafts, deployments_of
 from kernelsight.serving import records, replica
 from kernelsight.serving.host import host_of
 from kernelsight.serving.inputs import Load, Routing
+from kernelsight.serving.limits import limits_of
 from kernelsight.serving.load import spans_of
-from kernelsight.serving.pools import cost_tables, limits_of
+from kernelsight.serving.pools import cost_tables
 from kernelsight.serving.results import CostTables
 from kernelsight.serving.stages import layers_of_stages
 

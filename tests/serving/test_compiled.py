@@ -17,9 +17,9 @@ from kernelsight.serving import compiled, linking
 FOLDER = Path(compiled.__file__).parent
 # asks a rule that calls another one from another module
 ASK = (
-    "import numpy as np; from kernelsight.serving import records;"
+    "import numpy as np; from kernelsight.serving import limits as declared;"
     "from kernelsight.serving.admission import first_chunk; from kernelsight.serving.compiled import entry;"
-    "limits = np.zeros(1, records.LIMITS)[0]; print(entry(first_chunk.py_func)(10, 7, limits))"
+    "limits = np.zeros(1, declared.LIMITS)[0]; print(entry(first_chunk.py_func)(10, 7, limits))"
 )
 
 

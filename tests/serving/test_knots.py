@@ -10,9 +10,10 @@ import pytest
 
 from kernelsight.serving.compiled import entry
 from kernelsight.serving.costs import knot_below, surface_us
+from kernelsight.serving.cuda_graphs import padded_tokens
 from kernelsight.serving.inputs import Surface
 from kernelsight.serving.knots import edge_knots, part_knots, ratio_knots
-from kernelsight.serving.pools import cost_tables, padded_tokens
+from kernelsight.serving.pools import cost_tables
 from kernelsight.serving.replica import PackedCosts
 from kernelsight.session import Session, connect
 
