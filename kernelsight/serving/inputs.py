@@ -44,6 +44,9 @@ class Surface(NamedTuple):
     # with pipeline stages: the parts of token_us that are the embedding and the transfers between stages, [tokens] each
     embedding_us: np.ndarray = np.zeros(0)
     transfer_us: np.ndarray = np.zeros(0)
+    # the parts of token_us that routed experts and collectives take, [tokens] each
+    moe_us: np.ndarray = np.zeros(0)
+    communication_us: np.ndarray = np.zeros(0)
 
 
 class Load(NamedTuple):
