@@ -65,8 +65,18 @@ def _run(file: LogFile, summary: Mapping[str, Any], cases: Mapping[str, list[Any
     ]
     frame = pl.DataFrame(rows, schema_overrides={"query_lens": pl.List(pl.Int64), "kv_lens": pl.List(pl.Int64)})
     found = Found(file, NAME)
-    found.kernels = with_families(frame, found.faults, "full_name").filter(pl.col("calls") > 0).drop("full_name")
+    named = with_families(frame, found.faults, "full_name").filter(pl.col("calls") > 0)
+    found.kernels = named.with_columns(_attention(requests).alias("family")).drop("full_name")
     return found
+
+
+def _attention(requests: list[Any] | None) -> pl.Expr:
+    """Return the family; what runs prefill and decode under one name is decode where each sequence has one token."""
+    lengths = {int(request["query_len"]) for request in requests or ()}
+    kind = (
+        "decode_attention" if lengths == {1} else "prefill_attention" if lengths and 1 not in lengths else "attention"
+    )
+    return pl.when(pl.col("family") == "attention").then(pl.lit(kind)).otherwise(pl.col("family"))
 
 
 FORMAT = LogFormat(

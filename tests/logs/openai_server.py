@@ -1,7 +1,8 @@
 """A small OpenAI-compatible server with known delays, against which the benchmark clients of other projects were run.
 
 ``python tests/logs/openai_server.py --port 8123``. A completion takes ``FIRST_S`` until the first chunk and ``GAP_S``
-between chunks of ``--tokens-per-chunk`` tokens; every ``--fail-every``-th request is answered with status 500. A token of a prompt is four characters, one of the answer is "w ".
+between chunks of ``--tokens-per-chunk`` tokens; every ``--fail-every``-th request is answered with status 500.
+A token of a prompt is four characters, one of the answer is "w ".
 """
 
 from __future__ import annotations
