@@ -22,8 +22,8 @@ _FIELDS = {
     "error": "STRUCT(code BIGINT, type VARCHAR)",
 }
 # a credit is issued when the request is due; a phase before profiling is a warm-up
-_QUERY = f"""
-select metadata.x_request_id as external_id, metadata.x_correlation_id as session_id, metadata.turn_index as turn,
+_COLUMNS = f"""
+metadata.x_request_id as external_id, metadata.x_correlation_id as session_id, metadata.turn_index as turn,
   coalesce(metadata.credit_issued_ns, metadata.request_start_ns) / 1e9 as arrival_s,
   metadata.request_start_ns / 1e9 as sent_s,
   coalesce(metrics.usage_prompt_tokens.value, metrics.input_sequence_length.value, metrics.error_isl.value)
@@ -37,7 +37,6 @@ select metadata.x_request_id as external_id, metadata.x_correlation_id as sessio
   case when metadata.was_cancelled then 'cancelled' when error.type is not null or error.code is not null then 'error'
     when metadata.benchmark_phase = 'warmup' then 'warmup' else 'ok' end as status,
   coalesce('HTTP ' || error.code, error.type) as error
-from records order by line
 """
 
 
@@ -59,7 +58,8 @@ def read_aiperf(files: Sequence[LogFile]) -> list[Found]:
             exports[file.path.parent] = (file, next(documents(file))[1])
             continue
         found = Found(file, NAME, clock="unix")
-        found.requests = json_rows(file, _FIELDS, _QUERY, "metadata.request_start_ns is not null", found.faults)
+        is_record = "metadata.request_start_ns is not null"
+        found.requests = json_rows(file, _FIELDS, _COLUMNS, is_record, found.faults).drop("line")
         runs.append(found)
     for folder, (file, export) in exports.items():
         beside = [found for found in runs if found.file.path.parent == folder]

@@ -27,22 +27,18 @@ _RECORD = {
 }
 _FPM = ", ".join(f"{name} {kind}" for name, kind in _RECORD.items())
 _FIELDS = {**_RECORD, "event": f"STRUCT(capture_mode VARCHAR, observed_at_unix_ms BIGINT, fpm STRUCT({_FPM}))"}
-_QUERY = """
-with steps as (
-  select line, event.capture_mode as mode, event.observed_at_unix_ms / 1e3 as at_s, coalesce(event.fpm, {
-    'version': version, 'worker_id': worker_id, 'dp_rank': dp_rank, 'counter_id': counter_id, 'wall_time': wall_time,
-    'scheduled_requests': scheduled_requests, 'queued_requests': queued_requests}) as fpm
-  from records)
-select line, mode, at_s, fpm.version as version,
-  coalesce(nullif(fpm.worker_id, '') || '/', '') || coalesce(fpm.dp_rank, 0) as replica,
-  fpm.counter_id as step, 1e6 * fpm.wall_time as wall_us, 'schedule_to_update' as clock,
-  coalesce(fpm.scheduled_requests.num_prefill_requests, 0) as prefill_requests,
-  coalesce(fpm.scheduled_requests.sum_prefill_tokens, 0) as prefill_tokens,
-  fpm.scheduled_requests.sum_prefill_kv_tokens as prefill_cached_tokens,
-  coalesce(fpm.scheduled_requests.num_decode_requests, 0) as decode_requests,
-  fpm.scheduled_requests.sum_decode_kv_tokens as decode_context_tokens,
-  fpm.queued_requests.num_prefill_requests + coalesce(fpm.queued_requests.num_decode_requests, 0) as queued_requests
-from steps order by line
+_COLUMNS = """
+event.capture_mode as mode, event.observed_at_unix_ms / 1e3 as at_s, coalesce(event.fpm, {
+  'version': version, 'worker_id': worker_id, 'dp_rank': dp_rank, 'counter_id': counter_id, 'wall_time': wall_time,
+  'scheduled_requests': scheduled_requests, 'queued_requests': queued_requests}) as fpm,
+(fpm).version as fpm_version, coalesce(nullif((fpm).worker_id, '') || '/', '') || coalesce((fpm).dp_rank, 0) as replica,
+(fpm).counter_id as step, 1e6 * (fpm).wall_time as wall_us, 'schedule_to_update' as clock,
+coalesce((fpm).scheduled_requests.num_prefill_requests, 0) as prefill_requests,
+coalesce((fpm).scheduled_requests.sum_prefill_tokens, 0) as prefill_tokens,
+(fpm).scheduled_requests.sum_prefill_kv_tokens as prefill_cached_tokens,
+coalesce((fpm).scheduled_requests.num_decode_requests, 0) as decode_requests,
+(fpm).scheduled_requests.sum_decode_kv_tokens as decode_context_tokens,
+(fpm).queued_requests.num_prefill_requests + coalesce((fpm).queued_requests.num_decode_requests, 0) as queued_requests
 """
 
 
@@ -62,8 +58,8 @@ def read_fpm(files: Sequence[LogFile]) -> list[Found]:
 def _run(file: LogFile) -> Found:
     found = Found(file, NAME)
     condition = "coalesce(event.fpm.wall_time, wall_time) is not null"
-    frame = json_rows(file, _FIELDS, _QUERY, condition, found.faults)
-    versions = frame["version"].drop_nulls().unique().sort().to_list()
+    frame = json_rows(file, _FIELDS, _COLUMNS, condition, found.faults)
+    versions = frame["fpm_version"].drop_nulls().unique().sort().to_list()
     if any(version != VERSION for version in versions):
         others = ", ".join(str(version) for version in versions)
         raise unusable(file.path, f"has forward-pass metrics of version {others}", "Version 1 is read.")
@@ -83,7 +79,7 @@ def _run(file: LogFile) -> Found:
         frame = frame.filter(~rows)
     found.faults.add("sampled", frame.filter(pl.col("mode") == "sampled").height)
     found.faults.add("clock_of_steps", frame.height)
-    found.steps = frame.drop("line", "mode", "version")
+    found.steps = frame.drop("line", "mode", "fpm", "fpm_version")
     return found
 
 

@@ -14,48 +14,48 @@ from kernelsight.logs.found import Faults
 if TYPE_CHECKING:
     import polars as pl
 
-LONGEST_RECORD = 1 << 28  # bytes
+LONGEST_RECORD = 1 << 25  # bytes; each thread reads into two buffers of this size
 
 
 def json_rows(
-    file: LogFile, fields: Mapping[str, str], query: str, is_record: str, faults: Faults | None = None
+    file: LogFile, fields: Mapping[str, str], columns: str, is_record: str, faults: Faults | None = None
 ) -> pl.DataFrame:
-    """Return ``query`` over ``records``, the file's JSON objects with ``fields`` (DuckDB types, others are not read).
+    """Return ``columns``, a SQL select list over the file's JSON objects with ``fields`` (DuckDB types by name).
 
-    A line that is no object, or for which the SQL boolean ``is_record`` is not true, is counted in ``faults`` as
-    unreadable_line; so is what is cut off at the end. The query may name ``line``, the number of the record from 1.
+    Other fields are not read. The column ``line`` is the number of the record from 1. A line that is no object, or
+    for which the SQL boolean ``is_record`` is not true, is counted in ``faults`` as unreadable_line.
     InvalidInput: damaged compression, a single document that is not JSON, or no record at all.
     """
+    import polars as pl
+
     connection = duckdb.connect(":memory:", config=SETTINGS)
     try:
-        _scan(connection, file, fields)
-        read, first = connection.execute(
-            f"select count(*), min(line) filter (where not coalesce({is_record}, false)) from scanned"
-        ).fetchall()[0]
-        kept = connection.execute(f"create temp table records as select * from scanned where {is_record}")
-        kept = connection.execute("select count(*) from records").fetchall()[0][0]
-        if not kept:
-            raise unusable(file.path, f"has no record with the fields of its format in {read} lines", DAMAGED)
-        connection.execute("drop table scanned")
-        if faults is not None:
-            faults.add("unreadable_line", read - kept, f"line {first}")
-        return connection.sql(query).pl()
+        # one pass over the file: only what is selected is kept
+        query = f"select line, coalesce({is_record}, false) as whole, {columns} from ({_scan(file, fields)})"
+        frame = connection.sql(query).pl()
     except (duckdb.IOException, duckdb.InvalidInputException) as problem:
         raise unusable(file.path, f"is damaged or cut off ({first_line(problem)})", DAMAGED) from None
     finally:
         connection.close()
+    bad = frame.filter(~pl.col("whole"))
+    if bad.height == frame.height:
+        raise unusable(file.path, f"has no record with the fields of its format in {frame.height} lines", DAMAGED)
+    if faults is not None:
+        faults.add("unreadable_line", bad.height, f"line {bad['line'][0]}" if bad.height else None)
+    return (frame.filter("whole") if bad.height else frame).drop("whole")
 
 
-def _scan(connection: duckdb.DuckDBPyConnection, file: LogFile, fields: Mapping[str, str]) -> None:
+def _scan(file: LogFile, fields: Mapping[str, str]) -> str:
+    """Return the query of a file's objects, numbered from 1; lines that are none have all fields null."""
     start = file.text.lstrip()[:1]
     layout = "newline_delimited" if file.by_line or start not in "[{" else "array" if start == "[" else "unstructured"
     tolerant = "true" if layout == "newline_delimited" else "false"
     columns = ", ".join(f"'{name}': '{kind}'" for name, kind in fields.items())
-    connection.execute(
-        f"create temp table scanned as select row_number() over () as line, * from read_json(?, format='{layout}', "
-        f"columns={{{columns}}}, ignore_errors={tolerant}, maximum_object_size={LONGEST_RECORD}, "
-        f"compression='{'gzip' if file.compressed else 'none'}')",
-        [str(file.path)],
+    path = str(file.path).replace("'", "''")
+    return (
+        f"select row_number() over () as line, * from read_json('{path}', format='{layout}', columns={{{columns}}}, "
+        f"ignore_errors={tolerant}, maximum_object_size={LONGEST_RECORD}, "
+        f"compression='{'gzip' if file.compressed else 'none'}')"
     )
 
 

@@ -20,8 +20,8 @@ _FIELDS = {
     "metadata": "STRUCT(usage_object STRUCT(prompt_tokens_details STRUCT(cached_tokens BIGINT)))",
 }
 # of an address only the host is kept; the gateway sets the first token's time of what was not streamed to the end
-_QUERY = """
-select id as external_id, nullif(session_id, '') as session_id, trace_id, call_type,
+_COLUMNS = """
+id as external_id, nullif(session_id, '') as session_id, trace_id, call_type,
   coalesce(cache_hit, false) as from_cache, "startTime" as arrival_s, "startTime" as sent_s, prompt_tokens,
   completion_tokens as output_tokens, metadata.usage_object.prompt_tokens_details.cached_tokens as cached_tokens,
   'server' as tokens_from, 'gateway' as ttft_clock, 1e3 * ("endTime" - "startTime") as e2e_ms,
@@ -30,7 +30,6 @@ select id as external_id, nullif(session_id, '') as session_id, trace_id, call_t
   model, regexp_extract(api_base, '^(?:[a-z]+://)?([^/?#@]+)', 1) as replica,
   case when coalesce(status, 'success') = 'success' then 'ok' else 'error' end as status,
   coalesce(error_information.error_class, 'HTTP ' || error_information.error_code) as error
-from records order by line
 """
 _OTHER_CALLS = "embedding|rerank|image|speech|transcription|moderation|ocr|video|search|file|batch|health"
 
@@ -50,7 +49,7 @@ def read_litellm(files: Sequence[LogFile]) -> list[Found]:
     for file in files:
         found = Found(file, NAME, clock="unix")
         condition = '"startTime" is not null and "endTime" is not null'
-        frame = json_rows(file, _FIELDS, _QUERY, condition, found.faults)
+        frame = json_rows(file, _FIELDS, _COLUMNS, condition, found.faults).drop("line")
         found.requests = _clean(frame, found)
         runs.append(found)
     return runs

@@ -117,13 +117,15 @@ def _log_ids(found: Sequence[Found]) -> list[str]:
 
 
 def _tables_of(log_id: str, run: Found) -> dict[str, pa.Table]:
-    requests = finish_requests(run) if run.requests is not None else None
+    if run.requests is not None:
+        run.requests = finish_requests(run)
+    requests = run.requests
     starts = [first_time(frame) for frame in (requests,) if frame is not None]
     starts += [
         frame[name].min() for frame, name in ((run.steps, "at_s"), (run.windows, "start_s")) if frame is not None
     ]
     start = min((value for value in starts if value is not None), default=None)
-    if run.requests is not None and start is None:
+    if requests is not None and start is None:
         run.clock = "none"
     made = {"production_logs": _row("production_logs", [_log_row(log_id, run, requests, start)])}
     shifted = (

@@ -24,7 +24,7 @@ def finish_requests(found: Found) -> pl.DataFrame:
     ``found.faults``. InvalidInput: no request of the run has a latency.
     """
     assert found.requests is not None
-    frame = _with_all_columns(found.requests)
+    frame, found.requests = _with_all_columns(found.requests), None
     frame = _drop_unusable(frame, found.faults)
     frame = _check_values(frame, found.faults)
     frame = _derive(frame, found.faults)
@@ -56,13 +56,18 @@ def _drop_unusable(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
     failed = pl.col("status").is_in(["error", "cancelled"])
     _count(frame, "failed_without_length", no_prompt & failed, faults)
     _count(frame, "no_prompt_tokens", no_prompt & ~failed, faults)
-    frame = frame.filter(~no_prompt)
+    # a filter copies every column: only where there is something to leave out
+    frame = frame.filter(~no_prompt) if frame.select(no_prompt.any()).item() else frame
+    ids = frame.select("external_id", "turn", "status").with_row_index("place")
+    ids = ids.filter(pl.col("external_id").is_not_null())
+    ids = ids.filter(pl.struct("external_id", "turn").is_duplicated())
+    if not ids.height:
+        return frame
     # of several rows with one id the one that succeeded stays, otherwise the first
-    keyed = frame.with_row_index("place").sort(pl.col("status") != "ok", "place", maintain_order=True)
-    repeated = pl.col("external_id").is_not_null() & ~pl.struct("external_id", "turn").is_first_distinct()
-    keyed = keyed.with_columns(repeated.alias("repeated")).sort("place")
-    _count(keyed.drop("place"), "duplicate_id", pl.col("repeated"), faults)
-    return keyed.filter(~pl.col("repeated")).drop("place", "repeated")
+    ids = ids.sort(pl.col("status") != "ok", "place").filter(~pl.struct("external_id", "turn").is_first_distinct())
+    repeated = pl.int_range(pl.len()).is_in(ids["place"].to_list())
+    _count(frame, "duplicate_id", repeated, faults)
+    return frame.filter(~repeated)
 
 
 def _check_values(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
@@ -130,7 +135,9 @@ def _in_order(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
     frame = frame.with_columns(
         pl.coalesce("arrival_s", "sent_s").alias("arrival_s"), pl.coalesce("sent_s", "arrival_s").alias("sent_s")
     )
-    frame = frame.sort("sent_s", nulls_last=True, maintain_order=True).with_row_index("request_id")
+    if not frame["sent_s"].is_sorted(nulls_last=True):
+        frame = frame.sort("sent_s", nulls_last=True, maintain_order=True)
+    frame = frame.with_row_index("request_id")
     return frame.with_columns(pl.col("request_id").cast(pl.Int64))
 
 

@@ -19,8 +19,8 @@ _FIELDS = {
     **dict.fromkeys(("api_server_dispatch_finish_ts", "forward_entry_time", "prefill_finished_time"), "DOUBLE"),
 }
 # from received to dispatched: front end; to the first forward pass: queue; to the end of the prompt: prefill
-_QUERY = """
-select id as external_id, request_received_ts as arrival_s, request_received_ts as sent_s,
+_COLUMNS = """
+id as external_id, request_received_ts as arrival_s, request_received_ts as sent_s,
   prompt_tokens, completion_tokens as output_tokens, cached_tokens, 'server' as tokens_from,
   1e3 * first_token_latency as ttft_ms, 'server_arrival' as ttft_clock, 1e3 * e2e_latency as e2e_ms,
   1e3 * (api_server_dispatch_finish_ts - request_received_ts) as front_end_ms,
@@ -31,7 +31,6 @@ select id as external_id, request_received_ts as arrival_s, request_received_ts 
   dp_rank::varchar as replica,
   case when finish_reason.type = 'abort' then 'cancelled' else 'ok' end as status,
   case when finish_reason.type = 'abort' then 'abort' end as error
-from records order by line
 """
 
 
@@ -47,7 +46,7 @@ def read_sglang_requests(files: Sequence[LogFile]) -> list[Found]:
     runs = []
     for file in files:
         found = Found(file, NAME, clock="unix")
-        found.requests = json_rows(file, _FIELDS, _QUERY, "prompt_tokens is not null", found.faults)
+        found.requests = json_rows(file, _FIELDS, _COLUMNS, "prompt_tokens is not null", found.faults).drop("line")
         runs.append(found)
     return runs
 
