@@ -11,6 +11,7 @@ import polars as pl
 from kernelsight.dataflow.engine import SETTINGS, first_line
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
 from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.plain import count_ragged, csv_source
 
 NAME = "blis"
 _TIMES = {"arrival_time_us", "send_time_us", "first_chunk_time_us", "last_chunk_time_us"}
@@ -58,11 +59,9 @@ def _run(file: LogFile, warm_up: int) -> Found:
     found = Found(file, NAME, clock="monotonic")
     connection = duckdb.connect(":memory:", config=SETTINGS)
     try:
-        connection.execute(
-            "create temp view rows as select * from read_csv(?, header=true, delim=',', all_varchar=true, "
-            f"compression='{'gzip' if file.compressed else 'none'}')".replace("?", _text(str(file.path)))
-        )
+        connection.execute(f"create temp view rows as select * from {csv_source(file)}")
         frame = connection.sql(_QUERY).pl()
+        count_ragged(connection, file, found)
     except duckdb.Error as problem:
         raise unusable(file.path, f"is not a whole BLIS trace ({first_line(problem)})", DAMAGED) from None
     finally:
@@ -71,10 +70,6 @@ def _run(file: LogFile, warm_up: int) -> Found:
     labelled = pl.when(early & (pl.col("status") == "ok")).then(pl.lit("warmup")).otherwise(pl.col("status"))
     found.requests = frame.with_columns(labelled.alias("status"))
     return found
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
 
 
 FORMAT = LogFormat(NAME, "requests", "blis observe (TraceV2 as CSV)", _recognises, read_blis)

@@ -19,7 +19,7 @@ from kernelsight.errors import InvalidInput
 
 HEAD_BYTES = 1 << 18
 DAMAGED = "Copy or write it again."
-_TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)"|[{}\[\]:,]')
+_TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)(?:"|\\?\Z)|[{}\[\]:,]', re.DOTALL)
 _REFUSED = (
     (re.compile(rb"\x80[\x02-\x05]"), "is a Python pickle, which can run code when it is read"),
     (re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE), "is an HTML or XML page, often that of an error"),

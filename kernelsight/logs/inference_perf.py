@@ -105,6 +105,8 @@ def _statistics(file: LogFile, report: Mapping[str, Any]) -> Found:
     stage = _STAGE.match(file.path.name)
     part = f"stage {stage.group(1)}" if stage else "run"
     load, good = _part(report, "load_summary"), _part(report, "successes")
+    if not good:
+        raise unusable(file.path, "has no statistics of successes", "Give a report of inference-perf.")
     found.stated = {
         "requested_rate": number(load.get("requested_rate")),
         "achieved_rate": number(load.get("achieved_rate")),

@@ -27,7 +27,7 @@ id as external_id, nullif(session_id, '') as session_id, trace_id, call_type,
   'server' as tokens_from, 'gateway' as ttft_clock, 1e3 * ("endTime" - "startTime") as e2e_ms,
   stream is true and "completionStartTime" < "endTime" as streamed,
   case when streamed then 1e3 * ("completionStartTime" - "startTime") end as ttft_ms,
-  model, regexp_extract(api_base, '^(?:[a-z]+://)?([^/?#@]+)', 1) as replica,
+  model, regexp_extract(api_base, '^(?:[a-z]+://)?(?:[^/@]*@)?([^/?#]+)', 1) as replica,
   case when coalesce(status, 'success') = 'success' then 'ok' else 'error' end as status,
   coalesce(error_information.error_class, 'HTTP ' || error_information.error_code) as error
 """

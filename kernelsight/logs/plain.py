@@ -49,9 +49,7 @@ def _run(file: LogFile, columns: dict[str, str]) -> Found:
     try:
         _open(connection, file, columns)
         read_rows(connection, found, str(file.path), columns)
-        if file.kind == "text":
-            ragged = connection.execute("select count(*), min(line) from reject_errors").fetchall()[0]
-            found.faults.add("unreadable_line", ragged[0], f"line {ragged[1]}")
+        count_ragged(connection, file, found)
     except (duckdb.IOException, duckdb.InvalidInputException, duckdb.ConversionException) as problem:
         raise unusable(file.path, f"cannot be read as a table ({first_line(problem)})", DAMAGED) from None
     finally:
@@ -74,8 +72,27 @@ def _open(connection: duckdb.DuckDBPyConnection, file: LogFile, columns: Columns
             raise unusable(file.path, "has no fields", "Give one object per line and request.")
         source = f"read_json({path}, format='newline_delimited', columns={{{listed}}}, ignore_errors=true, {packed})"
     else:
-        source = f"read_csv({path}, header=true, all_varchar=true, store_rejects=true, {packed})"
+        source = csv_source(file)
     connection.execute(f"create temp view given as select * from {source}")
+
+
+def csv_source(file: LogFile) -> str:
+    """Return SQL for the rows of a CSV file with a header, all as text; rows of another width are rejects."""
+    if len(set(file.columns)) < len(file.columns) or "" in file.columns:
+        raise unusable(file.path, "has a header with an empty or repeated name", "Name each column once.")
+    listed = ", ".join(f"{_text(name)}: 'VARCHAR'" for name in file.columns)
+    packed = "gzip" if file.compressed else "none"
+    return (
+        f"read_csv({_text(str(file.path))}, columns={{{listed}}}, header=true, auto_detect=false, delim=',', "
+        f"quote='\"', escape='\"', store_rejects=true, compression='{packed}')"
+    )
+
+
+def count_ragged(connection: duckdb.DuckDBPyConnection, file: LogFile, found: Found) -> None:
+    """Count the rows of a CSV file that have another number of fields than its header, once its rows were read."""
+    if file.kind == "text":
+        count, first = connection.execute("select count(distinct line), min(line) from reject_errors").fetchall()[0]
+        found.faults.add("unreadable_line", count, f"line {first}")
 
 
 def _text(value: str) -> str:
