@@ -12,6 +12,7 @@ from kernelsight.scenario.load_rules import distribution, first_fault
 from kernelsight.scenario.objectives import parse_objectives
 
 if TYPE_CHECKING:
+    from kernelsight.scenario.launch_lines import LaunchLine
     from kernelsight.sweeps.runs import Run
 
 
@@ -43,11 +44,12 @@ def load_flags(arguments: Any) -> dict[str, Any]:
 
 def run(arguments: Any) -> None:
     """Run the verb for parsed arguments."""
-    from kernelsight.cli.options import deployment_flags, open_session
+    from kernelsight.cli.options import deployment_flags, launch_line, open_session
     from kernelsight.sweeps.runs import Run
 
     target = check_ending(arguments.output)
     flags = deployment_flags(arguments) | load_flags(arguments)
+    line = launch_line(arguments, flags)
     steps = "steps" in (arguments.keep or [])
     with open_session(arguments) as session:
         run = Run.of(session, flags)
@@ -59,9 +61,9 @@ def run(arguments: Any) -> None:
             elif target:
                 write_table(run.table("request_metrics"), target)
         except RunFailed:
-            _print(run, arguments.format)  # what took long to compute is not lost with the disk
+            _print(run, arguments.format, line)  # what took long to compute is not lost with the disk
             raise
-        _print(run, arguments.format)
+        _print(run, arguments.format, line)
         if answer["completed"] == 0:
             note(
                 f"no request was served: the KV cache of a replica has {answer['kv_cache_tokens']:,} tokens, and "
@@ -69,9 +71,9 @@ def run(arguments: Any) -> None:
             )
 
 
-def _print(run: Run, form: str) -> None:
+def _print(run: Run, form: str, line: LaunchLine | None) -> None:
     if form == "json":
-        print(as_json(run.summary))
+        print(as_json(run.summary | ({"launch": line.as_dict()} if line else {})))
     elif form == "csv":
         summary = run.table("scenario_summary")
         print(as_csv(summary.to_pylist(), summary.column_names), end="")

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
-from kernelsight.report.output import as_csv, as_json, as_text, check_ending, terminal_width, write_table
+from kernelsight.report.output import as_csv, as_json, as_text, check_ending, note, terminal_width, write_table
 from kernelsight.scenario.grid import read_grid
 from kernelsight.scenario.objectives import PRICE, cheapest, parse_objectives, parse_slo
+from kernelsight.scenario.plan import gpu_assumptions
 from kernelsight.sweeps.partitions import Store, import_ray
 from kernelsight.sweeps.runs import SWEEP, WhatIf
 from kernelsight.sweeps.sweep import Execution, Progress
@@ -29,7 +30,7 @@ MOST_SHOWN = 40
 
 def run(arguments: Any) -> None:
     """Run the verb for parsed arguments."""
-    from kernelsight.cli.options import open_session
+    from kernelsight.cli.options import launch_line, open_session
 
     target = check_ending(arguments.output)
     _check_words(arguments, target)
@@ -38,6 +39,10 @@ def run(arguments: Any) -> None:
     with open_session(arguments) as session:
         session.progress = None
         rows = read_grid(session, arguments.grid)
+        if launch_line(arguments, {}):
+            rows = [{"launch": arguments.launch, **row} for row in rows]
+        for sentence in dict.fromkeys(text for row in rows for text in gpu_assumptions(session, row)):
+            note(sentence)
         if arguments.find_rate:
             _find_rates(session, rows, slo, goodput, arguments, target)
             return

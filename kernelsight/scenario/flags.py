@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
+from kernelsight.read.numbers import read_number
 
 LARGEST_PARALLEL_SIZE = 1024
 LARGEST_WHOLE_NUMBER = 2**53
@@ -56,8 +57,21 @@ def _parallel(short: str, name: str, column: str | None, prefix: str = "") -> Fl
 
 
 DEPLOYMENT = (
+    Flag(
+        "launch",
+        help="launch line of vLLM, SGLang or TensorRT-LLM in quotes, or @FILE with one (shell script, docker run, "
+        "Kubernetes manifest): stands for the flags below; flags beside it have precedence",
+        metavar="LINE",
+    ),
     _of_deployment("model", help="catalogue name, Hugging Face identifier, or path to a config.json"),
-    _of_deployment("gpu", help="catalogue name, or a GPU defined in the --gpus file"),
+    Flag(
+        "model_like",
+        help="model of the same shape and formats, for a private model without a config.json",
+        metavar="M",
+    ),
+    _of_deployment(
+        "gpu", help="catalogue name, name in nvidia-smi or of a cloud instance, or a GPU of the --gpus file"
+    ),
     _parallel("tp", "tensor", "tp"),
     _parallel("pp", "pipeline", "pp"),
     _parallel("dp", "data", "dp"),
@@ -100,6 +114,9 @@ LIMITS = (
     _of_deployment("gpu_memory_utilization", "share", "share of GPU memory the engine may use", "SHARE"),
     _of_deployment("kv_cache_tokens", "whole", "KV cache capacity in tokens (default: derived from GPU memory)", "N"),
     _of_deployment("enforce_eager", "yes", "run without CUDA graphs"),
+    _of_deployment(
+        "max_cudagraph_capture_size", "whole", "largest decode batch that runs as a CUDA graph, in tokens", "N"
+    ),
     _of_deployment("enable_chunked_prefill", "switch", "split prompts into chunks that fit the token budget"),
     _of_deployment("enable_prefix_caching", "switch", "reuse KV cache blocks of shared prompt prefixes"),
     _of_deployment("async_scheduling", "switch", "schedule the next step while the current one runs"),
@@ -354,6 +371,8 @@ FLAGS = {
 }
 # flag: column of ``deployments``
 DEPLOYMENT_FLAGS = {flag.name: flag.column for flag in FLAGS.values() if flag.column}
+# flags that come before a deployment: they say what others are
+SHORTHANDS = ("launch", "model_like")
 # flags that define a second deployment: the draft model
 DRAFT_FLAGS = tuple(flag.name for flag in SPECULATION if not flag.column)
 # prefill-pool flag -> decode-pool flag it overrides
@@ -390,7 +409,7 @@ def checked(name: str, value: Any) -> Any:
     if value == "":
         raise InvalidInput(f"{name} is empty; give a value, or leave it unset.")
     if isinstance(value, str) and (flag.kind == "whole" or flag.kind in RANGES):
-        value = _read_number(value)  # a CSV column with one non-number is read as text
+        value = read_number(value)  # such as 16k; a CSV column with one non-number is read as text
     if flag.kind == "whole":
         if not _is_number(value) or value != math.floor(value) or not flag.least <= value <= flag.most:
             bound = f"of at least {flag.least}"
@@ -408,13 +427,6 @@ def checked(name: str, value: Any) -> Any:
     if flag.kind == "word" and value not in flag.choices:
         raise InvalidInput(f"{name} is {value!r}; give one of {', '.join(flag.choices)}.")
     return value
-
-
-def _read_number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _is_number(value: Any) -> bool:

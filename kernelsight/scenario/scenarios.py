@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput, KernelSightError
 from kernelsight.scenario.flags import ALIASES, DEPLOYMENT_FLAGS, DRAFT_FLAGS, LOAD_FLAGS, POOL_FLAGS, PREFILL_FLAGS
+from kernelsight.scenario.launch_lines import LaunchLine, with_launch_line
 from kernelsight.scenario.load_rules import check_load
 from kernelsight.scenario.objectives import PRICE
 from kernelsight.scenario.plan import (
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 # flags that are names, which catalogues spell in their own way
 NAMES = (
-    *("model", "gpu", "quantization", "prefill_gpu", "kv_transfer_fabric"),
+    *("model", "model_like", "gpu", "quantization", "prefill_gpu", "kv_transfer_fabric"),
     *("speculative_method", "speculative_model"),
 )
 
@@ -72,9 +73,10 @@ def plan_rows(
     plan = Plan([], {}, [], [], [])
     seen: dict[str, int] = {}
     known_names: dict[tuple, dict[str, Any]] = {}
+    lines: dict[str, LaunchLine] = {}
     for number, row in enumerate(rows, start=1):
         try:
-            flags, price = _row_flags(session, row, goodput or {}, known_names)
+            flags, price = _row_flags(session, with_launch_line(row, lines), goodput or {}, known_names)
             deployments = deployment_rows(flags)
             scenario = scenario_row(flags, deployments[0])
         except KernelSightError as error:

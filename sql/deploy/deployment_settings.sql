@@ -76,7 +76,7 @@ select
   case when deployments.num_speculative_tokens > 0 then deployments.draft_deployment_id end as draft_deployment_id,
   1 + coalesce(deployments.num_speculative_tokens, 0) as query_tokens,
   preset.expert_exchange,
-  case when coalesce(deployments.enforce_eager, false) then 0 else preset.graph_max_tokens end as graph_max_tokens
+  case when coalesce(deployments.enforce_eager, false) then 0 else coalesce(deployments.max_cudagraph_capture_size, preset.graph_max_tokens) end as graph_max_tokens
 from deployments
 join formats using (deployment_id)
 join preset using (deployment_id)

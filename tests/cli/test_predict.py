@@ -166,14 +166,15 @@ def test_words_that_are_no_numbers(refusal):
 def test_a_size_that_is_missing(refusal):
     assert refusal("predict", "--model", "qwen3-0.6b", "--gpu", "l4") == "a decode step needs --context-len; give it."
     assert refusal("predict", "--gpu", "l4", "--context-len", 1) == "no model is given; set --model."
-    assert "the following arguments are required: --gpu" in refusal("predict", "--model", "qwen3-0.6b")
+    assert refusal("predict", "--model", "qwen3-0.6b", "--context-len", 1) == "no gpu is given; set --gpu."
+    assert refusal("predict", "--calls", "none.parquet").startswith("--calls needs --gpu")
 
 
 def test_names_get_the_nearest(refusal):
     assert refusal(*STEP, "--model", "qwen3-0.7b").startswith(
         "unknown model 'qwen3-0.7b'. Did you mean qwen3-1.7b, qwen3-0.6b"
     )
-    assert refusal(*STEP, "--gpu", "h100").startswith("unknown GPU 'h100'. Did you mean h100_sxm")
+    assert refusal(*STEP, "--gpu", "h101").startswith("unknown GPU 'h101'. Did you mean h100_sxm")
 
 
 def test_heads_that_tensor_parallelism_does_not_divide(refusal):
