@@ -174,7 +174,7 @@ def test_names_get_the_nearest(refusal):
     assert refusal(*STEP, "--model", "qwen3-0.7b").startswith(
         "unknown model 'qwen3-0.7b'. Did you mean qwen3-1.7b, qwen3-0.6b"
     )
-    assert refusal(*STEP, "--gpu", "h101").startswith("unknown GPU 'h101'. Did you mean h100_sxm")
+    assert refusal(*STEP, "--gpu", "h100_sxn").startswith("unknown GPU 'h100_sxn'. Did you mean h100_sxm")
 
 
 def test_heads_that_tensor_parallelism_does_not_divide(refusal):

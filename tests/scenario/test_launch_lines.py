@@ -231,8 +231,8 @@ def test_a_kubernetes_manifest_tells_the_gpu_too(tmp_path):
 def test_prefill_and_decode_replicas_are_one_deployment(tmp_path):
     path = tmp_path / "run.sh"
     path.write_text(
-        "python -m sglang.launch_server --model-path m --tp 4 --disaggregation-mode=prefill --chunked-prefill-size 8192 &"
-        "\n"
+        "python -m sglang.launch_server --model-path m --tp 4 --disaggregation-mode=prefill "
+        "--chunked-prefill-size 4096 &\n"
         "python -m sglang.launch_server --model-path m --tp 8 --disaggregation-mode decode --page-size 16 &\n"
     )
     assert flags_of(f"@{path}") == {
@@ -242,7 +242,7 @@ def test_prefill_and_decode_replicas_are_one_deployment(tmp_path):
         "prefill_replicas": 1,
         "decode_replicas": 1,
         "prefill_tensor_parallel_size": 4,
-        "prefill_max_num_batched_tokens": 8192,
+        "prefill_max_num_batched_tokens": 4096,
     }
 
 
