@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernelsight.errors import InvalidInput
+from kernelsight.report.formats import formats_said
 from kernelsight.report.output import (
     as_csv,
     as_json,
@@ -126,7 +127,8 @@ def _as_page(step: dict[str, Any]) -> str:
     ]
     lines = [
         f"{step['model']} on {step['gpu']}, tp {settings['tp']} pp {settings['pp']} dp {settings['dp']} ep "
-        f"{settings['ep']}, {settings['engine']}: "
+        f"{settings['ep']}, {settings['engine']}, "
+        f"{formats_said(settings)}: "
         f"{step['phase']} step of {_counted(step['tokens'], 'token')} in {_counted(step['sequences'], 'sequence')}",
         f"total {show_number(step['total_us'])} us (90 % interval {show_number(step['p05_us'])} to "
         f"{show_number(step['p95_us'])}): "

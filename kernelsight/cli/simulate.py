@@ -8,7 +8,7 @@ from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.report.output import Waiting, as_csv, as_json, check_ending, note, write_table
 from kernelsight.report.simulation_page import simulation_page
 from kernelsight.scenario.flags import LOAD_FLAGS
-from kernelsight.scenario.load_rules import distribution, first_fault
+from kernelsight.scenario.load_rules import distribution, first_fault, with_finite_rate
 from kernelsight.scenario.objectives import parse_objectives
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def load_flags(arguments: Any) -> dict[str, Any]:
                 f"a synthetic workload needs --{', --'.join(name.replace('_', '-') for name in missing)}; set "
                 "them, or use --trace FILE."
             )
+    flags = with_finite_rate(flags)
     fault = first_fault(flags)
     if fault:
         raise InvalidInput(". ".join(fault))

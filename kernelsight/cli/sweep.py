@@ -139,7 +139,7 @@ def _print(table: pa.Table, front: pa.Table | None, arguments: Any) -> None:
     for title, shown in (("", rows), ("Pareto front, tokens/s per GPU against tokens/s per user", fronts)):
         if shown:
             page += ["", title] if title else [""]
-            page.append(as_text(shown[:MOST_SHOWN], columns, terminal_width()))
+            page.append(as_text(_with_defaults(shown[:MOST_SHOWN], flags), columns, terminal_width()))
         if len(shown) > MOST_SHOWN:
             page.append(f"... and {len(shown) - MOST_SHOWN:,} more; -o FILE keeps all, --format csv prints them")
     if "cheapest" in answer:
@@ -147,6 +147,11 @@ def _print(table: pa.Table, front: pa.Table | None, arguments: Any) -> None:
         page += ["", "cheapest deployment that meets the objectives:"]
         page.append(as_text([found], [*columns, "instances", "price_per_hour"]) if found else "none meets them")
     print("\n".join(page))
+
+
+def _with_defaults(rows: list[dict[str, Any]], flags: list[str]) -> list[dict[str, Any]]:
+    """Return rows in which a flag that a row leaves to the engine is called so."""
+    return [row | {name: "default" for name in flags if row[name] is None} for row in rows]
 
 
 def _columns_shown(rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:

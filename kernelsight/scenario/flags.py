@@ -20,6 +20,9 @@ LONGEST_LOAD_S = 1e9
 TIERS = ("auto", "cross-generation", "target-measured", "roofline")
 
 
+ENGINES = ("vllm", "sglang", "trtllm")
+
+
 class Flag(NamedTuple):
     """One flag. ``kind``: text, whole, positive, share, share_or_none, not_negative, span, word, switch, yes."""
 
@@ -52,7 +55,7 @@ def _parallel(short: str, name: str, column: str | None, prefix: str = "") -> Fl
         "N",
         column=column,
         most=LARGEST_PARALLEL_SIZE,
-        spellings=(f"--{prefix}{short}" if prefix else f"-{short}", long),
+        spellings=(f"--{prefix}{short}", long) if prefix else (f"-{short}", f"--{short}", long),
     )
 
 
@@ -76,7 +79,7 @@ DEPLOYMENT = (
     _parallel("pp", "pipeline", "pp"),
     _parallel("dp", "data", "dp"),
     Flag("enable_expert_parallel", "yes", "spread experts over all tp x dp GPUs"),
-    _of_deployment("engine", help="serving engine (default: vllm)", choices=("vllm", "sglang", "trtllm")),
+    _of_deployment("engine", help="serving engine (default: vllm)", choices=ENGINES),
     _of_deployment("engine_version", "version", "version of the engine (default: newest known)", "V"),
     _of_deployment(
         "dtype",
@@ -86,7 +89,7 @@ DEPLOYMENT = (
     _of_deployment(
         "kv_cache_dtype",
         help="type of the KV cache",
-        choices=("auto", "bf16", "bfloat16", "fp16", "float16", "fp8", "fp8_e4m3"),
+        choices=("auto", "bf16", "bfloat16", "fp16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"),
     ),
     _of_deployment(
         "quantization", help="a row of the table quantizations (default: as in the checkpoint's config)", metavar="Q"
@@ -248,7 +251,7 @@ LOAD = (
         help="Azure, Mooncake or BurstGPT trace, or JSONL, CSV or Parquet with arrival_s, prompt_tokens, output_tokens",
         metavar="FILE",
     ),
-    Flag("request_rate", "positive", "open loop: requests per second", "R"),
+    Flag("request_rate", "positive", "open loop: requests per second; inf: all at once", "R"),
     Flag("burstiness", "positive", "shape of the gamma distribution of inter-arrival times; 1: Poisson", "K"),
     Flag(
         "ramp_up_strategy",

@@ -21,6 +21,7 @@ from kernelsight.scenario.flags import (
     SPECULATION,
     checked,
 )
+from kernelsight.scenario.load_rules import with_finite_rate
 from kernelsight.scenario.speculation import MTP_SUFFIX, mtp_rows, with_method
 
 if TYPE_CHECKING:
@@ -31,7 +32,14 @@ NOT_INHERITED_BY_DRAFT = ("pipeline_parallel_size", "kv_cache_tokens")
 DEPLOYMENT_DEFAULTS = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
 LOAD_DEFAULTS = {"burstiness": 1.0, "range_ratio": 1.0, "seed": 0}
 SAME_AS_LEFT_OUT = {"num_warmups": 0, "num_turns": 1, "router": "round_robin"}
-AUTO_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8_e4m3": "fp8", "auto": None}
+AUTO_DTYPES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "auto": None,
+}
 
 
 def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,6 +49,7 @@ def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
         from kernelsight.scenario.launch_lines import with_launch_line
 
         named = with_launch_line(named)
+    named = with_finite_rate(named)
     for name in named:
         if name not in FLAGS:
             raise unknown("flag", name, {*FLAGS, *ALIASES}, "`kernelsight simulate --help` lists them.")

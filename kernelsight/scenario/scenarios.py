@@ -13,6 +13,9 @@ from kernelsight.scenario.launch_lines import LaunchLine, with_launch_line
 from kernelsight.scenario.load_rules import check_load
 from kernelsight.scenario.objectives import PRICE
 from kernelsight.scenario.plan import (
+    DEPLOYMENT_DEFAULTS,
+    LOAD_DEFAULTS,
+    SAME_AS_LEFT_OUT,
     and_drafts,
     deployment_rows,
     deployments_of,
@@ -30,6 +33,14 @@ if TYPE_CHECKING:
 NAMES = (
     *("model", "model_like", "gpu", "quantization", "prefill_gpu", "kv_transfer_fabric"),
     *("speculative_method", "speculative_model"),
+)
+
+
+# what an unset flag means whatever the engine; written beside rows that state it
+CONSTANT_DEFAULTS = (
+    LOAD_DEFAULTS
+    | SAME_AS_LEFT_OUT
+    | {flag: DEPLOYMENT_DEFAULTS[column] for flag, column in DEPLOYMENT_FLAGS.items() if column in DEPLOYMENT_DEFAULTS}
 )
 
 
@@ -171,7 +182,8 @@ def flag_columns(session: Session, plan: Plan) -> pa.Table:
     }
     for name in [*DEPLOYMENT_FLAGS, *DRAFT_FLAGS, *PREFILL_FLAGS, *POOL_FLAGS, *LOAD_FLAGS]:
         if name in stated:
-            table[name] = pa.array([flags.get(name) for flags in plan.flags], types[name])
+            unset = CONSTANT_DEFAULTS.get(name)
+            table[name] = pa.array([flags.get(name, unset) if flags else None for flags in plan.flags], types[name])
     if any(price is not None for price in plan.prices):
         table[PRICE] = pa.array(plan.prices, pa.float64())
     return pa.table(table)

@@ -100,7 +100,9 @@ def test_shapes_follow_the_config(command):
 def test_the_page_tells_the_total_and_every_kernel(command):
     step = command(*STEP, "--format", "json").json
     page = command(*STEP).out
-    assert page.startswith("qwen3-0.6b on l4, tp 1 pp 1 dp 1 ep 1, vllm: decode step of 1 token in 1 sequence\ntotal ")
+    assert page.startswith(
+        "qwen3-0.6b on l4, tp 1 pp 1 dp 1 ep 1, vllm, weights bf16, activations bf16, KV bf16: decode step"
+    )
     assert all(f"\n{kernel['name']} " in page for kernel in step["kernels"])
     assert all(f"  - {sentence}\n" in page for sentence in step["assumed"])
 
