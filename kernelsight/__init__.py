@@ -22,7 +22,9 @@ __all__ = [
     "__version__",
     "connect",
     "find_rates",
+    "launch_command",
     "predict",
+    "read_launch_line",
     "simulate",
     "sweep",
     "what_if",
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
     from kernelsight.errors import KernelSightError
     from kernelsight.scenario.forward_step import Prediction
+    from kernelsight.scenario.launch_commands import launch_command
+    from kernelsight.scenario.launch_lines import read_launch_line
     from kernelsight.session import Session, connect
     from kernelsight.sweeps.runs import Run, WhatIf
 
@@ -44,6 +48,8 @@ _HOMES = {
     "Run": "sweeps.runs",
     "WhatIf": "sweeps.runs",
     "KernelSightError": "errors",
+    "launch_command": "scenario.launch_commands",
+    "read_launch_line": "scenario.launch_lines",
 }
 
 

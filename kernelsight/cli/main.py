@@ -12,8 +12,8 @@ from typing import NoReturn
 
 from kernelsight import __version__
 from kernelsight.cli.calibrate import measure
-from kernelsight.cli.options import add_flags
-from kernelsight.errors import KernelSightError, unknown
+from kernelsight.cli.options import add_flags, whole
+from kernelsight.errors import InvalidInput, KernelSightError, unknown
 from kernelsight.scenario import flags
 
 FORMATS = ("table", "json", "csv")
@@ -90,9 +90,9 @@ def _sql(verbs: argparse._SubParsersAction) -> None:
     verb.set_defaults(action="sql")
 
 
-def _deployment(verb: argparse.ArgumentParser, required: tuple[str, ...]) -> None:
+def _deployment(verb: argparse.ArgumentParser) -> None:
     group = verb.add_argument_group("deployment (flag names as in vLLM; unset flags take the engine's defaults)")
-    add_flags(group, flags.DEPLOYMENT, required)
+    add_flags(group, flags.DEPLOYMENT)
     _kernel_model(group)
     add_flags(verb.add_argument_group("engine limits"), flags.LIMITS)
     add_flags(verb.add_argument_group("scheduling policies"), flags.POLICIES)
@@ -128,7 +128,7 @@ def _predict(verbs: argparse._SubParsersAction) -> None:
         "predict one forward step, kernel by kernel, or a table of kernel calls",
         "kernelsight.cli.predict",
     )
-    _deployment(verb, required=("gpu",))
+    _deployment(verb)
     step = verb.add_argument_group("step")
     step.add_argument("--phase", choices=("prefill", "decode", "mixed"), help="kind of step (default: decode)")
     step.add_argument(
@@ -137,9 +137,9 @@ def _predict(verbs: argparse._SubParsersAction) -> None:
         metavar="B",
         help="number of sequences (mixed: decodes next to one prefill chunk; default: 1)",
     )
-    step.add_argument("--input-len", "--isl", type=int, metavar="L", help="new tokens per prompt, or of the chunk")
+    step.add_argument("--input-len", "--isl", type=whole, metavar="L", help="new tokens per prompt, or of the chunk")
     step.add_argument(
-        "--context-len", type=int, metavar="C", help="tokens already in the KV cache per sequence (decode needs it)"
+        "--context-len", type=whole, metavar="C", help="tokens already in the KV cache per sequence (decode needs it)"
     )
     step.add_argument("--calls", metavar="FILE", help="predict a Parquet table of kernel calls instead of a step")
     _out(verb, "also write the kernels: .parquet, .csv, .json, .duckdb")
@@ -152,7 +152,7 @@ def _simulate(verbs: argparse._SubParsersAction) -> None:
         "simulate serving a workload: latency, throughput, GPU-time breakdown",
         "kernelsight.cli.simulate",
     )
-    _deployment(verb, required=("model", "gpu"))
+    _deployment(verb)
     pools = verb.add_argument_group("P/D disaggregation (the deployment flags then describe the decode replicas)")
     add_flags(pools, (*flags.POOLS, *flags.PREFILL))
     load = verb.add_argument_group("workload")
@@ -179,6 +179,7 @@ def _sweep(verbs: argparse._SubParsersAction) -> None:
         help="JSON file of axes (flags of simulate with underscores, each a scalar or a list), Parquet or CSV file of "
         "scenarios, or a SQL query; the column price_per_gpu_hour is optional",
     )
+    add_flags(verb, flags.DEPLOYMENT[:1])
     _kernel_model(verb)
     _no_files(verb)
     verb.add_argument(
@@ -360,7 +361,26 @@ def _unknown_words(arguments: argparse.Namespace, strange: list[str]) -> KernelS
     flag = next((word for word in strange if word.startswith("-")), strange[0]).partition("=")[0]
     known = [name for action in arguments.flags._actions for name in action.option_strings]
     kind = "flag" if flag.startswith("-") else "argument"
+    engine_option = _engine_option(flag) if "--launch" in known else None
+    if engine_option:
+        return InvalidInput(engine_option)
     return unknown(kind, flag, known if kind == "flag" else (), f"`{arguments.flags.prog} --help` lists them.")
+
+
+def _engine_option(flag: str) -> str | None:
+    """Return what to do about an option of a serving engine that is no flag here, or None."""
+    from kernelsight.scenario.engine_options import find_option
+
+    found = next((option for engine in flags.ENGINES if (option := find_option(engine, flag))), None)
+    if found is None:
+        return None
+    if found.flag:
+        own = flags.FLAGS[found.flag].options[-1]
+        return (
+            f"{flag} is an option of {found.engine}, called {own} here; use that, or give the whole line to --launch."
+        )
+    what = "does not change times" if found.effect == "none" else "is not predicted"
+    return f"{flag} is an option of {found.engine} that {what}; leave it out, or give the whole line to --launch."
 
 
 def _open_streams() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.scenario.flags import DEPLOYMENT_FLAGS, DRAFT_FLAGS, POOL_FLAGS, PREFILL_FLAGS, Flag
+from kernelsight.read.numbers import read_number
+from kernelsight.scenario.flags import DEPLOYMENT_FLAGS, DRAFT_FLAGS, POOL_FLAGS, PREFILL_FLAGS, SHORTHANDS, Flag
 
 if TYPE_CHECKING:
+    from kernelsight.scenario.launch_lines import LaunchLine
     from kernelsight.session import Session
 
 
@@ -35,11 +38,35 @@ def open_session(arguments: Any) -> Session:
 
 def deployment_flags(arguments: Any) -> dict[str, Any]:
     """Return the deployment flags of parsed arguments that are set."""
-    names = [*DEPLOYMENT_FLAGS, *DRAFT_FLAGS, *PREFILL_FLAGS, *POOL_FLAGS, "enable_expert_parallel"]
+    names = [*SHORTHANDS, *DEPLOYMENT_FLAGS, *DRAFT_FLAGS, *PREFILL_FLAGS, *POOL_FLAGS, "enable_expert_parallel"]
     return {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
 
 
-def add_flags(group: argparse._ActionsContainer, flags: tuple[Flag, ...], required: tuple[str, ...] = ()) -> None:
+def launch_line(arguments: Any, stated: Mapping[str, Any]) -> LaunchLine | None:
+    """Return the launch line of parsed arguments, and say on stderr what became of each word; None without one.
+
+    ``stated``: flags beside it.
+    """
+    if getattr(arguments, "launch", None) is None:
+        return None
+    from kernelsight.report.output import note
+    from kernelsight.scenario.launch_lines import read_launch_line
+
+    line = read_launch_line(arguments.launch).overridden_by(stated)
+    for text in line.notes():
+        note(text)
+    return line
+
+
+def whole(text: str) -> int:
+    """Read a whole number, also as 16k (16,000) or 16K (16,384), as vLLM does."""
+    number = read_number(text)
+    if not isinstance(number, int):
+        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}")
+    return number
+
+
+def add_flags(group: argparse._ActionsContainer, flags: tuple[Flag, ...]) -> None:
     """Add flags to a parser; an unset flag is None."""
     for flag in flags:
         how: dict[str, Any] = {"dest": flag.name, "help": flag.help}
@@ -50,11 +77,9 @@ def add_flags(group: argparse._ActionsContainer, flags: tuple[Flag, ...], requir
         else:
             how["metavar"] = flag.metavar
             if flag.kind == "whole":
-                how["type"] = int
+                how["type"] = whole
             elif flag.choices:
                 how["choices"] = flag.choices
             elif flag.kind not in ("text", "version"):
                 how["type"] = float
-            if flag.name in required:
-                how["required"] = True
         group.add_argument(*flag.options, **how)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernelsight.errors import InvalidInput
+from kernelsight.report.formats import formats_said
 from kernelsight.report.output import (
     as_csv,
     as_json,
@@ -17,9 +18,6 @@ from kernelsight.report.output import (
     write_table,
 )
 from kernelsight.scenario.forward_step import predict_calls, predict_step
-
-if TYPE_CHECKING:
-    pass
 
 COLUMNS = [
     "family",
@@ -41,19 +39,21 @@ COLUMNS = [
 
 def run(arguments: Any) -> None:
     """Run the verb for parsed arguments."""
-    from kernelsight.cli.options import deployment_flags, open_session
+    from kernelsight.cli.options import deployment_flags, launch_line, open_session
 
     if arguments.calls is not None:
         _run_calls(arguments)
         return
     target = check_ending(arguments.output)
+    flags = deployment_flags(arguments)
+    line = launch_line(arguments, flags)
     with open_session(arguments) as session:
         sizes = {
             "batch_size": 1 if arguments.batch_size is None else arguments.batch_size,
             "input_len": arguments.input_len,
             "context_len": arguments.context_len,
         }
-        step = predict_step(session, deployment_flags(arguments), arguments.phase or "decode", sizes)
+        step = predict_step(session, flags, arguments.phase or "decode", sizes)
         if target and target.suffix == ".duckdb":
             session.save(
                 target,
@@ -74,7 +74,7 @@ def run(arguments: Any) -> None:
                 pa.Table.from_pylist([{name: kernel[name] for name in COLUMNS} for kernel in step["kernels"]]), target
             )
         if arguments.format == "json":
-            print(as_json(step))
+            print(as_json(step | ({"launch": line.as_dict()} if line else {})))
         elif arguments.format == "csv":
             print(as_csv(step["kernels"], COLUMNS), end="")
         else:
@@ -93,6 +93,8 @@ def _run_calls(arguments: Any) -> None:
         raise InvalidInput(
             f"--calls reads its own kernels; remove --{', --'.join(name.replace('_', '-') for name in strange)}."
         )
+    if arguments.gpu is None:
+        raise InvalidInput("--calls needs --gpu, the GPU on which the kernels run; set it.")
     target = check_ending(arguments.output, (".parquet", ".csv", ".json"))
     with open_session(arguments) as session:
         table = predict_calls(session, arguments.calls, arguments.gpu, arguments.tier)
@@ -125,7 +127,8 @@ def _as_page(step: dict[str, Any]) -> str:
     ]
     lines = [
         f"{step['model']} on {step['gpu']}, tp {settings['tp']} pp {settings['pp']} dp {settings['dp']} ep "
-        f"{settings['ep']}, {settings['engine']}: "
+        f"{settings['ep']}, {settings['engine']}, "
+        f"{formats_said(settings)}: "
         f"{step['phase']} step of {_counted(step['tokens'], 'token')} in {_counted(step['sequences'], 'sequence')}",
         f"total {show_number(step['total_us'])} us (90 % interval {show_number(step['p05_us'])} to "
         f"{show_number(step['p95_us'])}): "

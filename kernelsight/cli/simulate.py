@@ -8,10 +8,11 @@ from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.report.output import Waiting, as_csv, as_json, check_ending, note, write_table
 from kernelsight.report.simulation_page import simulation_page
 from kernelsight.scenario.flags import LOAD_FLAGS
-from kernelsight.scenario.load_rules import distribution, first_fault
+from kernelsight.scenario.load_rules import distribution, first_fault, with_finite_rate
 from kernelsight.scenario.objectives import parse_objectives
 
 if TYPE_CHECKING:
+    from kernelsight.scenario.launch_lines import LaunchLine
     from kernelsight.sweeps.runs import Run
 
 
@@ -35,6 +36,7 @@ def load_flags(arguments: Any) -> dict[str, Any]:
                 f"a synthetic workload needs --{', --'.join(name.replace('_', '-') for name in missing)}; set "
                 "them, or use --trace FILE."
             )
+    flags = with_finite_rate(flags)
     fault = first_fault(flags)
     if fault:
         raise InvalidInput(". ".join(fault))
@@ -43,11 +45,12 @@ def load_flags(arguments: Any) -> dict[str, Any]:
 
 def run(arguments: Any) -> None:
     """Run the verb for parsed arguments."""
-    from kernelsight.cli.options import deployment_flags, open_session
+    from kernelsight.cli.options import deployment_flags, launch_line, open_session
     from kernelsight.sweeps.runs import Run
 
     target = check_ending(arguments.output)
     flags = deployment_flags(arguments) | load_flags(arguments)
+    line = launch_line(arguments, flags)
     steps = "steps" in (arguments.keep or [])
     with open_session(arguments) as session:
         run = Run.of(session, flags)
@@ -59,9 +62,9 @@ def run(arguments: Any) -> None:
             elif target:
                 write_table(run.table("request_metrics"), target)
         except RunFailed:
-            _print(run, arguments.format)  # what took long to compute is not lost with the disk
+            _print(run, arguments.format, line)  # what took long to compute is not lost with the disk
             raise
-        _print(run, arguments.format)
+        _print(run, arguments.format, line)
         if answer["completed"] == 0:
             note(
                 f"no request was served: the KV cache of a replica has {answer['kv_cache_tokens']:,} tokens, and "
@@ -69,9 +72,9 @@ def run(arguments: Any) -> None:
             )
 
 
-def _print(run: Run, form: str) -> None:
+def _print(run: Run, form: str, line: LaunchLine | None) -> None:
     if form == "json":
-        print(as_json(run.summary))
+        print(as_json(run.summary | ({"launch": line.as_dict()} if line else {})))
     elif form == "csv":
         summary = run.table("scenario_summary")
         print(as_csv(summary.to_pylist(), summary.column_names), end="")
