@@ -206,8 +206,8 @@ def _host_row(totals: dict[str, Any], tier: str) -> dict[str, Any]:
         "bound": "host",
         "eta": None,
         "latency_us": host,
-        "p05_us": host,
-        "p95_us": host,
+        "p05_us": totals["host_p05_us"],
+        "p95_us": totals["host_p95_us"],
         "tier": tier,
         "evidence": "host_settings",
     }

@@ -39,6 +39,7 @@ select
   request_us,
   coalesce(per_prompt_token_us, 0) as per_prompt_token_us,
   coalesce(exposed_per_request_us, 0) as exposed_per_request_us,
+  coalesce(step_log_sd, 0) as step_log_sd,
   overlapped,
   assumed,
   source
