@@ -82,8 +82,8 @@ def give_host_overheads(session: Session, path: Path) -> None:
     """Replace the catalogue's host_overheads of some engines by the rows of a CSV or JSON file.
 
     Missing columns are taken from the engine's newest row and keep its ``assumed``; a row with every figure counts as
-    measured, and is exact unless it states its step_log_sd. With request_us but no per_prompt_token_us, the latter is 0. InvalidInput: the file cannot be read, or a
-    value does not fit its column.
+    measured, and as exact unless it states its step_log_sd. With request_us but no per_prompt_token_us, the latter is
+    0. InvalidInput: the file cannot be read, or a value does not fit its column.
     """
     columns = session.graph.known("host_overheads").columns
     there = session.table("host_overheads").to_pylist()
