@@ -5,6 +5,7 @@ Arrow reads the files in bulk. The line of an error, which Arrow does not report
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -76,6 +77,7 @@ def _read_csv(path: Path, data: bytes) -> RawTrace:
         filled = (number for number, line in enumerate(io.BytesIO(data), 1) if line.strip(b"\r\n"))
         return f"line {next(number for position, number in enumerate(filled) if position == row + 1)}"
 
+    _refuse_other_encodings(path, data)
     header = _csv_header(data)
     trace_format = recognise(path, header)
     used = [f for f in trace_format.fields() if f in header]
@@ -104,6 +106,17 @@ def _read_csv(path: Path, data: bytes) -> RawTrace:
         row, found = ragged[0]
         raise raw.fault(row, found)
     return raw
+
+
+def _refuse_other_encodings(path: Path, data: bytes) -> None:
+    """Raise InvalidInput for bytes that are not UTF-8: Arrow cannot show such a row to its handler."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(data), 1 << 24):
+            decoder.decode(data[start : start + (1 << 24)])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as problem:
+        raise _unreadable_text(path, data, problem) from None
 
 
 def _csv_header(data: bytes) -> list[str]:
