@@ -77,9 +77,9 @@ def _read_csv(path: Path, data: bytes) -> RawTrace:
         filled = (number for number, line in enumerate(io.BytesIO(data), 1) if line.strip(b"\r\n"))
         return f"line {next(number for position, number in enumerate(filled) if position == row + 1)}"
 
-    _refuse_other_encodings(path, data)
     header = _csv_header(data)
     trace_format = recognise(path, header)
+    _refuse_other_encodings(path, data)
     used = [f for f in trace_format.fields() if f in header]
     ragged: list[tuple[int, str]] = []
 
