@@ -47,6 +47,7 @@ select
   held.request_us + coalesce(added.request_us, 0) as request_us,
   coalesce(per_prompt_token_us, 0) as per_prompt_token_us,
   coalesce(exposed_per_request_us, 0) as exposed_per_request_us,
+  coalesce(step_log_sd, 0) as step_log_sd,
   overlapped,
   assumed,
   source
