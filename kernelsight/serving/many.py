@@ -162,7 +162,8 @@ def serve_loads(columns: Columns, loads: Loads, pool: Pool, workspace: Workspace
         np.array([tuple(pool.host)], HOST), costs.values, np.array([costs.layout]), np.zeros(1, LAYOUT),
         workspace.requests, workspace.bytes, np.zeros((1, 2)), np.zeros((1, 1), np.bool_), workspace.heaps,
         np.zeros(0, np.int64), np.zeros((1, 1), ENTRY), workspace.uses, workspace.histogram, stage_records([pool], 0.0),
-        np.zeros((1, 1, 1, 3), np.int64), np.zeros((1, 0, COLUMNS)), np.zeros((1, 0, MARKS)), workspace.whole, workspace.real,
+        np.zeros((1, 1, 1, 3), np.int64), np.zeros((1, 0, COLUMNS)), np.zeros((1, 0, MARKS)),
+        workspace.whole, workspace.real,
         results.counts, results.sums, results.samples, results.filled, results.bins, results.gaps,
     )  # fmt: skip
     used = int(results.filled.sum())

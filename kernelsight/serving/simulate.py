@@ -80,8 +80,8 @@ def serve_replicas(
 ) -> list[Replica]:
     """Serve every scenario, calls spread over threads.
 
-    Without ``count_uses`` uses of step costs and windows are left out; ``split``: with parts of requests. ``threads``: as many as there are cores, unless
-    stated.
+    Without ``count_uses`` uses of step costs and windows are left out; ``split``: with parts of requests. ``threads``:
+    as many as there are cores, unless stated.
     """
     columns, deployments, costs = world.columns, world.deployments, world.costs
     scratches = threading.local()

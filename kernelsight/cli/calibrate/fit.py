@@ -8,10 +8,18 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kernelsight.cli.options import add_gpus, add_output, add_sweeps, open_session
 from kernelsight.errors import InvalidInput, RunFailed, unknown
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    add_sweeps(verb, "GPUs to fit on (default: all in the sweeps)")
+    add_gpus(verb)
+    add_output(verb, "file to write the fitted kernel model to: .parquet")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -64,7 +72,6 @@ def _known_gpus(arguments: argparse.Namespace) -> pa.Table:
 
     if not arguments.gpus:
         return facts("gpus")
-    from kernelsight.cli.options import open_session
 
     with open_session(arguments) as session:
         return session.table("gpus")
