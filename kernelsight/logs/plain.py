@@ -28,9 +28,15 @@ Columns = Mapping[str, str]
 
 
 def _recognises(file: LogFile) -> bool:
-    fields = file.fields
+    fields = _names(file)
     arrives = fields & set(TIMES)
     return bool(arrives) and set(REQUIRED[1:]) <= fields and bool(fields & set(LATENCIES))
+
+
+def _names(file: LogFile) -> set[str]:
+    """Return the fields of a file's records, which JSON may hold in one list."""
+    names = {name.removeprefix("[].") for name in file.fields}
+    return {name for name in names if "." not in name and "[]" not in name} if file.kind == "json" else names
 
 
 def read_plain(files: Sequence[LogFile], columns: Columns | None = None) -> list[Found]:
@@ -66,11 +72,14 @@ def _open(connection: duckdb.DuckDBPyConnection, file: LogFile, columns: Columns
     elif file.kind == "json":
         lists = {"hash_ids": "BIGINT[]", "chunk_gaps_ms": "FLOAT[]"}
         kinds = {_source(ours, theirs).column: lists.get(ours, "VARCHAR") for ours, theirs in columns.items()}
-        kinds |= {name: lists.get(name, "VARCHAR") for name in file.fields if name not in kinds and "." not in name}
-        listed = ", ".join(f"{_text(name)}: '{kind}'" for name, kind in kinds.items() if name in file.fields)
+        names = _names(file)
+        kinds |= {name: lists.get(name, "VARCHAR") for name in names if name not in kinds}
+        listed = ", ".join(f"{_text(name)}: '{kind}'" for name, kind in kinds.items() if name in names)
         if not listed:
             raise unusable(file.path, "has no fields", "Give one object per line and request.")
-        source = f"read_json({path}, format='newline_delimited', columns={{{listed}}}, ignore_errors=true, {packed})"
+        in_list = file.text.lstrip().startswith("[")
+        layout = "format='array'" if in_list else "format='newline_delimited', ignore_errors=true"
+        source = f"read_json({path}, {layout}, columns={{{listed}}}, {packed})"
     else:
         source = csv_source(file)
     connection.execute(f"create temp view given as select * from {source}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -11,12 +12,13 @@ import polars as pl
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
-from kernelsight.dataflow.contract import conform
+from kernelsight.dataflow.contract import as_arrow, conform
+from kernelsight.dataflow.engine import SETTINGS, first_line
 from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput
 from kernelsight.logs.files import LogFile, open_log, unusable
 from kernelsight.logs.found import Found, LogFormat
-from kernelsight.logs.plain import read_plain
+from kernelsight.logs.plain import read_plain, read_rows
 from kernelsight.logs.registry import PLAIN, named, recognise
 from kernelsight.logs.requests import finish_requests, first_time
 
@@ -60,6 +62,26 @@ def read_logs(
     for files, role in zip(given, ("requests", "steps", "metrics", "kernels"), strict=True):
         found += _read_all(files, role, format if role == "requests" else "auto", columns)
     return _tables(found)
+
+
+def read_table(requests: Any, columns: Mapping[str, str] | None = None) -> dict[str, pa.Table]:
+    """Return what ``read_logs`` returns, of requests that are a table in memory (anything with __arrow_c_stream__).
+
+    >>> log = {"arrival_s": [0.0, 1.0], "in": [10, 20], "output_tokens": [5, 5], "e2e_ms": [50.0, 60.0]}
+    >>> read_table(pa.table(log), {"prompt_tokens": "in"})["production_requests"]["prompt_tokens"].to_pylist()
+    [10, 20]
+    """
+    file = LogFile(Path("requests"), b"", "parquet", False)
+    found = Found(file, PLAIN)
+    connection = duckdb.connect(":memory:", config=SETTINGS)
+    try:
+        connection.register("given", as_arrow(requests, "production_requests"))
+        read_rows(connection, found, "requests", dict(columns or {}))
+    except duckdb.Error as problem:
+        raise InvalidInput(f"requests cannot be read as a log ({first_line(problem)}).") from None
+    finally:
+        connection.close()
+    return _tables([found])
 
 
 def _files(paths: Paths) -> list[LogFile]:

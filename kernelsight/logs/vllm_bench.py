@@ -121,8 +121,9 @@ def column(values: Sequence[Any] | None, count: int) -> pl.Series:
 
 def gap_lists(gaps: Sequence[Sequence[float] | None]) -> pl.Series:
     """Return lists of gaps in seconds as the column chunk_gaps_ms."""
-    made = [[1e3 * gap for gap in row] if isinstance(row, list) else None for row in gaps]
-    return pl.Series("chunk_gaps_ms", made, dtype=pl.List(pl.Float32), strict=False)
+    rows = [row if isinstance(row, list) else None for row in gaps]
+    seconds = pl.Series("chunk_gaps_ms", rows, dtype=pl.List(pl.Float64), strict=False)
+    return seconds.list.eval(1e3 * pl.element()).cast(pl.List(pl.Float32))
 
 
 def _settings(result: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.contract import conform
 from kernelsight.errors import KernelSightError
 from kernelsight.logs import read_logs
 from kernelsight.logs.files import open_log
@@ -60,15 +62,18 @@ ORIGINALS = originals()
 
 
 def read(content: bytes, role: str) -> None:
-    """Read a file of a role, which may be refused."""
+    """Read a file of a role, which may be refused; what is read holds its contracts."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log"
         path.write_bytes(content)
         words = {"requests": "paths"}.get(role, role)
         try:
-            read_logs(**{words: path})
+            tables = read_logs(**{words: path})
         except KernelSightError as refused:
             assert len(str(refused)) < 4000 and "\n" not in str(refused)
+            return
+    for name, table in tables.items():
+        conform(table, contracts()[name])
 
 
 @pytest.mark.parametrize("name", ORIGINALS)

@@ -66,6 +66,28 @@ def test_an_empty_report_is_refused(tmp_path):
     assert "has no request" in refusal(save(tmp_path / "a.json", [1, 2]), format="inference-perf")
 
 
+@pytest.mark.parametrize("entries_per_token, tpot_s", [(1, 0.010), (2, 0.010 * 9 / 19)])
+def test_statistics_that_count_two_entries_per_token_are_put_right(tmp_path, entries_per_token, tpot_s):
+    # ten tokens: TTFT 50 ms, 10 ms between tokens; two entries per token make 19 gaps of the same time
+    latency = {
+        "request_latency": {"mean": 0.14, "median": 0.14},
+        "time_to_first_token": {"mean": 0.05},
+        "time_per_output_token": {"mean": tpot_s, "p99": tpot_s},
+        "inter_token_latency": {"mean": tpot_s},
+    }
+    load = {"requested_rate": 2.0, "achieved_rate": 1.9, "schedule_delay": {"mean": 0.002}}
+    good = {"count": 7, "latency": latency, "output_len": {"mean": 10.0}}
+    report = {"load_summary": load, "successes": good, "failures": {"count": 1}}
+    tables = read_logs(save(tmp_path / "stage_3_lifecycle_metrics.json", report))
+    found = statistics(tables)
+    assert found["stage 3", "tpot_ms", "mean"] == pytest.approx(10.0)
+    assert found["stage 3", "tpot_ms", "p99"] == pytest.approx(10.0)
+    assert (("stage 3", "itl_ms", "mean") in found) == (entries_per_token == 1)
+    assert faults(tables).get("counted_twice") == (None if entries_per_token == 1 else 7)
+    assert (found["stage 3", "client_delay_ms", "mean"], found["stage 3", "failed", "total"]) == (2.0, 1)
+    assert "has no statistics of successes" in refusal(save(tmp_path / "b.json", report | {"successes": {}}))
+
+
 @example
 def test_stages_of_the_example():
     tables = read_logs(sorted(EXAMPLE.glob("*_lifecycle_metrics.json")))

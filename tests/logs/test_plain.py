@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.logs import read_logs
+from kernelsight.errors import KernelSightError
+from kernelsight.logs import read_logs, read_table
 from tests.logs.asked import faults, refusal, rows
 from tests.logs.written import START, lines, save
 
@@ -30,6 +32,7 @@ def test_values(tmp_path):
 
 
 def test_every_container_holds_the_same(tmp_path):
+    (tmp_path / "list").mkdir()
     expected = rows(read_logs(save(tmp_path / "a.csv", CSV)))
     table = pyarrow.csv.read_csv(io.BytesIO(CSV.encode()))
     pq.write_table(table, tmp_path / "a.parquet")
@@ -38,8 +41,12 @@ def test_every_container_holds_the_same(tmp_path):
         save(tmp_path / "a.csv.gz", CSV),
         save(tmp_path / "a.jsonl", lines(table.to_pylist())),
     ]
+    paths.append(save(tmp_path / "list" / "a.json", table.to_pylist()))
     for path in paths:
         assert rows(read_logs(path)) == expected
+    assert [row | {"log_id": "a"} for row in rows(read_table(table))] == expected
+    polars_rows = [row | {"log_id": "a"} for row in rows(read_table(pl.from_arrow(table)))]
+    assert polars_rows == expected
 
 
 def test_names_and_units_of_the_user(tmp_path):
@@ -101,3 +108,10 @@ def test_damaged_tables_are_refused(tmp_path):
     cut = tmp_path / "c.parquet"
     cut.write_bytes((tmp_path / "b.parquet").read_bytes()[:-20])
     assert "is not a complete Parquet file" in refusal(cut)
+
+
+def test_tables_in_memory_are_refused_as_files_are():
+    with pytest.raises(KernelSightError, match="has no column arrival_s, output_tokens"):
+        read_table(pa.table({"prompt_tokens": [1], "e2e_ms": [2.0]}))
+    with pytest.raises(KernelSightError, match="cannot be read from a int"):
+        read_table(7)

@@ -52,10 +52,11 @@ def test_who_counts_the_tokens_depends_on_the_interface(tmp_path):
 
 
 def test_a_success_without_text_has_no_ttft(tmp_path):
-    silent = FIRST | {"errors": [""] * 10}
+    silent = FIRST | {"errors": [""] * 10, "output_lens": [6] * 10}
     tables = read_logs(save(tmp_path / "a.jsonl", silent))
-    # both failed rows of the file would be successes with TTFT 0.0
-    assert faults(tables)["no_first_chunk"] == 2 and "ttft_ms" not in rows(tables)[4]
+    # both failed rows of the file are successes with TTFT 0.0 now
+    assert faults(tables)["no_first_chunk"] == faults(tables)["no_latency"] == 2
+    assert "ttft_ms" not in rows(tables)[4] and rows(tables)[4]["status"] == "ok"
 
 
 def test_uneven_lists_are_refused(tmp_path):
