@@ -83,6 +83,8 @@ VLLM = {
     "-O0": {"enforce_eager": True},
     "-O3": {},
     "-O 0": {"enforce_eager": True},
+    "-O.cudagraph_mode=NONE": {"enforce_eager": True},
+    """-O '{"level": 3, "cudagraph_capture_sizes": [16]}'""": {"max_cudagraph_capture_size": 16},
     "--enforce-eager -O3": {"enforce_eager": True},
     "-dp 2 --enable-expert-parallel": {"data_parallel_size": 2, "enable_expert_parallel": True},
     """--compilation-config '{"cudagraph_mode": "NONE"}'""": {"enforce_eager": True},
@@ -264,6 +266,7 @@ def test_flags_beside_the_line_have_precedence():
         ("vllm serve 'm", "no closing quotation; close it"),
         ("vllm serve $MODEL", "has a variable without a value"),
         ("vllm serve m --speculative-config '{a'", "is not JSON"),
+        ("vllm serve m --speculative-config '[1]'", "is no JSON object: [1]; give its fields"),
         ("vllm serve m & vllm serve n", "starts 2 servers"),
         ("@/no/such/file.sh", "launch file /no/such/file.sh cannot be read: No such file or directory"),
         (
