@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from kernelsight.sweeps.runs import Run, WhatIf
 
 
-def connect(path: str | Path | None = None, *, read_only: bool = False) -> Session:
+def connect(path: str | Path | None = None, *, read_only: bool = False, files: bool = True) -> Session:
     """Open a session: in memory, or on a DuckDB file, which provides its tables and stores given ones.
 
-    ``read_only`` opens a saved run without changing the file.
+    ``read_only`` opens a saved run without changing the file; without ``files``, queries read no local files.
 
     >>> with connect() as session:
     ...     session.table("number_formats").num_columns
@@ -35,7 +35,7 @@ def connect(path: str | Path | None = None, *, read_only: bool = False) -> Sessi
     if path is None and read_only:
         raise InvalidInput("read_only needs the path of a saved run.")
     graph = Graph(catalog.contracts(), folder("sql"), "kernelsight.nodes", {"family": LOWERED})
-    return Session(graph, embedded_facts(), path=path, read_only=read_only)
+    return Session(graph, embedded_facts(), path=path, read_only=read_only, files=files)
 
 
 def embedded_facts() -> dict[str, Callable[[], pa.Table]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,7 @@ from kernelsight.backtest.plots import check_picture, draw
 from kernelsight.backtest.replay import replay
 from kernelsight.backtest.report import level_scores, report_of
 from kernelsight.backtest.scores import GROUP, METRICS
+from kernelsight.cli.options import add_output, add_pack, open_session
 from kernelsight.errors import InvalidInput
 from kernelsight.read.measured_runs import Runs, read_runs
 from kernelsight.report.output import (
@@ -24,6 +26,7 @@ from kernelsight.report.output import (
     write_table,
     write_text,
 )
+from kernelsight.scenario.flags import TIERS
 
 SCORE_COLUMNS = (
     "scope",
@@ -40,10 +43,33 @@ def _peer(tool: str | None, runs: Runs) -> dict[str, tuple[float, float]] | None
     return predictions(runs.table.to_pylist()) if tool else None
 
 
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    verb.add_argument(
+        "--runs",
+        required=True,
+        metavar="FILE",
+        help="aiconfigurator (the runs shipped in aiconfigurator-core), or a .csv or .parquet file of measured_runs",
+    )
+    verb.add_argument("--tier", choices=TIERS, help="kernel latency model to use")
+    add_pack(verb)
+    verb.add_argument(
+        "--constants",
+        default="shipped",
+        metavar="LEVEL[,LEVEL]",
+        help="host time: shipped (catalogue, default), none, or fitted on a fifth of the runs, which is then not "
+        "scored: version (per engine version), group (per group of runs, plus a factor on its kernels), transfer (per "
+        "group, from the other groups of its engine version); the first level is reported in full",
+    )
+    verb.add_argument("--against", choices=("aiconfigurator",), help="also score this tool on the same runs")
+    verb.add_argument(
+        "--plot", metavar="FILE", help="plots of predicted vs measured and error vs load: .svg .png .html"
+    )
+    add_output(verb, "also write the report (.json), or one row per run (.parquet, .csv)")
+
+
 def run(arguments: Any) -> None:
     """Run the verb for parsed arguments."""
-    from kernelsight.cli.options import open_session
-
     target = check_ending(arguments.output, (".parquet", ".csv", ".json"))
     picture = check_picture(arguments.plot)
     levels = check_levels(arguments.constants)

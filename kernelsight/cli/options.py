@@ -1,4 +1,4 @@
-"""Shared by several verbs: opening the session, and the deployment flags."""
+"""Shared by several verbs: flags, opening the session, printing a table."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.read.numbers import read_number
+from kernelsight.scenario import flags
 from kernelsight.scenario.flags import DEPLOYMENT_FLAGS, DRAFT_FLAGS, POOL_FLAGS, PREFILL_FLAGS, SHORTHANDS, Flag
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from kernelsight.scenario.launch_lines import LaunchLine
     from kernelsight.session import Session
+
+FORMATS = ("table", "json", "csv")
+TABLE_ENDINGS = (".parquet", ".csv", ".json")
 
 
 def open_session(arguments: Any) -> Session:
@@ -21,7 +27,7 @@ def open_session(arguments: Any) -> Session:
     from kernelsight.scenario.given_facts import extend_gpus, give_host_overheads
     from kernelsight.session import connect
 
-    session = connect()
+    session = connect(files=not getattr(arguments, "no_files", False))
     session.progress = progress
     if getattr(arguments, "gpus", None):
         path = Path(arguments.gpus)
@@ -66,9 +72,9 @@ def whole(text: str) -> int:
     return number
 
 
-def add_flags(group: argparse._ActionsContainer, flags: tuple[Flag, ...]) -> None:
+def add_flags(group: argparse._ActionsContainer, stated: tuple[Flag, ...]) -> None:
     """Add flags to a parser; an unset flag is None."""
-    for flag in flags:
+    for flag in stated:
         how: dict[str, Any] = {"dest": flag.name, "help": flag.help}
         if flag.kind == "switch":
             how |= {"action": argparse.BooleanOptionalAction, "default": None}
@@ -83,3 +89,88 @@ def add_flags(group: argparse._ActionsContainer, flags: tuple[Flag, ...]) -> Non
             elif flag.kind not in ("text", "version"):
                 how["type"] = float
         group.add_argument(*flag.options, **how)
+
+
+def add_output(verb: argparse.ArgumentParser, file_help: str, formats: tuple[str, ...] = FORMATS) -> None:
+    """Add --format and -o; the first format is the default."""
+    verb.add_argument("--format", choices=formats, default=formats[0], help="output format on stdout")
+    verb.add_argument("-o", "--output", metavar="FILE", help=file_help)
+
+
+def add_deployment(verb: argparse.ArgumentParser) -> None:
+    """Add the flags of one deployment, its limits and policies included."""
+    group = verb.add_argument_group("deployment (flag names as in vLLM; unset flags take the engine's defaults)")
+    add_flags(group, flags.DEPLOYMENT)
+    add_kernel_model(group)
+    add_flags(verb.add_argument_group("engine limits"), flags.LIMITS)
+    add_flags(verb.add_argument_group("scheduling policies"), flags.POLICIES)
+    add_flags(verb.add_argument_group("speculative decoding"), flags.SPECULATION)
+
+
+def add_kernel_model(verb: argparse._ActionsContainer) -> None:
+    """Add the files that replace shipped facts: --gpus, --pack, --host-overheads."""
+    add_gpus(verb)
+    add_pack(verb)
+    verb.add_argument(
+        "--host-overheads", metavar="FILE", help="CSV or JSON with host times of an engine (table host_overheads)"
+    )
+
+
+def add_gpus(verb: argparse._ActionsContainer) -> None:
+    """Add --gpus."""
+    verb.add_argument("--gpus", metavar="FILE", help="CSV or JSON with additional GPUs, such as hypothetical hardware")
+
+
+def add_pack(verb: argparse._ActionsContainer) -> None:
+    """Add --pack."""
+    verb.add_argument(
+        "--pack", metavar="FILE", help="fitted kernel model from `calibrate fit` (default: the one shipped)"
+    )
+
+
+def add_no_files(verb: argparse._ActionsContainer) -> None:
+    """Add --no-files."""
+    verb.add_argument("--no-files", action="store_true", help="a query may read no local files")
+
+
+def add_goodput(verb: argparse._ActionsContainer) -> None:
+    """Add --goodput."""
+    verb.add_argument(
+        "--goodput", nargs="+", metavar="METRIC:MS", help="objectives per request: ttft:MS tpot:MS e2el:MS"
+    )
+
+
+def add_sweeps(verb: argparse.ArgumentParser, train_help: str) -> None:
+    """Add --sweep, --train-gpus and --families."""
+    verb.add_argument(
+        "--sweep",
+        nargs="+",
+        required=True,
+        metavar="S",
+        help="Parquet files written by `calibrate import` or `calibrate measure`",
+    )
+    verb.add_argument("--train-gpus", metavar="A,B", help=train_help)
+    add_families(verb)
+
+
+def add_families(verb: argparse.ArgumentParser) -> None:
+    """Add --families."""
+    verb.add_argument("--families", metavar="F,G", help="only these kernel families (default: all)")
+
+
+def add_device(verb: argparse.ArgumentParser) -> None:
+    """Add the flags that select the local GPU."""
+    verb.add_argument("--gpu", metavar="G", help="catalogue name of this GPU (default: detected)")
+    verb.add_argument("--device", type=int, default=0, metavar="N", help="CUDA device index (default: 0)")
+
+
+def show_table(table: pa.Table, arguments: argparse.Namespace, written: bool = False) -> None:
+    """Print a table in the format asked for, and write it to -o unless that is ``written`` already."""
+    from kernelsight.dataflow.rows import python_rows
+    from kernelsight.report.output import check_ending, print_rows, write_table
+
+    target = None if written else check_ending(arguments.output, TABLE_ENDINGS)
+    if target:
+        write_table(table, target)
+    form = arguments.format if arguments.format in ("json", "csv") else "table"
+    print_rows(python_rows(table), table.column_names, form)

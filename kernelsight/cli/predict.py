@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
+from kernelsight.cli.options import add_deployment, add_output, deployment_flags, launch_line, open_session, whole
 from kernelsight.errors import InvalidInput
 from kernelsight.report.formats import formats_said
 from kernelsight.report.output import (
@@ -37,9 +39,27 @@ COLUMNS = [
 ]
 
 
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    add_deployment(verb)
+    step = verb.add_argument_group("step")
+    step.add_argument("--phase", choices=("prefill", "decode", "mixed"), help="kind of step (default: decode)")
+    step.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="B",
+        help="number of sequences (mixed: decodes next to one prefill chunk; default: 1)",
+    )
+    step.add_argument("--input-len", "--isl", type=whole, metavar="L", help="new tokens per prompt, or of the chunk")
+    step.add_argument(
+        "--context-len", type=whole, metavar="C", help="tokens already in the KV cache per sequence (decode needs it)"
+    )
+    step.add_argument("--calls", metavar="FILE", help="predict a Parquet table of kernel calls instead of a step")
+    add_output(verb, "also write the kernels: .parquet, .csv, .json, .duckdb")
+
+
 def run(arguments: Any) -> None:
     """Run the verb for parsed arguments."""
-    from kernelsight.cli.options import deployment_flags, launch_line, open_session
 
     if arguments.calls is not None:
         _run_calls(arguments)
@@ -82,7 +102,6 @@ def run(arguments: Any) -> None:
 
 
 def _run_calls(arguments: Any) -> None:
-    from kernelsight.cli.options import deployment_flags, open_session
 
     stated = {
         **deployment_flags(arguments),

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.cli.options import (
+    add_deployment,
+    add_flags,
+    add_goodput,
+    add_output,
+    deployment_flags,
+    launch_line,
+    open_session,
+)
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.report.output import Waiting, as_csv, as_json, check_ending, note, write_table
 from kernelsight.report.simulation_page import simulation_page
-from kernelsight.scenario.flags import LOAD_FLAGS
+from kernelsight.scenario.flags import LENGTHS, LOAD, LOAD_FLAGS, POOLS, PREFILL, ROUTER
 from kernelsight.scenario.load_rules import distribution, first_fault, with_finite_rate
 from kernelsight.scenario.objectives import parse_objectives
 
@@ -43,9 +53,22 @@ def load_flags(arguments: Any) -> dict[str, Any]:
     return flags
 
 
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    add_deployment(verb)
+    pools = verb.add_argument_group("P/D disaggregation (the deployment flags then describe the decode replicas)")
+    add_flags(pools, (*POOLS, *PREFILL))
+    load = verb.add_argument_group("workload")
+    add_flags(load, LOAD)
+    add_flags(verb.add_argument_group("lengths"), LENGTHS)
+    add_flags(verb.add_argument_group("router (in front of data-parallel replicas)"), ROUTER)
+    add_goodput(load)
+    load.add_argument("--keep", nargs="+", choices=("steps",), help="keep one row per engine step")
+    add_output(verb, "also save the run (.duckdb), or one row per request (.parquet, .csv, .json)")
+
+
 def run(arguments: Any) -> None:
     """Run the verb for parsed arguments."""
-    from kernelsight.cli.options import deployment_flags, launch_line, open_session
     from kernelsight.sweeps.runs import Run
 
     target = check_ending(arguments.output)
@@ -54,7 +77,7 @@ def run(arguments: Any) -> None:
     steps = "steps" in (arguments.keep or [])
     with open_session(arguments) as session:
         run = Run.of(session, flags)
-        with Waiting("simulating (the first run after installation also compiles the scheduler)"):
+        with Waiting("simulating"):
             answer = run.summary
         try:
             if target and target.suffix == ".duckdb":

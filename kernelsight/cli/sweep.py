@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.cli.options import (
+    add_flags,
+    add_goodput,
+    add_kernel_model,
+    add_no_files,
+    add_output,
+    launch_line,
+    open_session,
+)
+from kernelsight.dataflow.durable import locked
 from kernelsight.errors import InvalidInput
 from kernelsight.report.output import as_csv, as_json, as_text, check_ending, note, terminal_width, write_table
+from kernelsight.scenario.flags import DEPLOYMENT
 from kernelsight.scenario.grid import read_grid
 from kernelsight.scenario.objectives import PRICE, cheapest, parse_objectives, parse_slo
 from kernelsight.scenario.plan import gpu_assumptions
@@ -28,15 +41,44 @@ SHOWN = (
 MOST_SHOWN = 40
 
 
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    verb.add_argument(
+        "grid",
+        metavar="GRID",
+        help="JSON file of axes (flags of simulate with underscores, each a scalar or a list), Parquet or CSV file of "
+        "scenarios, or a SQL query; the column price_per_gpu_hour is optional",
+    )
+    add_flags(verb, DEPLOYMENT[:1])
+    add_kernel_model(verb)
+    add_no_files(verb)
+    add_goodput(verb)
+    verb.add_argument(
+        "--slo", nargs="+", metavar="METRIC:MS", help="objectives per scenario, such as ttft_p99:MS tpot_mean:MS"
+    )
+    verb.add_argument("--resume", action="store_true", help="continue an interrupted sweep with the same -o FILE")
+    verb.add_argument(
+        "--workers", type=int, default=1, metavar="N", help="number of processes (default: threads of this process)"
+    )
+    verb.add_argument("--executor", choices=("local", "ray"), default="local", help="where partitions run")
+    verb.add_argument("--partition-requests", type=int, metavar="N", help="requests simulated per partition")
+    verb.add_argument("--find-rate", action="store_true", help="find the highest request rate per row that meets --slo")
+    verb.add_argument(
+        "--at-rate",
+        type=float,
+        metavar="R",
+        help="with --find-rate and prices: the cheapest deployment for R requests per second",
+    )
+    add_output(verb, "also write the rows: .parquet, .csv, .json, .duckdb")
+
+
 def run(arguments: Any) -> None:
     """Run the verb for parsed arguments."""
-    from kernelsight.cli.options import launch_line, open_session
-
     target = check_ending(arguments.output)
     _check_words(arguments, target)
     slo = parse_slo(arguments.slo or [])
     goodput = parse_objectives(arguments.goodput or [])
-    with open_session(arguments) as session:
+    with locked(target) if target else contextlib.nullcontext(), open_session(arguments) as session:
         session.progress = None
         rows = read_grid(session, arguments.grid)
         if launch_line(arguments, {}):

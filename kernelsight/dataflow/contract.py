@@ -20,7 +20,16 @@ from kernelsight.errors import InvalidInput, breaks_contract, nearest
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 _REFERENCE = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+")
-_TABLE_FIELDS = {"table": str, "kind": str, "grain": str, "doc": str, "columns": list, "like": str, "without": list}
+_TABLE_FIELDS = {
+    "table": str,
+    "kind": str,
+    "grain": str,
+    "doc": str,
+    "columns": list,
+    "like": str,
+    "without": list,
+    "optional": bool,
+}
 _COLUMN_FIELDS = {
     "name": str,
     "type": str,
@@ -90,13 +99,17 @@ def _read_json(path: Path) -> dict[str, Any]:
     _check_fields(path, "the contract", stated, _TABLE_FIELDS, required=["table", "kind", "grain", "doc"])
     if "columns" not in stated and "like" not in stated:
         raise _malformed(path, "it declares its columns in 'columns', or as those of another table in 'like'")
-    if "without" in stated and "like" not in stated:
-        raise _malformed(path, "'without' names columns of another table, and there is no 'like'")
+    for word in ("without", "optional"):
+        if word in stated and "like" not in stated:
+            raise _malformed(path, f"{word!r} is about the columns of another table, and there is no 'like'")
     return stated
 
 
 def _stated_columns(path: Path, stated: Mapping[str, dict[str, Any]], passed: tuple[str, ...] = ()) -> list[Any]:
-    """Return a contract's columns: its own, then those of the table in ``like``, except those in ``without``."""
+    """Return a contract's columns: its own, then those of the table in ``like``, except those in ``without``.
+
+    ``optional``: those may be null here, and their checks hold for what is not.
+    """
     contract, passed = stated[path.stem], (*passed, path.stem)
     own = contract.get("columns", [])
     if "like" not in contract:
@@ -110,7 +123,13 @@ def _stated_columns(path: Path, stated: Mapping[str, dict[str, Any]], passed: tu
     unknown_names = set(left_out) - {column.get("name") for column in theirs}
     if unknown_names:
         raise _malformed(path, f"its 'without' names {sorted(unknown_names)[0]!r}, which {other} does not have")
-    return own + [column for column in theirs if column.get("name") not in left_out]
+    shared = [column for column in theirs if column.get("name") not in left_out]
+    return own + ([_optional(column) for column in shared] if contract.get("optional") else shared)
+
+
+def _optional(column: dict[str, Any]) -> dict[str, Any]:
+    check = {"check": f"{column['name']} is null or ({column['check']})"} if "check" in column else {}
+    return {**column, "nullable": True, **check}
 
 
 def _read_contract(path: Path, every: Mapping[str, dict[str, Any]]) -> Contract:

@@ -1,18 +1,22 @@
-"""Files that appear whole and on the disk, or not at all: a draft beside the place, synchronised, then moved there."""
+"""Files that appear whole and on the disk, or not at all, that one process writes, in folders that are ours."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
-from kernelsight.errors import RunFailed
+from kernelsight.errors import InvalidInput, RunFailed
 
 
 @contextlib.contextmanager
-def draft_of(path: Path) -> Iterator[Path]:
+def draft_of(path: Path, *, keep: bool = True) -> Iterator[Path]:
     """Yield the path of a draft, which replaces ``path`` when the block ends; an error in the block removes it.
+
+    Without ``keep`` the draft is removed in any case: to see whether one could be written.
 
     OSError: the disk refuses; ``path`` is as it was.
 
@@ -28,6 +32,8 @@ def draft_of(path: Path) -> Iterator[Path]:
     draft.unlink(missing_ok=True)
     try:
         yield draft
+        if not keep:
+            return
         synchronise(draft)
         os.replace(draft, path)
         synchronise(path.resolve().parent)
@@ -52,3 +58,56 @@ def synchronise(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def locked(target: Path) -> Iterator[None]:
+    """Lock a file or folder against other processes; InvalidInput if another one is writing it.
+
+    The lock ends with its process; without file locks on the system, nothing is locked.
+    """
+    path = target.with_name(f".{target.name}.lock")
+    try:
+        file = path.open("ab")
+    except OSError as error:
+        raise InvalidInput(f"{target} cannot be written: {error.strerror or error}; use another place.") from None
+    with file:
+        if not _lock(file, path):
+            raise InvalidInput(f"another process is writing {target}; wait until it finishes, or use another -o FILE.")
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _lock(file: IO[bytes], path: Path) -> bool:
+    """Return False if another process holds the lock, or has just removed its file."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    except (ImportError, OSError):
+        return True
+
+
+def is_private(folder: Path) -> bool:
+    """Return whether a folder is ours and nobody else may write in it: what lies there may be run.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     mine = is_private(Path(folder))
+    ...     Path(folder).chmod(0o777)
+    ...     mine, is_private(Path(folder))
+    (True, False)
+    """
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    if not stat.S_ISDIR(found.st_mode) or not os.access(folder, os.W_OK):
+        return False
+    # where there are no owners, such as on Windows, access rights are not in the mode
+    return not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o022)

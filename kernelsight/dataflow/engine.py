@@ -8,7 +8,14 @@ from pathlib import Path
 import duckdb
 
 # no replacement scans: a misspelt table name would silently read a Python variable
-SETTINGS = {"python_enable_replacements": False, "preserve_insertion_order": True}
+# no extensions: DuckDB would fetch one as soon as a query names an address or a function of it
+SETTINGS = {
+    "python_enable_replacements": False,
+    "preserve_insertion_order": True,
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "allow_persistent_secrets": False,
+}
 # folder of a folder of queries whose files are no nodes, but CREATE MACRO statements
 MACROS = "macros"
 
@@ -23,6 +30,22 @@ def open_database(macros: str = "") -> duckdb.DuckDBPyConnection:
     if macros:
         database.execute(macros)
     return database
+
+
+def lock_database(database: duckdb.DuckDBPyConnection, *, files: bool) -> None:
+    """Fix the settings of a database for good; without ``files`` its queries read no file but what is attached.
+
+    >>> database = open_database()
+    >>> lock_database(database, files=False)
+    >>> try:
+    ...     database.sql("select * from 'mine.csv'")
+    ... except duckdb.PermissionException as error:
+    ...     print(first_line(error))
+    Permission Error: Cannot access file "mine.csv" - file system operations are disabled by configuration
+    """
+    if not files:
+        database.execute("set enable_external_access = false")
+    database.execute("set lock_configuration = true")
 
 
 def read_macros(sql_folder: Path) -> str:

@@ -48,6 +48,35 @@ def as_table(contract: Contract, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     return pa.table(columns)
 
 
+def python_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Return the rows of a table; a column with dates or times that Python cannot hold becomes text.
+
+    >>> import duckdb
+    >>> python_rows(duckdb.sql("select 'infinity'::date as day, 1 as n").to_arrow_table())
+    [{'day': 'infinity', 'n': 1}]
+    """
+    try:
+        return table.to_pylist()
+    except (OverflowError, ValueError):
+        pass
+    for number, field in enumerate(table.schema):
+        try:
+            table.column(number).to_pylist()
+        except (OverflowError, ValueError):
+            table = table.set_column(number, field.name, _as_text(table.column(number)))
+    return table.to_pylist()
+
+
+def _as_text(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    import pyarrow as pa
+
+    from kernelsight.dataflow.engine import private_cursor
+
+    cursor = private_cursor()
+    cursor.register("rows_shown", pa.table({"value": values}))
+    return cursor.sql("select value::varchar as value from rows_shown").to_arrow_table().column("value")
+
+
 def _keeps_value(value: Any, kind: pa.DataType) -> bool:
     """Return whether Arrow would keep the value unchanged: it truncates 1.5 to 1, and reads true as 1.0."""
     import pyarrow as pa

@@ -16,23 +16,22 @@ import pyarrow.compute as pc
 from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.catalogue import CATALOGUE, catalogue_table
 from kernelsight.dataflow.contract import NAME, as_arrow, conform
-from kernelsight.dataflow.engine import complaint, open_database, quote
+from kernelsight.dataflow.engine import complaint, lock_database, open_database, quote
 from kernelsight.dataflow.frames import caller_frames
 from kernelsight.dataflow.graph import Graph, Node
 from kernelsight.dataflow.rows import as_table, is_rows
-from kernelsight.dataflow.sql_nodes import tables_in_query
 from kernelsight.dataflow.storage import attach, change_tables, read_table, save_file
+from kernelsight.dataflow.user_queries import check_query, tables_in_query
 from kernelsight.dataflow.violations import check_reference
 from kernelsight.errors import InvalidInput, MissingTable, RunFailed, unknown
 
 _FILE = "kernelsight_file"
-_ANSWERING = {"SELECT", "EXPLAIN", "CALL", "MULTI"}
 
 
 class Session:
     """Given tables, embedded facts and computed tables over one graph; for the thread that made it alone.
 
-    ``threads``: how many a node may use; None: its own choice.
+    ``threads``: how many a node may use; None: its own choice. ``files``: queries may read local files.
     """
 
     def __init__(
@@ -42,6 +41,7 @@ class Session:
         *,
         path: str | Path | None = None,
         read_only: bool = False,
+        files: bool = True,
         database: duckdb.DuckDBPyConnection | None = None,
     ) -> None:
         self.graph = graph
@@ -51,7 +51,6 @@ class Session:
         # Forks share the database and its attached file, and nothing that is registered on a cursor.
         self._database = database or open_database(graph.macros)
         self._connection = self._database.cursor()
-        self._connection.execute("set enable_progress_bar = false")
         self._keeps = self.path is not None and not read_only
         self.threads: int | None = None
         self._owner = threading.get_ident()
@@ -64,6 +63,8 @@ class Session:
         self._stored: set[str] = set()
         if self.path is not None:
             self._stored = attach(self._connection, self.path, _FILE, read_only=read_only)
+        if database is None:
+            lock_database(self._database, files=files)  # only now: a locked database could not attach the file
         self._references_unchecked = set(self._stored)
 
     def __enter__(self) -> Self:
@@ -216,13 +217,7 @@ class Session:
         ...     session.sql("select count(*) from catalogue_tables where kind = 'given'").fetchall()[0][0] > 0
         True
         """
-        try:
-            kinds = [statement.type.name for statement in self._connection.extract_statements(query)]
-        except duckdb.Error as error:
-            raise InvalidInput(f"the query cannot be read: {complaint(error)}.") from None
-        if len(kinds) != 1 or kinds[0] not in _ANSWERING:
-            found = "; ".join(kind.lower() for kind in kinds) or "nothing"
-            raise InvalidInput(f"expected one query, such as a SELECT, but got: {found}.")
+        check_query(query)
         known = set(self.graph.contracts) | self._stored | self._own
         frames = caller_frames()
         names = tables_in_query(query, known | set(frames))
@@ -382,7 +377,7 @@ class Session:
             if name in self._pending:
                 self._tables[name] = conform(self._pending.pop(name)(), contract, trusted=True, origin=name)
             elif name in self._stored:
-                rows = read_table(self._connection, _FILE, name)
+                rows = read_table(self._connection, _FILE, name, self.path)
                 self._tables[name] = conform(rows, contract, origin=str(self.path)) if contract else rows
             elif name in CATALOGUE:
                 self._tables[name] = conform(

@@ -8,23 +8,28 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import duckdb
-
 from kernelsight.dataflow.engine import MACROS, private_cursor
 from kernelsight.errors import InvalidInput
 
+# nodes of the parser's tree that only read; any other, such as COPY in a CTE, changes something
+_READING = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
 # table functions that read only their arguments: any other would read data outside the graph
 _PURE_TABLE_FUNCTIONS = {"range", "generate_series", "unnest"}
 
 
 @dataclass(frozen=True)
 class Query:
-    """A parsed query: its tables, CTEs and table functions, and the constructs that a node may not have."""
+    """A parsed query: its tables, CTEs and functions, and the constructs that a node may not have.
+
+    ``functions``: those in FROM; ``called``: those in expressions; ``changes``: statements that do not only read.
+    """
 
     tables: tuple[str, ...]
     qualified: tuple[str, ...]
     ctes: tuple[str, ...]
     functions: tuple[str, ...]
+    called: tuple[str, ...]
+    changes: tuple[str, ...]
     pivots: bool
     parameters: bool
     statements: int
@@ -68,11 +73,27 @@ def parse_query(text: str) -> Query | str:
         functions=tuple(
             sorted({node["function"]["function_name"] for node in nodes if node.get("type") == "TABLE_FUNCTION"})
         ),
+        called=tuple(sorted({node["function_name"] for node in nodes if node.get("class") == "FUNCTION"})),
+        changes=tuple(sorted({kind for node in nodes for kind in _kinds(node)} - _READING)),
         # UNPIVOT is the same object without aggregates; the query lists its columns
         pivots=any(node.get("type") == "PIVOT" and node["aggregates"] for node in nodes),
         parameters=any(node.get("class") == "PARAMETER" for node in nodes),
         statements=len(tree["statements"]),
     )
+
+
+def _kinds(node: dict) -> Iterator[str]:
+    """Return the kinds of the queries that stand in an object of the tree, whatever key they stand under."""
+    for key, value in node.items():
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and (key in ("node", "query_node") or kind.endswith("_NODE")):
+            yield kind
+        elif isinstance(value, list):
+            yield from (
+                each["type"]
+                for each in value
+                if isinstance(each, dict) and isinstance(each.get("type"), str) and each["type"].endswith("_NODE")
+            )
 
 
 def _objects(tree: object) -> Iterator[dict]:
@@ -127,23 +148,3 @@ def read_sql_node(
 
 def _refused(path: Path, what: str) -> InvalidInput:
     return InvalidInput(f"{path.parent.name}/{path.name} cannot be a node of the graph: {what}.")
-
-
-def tables_in_query(text: str, known: set[str]) -> list[str]:
-    """Return the tables of a user's query in lower case, by the parser or (for PIVOT, EXPLAIN) by its tokens.
-
-    >>> tables_in_query("pivot kernel_breakdown on phase using sum(total_us)", {"kernel_breakdown", "phase"})
-    ['kernel_breakdown']
-    """
-    query = parse_query(text)
-    if not isinstance(query, str):
-        return [name.lower() for name in query.tables]
-    starts = [*duckdb.tokenize(text), (len(text.encode()), None)]
-    raw = text.encode()  # the tokenizer counts bytes
-    words = [
-        raw[start:end].decode().split("--")[0].strip(' \t\r\n;"').lower()
-        for (start, _), (end, _) in zip(starts, starts[1:], strict=False)
-    ]
-    opening = {"from", "join", "pivot", "unpivot", "pivot_wider", "pivot_longer", "describe", "summarize", "table", ","}
-    following = (word for before, word in zip(words, words[1:], strict=False) if before in opening)
-    return sorted({word for word in following if word in known})

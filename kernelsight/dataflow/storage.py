@@ -28,17 +28,42 @@ def attach(connection: duckdb.DuckDBPyConnection, path: Path, alias: str, *, rea
         options = f"storage_version '{STORAGE_VERSION}'"
     else:
         options = "read_only" if read_only else "read_write"
+        foreign = _foreign(path, read_only)
+        if foreign:
+            raise InvalidInput(f"{path} cannot be opened as a DuckDB file: {foreign}.")
+    query = "select table_name from duckdb_tables() where database_name = ? and schema_name = 'main'"
     try:
         connection.execute(f"attach {_literal(path)} as {quote(alias)} ({options})")
+        return {name for (name,) in connection.execute(query, [alias]).fetchall()}
     except duckdb.Error as error:
         raise InvalidInput(f"{path} cannot be opened as a DuckDB file: {first_line(error)}.") from None
-    query = "select table_name from duckdb_tables() where database_name = ? and schema_name = 'main'"
-    return {name for (name,) in connection.execute(query, [alias]).fetchall()}
 
 
-def read_table(connection: duckdb.DuckDBPyConnection, alias: str, table: str) -> pa.Table:
-    """Return a table of an attached file."""
-    return connection.sql(f"select * from {quote(alias)}.main.{quote(table)}").to_arrow_table()
+def _foreign(path: Path, read_only: bool) -> str:
+    """Return what a file is that DuckDB did not write, by its first bytes; empty where it may be one."""
+    if not path.is_file():
+        return "it is not a file"
+    try:
+        with path.open("rb") as file:
+            start = file.read(12)
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    if not start:
+        return "it is empty" if read_only else ""
+    if start[8:12] == b"DUCK":
+        return ""
+    return "it is a Parquet file" if start[:4] == b"PAR1" else "its first bytes are not those of DuckDB"
+
+
+def read_table(connection: duckdb.DuckDBPyConnection, alias: str, table: str, origin: object = "the file") -> pa.Table:
+    """Return a table of an attached file; InvalidInput where ``origin``, the file, is damaged."""
+    try:
+        return connection.sql(f"select * from {quote(alias)}.main.{quote(table)}").to_arrow_table()
+    except duckdb.Error as error:
+        _stop_if_interrupted(error)
+        raise InvalidInput(
+            f"table {table} of {origin} cannot be read: {first_line(error)}; the file is damaged, use another copy."
+        ) from None
 
 
 def change_tables(

@@ -10,9 +10,9 @@ import contextlib
 import glob
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,35 +34,6 @@ def journal_path(target: Path) -> Path:
     'sweep.parquet.journal'
     """
     return target.with_name(target.name + SUFFIX)
-
-
-@contextlib.contextmanager
-def locked(target: Path) -> Iterator[None]:
-    """Lock a sweep against other processes; InvalidInput if another one is writing it.
-
-    The lock ends with its process; without file locks on the system, nothing is locked.
-    """
-    path = target.with_name(f".{target.name}.lock")
-    with path.open("ab") as file:
-        if not _lock(file, path):
-            raise InvalidInput(f"another process is writing {target}; wait until it finishes, or use another -o FILE.")
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _lock(file: IO[bytes], path: Path) -> bool:
-    """Return False if another process holds the lock, or has just removed its file."""
-    try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except (BlockingIOError, FileNotFoundError):
-        return False
-    except (ImportError, OSError):
-        return True
 
 
 class Journal:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kernelsight.dataflow.durable import locked
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.measure.device import CannotMeasure, Device, DeviceLost, Identity, Kernel, Replay
-from kernelsight.measure.journal import Journal, journal_path, locked, read_journal
+from kernelsight.measure.journal import Journal, journal_path, read_journal
 from kernelsight.measure.rows import row_of, versions_of
 from kernelsight.measure.suite import Point, Rule, Suite
 from kernelsight.measure.timing import HOPELESS_POINTS, SLOWED_FAULT, Timing, Watch, replayed, time_replays

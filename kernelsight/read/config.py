@@ -13,7 +13,9 @@ from kernelsight import errors
 from kernelsight.read.architectures import ARCHITECTURES
 from kernelsight.read.fields import ConfigFields
 from kernelsight.read.quantization import read_formats
+from kernelsight.read.rows import without_repeats
 from kernelsight.read.shapes import Shape
+from kernelsight.read.sizes import check_rope, check_total
 
 CATALOGUE = Path(__file__).parent.parent / "catalog" / "models.jsonl"
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -93,6 +95,8 @@ def read_config(
     shape = ARCHITECTURES[architecture](fields)
     columns = shape.columns
     _check_heads(fields, columns)
+    check_rope(fields)
+    check_total(fields, columns)
     dtype = fields.choice("dtype", "torch_dtype", among=DTYPES, default=None)
     # published configs without a dtype (gpt-oss, MiniMax-M2.5) belong to bfloat16 checkpoints
     notes = [*shape.notes, *([] if dtype else ["the config has no dtype: bf16 assumed"])]
@@ -208,7 +212,7 @@ def read_config_file(path: str | Path) -> Rows:
 
 def _json_object(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8-sig"), object_pairs_hook=without_repeats)
     except FileNotFoundError:
         raise errors.config_unreadable(file, "the file does not exist") from None
     except (OSError, UnicodeDecodeError) as problem:

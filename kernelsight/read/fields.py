@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from kernelsight import errors
 
+LARGEST = 2**40
+"""Far above every size of a model, so that sums of products of sizes fit 64 bits; see ``sizes.check_total``."""
 REQUIRED: Any = object()
 """Default of a field without one: its absence is an error."""
 
@@ -31,7 +33,7 @@ class ConfigFields(NamedTuple):
             raise errors.config_field_missing(self.label, names[0])
         return names[0], default
 
-    def size(self, *names: str, default: int | None = REQUIRED, least: int = 1, most: int = 2**53) -> int | None:
+    def size(self, *names: str, default: int | None = REQUIRED, least: int = 1, most: int = LARGEST) -> int | None:
         """Return the first field of ``names`` that is present, as a whole number from ``least`` to ``most``."""
         name, value = self._first(names, default)
         if value is default:

@@ -46,13 +46,26 @@ def read_rows(path: Path, texts: set[str], flag: str, what: str) -> list[dict[st
 
 def _json_rows(path: Path, what: str) -> list[dict[str, Any]]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8-sig"))
+        found = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=without_repeats)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path} is not valid JSON: {error}.") from None
     rows = found if isinstance(found, list) else [found]
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise InvalidInput(f"{path} has no {what}; give an object, or an array of objects, with the table's columns.")
     return [dict(row) for row in rows]
+
+
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object whose names differ, for ``object_pairs_hook``; ValueError names the one that occurs twice.
+
+    >>> json.loads('{"a": 1, "b": 2}', object_pairs_hook=without_repeats)
+    {'a': 1, 'b': 2}
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice; keep one")
+    return found
 
 
 def _plural(what: str) -> str:

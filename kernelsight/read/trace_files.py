@@ -5,6 +5,7 @@ Arrow reads the files in bulk. The line of an error, which Arrow does not report
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -78,6 +79,7 @@ def _read_csv(path: Path, data: bytes) -> RawTrace:
 
     header = _csv_header(data)
     trace_format = recognise(path, header)
+    _refuse_other_encodings(path, data)
     used = [f for f in trace_format.fields() if f in header]
     ragged: list[tuple[int, str]] = []
 
@@ -104,6 +106,17 @@ def _read_csv(path: Path, data: bytes) -> RawTrace:
         row, found = ragged[0]
         raise raw.fault(row, found)
     return raw
+
+
+def _refuse_other_encodings(path: Path, data: bytes) -> None:
+    """Raise InvalidInput for bytes that are not UTF-8: Arrow cannot show such a row to its handler."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(data), 1 << 24):
+            decoder.decode(data[start : start + (1 << 24)])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as problem:
+        raise _unreadable_text(path, data, problem) from None
 
 
 def _csv_header(data: bytes) -> list[str]:

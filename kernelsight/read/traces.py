@@ -86,6 +86,8 @@ def _numbers(column: pa.ChunkedArray) -> np.ndarray:
     """Return the column as float64, NaN for values that are not numbers."""
     import polars as pl
 
+    if pa.types.is_decimal(column.type):  # sums and literals of SQL
+        column = pc.cast(column, pa.float64(), safe=False)
     if _is_text(column):  # Arrow's cast fails at the first text that is not a number; polars continues
         column = pl.Series(column).cast(pl.Float64, strict=False).to_arrow()
     elif not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -14,7 +15,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.dataflow.durable import durable_file
+from kernelsight.dataflow.durable import draft_of, durable_file
+from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -174,10 +176,18 @@ def check_ending(path: str | None, allowed: tuple[str, ...] = ENDINGS, flag: str
         raise InvalidInput(f"{flag} {path!r} {found}; use one of {', '.join(allowed)}.")
     if not folder.is_dir():
         raise InvalidInput(f"{flag} {path!r} cannot be written: folder {folder} does not exist.")
-    if target.is_dir():
-        raise InvalidInput(f"{flag} {path!r} is a folder; give a file name.")
+    with contextlib.suppress(OSError):  # a name that is too long is refused below
+        if target.is_dir():
+            raise InvalidInput(f"{flag} {path!r} is a folder; give a file name.")
     if not os.access(folder, os.W_OK):
         raise InvalidInput(f"{flag} {path!r} cannot be written: folder {folder} is read-only.")
+    try:
+        with draft_of(target, keep=False) as draft:
+            draft.touch(exist_ok=False)
+    except OSError as error:
+        raise InvalidInput(
+            f"{flag} {path!r:.300} cannot be written: {error.strerror or error}; use another name or folder."
+        ) from None
     return target
 
 
@@ -185,9 +195,9 @@ def write_table(table: pa.Table, target: Path) -> None:
     """Write an Arrow table atomically as Parquet, CSV or JSON, by the path's extension."""
     columns = table.column_names
     if target.suffix == ".csv":
-        write_text(as_csv(table.to_pylist(), columns), target)
+        write_text(as_csv(python_rows(table), columns), target)
     elif target.suffix == ".json":
-        write_text(as_json(table.to_pylist()) + "\n", target)
+        write_text(as_json(python_rows(table)) + "\n", target)
     else:
         import pyarrow as pa
         import pyarrow.parquet as pq

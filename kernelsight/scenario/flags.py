@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
@@ -17,6 +19,11 @@ LARGEST_PARALLEL_SIZE = 1024
 LARGEST_WHOLE_NUMBER = 2**53
 # the simulated clock counts nanoseconds in 64 bits, enough for 290 years
 LONGEST_LOAD_S = 1e9
+# PEP 440 as engines use it: 0.11.1.dev12+g1a2b3c, 1.0.0rc3, 0.5.6.post2, v0.8.5-rc.1; each number fits 64 bits
+VERSION = re.compile(
+    r"v?\d{1,18}(\.\d{1,18})*([-._]?(alpha|beta|preview|pre|post|dev|rev|rc|a|b|c|r)[-._]?\d{0,18})*(\+[a-z0-9._-]+)?",
+    re.I,
+)
 TIERS = ("auto", "cross-generation", "target-measured", "roofline")
 
 
@@ -409,6 +416,8 @@ RANGES: Mapping[str, tuple] = {
 def checked(name: str, value: Any) -> Any:
     """Return a flag's value in its own type, so that 8 and 8.0 name the same scenario; InvalidInput gives the range."""
     flag = FLAGS[name]
+    if isinstance(value, Decimal) and value.is_finite():  # SQL's sums and literals: 64 as HUGEINT, 0.5
+        value = int(value) if value == value.to_integral_value() else float(value)
     if value == "":
         raise InvalidInput(f"{name} is empty; give a value, or leave it unset.")
     if isinstance(value, str) and (flag.kind == "whole" or flag.kind in RANGES):
@@ -425,7 +434,7 @@ def checked(name: str, value: Any) -> Any:
         if not _is_number(value) or not inside(value, flag):
             raise InvalidInput(f"{name} is {value!r}; give {what(flag)}.")
         return float(value)
-    if flag.kind == "version" and not any(letter.isdigit() for letter in str(value)):
+    if flag.kind == "version" and not (isinstance(value, str) and VERSION.fullmatch(value)):
         raise InvalidInput(f"{name} is {value!r}; give a version such as 0.11.0, or leave it unset.")
     if flag.kind == "word" and value not in flag.choices:
         raise InvalidInput(f"{name} is {value!r}; give one of {', '.join(flag.choices)}.")

@@ -137,6 +137,7 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
 
     ``flags``: deployment flags as ``simulate`` takes them; ``sizes``: batch_size, input_len, context_len.
     """
+    sizes = {**sizes, "batch_size": 1 if sizes["batch_size"] is None else sizes["batch_size"]}
     for name, value in sizes.items():
         smallest = 0 if name == "context_len" else 1
         if value is not None and value < smallest:
@@ -208,8 +209,8 @@ def _host_row(totals: dict[str, Any], tier: str) -> dict[str, Any]:
         "bound": "host",
         "eta": None,
         "latency_us": host,
-        "p05_us": host,
-        "p95_us": host,
+        "p05_us": totals["host_p05_us"],
+        "p95_us": totals["host_p95_us"],
         "tier": tier,
         "evidence": "host_settings",
     }

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
+from kernelsight.read.rows import without_repeats
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -29,7 +31,7 @@ def read_grid(session: Session, grid: str) -> list[dict[str, Any]]:
     """
     words = grid.split(None, 1)
     is_query = bool(words) and words[0].lower() in QUERY_WORDS
-    rows = session.query(grid).to_pylist() if is_query else _read_file(Path(grid))
+    rows = python_rows(session.query(grid)) if is_query else _read_file(Path(grid))
     if not rows:
         raise InvalidInput(f"the grid {grid:.80} has no rows; give at least one scenario.")
     return rows
@@ -53,17 +55,21 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
         if path.suffix == ".parquet":
             table = pa.parquet.read_table(path)
         else:
-            table = pa.csv.read_csv(path, convert_options=pa.csv.ConvertOptions(strings_can_be_null=True))
-    except pa.ArrowException as error:
-        raise InvalidInput(f"the grid {path} cannot be read: {str(error).splitlines()[0]}.") from None
-    if len(set(table.column_names)) < table.num_columns:
-        raise InvalidInput(f"the grid {path} has duplicate columns: {', '.join(table.column_names)}; keep one of each.")
-    return table.to_pylist()
+            table = pa.csv.read_csv(
+                path, convert_options=pa.csv.ConvertOptions(strings_can_be_null=True, null_values=["", "null", "NULL"])
+            )
+        names = table.column_names
+        rows = python_rows(table)
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
+        raise InvalidInput(f"the grid {path} cannot be read: {str(error).splitlines()[0].rstrip('.')}.") from None
+    if len(set(names)) < len(names):
+        raise InvalidInput(f"the grid {path} has duplicate columns: {', '.join(names)}; keep one of each.")
+    return rows
 
 
 def _read_json(path: Path) -> list[dict[str, Any]]:
     try:
-        stated = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_repeats)
+        stated = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=without_repeats)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"the grid {path} is not JSON: {error}.") from None
     if isinstance(stated, list) and all(isinstance(row, dict) for row in stated):
@@ -71,14 +77,6 @@ def _read_json(path: Path) -> list[dict[str, Any]]:
     if not isinstance(stated, dict):
         raise InvalidInput(f"the grid {path} has no axes; give an object with a scalar or a list for each flag.")
     return expand(stated)
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"{twice!r} occurs twice; keep one")
-    return dict(pairs)
 
 
 def expand(axes: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ PARALLEL_SIZES = (1, 2, 4, 8, 16, 32, 64)
 # the faults of deployment_faults, in the order in which they are reported
 ORDER = (
     *("expert_parallel", "heads", "kv_heads", "width", "experts", "blocks", "pipeline", "dtype", "model_len"),
+    *("limit",),
     *("chunking", "partial_prefills", "batch_wait", "kv_cache_tokens", "kv_cache", "memory"),
 )
 
@@ -22,6 +23,8 @@ def refuse_faults(session: Session) -> None:
     faults = session.table("deployment_faults").to_pylist()
     if not faults:
         return
+    # a figure that cannot be simulated makes what else was computed from it meaningless
+    faults = [fault for fault in faults if fault["fault"] == "limit"] or faults
     rows = {row["deployment_id"]: row for row in session.table("deployments").to_pylist()}
     sentences = []
     for fault in sorted(faults, key=lambda fault: ORDER.index(fault["fault"])):

@@ -35,7 +35,7 @@ def first_chunk(needed: int, budget: int, limits: np.void) -> int:
     return min(needed, budget)
 
 
-@inlined
+@compiled
 def admission(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, budget: int) -> tuple:
     """(cached tokens, first chunk, chunk if the budget were unlimited, units to allocate, unreferenced cached units).
 
@@ -50,7 +50,7 @@ def admission(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits:
     return cached, chunk, first_chunk(missing, missing, limits), units, unkept
 
 
-@inlined
+@compiled
 def admit(
     engine: np.void,
     requests: np.ndarray,
@@ -117,7 +117,7 @@ def admit(
     return admitted, joined, engine.running == limits.max_num_seqs
 
 
-@inlined
+@compiled
 def policies_refuse(
     engine: np.void,
     limits: np.void,

@@ -1,4 +1,4 @@
-"""Inputs of a simulation: limits, host overhead, step costs, load, routing and KV transfers."""
+"""Inputs of a simulation besides limits: host overhead, step costs, load, routing and KV transfers."""
 
 from __future__ import annotations
 
@@ -6,48 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernelsight.serving.records import MAX_UTILIZATION, NO_LIMIT, ROUND_ROBIN
-
-
-class Limits(NamedTuple):
-    """Scheduler limits of one deployment; tokens, requests and KV units (fields of the record)."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    long_prefill_token_threshold: int
-    max_model_len: int
-    block_size: int
-    full_units: int
-    window_units: int
-    window_blocks: int
-    sequence_units: int
-    capacity_units: int
-    window_tokens: int
-    chunked: bool
-    prefill_first: bool
-    asynchronous: bool
-    prefix_caching: bool = False
-    static: bool = False
-    capacity_policy: int = MAX_UTILIZATION
-    schedule_conservativeness: float = 1.0
-    batch_wait_timeout_iters: int = 0
-    batch_wait_tokens: float = 0.0
-    scheduler_recv_interval: int = 1
-    max_num_partial_prefills: int = 0
-    max_long_partial_prefills: int = 0
-    by_priority: bool = False
-    fewest_generated: bool = False
-    batch_wait_us: float = 0.0
-    drafts: int = 0
-    acceptance: float = 0.0
-
-
-# fields of Limits that name a policy, with the values that leave the plain scheduler
-NO_POLICY = {
-    **{"static": False, "capacity_policy": MAX_UTILIZATION, "batch_wait_timeout_iters": 0, "by_priority": False},
-    **{"scheduler_recv_interval": 1, "max_num_partial_prefills": 0, "max_long_partial_prefills": 0},
-    "fewest_generated": False,
-}
+from kernelsight.serving.records import NO_LIMIT, ROUND_ROBIN
 
 
 class Host(NamedTuple):
@@ -85,6 +44,9 @@ class Surface(NamedTuple):
     # with pipeline stages: the parts of token_us that are the embedding and the transfers between stages, [tokens] each
     embedding_us: np.ndarray = np.zeros(0)
     transfer_us: np.ndarray = np.zeros(0)
+    # the parts of token_us that routed experts and collectives take, [tokens] each
+    moe_us: np.ndarray = np.zeros(0)
+    communication_us: np.ndarray = np.zeros(0)
 
 
 class Load(NamedTuple):

@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.serving.cuda_graphs import captured_sizes
+
 # the residual stream that collectives add up has 16 bits a number
 ACTIVATION_BYTES = 2.0
 PARTS = ("tokens", "logits", "decode_attention", "decode_window", "prefill_attention")
@@ -40,7 +42,7 @@ def edge_knots(largest: int) -> np.ndarray:
     >>> edge_knots(70).tolist()
     [1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 40, 48, 56, 64, 65, 70]
     """
-    captured = np.array([1, 2, 3, 4, 6, 8, 12, 17, 33, *range(16, 256, 8), *range(256, 512, 16)])
+    captured = np.append(captured_sizes(512), [3, 6, 12, 17, 33])
     spaced = ((64, 64, 4096), (4096, 128, 16384), (16384, 1024, 131072), (131072, 8192, largest + 1))
     edges = np.concatenate([np.arange(first, last, width) for first, width, last in spaced])
     knots = np.unique(np.concatenate([captured, edges, edges + 1, [largest]]))

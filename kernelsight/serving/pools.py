@@ -1,4 +1,4 @@
-"""From a deployment's tables to the engines that the loop drives: limits, host time and step costs laid out."""
+"""From a deployment's tables to the engines that the loop drives: step costs laid out."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.serving import records, replica
-from kernelsight.serving.inputs import Limits, Surface, Transfer
+from kernelsight.serving import replica
+from kernelsight.serving.cuda_graphs import padded_tokens
+from kernelsight.serving.inputs import Surface, Transfer
 from kernelsight.serving.knots import PARTS
 from kernelsight.serving.results import CostTables
 
@@ -52,10 +53,9 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
         axes[name] = (np.unique(x[rows]), np.unique(y[rows]))
         ids[name] = numbers[rows].reshape(axes[name][0].size, axes[name][1].size)
     grids = {name: gpu_us[ids[name]] for name in PARTS}
-    if deployment["pp"] > 1:
-        tokens = axes["tokens"][0]
-        for name in ("embedding_us", "transfer_us"):
-            parts_us[name] = dense(tokens, by_id(name)[ids["tokens"][:, 0]], int(tokens[-1]))
+    tokens, staged = axes["tokens"][0], ("embedding_us", "transfer_us") if deployment["pp"] > 1 else ()
+    for name in (*staged, "moe_us", "communication_us"):
+        parts_us[name] = dense(tokens, by_id(name)[ids["tokens"][:, 0]], int(tokens[-1]))
     largest_tokens, largest_sampled = int(axes["tokens"][0][-1]), int(axes["logits"][0][-1])
     surface = Surface(
         dense(axes["tokens"][0], grids["tokens"][:, 0], largest_tokens),
@@ -80,52 +80,3 @@ def dense(knots: np.ndarray, values: np.ndarray, largest: int) -> np.ndarray:
     table = np.interp(np.arange(largest + 1, dtype=float), knots, values)
     table[0] = 0.0
     return table
-
-
-def padded_tokens(largest: int, graph_max_tokens: int) -> np.ndarray:
-    """Return, for every token count, the captured CUDA-graph size that serves it, or itself beyond the largest capture.
-
-    Sizes as vLLM captures them: 1, 2, 4, then multiples of 8 up to 256, then of 16.
-    """
-    sizes = np.array([0, 1, 2, 4, *range(8, 257, 8), *range(272, max(graph_max_tokens, 256) + 1, 16)])
-    sizes = sizes[sizes <= min(graph_max_tokens, largest)]
-    tokens = np.arange(largest + 1)
-    if sizes.size == 0:
-        return tokens
-    position = np.searchsorted(sizes, tokens)
-    return np.where(position < sizes.size, sizes[np.minimum(position, sizes.size - 1)], tokens)
-
-
-def limits_of(deployment: dict[str, Any], plan: dict[str, Any], window_tokens: int) -> Limits:
-    """Return the scheduler's limits of one engine."""
-    budget = deployment["max_num_batched_tokens"]
-    return Limits(
-        max_num_seqs=min(deployment["max_num_seqs"], budget),
-        max_num_batched_tokens=budget,
-        long_prefill_token_threshold=deployment["long_prefill_token_threshold"],
-        max_model_len=deployment["max_model_len"],
-        block_size=plan["block_size"],
-        full_units=plan["full_units"],
-        window_units=plan["window_units"],
-        window_blocks=plan["window_blocks"],
-        sequence_units=plan["sequence_units"],
-        capacity_units=plan["capacity_units"],
-        window_tokens=window_tokens,
-        chunked=deployment["enable_chunked_prefill"],
-        prefill_first=deployment["prefill_policy"] == "prefill_first",
-        asynchronous=deployment["async_scheduling"],
-        prefix_caching=deployment["enable_prefix_caching"],
-        static=deployment["scheduling"] == "static",
-        capacity_policy=records.CAPACITY_POLICIES.index(deployment["capacity_policy"]),
-        schedule_conservativeness=deployment["schedule_conservativeness"],
-        batch_wait_timeout_iters=deployment["batch_wait_timeout_iters"],
-        batch_wait_tokens=deployment["batch_wait_max_tokens_ratio"] * budget,
-        scheduler_recv_interval=deployment["scheduler_recv_interval"],
-        max_num_partial_prefills=deployment["max_num_partial_prefills"],
-        max_long_partial_prefills=deployment["max_long_partial_prefills"],
-        by_priority=deployment["scheduling_policy"] == "priority",
-        fewest_generated=deployment["preemption_policy"] == "fewest_generated",
-        batch_wait_us=deployment["batch_wait_timeout_ms"] * 1e3,
-        drafts=deployment["num_speculative_tokens"],
-        acceptance=deployment["draft_acceptance_rate"],
-    )

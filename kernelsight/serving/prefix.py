@@ -76,7 +76,7 @@ def hash_blocks(request: np.void, tokens: int, limits: np.void) -> int:
     return min((full + limits.hash_tokens - 1) // limits.hash_tokens, request.hash_count)
 
 
-@inlined
+@compiled
 def cached_prefix(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void) -> tuple:
     """(tokens, unreferenced units) of a waiting request's cached prefix; at least one token is left to compute."""
     if limits.hash_tokens == 0:
@@ -95,7 +95,7 @@ def cached_prefix(request: np.void, hashes: np.ndarray, entries: np.ndarray, lim
     return blocks * limits.block_size, unkept
 
 
-@inlined
+@compiled
 def keep_prefix(
     engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, request: np.void, tokens: int
 ) -> None:
@@ -135,7 +135,7 @@ def keep_reached(
         request.kept += 1
 
 
-@inlined
+@compiled
 def cache_chunk(engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, request: np.void) -> None:
     """Cache the KV blocks that a scheduled chunk fills, unless another request has cached them."""
     if limits.hash_tokens == 0 or request.hash_count == 0:
@@ -171,7 +171,7 @@ def keep_own_only(
     engine.blank_units += spare
 
 
-@inlined
+@compiled
 def release(
     engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, r: int, request: np.void, tokens: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""The loop's data: records of limits, host, engines and requests, and one flat array of step costs.
+"""The loop's data: records of host, engines and requests (limits: ``limits``), and one flat array of step costs.
 
 No Python object per request or event. Times are float64 microseconds; KV capacity is counted in *units* (one block of
 one group of layers). A running request is *partial* while known tokens (its prompt, and after a preemption what it
@@ -30,50 +30,13 @@ MAX_UTILIZATION, GUARANTEED_NO_EVICT, NEW_TOKEN_RATIO = range(3)
 _WHOLE, _REAL, _TRUTH = np.int64, np.float64, np.bool_
 
 
-def _record(**fields: object) -> np.dtype:
+def record(**fields: object) -> np.dtype:
+    """Return a record type with these fields, aligned as compiled code reads them."""
     return np.dtype(list(fields.items()), align=True)
 
 
-# scheduler limits of one deployment: tokens, requests, KV units
-LIMITS = _record(
-    max_num_seqs=_WHOLE,
-    max_num_batched_tokens=_WHOLE,
-    long_prefill_token_threshold=_WHOLE,
-    max_model_len=_WHOLE,
-    block_size=_WHOLE,
-    full_units=_WHOLE,
-    window_units=_WHOLE,
-    window_blocks=_WHOLE,
-    sequence_units=_WHOLE,
-    capacity_units=_WHOLE,
-    window_tokens=_WHOLE,
-    hash_tokens=_WHOLE,  # tokens that one hash of a prompt stands for; 0: no prefix caching
-    requests=_WHOLE,  # requests of the scenario: as many entries stand for their private blocks
-    chunked=_TRUTH,
-    prefill_first=_TRUTH,
-    asynchronous=_TRUTH,
-    static=_TRUTH,  # a batch is formed, prefilled and decoded to its end before the next one
-    capacity_policy=_WHOLE,
-    schedule_conservativeness=_REAL,
-    batch_wait_timeout_iters=_WHOLE,  # steps that prompts are held back for at most; 0: none
-    batch_wait_tokens=_REAL,  # tokens of a step that are enough
-    scheduler_recv_interval=_WHOLE,  # decode steps from one look for new requests to the next
-    max_num_partial_prefills=_WHOLE,  # prompts that are computed in part, at once; 0: no limit
-    max_long_partial_prefills=_WHOLE,  # and of those longer than long_prefill_token_threshold
-    plain=_TRUTH,  # none of the policies from static on
-    by_priority=_TRUTH,  # the queue and the victims of preemption go by priority, then by when they were sent
-    fewest_generated=_TRUTH,  # who has generated the fewest tokens is preempted, and goes last; else the newest
-    batch_wait_us=_REAL,  # time for which a look for new requests lasts
-    stages=_WHOLE,  # pipeline stages, and batches that are in flight at most
-    drafts=_WHOLE,  # tokens that are proposed for a sequence in each step; 0: no speculative decoding
-    acceptance=_REAL,  # probability that a proposed token is accepted, where those before it were
-    draft_model=_TRUTH,  # a model proposes them, whose costs are known
-    draft_window_tokens=_WHOLE,  # what its layers with a window see
-    per_request_progress=_TRUTH,  # decoding requests differ in what they have yet to get: pipeline stages, or drafts
-)
-
 # host overhead of one engine, microseconds
-HOST = _record(
+HOST = record(
     exposed_us=_REAL,
     base_us=_REAL,
     per_request_us=_REAL,
@@ -90,10 +53,10 @@ HOST = _record(
 
 # offsets of a surface in the flat array of costs: for every whole x the knot below it (x_at) and the weight of the
 # knot above (share_at), the knots of y, and the values by (x, y); y_size 0: an absent part
-SURFACE = _record(x_at=_WHOLE, share_at=_WHOLE, x_size=_WHOLE, y_at=_WHOLE, y_size=_WHOLE, at=_WHOLE)
+SURFACE = record(x_at=_WHOLE, share_at=_WHOLE, x_size=_WHOLE, y_at=_WHOLE, y_size=_WHOLE, at=_WHOLE)
 
 # step costs of one deployment: dense tables over tokens and sampled sequences (from 0), and three surfaces
-LAYOUT = _record(
+LAYOUT = record(
     tokens_at=_WHOLE,
     sampled_at=_WHOLE,
     decode=SURFACE,
@@ -102,9 +65,13 @@ LAYOUT = _record(
     # part of the cost of tokens with pipeline stages: the embedding, and all transfers between stages
     embedding_at=_WHOLE,
     transfer_at=_WHOLE,
+    # parts of the cost of tokens: routed experts, and collectives; added up by engine only if ``split``
+    split=_TRUTH,
+    moe_at=_WHOLE,
+    communication_at=_WHOLE,
 )
 
-REQUEST = _record(
+REQUEST = record(
     # stated
     arrival_us=_REAL,
     prompt=_WHOLE,
@@ -160,7 +127,7 @@ REQUEST = _record(
 )
 
 # a hash block, or the freed private units of a request
-ENTRY = _record(
+ENTRY = record(
     valid=_WHOLE,  # its leading KV blocks that are cached; of private entries: units
     users=_WHOLE,  # running requests that reference it
     before=_WHOLE,
@@ -169,10 +136,10 @@ ENTRY = _record(
 )
 
 # KV transfer from a prefill to a decode engine, microseconds; window layers send at most their window
-LINK = _record(token_us=_REAL, window_token_us=_REAL, window_tokens=_WHOLE, sequence_us=_REAL, latency_us=_REAL)
+LINK = record(token_us=_REAL, window_token_us=_REAL, window_tokens=_WHOLE, sequence_us=_REAL, latency_us=_REAL)
 
 # the benchmark client and the router
-CLIENT = _record(
+CLIENT = record(
     now=_REAL,  # time of the last event
     next=_WHOLE,  # first request in order of arrival that is not sent yet
     in_flight=_WHOLE,  # slots in use: requests, and sessions that have begun
@@ -194,7 +161,7 @@ CLIENT = _record(
     balance_rel_threshold=_REAL,
 )
 
-ENGINE = _record(
+ENGINE = record(
     now=_REAL,
     previous_start=_REAL,
     last_decode_end=_REAL,  # end of the last decode step
@@ -279,11 +246,18 @@ ENGINE = _record(
     draft_tokens=_WHOLE,  # draft tokens verified
     accepted_tokens=_WHOLE,  # draft tokens accepted
     rows=_WHOLE,
+    marks=_WHOLE,
+    # GPU time by kind of step (decode only, with prompts) and part, only where step costs are split
+    step_kind_us=(_REAL, (2,)),
+    moe_us=(_REAL, (2,)),
+    communication_us=(_REAL, (2,)),
+    decode_attention_us=(_REAL, (2,)),
+    prefill_attention_us=_REAL,
 )
 
 
 # a pipeline stage of an engine, and a batch in flight
-STAGE = _record(
+STAGE = record(
     share=_REAL,  # share of the layers
     free_us=_REAL,  # when the last batch leaves it
     gpu_us=_REAL,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.compiled import compiled
+from kernelsight.serving.compiled import entry
 from kernelsight.serving.records import FINISHED, NOBODY
 from kernelsight.serving.served import Outcome
 
@@ -12,7 +12,7 @@ WHOLE = ("status", "replica", "preemptions", "cached_tokens", "prefill_replica")
 REAL = ("sent_us", "scheduled_us", "first_token_us", "finish_us", "requeued_us", "recomputed_us", "received_us")
 
 
-@compiled
+@entry
 def fill_requests(
     requests: np.ndarray, arrival_us: np.ndarray, prompt_tokens: np.ndarray, output_tokens: np.ndarray
 ) -> None:
@@ -28,7 +28,7 @@ def fill_requests(
         request.leaves_at = request.fills_at = request.next_turn = request.prefill_replica = NOBODY
 
 
-@compiled
+@entry
 def read_requests(requests: np.ndarray, whole: np.ndarray, real: np.ndarray) -> None:
     """Copy the fields of ``WHOLE`` and ``REAL``, in their order, to the rows of two arrays."""
     for i in range(requests.size):

@@ -306,7 +306,7 @@ def take_in_order(
         r = request.next_partial
 
 
-@inlined
+@compiled
 def schedule(
     engine: np.void,
     requests: np.ndarray,

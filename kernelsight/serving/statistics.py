@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving import client_metrics
-from kernelsight.serving.compiled import compiled, inlined
+from kernelsight.serving.compiled import entry, inlined
 from kernelsight.serving.records import FINISHED
 from kernelsight.serving.request_columns import REAL, WHOLE
 
@@ -63,7 +63,7 @@ def add_time(sums: np.ndarray, time: int, span_ms: float) -> None:
     sums[time, 1] += rounded_ns & LOW_HALF
 
 
-@compiled
+@entry
 def count_requests(
     whole: np.ndarray,
     real: np.ndarray,
@@ -122,7 +122,7 @@ def count_requests(
         counts[GOOD] += good
 
 
-@compiled
+@entry
 def take_gaps(histogram: np.ndarray, bins: np.ndarray, gaps: np.ndarray) -> int:
     """Move the bins that hold gaps to ``bins`` and ``gaps``, in order; returns how many, and leaves zeros."""
     kept = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.compiled import compiled
+from kernelsight.serving.compiled import compiled, entry
 from kernelsight.serving.served import Windows
 from kernelsight.serving.steps import DECODES, END, FOUND, LOOKED_UP, PREEMPTED, PROMPTS, RUNNING, START, UNITS
 
@@ -34,7 +34,7 @@ def merge_pairs(sums: np.ndarray, peaks: np.ndarray) -> None:
     peaks[half:] = 0.0
 
 
-@compiled
+@entry
 def add_steps(rows: np.ndarray, sums: np.ndarray, peaks: np.ndarray, origin_us: float, width_us: float) -> float:
     """Add step rows, in order of time, to the windows from ``origin_us`` on; returns their width, doubled as needed."""
     for i in range(rows.shape[0]):

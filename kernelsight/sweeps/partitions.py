@@ -6,11 +6,13 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.dataflow.durable import draft_of, locked
+from kernelsight.errors import InvalidInput, KernelSightError, RunFailed
 from kernelsight.scenario.scenarios import give_plan
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class Partition(NamedTuple):
     scenarios: list[dict[str, Any]]
     given: dict[str, pa.Table]
     threads: int | None = None
+    lone: bool = False  # the only scenario of its sweep: what cannot be served is refused
 
 
 def split(
@@ -59,7 +62,8 @@ def split(
                 held, deployments = 0, 1
             parts[-1].append(scenario)
             held += size
-    return [Partition(plan.deployments_of(part), part, given or {}, threads) for part in parts]
+    lone = len(plan.planned) == 1
+    return [Partition(plan.deployments_of(part), part, given or {}, threads, lone) for part in parts]
 
 
 def total_requests(plan: Plan) -> int:
@@ -84,12 +88,37 @@ def _sizes(plan: Plan) -> dict[str, int]:
 
 
 def serve_partition(part: Partition, session: Session) -> pa.Table:
-    """Return the ``scenario_summary`` of a partition; the session stays as it was."""
+    """Return the ``scenario_summary`` of a partition; the session stays as it was.
+
+    A scenario that cannot be served leaves the others of its sweep: its ``status`` says why.
+    """
     with session.fork() as fork:
         fork.threads = part.threads or session.threads
         for name, table in part.given.items():
             fork.give(name, table)
-        give_plan(fork, part.deployments, part.scenarios)
+        return _served(fork, part.deployments, part.scenarios, part.lone)
+
+
+def _served(session: Session, deployments: list[dict], scenarios: list[dict], lone: bool) -> pa.Table:
+    """Serve scenarios; one of several that cannot be served has the sentence as its ``status``, as a fault has."""
+    import pyarrow as pa
+
+    try:
+        with session.fork() as fork:
+            give_plan(fork, deployments, scenarios)
+            return fork.table("scenario_summary")
+    except KernelSightError as error:
+        if lone:
+            raise
+        sentence = str(error).rstrip(".")
+    if len(scenarios) > 1:
+        middle = len(scenarios) // 2
+        halves = scenarios[:middle], scenarios[middle:]
+        return pa.concat_tables([_served(session, deployments, half, False) for half in halves])
+    with session.fork() as fork:
+        give_plan(fork, deployments, scenarios)
+        fault = {"deployment_id": scenarios[0]["deployment_id"], "fault": "load", "sentence": sentence}
+        fork.give("deployment_faults", [fault])
         return fork.table("scenario_summary")
 
 
@@ -174,6 +203,10 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def locked(self) -> AbstractContextManager[None]:
+        """Lock the folder against other processes; InvalidInput if another one serves this sweep."""
+        return locked(self.folder)
+
     def open(self, facts: dict[str, Any], *, resume: bool) -> dict[str, Any]:
         """Start the folder, or go on with it; return the manifest that it has.
 
@@ -203,7 +236,10 @@ class Store:
         return found
 
     def finished(self) -> set[int]:
-        """Return the numbers of the partitions that are there; drafts of a killed run are removed."""
+        """Return the numbers of the partitions that are there; drafts of a killed run are removed.
+
+        Only under ``locked``: the draft of a run that goes on would be lost.
+        """
         for draft in self.folder.glob(".*"):
             draft.unlink()
         return {int(path.stem) for path in self.folder.glob("*.parquet")}
@@ -236,11 +272,8 @@ class Store:
 
     def _write(self, path: Path, write: Callable[[Path], object]) -> None:
         def durably() -> None:
-            draft = path.with_name(f".{path.name}.{os.getpid()}")
-            write(draft)
-            _synchronise(draft)
-            os.replace(draft, path)
-            _synchronise(self.folder)
+            with draft_of(path) as draft:
+                write(draft)
 
         self._do(durably)
 
@@ -251,14 +284,6 @@ class Store:
             raise RunFailed(
                 f"{self.folder} could not be written: {error.strerror or error}; free space and continue with --resume."
             ) from None
-
-
-def _synchronise(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def digest_of(value: Any) -> str:

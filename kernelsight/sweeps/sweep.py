@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -97,10 +98,11 @@ def serve_plan(
     execution = execution or Execution()
     store = Store(execution.folder) if execution.folder else None
     most = execution.partition_requests or min(REQUESTS, math.ceil(total_requests(plan) / execution.workers))
-    if store:
-        facts = _facts(session, plan) | {"requests_per_partition": most}
-        most = store.open(facts, resume=execution.resume)["requests_per_partition"]
-    summary = _serve(session, plan, most, store, execution)
+    with store.locked() if store else contextlib.nullcontext():
+        if store:
+            facts = _facts(session, plan) | {"requests_per_partition": most}
+            most = store.open(facts, resume=execution.resume)["requests_per_partition"]
+        summary = _serve(session, plan, most, store, execution)
     return _with_flags(session, plan, summary, slo)
 
 

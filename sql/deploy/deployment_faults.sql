@@ -64,6 +64,18 @@ select deployment_id, 'model_len',
        format('max_model_len {} exceeds the {} tokens that {} supports; use at most that', max_model_len, max_positions, model)
 from facts where max_model_len > max_positions
 union
+-- beyond these, sums of tokens and bytes would not fit 64 bits
+select deployment_id, 'limit',
+       format('{} is {}, more than the {} that can be simulated; use at most that', stated.name, stated.figure, stated.most)
+from facts, unnest([
+  {'name': 'max_model_len', 'figure': case when max_model_len <= max_positions then max_model_len end, 'most': 1048576},
+  {'name': 'max_num_batched_tokens', 'figure': max_num_batched_tokens, 'most': 134217728},
+  {'name': 'max_num_seqs', 'figure': max_num_seqs, 'most': 16777216},
+  {'name': 'block_size', 'figure': block_size, 'most': 1048576},
+  {'name': 'kv_cache_tokens', 'figure': kv_cache_tokens, 'most': 1099511627776}
+]) as limits(stated)
+where stated.figure > stated.most
+union
 select deployment_id, 'chunking',
        format('max_num_batched_tokens {} is less than max_num_seqs {}; raise the former or lower the latter',
               max_num_batched_tokens, max_num_seqs)

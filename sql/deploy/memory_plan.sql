@@ -21,8 +21,9 @@ split as (
     gpus.memory_bytes * settings.gpu_memory_utilization as usable_bytes,
     weights.weights_bytes + coalesce(draft_weights.weights_bytes, 0) as weights_bytes,
     -- residual, hidden and the widest projection of the largest step, in 16 bit, and FP32 logits of the sampled tokens
-    settings.max_num_batched_tokens * (4 * models.hidden + widest.width) * 2.0
-      + least(settings.max_num_seqs * settings.query_tokens, settings.max_num_batched_tokens) * models.vocab / settings.tp * 4.0 as activations_bytes,
+    -- (a limit beyond what can be simulated is a fault of the deployment, and may not overflow here)
+    least(settings.max_num_batched_tokens::double * (4 * models.hidden + widest.width) * 2.0
+      + least(settings.max_num_seqs::double * settings.query_tokens, settings.max_num_batched_tokens) * models.vocab / settings.tp * 4.0, 1e18) as activations_bytes,
     case when settings.graph_max_tokens > 0 then 1073741824.0 else 0 end as graphs_bytes,
     layout.full_layers + coalesce(drafts.full_layers, 0) as full_layers,
     layout.window_layers + coalesce(drafts.window_layers, 0) as window_layers,
@@ -64,7 +65,7 @@ counted as (
   select
     *,
     case when unit_bytes > 0 then ceil(sequence_bytes / unit_bytes) else 1 end::bigint as sequence_units,
-    case when stated_tokens is not null then (stated_tokens // block_size) * (full_units + window_units)
+    case when stated_tokens is not null then least(stated_tokens // block_size, 1e15) * (full_units + window_units)
          when unit_bytes > 0 then greatest(floor(kv_bytes / unit_bytes), 0)
          else greatest(floor(kv_bytes / greatest(sequence_bytes, 1)), 0) end::bigint as capacity_units
   from sized
@@ -87,7 +88,7 @@ select
   capacity_units / greatest(
     full_units * ceil(max_model_len / block_size)
     + window_units * least(ceil(max_model_len / block_size), window_blocks) + sequence_units, 1) as max_concurrency,
-  floor(capacity_units * max_model_len / greatest(
+  floor(capacity_units::double * max_model_len / greatest(
     full_units * ceil(max_model_len / block_size)
     + window_units * least(ceil(max_model_len / block_size), window_blocks) + sequence_units, 1))::bigint as kv_cache_tokens
 from counted

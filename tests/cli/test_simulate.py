@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import gzip
 import io
 import json
@@ -259,10 +260,14 @@ def test_endings_of_o_are_refused_before_anything_runs(refusal, tmp_path):
     assert "cannot be written: folder" in refusal(*SIMULATE, *OPEN, "-o", tmp_path / "nowhere" / "run.duckdb")
 
 
-def test_a_file_that_cannot_be_written_loses_no_answer(command):
-    answer = command(*SIMULATE, *OPEN, "-o", "/proc/run.duckdb", "--format", "json")
+def test_a_file_that_cannot_be_written_loses_no_answer(command, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("kernelsight.dataflow.storage._write_database", full)
+    answer = command(*SIMULATE, *OPEN, "-o", tmp_path / "run.duckdb", "--format", "json")
     assert answer.status == 1 and answer.json["completed"] == 6
-    assert answer.err.startswith("kernelsight: /proc/run.duckdb could not be written: ") and answer.err.count("\n") == 1
+    assert answer.err == f"kernelsight: {tmp_path}/run.duckdb could not be written: No space left on device.\n"
 
 
 def test_requests_too_long_to_serve_are_counted_and_null(command):
@@ -309,6 +314,6 @@ def test_an_option_of_an_engine_is_explained(refusal):
         "--launch."
     )
     assert refusal(*SIMULATE, "--mem-fraction-static", "0.9") == (
-        "--mem-fraction-static is an option of sglang, called --gpu-memory-utilization here; use that, or give the whole "
-        "line to --launch."
+        "--mem-fraction-static is an option of sglang, called --gpu-memory-utilization here; use that, or give the "
+        "whole line to --launch."
     )

@@ -80,7 +80,8 @@ GOOD = {
         (lambda c: c.update(kind="guessed"), "its kind is 'guessed', but must be 'given' or 'derived'"),
         (lambda c: c.update(columns=[]), "it has no columns"),
         (lambda c: c.pop("columns"), "it declares its columns in 'columns', or as those of another table in 'like'"),
-        (lambda c: c.update(without=[3]), "'without' names columns of another table, and there is no 'like'"),
+        (lambda c: c.update(without=[3]), "'without' is about the columns of another table, and there is no 'like'"),
+        (lambda c: c.update(optional=True), "'optional' is about the columns of another table, and there is no 'like'"),
         (lambda c: c.update(rows=3), "the contract has the unknown field 'rows'"),
         (lambda c: c["columns"][0].update(type="text"), "column part: 'text' is not a column type"),
         (lambda c: c["columns"][0].pop("doc"), "column part is missing doc"),
@@ -229,3 +230,16 @@ def test_a_check_over_a_column_at_fault_is_not_reported_twice() -> None:
 def test_what_is_no_arrow_table_is_refused() -> None:
     with pytest.raises(InvalidInput, match="table 'parts' cannot be read from a list"):
         conform([{"part": "bolt"}], PARTS)
+
+
+def test_optional_columns_of_another_table_may_be_null_and_are_checked_where_they_are_not(tmp_path: Path) -> None:
+    least = {"name": "least", "type": "int64", "doc": "fewest", "check": "least > 0 or least = -1"}
+    (tmp_path / "parts.json").write_text(json.dumps({**GOOD, "columns": [least]}))
+    stated = {**GOOD, "table": "orders", "like": "parts", "optional": True}
+    (tmp_path / "orders.json").write_text(json.dumps({**stated, "columns": GOOD["columns"]}))
+    orders = load_contracts(tmp_path)["orders"]
+    assert [column.nullable for column in orders.columns] == [False, True]
+    rows = pa.table({"part": ["nut", "bolt"], "least": [None, 3]})
+    assert conform(rows, orders).column("least").to_pylist() == [None, 3]
+    with pytest.raises(ContractBroken, match=r"1 row fails 'least is null or \(least > 0 or least = -1\)'"):
+        conform(pa.table({"part": ["nut"], "least": [0]}), orders)

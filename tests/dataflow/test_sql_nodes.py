@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelsight.dataflow.sql_nodes import parse_query, read_sql_node, sql_files, tables_in_query
+from kernelsight.dataflow.sql_nodes import parse_query, read_sql_node, sql_files
+from kernelsight.dataflow.user_queries import tables_in_query
 from kernelsight.errors import InvalidInput
 
 FLOWS = Path(__file__).parent / "flows"

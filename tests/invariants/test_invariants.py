@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import assume, given
 
-from kernelsight.serving import inputs, records
+from kernelsight.serving import records
+from kernelsight.serving.limits import Limits
 from kernelsight.serving.served import Served
 from kernelsight.session import Session, connect
 from tests.conftest import random_worlds
@@ -40,7 +41,7 @@ def visible_us(world: World, served: Served) -> np.ndarray:
     return np.where(finished(served), found, np.inf)
 
 
-def units_of(tokens: int, limits: inputs.Limits) -> int:
+def units_of(tokens: int, limits: Limits) -> int:
     """KV units of a request with this many cached tokens."""
     blocks = -(-tokens // limits.block_size)
     return limits.full_units * blocks + limits.window_units * min(blocks, limits.window_blocks) + limits.sequence_units

@@ -18,8 +18,9 @@ import pytest
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import conform
+from kernelsight.dataflow.durable import locked
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.measure.journal import journal_path, locked, read_journal
+from kernelsight.measure.journal import journal_path, read_journal
 from kernelsight.measure.rows import sweep_schema
 from kernelsight.measure.run import Outcome, measure_suite
 from kernelsight.measure.suite import Rule, Suite, suite_of

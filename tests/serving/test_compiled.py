@@ -12,14 +12,14 @@ import numba
 import numpy as np
 import pytest
 
-from kernelsight.serving import compiled
+from kernelsight.serving import compiled, linking
 
 FOLDER = Path(compiled.__file__).parent
 # asks a rule that calls another one from another module
 ASK = (
-    "import numpy as np; from kernelsight.serving import records;"
-    "from kernelsight.serving.admission import first_chunk;"
-    "limits = np.zeros(1, records.LIMITS)[0]; print(first_chunk(10, 7, limits))"
+    "import numpy as np; from kernelsight.serving import limits as declared;"
+    "from kernelsight.serving.admission import first_chunk; from kernelsight.serving.compiled import entry;"
+    "limits = np.zeros(1, declared.LIMITS)[0]; print(entry(first_chunk.py_func)(10, 7, limits))"
 )
 
 
@@ -67,9 +67,70 @@ def test_a_folder_that_cannot_be_written_is_passed_over(tmp_path: Path, monkeypa
 def test_a_rule_that_makes_an_array_is_refused() -> None:
     """Rules count no references to arrays, so that they cannot own one."""
 
-    @compiled.compiled
+    @compiled.entry
     def make(size: int) -> float:
         return np.zeros(size).sum()
 
     with pytest.raises(numba.core.errors.TypingError):
         make(3)
+
+
+def test_python_cannot_call_a_rule() -> None:
+    """A rule has no machine code of its own; before an entry point needs it and after."""
+
+    @compiled.compiled
+    def double(number: int) -> int:
+        return 2 * number
+
+    @compiled.entry
+    def quadruple(number: int) -> int:
+        return double(double(number))
+
+    with pytest.raises(TypeError, match=r"double is a rule of the scheduler; call it through entry\(double.py_func\)"):
+        double(3)
+    assert quadruple(3) == 12
+    with pytest.raises(TypeError, match="double is a rule"):
+        double(3)
+
+
+def test_an_entry_point_is_a_rule_to_others() -> None:
+    @compiled.entry
+    def increment(number: int) -> int:
+        return number + 1
+
+    @compiled.entry
+    def twice(number: int) -> int:
+        return increment(increment(number))
+
+    assert (increment(3), twice(3)) == (4, 5)
+    assert len(increment.signatures) == 1
+
+
+def test_other_versions_of_numba_compile_rules_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The linking of rules is written against the versions that were tested."""
+
+    def triple(number: int) -> int:
+        return 3 * number
+
+    monkeypatch.setattr(linking, "TESTED", ((0, 1), (0, 2)))
+    rule = compiled.compiled(triple)
+    one = compiled.entry(lambda number: rule(number) + 1)
+    assert one(3) == 10
+
+
+def test_compiling_the_scheduler_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+
+    @compiled.loop_entry
+    def serve(number: int) -> int:
+        return number
+
+    @compiled.entry
+    def count(number: int) -> int:
+        return number
+
+    with caplog.at_level("INFO", logger="kernelsight"):
+        assert (count(1), serve(1), serve(2)) == (1, 1, 2)
+    assert caplog.messages == ["compiling the scheduler, once after an installation"]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelsight.serving import inputs, records, replica
-from kernelsight.serving.drafts import accepted_drafts
+from kernelsight.serving import drafts, inputs, records, replica
+from kernelsight.serving.compiled import entry
 from kernelsight.serving.served import Served, Uses
 from tests.conftest import random_worlds
 from tests.serving.reference_costs import PARTS, PHASES, Costs
@@ -30,6 +30,9 @@ from tests.serving.worlds import (
 )
 
 UNITS = 6
+
+
+accepted_drafts = entry(drafts.accepted_drafts.py_func)
 
 
 class Speculative(NamedTuple):

@@ -8,11 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kernelsight.serving.compiled import compiled
+from kernelsight.serving.compiled import entry
 from kernelsight.serving.costs import knot_below, surface_us
+from kernelsight.serving.cuda_graphs import padded_tokens
 from kernelsight.serving.inputs import Surface
 from kernelsight.serving.knots import edge_knots, part_knots, ratio_knots
-from kernelsight.serving.pools import cost_tables, padded_tokens
+from kernelsight.serving.pools import cost_tables
 from kernelsight.serving.replica import PackedCosts
 from kernelsight.session import Session, connect
 
@@ -106,7 +107,7 @@ def part_us(costs: PackedCosts, part: str, x: int, y: float) -> float:
     return read_surface(costs.values, costs.layout[part], x, y)
 
 
-@compiled
+@entry
 def read_surface(values: np.ndarray, where: np.void, x: int, y: float) -> float:
     """Look a surface up with the rules of the loop."""
     return surface_us(values, where, x, y, knot_below(values, where, y, 0))

@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kernelsight.serving import inputs, records, replica
+from kernelsight.serving.limits import Limits
 from kernelsight.serving.served import Served, ServedScenario
 from tests.serving.reference_costs import Costs
 from tests.serving.reference_scheduler import Request, Run, serve
@@ -22,7 +23,7 @@ SECONDS_AT_MOST = 900.0  # the first call compiles, slowly where the machine is 
 class World(NamedTuple):
     """All that one simulation reads."""
 
-    limits: inputs.Limits
+    limits: Limits
     host: inputs.Host
     surface: inputs.Surface
     load: inputs.Load
@@ -93,7 +94,7 @@ def constant_world(
         *(*nothing, *nothing, *nothing),
     )
     load = load_of(requests)._replace(max_concurrency=concurrency)
-    return World(inputs.Limits(**flags), inputs.Host(**constants), surface, load)
+    return World(Limits(**flags), inputs.Host(**constants), surface, load)
 
 
 def load_of(requests: list[tuple[float, int, int]]) -> inputs.Load:
@@ -183,11 +184,11 @@ def shared_prompts(draw: st.DrawFn, load: inputs.Load, hash_tokens: int) -> inpu
 
 
 @st.composite
-def limits_drawn(draw: st.DrawFn) -> inputs.Limits:
+def limits_drawn(draw: st.DrawFn) -> Limits:
     """Draw scheduler limits; the KV capacity is set afterwards."""
     seqs = draw(st.integers(1, 6))
     full, window, fixed = draw(st.sampled_from([(1, 0, 0), (1, 2, 0), (2, 1, 1), (0, 1, 0), (0, 0, 1), (1, 0, 2)]))
-    return inputs.Limits(
+    return Limits(
         max_num_seqs=seqs,
         max_num_batched_tokens=draw(st.integers(seqs, 40)),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 3, 9])),
@@ -271,7 +272,7 @@ def hosts_drawn(draw: st.DrawFn, whole: bool) -> inputs.Host:
     )
 
 
-def capacities(limits: inputs.Limits, requests: list[tuple[float, int, int]]) -> st.SearchStrategy[int]:
+def capacities(limits: Limits, requests: list[tuple[float, int, int]]) -> st.SearchStrategy[int]:
     """KV capacities: exactly the largest request, one unit less, a little more, or ample."""
     blocks = [-(-(prompt + output - 1) // limits.block_size) for _, prompt, output in requests]
     most = max(
@@ -281,7 +282,7 @@ def capacities(limits: inputs.Limits, requests: list[tuple[float, int, int]]) ->
     return st.sampled_from([most, most, max(most - 1, 0), most + 1, most + 3, 2 * most, 1000])
 
 
-def draw_surface(dice: np.random.Generator, limits: inputs.Limits, whole: bool, constant: bool) -> inputs.Surface:
+def draw_surface(dice: np.random.Generator, limits: Limits, whole: bool, constant: bool) -> inputs.Surface:
     """Return step costs: tables that grow with tokens, grids that rise or fall along their knots."""
     tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
     padding = int(dice.choice([1, 4, 8]))

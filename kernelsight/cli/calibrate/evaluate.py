@@ -7,9 +7,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kernelsight.cli.options import add_output, add_sweeps
 from kernelsight.errors import InvalidInput
 from kernelsight.fitting.scores import COLUMNS, score_rows
 from kernelsight.fitting.splits import HEADLINE_TRAIN, SITES_OF_A_GOAL, Split
+
+
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    add_sweeps(verb, "GPUs to fit on (default: a100_sxm,l40s,h100_sxm,h200_sxm)")
+    verb.add_argument("--test-gpus", metavar="C", required=True, help="GPUs to predict and score")
+    verb.add_argument(
+        "--tier",
+        choices=("cross-generation", "target-measured"),
+        help="kernel latency model to score (default: target-measured with --budget, else cross-generation)",
+    )
+    verb.add_argument(
+        "--budget",
+        type=float,
+        metavar="SHARE",
+        help="share of the test GPU's sites (distinct kernel shapes) used as measurements",
+    )
+    verb.add_argument("--final", action="store_true", help="also score the GPUs held out for the final evaluation")
+    add_output(verb, "also write the report: .json, .csv, .parquet")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernelsight.errors import InvalidInput, unknown
+from kernelsight.cli.options import add_gpus, add_output, add_sweeps, open_session
+from kernelsight.errors import InvalidInput, RunFailed, unknown
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    add_sweeps(verb, "GPUs to fit on (default: all in the sweeps)")
+    add_gpus(verb)
+    add_output(verb, "file to write the fitted kernel model to: .parquet")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -18,7 +28,6 @@ def run(arguments: argparse.Namespace) -> None:
     from kernelsight.fitting.evaluate import check_sweeps, measured_gpus
     from kernelsight.fitting.packing import fit_pack
     from kernelsight.kernels.families import MEASURED
-    from kernelsight.kernels.pack import write_pack
     from kernelsight.report.output import check_ending, note, print_rows
 
     target = check_ending(arguments.output, (".parquet",))
@@ -39,10 +48,22 @@ def run(arguments: argparse.Namespace) -> None:
         families=families or None,
         told=note,
     )
-    write_pack(pack, target)
+    keep_pack(pack, target)
     counts = pack.group_by(["family", "part"]).aggregate([([], "count_all")]).sort_by([("family", "ascending")])
     rows = [{"family": row["family"], "part": row["part"], "rows": row["count_all"]} for row in counts.to_pylist()]
     print_rows(rows, ["family", "part", "rows"], arguments.format)
+
+
+def keep_pack(pack: pa.Table, target: Path) -> None:
+    """Write a fitted kernel model; where the disk refuses, in the folder of temporary files, and RunFailed says so."""
+    from kernelsight.kernels.pack import write_pack
+
+    try:
+        write_pack(pack, target)
+    except RunFailed as error:  # half an hour's work is not lost with the disk
+        other = Path(tempfile.gettempdir()) / f"kernelsight-{os.getpid()}-{target.name}"
+        write_pack(pack, other)
+        raise RunFailed(f"{error} The kernel model is in {other}; move it where there is space.") from None
 
 
 def _known_gpus(arguments: argparse.Namespace) -> pa.Table:
@@ -51,7 +72,6 @@ def _known_gpus(arguments: argparse.Namespace) -> pa.Table:
 
     if not arguments.gpus:
         return facts("gpus")
-    from kernelsight.cli.options import open_session
 
     with open_session(arguments) as session:
         return session.table("gpus")

@@ -5,10 +5,22 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from kernelsight.cli.options import add_families, add_output
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.read.sweeps.importing import SUMMARY, import_sweep
 from kernelsight.read.sweeps.sources import READERS
 from kernelsight.report.output import check_ending, note, print_rows
+
+
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    verb.add_argument("source", metavar="SOURCE", help="aiconfigurator, neusight, vidur, llmservingsim or parquet")
+    verb.add_argument(
+        "path", nargs="?", metavar="PATH", help="file or folder of the data (default: the installed package)"
+    )
+    verb.add_argument("--gpus", metavar="A,B", help="only these GPUs (default: all)")
+    add_families(verb)
+    add_output(verb, "file to write the sweep to: .parquet")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kernelsight.cli.options import add_device, add_output
 from kernelsight.errors import InvalidInput, KernelSightError, RunFailed
 
 COLUMNS = ("family", "measured", "failed", "reason")
 
 
-def add_flags(verb: argparse.ArgumentParser) -> None:
-    """Add the verb's flags to a parser."""
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
     verb.add_argument(
         "--suite",
         default="quick",
@@ -24,27 +25,20 @@ def add_flags(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--resume", action="store_true", help="continue an interrupted measurement with the same -o FILE")
     verb.add_argument("--retry", action="store_true", help="like --resume, and repeat failed or throttled points")
     verb.add_argument("--time-limit", type=float, metavar="MIN", help="stop after this many minutes; resumable")
-    add_device_flags(verb)
+    add_device(verb)
     verb.add_argument(
         "--device-row", metavar="FILE", help="also write the properties of this GPU as a row for --gpus (.json)"
     )
     verb.add_argument(
         "--host-probe", metavar="FILE", help="also measure the host time of a step of the installed vLLM (.json)"
     )
-
-
-def add_device_flags(verb: argparse.ArgumentParser) -> None:
-    """Add the flags that select the GPU to a parser."""
-    verb.add_argument("--gpu", metavar="G", help="catalogue name of this GPU (default: detected)")
-    verb.add_argument("--device", type=int, default=0, metavar="N", help="CUDA device index (default: 0)")
+    add_output(verb, "file to write the sweep to: .parquet (required); its journal, for --resume, is kept next to it")
 
 
 def main(words: list[str] | None = None) -> int:
     """Run the verb; return 0 on success, 1 if the run failed, 2 for wrong arguments or input."""
     parser = argparse.ArgumentParser(prog="python -m kernelsight.measure", description=__doc__)
-    add_flags(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", help="file to write the sweep to: .parquet")
-    parser.add_argument("--format", choices=("table", "json", "csv"), default="table", help="output format on stdout")
+    declare(parser)
     try:
         run(parser.parse_args(words))
     except KernelSightError as error:

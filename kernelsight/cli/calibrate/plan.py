@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
+from kernelsight.cli.options import add_gpus, add_output, add_pack, open_session
 from kernelsight.errors import InvalidInput
 from kernelsight.measure.plan import ATTENTION, attention_of, choose, measurable, seen_of, served_calls, suite_of_points
 
@@ -12,9 +13,25 @@ DEFAULT_MODELS = ("llama-3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-120b")
 COLUMNS = ("family", "points", "seconds", "of_calls", "expected_error_before", "expected_error_after")
 
 
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    verb.add_argument("--gpu", required=True, metavar="G", help="GPU to measure")
+    verb.add_argument(
+        "--minutes", type=float, default=5.0, metavar="MIN", help="time the measurements may take (default: 5)"
+    )
+    verb.add_argument("--models", metavar="A,B", help="models to cover (default: four of the catalogue)")
+    verb.add_argument(
+        "--attention",
+        metavar="LIB",
+        help="attention library on that GPU: flashinfer (default), flash_attention_vllm or torch_sdpa",
+    )
+    add_gpus(verb)
+    add_pack(verb)
+    add_output(verb, "file to write the suite to: .json")
+
+
 def run(arguments: argparse.Namespace) -> None:
     """Rank the candidate points, write the suite, and print time and expected error per family."""
-    from kernelsight.cli.options import open_session
     from kernelsight.report.output import as_json, check_ending, note, print_rows, write_text
 
     target = check_ending(arguments.output, (".json",))

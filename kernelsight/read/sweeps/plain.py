@@ -24,7 +24,11 @@ def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str
     _check(path)
     known = set(facts("gpus")["gpu"].to_pylist())
     points = pl.scan_parquet(path, glob=False)
-    places = points.group_by("family", "gpu").len().sort("family", "gpu").collect()
+    try:
+        _check_nulls(path, points)
+        places = points.group_by("family", "gpu").len().sort("family", "gpu").collect()
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+        raise InvalidInput(f"{path} cannot be read as Parquet: {str(error).splitlines()[0].rstrip('.')}.") from None
     for family, gpu, count in places.iter_rows():
         if (gpus is None or gpu in gpus) and (families is None or family in families):
             if gpu in known:
@@ -43,12 +47,42 @@ def _check(path: Path) -> None:
     needed = [name for name in contract.column_names if name not in MAY_LACK]
     faults = [f"missing column {name}" for name in needed if name not in schema.names]
     faults += [f"unknown column {name}" for name in schema.names if name not in contract.column_names]
-    for name in set(needed) & set(schema.names):
-        expected, found = contract.schema.field(name).type, schema.field(name).type
-        if pa.types.is_struct(expected) and not pa.types.is_struct(found):
-            faults.append(f"column {name} is {found}, not a struct of sizes")
+    for name in contract.column_names:
+        if name not in schema.names:
+            continue
+        column, found = contract.schema.field(name), schema.field(name).type
+        if not (_same_kind(column.type, found) or (column.nullable and pa.types.is_null(found))):
+            wanted = "a struct of sizes" if pa.types.is_struct(column.type) else column.type
+            faults.append(f"column {name} is {found}, not {wanted}")
     if faults:
         raise breaks_contract("sweep_points", faults, str(path))
+
+
+def _check_nulls(path: Path, points: pl.LazyFrame) -> None:
+    """Raise ContractBroken for columns that have rows without a value, and must not."""
+    contract = contracts()["sweep_points"]
+    whole = [column.name for column in contract.columns if not column.nullable and column.name not in MAY_LACK]
+    lacking = points.select(pl.col(whole).null_count()).collect().row(0, named=True)
+    faults = [f"column {name} has {count} rows without a value" for name, count in lacking.items() if count]
+    if faults:
+        raise breaks_contract("sweep_points", faults, str(path))
+
+
+def _same_kind(expected: pa.DataType, found: pa.DataType) -> bool:
+    """Return whether a column's values can be those of the contract: text, numbers, a struct of numbers."""
+    if pa.types.is_struct(expected):
+        return pa.types.is_struct(found) and all(_is_number(field.type) for field in found)
+    if pa.types.is_string(expected):
+        return pa.types.is_string(found) or pa.types.is_large_string(found) or _is_words(found)
+    return _is_number(found)
+
+
+def _is_words(kind: pa.DataType) -> bool:
+    return pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
 
 
 def _flat(points: pl.DataFrame) -> pl.DataFrame:

@@ -1,0 +1,41 @@
+"""`kernelsight explain`: the nodes that compute a table, in order."""
+
+from __future__ import annotations
+
+import argparse
+
+from kernelsight.cli.options import TABLE_ENDINGS, show_table
+from kernelsight.report.output import check_ending, write_table
+
+
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    verb.add_argument("table", metavar="TABLE", help="name of the table")
+    verb.add_argument(
+        "--format", choices=("text", "table", "json", "csv", "mermaid"), default="text", help="mermaid: a flow chart"
+    )
+    verb.add_argument("-o", "--output", metavar="FILE", help="also write the steps: .parquet, .csv, .json")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Show the nodes that compute a table, in order."""
+    import pyarrow as pa
+
+    from kernelsight.session import connect
+
+    target = check_ending(arguments.output, TABLE_ENDINGS)
+    with connect() as session:
+        nodes, _ = session.graph.needed([arguments.table], session.available())
+        columns = {
+            "position": pa.array(range(1, len(nodes) + 1), pa.int64()),
+            "kind": pa.array([node.kind for node in nodes], pa.string()),
+            "tables": pa.array([", ".join(node.names) for node in nodes], pa.string()),
+            "inputs": pa.array([", ".join(node.inputs) for node in nodes], pa.string()),
+            "doc": pa.array([node.doc for node in nodes], pa.string()),
+        }
+        if arguments.format not in ("text", "mermaid"):
+            show_table(pa.table(columns), arguments)
+            return
+        if target:
+            write_table(pa.table(columns), target)
+        print(session.explain(arguments.table, format=arguments.format))

@@ -1,0 +1,147 @@
+"""A user's query: it may only read, at every depth, and which tables it names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import duckdb
+
+from kernelsight.dataflow.engine import complaint, private_cursor
+from kernelsight.dataflow.sql_nodes import Query, parse_query
+from kernelsight.errors import InvalidInput
+
+# table functions that read rows, files or facts about the database; any other is refused
+_READERS = (
+    *("range", "generate_series", "unnest", "repeat", "repeat_row", "histogram", "histogram_values", "glob"),
+    *("read_csv", "read_csv_auto", "read_json", "read_json_auto", "read_json_objects", "read_json_objects_auto"),
+    *("read_ndjson", "read_ndjson_auto", "read_ndjson_objects", "read_parquet", "parquet_scan", "read_text"),
+    *("read_blob", "read_duckdb", "sniff_csv", "parquet_metadata", "parquet_file_metadata", "parquet_full_metadata"),
+    *("parquet_kv_metadata", "parquet_schema", "parquet_bloom_probe", "json_each", "json_tree", "query_table"),
+    *("icu_calendar_names", "pg_timezone_names", "test_all_types", "test_vector_types", "summary"),
+    *("pragma_collations", "pragma_database_size", "pragma_metadata_info", "pragma_platform", "pragma_show"),
+    *("pragma_storage_info", "pragma_table_info", "pragma_user_agent", "pragma_version"),
+)
+# functions in expressions that change something outside the answer
+_CHANGING = {"write_log", "nextval", "setval"}
+# statements that DuckDB accepts inside a query, and whose words a PIVOT may therefore not bear unquoted
+_CHANGES = {"copy", "insert", "update", "delete", "merge", "truncate"}
+_OPENING = {"from", "join", "pivot", "unpivot", "pivot_wider", "pivot_longer", "describe", "summarize", "table", ","}
+_STARTS = {"pivot", "pivot_wider", "with", "from", "select", "values", "("}
+
+
+def check_query(text: str) -> None:
+    """Raise InvalidInput unless a query is one SELECT that only reads, or an EXPLAIN of one.
+
+    DESCRIBE, SHOW, SUMMARIZE and PIVOT are such queries. The whole tree is looked at: DuckDB runs COPY and INSERT in a
+    CTE, and table functions that write.
+
+    >>> check_query("explain analyze select 1")
+    >>> try:
+    ...     check_query("with x as (copy (select 1) to 'mine.csv') select * from x")
+    ... except InvalidInput as error:
+    ...     print(error)
+    expected a query that only reads, such as a SELECT, but it contains: copy. Remove that part.
+    """
+    try:
+        kinds = [statement.type.name for statement in private_cursor().extract_statements(text)]
+    except duckdb.Error as error:
+        raise InvalidInput(f"the query cannot be read: {complaint(error)}.") from None
+    if len(kinds) != 1 or kinds[0] not in ("SELECT", "EXPLAIN", "MULTI"):
+        found = "; ".join(kind.lower() for kind in kinds) or "nothing"
+        raise InvalidInput(f"expected one query, such as a SELECT, but got: {found}.")
+    query = _parsed(text)
+    if query is not None:
+        changes = [kind.partition("_")[0].lower() for kind in query.changes]
+        strange = sorted({*query.functions} - _allowed()) or sorted(_CHANGING & {*query.called})
+    else:
+        words = list(_words(_unexplained(text)))
+        changes = _pivot_changes(words)
+        called = {word.strip('"').lower() for word, after in zip(words, words[1:], strict=False) if after == "("}
+        strange = sorted(called & (_refused() | _CHANGING))
+    if changes:
+        raise InvalidInput(
+            f"expected a query that only reads, such as a SELECT, but it contains: {', '.join(changes)}. Remove that "
+            "part."
+        )
+    if strange:
+        raise InvalidInput(f"the query calls {strange[0]}, which does more than to read rows; remove the call.")
+
+
+def _parsed(text: str) -> Query | None:
+    """Return the parsed query, or that which EXPLAIN explains; None where the parser gives no tree: a PIVOT."""
+    found = parse_query(_unexplained(text))
+    return None if isinstance(found, str) else found
+
+
+def _unexplained(text: str) -> str:
+    """Return a query without EXPLAIN, ANALYZE and their options in brackets.
+
+    >>> _unexplained("explain (format json) select 1"), _unexplained("explain analyze (select 1)")
+    ('select 1', '(select 1)')
+    """
+    raw = text.encode()  # the tokenizer counts bytes
+    starts = [start for start, _ in _tokens(text)]
+    words = list(_words(text))
+    if not words or words[0].lower() != "explain":
+        return text
+    at = 1
+    while at < len(words):
+        rest = raw[starts[at] :].decode()
+        if words[at].lower() in ("analyze", "analyse"):
+            at += 1
+        elif words[at] == "(" and isinstance(parse_query(rest), str) and ")" in words[at:]:
+            at = words.index(")", at) + 1
+        else:
+            return rest
+    return text
+
+
+def _pivot_changes(words: list[str]) -> list[str]:
+    """Return what changes something in a PIVOT, of which the parser gives no tree: by its words."""
+    if not words or words[0].lower() not in _STARTS:
+        return [words[0].lower()] if words else ["nothing"]
+    return sorted({word.lower() for word in words} & _CHANGES)
+
+
+@cache
+def _table_functions() -> frozenset[str]:
+    query = "select distinct function_name from duckdb_functions() where function_type in ('table', 'pragma')"
+    return frozenset(name for (name,) in private_cursor().execute(query).fetchall())
+
+
+@cache
+def _allowed() -> frozenset[str]:
+    return frozenset(_READERS) | {name for name in _table_functions() if name.startswith("duckdb_")}
+
+
+@cache
+def _refused() -> frozenset[str]:
+    return _table_functions() - _allowed()
+
+
+def tables_in_query(text: str, known: set[str]) -> list[str]:
+    """Return the tables of a user's query in lower case, by the parser or (for PIVOT) by its tokens.
+
+    >>> tables_in_query("pivot kernel_breakdown on phase using sum(total_us)", {"kernel_breakdown", "phase"})
+    ['kernel_breakdown']
+    """
+    query = _parsed(text)
+    if query is not None:
+        return [name.lower() for name in query.tables]
+    words = [word.strip('"').lower() for word in _words(text)]
+    following = (word for before, word in zip(words, words[1:], strict=False) if before in _OPENING)
+    return sorted({word for word in following if word in known})
+
+
+def _tokens(text: str) -> list[tuple[int, object]]:
+    return [found for found in duckdb.tokenize(text) if found[1] != duckdb.token_type.comment]
+
+
+def _words(text: str) -> Iterator[str]:
+    """Yield the tokens of a query, names in the quotes that they bear, without comments."""
+    raw = text.encode()
+    ends = [start for start, _ in duckdb.tokenize(text)]
+    for start, _ in _tokens(text):
+        end = next((other for other in ends if other > start), len(raw))
+        yield raw[start:end].decode().strip(" \t\r\n;")

@@ -1,0 +1,55 @@
+"""Sizes of a config.json that no model has: sums that would not fit 64 bits, and scalings of RoPE that mean nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from kernelsight import errors
+from kernelsight.read.fields import ConfigFields
+
+# a thousand times the largest published model; bytes, FLOP of a step and their sums fit 64 bits below it
+MOST_PARAMETERS = 10**15
+# fields of rope_scaling and rope_parameters that multiply or divide
+FACTORS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "rope_theta")
+
+
+def check_total(fields: ConfigFields, columns: Mapping[str, Any]) -> None:
+    """Raise InvalidInput where the sizes make more parameters than any model has; ``columns`` as in ``models``."""
+
+    def size(name: str) -> int:
+        return columns.get(name) or 0
+
+    heads = (size("heads") + size("kv_heads")) * size("head_dim")
+    linear = (size("linear_key_heads") + size("linear_value_heads")) * (
+        size("linear_key_head_dim") + size("linear_value_head_dim")
+    )
+    experts = size("experts") * size("expert_intermediate") + size("shared_intermediate")
+    latent = size("q_lora_rank") + size("kv_lora_rank")
+    layer = 3 * (heads + linear + size("intermediate") + experts + latent)
+    total = size("hidden") * (2 * size("vocab") + size("layer_count") * layer)
+    if total > MOST_PARAMETERS:
+        raise errors.InvalidInput(
+            f"config of {fields.label}: its sizes make about {total:.1e} parameters, more than the "
+            f"{MOST_PARAMETERS:.0e} that can be simulated; correct hidden_size, vocab_size or the sizes of its layers."
+        )
+
+
+def check_rope(fields: ConfigFields) -> None:
+    """Raise InvalidInput for a ``rope_scaling`` that is no object or scales by what is not a finite number above 0."""
+    for name in ("rope_scaling", "rope_parameters"):
+        scaling = fields.inside(name, default=None)
+        if scaling is None:
+            continue
+        # newer configs have one object for each kind of layer
+        kinds = [scaling.inside(key) for key, value in scaling.values.items() if isinstance(value, Mapping)]
+        for each in (scaling, *kinds):
+            for factor in FACTORS:
+                value = each.values.get(factor)
+                if value is not None and not _is_factor(value):
+                    raise errors.config_field_wrong(each.label, factor, value, "a finite number above 0")
+
+
+def _is_factor(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf

@@ -1,0 +1,227 @@
+"""Figures that overflow, mean nothing or are spelled in another way: refused with the figure, or read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernelsight.errors import InvalidInput
+from kernelsight.read.traces import read_trace
+from kernelsight.scenario.flags import FLAGS, checked
+from kernelsight.scenario.grid import read_grid
+from kernelsight.session import Session, connect
+from tests.conftest import random_worlds
+
+LOAD = {"request_rate": 5, "num_prompts": 5, "input_len": 100, "output_len": 5}
+ROW = {"model": "qwen3-0.6b", "gpu": "l4", **LOAD}
+HUGE = 9007199254740992
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        "0",
+        "0.9.2",
+        "v0.6",
+        "1.0.0rc3",
+        "1.3.0rc10",
+        "0.5.6.post2",
+        "0.1.dev19262",
+        "0.11.1.dev12+g1a2b3c.cu129",
+        "1.2-rc.5",
+    ],
+)
+def test_versions_of_engines_are_read(version: str) -> None:
+    assert checked("engine_version", version) == version
+
+
+@pytest.mark.parametrize(
+    "version",
+    ["-1.0", "latest", "99999999999999999999.1", "1..2", "1.", ".5", "1,5", "0.5 or so", "1; drop", "1.0+", "v", 1.0],
+)
+def test_what_is_no_version_is_refused(version: object) -> None:
+    with pytest.raises(InvalidInput, match=r"give a version such as 0.11.0, or leave it unset"):
+        checked("engine_version", version)
+
+
+@pytest.mark.parametrize(
+    ("flag", "figure", "words"),
+    [
+        ("max_num_batched_tokens", HUGE, f"max_num_batched_tokens is {HUGE}, more than the 134217728 that can be"),
+        ("max_num_seqs", HUGE, f"max_num_seqs is {HUGE}, more than the 16777216 that can be simulated"),
+        ("kv_cache_tokens", HUGE, f"kv_cache_tokens is {HUGE}, more than the 1099511627776 that can be simulated"),
+        ("block_size", HUGE, f"block_size is {HUGE}, more than the 1048576 that can be simulated"),
+        ("max_model_len", 2_000_000, "max_model_len 2000000 exceeds the 40960 tokens that qwen3-0.6b supports"),
+        ("max_model_len", HUGE, f"max_model_len {HUGE} exceeds the 40960 tokens that qwen3-0.6b supports"),
+    ],
+)
+def test_the_refusal_names_the_figure_that_was_given(flag: str, figure: int, words: str, refusal: Callable) -> None:
+    option = "--" + flag.replace("_", "-")
+    load = ("--request-rate", 5, "--num-prompts", 5, "--isl", 100, "--osl", 5)
+    assert refusal("simulate", "--model", "qwen3-0.6b", "--gpu", "l4", *load, option, figure).startswith(words)
+
+
+def test_a_row_that_cannot_be_simulated_leaves_the_others() -> None:
+    flags = ("max_num_batched_tokens", "max_num_seqs", "kv_cache_tokens", "block_size", "max_model_len")
+    rows = [ROW, *(ROW | {flag: HUGE} for flag in flags), ROW | dict.fromkeys(flags, HUGE)]
+    with connect() as session:
+        status = session.what_if(rows).table("scenario_summary").sort_by("status")["status"].to_pylist()
+    assert status.count("served") == 1 and sum(str(HUGE) in each for each in status) == len(flags) + 1
+
+
+def test_a_model_that_reads_two_million_tokens_says_how_many_are_simulated(tiny_config: Callable) -> None:
+    path = str(tiny_config(max_position_embeddings=2_097_152))
+    with connect() as session:
+        assert session.simulate(**ROW | {"model": path, "gpu": "h100_sxm"}).summary["completed"] == 5
+        with pytest.raises(InvalidInput, match="max_model_len is 2097152, more than the 1048576 that can be simulated"):
+            session.simulate(**ROW | {"model": path, "gpu": "h100_sxm", "max_model_len": 2_097_152})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vocab_size": 10**15}, "field 'vocab_size' is 1000000000000000, but must be a whole number of at most"),
+        ({"vocab_size": 10**12}, "its sizes make about 1.0e+15 parameters, more than the 1e+15 that can be simulated"),
+        ({"intermediate_size": 2**40, "hidden_size": 2**40}, "its sizes make about"),
+        ({"rope_scaling": {"factor": -4}}, "rope_scaling: field 'factor' is -4, but must be a finite number above 0"),
+        ({"rope_scaling": {"factor": float("nan")}}, "field 'factor' is nan, but must be a finite number above 0"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": "4"}}, "field 'factor' is '4', but must be a finite number"),
+        ({"rope_scaling": [8.0]}, "field 'rope_scaling' is [8.0], but must be an object"),
+        ({"rope_parameters": {"full_attention": {"factor": 0}}}, "full_attention: field 'factor' is 0, but must be"),
+    ],
+)
+def test_sizes_and_scalings_that_no_model_has(
+    changes: dict, words: str, tiny_config: Callable, refusal: Callable
+) -> None:
+    path = tiny_config(**changes)
+    sentence = refusal("predict", "--model", path, "--gpu", "l4", "--context-len", 10)
+    assert words in sentence
+
+
+def test_a_config_with_a_byte_order_mark_is_read_and_a_field_twice_is_refused(
+    tiny_config: Callable, command: Callable, refusal: Callable
+) -> None:
+    path = tiny_config(rope_scaling={"rope_type": "llama3", "factor": 8.0})
+    words = ("predict", "--model", path, "--gpu", "l4", "--context-len", 10, "--format", "json")
+    plain = command(*words).json["total_us"]
+    text = path.read_text()
+    path.write_text("\ufeff" + text, encoding="utf-8")
+    assert command(*words).json["total_us"] == plain
+    path.write_text(text[:-1] + ', "hidden_size": 1024}')
+    assert "'hidden_size' occurs twice; keep one" in refusal(*words)
+
+
+def test_whole_numbers_of_sql_are_whole_numbers() -> None:
+    query = (
+        "select 'qwen3-0.6b' as model, 'l4' as gpu, sum(n)::hugeint as num_prompts, 64.0::decimal(9, 1) as input_len, "
+    )
+    query += "8::hugeint as output_len, 2.5::decimal(3, 2) as request_rate from range(4) as r(n)"
+    with connect() as session:
+        rows = read_grid(session, query)
+        assert session.what_if(rows).table("scenario_summary")["completed"].to_pylist() == [6]
+        with pytest.raises(InvalidInput, match=r"num_prompts is 6\.5; give a whole number"):
+            session.what_if([rows[0] | {"num_prompts": session.query("select 6.5 as n")["n"][0].as_py()}])
+
+
+def test_a_trace_of_decimals_is_read(tmp_path: Path) -> None:
+    with connect() as session:
+        pq.write_table(
+            session.query(
+                "select i::decimal(9, 2) as arrival_s, sum(10)::hugeint as prompt_tokens, 4.0 as output_tokens "
+                "from range(3) as r(i) group by i order by i"
+            ),
+            tmp_path / "day.parquet",
+        )
+    trace = read_trace(tmp_path / "day.parquet")
+    assert trace["prompt_tokens"].to_pylist() == [10, 10, 10] and trace["output_tokens"].to_pylist() == [4, 4, 4]
+    pq.write_table(
+        pa.table(
+            {
+                "arrival_s": [0],
+                "prompt_tokens": [pa.scalar(1.5).cast(pa.decimal128(5, 1)).as_py()],
+                "output_tokens": [1],
+            }
+        ),
+        tmp_path / "day.parquet",
+    )
+    with pytest.raises(InvalidInput, match="prompt_tokens is .*1.5.*, but must be a whole number"):
+        read_trace(tmp_path / "day.parquet")
+
+
+def test_nan_in_a_csv_grid_is_no_missing_value(refusal: Callable, tmp_path: Path) -> None:
+    grid = tmp_path / "grid.csv"
+    for spelled in ("nan", "NaN"):
+        grid.write_text(
+            "model,gpu,request_rate,max_concurrency,num_prompts,input_len,output_len\n"
+            f"qwen3-0.6b,l4,{spelled},4,8,64,8\nqwen3-0.6b,l4,2,4,8,64,8\n"
+        )
+        assert refusal("sweep", grid) == "row 1 of the grid: request_rate is nan; give a finite number above 0."
+
+
+def test_a_field_that_occurs_twice_is_refused_wherever_json_is_read(refusal: Callable, tmp_path: Path) -> None:
+    gpus = tmp_path / "gpus.json"
+    gpus.write_text('{"gpu": "a", "gpu": "b"}')
+    assert "'gpu' occurs twice; keep one" in refusal("sql", "from gpus", "--gpus", gpus)
+    grid = tmp_path / "grid.json"
+    grid.write_text(json.dumps(ROW).replace('{"model"', '{"model": "llama-3.1-8b", "model"'))
+    assert "'model' occurs twice; keep one" in refusal("sweep", grid)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "missing/run.duckdb",
+        "/proc/run.duckdb",
+        "/proc/self/run.json",
+        "x" * 300 + ".json",
+        "x" * 250 + ".csv",
+        "folder.json",
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    name: str, refusal: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.json").mkdir()
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("the work was begun")
+
+    monkeypatch.setattr("kernelsight.sweeps.runs.Run.of", never)
+    load = ("--request-rate", 5, "--num-prompts", 5, "--isl", 100, "--osl", 5)
+    assert refusal("simulate", "--model", "qwen3-0.6b", "--gpu", "l4", *load, "-o", name).startswith("-o '")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.json"]
+
+
+@pytest.fixture(scope="module")
+def session() -> Session:
+    with connect() as opened:
+        yield opened
+
+
+@random_worlds(200)
+@given(
+    name=st.sampled_from(sorted(FLAGS)),
+    value=st.one_of(
+        st.integers(-(2**70), 2**70),
+        st.floats(),
+        st.text(max_size=5),
+        st.decimals(),
+        st.booleans(),
+        st.binary(max_size=3),
+        st.just(float("1e300")),
+        st.lists(st.integers(), max_size=2),
+    ),
+)
+def test_any_value_of_a_flag_is_taken_or_refused(name: str, value: object) -> None:
+    try:
+        checked(name, value)
+    except InvalidInput as error:
+        assert name in str(error)
