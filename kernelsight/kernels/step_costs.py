@@ -71,8 +71,8 @@ def step_costs_of(
 ) -> pa.Table:
     """Return ``step_costs`` of all knots that launch a kernel, in the order of ``step_shapes``.
 
-    ``facts``: gpus, fabrics, eta_coefficients, kernel_implementations; ``corrections``: of knots; ``read``: of the calls
-    of ``families``, and of latencies where they are given; ``threads`` that price calls.
+    ``facts``: gpus, fabrics, eta_coefficients, kernel_implementations; ``corrections``: of knots; ``read``: of calls
+    by family, and of latencies where they are given; ``threads`` that price calls.
     """
     costs = _costs(step_shapes, signatures, settings, sharded_layers, layer_weights, facts, read, threads)
     knots = step_shapes.filter(pc.not_equal(step_shapes["part"], "whole"))

@@ -47,6 +47,7 @@ class Surface(NamedTuple):
     # the parts of token_us that routed experts and collectives take, [tokens] each
     moe_us: np.ndarray = np.zeros(0)
     communication_us: np.ndarray = np.zeros(0)
+    sampled_communication_us: np.ndarray = np.zeros(0)  # part of sampled_us, [sequences]
 
 
 class Load(NamedTuple):

@@ -57,6 +57,8 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
     for name in (*staged, "moe_us", "communication_us"):
         parts_us[name] = dense(tokens, by_id(name)[ids["tokens"][:, 0]], int(tokens[-1]))
     largest_tokens, largest_sampled = int(axes["tokens"][0][-1]), int(axes["logits"][0][-1])
+    logits_us = by_id("communication_us")[ids["logits"][:, 0]]
+    parts_us["sampled_communication_us"] = dense(axes["logits"][0], logits_us, largest_sampled)
     surface = Surface(
         dense(axes["tokens"][0], grids["tokens"][:, 0], largest_tokens),
         padded_tokens(largest_tokens, deployment["graph_max_tokens"]),

@@ -69,6 +69,7 @@ LAYOUT = record(
     split=_TRUTH,
     moe_at=_WHOLE,
     communication_at=_WHOLE,
+    sampled_communication_at=_WHOLE,  # of the cost of sampled sequences: the collectives of their logits
 )
 
 REQUEST = record(

@@ -72,6 +72,7 @@ def pack(surface: Surface) -> PackedCosts:
     if surface.moe_us.size:
         layout["moe_at"] = place(surface.moe_us[surface.padded_tokens])
         layout["communication_at"] = place(surface.communication_us[surface.padded_tokens])
+        layout["sampled_communication_at"] = place(surface.sampled_communication_us)
     most = {"decode": surface.sampled_us.size, "window": surface.sampled_us.size, "prefill": surface.token_us.size}
     for name in ("decode", "window", "prefill"):
         xs, ys, grid = (getattr(surface, f"{name}_{part}") for part in ("x", "y", "us"))
@@ -100,6 +101,7 @@ def joined_costs(packed: Sequence[PackedCosts]) -> tuple[np.ndarray, np.ndarray]
     for layout, start in zip(layouts, starts, strict=True):
         for name in ("tokens_at", "sampled_at", "embedding_at", "transfer_at", "moe_at", "communication_at"):
             layout[name] += start
+        layout["sampled_communication_at"] += start
         for part in ("decode", "window", "prefill"):
             for name in ("x_at", "share_at", "y_at", "at"):
                 layout[part][name] += start

@@ -120,6 +120,8 @@ def cost_step(
     )
     sampled = decode_tokens + ended
     weights[layout.sampled_at + sampled] += 1.0
+    if layout.split:
+        engine.communication_us[1 if chunks > 0 else 0] += costs[layout.sampled_communication_at + sampled]
     return gpu_us + costs[layout.sampled_at + sampled], chunks, sampled
 
 
@@ -408,7 +410,8 @@ def decode_run(
             engine.step_kind_us[0] += gpu_span_us
             engine.decode_attention_us[0] += gpu_span_us - linear_us * steps
             engine.moe_us[0] += costs[layout.moe_at + batch] * steps
-            engine.communication_us[0] += costs[layout.communication_at + batch] * steps
+            collectives_us = costs[layout.communication_at + batch] + costs[layout.sampled_communication_at + batch]
+            engine.communication_us[0] += collectives_us * steps
         engine.steps += steps
         engine.gpu_us += gpu_span_us
         engine.host_us += span_us - gpu_span_us
