@@ -221,7 +221,7 @@ def test_files_that_are_no_trace(refusal, tmp_path):
         ((*OPEN, "--request-rate", -1), "request_rate is -1.0; give a finite number above 0."),
         ((*OPEN, "--request-rate", "nan"), "request_rate is nan; give a finite number above 0."),
         ((*OPEN, "--burstiness", "inf"), "burstiness is inf; give a finite number above 0."),
-        ((*OPEN, "--request-rate", "-inf"), "request_rate is -inf; give a finite number above 0."),
+        ((*OPEN, "--request-rate=-inf"), "request_rate is -inf; give a finite number above 0."),
         (
             (*OPEN, "--request-rate", 1e-300),
             "request_rate 1e-300 spreads 6 requests over more than 30 years; give a higher rate.",
