@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernelsight.attribution.factors import PARAMETERS, newton_step, observe, relative_loss, variant_of
+from kernelsight.attribution.factors import PARAMETERS, limited, newton_step, observe, relative_residuals, variant_of
 from kernelsight.attribution.measured import Measured
 from kernelsight.attribution.replay import Replayed, Variant
 
@@ -25,7 +25,11 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 NEWTON_STEPS = 5
 MOST_CAUSES = 3
 # a cause has to take this share of the loss away, and there has to be a loss to speak of: relative error of half a percent
-LEAST_GAIN, LEAST_LOSS = 0.25, 0.005**2 / 0.2
+LEAST_GAIN, LEAST_LOSS = 0.3, 0.007**2
+# losses that differ by less than this share of the best one are alike
+NEAR = 0.4
+# smaller sizes are no cause: of the logarithm of a factor, ms a step, ms a request
+LEAST_FACTOR, LEAST_STEP_MS, LEAST_REQUEST_MS = 0.03, 0.05, 1.0
 
 
 class State(NamedTuple):
@@ -56,8 +60,10 @@ def explain(
     and the flags that they are; an alternative that cannot run is passed over.
     """
 
+    groups = similar(measured, chosen)
+
     def loss_of(replayed: Replayed) -> float:
-        return float(np.nanmean(np.where(chosen, relative_loss(measured, replayed), np.nan)))
+        return loss_by_group(relative_residuals(measured, replayed)[:, chosen], groups)
 
     best = State(flags, np.zeros(len(PARAMETERS)), (), base, loss_of(base))
     ranked: list[tuple[str, float]] = []
@@ -71,11 +77,55 @@ def explain(
         states += _sizes_fitted(serve, best, measured, chosen, prior, loss_of)
         if not states:
             break
-        found = min(states, key=lambda state: state.loss)
+        found = most_plausible(states, prior)
         if found.loss > (1.0 - LEAST_GAIN) * best.loss:
             break
         best = found
     return best, ranked
+
+
+def most_plausible(states: Sequence[State], prior: np.ndarray) -> State:
+    """Return the explanation that is best by what it leaves unexplained and by how unusual the sizes are that it needs.
+
+    Causes that act alike (host time of every step, a kernel that reads weights) leave equally little; then the one that
+    the prior expects is named.
+    """
+    least = max(min(state.loss for state in states) * NEAR, LEAST_LOSS)
+    precision = np.linalg.inv(prior)
+    return min(states, key=lambda state: state.loss / least + state.values @ precision @ state.values / 2.0)
+
+
+def similar(measured: Measured, chosen: np.ndarray) -> np.ndarray:
+    """Return a number for each chosen request, equal for those of similar prompts, outputs and concurrency.
+
+    Which requests share a step is chance; on average over such a group chance is left out, and what is left is a cause.
+    """
+    sent = measured.sent_s[chosen]
+    ends = np.sort(sent + np.nan_to_num(measured.e2e_ms[chosen]) / 1e3)
+    running = np.arange(sent.size)[np.argsort(np.argsort(sent))] - np.searchsorted(ends, sent)
+    number = np.zeros(sent.size, np.int64)
+    for values in (measured.prompt_tokens[chosen], measured.output_tokens[chosen], running):
+        edges = np.unique(np.quantile(values, [1 / 3, 2 / 3]))
+        number = number * 3 + np.searchsorted(edges, values)
+    return number
+
+
+def loss_by_group(residuals: np.ndarray, groups: np.ndarray) -> float:
+    """Return the mean square of the groups' mean residuals, and a tenth of that of single requests.
+
+    ``residuals``: relative, shape [phases, requests].
+    """
+    total = np.zeros(2)
+    for own in residuals:
+        there = np.isfinite(own)
+        if not there.any():
+            continue
+        count = np.bincount(groups[there])
+        sums = np.bincount(groups[there], own[there])
+        means = np.divide(sums, count, out=np.zeros(count.size), where=count > 0)
+        single = np.minimum(np.abs(own[there]), 0.3)
+        total += ((count * means**2).sum() + 0.1 * (single**2).sum(), there.sum())
+    return float(total[0] / max(total[1], 1.0))
 
 
 def _names(causes: Sequence[str]) -> set[str]:
@@ -119,7 +169,15 @@ def _sizes_fitted(
             state = State(best.flags, values[name], (*best.causes, name), replayed, loss_of(replayed))
             if name not in found or state.loss < found[name].loss:
                 found[name] = state
-    return list(found.values())
+    return [state for state in found.values() if _is_material(state)]
+
+
+def _is_material(state: State) -> bool:
+    """Whether the size of every cause is more than noise."""
+    sizes = dict(zip(PARAMETERS, np.abs(state.values), strict=True))
+    least = {"host": LEAST_STEP_MS, "front_end": LEAST_REQUEST_MS}
+    names = [part for cause in state.causes if cause in GROUPS for part in GROUPS[cause]]
+    return all(sizes[name] >= least.get(name, LEAST_FACTOR) for name in names)
 
 
 def _tied_step(
@@ -134,7 +192,7 @@ def _tied_step(
     inside = np.linalg.lstsq(basis, value, rcond=None)[0]
     wide = np.diag(np.diag(basis.T @ prior @ basis) * 100.0)
     step, _ = newton_step(inside, seen, replayed, wide)
-    return basis @ step
+    return limited(basis @ step)
 
 
 def _overlaps(name: str, causes: Sequence[str]) -> bool:

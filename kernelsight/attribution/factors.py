@@ -98,19 +98,26 @@ def observe(measured: Measured, replayed: Replayed, chosen: np.ndarray) -> Obser
 
 def relative_loss(measured: Measured, replayed: Replayed) -> np.ndarray:
     """Return the Huber loss of each request's relative residuals of TTFT and decode time; NaN where there is none."""
+    residuals = relative_residuals(measured, replayed)
+    bent = np.where(np.abs(residuals) < 0.1, residuals**2 / 0.2, np.abs(residuals) - 0.05)
+    count = np.isfinite(bent).sum(axis=0)
+    return np.divide(np.nansum(bent, axis=0), count, out=np.full(count.size, np.nan), where=count > 0)
+
+
+def relative_residuals(measured: Measured, replayed: Replayed) -> np.ndarray:
+    """Return (measured - predicted) / measured of TTFT and decode time, shape [2, requests]; NaN where there is none.
+
+    A request that is rejected is as wrong as can be.
+    """
     predicted = (replayed.ttft_ms, (replayed.finish_ns - replayed.first_ns) / 1e6)
-    total, count = np.zeros(measured.ok.size), np.zeros(measured.ok.size)
+    found = []
     for phase, (real, ours) in enumerate(zip((measured.ttft_ms, measured.decode_ms), predicted, strict=True)):
         with np.errstate(invalid="ignore", divide="ignore"):
-            share = np.abs(real - ours) / np.maximum(real, 1.0)
-        usable = measured.ok & np.isfinite(share) & ((phase == 0) | (measured.output_tokens > 1))
-        # a request that the variant rejects is as wrong as can be
-        share = np.where(measured.ok & ~replayed.served, 1.0, share)
-        usable |= measured.ok & ~replayed.served
-        bent = np.where(share < 0.1, share**2 / 0.2, share - 0.05)
-        total += np.where(usable, bent, 0.0)
-        count += usable
-    return np.divide(total, count, out=np.full(total.size, np.nan), where=count > 0)
+            share = np.clip((real - ours) / np.maximum(real, 1.0), -1.0, 1.0)
+        share = np.where(replayed.served, share, 1.0)
+        there = measured.ok & np.isfinite(real) & ((phase == 0) | (measured.output_tokens > 1))
+        found.append(np.where(there, share, np.nan))
+    return np.array(found)
 
 
 def estimate(
@@ -128,7 +135,9 @@ def estimate(
     ``chosen``: the requests that are fitted to; ``first``: replays without corrections, where they are at hand.
     """
     values = [np.zeros(len(PARAMETERS)) for _ in flags]
-    replays = list(first) if first else serve([variant_of(own, value) for own, value in zip(flags, values, strict=True)])
+    replays = (
+        list(first) if first else serve([variant_of(own, value) for own, value in zip(flags, values, strict=True)])
+    )
     best: list[Estimate | None] = [None] * len(flags)
     for turn in range(iterations + 1):
         moved = []
@@ -138,7 +147,7 @@ def estimate(
             found = Estimate(value, covariance, np.sqrt(np.diag(prior)), replayed, loss)
             if best[place] is None or np.nanmean(loss[chosen]) < np.nanmean(best[place].loss[chosen]):
                 best[place] = found
-            moved.append(value + step)
+            moved.append(value + limited(step))
         if turn == iterations:
             break
         values = moved
@@ -162,9 +171,12 @@ def newton_step(
     hessian = (seen.derivative * weight[:, None]).T @ seen.derivative + precision
     gradient = (seen.derivative * weight[:, None]).T @ seen.residual_ms - precision @ value
     covariance = np.linalg.inv(hessian)
-    step = covariance @ gradient
-    kernels = step[: min(len(KERNELS), step.size)]
-    return step * min(1.0, LARGEST_STEP / max(np.abs(kernels).max(), 1e-12)), covariance
+    return covariance @ gradient, covariance
+
+
+def limited(step: np.ndarray) -> np.ndarray:
+    """Return a step of PARAMETERS, shortened where it moves a factor too far to trust the derivatives."""
+    return step * min(1.0, LARGEST_STEP / max(np.abs(step[: len(KERNELS)]).max(), 1e-12))
 
 
 def independent(replayed: Replayed) -> float:

@@ -133,9 +133,9 @@ def _unknown_words(arguments: argparse.Namespace, strange: list[str]) -> KernelS
 def _engine_option(flag: str) -> str | None:
     """Return what to do about an option of a serving engine that is no flag here, or None."""
     from kernelsight.scenario import flags
-    from kernelsight.scenario.engine_options import find_option
+    from kernelsight.scenario.engine_options import options, spelled
 
-    found = next((option for engine in flags.ENGINES if (option := find_option(engine, flag))), None)
+    found = next((option for engine in flags.ENGINES if (option := options(engine).get(spelled(flag)))), None)
     if found is None:
         return None
     if found.flag:

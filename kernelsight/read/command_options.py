@@ -61,6 +61,8 @@ def read_options(words: list[str], takes: Takes, folder: Path) -> Iterator[Setti
                 raise InvalidInput(f"{name} of the launch line has no value; add it, or remove the option.")
             value, place = words[place], place + 1
             word = f"{word} {value}"
+        if name == "-O" and value.startswith("{"):  # until vLLM 0.11, the short form of the whole configuration
+            name, kind = "--compilation-config", "json"
         yield from _valued(name, value, word, kind, folder, takes)
 
 
@@ -73,11 +75,10 @@ def _valued(name: str, value: str, word: str, kind: str | None, folder: Path, ta
         try:
             fields = json.loads(value)
         except ValueError as error:
-            if takes(name) == "json" and not value.lstrip().startswith("{"):
-                yield Setting(name, value, word)
-                return
             raise InvalidInput(f"{name} of the launch line is not JSON: {error}.") from None
-        yield from _nested(name, fields, takes) if isinstance(fields, Mapping) else [Setting(name, value, word)]
+        if not isinstance(fields, Mapping):
+            raise InvalidInput(f"{name} of the launch line is no JSON object: {value:.60}; give its fields.")
+        yield from _nested(name, fields, takes)
     elif kind == "file":
         yield from _of_file(name, value, word, folder, takes)
     else:

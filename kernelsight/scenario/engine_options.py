@@ -80,6 +80,8 @@ def find_option(engine: str, name: str) -> Option | None:
     """
     known, wanted = options(engine), spelled(name)
     stem, dot, field = wanted.partition(".")
+    if dot and stem == "-O":  # until vLLM 0.11, the short form of the whole configuration
+        stem = "--compilation-config"
     if dot and stem in known:
         wanted = f"{spelled(known[stem].option)}.{field}"
     if wanted in known:

@@ -83,6 +83,8 @@ VLLM = {
     "-O0": {"enforce_eager": True},
     "-O3": {},
     "-O 0": {"enforce_eager": True},
+    "-O.cudagraph_mode=NONE": {"enforce_eager": True},
+    """-O '{"level": 3, "cudagraph_capture_sizes": [16]}'""": {"max_cudagraph_capture_size": 16},
     "--enforce-eager -O3": {"enforce_eager": True},
     "-dp 2 --enable-expert-parallel": {"data_parallel_size": 2, "enable_expert_parallel": True},
     """--compilation-config '{"cudagraph_mode": "NONE"}'""": {"enforce_eager": True},
@@ -90,6 +92,7 @@ VLLM = {
     "--compilation-config.max_cudagraph_capture_size 64": {"max_cudagraph_capture_size": 64},
     "--quantization fp8": {"quantization": "fp8"},
     "--quantization awq": {},
+    "--quantization fp8 --served-model-name x": {"quantization": "fp8"},
     "--num-gpu-blocks-override 100 --block-size 32": {"kv_cache_tokens": 3200, "block_size": 32},
     "--gpu-memory-util 0.8": {"gpu_memory_utilization": 0.8},
     "--max-num-seqs 8 --max-num-seqs 16": {"max_num_seqs": 16},
@@ -142,6 +145,10 @@ def test_options_of_vllm(options, expected):
 @pytest.mark.parametrize(("options", "expected"), SGLANG.items())
 def test_options_of_sglang(options, expected):
     assert flags_of(f"python3 -m sglang.launch_server --model-path a/b {options}") == {"model": "a/b", **expected}
+
+
+def test_the_method_of_a_quantised_checkpoint_is_not_applied_again():
+    assert flags_of("vllm serve Qwen/Qwen3-32B-FP8 --quantization fp8") == {"model": "Qwen/Qwen3-32B-FP8"}
 
 
 def test_options_of_trtllm_serve_and_of_its_yaml_file(tmp_path):
@@ -264,6 +271,7 @@ def test_flags_beside_the_line_have_precedence():
         ("vllm serve 'm", "no closing quotation; close it"),
         ("vllm serve $MODEL", "has a variable without a value"),
         ("vllm serve m --speculative-config '{a'", "is not JSON"),
+        ("vllm serve m --speculative-config '[1]'", "is no JSON object: [1]; give its fields"),
         ("vllm serve m & vllm serve n", "starts 2 servers"),
         ("@/no/such/file.sh", "launch file /no/such/file.sh cannot be read: No such file or directory"),
         (
