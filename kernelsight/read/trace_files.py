@@ -64,7 +64,8 @@ def _read_parquet(path: Path, data: bytes) -> RawTrace:
         file = pa.parquet.ParquetFile(pa.py_buffer(data))
         trace_format = recognise(path, file.schema_arrow.names)
         columns = file.read(columns=[f for f in trace_format.fields() if f in file.schema_arrow.names])
-    except (pa.ArrowException, OSError) as problem:
+        columns.validate(full=True)  # the reader accepts text that is not UTF-8
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
         found = f"it is not a complete Parquet file ({_first_line(problem)})"
         raise errors.trace_unusable(path, found, DAMAGED) from None
     return RawTrace(path, trace_format, columns, lambda row: f"row {row + 1}")
