@@ -217,7 +217,7 @@ def memory() -> list[Finding]:
             assert session.what_if(grid).summary.num_rows == 2
             if number % 100 == 99:
                 marks.append(held())
-    print("resident MiB after each hundred calls:", ", ".join(f"{mark:.0f}" for mark in marks), file=sys.stderr)
+                print(f"{marks[-1]:.0f} MiB resident after {number + 1:,} calls", file=sys.stderr, flush=True)
     grown = (marks[-1] - marks[1]) / (len(marks) - 2)  # MiB a hundred calls, after the first ones filled the caches
     return [("what_if: MiB more for a hundred calls, above 1", max(grown - 1.0, 0.0), f"{grown:.2f} MiB")]
 

@@ -54,6 +54,7 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
     try:
         if path.suffix == ".parquet":
             table = pa.parquet.read_table(path)
+            table.validate(full=True)  # the reader accepts text that is not UTF-8
         else:
             table = pa.csv.read_csv(
                 path, convert_options=pa.csv.ConvertOptions(strings_can_be_null=True, null_values=["", "null", "NULL"])

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kernelsight.dataflow.durable import draft_of, locked
+from kernelsight.dataflow.durable import draft_of, locked, reason
 from kernelsight.errors import InvalidInput, KernelSightError, RunFailed
 from kernelsight.scenario.scenarios import give_plan
 
@@ -282,7 +282,7 @@ class Store:
             work()
         except OSError as error:
             raise RunFailed(
-                f"{self.folder} could not be written: {error.strerror or error}; free space and continue with --resume."
+                f"{self.folder} could not be written: {reason(error)}; free space and continue with --resume."
             ) from None
 
 

@@ -21,24 +21,27 @@ def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str
     """Yield the points of a Parquet file, by family and GPU, after checking its columns."""
     if path is None:
         raise InvalidInput("parquet needs PATH: a Parquet file with the columns of sweep_points.")
-    _check(path)
+    there = _check(path)
     known = set(facts("gpus")["gpu"].to_pylist())
-    points = pl.scan_parquet(path, glob=False)
-    try:
-        _check_nulls(path, points)
-        places = points.group_by("family", "gpu").len().sort("family", "gpu").collect()
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-        raise InvalidInput(f"{path} cannot be read as Parquet: {str(error).splitlines()[0].rstrip('.')}.") from None
+    points = pl.scan_parquet(path, glob=False).with_columns(
+        # a column of which no row has a value may be of no type
+        pl.col(field.name).cast(pl.String)
+        for field in contracts()["sweep_points"].schema
+        if pa.types.is_string(field.type) and field.name in there
+    )
+    _check_nulls(path, points)
+    places = _collected(path, points.group_by("family", "gpu").len().sort("family", "gpu"))
     for family, gpu, count in places.iter_rows():
         if (gpus is None or gpu in gpus) and (families is None or family in families):
             if gpu in known:
-                mine = points.filter((pl.col("family") == family) & (pl.col("gpu") == gpu)).collect()
+                mine = _collected(path, points.filter((pl.col("family") == family) & (pl.col("gpu") == gpu)))
                 yield Batch(gpu, family, _flat(mine), {})
             else:
                 yield without_family(gpu, NOT_IN_CATALOGUE, count)
 
 
-def _check(path: Path) -> None:
+def _check(path: Path) -> set[str]:
+    """Return the columns of the file; ContractBroken where they are not those of sweep_points."""
     contract = contracts()["sweep_points"]
     try:
         schema = pq.read_schema(path)
@@ -56,13 +59,21 @@ def _check(path: Path) -> None:
             faults.append(f"column {name} is {found}, not {wanted}")
     if faults:
         raise breaks_contract("sweep_points", faults, str(path))
+    return set(schema.names)
+
+
+def _collected(path: Path, points: pl.LazyFrame) -> pl.DataFrame:
+    try:
+        return points.collect()
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+        raise InvalidInput(f"{path} cannot be read as Parquet: {str(error).splitlines()[0].rstrip('.')}.") from None
 
 
 def _check_nulls(path: Path, points: pl.LazyFrame) -> None:
     """Raise ContractBroken for columns that have rows without a value, and must not."""
     contract = contracts()["sweep_points"]
     whole = [column.name for column in contract.columns if not column.nullable and column.name not in MAY_LACK]
-    lacking = points.select(pl.col(whole).null_count()).collect().row(0, named=True)
+    lacking = _collected(path, points.select(pl.col(whole).null_count())).row(0, named=True)
     faults = [f"column {name} has {count} rows without a value" for name, count in lacking.items() if count]
     if faults:
         raise breaks_contract("sweep_points", faults, str(path))
