@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = [
+    "Comparison",
     "KernelSightError",
     "Prediction",
     "Run",
     "Session",
     "WhatIf",
     "__version__",
+    "compare",
     "connect",
     "find_rates",
     "launch_command",
@@ -33,6 +35,7 @@ __all__ = [
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kernelsight.attribution.comparison import Comparison
     from kernelsight.errors import KernelSightError
     from kernelsight.scenario.forward_step import Prediction
     from kernelsight.scenario.launch_commands import launch_command
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "connect": "session",
     "Session": "session",
+    "Comparison": "attribution.comparison",
     "Prediction": "scenario.forward_step",
     "Run": "sweeps.runs",
     "WhatIf": "sweeps.runs",
@@ -88,6 +92,13 @@ def find_rates(grid: Any, slo: dict[str, float], **options: Any) -> pa.Table:
 
     with connect() as session:
         return session.find_rates(grid, slo, **options)
+
+
+def compare(**asked: Any) -> Comparison:
+    """Compare a production log with its replay, in a session of its own; see ``Session.compare``."""
+    from kernelsight.session import connect
+
+    return connect().compare(**asked)
 
 
 def __getattr__(name: str) -> Any:

@@ -20,6 +20,7 @@ ROOMS = (
         "scenario",
         "serving",
         "sweeps",
+        "attribution",
         "backtest",
     ),
     *("report", "measure", "nodes", "session", "cli", "__init__", "__main__"),

@@ -24,7 +24,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 NEWTON_STEPS = 5
 MOST_CAUSES = 3
-# a cause has to take this share of the loss away, and there has to be a loss to speak of: relative error of half a percent
+# a cause has to take this share of the loss away, and there has to be a loss to speak of
 LEAST_GAIN, LEAST_LOSS = 0.3, 0.007**2
 # losses that differ by less than this share of the best one are alike
 NEAR = 0.4

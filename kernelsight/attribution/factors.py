@@ -1,8 +1,8 @@
-"""Factors on kernels and host time that explain a log: maximum a posteriori, with the predictions' own intervals as prior.
+"""Factors on kernels and host time that explain a log: maximum a posteriori, with the kernels' intervals as prior.
 
-The forward model is the replay itself: Gauss-Newton steps from the parts of each request's time, and a replay after each
-step, so that queueing and batch sizes follow. Requests of one step are not independent: their number counts as that of
-disjoint stays in the engine.
+The forward model is the replay itself: Gauss-Newton steps from the parts of each request's time, with a replay after
+each step, so that queueing and batch sizes follow. Requests of one step are not independent: they count as many as
+could have been served one after the other.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def variant_of(flags: Mapping[str, object], values: np.ndarray) -> Variant:
 
 
 def prior_covariance(kernel_sd: Mapping[str, float]) -> np.ndarray:
-    """Return the prior's covariance of PARAMETERS; ``kernel_sd``: of the logarithm of the factor on each kernel part."""
+    """Return the prior's covariance of PARAMETERS; ``kernel_sd``: of the logarithm of each kernel part's factor."""
     sd = np.array([*(kernel_sd[part] for part in KERNELS), STEP_MS, REQUEST_MS])
     covariance = np.diag(sd**2)
     few, many = PARAMETERS.index("decode_gemm"), PARAMETERS.index("prefill_gemm")

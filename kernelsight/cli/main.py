@@ -26,6 +26,10 @@ VERBS: dict[str, tuple[str, str | None]] = {
         "simulate every scenario of a grid: SLOs, Pareto front, highest request rates",
         "kernelsight.cli.sweep",
     ),
+    "compare": (
+        "replay a production log; report how far and why measurement and prediction differ",
+        "kernelsight.cli.compare",
+    ),
     "calibrate": ("measure kernels, import measurements, fit and evaluate the kernel model", None),
     "calibrate import": (
         "import published kernel sweeps (table sweep_points)",

@@ -63,6 +63,9 @@ def declare(verb: argparse.ArgumentParser) -> None:
     add_flags(verb.add_argument_group("lengths"), LENGTHS)
     add_flags(verb.add_argument_group("router (in front of data-parallel replicas)"), ROUTER)
     add_goodput(load)
+    verb.add_argument(
+        "--correction", metavar="FILE", help="corrections (.parquet) that `compare` fitted to a log of this deployment"
+    )
     load.add_argument("--keep", nargs="+", choices=("steps",), help="keep one row per engine step")
     add_output(verb, "also save the run (.duckdb), or one row per request (.parquet, .csv, .json)")
 
@@ -76,7 +79,7 @@ def run(arguments: Any) -> None:
     line = launch_line(arguments, flags)
     steps = "steps" in (arguments.keep or [])
     with open_session(arguments) as session:
-        run = Run.of(session, flags)
+        run = Run.of(session, flags, arguments.correction)
         with Waiting("simulating"):
             answer = run.summary
         try:

@@ -40,15 +40,23 @@ class Run:
         self._session, self._seed, self._assumed = session, seed, list(assumed)
 
     @classmethod
-    def of(cls, session: Session, flags: Mapping[str, Any]) -> Run:
-        """Simulate the scenario of one row of flags in a fork of a session; InvalidInput: what cannot run, and why."""
+    def of(cls, session: Session, flags: Mapping[str, Any], correction: str | Path | None = None) -> Run:
+        """Simulate the scenario of one row of flags in a fork of a session; InvalidInput: what cannot run, and why.
+
+        ``correction``: a file of corrections that ``compare`` fitted to a log of this deployment.
+        """
         from kernelsight.scenario.refusals import refuse_faults
 
         fork = session.fork()
         plan = plan_rows(fork, [flags], origin="")
         give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
         refuse_faults(fork)
-        return cls(fork, plan.planned[0]["seed"], gpu_assumptions(fork, with_launch_line(flags)))
+        assumed = gpu_assumptions(fork, with_launch_line(flags))
+        if correction is not None:
+            from kernelsight.scenario.corrections import give_corrections
+
+            assumed = [*assumed, give_corrections(fork, correction)]
+        return cls(fork, plan.planned[0]["seed"], assumed)
 
     @property
     def session(self) -> Session:
