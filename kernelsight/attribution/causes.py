@@ -25,7 +25,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 NEWTON_STEPS = 5
 MOST_CAUSES = 3
 # a cause has to take this share of the loss away, and there has to be a loss to speak of
-LEAST_GAIN, LEAST_LOSS = 0.3, 0.007**2
+LEAST_GAIN, LEAST_LOSS = 0.3, 0.002**2
+# explanations that leave less than this are judged by how unusual they are
+NOTHING_LEFT = 0.007**2
 # losses that differ by less than this share of the best one are alike
 NEAR = 0.4
 # smaller sizes are no cause: of the logarithm of a factor, ms a step, ms a request
@@ -90,9 +92,14 @@ def most_plausible(states: Sequence[State], prior: np.ndarray) -> State:
     Causes that act alike (host time of every step, a kernel that reads weights) leave equally little; then the one that
     the prior expects is named.
     """
-    least = max(min(state.loss for state in states) * NEAR, LEAST_LOSS)
+    least = max(min(state.loss for state in states) * NEAR, NOTHING_LEFT)
     precision = np.linalg.inv(prior)
-    return min(states, key=lambda state: state.loss / least + state.values @ precision @ state.values / 2.0)
+
+    def unusual(values: np.ndarray) -> float:
+        # heavier than normal tails: what is off may be far off
+        return 2.0 * float(np.log1p(values @ precision @ values / 4.0))
+
+    return min(states, key=lambda state: state.loss / least + unusual(state.values))
 
 
 def similar(measured: Measured, chosen: np.ndarray) -> np.ndarray:

@@ -1,0 +1,187 @@
+"""Planted faults: worlds simulated with one or two changed parts, and what `compare` says of their logs.
+
+``python benches/compare.py --worlds 200`` draws deployments, loads and faults, writes the log that a client would have
+written, compares it with the deployment as it was stated, and counts: the planted part named first, its size within
+20 %, and false alarms on worlds without a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import kernelsight as ks
+from kernelsight.attribution.replay import Variant, replay
+
+DEPLOYMENTS = (
+    ({"model": "llama-3.1-8b", "gpu": "h100_sxm"}, 12.0),
+    ({"model": "qwen3-32b", "gpu": "h100_sxm", "tensor_parallel_size": 2}, 4.0),
+    ({"model": "qwen3-30b-a3b", "gpu": "h100_sxm", "tensor_parallel_size": 2}, 14.0),
+    ({"model": "llama-3.1-70b", "gpu": "h200_sxm", "tensor_parallel_size": 4, "quantization": "fp8"}, 5.0),
+    ({"model": "gpt-oss-120b", "gpu": "b200_sxm", "tensor_parallel_size": 2}, 14.0),
+    ({"model": "llama-3.1-8b", "gpu": "a100_sxm", "engine": "sglang"}, 6.0),
+)
+KERNELS = {
+    "gemm": ("prefill_gemm", "decode_gemm"),
+    "prefill_attention": ("prefill_attention",),
+    "decode_attention": ("decode_attention",),
+    "moe": ("moe",),
+    "communication": ("communication",),
+}
+BLOCK = 16
+
+
+def faults_of(deployment: Mapping[str, Any]) -> list[str]:
+    """Return the faults that a deployment can have."""
+    moe = deployment["model"] in ("qwen3-30b-a3b", "gpt-oss-120b")
+    kernels = [name for name in KERNELS if name != "moe" or moe]
+    if deployment.get("tensor_parallel_size", 1) == 1:
+        kernels.remove("communication")
+    return [*kernels, "host", "host", "client", "enable_prefix_caching", "max_num_batched_tokens", "workload"]
+
+
+def plant(dice: np.random.Generator, name: str) -> tuple[str, float]:
+    """Draw the size of a fault."""
+    if name in KERNELS:
+        low, high = (0.7, 0.85) if dice.random() < 0.4 else (1.2, 1.4)
+        return name, float(dice.uniform(low, high))
+    return name, {"host": float(dice.uniform(0.3, 2.0)), "client": 50.0}.get(name, 0.0)
+
+
+def draw_load(dice: np.random.Generator, rate: float, n: int, longer: float, shared: bool) -> pa.Table:
+    """Draw a log's requests: lognormal lengths, bursts, prompts that share prefixes."""
+    from kernelsight.attribution.replay import LOAD, conformed
+
+    arrival = np.cumsum(dice.exponential(1.0 / (rate * dice.uniform(0.4, 0.9)), n))
+    prompt = np.clip(dice.lognormal(6.6, 0.6, n), 64, 8000) * longer
+    prompt = np.maximum(prompt.astype(np.int64), 32)
+    output = np.clip(dice.lognormal(4.9, 0.5, n), 8, 1000).astype(np.int64)
+    columns = {"load_id": [LOAD] * n, "request_id": np.arange(n), "arrival_s": arrival - arrival[0]}
+    columns |= {"prompt_tokens": prompt, "output_tokens": output}
+    if shared:
+        prefix = dice.integers(0, 4, n)
+        blocks = prompt // BLOCK
+        own = np.cumsum(blocks)
+        lists = [
+            [1000 * p + b if b < 24 else 10_000 + o - b for b in range(k)]
+            for p, k, o in zip(prefix.tolist(), blocks.tolist(), own.tolist(), strict=True)
+        ]
+        columns |= {"hash_ids": pa.array(lists, pa.list_(pa.int64())), "hash_block_tokens": np.full(n, BLOCK)}
+    return conformed(columns)
+
+
+def world(session: ks.Session, dice: np.random.Generator, names: list[str], n: int) -> dict[str, Any]:
+    """Plant faults in one world, and return what was planted and what was found."""
+    number = int(dice.integers(len(DEPLOYMENTS)))
+    flags, rate = DEPLOYMENTS[number]
+    known = faults_of(flags)
+    count = {"clean": 0, "one": 1, "two": 2}[names[0]]
+    chosen = [str(name) for name in dice.choice(sorted(set(known)), count, replace=False)] if count else []
+    planted = dict(plant(dice, name) for name in chosen)
+    longer = 1.2 if "workload" in planted else 1.0
+    load = draw_load(dice, rate, n, longer, "enable_prefix_caching" in planted)
+    factors = {part: size for name, size in planted.items() for part in KERNELS.get(name, ())}
+    other = {"enable_prefix_caching": False} if "enable_prefix_caching" in planted else {}
+    if "max_num_batched_tokens" in planted:
+        other["max_num_batched_tokens"] = 2048
+        flags = {**flags, "max_num_batched_tokens": 8192}
+    truth = replay(session, load, [Variant({**flags, **other}, factors, planted.get("host", 0.0) * 1e3)])[0]
+    delay = planted.get("client", 0.0)
+    log = pa.table(
+        {
+            "arrival_s": load["arrival_s"], "prompt_tokens": load["prompt_tokens"],
+            "output_tokens": load["output_tokens"], "ttft_ms": truth.ttft_ms + delay,
+            "e2e_ms": truth.e2e_ms + delay, "ttft_clock": ["client_send"] * n,
+            **({"hash_ids": load["hash_ids"], "hash_block_tokens": load["hash_block_tokens"]}
+               if load["hash_ids"].null_count < n else {}),
+        }
+    )  # fmt: skip
+    stated = None
+    if "workload" in planted:
+        mean = {"input_len": load["prompt_tokens"], "output_len": load["output_tokens"]}
+        stated = {"request_rate": n / load["arrival_s"][-1].as_py(), "num_prompts": n}
+        stated |= {key: int(np.mean(values.to_numpy())) for key, values in mean.items()}
+        stated["input_len"] = int(stated["input_len"] / longer)
+    started = time.process_time()
+    found = session.compare(requests=log, deployment={**flags}, stated=stated)
+    answer = found.summary
+    return {
+        "deployment": number, "planted": planted, "causes": answer["causes"], "verdict": answer["verdict"],
+        "first": answer["parts"][0]["part"], "suspects": answer["suspects"][:2],
+        "miss_ms": answer["e2e_ms"]["measured"] - answer["e2e_ms"]["predicted"],
+        "cpu_s": time.process_time() - started,
+    }  # fmt: skip
+
+
+def named(row: Mapping[str, Any]) -> list[str]:
+    """Return what was named, the most important first: settings that are likely, then causes, then the first part."""
+    settings = [each["setting"] for each in row["suspects"] if each["evidence"] in ("likely", "impossible")]
+    order = [*(cause["cause"] for cause in row["causes"]), *settings, row["first"]]
+    return ["workload", *order] if row["first"] == "workload" else order
+
+
+def is_right(row: Mapping[str, Any]) -> bool:
+    """Whether every planted fault is among as many named causes as were planted."""
+    first = list(dict.fromkeys("gemm" if name.endswith("_gemm") else name for name in named(row)))
+    return set(row["planted"]) <= set(first[: len(row["planted"])])
+
+
+def is_sized(row: Mapping[str, Any]) -> bool | None:
+    """Whether sizes of planted factors and times are found within 20 %; None where none has a size."""
+    verdicts = []
+    for name, size in row["planted"].items():
+        cause = next(
+            (each for each in row["causes"] if each["cause"] in (name, f"decode_{name}", f"prefill_{name}")), {}
+        )
+        if name in KERNELS:
+            verdicts.append("factor" in cause and abs(np.log(cause["factor"]) / np.log(size) - 1.0) <= 0.2)
+        elif name in ("host", "client"):
+            verdicts.append("added_ms" in cause and abs(cause["added_ms"] / size - 1.0) <= 0.2)
+    return all(verdicts) if verdicts else None
+
+
+def main() -> None:
+    """Draw worlds and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worlds", type=int, default=200)
+    parser.add_argument("--requests", type=int, default=1500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("-o", "--output", type=Path, help="write every world as a line of JSON")
+    asked = parser.parse_args()
+    rows = []
+    with ks.connect() as session:
+        for number in range(asked.worlds):
+            dice = np.random.default_rng([asked.seed, number])
+            kind = ("one", "one", "one", "two", "clean")[number % 5]
+            row = {"kind": kind} | world(session, dice, [kind], asked.requests)
+            rows.append(row)
+            if asked.output:
+                with asked.output.open("a") as file:
+                    file.write(json.dumps(row, default=float) + "\n")
+    by_fault: dict[str, list[dict]] = defaultdict(list)
+    for row in rows:
+        by_fault[row["kind"] if row["kind"] != "one" else next(iter(row["planted"]))].append(row)
+        if row["kind"] == "one":
+            by_fault["one fault"].append(row)
+    print(f"{'fault':24} {'worlds':>6} {'named first':>12} {'size in 20 %':>12} {'CPU-s':>6}")
+    for name in sorted(by_fault):
+        own = by_fault[name]
+        right = [not row["causes"] for row in own] if name == "clean" else [is_right(row) for row in own]
+        sized = [value for row in own if row["planted"] and (value := is_sized(row)) is not None]
+        size = f"{np.mean(sized):.0%}" if sized else "-"
+        label = f"{name} (no cause named)" if name == "clean" else name
+        print(
+            f"{label:24} {len(own):6} {np.mean(right):12.0%} {size:>12} {np.mean([row['cpu_s'] for row in own]):6.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

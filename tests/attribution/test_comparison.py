@@ -1,0 +1,205 @@
+"""Logs of simulated worlds with a planted difference: what is named, how large, and that parts add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kernelsight.attribution.attribution import PARTS
+from kernelsight.attribution.comparison import Comparison
+from kernelsight.attribution.replay import LOAD, Replayed, Variant, conformed, replay
+from kernelsight.errors import InvalidInput
+from kernelsight.session import Session, connect
+from tests.cli.conftest import run_command
+
+FLAGS = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "max_num_batched_tokens": 8192}
+N = 500
+METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
+
+
+@pytest.fixture(scope="module")
+def session():
+    with connect() as session:
+        yield session
+
+
+def drawn(n: int = N, rate: float = 8.0) -> pa.Table:
+    dice = np.random.default_rng(5)
+    arrival = np.cumsum(dice.exponential(1.0 / rate, n))
+    prompts, outputs = dice.integers(200, 2500, n), dice.integers(20, 300, n)
+    columns = {"load_id": [LOAD] * n, "request_id": np.arange(n), "arrival_s": arrival - arrival[0]}
+    return conformed({**columns, "prompt_tokens": prompts, "output_tokens": outputs})
+
+
+def log_of(load: pa.Table, served: Replayed, client_ms: float = 0.0) -> pa.Table:
+    """What a benchmark client would have written of a world."""
+    n = load.num_rows
+    return pa.table(
+        {name: load[name] for name in ("arrival_s", "prompt_tokens", "output_tokens")}
+        | {"ttft_ms": served.ttft_ms + client_ms, "e2e_ms": served.e2e_ms + client_ms}
+        | {"ttft_clock": ["client_send"] * n}
+    )
+
+
+def compared(session: Session, truth: Variant, *, client_ms: float = 0.0, **asked) -> Comparison:
+    load = drawn()
+    served = replay(session, load, [truth])[0]
+    return session.compare(requests=log_of(load, served, client_ms), deployment=FLAGS, **asked)
+
+
+def test_a_log_of_the_deployment_itself_agrees_and_accuses_nobody(session: Session) -> None:
+    answer = compared(session, Variant(FLAGS)).summary
+    assert (answer["requests"], answer["causes"], answer["suspects"]) == (N, [], [])
+    assert all(answer[name]["median_ape"] == 0.0 for name in METRICS)
+    assert answer["verdict"].startswith("mean E2E agrees within 0.0%")
+    assert [row["part"] for row in answer["parts"] if row["miss_ms"]] == []
+
+
+@pytest.mark.parametrize(
+    ("truth", "client_ms", "name", "size"),
+    [
+        (Variant(FLAGS, step_us=1000.0), 0.0, "host", 1.0),
+        (Variant(FLAGS), 50.0, "client", 50.0),
+        (Variant(FLAGS, {"prefill_gemm": 1.3, "decode_gemm": 1.3}), 0.0, "gemm", 1.3),
+        (Variant(FLAGS, {"decode_attention": 1.4}), 0.0, "decode_attention", 1.4),
+    ],
+)
+def test_a_planted_cause_is_named_with_its_size(
+    session: Session, truth: Variant, client_ms: float, name: str, size: float
+) -> None:
+    found = compared(session, truth, client_ms=client_ms, suspects="none")
+    cause = found.summary["causes"][0]
+    assert cause["cause"] == name
+    if "factor" in cause:
+        assert np.log(cause["factor"]) == pytest.approx(np.log(size), rel=0.2)
+    else:
+        assert cause["added_ms"] == pytest.approx(size, rel=0.2)
+    first = found.summary["parts"][0]
+    assert first["part"] in (name, f"decode_{name}", f"prefill_{name}")
+    assert first["miss_ms"] * (1.0 if size > 1.0 or name in ("host", "client") else -1.0) > 0.0
+
+
+def test_parts_of_every_request_add_up_to_its_miss_in_whole_nanoseconds(session: Session) -> None:
+    found = compared(session, Variant(FLAGS, {"decode_attention": 1.4}, 700.0), client_ms=20.0, suspects="none")
+    misses = found.misses
+    assert np.array_equal(sum(misses.parts.values()), misses.miss_ns)
+    assert misses.miss_ns.dtype == np.int64 and misses.rows.size == N
+    rows = found.table("prediction_vs_production")
+    total = sum(rows[f"{part}_ms"].to_numpy() for part in PARTS)
+    assert total == pytest.approx(rows["e2e_miss_ms"].to_numpy(), abs=1e-6)
+    mean = sum(row["miss_ms"] for row in found.summary["parts"])
+    assert mean == pytest.approx(rows["e2e_miss_ms"].to_numpy().mean(), abs=1e-6)
+
+
+def test_a_setting_that_differs_is_suspected(session: Session) -> None:
+    answer = compared(session, Variant({**FLAGS, "max_num_batched_tokens": 2048})).summary
+    suspect = answer["suspects"][0]
+    assert (suspect["setting"], suspect["stated"], suspect["value"]) == ("max_num_batched_tokens", "8192", "2048")
+    assert suspect["evidence"] == "likely" and suspect["gain"] > 0.5
+    assert "max_num_batched_tokens 2048 instead of what was stated" in answer["verdict"]
+
+
+def test_a_load_that_is_not_as_described_is_a_part(session: Session) -> None:
+    stated = {"request_rate": 8.0, "num_prompts": N, "input_len": 1350, "output_len": 80}
+    answer = compared(session, Variant(FLAGS), stated=stated, suspects="none").summary
+    first = answer["parts"][0]
+    assert first["part"] == "workload" and first["miss_ms"] > 100.0
+
+
+def test_corrections_hold_on_later_time_and_for_this_deployment_alone(session: Session, tmp_path: Path) -> None:
+    found = compared(session, Variant(FLAGS, step_us=900.0), suspects="none")
+    fit = found.summary["fit"]
+    for metric in ("tpot", "e2e"):
+        assert fit["corrected"][metric]["median_ape"] < 0.02 < fit["uncorrected"][metric]["median_ape"]
+    file = tmp_path / "correction.parquet"
+    pq.write_table(found.table("fitted_corrections"), file)
+    load = {"request_rate": 4.0, "num_prompts": 30, "input_len": 500, "output_len": 50}
+    plain = session.simulate(**FLAGS, **load).summary["tpot_ms"]["mean"]
+    corrected = session.simulate(correction=file, **FLAGS, **load).summary
+    assert corrected["tpot_ms"]["mean"] - plain == pytest.approx(0.9, rel=0.2)
+    assert any("corrected by correction.parquet" in text for text in corrected["assumed"])
+    with pytest.raises(InvalidInput, match="was fitted for another deployment"):
+        session.simulate(correction=file, **FLAGS | {"gpu": "a100_sxm"}, **load)
+    other = tmp_path / "other.parquet"
+    pq.write_table(pa.table({"a": [1]}), other)
+    with pytest.raises(InvalidInput, match="holds no corrections; write one with `kernelsight compare -o FILE`"):
+        session.simulate(correction=other, **FLAGS, **load)
+    with pytest.raises(InvalidInput, match="cannot be read as Parquet"):
+        session.simulate(correction=tmp_path / "none.parquet", **FLAGS, **load)
+
+
+def test_a_change_in_the_middle_of_the_log_is_dated(session: Session) -> None:
+    load = drawn()
+    before, after = replay(session, load, [Variant(FLAGS), Variant(FLAGS, step_us=2000.0)])
+    half = load["arrival_s"].to_numpy() < 30.0
+    log = log_of(load, before)
+    for name, values in (("ttft_ms", after.ttft_ms), ("e2e_ms", after.e2e_ms)):
+        at = log.column_names.index(name)
+        log = log.set_column(at, name, pa.array(np.where(half, log[name].to_numpy(), values)))
+    found = session.compare(requests=log, deployment=FLAGS, fit="none")
+    changes = found.summary["drift"]
+    assert len(changes) == 1 and changes[0]["start_s"] == pytest.approx(30.0, abs=6.0)
+    assert changes[0]["before"] == pytest.approx(1.0, abs=0.02) and changes[0]["after"] > 1.1
+
+
+def test_what_the_log_contradicts_comes_first(session: Session) -> None:
+    load = drawn(60, 2.0)
+    served = replay(session, load, [Variant(FLAGS)])[0]
+    log = log_of(load, served).append_column("cached_tokens", pa.array([16] * 60))
+    answer = session.compare(requests=log, deployment={**FLAGS, "enable_prefix_caching": False}, fit="none").summary
+    assert answer["suspects"][0]["evidence"] == "impossible"
+    assert "the log contradicts enable_prefix_caching False" in answer["verdict"]
+
+
+def test_too_little_is_compared_without_a_cause(session: Session) -> None:
+    load = drawn(20, 4.0)
+    log = log_of(load, replay(session, load, [Variant(FLAGS, step_us=900.0)])[0])
+    answer = session.compare(requests=log, deployment=FLAGS).summary
+    assert answer["causes"] == [] and answer["fit"] == {}
+    assert answer["verdict"].endswith("fewer than 30 requests or 20 s of load, so that no cause was looked for.")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda log: log.set_column(0, "arrival_s", pa.nulls(N, pa.float64())),
+            "the log has no time of sending of any request",
+        ),
+        (
+            lambda log: log.set_column(5, "ttft_clock", pa.array(["client_send"] * (N - 1) + ["gateway"])),
+            "the log mixes TTFT clocks \\(client_send, gateway\\)",
+        ),
+    ],
+)
+def test_logs_that_cannot_be_compared_are_refused(session: Session, change, words: str) -> None:
+    load = drawn()
+    log = change(log_of(load, replay(session, load, [Variant(FLAGS)])[0]))
+    with pytest.raises(InvalidInput, match=words):
+        session.compare(requests=log, deployment=FLAGS)
+
+
+def test_the_command_prints_the_contract_and_saves_every_table(session: Session, tmp_path: Path) -> None:
+    load = drawn(200, 6.0)
+    pq.write_table(log_of(load, replay(session, load, [Variant(FLAGS, step_us=800.0)])[0]), tmp_path / "log.parquet")
+    words = ["compare", "--log", tmp_path / "log.parquet", "--launch", "vllm serve meta-llama/Llama-3.1-8B-Instruct"]
+    words += ["--gpu", "H100", "--suspects", "none", "--format", "json", "-o", tmp_path / "cmp.duckdb"]
+    answer = run_command(*words)
+    assert answer.status == 0, answer
+    found = json.loads(answer.out)
+    assert {"requests", "dropped", *METRICS, "parts", "suspects", "fit", "verdict"} <= found.keys()
+    assert {"measured", "predicted", "median_ape", "bias"} <= found["e2e_ms"].keys()
+    assert {row["part"] for row in found["parts"]} == set(PARTS)
+    query = "select * from prediction_vs_production order by abs(e2e_miss_ms) desc limit 20"
+    asked = run_command("sql", query, "--db", tmp_path / "cmp.duckdb", "--format", "json")
+    assert asked.status == 0 and len(json.loads(asked.out)) == 20
+    page = run_command(*words[:-4])
+    assert "host" in page.out and "a step in host time" in page.out
+    wrong = run_command(*words[:-4], "--stated", "--gpu x")
+    assert wrong.status == 2
+    assert "--stated has '--gpu', which is no flag of a load; `simulate --help` lists them." in wrong.err
