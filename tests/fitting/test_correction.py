@@ -1,4 +1,4 @@
-"""A correction learns what a head leaves, at sites that it has not seen too, and stays within its bounds elsewhere."""
+"""A correction learns what an expression leaves, at unseen sites too, and stays within its bounds elsewhere."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a run tells against what it was: percentiles by numpy, goodput by hand, breakdown and cache by steps."""
+"""What a run reports against what happened: percentiles by numpy, goodput by hand, breakdown and cache by steps."""
 
 from __future__ import annotations
 
@@ -142,8 +142,8 @@ def test_cache_over_time_adds_up_to_the_steps(session: Session) -> None:
             name: pytest.approx(value, rel=1e-6) if isinstance(value, float) else value for name, value in row.items()
         }
     counted = session.query("select scenario_id, sum(preemptions) as n from cache_over_time group by all").to_pylist()
-    told = {row["scenario_id"]: row["preemptions"] for row in session.table("scenario_summary").to_pylist()}
-    assert {row["scenario_id"]: row["n"] for row in counted} == told and sum(told.values()) > 0
+    reported = {row["scenario_id"]: row["preemptions"] for row in session.table("scenario_summary").to_pylist()}
+    assert {row["scenario_id"]: row["n"] for row in counted} == reported and sum(reported.values()) > 0
 
 
 def test_time_lost_to_preemption_is_inside_prefill_and_decode(session: Session) -> None:
