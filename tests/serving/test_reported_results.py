@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from kernelsight.serving.statistics_tables import gap_percentiles
-from kernelsight.session import Session
+from kernelsight.session import Session, connect
 from tests.invariants.test_invariants import scenarios, serving
 
 OBJECTIVES = {"goodput_ttft_ms": 60.0, "goodput_tpot_ms": 12.0, "goodput_e2el_ms": 700.0}
@@ -50,6 +51,16 @@ def test_percentiles_of_gaps_are_those_of_numpy_within_a_bin(count: int) -> None
     assert set(found) == set(SHARES.values())
     for share, value in found.items():
         assert value == pytest.approx(np.percentile(gaps_us, share) / 1e3, rel=1.01e-3)
+
+
+def test_the_duration_ends_with_the_last_token_whichever_request_has_it(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0.0,40,200\n0.01,40,2\n", encoding="utf-8")
+    with connect() as session:
+        run = session.simulate(model="qwen3-0.6b", gpu="l4", trace=str(trace))
+        summary, events = run.summary, run.table("request_events").to_pylist()
+    assert events[0]["finish_ns"] > events[1]["finish_ns"]
+    assert summary["duration_s"] == pytest.approx((events[0]["finish_ns"] - events[0]["sent_ns"]) / 1e9, rel=1e-9)
 
 
 def test_goodput_counts_requests_within_every_objective(session: Session) -> None:
