@@ -14,15 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = [
+    "Comparison",
     "KernelSightError",
     "Prediction",
     "Run",
     "Session",
     "WhatIf",
     "__version__",
+    "compare",
     "connect",
     "find_rates",
+    "launch_command",
     "predict",
+    "read_launch_line",
     "simulate",
     "sweep",
     "what_if",
@@ -33,8 +37,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from kernelsight.attribution.comparison import Comparison
     from kernelsight.errors import KernelSightError
     from kernelsight.scenario.forward_step import Prediction
+    from kernelsight.scenario.launch_commands import launch_command
+    from kernelsight.scenario.launch_lines import read_launch_line
     from kernelsight.session import Session, connect
     from kernelsight.sweeps.runs import Run, WhatIf
 
@@ -42,10 +49,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "connect": "session",
     "Session": "session",
+    "Comparison": "attribution.comparison",
     "Prediction": "scenario.forward_step",
     "Run": "sweeps.runs",
     "WhatIf": "sweeps.runs",
     "KernelSightError": "errors",
+    "launch_command": "scenario.launch_commands",
+    "read_launch_line": "scenario.launch_lines",
 }
 
 
@@ -84,6 +94,13 @@ def find_rates(grid: Any, slo: Mapping[str, float], **options: Any) -> pa.Table:
 
     with connect() as session:
         return session.find_rates(grid, slo, **options)
+
+
+def compare(**asked: Any) -> Comparison:
+    """Compare a production log with its replay, in a session of its own; see ``Session.compare``."""
+    from kernelsight.session import connect
+
+    return connect().compare(**asked)
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,10 @@ class KernelSightError(Exception):
 
     exit_code = 2
 
+    def __str__(self) -> str:
+        """Return the message on one line: names from files may have line ends."""
+        return " ".join(super().__str__().splitlines())
+
 
 class UnknownName(KernelSightError):
     """A table, column, GPU, model or flag value that does not exist."""

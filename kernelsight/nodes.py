@@ -94,6 +94,7 @@ def step_costs(
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
     kernel_implementations: pa.Table,
+    knot_corrections: pa.Table,
     *,
     read: Reader,
     threads: int | None,
@@ -103,7 +104,9 @@ def step_costs(
 
     facts = (gpus, fabrics, eta_coefficients, kernel_implementations)
     return step_costs_of(
-        step_shapes, launch_signatures, deployment_settings, sharded_layers, layer_weights, facts, read, threads
+        *(step_shapes, launch_signatures, deployment_settings, sharded_layers, layer_weights, facts, knot_corrections),
+        read,
+        threads,
     )
 
 
@@ -116,6 +119,7 @@ def step_costs(
     "step_cost_uses",
     "serving_windows",
     "steps",
+    "request_parts",
 )
 def simulation(
     scenarios: pa.Table,

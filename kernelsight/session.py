@@ -19,6 +19,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.kernels.families import LOWERED
 
 if TYPE_CHECKING:
+    from kernelsight.attribution.comparison import Comparison
     from kernelsight.scenario.forward_step import Prediction
     from kernelsight.sweeps.runs import Run, WhatIf
 
@@ -112,14 +113,16 @@ class Session(dataflow.Session):
         with self.fork() as fork:
             return Prediction(predict_step(fork, flags, phase, sizes))
 
-    def simulate(self, **flags: Any) -> Run:
+    def simulate(self, *, correction: str | Path | None = None, **flags: Any) -> Run:
         """Simulate one scenario; ``flags`` as ``kernelsight simulate`` takes them, with underscores.
+
+        ``correction``: a file of corrections that ``compare`` fitted to a log of this deployment.
 
         InvalidInput: flags that do not go together, or a deployment that cannot run, and why.
         """
         from kernelsight.sweeps.runs import Run
 
-        return Run.of(self, flags)
+        return Run.of(self, flags, correction)
 
     def what_if(self, grid: Any) -> WhatIf:
         """Simulate every scenario of a grid in one call.
@@ -167,6 +170,43 @@ class Session(dataflow.Session):
         from kernelsight.sweeps.find_rate import find_rates
 
         return find_rates(self, grid_rows(grid), slo, tolerance=tolerance)
+
+    def compare(
+        self,
+        *,
+        deployment: Mapping[str, Any],
+        requests: Any = None,
+        log: Any = (),
+        log_format: str = "auto",
+        columns: Mapping[str, str] | None = None,
+        steps: Any = (),
+        metrics: Any = (),
+        kernels: Any = (),
+        stated: Mapping[str, Any] | None = None,
+        fit: Literal["none", "host", "parts"] = "parts",
+        hold_out: float = 0.3,
+        suspects: Literal["all", "none"] = "all",
+    ) -> Comparison:
+        """Compare a production log with its replay on a deployment: why they differ, and what corrects it.
+
+        ``deployment``: its flags, or ``{"launch": "vllm serve ..."}`` with a GPU; ``requests``: a table of requests in
+        memory (anything with ``__arrow_c_stream__``, or a list of dicts), or ``log``: files of any known format, and
+        ``steps``, ``metrics``, ``kernels`` beside them; ``stated``: flags of the load as it was described.
+        InvalidInput: a log without latencies or times of sending, or a deployment that cannot run.
+        """
+        import pyarrow as pa
+
+        from kernelsight.attribution.comparison import Comparison, Question
+        from kernelsight.logs.read import read_logs, read_table
+
+        if not 0.0 < hold_out < 1.0:
+            raise InvalidInput(f"hold_out is {hold_out}; give a share of the time above 0 and below 1.")
+        if requests is not None:
+            table = pa.Table.from_pylist(requests) if isinstance(requests, list) else requests
+            tables = read_table(table, columns)
+        else:
+            tables = read_logs(log, log_format, columns, steps, metrics, kernels)
+        return Comparison(self.fork(), tables, Question(dict(deployment), stated, fit, hold_out, suspects))
 
     def __repr__(self) -> str:
         place = f" on {self.path}" if self.path else ""

@@ -9,7 +9,20 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1] / "kernelsight"
 # from the ground up: a room imports what stands before it
 ROOMS = (
-    *("errors", "dataflow", "catalog", "kernels", "read", "fitting", "scenario", "serving", "sweeps", "backtest"),
+    *(
+        "errors",
+        "dataflow",
+        "catalog",
+        "kernels",
+        "read",
+        "logs",
+        "fitting",
+        "scenario",
+        "serving",
+        "sweeps",
+        "attribution",
+        "backtest",
+    ),
     *("report", "measure", "nodes", "session", "cli", "__init__", "__main__"),
 )
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from kernelsight import __version__
-from kernelsight.errors import KernelSightError, unknown
+from kernelsight.errors import InvalidInput, KernelSightError, unknown
 
 # what a verb is for, and its module: declare() adds its arguments to a parser, run() answers them. A module is imported
 # only for its own verb. A verb without a module is a group of the verbs that begin with its name.
@@ -25,6 +25,10 @@ VERBS: dict[str, tuple[str, str | None]] = {
     "sweep": (
         "simulate every scenario of a grid: SLOs, Pareto front, highest request rates",
         "kernelsight.cli.sweep",
+    ),
+    "compare": (
+        "replay a production log; report how far and why measurement and prediction differ",
+        "kernelsight.cli.compare",
     ),
     "calibrate": ("measure kernels, import measurements, fit and evaluate the kernel model", None),
     "calibrate import": (
@@ -124,7 +128,27 @@ def _unknown_words(arguments: argparse.Namespace, strange: list[str]) -> KernelS
     flag = next((word for word in strange if word.startswith("-")), strange[0]).partition("=")[0]
     known = [name for action in arguments.flags._actions for name in action.option_strings]
     kind = "flag" if flag.startswith("-") else "argument"
+    engine_option = _engine_option(flag) if "--launch" in known else None
+    if engine_option:
+        return InvalidInput(engine_option)
     return unknown(kind, flag, known if kind == "flag" else (), f"`{arguments.flags.prog} --help` lists them.")
+
+
+def _engine_option(flag: str) -> str | None:
+    """Return what to do about an option of a serving engine that is no flag here, or None."""
+    from kernelsight.scenario import flags
+    from kernelsight.scenario.engine_options import options, spelled
+
+    found = next((option for engine in flags.ENGINES if (option := options(engine).get(spelled(flag)))), None)
+    if found is None:
+        return None
+    if found.flag:
+        own = flags.FLAGS[found.flag].options[-1]
+        return (
+            f"{flag} is an option of {found.engine}, called {own} here; use that, or give the whole line to --launch."
+        )
+    what = "does not change times" if found.effect == "none" else "is not predicted"
+    return f"{flag} is an option of {found.engine} that {what}; leave it out, or give the whole line to --launch."
 
 
 def _open_streams() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.read.numbers import read_number
 from kernelsight.scenario import flags
-from kernelsight.scenario.flags import DEPLOYMENT_FLAGS, DRAFT_FLAGS, POOL_FLAGS, PREFILL_FLAGS, Flag
+from kernelsight.scenario.flags import DEPLOYMENT_FLAGS, DRAFT_FLAGS, POOL_FLAGS, PREFILL_FLAGS, SHORTHANDS, Flag
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kernelsight.scenario.launch_lines import LaunchLine
     from kernelsight.session import Session
 
 FORMATS = ("table", "json", "csv")
@@ -41,11 +44,35 @@ def open_session(arguments: Any) -> Session:
 
 def deployment_flags(arguments: Any) -> dict[str, Any]:
     """Return the deployment flags of parsed arguments that are set."""
-    names = [*DEPLOYMENT_FLAGS, *DRAFT_FLAGS, *PREFILL_FLAGS, *POOL_FLAGS, "enable_expert_parallel"]
+    names = [*SHORTHANDS, *DEPLOYMENT_FLAGS, *DRAFT_FLAGS, *PREFILL_FLAGS, *POOL_FLAGS, "enable_expert_parallel"]
     return {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
 
 
-def add_flags(group: argparse._ActionsContainer, stated: tuple[Flag, ...], required: tuple[str, ...] = ()) -> None:
+def launch_line(arguments: Any, stated: Mapping[str, Any]) -> LaunchLine | None:
+    """Return the launch line of parsed arguments, and say on stderr what became of each word; None without one.
+
+    ``stated``: flags beside it.
+    """
+    if getattr(arguments, "launch", None) is None:
+        return None
+    from kernelsight.report.output import note
+    from kernelsight.scenario.launch_lines import read_launch_line
+
+    line = read_launch_line(arguments.launch).overridden_by(stated)
+    for text in line.notes():
+        note(text)
+    return line
+
+
+def whole(text: str) -> int:
+    """Read a whole number, also as 16k (16,000) or 16K (16,384), as vLLM does."""
+    number = read_number(text)
+    if not isinstance(number, int):
+        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}")
+    return number
+
+
+def add_flags(group: argparse._ActionsContainer, stated: tuple[Flag, ...]) -> None:
     """Add flags to a parser; an unset flag is None."""
     for flag in stated:
         how: dict[str, Any] = {"dest": flag.name, "help": flag.help}
@@ -56,13 +83,11 @@ def add_flags(group: argparse._ActionsContainer, stated: tuple[Flag, ...], requi
         else:
             how["metavar"] = flag.metavar
             if flag.kind == "whole":
-                how["type"] = int
+                how["type"] = whole
             elif flag.choices:
                 how["choices"] = flag.choices
             elif flag.kind not in ("text", "version"):
                 how["type"] = float
-            if flag.name in required:
-                how["required"] = True
         group.add_argument(*flag.options, **how)
 
 
@@ -72,10 +97,10 @@ def add_output(verb: argparse.ArgumentParser, file_help: str, formats: tuple[str
     verb.add_argument("-o", "--output", metavar="FILE", help=file_help)
 
 
-def add_deployment(verb: argparse.ArgumentParser, required: tuple[str, ...]) -> None:
+def add_deployment(verb: argparse.ArgumentParser) -> None:
     """Add the flags of one deployment, its limits and policies included."""
     group = verb.add_argument_group("deployment (flag names as in vLLM; unset flags take the engine's defaults)")
-    add_flags(group, flags.DEPLOYMENT, required)
+    add_flags(group, flags.DEPLOYMENT)
     add_kernel_model(group)
     add_flags(verb.add_argument_group("engine limits"), flags.LIMITS)
     add_flags(verb.add_argument_group("scheduling policies"), flags.POLICIES)

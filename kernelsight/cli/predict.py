@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kernelsight.cli.options import add_deployment, add_output, deployment_flags, open_session
+from kernelsight.cli.options import add_deployment, add_output, deployment_flags, launch_line, open_session, whole
 from kernelsight.errors import InvalidInput
+from kernelsight.report.formats import formats_said
 from kernelsight.report.output import (
     as_csv,
     as_json,
@@ -19,9 +20,6 @@ from kernelsight.report.output import (
     write_table,
 )
 from kernelsight.scenario.forward_step import predict_calls, predict_step
-
-if TYPE_CHECKING:
-    pass
 
 COLUMNS = [
     "family",
@@ -43,7 +41,7 @@ COLUMNS = [
 
 def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    add_deployment(verb, required=("gpu",))
+    add_deployment(verb)
     step = verb.add_argument_group("step")
     step.add_argument("--phase", choices=("prefill", "decode", "mixed"), help="kind of step (default: decode)")
     step.add_argument(
@@ -52,9 +50,9 @@ def declare(verb: argparse.ArgumentParser) -> None:
         metavar="B",
         help="number of sequences (mixed: decodes next to one prefill chunk; default: 1)",
     )
-    step.add_argument("--input-len", "--isl", type=int, metavar="L", help="new tokens per prompt, or of the chunk")
+    step.add_argument("--input-len", "--isl", type=whole, metavar="L", help="new tokens per prompt, or of the chunk")
     step.add_argument(
-        "--context-len", type=int, metavar="C", help="tokens already in the KV cache per sequence (decode needs it)"
+        "--context-len", type=whole, metavar="C", help="tokens already in the KV cache per sequence (decode needs it)"
     )
     step.add_argument("--calls", metavar="FILE", help="predict a Parquet table of kernel calls instead of a step")
     add_output(verb, "also write the kernels: .parquet, .csv, .json, .duckdb")
@@ -66,13 +64,15 @@ def run(arguments: Any) -> None:
         _run_calls(arguments)
         return
     target = check_ending(arguments.output)
+    flags = deployment_flags(arguments)
+    line = launch_line(arguments, flags)
     with open_session(arguments) as session:
         sizes = {
             "batch_size": arguments.batch_size,
             "input_len": arguments.input_len,
             "context_len": arguments.context_len,
         }
-        step = predict_step(session, deployment_flags(arguments), arguments.phase or "decode", sizes)
+        step = predict_step(session, flags, arguments.phase or "decode", sizes)
         if target and target.suffix == ".duckdb":
             session.save(
                 target,
@@ -93,7 +93,7 @@ def run(arguments: Any) -> None:
                 pa.Table.from_pylist([{name: kernel[name] for name in COLUMNS} for kernel in step["kernels"]]), target
             )
         if arguments.format == "json":
-            print(as_json(step))
+            print(as_json(step | ({"launch": line.as_dict()} if line else {})))
         elif arguments.format == "csv":
             print(as_csv(step["kernels"], COLUMNS), end="")
         else:
@@ -111,6 +111,8 @@ def _run_calls(arguments: Any) -> None:
         raise InvalidInput(
             f"--calls reads its own kernels; remove --{', --'.join(name.replace('_', '-') for name in strange)}."
         )
+    if arguments.gpu is None:
+        raise InvalidInput("--calls needs --gpu, the GPU on which the kernels run; set it.")
     target = check_ending(arguments.output, (".parquet", ".csv", ".json"))
     with open_session(arguments) as session:
         table = predict_calls(session, arguments.calls, arguments.gpu, arguments.tier)
@@ -143,7 +145,8 @@ def _as_page(step: dict[str, Any]) -> str:
     ]
     lines = [
         f"{step['model']} on {step['gpu']}, tp {settings['tp']} pp {settings['pp']} dp {settings['dp']} ep "
-        f"{settings['ep']}, {settings['engine']}: "
+        f"{settings['ep']}, {settings['engine']}, "
+        f"{formats_said(settings)}: "
         f"{step['phase']} step of {_counted(step['tokens'], 'token')} in {_counted(step['sequences'], 'sequence')}",
         f"total {show_number(step['total_us'])} us (90 % interval {show_number(step['p05_us'])} to "
         f"{show_number(step['p95_us'])}): "

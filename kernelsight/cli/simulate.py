@@ -5,15 +5,24 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.cli.options import add_deployment, add_flags, add_goodput, add_output, deployment_flags, open_session
+from kernelsight.cli.options import (
+    add_deployment,
+    add_flags,
+    add_goodput,
+    add_output,
+    deployment_flags,
+    launch_line,
+    open_session,
+)
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.report.output import Waiting, as_csv, as_json, check_ending, note, write_table
 from kernelsight.report.simulation_page import simulation_page
 from kernelsight.scenario.flags import LENGTHS, LOAD, LOAD_FLAGS, POOLS, PREFILL, ROUTER
-from kernelsight.scenario.load_rules import distribution, first_fault
+from kernelsight.scenario.load_rules import distribution, first_fault, with_finite_rate
 from kernelsight.scenario.objectives import parse_objectives
 
 if TYPE_CHECKING:
+    from kernelsight.scenario.launch_lines import LaunchLine
     from kernelsight.sweeps.runs import Run
 
 
@@ -37,6 +46,7 @@ def load_flags(arguments: Any) -> dict[str, Any]:
                 f"a synthetic workload needs --{', --'.join(name.replace('_', '-') for name in missing)}; set "
                 "them, or use --trace FILE."
             )
+    flags = with_finite_rate(flags)
     fault = first_fault(flags)
     if fault:
         raise InvalidInput(". ".join(fault))
@@ -45,7 +55,7 @@ def load_flags(arguments: Any) -> dict[str, Any]:
 
 def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    add_deployment(verb, required=("model", "gpu"))
+    add_deployment(verb)
     pools = verb.add_argument_group("P/D disaggregation (the deployment flags then describe the decode replicas)")
     add_flags(pools, (*POOLS, *PREFILL))
     load = verb.add_argument_group("workload")
@@ -53,6 +63,9 @@ def declare(verb: argparse.ArgumentParser) -> None:
     add_flags(verb.add_argument_group("lengths"), LENGTHS)
     add_flags(verb.add_argument_group("router (in front of data-parallel replicas)"), ROUTER)
     add_goodput(load)
+    verb.add_argument(
+        "--correction", metavar="FILE", help="corrections (.parquet) that `compare` fitted to a log of this deployment"
+    )
     load.add_argument("--keep", nargs="+", choices=("steps",), help="keep one row per engine step")
     add_output(verb, "also save the run (.duckdb), or one row per request (.parquet, .csv, .json)")
 
@@ -63,9 +76,10 @@ def run(arguments: Any) -> None:
 
     target = check_ending(arguments.output)
     flags = deployment_flags(arguments) | load_flags(arguments)
+    line = launch_line(arguments, flags)
     steps = "steps" in (arguments.keep or [])
     with open_session(arguments) as session:
-        run = Run.of(session, flags)
+        run = Run.of(session, flags, arguments.correction)
         with Waiting("simulating"):
             answer = run.summary
         try:
@@ -74,9 +88,9 @@ def run(arguments: Any) -> None:
             elif target:
                 write_table(run.table("request_metrics"), target)
         except RunFailed:
-            _print(run, arguments.format)  # what took long to compute is not lost with the disk
+            _print(run, arguments.format, line)  # what took long to compute is not lost with the disk
             raise
-        _print(run, arguments.format)
+        _print(run, arguments.format, line)
         if answer["completed"] == 0:
             note(
                 f"no request was served: the KV cache of a replica has {answer['kv_cache_tokens']:,} tokens, and "
@@ -84,9 +98,9 @@ def run(arguments: Any) -> None:
             )
 
 
-def _print(run: Run, form: str) -> None:
+def _print(run: Run, form: str, line: LaunchLine | None) -> None:
     if form == "json":
-        print(as_json(run.summary))
+        print(as_json(run.summary | ({"launch": line.as_dict()} if line else {})))
     elif form == "csv":
         summary = run.table("scenario_summary")
         print(as_csv(summary.to_pylist(), summary.column_names), end="")

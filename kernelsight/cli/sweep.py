@@ -9,12 +9,22 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.cli.options import add_goodput, add_kernel_model, add_no_files, add_output, open_session
+from kernelsight.cli.options import (
+    add_flags,
+    add_goodput,
+    add_kernel_model,
+    add_no_files,
+    add_output,
+    launch_line,
+    open_session,
+)
 from kernelsight.dataflow.durable import locked
 from kernelsight.errors import InvalidInput
-from kernelsight.report.output import as_csv, as_json, as_text, check_ending, terminal_width, write_table
+from kernelsight.report.output import as_csv, as_json, as_text, check_ending, note, terminal_width, write_table
+from kernelsight.scenario.flags import DEPLOYMENT
 from kernelsight.scenario.grid import read_grid
 from kernelsight.scenario.objectives import PRICE, cheapest, parse_objectives, parse_slo
+from kernelsight.scenario.plan import gpu_assumptions
 from kernelsight.sweeps.partitions import Store, import_ray
 from kernelsight.sweeps.runs import SWEEP, WhatIf
 from kernelsight.sweeps.sweep import Execution, Progress
@@ -39,6 +49,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
         help="JSON file of axes (flags of simulate with underscores, each a scalar or a list), Parquet or CSV file of "
         "scenarios, or a SQL query; the column price_per_gpu_hour is optional",
     )
+    add_flags(verb, DEPLOYMENT[:1])
     add_kernel_model(verb)
     add_no_files(verb)
     add_goodput(verb)
@@ -70,6 +81,10 @@ def run(arguments: Any) -> None:
     with locked(target) if target else contextlib.nullcontext(), open_session(arguments) as session:
         session.progress = None
         rows = read_grid(session, arguments.grid)
+        if launch_line(arguments, {}):
+            rows = [{"launch": arguments.launch, **row} for row in rows]
+        for sentence in dict.fromkeys(text for row in rows for text in gpu_assumptions(session, row)):
+            note(sentence)
         if arguments.find_rate:
             _find_rates(session, rows, slo, goodput, arguments, target)
             return
@@ -166,7 +181,7 @@ def _print(table: pa.Table, front: pa.Table | None, arguments: Any) -> None:
     for title, shown in (("", rows), ("Pareto front, tokens/s per GPU against tokens/s per user", fronts)):
         if shown:
             page += ["", title] if title else [""]
-            page.append(as_text(shown[:MOST_SHOWN], columns, terminal_width()))
+            page.append(as_text(_with_defaults(shown[:MOST_SHOWN], flags), columns, terminal_width()))
         if len(shown) > MOST_SHOWN:
             page.append(f"... and {len(shown) - MOST_SHOWN:,} more; -o FILE keeps all, --format csv prints them")
     if "cheapest" in answer:
@@ -174,6 +189,11 @@ def _print(table: pa.Table, front: pa.Table | None, arguments: Any) -> None:
         page += ["", "cheapest deployment that meets the objectives:"]
         page.append(as_text([found], [*columns, "instances", "price_per_hour"]) if found else "none meets them")
     print("\n".join(page))
+
+
+def _with_defaults(rows: list[dict[str, Any]], flags: list[str]) -> list[dict[str, Any]]:
+    """Return rows in which a flag that a row leaves to the engine is called so."""
+    return [row | {name: "default" for name in flags if row[name] is None} for row in rows]
 
 
 def _columns_shown(rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:

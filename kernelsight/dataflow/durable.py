@@ -48,7 +48,18 @@ def durable_file(path: Path) -> Iterator[Path]:
         with draft_of(path) as draft:
             yield draft
     except OSError as error:
-        raise RunFailed(f"{path} could not be written: {error.strerror or str(error).splitlines()[0]}.") from None
+        raise RunFailed(f"{path} could not be written: {reason(error)}.") from None
+
+
+def reason(error: OSError) -> str:
+    """Return why the system refuses; Arrow's errors name it only in their text.
+
+    >>> reason(OSError(28, "No space left on device"))
+    'No space left on device'
+    >>> reason(OSError("Error writing bytes to file. Detail: [errno 28] No space left on device"))
+    'No space left on device'
+    """
+    return error.strerror or str(error).splitlines()[0].rpartition("] ")[2].rstrip(".")
 
 
 def synchronise(path: Path) -> None:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.engine import first_line
 from kernelsight.errors import InvalidInput, breaks_contract, unknown
 from kernelsight.fitting import baselines
 from kernelsight.fitting.cells import is_covered, is_seen, is_serving, measured_by
@@ -63,7 +64,7 @@ def check_sweeps(sweeps: Sequence[Path]) -> None:
             )
         try:
             found = pq.read_schema(path).names
-        except pa.ArrowException:
+        except (pa.ArrowException, OSError):
             raise InvalidInput(
                 f"{path} is not a Parquet file; give a sweep written by `kernelsight calibrate import`."
             ) from None
@@ -91,8 +92,12 @@ def measured_families(sweeps: Sequence[Path], gpus: Sequence[str]) -> dict[str, 
 
 def measured_gpus(sweeps: Sequence[Path]) -> set[str]:
     """Return the GPUs that the sweeps hold."""
-    points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
-    return {gpu for (gpu,) in points.aggregate("gpu", "gpu").fetchall()}
+    try:
+        points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
+        return {gpu for (gpu,) in points.aggregate("gpu", "gpu").fetchall()}
+    except duckdb.Error as error:
+        names = ", ".join(map(str, sweeps))
+        raise InvalidInput(f"{names} cannot be read as Parquet: {first_line(error)}; write the sweep again.") from None
 
 
 def scored_rows(

@@ -22,7 +22,8 @@ class Family(NamedTuple):
     ``vector_work``: its arithmetic runs on the vector units, whatever the format of what it moves.
     ``by_head_dim``: engines choose its kernel by the width of the heads.
     ``kernel_column``: column of ``deployment_settings`` or of its calls that asks for a kernel by name.
-    ``step_cost``: part of step costs that holds its time a second time, because layers do not share it.
+    ``step_cost``: column of step costs that holds its time a second time: layers do not share it (embedding, transfer),
+    or misses are attributed to it (moe, communication).
     ``lowered``: False where no model of the catalogue launches it, and sweeps and call files alone hold it.
     """
 
@@ -138,6 +139,7 @@ _REGISTRY = (
         moe.COLUMNS,
         launched_by=("moe",),
         kernel_column="moe_backend",
+        step_cost="moe",
     ),
     Family("norm", "norms", _MOVED, streaming.FEATURES, streaming.NORM_COLUMNS, vector_work=True),
     Family("activation", "activations", _MOVED, streaming.FEATURES, streaming.ACTIVATION_COLUMNS, vector_work=True),
@@ -187,6 +189,7 @@ _REGISTRY = (
         collectives.COLUMNS,
         launched_by=("tp",),
         wire_share=collectives.share_twice,
+        step_cost="communication",
     ),
     Family(
         "all_gather",
@@ -196,6 +199,7 @@ _REGISTRY = (
         collectives.COLUMNS,
         launched_by=("tp", "dp"),
         wire_share=collectives.share_once,
+        step_cost="communication",
     ),
     Family(
         "reduce_scatter",
@@ -205,6 +209,7 @@ _REGISTRY = (
         collectives.COLUMNS,
         launched_by=("dp",),
         wire_share=collectives.share_once,
+        step_cost="communication",
     ),
     Family(
         "all_to_all",
@@ -214,6 +219,7 @@ _REGISTRY = (
         collectives.COLUMNS,
         launched_by=("dp",),
         wire_share=collectives.share_once,
+        step_cost="communication",
     ),
     Family(
         "p2p",

@@ -67,7 +67,9 @@ def read_pack(path: Path) -> pa.Table:
         raise InvalidInput(f"pack {path} does not exist; `kernelsight calibrate fit -o {path}` writes one.")
     try:
         table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
+        table.validate(full=True)
+        _ = table.column_names  # text that is not UTF-8, in names too
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path} cannot be read as a pack ({str(error).splitlines()[0]}).") from None
     return conform(table, pack_contract(), origin=str(path))
 

@@ -28,13 +28,16 @@ MIX = np.uint64(0xBF58476D1CE4E5B9)
 class Costed(NamedTuple):
     """Picoseconds and kernel launches of each knot, shape [knots]; where nothing is launched there is no cost.
 
-    Of the picoseconds, what is not done by the layers, which pipeline stages share: embedding and transfers.
+    Of the picoseconds, what is not done by the layers, which pipeline stages share: embedding and transfers; and what
+    the families of experts and of collectives take.
     """
 
     picoseconds: np.ndarray
     launches: np.ndarray
     embedding: np.ndarray
     transfer: np.ndarray
+    moe: np.ndarray
+    communication: np.ndarray
 
     def add(self, family: str, picoseconds: np.ndarray, launches: np.ndarray) -> None:
         """Add a family's kernels; whole numbers below 2^53 are exact in any order."""
@@ -62,24 +65,46 @@ def step_costs_of(
     sharded_layers: pa.Table,
     layer_weights: pa.Table,
     facts: Sequence[pa.Table],
+    corrections: pa.Table,
     read: Reader,
     threads: int | None,
 ) -> pa.Table:
     """Return ``step_costs`` of all knots that launch a kernel, in the order of ``step_shapes``.
 
-    ``facts``: gpus, fabrics, eta_coefficients, kernel_implementations; ``read``: of the calls of ``families``, and of
-    latencies where they are given; ``threads`` that price calls.
+    ``facts``: gpus, fabrics, eta_coefficients, kernel_implementations; ``corrections``: of knots; ``read``: of calls
+    by family, and of latencies where they are given; ``threads`` that price calls.
     """
     costs = _costs(step_shapes, signatures, settings, sharded_layers, layer_weights, facts, read, threads)
     knots = step_shapes.filter(pc.not_equal(step_shapes["part"], "whole"))
     knots = knots.select(["deployment_id", "part", "step_shape_id", "x", "y"])
-    found = _at_knots(knots, costs)
+    found = _corrected(_at_knots(knots, costs), knots, corrections)
     there = np.flatnonzero(found.launches)
     kept = knots if there.size == knots.num_rows else knots.take(pa.array(there))
     kept = kept.append_column("gpu_us", pa.array(found.picoseconds[there] / 1e6))
     kept = kept.append_column("launches", pa.array(found.launches[there].astype(np.int64)))
-    kept = kept.append_column("embedding_us", pa.array(found.embedding[there] / 1e6))
-    return kept.append_column("transfer_us", pa.array(found.transfer[there] / 1e6))
+    for name in ("embedding", "transfer", "moe", "communication"):
+        kept = kept.append_column(f"{name}_us", pa.array(getattr(found, name)[there] / 1e6))
+    return kept
+
+
+def _corrected(costs: Costed, knots: pa.Table, corrections: pa.Table) -> Costed:
+    """Return the costs of knots times the factors on their kernels, in whole picoseconds."""
+    if not corrections.num_rows:
+        return costs
+    keys = ["deployment_id", "step_shape_id"]
+    own = knots.select(keys).append_column("row", pa.array(np.arange(knots.num_rows)))
+    factors = own.join(corrections, keys).sort_by("row")
+    own, moe, communication = (
+        pc.fill_null(factors[name], 1.0).to_numpy() for name in ("factor", "moe_factor", "communication_factor")
+    )
+
+    def scaled(picoseconds: np.ndarray, factor: np.ndarray) -> np.ndarray:
+        return np.floor(picoseconds * factor + 0.5)
+
+    experts, collectives = scaled(costs.moe, moe), scaled(costs.communication, communication)
+    others = scaled(costs.picoseconds - costs.moe - costs.communication, own)
+    stages = scaled(costs.embedding, own), scaled(costs.transfer, own)
+    return Costed(others + experts + collectives, costs.launches, *stages, experts, collectives)
 
 
 def _at_knots(knots: pa.Table, costs: Mapping[str, Costed]) -> Costed:

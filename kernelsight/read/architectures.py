@@ -9,6 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from kernelsight import errors
+from kernelsight.read import dense_architectures as dense
+from kernelsight.read import expert_architectures as experts
+from kernelsight.read import recurrent_architectures as recurrent
+from kernelsight.read.dense_architectures import VISION_NOTE, text_part
 from kernelsight.read.fields import ConfigFields
 from kernelsight.read.shapes import (
     GATED,
@@ -28,7 +32,6 @@ from kernelsight.read.shapes import (
     with_windows,
 )
 
-VISION_NOTE = "the vision tower is not modelled"
 BLOCK_SPARSE = tuple(f"block_sparse_moe.experts.0.{matrix}" for matrix in ("w1", "w2", "w3"))
 ONE_SHARED = tuple(f"mlp.shared_expert.{matrix}" for matrix in GATED)
 SPLIT_LINEAR = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.out_proj")
@@ -247,26 +250,58 @@ def qwen35(fields: ConfigFields) -> Shape:
     return dense_shape(fields, columns, attention, (VISION_NOTE,)).named(linear=SPLIT_LINEAR)
 
 
+def with_vision(reader: Callable[[ConfigFields], Shape]) -> Callable[[ConfigFields], Shape]:
+    """Return a reader of the text part of a multimodal model, which notes its vision tower."""
+    return lambda fields: text_part(fields, reader(fields))
+
+
 ARCHITECTURES: dict[str, Callable[[ConfigFields], Shape]] = {
+    "Cohere2ForCausalLM": dense.cohere2,
+    "CohereForCausalLM": dense.cohere,
     "DeepseekV2ForCausalLM": deepseek,
     "DeepseekV3ForCausalLM": deepseek_v3,
     "DeepseekV32ForCausalLM": deepseek_sparse,
+    "Ernie4_5ForCausalLM": dense.ernie,
+    "Ernie4_5_ForCausalLM": dense.ernie,
+    "Ernie4_5_MoeForCausalLM": experts.ernie_moe,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
     "Gemma3ForConditionalGeneration": gemma3,
+    "Glm4ForCausalLM": dense.glm4,
     "Glm4MoeForCausalLM": glm4_moe,
+    "Glm4MoeLiteForCausalLM": deepseek_v3,
+    "Glm4vMoeForConditionalGeneration": with_vision(glm4_moe),
+    "GlmForCausalLM": dense.glm,
     "GlmMoeDsaForCausalLM": deepseek_sparse,
     "GptOssForCausalLM": gpt_oss,
+    "GraniteForCausalLM": dense.granite,
+    "GraniteMoeForCausalLM": experts.granite_moe,
+    "GraniteMoeHybridForCausalLM": recurrent.granite_hybrid,
+    "GraniteMoeSharedForCausalLM": experts.granite_moe,
+    "HunYuanDenseV1ForCausalLM": dense.hunyuan,
+    "HunYuanMoEV1ForCausalLM": experts.hunyuan_moe,
     "KimiK25ForConditionalGeneration": kimi_k25,
+    "Llama4ForCausalLM": experts.llama4,
+    "Llama4ForConditionalGeneration": with_vision(experts.llama4),
     "LlamaForCausalLM": llama,
     "MiniMaxM2ForCausalLM": minimax_m2,
+    "Ministral3ForCausalLM": mistral,
+    "Mistral3ForConditionalGeneration": with_vision(mistral),
     "MistralForCausalLM": mistral,
     "MixtralForCausalLM": mixtral,
+    "NemotronHForCausalLM": recurrent.nemotron_h,
+    "Olmo2ForCausalLM": dense.olmo2,
+    "Olmo3ForCausalLM": dense.olmo3,
     "Phi3ForCausalLM": phi3,
     "Qwen2ForCausalLM": qwen2,
+    "Qwen2VLForConditionalGeneration": with_vision(qwen2),
+    "Qwen2_5_VLForConditionalGeneration": with_vision(qwen2),
     "Qwen3ForCausalLM": qwen3,
     "Qwen3MoeForCausalLM": qwen3_moe,
     "Qwen3NextForCausalLM": qwen3_next,
+    "Qwen3VLForConditionalGeneration": with_vision(qwen3),
+    "Qwen3VLMoeForConditionalGeneration": with_vision(qwen3_moe),
     "Qwen3_5ForConditionalGeneration": qwen35,
     "Qwen3_5MoeForConditionalGeneration": qwen35_moe,
+    "SeedOssForCausalLM": dense.seed_oss,
 }

@@ -28,7 +28,9 @@ def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
         raise InvalidInput(f"file {path} does not exist; --calls takes a Parquet table of kernel calls.")
     try:
         table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
+        table.validate(full=True)
+        _ = table.column_names  # text that is not UTF-8, in names too
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InvalidInput(
             f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}); --calls takes a Parquet table of "
             "kernel calls."

@@ -27,6 +27,7 @@ ABSENT = {
     "ffn_gated": True,
     "norms_per_layer": 2,
     "qk_norm": "none",
+    "rope_layers": "all",
     "attention_output_gate": False,
     "attention_sinks": False,
     "balanced_router": False,
@@ -140,7 +141,7 @@ def _representative_modules(shape: Shape) -> dict[str, list[str]]:
 
     mixers = {"linear": "linear", "mla": "latent", "sparse": "latent"}
     attention = []
-    for kind in dict.fromkeys(shape.attention):
+    for kind in [kind for kind in dict.fromkeys(shape.attention) if kind != "none"]:
         attention += [middle(shape.attention, kind) + name for name in shape.modules[mixers.get(kind, "softmax")]]
     dense, moe = middle(shape.ffn, "dense"), middle(shape.ffn, "moe")
     # a shared expert represents the class: it is in many more layers than the leading dense ones
@@ -169,6 +170,8 @@ def _layer_rows(row: Mapping[str, Any], shape: Shape) -> list[dict[str, Any]]:
 
 
 def _mixer_columns(row: Mapping[str, Any], attention: str) -> dict[str, Any]:
+    if attention == "none":
+        return {"attention": attention, "window": 0, "heads": 0, "kv_heads": 0, "head_dim": 0}
     prefix = "linear_value_" if attention == "linear" else ""
     return {
         "attention": attention,
@@ -180,8 +183,9 @@ def _mixer_columns(row: Mapping[str, Any], attention: str) -> dict[str, Any]:
 
 
 def _ffn_columns(row: Mapping[str, Any], ffn: str) -> dict[str, Any]:
-    if ffn == "dense":
-        return {"ffn": ffn, "intermediate": row["intermediate"], "experts": 0, "top_k": 0, "shared_intermediate": 0}
+    if ffn in ("dense", "none"):
+        width = row["intermediate"] if ffn == "dense" else 0
+        return {"ffn": ffn, "intermediate": width, "experts": 0, "top_k": 0, "shared_intermediate": 0}
     shared = row["shared_intermediate"]
     columns = {"ffn": ffn, "intermediate": row["expert_intermediate"], "experts": row["experts"]}
     return columns | {"top_k": row["top_k"], "shared_intermediate": shared}

@@ -112,21 +112,32 @@ def read_runs(source: str) -> Runs:
     if path.suffix not in (".csv", ".parquet"):
         raise InvalidInput(f"{path} ends in {path.suffix!r}; --runs takes a .csv or .parquet file of measured_runs.")
     try:
-        raw = pl.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else pl.read_parquet(path)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise InvalidInput(f"{path} cannot be read: {str(error).splitlines()[0]}.") from None
+        # pyarrow refuses damaged Parquet files at which polars panics
+        csv = path.suffix == ".csv"
+        raw = pl.read_csv(path, infer_schema_length=None) if csv else pl.DataFrame(_sound_table(path))
+    except (pl.exceptions.PolarsError, pa.ArrowException, OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
     if "silicon_ttft_ms" in raw.columns:
         return _clean(raw, path)
     contract = contracts()["measured_runs"]
-    table = (
-        read_facts(path, contract)
-        if path.suffix == ".csv"
-        else conform(pq.read_table(path), contract, origin=path.name)
-    )
+    try:
+        table = read_facts(path, contract) if csv else conform(_sound_table(path), contract, origin=path.name)
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
+        raise _unreadable(path, error) from None
     sealed = pa.compute.is_in(table["gpu"], pa.array(SEALED_GPUS))
     counted = pa.compute.sum(sealed).as_py() or 0
     excluded = [(FILTERS[-1][0], counted)] if counted else []
     return Runs(table.filter(pa.compute.invert(sealed)), table.num_rows, excluded)
+
+
+def _sound_table(path: Path) -> pa.Table:
+    table = pq.read_table(path)
+    table.validate(full=True)  # the reader accepts text that is not UTF-8
+    return table
+
+
+def _unreadable(path: Path, error: Exception) -> InvalidInput:
+    return InvalidInput(f"{path} cannot be read: {str(error).splitlines()[0].rstrip('.')}.")
 
 
 def _kept(rows: pl.DataFrame, filters: tuple[tuple[str, pl.Expr], ...]) -> tuple[pl.DataFrame, list[tuple[str, int]]]:

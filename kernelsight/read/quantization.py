@@ -31,7 +31,7 @@ COMPRESSED_FORMATS = {
     ("int", 4, False): "int4_wo",
 }
 # the decoder's path in a checkpoint: text-only or multimodal
-DECODER_PATHS = ("model.", "model.language_model.", "language_model.model.")
+DECODER_PATHS = ("model.", "model.language_model.", "language_model.model.", "backbone.")
 
 FormatOf = Callable[[str], "str | None"]
 """From a module's name to its format, or None if it has the model's dtype."""

@@ -5,6 +5,7 @@ Arrow reads the files in bulk. The line of an error, which Arrow does not report
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -63,7 +64,8 @@ def _read_parquet(path: Path, data: bytes) -> RawTrace:
         file = pa.parquet.ParquetFile(pa.py_buffer(data))
         trace_format = recognise(path, file.schema_arrow.names)
         columns = file.read(columns=[f for f in trace_format.fields() if f in file.schema_arrow.names])
-    except (pa.ArrowException, OSError) as problem:
+        columns.validate(full=True)  # the reader accepts text that is not UTF-8
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
         found = f"it is not a complete Parquet file ({_first_line(problem)})"
         raise errors.trace_unusable(path, found, DAMAGED) from None
     return RawTrace(path, trace_format, columns, lambda row: f"row {row + 1}")
@@ -73,11 +75,13 @@ def _read_csv(path: Path, data: bytes) -> RawTrace:
     """Read the fields of a CSV file as text; like Arrow, row numbers skip empty lines."""
 
     def place(row: int) -> str:  # row -1 is the header
-        filled = (number for number, line in enumerate(io.BytesIO(data), 1) if line.strip(b"\r\n"))
-        return f"line {next(number for position, number in enumerate(filled) if position == row + 1)}"
+        filled = [number for number, line in enumerate(data.splitlines(), 1) if line]
+        # text in quotes may have line ends: then rows are counted instead
+        return f"line {filled[row + 1]}" if row + 1 < len(filled) else f"row {row + 1}"
 
     header = _csv_header(data)
     trace_format = recognise(path, header)
+    _refuse_other_encodings(path, data)
     used = [f for f in trace_format.fields() if f in header]
     ragged: list[tuple[int, str]] = []
 
@@ -97,13 +101,24 @@ def _read_csv(path: Path, data: bytes) -> RawTrace:
                 strings_can_be_null=True,
             ),
         )
-    except pa.ArrowInvalid as problem:
+    except pa.ArrowException as problem:
         raise _unreadable_text(path, data, problem) from None
     raw = RawTrace(path, trace_format, columns, place)
     if ragged:
         row, found = ragged[0]
         raise raw.fault(row, found)
     return raw
+
+
+def _refuse_other_encodings(path: Path, data: bytes) -> None:
+    """Raise InvalidInput for bytes that are not UTF-8: Arrow cannot show such a row to its handler."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(data), 1 << 24):
+            decoder.decode(data[start : start + (1 << 24)])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as problem:
+        raise _unreadable_text(path, data, problem) from None
 
 
 def _csv_header(data: bytes) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernelsight.report.formats import formats_said
 from kernelsight.report.output import as_text, show_number, terminal_width
 from kernelsight.sweeps.run_summary import METRICS, PERCENTILES
 
@@ -28,7 +29,7 @@ def simulation_page(answer: dict[str, Any]) -> str:
 def _headline(settings: dict[str, Any]) -> str:
     return (
         f"{settings['model']} on {settings['gpu']}, tp {settings['tp']} pp {settings['pp']} dp {settings['dp']} "
-        f"ep {settings['ep']}, {settings['engine']}, {settings['dtype']}, KV {settings['kv_cache_dtype']}; "
+        f"ep {settings['ep']}, {settings['engine']}, {formats_said(settings)}; "
         f"max_num_seqs {settings['max_num_seqs']}, max_num_batched_tokens {settings['max_num_batched_tokens']}, "
         f"{settings['prefill_policy']}, chunked prefill {_on(settings['enable_chunked_prefill'])}, "
         f"asynchronous scheduling {_on(settings['async_scheduling'])}"

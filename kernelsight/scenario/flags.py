@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
+from kernelsight.read.numbers import read_number
 
 LARGEST_PARALLEL_SIZE = 1024
 LARGEST_WHOLE_NUMBER = 2**53
@@ -24,6 +25,9 @@ VERSION = re.compile(
     re.I,
 )
 TIERS = ("auto", "cross-generation", "target-measured", "roofline")
+
+
+ENGINES = ("vllm", "sglang", "trtllm")
 
 
 class Flag(NamedTuple):
@@ -58,18 +62,31 @@ def _parallel(short: str, name: str, column: str | None, prefix: str = "") -> Fl
         "N",
         column=column,
         most=LARGEST_PARALLEL_SIZE,
-        spellings=(f"--{prefix}{short}" if prefix else f"-{short}", long),
+        spellings=(f"--{prefix}{short}", long) if prefix else (f"-{short}", f"--{short}", long),
     )
 
 
 DEPLOYMENT = (
+    Flag(
+        "launch",
+        help="launch line of vLLM, SGLang or TensorRT-LLM in quotes, or @FILE with one (shell script, docker run, "
+        "Kubernetes manifest): stands for the flags below; flags beside it have precedence",
+        metavar="LINE",
+    ),
     _of_deployment("model", help="catalogue name, Hugging Face identifier, or path to a config.json"),
-    _of_deployment("gpu", help="catalogue name, or a GPU defined in the --gpus file"),
+    Flag(
+        "model_like",
+        help="model of the same shape and formats, for a private model without a config.json",
+        metavar="M",
+    ),
+    _of_deployment(
+        "gpu", help="catalogue name, name in nvidia-smi or of a cloud instance, or a GPU of the --gpus file"
+    ),
     _parallel("tp", "tensor", "tp"),
     _parallel("pp", "pipeline", "pp"),
     _parallel("dp", "data", "dp"),
     Flag("enable_expert_parallel", "yes", "spread experts over all tp x dp GPUs"),
-    _of_deployment("engine", help="serving engine (default: vllm)", choices=("vllm", "sglang", "trtllm")),
+    _of_deployment("engine", help="serving engine (default: vllm)", choices=ENGINES),
     _of_deployment("engine_version", "version", "version of the engine (default: newest known)", "V"),
     _of_deployment(
         "dtype",
@@ -79,7 +96,7 @@ DEPLOYMENT = (
     _of_deployment(
         "kv_cache_dtype",
         help="type of the KV cache",
-        choices=("auto", "bf16", "bfloat16", "fp16", "float16", "fp8", "fp8_e4m3"),
+        choices=("auto", "bf16", "bfloat16", "fp16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"),
     ),
     _of_deployment(
         "quantization", help="a row of the table quantizations (default: as in the checkpoint's config)", metavar="Q"
@@ -107,6 +124,9 @@ LIMITS = (
     _of_deployment("gpu_memory_utilization", "share", "share of GPU memory the engine may use", "SHARE"),
     _of_deployment("kv_cache_tokens", "whole", "KV cache capacity in tokens (default: derived from GPU memory)", "N"),
     _of_deployment("enforce_eager", "yes", "run without CUDA graphs"),
+    _of_deployment(
+        "max_cudagraph_capture_size", "whole", "largest decode batch that runs as a CUDA graph, in tokens", "N"
+    ),
     _of_deployment("enable_chunked_prefill", "switch", "split prompts into chunks that fit the token budget"),
     _of_deployment("enable_prefix_caching", "switch", "reuse KV cache blocks of shared prompt prefixes"),
     _of_deployment("async_scheduling", "switch", "schedule the next step while the current one runs"),
@@ -238,7 +258,7 @@ LOAD = (
         help="Azure, Mooncake or BurstGPT trace, or JSONL, CSV or Parquet with arrival_s, prompt_tokens, output_tokens",
         metavar="FILE",
     ),
-    Flag("request_rate", "positive", "open loop: requests per second", "R"),
+    Flag("request_rate", "positive", "open loop: requests per second; inf: all at once", "R"),
     Flag("burstiness", "positive", "shape of the gamma distribution of inter-arrival times; 1: Poisson", "K"),
     Flag(
         "ramp_up_strategy",
@@ -361,6 +381,8 @@ FLAGS = {
 }
 # flag: column of ``deployments``
 DEPLOYMENT_FLAGS = {flag.name: flag.column for flag in FLAGS.values() if flag.column}
+# flags that come before a deployment: they say what others are
+SHORTHANDS = ("launch", "model_like")
 # flags that define a second deployment: the draft model
 DRAFT_FLAGS = tuple(flag.name for flag in SPECULATION if not flag.column)
 # prefill-pool flag -> decode-pool flag it overrides
@@ -399,7 +421,7 @@ def checked(name: str, value: Any) -> Any:
     if value == "":
         raise InvalidInput(f"{name} is empty; give a value, or leave it unset.")
     if isinstance(value, str) and (flag.kind == "whole" or flag.kind in RANGES):
-        value = _read_number(value)  # a CSV column with one non-number is read as text
+        value = read_number(value)  # such as 16k; a CSV column with one non-number is read as text
     if flag.kind == "whole":
         if not _is_number(value) or value != math.floor(value) or not flag.least <= value <= flag.most:
             bound = f"of at least {flag.least}"
@@ -417,13 +439,6 @@ def checked(name: str, value: Any) -> Any:
     if flag.kind == "word" and value not in flag.choices:
         raise InvalidInput(f"{name} is {value!r}; give one of {', '.join(flag.choices)}.")
     return value
-
-
-def _read_number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _is_number(value: Any) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.plan import deployment_row, normalise, resolve_names
+from kernelsight.scenario.plan import deployment_row, gpu_assumptions, normalise, resolve_names
 from kernelsight.scenario.refusals import refuse_faults
 
 if TYPE_CHECKING:
@@ -138,11 +138,14 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
     ``flags``: deployment flags as ``simulate`` takes them; ``sizes``: batch_size (None: 1), input_len,
     context_len.
     """
+    sizes = {**sizes, "batch_size": 1 if sizes["batch_size"] is None else sizes["batch_size"]}
     for name, value in sizes.items():
         smallest = 0 if name == "context_len" else 1
         if value is not None and value < smallest:
             raise InvalidInput(f"--{name.replace('_', '-')} is {value}; give a whole number of at least {smallest}.")
-    deployment = deployment_row(resolve_names(session, normalise(flags)))
+    named = normalise(flags)
+    gpus = gpu_assumptions(session, named)
+    deployment = deployment_row(resolve_names(session, named))
     session.give("deployments", [deployment])
     refuse_faults(session)
     layout = session.table("kv_layout").to_pylist()[0]
@@ -187,7 +190,7 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
         "kernels": kernels,
         "memory": plan,
         "settings": settings,
-        "assumed": _assumed(session, shape, plan),
+        "assumed": gpus + _assumed(session, shape, plan),
     }
 
 
@@ -207,8 +210,8 @@ def _host_row(totals: dict[str, Any], tier: str) -> dict[str, Any]:
         "bound": "host",
         "eta": None,
         "latency_us": host,
-        "p05_us": host,
-        "p95_us": host,
+        "p05_us": totals["host_p05_us"],
+        "p95_us": totals["host_p95_us"],
         "tier": tier,
         "evidence": "host_settings",
     }

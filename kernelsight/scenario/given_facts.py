@@ -11,6 +11,7 @@ from kernelsight.read.rows import read_rows
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
+SPREAD = "step_log_sd"
 # columns that a hypothetical GPU may leave out
 UNSTATED = (
     "compute_capability",
@@ -81,13 +82,13 @@ def give_host_overheads(session: Session, path: Path) -> None:
     """Replace the catalogue's host_overheads of some engines by the rows of a CSV or JSON file.
 
     Missing columns are taken from the engine's newest row and keep its ``assumed``; a row with every figure counts as
-    measured. With request_us but no per_prompt_token_us, the latter is 0. InvalidInput: the file cannot be read, or a
-    value does not fit its column.
+    measured, and as exact unless it states its step_log_sd. With request_us but no per_prompt_token_us, the latter is
+    0. InvalidInput: the file cannot be read, or a value does not fit its column.
     """
     columns = session.graph.known("host_overheads").columns
     there = session.table("host_overheads").to_pylist()
     newest = {row["engine"]: row for row in there}
-    figures = [column.name for column in columns if column.type in ("float64", "bool")]
+    figures = [column.name for column in columns if column.type in ("float64", "bool") and column.name != SPREAD]
     texts = {column.name for column in columns if column.type == "string"}
     rows = []
     for number, stated in enumerate(read_rows(path, texts, "--host-overheads", "row of host overheads"), start=1):
@@ -101,9 +102,9 @@ def give_host_overheads(session: Session, path: Path) -> None:
             raise unknown("column of host_overheads", strange[0], [column.name for column in columns])
         if "request_us" in stated:
             stated = {"per_prompt_token_us": 0.0} | stated
-        own = {"from_version": "0", "source": f"given in {path.name}", "assumed": None}
+        own = {"from_version": "0", "source": f"given in {path.name}", "assumed": None, SPREAD: None}
         if not set(figures) <= stated.keys():
-            own["assumed"] = newest[engine]["assumed"]
+            own |= {name: newest[engine][name] for name in ("assumed", SPREAD)}
         rows.append({**newest[engine], **own, **stated})
     kept = [row for row in there if row["engine"] not in {row["engine"] for row in rows}]
     session.give("host_overheads", kept + rows)

@@ -54,15 +54,18 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
     try:
         if path.suffix == ".parquet":
             table = pa.parquet.read_table(path)
+            table.validate(full=True)  # the reader accepts text that is not UTF-8
         else:
             table = pa.csv.read_csv(
                 path, convert_options=pa.csv.ConvertOptions(strings_can_be_null=True, null_values=["", "null", "NULL"])
             )
-    except pa.ArrowException as error:
-        raise InvalidInput(f"the grid {path} cannot be read: {str(error).splitlines()[0]}.") from None
-    if len(set(table.column_names)) < table.num_columns:
-        raise InvalidInput(f"the grid {path} has duplicate columns: {', '.join(table.column_names)}; keep one of each.")
-    return table.to_pylist()
+        names = table.column_names
+        rows = python_rows(table)
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
+        raise InvalidInput(f"the grid {path} cannot be read: {str(error).splitlines()[0].rstrip('.')}.") from None
+    if len(set(names)) < len(names):
+        raise InvalidInput(f"the grid {path} has duplicate columns: {', '.join(names)}; keep one of each.")
+    return rows
 
 
 def _read_json(path: Path) -> list[dict[str, Any]]:

@@ -49,6 +49,20 @@ def stated(row: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
     return [name for name in names if row.get(name) is not None and not (name == "range_ratio" and row[name] == 1)]
 
 
+def with_finite_rate(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return flags in which an infinite request rate is a closed loop of all requests, which are sent at once.
+
+    >>> with_finite_rate({"request_rate": "inf", "num_prompts": 8})
+    {'num_prompts': 8, 'max_concurrency': 8}
+    """
+    if str(flags.get("request_rate")).lower() not in ("inf", "infinity"):
+        return dict(flags)
+    kept = {name: value for name, value in flags.items() if name != "request_rate"}
+    if "max_concurrency" not in kept and "num_prompts" in kept and "trace" not in kept:
+        kept["max_concurrency"] = kept["num_prompts"]
+    return kept
+
+
 def check_load(flags: Mapping[str, Any]) -> None:
     """Raise InvalidInput for a workload that is missing, incomplete or contradictory."""
     if not {"trace", "request_rate", "ramp_up_strategy", "max_concurrency"} & set(flags):

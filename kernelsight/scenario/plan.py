@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.errors import InvalidInput, unknown
+from kernelsight.errors import InvalidInput, UnknownName, unknown
 from kernelsight.scenario.flags import (
     ALIASES,
     DEPLOYMENT_FLAGS,
@@ -21,6 +21,7 @@ from kernelsight.scenario.flags import (
     SPECULATION,
     checked,
 )
+from kernelsight.scenario.load_rules import with_finite_rate
 from kernelsight.scenario.speculation import MTP_SUFFIX, mtp_rows, with_method
 
 if TYPE_CHECKING:
@@ -31,12 +32,24 @@ NOT_INHERITED_BY_DRAFT = ("pipeline_parallel_size", "kv_cache_tokens")
 DEPLOYMENT_DEFAULTS = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
 LOAD_DEFAULTS = {"burstiness": 1.0, "range_ratio": 1.0, "seed": 0}
 SAME_AS_LEFT_OUT = {"num_warmups": 0, "num_turns": 1, "router": "round_robin"}
-AUTO_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8_e4m3": "fp8", "auto": None}
+AUTO_DTYPES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "auto": None,
+}
 
 
 def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return flags by their full names without unset ones; UnknownName for a flag that does not exist."""
     named = {ALIASES.get(name, name): value for name, value in flags.items() if value is not None}
+    if "launch" in named:
+        from kernelsight.scenario.launch_lines import with_launch_line
+
+        named = with_launch_line(named)
+    named = with_finite_rate(named)
     for name in named:
         if name not in FLAGS:
             raise unknown("flag", name, {*FLAGS, *ALIASES}, "`kernelsight simulate --help` lists them.")
@@ -158,26 +171,15 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
 
     UnknownName: neither a catalogue name nor a path, with the nearest names.
     """
-    from kernelsight.read.config import read_config_file, resolve
-
     flags = dict(flags)
+    if "model_like" in flags:
+        flags["model"] = give_alike(session, flags.get("model"), flags.pop("model_like"))
     for name in [flag for flag in ("model", "speculative_model") if flag in flags]:
-        models = set(session.table("models")["model"].to_pylist())
-        path = Path(str(flags[name]))
-        if path.suffix == ".json" or (path.exists() and flags[name] not in models):
-            row, layers = read_config_file(path)
-            give_model(session, row, layers)
-            flags[name] = row["model"]
-        elif flags[name] not in models:
-            flags[name] = resolve(str(flags[name]))
+        flags[name] = resolve_model(session, str(flags[name]))
     if flags.get("speculative_method") == "mtp":
         flags["speculative_model"] = give_mtp(session, flags["model"])
     for name in [flag for flag in ("gpu", "prefill_gpu") if flag in flags]:
-        gpus = set(session.table("gpus")["gpu"].to_pylist())
-        spelled = str(flags[name]).lower().replace("-", "_")
-        flags[name] = flags[name] if flags[name] in gpus else spelled
-        if flags[name] not in gpus:
-            raise unknown("GPU", flags[name], gpus, "Define other GPUs with --gpus FILE.")
+        flags[name] = resolve_gpu(session, str(flags[name]))
     if "kv_transfer_fabric" in flags:
         known = set(session.table("fabrics")["fabric"].to_pylist())
         if flags["kv_transfer_fabric"] not in known:
@@ -197,6 +199,79 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
         if flags["moe_backend"] not in known:
             raise unknown("moe_backend", flags["moe_backend"], known, "The table kernel_implementations lists them.")
     return flags
+
+
+def resolve_model(session: Session, name: str) -> str:
+    """Return the name of a model in the session's tables; a config.json, or a variant of a model, becomes rows there.
+
+    UnknownName: neither a catalogue name nor an identifier nor a path, with the nearest names.
+    """
+    from kernelsight.read.config import read_config_file, resolve
+    from kernelsight.read.model_names import find_variant, variant_rows
+
+    models = session.table("models")["model"].to_pylist()
+    path = Path(name)
+    if path.suffix == ".json" or (path.exists() and name not in models):
+        row, layers = read_config_file(path)
+        give_model(session, row, layers)
+        return row["model"]
+    if name in models:
+        return name
+    try:
+        return resolve(name)
+    except UnknownName:
+        found = find_variant(name)
+        if found is None:
+            raise
+    row, layers = variant_rows(name, found, *model_rows(session, found.base))
+    give_model(session, row, layers)
+    return row["model"]
+
+
+def resolve_gpu(session: Session, name: str) -> str:
+    """Return the name of a GPU in the session's tables; UnknownName with the nearest names."""
+    from kernelsight.scenario.gpu_names import find_gpu
+
+    gpus = session.table("gpus")["gpu"].to_pylist()
+    spelled = name.lower().replace("-", "_")
+    for known in (name, spelled):
+        if known in gpus:
+            return known
+    found = find_gpu(name)
+    if found is None or found.gpu not in gpus:
+        raise unknown("GPU", name, gpus, "Define other GPUs with --gpus FILE.")
+    return found.gpu
+
+
+def gpu_assumptions(session: Session, flags: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each GPU that flags name in a way that leaves its kind open."""
+    from kernelsight.scenario.gpu_names import find_gpu
+
+    gpus, sentences = set(session.table("gpus")["gpu"].to_pylist()), []
+    for name in dict.fromkeys(str(flags[flag]) for flag in ("gpu", "prefill_gpu") if flags.get(flag) is not None):
+        found = None if {name, name.lower().replace("-", "_")} & gpus else find_gpu(name)
+        if found is not None and found.assumed:
+            sentences.append(f"{name} is read as {found.gpu}: {found.assumed}")
+    return sentences
+
+
+def give_alike(session: Session, name: str | None, like: str) -> str:
+    """Add a model of the shape of another to a session's tables, and return its name."""
+    from kernelsight.read.config import catalogue_name
+    from kernelsight.read.model_names import alike_rows
+
+    base = resolve_model(session, str(like))
+    own = catalogue_name(name.rstrip("/")) if name else f"like-{base}"
+    if own == base:
+        return base
+    give_model(session, *alike_rows(own, *model_rows(session, base)))
+    return own
+
+
+def model_rows(session: Session, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the rows of one model of a session in ``models`` and ``model_layers``."""
+    row = next(row for row in session.table("models").to_pylist() if row["model"] == name)
+    return row, [layer for layer in session.table("model_layers").to_pylist() if layer["model"] == name]
 
 
 def give_model(session: Session, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> None:

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput, KernelSightError
 from kernelsight.scenario.flags import ALIASES, DEPLOYMENT_FLAGS, DRAFT_FLAGS, LOAD_FLAGS, POOL_FLAGS, PREFILL_FLAGS
+from kernelsight.scenario.launch_lines import LaunchLine, with_launch_line
 from kernelsight.scenario.load_rules import check_load
 from kernelsight.scenario.objectives import PRICE
 from kernelsight.scenario.plan import (
+    DEPLOYMENT_DEFAULTS,
+    LOAD_DEFAULTS,
+    SAME_AS_LEFT_OUT,
     and_drafts,
     deployment_rows,
     deployments_of,
@@ -27,8 +31,16 @@ if TYPE_CHECKING:
 
 # flags that are names, which catalogues spell in their own way
 NAMES = (
-    *("model", "gpu", "quantization", "prefill_gpu", "kv_transfer_fabric"),
+    *("model", "model_like", "gpu", "quantization", "prefill_gpu", "kv_transfer_fabric"),
     *("speculative_method", "speculative_model"),
+)
+
+
+# what an unset flag means whatever the engine; written beside rows that state it
+CONSTANT_DEFAULTS = (
+    LOAD_DEFAULTS
+    | SAME_AS_LEFT_OUT
+    | {flag: DEPLOYMENT_DEFAULTS[column] for flag, column in DEPLOYMENT_FLAGS.items() if column in DEPLOYMENT_DEFAULTS}
 )
 
 
@@ -72,9 +84,10 @@ def plan_rows(
     plan = Plan([], {}, [], [], [])
     seen: dict[str, int] = {}
     known_names: dict[tuple, dict[str, Any]] = {}
+    lines: dict[str, LaunchLine] = {}
     for number, row in enumerate(rows, start=1):
         try:
-            flags, price = _row_flags(session, row, goodput or {}, known_names)
+            flags, price = _row_flags(session, with_launch_line(row, lines), goodput or {}, known_names)
             deployments = deployment_rows(flags)
             scenario = scenario_row(flags, deployments[0])
         except KernelSightError as error:
@@ -169,7 +182,8 @@ def flag_columns(session: Session, plan: Plan) -> pa.Table:
     }
     for name in [*DEPLOYMENT_FLAGS, *DRAFT_FLAGS, *PREFILL_FLAGS, *POOL_FLAGS, *LOAD_FLAGS]:
         if name in stated:
-            table[name] = pa.array([flags.get(name) for flags in plan.flags], types[name])
+            unset = CONSTANT_DEFAULTS.get(name)
+            table[name] = pa.array([flags.get(name, unset) if flags else None for flags in plan.flags], types[name])
     if any(price is not None for price in plan.prices):
         table[PRICE] = pa.array(plan.prices, pa.float64())
     return pa.table(table)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from kernelsight.serving.inputs import Host
+
+# standard deviations from the middle of a normal distribution to the ends of its 90 % interval
+Z_90 = 1.6448536269514722
 
 
 def host_times(requests: int, tokens: int, host: Any) -> tuple:
@@ -49,7 +53,8 @@ def step_totals_of(
 ) -> pa.Table:
     """Return ``step_totals`` of the whole steps among ``step_shapes``: GPU, exposed host and total time.
 
-    Kernels add up in whole picoseconds. No step waits for requests here.
+    Kernels add up in whole picoseconds. No step waits for requests here. The interval has a part of the kernels and one
+    of the host's constants, whose spread between groups of runs ``host_settings`` states.
     """
     by_id = {row["deployment_id"]: row | {"batch_wait_timeout_ms": 0.0} for row in settings.to_pylist()}
     overheads = {row["deployment_id"]: row for row in host_settings.to_pylist()}
@@ -63,10 +68,22 @@ def step_totals_of(
         host = host_of(overheads[key[0]], by_id[key[0]], launches)
         requests = shape["decode_requests"] + shape["prefill_requests"]
         hidden_us, exposed_us, _ = host_times(requests, shape["tokens"], host)
-        total_us, p05_us, p95_us = (exposed_us + max(hidden_us, time_us) for time_us in (gpu_us, *ends_us))
-        host_us = exposed_us + max(hidden_us - gpu_us, 0.0)
-        rows.append((*key, gpu_us, launches, host_us, total_us, p05_us, p95_us))
-    names = ("deployment_id", "step_shape_id", "gpu_us", "launches", "host_us", "total_us", "p05_us", "p95_us")
+        total_us = exposed_us + max(hidden_us, gpu_us)
+        factors = [math.exp(end * Z_90 * overheads[key[0]]["step_log_sd"]) for end in (-1.0, 1.0)]
+        host_us, *host_ends_us = (
+            factor * exposed_us + max(factor * hidden_us - gpu_us, 0.0) for factor in (1.0, *factors)
+        )
+        # kernels and host err independently: their parts of the half-width add up in squares
+        below_us, above_us = (
+            math.hypot(exposed_us + max(hidden_us, kernels_us) - total_us, other_us - host_us)
+            for kernels_us, other_us in zip(ends_us, host_ends_us, strict=True)
+        )
+        ends = total_us - below_us, total_us + above_us
+        rows.append((*key, gpu_us, launches, host_us, *host_ends_us, total_us, *ends))
+    names = (
+        *("deployment_id", "step_shape_id", "gpu_us", "launches", "host_us", "host_p05_us", "host_p95_us"),
+        *("total_us", "p05_us", "p95_us"),
+    )
     columns = zip(*rows, strict=True) if rows else [[]] * len(names)
     return pa.table({name: list(values) for name, values in zip(names, columns, strict=True)})
 

@@ -44,6 +44,10 @@ class Surface(NamedTuple):
     # with pipeline stages: the parts of token_us that are the embedding and the transfers between stages, [tokens] each
     embedding_us: np.ndarray = np.zeros(0)
     transfer_us: np.ndarray = np.zeros(0)
+    # the parts of token_us that routed experts and collectives take, [tokens] each
+    moe_us: np.ndarray = np.zeros(0)
+    communication_us: np.ndarray = np.zeros(0)
+    sampled_communication_us: np.ndarray = np.zeros(0)  # part of sampled_us, [sequences]
 
 
 class Load(NamedTuple):

@@ -19,6 +19,17 @@ from kernelsight.serving.batch import (
 from kernelsight.serving.client import next_send_us, note_ended, note_rejected, take_next
 from kernelsight.serving.compiled import compiled, inlined, loop_entry
 from kernelsight.serving.lookahead import run_end_us
+from kernelsight.serving.parts import (
+    AT,
+    COMMUNICATION,
+    DECODE_ATTENTION,
+    GPU,
+    HOST_US,
+    MOE,
+    PREFILL_ATTENTION,
+    PROMPT_STEPS,
+    STEPS,
+)
 from kernelsight.serving.pipeline import begin_batches, end_batch
 from kernelsight.serving.policy import received_until, reset_ratio_when_idle, until_poll
 from kernelsight.serving.queue import deliver, horizon_us, next_visible_us, queue_head, receive
@@ -83,6 +94,7 @@ def pass_prompt_step(
     engine.host_us += host_us
     engine.prompt_tokens += engine.step_prompt_tokens
     engine.prompt_steps += 1
+    engine.step_kind_us[1] += gpu_us
     if rows.shape[0] > 0:
         row = rows[engine.rows]
         row[START], row[END], row[HOST_TIME] = engine.previous_start, engine.now, host_us
@@ -235,6 +247,23 @@ def begin_step(
     engine.due_us = engine.now
 
 
+@compiled
+def write_mark(engine: np.void, marks: np.ndarray) -> None:
+    """Write what the engine's steps so far have cost, by part, before a step or a decode run begins."""
+    mark = marks[engine.marks]
+    mark[AT], mark[STEPS], mark[PROMPT_STEPS], mark[HOST_US] = (
+        engine.now,
+        engine.steps,
+        engine.prompt_steps,
+        engine.host_us,
+    )
+    mark[PREFILL_ATTENTION] = engine.prefill_attention_us
+    for kind in range(2):
+        mark[GPU + kind], mark[DECODE_ATTENTION + kind] = engine.step_kind_us[kind], engine.decode_attention_us[kind]
+        mark[MOE + kind], mark[COMMUNICATION + kind] = engine.moe_us[kind], engine.communication_us[kind]
+    engine.marks += 1
+
+
 @loop_entry
 def serve_until_full(
     clients: np.ndarray,
@@ -255,13 +284,15 @@ def serve_until_full(
     stages: np.ndarray,
     flights: np.ndarray,
     rows: np.ndarray,
+    marks: np.ndarray,
 ) -> None:
-    """Simulate until all requests have ended, or an engine's row buffer is full; call again then.
+    """Simulate until all requests have ended, or an engine's buffer of rows or marks is full; call again then.
 
     All state is in the arguments. ``clients``: one CLIENT record; ``engines``: ENGINE records (see ``replica``). heaps,
     entries, limits, host, layout, draft_layout, stages, flights (see ``pipeline``) and rows have one item per engine.
     ``turns``: a heap of later turns and KV transfers, shape [capacity, 2]; ``sent``: the prefix-aware router's memory.
     ``uses`` and ``histogram`` are added to. ``rows``: step rows, shape [engines, rows, COLUMNS]; no rows: none kept.
+    ``marks``: likewise what steps cost by part, shape [engines, marks, MARKS]; see ``parts``.
     """
     i, client = 0, clients[0]
     engine, own, hst, own_heaps, own_entries, own_rows = engines[0], limits[0], host[0], heaps[0], entries[0], rows[0]
@@ -313,6 +344,10 @@ def serve_until_full(
                 continue
         if engine.rows > 0 and engine.rows > own_rows.shape[0] - own.stages:
             return
+        if marks.shape[1] > 0:
+            if engine.marks == marks.shape[1]:
+                return
+            write_mark(engine, marks[i])
         if own.per_request_progress:
             begin_batches(
                 engine, requests, own_heaps, own, hst, hashes, own_entries, costs, layout[i], draft_layout[i], uses,

@@ -151,6 +151,7 @@ def send_batch(
     engine.prompt_tokens += prompt_tokens
     engine.gpu_us += gpu_us
     engine.host_us += host_us
+    engine.step_kind_us[1 if prompt_tokens > 0 else 0] += gpu_us
     if rows.shape[0] > 0:
         row = rows[engine.rows]
         row[START], row[END], row[HOST_TIME] = start_us, end_us, host_us

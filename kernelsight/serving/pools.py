@@ -53,11 +53,12 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
         axes[name] = (np.unique(x[rows]), np.unique(y[rows]))
         ids[name] = numbers[rows].reshape(axes[name][0].size, axes[name][1].size)
     grids = {name: gpu_us[ids[name]] for name in PARTS}
-    if deployment["pp"] > 1:
-        tokens = axes["tokens"][0]
-        for name in ("embedding_us", "transfer_us"):
-            parts_us[name] = dense(tokens, by_id(name)[ids["tokens"][:, 0]], int(tokens[-1]))
+    tokens, staged = axes["tokens"][0], ("embedding_us", "transfer_us") if deployment["pp"] > 1 else ()
+    for name in (*staged, "moe_us", "communication_us"):
+        parts_us[name] = dense(tokens, by_id(name)[ids["tokens"][:, 0]], int(tokens[-1]))
     largest_tokens, largest_sampled = int(axes["tokens"][0][-1]), int(axes["logits"][0][-1])
+    logits_us = by_id("communication_us")[ids["logits"][:, 0]]
+    parts_us["sampled_communication_us"] = dense(axes["logits"][0], logits_us, largest_sampled)
     surface = Surface(
         dense(axes["tokens"][0], grids["tokens"][:, 0], largest_tokens),
         padded_tokens(largest_tokens, deployment["graph_max_tokens"]),

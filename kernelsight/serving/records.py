@@ -65,6 +65,11 @@ LAYOUT = record(
     # part of the cost of tokens with pipeline stages: the embedding, and all transfers between stages
     embedding_at=_WHOLE,
     transfer_at=_WHOLE,
+    # parts of the cost of tokens: routed experts, and collectives; added up by engine only if ``split``
+    split=_TRUTH,
+    moe_at=_WHOLE,
+    communication_at=_WHOLE,
+    sampled_communication_at=_WHOLE,  # of the cost of sampled sequences: the collectives of their logits
 )
 
 REQUEST = record(
@@ -242,6 +247,13 @@ ENGINE = record(
     draft_tokens=_WHOLE,  # draft tokens verified
     accepted_tokens=_WHOLE,  # draft tokens accepted
     rows=_WHOLE,
+    marks=_WHOLE,
+    # GPU time by kind of step (decode only, with prompts) and part, only where step costs are split
+    step_kind_us=(_REAL, (2,)),
+    moe_us=(_REAL, (2,)),
+    communication_us=(_REAL, (2,)),
+    decode_attention_us=(_REAL, (2,)),
+    prefill_attention_us=_REAL,
 )
 
 

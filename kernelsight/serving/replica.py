@@ -10,6 +10,7 @@ import numpy as np
 from kernelsight.serving.inputs import Host, Load, Routing, Surface, Transfer
 from kernelsight.serving.limits import LIMITS, Limits, is_plain
 from kernelsight.serving.loop import serve_until_full
+from kernelsight.serving.parts import Marks, request_parts
 from kernelsight.serving.records import (
     CLIENT,
     ENGINE,
@@ -68,6 +69,10 @@ def pack(surface: Surface) -> PackedCosts:
     if surface.embedding_us.size:
         layout["embedding_at"] = place(surface.embedding_us[surface.padded_tokens])
         layout["transfer_at"] = place(surface.transfer_us[surface.padded_tokens])
+    if surface.moe_us.size:
+        layout["moe_at"] = place(surface.moe_us[surface.padded_tokens])
+        layout["communication_at"] = place(surface.communication_us[surface.padded_tokens])
+        layout["sampled_communication_at"] = place(surface.sampled_communication_us)
     most = {"decode": surface.sampled_us.size, "window": surface.sampled_us.size, "prefill": surface.token_us.size}
     for name in ("decode", "window", "prefill"):
         xs, ys, grid = (getattr(surface, f"{name}_{part}") for part in ("x", "y", "us"))
@@ -94,8 +99,9 @@ def joined_costs(packed: Sequence[PackedCosts]) -> tuple[np.ndarray, np.ndarray]
     layouts = np.array([costs.layout for costs in packed])
     starts = np.concatenate([[0], np.cumsum([costs.values.size for costs in packed])])[:-1]
     for layout, start in zip(layouts, starts, strict=True):
-        for name in ("tokens_at", "sampled_at", "embedding_at", "transfer_at"):
+        for name in ("tokens_at", "sampled_at", "embedding_at", "transfer_at", "moe_at", "communication_at"):
             layout[name] += start
+        layout["sampled_communication_at"] += start
         for part in ("decode", "window", "prefill"):
             for name in ("x_at", "share_at", "y_at", "at"):
                 layout[part][name] += start
@@ -309,12 +315,13 @@ def serve_scenario(
     keep_steps: bool = False,
     windows_from_us: float | None = None,
     scratch: np.ndarray | None = None,
+    split: bool = False,
 ) -> ServedScenario:
     """Simulate one client, its router and all engines, until every request is finished or rejected.
 
     ``transfer``: the first pool prefills, the second decodes, and KV is transferred between them.
     ``windows_from_us``: start of the first window of time; None: no windows. ``scratch``: an array of shape
-    (3, size of the pools' costs) for uses that are not read.
+    (3, size of the pools' costs) for uses that are not read. ``split``: keep what steps cost by part (see ``parts``).
     ValueError: no request, a block size above LARGEST_BLOCK, or pipeline stages without their costs.
     """
     n = load.arrival_us.size
@@ -331,9 +338,12 @@ def serve_scenario(
     engines, depths = arrays.engines, arrays.limits["stages"].tolist()
     per_request_progress = arrays.limits["per_request_progress"].tolist()
     rows = StepRows(depths, per_request_progress, keep_steps, windows_from_us)
+    marks = Marks(engines.size, split)
+    arrays.layout["split"] = split
     while arrays.clients[0]["ended"] < n:
-        serve_until_full(*arrays, rows.buffer)
+        serve_until_full(*arrays, rows.buffer, marks.buffer)
         rows.take(engines)
+        marks.take(engines)
     for engine, stages, depth, alone in zip(engines, arrays.stages, depths, per_request_progress, strict=True):
         if alone:
             close_stages(engine, stages[:depth])
@@ -347,7 +357,11 @@ def serve_scenario(
             unpack_uses(arrays.uses, pool.draft.costs, arrays.draft_layout[i]) if pool.draft else None
             for pool, i in firsts
         ]
-    return ServedScenario(outcome_of(arrays.requests), paid, arrays.histogram, totals, steps, windows, drafted)
+    out, parts, sums = outcome_of(arrays.requests), None, marks.finish(engines)
+    if sums is not None:
+        host = pools[0].host
+        parts = request_parts(out, load.prompt_tokens, sums, host.request_us, host.per_prompt_token_us)
+    return ServedScenario(out, paid, arrays.histogram, totals, steps, windows, drafted, parts)
 
 
 def serve(
@@ -361,11 +375,12 @@ def serve(
     keep_steps: bool = False,
     windows_from_us: float | None = None,
     scratch: np.ndarray | None = None,
+    split: bool = False,
 ) -> Served:
     """Simulate a single engine with its own client; see ``Pool`` and ``serve_scenario``."""
-    kept = {"keep_steps": keep_steps, "windows_from_us": windows_from_us, "scratch": scratch}
+    kept = {"keep_steps": keep_steps, "windows_from_us": windows_from_us, "scratch": scratch, "split": split}
     served = serve_scenario(load, [Pool(limits, host, costs, layers=layers, draft=draft)], **kept)
     uses = served.uses[0] if served.uses else None
     windows = served.windows[0] if served.windows else None
     drafted = served.draft_uses[0] if served.draft_uses else None
-    return Served(served.out, uses, served.histogram, served.totals[0], served.steps[0], windows, drafted)
+    return Served(served.out, uses, served.histogram, served.totals[0], served.steps[0], windows, drafted, served.parts)

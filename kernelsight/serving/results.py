@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from kernelsight.serving import records, replica
 from kernelsight.serving.knots import PARTS
-from kernelsight.serving.served import Outcome, Served, ServedScenario, Totals, Uses
+from kernelsight.serving.parts import PARTS as PARTS_OF_REQUESTS
+from kernelsight.serving.served import Outcome, RequestParts, Served, ServedScenario, Totals, Uses
 from kernelsight.serving.steps import COLUMNS, STAGE_WAIT
 from kernelsight.serving.windows import BUSY, RUNNING_US, STEPS, SUMS, UNITS_US
 
@@ -58,7 +59,8 @@ def replicas_of(scenario: str, pools: list[tuple[str, int]], rows: np.ndarray, s
         drafted = served.draft_uses[pool] if served.draft_uses and is_first else None
         histogram = served.histogram if number == 0 else np.zeros_like(served.histogram)
         windows = served.windows[number] if served.windows else None
-        one = Served(out, uses, histogram, totals, steps, windows, drafted)
+        parts = served.parts and RequestParts(*(values[..., own] for values in served.parts))
+        one = Served(out, uses, histogram, totals, steps, windows, drafted, parts)
         found.append(Replica(scenario, deployment, number, rows[own], one))
     return found
 
@@ -113,6 +115,32 @@ def event_rows(replicas: list[Replica], requests: pa.Table, spans: dict[str, tup
             "recomputed_ns": np.rint(out["recomputed_us"] * NANOSECONDS).astype(np.int64),
         }
     )
+
+
+def part_rows(replicas: list[Replica], requests: pa.Table) -> pa.Table:
+    """Return ``request_parts`` of the requests that finished, engine after engine: two rows each, one a phase."""
+    names, columns = [], {name: [] for name in ("request_id", "phase", *PARTS_OF_REQUESTS, "steps", "prompt_steps")}
+    numbers = requests["request_id"].to_numpy()
+    for one in replicas:
+        done = np.flatnonzero(one.served.out.status == records.FINISHED)
+        nanoseconds, steps = (values[..., done] for values in one.served.parts)
+        names.append((one.scenario, 2 * done.size))
+        columns["request_id"].append(np.tile(numbers[one.rows[done]], 2))
+        columns["phase"].append(np.repeat([0, 1], done.size))
+        for number, name in enumerate(PARTS_OF_REQUESTS):
+            columns[name].append(nanoseconds[:, number].ravel())
+        columns["steps"].append(steps[:, 0].ravel())
+        columns["prompt_steps"].append(steps[:, 1].ravel())
+    joined = {name: _joined(values, np.int64) for name, values in columns.items()}
+    table = {
+        "scenario_id": _named([name for name, _ in names], [count for _, count in names]),
+        "request_id": joined["request_id"],
+        "phase": _words(PHASES[:2], joined["phase"]),
+        **{f"{name}_ns": joined[name] for name in PARTS_OF_REQUESTS},
+        "steps": joined["steps"],
+        "prompt_steps": joined["prompt_steps"],
+    }
+    return pa.table(table)
 
 
 def use_rows(replicas: list[Replica], costs: dict[str, CostTables], deployments: dict[str, dict[str, Any]]) -> pa.Table:

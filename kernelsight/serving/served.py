@@ -64,6 +64,17 @@ class Windows(NamedTuple):
     in_flight_us: np.ndarray  # (K,) integral of the requests in flight over time
 
 
+class RequestParts(NamedTuple):
+    """Parts of the time of each request, nanoseconds, and the steps that it was in; see ``parts``.
+
+    ``nanoseconds``: shape [phases, parts, requests]: of its TTFT, and from its first to its last token; the parts of a
+    phase add up to its length. ``steps``: shape [phases, 2, requests]: all steps, and those with prompts.
+    """
+
+    nanoseconds: np.ndarray
+    steps: np.ndarray
+
+
 class Served(NamedTuple):
     """Results of one replica; ``steps`` is empty unless kept."""
 
@@ -74,6 +85,7 @@ class Served(NamedTuple):
     steps: np.ndarray
     windows: Windows | None = None
     draft_uses: Uses | None = None
+    parts: RequestParts | None = None
 
 
 class ServedScenario(NamedTuple):
@@ -89,3 +101,4 @@ class ServedScenario(NamedTuple):
     steps: list[np.ndarray]
     windows: list[Windows] | None = None
     draft_uses: list[Uses | None] | None = None
+    parts: RequestParts | None = None

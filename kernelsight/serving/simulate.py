@@ -21,6 +21,7 @@ from kernelsight.serving.results import (
     Replica,
     event_rows,
     histogram_rows,
+    part_rows,
     replicas_of,
     step_rows,
     total_rows,
@@ -32,7 +33,7 @@ from kernelsight.serving.summaries import Summary, count_replicas, summarise
 from kernelsight.serving.world import World, load_of, pool_of, replicas_interact, routing_of
 
 # tables with rows of requests, steps, windows or knots: a summary alone makes none of them
-DETAILS = ("request_events", "step_cost_uses", "serving_windows", "steps")
+DETAILS = ("request_events", "step_cost_uses", "serving_windows", "steps", "request_parts")
 
 
 def simulate_scenarios(
@@ -42,11 +43,11 @@ def simulate_scenarios(
 
     Where only summaries are wanted, no request has a row and no use of step costs is counted. Where details are, the
     loop's own arrays are kept, and each table is made from them when it is asked for; steps only if they are wanted
-    now, because they take memory by the step.
+    now, because they take memory by the step, and parts of requests likewise, because the loop adds them up.
     """
     if not set(DETAILS) & set(wanted):
         return _summary_tables(summarise(world, serve_replicas, threads))
-    replicas = serve_replicas(world, keep_steps="steps" in wanted, threads=threads)
+    replicas = serve_replicas(world, keep_steps="steps" in wanted, split="request_parts" in wanted, threads=threads)
     served = [row for row in world.scenarios if row["scenario_id"] in world.spans]
     counted = Summary(count_replicas(world, served, replicas), histogram_rows(replicas), total_rows(replicas))
     tables: dict[str, pa.Table | Callable[[], pa.Table]] = {
@@ -55,6 +56,8 @@ def simulate_scenarios(
         "step_cost_uses": lambda: use_rows(replicas, world.costs, world.deployments),
         "serving_windows": lambda: window_rows(replicas),
     }
+    if "request_parts" in wanted:
+        tables["request_parts"] = part_rows(replicas, world.requests)
     return tables | ({"steps": step_rows(replicas)} if "steps" in wanted else {})
 
 
@@ -68,12 +71,17 @@ def _summary_tables(summary: Summary) -> dict[str, pa.Table | Callable[[], pa.Ta
 
 
 def serve_replicas(
-    world: World, *, count_uses: bool = True, keep_steps: bool = False, threads: int | None = None
+    world: World,
+    *,
+    count_uses: bool = True,
+    keep_steps: bool = False,
+    split: bool = False,
+    threads: int | None = None,
 ) -> list[Replica]:
     """Serve every scenario, calls spread over threads.
 
-    Without ``count_uses`` uses of step costs and windows are left out. ``threads``: as many as there are cores, unless
-    stated.
+    Without ``count_uses`` uses of step costs and windows are left out; ``split``: with parts of requests. ``threads``:
+    as many as there are cores, unless stated.
     """
     columns, deployments, costs = world.columns, world.deployments, world.costs
     scratches = threading.local()
@@ -87,7 +95,7 @@ def serve_replicas(
         load = load_of(columns, world.requests, rows, scenario, deployments[front], world.plans[front])
         scratch = None if count_uses else scratch_of(scratches, sum(costs[key].packed.values.size for key in costed))
         start_us = columns["arrival_s"][world.spans[scenario["scenario_id"]][0]] * 1e6
-        keep = {"keep_steps": keep_steps, "scratch": scratch}
+        keep = {"keep_steps": keep_steps, "scratch": scratch, "split": split}
         keep["windows_from_us"] = start_us if count_uses else None
         pools = [pool_of(world, key) for key in keys]
         if number is not None:

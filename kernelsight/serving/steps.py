@@ -120,6 +120,8 @@ def cost_step(
     )
     sampled = decode_tokens + ended
     weights[layout.sampled_at + sampled] += 1.0
+    if layout.split:
+        engine.communication_us[1 if chunks > 0 else 0] += costs[layout.sampled_communication_at + sampled]
     return gpu_us + costs[layout.sampled_at + sampled], chunks, sampled
 
 
@@ -138,7 +140,7 @@ def cost_layers(
     """(GPU time, chunks, chunks that complete a prompt) of a scheduled step without logits; see ``cost_step``."""
     ended = 0
     chunks = 0
-    gpu_us = 0.0
+    gpu_us = prompts_us = 0.0
     r = engine.partial
     while r >= 0:
         request = requests[r]
@@ -148,17 +150,28 @@ def cost_layers(
                 ended += 1
             before = float(request.computed)
             j = knot_below(costs, layout.prefill, before, 0)
-            gpu_us += surface_us(costs, layout.prefill, request.chunk, before, j)
+            chunk_us = surface_us(costs, layout.prefill, request.chunk, before, j)
+            gpu_us += chunk_us
+            prompts_us += chunk_us
             add_use(weights, costs, layout.prefill, request.chunk, before, j, 1.0)
         r = request.next_partial
     if chunks > 1 and layout.prefill.y_size > 0:
         # all chunks share one launch: subtract the cost of the smallest knot for every further chunk
         gpu_us -= (chunks - 1) * costs[layout.prefill.at]
+        prompts_us -= (chunks - 1) * costs[layout.prefill.at]
         weights[layout.prefill.at] -= chunks - 1
     gpu_us += costs[layout.tokens_at + tokens]
     weights[layout.tokens_at + tokens] += 1.0
+    decodes_us = 0.0
     if decodes > 0:
-        gpu_us += cost_decodes(engine, costs, layout, weights, decodes, y, windowed, 1)
+        decodes_us = cost_decodes(engine, costs, layout, weights, decodes, y, windowed, 1)
+        gpu_us += decodes_us
+    if layout.split:
+        kind = 1 if chunks > 0 else 0
+        engine.prefill_attention_us += prompts_us
+        engine.decode_attention_us[kind] += decodes_us
+        engine.moe_us[kind] += costs[layout.moe_at + tokens]
+        engine.communication_us[kind] += costs[layout.communication_at + tokens]
     return gpu_us, chunks, ended
 
 
@@ -393,6 +406,12 @@ def decode_run(
         span_us = line_time(step_us, slope, steps)
         gpu_span_us = line_time(gpu_us, gpu_slope, steps)
         add_run_uses(engine, costs, layout, uses, y, windowed, steps)
+        if layout.split:
+            engine.step_kind_us[0] += gpu_span_us
+            engine.decode_attention_us[0] += gpu_span_us - linear_us * steps
+            engine.moe_us[0] += costs[layout.moe_at + batch] * steps
+            collectives_us = costs[layout.communication_at + batch] + costs[layout.sampled_communication_at + batch]
+            engine.communication_us[0] += collectives_us * steps
         engine.steps += steps
         engine.gpu_us += gpu_span_us
         engine.host_us += span_us - gpu_span_us

@@ -184,7 +184,7 @@ def shared_prefixes(
     """Return (hash blocks numbered from 0, offsets, tokens of one) of a replica's prompts, empty where none are shared.
 
     Layers with a state of their own, or with windows alone, share nothing by prefix here. InvalidInput: hash blocks of
-    several sizes, or of no whole number of KV blocks.
+    several sizes.
     """
     nothing = np.zeros(0, np.int64), np.zeros(rows.size + 1, np.int64), 0
     if not shares_prefixes(deployment, plan) or requests["hash_ids"].null_count == requests.num_rows:
@@ -194,12 +194,32 @@ def shared_prefixes(
     if not sizes:
         return nothing
     block = plan["block_size"]
-    if len(sizes) > 1 or sizes[0] % block:
-        raise InvalidInput(
-            f"hash blocks of {', '.join(map(str, sorted(sizes)))} tokens cannot be laid over KV blocks of {block}; "
-            "use one size, a multiple of --block-size."
-        )
+    if len(sizes) > 1:
+        raise InvalidInput(f"hash blocks of {', '.join(map(str, sorted(sizes)))} tokens are in one load; use one size.")
     lists = taken["hash_ids"].combine_chunks()
     _, numbers = np.unique(lists.flatten().to_numpy(), return_inverse=True)
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    if sizes[0] % block:
+        prompts = requests["prompt_tokens"].to_numpy()[rows]
+        numbers, counts = laid_over(numbers, counts, prompts, sizes[0], block)
+        sizes = [block]
     return numbers.astype(np.int64), np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), sizes[0]
+
+
+def laid_over(
+    numbers: np.ndarray, counts: np.ndarray, prompts: np.ndarray, size: int, block: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the identities of KV blocks, and their number per prompt, from hash blocks of another size.
+
+    A hash block stands for all tokens up to its end, so that the last one under a KV block identifies it.
+
+    >>> laid_over(np.array([0, 1, 0, 2]), np.array([2, 2]), np.array([70, 80]), 48, 32)
+    (array([0, 1, 2, 0, 3, 4]), array([3, 3]))
+    """
+    found = np.where(counts > 0, -(-prompts // block), 0)
+    owner = np.repeat(np.arange(found.size), found)
+    place = np.arange(found.sum()) - np.repeat(np.cumsum(found) - found, found)
+    last = (np.minimum((place + 1) * block, prompts[owner]) - 1) // size
+    hashes = numbers[(np.cumsum(counts) - counts)[owner] + last]
+    _, identities = np.unique(hashes * (place.max(initial=0) + 1) + place, return_inverse=True)
+    return identities, found

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kernelsight.dataflow.durable import draft_of, locked
-from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.dataflow.durable import draft_of, locked, reason
+from kernelsight.errors import InvalidInput, KernelSightError, RunFailed
 from kernelsight.scenario.scenarios import give_plan
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Partition(NamedTuple):
     scenarios: list[dict[str, Any]]
     given: dict[str, pa.Table]
     threads: int | None = None
+    lone: bool = False  # the only scenario of its sweep: what cannot be served is refused
 
 
 def split(
@@ -61,7 +62,8 @@ def split(
                 held, deployments = 0, 1
             parts[-1].append(scenario)
             held += size
-    return [Partition(plan.deployments_of(part), part, given or {}, threads) for part in parts]
+    lone = len(plan.planned) == 1
+    return [Partition(plan.deployments_of(part), part, given or {}, threads, lone) for part in parts]
 
 
 def total_requests(plan: Plan) -> int:
@@ -86,12 +88,37 @@ def _sizes(plan: Plan) -> dict[str, int]:
 
 
 def serve_partition(part: Partition, session: Session) -> pa.Table:
-    """Return the ``scenario_summary`` of a partition; the session stays as it was."""
+    """Return the ``scenario_summary`` of a partition; the session stays as it was.
+
+    A scenario that cannot be served leaves the others of its sweep: its ``status`` says why.
+    """
     with session.fork() as fork:
         fork.threads = part.threads or session.threads
         for name, table in part.given.items():
             fork.give(name, table)
-        give_plan(fork, part.deployments, part.scenarios)
+        return _served(fork, part.deployments, part.scenarios, part.lone)
+
+
+def _served(session: Session, deployments: list[dict], scenarios: list[dict], lone: bool) -> pa.Table:
+    """Serve scenarios; one of several that cannot be served has the sentence as its ``status``, as a fault has."""
+    import pyarrow as pa
+
+    try:
+        with session.fork() as fork:
+            give_plan(fork, deployments, scenarios)
+            return fork.table("scenario_summary")
+    except KernelSightError as error:
+        if lone:
+            raise
+        sentence = str(error).rstrip(".")
+    if len(scenarios) > 1:
+        middle = len(scenarios) // 2
+        halves = scenarios[:middle], scenarios[middle:]
+        return pa.concat_tables([_served(session, deployments, half, False) for half in halves])
+    with session.fork() as fork:
+        give_plan(fork, deployments, scenarios)
+        fault = {"deployment_id": scenarios[0]["deployment_id"], "fault": "load", "sentence": sentence}
+        fork.give("deployment_faults", [fault])
         return fork.table("scenario_summary")
 
 
@@ -255,7 +282,7 @@ class Store:
             work()
         except OSError as error:
             raise RunFailed(
-                f"{self.folder} could not be written: {error.strerror or error}; free space and continue with --resume."
+                f"{self.folder} could not be written: {reason(error)}; free space and continue with --resume."
             ) from None
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import unknown
+from kernelsight.scenario.launch_lines import with_launch_line
+from kernelsight.scenario.plan import gpu_assumptions
 from kernelsight.scenario.run_info import ANSWERS, give_run_info, inputs_of
 from kernelsight.scenario.scenarios import Plan, give_plan, plan_rows
 from kernelsight.sweeps.run_summary import METRICS, PERCENTILES, TABLES, run_summary
@@ -34,19 +36,27 @@ class Run:
     (8, 8)
     """
 
-    def __init__(self, session: Session, seed: int | None = None) -> None:
-        self._session, self._seed = session, seed
+    def __init__(self, session: Session, seed: int | None = None, assumed: Sequence[str] = ()) -> None:
+        self._session, self._seed, self._assumed = session, seed, list(assumed)
 
     @classmethod
-    def of(cls, session: Session, flags: Mapping[str, Any]) -> Run:
-        """Simulate the scenario of one row of flags in a fork of a session; InvalidInput: what cannot run, and why."""
+    def of(cls, session: Session, flags: Mapping[str, Any], correction: str | Path | None = None) -> Run:
+        """Simulate the scenario of one row of flags in a fork of a session; InvalidInput: what cannot run, and why.
+
+        ``correction``: a file of corrections that ``compare`` fitted to a log of this deployment.
+        """
         from kernelsight.scenario.refusals import refuse_faults
 
         fork = session.fork()
         plan = plan_rows(fork, [flags], origin="")
         give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
         refuse_faults(fork)
-        return cls(fork, plan.planned[0]["seed"])
+        assumed = gpu_assumptions(fork, with_launch_line(flags))
+        if correction is not None:
+            from kernelsight.scenario.corrections import give_corrections
+
+            assumed = [*assumed, give_corrections(fork, correction)]
+        return cls(fork, plan.planned[0]["seed"], assumed)
 
     @property
     def session(self) -> Session:
@@ -56,7 +66,8 @@ class Run:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """Figures, latencies in ms, kernel breakdown, memory and assumptions, as ``simulate --format json`` prints."""
-        return run_summary(self._session)
+        found = run_summary(self._session)
+        return found | {"assumed": self._assumed + found["assumed"]}
 
     def table(self, name: str) -> pa.Table:
         """Return a table of the run, computed now where it is not there yet."""

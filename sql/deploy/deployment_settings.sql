@@ -29,7 +29,7 @@ limits as (
   group by deployment_id
 )
 select
-  limits.* exclude (engine_version, quantization, enforce_eager, min_memory_bytes, excludes, assumed, source) replace (
+  limits.* exclude (engine_version, quantization, enforce_eager, max_cudagraph_capture_size, min_memory_bytes, excludes, assumed, source) replace (
     coalesce(limits.tier, 'auto') as tier,
     formats.dtype as dtype,
     coalesce(limits.kv_cache_dtype, case when formats.kv_cache_format = 'fp8' then 'fp8' else formats.dtype end) as kv_cache_dtype,
@@ -48,7 +48,7 @@ select
     coalesce(limits.draft_acceptance_rate, 0) as draft_acceptance_rate,
     case when limits.num_speculative_tokens > 0 then coalesce(limits.speculative_method, case when limits.draft_deployment_id is null then 'ngram' else 'draft_model' end) end as speculative_method,
     case when limits.num_speculative_tokens > 0 then limits.draft_deployment_id end as draft_deployment_id,
-    case when coalesce(limits.enforce_eager, false) then 0 else limits.graph_max_tokens end as graph_max_tokens
+    case when coalesce(limits.enforce_eager, false) then 0 else coalesce(limits.max_cudagraph_capture_size, limits.graph_max_tokens) end as graph_max_tokens
   ),
   limits.tp * limits.dp // limits.ep as moe_tp,
   limits.ep as moe_ep,

@@ -23,25 +23,35 @@ held as (
     numbered.*,
     asked.numbers is null or numbered.first_numbers <= asked.numbers as holds
   from asked join numbered using (engine)
+),
+added as (
+  select
+    deployment_id,
+    sum(exposed_us) filter (where part = 'host') as step_us,
+    sum(exposed_us) filter (where part = 'front_end') as request_us
+  from corrections
+  group by deployment_id
 )
 select
   deployment_id,
   engine,
   engine_version,
   from_version,
-  step_exposed_us,
+  step_exposed_us + coalesce(added.step_us, 0) as step_exposed_us,
   step_base_us,
   per_request_us,
   per_token_us,
   per_captured_launch_us,
   per_eager_launch_us,
   coalesce(launch_gap_us, 0) as launch_gap_us,
-  request_us,
+  held.request_us + coalesce(added.request_us, 0) as request_us,
   coalesce(per_prompt_token_us, 0) as per_prompt_token_us,
   coalesce(exposed_per_request_us, 0) as exposed_per_request_us,
+  coalesce(step_log_sd, 0) as step_log_sd,
   overlapped,
   assumed,
   source
 from held
+left join added using (deployment_id)
 -- older than every row: the oldest
 qualify row_number() over (partition by deployment_id order by case when holds then first_numbers end desc nulls last, first_numbers) = 1

@@ -8,9 +8,15 @@ with spent as (
     kernels.bound,
     -- in millionths, whole numbers, so that the order of rows changes nothing
     sum(round(uses.weight * kernels.count * 1e6)::hugeint) as calls,
-    sum(round(uses.weight * kernels.count * kernels.latency_us * 1e6)::hugeint) as total
+    sum(round(uses.weight * kernels.count * kernels.latency_us * 1e6 * case
+      when corrected.deployment_id is null then 1
+      when kernels.family = 'moe' then corrected.moe_factor
+      when kernels.family in ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all') then corrected.communication_factor
+      else corrected.factor
+    end)::hugeint) as total
   from step_cost_uses as uses
   join kernel_latencies as kernels using (deployment_id, step_shape_id)
+  left join knot_corrections as corrected using (deployment_id, step_shape_id)
   group by all
 ),
 named as (

@@ -62,6 +62,18 @@ PUBLISHED_TOTAL = [
     ("glm-5", 744, "model card"),
     ("phi-4", 14.7, "repository page"),
     ("mistral-small-24b-2501", 23.6, "repository page"),
+    ("mistral-small-3.1-24b-2503", 23.6, "as Mistral Small 3, whose text part it has"),
+    ("ministral-3-8b-base-2512", 8.4, "model card, language model"),
+    ("llama-4-scout-17b-16e", 109, "model card, with the vision encoder"),
+    ("llama-4-maverick-17b-128e", 400, "model card"),
+    ("qwen3-vl-8b", 8.2, "model card of Qwen3-8B, whose shape the text part has"),
+    ("qwen3-vl-30b-a3b", 30.5, "model card of Qwen3-30B-A3B, whose shape the text part has"),
+    ("qwen3-vl-235b-a22b", 235, "model card of Qwen3-235B-A22B, whose shape the text part has"),
+    ("nemotron-h-56b-base-8k", 56, "model card"),
+    ("nvidia-nemotron-3-nano-30b-a3b-bf16", 31.6, "model card"),
+    ("c4ai-command-r-v01", 35, "model card"),
+    ("glm-4-9b-chat-hf", 9.4, "repository page"),
+    ("ernie-4.5-0.3b-pt", 0.36, "model card"),
 ]
 # Parameters that one token passes, in billions, as published.
 PUBLISHED_ACTIVE = [
@@ -71,6 +83,8 @@ PUBLISHED_ACTIVE = [
     ("mixtral-8x22b-v0.1", 39, "Mistral's announcement of Mixtral 8x22B"),
     ("deepseek-v3", 37, "model card"),
     ("kimi-k2", 32.6, "Kimi K2 report"),
+    ("llama-4-scout-17b-16e", 17, "model card"),
+    ("llama-4-maverick-17b-128e", 17, "model card"),
 ]
 
 
@@ -104,12 +118,13 @@ def parameters(model: str, active: bool = False) -> int:
     total = row["vocab"] * hidden * (1 if row["tied_embeddings"] else 2)
     for layer in (layer for layer in LAYERS if layer["model"] == model):
         each = mixer_parameters(row, layer) + row["norms_per_layer"] * hidden
+        matrices = 3 if row["ffn_gated"] else 2
         if layer["ffn"] == "moe":
             passed = layer["top_k"] if active else layer["experts"]
-            each += 3 * hidden * (passed * layer["intermediate"] + layer["shared_intermediate"])
+            each += matrices * hidden * (passed * layer["intermediate"] + layer["shared_intermediate"])
             each += hidden * layer["experts"]
         else:
-            each += 3 * hidden * layer["intermediate"]
+            each += matrices * hidden * layer["intermediate"]
         total += layer["count"] * each
     return total
 
@@ -122,6 +137,12 @@ def test_shapes_give_the_published_parameter_count(model, billions, source):
 @pytest.mark.parametrize(("model", "billions", "source"), PUBLISHED_ACTIVE)
 def test_shapes_give_the_published_active_parameters(model, billions, source):
     assert parameters(model, active=True) / 1e9 == pytest.approx(billions, rel=0.025), source
+
+
+def test_a_name_that_rounds_down_is_close():
+    """ERNIE-4.5-21B-A3B: the name and the model card say 21 and 3 billion."""
+    assert 21 < parameters("ernie-4.5-21b-a3b-pt") / 1e9 < 22
+    assert 3 < parameters("ernie-4.5-21b-a3b-pt", active=True) / 1e9 < 3.5
 
 
 @pytest.mark.parametrize(("model", "billions"), [("gpt-oss-20b", 3.61), ("gpt-oss-120b", 5.13)])

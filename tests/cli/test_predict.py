@@ -100,7 +100,9 @@ def test_shapes_follow_the_config(command):
 def test_the_page_tells_the_total_and_every_kernel(command):
     step = command(*STEP, "--format", "json").json
     page = command(*STEP).out
-    assert page.startswith("qwen3-0.6b on l4, tp 1 pp 1 dp 1 ep 1, vllm: decode step of 1 token in 1 sequence\ntotal ")
+    assert page.startswith(
+        "qwen3-0.6b on l4, tp 1 pp 1 dp 1 ep 1, vllm, weights bf16, activations bf16, KV bf16: decode step"
+    )
     assert all(f"\n{kernel['name']} " in page for kernel in step["kernels"])
     assert all(f"  - {sentence}\n" in page for sentence in step["assumed"])
 
@@ -175,14 +177,15 @@ def test_words_that_are_no_numbers(refusal):
 def test_a_size_that_is_missing(refusal):
     assert refusal("predict", "--model", "qwen3-0.6b", "--gpu", "l4") == "a decode step needs --context-len; give it."
     assert refusal("predict", "--gpu", "l4", "--context-len", 1) == "no model is given; set --model."
-    assert "the following arguments are required: --gpu" in refusal("predict", "--model", "qwen3-0.6b")
+    assert refusal("predict", "--model", "qwen3-0.6b", "--context-len", 1) == "no gpu is given; set --gpu."
+    assert refusal("predict", "--calls", "none.parquet").startswith("--calls needs --gpu")
 
 
 def test_names_get_the_nearest(refusal):
     assert refusal(*STEP, "--model", "qwen3-0.7b").startswith(
         "unknown model 'qwen3-0.7b'. Did you mean qwen3-1.7b, qwen3-0.6b"
     )
-    assert refusal(*STEP, "--gpu", "h100").startswith("unknown GPU 'h100'. Did you mean h100_sxm")
+    assert refusal(*STEP, "--gpu", "h100_sxn").startswith("unknown GPU 'h100_sxn'. Did you mean h100_sxm")
 
 
 def test_heads_that_tensor_parallelism_does_not_divide(refusal):

@@ -66,8 +66,17 @@ def test_hits_shorten_the_time_to_the_first_token(command, trace):
     assert cached["steps"] == whole["steps"]
 
 
-def test_hash_blocks_that_do_not_fit_the_kv_blocks_are_refused(refusal, trace):
-    sentence = refusal(*SIMULATE, "--trace", trace(72))
-    assert sentence == (
-        "hash blocks of 72 tokens cannot be laid over KV blocks of 16; use one size, a multiple of --block-size."
-    )
+def test_kv_blocks_across_hash_blocks_are_hits_up_to_the_last_hash_that_agrees(command, trace):
+    # hash 0 is 72 tokens: four blocks of 16 lie in it, the fifth also in the hash that follows it
+    cached, rate = served(command, trace(72))
+    assert cached[0] == 0 and all(tokens % 16 == 0 for tokens in cached) and min(cached[1:]) >= 64
+    assert 0 < rate < 1
+
+
+def test_a_prefix_of_any_length_is_shared_by_engines_with_other_blocks(command):
+    words = ("simulate", "--model", "qwen3-0.6b", "--gpu", "l4", "--request-rate", 1, "--num-prompts", 10)
+    words += ("--isl", 100, "--osl", 4, "--format", "json", "--enable-prefix-caching", "--engine", "trtllm")
+    rates = [command(*words, "--prefix-len", length).json["prefix_cache_hit_rate"] for length in (256, 272, 288)]
+    # blocks of 32: of 272 tokens 256 are whole blocks
+    assert rates[1] == pytest.approx(9 * 256 / (10 * 372)) and rates[0] == pytest.approx(9 * 256 / (10 * 356))
+    assert rates[2] == pytest.approx(9 * 288 / (10 * 388))

@@ -220,7 +220,8 @@ def test_files_that_are_no_trace(refusal, tmp_path):
         ((*OPEN, "--request-rate", 0), "request_rate is 0.0; give a finite number above 0."),
         ((*OPEN, "--request-rate", -1), "request_rate is -1.0; give a finite number above 0."),
         ((*OPEN, "--request-rate", "nan"), "request_rate is nan; give a finite number above 0."),
-        ((*OPEN, "--request-rate", "inf"), "request_rate is inf; give a finite number above 0."),
+        ((*OPEN, "--burstiness", "inf"), "burstiness is inf; give a finite number above 0."),
+        ((*OPEN, "--request-rate=-inf"), "request_rate is -inf; give a finite number above 0."),
         (
             (*OPEN, "--request-rate", 1e-300),
             "request_rate 1e-300 spreads 6 requests over more than 30 years; give a higher rate.",
@@ -276,3 +277,44 @@ def test_requests_too_long_to_serve_are_counted_and_null(command):
     assert answer["ttft_ms"] == dict.fromkeys(("mean", "p50", "p90", "p99"))
     assert not any(isinstance(value, float) and math.isnan(value) for value in answer.values())
     assert "rejected requests: 6 rejected_too_long" in command(*SIMULATE, *OPEN, "--isl", 10**6).out
+
+
+def test_an_infinite_rate_sends_all_requests_at_once(command):
+    lengths = ("--num-prompts", 12, "--isl", 200, "--osl", 8, "--format", "json")
+    endless = command(*SIMULATE, "--request-rate", "inf", *lengths).json
+    assert endless == command(*SIMULATE, "--max-concurrency", 12, *lengths).json
+    limited = command(*SIMULATE, "--request-rate", "inf", "--max-concurrency", 3, *lengths).json
+    assert limited == command(*SIMULATE, "--max-concurrency", 3, *lengths).json
+
+
+def test_a_launch_line_stands_for_the_flags(command):
+    line = "vllm serve Qwen/Qwen3-0.6B --max-num-seqs 4 --max-model-len 2k --trust-remote-code"
+    load = ("--max-concurrency", 4, "--num-prompts", 8, "--isl", "1k", "--osl", 8, "--format", "json")
+    pasted = command("simulate", "--launch", line, "--gpu", "NVIDIA L4", *load)
+    flags = ("--max-num-seqs", 4, "--max-model-len", 2000)
+    stated = command(*SIMULATE, *flags, *load).json
+    said = pasted.json.pop("launch")
+    assert {name: value for name, value in pasted.json.items() if name != "launch"} == stated
+    assert [word["effect"] for word in said["words"]] == ["used", "used", "used", "none"]
+    assert "launch line, ignored because it does not change times: --trust-remote-code" in pasted.err
+    beside = command("simulate", "--launch", line, "--gpu", "l4", "--max-num-seqs", 8, *load)
+    assert beside.json["settings"]["max_num_seqs"] == 8
+    assert "launch line, overridden: --max-num-seqs 4 (max_num_seqs 8 is stated beside the line)" in beside.err
+
+
+def test_a_gpu_name_that_leaves_the_board_open_is_assumed_aloud(command):
+    load = ("--max-concurrency", 2, "--num-prompts", 2, "--isl", 64, "--osl", 4, "--format", "json")
+    answer = command("simulate", "--model", "qwen3-0.6b", "--gpu", "H100", *load).json
+    assert answer["gpu"] == "h100_sxm"
+    assert answer["assumed"][0].startswith("H100 is read as h100_sxm: the SXM5 board with 80 GB is assumed")
+
+
+def test_an_option_of_an_engine_is_explained(refusal):
+    assert refusal(*SIMULATE, "--trust-remote-code") == (
+        "--trust-remote-code is an option of vllm that does not change times; leave it out, or give the whole line to "
+        "--launch."
+    )
+    assert refusal(*SIMULATE, "--mem-fraction-static", "0.9") == (
+        "--mem-fraction-static is an option of sglang, called --gpu-memory-utilization here; use that, or give the "
+        "whole line to --launch."
+    )

@@ -34,7 +34,7 @@ def test_a_word_too_many_is_refused(refusal):
 
 
 def test_a_flag_is_not_completed_from_its_beginning(refusal):
-    assert refusal("predict", "--gpu", "l4", "--context", 3).startswith("unknown flag '--context'.")
+    assert refusal("predict", "--gpu", "l4", "--phas", "decode").startswith("unknown flag '--phas'.")
 
 
 @pytest.mark.parametrize("verb", ["tables", "explain", "sql", "predict", "simulate"])

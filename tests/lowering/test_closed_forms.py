@@ -316,3 +316,31 @@ def test_active_experts_are_those_that_drawn_routings_reach(ask, model, experts,
         reached.append(np.unique(np.argpartition(-keys, top_k - 1, axis=1)[:, :top_k]).size)
     row = ask("moe_calls", model, decodes=tokens, context=10)[0]
     assert row["active_experts"] == pytest.approx(np.mean(reached), rel=0.05)
+
+
+def test_layers_without_positions_rotate_nothing(ask):
+    """Llama 4 and Command A: RoPE where a window or chunk is, none where a query sees everything."""
+    rows = ask("rope_calls", "llama-4-scout-17b-16e", prompts=1, new=64)
+    assert [(row["call"], row["count"]) for row in rows] == [("sliding_moe.rope", 36)]
+
+
+def test_chunks_are_windows_and_full_layers_see_everything(ask):
+    rows = ask("prefill_attention_calls", "llama-4-scout-17b-16e", prompts=1, new=4096, cached=16384)
+    assert {row["call"]: (row["window"], row["count"]) for row in rows} == {
+        "sliding_moe.prefill_attention": (8192, 36),
+        "full_moe.prefill_attention": (0, 12),
+    }
+
+
+def test_blocks_of_nemotron_h_launch_what_they_hold(ask):
+    """A layer is one block: no attention in an expert layer, no feed-forward in a Mamba-2 layer, one norm in each."""
+    model = "nvidia-nemotron-3-nano-30b-a3b-bf16"
+    gemms = {row["call"]: (row["count"], row["n"], row["k"]) for row in ask("gemm_calls", model, prompts=1, new=64)}
+    assert gemms["linear_none.in_proj_qkvz"] == (23, 2 * 8 * 128 + 2 * 64 * 64, 2688)
+    assert gemms["full_none.qkv_proj"] == (6, (32 + 2 * 2) * 128, 2688)
+    assert gemms["none_moe.shared_up_proj"] == (23, 3712, 2688)
+    assert not any("down" in call for call in gemms if call.startswith(("linear_none", "full_none")))
+    norms = ask("norm_calls", model, prompts=1, new=64)
+    assert sum(row["count"] for row in norms if row["name"] == "residual_norm") == 52
+    states = {row["name"]: row["columns"] for row in ask("linear_attention_calls", model, decodes=2, context=64)}
+    assert states == {"causal_conv": 2 * 8 * 128 + 64 * 64, "delta_rule": 64 * 64}

@@ -10,7 +10,11 @@ select
   coalesce(sum((round(kernel_latencies.latency_us * 1e6) * kernel_latencies.count)::hugeint)
     filter (where kernel_latencies.family = 'embedding'), 0)::double / 1e6 as embedding_us,
   coalesce(sum((round(kernel_latencies.latency_us * 1e6) * kernel_latencies.count)::hugeint)
-    filter (where kernel_latencies.family = 'p2p'), 0)::double / 1e6 as transfer_us
+    filter (where kernel_latencies.family = 'p2p'), 0)::double / 1e6 as transfer_us,
+  coalesce(sum((round(kernel_latencies.latency_us * 1e6) * kernel_latencies.count)::hugeint)
+    filter (where kernel_latencies.family = 'moe'), 0)::double / 1e6 as moe_us,
+  coalesce(sum((round(kernel_latencies.latency_us * 1e6) * kernel_latencies.count)::hugeint)
+    filter (where kernel_latencies.family in ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all')), 0)::double / 1e6 as communication_us
 from step_shapes
 join kernel_latencies using (deployment_id, step_shape_id)
 where step_shapes.part <> 'whole'

@@ -76,6 +76,23 @@ def test_a_row_that_cannot_be_simulated_leaves_the_others() -> None:
     assert status.count("served") == 1 and sum(str(HUGE) in each for each in status) == len(flags) + 1
 
 
+def test_a_load_that_cannot_be_served_leaves_the_others(tmp_path: Path) -> None:
+    trace = tmp_path / "day.jsonl"
+    rows = [
+        {"arrival_s": 0, "prompt_tokens": 40, "output_tokens": 2, "hash_ids": [1], "hash_block_tokens": size}
+        for size in (64, 48)
+    ]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    deployment = {"model": "qwen3-0.6b", "gpu": "l4"}
+    bad = deployment | {"trace": str(trace)}
+    with connect() as session:
+        with pytest.raises(InvalidInput, match="hash blocks of 48, 64 tokens are in one load; use one size"):
+            session.what_if([bad]).table("scenario_summary")
+        found = session.what_if([ROW, bad, ROW | {"gpu": "l40s"}, bad | {"max_num_seqs": 7}]).table("scenario_summary")
+    status = sorted(found["status"].to_pylist())
+    assert status == ["hash blocks of 48, 64 tokens are in one load; use one size"] * 2 + ["served"] * 2
+
+
 def test_a_model_that_reads_two_million_tokens_says_how_many_are_simulated(tiny_config: Callable) -> None:
     path = str(tiny_config(max_position_embeddings=2_097_152))
     with connect() as session:
@@ -225,3 +242,29 @@ def test_any_value_of_a_flag_is_taken_or_refused(name: str, value: object) -> No
         checked(name, value)
     except InvalidInput as error:
         assert name in str(error)
+
+
+def test_a_step_without_a_batch_size_is_of_one_sequence() -> None:
+    with connect() as session:
+        steps = [
+            session.predict(model="qwen3-0.6b", gpu="l4", context_len=64, **size) for size in ({}, {"batch_size": 1})
+        ]
+    assert steps[0].total_us == steps[1].total_us
+
+
+def test_a_step_that_the_host_bounds_has_an_interval(tiny_config: Callable, command: Callable, tmp_path: Path) -> None:
+    words = ("predict", "--model", tiny_config(num_hidden_layers=1), "--gpu", "h100_sxm", "--context-len", 8)
+    words += ("--format", "json")
+    step = command(*words).json
+    [host] = [row for row in step["kernels"] if row["family"] == "host"]
+    assert step["host_us"] > 0.9 * step["total_us"], "the host does not bound this step"
+    assert 1.2 * step["p05_us"] < step["total_us"] < step["p95_us"] / 1.2
+    assert host["p05_us"] < host["latency_us"] < host["p95_us"]
+    figures = dict.fromkeys(("step_exposed_us", "step_base_us", "request_us", "exposed_per_request_us"), 100.0)
+    figures |= dict.fromkeys(("per_request_us", "per_token_us", "per_captured_launch_us"), 0.0)
+    figures |= {"per_eager_launch_us": 0.0, "launch_gap_us": 0.0, "per_prompt_token_us": 0.0, "overlapped": True}
+    rows = tmp_path / "host.json"
+    for spread, exact in ((None, True), (0.5, False)):
+        rows.write_text(json.dumps({"engine": "vllm", **figures, "step_log_sd": spread}))
+        [host] = [row for row in command(*words, "--host-overheads", rows).json["kernels"] if row["family"] == "host"]
+        assert (host["p05_us"] == host["latency_us"] == host["p95_us"]) is exact

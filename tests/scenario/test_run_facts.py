@@ -36,11 +36,17 @@ def another(value: Any) -> Any:
 
 
 def with_a_change(table: pa.Table, contract: Contract) -> pa.Table:
-    """Return the table with another value in one cell of its last row: of a column that no other table is named by."""
+    """Return the table with another value in one cell of its last row: of a column that no other table is named by.
+
+    A table without rows gets one.
+    """
+    if not table.num_rows:
+        return row_of(contract)
     free = [column for column in contract.columns if not column.key and not column.reference]
-    column = next(one for one in free if table[one.name][-1].is_valid and not pa.types.is_nested(one.arrow_type))
+    plain = [column for column in free if not pa.types.is_nested(column.arrow_type)]
+    column = next((one for one in plain if table[one.name][-1].is_valid), plain[0])
     values = table[column.name].to_pylist()
-    values[-1] = another(values[-1])
+    values[-1] = 1 if values[-1] is None and column.type != "string" else another(values[-1])
     at = table.column_names.index(column.name)
     return table.set_column(at, table.field(at), pa.array(values, column.arrow_type))
 
@@ -78,7 +84,8 @@ def test_a_changed_fact_makes_another_run(name: str, unchanged: dict[str, str]) 
     with connect() as session:
         table = session.table(name)
     assert facts_with(name, with_a_change(table, contracts()[name])) != unchanged
-    assert facts_with(name, table.slice(0, table.num_rows - 1)) != unchanged
+    if table.num_rows:
+        assert facts_with(name, table.slice(0, table.num_rows - 1)) != unchanged
 
 
 @pytest.mark.parametrize("name", GIVEN)

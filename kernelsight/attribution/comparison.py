@@ -1,0 +1,445 @@
+"""One log compared with its replay: the miss of every request, its causes, and corrections that hold for later time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.attribution.attribution import PARTS, Misses, misses_of
+from kernelsight.attribution.causes import GROUPS, State, explain
+from kernelsight.attribution.factors import PARAMETERS, Estimate, estimate, prior_covariance, variant_of
+from kernelsight.attribution.measured import LEAST_REQUESTS, LEAST_SECONDS, Measured, measured_of
+from kernelsight.attribution.replay import KERNELS, NO_LOAD, Replayed, Variant, load_of_log, replay
+from kernelsight.attribution.scores import METRICS, bucket_rows, drift_rows, errors_of, measured_by_metric, predicted_of
+from kernelsight.attribution.settings import alternatives, contradictions, stated_settings
+from kernelsight.attribution.verdict import verdict_of
+from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.session import Session
+from kernelsight.errors import InvalidInput
+from kernelsight.scenario.corrections import fingerprint
+
+# requests that causes are looked for in: enough to tell them apart, in a second or two
+MOST_EXPLAINED = 4000
+# logs of several runs are replayed one after the other, with time to drain between them
+PAUSE_S = 60.0
+TABLES = (
+    *("prediction_vs_production", "miss_by_part", "error_by_bucket", "drift_over_time", "setting_suspects"),
+    *("fitted_corrections",),
+)
+
+
+class Question(NamedTuple):
+    """What a log is compared with: flags of the deployment, and how far to look for causes.
+
+    ``fit``: none, host (host time and front end alone) or parts; ``hold_out``: the last share of the time, on which
+    corrections are scored; ``suspects``: all, or none; ``stated``: flags of the load as it was described.
+    """
+
+    flags: Mapping[str, Any]
+    stated: Mapping[str, Any] | None = None
+    fit: str = "parts"
+    hold_out: float = 0.3
+    suspects: str = "all"
+
+
+class Comparison:
+    """A production log and its replay.
+
+    >>> import kernelsight as ks
+    >>> rows = [{"arrival_s": i / 4, "prompt_tokens": 64 + i, "output_tokens": 9, "e2e_ms": 40.0} for i in range(120)]
+    >>> found = ks.compare(requests=rows, deployment={"model": "qwen3-0.6b", "gpu": "l4"})
+    >>> found.summary["requests"], found.table("prediction_vs_production").num_rows
+    (120, 120)
+    """
+
+    def __init__(self, session: Session, tables: Mapping[str, pa.Table], question: Question) -> None:
+        self._session, self._logs, self._question = session, dict(tables), question
+        self._requests = in_turn(self._logs["production_requests"])
+        if not self._requests.num_rows:
+            raise InvalidInput("the log holds no requests with a prompt length; log_faults says why rows were dropped.")
+        self.measured: Measured = measured_of(self._requests)
+        self.settings = stated_settings(session, question.flags, NO_LOAD)
+        self.load = load_of_log(self._requests, self.settings["block_size"])
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are requests and time enough to look for causes."""
+        sent = self.measured.sent_s[self.measured.ok]
+        return sent.size >= LEAST_REQUESTS and float(np.ptp(sent)) >= LEAST_SECONDS
+
+    @cached_property
+    def base(self) -> Replayed:
+        """The replay of the log on the deployment as stated."""
+        return replay(self._session, self.load, [Variant(self._question.flags)])[0]
+
+    @cached_property
+    def prior(self) -> np.ndarray:
+        """Covariance of PARAMETERS before the log was seen: the intervals of the deployment's own kernels."""
+        return prior_covariance(kernel_spread(self._session, self._question.flags, self.measured))
+
+    @cached_property
+    def fitted_on(self) -> np.ndarray:
+        """The requests of the first part of the time, on which causes and corrections are fitted."""
+        sent = self.measured.sent_s
+        last = sent.min() + (1.0 - self._question.hold_out) * np.ptp(sent)
+        return self.measured.ok & (sent <= last)
+
+    @cached_property
+    def explained(self) -> tuple[State, list[tuple[str, float]]]:
+        """The causes that were found, replayed on the whole log, and the loss of each setting alone."""
+        flags, nothing = self._question.flags, np.zeros(len(PARAMETERS))
+        if not self.enough or self._question.fit == "none":
+            return State(flags, nothing, (), self.base, 0.0), []
+        rows = self._sample
+        part = Sample(self._session, self.load, self.measured, rows)
+        settings = alternatives(self.settings, flags) if self._question.suspects == "all" else []
+        base = part.serve([Variant(flags)])[0]
+        chosen = self.fitted_on[rows]
+        found, ranked = explain(part.serve, flags, base, part.measured, chosen, self._allowed, settings)
+        if found.causes:
+            whole = replay(self._session, self.load, [variant_of(found.flags, found.values)])[0]
+            found = found._replace(replayed=whole)
+        else:
+            found = found._replace(replayed=self.base)
+        return found, ranked
+
+    @cached_property
+    def fitted(self) -> Estimate | None:
+        """All factors at once, fitted on the first part of the time; None where there is too little to fit."""
+        if not self.enough or self._question.fit == "none":
+            return None
+        rows, found = self._sample, self.explained[0]
+        part = Sample(self._session, self.load, self.measured, rows)
+        flags = [found.flags]
+        return estimate(part.serve, flags, part.measured, self.fitted_on[rows], self._allowed, iterations=4)[0]
+
+    @property
+    def _allowed(self) -> np.ndarray:
+        """The prior; with ``fit`` host, kernels are held."""
+        if self._question.fit != "host":
+            return self.prior
+        held = self.prior.copy()
+        kernels = slice(0, len(KERNELS))
+        held[kernels, kernels] = np.eye(len(KERNELS)) * 1e-12
+        return held
+
+    @cached_property
+    def _sample(self) -> np.ndarray:
+        """Consecutive requests in the middle of what is fitted on, few enough to be replayed many times."""
+        last = int(self.fitted_on.nonzero()[0].max(initial=0)) + 1
+        first = max((last - MOST_EXPLAINED) // 2, 0)
+        return np.arange(first, min(first + MOST_EXPLAINED, last))
+
+    @cached_property
+    def misses(self) -> Misses:
+        """The miss of each compared request, in parts."""
+        drawn = drawn_e2e(self._session, self._question, self.base) if self._question.stated else None
+        return misses_of(self.measured, self.base, self.explained[0], drawn)
+
+    @cached_property
+    def scores(self) -> dict[str, Any]:
+        """How corrections do on later time: uncorrected, one factor a metric, and corrected; empty without a fit."""
+        if self.fitted is None:
+            return {}
+        found, output = self.explained[0], self.measured.output_tokens
+        later = self.measured.ok & ~self.fitted_on
+        real = measured_by_metric(self.measured)
+        ours = predicted_of(self.base, output)
+        best = self._better
+        corrected = predicted_of(replay(self._session, self.load, [variant_of(found.flags, best)])[0], output)
+        answer: dict[str, Any] = {"held_out": int(later.sum())}
+        for name in ("uncorrected", "one_factor", "corrected"):
+            answer[name] = {}
+            for metric in METRICS:
+                known = np.where(self.fitted_on, real[metric] / ours[metric], np.nan)
+                factor = float(np.nanmedian(known)) if np.isfinite(known).any() else 1.0
+                values = {"uncorrected": ours, "corrected": corrected}.get(name, {})
+                predicted = values.get(metric, ours[metric] * factor)
+                score = errors_of(np.where(later, real[metric], np.nan), predicted)
+                answer[name][metric] = {key: score[key] for key in ("median_ape", "bias")}
+        return answer
+
+    @cached_property
+    def _better(self) -> np.ndarray:
+        """Values of PARAMETERS: those of the causes alone unless all factors at once fit the first part better."""
+        found = self.explained[0]
+        part = Sample(self._session, self.load, self.measured, self._sample)
+        own = part.serve([variant_of(found.flags, found.values)])[0]
+        real, chosen = measured_by_metric(part.measured), self.fitted_on[self._sample]
+
+        def error(replayed: Replayed) -> float:
+            ours = predicted_of(replayed, part.measured.output_tokens)
+            scores = [errors_of(np.where(chosen, real[name], np.nan), ours[name])["median_ape"] for name in METRICS]
+            return sum(score for score in scores if score is not None)
+
+        return found.values if error(own) <= 1.05 * error(self.fitted.replayed) else self.fitted.values
+
+    @property
+    def is_better(self) -> bool:
+        """Whether corrections beat one factor a metric on later time, summed over the metrics."""
+        if not self.scores:
+            return False
+
+        def total(name: str) -> float:
+            found = [self.scores[name][metric]["median_ape"] for metric in METRICS]
+            return sum(value for value in found if value is not None)
+
+        return total("corrected") < min(total("one_factor"), total("uncorrected"))
+
+    @cached_property
+    def suspects(self) -> list[dict[str, Any]]:
+        """Rows of ``setting_suspects``: contradictions first, then settings by how much they explain."""
+        found, ranked = self.explained
+        rows = contradictions(self.settings, self._logs) if self._question.suspects == "all" else []
+        before = self._loss_before
+        for name, loss in ranked:
+            setting, _, value = name.partition("=")
+            gain = 1.0 - loss / before if before else 0.0
+            likely = name in found.causes
+            if likely or gain > 0.1:
+                stated = self.settings.get({"tensor_parallel_size": "tp"}.get(setting, setting))
+                row = {"setting": setting, "stated": None if stated is None else str(stated), "value": value}
+                rows.append({**row, "gain": gain, "evidence": "likely" if likely else "undecided"})
+        return sorted(rows, key=lambda row: ("impossible", "likely", "undecided").index(row["evidence"]))
+
+    @cached_property
+    def _loss_before(self) -> float:
+        from kernelsight.attribution.causes import loss_by_group, similar
+        from kernelsight.attribution.factors import relative_residuals
+
+        part = Sample(self._session, self.load, self.measured, self._sample)
+        chosen = self.fitted_on[self._sample]
+        residuals = relative_residuals(part.measured, part.serve([Variant(self._question.flags)])[0])
+        return loss_by_group(residuals[:, chosen], similar(part.measured, chosen))
+
+    @cached_property
+    def parts(self) -> list[dict[str, Any]]:
+        """Rows of ``miss_by_part``, the largest first; they add up to the mean miss."""
+        found, misses, fitted = self.explained[0], self.misses, self.fitted
+        total, n = int(misses.miss_ns.sum()), max(misses.rows.size, 1)
+        rows = []
+        for name in PARTS:
+            own = int(misses.parts[name].sum())
+            row: dict[str, Any] = {"part": name, "miss_ms": own / n / 1e6, "share": own / total if total else 0.0}
+            row |= dict.fromkeys(("predicted_ms", "factor", "factor_p05", "factor_p95", "posterior_ratio"))
+            at = PARAMETERS.index(name) if name in PARAMETERS else None
+            if name in KERNELS or name == "host":
+                row["predicted_ms"] = float(self.base.part(name)[misses.rows].mean() / 1e6) if misses.rows.size else 0.0
+            if at is not None and fitted is not None:
+                row["posterior_ratio"] = float(fitted.sd[at] / fitted.prior_sd[at])
+                if name in KERNELS:
+                    value = found.values[at]
+                    spread = 1.645 * fitted.sd[at]
+                    row["factor"] = float(np.exp(value))
+                    row |= {"factor_p05": float(np.exp(value - spread)), "factor_p95": float(np.exp(value + spread))}
+            rows.append(row)
+        return sorted(rows, key=lambda row: -abs(row["miss_ms"]))
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The comparison as ``kernelsight compare --format json`` prints it."""
+        real, ours = measured_by_metric(self.measured), predicted_of(self.base, self.measured.output_tokens)
+        found = self.explained[0]
+        faults = self._logs["log_faults"].to_pylist()
+        dropped = [{"reason": row["rule"], "n": row["n"], "rows": row["rows"]} for row in faults]
+        rejected = int((self.measured.ok & ~self.base.served).sum())
+        if rejected:
+            dropped.append({"reason": "rejected by the simulated engine", "n": rejected, "rows": "excluded"})
+        answer: dict[str, Any] = {
+            "requests": int(self.measured.ok.sum()),
+            "dropped": dropped,
+            **{f"{name}_ms": errors_of(real[name], ours[name]) for name in METRICS},
+            "causes": [self._cause(found, name) for name in found.causes],
+            "parts": self.parts,
+            "suspects": self.suspects,
+            "fit": self.scores,
+            "drift": [row for row in self.table("drift_over_time").to_pylist() if row["change"]],
+        }
+        return answer | {"verdict": verdict_of(answer, self.enough, self._question.fit)}
+
+    def _cause(self, found: State, name: str) -> dict[str, Any]:
+        if name not in GROUPS:
+            setting, _, value = name.partition("=")
+            return {"cause": setting, "value": value}
+        at = PARAMETERS.index(GROUPS[name][0])
+        if name in ("host", "front_end"):
+            own = "front_end" if self.measured.from_server else "client"
+            return {"cause": own if name == "front_end" else name, "added_ms": float(found.values[at])}
+        return {"cause": name, "factor": float(np.exp(found.values[at]))}
+
+    def table(self, name: str) -> pa.Table:
+        """Return a table of the comparison, or of the log; InvalidInput for another name."""
+        if name in self._logs:
+            return self._logs[name]
+        if name not in TABLES:
+            raise InvalidInput(f"a comparison has no table {name!r}; it has {', '.join((*TABLES, *self._logs))}.")
+        return self._tables[name]
+
+    @cached_property
+    def _tables(self) -> dict[str, pa.Table]:
+        predicted = predicted_of(self.base, self.measured.output_tokens)
+        rows = {
+            "miss_by_part": self.parts,
+            "error_by_bucket": bucket_rows(self.measured, predicted),
+            "drift_over_time": drift_rows(self.measured, predicted),
+            "setting_suspects": self.suspects,
+            "fitted_corrections": self._correction_rows(),
+        }
+        made = {name: as_table(contracts()[name], values) for name, values in rows.items()}
+        return made | {"prediction_vs_production": self._by_request(predicted)}
+
+    def _by_request(self, predicted: Mapping[str, np.ndarray]) -> pa.Table:
+        misses, measured = self.misses, self.measured
+        at = misses.rows
+        columns: dict[str, Any] = {name: self._requests[name].take(pa.array(at)) for name in ("log_id", "request_id")}
+        columns |= {
+            "prompt_tokens": measured.prompt_tokens[at],
+            "output_tokens": measured.output_tokens[at].astype(int),
+        }
+        real = measured_by_metric(measured)
+        for name in METRICS:
+            own, other = real[name][at], predicted[name][at]
+            columns |= {f"measured_{name}_ms": own, f"predicted_{name}_ms": other, f"{name}_miss_ms": own - other}
+        columns["e2e_miss_ms"] = misses.miss_ns / 1e6
+        columns |= {"measured_queue_ms": measured.queue_ms[at], "predicted_queue_ms": self.base.queue_ms[at]}
+        columns |= {
+            "measured_cached_tokens": measured.cached_tokens[at],
+            "predicted_cached_tokens": self.base.cached_tokens[at],
+        }
+        columns |= {f"{name}_ms": misses.parts[name] / 1e6 for name in PARTS}
+        contract = contracts()["prediction_vs_production"]
+        arrays = {
+            column.name: _array(columns[column.name], column.arrow_type, column.nullable) for column in contract.columns
+        }
+        return pa.table(arrays, schema=contract.schema)
+
+    def _correction_rows(self) -> list[dict[str, Any]]:
+        """Return the corrections if they hold on later time, and none otherwise."""
+        if not self.is_better:
+            return []
+        values = self._better
+        before, after = (self.scores[name]["e2e"]["median_ape"] for name in ("uncorrected", "corrected"))
+        shared = {"n": int(self.fitted_on.sum()), "fitted_on": f"first {1 - self._question.hold_out:.0%} of the log"}
+        shared |= {"held_out_before": before, "held_out_after": after}
+        shared["fingerprint"] = fingerprint(self.settings)
+        rows = variant_of(self.explained[0].flags, values).corrections()
+        return [{**row, **shared} for row in rows]
+
+    def save(self, path: str | Path) -> None:
+        """Write the comparison and the log to a DuckDB file."""
+        with self._session.fork() as fork:
+            for name in (*TABLES, *self._logs):
+                fork.give(name, self.table(name), trusted=True)
+            fork.save(path, [*TABLES, *self._logs])
+
+    def sql(self, query: str) -> Any:
+        """Return a DuckDB relation over the tables of the comparison and of the log."""
+        for name in (*TABLES, *self._logs):
+            self._session.give(name, self.table(name), trusted=True)
+        return self._session.sql(query)
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.summary['verdict']})"
+
+
+class Sample(NamedTuple):
+    """Some consecutive requests of a log, and how variants serve them."""
+
+    session: Session
+    load: pa.Table
+    whole: Measured
+    rows: np.ndarray
+
+    @property
+    def measured(self) -> Measured:
+        """What was measured of these requests."""
+        return Measured(*(value[self.rows] if isinstance(value, np.ndarray) else value for value in self.whole))
+
+    def serve(self, variants: Sequence[Variant]) -> list[Replayed]:
+        """Serve these requests on every variant."""
+        own = self.load.take(pa.array(self.rows))
+        at = own.column_names.index("request_id")
+        own = own.set_column(at, own.schema.field(at), pa.array(np.arange(self.rows.size)))
+        return replay(self.session, own, variants)
+
+
+def in_turn(requests: pa.Table) -> pa.Table:
+    """Return the requests of all logs in order of sending, those of one log after those of the log before."""
+    if not requests.num_rows:
+        return requests
+    names = pc.unique(requests["log_id"]).to_pylist()
+    parts, offset = [], 0.0
+    for name in names:
+        own = requests.filter(pc.equal(requests["log_id"], name))
+        sent = pc.coalesce(own["sent_s"], own["arrival_s"])
+        order = pc.sort_indices(pa.table({"sent": sent}), [("sent", "ascending")])
+        own = own.take(order)
+        for column in ("arrival_s", "sent_s"):
+            at = own.column_names.index(column)
+            own = own.set_column(at, own.schema.field(at), pc.add(own[column], offset))
+        parts.append(own)
+        last = pc.max(pc.coalesce(own["sent_s"], own["arrival_s"])).as_py()
+        offset = (last or 0.0) + PAUSE_S
+    return pa.concat_tables(parts).combine_chunks()
+
+
+def kernel_spread(session: Session, flags: Mapping[str, Any], measured: Measured) -> dict[str, float]:
+    """Return the standard deviation of the logarithm of each kernel part, from the intervals of two typical steps."""
+    from kernelsight.scenario.forward_step import predict_step
+
+    context = int(np.median(measured.prompt_tokens) + np.median(measured.output_tokens) / 2)
+    few = {"batch_size": 16, "input_len": None, "context_len": max(context, 1)}
+    many = {"batch_size": 1, "input_len": max(int(np.median(measured.prompt_tokens)), 1), "context_len": None}
+    found = dict.fromkeys(KERNELS, 0.1)
+    for phase, sizes in (("decode", few), ("prefill", many)):
+        with session.fork() as fork:
+            kernels = predict_step(fork, dict(flags), phase, sizes)["kernels"]
+        sums: dict[str, list[float]] = {}
+        for row in kernels:
+            part = _part_of(row["family"], phase)
+            if part and row["p05_us"] and row["latency_us"]:
+                spent = row["count"] * row["latency_us"]
+                own = sums.setdefault(part, [0.0, 0.0])
+                own[0] += spent
+                own[1] += spent * np.log(row["p95_us"] / row["p05_us"]) / 3.29
+        for part, (spent, spread) in sums.items():
+            found[part] = float(np.clip(spread / spent, 0.04, 0.4))
+    return found
+
+
+def _part_of(family: str, phase: str) -> str | None:
+    if family in ("host", "overlap", "p2p"):
+        return None
+    if family == "moe":
+        return "moe"
+    if family in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        return "communication"
+    if family in ("prefill_attention", "mla_prefill"):
+        return "prefill_attention"
+    if family in ("decode_attention", "mla_decode"):
+        return "decode_attention"
+    return f"{phase}_gemm"
+
+
+def drawn_e2e(session: Session, question: Question, base: Replayed) -> np.ndarray:
+    """Return the E2E, in ns, that the stated load predicts for each request: at the same rank among all."""
+    run = session.simulate(**question.flags, **question.stated)
+    times = np.sort(run.table("request_metrics")["e2e_ms"].to_numpy()) * 1e6
+    own = np.where(base.served, base.e2e_ms, np.inf)
+    rank = (np.argsort(np.argsort(own)) + 0.5) / max(int(base.served.sum()), 1)
+    return np.rint(np.quantile(times, np.clip(rank, 0.0, 1.0))).astype(np.int64)
+
+
+def _array(values: Any, kind: pa.DataType, nullable: bool) -> pa.Array:
+    if isinstance(values, pa.ChunkedArray):
+        return values.combine_chunks().cast(kind)
+    if not nullable or values.dtype.kind != "f":
+        return pa.array(values, kind)
+    return pa.array(np.nan_to_num(values), pa.float64(), mask=~np.isfinite(values)).cast(kind)

@@ -1,0 +1,79 @@
+"""What a log measured of each request, in the terms of the simulation: from its sending, by the clock of the server."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.errors import InvalidInput
+
+# fewer requests, or less time under load, do not tell one cause from another
+LEAST_REQUESTS, LEAST_SECONDS = 30, 20.0
+
+
+class Measured(NamedTuple):
+    """Requests of one log that can be compared, and their measured times; NaN where the log has none.
+
+    ``ok``: which requests of the log were measured. ``ttft_ms`` and ``e2e_ms`` begin when the client sends (or, with
+    ``from_server``, when the request arrives at the server); ``skips_queue``: TTFT begins when it is first scheduled.
+    """
+
+    ok: np.ndarray
+    sent_s: np.ndarray
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+    ttft_ms: np.ndarray
+    decode_ms: np.ndarray
+    e2e_ms: np.ndarray
+    tpot_ms: np.ndarray
+    queue_ms: np.ndarray
+    cached_tokens: np.ndarray
+    client_ms: np.ndarray
+    from_server: bool
+    skips_queue: bool
+
+
+def measured_of(requests: pa.Table) -> Measured:
+    """Return what was measured of the requests of one log.
+
+    InvalidInput: no times of sending, or no latency of any request.
+    """
+    n = requests.num_rows
+    ok = pc.equal(requests["status"], "ok").to_numpy(zero_copy_only=False)
+    arrival, sent = (_numbers(requests, name) for name in ("arrival_s", "sent_s"))
+    if np.isnan(sent).all() and np.isnan(arrival).all():
+        raise InvalidInput(
+            "the log has no time of sending of any request, so that its load cannot be replayed; write it with a "
+            "client that records start times, or give a table with arrival_s."
+        )
+    sent = np.where(np.isnan(sent), arrival, sent)
+    output = requests["output_tokens"].to_numpy().astype(float)
+    ttft, tpot, e2e = (_numbers(requests, f"{name}_ms") for name in ("ttft", "tpot", "e2e"))
+    clocks = set(requests["ttft_clock"].drop_null().to_pylist())
+    if len(clocks) > 1:
+        raise InvalidInput(
+            f"the log mixes TTFT clocks ({', '.join(sorted(clocks))}); compare requests of one clock at a time."
+        )
+    clock = next(iter(clocks), "client_send")
+    delay = np.where(np.isnan(arrival), 0.0, (sent - arrival) * 1e3)
+    if clock == "client_scheduled":
+        ttft, e2e = ttft - delay, e2e - delay
+    decode = np.where(np.isnan(tpot), e2e - ttft, tpot * (output - 1.0))
+    decode = np.where(output > 1.0, decode, 0.0)
+    e2e = np.where(np.isnan(e2e), ttft + decode, e2e)
+    ttft = np.where(np.isnan(ttft), e2e - decode, ttft)
+    if not np.isfinite(e2e[ok]).any() and not np.isfinite(ttft[ok]).any() and not np.isfinite(decode[ok]).any():
+        raise InvalidInput("no request of the log has a latency; give one with ttft_ms, tpot_ms or e2e_ms.")
+    per_token = np.divide(decode, output - 1.0, out=np.full(n, np.nan), where=output > 1.0)
+    return Measured(
+        ok, sent, requests["prompt_tokens"].to_numpy(), output, ttft, decode, e2e, per_token,
+        _numbers(requests, "queue_ms"), _numbers(requests, "cached_tokens"), delay,
+        clock in ("server_arrival", "server_scheduled"), clock == "server_scheduled",
+    )  # fmt: skip
+
+
+def _numbers(requests: pa.Table, name: str) -> np.ndarray:
+    return requests[name].cast(pa.float64()).fill_null(np.nan).to_numpy()

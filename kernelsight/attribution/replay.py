@@ -1,0 +1,174 @@
+"""Replays of a log: its own arrivals, lengths and cache hits on variants of a deployment, all variants in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.dataflow.session import Session
+from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.serving.parts import PARTS
+
+LOAD = "log"
+# flags of a load that is never drawn: the log's requests stand in its place
+NO_LOAD = {"request_rate": 1.0, "num_prompts": 1, "input_len": 1, "output_len": 1}
+KERNELS = ("prefill_gemm", "prefill_attention", "decode_gemm", "decode_attention", "moe", "communication")
+
+
+class Variant(NamedTuple):
+    """A deployment as flags, and what is corrected of it: factors on kernels, microseconds a step and a request."""
+
+    flags: Mapping[str, Any]
+    factors: Mapping[str, float] = {}
+    step_us: float = 0.0
+    request_us: float = 0.0
+
+    def corrections(self) -> list[dict[str, Any]]:
+        """Return the rows of ``corrections`` but for the deployment; none where nothing is corrected."""
+        kernels = [{"part": part, "factor": factor, "exposed_us": 0.0} for part, factor in self.factors.items()]
+        host = {"host": self.step_us, "front_end": self.request_us}
+        return [row for row in kernels if row["factor"] != 1.0] + [
+            {"part": part, "factor": 1.0, "exposed_us": value} for part, value in host.items() if value
+        ]
+
+
+class Replayed(NamedTuple):
+    """Predicted times of the log's requests on one variant, shape [requests]; NaN and 0 where one was rejected.
+
+    ``parts_ns``: shape [phases, parts, requests], see ``serving.parts``; ``steps``: shape [phases, requests].
+    """
+
+    ttft_ms: np.ndarray
+    e2e_ms: np.ndarray
+    queue_ms: np.ndarray
+    cached_tokens: np.ndarray
+    sent_ns: np.ndarray
+    first_ns: np.ndarray
+    finish_ns: np.ndarray
+    preemptions: np.ndarray
+    parts_ns: np.ndarray
+    steps: np.ndarray
+
+    @property
+    def served(self) -> np.ndarray:
+        """Which requests finished."""
+        return self.finish_ns >= 0
+
+    def part(self, name: str) -> np.ndarray:
+        """Return a part of both phases together, nanoseconds, shape [requests]."""
+        return self.parts_ns[:, PARTS.index(name)].sum(axis=0)
+
+
+def replay(session: Session, load: pa.Table, variants: Sequence[Variant]) -> list[Replayed]:
+    """Serve the requests of a log on every variant, in one call.
+
+    ``load``: ``load_requests`` of the log. InvalidInput: a variant that cannot be planned, and why.
+    """
+    with session.fork() as fork:
+        plan = plan_rows(fork, [{**NO_LOAD, **variant.flags} for variant in variants], on_fault="collect", origin="")
+        deployments, scenarios, corrections, places = {}, [], [], {}
+        for number, (variant, scenario) in enumerate(zip(variants, plan.scenarios, strict=True)):
+            if scenario is None:
+                continue
+            own = f"v{number}"
+            for row in plan.deployments_of([scenario]):
+                # variants of equal flags differ in their corrections
+                name = own if row["deployment_id"] == scenario["deployment_id"] else row["deployment_id"]
+                deployments[name] = {**row, "deployment_id": name}
+            scenarios.append({**scenario, "scenario_id": own, "deployment_id": own, "max_concurrency": None})
+            corrections += [{"deployment_id": own, **row} for row in variant.corrections()]
+            places[own] = number
+        give_plan(fork, list(deployments.values()), scenarios)
+        fork.give("scenario_loads", [{"scenario_id": name, "load_id": LOAD} for name in places])
+        fork.give("load_requests", load, trusted=True)
+        if corrections:
+            fork.give("corrections", corrections)
+        fork.compute("request_events", "request_parts")
+        events, parts = fork.table("request_events"), fork.table("request_parts")
+    found = dict.fromkeys(range(len(variants)))
+    n = load.num_rows
+    for name, number in places.items():
+        found[number] = _replayed(_of(events, name), _of(parts, name), n)
+    empty = _replayed(events.slice(0, 0), parts.slice(0, 0), n)
+    return [found[number] or empty for number in range(len(variants))]
+
+
+def _of(table: pa.Table, scenario: str) -> pa.Table:
+    import pyarrow.compute as pc
+
+    return table.filter(pc.equal(table["scenario_id"], scenario))
+
+
+def _replayed(events: pa.Table, parts: pa.Table, n: int) -> Replayed:
+    at = events["request_id"].to_numpy()
+
+    def column(name: str, missing: int) -> np.ndarray:
+        values = np.full(n, missing, np.int64)
+        values[at] = events[name].fill_null(missing).to_numpy()
+        return values
+
+    sent, scheduled, first, finish = (
+        column(f"{name}_ns", -1) for name in ("sent", "scheduled", "first_token", "finish")
+    )
+    done = finish >= 0
+
+    def span_ms(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+        return np.where(done, (end - begin) / 1e6, np.nan)
+
+    split, steps = np.zeros((2, len(PARTS), n), np.int64), np.zeros((2, n), np.int64)
+    if parts.num_rows:
+        phase = (parts["phase"].to_numpy(zero_copy_only=False) == "decode").astype(np.int64)
+        where = parts["request_id"].to_numpy()
+        for number, name in enumerate(PARTS):
+            split[phase, number, where] = parts[f"{name}_ns"].to_numpy()
+        steps[phase, where] = parts["steps"].to_numpy()
+    cached, preempted = column("cached_tokens", 0), column("preemptions", 0)
+    return Replayed(
+        span_ms(sent, first), span_ms(sent, finish), span_ms(sent, scheduled), cached, sent, first, finish, preempted,
+        split, steps,
+    )  # fmt: skip
+
+
+def load_of_log(requests: pa.Table, block_tokens: int = 16) -> pa.Table:
+    """Return the requests of a log as ``load_requests``, in their order, numbered from 0.
+
+    Sent when the log says they were; prompts share prefixes as ``hash_ids`` say, or so that each finds as many cached
+    tokens as the log reports: a chain of blocks that all prompts begin with, up to that many tokens.
+    """
+    n = requests.num_rows
+    sent = requests["sent_s"].combine_chunks()
+    sent = sent.fill_null(0.0).to_numpy() if sent.null_count < n else requests["arrival_s"].to_numpy()
+    table = {
+        "load_id": pa.array(np.full(n, LOAD)),
+        "request_id": pa.array(np.arange(n)),
+        "arrival_s": pa.array(sent),
+        "prompt_tokens": requests["prompt_tokens"],
+        # a failed or unfinished request still occupied the server
+        "output_tokens": pa.array(np.maximum(requests["output_tokens"].to_numpy(), 1)),
+    }
+    hashes, cached = requests["hash_ids"].combine_chunks(), requests["cached_tokens"].combine_chunks()
+    if hashes.null_count < n:
+        table |= {"hash_ids": hashes, "hash_block_tokens": requests["hash_block_tokens"]}
+    elif cached.null_count < n:
+        blocks = requests["prompt_tokens"].to_numpy() // block_tokens
+        shared = np.minimum(cached.fill_null(0).to_numpy() // block_tokens, blocks)
+        offsets = np.concatenate([[0], np.cumsum(blocks)])
+        place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
+        own = np.arange(offsets[-1]) + blocks.max(initial=0)
+        numbers = np.where(place < np.repeat(shared, blocks), place, own)
+        table["hash_ids"] = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(numbers)).cast(
+            pa.list_(pa.int64())
+        )
+        table["hash_block_tokens"] = pa.array(np.full(n, block_tokens))
+    return conformed(table)
+
+
+def conformed(columns: Mapping[str, Any]) -> pa.Table:
+    """Return columns as a table of the contract of ``load_requests``."""
+    from kernelsight.catalog.tables import contracts
+    from kernelsight.dataflow.contract import conform
+
+    return conform(pa.table(dict(columns)), contracts()["load_requests"], trusted=True)

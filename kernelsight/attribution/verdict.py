@@ -1,0 +1,55 @@
+"""The comparison in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# a smaller difference is agreement: repeats of one run differ by 2 to 5 % in TTFT
+AGREES = 0.02
+WORDS = {
+    "client": "the client or the network before the server",
+    "front_end": "the front end",
+    "host": "host time",
+    "gemm": "matrix products",
+    "prefill_gemm": "matrix products of prefill",
+    "decode_gemm": "matrix products of decode",
+    "prefill_attention": "attention of prefill",
+    "decode_attention": "attention of decode",
+    "moe": "experts",
+    "communication": "collectives",
+}
+
+
+def verdict_of(answer: Mapping[str, Any], enough: bool, fit: str) -> str:
+    """Return one sentence: how far E2E is off, and what explains most of it."""
+    e2e = answer["e2e_ms"] if answer["e2e_ms"]["n"] else answer["tpot_ms"]
+    if not e2e["n"]:
+        return "no request of the log was served in the replay, so that nothing is compared."
+    name = "E2E" if answer["e2e_ms"]["n"] else "TPOT"
+    off = e2e["measured"] / e2e["predicted"] - 1.0
+    times = f"measured {e2e['measured']:,.4g} ms, predicted {e2e['predicted']:,.4g} ms"
+    causes = answer["causes"]
+    impossible = [row for row in answer["suspects"] if row["evidence"] == "impossible"]
+    said = f"mean {name} agrees within {abs(off):.1%} ({times})"
+    if abs(off) >= AGREES:
+        said = f"mean {name} is {abs(off):.1%} {'longer' if off > 0 else 'shorter'} than predicted ({times})"
+    if impossible:
+        row = impossible[0]
+        return f"{said}; the log contradicts {row['setting']} {row['stated']}: {row['value']}."
+    if causes:
+        return f"{said}; explained by {' and '.join(_cause(cause) for cause in causes)}."
+    if not enough:
+        return f"{said}; fewer than 30 requests or 20 s of load, so that no cause was looked for."
+    if fit == "none" or abs(off) < AGREES:
+        return f"{said}."
+    return f"{said}; no single cause explains it."
+
+
+def _cause(cause: Mapping[str, Any]) -> str:
+    name = cause["cause"]
+    if "value" in cause:
+        return f"{name} {cause['value']} instead of what was stated"
+    if "factor" in cause:
+        return f"{WORDS[name]} that take {cause['factor']:.2f} times as long"
+    return f"{cause['added_ms']:+.3g} ms {'a step' if name == 'host' else 'a request'} in {WORDS[name]}"

@@ -1,0 +1,166 @@
+"""`kernelsight compare`: replay a production log, and print how far and why prediction and measurement differ."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.cli.options import add_deployment, add_output, deployment_flags, launch_line, open_session
+from kernelsight.errors import InvalidInput
+from kernelsight.report.output import Waiting, as_csv, as_json, as_text, check_ending, note, terminal_width, write_table
+
+if TYPE_CHECKING:
+    pass
+
+FORMATS = (
+    *("auto", "vllm-bench", "sglang-bench", "sglang-requests", "guidellm", "aiperf", "inference-perf", "litellm"),
+    *("otlp", "blis", "table"),
+)
+METRICS = ("ttft", "tpot", "e2e")
+MOST_SHOWN = 8
+
+
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    log = verb.add_argument_group("log")
+    log.add_argument(
+        "--log", nargs="+", metavar="FILE", required=True, help="requests: of a benchmark client or server"
+    )
+    log.add_argument("--log-format", choices=FORMATS, default="auto", help="format of --log (default: by its fields)")
+    log.add_argument(
+        "--columns", nargs="+", metavar="OURS=THEIRS", help="column names of a plain table, such as ttft_ms=first[s]"
+    )
+    log.add_argument("--steps", nargs="+", default=(), metavar="FILE", help="engine steps: FPM, vLLM iteration log")
+    log.add_argument("--metrics", nargs="+", default=(), metavar="FILE", help="Prometheus: API JSON, or two text dumps")
+    log.add_argument(
+        "--kernels",
+        nargs="+",
+        default=(),
+        metavar="FILE",
+        help="kernels: vllm bench forward, Chrome trace, nsys sqlite",
+    )
+    how = verb.add_argument_group("comparison")
+    how.add_argument(
+        "--stated", metavar="FLAGS", help='the load as described, such as "--request-rate 4 --input-len 1k"'
+    )
+    how.add_argument("--fit", choices=("none", "host", "parts"), default="parts", help="what may be corrected")
+    how.add_argument(
+        "--hold-out",
+        type=float,
+        default=0.3,
+        metavar="SHARE",
+        help="last share of the time, to score on (default: 0.3)",
+    )
+    how.add_argument("--suspects", choices=("all", "none"), default="all", help="try settings that may differ")
+    add_deployment(verb)
+    add_output(verb, "also save all tables (.duckdb), the requests (.csv, .json), or fitted corrections (.parquet)")
+
+
+def run(arguments: Any) -> None:
+    """Run the verb for parsed arguments."""
+    target = check_ending(arguments.output)
+    flags = deployment_flags(arguments)
+    line = launch_line(arguments, flags)
+    with open_session(arguments) as session:
+        found = session.compare(
+            deployment=flags | ({"launch": arguments.launch} if line else {}),
+            log=arguments.log,
+            log_format=arguments.log_format,
+            columns=_columns(arguments.columns),
+            steps=arguments.steps,
+            metrics=arguments.metrics,
+            kernels=arguments.kernels,
+            stated=_stated(arguments.stated),
+            fit=arguments.fit,
+            hold_out=arguments.hold_out,
+            suspects=arguments.suspects,
+        )
+        with Waiting("comparing"):
+            answer = found.summary
+        if arguments.format == "json":
+            print(as_json(answer | ({"launch": line.as_dict()} if line else {})))
+        elif arguments.format == "csv":
+            rows = found.table("miss_by_part")
+            print(as_csv(rows.to_pylist(), rows.column_names), end="")
+        else:
+            print(_page(answer))
+        if target and target.suffix == ".duckdb":
+            found.save(target)
+        elif target and target.suffix == ".parquet":
+            corrections = found.table("fitted_corrections")
+            write_table(corrections, target)
+            if not corrections.num_rows:
+                note(f"{target} is empty: no correction beats one factor per metric on later time")
+        elif target:
+            write_table(found.table("prediction_vs_production"), target)
+
+
+def _columns(words: list[str] | None) -> dict[str, str] | None:
+    for word in words or []:
+        if "=" not in word:
+            raise InvalidInput(f"--columns {word!r} is not valid; give OURS=THEIRS, such as ttft_ms=first_token_ms.")
+    return dict(word.split("=", 1) for word in words) if words else None
+
+
+def _stated(text: str | None) -> dict[str, Any] | None:
+    """Return the flags of a load from one string of words."""
+    if text is None:
+        return None
+    from kernelsight.cli.options import add_flags
+    from kernelsight.scenario.flags import LENGTHS, LOAD, LOAD_FLAGS
+
+    reader = argparse.ArgumentParser(prog="--stated", add_help=False, exit_on_error=False)
+    add_flags(reader, (*LOAD, *LENGTHS))
+    try:
+        stated, strange = reader.parse_known_args(shlex.split(text))
+    except (argparse.ArgumentError, ValueError) as error:
+        raise InvalidInput(f"--stated {text!r} cannot be read: {error}.") from None
+    if strange:
+        raise InvalidInput(f"--stated has {strange[0]!r}, which is no flag of a load; `simulate --help` lists them.")
+    return {name: value for name in LOAD_FLAGS if (value := getattr(stated, name, None)) is not None}
+
+
+def _page(answer: dict[str, Any]) -> str:
+    """Return the comparison as text: verdict, errors, parts, suspects, corrections."""
+    page = [answer["verdict"][0].upper() + answer["verdict"][1:], ""]
+    page.append(f"{answer['requests']:,} requests compared")
+    page += [f"  {row['rows']}: {row['n']:,} x {row['reason']}" for row in answer["dropped"]]
+    rows = [{"": name.upper(), **answer[f"{name}_ms"]} for name in METRICS if answer[f"{name}_ms"]["n"]]
+    shown = [
+        {
+            "": row[""],
+            "measured (ms)": row["measured"],
+            "predicted (ms)": row["predicted"],
+            "median error": f"{row['median_ape']:.1%}",
+            "bias": f"{row['bias']:+.1%}",
+        }
+        for row in rows
+    ]
+    if shown:
+        page += ["", as_text(shown, list(shown[0]), terminal_width())]
+    parts = [row for row in answer["parts"] if abs(row["miss_ms"]) >= 0.005][:MOST_SHOWN]
+    if parts:
+        named = [{"part of the E2E miss": row["part"], "ms a request": row["miss_ms"]} for row in parts]
+        page += ["", as_text(named, list(named[0]), terminal_width())]
+    if answer["suspects"]:
+        columns = ["setting", "stated", "value", "gain", "evidence"]
+        page += ["", as_text(answer["suspects"][:MOST_SHOWN], columns, terminal_width())]
+    for row in answer["drift"]:
+        page += [
+            "",
+            f"the time changed at {row['start_s']:,.0f} s: {row['before']:.2f} to {row['after']:.2f} of predicted",
+        ]
+    if answer["fit"]:
+        page += ["", f"median error on the last {answer['fit']['held_out']:,} requests"]
+        table = [
+            {"": name.replace("_", " ")}
+            | {metric.upper(): _share(answer["fit"][name][metric]["median_ape"]) for metric in METRICS}
+            for name in ("uncorrected", "one_factor", "corrected")
+        ]
+        page.append(as_text(table, list(table[0]), terminal_width()))
+    return "\n".join(page)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"

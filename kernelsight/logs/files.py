@@ -1,0 +1,217 @@
+"""Log files as readers see them: decompressed, with what their first bytes show of their structure."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kernelsight.errors import InvalidInput
+
+HEAD_BYTES = 1 << 18
+DAMAGED = "Copy or write it again."
+_TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)(?:"|\\?\Z)|[{}\[\]:,]', re.DOTALL)
+_REFUSED = (
+    (re.compile(rb"\x80[\x02-\x05]"), "is a Python pickle, which can run code when it is read"),
+    (re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE), "is an HTML or XML page, often that of an error"),
+    (re.compile(rb"PK\x03\x04"), "is a zip archive"),
+    (re.compile(rb"\x28\xb5\x2f\xfd|BZh|\xfd7zXZ"), "is compressed with something else than gzip"),
+)
+_ADVICE = {
+    "pickle": "For SGLang, use --export-metrics-to-file instead of --dump-requests-folder.",
+    "page": "Download the file again, and look at its first lines.",
+    "archive": "Unpack it, and give the files.",
+    "gzip": "Decompress it first.",
+}
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """A file, its first decompressed bytes, and its container: json, parquet, sqlite or text."""
+
+    path: Path
+    head: bytes
+    kind: str
+    compressed: bool
+
+    @cached_property
+    def fields(self) -> frozenset[str]:
+        """The fields in the first bytes: ``a.b`` inside objects, ``a[].b`` inside lists; the columns of a table."""
+        if self.kind == "json":
+            return outline(self.text)
+        if self.kind == "parquet":
+            return frozenset(_parquet_columns(self.path))
+        return frozenset(self.columns) if self.kind == "text" else frozenset()
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """The fields of the first line of a text, as that of a CSV file."""
+        first = next((line for line in self.text.splitlines() if line.strip()), "")
+        try:
+            return [name.strip() for name in next(csv.reader([first]), [])]
+        except csv.Error:
+            return []
+
+    @cached_property
+    def text(self) -> str:
+        """The first bytes as text."""
+        return self.head.decode("utf-8-sig", "replace")
+
+    @cached_property
+    def by_line(self) -> bool:
+        """Whether each line is a JSON object."""
+        lines = [line for line in self.text.splitlines() if line.strip()]
+        return bool(lines) and (_is_object(lines[0]) or (len(lines) > 1 and lines[1].lstrip().startswith('{"')))
+
+    @property
+    def name(self) -> str:
+        """The file's name without endings."""
+        name = self.path.name
+        for ending in (".gz", ".jsonl", ".ndjson", ".json", ".csv", ".parquet", ".yaml", ".yml", ".log", ".txt"):
+            name = name.removesuffix(ending)
+        return name or self.path.name
+
+    def open(self) -> BinaryIO:
+        """Open the decompressed file."""
+        return gzip.open(self.path, "rb") if self.compressed else self.path.open("rb")  # type: ignore[return-value]
+
+    def read(self) -> bytes:
+        """Return the decompressed file; InvalidInput: its compression is damaged."""
+        try:
+            with self.open() as file:
+                return file.read()
+        except (OSError, EOFError, zlib.error) as problem:
+            raise unusable(self.path, f"cannot be decompressed ({problem})", DAMAGED) from None
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of a text; InvalidInput: its compression is damaged."""
+        try:
+            with io.TextIOWrapper(self.open(), encoding="utf-8-sig", errors="replace") as file:
+                yield from file
+        except (OSError, EOFError, zlib.error) as problem:
+            raise unusable(self.path, f"cannot be decompressed ({problem})", DAMAGED) from None
+
+
+def unusable(path: object, found: str, advice: str) -> InvalidInput:
+    """Build the error for a log that cannot be used.
+
+    >>> str(unusable("a.json", "is empty", "Give a file with requests."))
+    'log a.json is empty. Give a file with requests.'
+    """
+    return InvalidInput(f"log {path} {found}. {advice}".rstrip())
+
+
+def open_log(path: str | os.PathLike[str]) -> LogFile:
+    """Look at the first bytes of a file; InvalidInput: it is missing, empty, damaged, or of a kind that is not read.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "run.json"
+    ...     _ = file.write_text('{"ttfts": [0.1], "server": {"tp": 2}}')
+    ...     log = open_log(file)
+    ...     log.kind, log.name, sorted(log.fields)
+    ('json', 'run', ['server', 'server.tp', 'ttfts'])
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            compressed = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if compressed else path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except FileNotFoundError:
+        raise unusable(path, "does not exist", "Give the path to a file.") from None
+    except IsADirectoryError:
+        raise unusable(path, "is a folder", "Give its files.") from None
+    except (OSError, EOFError, zlib.error) as problem:
+        raise unusable(path, f"cannot be read ({problem})", DAMAGED) from None
+    if not head.strip():
+        raise unusable(path, "is empty", "Give a file with at least one request.")
+    for (pattern, found), advice in zip(_REFUSED, _ADVICE.values(), strict=True):
+        if pattern.match(head):
+            raise unusable(path, found, advice)
+    return LogFile(path, head, _kind(head), compressed)
+
+
+def _kind(head: bytes) -> str:
+    if head[:4] == b"PAR1":
+        return "parquet"
+    if head.startswith(b"SQLite format 3\x00"):
+        return "sqlite"
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    return "json" if start[:1] == b"{" or re.match(rb"\[\s*[\[{\]\"0-9]", start) else "text"
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _parquet_columns(path: Path) -> list[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_schema(path).names
+    except (pa.ArrowException, OSError) as problem:
+        raise unusable(path, f"is not a complete Parquet file ({str(problem).splitlines()[0]})", DAMAGED) from None
+
+
+def outline(text: str) -> frozenset[str]:
+    """Return the paths of the keys in the first part of a JSON text, which may end anywhere.
+
+    >>> sorted(outline('[{"a": {"b": [1, 2]}, "c": "x'))
+    ['[].a', '[].a.b', '[].c']
+    """
+    found: set[str] = set()
+    # of each open container: its path, and whether it is an object; then the last string and the last key
+    stack: list[tuple[str, bool]] = [("", False)]
+    last = key = ""
+    for token in _TOKEN.finditer(text):
+        sign = token.group(0)
+        path, inside = stack[-1]
+        if sign == ":" and inside:
+            key = f"{path}.{last}" if path else last
+            found.add(key)
+        elif sign in ("{", "["):
+            parent = key if inside else path
+            stack.append((parent if sign == "{" else f"{parent}[]", sign == "{"))
+        elif sign in ("}", "]"):
+            if len(stack) > 1:
+                stack.pop()
+        elif sign != ",":
+            last = token.group(1) or ""
+    return frozenset(found)
+
+
+def documents(file: LogFile) -> Iterator[tuple[str, Any]]:
+    """Yield (place, value) of every JSON document in a file: one, or several with space between them.
+
+    Raises InvalidInput with the place of what is not JSON; places count documents from 1.
+    """
+    data = file.read()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise unusable(file.path, f"is not UTF-8 (byte {problem.start})", "Write it as UTF-8.") from None
+    decoder, at, number = json.JSONDecoder(), 0, 0
+    space = re.compile(r"\s*")
+    while (at := space.match(text, at).end()) < len(text):  # type: ignore[union-attr]
+        number += 1
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as problem:
+            reason = problem.msg if isinstance(problem, json.JSONDecodeError) else type(problem).__name__
+            where = f"document {number}, byte {getattr(problem, 'pos', at)} of {len(text)}"
+            raise unusable(file.path, f"is damaged or cut off ({where}: {reason})", DAMAGED) from None
+        yield f"document {number}", value

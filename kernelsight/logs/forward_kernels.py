@@ -1,0 +1,84 @@
+"""Reads kernels of one forward pass from ``vllm bench forward --profile-dir``, and its cases from --output-json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from kernelsight.logs.files import LogFile, documents, unusable
+from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.kernel_names import with_families
+
+NAME = "forward-kernels"
+_RANK = re.compile(r"^(?P<case>.+?)\.rank(?P<rank>\d+)\.(?:trace|kernels)")
+
+
+def _recognises(file: LogFile) -> bool:
+    if file.kind != "json":
+        return False
+    return {"replays", "kernels[].us"} <= file.fields or {"[].case", "[].median_us"} <= file.fields
+
+
+def read_forward_kernels(files: Sequence[LogFile]) -> list[Found]:
+    """Return one run per ``<case>.rank<r>.kernels.json``: microseconds of one forward pass by kernel.
+
+    Files of --output-json among them add the lengths of each case's sequences.
+    """
+    cases: dict[str, list[Any]] = {}
+    kernels: list[tuple[LogFile, Mapping[str, Any]]] = []
+    for file in files:
+        for _, value in documents(file):
+            if isinstance(value, list):
+                cases |= {str(entry.get("case")): entry.get("requests") or [] for entry in value}
+            elif isinstance(value, Mapping):
+                kernels.append((file, value))
+    if not kernels:
+        raise unusable(files[0].path, "has cases without kernels", "Give the files of --profile-dir too.")
+    return [_run(file, value, cases) for file, value in kernels]
+
+
+def _run(file: LogFile, summary: Mapping[str, Any], cases: Mapping[str, list[Any]]) -> Found:
+    named = str(summary.get("trace") or "").rpartition("/")[2]
+    match = _RANK.match(named) or _RANK.match(file.path.name)
+    case, rank = (match.group("case"), int(match.group("rank"))) if match else (file.name, 0)
+    entries = [entry for entry in summary.get("kernels") or [] if isinstance(entry, Mapping)]
+    if not entries:
+        raise unusable(file.path, "has no kernels", "Profile a forward pass that launches some.")
+    requests = cases.get(case)
+    rows = [
+        {
+            "step_shape": case,
+            "rank": rank,
+            "name": str(entry["name"]),
+            "full_name": str(entry.get("example") or entry["name"]),
+            "calls": float(entry["calls"]),
+            "total_us": float(entry["us"]),
+            "forwards": 1,
+            "span_us": summary.get("span_us"),
+            "query_lens": [int(request["query_len"]) for request in requests] if requests else None,
+            "kv_lens": [int(request["kv_len"]) for request in requests] if requests else None,
+        }
+        for entry in entries
+    ]
+    frame = pl.DataFrame(rows, schema_overrides={"query_lens": pl.List(pl.Int64), "kv_lens": pl.List(pl.Int64)})
+    found = Found(file, NAME)
+    named = with_families(frame, found.faults, "full_name").filter(pl.col("calls") > 0)
+    found.kernels = named.with_columns(_attention(requests).alias("family")).drop("full_name")
+    return found
+
+
+def _attention(requests: list[Any] | None) -> pl.Expr:
+    """Return the family; what runs prefill and decode under one name is decode where each sequence has one token."""
+    lengths = {int(request["query_len"]) for request in requests or ()}
+    kind = (
+        "decode_attention" if lengths == {1} else "prefill_attention" if lengths and 1 not in lengths else "attention"
+    )
+    return pl.when(pl.col("family") == "attention").then(pl.lit(kind)).otherwise(pl.col("family"))
+
+
+FORMAT = LogFormat(
+    NAME, "kernels", "vllm bench forward --profile-dir (<case>.rank0.kernels.json)", _recognises, read_forward_kernels
+)

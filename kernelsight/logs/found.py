@@ -1,0 +1,140 @@
+"""What a reader finds in one run of one file, and the reasons for which it leaves rows out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from kernelsight.logs.files import LogFile
+
+# rule: what happened to its rows, and what was found
+RULES: Mapping[str, tuple[str, str]] = {
+    "failed": ("excluded", "requests that failed"),
+    "cancelled": ("excluded", "requests that the client ended early"),
+    "warmup": ("excluded", "requests sent before the measurement"),
+    "no_output": ("excluded", "requests without output tokens"),
+    "no_latency": ("excluded", "requests without any latency"),
+    "failed_without_length": ("dropped", "failed requests whose prompt length is not in the log"),
+    "no_prompt_tokens": ("dropped", "requests without a prompt length"),
+    "duplicate_id": ("dropped", "requests whose id occurs before: a retry, or a file written twice"),
+    "retried": ("noted", "requests that a client or gateway sent again: their latency holds several attempts"),
+    "negative_duration": ("excluded", "requests that end before they begin: clocks are mixed, or were set"),
+    "not_finite": ("excluded", "requests with a latency that is not a finite number"),
+    "order_of_times": ("noted", "requests whose TTFT is longer than their E2E: they start at different times"),
+    "cached_above_prompt": ("excluded", "requests with more cached tokens than prompt tokens: cached_tokens is unset"),
+    "unreadable_line": ("dropped", "lines that are not a JSON object of the format, or cut off"),
+    "gateway_cache_hit": ("dropped", "requests that the gateway answered from its own cache: no engine saw them"),
+    "other_call": ("dropped", "calls that are no text generation, such as embeddings"),
+    "not_streamed": ("excluded", "requests that were not streamed: their TTFT is unknown"),
+    "no_first_chunk": ("excluded", "requests without a chunk of text: their TTFT is unknown"),
+    "no_arrivals": ("noted", "requests without times of sending: their arrivals are unknown"),
+    "sampled": ("noted", "requests or steps of a log that holds only a sample of them"),
+    "counted_twice": ("noted", "requests with two entries per token: TPOT is computed from the number of tokens"),
+    "chunked": ("noted", "requests with several tokens per chunk: gaps between chunks are not ITL"),
+    "rate_not_reached": ("noted", "requests of a run whose rate of sending is not the requested one"),
+    "ttft_clock_unknown": ("noted", "requests whose TTFT starts at a time that the log does not name"),
+    "no_client_times": ("noted", "server spans without a client span of the same trace"),
+    "no_server_times": ("noted", "client spans without a server span of the same trace"),
+    "idle_heartbeat": ("dropped", "records of an idle engine"),
+    "dummy_step": ("dropped", "steps of an idle data-parallel rank"),
+    "empty_step": ("dropped", "steps without a duration"),
+    "duplicate_step": ("dropped", "steps whose number occurs before in the same replica"),
+    "clock_of_steps": ("noted", "steps whose clock the file does not name: schedule_to_update is assumed, as for vLLM"),
+    "counter_reset": ("dropped", "intervals in which a counter fell: the server was started again"),
+    "unnamed_series": ("dropped", "series without a metric name, or of a metric that is not used"),
+    "unreadable_value": ("dropped", "rows or samples with a value that is not a number"),
+    "statistics_only": ("noted", "runs without requests: only their statistics are in the file"),
+    "no_family": ("noted", "kernels whose name fits no pattern of kernel_name_patterns"),
+}
+
+
+@dataclass
+class Faults:
+    """Counts rows by rule, with the id or place of the first one."""
+
+    counted: dict[str, tuple[int, str | None, str]] = field(default_factory=dict)
+
+    def add(self, rule: str, n: int, example: object = None, more: str = "") -> None:
+        """Count ``n`` rows of a rule of RULES; ``more`` ends its explanation with figures of this log."""
+        if n > 0:
+            before, first, text = self.counted.get(rule, (0, None, ""))
+            shown = None if example is None else str(example)[:120]
+            self.counted[rule] = (before + int(n), first if before else shown, text or more)
+
+    def rows(self, log_id: str) -> list[dict[str, Any]]:
+        """Return the rows of ``log_faults``.
+
+        >>> faults = Faults()
+        >>> faults.add("failed", 2, "chat-7")
+        >>> faults.rows("run")[0]["explanation"]
+        'requests that failed'
+        """
+        return [
+            {
+                "log_id": log_id,
+                "rule": rule,
+                "n": n,
+                "rows": RULES[rule][0],
+                "example": example,
+                "explanation": RULES[rule][1] + more,
+            }
+            for rule, (n, example, more) in self.counted.items()
+        ]
+
+
+@dataclass
+class Found:
+    """One run of one file: frames in the columns of their contracts without log_id, times absolute in seconds."""
+
+    file: LogFile
+    format: str
+    clock: str = "none"  # unix, monotonic, none
+    requests: pl.DataFrame | None = None
+    steps: pl.DataFrame | None = None
+    windows: pl.DataFrame | None = None
+    kernels: pl.DataFrame | None = None
+    summaries: list[dict[str, Any]] = field(default_factory=list)
+    settings: dict[str, tuple[str, str]] = field(default_factory=dict)  # setting: value, where it was found
+    stated: dict[str, Any] = field(default_factory=dict)  # columns of production_logs that the file states
+    faults: Faults = field(default_factory=Faults)
+
+
+class LogFormat(NamedTuple):
+    """A format: its name, what its files are for, how it is recognised, and how all its files are read together."""
+
+    name: str
+    role: str  # requests, steps, metrics or kernels
+    written_by: str
+    recognises: Callable[[LogFile], bool]
+    read: Callable[[Sequence[LogFile]], list[Found]]
+
+
+_KIND_OF_ERROR = re.compile(r"\b([A-Za-z_.]*(?:Error|Exception|Timeout|Disconnected|Refused))\b")
+_PHRASE_STATUS = {status.phrase: status.value for status in HTTPStatus if status.value >= 400}
+_PHRASES = re.compile(f"({'|'.join(map(re.escape, _PHRASE_STATUS))})")
+_HTTP_STATUS = re.compile(r"\b([45]\d\d)\b")
+
+
+def kind_of_error(text: object) -> str:
+    """Return the class of exception or the HTTP status that an error's text names; nothing else of it is kept.
+
+    >>> kind_of_error("Traceback ...\\naiohttp.client_exceptions.ServerDisconnectedError: Server disconnected")
+    'ServerDisconnectedError'
+    >>> kind_of_error("Internal Server Error: prompt 'secret' was refused"), kind_of_error("503")
+    ('HTTP 500', 'HTTP 503')
+    """
+    phrase = _PHRASES.match(str(text))
+    if phrase:
+        return f"HTTP {_PHRASE_STATUS[phrase.group(1)]}"
+    names = _KIND_OF_ERROR.findall(str(text))
+    names = [name.rpartition(".")[2] for name in names if name.strip(".") not in ("Error", "Exception")]
+    if names:
+        return names[-1][:60]
+    status = _HTTP_STATUS.search(str(text)[:200])
+    return f"HTTP {status.group(1)}" if status else "other"

@@ -1,0 +1,86 @@
+"""Reads forward-pass metrics (FPM), JSON lines with a record a step, alone or in the envelope of Dynamo's trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from kernelsight.logs.files import LogFile, unusable
+from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.json_rows import json_rows
+
+NAME = "fpm"
+VERSION = 1
+# what wall_time spans, by the engine that wrote the file: the file itself does not say
+CLOCK_BY_ENGINE = {"vllm": "schedule_to_update", "sglang": "gpu_span", "trtllm": "iteration"}
+_COUNTS = "num_prefill_requests BIGINT, sum_prefill_tokens BIGINT, sum_prefill_kv_tokens BIGINT, "
+_COUNTS += "num_decode_requests BIGINT, sum_decode_kv_tokens BIGINT"
+_RECORD = {
+    "version": "BIGINT",
+    "worker_id": "VARCHAR",
+    "dp_rank": "BIGINT",
+    "counter_id": "BIGINT",
+    "wall_time": "DOUBLE",
+    "scheduled_requests": f"STRUCT({_COUNTS})",
+    "queued_requests": "STRUCT(num_prefill_requests BIGINT, num_decode_requests BIGINT)",
+}
+_FPM = ", ".join(f"{name} {kind}" for name, kind in _RECORD.items())
+_FIELDS = {**_RECORD, "event": f"STRUCT(capture_mode VARCHAR, observed_at_unix_ms BIGINT, fpm STRUCT({_FPM}))"}
+_COLUMNS = """
+event.capture_mode as mode, event.observed_at_unix_ms / 1e3 as at_s, coalesce(event.fpm, {
+  'version': version, 'worker_id': worker_id, 'dp_rank': dp_rank, 'counter_id': counter_id, 'wall_time': wall_time,
+  'scheduled_requests': scheduled_requests, 'queued_requests': queued_requests}) as fpm,
+(fpm).version as fpm_version, coalesce(nullif((fpm).worker_id, '') || '/', '') || coalesce((fpm).dp_rank, 0) as replica,
+(fpm).counter_id as step, 1e6 * (fpm).wall_time as wall_us, 'schedule_to_update' as clock,
+coalesce((fpm).scheduled_requests.num_prefill_requests, 0) as prefill_requests,
+coalesce((fpm).scheduled_requests.sum_prefill_tokens, 0) as prefill_tokens,
+(fpm).scheduled_requests.sum_prefill_kv_tokens as prefill_cached_tokens,
+coalesce((fpm).scheduled_requests.num_decode_requests, 0) as decode_requests,
+(fpm).scheduled_requests.sum_decode_kv_tokens as decode_context_tokens,
+(fpm).queued_requests.num_prefill_requests + coalesce((fpm).queued_requests.num_decode_requests, 0) as queued_requests
+"""
+
+
+def _recognises(file: LogFile) -> bool:
+    record = {"wall_time", "scheduled_requests", "scheduled_requests.num_prefill_requests"}
+    return file.kind == "json" and (record <= file.fields or {f"event.fpm.{name}" for name in record} <= file.fields)
+
+
+def read_fpm(files: Sequence[LogFile]) -> list[Found]:
+    """Return one run per file; records of an idle engine are dropped.
+
+    InvalidInput: another version of the records than 1. What wall_us spans depends on the engine: CLOCK_BY_ENGINE.
+    """
+    return [_run(file) for file in files]
+
+
+def _run(file: LogFile) -> Found:
+    found = Found(file, NAME)
+    condition = "coalesce(event.fpm.wall_time, wall_time) is not null"
+    frame = json_rows(file, _FIELDS, _COLUMNS, condition, found.faults)
+    versions = frame["fpm_version"].drop_nulls().unique().sort().to_list()
+    if any(version != VERSION for version in versions):
+        others = ", ".join(str(version) for version in versions)
+        raise unusable(file.path, f"has forward-pass metrics of version {others}", "Version 1 is read.")
+    if frame["at_s"].null_count() < frame.height:
+        found.clock = "unix"
+    unstamped = (pl.col("step").is_null() | (pl.col("step") == 0)).all().over("replica")
+    order = pl.int_range(pl.len()).over("replica")
+    frame = frame.with_columns(pl.when(unstamped).then(order).otherwise(pl.col("step")).alias("step"))
+    rules = (
+        ("idle_heartbeat", (pl.col("wall_us") == 0) & (pl.col("prefill_requests") + pl.col("decode_requests") == 0)),
+        ("empty_step", ~(pl.col("wall_us") > 0) | ~pl.col("wall_us").is_finite() | pl.col("step").is_null()),
+        ("duplicate_step", ~pl.struct("replica", "step").is_first_distinct()),
+    )
+    for rule, rows in rules:
+        bad = frame.filter(rows)
+        found.faults.add(rule, bad.height, f"line {bad['line'][0]}" if bad.height else None)
+        frame = frame.filter(~rows)
+    found.faults.add("sampled", frame.filter(pl.col("mode") == "sampled").height)
+    found.faults.add("clock_of_steps", frame.height)
+    found.steps = frame.drop("line", "mode", "fpm", "fpm_version")
+    return found
+
+
+FORMAT = LogFormat(NAME, "steps", "forward-pass metrics (DYN_FPM_TRACE=1, DYN_FPM_MODE=full)", _recognises, read_fpm)

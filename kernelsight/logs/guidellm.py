@@ -1,0 +1,133 @@
+"""Reads reports of GuideLLM: a JSON or YAML document with benchmarks, each with its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from kernelsight.logs.files import LogFile, documents, unusable
+from kernelsight.logs.found import Found, LogFormat, kind_of_error
+from kernelsight.logs.vllm_bench import number
+
+NAME = "guidellm"
+_STATUS = {"successful": "ok", "errored": "error", "incomplete": "cancelled"}
+# strategies that state when a request is due; others send as soon as they may
+_SCHEDULED = ("constant", "poisson", "trace", "async", "replay")
+
+
+def _recognises(file: LogFile) -> bool:
+    if file.kind == "json":
+        return "metadata.guidellm_version" in file.fields or "benchmarks[].scheduler_metrics" in file.fields
+    return file.kind == "text" and file.text.startswith("benchmarks:\n") and "scheduler" in file.text
+
+
+def read_guidellm(files: Sequence[LogFile]) -> list[Found]:
+    """Return one run per benchmark: TTFT from sending, unix times, the server's own times where it sent them.
+
+    TPOT is that of every other tool, (last - first) / (tokens - 1); the report's own includes the first token.
+    """
+    runs = []
+    for file in files:
+        for report in _reports(file):
+            benchmarks = report.get("benchmarks") if isinstance(report, Mapping) else None
+            if not isinstance(benchmarks, list) or not all(isinstance(entry, Mapping) for entry in benchmarks):
+                raise unusable(file.path, "has no list of benchmarks", "Give a report of guidellm run.")
+            metadata = report.get("metadata")
+            version = metadata.get("guidellm_version") if isinstance(metadata, Mapping) else None
+            runs += [_run(file, entry, version) for entry in benchmarks]
+    return runs
+
+
+def _reports(file: LogFile) -> Iterator[Any]:
+    if file.kind == "json":
+        yield from (value for _, value in documents(file))
+        return
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        yield yaml.load(file.read(), Loader=loader)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as problem:
+        reason = " ".join(str(problem).split())[:120]
+        raise unusable(file.path, f"is damaged or cut off ({reason})", "Copy or write it again.") from None
+
+
+def _run(file: LogFile, benchmark: Mapping[str, Any], version: object) -> Found:
+    config = _part(benchmark, "config")
+    strategy = _part(config, "strategy")
+    found = Found(file, NAME, clock="unix")
+    found.stated = {
+        "duration_s": number(benchmark.get("duration")),
+        "requested_rate": number(strategy.get("rate")),
+        "max_concurrency": strategy.get("streams") or _part(config, "profile").get("max_concurrency"),
+        "tool_version": str(version) if version else None,
+    }
+    kind = str(strategy.get("type_"))
+    found.settings["client.strategy"] = (kind, "strategy")
+    model = _part(config, "backend").get("model")
+    if isinstance(model, str):
+        found.settings["model"] = (model, "backend")
+    times = _part(benchmark, "scheduler_metrics")
+    start = number(times.get("measure_start_time")) if benchmark.get("warmup_duration") else None
+    due = kind in _SCHEDULED
+    counted = "server" if config.get("prefer_response_metrics") is not False else "client"
+    rows = []
+    for group, status in _STATUS.items():
+        requests = _part(benchmark, "requests").get(group)
+        for entry in requests if isinstance(requests, list) else []:
+            if isinstance(entry, Mapping):
+                rows.append(_request(entry, status, due, start) | {"tokens_from": counted})
+    if not rows:
+        raise unusable(file.path, "has a benchmark without requests", "Run guidellm with samples=-1 (all requests).")
+    found.requests = pl.DataFrame(rows, infer_schema_length=None, strict=False)
+    made = _part(times, "requests_made").get("total")
+    if isinstance(made, int) and made > len(rows):
+        found.faults.add("sampled", len(rows), more=f" ({len(rows)} of {made})")
+    return found
+
+
+def _part(holder: Any, name: str) -> Mapping[str, Any]:
+    value = holder.get(name) if isinstance(holder, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def _request(entry: Mapping[str, Any], status: str, due: bool, start: float | None) -> dict[str, Any]:
+    info, server = _part(entry, "info"), _part(entry, "response_metrics")
+    times = _part(info, "timings")
+    sent = number(times.get("request_start")) or number(entry.get("request_start_time"))
+    first, last = number(times.get("first_token_iteration")), number(times.get("last_token_iteration"))
+    end = last or number(times.get("request_end")) or number(entry.get("request_end_time"))
+    tokens, chunks = number(entry.get("output_tokens")), number(times.get("token_iterations"))
+    ttft = 1e3 * (first - sent) if first and sent else entry.get("time_to_first_token_ms")
+    speculation = _part(server, "speculative_decoding")
+    if status == "ok" and start is not None and sent is not None and sent < start:
+        status = "warmup"
+    return {
+        "external_id": entry.get("request_id"),
+        "session_id": info.get("conversation_id"),
+        "turn": info.get("turn_index"),
+        "arrival_s": (number(times.get("targeted_start")) if due else None) or sent,
+        "sent_s": sent,
+        "prompt_tokens": entry.get("prompt_tokens"),
+        "output_tokens": tokens,
+        "cached_tokens": entry.get("cached_tokens"),
+        "ttft_ms": ttft,
+        "ttft_clock": "client_send",
+        "tpot_ms": entry.get("inter_token_latency_ms"),
+        "e2e_ms": 1e3 * (end - sent) if end and sent else None,
+        "tokens_per_chunk": tokens / chunks if tokens and chunks else None,
+        "queue_ms": server.get("queue_time_ms"),
+        "prefill_ms": server.get("time_to_first_token_ms"),
+        "decode_ms": server.get("generation_time_ms"),
+        "server_ttft_ms": server.get("time_to_first_token_ms"),
+        "server_ttft_clock": "server_scheduled",
+        "accepted_tokens": speculation.get("num_accepted_draft_tokens"),
+        "decode_steps": speculation.get("num_spec_steps"),
+        "status": status,
+        "error": kind_of_error(entry.get("error") or info.get("error")) if status == "error" else None,
+    }
+
+
+FORMAT = LogFormat(NAME, "requests", "guidellm run --output kind=json (or yaml)", _recognises, read_guidellm)

@@ -1,0 +1,163 @@
+"""Reads reports of inference-perf: its file of requests, and statistics of stages and of the run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from kernelsight.logs.files import LogFile, documents, unusable
+from kernelsight.logs.found import Found, LogFormat, kind_of_error
+from kernelsight.logs.summaries import statistic
+from kernelsight.logs.vllm_bench import number
+
+NAME = "inference-perf"
+_STAGE = re.compile(r"stage_(\d+)_")
+# name in the report: ours, and the factor to our unit
+_LATENCY = {
+    "request_latency": ("e2e_ms", 1e3),
+    "time_to_first_token": ("ttft_ms", 1e3),
+    "time_per_output_token": ("tpot_ms", 1e3),
+    "inter_token_latency": ("itl_ms", 1e3),
+}
+_STATISTICS = ("mean", "min", "max", "median", "p90", "p95", "p99")
+
+
+def _recognises(file: LogFile) -> bool:
+    if file.kind != "json":
+        return False
+    requests = {"[].start_time", "[].end_time", "[].info"} <= file.fields
+    return requests or {"load_summary", "successes"} <= file.fields
+
+
+def read_inference_perf(files: Sequence[LogFile]) -> list[Found]:
+    """Return one run per file of requests, and one per file of statistics.
+
+    Times are those of ``time.perf_counter``. Prompts are counted by the client, outputs by the server where its usage
+    is in the file. Some versions write two times per token: TPOT is (last - first) / (tokens - 1) all the same.
+    """
+    runs = []
+    for file in files:
+        for _, value in documents(file):
+            if isinstance(value, list):
+                runs.append(_requests(file, value))
+            elif isinstance(value, Mapping):
+                runs.append(_statistics(file, value))
+    return runs
+
+
+def _part(holder: Any, name: str) -> Mapping[str, Any]:
+    value = holder.get(name) if isinstance(holder, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def _requests(file: LogFile, entries: list[Any]) -> Found:
+    found = Found(file, NAME, clock="monotonic")
+    rows = [_request(entry) for entry in entries if isinstance(entry, Mapping)]
+    found.faults.add("unreadable_line", len(entries) - len(rows))
+    if not rows:
+        raise unusable(file.path, "has no request", "Give a report of at least one request.")
+    frame = pl.DataFrame(rows, infer_schema_length=None, strict=False)
+    twice = frame.filter(pl.col("times") > 1.8 * pl.col("output_tokens"))
+    found.faults.add("counted_twice", twice.height)
+    again = frame.filter(pl.col("retries") > 0)
+    found.faults.add("retried", again.height)
+    found.requests = frame.drop("times", "retries")
+    return found
+
+
+def _request(entry: Mapping[str, Any]) -> dict[str, Any]:
+    info = _part(entry, "info")
+    response = _part(info, "response_metrics") or info  # the older layout has the response's fields in info itself
+    usage = _part(response, "server_usage")
+    times = response.get("output_token_times")
+    times = [time for time in times if isinstance(time, (int, float))] if isinstance(times, list) else []
+    start = number(entry.get("start_time"))
+    by_server = number(usage.get("completion_tokens"))
+    tokens = by_server or number(response.get("output_tokens"))
+    prompt = number(_part(_part(info, "request_metrics"), "text").get("input_tokens"))
+    prompt = number(usage.get("prompt_tokens")) or prompt or number(info.get("input_tokens"))
+    first, last = (times[0], times[-1]) if times and start is not None else (None, None)
+    end = last if last is not None else number(entry.get("end_time"))
+    error = entry.get("error")
+    return {
+        "arrival_s": start,
+        "sent_s": start,
+        "prompt_tokens": prompt,
+        "output_tokens": tokens,
+        "cached_tokens": _part(usage, "prompt_tokens_details").get("cached_tokens"),
+        "tokens_from": "server" if by_server else "retokenised",
+        "ttft_ms": 1e3 * (first - start) if first is not None and start is not None else None,
+        "ttft_clock": "client_send",
+        "e2e_ms": 1e3 * (end - start) if end is not None and start is not None else None,
+        "tokens_per_chunk": tokens / len(times) if times and tokens else None,
+        "status": "error" if error else "ok",
+        "error": kind_of_error(_part(entry, "error").get("error_type") or error) if error else None,
+        "times": len(times) if tokens else None,
+        "retries": info.get("retries_attempted"),
+    }
+
+
+def _statistics(file: LogFile, report: Mapping[str, Any]) -> Found:
+    found = Found(file, NAME)
+    stage = _STAGE.match(file.path.name)
+    part = f"stage {stage.group(1)}" if stage else "run"
+    load, good = _part(report, "load_summary"), _part(report, "successes")
+    if not good:
+        raise unusable(file.path, "has no statistics of successes", "Give a report of inference-perf.")
+    found.stated = {
+        "requested_rate": number(load.get("requested_rate")),
+        "achieved_rate": number(load.get("achieved_rate")),
+        "duration_s": number(load.get("send_duration")),
+    }
+    latency = _part(good, "latency")
+    if not latency:  # of the server's own metrics, by Prometheus
+        latency, part = good, f"server {part}"
+    twice = _counted_twice(latency, _part(good, "output_len"))
+    for name, (metric, factor) in _LATENCY.items():
+        if twice and metric == "itl_ms":
+            continue  # half of its gaps are between two entries of one token
+        scale = factor * (twice or 1.0 if metric == "tpot_ms" else 1.0)
+        found.summaries += _scaled(part, metric, _part(latency, name), scale)
+    found.summaries += _scaled(part, "client_delay_ms", _part(load, "schedule_delay"), 1e3)
+    found.summaries += _scaled(part, "prompt_tokens", _part(good, "prompt_len"), 1.0)
+    found.summaries += _scaled(part, "output_tokens", _part(good, "output_len"), 1.0)
+    found.summaries += statistic(part, "requests", "total", good.get("count"))
+    found.summaries += statistic(part, "failed", "total", _part(report, "failures").get("count"))
+    for name in ("requested_rate", "achieved_rate"):
+        found.summaries += statistic(part, name, "mean", load.get(name))
+    per_second = _part(good, "throughput").get("output_tokens_per_sec")
+    found.summaries += statistic(part, "output_tokens_per_s", "mean", per_second)
+    count = good.get("count")
+    found.faults.add("statistics_only", 1, part, "; run it with per_request: true")
+    if twice:
+        more = f", multiplied by {twice:.4g}; ITL is left out"
+        found.faults.add("counted_twice", count if isinstance(count, int) else 1, part, more)
+    return found
+
+
+def _scaled(part: str, metric: str, values: Mapping[str, Any], factor: float) -> list[dict[str, Any]]:
+    rows = [row for name in _STATISTICS for row in statistic(part, metric, name, values.get(name))]
+    return [row | {"value": row["value"] * factor} for row in rows]
+
+
+def _counted_twice(latency: Mapping[str, Any], output: Mapping[str, Any]) -> float | None:
+    """Return the factor from the report's TPOT to the true one where tokens were counted twice, else None.
+
+    Of n tokens, 2 n - 1 gaps are averaged instead of n - 1. It shows in E2E, TTFT and lengths, which are right.
+    """
+    mean = {name: number(_part(latency, name).get("mean")) for name in _LATENCY}
+    tokens = number(output.get("mean"))
+    e2e, ttft, tpot = mean["request_latency"], mean["time_to_first_token"], mean["time_per_output_token"]
+    if not (e2e and ttft and tpot and tokens) or tokens < 4:
+        return None
+    ratio = (e2e - ttft) / (tokens - 1) / tpot
+    return (2 * tokens - 1) / (tokens - 1) if 1.7 < ratio < 2.4 else None
+
+
+FORMAT = LogFormat(
+    NAME, "requests", "inference-perf (per_request, stage and summary lifecycle metrics)", _recognises,
+    read_inference_perf,
+)  # fmt: skip

@@ -1,0 +1,70 @@
+"""Reads JSON records in bulk: DuckDB parses only the fields that a reader names, so texts are never kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import duckdb
+
+from kernelsight.dataflow.engine import SETTINGS, first_line
+from kernelsight.logs.files import DAMAGED, LogFile, unusable
+from kernelsight.logs.found import Faults
+
+if TYPE_CHECKING:
+    import polars as pl
+
+LONGEST_RECORD = 1 << 25  # bytes; each thread reads into two buffers of this size
+
+
+def json_rows(
+    file: LogFile, fields: Mapping[str, str], columns: str, is_record: str, faults: Faults | None = None
+) -> pl.DataFrame:
+    """Return ``columns``, a SQL select list over the file's JSON objects with ``fields`` (DuckDB types by name).
+
+    Other fields are not read. The column ``line`` is the number of the record from 1. A line that is no object, or
+    for which the SQL boolean ``is_record`` is not true, is counted in ``faults`` as unreadable_line.
+    InvalidInput: damaged compression, a single document that is not JSON, or no record at all.
+    """
+    import polars as pl
+
+    connection = duckdb.connect(":memory:", config=SETTINGS)
+    try:
+        # one pass over the file: only what is selected is kept
+        query = f"select line, coalesce({is_record}, false) as whole, {columns} from ({_scan(file, fields)})"
+        frame = connection.sql(query).pl()
+    except (duckdb.IOException, duckdb.InvalidInputException) as problem:
+        raise unusable(file.path, f"is damaged or cut off ({first_line(problem)})", DAMAGED) from None
+    finally:
+        connection.close()
+    bad = frame.filter(~pl.col("whole"))
+    if bad.height == frame.height:
+        raise unusable(file.path, f"has no record with the fields of its format in {frame.height} lines", DAMAGED)
+    if faults is not None:
+        faults.add("unreadable_line", bad.height, f"line {bad['line'][0]}" if bad.height else None)
+    return (frame.filter("whole") if bad.height else frame).drop("whole")
+
+
+def _scan(file: LogFile, fields: Mapping[str, str]) -> str:
+    """Return the query of a file's objects, numbered from 1; lines that are none have all fields null."""
+    start = file.text.lstrip()[:1]
+    layout = "newline_delimited" if file.by_line or start not in "[{" else "array" if start == "[" else "unstructured"
+    tolerant = "true" if layout == "newline_delimited" else "false"
+    columns = ", ".join(f"'{name}': '{kind}'" for name, kind in fields.items())
+    path = str(file.path).replace("'", "''")
+    return (
+        f"select row_number() over () as line, * from read_json('{path}', format='{layout}', columns={{{columns}}}, "
+        f"ignore_errors={tolerant}, maximum_object_size={LONGEST_RECORD}, "
+        f"compression='{'gzip' if file.compressed else 'none'}')"
+    )
+
+
+def metric(path: str, unit: str = "ms") -> str:
+    """Return SQL for a ``{"value", "unit"}`` struct in milliseconds; null for a unit that is not one of time.
+
+    >>> metric("m.ttft")[:48]
+    "m.ttft.value * case m.ttft.unit when 'ms' then 1"
+    """
+    factors = {"ms": 1.0, "s": 1e3, "sec": 1e3, "us": 1e-3, "ns": 1e-6}
+    cases = " ".join(f"when '{name}' then {factor:g}" for name, factor in factors.items())
+    return f"{path}.value * case {path}.unit {cases} end" if unit == "ms" else f"{path}.value"

@@ -1,0 +1,71 @@
+"""Reads the standard logging payload of the LiteLLM gateway: an object a request, as lines, a list or alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from kernelsight.logs.files import LogFile
+from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.json_rows import json_rows
+
+NAME = "litellm"
+_FIELDS = {
+    **dict.fromkeys(("id", "trace_id", "session_id", "call_type", "status", "model", "api_base"), "VARCHAR"),
+    **dict.fromkeys(("stream", "cache_hit"), "BOOLEAN"),
+    **dict.fromkeys(("prompt_tokens", "completion_tokens"), "BIGINT"),
+    **dict.fromkeys(("startTime", "endTime", "completionStartTime"), "DOUBLE"),
+    "error_information": "STRUCT(error_class VARCHAR, error_code VARCHAR)",
+    "metadata": "STRUCT(usage_object STRUCT(prompt_tokens_details STRUCT(cached_tokens BIGINT)))",
+}
+# of an address only the host is kept; the gateway sets the first token's time of what was not streamed to the end
+_COLUMNS = """
+id as external_id, nullif(session_id, '') as session_id, trace_id, call_type,
+  coalesce(cache_hit, false) as from_cache, "startTime" as arrival_s, "startTime" as sent_s, prompt_tokens,
+  completion_tokens as output_tokens, metadata.usage_object.prompt_tokens_details.cached_tokens as cached_tokens,
+  'server' as tokens_from, 'gateway' as ttft_clock, 1e3 * ("endTime" - "startTime") as e2e_ms,
+  stream is true and "completionStartTime" < "endTime" as streamed,
+  case when streamed then 1e3 * ("completionStartTime" - "startTime") end as ttft_ms,
+  model, regexp_extract(api_base, '^(?:[a-z]+://)?(?:[^/@]*@)?([^/?#]+)', 1) as replica,
+  case when coalesce(status, 'success') = 'success' then 'ok' else 'error' end as status,
+  coalesce(error_information.error_class, 'HTTP ' || error_information.error_code) as error
+"""
+_OTHER_CALLS = "embedding|rerank|image|speech|transcription|moderation|ocr|video|search|file|batch|health"
+
+
+def _recognises(file: LogFile) -> bool:
+    wanted = {"call_type", "startTime", "endTime", "completionStartTime", "prompt_tokens"}
+    return file.kind == "json" and (wanted <= file.fields or {f"[].{name}" for name in wanted} <= file.fields)
+
+
+def read_litellm(files: Sequence[LogFile]) -> list[Found]:
+    """Return one run per file: TTFT from the arrival at the gateway, with its retries and the network; unix times.
+
+    What the gateway answered from its own cache is dropped, other calls than generation too; TTFT of what was not
+    streamed is unset.
+    """
+    runs = []
+    for file in files:
+        found = Found(file, NAME, clock="unix")
+        condition = '"startTime" is not null and "endTime" is not null'
+        frame = json_rows(file, _FIELDS, _COLUMNS, condition, found.faults).drop("line")
+        found.requests = _clean(frame, found)
+        runs.append(found)
+    return runs
+
+
+def _clean(frame: pl.DataFrame, found: Found) -> pl.DataFrame:
+    other = pl.col("call_type").fill_null("").str.contains(_OTHER_CALLS)
+    for rule, rows in (("other_call", other), ("gateway_cache_hit", pl.col("from_cache"))):
+        bad = frame.filter(rows)
+        found.faults.add(rule, bad.height, bad["external_id"].first() if bad.height else None)
+        frame = frame.filter(~rows)
+    whole = frame.filter((pl.col("status") == "ok") & ~pl.col("streamed").fill_null(False))
+    found.faults.add("not_streamed", whole.height, whole["external_id"].first() if whole.height else None)
+    again = frame.filter(pl.col("trace_id").is_not_null() & ~pl.col("trace_id").is_first_distinct())
+    found.faults.add("retried", again.height, again["external_id"].first() if again.height else None)
+    return frame.drop("trace_id", "call_type", "from_cache", "streamed")
+
+
+FORMAT = LogFormat(NAME, "requests", "LiteLLM's standard logging payload", _recognises, read_litellm)

@@ -1,0 +1,222 @@
+"""Reads a log that is a plain table (CSV, JSON lines, Parquet), whose columns may be named by the user."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import duckdb
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.engine import SETTINGS, first_line, quote
+from kernelsight.errors import InvalidInput, nearest, unknown
+from kernelsight.logs.files import DAMAGED, LogFile, unusable
+from kernelsight.logs.found import Found, LogFormat
+
+NAME = "table"
+REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
+LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
+TIMES = ("arrival_s", "sent_s")
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_THEIRS = re.compile(r"(?P<name>.+?)(?:\[(?P<unit>s|ms|us|ns)\])?$")
+OURS_ALONE = ("log_id", "request_id")
+_ZONE = r"([zZ]|[+-]\d\d(:?\d\d)?)$"
+EARLIEST_UNIX = 1e8  # 1973: smaller times of arrival count from some start
+GOOD = "('', 'ok', 'success', 'succeeded', 'successful', 'completed', 'finished', 'true', '200', 'stop', 'length')"
+Columns = Mapping[str, str]
+
+
+def _recognises(file: LogFile) -> bool:
+    fields = _names(file)
+    arrives = fields & set(TIMES)
+    return bool(arrives) and set(REQUIRED[1:]) <= fields and bool(fields & set(LATENCIES))
+
+
+def _names(file: LogFile) -> set[str]:
+    """Return the fields of a file's records, which JSON may hold in one list."""
+    names = {name.removeprefix("[].") for name in file.fields}
+    return {name for name in names if "." not in name and "[]" not in name} if file.kind == "json" else names
+
+
+def read_plain(files: Sequence[LogFile], columns: Columns | None = None) -> list[Found]:
+    """Return one run per file: columns with our names, and those that ``columns`` gives as ours to theirs.
+
+    Theirs may end in a unit, ``first[s]``, or be a value for all rows, ``=gateway``. Times are numbers, or dates with
+    a time zone. InvalidInput: a required column is absent, or a date has no zone; values that are no number are
+    counted, and their rows dropped.
+    """
+    return [_run(file, dict(columns or {})) for file in files]
+
+
+def _run(file: LogFile, columns: dict[str, str]) -> Found:
+    connection = duckdb.connect(":memory:", config=SETTINGS)
+    found = Found(file, NAME)
+    try:
+        _open(connection, file, columns)
+        read_rows(connection, found, str(file.path), columns)
+        count_ragged(connection, file, found)
+    except (duckdb.IOException, duckdb.InvalidInputException, duckdb.ConversionException) as problem:
+        raise unusable(file.path, f"cannot be read as a table ({first_line(problem)})", DAMAGED) from None
+    finally:
+        connection.close()
+    return found
+
+
+def _open(connection: duckdb.DuckDBPyConnection, file: LogFile, columns: Columns) -> None:
+    """Make the view ``given`` of the file's columns: text from CSV and JSON, any type from Parquet."""
+    path = _text(str(file.path))
+    packed = f"compression='{'gzip' if file.compressed else 'none'}'"
+    if file.kind == "parquet":
+        source = f"read_parquet({path})"
+    elif file.kind == "json":
+        lists = {"hash_ids": "BIGINT[]", "chunk_gaps_ms": "FLOAT[]"}
+        kinds = {_source(ours, theirs).column: lists.get(ours, "VARCHAR") for ours, theirs in columns.items()}
+        names = _names(file)
+        kinds |= {name: lists.get(name, "VARCHAR") for name in names if name not in kinds}
+        listed = ", ".join(f"{_text(name)}: '{kind}'" for name, kind in kinds.items() if name in names)
+        if not listed:
+            raise unusable(file.path, "has no fields", "Give one object per line and request.")
+        in_list = file.text.lstrip().startswith("[")
+        layout = "format='array'" if in_list else "format='newline_delimited', ignore_errors=true"
+        source = f"read_json({path}, {layout}, columns={{{listed}}}, {packed})"
+    else:
+        source = csv_source(file)
+    connection.execute(f"create temp view given as select * from {source}")
+
+
+def csv_source(file: LogFile) -> str:
+    """Return SQL for the rows of a CSV file with a header, all as text; rows of another width are rejects."""
+    if len(set(file.columns)) < len(file.columns) or "" in file.columns:
+        raise unusable(file.path, "has a header with an empty or repeated name", "Name each column once.")
+    listed = ", ".join(f"{_text(name)}: 'VARCHAR'" for name in file.columns)
+    packed = "gzip" if file.compressed else "none"
+    return (
+        f"read_csv({_text(str(file.path))}, columns={{{listed}}}, header=true, auto_detect=false, delim=',', "
+        f"quote='\"', escape='\"', store_rejects=true, compression='{packed}')"
+    )
+
+
+def count_ragged(connection: duckdb.DuckDBPyConnection, file: LogFile, found: Found) -> None:
+    """Count the rows of a CSV file that have another number of fields than its header, once its rows were read."""
+    if file.kind == "text":
+        count, first = connection.execute("select count(distinct line), min(line) from reject_errors").fetchall()[0]
+        found.faults.add("unreadable_line", count, f"line {first}")
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+class _Source(NamedTuple):
+    """Where a column of ours comes from: a column of the file with a factor to our unit, or a value for all rows."""
+
+    column: str
+    factor: float = 1.0
+    value: str | None = None
+
+
+def _source(ours: str, stated: str) -> _Source:
+    if stated.startswith("="):
+        return _Source("", value=stated[1:])
+    match = _THEIRS.match(stated)
+    if not match:
+        raise InvalidInput(f"--columns {ours}= names no column; write {ours}=name, or {ours}==value for all rows.")
+    unit = match.group("unit")
+    return _Source(match.group("name"), 1.0 if unit is None else UNITS[unit] * (1.0 if ours in TIMES else 1e3))
+
+
+def read_rows(connection: duckdb.DuckDBPyConnection, found: Found, label: str, columns: Columns) -> None:
+    """Put the rows of the view ``given`` of a connection into ``found.requests``; see read_plain."""
+    kinds = {row[0]: str(row[1]) for row in connection.execute("describe given").fetchall()}
+    types = {c.name: c.type for c in contracts()["production_requests"].columns if c.name not in OURS_ALONE}
+    sources = _sources(label, set(kinds), columns, list(types))
+    _check_zones(connection, label, sources, kinds)
+    made = {ours: _expression(ours, types[ours], source, kinds) for ours, source in sources.items()}
+    wrong = [
+        f"({_filled(source.column)} and ({made[ours]}) is null)"
+        for ours, source in sources.items()
+        if types[ours] in ("int64", "float64") and source.value is None
+    ]
+    selected = ", ".join(f"{expression} as {quote(ours)}" for ours, expression in made.items())
+    bad = f"coalesce({' or '.join(wrong) or 'false'}, false)"
+    connection.execute(
+        f"create temp table made as select row_number() over () as line, {bad} as bad, {selected} from given"
+    )
+    count, first = connection.execute("select count(*), min(line) from made where bad").fetchall()[0]
+    found.faults.add("unreadable_value", count, f"row {first}")
+    kept = ", ".join(quote(ours) for ours in made)
+    frame = connection.sql(f"select {kept} from made where not bad order by line").pl()
+    starts = [value for name in TIMES if name in made and (value := frame[name].min()) is not None]
+    found.clock = "none" if not starts else "unix" if min(starts) >= EARLIEST_UNIX else "monotonic"
+    found.requests = frame
+
+
+def _filled(column: str) -> str:
+    return f"(given.{quote(column)} is not null and trim(given.{quote(column)}::varchar) <> '')"
+
+
+def _sources(label: str, present: set[str], columns: Columns, ours: Sequence[str]) -> dict[str, _Source]:
+    for name in columns:
+        if name not in ours:
+            raise unknown("column", name, ours, "--columns takes our name = the name in the file.")
+    sources = {name: _source(name, stated) for name, stated in columns.items()}
+    for name, source in sources.items():
+        if source.value is None and source.column not in present:
+            close = nearest(source.column, present) or sorted(present)
+            raise unusable(label, f"has no column {source.column!r} for {name}", f"It has {', '.join(close[:8])}.")
+    sources |= {name: _Source(name) for name in ours if name in present and name not in sources}
+    if "external_id" not in sources and "request_id" in present:
+        sources["external_id"] = _Source("request_id")
+    missing = [name for name in REQUIRED[1:] if name not in sources]
+    missing = ([] if set(TIMES) & set(sources) else ["arrival_s"]) + missing
+    if missing or not set(LATENCIES) & set(sources):
+        missing += [] if set(LATENCIES) & set(sources) else [f"one of {', '.join(LATENCIES)}"]
+        raise unusable(
+            label,
+            f"has no column {', '.join(missing)}; it has {', '.join(sorted(present)[:12])}",
+            "Name the columns that stand for them: --columns ttft_ms=first_token[s] …",
+        )
+    return sources
+
+
+def _expression(ours: str, kind: str, source: _Source, kinds: Mapping[str, str]) -> str:
+    """Return SQL for a column of ours; null for a value that is none of its type."""
+    name = f"given.{quote(source.column)}" if source.value is None else _text(source.value)
+    if ours == "status":
+        text = f"lower(trim(coalesce({name}::varchar, '')))"
+        return (
+            f"case when {text} in {GOOD} then 'ok' when {text} in ('cancelled', 'warmup') then {text} else 'error' end"
+        )
+    if kind == "string":
+        return f"nullif({name}::varchar, '')"
+    if kind.startswith("list"):
+        return f"try_cast({name} as {'BIGINT' if 'int' in kind else 'FLOAT'}[])"
+    if ours in TIMES and kinds.get(source.column, "").startswith(("TIMESTAMP", "DATE")):
+        return f"epoch_ns({name}::timestamp_ns) / 1e9" if "ZONE" not in kinds[source.column] else f"epoch({name})"
+    number = f"{source.factor!r} * try_cast({name} as double)"
+    if ours in TIMES:
+        return f"coalesce({number}, epoch(try_cast({name}::varchar as timestamptz)))"
+    return number if kind == "float64" else f"try_cast({name} as bigint)"
+
+
+def _check_zones(
+    connection: duckdb.DuckDBPyConnection, label: str, sources: Mapping[str, _Source], kinds: Mapping[str, str]
+) -> None:
+    """Refuse dates as text without a time zone: their distance to other logs would be a guess."""
+    for ours in TIMES:
+        source = sources.get(ours)
+        if source is None or source.value is not None or kinds[source.column] != "VARCHAR":
+            continue
+        name = f"given.{quote(source.column)}"
+        found = connection.execute(
+            f"select {name} from given where try_cast({name} as double) is null and try_cast({name} as timestamp) is "
+            f"not null and not regexp_matches(trim({name}), '{_ZONE}') limit 1"
+        ).fetchall()
+        if found:
+            advice = "Write times in seconds, or dates with their zone, such as 2026-11-22T10:00:00Z."
+            raise unusable(label, f"has {ours} {found[0][0][:40]!r} without a time zone", advice)
+
+
+FORMAT = LogFormat(NAME, "requests", "a CSV, JSONL or Parquet table with arrival_s, prompt_tokens, output_tokens and a "
+                   "latency", _recognises, read_plain)  # fmt: skip

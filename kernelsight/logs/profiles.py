@@ -1,0 +1,100 @@
+"""Reads GPU time by kernel from profiles: Chrome traces of torch, SQLite exports of Nsight Systems."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from kernelsight.logs.files import LogFile, documents, unusable
+from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.kernel_names import with_families
+
+_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+_KERNELS = """
+select s.value as name, k.deviceId as rank, count(*) as calls, sum(k.end - k.start) as total_ns,
+  min(k.start) as first_ns, max(k.end) as last_ns
+from CUPTI_ACTIVITY_KIND_KERNEL k join StringIds s on s.id = k.demangledName
+where k.end >= k.start group by s.value, k.deviceId
+"""
+
+
+def _chrome(file: LogFile) -> bool:
+    return file.kind == "json" and any(name.startswith("traceEvents[].") for name in file.fields)
+
+
+def _nsys(file: LogFile) -> bool:
+    return file.kind == "sqlite"
+
+
+def read_chrome_traces(files: Sequence[LogFile]) -> list[Found]:
+    """Return one run per trace: all GPU activities of the file, added up by name (``dur`` in microseconds)."""
+    runs = []
+    for file in files:
+        value = next(documents(file))[1]
+        events = value.get("traceEvents") if isinstance(value, Mapping) else None
+        rank = value.get("distributedInfo", {}).get("rank", 0) if isinstance(value, Mapping) else 0
+        rows = list(_activities(events if isinstance(events, list) else [], rank))
+        if not rows:
+            raise unusable(file.path, "has no GPU activity", "Profile with CUDA activities.")
+        frame = pl.DataFrame(rows, schema=["name", "rank", "start_us", "us"], orient="row")
+        runs.append(_found(file, "chrome-trace", frame.group_by("rank", "name").agg(
+            pl.len().cast(pl.Float64).alias("calls"), pl.col("us").sum().alias("total_us"),
+            pl.col("start_us").min().alias("first_us"), (pl.col("start_us") + pl.col("us")).max().alias("last_us"),
+        )))  # fmt: skip
+    return runs
+
+
+def _activities(events: Iterable[Any], rank: int) -> Iterable[tuple[str, int, float, float]]:
+    for event in events:
+        if isinstance(event, Mapping) and event.get("cat") in _GPU and isinstance(event.get("dur"), (int, float)):
+            yield str(event.get("name")), int(rank), float(event.get("ts", 0.0)), float(event["dur"])
+
+
+def read_nsys(files: Sequence[LogFile]) -> list[Found]:
+    """Return one run per database of ``nsys export --type sqlite``: its kernels by demangled name and GPU."""
+    return [_nsys_run(file) for file in files]
+
+
+def _nsys_run(file: LogFile) -> Found:
+    with tempfile.TemporaryDirectory() as folder:
+        path = file.path
+        if file.compressed:
+            path = Path(folder) / "profile.sqlite"
+            with file.open() as packed, path.open("wb") as plain:
+                shutil.copyfileobj(packed, plain)
+        try:
+            connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+            try:
+                rows = connection.execute(_KERNELS).fetchall()
+            finally:
+                connection.close()
+        except sqlite3.Error as problem:
+            raise unusable(
+                file.path, f"is no export of Nsight Systems with kernels ({problem})", "Use nsys export --type sqlite."
+            ) from None
+    if not rows:
+        raise unusable(file.path, "has no kernels", "Profile with --trace=cuda, and --cuda-graph-trace=node.")
+    names = ["name", "rank", "calls", "total_ns", "first_ns", "last_ns"]
+    frame = pl.DataFrame(rows, schema=names, orient="row").with_columns(
+        pl.col("calls").cast(pl.Float64),
+        *((pl.col(f"{name}_ns") / 1e3).alias(f"{name}_us") for name in ("total", "first", "last")),
+    )
+    return _found(file, "nsys", frame)
+
+
+def _found(file: LogFile, name: str, frame: pl.DataFrame) -> Found:
+    found = Found(file, name)
+    span = (pl.col("last_us").max() - pl.col("first_us").min()).over("rank")
+    made = frame.select("rank", "name", "calls", "total_us", span.alias("span_us"), pl.lit("all").alias("step_shape"))
+    found.kernels = with_families(made, found.faults).sort("rank", "total_us", "name", descending=[False, True, False])
+    return found
+
+
+CHROME = LogFormat("chrome-trace", "kernels", "a Chrome trace of torch.profiler", _chrome, read_chrome_traces)
+NSYS = LogFormat("nsys", "kernels", "nsys export --type sqlite", _nsys, read_nsys)

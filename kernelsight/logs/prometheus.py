@@ -1,0 +1,125 @@
+"""Reads metrics of servers: range queries of Prometheus's HTTP API, and text that ``/metrics`` answered twice."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from kernelsight.logs.files import LogFile, documents, unusable
+from kernelsight.logs.found import Faults, Found, LogFormat
+from kernelsight.logs.windows import is_used, windows_of
+
+NAME = "prometheus"
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+(?:\.\d+)?))?\s*$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_SERVER = ("instance", "pod", "engine", "engine_index", "dp_rank", "worker_id")
+# series: metric, replica, all labels as text, time in seconds (None: a snapshot without one), value
+Sample = tuple[str, str, str, float | None, float]
+
+
+def _recognises(file: LogFile) -> bool:
+    if file.kind == "json":
+        return {"data.resultType", "data.result[].metric"} <= file.fields
+    return file.kind == "text" and "\n# TYPE " in "\n" + file.text
+
+
+def read_prometheus(files: Sequence[LogFile]) -> list[Found]:
+    """Return one run of all files: an interval between two scrapes is a row, of sums / counts and differences.
+
+    Answers of the API have times; of texts without times exactly two are one interval, in the order given. Intervals
+    in which a counter fell are dropped. InvalidInput: a failed query, one snapshot alone, or no metric of a server.
+    """
+    found = Found(files[0], NAME)
+    samples: list[Sample] = []
+    snapshots = 0
+    for file in files:
+        if file.kind == "json":
+            samples += _from_api(file, found.faults)
+        else:
+            snapshots += 1
+            samples += _from_text(file, found.faults, snapshots)
+    if not samples:
+        raise unusable(files[0].path, "has no metric of vLLM or SGLang", "Query vllm:* or sglang:* by name.")
+    times = {sample[3] for sample in samples}
+    timed = any(time is not None and time > 1e6 for time in times)
+    if not timed and (snapshots != 2 or len(times) != 2):
+        raise unusable(
+            files[0].path,
+            f"is one of {snapshots} snapshots without times",
+            "Give the two from the start and the end of the load, or a range query of the HTTP API.",
+        )
+    found.clock = "unix" if timed else "none"
+    frame = pl.DataFrame(samples, schema=_TYPES, orient="row", strict=False)
+    found.windows = windows_of(frame, found.faults, timed)
+    if not found.windows.height:
+        raise unusable(files[0].path, "has no interval between two scrapes", "Query a range with several steps.")
+    return [found]
+
+
+_TYPES = {
+    **dict.fromkeys(("metric", "replica", "labels"), pl.String),
+    **dict.fromkeys(("time", "value"), pl.Float64),
+}
+
+
+def _from_api(file: LogFile, faults: Faults) -> Iterator[Sample]:
+    for _, answer in documents(file):
+        data = answer.get("data") if isinstance(answer, Mapping) else None
+        if not isinstance(data, Mapping) or answer.get("status") != "success":
+            raise unusable(file.path, "is not a successful answer of Prometheus", "Repeat the query.")
+        if data.get("resultType") not in ("matrix", "vector"):
+            raise unusable(file.path, f"is a {data.get('resultType')} of Prometheus", "Use /api/v1/query_range.")
+        for series in data.get("result") or []:
+            labels = dict(series["metric"])
+            metric = labels.pop("__name__", "")
+            if not is_used(metric):
+                faults.add("unnamed_series", 1, metric or "a series without a name")
+                continue
+            for time, text in series.get("values") or [series["value"]]:
+                value = _number(text)
+                if value is None:
+                    faults.add("unreadable_value", 1, metric)
+                else:
+                    yield metric, _replica(labels), str(sorted(labels.items())), float(time), value
+
+
+def _from_text(file: LogFile, faults: Faults, snapshot: int) -> Iterator[Sample]:
+    for line in file.lines():
+        if line.startswith("#") or not line.strip():
+            continue
+        parts = _SAMPLE.match(line)
+        if parts is None:
+            faults.add("unreadable_value", 1)
+            continue
+        metric, labels, text, stamp = parts.groups()
+        value = _number(text)
+        if not is_used(metric):
+            continue
+        if value is None:
+            faults.add("unreadable_value", 1, metric)
+            continue
+        named = dict(_LABEL.findall(labels or ""))
+        # a text's own times are milliseconds; without them snapshots are counted from 0
+        time = float(snapshot - 1) if stamp is None else float(stamp) / 1e3
+        yield metric, _replica(named), str(sorted(named.items())), time, value
+
+
+def _number(text: Any) -> float | None:
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _replica(labels: Mapping[str, str]) -> str:
+    return "/".join(str(labels[name]) for name in _SERVER if labels.get(name)) or "0"
+
+
+FORMAT = LogFormat(
+    NAME, "metrics", "an answer of Prometheus's query_range, or two texts of /metrics", _recognises, read_prometheus
+)

@@ -1,0 +1,192 @@
+"""Reads logs of any known format into the given tables ``production_*`` and ``log_faults``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.contract import as_arrow, conform
+from kernelsight.dataflow.engine import SETTINGS, first_line
+from kernelsight.dataflow.rows import as_table
+from kernelsight.errors import InvalidInput
+from kernelsight.logs.files import LogFile, open_log, unusable
+from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.plain import read_plain, read_rows
+from kernelsight.logs.registry import PLAIN, named, recognise
+from kernelsight.logs.requests import finish_requests, first_time
+
+TABLES = (
+    *("production_logs", "production_requests", "production_steps", "production_windows"),
+    *("production_kernels", "production_settings", "production_summaries", "log_faults"),
+)
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+
+def read_logs(
+    paths: Paths = (),
+    format: str = "auto",
+    columns: Mapping[str, str] | None = None,
+    steps: Paths = (),
+    metrics: Paths = (),
+    kernels: Paths = (),
+) -> dict[str, pa.Table]:
+    """Return every table of TABLES, read from logs of requests, and of ``steps``, ``metrics`` and ``kernels``.
+
+    Files are recognised by their fields; ``format`` names that of ``paths`` instead. ``columns``: for a plain table,
+    the table's names by ours, such as ``{"ttft_ms": "first[s]", "ttft_clock": "=gateway"}``. Rows that are left out
+    are counted in ``log_faults``. InvalidInput: a file that is not read, or whose requests have no latency.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "day.csv"
+    ...     text = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms\\n5,100,11,40,90\\n6,100,1,30,30\\n7,9,0,,\\n"
+    ...     _ = file.write_text(text)
+    ...     tables = read_logs(file)
+    >>> tables["production_requests"].select(["arrival_s", "tpot_ms", "status"]).to_pylist()[0]
+    {'arrival_s': 0.0, 'tpot_ms': 5.0, 'status': 'ok'}
+    >>> [(row["rule"], row["n"]) for row in tables["log_faults"].to_pylist()]
+    [('ttft_clock_unknown', 2), ('no_output', 1)]
+    """
+    given = [_files(paths), _files(steps), _files(metrics), _files(kernels)]
+    if not any(given):
+        raise InvalidInput("no log was given; give at least one file.")
+    found: list[Found] = []
+    for files, role in zip(given, ("requests", "steps", "metrics", "kernels"), strict=True):
+        found += _read_all(files, role, format if role == "requests" else "auto", columns)
+    return _tables(found)
+
+
+def read_table(requests: Any, columns: Mapping[str, str] | None = None) -> dict[str, pa.Table]:
+    """Return what ``read_logs`` returns, of requests that are a table in memory (anything with __arrow_c_stream__).
+
+    >>> log = {"arrival_s": [0.0, 1.0], "in": [10, 20], "output_tokens": [5, 5], "e2e_ms": [50.0, 60.0]}
+    >>> read_table(pa.table(log), {"prompt_tokens": "in"})["production_requests"]["prompt_tokens"].to_pylist()
+    [10, 20]
+    """
+    file = LogFile(Path("requests"), b"", "parquet", False)
+    found = Found(file, PLAIN)
+    connection = duckdb.connect(":memory:", config=SETTINGS)
+    try:
+        connection.register("given", as_arrow(requests, "production_requests"))
+        read_rows(connection, found, "requests", dict(columns or {}))
+    except duckdb.Error as problem:
+        raise InvalidInput(f"requests cannot be read as a log ({first_line(problem)}).") from None
+    finally:
+        connection.close()
+    return _tables([found])
+
+
+def _files(paths: Paths) -> list[LogFile]:
+    if isinstance(paths, (str, os.PathLike)):
+        paths = [paths]
+    return [open_log(path) for path in paths]
+
+
+def _read_all(files: Sequence[LogFile], role: str, name: str, columns: Mapping[str, str] | None) -> list[Found]:
+    """Read files together with all others of their format, in the order in which formats first occur."""
+    if columns and name in ("auto", PLAIN):
+        return [found for file in files for found in read_plain([file], columns)] if role == "requests" else []
+    by_format: dict[LogFormat, list[LogFile]] = {}
+    for file in files:
+        by_format.setdefault(recognise(file, role) if name == "auto" else named(name), []).append(file)
+    return [found for log_format, group in by_format.items() for found in _read(log_format, group)]
+
+
+def _read(log_format: LogFormat, files: Sequence[LogFile]) -> list[Found]:
+    """Read files of one format; a file of its fields with values of other types is refused without quoting them."""
+    try:
+        return log_format.read(files)
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as problem:
+        raise _unlike(log_format, files, problem) from None
+    except (pl.exceptions.PolarsError, pa.ArrowException, duckdb.Error) as problem:
+        raise _unlike(log_format, files, problem) from None
+
+
+def _unlike(log_format: LogFormat, files: Sequence[LogFile], problem: Exception) -> InvalidInput:
+    names = ", ".join(str(file.path) for file in files[:3])
+    found = f"is not as {log_format.written_by} writes it ({type(problem).__name__})"
+    return unusable(names, found, "Write it again, or name its format with --log-format.")
+
+
+def _tables(found: Sequence[Found]) -> dict[str, pa.Table]:
+    frames: dict[str, list[pa.Table]] = {table: [] for table in TABLES}
+    for log_id, run in zip(_log_ids(found), found, strict=True):
+        for table, part in _tables_of(log_id, run).items():
+            if part.num_rows:
+                frames[table].append(part)
+    empty = {table: contracts()[table].schema.empty_table() for table in TABLES}
+    return {table: pa.concat_tables(parts) if parts else empty[table] for table, parts in frames.items()}
+
+
+def _log_ids(found: Sequence[Found]) -> list[str]:
+    """Return the names of the runs' files, with the folder or a number where several have the same name."""
+    names = [run.file.name for run in found]
+    if len({(run.file.name, run.file.path) for run in found}) > len(set(names)):
+        names = [f"{run.file.path.resolve().parent.name}/{run.file.name}" for run in found]
+    seen: dict[str, int] = {}
+    for place, name in enumerate(names):
+        seen[name] = seen.get(name, 0) + 1
+        names[place] = f"{name}#{seen[name]}" if names.count(name) > 1 or seen[name] > 1 else name
+    return names
+
+
+def _tables_of(log_id: str, run: Found) -> dict[str, pa.Table]:
+    if run.requests is not None:
+        run.requests = finish_requests(run)
+    requests = run.requests
+    starts = [first_time(frame) for frame in (requests,) if frame is not None]
+    starts += [
+        frame[name].min() for frame, name in ((run.steps, "at_s"), (run.windows, "start_s")) if frame is not None
+    ]
+    start = min((value for value in starts if value is not None), default=None)
+    if requests is not None and start is None:
+        run.clock = "none"
+    made = {"production_logs": _row("production_logs", [_log_row(log_id, run, requests, start)])}
+    shifted = (
+        ("production_requests", requests, ("arrival_s", "sent_s")),
+        ("production_steps", run.steps, ("at_s",)),
+        ("production_windows", run.windows, ("start_s", "end_s")),
+        ("production_kernels", run.kernels, ()),
+    )
+    for table, frame, times in shifted:
+        if frame is not None:
+            moved = [(pl.col(name) - (start or 0.0)).clip(0.0) for name in times]
+            made[table] = _conform(table, frame.with_columns([*moved, pl.lit(log_id).alias("log_id")]))
+    settings = [
+        {"log_id": log_id, "setting": name, "found": value, "found_in": where}
+        for name, (value, where) in run.settings.items()
+    ]
+    made["production_settings"] = _row("production_settings", settings)
+    made["production_summaries"] = _row("production_summaries", [{"log_id": log_id} | row for row in run.summaries])
+    made["log_faults"] = _row("log_faults", run.faults.rows(log_id))
+    return made
+
+
+def _log_row(log_id: str, run: Found, requests: pl.DataFrame | None, start: float | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"log_id": log_id, "path": str(run.file.path), "format": run.format, "clock": run.clock}
+    if run.clock == "unix" and start is not None:
+        row["start_unix_s"] = start
+    completed = 0 if requests is None else requests.filter(pl.col("status") == "ok").height
+    row |= {"requests": 0 if requests is None else requests.height, "completed": completed}
+    if requests is not None and start is not None and run.stated.get("duration_s") is None:
+        end = requests.select((pl.col("sent_s") + pl.col("e2e_ms").fill_null(0.0) / 1e3).max()).item()
+        row["duration_s"] = None if end is None else max(end - start, 0.0)
+    return row | {name: value for name, value in run.stated.items() if value is not None}
+
+
+def _row(table: str, rows: list[dict[str, Any]]) -> pa.Table:
+    made = as_table(contracts()[table], rows) if rows else contracts()[table].schema.empty_table()
+    return conform(made, contracts()[table], trusted=True, origin="its reader")
+
+
+def _conform(table: str, frame: pl.DataFrame) -> pa.Table:
+    names = [name for name in contracts()[table].column_names if name in frame.columns]
+    return conform(frame.select(names).to_arrow(), contracts()[table], trusted=True, origin="its reader")

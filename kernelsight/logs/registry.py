@@ -1,0 +1,101 @@
+"""The known formats, each a module of this folder, and their recognition by fields."""
+
+from __future__ import annotations
+
+from kernelsight.errors import InvalidInput, unknown
+from kernelsight.logs import (
+    aiperf,
+    blis,
+    forward_kernels,
+    fpm,
+    guidellm,
+    inference_perf,
+    litellm,
+    otlp,
+    plain,
+    profiles,
+    prometheus,
+    sglang_bench,
+    sglang_requests,
+    vllm_bench,
+    vllm_iterations,
+)
+from kernelsight.logs.files import LogFile
+from kernelsight.logs.found import LogFormat
+
+PLAIN = plain.FORMAT.name
+FORMATS: tuple[LogFormat, ...] = (
+    vllm_bench.FORMAT,
+    sglang_bench.FORMAT,
+    sglang_requests.FORMAT,
+    guidellm.FORMAT,
+    aiperf.FORMAT,
+    inference_perf.FORMAT,
+    litellm.FORMAT,
+    otlp.FORMAT,
+    blis.FORMAT,
+    plain.FORMAT,
+    fpm.FORMAT,
+    vllm_iterations.FORMAT,
+    prometheus.FORMAT,
+    forward_kernels.FORMAT,
+    profiles.CHROME,
+    profiles.NSYS,
+)
+FLAGS = {"requests": "--log", "steps": "--steps", "metrics": "--metrics", "kernels": "--kernels"}
+
+
+def named(name: str) -> LogFormat:
+    """Return the format of requests with a name; UnknownName lists the nearest ones.
+
+    >>> named("aiperf").written_by
+    'aiperf profile (profile_export.jsonl)'
+    """
+    for log_format in FORMATS:
+        if log_format.name == name and log_format.role == "requests":
+            return log_format
+    raise unknown(
+        "log format", name, format_names("requests"), f"Known formats: {', '.join(format_names('requests'))}."
+    )
+
+
+def format_names(role: str) -> list[str]:
+    """Return the names of the formats for a role, in order of the registry.
+
+    >>> format_names("metrics")
+    ['prometheus']
+    """
+    return [log_format.name for log_format in FORMATS if log_format.role == role]
+
+
+def recognise(file: LogFile, role: str) -> LogFormat:
+    """Return the one format of a role whose fields a file has.
+
+    InvalidInput: none has, or several, or it is a format of another role; the sentence names fields and formats.
+    """
+    fitting = [log_format for log_format in FORMATS if log_format.recognises(file)]
+    meant = [log_format for log_format in fitting if log_format.role == role]
+    if len(meant) == 1:
+        return meant[0]
+    if len(meant) > 1:
+        names = " and of ".join(log_format.name for log_format in meant)
+        raise InvalidInput(f"log {file.path} has the fields of {names}; name its format with --log-format.")
+    known = "; ".join(f"{f.name}: {f.written_by}" for f in FORMATS if f.role == role)
+    if fitting:
+        other = fitting[0]
+        raise InvalidInput(
+            f"log {file.path} is {other.written_by}; give it with {FLAGS[other.role]} instead of {FLAGS[role]}. "
+            f"Files for {FLAGS[role]}: {known}."
+        )
+    raise InvalidInput(f"log {file.path} is of no known format: {_what_is_there(file)}. Known formats: {known}.")
+
+
+def _what_is_there(file: LogFile) -> str:
+    """Describe a file by the names of its outer fields alone; lines of a text may quote prompts."""
+    if file.kind == "sqlite":
+        return "it is an SQLite database"
+    if file.kind == "text" and (len(file.columns) < 2 or max(map(len, file.columns)) > 40):
+        return "it is a text without a header of fields"
+    outer = sorted(name for name in file.fields if name.count(".") < 2 and len(name) <= 40)
+    shown = ", ".join(outer[:12]) + (", …" if len(outer) > 12 else "")
+    return f"its fields are {shown}" if shown else "it has no named fields"

@@ -1,0 +1,179 @@
+"""From what a reader found to the rows of ``production_requests``: checked, counted, in order of sending."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.logs.files import unusable
+from kernelsight.logs.found import RULES, Faults, Found
+
+LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
+DURATIONS = (
+    *LATENCIES,
+    *("front_end_ms", "queue_ms", "prefill_ms", "decode_ms", "kv_transfer_ms", "server_ttft_ms", "client_e2e_ms"),
+)
+RATE_TOLERANCE = 0.02
+LONGEST_MS = 1e12
+
+
+def finish_requests(found: Found) -> pl.DataFrame:
+    """Return the requests of a run with every column of the contract but log_id.
+
+    Times become seconds after the first one. Rows that break a rule are excluded or dropped and counted in
+    ``found.faults``. InvalidInput: no request of the run has a latency.
+    """
+    assert found.requests is not None
+    frame, found.requests = _with_all_columns(found.requests), None
+    frame = _drop_unusable(frame, found.faults)
+    frame = _check_values(frame, found.faults)
+    frame = _derive(frame, found.faults)
+    frame = _exclude(frame, found.faults)
+    frame = _in_order(frame, found.faults)
+    _check_latencies(found, frame)
+    _compare_rate(found, frame)
+    return frame
+
+
+def _with_all_columns(frame: pl.DataFrame) -> pl.DataFrame:
+    empty = pl.from_arrow(contracts()["production_requests"].schema.empty_table())
+    wanted = {name: kind for name, kind in empty.schema.items() if name not in ("log_id", "request_id")}
+    present = [pl.col(name).cast(kind, strict=False) for name, kind in wanted.items() if name in frame.columns]
+    missing = [pl.lit(None, kind).alias(name) for name, kind in wanted.items() if name not in frame.columns]
+    return frame.select(present + missing).select(list(wanted)).with_columns(pl.col("status").fill_null("ok"))
+
+
+def _count(frame: pl.DataFrame, rule: str, rows: pl.Expr, faults: Faults) -> None:
+    """Count the rows for which an expression is true, with the first one's id or place."""
+    bad = frame.with_row_index("row_counted").filter(rows).select("row_counted", "external_id")
+    if bad.height:
+        place, external = bad.row(0)
+        faults.add(rule, bad.height, external if external is not None else f"row {place + 1}")
+
+
+def _drop_unusable(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
+    no_prompt = pl.col("prompt_tokens").is_null() | (pl.col("prompt_tokens") <= 0)
+    failed = pl.col("status").is_in(["error", "cancelled"])
+    _count(frame, "failed_without_length", no_prompt & failed, faults)
+    _count(frame, "no_prompt_tokens", no_prompt & ~failed, faults)
+    # a filter copies every column: only where there is something to leave out
+    frame = frame.filter(~no_prompt) if frame.select(no_prompt.any()).item() else frame
+    ids = frame.select("external_id", "turn", "status").with_row_index("place")
+    ids = ids.filter(pl.col("external_id").is_not_null())
+    ids = ids.filter(pl.struct("external_id", "turn").is_duplicated())
+    if not ids.height:
+        return frame
+    # of several rows with one id the one that succeeded stays, otherwise the first
+    ids = ids.sort(pl.col("status") != "ok", "place").filter(~pl.struct("external_id", "turn").is_first_distinct())
+    repeated = pl.int_range(pl.len()).is_in(ids["place"].to_list())
+    _count(frame, "duplicate_id", repeated, faults)
+    return frame.filter(~repeated)
+
+
+def _check_values(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
+    negative = pl.any_horizontal(pl.col(name) < 0 for name in DURATIONS)
+    odd = pl.any_horizontal(~pl.col(name).is_finite() | (pl.col(name) > LONGEST_MS) for name in DURATIONS)
+    cached = (pl.col("cached_tokens") > pl.col("prompt_tokens")) | (pl.col("cached_tokens") < 0)
+    _count(frame, "negative_duration", negative, faults)
+    _count(frame, "not_finite", odd, faults)
+    _count(frame, "cached_above_prompt", cached, faults)
+    bad = (negative | odd).fill_null(False)
+    unset = [pl.when(bad).then(None).otherwise(pl.col(name)).alias(name) for name in DURATIONS]
+    times = [pl.when(pl.col(name).is_finite()).then(pl.col(name)).alias(name) for name in ("arrival_s", "sent_s")]
+    counts = [
+        pl.when(pl.col(name) >= 0).then(pl.col(name)).alias(name)
+        for name in ("turn", "preemptions", "accepted_tokens", "decode_steps")
+    ]
+    known = pl.when(~cached).then(pl.col("cached_tokens")).alias("cached_tokens")
+    return frame.with_columns(unset + times + counts + [known, pl.col("output_tokens").fill_null(0).clip(0)])
+
+
+def _derive(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
+    """Fill the E2E or TPOT that the other two imply, and what says how gaps and clocks are to be read."""
+    decoded = pl.col("output_tokens") - 1
+    late = pl.col("ttft_ms") > pl.col("e2e_ms") * (1 + 1e-9) + 1e-6
+    _count(frame, "order_of_times", late, faults)
+    tpot = pl.when((decoded > 0) & ~late).then((pl.col("e2e_ms") - pl.col("ttft_ms")) / decoded)
+    e2e = pl.col("ttft_ms") + pl.when(decoded > 0).then(pl.col("tpot_ms") * decoded).otherwise(0.0)
+    frame = frame.with_columns(
+        pl.coalesce("e2e_ms", e2e).alias("e2e_ms"),
+        pl.when(decoded > 0).then(pl.coalesce("tpot_ms", tpot.clip(0))).alias("tpot_ms"),
+    )
+    chunks = pl.when(pl.col("output_tokens") > 0).then(
+        pl.col("output_tokens") / (pl.col("chunk_gaps_ms").list.len() + 1)
+    )
+    frame = frame.with_columns(pl.coalesce("tokens_per_chunk", chunks).alias("tokens_per_chunk"))
+    timed = pl.col("ttft_ms").is_not_null() | pl.col("e2e_ms").is_not_null()
+    _count(frame, "chunked", pl.col("chunk_gaps_ms").is_not_null() & (pl.col("tokens_per_chunk") > 1.05), faults)
+    _count(frame, "ttft_clock_unknown", timed & pl.col("ttft_clock").is_null() & (pl.col("status") == "ok"), faults)
+    return frame.with_columns(
+        pl.when(timed).then(pl.col("ttft_clock")).alias("ttft_clock"),
+        pl.when(pl.col("server_ttft_ms").is_not_null()).then(pl.col("server_ttft_clock")).alias("server_ttft_clock"),
+    )
+
+
+def _exclude(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
+    """Count requests that failed; those that failed silently fail here; what failed has no latencies."""
+    silent = (pl.col("status") == "ok") & (pl.col("output_tokens") == 0)
+    _count(frame, "no_output", silent, faults)
+    frame = frame.with_columns(
+        pl.when(silent).then(pl.lit("no output")).otherwise(pl.col("error")).alias("error"),
+        pl.when(silent).then(pl.lit("error")).otherwise(pl.col("status")).alias("status"),
+    )
+    unmeasured = (pl.col("status") == "ok") & pl.all_horizontal(pl.col(name).is_null() for name in LATENCIES)
+    _count(frame, "no_latency", unmeasured, faults)
+    for rule, status in (("failed", "error"), ("cancelled", "cancelled"), ("warmup", "warmup")):
+        _count(frame, rule, (pl.col("status") == status) & ~(pl.col("error") == "no output").fill_null(False), faults)
+    ended = pl.col("status").is_in(["error", "cancelled"])
+    names = (*DURATIONS, "ttft_clock", "server_ttft_clock", "chunk_gaps_ms", "tokens_per_chunk")
+    return frame.with_columns(pl.when(~ended).then(pl.col(name)).alias(name) for name in names)
+
+
+def _in_order(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
+    """Sort by time of sending, and count times from the first one."""
+    _count(frame, "no_arrivals", pl.col("arrival_s").is_null() & pl.col("sent_s").is_null(), faults)
+    frame = frame.with_columns(
+        pl.coalesce("arrival_s", "sent_s").alias("arrival_s"), pl.coalesce("sent_s", "arrival_s").alias("sent_s")
+    )
+    if not frame["sent_s"].is_sorted(nulls_last=True):
+        frame = frame.sort("sent_s", nulls_last=True, maintain_order=True)
+    frame = frame.with_row_index("request_id")
+    return frame.with_columns(pl.col("request_id").cast(pl.Int64))
+
+
+def first_time(frame: pl.DataFrame) -> float | None:
+    """Return the first intended or real time of sending, in seconds of the log's clock.
+
+    >>> first_time(pl.DataFrame({"arrival_s": [4.0, 5.0], "sent_s": [4.5, None]}))
+    4.0
+    """
+    times = [value for name in ("arrival_s", "sent_s") if (value := frame[name].min()) is not None]
+    return float(min(times)) if times else None  # type: ignore[type-var, arg-type]
+
+
+def _check_latencies(found: Found, frame: pl.DataFrame) -> None:
+    ok = frame.filter(pl.col("status") == "ok")
+    if not ok.height:
+        left_out = {rule: n for rule, (n, _, _) in found.faults.counted.items() if RULES[rule][0] != "noted"}
+        counted = "; ".join(f"{n} {rule}" for rule, n in left_out.items()) or "the file has no rows"
+        raise unusable(found.file.path, f"has no request that succeeded ({counted})", "Give a log of completed ones.")
+    if all(ok[name].null_count() == ok.height for name in LATENCIES):
+        raise unusable(
+            found.file.path,
+            f"has {ok.height} requests, and no TTFT, TPOT or E2E of any",
+            "A log without latencies can be simulated with --trace, but not compared.",
+        )
+
+
+def _compare_rate(found: Found, frame: pl.DataFrame) -> None:
+    """Note the requests of a run whose rate differs from the requested one by more than 2 %."""
+    sent = frame.filter(pl.col("status") != "warmup")["sent_s"].drop_nulls()
+    if sent.len() < 2 or sent[-1] <= sent[0]:
+        return
+    achieved = (sent.len() - 1) / (sent[-1] - sent[0])
+    found.stated["achieved_rate"] = achieved
+    requested = found.stated.get("requested_rate")
+    if requested and abs(achieved / requested - 1) > RATE_TOLERANCE:
+        found.faults.add(
+            "rate_not_reached", sent.len(), more=f" ({achieved:.4g} instead of {requested:.4g} per second)"
+        )

@@ -1,0 +1,44 @@
+"""Settings of servers as logs state them, without secrets."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any
+
+SECRET = re.compile(r"api_?keys?$|password|secret|credential|(^|_)token$|ssl|certfile|keyfile", re.IGNORECASE)
+LONGEST_VALUE = 200
+_ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
+
+
+def flat_settings(values: Mapping[str, Any], where: str) -> dict[str, tuple[str, str]]:
+    """Return the scalars of an object as setting: (value, where), names with underscores; no secrets, no long texts.
+
+    >>> flat_settings({"tp-size": 2, "api_key": "x", "internal_states": [{}], "quantization": None}, "server_info")
+    {'tp_size': ('2', 'server_info')}
+    """
+    found = {}
+    for name, value in values.items():
+        plain = str(name).lstrip("-").replace("-", "_")
+        if isinstance(value, (str, int, float, bool)) and not SECRET.search(plain):
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            if len(text) <= LONGEST_VALUE:
+                found[plain] = (text, where)
+    return found
+
+
+def non_default_args(line: str) -> dict[str, tuple[str, str]]:
+    """Return the settings in vLLM's line "non-default args: {...}", none where a line has no such object.
+
+    >>> non_default_args("INFO 11-22 [api.py:1] non-default args: {'model': 'demo', 'max_num_seqs': 64}")
+    {'model': ('demo', 'non-default args'), 'max_num_seqs': ('64', 'non-default args')}
+    """
+    stated = _ARGUMENTS.search(line)
+    if not stated:
+        return {}
+    try:
+        values = ast.literal_eval(stated.group(1))
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return {}
+    return flat_settings(values, "non-default args") if isinstance(values, dict) else {}

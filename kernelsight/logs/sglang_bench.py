@@ -1,0 +1,86 @@
+"""Reads results of ``python -m sglang.benchmark.serving``: JSON lines, one object a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from kernelsight.logs.files import LogFile, documents, unusable
+from kernelsight.logs.found import Found, LogFormat, kind_of_error
+from kernelsight.logs.settings import flat_settings
+from kernelsight.logs.summaries import milliseconds_by_name
+from kernelsight.logs.vllm_bench import column, gap_lists, number, rate
+
+NAME = "sglang-bench"
+
+
+def _recognises(file: LogFile) -> bool:
+    return file.kind == "json" and {"dataset_name", "random_input_len", "sharegpt_output_len"} <= file.fields
+
+
+def read_sglang_bench(files: Sequence[LogFile]) -> list[Found]:
+    """Return one run per object: requests where it was written with --output-details, else its statistics alone.
+
+    The client writes no times of sending: arrivals are unknown. With the native API the server counts the tokens,
+    with the OpenAI API the output length is the requested one.
+    """
+    return [_run(file, place, value) for file in files for place, value in documents(file)]
+
+
+def _run(file: LogFile, place: str, result: Any) -> Found:
+    if not isinstance(result, dict) or "dataset_name" not in result:
+        raise unusable(file.path, f"has a {place} that is no result of sglang.benchmark", "Give one result per line.")
+    found = Found(file, NAME)
+    found.summaries = milliseconds_by_name(result)
+    found.stated = {
+        "duration_s": number(result.get("duration")),
+        "requested_rate": rate(result.get("request_rate")),
+        "max_concurrency": result.get("max_concurrency"),
+    }
+    info = result.get("server_info")
+    if isinstance(info, Mapping):
+        found.settings = flat_settings(info, "server_info")
+        found.stated["tool_version"] = info.get("version") if isinstance(info.get("version"), str) else None
+    if result.get("accept_length"):
+        found.settings["accept_length"] = (str(result["accept_length"]), "result")
+    if "ttfts" not in result:
+        found.faults.add("statistics_only", 1, place, "; run it with --output-details")
+        return found
+    found.requests = _requests(file, result, found)
+    return found
+
+
+def _requests(file: LogFile, result: Mapping[str, Any], found: Found) -> pl.DataFrame:
+    count = len(result["ttfts"])
+    names = ("input_lens", "output_lens", "itls", "errors", "cached_tokens")
+    lists = {name: result[name] for name in names if isinstance(result.get(name), list)}
+    if not {"input_lens", "output_lens", "itls"} <= set(lists):
+        raise unusable(file.path, "lacks input_lens, output_lens or itls", "Write it with --output-details.")
+    if any(len(values) != count for values in lists.values()):
+        raise unusable(file.path, "has lists of different lengths in one run", "Write it again.")
+    errors = lists.get("errors", [""] * count)
+    # a request without a chunk of text leaves its TTFT at 0.0
+    silent = [not error and not first for error, first in zip(errors, result["ttfts"], strict=True)]
+    found.faults.add("no_first_chunk", sum(silent), f"row {silent.index(True) + 1}" if any(silent) else None)
+    first = [None if gone else 1e3 * value for gone, value in zip(silent, result["ttfts"], strict=True)]
+    gaps = [1e3 * sum(row) for row in lists["itls"]]
+    return pl.DataFrame(
+        {
+            "prompt_tokens": column(lists["input_lens"], count),
+            "output_tokens": column(lists["output_lens"], count),
+            "cached_tokens": column(lists.get("cached_tokens"), count),
+            "ttft_ms": column(first, count),
+            "e2e_ms": column(first, count) + column(gaps, count),
+            "error": pl.Series([None if not e else kind_of_error(e) for e in errors], dtype=pl.String),
+            "status": pl.Series(["error" if e else "ok" for e in errors], dtype=pl.String),
+            "tokens_from": ["server" if result.get("backend") == "sglang" else "client"] * count,
+            "ttft_clock": ["client_send"] * count,
+        }
+    ).with_columns(gap_lists(lists["itls"]))
+
+
+FORMAT = LogFormat(
+    NAME, "requests", "python -m sglang.benchmark.serving --output-details", _recognises, read_sglang_bench
+)

@@ -1,0 +1,140 @@
+"""Reads results of ``vllm bench serve``: one object a run, several in a file with --append-result."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from kernelsight.logs.files import LogFile, documents, unusable
+from kernelsight.logs.found import Found, LogFormat, kind_of_error
+from kernelsight.logs.summaries import milliseconds_by_name
+
+NAME = "vllm-bench"
+# what the client writes of itself; every other value at the top level is from --metadata, or a swept flag
+_RESULTS = re.compile(
+    r"(mean|median|std|p[0-9.]+)_\w+|total_\w+|\w+_throughput|\w+_goodput|probe_\w+|spec_decode_\w+|diffusion_\w+"
+    r"|ramp_up_\w+|max_output_tokens_per_s|max_concurrent_requests|goodput:?.*"
+)
+_OWN = {
+    *("date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate"),
+    *("burstiness", "max_concurrency", "duration", "completed", "failed", "rtfx", "run_number"),
+}
+# clients that ask for usage with include_usage, so that the server counts the tokens
+_SERVER_COUNTS = ("vllm", "openai", "openai-chat", "vllm-chat")
+
+
+def _recognises(file: LogFile) -> bool:
+    return file.kind == "json" and {"tokenizer_id", "num_prompts", "model_id"} <= file.fields
+
+
+def read_vllm_bench(files: Sequence[LogFile]) -> list[Found]:
+    """Return one run per object: requests where it was written with --save-detailed, else its statistics alone.
+
+    Times are those of ``time.perf_counter``: differences within a run. Older versions state no times of sending.
+    """
+    return [_run(file, place, value) for file in files for place, value in documents(file)]
+
+
+def _run(file: LogFile, place: str, result: Any) -> Found:
+    if not isinstance(result, dict) or "num_prompts" not in result:
+        raise unusable(file.path, f"has a {place} that is no result of vllm bench serve", "Give one result per line.")
+    found = Found(file, NAME)
+    found.summaries = milliseconds_by_name(result)
+    found.stated = {
+        "duration_s": number(result.get("duration")),
+        "requested_rate": rate(result.get("request_rate")),
+        "burstiness": number(result.get("burstiness")),
+        "max_concurrency": result.get("max_concurrency"),
+    }
+    found.settings = _settings(result)
+    if "ttfts" not in result:
+        found.faults.add("statistics_only", 1, place, "; run it with --save-detailed")
+        return found
+    found.requests = _requests(file, result, found)
+    return found
+
+
+def _requests(file: LogFile, result: Mapping[str, Any], found: Found) -> pl.DataFrame:
+    count = len(result["ttfts"])
+    names = ("input_lens", "output_lens", "itls", "errors", "latencies", "start_times", "queue_times")
+    names += ("server_queue_times", "server_ttfts")
+    lists = {name: result[name] for name in names if isinstance(result.get(name), list)}
+    if "input_lens" not in lists or "output_lens" not in lists:
+        raise unusable(file.path, "has TTFTs, and no input_lens or output_lens", "Write it with --save-detailed.")
+    uneven = [name for name, values in lists.items() if len(values) != count]
+    if uneven:
+        found_in = f"has {count} TTFTs and {len(lists[uneven[0]])} {uneven[0]}"
+        raise unusable(file.path, found_in, "The lists of one run have one value per request: write it again.")
+    seconds = {name: column(lists.get(name), count) for name in names if name not in ("itls", "errors")}
+    counted = "server" if result.get("backend") in _SERVER_COUNTS else None
+    found.clock = "monotonic" if "start_times" in lists else "none"
+    errors = lists.get("errors", [""] * count)
+    gaps = lists.get("itls", [None] * count)
+    latency = lists.get("latencies") or [
+        first + sum(rest or ()) for first, rest in zip(result["ttfts"], gaps, strict=True)
+    ]
+    # queue_times is the wait for the client's own --max-concurrency: the request was due before it was sent
+    frame = pl.DataFrame(seconds).with_columns(
+        (pl.col("start_times") - pl.col("queue_times").fill_null(0.0)).alias("arrival_s"),
+        pl.col("start_times").alias("sent_s"),
+        pl.col("input_lens").alias("prompt_tokens"),
+        pl.col("output_lens").alias("output_tokens"),
+        (1e3 * pl.col("server_queue_times")).alias("queue_ms"),
+        (1e3 * pl.col("server_ttfts")).alias("server_ttft_ms"),
+        (1e3 * pl.col("server_ttfts")).alias("prefill_ms"),
+        pl.lit("server_scheduled").alias("server_ttft_clock"),
+        pl.lit("client_send").alias("ttft_clock"),
+        pl.lit(counted, pl.String).alias("tokens_from"),
+        column([1e3 * value for value in result["ttfts"]], count).alias("ttft_ms"),
+        (1e3 * column(latency, count)).alias("e2e_ms"),
+        pl.Series([None if not error else kind_of_error(error) for error in errors], dtype=pl.String).alias("error"),
+        pl.Series(["error" if error else "ok" for error in errors], dtype=pl.String).alias("status"),
+        gap_lists(gaps),
+    )
+    return frame.drop(seconds)
+
+
+def number(value: Any) -> float | None:
+    """Return a positive finite number, else None."""
+    return float(value) if isinstance(value, (int, float)) and 0 < value < float("inf") else None
+
+
+def rate(value: Any) -> float | None:
+    """Return a request rate; None for one without limit, such as "inf"."""
+    try:
+        return number(float(value))
+    except (TypeError, ValueError):
+        return None
+
+
+def column(values: Sequence[Any] | None, count: int) -> pl.Series:
+    """Return numbers as a column, null where there are none.
+
+    >>> column([1, None, 2.5], 3).to_list()
+    [1.0, None, 2.5]
+    """
+    return pl.Series(values if values is not None else [None] * count, dtype=pl.Float64, strict=False)
+
+
+def gap_lists(gaps: Sequence[Sequence[float] | None]) -> pl.Series:
+    """Return lists of gaps in seconds as the column chunk_gaps_ms."""
+    rows = [row if isinstance(row, list) else None for row in gaps]
+    seconds = pl.Series("chunk_gaps_ms", rows, dtype=pl.List(pl.Float64), strict=False)
+    return seconds.list.eval(1e3 * pl.element()).cast(pl.List(pl.Float32))
+
+
+def _settings(result: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    settings = {"model": (str(result["model_id"]), "model_id")} if result.get("model_id") else {}
+    for name, value in result.items():
+        if isinstance(value, (str, int, float, bool)) and name not in _OWN and not _RESULTS.fullmatch(name):
+            settings[name.lstrip("-").replace("-", "_")] = (str(value), "--metadata")
+    for name in ("spec_decode_acceptance_length", "spec_decode_acceptance_rate"):
+        if result.get(name) is not None:
+            settings[name] = (str(result[name]), "result")
+    return settings
+
+
+FORMAT = LogFormat(NAME, "requests", "vllm bench serve --save-result --save-detailed", _recognises, read_vllm_bench)

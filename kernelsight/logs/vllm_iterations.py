@@ -1,0 +1,114 @@
+"""Reads steps and settings from the text log of vLLM with --enable-logging-iteration-details."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import polars as pl
+
+from kernelsight.logs.files import LogFile, unusable
+from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.settings import non_default_args
+
+NAME = "vllm-iterations"
+_STEP = re.compile(
+    r"(?:Engine (\d+): )?Iteration\((\d+)\): (\d+) context requests, (\d+) context tokens, (\d+) generation requests, "
+    r"(\d+) generation tokens, "
+    r"iteration elapsed time: (\d+(?:\.\d+)?) ms( \(dummy\))?(?:,.*?KV cache usage: (\d+(?:\.\d+)?)%)?"
+)
+# written before the line by container runtimes; vLLM's own time has neither a year nor fractions of a second
+_STAMP = re.compile(r"^(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)([.,]\d+)?(Z|[+-]\d\d:?\d\d)?")
+
+
+def _recognises(file: LogFile) -> bool:
+    return file.kind == "text" and ("non-default args: {" in file.text or bool(_STEP.search(file.text)))
+
+
+def read_vllm_iterations(files: Sequence[LogFile]) -> list[Found]:
+    """Return one run per file: steps with the time around their execution, and settings of "non-default args".
+
+    Where a runtime wrote a time with fractions of a second before each line, period_us is the time between two
+    consecutive steps. The context of decode is not in the log.
+    """
+    return [_run(file) for file in files]
+
+
+def _run(file: LogFile) -> Found:
+    found = Found(file, NAME)
+    rows: list[dict[str, Any]] = []
+    for line in file.lines():
+        step = _STEP.search(line)
+        if step:
+            rows.append(_row(step, line))
+        elif "non-default args" in line:
+            found.settings |= non_default_args(line)
+    frame = pl.DataFrame(rows, schema=_TYPES)
+    idle = frame.filter(pl.col("dummy"))
+    found.faults.add("dummy_step", idle.height, None if not idle.height else f"step {idle['step'][0]}")
+    frame = frame.filter(~pl.col("dummy"))
+    for rule, bad in (
+        ("empty_step", ~(pl.col("wall_us") > 0)),
+        ("duplicate_step", ~pl.struct("replica", "step").is_first_distinct()),
+    ):
+        dropped = frame.filter(bad)
+        found.faults.add(rule, dropped.height, None if not dropped.height else f"step {dropped['step'][0]}")
+        frame = frame.filter(~bad)
+    if not frame.height:
+        raise unusable(file.path, "has no step that took time", "Give the log of a server under load.")
+    before = pl.col("at_s").shift().over("replica")
+    follows = pl.col("step").shift().over("replica") == pl.col("step") - 1
+    passed = 1e6 * (pl.col("at_s") - before)
+    exact = follows & pl.col("fractions") & (passed > 0)
+    found.steps = frame.with_columns(pl.when(exact).then(passed).alias("period_us")).drop("dummy", "fractions")
+    found.clock = "unix" if frame["at_s"].null_count() < frame.height else "none"
+    return found
+
+
+_TYPES = {
+    "replica": pl.String,
+    **dict.fromkeys(("step", "prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens"), pl.Int64),
+    **dict.fromkeys(("wall_us", "kv_share", "at_s"), pl.Float64),
+    **dict.fromkeys(("dummy", "fractions"), pl.Boolean),
+    "clock": pl.String,
+}
+
+
+def _row(step: re.Match[str], line: str) -> dict[str, Any]:
+    engine, number, prompts, prompt_tokens, decodes, decode_tokens, elapsed, dummy, share = step.groups()
+    at_s, fractions = _unix(line)
+    return {
+        "replica": str(int(engine or 0)),
+        "step": int(number),
+        "prefill_requests": int(prompts),
+        "prefill_tokens": int(prompt_tokens),
+        "decode_requests": int(decodes),
+        "decode_tokens": int(decode_tokens),
+        "wall_us": 1e3 * float(elapsed),
+        "kv_share": None if share is None else min(float(share) / 100, 1.0),
+        "at_s": at_s,
+        "dummy": dummy is not None,
+        "fractions": fractions,
+        "clock": "iteration",
+    }
+
+
+def _unix(line: str) -> tuple[float | None, bool]:
+    """Return the unix time before a line, None without one or without its zone, and whether it has fractions."""
+    stamp = _STAMP.match(line)
+    if not stamp or not stamp.group(3):
+        return None, False
+    try:
+        zone = stamp.group(3).replace("Z", "+00:00")
+        whole = datetime.fromisoformat(stamp.group(1).replace(" ", "T") + zone).astimezone(UTC)
+    except ValueError:
+        return None, False
+    fraction = stamp.group(2)
+    return whole.timestamp() + (float("0." + fraction[1:]) if fraction else 0.0), fraction is not None
+
+
+FORMAT = LogFormat(
+    NAME, "steps", "the log of vllm serve --enable-logging-iteration-details", _recognises, read_vllm_iterations
+)

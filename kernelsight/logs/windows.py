@@ -1,0 +1,123 @@
+"""From samples of counters and gauges to the rows of ``production_windows``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+
+from kernelsight.logs.found import Faults
+
+# our column: the counters of vLLM, of older vLLM, of SGLang; the first present one is used
+COUNTERS: Mapping[str, tuple[str, ...]] = {
+    "prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
+    "output_tokens": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
+    "engine_steps": ("vllm:iteration_tokens_total_count",),
+    "looked_up_tokens": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+    "cached_tokens": (
+        *("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "sglang:cached_tokens_total"),
+    ),
+    "preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
+}
+GAUGES: Mapping[str, tuple[str, ...]] = {
+    "running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
+    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
+    "kv_share": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
+}
+# histograms of seconds: mean = difference of sums / difference of counts; buckets are too coarse for percentiles
+HISTOGRAMS: Mapping[str, tuple[str, ...]] = {
+    "ttft_mean_ms": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
+    "itl_mean_ms": (
+        *("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+        *("sglang:inter_token_latency_seconds",),
+    ),
+    "tpot_mean_ms": ("vllm:request_time_per_output_token_seconds",),
+    "e2e_mean_ms": ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds"),
+    "queue_mean_ms": ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds"),
+    "prefill_mean_ms": ("vllm:request_prefill_time_seconds",),
+    "decode_mean_ms": ("vllm:request_decode_time_seconds",),
+}
+_COUNTS = {"ttft_mean_ms": "first_tokens", "e2e_mean_ms": "finished"}
+
+
+def _sources() -> dict[str, tuple[str, bool]]:
+    """Return by metric name as exposed: our intermediate column, and whether it only ever grows."""
+    sources = {}
+    for column, names in COUNTERS.items():
+        # older servers expose counters without the ending
+        sources |= {spelled: (column, True) for name in names for spelled in (name, name.removesuffix("_total"))}
+    for column, names in GAUGES.items():
+        sources |= dict.fromkeys(names, (column, False))
+    for column, names in HISTOGRAMS.items():
+        for name in names:
+            sources |= {f"{name}_sum": (f"{column}_sum", True), f"{name}_count": (f"{column}_count", True)}
+    return sources
+
+
+SOURCES = _sources()
+
+
+def is_used(metric: str) -> bool:
+    """Return whether a metric, as exposed, is one of those that windows are made of.
+
+    >>> is_used("vllm:prompt_tokens_total"), is_used("vllm:time_to_first_token_seconds_bucket")
+    (True, False)
+    """
+    return metric in SOURCES
+
+
+def windows_of(samples: pl.DataFrame, faults: Faults, timed: bool) -> pl.DataFrame:
+    """Return a row per replica and pair of consecutive scrapes; counters of one server are added over their labels.
+
+    ``samples``: metric, replica, labels, time (s), value. A window in which a counter fell is dropped and counted.
+    """
+    names = pl.DataFrame(
+        {"metric": list(SOURCES), "column": [c for c, _ in SOURCES.values()], "grows": [g for _, g in SOURCES.values()]}
+    )
+    # a server that exposes a metric under two names: the first name of the list above is kept
+    rank = pl.DataFrame({"metric": list(SOURCES), "rank": range(len(SOURCES))})
+    used = samples.join(names, on="metric").join(rank, on="metric")
+    used = used.filter(pl.col("rank") == pl.col("rank").min().over("replica", "column"))
+    used = used.unique(["metric", "replica", "labels", "time"], keep="last", maintain_order=True)
+    used = used.sort("replica", "column", "labels", "time")
+    series = ["replica", "column", "labels"]
+    used = used.with_columns(
+        pl.col("time").shift(-1).over(series).alias("end_s"),
+        pl.when("grows")
+        .then(pl.col("value").shift(-1).over(series) - pl.col("value"))
+        .otherwise((pl.col("value").shift(-1).over(series) + pl.col("value")) / 2)
+        .alias("change"),
+    ).drop_nulls("end_s")
+    grouped = used.group_by("replica", "time", "end_s", "column").agg(
+        # the share of the cache is a mean over engines, everything else a sum
+        pl.when(pl.col("column").first() == "kv_share").then(pl.col("change").mean()).otherwise(pl.col("change").sum()),
+        (pl.col("grows") & (pl.col("change") < 0)).any().alias("fell"),
+    )
+    fell = grouped.group_by("replica", "time").agg(pl.col("fell").any())
+    reset = fell.filter("fell").sort("replica", "time")
+    faults.add("counter_reset", reset.height, reset["replica"].first() if reset.height else None)
+    wide = grouped.join(fell.filter(~pl.col("fell")).select("replica", "time"), on=["replica", "time"])
+    if not wide.height:
+        return pl.DataFrame(schema={"replica": pl.String, "start_s": pl.Float64, "end_s": pl.Float64})
+    wide = wide.pivot("column", index=["replica", "time", "end_s"], values="change")
+    return (
+        _columns(wide, timed)
+        .sort("replica", "start_s")
+        .unique(["replica", "start_s"], keep="first", maintain_order=True)
+    )
+
+
+def _columns(wide: pl.DataFrame, timed: bool) -> pl.DataFrame:
+    made = [pl.col("replica"), pl.col("time").alias("start_s")]
+    made.append((pl.col("end_s") if timed else pl.lit(None, pl.Float64)).alias("end_s"))
+    made += [pl.col(name).round().cast(pl.Int64) for name in COUNTERS if name in wide.columns]
+    made += [
+        (pl.col(name).clip(0, 1) if name == "kv_share" else pl.col(name)) for name in GAUGES if name in wide.columns
+    ]
+    for name in HISTOGRAMS:
+        if {f"{name}_sum", f"{name}_count"} <= set(wide.columns):
+            count = pl.col(f"{name}_count")
+            made.append(pl.when(count > 0).then(1e3 * pl.col(f"{name}_sum") / count).alias(name))
+            if name in _COUNTS:
+                made.append(count.round().cast(pl.Int64).alias(_COUNTS[name]))
+    return wide.select(made)

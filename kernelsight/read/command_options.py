@@ -1,0 +1,118 @@
+"""The options of a server command: each with its value, those of JSON values and YAML files one by one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kernelsight.errors import InvalidInput
+
+# takes of an option, or None where it is not known: none, value, list, json, file, optional
+Takes = Callable[[str], "str | None"]
+_SHORT_LEVEL = re.compile(r"-O=?(\w+)")
+
+
+class Setting(NamedTuple):
+    """One option as written: its name, its value as text, and the words that said it."""
+
+    name: str
+    value: str
+    words: str
+
+
+def read_options(words: list[str], takes: Takes, folder: Path) -> Iterator[Setting]:
+    """Yield the settings of a command's words; a word that belongs to no option is the setting MODEL.
+
+    InvalidInput: an option that takes a value is the last word, or its JSON cannot be read.
+    """
+    place = 0
+    while place < len(words):
+        word, place = words[place], place + 1
+        if not word.startswith("-") or word == "-":
+            yield Setting("MODEL", word, word)
+            continue
+        name, equals, value = word.partition("=")
+        level = _SHORT_LEVEL.fullmatch(word)
+        if level:
+            name, equals, value = "-O", "=", level[1]
+        kind, stem = takes(name), name.partition(".")[0]
+        negated = name.startswith("--no-") and takes("--" + name[5:]) == "optional"
+        if kind is None and negated:
+            yield Setting("--" + name[5:], "false", word)
+            continue
+        if kind is None and stem != name and takes(stem) == "json":
+            kind = "value"
+        if kind in ("none", "optional") or (kind is None and not equals and _is_option(words, place)):
+            following = words[place].lower() if place < len(words) else ""
+            if not equals and kind == "optional" and following in ("true", "false"):
+                value, place, word = following, place + 1, f"{word} {following}"
+            yield Setting(name, (value if value else "true").lower(), word)
+            continue
+        if kind == "list" and not equals:
+            stop = next((n for n in range(place, len(words)) if words[n].startswith("-")), len(words))
+            yield Setting(name, " ".join(words[place:stop]), " ".join([word, *words[place:stop]]))
+            place = stop
+            continue
+        if not equals:
+            if place == len(words):
+                raise InvalidInput(f"{name} of the launch line has no value; add it, or remove the option.")
+            value, place = words[place], place + 1
+            word = f"{word} {value}"
+        if name == "-O" and value.startswith("{"):  # until vLLM 0.11, the short form of the whole configuration
+            name, kind = "--compilation-config", "json"
+        yield from _valued(name, value, word, kind, folder, takes)
+
+
+def _is_option(words: list[str], place: int) -> bool:
+    return place == len(words) or (words[place].startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", words[place]))
+
+
+def _valued(name: str, value: str, word: str, kind: str | None, folder: Path, takes: Takes) -> Iterator[Setting]:
+    if kind == "json":
+        try:
+            fields = json.loads(value)
+        except ValueError as error:
+            raise InvalidInput(f"{name} of the launch line is not JSON: {error}.") from None
+        if not isinstance(fields, Mapping):
+            raise InvalidInput(f"{name} of the launch line is no JSON object: {value:.60}; give its fields.")
+        yield from _nested(name, fields, takes)
+    elif kind == "file":
+        yield from _of_file(name, value, word, folder, takes)
+    else:
+        yield Setting(name, value, word)
+
+
+def _nested(name: str, value: Any, takes: Takes) -> Iterator[Setting]:
+    """Yield the fields of a JSON or YAML object as options with a dot, down to those that are known as a whole."""
+    if isinstance(value, Mapping) and value and takes(name) in ("json", None):
+        for field, inner in value.items():
+            yield from _nested(f"{name}.{field}", inner, takes)
+        return
+    if isinstance(value, list):
+        text = " ".join(str(item) for item in value)
+    elif isinstance(value, bool) or value is None:
+        text = {True: "true", False: "false", None: "null"}[value]
+    else:
+        text = json.dumps(value) if isinstance(value, Mapping) else str(value)
+    yield Setting(name, text, f"{name} {text}")
+
+
+def _of_file(name: str, value: str, word: str, folder: Path, takes: Takes) -> Iterator[Setting]:
+    """Yield the settings of a YAML file of options; one that is not here is a setting by itself."""
+    path = next((path for path in (folder / value, Path(value)) if path.is_file()), None)
+    if path is None:
+        yield Setting(name, value, word)
+        return
+    import yaml
+
+    try:
+        fields = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidInput(f"{path} of {name} is not YAML: {' '.join(str(error).split())}.") from None
+    if not isinstance(fields, Mapping):
+        raise InvalidInput(f"{path} of {name} has no options; give one `name: value` a line.")
+    for field, inner in fields.items():
+        yield from _nested(f"--{field}", inner, takes)

@@ -1,0 +1,34 @@
+"""The number formats of a deployment, in words for the head of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+CLASSES = {"attention_format": "attention", "ffn_format": "feed-forward", "expert_format": "experts"}
+WEIGHT_ONLY = ("int4_wo", "int8_wo")
+
+
+def formats_said(settings: Mapping[str, Any]) -> str:
+    """Return the formats of weights, activations and KV cache of a row of ``deployment_settings``.
+
+    >>> same = dict.fromkeys(CLASSES, "fp8")
+    >>> formats_said(same | {"dtype": "bf16", "kv_cache_dtype": "fp8"})
+    'weights fp8, activations fp8, KV fp8, the rest bf16'
+    >>> formats_said(same | {"expert_format": "nvfp4", "ffn_format": "bf16", "dtype": "bf16", "kv_cache_dtype": "bf16"})
+    'weights fp8 (attention), bf16 (feed-forward), nvfp4 (experts), activations fp8, nvfp4, KV bf16, the rest bf16'
+    >>> formats_said(dict.fromkeys(CLASSES, "bf16") | {"dtype": "bf16", "kv_cache_dtype": "bf16"})
+    'weights bf16, activations bf16, KV bf16'
+    """
+    by_format: dict[str, list[str]] = {}
+    for column, what in CLASSES.items():
+        by_format.setdefault(settings[column], []).append(what)
+    dtype = settings["dtype"]
+    if len(by_format) == 1:
+        weights = next(iter(by_format))
+    else:
+        weights = ", ".join(f"{form} ({' and '.join(classes)})" for form, classes in by_format.items())
+    # blocks are of the weights' scales
+    narrow = [form.removesuffix("_block") for form in by_format if form != dtype and form not in WEIGHT_ONLY]
+    said = f"weights {weights}, activations {', '.join(narrow) or dtype}, KV {settings['kv_cache_dtype']}"
+    return said if set(by_format) == {dtype} else f"{said}, the rest {dtype}"

@@ -1,0 +1,105 @@
+"""The table ``engine_flags`` by the options that people write, and what a value of an option means."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+from kernelsight.catalog.tables import facts
+
+UNKNOWN = "not in the table engine_flags: whether it changes times is not known"
+TRUE = ("true", "1", "yes", "on")
+FALSE = ("false", "0", "no", "off")
+
+
+class Option(NamedTuple):
+    """One row of ``engine_flags``."""
+
+    engine: str
+    option: str
+    spellings: str | None
+    takes: str
+    flag: str | None
+    value: str | None
+    rule: str | None
+    effect: str | None
+    reason: str | None
+    source: str
+
+    @property
+    def names(self) -> list[str]:
+        """Every spelling, the engine's own first."""
+        return [self.option, *(self.spellings or "").split()]
+
+    def meaning(self, text: str) -> tuple[bool, str | None]:
+        """Return whether a value is understood, and ours for it; None: the default stays.
+
+        >>> options("vllm")["--kv-cache-dtype"].meaning("fp8_e5m2"), options("vllm")["--max-model-len"].meaning("auto")
+        ((True, 'fp8'), (True, None))
+        """
+        if self.value is None:
+            return True, text
+        pairs = dict(part.partition("=")[::2] for part in self.value.split() if "=" in part)
+        if not pairs:
+            return True, self.value
+        if text in pairs:
+            return True, pairs[text] or None
+        return "*" in self.value.split(), text
+
+    def written(self, value: str) -> str | None:
+        """Return the engine's word for one of our values, or None if the option cannot say it."""
+        if self.value is None:
+            return value
+        pairs = [part.partition("=")[::2] for part in self.value.split() if "=" in part]
+        if not pairs:
+            return value if value == self.value else None
+        return next((theirs for theirs, ours in pairs if ours == value), value if "*" in self.value.split() else None)
+
+
+def spelled(name: str) -> str:
+    """Return an option with dashes for underscores, as argument parsers of the engines treat them alike."""
+    return name if not name.startswith("-") else name.replace("_", "-")
+
+
+@cache
+def options(engine: str) -> dict[str, Option]:
+    """Return the options of an engine by every spelling, and the variables of libraries.
+
+    >>> options("sglang")["--tp"].flag, options("trtllm")["--extra-llm-api-options"].takes
+    ('tensor_parallel_size', 'file')
+    """
+    rows = [Option(**row) for row in facts("engine_flags").to_pylist() if row["engine"] in (engine, "any")]
+    return {spelled(name): row for row in rows for name in row.names}
+
+
+def find_option(engine: str, name: str) -> Option | None:
+    """Return the option that a word names: a known spelling, or the only one that begins with it.
+
+    >>> find_option("vllm", "--gpu-memory-util").option, find_option("vllm", "--no-such") is None
+    ('--gpu-memory-utilization', True)
+    """
+    known, wanted = options(engine), spelled(name)
+    stem, dot, field = wanted.partition(".")
+    if dot and stem == "-O":  # until vLLM 0.11, the short form of the whole configuration
+        stem = "--compilation-config"
+    if dot and stem in known:
+        wanted = f"{spelled(known[stem].option)}.{field}"
+    if wanted in known:
+        return known[wanted]
+    if not wanted.startswith("--") or len(wanted) < 6 or "." in wanted:
+        return None
+    begun = {row.option: row for key, row in known.items() if key.startswith(wanted) and "." not in key}
+    return next(iter(begun.values())) if len(begun) == 1 else None
+
+
+def find_variable(engine: str, name: str) -> Option | None:
+    """Return the row of an environment variable: of its name, or of the longest beginning that ends in ``*``.
+
+    >>> find_variable("vllm", "VLLM_LOGGING_LEVEL").effect, find_variable("vllm", "VLLM_USE_DEEP_GEMM").effect
+    ('none', 'not_modelled')
+    """
+    known = options(engine)
+    if name in known:
+        return known[name]
+    begun = [key for key in known if key.endswith("*") and name.startswith(key[:-1])]
+    return known[max(begun, key=len)] if begun else None

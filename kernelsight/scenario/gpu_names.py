@@ -1,0 +1,42 @@
+"""Names of GPUs as nvidia-smi, clouds and people write them, resolved by the table ``gpu_aliases``."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import NamedTuple
+
+from kernelsight.catalog.tables import facts
+
+
+class GpuName(NamedTuple):
+    """The catalogue name that a name stands for; ``assumed``: what the name leaves open, or None."""
+
+    gpu: str
+    assumed: str | None
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[^a-z0-9*]", "", name.lower())
+
+
+@cache
+def _aliases() -> dict[str, GpuName]:
+    own = {_key(row["gpu"]): GpuName(row["gpu"], None) for row in facts("gpus").to_pylist()}
+    others = {_key(row["alias"]): GpuName(row["gpu"], row["assumed"]) for row in facts("gpu_aliases").to_pylist()}
+    return others | own
+
+
+def find_gpu(name: str) -> GpuName | None:
+    """Return the catalogue GPU that a name stands for, or None.
+
+    >>> find_gpu("NVIDIA-H100-80GB-HBM3").gpu, find_gpu("g6e.12xlarge").gpu, find_gpu("TPU v5e")
+    ('h100_sxm', 'l40s', None)
+    >>> find_gpu("H100").assumed
+    'the SXM5 board with 80 GB is assumed; others: h100_pcie, h100_nvl'
+    """
+    known, wanted = _aliases(), _key(name)
+    if wanted in known:
+        return known[wanted]
+    begun = [key for key in known if key.endswith("*") and wanted.startswith(key[:-1])]
+    return known[max(begun, key=len)] if begun else None

@@ -1,0 +1,224 @@
+"""A pasted launch line as flags of a deployment: every word is used, or listed as ignored with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kernelsight.errors import InvalidInput
+from kernelsight.read.command_options import Setting, read_options
+from kernelsight.read.commands import Command, read_commands
+from kernelsight.scenario.engine_options import UNKNOWN, Option, find_option, find_variable
+from kernelsight.scenario.flags import FLAGS, checked
+from kernelsight.scenario.launch_reading import Reading, Word
+from kernelsight.scenario.launch_rules import RULES
+
+ENGINE_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+
+
+class LaunchLine(NamedTuple):
+    """What a launch line says: the engine, the flags that it stands for, and every word of it with what became of it.
+
+    >>> line = read_launch_line("vllm serve Qwen/Qwen3-8B -tp 2 --max-model-len 16k --port 80")
+    >>> line.flags
+    {'engine': 'vllm', 'model': 'Qwen/Qwen3-8B', 'tensor_parallel_size': 2, 'max_model_len': 16000}
+    >>> [(word.words, word.effect) for word in line.words][-1]
+    ('--port 80', 'none')
+    """
+
+    engine: str
+    flags: dict[str, Any]
+    words: tuple[Word, ...]
+
+    def overridden_by(self, flags: Mapping[str, Any]) -> LaunchLine:
+        """Return the line with the words marked whose flags are stated beside it with another value."""
+        words = [
+            word._replace(effect="overridden", reason=f"{word.flag} {flags[word.flag]} is stated beside the line")
+            if word.effect == "used" and flags.get(word.flag) is not None and flags[word.flag] != word.value
+            else word
+            for word in self.words
+        ]
+        return self._replace(words=tuple(words))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what ``--format json`` prints of the line."""
+        return {"engine": self.engine, "flags": self.flags, "words": [word._asdict() for word in self.words]}
+
+    def notes(self) -> list[str]:
+        """Return a line for each kind of words: used, overridden, ignored and why."""
+        lines = [f"launch line of {ENGINE_NAMES[self.engine]}: {_used(self.words)}"]
+        titles = {
+            "overridden": "launch line, overridden",
+            "not_modelled": "launch line, ignored although it may change times",
+            "unknown": "launch line, ignored",
+            "none": "launch line, ignored because it does not change times",
+        }
+        for effect, title in titles.items():
+            by_reason: dict[str | None, list[str]] = {}
+            for word in self.words:
+                if word.effect == effect:
+                    by_reason.setdefault(word.reason, []).append(word.words)
+            if by_reason:
+                said = "; ".join(f"{', '.join(words)} ({reason})" for reason, words in by_reason.items())
+                lines.append(f"{title}: {said}")
+        return lines
+
+
+def _used(words: tuple[Word, ...]) -> str:
+    used = [word for word in words if word.effect == "used"]
+    said = [
+        f"{word.words} → {f'{word.flag} {word.value}' if word.value is not None else 'default'}"
+        + (f" ({word.reason})" if word.reason else "")
+        for word in used
+    ]
+    return "; ".join(said) or "no option"
+
+
+def read_launch_line(text: str) -> LaunchLine:
+    """Return what a launch line of vLLM, SGLang or TensorRT-LLM says; ``text``: as for ``read_commands``.
+
+    Two lines, one of prefill and one of decode replicas, become one disaggregated deployment. InvalidInput: it starts
+    no known server or several, an option has no value or one out of range.
+    """
+    commands = read_commands(text)
+    if len(commands) == 1:
+        return _read(commands[0])
+    roles = {_role(command): command for command in commands}
+    if len(commands) == 2 and set(roles) == {"prefill", "decode"}:
+        return _disaggregated(_read(roles["prefill"]), roles["prefill"], _read(roles["decode"]), roles["decode"])
+    raise InvalidInput(
+        f"the launch text starts {len(commands)} servers; give one, or the prefill and the decode replicas of one "
+        "disaggregated deployment."
+    )
+
+
+def _read(command: Command) -> LaunchLine:
+    reading = Reading(command.engine)
+
+    def takes(name: str) -> str | None:
+        option = find_option(command.engine, name)
+        return option.takes if option else None
+
+    for setting in read_options(command.words, takes, command.folder):
+        _apply(reading, setting)
+    # attention replicas divide what other options state
+    for option, setting, value in sorted(reading.pending, key=lambda one: one[0].rule == "attention_dp"):
+        RULES[option.rule](reading, option, setting, value)
+    if command.version:
+        reading.use(
+            Setting("image", command.version, f"image tag {command.version}"), "engine_version", command.version
+        )
+    for selector in command.selectors:
+        _use_selector(reading, selector)
+    for name, value in command.environment.items():
+        option = find_variable(command.engine, name)
+        setting = Setting(name, value, f"{name}={'…' if 'TOKEN' in name or 'KEY' in name else value}")
+        effect = (option.effect, option.reason) if option else ("unknown", UNKNOWN)
+        reading.ignore(setting, *effect)
+    for words, reason in command.around:
+        reading.ignore(Setting("", "", words), "none", reason)
+    return LaunchLine(command.engine, reading.flags, tuple(reading.words))
+
+
+def _apply(reading: Reading, setting: Setting) -> None:
+    option = find_option(reading.engine, setting.name)
+    if setting.name == "MODEL" and "model" in reading.flags:
+        reading.ignore(setting, "unknown", "a word that belongs to no option")
+    elif option is None and "." in setting.name and find_option(reading.engine, setting.name.partition(".")[0]):
+        reading.ignore(setting, "not_modelled", "this field is not known to the simulator")
+    elif option is None:
+        reading.ignore(setting, "unknown", UNKNOWN)
+    elif option.takes == "file":
+        reading.ignore(setting, "not_modelled", "the file is not here: its settings are not known; give it beside")
+    elif option.effect:
+        reading.ignore(setting, option.effect, option.reason)
+    elif option.flag is None:
+        reading.ignore(setting, "none", option.reason or "holds other settings")
+    else:
+        understood, value = option.meaning(setting.value)
+        if option.takes in ("none", "optional") and setting.value == "false" and option.value is None:
+            value = "false"
+        if not understood:
+            reading.ignore(
+                setting, "not_modelled", f"{setting.value} is not predicted; understood are {_known(option)}"
+            )
+        elif "$" in setting.value:
+            raise InvalidInput(f"{setting.words} of the launch line has a variable without a value; put it in.")
+        elif option.rule:
+            reading.pending.append((option, setting, value))
+        else:
+            reading.use(setting, option.flag, value, option.reason)
+
+
+def _known(option: Option) -> str:
+    first = {ours: theirs for theirs, _, ours in reversed([pair.partition("=") for pair in option.value.split()])}
+    return ", ".join(reversed(first.values()))
+
+
+def _use_selector(reading: Reading, selector: str) -> None:
+    """Take the GPU from the label of a node, if it names one."""
+    from kernelsight.scenario.gpu_names import find_gpu
+
+    setting = Setting("nodeSelector", selector, f"nodeSelector {selector}")
+    found = find_gpu(selector)
+    if found is None:
+        reading.ignore(setting, "none", "names no known GPU")
+    else:
+        reading.use(setting, "gpu", found.gpu, found.assumed)
+
+
+def _role(command: Command) -> str | None:
+    """Return prefill or decode, as a command's disaggregation options say, or None."""
+    text = " ".join(command.words).lower()
+    roles = {
+        "prefill": ("--disaggregation-mode prefill", "kv_producer", "--server_role context"),
+        "decode": ("--disaggregation-mode decode", "kv_consumer", "--server_role generation"),
+    }
+    text = text.replace("=", " ")
+    return next((role for role, signs in roles.items() if any(sign in text for sign in signs)), None)
+
+
+def _disaggregated(prefill: LaunchLine, first: Command, decode: LaunchLine, second: Command) -> LaunchLine:
+    """Return one line of two: the decode replicas' flags, and those of the prefill replicas that differ."""
+    if prefill.engine != decode.engine:
+        raise InvalidInput("the prefill and the decode replicas of the launch text are of different engines; give one.")
+    flags = dict(decode.flags) | {"prefill_replicas": first.replicas or 1, "decode_replicas": second.replicas or 1}
+    words = [word._replace(words=f"decode: {word.words}") for word in decode.words if not _states_role(word)]
+    for word in prefill.words:
+        own = f"prefill_{word.flag}"
+        said = word._replace(words=f"prefill: {word.words}")
+        if word.effect != "used" or word.flag in ("engine", "model"):
+            words += [] if _states_role(word) else [said]
+        elif own in FLAGS:
+            flags[own] = word.value
+            words.append(said._replace(flag=own))
+        elif decode.flags.get(word.flag) == word.value:
+            words.append(said._replace(reason="as for the decode replicas"))
+        else:
+            reason = "the prefill replicas take this from the decode replicas"
+            words.append(said._replace(effect="not_modelled", reason=reason))
+    return LaunchLine(decode.engine, flags, tuple(words))
+
+
+def _states_role(word: Word) -> bool:
+    return word.words.startswith(("--disaggregation-mode", "--kv-transfer-config", "--server_role"))
+
+
+def with_launch_line(flags: Mapping[str, Any], known: dict[str, LaunchLine] | None = None) -> dict[str, Any]:
+    """Return flags in which those of the flag ``launch`` are filled in; flags beside it have precedence.
+
+    ``known``: lines read before, by their text, which this fills.
+
+    >>> with_launch_line({"launch": "vllm serve Qwen/Qwen3-8B -tp 2", "tensor_parallel_size": 1, "gpu": "l4"})
+    {'engine': 'vllm', 'model': 'Qwen/Qwen3-8B', 'tensor_parallel_size': 1, 'gpu': 'l4'}
+    """
+    if flags.get("launch") is None:
+        return {name: value for name, value in flags.items() if name != "launch"}
+    text = checked("launch", flags["launch"])
+    if not isinstance(text, str):
+        raise InvalidInput(f"launch is {text!r}; give a launch line as text, or @FILE.")
+    lines = {} if known is None else known
+    if text not in lines:
+        lines[text] = read_launch_line(text)
+    beside = {name: value for name, value in flags.items() if name != "launch" and value is not None}
+    return lines[text].flags | beside

@@ -1,0 +1,18 @@
+-- Factors on the kernels of each interpolation point, from corrections; deployments without corrections have none
+select
+  step_shapes.deployment_id,
+  step_shapes.step_shape_id,
+  coalesce(max(corrections.factor) filter (
+    where corrections.part = case
+      when step_shapes.part in ('decode_attention', 'decode_window') then 'decode_attention'
+      when step_shapes.part = 'prefill_attention' then 'prefill_attention'
+      -- products of few tokens read the weights, those of many are bounded by arithmetic
+      when step_shapes.part = 'logits' or step_shapes.x <= 256 then 'decode_gemm'
+      else 'prefill_gemm'
+    end), 1) as factor,
+  coalesce(max(corrections.factor) filter (where corrections.part = 'moe'), 1) as moe_factor,
+  coalesce(max(corrections.factor) filter (where corrections.part = 'communication'), 1) as communication_factor
+from step_shapes
+join corrections using (deployment_id)
+where step_shapes.part <> 'whole'
+group by all

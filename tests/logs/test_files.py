@@ -1,0 +1,82 @@
+"""Files as readers see them: what is refused before any format, and what the first bytes show."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+
+import pytest
+
+from kernelsight.logs.files import HEAD_BYTES, documents, open_log, outline
+from kernelsight.logs.settings import non_default_args
+from tests.logs.asked import refusal
+from tests.logs.written import save
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b"", "is empty"),
+        (b" \n\n", "is empty"),
+        (pickle.dumps([{"rid": 1}]), "is a Python pickle, which can run code when it is read"),
+        (b"<!DOCTYPE html><html><body>502 Bad Gateway", "is an HTML or XML page, often that of an error"),
+        (b"\n <html>", "is an HTML or XML page"),
+        (b"PK\x03\x04rest", "is a zip archive. Unpack it"),
+        (b"\x28\xb5\x2f\xfdrest", "is compressed with something else than gzip"),
+        (gzip.compress(b"[1, 2]" * 99)[:-20], "cannot be read"),
+        (b"\x1f\x8bnot gzip", "cannot be read"),
+    ],
+)
+def test_files_of_other_kinds_are_refused(tmp_path, content, words):
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    assert words in refusal(path)
+
+
+def test_a_pickle_inside_gzip_is_refused_too(tmp_path):
+    path = tmp_path / "dump.pkl.gz"
+    path.write_bytes(gzip.compress(pickle.dumps({"rid": 1})))
+    assert "use --export-metrics-to-file instead of --dump-requests-folder" in refusal(path)
+
+
+def test_missing_files_and_folders(tmp_path):
+    assert "does not exist" in refusal(tmp_path / "none.json")
+    assert "is a folder" in refusal(tmp_path)
+    assert refusal() == "no log was given; give at least one file."
+
+
+@pytest.mark.parametrize(
+    "content, kind",
+    [
+        ("PAR1", "parquet"),
+        ("SQLite format 3\x00", "sqlite"),
+        ('{"a": 1}', "json"),
+        ("a,b\n1,2", "text"),
+        ("[ 1]", "json"),
+    ],
+)
+def test_containers(tmp_path, content, kind):
+    assert open_log(save(tmp_path / "a", content)).kind == kind
+    assert open_log(save(tmp_path / "a.gz", content)).compressed
+
+
+def test_the_outline_of_a_text_that_ends_anywhere():
+    text = '{"a": {"b:": [{"c": "x{"}, {"d": 1}]}, "e": "\\"f\\": 1", "g": {'
+    assert outline(text) == {"a", "a.b:", "a.b:[].c", "a.b:[].d", "e", "g"}
+    for length in range(len(text)):
+        assert outline(text[:length]) <= outline(text)
+
+
+def test_documents_are_read_until_one_is_none(tmp_path):
+    file = open_log(save(tmp_path / "a", '{"a": 1}\n\n[2]\n'))
+    assert list(documents(file)) == [("document 1", {"a": 1}), ("document 2", [2])]
+
+
+def test_only_the_first_bytes_are_looked_at(tmp_path):
+    file = open_log(save(tmp_path / "a", '{"a": 1}\n' * HEAD_BYTES))
+    assert len(file.head) == HEAD_BYTES and file.fields == {"a"}
+
+
+@pytest.mark.parametrize("line", ["", "non-default args: {", "non-default args: {1: f()}", "non-default args: [1]"])
+def test_lines_of_arguments_that_are_none(line):
+    assert non_default_args(line) == {}

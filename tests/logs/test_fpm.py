@@ -1,0 +1,50 @@
+"""Forward-pass metrics: the envelope of Dynamo, bare records, idle engines, versions."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from kernelsight.logs import read_logs
+from kernelsight.logs.fpm import CLOCK_BY_ENGINE
+from tests.logs.asked import faults, refusal, rows
+from tests.logs.written import DATA, lines, save
+
+FILE = DATA / "fpm.jsonl.gz"
+RECORDS = [json.loads(line) for line in gzip.decompress(FILE.read_bytes()).splitlines()]
+
+
+def test_values():
+    tables = read_logs(steps=FILE)
+    found = rows(tables, "production_steps")
+    assert [row["step"] for row in found] == [41, 42, 43, 45] and {row["replica"] for row in found} == {"4192/0"}
+    row = found[1]
+    assert row["wall_us"] == pytest.approx(26_000.0) and row["at_s"] == pytest.approx(0.03, abs=1e-6)
+    counts = {name: value for name, value in row.items() if isinstance(value, int)}
+    assert counts == {
+        **{"step": 42, "prefill_requests": 2, "prefill_tokens": 256, "prefill_cached_tokens": 64},
+        **{"decode_requests": 3, "decode_context_tokens": 1025, "queued_requests": 1},
+    }
+    # the file does not say what wall_time spans: that of vLLM is assumed, and said
+    assert row["clock"] == CLOCK_BY_ENGINE["vllm"]
+    assert faults(tables) == {"idle_heartbeat": 1, "clock_of_steps": 4}
+
+
+def test_bare_records_without_numbers_are_counted(tmp_path):
+    bare = [record["event"]["fpm"] | {"counter_id": 0} for record in RECORDS]
+    tables = read_logs(steps=save(tmp_path / "a.jsonl", lines(bare)))
+    assert [row["step"] for row in rows(tables, "production_steps")] == [0, 1, 2, 4]
+    assert rows(tables, "production_logs")[0]["clock"] == "none"
+
+
+def test_samples_and_repeats_are_counted(tmp_path):
+    sampled = json.loads(json.dumps(RECORDS).replace('"full"', '"sampled"'))
+    assert faults(read_logs(steps=save(tmp_path / "a.jsonl", lines(sampled))))["sampled"] == 4
+    assert faults(read_logs(steps=save(tmp_path / "b.jsonl", lines(RECORDS + RECORDS[:2]))))["duplicate_step"] == 2
+
+
+def test_another_version_is_refused(tmp_path):
+    newer = json.loads(json.dumps(RECORDS).replace('"version": 1', '"version": 2'))
+    assert "has forward-pass metrics of version 2" in refusal(steps=save(tmp_path / "a.jsonl", lines(newer)))

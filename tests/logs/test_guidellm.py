@@ -1,0 +1,78 @@
+"""Reports of GuideLLM: JSON and YAML, its TPOT, the client's delay, the server's own times."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kernelsight.logs import read_logs
+from tests.logs.asked import faults, refusal, rows, settings
+from tests.logs.written import DATA, save
+
+FILE = DATA / "guidellm.json"
+REPORT = json.loads(FILE.read_text())
+BENCHMARK = REPORT["benchmarks"][0]
+
+
+def test_values_are_those_of_the_file():
+    found = {row["external_id"]: row for row in rows(read_logs(FILE))}
+    for entry in BENCHMARK["requests"]["successful"]:
+        row, times = found[entry["request_id"]], entry["info"]["timings"]
+        assert row["ttft_ms"] == pytest.approx(entry["time_to_first_token_ms"])
+        assert (row["prompt_tokens"], row["output_tokens"], row["cached_tokens"]) == (96, 12, 48)
+        assert row["sent_s"] - row["arrival_s"] == pytest.approx(entry["request_dispatch_delay"], abs=1e-6)
+        # the report's time_per_output_token includes the first token; ours is that of every other tool
+        assert row["tpot_ms"] == pytest.approx(entry["inter_token_latency_ms"])
+        assert row["tpot_ms"] < 0.3 * entry["time_per_output_token_ms"]
+        last = times["last_token_iteration"] - times["request_start"]
+        assert row["e2e_ms"] == pytest.approx(1e3 * last)
+        assert row["tokens_per_chunk"] == 4.0
+        assert (row["queue_ms"], row["prefill_ms"], row["decode_ms"]) == (2.0, 25.0, 55.0)
+        assert (row["server_ttft_ms"], row["server_ttft_clock"]) == (25.0, "server_scheduled")
+
+
+def test_log_and_faults():
+    tables = read_logs(FILE)
+    [log] = rows(tables, "production_logs")
+    assert (log["format"], log["tool_version"], log["clock"], log["requested_rate"]) == ("guidellm", "0.8.1", "unix", 8)
+    assert log["start_unix_s"] == pytest.approx(min(r["info"]["timings"]["targeted_start"] for r in every_request()))
+    assert faults(tables)["failed"] == 2 and faults(tables)["sampled"] == 6  # four of eight successes are in the file
+    assert settings(tables) == {"client.strategy": "poisson", "model": "demo"}
+    assert {row["error"] for row in rows(tables) if row["status"] == "error"} == {"HTTPStatusError"}
+
+
+def every_request():
+    return BENCHMARK["requests"]["successful"] + BENCHMARK["requests"]["errored"]
+
+
+def test_yaml_holds_the_same():
+    ignored = ("log_id", "path")
+    json_rows = [{k: v for k, v in row.items() if k not in ignored} for row in rows(read_logs(FILE))]
+    yaml_rows = [
+        {k: v for k, v in row.items() if k not in ignored} for row in rows(read_logs(DATA / "guidellm.yaml.gz"))
+    ]
+    assert json_rows == yaml_rows
+
+
+def test_a_closed_loop_has_no_intended_times(tmp_path):
+    config = BENCHMARK["config"] | {"strategy": {"type_": "concurrent", "streams": 4}}
+    report = REPORT | {"benchmarks": [BENCHMARK | {"config": config}]}
+    tables = read_logs(save(tmp_path / "a.json", report))
+    assert all(row["sent_s"] == row["arrival_s"] for row in rows(tables))
+    assert rows(tables, "production_logs")[0]["max_concurrency"] == 4
+
+
+def test_requests_before_the_measurement_are_warmups(tmp_path):
+    sent = sorted(entry["info"]["timings"]["request_start"] for entry in BENCHMARK["requests"]["successful"])
+    times = BENCHMARK["scheduler_metrics"] | {"measure_start_time": sent[2]}
+    report = REPORT | {"benchmarks": [BENCHMARK | {"scheduler_metrics": times, "warmup_duration": 0.5}]}
+    assert faults(read_logs(save(tmp_path / "a.json", report)))["warmup"] == 2
+
+
+def test_damaged_reports_are_refused(tmp_path):
+    assert "has no list of benchmarks" in refusal(save(tmp_path / "a.json", REPORT | {"benchmarks": 7}))
+    empty = BENCHMARK | {"requests": {"successful": []}}
+    assert "benchmark without requests" in refusal(save(tmp_path / "b.json", REPORT | {"benchmarks": [empty]}))
+    cut = "benchmarks:\n- scheduler_metrics: {a: [1,\n"
+    assert "is damaged or cut off" in refusal(save(tmp_path / "c.yaml", cut))

@@ -1,0 +1,117 @@
+"""Plain tables: names and units of the user, dates, statuses, values that are none."""
+
+from __future__ import annotations
+
+import io
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from kernelsight.errors import KernelSightError
+from kernelsight.logs import read_logs, read_table
+from tests.logs.asked import faults, refusal, rows
+from tests.logs.written import START, lines, save
+
+CSV = """request_id,arrival_s,sent_s,prompt_tokens,output_tokens,cached_tokens,ttft_ms,e2e_ms,ttft_clock,status,note
+a,10.5,10.6,100,11,50,40,140,gateway,ok,"hello, world"
+b,11.5,11.5,200,1,0,60,60,gateway,200,
+c,12.5,12.5,300,0,,,,gateway,timeout,
+"""
+
+
+def test_values(tmp_path):
+    tables = read_logs(save(tmp_path / "a.csv", CSV))
+    first, second, third = rows(tables)
+    assert first["external_id"] == "a" and first["tpot_ms"] == 10.0 and first["cached_tokens"] == 50
+    assert (first["arrival_s"], first["sent_s"]) == (0.0, pytest.approx(0.1)) and first["ttft_clock"] == "gateway"
+    assert "tpot_ms" not in second  # one token has no gap
+    assert third["status"] == "error" and faults(tables) == {"failed": 1}
+
+
+def test_every_container_holds_the_same(tmp_path):
+    (tmp_path / "list").mkdir()
+    expected = rows(read_logs(save(tmp_path / "a.csv", CSV)))
+    table = pyarrow.csv.read_csv(io.BytesIO(CSV.encode()))
+    pq.write_table(table, tmp_path / "a.parquet")
+    paths = [
+        tmp_path / "a.parquet",
+        save(tmp_path / "a.csv.gz", CSV),
+        save(tmp_path / "a.jsonl", lines(table.to_pylist())),
+    ]
+    paths.append(save(tmp_path / "list" / "a.json", table.to_pylist()))
+    for path in paths:
+        assert rows(read_logs(path)) == expected
+    assert [row | {"log_id": "a"} for row in rows(read_table(table))] == expected
+    polars_rows = [row | {"log_id": "a"} for row in rows(read_table(pl.from_arrow(table)))]
+    assert polars_rows == expected
+
+
+def test_names_and_units_of_the_user(tmp_path):
+    text = "when,in,out,first,last\n0,100,11,0.04,140000\n1000,200,11,0.05,150000\n"
+    columns = {
+        **{"arrival_s": "when[ms]", "prompt_tokens": "in", "output_tokens": "out", "ttft_clock": "=server_arrival"},
+        **{"ttft_ms": "first[s]", "e2e_ms": "last[us]"},
+    }
+    first, second = rows(read_logs(save(tmp_path / "a.csv", text), columns=columns))
+    assert (second["arrival_s"], second["prompt_tokens"]) == (1.0, 200)
+    assert (first["ttft_ms"], first["e2e_ms"], first["ttft_clock"]) == (40.0, 140.0, "server_arrival")
+
+
+def test_lists(tmp_path):
+    entry = {"arrival_s": 1, "prompt_tokens": 600, "output_tokens": 3, "ttft_ms": 9.0, "hash_ids": [7, 8]}
+    entry |= {"hash_block_tokens": 512, "chunk_gaps_ms": [5.0, 6.0], "e2e_ms": 20.0}
+    [row] = rows(read_logs(save(tmp_path / "a.jsonl", lines([entry]))))
+    assert (row["hash_ids"], row["chunk_gaps_ms"], row["tokens_per_chunk"]) == ([7, 8], [5.0, 6.0], 1.0)
+
+
+@pytest.mark.parametrize("stamp", ["2026-09-21T14:13:20Z", "2026-09-21 16:13:20+02:00"])
+def test_dates_with_their_zone(tmp_path, stamp):
+    text = f"arrival_s,prompt_tokens,output_tokens,ttft_ms\n{stamp},5,5,5\n"
+    assert rows(read_logs(save(tmp_path / "a.csv", text)), "production_logs")[0]["start_unix_s"] == START + 0
+
+
+def test_dates_without_a_zone_are_refused(tmp_path):
+    text = "arrival_s,prompt_tokens,output_tokens,ttft_ms\n2026-09-21 16:13:20,5,5,5\n"
+    assert "has arrival_s '2026-09-21 16:13:20' without a time zone" in refusal(save(tmp_path / "a.csv", text))
+
+
+def test_values_that_are_no_number_drop_their_row(tmp_path):
+    text = CSV.replace("200,1,0", "many,1,0").replace("\nc,", "\nx,1\nc,")
+    tables = read_logs(save(tmp_path / "a.csv", text))
+    assert faults(tables) == {"unreadable_value": 1, "unreadable_line": 1, "failed": 1}
+    assert [row["external_id"] for row in rows(tables)] == ["a", "c"]
+
+
+def test_a_clock_that_is_not_stated_is_noted(tmp_path):
+    text = CSV.replace("ttft_clock", "other")
+    assert faults(read_logs(save(tmp_path / "a.csv", text)))["ttft_clock_unknown"] == 2
+
+
+def test_missing_columns_are_all_named(tmp_path):
+    path = save(tmp_path / "a.csv", "when,prompt,out\n1,2,3\n")
+    sentence = refusal(path, format="table")
+    assert "has no column arrival_s, prompt_tokens, output_tokens, one of ttft_ms, tpot_ms, e2e_ms" in sentence
+    assert "it has out, prompt, when" in sentence
+    sentence = refusal(path, columns={"arrival_s": "wen"})
+    assert "has no column 'wen' for arrival_s" in sentence and "It has when" in sentence
+    assert "unknown column 'ttft'" in refusal(path, columns={"ttft": "out"})
+    assert "names no column" in refusal(path, columns={"ttft_ms": ""})
+
+
+def test_damaged_tables_are_refused(tmp_path):
+    repeated = save(tmp_path / "a.csv", CSV.replace("note", "status"))
+    assert "empty or repeated name" in refusal(repeated)
+    pq.write_table(pa.table({"arrival_s": [1.0]}), tmp_path / "b.parquet")
+    cut = tmp_path / "c.parquet"
+    cut.write_bytes((tmp_path / "b.parquet").read_bytes()[:-20])
+    assert "is not a complete Parquet file" in refusal(cut)
+
+
+def test_tables_in_memory_are_refused_as_files_are():
+    with pytest.raises(KernelSightError, match="has no column arrival_s, output_tokens"):
+        read_table(pa.table({"prompt_tokens": [1], "e2e_ms": [2.0]}))
+    with pytest.raises(KernelSightError, match="cannot be read from a int"):
+        read_table(7)

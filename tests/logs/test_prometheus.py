@@ -1,0 +1,91 @@
+"""Metrics of servers: differences between scrapes, resets, snapshots, names of three generations."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelsight.logs import read_logs
+from tests.logs.asked import faults, refusal, rows
+from tests.logs.written import DATA, START, matrix, save
+
+BEFORE, AFTER = DATA / "metrics_before.txt", DATA / "metrics_after.txt"
+
+
+def test_two_texts_are_one_interval():
+    tables = read_logs(metrics=[BEFORE, AFTER])
+    [row] = rows(tables, "production_windows")
+    assert (row["running"], row["waiting"], row["kv_share"]) == (4.0, 0.5, pytest.approx(0.2))
+    assert (row["prompt_tokens"], row["output_tokens"], row["engine_steps"]) == (1000, 200, 200)
+    assert (row["looked_up_tokens"], row["cached_tokens"], row["finished"]) == (1000, 250, 10)
+    # an ITL of 8 ms is below the smallest bucket of 10 ms: only the difference of sums is exact
+    means = [row[name] for name in ("ttft_mean_ms", "itl_mean_ms", "e2e_mean_ms", "queue_mean_ms")]
+    assert means == pytest.approx([50.0, 8.0, 400.0, 4.0])
+    assert "end_s" not in row and rows(tables, "production_logs")[0]["clock"] == "none"
+
+
+def test_one_text_has_no_differences():
+    assert "is one of 1 snapshots without times" in refusal(metrics=BEFORE)
+    assert "is one of 3 snapshots without times" in refusal(metrics=[BEFORE, AFTER, AFTER])
+
+
+def test_answers_of_the_api(tmp_path):
+    series = {
+        ("vllm:prompt_tokens_total", "a"): [100, 300, 600],
+        ("vllm:prompt_tokens_total", "b"): [0, 10, 20],
+        ("vllm:num_requests_running", "a"): [2, 4, 8],
+        ("vllm:time_to_first_token_seconds_sum", "a"): [1.0, 1.5, 1.5],
+        ("vllm:time_to_first_token_seconds_count", "a"): [10, 20, 20],
+    }
+    tables = read_logs(metrics=save(tmp_path / "range.json", matrix(series)))
+    first, second, other, _ = rows(tables, "production_windows")
+    assert (first["replica"], first["start_s"], first["end_s"]) == ("a", 0.0, 15.0)
+    assert (first["prompt_tokens"], second["prompt_tokens"], other["prompt_tokens"]) == (200, 300, 10)
+    assert (first["running"], second["running"]) == (3.0, 6.0)
+    assert (first["ttft_mean_ms"], first["first_tokens"]) == (50.0, 10)
+    assert "ttft_mean_ms" not in second and second["first_tokens"] == 0
+    assert rows(tables, "production_logs")[0]["start_unix_s"] == START
+
+
+def test_a_counter_that_falls_drops_its_interval(tmp_path):
+    series = {("vllm:generation_tokens_total", "a"): [500, 700, 40, 90], ("vllm:num_requests_running", "a"): [1] * 4}
+    tables = read_logs(metrics=save(tmp_path / "a.json", matrix(series)))
+    assert [row["output_tokens"] for row in rows(tables, "production_windows")] == [200, 50]
+    assert faults(tables) == {"counter_reset": 1}
+
+
+@pytest.mark.parametrize(
+    "metric, column",
+    [
+        ("vllm:gpu_cache_usage_perc", "kv_share"),
+        ("sglang:token_usage", "kv_share"),
+        ("sglang:num_running_reqs", "running"),
+        ("vllm:num_preemptions", "preemptions"),
+    ],
+)
+def test_older_names_and_sglangs(tmp_path, metric, column):
+    tables = read_logs(metrics=save(tmp_path / "a.json", matrix({(metric, "a"): [0.0, 1.0]})))
+    [row] = rows(tables, "production_windows")
+    assert row[column] == (1 if column == "preemptions" else 0.5)
+
+
+def test_the_newer_name_wins_where_both_are_exposed(tmp_path):
+    series = {}
+    for name, seconds in (("inter_token_latency", 0.008), ("time_per_output_token", 0.5)):
+        series["vllm:" + name + "_seconds_sum", "a"] = [0.0, 10 * seconds]
+        series["vllm:" + name + "_seconds_count", "a"] = [0, 10]
+    [row] = rows(read_logs(metrics=save(tmp_path / "a.json", matrix(series))), "production_windows")
+    assert row["itl_mean_ms"] == pytest.approx(8.0)
+
+
+def test_what_cannot_be_used_is_counted_or_refused(tmp_path):
+    series = {("vllm:num_requests_running", "a"): [1, 2], ("node_load1", "a"): [1, 2]}
+    answer = matrix(series)
+    answer["data"]["result"][0]["values"].append([START + 30, "NaN"])
+    tables = read_logs(metrics=save(tmp_path / "a.json", answer))
+    assert faults(tables) == {"unnamed_series": 1, "unreadable_value": 1}
+    failed = {"status": "error", "data": {"resultType": "matrix", "result": [{"metric": {}}]}}
+    assert "is not a successful answer" in refusal(metrics=save(tmp_path / "b.json", failed))
+    others = matrix({("node_load1", "a"): [1, 2]})
+    assert "has no metric of vLLM or SGLang" in refusal(metrics=save(tmp_path / "c.json", others))
+    alone = matrix({("vllm:num_requests_running", "a"): [1]})
+    assert "has no interval between two scrapes" in refusal(metrics=save(tmp_path / "d.json", alone))

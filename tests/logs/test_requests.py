@@ -1,0 +1,159 @@
+"""The rules that every log of requests goes through: what is excluded, dropped or noted, and how it is counted."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.contract import conform
+from kernelsight.errors import KernelSightError
+from kernelsight.logs.files import LogFile
+from kernelsight.logs.found import RULES, Faults, Found, kind_of_error
+from kernelsight.logs.requests import finish_requests, first_time
+from tests.conftest import random_worlds
+from tests.logs.written import DATA
+
+
+def finished(*rows, **stated):
+    """Return the finished requests of rows given as dicts, and their faults."""
+    usual = {"prompt_tokens": 10, "output_tokens": 5, "ttft_ms": 20.0, "e2e_ms": 60.0, "arrival_s": 1.0}
+    file = LogFile(DATA / "made", b"", "json", False)
+    frame = pl.DataFrame([usual | row for row in rows], infer_schema_length=None)
+    found = Found(file, "table", clock="unix", requests=frame, stated=stated)
+    made = finish_requests(found)
+    return made, {rule: n for rule, (n, _, _) in found.faults.counted.items() if rule != "ttft_clock_unknown"}
+
+
+def test_a_negative_duration_is_excluded_and_counted():
+    made, faults = finished({}, {"ttft_ms": -3.0}, {"queue_ms": -1e-9})
+    assert faults == {"negative_duration": 2, "no_latency": 2}
+    assert made["e2e_ms"].to_list() == [60.0, None, None]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e15])
+def test_what_is_not_finite_is_excluded(value):
+    made, faults = finished({}, {"e2e_ms": value})
+    assert faults == {"not_finite": 1, "no_latency": 1} and made["e2e_ms"][1] is None
+
+
+def test_more_cached_than_prompt_unsets_the_cached_tokens_alone():
+    made, faults = finished({"cached_tokens": 10}, {"cached_tokens": 11}, {"cached_tokens": -1})
+    assert faults == {"cached_above_prompt": 2}
+    assert made["cached_tokens"].to_list() == [10, None, None] and made["ttft_ms"].null_count() == 0
+
+
+def test_of_repeated_ids_the_one_that_succeeded_stays():
+    retried = {"external_id": "a", "status": "error"}
+    made, faults = finished(retried, {"external_id": "a", "e2e_ms": 70.0}, {"external_id": "b"}, {})
+    assert faults == {"duplicate_id": 1}
+    assert made["e2e_ms"].to_list() == [70.0, 60.0, 60.0]
+    # turns of one conversation may share an id
+    assert finished({"external_id": "a", "turn": 0}, {"external_id": "a", "turn": 1})[1] == {}
+
+
+def test_failures_have_no_latencies_and_warmups_have():
+    made, faults = finished({}, {"status": "error"}, {"status": "cancelled"}, {"status": "warmup"})
+    assert faults == {"failed": 1, "cancelled": 1, "warmup": 1}
+    assert made["e2e_ms"].to_list() == [60.0, None, None, 60.0]
+
+
+def test_a_success_without_output_is_none():
+    made, faults = finished({}, {"output_tokens": 0})
+    assert faults == {"no_output": 1} and made["error"][1] == "no output" and made["status"][1] == "error"
+
+
+def test_a_failure_keeps_its_load_where_its_length_is_known():
+    made, faults = finished({}, {"status": "error"}, {"status": "error", "prompt_tokens": None})
+    assert made.height == 2 and faults == {"failed_without_length": 1, "failed": 1}
+    assert finished({}, {"prompt_tokens": 0})[1] == {"no_prompt_tokens": 1}
+
+
+def test_what_two_latencies_imply():
+    made, _ = finished({}, {"e2e_ms": None, "tpot_ms": 10.0}, {"output_tokens": 1, "e2e_ms": 20.0})
+    assert made["tpot_ms"].to_list() == [10.0, 10.0, None] and made["e2e_ms"].to_list() == [60.0, 60.0, 20.0]
+
+
+def test_a_ttft_longer_than_the_e2e_is_noted():
+    made, faults = finished({}, {"ttft_ms": 61.0})
+    assert faults == {"order_of_times": 1} and made["tpot_ms"].to_list() == [10.0, None]
+
+
+def test_order_of_sending():
+    made, _ = finished({"arrival_s": 3.0, "sent_s": 3.5}, {"arrival_s": 1.0, "sent_s": 4.0}, {"arrival_s": 2.0})
+    assert made["arrival_s"].to_list() == [2.0, 3.0, 1.0] and made["sent_s"].to_list() == [2.0, 3.5, 4.0]
+    assert made["request_id"].to_list() == [0, 1, 2]
+
+
+def test_rates_are_compared_without_warmups():
+    rows = [{"arrival_s": 0.01, "status": "warmup"}] + [{"arrival_s": 1.0 + n} for n in range(5)]
+    assert finished(*rows, requested_rate=1.0)[1] == {"warmup": 1}
+    assert finished(*rows, requested_rate=1.03)[1] == {"warmup": 1, "rate_not_reached": 5}
+
+
+def test_logs_without_latency_are_refused():
+    with pytest.raises(KernelSightError, match="has 1 requests, and no TTFT, TPOT or E2E of any"):
+        finished({"ttft_ms": None, "e2e_ms": None})
+    with pytest.raises(KernelSightError, match="A log without latencies can be simulated with --trace"):
+        finished({"ttft_ms": None, "e2e_ms": None, "queue_ms": 3.0})
+
+
+def test_every_rule_says_what_happened():
+    for rule, (rows, text) in RULES.items():
+        faults = Faults()
+        faults.add(rule, 2, "x")
+        faults.add(rule, 3, "y")
+        [row] = faults.rows("log")
+        assert (row["n"], row["example"], row["rows"]) == (5, "x", rows) and row["explanation"] == text
+    assert Faults().rows("log") == []
+
+
+@pytest.mark.parametrize(
+    "text, kind",
+    [
+        ("Traceback (most recent call last):\nasyncio.exceptions.TimeoutError", "TimeoutError"),
+        ("Bad Request: {'message': 'the prompt is a secret'}", "HTTP 400"),
+        ("429 Too Many Requests", "HTTP 429"),
+        ("the prompt is a secret", "other"),
+        (None, "other"),
+    ],
+)
+def test_of_an_error_only_its_kind_is_kept(text, kind):
+    assert kind_of_error(text) == kind
+
+
+numbers = st.one_of(st.none(), st.floats(), st.floats(-10, 1000), st.integers(-5, 10**6))
+counts = st.one_of(st.none(), st.integers(-5, 10**12), st.integers(0, 20))
+drawn = st.fixed_dictionaries(
+    {
+        **dict.fromkeys(("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "server_ttft_ms"), numbers),
+        **dict.fromkeys(("prompt_tokens", "output_tokens", "cached_tokens", "turn", "preemptions"), counts),
+        **dict.fromkeys(("arrival_s", "sent_s"), st.one_of(st.none(), st.floats(0, 1e10), st.floats())),
+        "external_id": st.one_of(st.none(), st.sampled_from("abc")),
+        "status": st.sampled_from(["ok", "ok", "error", "cancelled", "warmup"]),
+    }
+)
+TYPES = {
+    **dict.fromkeys(("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "server_ttft_ms", "arrival_s", "sent_s"), pl.Float64),
+    **dict.fromkeys(("prompt_tokens", "output_tokens", "cached_tokens", "turn", "preemptions"), pl.Int64),
+    **dict.fromkeys(("external_id", "status"), pl.String),
+}
+
+
+@random_worlds(300)
+@given(st.lists(drawn, min_size=1, max_size=8))
+def test_whatever_a_reader_finds_the_contract_holds_and_no_row_is_lost(rows):
+    file = LogFile(DATA / "made", b"", "json", False)
+    found = Found(file, "table", requests=pl.DataFrame(rows, schema=TYPES, strict=False))
+    try:
+        made = finish_requests(found)
+    except KernelSightError:
+        return
+    dropped = sum(n for rule, (n, _, _) in found.faults.counted.items() if RULES[rule][0] == "dropped")
+    assert made.height + dropped == len(rows)
+    shifted = made.with_columns(
+        (pl.col("arrival_s", "sent_s") - (first_time(made) or 0.0)).clip(0.0), pl.lit("log").alias("log_id")
+    )
+    conform(shifted.to_arrow(), contracts()["production_requests"])

@@ -1,0 +1,125 @@
+"""Parts of a request's time: they add up, agree with kept steps, and change nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernelsight.session import connect
+
+LOADS = {
+    "open": {"request_rate": 12.0, "num_prompts": 150},
+    "closed": {"max_concurrency": 24, "num_prompts": 150},
+    "preempted": {"request_rate": 60.0, "num_prompts": 150, "kv_cache_tokens": 8192},
+    "replicas": {"request_rate": 30.0, "num_prompts": 150, "data_parallel_size": 2, "router": "least_loaded"},
+}
+KERNELS = ("prefill_gemm", "prefill_attention", "decode_gemm", "decode_attention", "moe", "communication")
+PLAN = {"model": "qwen3-30b-a3b", "gpu": "h100_sxm", "tensor_parallel_size": 2, "input_len": 700, "output_len": 40}
+
+
+@pytest.fixture(scope="module", params=LOADS)
+def run(request: pytest.FixtureRequest):
+    with connect() as session:
+        run = session.simulate(**PLAN, range_ratio=0.3, **LOADS[request.param])
+        run.session.compute("request_parts", "request_events", "steps", "request_metrics")
+        yield run
+
+
+def parts_by_phase(run, phase: str):
+    return run.sql(f"select * from request_parts where phase = '{phase}' order by request_id").to_arrow_table()
+
+
+def test_parts_of_each_phase_add_up_to_it_in_whole_nanoseconds(run) -> None:
+    events = run.sql("select * from request_events order by request_id").to_arrow_table()
+    moments = {name: events[f"{name}_ns"].to_numpy() for name in ("sent", "first_token", "finish")}
+    spans = {"prefill": ("sent", "first_token"), "decode": ("first_token", "finish")}
+    for phase, (begin, end) in spans.items():
+        parts = parts_by_phase(run, phase)
+        columns = [name for name in parts.column_names if name.endswith("_ns")]
+        total = sum(parts[name].to_numpy() for name in columns)
+        assert np.array_equal(total, moments[end] - moments[begin])
+        assert all(parts[name].to_numpy().min() >= 0 for name in columns if name != "host_ns")
+
+
+def test_steps_and_host_time_are_those_of_the_kept_steps(run) -> None:
+    """Every request is in all steps of its engine from its admission on, unless it was preempted."""
+    steps = run.sql("select * from steps order by replica, end_ns").to_arrow_table().to_pylist()
+    events = run.sql("select * from request_events where preemptions = 0 order by request_id").to_arrow_table()
+    decode = {row["request_id"]: row for row in parts_by_phase(run, "decode").to_pylist()}
+    for event in events.to_pylist()[::7]:
+        first, finish = event["first_token_ns"], event["finish_ns"]
+        own = [
+            step
+            for step in steps
+            if step["replica"] == event["replica"] and step["start_ns"] >= first and step["end_ns"] <= finish
+        ]
+        found = decode[event["request_id"]]
+        assert found["steps"] == len(own)
+        assert found["prompt_steps"] == sum(step["prefill_tokens"] > 0 for step in own)
+        assert found["host_ns"] == pytest.approx(sum(step["host_ns"] for step in own), abs=len(own) + 10)
+
+
+def test_asking_for_parts_changes_no_other_table() -> None:
+    with connect() as session:
+        alone = session.simulate(**PLAN, **LOADS["open"])
+        alone.session.compute("request_metrics")
+        beside = session.simulate(**PLAN, **LOADS["open"])
+        beside.session.compute("request_parts", "request_metrics", "scenario_summary")
+        for name in ("request_metrics", "scenario_summary"):
+            assert alone.table(name).drop(["scenario_id"]).equals(beside.table(name).drop(["scenario_id"]))
+
+
+def test_one_request_alone_sees_the_breakdown() -> None:
+    with connect() as session:
+        run = session.simulate(**PLAN, request_rate=1.0, num_prompts=1)
+        run.session.compute("request_parts")
+        total_us = run.sql("select sum(total_us) from kernel_breakdown").fetchall()[0][0]
+        moe_us = run.sql("select sum(total_us) from kernel_breakdown where family = 'moe'").fetchall()[0][0]
+        seen = run.sql(f"select sum({' + '.join(f'{name}_ns' for name in KERNELS)}), sum(moe_ns) from request_parts")
+        kernels_ns, moe_ns = seen.fetchall()[0]
+        assert kernels_ns / 1e3 == pytest.approx(total_us, rel=1e-6)
+        assert moe_ns / 1e3 == pytest.approx(moe_us, rel=1e-6)
+
+
+def test_corrections_of_host_time_hold_for_every_step_and_request() -> None:
+    with connect() as session:
+        before = session.simulate(**PLAN, request_rate=1.0, num_prompts=1)
+        before.session.compute("request_parts")
+        host = {"deployment_id": before.table("deployments")["deployment_id"][0].as_py(), "factor": 1.0}
+        added = [{**host, "part": "host", "exposed_us": 300.0}, {**host, "part": "front_end", "exposed_us": 2000.0}]
+        session.give("corrections", added)
+        after = session.simulate(**PLAN, request_rate=1.0, num_prompts=1)
+        after.session.compute("request_parts")
+        was, became = (
+            run.sql("select * from request_parts order by phase").to_arrow_table() for run in (before, after)
+        )
+        for row, other in zip(was.to_pylist(), became.to_pylist(), strict=True):
+            assert other["host_ns"] == pytest.approx(row["host_ns"] + 300_000 * row["steps"], abs=2)
+            assert other["front_end_ns"] == row["front_end_ns"] + 2_000_000 * (row["phase"] == "prefill")
+
+
+def test_corrections_scale_kernels() -> None:
+    with connect() as session:
+        before = session.simulate(**PLAN, request_rate=1.0, num_prompts=1)
+        before.session.compute("request_parts")
+        deployment = before.table("deployments")["deployment_id"][0].as_py()
+        kernel = {"deployment_id": deployment, "exposed_us": 0.0}
+        session.give(
+            "corrections",
+            [
+                {**kernel, "part": "moe", "factor": 1.5},
+                {**kernel, "part": "decode_gemm", "factor": 0.5},
+            ],
+        )
+        after = session.simulate(**PLAN, request_rate=1.0, num_prompts=1)
+        after.session.compute("request_parts")
+        was, became = (
+            run.sql("select * from request_parts order by phase").to_arrow_table() for run in (before, after)
+        )
+        for row, other in zip(was.to_pylist(), became.to_pylist(), strict=True):
+            assert other["moe_ns"] == pytest.approx(1.5 * row["moe_ns"], rel=1e-5)
+            assert other["decode_gemm_ns"] == pytest.approx(0.5 * row["decode_gemm_ns"], rel=1e-5)
+            assert other["prefill_attention_ns"] == row["prefill_attention_ns"]
+        shown = after.sql("select sum(total_us) from kernel_breakdown").fetchall()[0][0]
+        paid = after.sql("select sum(gpu_ns) / 1e3 from replica_totals").fetchall()[0][0]
+        assert shown == pytest.approx(paid, rel=1e-6)
