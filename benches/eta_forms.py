@@ -1,4 +1,4 @@
-"""Forms of the target-measured correction side by side: the head alone, the network that ships, and boosting.
+"""Forms of the target-measured correction side by side: the expression alone, the network that ships, and boosting.
 
     python benches/eta_forms.py sweep.parquet --target l40s --budget 0.1 --family decode_attention
 
@@ -32,7 +32,7 @@ TREES, LEAST_ROWS = 400, 40
 
 
 def boosted(train: tuple[np.ndarray, np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """Return log(measured / head) of the test rows by one boosted model a kernel; 0 for a kernel of few rows."""
+    """Return log(measured / expression) of the test rows by one boosted model a kernel; 0 for a kernel of few rows."""
     inputs, goal, kernels = train
     asked, asked_kernels = test
     found = np.zeros(len(asked))
@@ -81,25 +81,25 @@ def main() -> None:
     taught = pa.concat_tables([others, own])
 
     began = time.perf_counter()
-    head = pack_table(fit_family(asked.family, form, taught, *tables, "bench"))
-    latency = predict_family(asked.family, form, test, head, *tables)
+    constants = pack_table(fit_family(asked.family, form, taught, *tables, "bench"))
+    latency = predict_family(asked.family, form, test, constants, *tables)
     measured, kernels = test["latency_us"].to_numpy(), np.array(kernels_of(test))
     print(f"{asked.family}, {asked.target}, {asked.budget:.0%} of the sites, {test.num_rows:,} test rows")
     print(f"{'form':22} {'median %':>8} {'mean %':>8} {'seconds':>8}")
-    print(error_row("head", latency, measured, kernels, time.perf_counter() - began))
+    print(error_row("expression", latency, measured, kernels, time.perf_counter() - began))
 
     began = time.perf_counter()
-    fitted = fit_measured(asked.family, form, taught, asked.target, head, *tables)
+    fitted = fit_measured(asked.family, form, taught, asked.target, constants, *tables)
     rows = rows_of(asked.family, asked.target, fitted)
     corrected = correct(asked.family, form, test, latency, rows, *tables)
     print(error_row("network", corrected, measured, kernels, time.perf_counter() - began))
 
     began = time.perf_counter()
-    base = predict_family(asked.family, form, own, head, *tables)
+    base = predict_family(asked.family, form, own, constants, *tables)
     inputs, asked_inputs = (features_of(asked.family, form, table, *tables) for table in (own, test))
     train = inputs, np.log(own["latency_us"].to_numpy() / base), np.array(kernels_of(own))
     factor = np.exp(boosted(train, (asked_inputs, kernels)))
-    print(error_row("boosting on the head", latency * factor, measured, kernels, time.perf_counter() - began))
+    print(error_row("boosting on the expression", latency * factor, measured, kernels, time.perf_counter() - began))
 
 
 if __name__ == "__main__":

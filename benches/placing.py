@@ -4,7 +4,7 @@
     python benches/placing.py sweep.parquet --gpu gb200 --shipped     # one look: correction and points as fitted
 
 A published sweep plays the device. A third of its sites, (n, k) of a product or heads of an attention, is only asked
-about; of the others a strategy chooses points. What is left of a head that was fitted without the GPU's generation is
+about; of the others a strategy chooses points. What an expression leaves, fitted without the GPU's generation, is
 interpolated between them by the Gaussian process of :mod:`kernelsight.kernels.nearby` over what a correction sees; with
 `--shipped` behind the correction network, which takes a minute a fit. Median / mean absolute error in % at the sites
 asked about; chance is the mean of SEEDS draws.
@@ -24,11 +24,12 @@ from kernelsight.fitting.cells import is_serving
 from kernelsight.fitting.correction import WIDE, as_stored, fit_correction
 from kernelsight.fitting.expressions import predict_family
 from kernelsight.fitting.measured import FEW_ROWS, SHARE_OF_FEW, STUDENTS, features_of, kernels_of
+from kernelsight.fitting.nearby import MOST_POINTS, fit_nearby
 from kernelsight.fitting.placing import place, positions
 from kernelsight.fitting.splits import site_names
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.nearby import MOST_POINTS, fit_nearby, nearby_delta
+from kernelsight.kernels.nearby import nearby_delta
 from kernelsight.kernels.network import correction, scaled
 from kernelsight.kernels.pack import default_pack
 from kernelsight.kernels.resolve import family_facts
@@ -48,7 +49,7 @@ EFFORT = 1.0
 
 
 class Grid:
-    """Rows of one cell on the target: what a correction sees of them, what the head leaves, and the site of each."""
+    """Rows of one cell on the target: what a correction sees, what the expression leaves, and the site of each."""
 
     def __init__(self, sweep: Path, gpu: str, family: str, dtype: str, engine: str) -> None:
         table = training_rows([sweep], family, [gpu], f"and engine = '{engine}' and dtype = '{dtype}'")
@@ -56,8 +57,8 @@ class Grid:
         self.family = family
         form, tables = FAMILIES[family].form, (facts("kernel_implementations"), facts("gpus"), facts("fabrics"))
         without = family_facts(family, *tables[:2]).generation[gpu]
-        head = predict_family(family, form, table, default_pack(), *tables, without=without, measured=False)
-        self.left = np.log(table["latency_us"].to_numpy() / head)
+        expected = predict_family(family, form, table, default_pack(), *tables, without=without, measured=False)
+        self.left = np.log(table["latency_us"].to_numpy() / expected)
         self.seen = features_of(family, form, table, *tables)
         self.at = positions(self.seen)
         self.kernels = kernels_of(table)

@@ -21,7 +21,7 @@ from kernelsight.kernels import latency
 from kernelsight.kernels.families import FAMILIES, LOWERED
 from kernelsight.kernels.hardware import MATH, hardware_columns
 from kernelsight.kernels.intervals import spread
-from kernelsight.kernels.kinds import constants_of, halves_at, kinds_of, network_at
+from kernelsight.kernels.kinds import constants_of, interval_half_widths, kinds_of, network_at
 from kernelsight.kernels.latency import latencies
 from kernelsight.kernels.network import Network
 from kernelsight.session import Session, connect
@@ -119,7 +119,7 @@ def expression_measurements(repeats: int) -> list[dict[str, Any]]:
 
 
 def bulk_measurements(repeats: int) -> list[dict[str, Any]]:
-    """Time numeric columns in memory to latency, p05 and p95, float32 in blocks: by the head, and with a correction."""
+    """Time numeric columns in memory to latency, p05 and p95, float32 in blocks: by the expression, and corrected."""
     with fresh(1) as session:
         calls = {family: session.table(f"{family}_calls") for family in MIX}
         prices = dict(zip(PRICES, (session.table(name) for name in PRICES), strict=True))
@@ -147,7 +147,7 @@ def _bulk(
     settings = settings.set_column(place, "tier", pa.array([tier] * settings.num_rows))
     kinds, kind_of_row = kinds_of(family, calls, settings)
     at, _ = constants_of(family, kinds, prices["kernel_implementations"], prices["gpus"], coefficients)
-    halves = halves_at(family, kinds, coefficients)[0].astype(np.float32)
+    halves = interval_half_widths(family, kinds, coefficients)[0].astype(np.float32)
     at = {name: np.float32(values[0]) for name, values in at.items()}
     hardware = hardware_columns(prices["gpus"], prices["fabrics"])
     uniform = {

@@ -33,6 +33,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pyarrow as pa
 
     from kernelsight.attribution.comparison import Comparison
@@ -86,7 +88,7 @@ def sweep(grid: Any, **options: Any) -> WhatIf:
     return connect().sweep(grid, **options)
 
 
-def find_rates(grid: Any, slo: dict[str, float], **options: Any) -> pa.Table:
+def find_rates(grid: Any, slo: Mapping[str, float], **options: Any) -> pa.Table:
     """Return the highest request rates that keep ``slo``, in a session of its own; see ``Session.find_rates``."""
     from kernelsight.session import connect
 

@@ -65,8 +65,8 @@ class Comparison:
         if not self._requests.num_rows:
             raise InvalidInput("the log holds no requests with a prompt length; log_faults says why rows were dropped.")
         self.measured: Measured = measured_of(self._requests)
-        self.settings = stated_settings(session, question.flags, NO_LOAD)
-        self.load = load_of_log(self._requests, self.settings["block_size"])
+        self.settings: dict[str, Any] = stated_settings(session, question.flags, NO_LOAD)
+        self.load: pa.Table = load_of_log(self._requests, self.settings["block_size"])
 
     @property
     def enough(self) -> bool:

@@ -60,7 +60,6 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 def run(arguments: Any) -> None:
     """Run the verb for parsed arguments."""
-
     if arguments.calls is not None:
         _run_calls(arguments)
         return
@@ -69,7 +68,7 @@ def run(arguments: Any) -> None:
     line = launch_line(arguments, flags)
     with open_session(arguments) as session:
         sizes = {
-            "batch_size": 1 if arguments.batch_size is None else arguments.batch_size,
+            "batch_size": arguments.batch_size,
             "input_len": arguments.input_len,
             "context_len": arguments.context_len,
         }

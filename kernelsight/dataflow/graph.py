@@ -66,7 +66,7 @@ class Graph:
         self, contracts: Mapping[str, Contract], sql_folder: Path, module: str = "", groups: Groups | None = None
     ) -> None:
         self._groups = groups or {}
-        self.contracts = member_contracts(contracts, self._groups)
+        self.contracts: dict[str, Contract] = member_contracts(contracts, self._groups)
         self._sql_folder = sql_folder
         self._module = module
         self._nodes: dict[str, Node] = {}

@@ -44,9 +44,9 @@ class Session:
         files: bool = True,
         database: duckdb.DuckDBPyConnection | None = None,
     ) -> None:
-        self.graph = graph
+        self.graph: Graph = graph
         self.progress: Callable[[str, float], None] | None = None
-        self.path = Path(path) if path is not None else None
+        self.path: Path | None = Path(path) if path is not None else None
         self._facts = dict(facts or {})
         # Forks share the database and its attached file, and nothing that is registered on a cursor.
         self._database = database or open_database(graph.macros)

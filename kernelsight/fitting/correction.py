@@ -1,13 +1,13 @@
 """The correction of a measured GPU: a small network that explains what the physics leaves of its sweep, log-wise.
 
-latency = head x exp(delta), delta = strength x fade x net, |net| <= ln 4, where net is two tanh layers over
+latency = expression x exp(delta), delta = strength x fade x net, |net| <= ln 4, where net is two tanh layers over
 :mod:`kernelsight.kernels.features` with a bias of its own for each kernel (engine, implementation, dtype). Features are
 held inside the range of the sweep, and delta fades with the octaves that a call lies outside it.
 
 How it is fitted: teachers learn the GPU's rows, each without one fold of its sites. What each makes of the fold it has
 not seen is the error to expect at a site that was not measured (cross-validation+, Barber et al. 2021, arXiv
-1905.02928); where that is no better than the head alone, the kernel's strength shrinks its correction. Then they see
-all rows, and the network that ships learns their mean (distillation, Hinton et al. 2015, arXiv 1503.02531) at the
+1905.02928); where that is no better than the expression alone, the kernel's strength shrinks its correction. Then they
+see all rows, and the network that ships learns their mean (distillation, Hinton et al. 2015, arXiv 1503.02531) at the
 measured shapes, between them, and at the shapes that other GPUs measured.
 """
 
@@ -63,7 +63,7 @@ def fit_correction(
     effort: float = MOST_STEPS,
     student: Student = WIDE,
 ) -> Fit:
-    """Fit the correction of ``target`` to log(measured / head) of its rows; deterministic.
+    """Fit the correction of ``target`` to log(measured / expression) of its rows; deterministic.
 
     ``features``: (rows, F); ``kernels``: "engine|implementation|dtype" and ``gpus``: GPU of each row, of which those of
     other GPUs lend their shapes alone; ``sites``: number of each row's site, held out together; ``matter``: (F,), see

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from kernelsight.fitting.fit import fit_nodes
+from kernelsight.fitting.pack_rows import node_rows
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.forms import LEVELS, PATH, Form
 from kernelsight.kernels.hardware import MATH, hardware_columns
-from kernelsight.kernels.pack import node_rows
 from kernelsight.kernels.resolve import Facts, constants_at, family_facts, lineage_of, structure_at
 
 # rows of one (GPU, engine, implementation, dtype) that a fit reads: more say nothing new about a dozen constants

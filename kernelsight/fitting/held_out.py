@@ -1,4 +1,4 @@
-"""Errors of a head on generations of GPUs that it was not fitted on: what its intervals are calibrated with."""
+"""Errors of an expression on generations of GPUs that it was not fitted to: what its intervals are calibrated with."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ def held_out_errors(
     implementations: pa.Table,
     gpus: pa.Table,
     fabrics: pa.Table,
-    heads: Mapping[str, pa.Table] | None = None,
+    fits: Mapping[str, pa.Table] | None = None,
 ) -> Errors:
-    """Predict each generation by a head fitted without it; ``heads``: such heads by generation, where there are."""
+    """Predict each generation by a fit without it; ``fits``: the constants of such fits by generation, where known."""
     parts: list[tuple] = []
     generations = generations_of(table, gpus)
     for name, members in generations.items() if len(generations) > 1 else ():
         outside = pc.is_in(table["gpu"], pa.array(members))
         rest, mine = table.filter(pc.invert(outside)), _thin(table.filter(outside))
-        head = (heads or {}).get(name)
-        if head is None:
-            head = pack_table(fit_family(family, form, rest, implementations, gpus, fabrics, "held out"))
-        latency = predict_family(family, form, mine, head, implementations, gpus, fabrics, measured=False)
+        constants = (fits or {}).get(name)
+        if constants is None:
+            constants = pack_table(fit_family(family, form, rest, implementations, gpus, fabrics, "held out"))
+        latency = predict_family(family, form, mine, constants, implementations, gpus, fabrics, measured=False)
         known = set(pc.unique(rest["implementation"]).to_pylist())
         words = zip(mine["dtype"].to_pylist(), mine["implementation"].to_pylist(), strict=True)
         groups = [group_of(dtype, kernel in known) for dtype, kernel in words]

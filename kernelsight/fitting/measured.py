@@ -1,4 +1,4 @@
-"""The correction of one measured GPU: fitted to what its head leaves of its sweep, applied to rows of it."""
+"""The correction of one measured GPU: fitted to what its expression leaves of its sweep, applied to rows of it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import pyarrow.compute as pc
 
 from kernelsight.fitting.correction import MOST_STEPS, WIDE, Fit, Student, as_stored, correction_rows, fit_correction
 from kernelsight.fitting.expressions import predict_family, read_rows
+from kernelsight.fitting.nearby import MOST_POINTS, fit_nearby
+from kernelsight.fitting.pack_rows import correction_arrays, nearby_rows
 from kernelsight.fitting.splits import site_names
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features, names_of
 from kernelsight.kernels.forms import Form
-from kernelsight.kernels.nearby import MOST_POINTS, Nearby, fit_nearby, nearby_delta, nearby_of, nearby_rows
+from kernelsight.kernels.nearby import Nearby, nearby_delta, nearby_of
 from kernelsight.kernels.network import correction, network_of, scaled
-from kernelsight.kernels.pack import correction_arrays, correction_numbers
+from kernelsight.kernels.pack import correction_numbers
 from kernelsight.kernels.resolve import family_facts
 
 # rows of other GPUs that show how the remainder varies with the shape: more teach nothing new
@@ -32,7 +34,7 @@ FEW_ROWS, SHARE_OF_FEW = 400, 0.75
 
 
 class Measured(NamedTuple):
-    """A fitted correction, and of each row it was fitted to: latency as the head has it, what it leaves, and kernel."""
+    """A fitted correction, and of each row behind it: the expression's latency, what that leaves, and the kernel."""
 
     fit: Fit
     nearby: dict[str, Nearby]
@@ -52,7 +54,7 @@ def fit_measured(
     fabrics: pa.Table,
     effort: float = MOST_STEPS,
 ) -> Measured:
-    """Fit the correction of ``target`` to training rows of it and of others, beside the head that they gave.
+    """Fit the correction of ``target`` to training rows of it and of others, beside the constants that they gave.
 
     ``effort``: see :func:`kernelsight.fitting.correction.fit_correction`.
     """

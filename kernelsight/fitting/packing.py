@@ -13,16 +13,17 @@ import pyarrow.compute as pc
 from kernelsight.catalog.tables import facts
 from kernelsight.fitting.expressions import fit_family
 from kernelsight.fitting.held_out import generations_of, held_out_errors
+from kernelsight.fitting.intervals import fit_intervals
 from kernelsight.fitting.measured import fit_measured, has_correction, rows_of
+from kernelsight.fitting.pack_rows import correction_arrays, interval_rows
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES, MEASURED
-from kernelsight.kernels.intervals import fit_intervals, interval_rows
-from kernelsight.kernels.pack import correction_arrays, pack_table
+from kernelsight.kernels.pack import pack_table
 from kernelsight.kernels.resolve import Facts, family_facts
 
 # steps of a correction's training against those of a budget of sites: a whole sweep lies denser, and there are many
 PACK_EFFORT = 0.4
-# rows of one GPU below which a fit to them alone is told to be thin
+# rows of one GPU below which a fit to them alone is reported as thin
 FEW_ROWS = 200
 
 
@@ -34,7 +35,7 @@ def fit_pack(
     implementations: pa.Table,
     *,
     families: Iterable[str] | None = None,
-    told: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> pa.Table:
     """Fit every measured family on ``train_gpus``; return ``eta_coefficients`` rows.
 
@@ -47,10 +48,10 @@ def fit_pack(
         table = training_rows(sweeps, family, train_gpus)
         if not table.num_rows:
             continue
-        told(f"{family}: {table.num_rows:,} rows")
+        log(f"{family}: {table.num_rows:,} rows")
         if table.num_rows < FEW_ROWS and len(set(table["gpu"].to_pylist())) == 1:
-            told(f"{family}: few rows of one GPU, so distant shapes are extrapolated; add another --sweep")
-        rows += family_rows(family, table, implementations, gpus, fabrics, told)
+            log(f"{family}: few rows of one GPU, so distant shapes are extrapolated; add another --sweep")
+        rows += family_rows(family, table, implementations, gpus, fabrics, log)
         rows += choice_rows(sweeps, family, train_gpus, implementations)
     return pack_table(rows)
 
@@ -61,27 +62,27 @@ def family_rows(
     implementations: pa.Table,
     gpus: pa.Table,
     fabrics: pa.Table,
-    told: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> list[dict]:
     """Return a family's constants (of all GPUs, and without each generation), corrections and intervals."""
     form, tables = FAMILIES[family].form, (implementations, gpus, fabrics)
     rows = fit_family(family, form, table, *tables, _source(table))
-    whole, heads = pack_table(rows), {}
+    whole, fits = pack_table(rows), {}
     generations = generations_of(table, gpus)
     for name, members in generations.items() if len(generations) > 1 else ():
         rest = table.filter(pc.invert(pc.is_in(table["gpu"], pa.array(members))))
         left_out = fit_family(family, form, rest, *tables, _source(rest), name)
-        heads[name] = pack_table([{**row, "without": None} for row in left_out])
+        fits[name] = pack_table([{**row, "without": None} for row in left_out])
         rows += left_out
-    errors = held_out_errors(family, form, table, *tables, heads=heads)
-    for name in [None, *heads]:
+    errors = held_out_errors(family, form, table, *tables, fits=fits)
+    for name in [None, *fits]:
         counted = errors.folds != name
         curves = fit_intervals(*(column[counted] for column in errors))
         rows += correction_arrays(interval_rows(family, curves, "errors on held-out generations", without=name))
     for target in sorted(set(table["gpu"].to_pylist())) if has_correction(family) else ():
         own = fit_measured(family, form, table, target, whole, *tables, effort=PACK_EFFORT)
         curves = fit_intervals(own.fit.unseen_error, own.latency_us, own.kernels)
-        told(
+        log(
             f"{family}: {target} at held-out sites {_median_error(own.fit.unseen_error)}, "
             f"without correction {_median_error(own.log_ratio)} (median)"
         )
@@ -120,8 +121,8 @@ def choice_rows(
     names = counted.columns
     return [
         {
-            **(told := dict(zip(names, row, strict=True))),
-            "value": told["value"] if _serves(stated, told["implementation"], told["gpu"]) else 0.0,
+            **(counts := dict(zip(names, row, strict=True))),
+            "value": counts["value"] if _serves(stated, counts["implementation"], counts["gpu"]) else 0.0,
             "family": family,
             "part": "choice",
             "level": "gpu",

@@ -11,9 +11,10 @@ import pyarrow.compute as pc
 from kernelsight.catalog.tables import facts
 from kernelsight.fitting.expressions import fit_family, predict_family
 from kernelsight.fitting.held_out import held_out_errors
+from kernelsight.fitting.intervals import fit_intervals
 from kernelsight.fitting.measured import correct, fit_measured, has_correction, kernels_of, rows_of
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.intervals import fit_intervals, group_of, halves_for, spread
+from kernelsight.kernels.intervals import group_of, half_widths_for, spread
 from kernelsight.kernels.pack import pack_table
 
 
@@ -28,16 +29,16 @@ def fit_and_predict(
     found = {}
     for family, rows in test.items():
         form, taught = FAMILIES[family].form, train[family]
-        head = pack_table(fit_family(family, form, taught, *tables, "evaluation"))
+        constants = pack_table(fit_family(family, form, taught, *tables, "evaluation"))
         measured = tier == "target-measured"
-        latency = predict_family(family, form, rows, head, *tables, measured=measured)
+        latency = predict_family(family, form, rows, constants, *tables, measured=measured)
         factor = np.empty(latency.size)
         known = set(pc.unique(taught["gpu"]).to_pylist()) if measured and has_correction(family) else set()
         rest = np.asarray(pc.invert(pc.is_in(rows["gpu"], pa.array(sorted(known), pa.string()))))
         if rest.any():
             factor[rest] = _held_out_factor(family, taught, rows.filter(pa.array(rest)), latency[rest], tables)
         for gpu in sorted(known & set(pc.unique(rows["gpu"]).to_pylist())):
-            own = fit_measured(family, form, taught, gpu, head, *tables)
+            own = fit_measured(family, form, taught, gpu, constants, *tables)
             mine = np.asarray(pc.equal(rows["gpu"], gpu))
             of_gpu = rows.filter(pa.array(mine))
             latency[mine] = correct(family, form, of_gpu, latency[mine], rows_of(family, gpu, own), *tables)
@@ -59,4 +60,4 @@ def _held_out_factor(
 
 def _factor(curves: Mapping[str, np.ndarray], groups: Sequence[str], latency_us: np.ndarray) -> np.ndarray:
     names, place = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
-    return spread(np, latency_us, halves_for(curves, names.tolist())[place])
+    return spread(np, latency_us, half_widths_for(curves, names.tolist())[place])

@@ -13,7 +13,7 @@ from kernelsight.dataflow.cache import remembered
 from kernelsight.errors import InvalidInput
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.intervals import KNOTS_US, group_of, halves_for
+from kernelsight.kernels.intervals import KNOTS_US, group_of, half_widths_for
 from kernelsight.kernels.nearby import Nearby, nearby_of
 from kernelsight.kernels.network import Network, network_of
 from kernelsight.kernels.pack import correction_numbers
@@ -136,7 +136,7 @@ def _constants_of(
         here = kind["answers"] in FITTED
         kind["corrected"] = kind["fit"] if here and kind["fit"] in corrected else None
         kind["kernel"] = "|".join((kind["ran"], implementation, kind["dtype"]))
-        # asked not to use what was measured there, the head without its whole generation answers
+        # asked not to use what was measured there, the expression fitted without its whole generation answers
         without = facts.generation.get(kind["fit"]) if kind["fit"] in measured and not here else None
         path = {
             **kind,
@@ -161,7 +161,7 @@ def _constants_of(
     return values, evidence
 
 
-def halves_at(family: str, kinds: Sequence[Mapping[str, Any]], coefficients: pa.Table) -> np.ndarray:
+def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coefficients: pa.Table) -> np.ndarray:
     """Return (kinds, knots): half widths of the logarithm of each kind's 90 % interval, at the knots of latency."""
     curves_of = rows_of_part(coefficients, family, "interval")
     rows = remembered((coefficients,), ("curves", family), curves_of.to_pylist)
@@ -177,7 +177,7 @@ def halves_at(family: str, kinds: Sequence[Mapping[str, Any]], coefficients: pa.
         if kind["answers"] == "roofline":
             found[number] = 0.0
         elif curves:
-            found[number] = halves_for(curves, [kind["group"]])[0]
+            found[number] = half_widths_for(curves, [kind["group"]])[0]
     return found
 
 

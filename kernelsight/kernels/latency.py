@@ -16,7 +16,7 @@ from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
 from kernelsight.kernels.hardware import MATH, hardware_columns
 from kernelsight.kernels.intervals import spread
-from kernelsight.kernels.kinds import TIERS, constants_of, halves_at, kinds_of, nearby_at, network_at
+from kernelsight.kernels.kinds import TIERS, constants_of, interval_half_widths, kinds_of, nearby_at, network_at
 from kernelsight.kernels.nearby import Nearby, nearby_delta
 from kernelsight.kernels.network import Network, correction, scaled
 
@@ -55,7 +55,7 @@ def latencies(
     rows = calls.num_rows
     found = answers(family, calls, settings, gpus, fabrics, coefficients, implementations, backend=backend)
     roofline, latency = found.results["roofline_us"], found.latency_us
-    width = spread(np, latency, halves_at(family, found.kinds, coefficients)[found.kind_of_row])
+    width = spread(np, latency, interval_half_widths(family, found.kinds, coefficients)[found.kind_of_row])
     tiles = found.results.get("tiles")
     return pa.table(
         {

@@ -1,6 +1,6 @@
 """Latency of linear attention: the short causal convolution and the gated delta rule, over prompts and single tokens.
 
-Four kernels, told apart by the call itself: work per row and channel (2 x taps for the convolution, 6 x key width for
+Four kernels, distinguished by the call: work per row and channel (2 x taps for the convolution, 6 x key width for
 the delta rule) and whether a sequence has more than one row. Each moves bytes: ``traffic`` times the least for the
 convolution and for single tokens; over prompts the delta rule writes chunk states and intermediate products, counted
 in passes over its values. Bytes pass the multiprocessors at ``bytes_per_clock``, and DRAM where L2 does not hold them.

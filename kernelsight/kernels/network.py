@@ -60,7 +60,7 @@ def network_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Network, list[str]]:
 
 
 def correction(xp: Any, features: Any, node: Any, network: Network) -> Any:
-    """Return delta, the logarithm of the factor upon the head's latency; 0 where ``node`` is -1 (no sweep ran it).
+    """Return delta, the logarithm of the factor on an expression's latency; 0 where ``node`` is -1 (no sweep ran it).
 
     ``features``: (rows, F); ``node``: int, one a row or one for all.
     """

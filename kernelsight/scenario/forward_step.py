@@ -135,7 +135,8 @@ def step_shape(
 def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """Return one step as a dict: totals, kernels by their time, memory and assumptions.
 
-    ``flags``: deployment flags as ``simulate`` takes them; ``sizes``: batch_size, input_len, context_len.
+    ``flags``: deployment flags as ``simulate`` takes them; ``sizes``: batch_size (None: 1), input_len,
+    context_len.
     """
     sizes = {**sizes, "batch_size": 1 if sizes["batch_size"] is None else sizes["batch_size"]}
     for name, value in sizes.items():
@@ -151,7 +152,7 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
     model = next(row for row in session.table("models").to_pylist() if row["model"] == deployment["model"])
     shape = step_shape(
         phase,
-        sizes["batch_size"],
+        1 if sizes["batch_size"] is None else sizes["batch_size"],
         sizes["input_len"],
         sizes["context_len"],
         layout["window_tokens"] or model["index_top_k"],

@@ -70,7 +70,7 @@ def _columns_of(world: World) -> Columns:
         columns["arrival_s"] * 1e6,
         columns["prompt_tokens"].astype(np.int64),
         columns["output_tokens"].astype(np.int64),
-        columns["priority"],
+        columns["priority"].astype(np.int64),  # a copy: numba compiles again for read-only arrays
         columns["warmup"],
     )
 

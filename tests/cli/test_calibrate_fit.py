@@ -84,7 +84,7 @@ def test_a_small_sweep_of_one_family_is_fitted_without_naming_it(
     rows = read_pack(target).to_pylist()
     assert {row["family"] for row in rows} == {"gemm"}
     assert {row["part"] for row in rows} == {"constant", "choice", "correction", "interval", "nearby"}
-    # one GPU is one generation: no head without it
+    # one GPU is one generation: no fit without it
     assert {row["without"] for row in rows} == {None}
     counted = [row for row in rows if row["part"] == "choice"]
     assert [(row["implementation"], row["value"]) for row in counted] == [("cublas", len(SHAPES))]

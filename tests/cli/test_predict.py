@@ -111,12 +111,17 @@ def test_csv_and_files_hold_the_same_kernels(command, tmp_path):
     import duckdb
     import pyarrow.parquet as pq
 
-    step = command(*STEP, "--format", "json").json
-    rows = list(csv.DictReader(io.StringIO(command(*STEP, "--format", "csv").out)))
+    step = command(*STEP, "--format", "json", "-o", tmp_path / "step.duckdb").json
+    printed = command(*STEP, "--format", "csv", "-o", tmp_path / "step.csv").out
+    rows = list(csv.DictReader(io.StringIO(printed)))
     assert [row["name"] for row in rows] == [kernel["name"] for kernel in step["kernels"]]
     assert json.loads(rows[0]["shape"]) == step["kernels"][0]["shape"]
-    for ending in (".parquet", ".json", ".csv", ".duckdb"):
+    written = list(csv.DictReader(io.StringIO((tmp_path / "step.csv").read_text(encoding="utf-8"))))
+    assert [row["latency_us"] for row in written] == [row["latency_us"] for row in rows]
+    for ending in (".parquet", ".json"):
         assert command(*STEP, "-o", tmp_path / f"step{ending}").status == 0
+    in_json = json.loads((tmp_path / "step.json").read_text(encoding="utf-8"))
+    assert [row["latency_us"] for row in in_json] == [kernel["latency_us"] for kernel in step["kernels"]]
     assert pq.read_table(tmp_path / "step.parquet")["latency_us"].to_pylist() == [
         kernel["latency_us"] for kernel in step["kernels"]
     ]
@@ -125,8 +130,12 @@ def test_csv_and_files_hold_the_same_kernels(command, tmp_path):
 
 
 def test_the_defaults_are_one_sequence_that_decodes(command):
+    import kernelsight as ks
+
     stated = ("--phase", "decode", "--batch-size", 1, "-tp", 1, "--engine", "vllm", "--dtype", "auto")
-    assert command(*STEP, "--format", "json").json == command(*STEP, *stated, "--format", "json").json
+    step = command(*STEP, "--format", "json").json
+    assert step == command(*STEP, *stated, "--format", "json").json
+    assert ks.predict(model=step["model"], gpu=step["gpu"], context_len=100).total_us == step["total_us"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A correction learns what a head leaves, at sites that it has not seen too, and stays within its bounds elsewhere."""
+"""A correction learns what an expression leaves, at unseen sites too, and stays within its bounds elsewhere."""
 
 import numpy as np
 import pytest
@@ -131,7 +131,7 @@ def test_compiled_code_gives_the_same(fitted):
 
 
 def test_few_sites_are_all_learnt_from():
-    sweep = _sweep(200)
+    sweep = _sweep()
     fit = _fit({**sweep, "sites": sweep["sites"] % 4})
     assert (fit.network.strength == 1.0).all()
 

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelsight.fitting.correction import WIDTHS, Fit, correction_rows
+from kernelsight.fitting.pack_rows import correction_arrays, nearby_rows
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import names_of
 from kernelsight.kernels.kinds import dtype_of
-from kernelsight.kernels.nearby import Nearby, nearby_rows
+from kernelsight.kernels.nearby import Nearby
 from kernelsight.kernels.network import MOST, Network
-from kernelsight.kernels.pack import correction_arrays, pack_table
+from kernelsight.kernels.pack import pack_table
 from tests.kernels.calls import DECLARED, STREAMING, price, random_calls, with_column
 from tests.kernels.test_properties import RATES, ROUNDING, column, faster
 
@@ -87,9 +88,9 @@ def test_points_of_a_small_sweep_count_in_what_is_served(family: str) -> None:
 @pytest.mark.parametrize("family", CALCULATING)
 def test_a_correction_stays_within_its_bounds_and_never_beats_the_roofline(family: str) -> None:
     calls = calls_of(family, 3, 2000)
-    head = times(family, calls, 3, tier="cross-generation")
+    expected = times(family, calls, 3, tier="cross-generation")
     found = times(family, calls, 3)
-    ratio = found / head
+    ratio = found / expected
     # enough of these calls lie within what was measured for the correction to show
     assert np.quantile(np.abs(np.log(ratio)), 0.9) > 0.01
     assert (np.abs(np.log(ratio)) <= MOST * ROUNDING).all()
@@ -120,8 +121,8 @@ def test_only_the_kernels_that_the_sweep_ran_are_corrected(family: str) -> None:
     both = pa.concat_tables([own, other])
     together = times(family, both, 4)
     assert (together[:50] == times(family, own, 4)).all()
-    head = column(price(family, other, eta_coefficients=DECLARED), "latency_us")
-    assert together[50:] == pytest.approx(head, rel=3e-7)
+    expected = column(price(family, other, eta_coefficients=DECLARED), "latency_us")
+    assert together[50:] == pytest.approx(expected, rel=3e-7)
     tiers = price(family, both, eta_coefficients=corrected_pack(family, 4))["tier"].to_pylist()
     assert tiers == ["target-measured"] * 50 + ["cross-generation"] * 50
 
@@ -137,8 +138,8 @@ def test_far_outside_its_sweep_a_correction_fades(family: str) -> None:
         for row in pack.to_pylist()
     ]  # fmt: skip
     far = pa.Table.from_pylist(rows, schema=pack.schema)
-    head = times(family, calls, 5, tier="cross-generation")
-    assert np.abs(np.log(times(family, calls, 5, eta_coefficients=far) / head)).max() < 0.01 * MOST
+    expected = times(family, calls, 5, tier="cross-generation")
+    assert np.abs(np.log(times(family, calls, 5, eta_coefficients=far) / expected)).max() < 0.01 * MOST
 
 
 @pytest.mark.parametrize("family", ["gemm", "decode_attention", "moe", "all_reduce"])

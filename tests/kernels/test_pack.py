@@ -9,9 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.errors import ContractBroken, InvalidInput
+from kernelsight.fitting.pack_rows import node_rows, write_pack
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.forms import LEVELS, Node
-from kernelsight.kernels.pack import assumed_rows, node_rows, nodes_of, pack_table, read_pack, with_assumed, write_pack
+from kernelsight.kernels.pack import assumed_rows, nodes_of, pack_table, read_pack, with_assumed
 
 NODES = [
     Node("family", (), "floor_us", 0.7, 0.1),

@@ -24,8 +24,8 @@ COEFFICIENTS = (FLOOR, FACTOR, TILE, SPLITS)
 def implementations(*rows: tuple[str, str, str | None, float | None]) -> pa.Table:
     """Return (implementation, lineage, coefficient, value) rows of the family as ``kernel_implementations``."""
     names = ("implementation", "lineage", "coefficient", "value")
-    told = [{"family": FAMILY, **dict(zip(names, row, strict=True)), "source": "a test"} for row in rows]
-    return pa.Table.from_pylist(told, schema=contracts()["kernel_implementations"].schema)
+    stated = [{"family": FAMILY, **dict(zip(names, row, strict=True)), "source": "a test"} for row in rows]
+    return pa.Table.from_pylist(stated, schema=contracts()["kernel_implementations"].schema)
 
 
 def chosen(implementation: str, gpu: str, rows: float = 10.0, **stated: Any) -> dict[str, Any]:

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kernelsight.kernels.pack import correction_arrays, pack_table
+from kernelsight.fitting.pack_rows import correction_arrays
+from kernelsight.kernels.pack import pack_table
 from tests.kernels.calls import FACTS, call_table, price, with_column, work
 
 SIZES = {"m": np.array([16.0]), "n": np.array([512.0]), "k": np.array([512.0])}

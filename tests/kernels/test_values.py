@@ -212,10 +212,10 @@ def test_streaming_kernels_by_hand(rows: float) -> None:
 
 def test_a_served_call_pays_neither_the_gap_between_replays_nor_quantisation() -> None:
     sizes = {"batch": 8.0, "context": 999.0, **GROUPED, "window": 0.0}
-    told = FACTS["kernel_implementations"]
+    stated = FACTS["kernel_implementations"]
     quantizes = pa.Table.from_pylist(
         [{"family": "gemm", "implementation": "unknown", "lineage": "unknown", "coefficient": "quantizes", "value": 1.0,
-          "source": "test"}], schema=told.schema
+          "source": "test"}], schema=stated.schema
     )  # fmt: skip
     gap = pc.equal(DECLARED["coefficient"], "gap_us")
     longer = with_column(DECLARED, "value", pc.if_else(gap, 20.0, DECLARED["value"]).combine_chunks())

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from kernelsight.catalog.tables import contracts
 from kernelsight.errors import KernelSightError
 from kernelsight.fitting.evaluate import check_sweeps, measured_gpus
-from kernelsight.kernels.pack import default_pack, read_pack, write_pack
+from kernelsight.fitting.pack_rows import write_pack
+from kernelsight.kernels.pack import default_pack, read_pack
 from kernelsight.read.config import read_config_file
 from kernelsight.read.measured_runs import read_runs
 from kernelsight.read.sweeps.importing import import_sweep

@@ -54,7 +54,7 @@ class Served(NamedTuple):
 @pytest.fixture(scope="module", params=DEPLOYMENTS)
 def served(request: pytest.FixtureRequest) -> Served:
     row = {"deployment_id": "d", "model": request.param, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
-    # the head alone: corrections of measured GPUs follow what their sweeps show, edges that are no knots included
+    # the expression alone: corrections of measured GPUs follow what their sweeps show, edges that are no knots included
     row["tier"] = "cross-generation"
     session = connect()
     session.give("deployments", pa.Table.from_pylist([{**row, **DEPLOYMENTS[request.param]}]))

@@ -97,6 +97,14 @@ def test_new_token_ratio_reserves_a_share_of_running_answers() -> None:
     assert scheduled(serve(requests, **capacity, capacity_policy=records.GUARANTEED_NO_EVICT)) == [0, 2000]
 
 
+def test_the_share_of_answers_falls_with_the_decode_steps() -> None:
+    # 251 blocks, A needs 249 to its end (4 + 990 - 1 tokens), B 26 (4 + 100 - 1). At 70,100, A has 705 known tokens and
+    # 289 to go. The ratio has fallen to 0.14 x 0.7 in 600 steps: A is expected to reach 705 + 28 tokens, 184 blocks; at
+    # 0.7 it would be 705 + 202, 227 blocks, and B would wait until A ends at 99,000.
+    served = serve([(0, 4, 990), (70_050, 4, 100)], capacity_units=251, capacity_policy=records.NEW_TOKEN_RATIO)
+    assert scheduled(served) == [0, 70_100]
+
+
 def test_a_batch_that_was_full_is_not_tried_again_before_it_is_smaller() -> None:
     # 300 blocks, B needs 143 for its 4 + 569 - 1 tokens. At 200 A has 3 known tokens and is to give 0.699 x 898
     # more, 158 blocks in all: 142 are left. At 500 it would be 6 + 0.696 x 895 tokens, 157 blocks, and B would fit; but

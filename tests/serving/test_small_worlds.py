@@ -70,6 +70,15 @@ def test_the_threshold_caps_each_chunk() -> None:
     assert finish(served) == [300, 200]
 
 
+def test_without_chunking_what_exceeds_the_budget_after_a_preemption_is_cut_in_an_empty_step() -> None:
+    # 6 blocks of 4, budget 8: in step 7 A needs its fourth block, so that B goes, with 7 + 5 known tokens. These exceed
+    # the budget: B waits while A decodes, and is computed as 8 + 4 when nothing else is left.
+    requests = [(0, 7, 8), (0, 7, 6)]
+    served = run_loop(constant_world(requests, max_num_batched_tokens=8, chunked=False, capacity_units=6))
+    assert batches(served) == [(7, 0), (7, 1), *[(0, 2)] * 4, *[(0, 1)] * 2, (8, 0), (4, 0)]
+    assert finish(served) == [800, 1000]
+
+
 def test_without_chunking_a_prompt_waits_for_a_whole_budget() -> None:
     # budget 10: B's 8 tokens do not fit beside A's 6, but fit beside A's one decode token
     requests = [(0, 6, 3), (0, 8, 1)]

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
         facts("fabrics"),
         facts("kernel_implementations"),
         families=families or None,
-        told=note,
+        log=note,
     )
     keep_pack(pack, target)
     counts = pack.group_by(["family", "part"]).aggregate([([], "count_all")]).sort_by([("family", "ascending")])
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def keep_pack(pack: pa.Table, target: Path) -> None:
     """Write a fitted kernel model; where the disk refuses, in the folder of temporary files, and RunFailed says so."""
-    from kernelsight.kernels.pack import write_pack
+    from kernelsight.fitting.pack_rows import write_pack
 
     try:
         write_pack(pack, target)

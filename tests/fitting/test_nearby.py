@@ -9,9 +9,11 @@ import pytest
 from kernelsight.catalog.tables import facts
 from kernelsight.fitting.expressions import fit_family, predict_family
 from kernelsight.fitting.measured import correct, fit_measured, rows_of
+from kernelsight.fitting.nearby import MOST_POINTS, fit_nearby
+from kernelsight.fitting.pack_rows import nearby_rows
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.nearby import MOST_POINTS, fit_nearby, nearby_delta, nearby_of, nearby_rows
+from kernelsight.kernels.nearby import nearby_delta, nearby_of
 from kernelsight.kernels.pack import pack_table
 from tests.fitting.measured import gemm, write
 
@@ -85,10 +87,10 @@ def small_sweep(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
 
 
 def test_a_users_own_sweep_is_exact_at_its_points(small_sweep: pa.Table) -> None:
-    head = pack_table(fit_family("gemm", FAMILIES["gemm"].form, small_sweep, *TABLES, "a test"))
-    own = fit_measured("gemm", FAMILIES["gemm"].form, small_sweep, "l4", head, *TABLES, effort=0.25)
+    constants = pack_table(fit_family("gemm", FAMILIES["gemm"].form, small_sweep, *TABLES, "a test"))
+    own = fit_measured("gemm", FAMILIES["gemm"].form, small_sweep, "l4", constants, *TABLES, effort=0.25)
     mine = small_sweep.filter(pa.array([gpu == "l4" for gpu in small_sweep["gpu"].to_pylist()]))
-    base = predict_family("gemm", FAMILIES["gemm"].form, mine, head, *TABLES)
+    base = predict_family("gemm", FAMILIES["gemm"].form, mine, constants, *TABLES)
     found = correct("gemm", FAMILIES["gemm"].form, mine, base, rows_of("gemm", "l4", own), *TABLES)
     error = np.abs(found / mine["latency_us"].to_numpy() - 1.0)
     assert np.abs(base / mine["latency_us"].to_numpy() - 1.0).max() > 0.1

@@ -1,15 +1,16 @@
-"""What a run tells against what it was: percentiles by numpy, goodput by hand, breakdown and cache by steps."""
+"""What a run reports against what happened: percentiles by numpy, goodput by hand, breakdown and cache by steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from kernelsight.serving.statistics_tables import gap_percentiles
-from kernelsight.session import Session
+from kernelsight.session import Session, connect
 from tests.invariants.test_invariants import scenarios, serving
 
 OBJECTIVES = {"goodput_ttft_ms": 60.0, "goodput_tpot_ms": 12.0, "goodput_e2el_ms": 700.0}
@@ -50,6 +51,16 @@ def test_percentiles_of_gaps_are_those_of_numpy_within_a_bin(count: int) -> None
     assert set(found) == set(SHARES.values())
     for share, value in found.items():
         assert value == pytest.approx(np.percentile(gaps_us, share) / 1e3, rel=1.01e-3)
+
+
+def test_the_duration_ends_with_the_last_token_whichever_request_has_it(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0.0,40,200\n0.01,40,2\n", encoding="utf-8")
+    with connect() as session:
+        run = session.simulate(model="qwen3-0.6b", gpu="l4", trace=str(trace))
+        summary, events = run.summary, run.table("request_events").to_pylist()
+    assert events[0]["finish_ns"] > events[1]["finish_ns"]
+    assert summary["duration_s"] == pytest.approx((events[0]["finish_ns"] - events[0]["sent_ns"]) / 1e9, rel=1e-9)
 
 
 def test_goodput_counts_requests_within_every_objective(session: Session) -> None:
@@ -142,8 +153,8 @@ def test_cache_over_time_adds_up_to_the_steps(session: Session) -> None:
             name: pytest.approx(value, rel=1e-6) if isinstance(value, float) else value for name, value in row.items()
         }
     counted = session.query("select scenario_id, sum(preemptions) as n from cache_over_time group by all").to_pylist()
-    told = {row["scenario_id"]: row["preemptions"] for row in session.table("scenario_summary").to_pylist()}
-    assert {row["scenario_id"]: row["n"] for row in counted} == told and sum(told.values()) > 0
+    reported = {row["scenario_id"]: row["preemptions"] for row in session.table("scenario_summary").to_pylist()}
+    assert {row["scenario_id"]: row["n"] for row in counted} == reported and sum(reported.values()) > 0
 
 
 def test_time_lost_to_preemption_is_inside_prefill_and_decode(session: Session) -> None:

@@ -1,0 +1,64 @@
+"""Intervals cover what they were calibrated on, and count every fold the same."""
+
+import numpy as np
+import pytest
+
+from kernelsight.fitting.intervals import LEAST_HALF, LONE_FOLD, fit_intervals
+from kernelsight.fitting.pack_rows import correction_arrays, interval_rows
+from kernelsight.kernels.intervals import ALL, KNOTS_US, MOST_HALF, spread
+
+
+def _errors(rows: int = 6000) -> tuple[np.ndarray, np.ndarray]:
+    """Errors that shrink from 0.3 at short kernels to 0.05 at long ones."""
+    random = np.random.default_rng(0)
+    latency = 2.0 ** random.uniform(1.0, 11.0, rows)
+    return random.normal(0.0, 1.0, rows) * (0.05 + 0.5 / np.sqrt(latency)), latency
+
+
+def test_nine_in_ten_rows_are_covered_and_short_kernels_scatter_more():
+    error, latency = _errors()
+    halves = fit_intervals(error, latency, ["bf16"] * error.size)["bf16"]
+    inside = np.abs(error) <= np.log(spread(np, latency, halves))
+    assert 0.88 <= inside.mean() <= 0.93
+    for low, high in ((0, 16), (16, 256), (256, 5000)):
+        assert 0.85 <= inside[(latency >= low) & (latency < high)].mean() <= 0.96
+    assert halves[0] > 2.0 * halves[-1]
+
+
+def test_every_fold_counts_the_same_however_many_rows_it_has():
+    error, latency = _errors()
+    folds = np.where(np.arange(error.size) % 10 == 0, "ada", "hopper")
+    worse = np.where(folds == "ada", 3.0 * error, error)
+    halves = fit_intervals(worse, latency, ["bf16"] * error.size, folds)["bf16"]
+    inside = np.abs(worse) <= np.log(spread(np, latency, halves))
+    by_fold = [inside[folds == name].mean() for name in ("ada", "hopper")]
+    assert 0.88 <= np.mean(by_fold) <= 0.93
+    assert by_fold[0] < 0.87
+
+
+def test_a_group_that_one_fold_measured_is_widened():
+    error, latency = _errors()
+    single = fit_intervals(error, latency, ["fp8"] * error.size, ["hopper"] * error.size)["fp8"]
+    assert single == pytest.approx(LONE_FOLD * fit_intervals(error, latency, ["fp8"] * error.size)["fp8"], rel=0.15)
+
+
+def test_a_group_of_few_rows_stays_near_all_groups():
+    error, latency = np.full(500, 0.1), np.full(500, 20.0)
+    error[:2] = 1.0
+    halves = fit_intervals(error, latency, ["rare"] * 2 + ["common"] * 498)
+    assert halves["rare"].max() < 0.2
+    assert halves["common"] == pytest.approx(np.full(len(KNOTS_US), 0.1))
+
+
+def test_nothing_measured_gives_the_widest_interval_and_perfect_predictions_a_narrow_one():
+    assert (fit_intervals(np.array([np.nan]), np.array([1.0]), ["bf16"])[ALL] == MOST_HALF).all()
+    assert (fit_intervals(np.zeros(100), np.full(100, 9.0), ["bf16"] * 100)["bf16"] == LEAST_HALF).all()
+
+
+def test_rows_of_a_pack_hold_the_curves():
+    error, latency = _errors()
+    halves = fit_intervals(error, latency, ["bf16"] * error.size)
+    rows = correction_arrays(interval_rows("gemm", halves, "a test")[::-1])
+    assert {row["dtype"]: row["array"] for row in rows} == {
+        name: pytest.approx(curve.tolist()) for name, curve in halves.items()
+    }
