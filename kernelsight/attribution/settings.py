@@ -72,7 +72,11 @@ def contradictions(settings: Mapping[str, Any], tables: Mapping[str, pa.Table]) 
             for row in steps.select(["prefill_tokens", "decode_tokens", "decode_requests"]).to_pylist()
         )
         if tokens > settings["max_num_batched_tokens"]:
-            add("max_num_batched_tokens", settings["max_num_batched_tokens"], f"at least {tokens}: one step had that many")
+            add(
+                "max_num_batched_tokens",
+                settings["max_num_batched_tokens"],
+                f"at least {tokens}: one step had that many",
+            )
     windows = tables.get("production_windows")
     if windows is not None and windows.num_rows:
         running = max((value for value in windows["running"].to_pylist() if value is not None), default=0)

@@ -66,7 +66,6 @@ def test_a_log_of_the_deployment_itself_agrees_and_accuses_nobody(session: Sessi
         (Variant(FLAGS, step_us=1000.0), 0.0, "host", 1.0),
         (Variant(FLAGS), 50.0, "client", 50.0),
         (Variant(FLAGS, {"prefill_gemm": 1.3, "decode_gemm": 1.3}), 0.0, "gemm", 1.3),
-        (Variant(FLAGS, {"decode_attention": 1.4}), 0.0, "decode_attention", 1.4),
     ],
 )
 def test_a_planted_cause_is_named_with_its_size(
