@@ -26,6 +26,10 @@ VERBS: dict[str, tuple[str, str | None]] = {
         "simulate every scenario of a grid: SLOs, Pareto front, highest request rates",
         "kernelsight.cli.sweep",
     ),
+    "timeline": (
+        "write a saved run as a trace that Perfetto opens: steps, kernels, requests",
+        "kernelsight.cli.timeline",
+    ),
     "calibrate": ("measure kernels, import measurements, fit and evaluate the kernel model", None),
     "calibrate import": (
         "import published kernel sweeps (table sweep_points)",

@@ -78,6 +78,18 @@ class Run:
         give_run_info(self._session, self._seed)
         self._session.save(path, [*inputs_of(self._session), *ANSWERS, *extra])
 
+    def timeline(
+        self, path: str | Path, *, start_s: float | None = None, end_s: float | None = None
+    ) -> dict[str, int]:
+        """Write the run as a Chrome trace (.json) for Perfetto; return how many steps and events it shows.
+
+        ``start_s``, ``end_s``: only the steps that start in between, in seconds since the start of the run.
+        """
+        from kernelsight.views.timeline import write_timeline
+
+        self._session.compute(*TABLES, "request_metrics", "steps")
+        return write_timeline(self._session, path, start_s, end_s)
+
     def close(self) -> None:
         """Free what the run holds."""
         self._session.close()
