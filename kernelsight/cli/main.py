@@ -26,6 +26,7 @@ VERBS: dict[str, tuple[str, str | None]] = {
         "simulate every scenario of a grid: SLOs, Pareto front, highest request rates",
         "kernelsight.cli.sweep",
     ),
+    "report": ("write a saved run or sweep as one HTML page: figures, tables, SQL", "kernelsight.cli.report"),
     "timeline": (
         "write a saved run as a trace that Perfetto opens: steps, kernels, requests",
         "kernelsight.cli.timeline",
