@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.errors import InvalidInput, unknown
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from kernelsight.dataflow.session import Session
 
 LOADS = ("scenario_loads", "load_requests")
@@ -19,7 +18,7 @@ LOADS = ("scenario_loads", "load_requests")
 def one_scenario(session: Session, scenario: str | None = None) -> Session:
     """Return the session where it has one scenario, else a fork that holds ``scenario`` alone.
 
-    InvalidInput: there are several and none is named, or there is none; UnknownName: the named one is not there.
+    InvalidInput: there are several and none is named, there is none, or it cannot run; UnknownName: it is not there.
     """
     names = scenarios_of(session)
     if scenario is None and len(names) > 1:
@@ -35,6 +34,11 @@ def one_scenario(session: Session, scenario: str | None = None) -> Session:
     # a trace is not read again: its file may be gone
     fork.give("scenario_loads", _rows_of(session, "scenario_loads", "scenario_id", scenario), trusted=True)
     fork.give("load_requests", _rows_of(session, "load_requests", "load_id", load), trusted=True)
+    used = fork.table("scenarios").to_pylist()[0]
+    own = [used[name] for name in ("deployment_id", "prefill_deployment_id") if used[name] is not None]
+    faults = fork.table("deployment_faults")
+    for row in faults.filter(pc.is_in(faults["deployment_id"], pa.array(own))).to_pylist():
+        raise InvalidInput(f"scenario {scenario} was not served: {row['sentence']}.")
     return fork
 
 

@@ -20,8 +20,9 @@ SWEEP = "sweep"
 SERVED = ("steps", "request_events", "request_metrics", "scenario_summary", "kernel_breakdown", "cache_over_time")
 ALSO = ("kernel_breakdown_over_time", "itl_histogram", "replica_totals", "memory_plan")
 KERNELS_QUERY = """
-select name, 100.0 * sum(share) as percent, arg_max(bound, total_us) as bound
-from kernel_breakdown group by name order by percent desc limit 3
+with bounds as (select name, bound, 100.0 * sum(share) as percent from kernel_breakdown group by all)
+select name, sum(percent) as whole, max(percent) as most, arg_max(bound, percent) as bound
+from bounds group by name order by whole desc limit 3
 """
 QUEUE_QUERY = """
 select start_s, end_s, sum(waiting_mean) as waiting, max(kv_share_mean) as kv, max(busy_share) as busy
@@ -80,7 +81,9 @@ def _run_sentences(session: Session, summary: Mapping[str, Any], settings: Mappi
     )
     found += _worst_moment(session.query(QUEUE_QUERY).to_pylist())
     kernels = session.query(KERNELS_QUERY).to_pylist()
-    listed = ", ".join(f"{row['name']} {row['percent']:.0f} % ({row['bound']}-bound)" for row in kernels)
+    listed = ", ".join(
+        f"{row['name']} {row['whole']:.0f} % ({row['most']:.0f} % {row['bound']}-bound)" for row in kernels
+    )
     found.append(f"Most GPU time: {listed}.")
     return found
 

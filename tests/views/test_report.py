@@ -187,3 +187,24 @@ def test_a_click_on_a_head_sorts_the_table(run_page: Path, tmp_path: Path) -> No
     assert console == []
     values = [float(value) for value in re.search(r"<title>(.*?)</title>", elements)[1].split()]
     assert len(values) == 20 and values == sorted(values)
+
+
+def test_a_run_that_served_nothing_says_so(session: Session, tmp_path: Path) -> None:
+    run = session.simulate(**(SMALL | {"input_len": 9000, "max_model_len": 1000, "range_ratio": 1.0}))
+    run.report(tmp_path / "none.html")
+    assert "None of 24 requests was served" in (tmp_path / "none.html").read_text(encoding="utf-8")
+
+
+def test_a_scenario_that_cannot_run_is_in_the_report_of_the_sweep_alone(
+    session: Session, tmp_path: Path, capsys: Any
+) -> None:
+    found = session.what_if({**SMALL, "model": ["qwen3-0.6b", "llama-3.1-70b"]})
+    found.save(tmp_path / "sweep.duckdb")
+    assert main(["report", str(tmp_path / "sweep.duckdb"), "-o", str(tmp_path / "sweep.html")]) == 0
+    text = (tmp_path / "sweep.html").read_text(encoding="utf-8")
+    assert "1 of 2 scenarios were served" in text and "llama-3.1-70b does not fit on l4" in text
+    (unserved,) = [row["scenario_id"] for row in found.summary.to_pylist() if row["status"] != "served"]
+    for verb, ending in (("report", "html"), ("timeline", "json")):
+        target = tmp_path / f"one.{ending}"
+        assert main([verb, str(tmp_path / "sweep.duckdb"), "--scenario", unserved, "-o", str(target)]) == 2
+        assert f"scenario {unserved} was not served: llama-3.1-70b does not fit" in capsys.readouterr().err
