@@ -164,6 +164,24 @@ def request_metrics(request_events: pa.Table, scenarios: pa.Table) -> pa.Table:
     return metrics_of(request_events, scenarios)
 
 
+def kernel_breakdown_over_time(
+    steps: pa.Table,
+    step_cost_uses: pa.Table,
+    replica_totals: pa.Table,
+    serving_windows: pa.Table,
+    deployment_settings: pa.Table,
+    kernel_latencies: pa.Table,
+    step_shapes: pa.Table,
+    knot_corrections: pa.Table,
+) -> pa.Table:
+    """Where the GPU time went, window by window: the kernels of each step."""
+    from kernelsight.views.knot_kernels import knot_kernels
+    from kernelsight.views.over_time import kernels_over_time
+
+    knots = knot_kernels(kernel_latencies, step_shapes, knot_corrections)
+    return kernels_over_time(steps, step_cost_uses, replica_totals, deployment_settings, serving_windows, knots)
+
+
 def step_totals(
     kernel_latencies: pa.Table, step_shapes: pa.Table, deployment_settings: pa.Table, host_settings: pa.Table
 ) -> pa.Table:

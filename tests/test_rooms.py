@@ -19,6 +19,7 @@ ROOMS = (
         "fitting",
         "scenario",
         "serving",
+        "views",
         "sweeps",
         "attribution",
         "backtest",

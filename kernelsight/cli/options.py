@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.errors import InvalidInput
 from kernelsight.read.numbers import read_number
 from kernelsight.scenario import flags
 from kernelsight.scenario.flags import DEPLOYMENT_FLAGS, DRAFT_FLAGS, POOL_FLAGS, PREFILL_FLAGS, SHORTHANDS, Flag
@@ -174,3 +175,12 @@ def show_table(table: pa.Table, arguments: argparse.Namespace, written: bool = F
         write_table(table, target)
     form = arguments.format if arguments.format in ("json", "csv") else "table"
     print_rows(python_rows(table), table.column_names, form)
+
+
+def open_saved(path: str) -> Session:
+    """Return a session on a saved run, opened read-only; InvalidInput: no path, or no saved run there."""
+    from kernelsight.session import connect
+
+    if not path:
+        raise InvalidInput("the path of the saved run is empty; give a .duckdb file.")
+    return connect(path, read_only=True)

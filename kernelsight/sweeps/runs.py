@@ -86,6 +86,23 @@ class Run:
         give_run_info(self._session, self._seed)
         self._session.save(path, [*inputs_of(self._session), *ANSWERS, *extra])
 
+    def report(self, path: str | Path) -> None:
+        """Write the run as one HTML page with its figures and tables (needs the extra ``report``)."""
+        from kernelsight.views.report import write_report
+
+        self._session.compute(*TABLES, "request_metrics", "steps")
+        write_report(self._session, path)
+
+    def timeline(self, path: str | Path, *, start_s: float | None = None, end_s: float | None = None) -> dict[str, int]:
+        """Write the run as a Chrome trace (.json) for Perfetto; return how many steps and events it shows.
+
+        ``start_s``, ``end_s``: only the steps that start in between, in seconds since the start of the run.
+        """
+        from kernelsight.views.timeline import write_timeline
+
+        self._session.compute(*TABLES, "request_metrics", "steps")
+        return write_timeline(self._session, path, start_s, end_s)
+
     def close(self) -> None:
         """Free what the run holds."""
         self._session.close()
@@ -184,6 +201,12 @@ class WhatIf:
         with session.fork() as fork:
             fork.give("pareto_front", front, trusted=True)
             fork.save(path, [*inputs_of(fork), SWEEP, "scenario_summary"])
+
+    def report(self, path: str | Path) -> None:
+        """Write the sweep as one HTML page: Pareto front of each load, and scenarios (needs the extra ``report``)."""
+        from kernelsight.views.report import write_report
+
+        write_report(self._all, path)
 
     @cached_property
     def _all(self) -> Session:

@@ -1,0 +1,242 @@
+"""What the report of a run draws: each figure is a SQL query and a Vega-Lite specification over its rows."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+TIME = {"field": "s", "type": "quantitative", "title": "time (s)"}
+LINE = {"type": "line", "interpolate": "step-after", "strokeWidth": 1.5, "clip": True}
+PHASE_COLORS = {"domain": ["prefill", "decode", "mixed"], "range": ["#e07b39", "#2a6fb0", "#8a63b8"]}
+
+
+class Figure(NamedTuple):
+    """A chart, or a table where ``spec`` is None, of the rows of a query; ``note``: one sentence on how to read it."""
+
+    title: str
+    note: str
+    sql: str
+    spec: dict[str, Any] | None = None
+    wide: bool = False
+
+
+def over_time(columns: str, title: str, sources: str = "cache_over_time") -> tuple[str, dict[str, Any]]:
+    """Return query and specification of lines over time, one a replica and measure; ``columns``: SQL of measures."""
+    query = f"""
+unpivot (
+  select start_s as s, replica, {columns}
+  from {sources}
+) on columns(* exclude (s, replica)) into name measure value value
+order by measure, replica, s
+"""
+    encoding = {
+        "x": TIME,
+        "y": {"field": "value", "type": "quantitative", "title": title},
+        "color": {"field": "measure", "type": "nominal", "title": None},
+        "detail": {"field": "replica"},
+        "tooltip": [{"field": name} for name in ("replica", "measure", "s")] + [{"field": "value", "format": ".4g"}],
+    }
+    return query, {"mark": {**LINE, "opacity": 0.8}, "encoding": encoding}
+
+
+def percent(field: str) -> str:
+    """Return SQL of a share as a percentage.
+
+    >>> percent("busy_share")
+    '100.0 * busy_share'
+    """
+    return f"100.0 * {field}"
+
+
+LATENCY_QUERY = """
+with metrics as (
+  unpivot (select ttft_ms as TTFT, tpot_ms as TPOT, e2e_ms as E2E, queue_ms as queue from request_metrics)
+  on TTFT, TPOT, E2E, queue into name metric value ms
+),
+ranked as (
+  select metric, ms, 100.0 * row_number() over by_ms / count(*) over (partition by metric) as percentile
+  from metrics
+  where ms is not null
+  window by_ms as (partition by metric order by ms)
+  union all
+  -- a bin of gaps is 0.2 % wide, and begins at this power of 1.002 us
+  select 'ITL', exp(bin * ln(1.002)) / 1e3, 100.0 * sum(gaps) over (order by bin) / sum(gaps) over ()
+  from itl_histogram
+)
+select metric, max(ms) as ms, ceil(percentile * 5 - 1e-9) / 5 as percentile
+from ranked
+where ms > 0
+group by metric, ceil(percentile * 5 - 1e-9)
+order by metric, percentile
+"""
+LATENCIES = {
+    "layer": [
+        {
+            "mark": {"type": "line", "strokeWidth": 2, "clip": True},
+            "encoding": {
+                "x": {"field": "ms", "type": "quantitative", "scale": {"type": "log"}, "title": "latency (ms)"},
+                "y": {"field": "percentile", "type": "quantitative", "title": "requests, or gaps (%)"},
+                "order": {"field": "percentile"},
+                "color": {
+                    "field": "metric",
+                    "type": "nominal",
+                    "title": None,
+                    "sort": ["TTFT", "TPOT", "ITL", "E2E", "queue"],
+                },
+                "tooltip": [{"field": "metric"}, {"field": "percentile"}, {"field": "ms", "format": ".4g"}],
+            },
+        },
+        {
+            "data": {"values": [{"p": 50}, {"p": 90}, {"p": 99}]},
+            "mark": {"type": "rule", "strokeDash": [3, 3], "color": "#999"},
+            "encoding": {"y": {"field": "p", "type": "quantitative"}},
+        },
+    ]
+}
+KERNELS_QUERY = """
+with kernels as (
+  select family, name, sum(total_us) as whole, row_number() over (order by whole desc) as place
+  from kernel_breakdown
+  group by all
+)
+select
+  phase,
+  if(place <= 14, name, 'all others') as kernel,
+  sum(total_us) / 1e6 as gpu_s,
+  100.0 * sum(share) as share,
+  min(least(place, 15)) as place
+from kernel_breakdown
+join kernels using (family, name)
+group by all
+order by place, phase
+"""
+KERNELS = {
+    "mark": "bar",
+    "encoding": {
+        "x": {"field": "gpu_s", "type": "quantitative", "title": "GPU time (s)"},
+        "y": {"field": "kernel", "type": "nominal", "sort": {"field": "place", "op": "min"}, "title": None},
+        "color": {"field": "phase", "type": "nominal", "scale": PHASE_COLORS, "title": "steps"},
+        "tooltip": [
+            *({"field": name} for name in ("kernel", "phase")),
+            *({"field": name, "format": ".3g"} for name in ("gpu_s", "share")),
+        ],
+    },
+}
+KERNELS_OVER_TIME_QUERY = """
+with kernels as (
+  select name, row_number() over (order by sum(total_us) desc) as place
+  from kernel_breakdown_over_time
+  group by name
+),
+engines as (select count(*) as replicas from replica_totals)
+select
+  if(place <= 9, name, 'all others') as kernel,
+  min(least(place, 10)) as place,
+  start_s as s,
+  end_s,
+  100.0 * sum(total_us) / 1e6 / (end_s - start_s) / any_value(replicas) as busy
+from kernel_breakdown_over_time
+join kernels using (name), engines
+where end_s > start_s
+group by kernel, start_s, end_s
+order by place, s
+"""
+KERNELS_OVER_TIME = {
+    "mark": {"type": "bar", "binSpacing": 0, "strokeWidth": 0},
+    "encoding": {
+        "x": {**TIME, "bin": "binned", "axis": {"grid": False}},
+        "x2": {"field": "end_s"},
+        "y": {
+            "field": "busy",
+            "type": "quantitative",
+            "stack": "zero",
+            "title": "time of a replica (%)",
+            "scale": {"zero": True},
+        },
+        "color": {
+            "field": "kernel",
+            "type": "nominal",
+            "sort": {"field": "place", "op": "min"},
+            "title": None,
+            "scale": {"scheme": "tableau10"},
+        },
+        "order": {"field": "place"},
+        "tooltip": [{"field": "kernel"}, {"field": "s"}, {"field": "busy", "format": ".3g"}],
+    },
+}
+ARRIVALS_QUERY = """
+with windows as (
+  select "window", start_s as s, end_s
+  from cache_over_time
+  where replica = (select min(replica) from cache_over_time)
+)
+select
+  s,
+  count(sent_ns) filter (moment = 'sent') / (end_s - s) as sent,
+  count(sent_ns) filter (moment = 'finished') / (end_s - s) as finished
+from windows
+left join (
+  select sent_ns, sent_ns / 1e9 as at_s, 'sent' as moment from request_events
+  union all
+  select sent_ns, finish_ns / 1e9, 'finished' from request_events
+) on at_s >= s and at_s < end_s
+group by s, end_s
+order by s
+"""
+ARRIVALS = {
+    "transform": [{"fold": ["sent", "finished"], "as": ["measure", "value"]}],
+    "mark": LINE,
+    "encoding": {
+        "x": TIME,
+        "y": {"field": "value", "type": "quantitative", "title": "requests per second"},
+        "color": {"field": "measure", "type": "nominal", "title": None},
+    },
+}
+RUN_FIGURES = (
+    Figure(
+        "Latency",
+        "How many requests have at most this latency; dashed: p50, p90, p99. ITL: gaps between tokens.",
+        LATENCY_QUERY,
+        LATENCIES,
+    ),
+    Figure("Load", "Requests sent and finished per second, by window.", ARRIVALS_QUERY, ARRIVALS),
+    Figure(
+        "Batch and queue",
+        "Mean number of running and waiting requests of each replica.",
+        *over_time("running_mean as running, waiting_mean as waiting", "requests"),
+    ),
+    Figure(
+        "KV cache and busy time",
+        "Share of the KV cache in use, and of the time in steps, of each replica.",
+        *over_time(f'{percent("kv_share_mean")} as "KV cache", {percent("busy_share")} as busy', "%"),
+    ),
+    Figure(
+        "Tokens",
+        "Prompt and output tokens per second of each replica.",
+        *over_time(
+            "prefill_tokens / (end_s - start_s) as prefill, decode_tokens / (end_s - start_s) as decode", "tokens/s"
+        ),
+    ),
+    Figure("Kernels", "GPU time of each kernel, by the phase of the step that it ran in.", KERNELS_QUERY, KERNELS),
+    Figure(
+        "Kernels over time",
+        "GPU time by kernel in each window, as a share of the time of a replica.",
+        KERNELS_OVER_TIME_QUERY,
+        KERNELS_OVER_TIME,
+        wide=True,
+    ),
+    Figure(
+        "Kernel breakdown",
+        "Where the GPU time went.",
+        "select phase, family, name, calls, total_us / 1e3 as total_ms, 100.0 * share as percent, bound\n"
+        "from kernel_breakdown\norder by total_us desc",
+        wide=True,
+    ),
+    Figure(
+        "Slowest requests",
+        "The twenty with the longest E2E time.",
+        "select coalesce(external_id, request_id::varchar) as request, prompt_tokens, output_tokens, cached_tokens,\n"
+        "  queue_ms, ttft_ms, tpot_ms, e2e_ms, preemptions\nfrom request_metrics\norder by e2e_ms desc, request_id\n"
+        "limit 20",
+        wide=True,
+    ),
+)
