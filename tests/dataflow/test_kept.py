@@ -61,7 +61,8 @@ def test_a_damaged_file_is_computed_anew(place: Path) -> None:
         path.write_bytes(path.read_bytes()[:-3] + b"xxx")
     again, ran = answers()
     assert set(TABLES) <= set(ran)
-    assert all(again[name].equals(first[name]) for name in TABLES)
+    for name in TABLES:  # a join promises no order of rows
+        assert sorted(map(repr, again[name].to_pylist())) == sorted(map(repr, first[name].to_pylist())), name
 
 
 def test_nothing_is_kept_where_others_may_write(place: Path) -> None:
