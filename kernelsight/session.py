@@ -14,6 +14,7 @@ from kernelsight.catalog import tables as catalog
 from kernelsight.dataflow import session as dataflow
 from kernelsight.dataflow.contract import conform
 from kernelsight.dataflow.graph import Graph
+from kernelsight.dataflow.kept import Kept, program_digest
 from kernelsight.dataflow.locations import folder
 from kernelsight.errors import InvalidInput
 from kernelsight.kernels.families import LOWERED
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
     from kernelsight.attribution.comparison import Comparison
     from kernelsight.scenario.forward_step import Prediction
     from kernelsight.sweeps.runs import Run, WhatIf
+
+# what follows from deployments, and takes longer to compute than to read
+KEPT = (
+    *("deployment_settings", "deployment_faults", "sharded_layers", "layer_weights", "memory_plan", "assumptions"),
+    *("host_settings", "kv_layout", "gpu_formats", "step_shapes", "launch_signatures", "step_costs", "step_totals"),
+    *("knot_corrections", "kernel_calls", "kernel_latencies"),
+)
+# how far loads reach, which are drawn or read from traces
+BY_CONTENT = ("deployment_reach",)
 
 
 def connect(path: str | Path | None = None, *, read_only: bool = False, files: bool = True) -> Session:
@@ -36,7 +46,14 @@ def connect(path: str | Path | None = None, *, read_only: bool = False, files: b
     if path is None and read_only:
         raise InvalidInput("read_only needs the path of a saved run.")
     graph = Graph(catalog.contracts(), folder("sql"), "kernelsight.nodes", {"family": LOWERED})
-    return Session(graph, embedded_facts(), path=path, read_only=read_only, files=files)
+    return Session(
+        graph, embedded_facts(), path=path, read_only=read_only, files=files, kept=Kept(KEPT, BY_CONTENT, _program)
+    )
+
+
+@cache
+def _program() -> str:
+    return program_digest(Path(__file__).parent, folder("sql"), folder("schemas"))
 
 
 def embedded_facts() -> dict[str, Callable[[], pa.Table]]:

@@ -103,6 +103,7 @@ def main(words: list[str] | None = None) -> int:
     try:
         if strange:
             raise _unknown_words(arguments, strange)
+        _leave_pandas_out()
         importlib.import_module(arguments.module).run(arguments)
         sys.stdout.flush()
     except KernelSightError as error:
@@ -126,6 +127,26 @@ def main(words: list[str] | None = None) -> int:
         print("kernelsight: out of memory; request fewer rows at once.", file=sys.stderr)
         return 1
     return 0
+
+
+class _NoPandas:
+    """Finds no pandas, as if it were not installed."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def _leave_pandas_out() -> None:
+    """Let Arrow do without pandas, which no verb uses: its first array looks for it once, and would import it."""
+    import pyarrow as pa
+
+    nothing = _NoPandas()
+    sys.meta_path.insert(0, nothing)
+    try:
+        pa.array([0])
+    finally:
+        sys.meta_path.remove(nothing)
 
 
 def _unknown_words(arguments: argparse.Namespace, strange: list[str]) -> KernelSightError:

@@ -118,7 +118,6 @@ def _run_calls(arguments: Any) -> None:
         table = predict_calls(session, arguments.calls, arguments.gpu, arguments.tier)
     if target:
         write_table(table, target)
-    if target and arguments.format == "table":
         note(f"wrote {_counted(table.num_rows, 'row')} to {target}")
     else:
         print_rows(table.to_pylist(), table.column_names, arguments.format)

@@ -19,6 +19,8 @@ from kernelsight.dataflow.contract import NAME, as_arrow, conform
 from kernelsight.dataflow.engine import complaint, lock_database, open_database, quote
 from kernelsight.dataflow.frames import caller_frames
 from kernelsight.dataflow.graph import Graph, Node
+from kernelsight.dataflow.kept import Kept, keep_table
+from kernelsight.dataflow.kept import read_table as read_kept_table
 from kernelsight.dataflow.rows import as_table, is_rows
 from kernelsight.dataflow.storage import attach, change_tables, read_table, save_file
 from kernelsight.dataflow.user_queries import check_query, tables_in_query
@@ -31,7 +33,8 @@ _FILE = "kernelsight_file"
 class Session:
     """Given tables, embedded facts and computed tables over one graph; for the thread that made it alone.
 
-    ``threads``: how many a node may use; None: its own choice. ``files``: queries may read local files.
+    ``threads``: how many a node may use; None: its own choice. ``files``: queries may read local files. ``kept``: the
+    tables that other processes computed are taken from disk; a session on a file takes none.
     """
 
     def __init__(
@@ -43,11 +46,13 @@ class Session:
         read_only: bool = False,
         files: bool = True,
         database: duckdb.DuckDBPyConnection | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self.graph: Graph = graph
         self.progress: Callable[[str, float], None] | None = None
         self.path: Path | None = Path(path) if path is not None else None
         self._facts = dict(facts or {})
+        self._kept = kept if path is None else None
         # Forks share the database and its attached file, and nothing that is registered on a cursor.
         self._database = database or open_database(graph.macros)
         self._connection = self._database.cursor()
@@ -291,6 +296,10 @@ class Session:
         self._check_thread()
         available = self.available()
         wanted = [name for name in names if name not in available]
+        if self._kept:
+            self._take_kept(wanted, self._kept)
+            available = self.available()
+            wanted = [name for name in wanted if name not in available]
         if not wanted:
             return
         try:
@@ -306,6 +315,45 @@ class Session:
         for node in nodes:
             self._run(node, asked)
 
+    def _take_kept(self, names: Iterable[str], kept: Kept) -> None:
+        """Take tables from disk, and where one is not there, those that its node reads."""
+        waiting, seen = list(names), self.available()
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            node = self.graph.node(name)
+            rows = read_kept_table(key) if name in kept.tables and (key := self._kept_key(name, kept)) else None
+            if rows is not None:
+                self._tables[name] = rows
+            elif node is not None:
+                waiting += node.inputs
+
+    def _kept_key(self, name: str, kept: Kept) -> str | None:
+        """Return the key of a derived table; None where something that it is made from is missing."""
+        roots: dict[str, pa.Table | None] = {}
+        waiting, seen = [name], set()
+        while waiting:
+            each = waiting.pop()
+            if each in seen:
+                continue
+            seen.add(each)
+            node = self.graph.node(each)
+            if each in self._given:
+                roots[each] = self._fetch(each)
+            elif each in kept.by_content:
+                try:
+                    self._compute([each])
+                except MissingTable:
+                    return None
+                roots[each] = self._fetch(each)
+            elif node is None:
+                roots[each] = None
+            else:
+                waiting += (*node.inputs, *node.fetches)
+        return kept.key(name, roots)
+
     def _run(self, node: Node, asked: Collection[str]) -> None:
         """Run a node for those of its tables that are asked for and not there yet."""
         started = time.perf_counter()
@@ -319,6 +367,8 @@ class Session:
                 self._pending[name] = rows
             else:
                 self._tables[name] = conform(rows, self.graph.contracts[name], trusted=True, origin=node.label)
+                if self._kept and name in self._kept.tables and (key := self._kept_key(name, self._kept)):
+                    keep_table(key, self._tables[name])
         if self.progress:
             self.progress(", ".join(wanted), time.perf_counter() - started)
 
@@ -413,6 +463,7 @@ class Session:
             for name in self._stored:
                 self._fetch(name)  # this session may overwrite the file's rows before the fork reads them
         other = type(self)(self.graph, self._facts, database=self._database)
+        other._kept = self._kept
         other.path = self.path
         other._tables, other._pending = dict(self._tables), dict(self._pending)
         other._given, other._own = set(self._given), set(self._own)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import duckdb
+
 from kernelsight.dataflow.engine import MACROS, private_cursor
+from kernelsight.dataflow.kept import keep, read_kept
 from kernelsight.errors import InvalidInput
 
 # nodes of the parser's tree that only read; any other, such as COPY in a CTE, changes something
@@ -82,6 +86,19 @@ def parse_query(text: str) -> Query | str:
     )
 
 
+def parse_node(text: str) -> Query | str:
+    """Return what ``parse_query`` does; what was parsed once by the same parser is kept on disk."""
+    sources = (Path(__file__).read_bytes(), duckdb.__version__.encode(), text.encode())
+    key = hashlib.sha256(b"\0".join(sources)).hexdigest()
+    if (found := read_kept(key)) is not None:
+        stated = json.loads(found)
+        return Query(**{name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()})
+    query = parse_query(text)
+    if isinstance(query, Query):
+        keep(key, json.dumps(asdict(query)).encode())
+    return query
+
+
 def _kinds(node: dict) -> Iterator[str]:
     """Return the kinds of the queries that stand in an object of the tree, whatever key they stand under."""
     for key, value in node.items():
@@ -120,7 +137,7 @@ def read_sql_node(
     first, _, _ = text.partition("\n")
     if not first.startswith("-- ") or not first[3:].strip():
         raise _refused(path, "its first line must describe the table: '-- description'")
-    query = parse_query(text)
+    query = parse_node(text)
     if isinstance(query, str):
         what = "is not a single SELECT without PIVOT" if "SELECT" in query else f"cannot be parsed ({query})"
         raise _refused(path, f"its query {what}")
@@ -128,7 +145,7 @@ def read_sql_node(
     if unions:
         stated = ",\n".join(f"{name} as (\n{union}\n)" for name, union in unions.items())
         text = f"with {stated}\nselect * from (\n{text}\n)"
-        query = parse_query(text)
+        query = parse_node(text)
         assert not isinstance(query, str), query
     shadows = sorted(set(query.ctes) & tables)
     impure = sorted(set(query.functions) - _PURE_TABLE_FUNCTIONS)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +13,12 @@ from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import MATH
-from kernelsight.kernels.latency import latencies
+from kernelsight.kernels.latency import COLUMNS, figures
 from kernelsight.kernels.work import evaluated, field_of, fields
 
+# columns of calls that latencies rest on, or that are looked at before
+READ = ("deployment_id", "family", "gpu", "engine", "count", "format", "math", "flops", "bytes", "shape")
+_FIELDS = re.compile(r'shape\."(\w+)"')
 # fields that may be nought, and those that may be missing, which says the same
 MAY_BE_ZERO = {"window", "cached_tokens", "context"}
 MAY_BE_MISSING = {"window"}
@@ -35,23 +39,79 @@ def call_latencies(
     UnknownName: a family that does not exist. InvalidInput: a shape that lacks a field its family needs, a size that is
     not positive, or arithmetic of no known dtype.
     """
-    families = calls["family"].combine_chunks()
-    names = pc.unique(families).to_pylist()
+    # numbers and words are gathered by family, and put back by row; what is stated stays where it is
+    stated = calls.select(["deployment_id", "step_shape_id", "call", "family", "name", "count"])
+    calls = _encoded(calls)
+    families = calls["family"].chunk(0)
+    names = families.dictionary.to_pylist()
     for family in names:
         if family not in FAMILIES:
             raise unknown("kernel family", family, FAMILIES)
-    settings = pa.table({"deployment_id": pc.unique(calls["deployment_id"].combine_chunks())})
-    settings = settings.append_column("tier", pa.repeat(pa.scalar(tier), settings.num_rows))
-    parts, positions = [], []
-    for family in names:
-        rows = np.flatnonzero(pc.equal(families, family).to_numpy(zero_copy_only=False))
-        table = family_table(family, calls.take(pa.array(rows)))
-        parts.append(latencies(family, table, settings, gpus, fabrics, coefficients, implementations))
-        positions.append(rows)
-    if not parts:
+    if not names:
         raise InvalidInput("the file has no kernel calls; give at least one row.")
-    order = np.argsort(np.concatenate(positions), kind="stable")
-    return pa.concat_tables(parts).take(pa.array(order)).combine_chunks()
+    settings = pa.table({"deployment_id": calls["deployment_id"].chunk(0).dictionary})
+    settings = settings.append_column("tier", pa.repeat(pa.scalar(tier), settings.num_rows))
+    facts_read = (gpus, fabrics, coefficients, implementations)
+    answer = _Answer(calls.num_rows)
+    for number, family in enumerate(names):
+        rows = np.flatnonzero(families.indices.to_numpy() == number)
+        table = family_table(family, _of_family(family, calls, pa.array(rows)))
+        answer.put(rows, *figures(family, table, settings, *facts_read))
+    return answer.beside(stated)
+
+
+class _Answer:
+    """Columns of numbers and words of so many rows, filled in by family."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.numbers: dict[str, np.ndarray] = {}
+        self.codes: dict[str, np.ndarray] = {}
+        self.words: dict[str, list[str]] = {}
+
+    def put(
+        self,
+        rows: np.ndarray,
+        numbers: Mapping[str, np.ndarray],
+        words: Mapping[str, tuple[Sequence[str], np.ndarray]],
+    ) -> None:
+        """Put a family's figures at its rows."""
+        for name, values in numbers.items():
+            self.numbers.setdefault(name, np.full(self.rows, np.nan))[rows] = values
+        for name, (known, codes) in words.items():
+            held = self.words.setdefault(name, [])
+            self.codes.setdefault(name, np.empty(self.rows, np.int32))[rows] = codes + len(held)
+            held += known
+
+    def beside(self, stated: pa.Table) -> pa.Table:
+        """Return ``kernel_latencies``; a call without tiles has none."""
+        columns = {name: pa.array(values, from_pandas=name == "tiles") for name, values in self.numbers.items()}
+        columns.setdefault("tiles", pa.nulls(self.rows, pa.float64()))
+        for name, codes in self.codes.items():
+            words = pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(self.words[name], pa.string()))
+            columns[name] = words.cast(pa.string())
+        return pa.table({**{name: stated[name] for name in stated.column_names}, **columns}).select(COLUMNS)
+
+
+def _encoded(calls: pa.Table) -> pa.Table:
+    """Return calls with every column of words that figures rest on as a dictionary, each column in one piece."""
+    columns = {name: calls[name].combine_chunks() for name in READ}
+    for name in ("deployment_id", "family", "gpu", "engine"):
+        columns[name] = columns[name].dictionary_encode()
+    return pa.table(columns)
+
+
+def _of_family(family: str, calls: pa.Table, rows: pa.Array) -> pa.Table:
+    """Return the rows of a family, of its shapes those fields alone that its columns are made of."""
+    shape = calls["shape"].chunk(0)
+    stated = {**fields(*_columns(family)), **FAMILIES[family].columns}
+    wanted = set(_FIELDS.findall(" ".join(stated[name] for name in _columns(family))))
+    kept = [field.name for field in shape.type if field.name in wanted]
+    places = [shape.type.get_field_index(name) for name in kept]
+    needed = calls.drop_columns(["shape"]).take(rows)
+    return needed.append_column(
+        "shape", pa.StructArray.from_arrays([shape.field(at).take(rows) for at in places], kept)
+    )
 
 
 def family_table(family: str, calls: pa.Table) -> pa.Table:

@@ -20,6 +20,9 @@ from kernelsight.kernels.kinds import TIERS, constants_of, interval_half_widths,
 from kernelsight.kernels.nearby import Nearby, nearby_delta
 from kernelsight.kernels.network import Network, correction, scaled
 
+# of kernel_latencies
+COLUMNS = ["deployment_id", "step_shape_id", "call", "family", "name", "count", "tiles", "roofline_us", "bound", "eta"]
+COLUMNS += ["latency_us", "latency_p05_us", "latency_p95_us", "tier", "evidence"]
 BOUNDS = ("compute", "memory", "link")
 # a forward pass touches far more bytes than L2 holds before it reads a weight or a cached key again
 COLD_BYTES = 1e15
@@ -52,11 +55,9 @@ def latencies(
     ``settings`` is ``deployment_settings``: its tier decides what the constants may rest on. Refuses the
     target-measured tier on a GPU of which ``eta_coefficients`` holds no fit.
     """
+    numbers, words = figures(family, calls, settings, gpus, fabrics, coefficients, implementations, backend=backend)
     rows = calls.num_rows
-    found = answers(family, calls, settings, gpus, fabrics, coefficients, implementations, backend=backend)
-    roofline, latency = found.results["roofline_us"], found.latency_us
-    width = spread(np, latency, interval_half_widths(family, found.kinds, coefficients)[found.kind_of_row])
-    tiles = found.results.get("tiles")
+    named = {name: _words(*found) for name, found in words.items()}
     return pa.table(
         {
             "deployment_id": calls["deployment_id"],
@@ -65,17 +66,41 @@ def latencies(
             "family": pa.repeat(family, rows),
             "name": calls["name"],
             "count": calls["count"],
-            "tiles": pa.array(tiles) if tiles is not None else pa.nulls(rows, pa.float64()),
-            "roofline_us": roofline,
-            "bound": _words(BOUNDS, found.results["bound"]),
-            "eta": latency / roofline,
-            "latency_us": latency,
-            "latency_p05_us": np.maximum(latency / width, np.minimum(roofline, latency)),
-            "latency_p95_us": latency * width,
-            "tier": _words(TIERS, found.tier),
-            "evidence": _words(found.evidence, found.kind_of_row),
+            "tiles": pa.nulls(rows, pa.float64()),
+            **numbers,
+            **named,
         }
-    )
+    ).select(COLUMNS)
+
+
+def figures(
+    family: str,
+    calls: pa.Table,
+    settings: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    coefficients: pa.Table,
+    implementations: pa.Table,
+    *,
+    backend: str = "auto",
+) -> tuple[dict[str, np.ndarray], dict[str, tuple[Sequence[str], np.ndarray]]]:
+    """Return what ``latencies`` computes: columns of numbers, and columns of words as (words, number in each row).
+
+    ``calls`` needs the columns of ``columns_read`` alone; "tiles" is there where the family has tiles.
+    """
+    found = answers(family, calls, settings, gpus, fabrics, coefficients, implementations, backend=backend)
+    roofline, latency = found.results["roofline_us"], found.latency_us
+    width = spread(np, latency, interval_half_widths(family, found.kinds, coefficients)[found.kind_of_row])
+    numbers = {"tiles": found.results["tiles"]} if "tiles" in found.results else {}
+    numbers |= {
+        "roofline_us": roofline,
+        "eta": latency / roofline,
+        "latency_us": latency,
+        "latency_p05_us": np.maximum(latency / width, np.minimum(roofline, latency)),
+        "latency_p95_us": latency * width,
+    }
+    bound, tier = found.results["bound"].astype(np.int64), found.tier
+    return numbers, {"bound": (BOUNDS, bound), "tier": (TIERS, tier), "evidence": (found.evidence, found.kind_of_row)}
 
 
 def columns_read(family: str, there: Collection[str]) -> list[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -37,21 +40,25 @@ def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
         ) from None
     rows = table.num_rows
     defaults = {
-        **{name: pa.repeat(pa.scalar(value), rows) for name, value in DEFAULTS.items()},
-        "step_shape_id": pa.repeat(pa.scalar(0, pa.int64()), rows),
-        "count": pa.repeat(pa.scalar(1, pa.int64()), rows),
-        "call": pa.array(range(rows), pa.int64()).cast(pa.string()),
+        **{name: partial(pa.repeat, pa.scalar(value), rows) for name, value in DEFAULTS.items()},
+        "step_shape_id": partial(pa.repeat, pa.scalar(0, pa.int64()), rows),
+        "count": partial(pa.repeat, pa.scalar(1, pa.int64()), rows),
+        "call": lambda: pa.array(np.arange(rows)).cast(pa.string()),
     }
+    numbered = "call" not in table.column_names
     if "family" in table.column_names:
-        defaults["name"] = table["family"]
+        family = table["family"]
+        defaults["name"] = lambda: family
     for name, column in defaults.items():
         if name not in table.column_names:
-            table = table.append_column(name, column)
+            table = table.append_column(name, column())
     if "gpu" in table.column_names:
         table = table.drop_columns(["gpu"])
     table = table.append_column("gpu", pa.repeat(pa.scalar(gpu), rows))
     if "shape" in table.column_names and pa.types.is_struct(table["shape"].type):
         table = table.set_column(table.column_names.index("shape"), "shape", _whole_shape(table["shape"], contract))
+    if numbered:  # rows that were numbered here are no duplicates
+        contract = replace(contract, columns=tuple(replace(column, key=False) for column in contract.columns))
     try:
         return conform(table, contract, origin=str(path))
     except ContractBroken as error:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numba
 from numba import _dynfunc, types
+from numba.core.caching import FunctionCache
 from numba.core.codegen import CodeLibrary, JITCodeLibrary
 from numba.core.compiler import Compiler, CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import PassManager, register_pass
@@ -123,6 +124,18 @@ class RuleDispatcher(CPUDispatcher):
         raise TypeError(f"{self.__name__} is a rule of the scheduler; call it through entry({self.__name__}.py_func)")
 
 
+class EntryCache(FunctionCache):
+    """numba's cache on disk, of which an entry is read without the rules of typing and lowering.
+
+    Machine code needs none of them, and to import and register them takes longer than to read it.
+    """
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return what was compiled for a signature, or None."""
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)
+
+
 class EntryDispatcher(CPUDispatcher):
     """An entry point: Python calls its machine code, rules and other entry points call it as a rule.
 
@@ -138,7 +151,7 @@ class EntryDispatcher(CPUDispatcher):
 
         super().__init__(rule.py_func, targetoptions=options, pipeline_class=Announced)
         self.get_call_template, self.get_overload = rule.get_call_template, rule.get_overload
-        self.enable_caching()
+        self._cache = EntryCache(self.py_func) if _is_tested() else FunctionCache(self.py_func)
 
 
 def rule_of(function: Callable[..., Any], options: dict[str, Any]) -> RuleDispatcher:
@@ -148,6 +161,8 @@ def rule_of(function: Callable[..., Any], options: dict[str, Any]) -> RuleDispat
 
 def _compilers() -> tuple[type[CompilerBase], type[CompilerBase]]:
     """Return the compilers of rules and of entry points: numba's own where its version is none of ``TESTED``."""
-    if TESTED[0] <= numba.version_info.short <= TESTED[1]:
-        return RuleCompiler, EntryCompiler
-    return Compiler, Compiler
+    return (RuleCompiler, EntryCompiler) if _is_tested() else (Compiler, Compiler)
+
+
+def _is_tested() -> bool:
+    return TESTED[0] <= numba.version_info.short <= TESTED[1]

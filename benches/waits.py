@@ -1,0 +1,150 @@
+"""What users wait for, in CPU seconds and as multiples of a yardstick: ``python benches/waits.py``.
+
+    python benches/waits.py [--tree DIR ...] [--repeats N] [-o FILE.json]
+
+Every row is a process of its own, and counts the CPU time of the process, or of the work in it where start-up is no
+part of the wait. The yardstick is a loop of five million additions in Python, measured beside each row, because
+machines differ and are shared: compare multiples, not seconds. With several trees (clones of the repository), rows of
+all of them are measured in turn. "again" is the second time, when compiled code and tables are kept on disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from kernelsight.report.output import as_text
+
+HERE = Path(__file__).resolve().parents[1]
+DEPLOYMENT = ("--model", "qwen3-14b", "--gpu", "h100_sxm")
+LOAD = ("--request-rate", "20", "--input-len", "256", "--output-len", "256")
+COMMANDS = {
+    "--version": ("--version",),
+    "predict, one step": ("predict", *DEPLOYMENT, "--context-len", "1000"),
+    "simulate, 100 requests": ("simulate", *DEPLOYMENT, *LOAD, "--num-prompts", "100"),
+    "simulate, 1,000,000 requests": ("simulate", *DEPLOYMENT, *LOAD, "--num-prompts", "1000000"),
+}
+# work in a process that did it once before: prints its CPU seconds
+TIMED = """
+import time
+import kernelsight as ks
+session = ks.connect()
+{before}
+def work():
+    {work}
+work()
+started = time.process_time()
+work()
+print(time.process_time() - started)
+"""
+GRID = """
+models = ["llama-3.1-8b", "qwen3-32b", "mixtral-8x7b-v0.1", "qwen3-14b", "gpt-oss-120b"]
+grid = {"model": models, "gpu": ["h100_sxm", "h200_sxm", "b200_sxm", "gb200", "b300_sxm"], "engine": ["vllm", "sglang"]}
+grid |= {"tensor_parallel_size": 4, "num_prompts": 100, "input_len": 256, "output_len": 128}
+grid["request_rate"] = [1.0 + 19.0 * step / STEPS for step in range(STEPS)]
+"""
+CALLS = """
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from kernelsight.scenario.forward_step import predict_calls
+row = dict(tp=4, pp=1, dp=1, ep=1, gpu="h100_sxm", engine="vllm")
+names = ["llama-3.1-8b", "qwen3-32b", "mixtral-8x7b-v0.1", "gpt-oss-120b"]
+session.give("deployments", [dict(row, deployment_id=name, model=name) for name in names])
+calls = session.table("kernel_calls")
+calls = calls.take(pa.array(np.random.default_rng(1).integers(0, calls.num_rows, 1_000_000)))
+pq.write_table(calls.drop_columns(["call"]).combine_chunks(), "calls.parquet")
+"""
+# the loop alone: step costs are laid out, and nothing is made of what it records
+LOOP = """
+from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.serving.simulate import serve_replicas
+from kernelsight.serving.world import read_world
+row = dict(model="qwen3-14b", gpu="h100_sxm", request_rate=20.0, num_prompts=1_000_000, input_len=256, output_len=256)
+plan = plan_rows(session, [row])
+give_plan(session, list(plan.deployments.values()), plan.planned)
+names = {"settings": "deployment_settings", "faults": "deployment_faults"}
+tables = ("scenarios", "scenario_loads", "load_requests", "step_costs", "step_shapes", "settings", "faults")
+tables += ("memory_plan", "host_settings", "kv_transfers", "models")
+world = read_world(**{name: session.table(names.get(name, name)) for name in tables})
+"""
+WORK = {
+    "the loop alone, 1,000,000 requests": (LOOP, "serve_replicas(world, count_uses=False)"),
+    "1,000 what-ifs over 50 deployments": (GRID.replace("STEPS", "20"), "session.what_if(grid)"),
+    "10,000 what-ifs over 50 deployments": (GRID.replace("STEPS", "200"), "session.what_if(grid)"),
+    "1,000,000 kernel calls from a file": (CALLS, 'predict_calls(session, "calls.parquet", "h100_sxm", None)'),
+}
+
+
+def yardstick() -> float:
+    """Return the CPU seconds in which this machine adds up five million numbers in a loop of Python, now."""
+    started = time.process_time()
+    total = 0
+    for number in range(5_000_000):
+        total += number
+    return time.process_time() - started
+
+
+def cpu_seconds(tree: Path, name: str, folder: str) -> float:
+    """Return the CPU seconds of one row, of the program in a tree."""
+    # as an installation runs: with the bytecode that Python keeps
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment |= {"PYTHONPATH": str(tree), "KERNELSIGHT_CACHE": f"{folder}/kept"}
+    words = ["-m", "kernelsight", *COMMANDS[name]] if name in COMMANDS else ["-c", script(name)]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, *words], env=environment, cwd=folder, check=True, stdout=subprocess.PIPE)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if name in WORK:
+        return float(done.stdout.splitlines()[-1])
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def script(name: str) -> str:
+    """Return the program of a row that is timed within its process."""
+    before, work = WORK[name]
+    return TIMED.format(before=before, work=work)
+
+
+def measure(trees: list[Path], names: list[str], repeats: int) -> list[dict[str, Any]]:
+    """Return a row for each wait and tree: the median of its CPU seconds, and of its multiples of the yardstick."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            spent: dict[Path, list[tuple[float, float]]] = {tree: [] for tree in trees}
+            for tree in trees * (repeats + 1):  # the first compiles and keeps, and does not count
+                spent[tree].append((cpu_seconds(tree, name, folder), yardstick()))
+            for tree in trees:
+                seconds, units = zip(*spent[tree][1:], strict=True)
+                row = {"wait": name, "tree": tree.name, "first CPU s": round(spent[tree][0][0], 2)}
+                row |= {"again CPU s": round(statistics.median(seconds), 3)}
+                found.append(row | {"yardsticks": round(statistics.median(seconds) / statistics.median(units), 1)})
+                print(json.dumps(found[-1]), file=sys.stderr)
+    return found
+
+
+def main() -> None:
+    """Measure every row and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tree", nargs="+", type=Path, default=[HERE], help="clones to compare (default: this one)")
+    parser.add_argument("--only", nargs="+", help="rows whose name has one of these words")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("-o", "--output", help="also write the rows as JSON")
+    arguments = parser.parse_args()
+    names = [name for name in (*COMMANDS, *WORK) if any(word in name for word in arguments.only or [""])]
+    found = measure([tree.resolve() for tree in arguments.tree], names, arguments.repeats)
+    print(as_text(found, list(found[0])))
+    if arguments.output:
+        Path(arguments.output).write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
