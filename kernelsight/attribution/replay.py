@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from kernelsight.dataflow.session import Session
 from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.serving.load import spans_of
 from kernelsight.serving.parts import PARTS
 
 LOAD = "log"
@@ -90,16 +91,15 @@ def replay(session: Session, load: pa.Table, variants: Sequence[Variant]) -> lis
         events, parts = fork.table("request_events"), fork.table("request_parts")
     found = dict.fromkeys(range(len(variants)))
     n = load.num_rows
+    spans = [spans_of(table["scenario_id"]) for table in (events, parts)]
     for name, number in places.items():
-        found[number] = _replayed(_of(events, name), _of(parts, name), n)
+        own = (
+            table.slice(start, stop - start)
+            for table, (start, stop) in zip((events, parts), (span.get(name, (0, 0)) for span in spans), strict=True)
+        )
+        found[number] = _replayed(*own, n)
     empty = _replayed(events.slice(0, 0), parts.slice(0, 0), n)
     return [found[number] or empty for number in range(len(variants))]
-
-
-def _of(table: pa.Table, scenario: str) -> pa.Table:
-    import pyarrow.compute as pc
-
-    return table.filter(pc.equal(table["scenario_id"], scenario))
 
 
 def _replayed(events: pa.Table, parts: pa.Table, n: int) -> Replayed:
