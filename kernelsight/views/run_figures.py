@@ -165,9 +165,9 @@ KERNELS_OVER_TIME = {
 }
 ARRIVALS_QUERY = """
 with windows as (
-  select "window", start_s as s, end_s
+  select start_s as s, end_s, end_s = max(end_s) over () as is_last
   from cache_over_time
-  where replica = (select min(replica) from cache_over_time)
+  where replica = (select arg_max(replica, end_s) from cache_over_time)
 )
 select
   s,
@@ -178,7 +178,7 @@ left join (
   select sent_ns, sent_ns / 1e9 as at_s, 'sent' as moment from request_events
   union all
   select sent_ns, finish_ns / 1e9, 'finished' from request_events
-) on at_s >= s and at_s < end_s
+) on at_s >= s and (at_s < end_s or is_last)
 group by s, end_s
 order by s
 """
