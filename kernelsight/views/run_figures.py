@@ -19,12 +19,12 @@ class Figure(NamedTuple):
     wide: bool = False
 
 
-def over_time(columns: str, title: str, sources: str = "cache_over_time") -> tuple[str, dict[str, Any]]:
+def over_time(columns: str, title: str) -> tuple[str, dict[str, Any]]:
     """Return query and specification of lines over time, one a replica and measure; ``columns``: SQL of measures."""
     query = f"""
 unpivot (
   select start_s as s, replica, {columns}
-  from {sources}
+  from cache_over_time
 ) on columns(* exclude (s, replica)) into name measure value value
 order by measure, replica, s
 """
