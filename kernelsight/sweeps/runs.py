@@ -97,6 +97,14 @@ class Run:
         """Write the run as a Chrome trace (.json) for Perfetto; return how many steps and events it shows.
 
         ``start_s``, ``end_s``: only the steps that start in between, in seconds since the start of the run.
+        InvalidInput: no time in between, or more than a viewer opens.
+
+        >>> import tempfile
+        >>> import kernelsight as ks
+        >>> load = {"max_concurrency": 4, "num_prompts": 8, "input_len": 64, "output_len": 8}
+        >>> with ks.connect() as s, tempfile.TemporaryDirectory() as folder:
+        ...     s.simulate(model="qwen3-0.6b", gpu="l4", **load).timeline(Path(folder) / "trace.json")["requests"]
+        8
         """
         from kernelsight.views.timeline import write_timeline
 

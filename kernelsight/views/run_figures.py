@@ -19,12 +19,12 @@ class Figure(NamedTuple):
     wide: bool = False
 
 
-def over_time(columns: str, title: str, sources: str = "cache_over_time") -> tuple[str, dict[str, Any]]:
+def over_time(columns: str, title: str) -> tuple[str, dict[str, Any]]:
     """Return query and specification of lines over time, one a replica and measure; ``columns``: SQL of measures."""
     query = f"""
 unpivot (
   select start_s as s, replica, {columns}
-  from {sources}
+  from cache_over_time
 ) on columns(* exclude (s, replica)) into name measure value value
 order by measure, replica, s
 """
@@ -165,9 +165,9 @@ KERNELS_OVER_TIME = {
 }
 ARRIVALS_QUERY = """
 with windows as (
-  select "window", start_s as s, end_s
+  select start_s as s, end_s, end_s = max(end_s) over () as is_last
   from cache_over_time
-  where replica = (select min(replica) from cache_over_time)
+  where replica = (select arg_max(replica, end_s) from cache_over_time)
 )
 select
   s,
@@ -178,7 +178,7 @@ left join (
   select sent_ns, sent_ns / 1e9 as at_s, 'sent' as moment from request_events
   union all
   select sent_ns, finish_ns / 1e9, 'finished' from request_events
-) on at_s >= s and at_s < end_s
+) on at_s >= s and (at_s < end_s or is_last)
 group by s, end_s
 order by s
 """

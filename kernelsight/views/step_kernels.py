@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.serving.cuda_graphs import padded_tokens
 from kernelsight.views.knot_kernels import KnotKernels
 
 PHASES = ("prefill", "decode", "mixed")
@@ -36,6 +37,14 @@ class StepKernels(NamedTuple):
     kernels: list[tuple[str, str]]
     us: np.ndarray
     calls: np.ndarray
+
+
+class Pool(NamedTuple):
+    """A deployment, with its draft model where it has one: names, kernels, and tokens of the largest CUDA graph."""
+
+    names: list[str]
+    knots: list[KnotKernels]
+    graph_max_tokens: int
 
 
 def gpu_ns_of(steps: pa.Table) -> np.ndarray:
@@ -63,9 +72,7 @@ def step_kernels(
 
     ``replica_totals`` names the deployment of each replica, ``deployment_settings`` the draft model of a deployment.
     """
-    drafts = dict(
-        zip(*(deployment_settings[name].to_pylist() for name in ("deployment_id", "draft_deployment_id")), strict=True)
-    )
+    settings = {row["deployment_id"]: row for row in deployment_settings.to_pylist()}
     scenarios = steps["scenario_id"].combine_chunks()
     for scenario in pc.unique(scenarios).to_pylist():
         rows = np.flatnonzero(pc.equal(scenarios, scenario).to_numpy(zero_copy_only=False))
@@ -76,34 +83,34 @@ def step_kernels(
         engine = steps["replica"].to_numpy()[rows]
         counted: set[str] = set()
         for deployment, replicas in pools.items():
-            own = [name for name in (deployment, drafts.get(deployment)) if name in knots and name not in counted]
+            pair = (deployment, settings[deployment]["draft_deployment_id"])
+            own = [name for name in pair if name in knots and name not in counted]
             counted |= set(own)
             found = rows[np.isin(engine, replicas)]
-            yield from _of_pool(scenario, steps.take(pa.array(found)), found, uses, [knots[name] for name in own], own)
+            pool = Pool(own, [knots[name] for name in own], settings[deployment]["graph_max_tokens"])
+            yield from _of_pool(scenario, steps.take(pa.array(found)), found, uses, pool)
 
 
-def _of_pool(
-    scenario: str, steps: pa.Table, rows: np.ndarray, uses: pa.Table, knots: list[KnotKernels], names: list[str]
-) -> Iterator[StepKernels]:
-    """Yield the phases of the steps of one deployment; ``knots``: its own, and its draft model's."""
+def _of_pool(scenario: str, steps: pa.Table, rows: np.ndarray, uses: pa.Table, pool: Pool) -> Iterator[StepKernels]:
+    """Yield the phases of the steps of one pool's replicas; ``rows``: their places among all steps."""
     phase, gpu_us = phases_of(steps), gpu_ns_of(steps) / 1e3
-    if not knots:
+    if not pool.knots:
         return
-    estimate = _estimate(steps, phase, gpu_us, knots[0])
+    estimate = _estimate(steps, phase, gpu_us, pool)
     for number, word in enumerate(PHASES):
         chosen = np.flatnonzero(phase == number)
         if not chosen.size:
             continue
         weights = estimate[chosen]
         totals, calls, kernels = [], [], []
-        for own, name in zip(knots, names, strict=True):
+        for own, name in zip(pool.knots, pool.names, strict=True):
             mine = uses.filter(pc.and_(pc.equal(uses["deployment_id"], name), pc.equal(uses["phase"], word)))
             spent = own.spent(mine["step_shape_id"].to_numpy(), mine["weight"].to_numpy())
             totals.append(spent[0])
             calls.append(spent[1])
             kernels += own.kernels
-        if len(knots) > 1:  # the draft model runs in every step
-            weights = np.hstack([weights, np.ones((chosen.size, len(knots[1].kernels)))])
+        if len(pool.knots) > 1:  # the draft model runs in every step
+            weights = np.hstack([weights, np.ones((chosen.size, len(pool.knots[1].kernels)))])
         us = spread(weights, gpu_us[chosen], np.concatenate(totals))
         yield _by_name(scenario, word, rows[chosen], kernels, us, np.concatenate(calls))
 
@@ -120,10 +127,12 @@ def _by_name(
     return StepKernels(scenario, phase, rows, [names[i] for i in kept], (us @ into)[:, kept], launches[:, kept])
 
 
-def _estimate(steps: pa.Table, phase: np.ndarray, gpu_us: np.ndarray, knots: KnotKernels) -> np.ndarray:
+def _estimate(steps: pa.Table, phase: np.ndarray, gpu_us: np.ndarray, pool: Pool) -> np.ndarray:
     """Return what kernels take in each step by its tokens alone, shape [steps, kernels]; only shares matter."""
     prompts, decodes = (steps[name].to_numpy().astype(float) for name in ("prefill_tokens", "decode_tokens"))
-    linear = knots.at("tokens", prompts + decodes) + knots.at("logits", decodes + (prompts > 0))
+    knots, tokens = pool.knots[0], (prompts + decodes).astype(np.int64)
+    padded = padded_tokens(int(tokens.max(initial=0)), pool.graph_max_tokens)[tokens]
+    linear = knots.at("tokens", padded) + knots.at("logits", decodes + (prompts > 0))
     rest = np.maximum(gpu_us - linear.sum(axis=1), 0.0)
     # what decodes take per request, as in the last step of the replica without prompts
     per_request = np.where(phase == DECODE, rest / np.maximum(decodes, 1.0), 0.0)

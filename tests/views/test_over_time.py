@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelsight.session import Session, connect
+from kernelsight.views import step_kernels
 from kernelsight.views.over_time import widest_windows
 from kernelsight.views.step_kernels import spread
 from tests.views.conftest import KINDS, SMALL
@@ -35,6 +36,23 @@ def test_windows_add_up_to_the_breakdown(kind: str, session: Session) -> None:
         wanted = totals(whole, column)
         assert totals(over_time, column) == pytest.approx(wanted, rel=1e-6, abs=1e-4), column
     assert over_time.num_rows > whole.num_rows
+
+
+@pytest.mark.parametrize("flags", [{}, {"enforce_eager": True}, {"model": "deepseek-v3", "gpu": "h200_sxm", "tp": 8}])
+def test_what_steps_show_is_near_the_totals_before_it_is_fitted_to_them(
+    flags: dict[str, object], session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = {("tensor_parallel_size" if name == "tp" else name): value for name, value in flags.items()}
+    run = session.simulate(**(SMALL | {"num_prompts": 100} | flags))
+    monkeypatch.setattr(step_kernels, "spread", lambda weights, rows, columns: weights)
+    found, wanted = (
+        totals(run.table("kernel_breakdown_over_time"), "total_us"),
+        totals(run.table("kernel_breakdown"), "total_us"),
+    )
+    attention = [key for key in wanted if key[2] in ("prefill_attention", "decode_attention")]
+    linear = [key for key in wanted if key[2] in ("norm", "activation", "moe", "rope", "all_reduce")]
+    assert {key: found[key] for key in linear} == pytest.approx({key: wanted[key] for key in linear}, rel=1e-3)
+    assert {key: found[key] for key in attention} == pytest.approx({key: wanted[key] for key in attention}, rel=0.05)
 
 
 def test_windows_are_those_of_the_engine(session: Session) -> None:

@@ -143,8 +143,16 @@ def test_one_scenario_of_a_sweep_has_the_report_of_a_run(
 
 @pytest.mark.parametrize("kind", ["prefill and decode replicas", "draft model"])
 def test_runs_of_other_kinds_have_a_report(kind: str, session: Session, tmp_path: Path) -> None:
-    session.simulate(**(SMALL | KINDS[kind])).report(tmp_path / "run.html")
-    assert len(specs_of(tmp_path / "run.html")) == CHARTS
+    run = session.simulate(**(SMALL | KINDS[kind]))
+    run.report(tmp_path / "run.html")
+    specs = specs_of(tmp_path / "run.html")
+    assert len(specs) == CHARTS
+    # every request is sent and finished in some window of the load
+    windows = run.sql("select distinct start_s, end_s from cache_over_time").fetchall()
+    lengths = {float(f"{start:.6g}"): end - start for start, end in sorted(windows)}
+    for moment in ("sent", "finished"):
+        count = sum(row[moment] * lengths[row["s"]] for row in specs[1]["data"]["values"])
+        assert count == pytest.approx(24, rel=1e-3)
 
 
 def test_words_of_a_run_do_not_become_markup() -> None:
