@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from kernelsight.catalog import tables as catalog
 from kernelsight.dataflow import session as dataflow
+from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.contract import conform
-from kernelsight.dataflow.graph import Graph
+from kernelsight.dataflow.graph import Graph, Node
 from kernelsight.dataflow.kept import Kept, program_digest
 from kernelsight.dataflow.locations import folder
 from kernelsight.errors import InvalidInput
@@ -224,6 +225,24 @@ class Session(dataflow.Session):
         else:
             tables = read_logs(log, log_format, columns, steps, metrics, kernels)
         return Comparison(self.fork(), tables, Question(dict(deployment), stated, fit, hold_out, suspects))
+
+    def _run(self, node: Node, asked: Collection[str]) -> None:
+        """Run a node, but for kernels that no deployment launches: a query that finds nothing takes 10 ms to plan."""
+        name = node.names[0]
+        family, _, what = name.rpartition("_")
+        if family in LOWERED and what in ("calls", "latencies") and not self._has_kernels(family, what):
+            self._tables[name] = self.graph.known(name).schema.empty_table()
+        else:
+            super()._run(node, asked)
+
+    def _has_kernels(self, family: str, what: str) -> bool:
+        if what == "latencies":
+            return self.table(f"{family}_calls").num_rows > 0
+        from kernelsight.kernels.launches import launched_families
+
+        names = ("deployment_settings", "sharded_layers", "layer_weights")
+        tables = tuple(map(self.table, names))
+        return family in remembered(tables, "launched families", lambda: frozenset(launched_families(*tables)))
 
     def __repr__(self) -> str:
         place = f" on {self.path}" if self.path else ""

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# pyarrow imports pandas wherever it is installed: that is not ours to prevent
 ASK = """
 import contextlib, io, sys
 from kernelsight.cli.main import main
 with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     assert main(sys.argv[1:]) == 0
-print(*sorted({"pyarrow", "duckdb", "jax", "numba", "polars", "numpy"} & set(sys.modules)))
+print(*sorted({"pyarrow", "duckdb", "jax", "numba", "pandas", "polars", "numpy", "scipy.linalg"} & set(sys.modules)))
 """
 STEP = (
     "predict",
@@ -32,6 +31,21 @@ STEP = (
     "--context-len",
     "64",
 )
+RUN = (
+    "simulate",
+    "--model",
+    "qwen3-0.6b",
+    "--gpu",
+    "l4",
+    "--max-concurrency",
+    "4",
+    "--num-prompts",
+    "8",
+    "--input-len",
+    "64",
+    "--output-len",
+    "8",
+)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +57,7 @@ STEP = (
         (("simulate", "--help"), ""),
         (("tables",), "duckdb numpy pyarrow"),
         (STEP, "duckdb numpy pyarrow"),
+        (RUN, "duckdb numba numpy pyarrow"),
     ],
 )
 def test_heavy_modules(words: tuple[str, ...], imported: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 from kernelsight.dataflow.contract import load_contracts
 from kernelsight.dataflow.graph import Graph
 from kernelsight.errors import ContractBroken, InvalidInput, MissingTable, RunFailed, UnknownName
+from kernelsight.kernels.families import LOWERED
 from kernelsight.session import Session, connect
 
 FLOWS = Path(__file__).parent / "dataflow" / "flows"
@@ -377,3 +378,29 @@ def test_what_if_refuses_a_scenario_without_a_load():
         pytest.raises(InvalidInput, match="no workload is given; set trace, request_rate or max"),
     ):
         session.what_if([row])
+
+
+@pytest.mark.parametrize("model", ["qwen3-0.6b", "mixtral-8x7b-v0.1", "deepseek-v3", "qwen3-next-80b-a3b"])
+def test_families_that_are_not_asked_for_launch_nothing(model: str) -> None:
+    """What is left out, because no deployment launches it, is what its query does not find."""
+    row = {
+        "deployment_id": "d",
+        "model": model,
+        "gpu": "h200_sxm",
+        "tp": 8,
+        "pp": 1,
+        "dp": 1,
+        "ep": 1,
+        "engine": "vllm",
+    }
+    shape = {"deployment_id": "d", "step_shape_id": 0, "part": "whole", "x": 0.0, "y": 0.0, "tokens": 68, "sampled": 5}
+    shape |= {"decode_requests": 4, "decode_context": 100, "decode_window_context": 100}
+    shape |= {"prefill_requests": 1, "prefill_tokens": 64, "prefill_cached": 0}
+    with connect() as session:
+        session.give("deployments", [row])
+        session.give("step_shapes", [shape])
+        calls = set(session.table("kernel_calls")["family"].to_pylist())
+        for family in LOWERED:
+            found = session.query(session.graph.node(f"{family}_calls").text).num_rows
+            assert session.table(f"{family}_calls").num_rows == session.table(f"{family}_latencies").num_rows == found
+            assert (found > 0) == (family in calls)

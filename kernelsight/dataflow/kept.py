@@ -27,6 +27,8 @@ VARIABLE = "KERNELSIGHT_CACHE"
 LARGEST_TABLE = 16 * 2**20
 LARGEST_FOLDER = 512 * 2**20
 PROGRAM_FILES = (".py", ".csv", ".jsonl", ".parquet", ".sql", ".json")
+# sizes of files that this process wrote since it looked at the folder's size
+_written: list[int] = []
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -94,11 +96,11 @@ def kept_folder(named: str | None) -> Path | None:
     """
     if named == "":
         return None
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kernelsight"
-    place = Path(named) if named else home / "kept"
     try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        place = Path(named) if named else home / "kernelsight" / "kept"
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # the latter where nobody has a home
         return None
     if not is_private(place):
         return None
@@ -140,6 +142,10 @@ def keep(key: str, content: bytes) -> None:
     with contextlib.suppress(OSError):
         draft.write_bytes(hashlib.sha256(content).digest() + content)
         os.replace(draft, place / key)
+    _written.append(len(content))
+    if sum(_written) > LARGEST_FOLDER // 8:
+        _written.clear()
+        _prune(place)
 
 
 def read_table(key: str) -> pa.Table | None:

@@ -89,6 +89,13 @@ def test_the_folder_stays_small(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(list(place.iterdir())) == 3
 
 
+def test_a_long_process_keeps_the_folder_small(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "LARGEST_FOLDER", 8_000)
+    for number in range(100):
+        kept.keep(str(number), bytes(500))
+    assert sum(path.stat().st_size for path in place.iterdir()) <= 8_000 + 1_000 + 3 * 532
+
+
 def test_a_program_is_told_apart_by_its_files(tmp_path: Path) -> None:
     (tmp_path / "rule.py").write_text("x = 1")
     before = kept.program_digest(tmp_path)
