@@ -74,20 +74,29 @@ class Observations(NamedTuple):
     rows: np.ndarray
 
 
+def times_of(measured: Measured, replayed: Replayed) -> list[tuple[np.ndarray, np.ndarray, tuple[int, ...]]]:
+    """Return (measured, predicted, phases) of TTFT, of decode time, and of E2E where a request has neither; ms."""
+    decode = np.where(measured.output_tokens > 1, measured.decode_ms, np.nan)
+    alone = np.isnan(measured.ttft_ms) & np.isnan(decode)
+    return [
+        (measured.ttft_ms, replayed.ttft_ms, (0,)),
+        (decode, (replayed.finish_ns - replayed.first_ns) / 1e6, (1,)),
+        (np.where(alone, measured.e2e_ms, np.nan), replayed.e2e_ms, (0, 1)),
+    ]
+
+
 def observe(measured: Measured, replayed: Replayed, chosen: np.ndarray) -> Observations:
     """Return what the chosen requests say; a TTFT that is mostly queueing says little about the steps behind it."""
     kernels = [PARTS.index(part) for part in KERNELS]
-    predicted = (replayed.ttft_ms, (replayed.finish_ns - replayed.first_ns) / 1e6)
     found = []
-    for phase, (real, ours) in enumerate(zip((measured.ttft_ms, measured.decode_ms), predicted, strict=True)):
-        usable = chosen & replayed.served & np.isfinite(real) & (real > 0.0)
-        usable &= True if phase == 0 else measured.output_tokens > 1
-        rows = np.flatnonzero(usable)
+    for real, ours, phases in times_of(measured, replayed):
+        rows = np.flatnonzero(chosen & replayed.served & np.isfinite(real) & (real > 0.0))
         derivative = np.zeros((rows.size, len(PARAMETERS)))
-        derivative[:, : len(KERNELS)] = replayed.parts_ns[phase][kernels][:, rows].T / 1e6
-        derivative[:, -2] = replayed.steps[phase, rows]
+        spent = replayed.parts_ns[list(phases)].sum(axis=0)
+        derivative[:, : len(KERNELS)] = spent[kernels][:, rows].T / 1e6
+        derivative[:, -2] = replayed.steps[list(phases)].sum(axis=0)[rows]
         weight = np.ones(rows.size)
-        if phase == 0:
+        if 0 in phases:
             derivative[:, -1] = 1.0
             waits = replayed.queue_ms[rows] / np.maximum(ours[rows], 1e-9)
             weight = 1.0 / (1.0 + (np.maximum(waits - 0.2, 0.0) / 0.2) ** 2)
@@ -105,18 +114,16 @@ def relative_loss(measured: Measured, replayed: Replayed) -> np.ndarray:
 
 
 def relative_residuals(measured: Measured, replayed: Replayed) -> np.ndarray:
-    """Return (measured - predicted) / measured of TTFT and decode time, shape [2, requests]; NaN where there is none.
+    """Return (measured - predicted) / measured of ``times_of``, shape [3, requests]; NaN where there is none.
 
     A request that is rejected is as wrong as can be.
     """
-    predicted = (replayed.ttft_ms, (replayed.finish_ns - replayed.first_ns) / 1e6)
     found = []
-    for phase, (real, ours) in enumerate(zip((measured.ttft_ms, measured.decode_ms), predicted, strict=True)):
+    for real, ours, _ in times_of(measured, replayed):
         with np.errstate(invalid="ignore", divide="ignore"):
             share = np.clip((real - ours) / np.maximum(real, 1.0), -1.0, 1.0)
         share = np.where(replayed.served, share, 1.0)
-        there = measured.ok & np.isfinite(real) & ((phase == 0) | (measured.output_tokens > 1))
-        found.append(np.where(there, share, np.nan))
+        found.append(np.where(measured.ok & np.isfinite(real), share, np.nan))
     return np.array(found)
 
 

@@ -33,7 +33,7 @@ select
     coalesce(limits.tier, 'auto') as tier,
     formats.dtype as dtype,
     coalesce(limits.kv_cache_dtype, case when formats.kv_cache_format = 'fp8' then 'fp8' else formats.dtype end) as kv_cache_dtype,
-    least(coalesce(limits.max_model_len, models.max_positions), 1048576)::bigint as max_model_len,
+    coalesce(limits.max_model_len, least(models.max_positions, 1048576))::bigint as max_model_len,
     -- default of a long prompt with concurrent partial prefills: 4 % of max_model_len, as in vLLM's SchedulerConfig
     coalesce(
       deployments.long_prefill_token_threshold,

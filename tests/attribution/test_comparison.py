@@ -95,6 +95,13 @@ def test_parts_of_every_request_add_up_to_its_miss_in_whole_nanoseconds(session:
     assert mean == pytest.approx(rows["e2e_miss_ms"].to_numpy().mean(), abs=1e-6)
 
 
+def test_a_log_of_e2e_alone_is_enough(session: Session) -> None:
+    load = drawn()
+    log = log_of(load, replay(session, load, [Variant(FLAGS, step_us=1500.0)])[0]).drop(["ttft_ms"])
+    cause = session.compare(requests=log, deployment=FLAGS, suspects="none").summary["causes"][0]
+    assert cause["cause"] == "host" and cause["added_ms"] == pytest.approx(1.5, rel=0.2)
+
+
 def test_a_setting_that_differs_is_suspected(session: Session) -> None:
     answer = compared(session, Variant({**FLAGS, "max_num_batched_tokens": 2048})).summary
     suspect = answer["suspects"][0]
