@@ -23,6 +23,8 @@ OTHER_FROM = 5
 EVENLY = 0.5
 SWITCH = 3.0
 PROBES = 2
+# measurements among which random draws are twice as frequent: forecasts are to be right early
+EARLY = 20
 ALL, MAKER = "all", "maker"
 RANDOM_DRAW, VIEW_DRAW = 4, 5
 
@@ -36,7 +38,7 @@ def views(target: Target, inputs: gp.Inputs) -> dict[str, gp.Inputs]:
     if count > 1:
         for place in range(count):
             own = inputs.sources[:, [place]]
-            found[f"source {place}"] = inputs._replace(sources=own, mean=own[:, 0])
+            found[f"source {target.sources[place]}"] = inputs._replace(sources=own, mean=own[:, 0])
     if count:
         found["none"] = inputs._replace(sources=inputs.sources[:, :0], mean=np.zeros(len(inputs.mean)))
     return found
@@ -148,6 +150,8 @@ def _random(
 ) -> decide.Decisions:
     """Return the candidates of a round that are drawn at random, each unmeasured one with the same chance."""
     new = np.setdiff1d(found.rows, history.rows)
-    wanted = min(_share(float(scenario["random_share"]), len(history.rows), count), count - 1, len(new))
+    share, before = float(scenario["random_share"]), len(history.rows)
+    wanted = _share(share, before, count) + _share(share, min(before, EARLY), min(count, max(EARLY - before, 0)))
+    wanted = min(wanted, count - 1, len(new))
     rows = decide.generator(scenario, number, RANDOM_DRAW).choice(new, max(wanted, 0), replace=False)
     return decide.Decisions(rows, ["random"] * len(rows), np.full(len(rows), np.nan))

@@ -18,7 +18,7 @@ from kernelsight.searching.arrays import OK, SpaceArrays, space_arrays
 from kernelsight.searching.courses import forecast_scores
 from kernelsight.searching.forecasts import widening
 from kernelsight.searching.replay import replay
-from kernelsight.searching.rounds import STOP_BELOW, Round, plan_of, rounds
+from kernelsight.searching.rounds import STOP_BELOW, STOP_FROM, Round, rounds
 from kernelsight.searching.scenarios import DEFAULTS, POLICIES, check, gpus_of
 from kernelsight.searching.space_files import SpaceTables
 from kernelsight.searching.targets import Target, target_of, truth_of
@@ -161,24 +161,24 @@ def _replay(case: Case) -> Result:
     with one_blas_thread():
         for made in rounds(target, scenario, replay(truth, target.ids, case.seed)):
             before = len(best)
-            if stop is None and made.better < STOP_BELOW:
+            if stop is None and before >= STOP_FROM and made.better < STOP_BELOW:
                 stop = (before, float(scores.regrets(best[-1:], logs)[0]))
             if case.policy == "selective" and before in CALIBRATED_AT and made.forecast is not None:
-                calibration[before] = unseen_scores(target, scenario, made, logs)
+                calibration[before] = unseen_scores(made, logs)
             best += made.best.tolist()
     regret = scores.regrets(np.array(best, dtype=np.int64), logs)
     regret = np.concatenate([regret, np.full(case.budget - len(regret), regret[-1])])
     return Result(case, regret, stop, calibration, scores.score_p(np.array(best), logs), target.notes)
 
 
-def unseen_scores(target: Target, scenario: Mapping[str, Any], made: Round, logs: np.ndarray) -> dict[str, float]:
+def unseen_scores(made: Round, logs: np.ndarray) -> dict[str, float]:
     """Return the scores of a round's forecast over all working candidates that were not measured before it."""
     found = made.forecast
     if found is None or found.fit is None:
         return {}
     earlier = made.history.until(int((made.history.rounds < made.number).sum()))
     rows = np.setdiff1d(np.flatnonzero(~np.isnan(logs)), earlier.rows)
-    mean, variance, _ = gp.predict(plan_of(target, scenario)[0].views[found.forecaster], found.fit, rows)
+    mean, variance, _ = gp.predict(made.step.inputs, found.fit, rows)
     return forecast_scores(mean, np.sqrt(variance) * widening(earlier, mean), logs[rows], float(np.nanmedian(logs)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from kernelsight.cli.options import add_output
@@ -24,6 +25,9 @@ def declare(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--minutes", type=float, metavar="M", help="time to compile and benchmark (default: unlimited)")
     verb.add_argument("--batch", type=int, default=5, metavar="N", help="measurements per round (default: 5)")
     verb.add_argument("--forecaster", choices=("transfer", "gp"), default="transfer", help="learn from other GPUs too")
+    verb.add_argument(
+        "--forecasts", metavar="FILE", help="table of forecasts to learn from as from another GPU, such as of a model"
+    )
     verb.add_argument(
         "--policy",
         choices=("random", "order", "greedy", "selective"),
@@ -47,7 +51,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
         "--stop",
         type=float,
         metavar="N",
-        help="stop when fewer candidates than this are expected to be faster by 2 %% (default: never)",
+        help="stop, after 40 measurements, when fewer candidates than this are expected to be 2 %% faster (such as 0.1)",
     )
     verb.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random choices (default: 0)")
     verb.add_argument("--resume", action="store_true", help="go on with the journal of a killed search")
@@ -59,7 +63,7 @@ def run(arguments: argparse.Namespace) -> None:
     from kernelsight.report.output import Waiting, as_json, check_ending, note, print_rows
     from kernelsight.searching.scenarios import scenario_rows
     from kernelsight.searching.search import save_search, search
-    from kernelsight.searching.space_files import chosen_space, read_spaces
+    from kernelsight.searching.space_files import chosen_space, read_forecasts, read_spaces
     from kernelsight.session import connect
 
     target = check_ending(arguments.output, (".duckdb",))
@@ -67,8 +71,9 @@ def run(arguments: argparse.Namespace) -> None:
         raise InvalidInput("--resume needs -o FILE.duckdb, beside which the journal of the search lies.")
     tables = read_spaces(arguments.space)
     scenario = scenario_rows([_scenario(arguments, chosen_space(tables, arguments.kernel))])[0]
+    own = None if arguments.forecasts is None else read_forecasts(Path(arguments.forecasts))
     with Waiting("searching"):
-        found = search(tables, scenario, _measurer(arguments), target, arguments.resume)
+        found = search(tables, scenario, _measurer(arguments), target, arguments.resume, own)
     if target:
         with connect() as session:
             save_search(session, tables, scenario, found, target)
@@ -108,7 +113,7 @@ def _measurer(arguments: argparse.Namespace) -> Any:
 
     if arguments.measure == "cupy":
         return lambda candidates: measurers.measure_with_cupy(candidates)
-    return lambda candidates: measurers.measure_with_command(candidates, arguments.measure, arguments.time_limit)
+    return lambda candidates: measurers.measure_with_command(arguments.measure, candidates, arguments.time_limit)
 
 
 def _sentence(summary: dict[str, Any], scenario: dict[str, Any]) -> str:
