@@ -125,7 +125,7 @@ def next_round(plan: Plan, state: State) -> Step | None:
     spent = float(history.cost_s.sum())
     if left <= 0 or (scenario["budget_s"] is not None and spent >= scenario["budget_s"]):
         return None
-    count = min(int(scenario["batch"]), left)
+    count = min(_batch(scenario), left)
     if scenario["policy"] in ("random", "order"):
         chosen = _without_forecast(plan, history, count)
         step = Step(len(plan.target.ids), None, plan.inputs, chosen, state.settings, state.tried, np.nan)
@@ -133,7 +133,7 @@ def next_round(plan: Plan, state: State) -> Step | None:
     rows, tried = _proposed(plan, state)
     enough = len(history.worked) >= LEAST_FITTED
     evidence = batches.explained(plan.views, history, state.settings) if enough else {batches.ALL: 0.0}
-    name = batches.main_view(evidence)
+    name = batches.main_view(evidence, state.number)
     inputs = plan.views[name]
     found = forecast(name, plan.target, inputs, history, rows, state.settings.get(name, gp.start(inputs)))
     settings = dict(state.settings)
@@ -150,6 +150,12 @@ def next_round(plan: Plan, state: State) -> Step | None:
 def done(history: History, better: float, below: float | None) -> bool:
     """Return whether a search may stop: enough was measured, and fewer faster candidates than ``below`` remain."""
     return below is not None and len(history.rows) >= STOP_FROM and better < below
+
+
+def _batch(scenario: Mapping[str, Any]) -> int:
+    if scenario["proposer"] == "neighbours":
+        return proposals.PARENTS * int(scenario["measure_per_parent"])
+    return int(scenario["batch"])
 
 
 def _without_forecast(plan: Plan, history: History, count: int) -> decide.Decisions:
@@ -197,15 +203,14 @@ def _chosen(
     if not len(new):
         return decide.Decisions(new, [], np.zeros(0))
     if best is None or found.fit is None or (not target.sources and len(history.rows) < WITHOUT_SOURCES):
-        if plan.inputs.sources.shape[1] and not len(history.rows):
+        neighbours = plan.scenario["proposer"] == "neighbours"  # begins at random, as searches of archives do
+        if plan.inputs.sources.shape[1] and not len(history.rows) and not neighbours:
             return decide.first_round(plan.scores, plan.inputs.sources, new, count)
         draw = decide.generator(plan.scenario, state.number, batches.RANDOM_DRAW)
         rows = draw.choice(new, min(count, len(new)), replace=False)
         return decide.Decisions(rows, ["random"] * len(rows), np.full(len(rows), np.nan))
     if plan.scenario["proposer"] == "neighbours":
-        return decide.by_mean(
-            found, history.rows, min(count, proposals.PARENTS * plan.scenario["measure_per_parent"]), best.log
-        )
+        return decide.by_mean(found, history.rows, count, best.log)
     if plan.scenario["policy"] == "greedy":
         return decide.by_mean(found, history.rows, count, best.log)
     own = (plan.target, plan.scenario, state.number, plan.views[found.forecaster], found, history, best)

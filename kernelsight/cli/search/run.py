@@ -51,7 +51,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
         "--stop",
         type=float,
         metavar="N",
-        help="stop, after 40 measurements, when fewer candidates than this are expected to be 2 %% faster (such as 0.1)",
+        help="stop when fewer candidates than this are expected to be 2 %% faster; from 40 measurements on",
     )
     verb.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random choices (default: 0)")
     verb.add_argument("--resume", action="store_true", help="go on with the journal of a killed search")
