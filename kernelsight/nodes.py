@@ -157,6 +157,41 @@ def simulation(
     return simulate_scenarios(world, wanted, threads)
 
 
+def request_statistics_at_ends(
+    scenarios: pa.Table,
+    scenario_loads: pa.Table,
+    load_requests: pa.Table,
+    step_costs: pa.Table,
+    step_shapes: pa.Table,
+    deployment_settings: pa.Table,
+    deployment_faults: pa.Table,
+    memory_plan: pa.Table,
+    host_settings: pa.Table,
+    kv_transfers: pa.Table,
+    models: pa.Table,
+    *,
+    threads: int | None,
+) -> pa.Table:
+    """Serve the first requests of every scenario with fast, usual and slow kernels and host."""
+    from kernelsight.serving.ends import statistics_at_ends
+    from kernelsight.serving.world import read_world
+
+    world = read_world(
+        scenarios=scenarios,
+        scenario_loads=scenario_loads,
+        load_requests=load_requests,
+        step_costs=step_costs,
+        step_shapes=step_shapes,
+        settings=deployment_settings,
+        faults=deployment_faults,
+        memory_plan=memory_plan,
+        host_settings=host_settings,
+        kv_transfers=kv_transfers,
+        models=models,
+    )
+    return statistics_at_ends(world, step_costs, step_shapes, threads)
+
+
 def request_metrics(request_events: pa.Table, scenarios: pa.Table) -> pa.Table:
     """Latencies of each finished request, as benchmark clients define them; without warm-ups."""
     from kernelsight.serving.request_metrics import metrics_of

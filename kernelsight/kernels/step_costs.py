@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.kernels.families import FAMILIES, LOWERED
-from kernelsight.kernels.latency import answers, columns_read
+from kernelsight.kernels.latency import answers, columns_read, interval
 from kernelsight.kernels.launches import PRICED_BY, launched_families
 
 if TYPE_CHECKING:
@@ -23,30 +23,50 @@ if TYPE_CHECKING:
 
 # a factor of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
 MIX = np.uint64(0xBF58476D1CE4E5B9)
+LATENCIES = ("latency_us", "latency_p05_us", "latency_p95_us")
 
 
 class Costed(NamedTuple):
     """Picoseconds and kernel launches of each knot, shape [knots]; where nothing is launched there is no cost.
 
-    Of the picoseconds, what is not done by the layers, which pipeline stages share: embedding and transfers; and what
-    the families of experts and of collectives take.
+    ``p05``, ``p95``: picoseconds when all kernels are at that end of their intervals. Of the picoseconds, what is not
+    done by the layers, which pipeline stages share: embedding and transfers; and what the families of experts and of
+    collectives take.
     """
 
     picoseconds: np.ndarray
+    p05: np.ndarray
+    p95: np.ndarray
     launches: np.ndarray
     embedding: np.ndarray
     transfer: np.ndarray
     moe: np.ndarray
     communication: np.ndarray
 
-    def add(self, family: str, picoseconds: np.ndarray, launches: np.ndarray) -> None:
+    def add(self, family: str, times: Times, launches: np.ndarray) -> None:
         """Add a family's kernels; whole numbers below 2^53 are exact in any order."""
-        sums = {"picoseconds": picoseconds, "launches": launches}
+        sums = {**times._asdict(), "launches": launches}
         if column := FAMILIES[family].step_cost:
-            sums[column] = picoseconds
+            sums[column] = times.picoseconds
         for name, values in sums.items():
             total = getattr(self, name)
             total += values
+
+
+class Times(NamedTuple):
+    """Picoseconds of kernels, and the ends of their 90 % intervals, shape [rows] or [knots]."""
+
+    picoseconds: np.ndarray
+    p05: np.ndarray
+    p95: np.ndarray
+
+    def at_knots(self, place: np.ndarray, count: np.ndarray, knot: np.ndarray, size: int) -> Times:
+        """Return the sums over launches: rows in ``place``, ``count`` launches of each at ``knot``."""
+        return Times(*(np.bincount(knot, times[place] * count, size) for times in self))
+
+    def of(self, rows: slice) -> Times:
+        """Return the times of some knots."""
+        return Times(*(times[rows] for times in self))
 
 
 class Groups(NamedTuple):
@@ -81,6 +101,8 @@ def step_costs_of(
     there = np.flatnonzero(found.launches)
     kept = knots if there.size == knots.num_rows else knots.take(pa.array(there))
     kept = kept.append_column("gpu_us", pa.array(found.picoseconds[there] / 1e6))
+    for name, picoseconds in (("gpu_p05_us", found.p05), ("gpu_p95_us", found.p95)):
+        kept = kept.append_column(name, pa.array(picoseconds[there] / 1e6))
     kept = kept.append_column("launches", pa.array(found.launches[there].astype(np.int64)))
     for name in ("embedding", "transfer", "moe", "communication"):
         kept = kept.append_column(f"{name}_us", pa.array(getattr(found, name)[there] / 1e6))
@@ -104,7 +126,11 @@ def _corrected(costs: Costed, knots: pa.Table, corrections: pa.Table) -> Costed:
     experts, collectives = scaled(costs.moe, moe), scaled(costs.communication, communication)
     others = scaled(costs.picoseconds - costs.moe - costs.communication, own)
     stages = scaled(costs.embedding, own), scaled(costs.transfer, own)
-    return Costed(others + experts + collectives, costs.launches, *stages, experts, collectives)
+    total = others + experts + collectives
+    # what a log corrects does not say how far off the rest may be: the interval keeps its width
+    ratio = total / np.maximum(costs.picoseconds, 1.0)
+    ends = scaled(costs.p05, ratio), scaled(costs.p95, ratio)
+    return Costed(total, *ends, costs.launches, *stages, experts, collectives)
 
 
 def _at_knots(knots: pa.Table, costs: Mapping[str, Costed]) -> Costed:
@@ -150,11 +176,11 @@ def _costs(
             calls = read(f"{family}_calls", sorted(asked), {"deployment_id": groups.firsts})
             waiting.append((family, workers.submit(_price, family, calls, wanted, (settings, *facts), groups)))
         for family, each in waiting:
-            for unit, picoseconds, launches in each.result():
+            for unit, times, launches in each.result():
                 for cost in {id(found[name]): found[name] for name in units[unit]}.values():
-                    cost.add(family, picoseconds, launches)
+                    cost.add(family, times, launches)
     for name in given:
-        _add_given(read(name, ["deployment_id", "step_shape_id", "family", "count", "latency_us"]), found)
+        _add_given(read(name, ["deployment_id", "step_shape_id", "family", "count", *LATENCIES]), found)
     return found
 
 
@@ -184,13 +210,13 @@ def _add_given(latencies: pa.Table, costs: Mapping[str, Costed]) -> None:
     names = latencies["deployment_id"].combine_chunks().dictionary_encode()
     families = latencies["family"].combine_chunks().dictionary_encode()
     knot, count = latencies["step_shape_id"].to_numpy(), latencies["count"].to_numpy()
-    picoseconds = in_picoseconds(latencies["latency_us"].to_numpy())
+    each = Times(*(in_picoseconds(latencies[name].to_numpy()) for name in LATENCIES))
     for code, name in enumerate(names.dictionary.to_pylist()):
         for number, family in enumerate(families.dictionary.to_pylist()):
-            rows = (names.indices.to_numpy() == code) & (families.indices.to_numpy() == number)
-            if name in costs and rows.any():
+            rows = np.flatnonzero((names.indices.to_numpy() == code) & (families.indices.to_numpy() == number))
+            if name in costs and rows.size:
                 size = costs[name].launches.size
-                times = np.bincount(knot[rows], picoseconds[rows] * count[rows], size)
+                times = each.at_knots(rows, count[rows], knot[rows], size)
                 costs[name].add(family, times, np.bincount(knot[rows], count[rows], size))
 
 
@@ -201,8 +227,8 @@ def in_picoseconds(latency_us: np.ndarray) -> np.ndarray:
 
 def _price(
     family: str, calls: pa.Table, wanted: Sequence[str], facts: Sequence[pa.Table], groups: Groups
-) -> list[tuple[tuple[int, str], np.ndarray, np.ndarray]]:
-    """Return (unit, picoseconds, launches) of a family's calls, for each group and GPU of it.
+) -> list[tuple[tuple[int, str], Times, np.ndarray]]:
+    """Return (unit, times, launches) of a family's calls, for each group and GPU of it.
 
     ``wanted``: columns that their time rests on; calls that are equal in these are priced once. ``facts``: the tables
     that ``answers`` reads beside calls, deployment_settings first.
@@ -224,11 +250,11 @@ def _price(
             continue
         mine = calls if asked.size == calls.num_rows else calls.take(pa.array(asked))
         mine = mine.append_column("gpu", _words([gpu], np.zeros(asked.size)))
-        picoseconds = in_picoseconds(answers(family, mine, *facts).latency_us)
-        total = np.bincount(knot[rows], picoseconds[place] * count[rows], ends[-1])
+        times = Times(*map(in_picoseconds, interval(family, answers(family, mine, *facts), facts[3])))
+        total = times.at_knots(place, count[rows], knot[rows], ends[-1])
         for number in np.flatnonzero(there).tolist():
             own = slice(ends[number] - groups.knots[number], ends[number])
-            found.append(((number, gpu), total[own], launches[own]))
+            found.append(((number, gpu), total.of(own), launches[own]))
     return found
 
 
