@@ -84,6 +84,7 @@ def launch_signatures(
 
 
 @reads("kernel_latencies", "family_latencies", "family_calls")
+@produces("step_costs", "kernel_evidence")
 def step_costs(
     step_shapes: pa.Table,
     launch_signatures: pa.Table,
@@ -98,8 +99,8 @@ def step_costs(
     *,
     read: Reader,
     threads: int | None,
-) -> pa.Table:
-    """GPU time at each knot: the launches of its kernels added up."""
+) -> dict[str, pa.Table]:
+    """GPU time at each knot: the launches of its kernels added up; and what these rest on."""
     from kernelsight.kernels.step_costs import step_costs_of
 
     facts = (gpus, fabrics, eta_coefficients, kernel_implementations)

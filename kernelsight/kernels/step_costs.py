@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.kernels.families import FAMILIES, LOWERED
-from kernelsight.kernels.latency import answers, columns_read, interval
+from kernelsight.kernels.costed import Costed, Groups, Priced, Rest, Times
+from kernelsight.kernels.families import LOWERED
+from kernelsight.kernels.kinds import TIERS
+from kernelsight.kernels.latency import Answers, answers, columns_read, interval
 from kernelsight.kernels.launches import PRICED_BY, launched_families
 
 if TYPE_CHECKING:
@@ -24,58 +26,6 @@ if TYPE_CHECKING:
 # a factor of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
 MIX = np.uint64(0xBF58476D1CE4E5B9)
 LATENCIES = ("latency_us", "latency_p05_us", "latency_p95_us")
-
-
-class Costed(NamedTuple):
-    """Picoseconds and kernel launches of each knot, shape [knots]; where nothing is launched there is no cost.
-
-    ``p05``, ``p95``: picoseconds when all kernels are at that end of their intervals. Of the picoseconds, what is not
-    done by the layers, which pipeline stages share: embedding and transfers; and what the families of experts and of
-    collectives take.
-    """
-
-    picoseconds: np.ndarray
-    p05: np.ndarray
-    p95: np.ndarray
-    launches: np.ndarray
-    embedding: np.ndarray
-    transfer: np.ndarray
-    moe: np.ndarray
-    communication: np.ndarray
-
-    def add(self, family: str, times: Times, launches: np.ndarray) -> None:
-        """Add a family's kernels; whole numbers below 2^53 are exact in any order."""
-        sums = {**times._asdict(), "launches": launches}
-        if column := FAMILIES[family].step_cost:
-            sums[column] = times.picoseconds
-        for name, values in sums.items():
-            total = getattr(self, name)
-            total += values
-
-
-class Times(NamedTuple):
-    """Picoseconds of kernels, and the ends of their 90 % intervals, shape [rows] or [knots]."""
-
-    picoseconds: np.ndarray
-    p05: np.ndarray
-    p95: np.ndarray
-
-    def at_knots(self, place: np.ndarray, count: np.ndarray, knot: np.ndarray, size: int) -> Times:
-        """Return the sums over launches: rows in ``place``, ``count`` launches of each at ``knot``."""
-        return Times(*(np.bincount(knot, times[place] * count, size) for times in self))
-
-    def of(self, rows: slice) -> Times:
-        """Return the times of some knots."""
-        return Times(*(times[rows] for times in self))
-
-
-class Groups(NamedTuple):
-    """Launch signatures: the deployment that names each, its step shapes by id, and the GPUs that it is priced for."""
-
-    firsts: list[str]
-    knots: np.ndarray
-    gpus: list[set[str]]
-    of: dict[str, tuple[int, str]]  # of each deployment: the number of its signature, and its GPU
 
 
 def step_costs_of(
@@ -88,13 +38,13 @@ def step_costs_of(
     corrections: pa.Table,
     read: Reader,
     threads: int | None,
-) -> pa.Table:
-    """Return ``step_costs`` of all knots that launch a kernel, in the order of ``step_shapes``.
+) -> dict[str, pa.Table]:
+    """Return ``step_costs`` of all knots that launch a kernel, in the order of ``step_shapes``; ``kernel_evidence``.
 
     ``facts``: gpus, fabrics, eta_coefficients, kernel_implementations; ``corrections``: of knots; ``read``: of calls
     by family, and of latencies where they are given; ``threads`` that price calls.
     """
-    costs = _costs(step_shapes, signatures, settings, sharded_layers, layer_weights, facts, read, threads)
+    costs, tiers = _costs(step_shapes, signatures, settings, sharded_layers, layer_weights, facts, read, threads)
     knots = step_shapes.filter(pc.not_equal(step_shapes["part"], "whole"))
     knots = knots.select(["deployment_id", "part", "step_shape_id", "x", "y"])
     found = _corrected(_at_knots(knots, costs), knots, corrections)
@@ -106,7 +56,7 @@ def step_costs_of(
     kept = kept.append_column("launches", pa.array(found.launches[there].astype(np.int64)))
     for name in ("embedding", "transfer", "moe", "communication"):
         kept = kept.append_column(f"{name}_us", pa.array(getattr(found, name)[there] / 1e6))
-    return kept
+    return {"step_costs": kept, "kernel_evidence": tiers}
 
 
 def _corrected(costs: Costed, knots: pa.Table, corrections: pa.Table) -> Costed:
@@ -156,14 +106,15 @@ def _costs(
     facts: Sequence[pa.Table],
     read: Reader,
     threads: int | None,
-) -> Mapping[str, Costed]:
-    """Return by deployment what its step shapes cost, by their ids."""
+) -> tuple[Mapping[str, Costed], pa.Table]:
+    """Return by deployment what its step shapes cost, by their ids; and ``kernel_evidence``."""
     groups = _groups(step_shapes, signatures, settings)
     given = [name for name in ("kernel_latencies",) if read.is_given(name)]
     given = given or [f"{family}_latencies" for family in LOWERED if read.is_given(f"{family}_latencies")]
     # latencies of a person's own may differ between deployments of one signature
     units = {unit: [name for name in groups.of if groups.of[name] == unit] for unit in set(groups.of.values())}
     found: dict[str, Costed] = {}
+    tiers: list[tuple] = []
     for (number, _), names in units.items():
         for own in [[name] for name in names] if given else [names]:
             found |= dict.fromkeys(own, Costed(*np.zeros((len(Costed._fields), groups.knots[number]))))
@@ -176,12 +127,24 @@ def _costs(
             calls = read(f"{family}_calls", sorted(asked), {"deployment_id": groups.firsts})
             waiting.append((family, workers.submit(_price, family, calls, wanted, (settings, *facts), groups)))
         for family, each in waiting:
-            for unit, times, launches in each.result():
+            for unit, times, launches, rests in each.result():
                 for cost in {id(found[name]): found[name] for name in units[unit]}.values():
                     cost.add(family, times, launches)
+                tiers += [(name, family, *rest) for name in units[unit] for rest in rests]
     for name in given:
         _add_given(read(name, ["deployment_id", "step_shape_id", "family", "count", *LATENCIES]), found)
-    return found
+    return found, _tier_rows(tiers)
+
+
+def _tier_rows(rows: list[tuple]) -> pa.Table:
+    """Return ``kernel_evidence``; latencies that were given rest on whoever gave them, and have no row."""
+    names = ("deployment_id", "family", "tier", "evidence", "picoseconds")
+    columns = zip(*rows, strict=True) if rows else [[]] * len(names)
+    table = pa.table({name: list(values) for name, values in zip(names, columns, strict=True)})
+    sums = table.group_by(list(names[:-1]), use_threads=False).aggregate([("picoseconds", "sum")])
+    return sums.append_column("gpu_us", pc.divide(sums["picoseconds_sum"].cast(pa.float64()), 1e6)).drop_columns(
+        "picoseconds_sum"
+    )
 
 
 def _groups(step_shapes: pa.Table, signatures: pa.Table, settings: pa.Table) -> Groups:
@@ -227,8 +190,8 @@ def in_picoseconds(latency_us: np.ndarray) -> np.ndarray:
 
 def _price(
     family: str, calls: pa.Table, wanted: Sequence[str], facts: Sequence[pa.Table], groups: Groups
-) -> list[tuple[tuple[int, str], Times, np.ndarray]]:
-    """Return (unit, times, launches) of a family's calls, for each group and GPU of it.
+) -> list[Priced]:
+    """Return a family's calls at knots, for each group and GPU of it.
 
     ``wanted``: columns that their time rests on; calls that are equal in these are priced once. ``facts``: the tables
     that ``answers`` reads beside calls, deployment_settings first.
@@ -250,12 +213,24 @@ def _price(
             continue
         mine = calls if asked.size == calls.num_rows else calls.take(pa.array(asked))
         mine = mine.append_column("gpu", _words([gpu], np.zeros(asked.size)))
-        times = Times(*map(in_picoseconds, interval(family, answers(family, mine, *facts), facts[3])))
+        answered = answers(family, mine, *facts)
+        times = Times(*map(in_picoseconds, interval(family, answered, facts[3])))
         total = times.at_knots(place, count[rows], knot[rows], ends[-1])
+        spent = times.picoseconds[place] * count[rows]
         for number in np.flatnonzero(there).tolist():
             own = slice(ends[number] - groups.knots[number], ends[number])
-            found.append(((number, gpu), total.of(own), launches[own]))
+            rests = _rests(answered, place, spent * (group[rows] == number))
+            found.append(Priced((number, gpu), total.of(own), launches[own], rests))
     return found
+
+
+def _rests(answered: Answers, place: np.ndarray, picoseconds: np.ndarray) -> list[Rest]:
+    """Return what calls rest on, with the time of each; ``place``: of each launch among the calls."""
+    kinds = len(answered.kinds)
+    code = answered.tier * kinds + answered.kind_of_row
+    sums = np.bincount(code[place], picoseconds, kinds * len(TIERS))
+    spent = np.flatnonzero(sums)
+    return [Rest(TIERS[one // kinds], answered.evidence[one % kinds], float(sums[one])) for one in spent.tolist()]
 
 
 def _distinct(

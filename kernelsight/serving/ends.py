@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from kernelsight.scenario.plan import and_drafts, deployments_of
 from kernelsight.serving.host import Z_90
 from kernelsight.serving.pools import cost_tables
-from kernelsight.serving.results import CostTables
 from kernelsight.serving.simulate import serve_replicas
 from kernelsight.serving.statistics_tables import statistics_table
 from kernelsight.serving.summaries import summarise
