@@ -10,7 +10,7 @@ with at_ends as (
   on columns(* exclude (scenario_id, "end")) into name metric value figure
 ),
 moved as (
-  -- how far the figure of a scenario moves from the middle, as a logarithm
+  -- how far a figure moves from the middle, as a logarithm
   select
     scenario_id,
     metric,
@@ -19,6 +19,27 @@ moved as (
   from at_ends
   where figure > 0
   group by all
+),
+spread as (
+  select scenario_id, metric, 1.6448536269514722 * log_sd as half
+  from scenarios
+  join deployment_settings using (deployment_id)
+  join models using (model)
+  join serving_spread on (serving_spread.model_class = 'moe') = (coalesce(models.experts, 0) > 0)
+),
+widened as (
+  -- a rate follows the time of requests as far as it moves at all: arrivals may decide it
+  select
+    moved.*,
+    case when moved.metric like '%throughput' then moved.up / nullif(e2e.down, 0) * sqrt(e2e.down ** 2 + half ** 2)
+    else sqrt(moved.up ** 2 + half ** 2) end as above,
+    case when moved.metric like '%throughput' then moved.down / nullif(e2e.up, 0) * sqrt(e2e.up ** 2 + half ** 2)
+    else sqrt(moved.down ** 2 + half ** 2) end as below
+  from moved
+  join moved as e2e on e2e.scenario_id = moved.scenario_id and e2e.metric = 'e2e_mean_ms'
+  join spread
+    on spread.scenario_id = moved.scenario_id
+    and spread.metric = case when moved.metric like '%throughput' then 'e2e' else split_part(moved.metric, '_', 1) end
 ),
 predicted as (
   unpivot (
@@ -31,10 +52,8 @@ select
   scenario_id,
   metric,
   predicted,
-  predicted * exp(-sqrt(moved.down ** 2 + (1.6448536269514722 * spread.log_sd) ** 2)) as low,
-  predicted * exp(sqrt(moved.up ** 2 + (1.6448536269514722 * spread.log_sd) ** 2)) as high
+  predicted * exp(-coalesce(below, 0)) as low,
+  predicted * exp(coalesce(above, 0)) as high
 from predicted
-join moved using (scenario_id, metric)
-join serving_spread as spread
-  on spread.metric = case when predicted.metric like '%throughput' then 'throughput' else split_part(predicted.metric, '_', 1) end
+join widened using (scenario_id, metric)
 order by scenario_id, metric

@@ -52,7 +52,9 @@ def test_many_requests_are_not_served_again(monkeypatch):
         assert interval["predicted"] == run.table("scenario_summary")["tpot_mean_ms"][0].as_py()
 
 
-@pytest.mark.parametrize(("gpu_ns", "host_ns", "direction"), [(100, 0, 0), (0, 100, 6), (1000, 1000, 3), (3000, 1000, 1)])
+@pytest.mark.parametrize(
+    ("gpu_ns", "host_ns", "direction"), [(100, 0, 0), (0, 100, 6), (1000, 1000, 3), (3000, 1000, 1)]
+)
 def test_the_direction_goes_by_what_moves_the_time(gpu_ns, host_ns, direction):
     costs = {"d": pa.table({"gpu_us": [10.0, 10.0], "gpu_p95_us": [15.0, 15.0]})}
     totals = pa.table({"scenario_id": ["s"], "deployment_id": ["d"], "gpu_ns": [gpu_ns], "host_ns": [host_ns]})
@@ -80,8 +82,8 @@ def test_evidence_adds_up_to_the_time_of_the_kernels():
         run, _ = at_ends(session)
         told = run.table("kernel_evidence")
         knots = run.sql(
-            "select sum(latency_us * count) from kernel_latencies join step_shapes using (deployment_id, step_shape_id) "
-            "where part <> 'whole'"
+            "select sum(latency_us * count) from kernel_latencies "
+            "join step_shapes using (deployment_id, step_shape_id) where part <> 'whole'"
         ).fetchall()[0][0]
         assert pc.sum(told["gpu_us"]).as_py() == pytest.approx(knots, rel=1e-6)
         assert "analytic terms" in next(row["evidence"] for row in told.to_pylist() if row["family"] == "norm")
