@@ -30,6 +30,7 @@ select
     else coalesce(tiers.tier, settings.tier)
   end as tier,
   coalesce(tiers.measured_share, 0) as measured_share,
+  assumed.families as assumed_families,
   nullif(concat_ws('; ',
     case
       when settings.tier = 'roofline' then 'anything: bounds of the hardware alone'
