@@ -26,12 +26,13 @@ from kernelsight.attribution.replay import (
 )
 from kernelsight.attribution.sample import Sample, drawn_e2e, in_turn, kernel_spread
 from kernelsight.attribution.scores import METRICS, bucket_rows, drift_rows, errors_of, measured_by_metric, predicted_of
-from kernelsight.attribution.settings import alternatives, contradictions, stated_settings
+from kernelsight.attribution.settings import contradictions, stated_settings
 from kernelsight.attribution.verdict import verdict_of
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
+from kernelsight.scenario.alternatives import alternatives
 from kernelsight.scenario.corrections import fingerprint
 
 # requests that causes are looked for in: enough to tell them apart, in a second or two
