@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.kernels.costed import Costed, Groups, Priced, Rest, Times
+from kernelsight.dataflow.cache import remembered
+from kernelsight.kernels.costed import RELIEF, Costed, Groups, Priced, Rest, Times
 from kernelsight.kernels.families import LOWERED
 from kernelsight.kernels.kinds import TIERS
 from kernelsight.kernels.latency import BOUNDS, Answers, answers, columns_read, interval
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 # a factor of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
 MIX = np.uint64(0xBF58476D1CE4E5B9)
-# what a kernel takes before it reads a byte, in a CUDA graph: estimated, of the shortest kernels of the sweeps
-START_US = 2.0
 LATENCIES = ("latency_us", "latency_p05_us", "latency_p95_us")
 
 
@@ -177,9 +176,9 @@ def _add_given(latencies: pa.Table, costs: Mapping[str, Costed]) -> None:
     names = latencies["deployment_id"].combine_chunks().dictionary_encode()
     families = latencies["family"].combine_chunks().dictionary_encode()
     knot, count = latencies["step_shape_id"].to_numpy(), latencies["count"].to_numpy()
-    figures = [latencies[name].to_numpy() for name in (*LATENCIES, "roofline_us")]
+    figures = [latencies[name].to_numpy() for name in LATENCIES]
     bound = pc.index_in(latencies["bound"], pa.array(BOUNDS)).to_numpy()
-    each = times_of(*figures, bound)
+    each = times_of(*figures, figures[0], bound)
     for code, name in enumerate(names.dictionary.to_pylist()):
         for number, family in enumerate(families.dictionary.to_pylist()):
             rows = np.flatnonzero((names.indices.to_numpy() == code) & (families.indices.to_numpy() == number))
@@ -195,15 +194,28 @@ def in_picoseconds(latency_us: np.ndarray) -> np.ndarray:
 
 
 def times_of(
-    latency_us: np.ndarray, p05_us: np.ndarray, p95_us: np.ndarray, roofline_us: np.ndarray, bound: np.ndarray
+    latency_us: np.ndarray, p05_us: np.ndarray, p95_us: np.ndarray, shrinks_us: np.ndarray, bound: np.ndarray
 ) -> Times:
-    """Return the times of kernels, shape [rows]; ``bound``: their numbers among ``BOUNDS``.
+    """Return the times of kernels, shape [rows]; ``shrinks_us``: what goes with the rate that bounds each.
 
-    A kernel shrinks with the rate that bounds it, but for its start: the least time of a kernel that does nothing.
+    ``bound``: the number of that rate among ``BOUNDS``.
     """
-    shrinks = np.maximum(np.minimum(roofline_us, latency_us), latency_us - START_US)
-    parts = (in_picoseconds(np.where(bound == number, shrinks, 0.0)) for number in range(len(BOUNDS)))
+    parts = (in_picoseconds(np.where(bound == number, shrinks_us, 0.0)) for number in range(len(BOUNDS)))
     return Times(*map(in_picoseconds, (latency_us, p05_us, p95_us)), *parts)
+
+
+def faster(gpus: pa.Table) -> pa.Table:
+    """Return the GPUs with ``RELIEF`` times the rates of arithmetic, memory and links."""
+
+    def scaled() -> pa.Table:
+        names = [name for name in gpus.column_names if name.endswith(("_flops_per_s", "_bytes_per_s"))]
+        table = gpus
+        for name in names:
+            more = pc.multiply(table[name], RELIEF)
+            table = table.set_column(table.column_names.index(name), table.schema.field(name), more)
+        return table
+
+    return remembered((gpus,), "faster", scaled)
 
 
 def _price(
@@ -232,8 +244,11 @@ def _price(
         mine = calls if asked.size == calls.num_rows else calls.take(pa.array(asked))
         mine = mine.append_column("gpu", _words([gpu], np.zeros(asked.size)))
         answered = answers(family, mine, *facts)
-        results = answered.results
-        times = times_of(*interval(family, answered, facts[3]), results["roofline_us"], results["bound"])
+        quicker = answers(family, mine, facts[0], faster(facts[1]), *facts[2:]).latency_us
+        latency, p05, p95 = interval(family, answered, facts[3])
+        # what is left of a kernel on a GPU with higher rates is its start, and waits of its waves
+        shrinks = np.clip((latency - quicker) / (1.0 - 1.0 / RELIEF), 0.0, latency)
+        times = times_of(latency, p05, p95, shrinks, answered.results["bound"])
         total = times.at_knots(place, count[rows], knot[rows], ends[-1])
         spent = times.picoseconds[place] * count[rows]
         for number in np.flatnonzero(there).tolist():

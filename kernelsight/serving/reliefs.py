@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.kernels.costed import RELIEF
 from kernelsight.serving.ends import MOST_REQUESTS, SCALED, deployments_served
-from kernelsight.serving.knots import RELIEF
 from kernelsight.serving.pools import cost_tables
 from kernelsight.serving.simulate import serve_replicas
 from kernelsight.serving.statistics_tables import statistics_table

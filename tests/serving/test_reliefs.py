@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernelsight.serving.knots import RELIEF
+from kernelsight.kernels.costed import RELIEF
 from kernelsight.session import connect
 
 FLAGS = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 120, "input_len": 256, "output_len": 64}
