@@ -38,6 +38,8 @@ SHOWN = (
     *("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "output_throughput", "goodput"),
     *("output_throughput_per_gpu", "output_throughput_per_user", "cost_per_million_output_tokens", "meets_slo"),
 )
+# what --find-rate finds; the requests that it took are no flag that rows are told apart by
+FOUND = ("max_request_rate", "rate_low", "rate_high", "steady")
 MOST_SHOWN = 40
 
 
@@ -111,7 +113,8 @@ def _find_rates(
     from kernelsight.dataflow.storage import save_file
     from kernelsight.sweeps.find_rate import find_rates
 
-    table = find_rates(session, rows, slo, goodput=goodput)
+    report = _show_rows if sys.stderr.isatty() else None
+    table = find_rates(session, rows, slo, goodput=goodput, report=report)
     if target and target.suffix == ".duckdb":
         save_file(target, session.graph.contracts, {SWEEP: table})
     elif target:
@@ -139,6 +142,13 @@ def _show_progress(progress: Progress) -> None:
     done, total, spent = progress
     text = f"{done:,} of {total:,} scenarios, {done / spent:,.0f} a second, {spent / done * (total - done):.0f} s left"
     print(f"\r\033[K  {text}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+
+def _show_rows(done: int, total: int) -> None:
+    """Write on the terminal of how many rows the rate is found."""
+    print(
+        f"\r\033[K  rates of {done:,} of {total:,} rows", end="\n" if done == total else "", file=sys.stderr, flush=True
+    )
 
 
 def _check_words(arguments: Any, target: Path | None) -> None:
@@ -203,7 +213,7 @@ def _columns_shown(rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
     """
     names = list(rows[0])
     flags = names[2 : names.index("status")]
-    differing = [name for name in flags if name != "max_request_rate" and len({row[name] for row in rows}) > 1]
-    chosen = [name for name in ("max_request_rate", *SHOWN) if name in names and name not in differing]
+    differing = [name for name in flags if name not in FOUND and len({row[name] for row in rows}) > 1]
+    chosen = [name for name in (*FOUND, *SHOWN) if name in names and name not in differing]
     looked_at = [name for name in [*differing, *chosen] if any(row[name] is not None for row in rows)]
     return differing, looked_at + (["status"] if any(row["status"] != "served" for row in rows) else [])

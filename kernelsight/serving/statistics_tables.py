@@ -107,7 +107,7 @@ def gap_percentiles(histogram: pa.Table) -> pa.Table:
     last = upto[ends - 1]
     before = np.concatenate([[0], last])[: last.size]
     total = last - before
-    centre_ms = _bin_centres()[histogram["bin"].to_numpy()]
+    centre_ms = bin_centres()[histogram["bin"].to_numpy()]
     percents = np.array([50, 90, 99])
     rank = (total[:, np.newaxis] - 1) * percents / 100.0
     # ranks count from 0: the gap of rank r lies in the first bin whose gaps reach beyond r
@@ -125,7 +125,7 @@ def gap_percentiles(histogram: pa.Table) -> pa.Table:
 
 
 @cache
-def _bin_centres() -> np.ndarray:
+def bin_centres() -> np.ndarray:
     """Centre of every bin in milliseconds, by the C library's power, which DuckDB uses too."""
     base = round(math.exp(BIN_WIDTH), 9)
     return np.array([math.pow(base, number + 0.5) / 1000 for number in range(ITL_BINS)])
