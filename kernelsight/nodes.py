@@ -84,6 +84,7 @@ def launch_signatures(
 
 
 @reads("kernel_latencies", "family_latencies", "family_calls")
+@produces("step_costs", "kernel_evidence")
 def step_costs(
     step_shapes: pa.Table,
     launch_signatures: pa.Table,
@@ -98,8 +99,8 @@ def step_costs(
     *,
     read: Reader,
     threads: int | None,
-) -> pa.Table:
-    """GPU time at each knot: the launches of its kernels added up."""
+) -> dict[str, pa.Table]:
+    """GPU time at each knot: the launches of its kernels added up; and what these rest on."""
     from kernelsight.kernels.step_costs import step_costs_of
 
     facts = (gpus, fabrics, eta_coefficients, kernel_implementations)
@@ -155,6 +156,41 @@ def simulation(
         models=models,
     )
     return simulate_scenarios(world, wanted, threads)
+
+
+def request_statistics_at_ends(
+    scenarios: pa.Table,
+    scenario_loads: pa.Table,
+    load_requests: pa.Table,
+    step_costs: pa.Table,
+    step_shapes: pa.Table,
+    deployment_settings: pa.Table,
+    deployment_faults: pa.Table,
+    memory_plan: pa.Table,
+    host_settings: pa.Table,
+    kv_transfers: pa.Table,
+    models: pa.Table,
+    *,
+    threads: int | None,
+) -> pa.Table:
+    """Serve the first requests of every scenario with fast, usual and slow kernels and host."""
+    from kernelsight.serving.ends import statistics_at_ends
+    from kernelsight.serving.world import read_world
+
+    world = read_world(
+        scenarios=scenarios,
+        scenario_loads=scenario_loads,
+        load_requests=load_requests,
+        step_costs=step_costs,
+        step_shapes=step_shapes,
+        settings=deployment_settings,
+        faults=deployment_faults,
+        memory_plan=memory_plan,
+        host_settings=host_settings,
+        kv_transfers=kv_transfers,
+        models=models,
+    )
+    return statistics_at_ends(world, step_costs, step_shapes, threads)
 
 
 def request_metrics(request_events: pa.Table, scenarios: pa.Table) -> pa.Table:

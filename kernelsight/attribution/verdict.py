@@ -22,7 +22,16 @@ WORDS = {
 
 
 def verdict_of(answer: Mapping[str, Any], enough: bool, fit: str) -> str:
-    """Return one sentence: how far E2E is off, and what explains most of it."""
+    """Return one sentence: how far E2E is off, what explains most of it, and what the prediction rests on."""
+    said = _found(answer, enough, fit)
+    if answer["tier"] == "unmeasured-vendor":
+        return f"{said[:-1]}; no GPU of this vendor was measured, so that any part of it may be the prediction's."
+    if answer["tier"] == "cross-generation":
+        return f"{said[:-1]}; kernels of this GPU were not measured but predicted from other GPUs."
+    return said
+
+
+def _found(answer: Mapping[str, Any], enough: bool, fit: str) -> str:
     e2e = answer["e2e_ms"] if answer["e2e_ms"]["n"] else answer["tpot_ms"]
     if not e2e["n"]:
         return "no request of the log was served in the replay, so that nothing is compared."

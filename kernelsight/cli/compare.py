@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernelsight.cli.options import add_deployment, add_output, deployment_flags, launch_line, open_session
 from kernelsight.errors import InvalidInput
 from kernelsight.report.output import Waiting, as_csv, as_json, as_text, check_ending, note, terminal_width, write_table
-
-if TYPE_CHECKING:
-    pass
 
 FORMATS = (
     *("auto", "vllm-bench", "sglang-bench", "sglang-requests", "guidellm", "aiperf", "inference-perf", "litellm"),
@@ -134,6 +131,7 @@ def _page(answer: dict[str, Any]) -> str:
             "predicted (ms)": row["predicted"],
             "median error": f"{row['median_ape']:.1%}",
             "bias": f"{row['bias']:+.1%}",
+            "within 90 % interval": _share(row["coverage_90"]),
         }
         for row in rows
     ]

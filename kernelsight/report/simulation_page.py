@@ -16,7 +16,7 @@ def simulation_page(answer: dict[str, Any]) -> str:
     """Return the report of one simulated scenario; ``answer`` as printed by `simulate --format json`."""
     rejected = [f"{count} {name}" for name, count in answer["status"].items() if name != "finished"]
     parts = (
-        [_headline(answer["settings"]), *_prefill_lines(answer)],
+        [_headline(answer["settings"]), *_prefill_lines(answer), _rests_on(answer)],
         _figures(answer),
         [_latencies(answer)],
         [f"rejected requests: {', '.join(rejected)}"] if rejected else [],
@@ -34,6 +34,13 @@ def _headline(settings: dict[str, Any]) -> str:
         f"{settings['prefill_policy']}, chunked prefill {_on(settings['enable_chunked_prefill'])}, "
         f"asynchronous scheduling {_on(settings['async_scheduling'])}"
     )
+
+
+def _rests_on(answer: dict[str, Any]) -> str:
+    """Return what the figures rest on: the tier, and what nobody measured."""
+    share = f" ({answer['measured_share']:.0%} of GPU time)" if answer["tier"] == "target-measured" else ""
+    missing = answer["not_measured"]
+    return f"kernel latencies: {answer['tier']}{share}{f'; not measured: {missing}' if missing else ''}"
 
 
 def _prefill_lines(answer: dict[str, Any]) -> list[str]:
@@ -84,10 +91,22 @@ def _accepted(answer: dict[str, Any]) -> str | None:
 
 def _latencies(answer: dict[str, Any]) -> str:
     rows = [
-        {"latency (ms)": metric.upper(), **{name: answer[f"{metric}_ms"][name] for name in PERCENTILES}}
+        {
+            "latency (ms)": metric.upper(),
+            **{name: answer[f"{metric}_ms"][name] for name in PERCENTILES},
+            **{
+                f"90 % interval of {name}": _ends(answer["interval_90"].get(f"{metric}_{name}_ms"))
+                for name in ("mean", "p99")
+            },
+        }
         for metric in METRICS
     ]
     return as_text(rows, list(rows[0]), terminal_width())
+
+
+def _ends(interval: list[float] | None) -> str | None:
+    """Return an interval in words; None where there is none."""
+    return interval and f"{show_number(interval[0])} to {show_number(interval[1])}"
 
 
 def _kernels(breakdown: list[dict[str, Any]]) -> list[str]:

@@ -75,10 +75,13 @@ select
   replicas.peak_kv_share,
   replicas.gpu_s,
   replicas.host_exposed_s,
-  replicas.idle_s
+  replicas.idle_s,
+  tiers.tier,
+  tiers.not_measured
 from scenarios
 join sizes using (scenario_id)
 join memory_plan as plan using (deployment_id)
+left join deployment_tiers as tiers using (deployment_id)
 left join faults using (scenario_id)
 left join request_statistics as statistics using (scenario_id)
 left join gaps using (scenario_id)
