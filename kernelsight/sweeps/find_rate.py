@@ -98,6 +98,7 @@ def _rows_at(
     summary = summary.take([place[row["scenario_id"]] for row in plan.scenarios])
     has_rate = pa.array([bool(one and one.rate) for one in found])
     measured = {column.name for column in session.graph.known("scenario_summary").columns if column.nullable}
+    measured -= {"tier", "not_measured"}
     columns = {
         name: pc.if_else(has_rate, summary[name], None) if name in measured else summary[name]
         for name in summary.column_names

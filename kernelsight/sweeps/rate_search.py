@@ -42,6 +42,7 @@ class Effort(NamedTuple):
 
 
 ROUGH = Effort(4, 40, 0.04, False)
+ROUGH_WITH_ENDS = ROUGH._replace(ends=True)
 FULL = Effort()
 
 
@@ -135,7 +136,7 @@ class RateSearch:
     ) -> None:
         self._trials, self._id, self._objectives = trials, scenario_id, list(objectives)
         self.capacity = capacity or capacity_of(trials, scenario_id, objectives)
-        self._tried: dict[tuple[float, Effort], Trying] = {}
+        self._tried: dict[tuple[float, int, int], Trying] = {}
         self._requests = 0
         row = trials.scenario(scenario_id)
         self._turns, self._think_ms = row["num_turns"] or 1, (row["think_time_s"] or 0.0) * 1e3
@@ -151,6 +152,11 @@ class RateSearch:
             middle = self._try(_between(kept, broken), effort)
             kept, broken = (middle, broken) if middle.verdict.keeps else (kept, middle)
         return self._found(kept, broken, effort)
+
+    def may_keep(self, rate: float) -> bool:
+        """Whether a first look leaves open that a rate keeps the objectives."""
+        requests = int(1.3 * LEAST_REQUESTS)
+        return self._serve(rate, requests, FIRST_SEEDS).verdict.best <= 1.0
 
     def _found(self, kept: Trying | None, broken: Trying | None, effort: Effort) -> Found:
         if kept is None:
@@ -184,14 +190,15 @@ class RateSearch:
 
         A rate that is far from its objectives has been looked at only; without ``look`` it is tried like any other.
         """
-        known = self._tried.get((rate, effort))
+        key = rate, effort.seeds, effort.tail
+        known = self._tried.get(key)
         if known and (look or len(known.trials) == effort.seeds):
             return known
         requests = self._least_requests(effort)
         tried = self._serve(rate, min(requests, int(1.3 * LEAST_REQUESTS)), FIRST_SEEDS)
         if not look or tried.verdict.pressure <= FAR:
             tried = self._serve_long(tried, requests, effort.seeds)
-        self._tried[rate, effort] = tried
+        self._tried[key] = tried
         return tried
 
     def _serve_long(self, look: Trying, requests: int, seeds: int) -> Trying:
