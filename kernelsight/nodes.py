@@ -193,11 +193,13 @@ def request_statistics_at_ends(
     return statistics_at_ends(world, step_costs, step_shapes, threads)
 
 
-def request_metrics(request_events: pa.Table, scenarios: pa.Table) -> pa.Table:
+def request_metrics(
+    request_events: pa.Table, scenarios: pa.Table, host_settings: pa.Table, deployment_settings: pa.Table
+) -> pa.Table:
     """Latencies of each finished request, as benchmark clients define them; without warm-ups."""
     from kernelsight.serving.request_metrics import metrics_of
 
-    return metrics_of(request_events, scenarios)
+    return metrics_of(request_events, scenarios, host_settings, deployment_settings)
 
 
 def kernel_breakdown_over_time(

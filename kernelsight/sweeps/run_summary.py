@@ -14,6 +14,7 @@ PERCENTILES = ("mean", "p50", "p90", "p99")
 # what the summary is made of: computed in one go, so that the scenario is served once
 TABLES = ("scenario_summary", "scenario_intervals", "request_statistics", "kernel_breakdown", "cache_over_time")
 FIGURES = (
+    "front_end_share",
     "queue_share",
     "prefill_share",
     "decode_share",

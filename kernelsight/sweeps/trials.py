@@ -11,11 +11,12 @@ import pyarrow as pa
 from kernelsight.scenario.load_rules import distribution
 from kernelsight.scenario.plan import and_drafts, deployments_of
 from kernelsight.serving import client_metrics
+from kernelsight.serving.host import front_end_of
 from kernelsight.serving.load import draw_requests, spans_of
 from kernelsight.serving.records import FINISHED, ITL_BINS
 from kernelsight.serving.simulate import serve_replicas
 from kernelsight.serving.statistics_tables import bin_centres
-from kernelsight.serving.world import World, load_columns, pool_of, read_world
+from kernelsight.serving.world import World, load_columns, read_world
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -77,6 +78,8 @@ class Trials:
         self._world: World = read_world(**tables)
         self._scenarios = {row["scenario_id"]: row for row in self._world.scenarios}
         self._threads = threads
+        deployments = self._world.deployments
+        self._fronts = {key: front_end_of(row, deployments[key]) for key, row in self._world.hosts.items()}
 
     @property
     def able(self) -> list[str]:
@@ -126,14 +129,15 @@ class Trials:
         prompts, outputs = (world.columns[name][start:stop] for name in ("prompt_tokens", "output_tokens"))
         served = (times["status"] == FINISHED) & ~world.columns["warmup"][start:stop]
         sent, scheduled, first, finish = (times[name][served] * 1e3 for name in names[1:])
-        front_end = self._front_end_ms(row, prompts[served])
+        request_us, per_token_us = self._fronts[deployments_of(row)[-1]]
+        front_end = np.minimum((request_us + per_token_us * prompts[served]) * 1e3, scheduled - sent)
         several = outputs[served] > 1
         tpot = client_metrics.tpot_ms(first, finish, np.where(several, outputs[served], 2))
         latencies = {
             "ttft": client_metrics.ttft_ms(sent, first),
             "tpot": np.where(several, tpot, np.nan),
             "e2e": client_metrics.e2e_ms(sent, finish),
-            "queue": np.maximum(client_metrics.queue_ms(sent, scheduled) - front_end, 0.0),
+            "queue": client_metrics.queue_ms(sent, scheduled, front_end),
         }
         totals = [one.served.totals for one in replicas]
         arrivals = (stop - start) / (row["num_turns"] or 1)
@@ -152,11 +156,6 @@ class Trials:
             sum(one.idle_us for one in totals) / max(busy_us, 1.0),
             sum(one.host_us for one in totals) / max(busy_us, 1.0),
         )
-
-    def _front_end_ms(self, row: Mapping[str, Any], prompt_tokens: np.ndarray) -> np.ndarray:
-        """Return the time of each request in the front end of the engine that it reaches first."""
-        host = pool_of(self._world, deployments_of(row)[-1]).host
-        return (host.request_us + host.per_prompt_token_us * prompt_tokens) / 1e3
 
 
 def _drawn(rows: Sequence[Mapping[str, Any]]) -> pa.Table:

@@ -176,6 +176,20 @@ def test_the_front_of_random_points(session: Session):
     assert set(pareto_front(session, table)["scenario_id"].to_pylist()) == expected
 
 
+def test_each_load_has_a_front_of_its_own(session: Session):
+    rows = rows_of(max_concurrency=[1, 8], input_len=[30, 900])
+    table = sweep(session, rows)
+    front = pareto_front(session, table).to_pylist()
+    for length in (30, 900):
+        mine = [row for row in table.to_pylist() if row["input_len"] == length]
+        expected = {row["scenario_id"] for row in mine if not dominated(row, mine)}
+        assert {row["scenario_id"] for row in front if row["input_len"] == length} == expected and expected
+    # all of the long prompts are beaten by the short ones
+    assert len({row["load"] for row in front}) == 2 and [row["load"] for row in front] == sorted(
+        row["load"] for row in front
+    )
+
+
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
@@ -249,3 +263,18 @@ def test_ray_that_is_not_installed(command: Any, grid: Path, monkeypatch: pytest
         "--executor ray needs Ray, which is not installed; pip install 'kernelsight[ray]', or use --executor local."
     )
     assert command("sweep", grid, "--executor", "ray") == (2, "", f"kernelsight: {sentence}\n")
+
+
+def test_any_percentile_is_an_objective(session: Session):
+    import numpy as np
+
+    rows = rows_of(max_concurrency=[2, 8])
+    slo = {"ttft_p95_ms": 60.0, "itl_p99.9_ms": 1e3, "queue_p25_ms": 1e3, "e2e_p90_ms": 1e9}
+    found = session.sweep(rows, slo=slo)
+    for row in found.summary.to_pylist():
+        metrics = found.table("request_metrics", row["scenario_id"])
+        assert row["ttft_p95_ms"] == pytest.approx(np.percentile(metrics["ttft_ms"].to_numpy(), 95))
+        assert row["queue_p25_ms"] == pytest.approx(np.percentile(metrics["queue_ms"].to_numpy(), 25))
+        assert row["itl_p99_ms"] <= row["itl_p99.9_ms"]
+        assert row["meets_slo"] is (row["ttft_p95_ms"] <= 60.0)
+    assert set(found.summary["meets_slo"].to_pylist()) == {True, False}
