@@ -121,6 +121,8 @@ def step_costs(
     "serving_windows",
     "steps",
     "request_parts",
+    "request_statistics_at_ends",
+    "resource_gains",
 )
 def simulation(
     scenarios: pa.Table,
@@ -138,7 +140,12 @@ def simulation(
     wanted: frozenset[str],
     threads: int | None,
 ) -> dict[str, Any]:
-    """Serve the requests of every scenario: the batched step-wise loop over step costs."""
+    """Serve the requests of every scenario: the batched step-wise loop over step costs.
+
+    The first of them again with fast and slow kernels, and with more of each resource, where these tables are wanted.
+    """
+    from kernelsight.serving.ends import statistics_at_ends
+    from kernelsight.serving.reliefs import gains_of_resources
     from kernelsight.serving.simulate import simulate_scenarios
     from kernelsight.serving.world import read_world
 
@@ -155,42 +162,12 @@ def simulation(
         kv_transfers=kv_transfers,
         models=models,
     )
-    return simulate_scenarios(world, wanted, threads)
-
-
-def request_statistics_at_ends(
-    scenarios: pa.Table,
-    scenario_loads: pa.Table,
-    load_requests: pa.Table,
-    step_costs: pa.Table,
-    step_shapes: pa.Table,
-    deployment_settings: pa.Table,
-    deployment_faults: pa.Table,
-    memory_plan: pa.Table,
-    host_settings: pa.Table,
-    kv_transfers: pa.Table,
-    models: pa.Table,
-    *,
-    threads: int | None,
-) -> pa.Table:
-    """Serve the first requests of every scenario with fast, usual and slow kernels and host."""
-    from kernelsight.serving.ends import statistics_at_ends
-    from kernelsight.serving.world import read_world
-
-    world = read_world(
-        scenarios=scenarios,
-        scenario_loads=scenario_loads,
-        load_requests=load_requests,
-        step_costs=step_costs,
-        step_shapes=step_shapes,
-        settings=deployment_settings,
-        faults=deployment_faults,
-        memory_plan=memory_plan,
-        host_settings=host_settings,
-        kv_transfers=kv_transfers,
-        models=models,
-    )
-    return statistics_at_ends(world, step_costs, step_shapes, threads)
+    again = {"request_statistics_at_ends": statistics_at_ends, "resource_gains": gains_of_resources}
+    made: dict[str, Any] = {
+        name: serve(world, step_costs, step_shapes, threads) for name, serve in again.items() if name in wanted
+    }
+    others = wanted - made.keys()
+    return (simulate_scenarios(world, others, threads) if others else {}) | made
 
 
 def request_metrics(

@@ -12,14 +12,17 @@ from kernelsight.kernels.families import FAMILIES
 class Costed(NamedTuple):
     """Picoseconds and kernel launches of each knot, shape [knots]; where nothing is launched there is no cost.
 
-    ``p05``, ``p95``: picoseconds when all kernels are at that end of their intervals. Of the picoseconds, what is not
-    done by the layers, which pipeline stages share: embedding and transfers; and what the families of experts and of
-    collectives take.
+    ``p05``, ``p95``: picoseconds when all kernels are at that end of their intervals. Of the picoseconds, what shrinks
+    with a faster rate of arithmetic, of memory or of links; what is not done by the layers, which pipeline stages
+    share: embedding and transfers; and what the families of experts and of collectives take.
     """
 
     picoseconds: np.ndarray
     p05: np.ndarray
     p95: np.ndarray
+    compute: np.ndarray
+    memory: np.ndarray
+    link: np.ndarray
     launches: np.ndarray
     embedding: np.ndarray
     transfer: np.ndarray
@@ -37,11 +40,14 @@ class Costed(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Picoseconds of kernels, and the ends of their 90 % intervals, shape [rows] or [knots]."""
+    """Picoseconds of kernels, shape [rows] or [knots]: the ends of their 90 % intervals, and what bounds them."""
 
     picoseconds: np.ndarray
     p05: np.ndarray
     p95: np.ndarray
+    compute: np.ndarray
+    memory: np.ndarray
+    link: np.ndarray
 
     def at_knots(self, place: np.ndarray, count: np.ndarray, knot: np.ndarray, size: int) -> Times:
         """Return the sums over launches: rows in ``place``, ``count`` launches of each at ``knot``."""

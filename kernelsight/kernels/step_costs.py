@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from kernelsight.kernels.costed import Costed, Groups, Priced, Rest, Times
 from kernelsight.kernels.families import LOWERED
 from kernelsight.kernels.kinds import TIERS
-from kernelsight.kernels.latency import Answers, answers, columns_read, interval
+from kernelsight.kernels.latency import BOUNDS, Answers, answers, columns_read, interval
 from kernelsight.kernels.launches import PRICED_BY, launched_families
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # a factor of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
 MIX = np.uint64(0xBF58476D1CE4E5B9)
+# what a kernel takes before it reads a byte, in a CUDA graph: estimated, of the shortest kernels of the sweeps
+START_US = 2.0
 LATENCIES = ("latency_us", "latency_p05_us", "latency_p95_us")
 
 
@@ -51,8 +53,8 @@ def step_costs_of(
     there = np.flatnonzero(found.launches)
     kept = knots if there.size == knots.num_rows else knots.take(pa.array(there))
     kept = kept.append_column("gpu_us", pa.array(found.picoseconds[there] / 1e6))
-    for name, picoseconds in (("gpu_p05_us", found.p05), ("gpu_p95_us", found.p95)):
-        kept = kept.append_column(name, pa.array(picoseconds[there] / 1e6))
+    for name in ("p05", "p95", "compute", "memory", "link"):
+        kept = kept.append_column(f"gpu_{name}_us", pa.array(getattr(found, name)[there] / 1e6))
     kept = kept.append_column("launches", pa.array(found.launches[there].astype(np.int64)))
     for name in ("embedding", "transfer", "moe", "communication"):
         kept = kept.append_column(f"{name}_us", pa.array(getattr(found, name)[there] / 1e6))
@@ -79,8 +81,8 @@ def _corrected(costs: Costed, knots: pa.Table, corrections: pa.Table) -> Costed:
     total = others + experts + collectives
     # what a log corrects does not say how far off the rest may be: the interval keeps its width
     ratio = total / np.maximum(costs.picoseconds, 1.0)
-    ends = scaled(costs.p05, ratio), scaled(costs.p95, ratio)
-    return Costed(total, *ends, costs.launches, *stages, experts, collectives)
+    shares = (scaled(each, ratio) for each in (costs.p05, costs.p95, costs.compute, costs.memory, costs.link))
+    return Costed(total, *shares, costs.launches, *stages, experts, collectives)
 
 
 def _at_knots(knots: pa.Table, costs: Mapping[str, Costed]) -> Costed:
@@ -132,7 +134,9 @@ def _costs(
                     cost.add(family, times, launches)
                 tiers += [(name, family, *rest) for name in units[unit] for rest in rests]
     for name in given:
-        _add_given(read(name, ["deployment_id", "step_shape_id", "family", "count", *LATENCIES]), found)
+        _add_given(
+            read(name, ["deployment_id", "step_shape_id", "family", "count", *LATENCIES, "roofline_us", "bound"]), found
+        )
     return found, _tier_rows(tiers)
 
 
@@ -173,7 +177,9 @@ def _add_given(latencies: pa.Table, costs: Mapping[str, Costed]) -> None:
     names = latencies["deployment_id"].combine_chunks().dictionary_encode()
     families = latencies["family"].combine_chunks().dictionary_encode()
     knot, count = latencies["step_shape_id"].to_numpy(), latencies["count"].to_numpy()
-    each = Times(*(in_picoseconds(latencies[name].to_numpy()) for name in LATENCIES))
+    figures = [latencies[name].to_numpy() for name in (*LATENCIES, "roofline_us")]
+    bound = pc.index_in(latencies["bound"], pa.array(BOUNDS)).to_numpy()
+    each = times_of(*figures, bound)
     for code, name in enumerate(names.dictionary.to_pylist()):
         for number, family in enumerate(families.dictionary.to_pylist()):
             rows = np.flatnonzero((names.indices.to_numpy() == code) & (families.indices.to_numpy() == number))
@@ -186,6 +192,18 @@ def _add_given(latencies: pa.Table, costs: Mapping[str, Costed]) -> None:
 def in_picoseconds(latency_us: np.ndarray) -> np.ndarray:
     """Return times as whole picoseconds, halves up."""
     return np.floor(latency_us * 1e6 + 0.5)
+
+
+def times_of(
+    latency_us: np.ndarray, p05_us: np.ndarray, p95_us: np.ndarray, roofline_us: np.ndarray, bound: np.ndarray
+) -> Times:
+    """Return the times of kernels, shape [rows]; ``bound``: their numbers among ``BOUNDS``.
+
+    A kernel shrinks with the rate that bounds it, but for its start: the least time of a kernel that does nothing.
+    """
+    shrinks = np.maximum(np.minimum(roofline_us, latency_us), latency_us - START_US)
+    parts = (in_picoseconds(np.where(bound == number, shrinks, 0.0)) for number in range(len(BOUNDS)))
+    return Times(*map(in_picoseconds, (latency_us, p05_us, p95_us)), *parts)
 
 
 def _price(
@@ -214,7 +232,8 @@ def _price(
         mine = calls if asked.size == calls.num_rows else calls.take(pa.array(asked))
         mine = mine.append_column("gpu", _words([gpu], np.zeros(asked.size)))
         answered = answers(family, mine, *facts)
-        times = Times(*map(in_picoseconds, interval(family, answered, facts[3])))
+        results = answered.results
+        times = times_of(*interval(family, answered, facts[3]), results["roofline_us"], results["bound"])
         total = times.at_knots(place, count[rows], knot[rows], ends[-1])
         spent = times.picoseconds[place] * count[rows]
         for number in np.flatnonzero(there).tolist():

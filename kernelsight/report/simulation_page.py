@@ -17,7 +17,7 @@ def simulation_page(answer: dict[str, Any]) -> str:
     rejected = [f"{count} {name}" for name, count in answer["status"].items() if name != "finished"]
     parts = (
         [_headline(answer["settings"]), *_prefill_lines(answer), _rests_on(answer)],
-        _figures(answer),
+        [*_figures(answer), *([answer["verdict"]] if answer["verdict"] else [])],
         [_latencies(answer)],
         [f"rejected requests: {', '.join(rejected)}"] if rejected else [],
         _kernels(answer["breakdown"]),

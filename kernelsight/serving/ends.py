@@ -40,7 +40,7 @@ def statistics_at_ends(
     )
     middle = summarise(short, serve_replicas, threads)
     found = [_at_end(statistics_table(middle.counted), "middle")]
-    keys = list(dict.fromkeys(key for row in world.scenarios for key in _deployments(world, row)))
+    keys = list(dict.fromkeys(key for row in world.scenarios for key in deployments_served(world, row)))
     costs, shapes = (
         split_by_deployment(table.filter(pc.is_in(table["deployment_id"], pa.array(keys, pa.string()))))
         for table in (step_costs, step_shapes)
@@ -48,7 +48,7 @@ def statistics_at_ends(
     direction = _directions(world, costs, middle.totals)
     for number in sorted(set(direction.values())):
         rows = [row for row in world.scenarios if direction.get(row["scenario_id"]) == number]
-        used = dict.fromkeys(key for row in rows for key in _deployments(world, row))
+        used = dict.fromkeys(key for row in rows for key in deployments_served(world, row))
         angle = number * math.pi / 2 / DIRECTIONS
         for end, (column, sign) in ENDS.items():
             moved = {key: _moved(costs[key], column, math.cos(angle)) for key in used if key in costs}
@@ -61,7 +61,8 @@ def statistics_at_ends(
     return pa.concat_tables(found).combine_chunks()
 
 
-def _deployments(world: World, scenario: dict[str, Any]) -> list[str]:
+def deployments_served(world: World, scenario: dict[str, Any]) -> list[str]:
+    """Return the deployments that serve a scenario, and their drafts."""
     return list(and_drafts(deployments_of(scenario), world.deployments))
 
 

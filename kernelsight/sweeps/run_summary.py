@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.sweeps.assumed import assumed_of
+from kernelsight.sweeps.verdict import verdict_of
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -12,7 +13,10 @@ if TYPE_CHECKING:
 METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
 PERCENTILES = ("mean", "p50", "p90", "p99")
 # what the summary is made of: computed in one go, so that the scenario is served once
-TABLES = ("scenario_summary", "scenario_intervals", "request_statistics", "kernel_breakdown", "cache_over_time")
+TABLES = (
+    *("scenario_summary", "scenario_intervals", "resource_gains", "request_statistics", "kernel_breakdown"),
+    "cache_over_time",
+)
 FIGURES = (
     "front_end_share",
     "queue_share",
@@ -69,6 +73,7 @@ def run_summary(session: Session) -> dict[str, Any]:
         **nested,
         **{name: row[name] for name in FIGURES},
         "interval_90": intervals,
+        **verdict_of(session.table("resource_gains").to_pylist()),
         "tier": row["tier"],
         "measured_share": tiers["measured_share"],
         "not_measured": row["not_measured"],
