@@ -16,7 +16,12 @@ METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
 STATISTICS = ("mean", "p50", "p90", "p99")
 STATISTIC = re.compile(rf"(?P<metric>{'|'.join(METRICS)})_(mean|p(?P<percent>\d{{1,2}}(\.\d{{1,6}})?))_ms")
 PRICE = "price_per_gpu_hour"
-COST = "cost_per_million_output_tokens"
+# the whole price over input, output or all tokens
+COSTS = {
+    "input": "cost_per_million_input_tokens",
+    "output": "cost_per_million_output_tokens",
+    "all": "cost_per_million_tokens",
+}
 GOODPUT = {"ttft": "goodput_ttft_ms", "tpot": "goodput_tpot_ms", "e2el": "goodput_e2el_ms"}
 
 
@@ -132,33 +137,51 @@ def meets_slo(rows: pa.Table, slo: Mapping[str, float]) -> pa.Array:
 
 
 def with_costs(rows: pa.Table) -> pa.Table:
-    """Append the cost per million output tokens if the rows have a GPU price; null if nothing was served."""
-    import pyarrow as pa
+    """Append the costs of a million input, output and all tokens if rows have a GPU price; null if nothing was served.
+
+    Each is the whole price over the tokens of its kind.
+    """
     import pyarrow.compute as pc
 
     if PRICE not in rows.column_names:
         return rows
-    per_hour = pc.multiply(rows[PRICE], pc.cast(rows["gpus"], pa.float64()))
-    tokens = pc.multiply(rows["output_throughput"], 3600.0 / 1e6)
-    # zero throughput: null, not infinity
-    tokens = pc.if_else(pc.equal(tokens, 0.0), pa.scalar(None, pa.float64()), tokens)
-    return rows.append_column(COST, pc.divide(per_hour, tokens))
+    per_hour = pc.multiply(rows[PRICE], rows["gpus"].cast("float64"))
+    throughputs = {
+        "input": pc.subtract(rows["total_throughput"], rows["output_throughput"]),
+        "output": rows["output_throughput"],
+        "all": rows["total_throughput"],
+    }
+    for kind, tokens_per_s in throughputs.items():
+        # zero throughput: null, not infinity
+        tokens = pc.if_else(pc.greater(tokens_per_s, 0.0), pc.multiply(tokens_per_s, 3600.0 / 1e6), None)
+        rows = rows.append_column(COSTS[kind], pc.divide(per_hour, tokens))
+    return rows
 
 
 def cheapest(rows: pa.Table, rate: float | None = None) -> dict[str, Any] | None:
-    """Return the row with the lowest price per hour that meets the objectives, with its ``instances`` and price.
+    """Return the row with the lowest cost per token that meets the objectives, with its ``instances`` and their price.
 
-    Without ``rate``: among a sweep's rows with meets_slo, one instance each. With ``rate`` (requests per second): among
-    the rows of ``find_rates``, each with as many instances as the rate needs, sharing it evenly. None: no row does.
-    InvalidInput: the grid has no price.
+    Without ``rate``: among a sweep's rows with meets_slo, one instance each, at the throughput of each. With ``rate``
+    (requests per second): among the rows of ``find_rates``, each with as many whole instances as the rate needs, which
+    share it evenly; costs are then those at this rate. Where rows have no price, the one that needs the fewest GPUs
+    (for each token, without ``rate``). None: no row meets the objectives.
     """
-    if PRICE not in rows.column_names:
-        raise InvalidInput(f"the cheapest deployment needs prices; add the column {PRICE} to the grid.")
     found = []
     for row in rows.to_pylist():
-        if row[PRICE] is None or not row["meets_slo"]:
+        if not row["meets_slo"] or (PRICE in row and row[PRICE] is None):
             continue
-        instances = 1 if rate is None else max(math.ceil(rate / row["max_request_rate"]), 1)
-        price = instances * row["gpus"] * row[PRICE]
-        found.append(row | {"instances": instances, "price_per_hour": price})
-    return min(found, key=lambda row: (row["price_per_hour"], row["scenario_id"]), default=None)
+        instances = 1 if rate is None else max(math.ceil(rate / row["max_request_rate"] * (1.0 - 1e-9)), 1)
+        gpus = instances * row["gpus"]
+        weight = gpus * row.get(PRICE, 1.0)
+        found.append((weight / (row["total_throughput"] if rate is None else 1.0), row["scenario_id"], instances, row))
+    if not found:
+        return None
+    *_, instances, row = min(found, key=lambda each: each[:2])
+    found_row = row | {"instances": instances, "gpus_needed": instances * row["gpus"]}
+    if PRICE not in row:
+        return found_row
+    found_row["price_per_hour"] = instances * row["gpus"] * row[PRICE]
+    if rate is not None:
+        shared = instances * row["max_request_rate"] / rate
+        found_row |= {name: row[name] * shared for name in COSTS.values() if row[name] is not None}
+    return found_row

@@ -24,6 +24,8 @@ FAR = 2.0
 HOPELESS = 1e-3
 MOST_ENDS = 8
 MOST_RUNS = 4
+# a found rate is served once more for so many times as long
+CONFIRMING = 4
 # a closed loop of so many requests in flight for each seat
 TURNOVER = 6
 ALONE = 24
@@ -39,17 +41,19 @@ class Effort(NamedTuple):
     tail: int = TAIL
     tolerance: float = 0.01
     ends: bool = True  # with both ends of the interval
+    confirms: bool = True  # by a longer run
 
 
-ROUGH = Effort(4, 40, 0.04, False)
+ROUGH = Effort(4, 40, 0.04, False, False)
 ROUGH_WITH_ENDS = ROUGH._replace(ends=True)
 FULL = Effort()
 
 
 class Trying(NamedTuple):
-    """One rate that was tried: its trials and the verdict on them."""
+    """One rate that was tried: the requests of each seed, its trials and the verdict on them."""
 
     rate: float
+    requests: int
     trials: list[Trial]
     verdict: Verdict
 
@@ -137,7 +141,6 @@ class RateSearch:
         self._trials, self._id, self._objectives = trials, scenario_id, list(objectives)
         self.capacity = capacity or capacity_of(trials, scenario_id, objectives)
         self._tried: dict[tuple[float, int, int], Trying] = {}
-        self._requests = 0
         row = trials.scenario(scenario_id)
         self._turns, self._think_ms = row["num_turns"] or 1, (row["think_time_s"] or 0.0) * 1e3
         self._least = max(LEAST_REQUESTS, row["num_prompts"] or 0)
@@ -147,11 +150,25 @@ class RateSearch:
         """Search the highest steady rate; ``guess``: a rate that is thought to be near it."""
         if self.capacity.most <= 0.0:
             return self._found(None, None, effort)
+        for _ in range(MOST_RUNS):
+            kept, broken = self._narrowed(effort, guess)
+            if kept is None or not effort.confirms:
+                break
+            # slow swings of the queue show in longer runs alone
+            requests = min(CONFIRMING * kept.requests, MOST_REQUESTS)
+            if self._serve(kept.rate, requests, effort.seeds).verdict.keeps:
+                break
+            self._least, guess = math.ceil(requests * COUNTED / STAYS), 0.97 * kept.rate
+            self._tried.clear()
+        return self._found(kept, broken, effort)
+
+    def _narrowed(self, effort: Effort, guess: float | None) -> tuple[Trying | None, Trying | None]:
+        """Return the highest rate that keeps the objectives, and one within the tolerance above that does not."""
         kept, broken = self._bracket(effort, guess)
         while kept and broken and broken.rate > kept.rate * (1.0 + effort.tolerance):
             middle = self._try(_between(kept, broken), effort)
             kept, broken = (middle, broken) if middle.verdict.keeps else (kept, middle)
-        return self._found(kept, broken, effort)
+        return kept, broken
 
     def may_keep(self, rate: float) -> bool:
         """Whether a first look leaves open that a rate keeps the objectives."""
@@ -161,10 +178,10 @@ class RateSearch:
     def _found(self, kept: Trying | None, broken: Trying | None, effort: Effort) -> Found:
         if kept is None:
             drifts = broken is not None and broken.verdict.pressure <= 1.0
-            return Found(None, None, None, not drifts, self._requests, broken, broken, self.capacity)
+            return Found(None, None, None, not drifts, 0, broken, broken, self.capacity)
         low, high = (self._end(kept, effort, way) for way in (-1, 1)) if effort.ends else (None, None)
         steady = kept.verdict.stays >= 0.95 * COUNTED
-        return Found(kept.rate, low, high, steady, self._requests, kept, broken, self.capacity)
+        return Found(kept.rate, low, high, steady, kept.requests, kept, broken, self.capacity)
 
     def _bracket(self, effort: Effort, guess: float | None) -> tuple[Trying | None, Trying | None]:
         """Return a rate that keeps the objectives and a higher one that does not; None where there is none."""
@@ -208,7 +225,6 @@ class RateSearch:
             if tried.verdict.pressure <= FAR:
                 requests = max(requests, min(self._needed(tried), MOST_REQUESTS))
             tried = self._serve(rate, requests, seeds)
-            self._requests = max(self._requests, requests)
             verdict = tried.verdict
             long_enough = verdict.stays >= COUNTED or requests >= MOST_REQUESTS
             if verdict.pressure > 1.0 or (long_enough and not verdict.drifts):
@@ -242,7 +258,7 @@ class RateSearch:
         stay_ms = self._stay_ms(trials)
         # how many runs of one seed the run makes in which the rate has to hold
         longer = self._longer / (requests * COUNTED / STAYS)
-        return Trying(rate, trials, judge(trials, self._objectives, stay_ms, longer))
+        return Trying(rate, requests, trials, judge(trials, self._objectives, stay_ms, longer))
 
     def _end(self, kept: Trying, effort: Effort, way: int) -> float:
         """Return the lowest (``way`` -1) or highest (1) rate that a single run would find: where its bound crosses."""

@@ -91,6 +91,8 @@ def test_the_cheapest_at_a_rate(session: Session):
     best = cheapest(found, asked)
     assert best["price_per_hour"] == pytest.approx(min(prices))
     assert best["instances"] * best["max_request_rate"] >= asked
+    tokens = asked * best["total_throughput"] / best["request_throughput"]
+    assert best["cost_per_million_tokens"] == pytest.approx(best["price_per_hour"] / tokens / 3600 * 1e6)
 
 
 @pytest.mark.parametrize("name", ["request_rate", "max_concurrency", "trace"])
@@ -103,9 +105,27 @@ def test_rows_state_no_load_of_their_own(session: Session, name: str):
 def test_the_command(command: Any, tmp_path: Path):
     grid = tmp_path / "grid.json"
     grid.write_text(json.dumps(SMALL | LOAD | {"tp": [1, 2], "price_per_gpu_hour": 1}))
-    words = ("sweep", grid, "--find-rate", "--slo", "ttft_p99:120", "--at-rate", "50", "-o", tmp_path / "rates.csv")
+    words = ("sweep", grid, "--find-rate", "--slo", "ttft_p95:120", "--at-rate", "50", "-o", tmp_path / "rates.csv")
     status, out, err = command(*words, "--format", "json")
     answer = json.loads(out)
     assert (status, err, answer["scenarios"]) == (0, "", 2)
     assert answer["cheapest"]["instances"] * answer["cheapest"]["max_request_rate"] >= 50
     assert len((tmp_path / "rates.csv").read_text().splitlines()) == 3
+    status, out, _ = command(*words)
+    assert status == 0 and "lowest cost per token for 50 requests/s: " in out and "rate_low" in out
+
+
+def test_prices_are_stated_once(command: Any, tmp_path: Path):
+    grid = tmp_path / "grid.json"
+    grid.write_text(json.dumps(SMALL | LOAD | {"gpu": ["l4", "h100_sxm"]}))
+    words = ("sweep", grid, "--find-rate", "--slo", "ttft_p90:150", "--at-rate", "50", "--format", "json")
+    status, out, _ = command(*words, "--prices", "l4=0.5,H100=30")
+    answer = json.loads(out)
+    assert status == 0 and answer["cheapest"]["gpu"] == "l4"
+    assert {row["gpu"]: row["price_per_gpu_hour"] for row in answer["rows"]} == {"l4": 0.5, "h100_sxm": 30.0}
+    status, out, _ = command(*words)  # without prices, by GPUs
+    fewest = json.loads(out)["cheapest"]
+    assert fewest["gpu"] == "h100_sxm" and "price_per_hour" not in fewest
+    status, out, err = command(*words, "--prices", "l4=0.5")
+    wanted = "kernelsight: --prices has no price for h100_sxm; add h100_sxm=PRICE, or leave --prices out.\n"
+    assert (status, out, err) == (2, "", wanted)

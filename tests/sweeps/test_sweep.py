@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from kernelsight.errors import InvalidInput, KernelSightError, UnknownName
+from kernelsight.errors import KernelSightError, UnknownName
 from kernelsight.scenario.objectives import cheapest, parse_slo
 from kernelsight.session import Session, connect
 from kernelsight.sweeps.sweep import pareto_front
@@ -132,10 +132,17 @@ def test_objectives_and_the_cheapest(session: Session):
     assert all((row["ttft_p99_ms"] or limit + 1) <= limit for row in kept)
     assert all(row["status"] != "served" or row["ttft_p99_ms"] > limit for row in found if not row["meets_slo"])
     best = cheapest(sweep(session, rows, slo={"ttft_p99_ms": limit}))
-    assert best["price_per_hour"] == min(row["gpus"] * 1.5 for row in kept)
+    # per token, not per hour: two GPUs that serve more than twice as much are cheaper than one
+    costs = {row["scenario_id"]: row["gpus"] * 1.5 / row["total_throughput"] / 3600 * 1e6 for row in kept}
+    assert best["cost_per_million_tokens"] == pytest.approx(min(costs.values()))
+    assert best["price_per_hour"] == best["gpus"] * 1.5
+    tokens = {"input": best["total_throughput"] - best["output_throughput"], "output": best["output_throughput"]}
+    for kind, per_s in tokens.items():
+        assert best[f"cost_per_million_{kind}_tokens"] == pytest.approx(best["price_per_hour"] / per_s / 3600 * 1e6)
     assert cheapest(sweep(session, rows, slo={"ttft_p99_ms": 1e-9})) is None
-    with pytest.raises(InvalidInput, match="needs prices; add the column price_per_gpu_hour to the grid"):
-        cheapest(free.drop_columns(["price_per_gpu_hour"]))
+    unpriced = [{name: value for name, value in row.items() if name != "price_per_gpu_hour"} for row in rows]
+    fewest = cheapest(sweep(session, unpriced, slo={"ttft_p99_ms": limit}))
+    assert fewest["scenario_id"] == best["scenario_id"] and "price_per_hour" not in fewest
 
 
 def test_turned_away_requests_keep_no_objective(session: Session):
