@@ -19,6 +19,7 @@ __all__ = [
     "Prediction",
     "Run",
     "Session",
+    "Sizing",
     "WhatIf",
     "__version__",
     "compare",
@@ -28,6 +29,7 @@ __all__ = [
     "predict",
     "read_launch_line",
     "simulate",
+    "size",
     "sweep",
     "what_if",
 ]
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from kernelsight.scenario.launch_commands import launch_command
     from kernelsight.scenario.launch_lines import read_launch_line
     from kernelsight.session import Session, connect
+    from kernelsight.sizing.answer import Sizing
     from kernelsight.sweeps.runs import Run, WhatIf
 
 # `kernelsight --help` must not pay for DuckDB and Arrow: what a name stands for is imported when it is used
@@ -52,6 +55,7 @@ _HOMES = {
     "Comparison": "attribution.comparison",
     "Prediction": "scenario.forward_step",
     "Run": "sweeps.runs",
+    "Sizing": "sizing.answer",
     "WhatIf": "sweeps.runs",
     "KernelSightError": "errors",
     "launch_command": "scenario.launch_commands",
@@ -94,6 +98,14 @@ def find_rates(grid: Any, slo: Mapping[str, float], **options: Any) -> pa.Table:
 
     with connect() as session:
         return session.find_rates(grid, slo, **options)
+
+
+def size(**asked: Any) -> Sizing:
+    """Find the cheapest deployment for a rate within objectives, in a session of its own; see ``Session.size``."""
+    from kernelsight.session import connect
+
+    with connect() as session:
+        return session.size(**asked)
 
 
 def compare(**asked: Any) -> Comparison:

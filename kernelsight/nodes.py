@@ -170,11 +170,13 @@ def simulation(
     return (simulate_scenarios(world, others, threads) if others else {}) | made
 
 
-def request_metrics(request_events: pa.Table, scenarios: pa.Table) -> pa.Table:
+def request_metrics(
+    request_events: pa.Table, scenarios: pa.Table, host_settings: pa.Table, deployment_settings: pa.Table
+) -> pa.Table:
     """Latencies of each finished request, as benchmark clients define them; without warm-ups."""
     from kernelsight.serving.request_metrics import metrics_of
 
-    return metrics_of(request_events, scenarios)
+    return metrics_of(request_events, scenarios, host_settings, deployment_settings)
 
 
 def kernel_breakdown_over_time(

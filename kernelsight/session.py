@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +23,7 @@ from kernelsight.kernels.families import LOWERED
 if TYPE_CHECKING:
     from kernelsight.attribution.comparison import Comparison
     from kernelsight.scenario.forward_step import Prediction
+    from kernelsight.sizing.answer import Sizing
     from kernelsight.sweeps.runs import Run, WhatIf
 
 # what follows from deployments, and takes longer to compute than to read
@@ -188,6 +189,33 @@ class Session(dataflow.Session):
         from kernelsight.sweeps.find_rate import find_rates
 
         return find_rates(self, grid_rows(grid), slo, tolerance=tolerance)
+
+    def size(
+        self,
+        *,
+        gpus: Sequence[str],
+        slo: Mapping[str, float],
+        rate: float | None = None,
+        requests_per_day: float | None = None,
+        prices: str | Path | Mapping[str, float] | None = None,
+        max_gpus: int = 8,
+        search: Mapping[str, Sequence[Any]] | None = None,
+        tune: bool = True,
+        report: Callable[[str], None] | None = None,
+        **flags: Any,
+    ) -> Sizing:
+        """Find the cheapest deployment that serves ``rate`` requests/s (or ``requests_per_day``) within objectives.
+
+        ``gpus``: which to search, each with every parallel size up to ``max_gpus`` GPUs an instance; ``slo``: largest
+        values such as ``{"ttft_p95_ms": 1000.0}``; ``prices``: dollars an hour of one GPU by name, or a file;
+        ``search``: more values of flags, such as ``{"quantization": [None, "fp8"]}``; ``tune``: with other sizes of a
+        step; ``flags``: the deployment's and the load's, which are not searched. ``report`` is called with progress.
+        InvalidInput: a question that cannot be answered, or a model that no GPU holds, and what would.
+        """
+        from kernelsight.sizing.question import size_deployment
+
+        asked = {"gpus": gpus, "slo": slo, "rate": rate, "requests_per_day": requests_per_day, "prices": prices}
+        return size_deployment(self, flags, **asked, max_gpus=max_gpus, search=search, tune=tune, report=report)
 
     def compare(
         self,

@@ -22,7 +22,17 @@ TIMES = (
 )
 INTERVALS = {"ttft_mean_ms": "ttft", "tpot_mean_ms": "tpot", "e2e_mean_ms": "e2e"}
 SUMMARY = (
-    *("ttft_mean_ms", "tpot_mean_ms", "queue_mean_ms", "steps", "preemptions", "gpu_s", "host_exposed_s", "idle_s"),
+    *(
+        "ttft_mean_ms",
+        "tpot_mean_ms",
+        "front_end_mean_ms",
+        "queue_mean_ms",
+        "steps",
+        "preemptions",
+        "gpu_s",
+        "host_exposed_s",
+        "idle_s",
+    ),
 )
 # seconds of each scenario by phase of the step and kind of kernel
 PARTS_QUERY = f"""
@@ -119,7 +129,10 @@ def _serve(session: Session, overheads: Mapping[str, Constants]) -> list[dict[st
         session.give("host_settings", with_host(session.table("host_settings"), overheads.get), trusted=True)
     session.compute("scenario_summary", "kernel_breakdown", "scenario_intervals")
     summary = session.table("scenario_summary").select(["scenario_id", "deployment_id", "status", *SUMMARY])
-    rows = {row["scenario_id"]: row for row in summary.rename_columns({"queue_mean_ms": "queue_ms"}).to_pylist()}
+    rows = {row["scenario_id"]: row for row in summary.to_pylist()}
+    for row in rows.values():  # until its first step: in the front end and in the queue
+        waits = row.pop("front_end_mean_ms"), row.pop("queue_mean_ms")
+        row["queue_ms"] = None if None in waits else sum(waits)
     for row in session.query(PARTS_QUERY).to_pylist():
         rows[row["scenario_id"]] |= {name: value or 0.0 for name, value in row.items()}
     for row in session.table("scenario_intervals").to_pylist():

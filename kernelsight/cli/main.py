@@ -26,6 +26,10 @@ VERBS: dict[str, tuple[str, str | None]] = {
         "simulate every scenario of a grid: SLOs, Pareto front, highest request rates",
         "kernelsight.cli.sweep",
     ),
+    "size": (
+        "find the cheapest deployment for a request rate within latency objectives",
+        "kernelsight.cli.size",
+    ),
     "compare": (
         "replay a production log; report how far and why measurement and prediction differ",
         "kernelsight.cli.compare",

@@ -25,6 +25,7 @@ from kernelsight.scenario.flags import DEPLOYMENT
 from kernelsight.scenario.grid import read_grid
 from kernelsight.scenario.objectives import PRICE, cheapest, parse_objectives, parse_slo
 from kernelsight.scenario.plan import gpu_assumptions
+from kernelsight.scenario.prices import priced, read_prices
 from kernelsight.sweeps.partitions import Store, import_ray
 from kernelsight.sweeps.runs import SWEEP, WhatIf
 from kernelsight.sweeps.sweep import Execution, Progress
@@ -36,9 +37,12 @@ if TYPE_CHECKING:
 
 SHOWN = (
     *("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "output_throughput", "goodput"),
-    *("output_throughput_per_gpu", "output_throughput_per_user", "cost_per_million_output_tokens", "meets_slo"),
+    *("output_throughput_per_gpu", "output_throughput_per_user", "cost_per_million_tokens", "meets_slo"),
 )
+# what --find-rate finds; the requests that it took are no flag that rows are told apart by
+FOUND = ("max_request_rate", "rate_low", "rate_high", "steady")
 MOST_SHOWN = 40
+KINDS = ("", "input_", "output_")
 
 
 def declare(verb: argparse.ArgumentParser) -> None:
@@ -67,7 +71,12 @@ def declare(verb: argparse.ArgumentParser) -> None:
         "--at-rate",
         type=float,
         metavar="R",
-        help="with --find-rate and prices: the cheapest deployment for R requests per second",
+        help="with --find-rate: the deployment that serves R requests per second at the lowest cost per token",
+    )
+    verb.add_argument(
+        "--prices",
+        metavar="P",
+        help="dollars an hour of one GPU: g1=2.2,g2=4, or a file with gpu and price_per_gpu_hour",
     )
     add_output(verb, "also write the rows: .parquet, .csv, .json, .duckdb")
 
@@ -85,6 +94,8 @@ def run(arguments: Any) -> None:
             rows = [{"launch": arguments.launch, **row} for row in rows]
         for sentence in dict.fromkeys(text for row in rows for text in gpu_assumptions(session, row)):
             note(sentence)
+        if arguments.prices:
+            rows = priced(session, rows, read_prices(session, arguments.prices))
         if arguments.find_rate:
             _find_rates(session, rows, slo, goodput, arguments, target)
             return
@@ -111,7 +122,8 @@ def _find_rates(
     from kernelsight.dataflow.storage import save_file
     from kernelsight.sweeps.find_rate import find_rates
 
-    table = find_rates(session, rows, slo, goodput=goodput)
+    report = _show_rows if sys.stderr.isatty() else None
+    table = find_rates(session, rows, slo, goodput=goodput, report=report)
     if target and target.suffix == ".duckdb":
         save_file(target, session.graph.contracts, {SWEEP: table})
     elif target:
@@ -139,6 +151,13 @@ def _show_progress(progress: Progress) -> None:
     done, total, spent = progress
     text = f"{done:,} of {total:,} scenarios, {done / spent:,.0f} a second, {spent / done * (total - done):.0f} s left"
     print(f"\r\033[K  {text}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+
+def _show_rows(done: int, total: int) -> None:
+    """Write on the terminal of how many rows the rate is found."""
+    print(
+        f"\r\033[K  rates of {done:,} of {total:,} rows", end="\n" if done == total else "", file=sys.stderr, flush=True
+    )
 
 
 def _check_words(arguments: Any, target: Path | None) -> None:
@@ -170,7 +189,7 @@ def _print(table: pa.Table, front: pa.Table | None, arguments: Any) -> None:
     fronts = front.to_pylist() if front is not None else []
     faults = [row for row in rows if row["completed"] == 0 and row["requests"] == 0]
     answer = {"scenarios": len(rows), "served": len(rows) - len(faults), "faults": len(faults)}
-    if arguments.slo and PRICE in table.column_names:
+    if arguments.slo and (PRICE in table.column_names or arguments.at_rate is not None):
         answer["cheapest"] = cheapest(table, arguments.at_rate)
     if arguments.format == "json":
         print(as_json({**answer, "pareto_front": fronts, "rows": rows}))
@@ -185,10 +204,23 @@ def _print(table: pa.Table, front: pa.Table | None, arguments: Any) -> None:
         if len(shown) > MOST_SHOWN:
             page.append(f"... and {len(shown) - MOST_SHOWN:,} more; -o FILE keeps all, --format csv prints them")
     if "cheapest" in answer:
-        found = answer["cheapest"]
-        page += ["", "cheapest deployment that meets the objectives:"]
-        page.append(as_text([found], [*columns, "instances", "price_per_hour"]) if found else "none meets them")
+        page += ["", _cheapest_said(answer["cheapest"], flags, arguments.at_rate)]
     print("\n".join(page))
+
+
+def _cheapest_said(found: dict[str, Any] | None, flags: list[str], rate: float | None) -> str:
+    """Return the cheapest deployment in a sentence."""
+    if found is None:
+        return "no deployment meets the objectives"
+    named = ", ".join(f"{name} {found[name]}" for name in flags if found[name] is not None and name != PRICE)
+    many = f"{found['instances']:,} instance{'s' if found['instances'] > 1 else ''}"
+    what = f"{many} of {named}" if named else many
+    at = "" if rate is None else f" for {rate:g} requests/s"
+    if "price_per_hour" not in found:
+        how = "no prices are given; --prices GPU=DOLLARS ranks by cost"
+        return f"fewest GPUs{at}: {what}, {found['gpus_needed']:,} GPUs ({how})"
+    costs = [f"{found[f'cost_per_million_{kind}tokens']:,.3g} $/M {kind.replace('_', ' ')}tokens" for kind in KINDS]
+    return f"lowest cost per token{at}: {what}, {found['price_per_hour']:,.4g} $/h, {', '.join(costs)}"
 
 
 def _with_defaults(rows: list[dict[str, Any]], flags: list[str]) -> list[dict[str, Any]]:
@@ -203,7 +235,7 @@ def _columns_shown(rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
     """
     names = list(rows[0])
     flags = names[2 : names.index("status")]
-    differing = [name for name in flags if name != "max_request_rate" and len({row[name] for row in rows}) > 1]
-    chosen = [name for name in ("max_request_rate", *SHOWN) if name in names and name not in differing]
+    differing = [name for name in flags if name not in FOUND and len({row[name] for row in rows}) > 1]
+    chosen = [name for name in (*FOUND, *SHOWN) if name in names and name not in differing]
     looked_at = [name for name in [*differing, *chosen] if any(row[name] is not None for row in rows)]
     return differing, looked_at + (["status"] if any(row["status"] != "served" for row in rows) else [])

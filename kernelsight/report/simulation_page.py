@@ -60,7 +60,7 @@ def _prefill_lines(answer: dict[str, Any]) -> list[str]:
 
 
 def _figures(answer: dict[str, Any]) -> list[str]:
-    shares = [answer[f"{part}_share"] for part in ("queue", "prefill", "decode")]
+    shares = [answer[f"{part}_share"] for part in ("front_end", "queue", "prefill", "decode")]
     seconds = [show_number(answer[name]) or "-" for name in ("gpu_s", "host_exposed_s", "idle_s")]
     figures = {
         "requests completed": f"{answer['completed']:,} of {answer['requests']:,}",
@@ -74,7 +74,7 @@ def _figures(answer: dict[str, Any]) -> list[str]:
         "prefix cache hit rate": answer["prefix_cache_hit_rate"],
         "draft tokens accepted": _accepted(answer),
         "KV cache in use, mean / peak": _percents(answer["mean_kv_share"], answer["peak_kv_share"]),
-        "request time queued / prefill / decode": _percents(*shares),
+        "request time front end / queued / prefill / decode": _percents(*shares),
         "of which preempted or recomputed": _percents(answer["preempted_share"]) if answer["preempted_share"] else None,
         "GPU busy / waiting for host / idle (s)": " / ".join(seconds),
     }

@@ -18,6 +18,7 @@ TABLES = (
     "cache_over_time",
 )
 FIGURES = (
+    "front_end_share",
     "queue_share",
     "prefill_share",
     "decode_share",

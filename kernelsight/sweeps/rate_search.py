@@ -1,0 +1,299 @@
+"""The highest steady rate of one scenario: bracketed, then narrowed to where its objectives just hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelsight.scenario.objectives import Objective
+from kernelsight.sweeps.steady import COUNTED, LEAST_REQUESTS, LONGER_RUN, STAYS, Verdict, counted, judge
+from kernelsight.sweeps.trials import Trial, Trials, gap_percentile
+
+LOWEST_RATE, HIGHEST_RATE = 1e-4, 1e5
+# requests that may exceed a percentile, over all seeds: fewer make a tail of luck
+TAIL = 200
+MOST_REQUESTS = 200_000
+SEEDS = 8
+# seeds of a first look, which decides only what is far from its objectives
+FIRST_SEEDS = 2
+FAR = 2.0
+# of the bound: below it no rate is looked for
+HOPELESS = 1e-3
+MOST_ENDS = 8
+MOST_RUNS = 4
+# a found rate is served once more for so many times as long
+CONFIRMING = 4
+# a closed loop of so many requests in flight for each seat
+TURNOVER = 6
+ALONE = 24
+LEVELS = 4
+# on a bound that rests on one load
+CAUTION = 1.1
+
+
+class Effort(NamedTuple):
+    """How much is simulated for one rate, and how close the search ends."""
+
+    seeds: int = SEEDS
+    tail: int = TAIL
+    tolerance: float = 0.01
+    ends: bool = True  # with both ends of the interval
+    confirms: bool = True  # by a longer run
+
+
+ROUGH = Effort(4, 40, 0.04, False, False)
+ROUGH_WITH_ENDS = ROUGH._replace(ends=True)
+FULL = Effort()
+
+
+class Trying(NamedTuple):
+    """One rate that was tried: the requests of each seed, its trials and the verdict on them."""
+
+    rate: float
+    requests: int
+    trials: list[Trial]
+    verdict: Verdict
+
+
+class Capacity(NamedTuple):
+    """What bounds a scenario's rate before any search.
+
+    ``alone``: latencies of requests that meet nobody; ``most``: no higher rate can keep the objectives, requests/s;
+    ``misses``: the objective that even a request alone misses, and its value there.
+    """
+
+    alone: Trial
+    most: float
+    misses: tuple[Objective, float] | None
+
+
+class Found(NamedTuple):
+    """The highest steady rate of a scenario, requests/s; None where none keeps the objectives.
+
+    ``low``, ``high``: where a single run of ``requests`` requests would find it, 90 % of times. ``tried``: at the rate
+    itself, or nearest to the objectives; ``broken``: at a rate above, which says what gives way first.
+    """
+
+    rate: float | None
+    low: float | None
+    high: float | None
+    steady: bool
+    requests: int
+    tried: Trying | None
+    broken: Trying | None
+    capacity: Capacity
+
+
+def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective]) -> Capacity:
+    """Return what bounds the rate: a request alone, and closed loops of ever more requests in flight.
+
+    No rate is above what a closed loop completes once its decode steps alone take longer than the objective on TPOT.
+    """
+    (alone,) = trials.serve(scenario_id, ALONE, [0], request_rate=None, max_concurrency=1)
+    missed = _missed_alone(alone, objectives)
+    if missed or alone.lost:
+        return Capacity(alone, 0.0, missed)
+    settings = trials.settings(scenario_id)
+    seats = settings["max_num_seqs"] * settings["dp"] * (trials.scenario(scenario_id)["decode_replicas"] or 1)
+    longest_gap_ms = min((each.most_ms for each in objectives if each.metric == "tpot"), default=math.inf)
+    best, level = 0.0, 1
+    while True:
+        level = min(level * LEVELS, seats)
+        requests = min(level * TURNOVER, 2 * level + LEAST_REQUESTS)
+        (trial,) = trials.serve(scenario_id, requests, [0], request_rate=None, max_concurrency=level)
+        throughput = _throughput(trial, requests, level)
+        grows = throughput > best * 1.02
+        best = max(best, throughput)
+        if level >= seats or not grows or gap_percentile(trial.gaps, 50.0) > longest_gap_ms:
+            return Capacity(alone, CAUTION * best, None)
+
+
+def _missed_alone(alone: Trial, objectives: Sequence[Objective]) -> tuple[Objective, float] | None:
+    """Return the first objective that requests miss which meet nobody, and its value, milliseconds."""
+    for objective in objectives:
+        if objective.metric == "itl":
+            continue
+        values = alone.latencies[objective.metric]
+        values = values[~np.isnan(values)]
+        if values.size:
+            percent = objective.percent
+            # of few requests the largest is no tail: the middle of them stands for all above it
+            value = float(values.mean() if percent is None else np.percentile(values, min(percent, 50.0)))
+            if value > objective.most_ms:
+                return objective, value
+    return None
+
+
+def _throughput(trial: Trial, requests: int, level: int) -> float:
+    """Return requests/s of a closed loop while it was full: at its end it empties over one stay."""
+    return requests / max(trial.duration_s * (1.0 - 0.5 * level / requests), 1e-9)
+
+
+class RateSearch:
+    """The search of one scenario; every rate is tried once for each effort."""
+
+    def __init__(
+        self, trials: Trials, scenario_id: str, objectives: Sequence[Objective], capacity: Capacity | None = None
+    ) -> None:
+        self._trials, self._id, self._objectives = trials, scenario_id, list(objectives)
+        self.capacity = capacity or capacity_of(trials, scenario_id, objectives)
+        self._tried: dict[tuple[float, int, int], Trying] = {}
+        row = trials.scenario(scenario_id)
+        self._turns, self._think_ms = row["num_turns"] or 1, (row["think_time_s"] or 0.0) * 1e3
+        self._least = max(LEAST_REQUESTS, row["num_prompts"] or 0)
+        self._longer = max(LONGER_RUN * (row["num_prompts"] or LEAST_REQUESTS), LONGER_RUN * LEAST_REQUESTS / 2)
+
+    def run(self, effort: Effort = FULL, guess: float | None = None) -> Found:
+        """Search the highest steady rate; ``guess``: a rate that is thought to be near it."""
+        if self.capacity.most <= 0.0:
+            return self._found(None, None, effort)
+        for _ in range(MOST_RUNS):
+            kept, broken = self._narrowed(effort, guess)
+            if kept is None or not effort.confirms:
+                break
+            # slow swings of the queue show in longer runs alone
+            requests = min(CONFIRMING * kept.requests, MOST_REQUESTS)
+            if self._serve(kept.rate, requests, effort.seeds).verdict.keeps:
+                break
+            self._least, guess = math.ceil(requests * COUNTED / STAYS), 0.97 * kept.rate
+            self._tried.clear()
+        return self._found(kept, broken, effort)
+
+    def _narrowed(self, effort: Effort, guess: float | None) -> tuple[Trying | None, Trying | None]:
+        """Return the highest rate that keeps the objectives, and one within the tolerance above that does not."""
+        kept, broken = self._bracket(effort, guess)
+        while kept and broken and broken.rate > kept.rate * (1.0 + effort.tolerance):
+            middle = self._try(_between(kept, broken), effort)
+            kept, broken = (middle, broken) if middle.verdict.keeps else (kept, middle)
+        return kept, broken
+
+    def may_keep(self, rate: float) -> bool:
+        """Whether a first look leaves open that a rate keeps the objectives."""
+        requests = int(1.3 * LEAST_REQUESTS)
+        return self._serve(rate, requests, FIRST_SEEDS).verdict.best <= 1.0
+
+    def _found(self, kept: Trying | None, broken: Trying | None, effort: Effort) -> Found:
+        if kept is None:
+            drifts = broken is not None and broken.verdict.pressure <= 1.0
+            return Found(None, None, None, not drifts, 0, broken, broken, self.capacity)
+        low, high = (self._end(kept, effort, way) for way in (-1, 1)) if effort.ends else (None, None)
+        steady = kept.verdict.stays >= 0.95 * COUNTED
+        return Found(kept.rate, low, high, steady, kept.requests, kept, broken, self.capacity)
+
+    def _bracket(self, effort: Effort, guess: float | None) -> tuple[Trying | None, Trying | None]:
+        """Return a rate that keeps the objectives and a higher one that does not; None where there is none."""
+        kept = broken = None
+        factor = 1.05 if guess else 1.6
+        rate = min(max(guess or 0.5 * self.capacity.most, LOWEST_RATE), HIGHEST_RATE)
+        while True:
+            tried = self._try(rate, effort)
+            if tried.verdict.keeps:
+                kept = tried
+                if broken or rate >= HIGHEST_RATE:
+                    return kept, broken
+                rate = min(rate * factor, HIGHEST_RATE)
+            else:
+                broken = tried
+                if kept or rate <= self.capacity.most * HOPELESS or any(trial.lost for trial in tried.trials):
+                    return kept, broken
+                rate /= factor
+            factor **= 1.5
+
+    def _try(self, rate: float, effort: Effort, look: bool = True) -> Trying:
+        """Try a rate: a first look, and where it does not decide, runs that are long enough for a verdict.
+
+        A rate that is far from its objectives has been looked at only; without ``look`` it is tried like any other.
+        """
+        key = rate, effort.seeds, effort.tail
+        known = self._tried.get(key)
+        if known and (look or len(known.trials) == effort.seeds):
+            return known
+        requests = self._least_requests(effort)
+        tried = self._serve(rate, min(requests, int(1.3 * LEAST_REQUESTS)), FIRST_SEEDS)
+        if not look or tried.verdict.pressure <= FAR:
+            tried = self._serve_long(tried, requests, effort.seeds)
+        self._tried[key] = tried
+        return tried
+
+    def _serve_long(self, look: Trying, requests: int, seeds: int) -> Trying:
+        """Serve ever longer runs at a rate until one is long enough and does not drift, or will never be."""
+        tried, rate, before = look, look.rate, 0.0
+        for _ in range(MOST_RUNS):
+            if tried.verdict.pressure <= FAR:
+                requests = max(requests, min(self._needed(tried), MOST_REQUESTS))
+            tried = self._serve(rate, requests, seeds)
+            verdict = tried.verdict
+            long_enough = verdict.stays >= COUNTED or requests >= MOST_REQUESTS
+            if verdict.pressure > 1.0 or (long_enough and not verdict.drifts):
+                break
+            # where requests stay the longer the longer it runs, there is no steady state
+            if verdict.drifts and (requests >= MOST_REQUESTS or 0.0 < verdict.stays < 1.2 * before):
+                break
+            before = verdict.stays
+            if long_enough:  # it drifts, or seems to: twice as long tells
+                requests = min(2 * requests, MOST_REQUESTS)
+        return tried
+
+    def _least_requests(self, effort: Effort) -> int:
+        """Return the requests of one seed that give tails enough to count."""
+        share = min((objective.share for objective in self._objectives if objective.share), default=1.0)
+        needed = max(self._least, effort.tail / share / effort.seeds)
+        return min(math.ceil(needed * STAYS / COUNTED), MOST_REQUESTS)
+
+    def _needed(self, tried: Trying) -> int:
+        """Return the requests of one seed that fill the horizon at a rate."""
+        return math.ceil(1.05 * STAYS * tried.rate * self._turns * self._stay_ms(tried.trials) / 1e3)
+
+    def _stay_ms(self, trials: Sequence[Trial]) -> float:
+        """Return how long a request, or a conversation, stays in the system, on average."""
+        e2e = [counted(trial.latencies["e2e"]) for trial in trials]
+        mean = float(np.mean([values.mean() for values in e2e if values.size] or [0.0]))
+        return mean * self._turns + self._think_ms * (self._turns - 1)
+
+    def _serve(self, rate: float, requests: int, seeds: int) -> Trying:
+        trials = self._trials.serve(self._id, requests, range(seeds), request_rate=rate)
+        stay_ms = self._stay_ms(trials)
+        # how many runs of one seed the run makes in which the rate has to hold
+        longer = self._longer / (requests * COUNTED / STAYS)
+        return Trying(rate, requests, trials, judge(trials, self._objectives, stay_ms, longer))
+
+    def _end(self, kept: Trying, effort: Effort, way: int) -> float:
+        """Return the lowest (``way`` -1) or highest (1) rate that a single run would find: where its bound crosses."""
+        rate, step = kept.rate, 1.05
+        below = (kept.rate, _bound(kept, way))
+        if way < 0 and below[1] <= 1.0:
+            return kept.rate
+        for _ in range(MOST_ENDS):
+            rate *= step**way
+            tried = self._try(rate, effort, look=False)
+            reached = (rate, _bound(tried, way))
+            if (reached[1] <= 1.0) == (way < 0):
+                return _crossing(*sorted((below, reached)))
+            below, step = reached, step * 1.05
+        return rate
+
+
+def _bound(tried: Trying, way: int) -> float:
+    """Return the pressure in the worst run of one seed (``way`` -1), or in the best; a drift breaks it in any."""
+    bound = tried.verdict.worst if way < 0 else tried.verdict.best
+    return math.inf if tried.verdict.drifts else bound
+
+
+def _between(kept: Trying, broken: Trying) -> float:
+    """Return the rate between two at which the pressure should be one: on logarithms, and not too near either."""
+    span = math.log(broken.rate / kept.rate)
+    share = 0.5
+    if 0.0 < kept.verdict.pressure < 1.0 < broken.verdict.pressure < math.inf:
+        low, high = -math.log(kept.verdict.pressure), math.log(broken.verdict.pressure)
+        share = min(max(low / (low + high), 0.2), 0.8)
+    return kept.rate * math.exp(share * span)
+
+
+def _crossing(below: tuple[float, float], above: tuple[float, float]) -> float:
+    """Return the rate between two points (rate, ratio) at which the ratio is one, on logarithms."""
+    low, high = math.log(max(below[1], 1e-9)), math.log(min(above[1], 1e9))
+    share = -low / (high - low) if high > low else 0.5
+    return below[0] * (above[0] / below[0]) ** share
