@@ -23,6 +23,7 @@ ROOMS = (
         "sweeps",
         "attribution",
         "backtest",
+        "searching",
     ),
     *("report", "measure", "nodes", "session", "cli", "__init__", "__main__"),
 )
