@@ -23,9 +23,8 @@ ROOMS = (
         "sweeps",
         "attribution",
         "backtest",
-        "searching",
     ),
-    *("report", "measure", "nodes", "session", "cli", "__init__", "__main__"),
+    *("report", "measure", "searching", "nodes", "session", "cli", "__init__", "__main__"),
 )
 
 

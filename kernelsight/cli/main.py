@@ -58,6 +58,14 @@ VERBS: dict[str, tuple[str, str | None]] = {
         "replay searches on every GPU of a file and score the policies",
         "kernelsight.cli.search.evaluate",
     ),
+    "search choose": (
+        "choose the fastest implementation per shape, on a GPU measured little or never",
+        "kernelsight.cli.search.choose",
+    ),
+    "search plan": (
+        "plan which few shapes to measure first to choose implementations well",
+        "kernelsight.cli.search.plan",
+    ),
     "backtest": ("simulate measured end-to-end runs and score the predictions", "kernelsight.cli.backtest"),
 }
 

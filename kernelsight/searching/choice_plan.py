@@ -20,7 +20,7 @@ from kernelsight.searching.contrasts import Sizes, distances, matern
 # was measured misleads (docs/accuracy/choices.md)
 BY_CHANCE = 0.5
 # kernels of the sweeps that `calibrate measure` runs under another name
-MEASURED_AS = {name: "flash_attention_vllm" for name in ("flash_attention_2", "flash_attention_3", "flash_attention_4")}
+MEASURED_AS = dict.fromkeys(("flash_attention_2", "flash_attention_3", "flash_attention_4"), "flash_attention_vllm")
 
 
 def budget_of(choice: Choice, share: float) -> int:
@@ -140,7 +140,7 @@ def suite_of_plan(choice: Choice, rows: pl.DataFrame, name: str) -> dict[str, An
     fields = (*known.sizes, *known.defaults)
     entries: dict[tuple[str, str], dict[str, Any]] = {}
     for row in able.iter_rows(named=True):
-        shape = pl.Series([row["shape"]]).str.json_decode(pl.Struct({field: pl.Int64 for field in fields}))[0]
+        shape = pl.Series([row["shape"]]).str.json_decode(pl.Struct(dict.fromkeys(fields, pl.Int64)))[0]
         key = (row["measured_as"], row["dtype"])
         start = {"family": choice.family, "implementation": key[0], "dtype": key[1], "cache": known.caches[0]}
         entry = entries.setdefault(key, {**start, "points": []})
@@ -149,5 +149,3 @@ def suite_of_plan(choice: Choice, rows: pl.DataFrame, name: str) -> dict[str, An
             entry["points"].append(point)
     doc = f"Shapes of {choice.family} to measure on {choice.gpu} first, to choose the fastest implementation."
     return {"suite": name, "doc": doc, "entries": list(entries.values())}
-
-

@@ -37,13 +37,14 @@ NOT_CALLS = {*IDENTITY, "engine_version", "dtype", "math", "format", "distributi
 class Choice(NamedTuple):
     """The candidates of a family on one GPU, site by site, and of the GPUs that were measured before.
 
-    ``rows``: training rows of the asked candidates (latency_us is null where it was not measured); ``model_us``: what
-    the kernel model expects of each; ``level_errors``: log(measured / model) of the other GPUs' sites, each by a model
-    without its generation.
+    ``sources``: other GPUs with shapes that several implementations ran; ``rows``: training rows of the asked
+    candidates (latency_us is null where it was not measured); ``model_us``: what the kernel model expects of each;
+    ``level_errors``: log(measured / model) of the other GPUs' sites, each by a model without its generation.
     """
 
     family: str
     gpu: str
+    sources: tuple[str, ...]
     rows: pl.DataFrame
     model_us: np.ndarray
     asked: Candidates
@@ -91,7 +92,9 @@ def existing(family: str, shapes: pl.DataFrame, like: pl.DataFrame, gpu: str) ->
     ``shapes``: call columns of sites; ``like``: measured rows, of the GPU itself or of one whose kernels it runs.
     """
     by = [name for name in EXISTS_BY if name in shapes.columns]
-    kinds = [(pl.col(name) > 0).alias(f"_{name}") if name == "window" else pl.col(name).alias(f"_{name}") for name in by]
+    kinds = [
+        (pl.col(name) > 0).alias(f"_{name}") if name == "window" else pl.col(name).alias(f"_{name}") for name in by
+    ]
     keys = ["dtype", *(f"_{name}" for name in by)]
     kernels = like.with_columns(kinds).select(*keys, "engine", "implementation", "math", "format").unique()
     asked = shapes.drop([name for name in (*IDENTITY, "math", "format", "latency_us") if name in shapes.columns])
@@ -104,9 +107,7 @@ def existing(family: str, shapes: pl.DataFrame, like: pl.DataFrame, gpu: str) ->
     return found.drop([f"_{name}" for name in by])
 
 
-def laid_out(
-    family: str, gpu: str, asked: pl.DataFrame, others: pl.DataFrame, gpus: pa.Table | None = None
-) -> Choice:
+def laid_out(family: str, gpu: str, asked: pl.DataFrame, others: pl.DataFrame, gpus: pa.Table | None = None) -> Choice:
     """Return the candidates with what the kernel model expects of each, fitted to the other GPUs.
 
     ``asked``: candidates on ``gpu``, the latency null where it is not known; ``others``: measured rows of other GPUs.
@@ -131,7 +132,8 @@ def laid_out(
     rows = _candidates(family, every, np.concatenate([latency, own]), tables)
     first = learned.height
     errors = np.log(learned["latency_us"].to_numpy() / latency)
-    return Choice(family, gpu, asked, own, rows.at(slice(first, None)), rows.at(slice(0, first)), errors)
+    sources = tuple(sorted(learned["gpu"].unique().to_list()))
+    return Choice(family, gpu, sources, asked, own, rows.at(slice(first, None)), rows.at(slice(0, first)), errors)
 
 
 def _model(family: str, taught: pl.DataFrame, rows: pl.DataFrame, tables: tuple[pa.Table, ...]) -> np.ndarray:
@@ -173,5 +175,3 @@ def _candidates(family: str, rows: pl.DataFrame, model_us: np.ndarray, tables: t
 
 def _codes(words: Sequence[str]) -> np.ndarray:
     return np.unique(np.asarray(list(words), dtype=str), return_inverse=True)[1]
-
-

@@ -81,7 +81,7 @@ def _of_block(mean: np.ndarray, covariance: np.ndarray, normal: np.ndarray) -> C
     )
 
 
-def choice_candidates(choice: Choice, found: Contrasts, tolerance: float, tier: str, evidence: str) -> pa.Table:
+def choice_candidates(choice: Choice, found: Contrasts, tolerance: float) -> pa.Table:
     """Return the rows of ``choice_candidates``; ``tolerance``: expected regret above which a shape is to be measured.
 
     Latencies stand on the model's level, moved by what was measured of the GPU; their interval is that of the model's
@@ -117,8 +117,8 @@ def choice_candidates(choice: Choice, found: Contrasts, tolerance: float, tier: 
         "expected_regret": found.regret,
         "measured_us": rows["latency_us"],
         "tolerance": np.full(count, tolerance),
-        "tier": pl.repeat(tier, count, eager=True),
-        "evidence": pl.repeat(evidence, count, eager=True),
+        "tier": pl.repeat(_tier(choice), count, eager=True),
+        "evidence": pl.repeat(_evidence(choice), count, eager=True),
     }
     schema = contracts()["choice_candidates"].schema
     return pl.DataFrame(columns).with_columns(pl.col("measured_us").cast(pl.Float64)).to_arrow().cast(schema)
@@ -135,6 +135,18 @@ def shape_texts(family: str, rows: pl.DataFrame) -> list[str]:
     names = shape_columns(family)
     values = rows.select(names).rows()
     return [
-        json.dumps({name: int(value) for name, value in zip(names, row, strict=True) if value is not None and value == value})
+        json.dumps(
+            {name: int(value) for name, value in zip(names, row, strict=True) if value is not None and value == value}
+        )
         for row in values
     ]
+
+
+def _tier(choice: Choice) -> str:
+    return "target-measured" if np.isfinite(choice.asked.log_us).any() else "cross-generation"
+
+
+def _evidence(choice: Choice) -> str:
+    shapes = np.unique(choice.asked.site[np.isfinite(choice.asked.log_us)]).size
+    here = f"{shapes:,} shapes measured on {choice.gpu}" if shapes else f"no measurement of {choice.gpu}"
+    return f"{here}; contrasts of other GPUs: {', '.join(choice.sources) or 'none'}"

@@ -38,7 +38,7 @@ LEVEL = 1.0
 # standard deviation of the logarithm of a size, and of a scale, before measurements
 SIZE_PRIOR, SCALE_PRIOR = 0.7, 0.5
 # rows that choose the sizes; sites whose posterior is computed at once
-TUNING_ROWS, BLOCK_ROWS = 500, 6000
+TUNING_ROWS, BLOCK_ROWS = 500, 2000
 STEPS = (1.6, 1.25)
 LEAST_GAIN = 0.02
 
@@ -47,8 +47,8 @@ class Candidates(NamedTuple):
     """Rows of candidates, those of a site side by side: arrays of one value a row, or of several.
 
     ``shape``: (rows, A) what shared effects vary with, logarithms of sizes and of the time; ``seen``: (rows, B) what
-    own effects vary with, roundings to tiles and waves too. ``model``: log of the kernel model's latency, less its mean over the site; ``log_us``: log of the measured latency,
-    less the same mean (NaN: not measured). Words are integers.
+    own effects vary with, roundings to tiles and waves too. ``model``: log of the kernel model's latency, less its mean
+    over the site; ``log_us``: log of the measured latency, less the same mean (NaN: not measured). Words are integers.
     """
 
     shape: np.ndarray
@@ -116,7 +116,9 @@ class _Parts(NamedTuple):
         engine, kernel = same("engine"), same("kernel")
         own = same("gpu") & engine & kernel
         parts = (engine, kernel, same("lineage"), own, own & same("number_format"))
-        return cls(*(part.astype(float) for part in parts), one.model[:, None] * other.model, same("site").astype(float))
+        return cls(
+            *(part.astype(float) for part in parts), one.model[:, None] * other.model, same("site").astype(float)
+        )
 
 
 def _covariance(parts: _Parts, one: Candidates, other: Candidates, sizes: Sizes) -> np.ndarray:
