@@ -221,3 +221,17 @@ def _family_latencies(
     return _latencies(
         family, family_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
     )
+
+
+@produces("kernel_forecasts", "search_decisions", "search_measurements", "search_rounds", "search_summary")
+def searches(
+    search_scenarios: pa.Table,
+    kernel_candidates: pa.Table,
+    kernel_measurements: pa.Table,
+    *,
+    wanted: frozenset[str],
+) -> dict[str, Any]:
+    """Search kernels, every scenario replayed on the measurements of its GPU."""
+    from kernelsight.searching.replays import replayed
+
+    return replayed(search_scenarios, kernel_candidates, kernel_measurements, wanted)

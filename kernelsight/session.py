@@ -254,6 +254,37 @@ class Session(dataflow.Session):
             tables = read_logs(log, log_format, columns, steps, metrics, kernels)
         return Comparison(self.fork(), tables, Question(dict(deployment), stated, fit, hold_out, suspects))
 
+    def search(self, scenarios: Any, *, space: Any = ()) -> pa.Table:
+        """Search kernels, every scenario replayed in one call; return ``search_summary``.
+
+        ``scenarios``: rows of ``search_scenarios`` (space and gpu at least) as a list of dicts or anything with
+        ``__arrow_c_stream__``; ``space``: files of ``search import``, where the session has no kernel_candidates and
+        kernel_measurements yet. The searches stay in the session: ``table("search_rounds")`` is their course.
+        InvalidInput: a scenario that cannot be searched, and why.
+
+        >>> with connect() as session:
+        ...     session.give("kernel_spaces", [{"space": "toy", "source": "made up"}])
+        ...     times = [(f"tile={tile}", f'{{"tile": {tile}}}', 10.0 + (tile - 5) ** 2) for tile in range(1, 10)]
+        ...     session.give("kernel_candidates", [
+        ...         {"space": "toy", "candidate_id": name, "parameters": text} for name, text, _ in times])
+        ...     session.give("kernel_measurements", [
+        ...         {"space": "toy", "gpu": "l4", "candidate_id": name, "run": 1, "status": "ok", "latency_us": time,
+        ...          "source": "made up"} for name, _, time in times])
+        ...     found = session.search([{"space": "toy", "gpu": "l4", "budget_measurements": 9}])
+        ...     found.column("best_candidate").to_pylist(), session.table("search_rounds").num_rows
+        (['tile=5'], 2)
+        """
+        from kernelsight.searching.scenarios import scenario_rows
+        from kernelsight.searching.space_files import read_spaces
+
+        if space:
+            paths = [space] if isinstance(space, str | Path) else list(space)
+            for name, table in read_spaces(paths)._asdict().items():
+                self.give(name, table)
+        rows = scenarios if isinstance(scenarios, list) else pa.table(scenarios).to_pylist()
+        self.give("search_scenarios", scenario_rows(rows))
+        return self.table("search_summary")
+
     def _run(self, node: Node, asked: Collection[str]) -> None:
         """Run a node, but for kernels that no deployment launches: a query that finds nothing takes 10 ms to plan."""
         name = node.names[0]

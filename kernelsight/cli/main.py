@@ -55,6 +55,21 @@ VERBS: dict[str, tuple[str, str | None]] = {
     ),
     "calibrate fit": ("fit the kernel model to measured kernels", "kernelsight.cli.calibrate.fit"),
     "calibrate evaluate": ("fit on some GPUs, score the model on others", "kernelsight.cli.calibrate.evaluate"),
+    "search": ("search for the fastest kernel configuration: forecast, measure where it pays, stop", None),
+    "search import": ("import measured search spaces of a kernel tuner", "kernelsight.cli.search.import_spaces"),
+    "search run": ("search one kernel on one GPU under a budget of measurements", "kernelsight.cli.search.run"),
+    "search evaluate": (
+        "replay searches on every GPU of a file and score the policies",
+        "kernelsight.cli.search.evaluate",
+    ),
+    "search choose": (
+        "choose the fastest implementation per shape, on a GPU measured little or never",
+        "kernelsight.cli.search.choose",
+    ),
+    "search plan": (
+        "plan which few shapes to measure first to choose implementations well",
+        "kernelsight.cli.search.plan",
+    ),
     "backtest": ("simulate measured end-to-end runs and score the predictions", "kernelsight.cli.backtest"),
 }
 
