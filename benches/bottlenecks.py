@@ -1,8 +1,8 @@
 """Is the resource that `simulate` calls the limit the one whose relief gains most throughput when it is really given?
 
-Random worlds: a deployment, limits and a load at random. The truth is simulated anew, without what the rule is made of: on
-hypothetical GPUs with a fifth more arithmetic, bandwidth or link, priced kernel by kernel, with host overheads and flags
-of their own. `python benches/bottlenecks.py [--worlds 40] [--seed 1000]`.
+Random worlds: a deployment, limits and a load at random. The truth is simulated anew, without what the rule is made of:
+on hypothetical GPUs with a fifth more arithmetic, bandwidth or link, priced kernel by kernel, with host overheads and
+flags of their own. `python benches/bottlenecks.py [--worlds 40] [--seed 1000]`.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Comparison:
 
     @cached_property
     def rests_on(self) -> dict[str, str | None]:
-        """What the prediction rests on: its tier, and what nobody measured."""
+        """What the prediction rests on: its tier, and what was not measured."""
         with self._session.fork() as fork:
             given(fork, self.load, [Variant(self._question.flags)])
             (row,) = fork.table("deployment_tiers").to_pylist()[:1]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernelsight.report.advised import advice_lines
 from kernelsight.report.formats import formats_said
 from kernelsight.report.output import as_text, show_number, terminal_width
-from kernelsight.sweeps.advice import advice_lines
 from kernelsight.sweeps.run_summary import METRICS, PERCENTILES
 
 LARGEST_KERNELS = 16
@@ -39,7 +39,7 @@ def _headline(settings: dict[str, Any]) -> str:
 
 
 def _rests_on(answer: dict[str, Any]) -> str:
-    """Return what the figures rest on: the tier, and what nobody measured."""
+    """Return what the figures rest on: the tier, and what was not measured."""
     share = f" ({answer['measured_share']:.0%} of GPU time)" if answer["tier"] == "target-measured" else ""
     missing = answer["not_measured"]
     return f"kernel latencies: {answer['tier']}{share}{f'; not measured: {missing}' if missing else ''}"

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
@@ -34,9 +31,8 @@ def _shares(session: Session, row: Mapping[str, Any]) -> dict[str, float]:
         return {}
     tiers = {item["deployment_id"]: item["assumed_families"] for item in session.table("deployment_tiers").to_pylist()}
     guessed = (tiers[row["deployment_id"]] or "").split(", ")
-    kernels = session.table("kernel_breakdown").select(["family", "share"])
-    rests = kernels.filter(pc.is_in(kernels["family"], pa.array(guessed)))
-    share = pc.sum(rests["share"]).as_py() or 0.0
+    kernels = session.table("kernel_breakdown").select(["family", "share"]).to_pylist()
+    share = sum(item["share"] for item in kernels if item["family"] in guessed)
     return {"kernel constants": share * gpu_s / (gpu_s + host_s), "host overhead": host_s / (gpu_s + host_s)}
 
 
