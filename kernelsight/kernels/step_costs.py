@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.cache import remembered
 from kernelsight.kernels.costed import RELIEF, Costed, Groups, Priced, Rest, Times
-from kernelsight.kernels.families import LOWERED
+from kernelsight.kernels.families import FAMILIES, LOWERED
 from kernelsight.kernels.kinds import TIERS
 from kernelsight.kernels.latency import BOUNDS, Answers, answers, columns_read, interval
 from kernelsight.kernels.launches import PRICED_BY, launched_families
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 # a factor of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
 MIX = np.uint64(0xBF58476D1CE4E5B9)
+# columns of gpus, by their endings, that a resource's relief raises
+RATES = {
+    "compute": ("_flops_per_s",),
+    "memory": ("memory_bandwidth_bytes_per_s",),
+    "link": ("link_bytes_per_s", "pcie_bytes_per_s"),
+}
 LATENCIES = ("latency_us", "latency_p05_us", "latency_p95_us")
 
 
@@ -178,7 +184,9 @@ def _add_given(latencies: pa.Table, costs: Mapping[str, Costed]) -> None:
     knot, count = latencies["step_shape_id"].to_numpy(), latencies["count"].to_numpy()
     figures = [latencies[name].to_numpy() for name in LATENCIES]
     bound = pc.index_in(latencies["bound"], pa.array(BOUNDS)).to_numpy()
-    each = times_of(*figures, figures[0], bound)
+    # how they go with the rates is not stated: all of each with the one that bounds it
+    bounded = [np.where(bound == number, figures[0], 0.0) for number in range(len(BOUNDS))]
+    each = Times(*map(in_picoseconds, (*figures, *bounded)))
     for code, name in enumerate(names.dictionary.to_pylist()):
         for number, family in enumerate(families.dictionary.to_pylist()):
             rows = np.flatnonzero((names.indices.to_numpy() == code) & (families.indices.to_numpy() == number))
@@ -193,29 +201,40 @@ def in_picoseconds(latency_us: np.ndarray) -> np.ndarray:
     return np.floor(latency_us * 1e6 + 0.5)
 
 
-def times_of(
-    latency_us: np.ndarray, p05_us: np.ndarray, p95_us: np.ndarray, shrinks_us: np.ndarray, bound: np.ndarray
-) -> Times:
-    """Return the times of kernels, shape [rows]; ``shrinks_us``: what goes with the rate that bounds each.
+def _shrinks(
+    family: str, calls: pa.Table, facts: Sequence[pa.Table], latency_us: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what of the latencies goes with the rates of arithmetic, of memory and of links, microseconds.
 
-    ``bound``: the number of that rate among ``BOUNDS``.
+    What is left is the start of a kernel, and waves that wait for their last tile.
     """
-    parts = (in_picoseconds(np.where(bound == number, shrinks_us, 0.0)) for number in range(len(BOUNDS)))
-    return Times(*map(in_picoseconds, (latency_us, p05_us, p95_us)), *parts)
+    settings, gpus, *others = facts
+    found = []
+    for resource in RATES:
+        # collectives wait for links alone, other kernels never do
+        if (resource == "link") != bool(FAMILIES[family].wire_share):
+            found.append(np.zeros_like(latency_us))
+            continue
+        quicker = answers(family, calls, settings, faster(gpus, resource), *others).latency_us
+        found.append(np.clip((latency_us - quicker) / (1.0 - 1.0 / RELIEF), 0.0, latency_us))
+    compute, memory, link = found
+    # a kernel that both rates bound in part is not shorter than without either
+    over = np.maximum((compute + memory) / np.maximum(latency_us, 1e-9), 1.0)
+    return compute / over, memory / over, link
 
 
-def faster(gpus: pa.Table) -> pa.Table:
-    """Return the GPUs with ``RELIEF`` times the rates of arithmetic, memory and links."""
+def faster(gpus: pa.Table, resource: str) -> pa.Table:
+    """Return the GPUs with ``RELIEF`` times the rates of a resource of RATES."""
 
     def scaled() -> pa.Table:
-        names = [name for name in gpus.column_names if name.endswith(("_flops_per_s", "_bytes_per_s"))]
         table = gpus
-        for name in names:
-            more = pc.multiply(table[name], RELIEF)
-            table = table.set_column(table.column_names.index(name), table.schema.field(name), more)
+        for name in gpus.column_names:
+            if name.endswith(RATES[resource]):
+                more = pc.multiply(table[name], RELIEF)
+                table = table.set_column(table.column_names.index(name), table.schema.field(name), more)
         return table
 
-    return remembered((gpus,), "faster", scaled)
+    return remembered((gpus,), f"faster {resource}", scaled)
 
 
 def _price(
@@ -244,11 +263,8 @@ def _price(
         mine = calls if asked.size == calls.num_rows else calls.take(pa.array(asked))
         mine = mine.append_column("gpu", _words([gpu], np.zeros(asked.size)))
         answered = answers(family, mine, *facts)
-        quicker = answers(family, mine, facts[0], faster(facts[1]), *facts[2:]).latency_us
         latency, p05, p95 = interval(family, answered, facts[3])
-        # what is left of a kernel on a GPU with higher rates is its start, and waits of its waves
-        shrinks = np.clip((latency - quicker) / (1.0 - 1.0 / RELIEF), 0.0, latency)
-        times = times_of(latency, p05, p95, shrinks, answered.results["bound"])
+        times = Times(*map(in_picoseconds, (latency, p05, p95, *_shrinks(family, mine, facts, latency))))
         total = times.at_knots(place, count[rows], knot[rows], ends[-1])
         spent = times.picoseconds[place] * count[rows]
         for number in np.flatnonzero(there).tolist():
