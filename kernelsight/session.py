@@ -31,6 +31,7 @@ KEPT = (
     *("deployment_settings", "deployment_faults", "sharded_layers", "layer_weights", "memory_plan", "assumptions"),
     *("host_settings", "kv_layout", "gpu_formats", "step_shapes", "launch_signatures", "step_costs", "step_totals"),
     *("knot_corrections", "kernel_calls", "kernel_latencies", "kernel_evidence", "deployment_tiers"),
+    "step_cost_shares",
 )
 # how far loads reach, which are drawn or read from traces
 BY_CONTENT = ("deployment_reach",)

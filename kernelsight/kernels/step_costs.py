@@ -45,25 +45,33 @@ def step_costs_of(
     corrections: pa.Table,
     read: Reader,
     threads: int | None,
+    shares: bool = True,
 ) -> dict[str, pa.Table]:
     """Return ``step_costs`` of all knots that launch a kernel, in the order of ``step_shapes``; ``kernel_evidence``.
 
     ``facts``: gpus, fabrics, eta_coefficients, kernel_implementations; ``corrections``: of knots; ``read``: of calls
-    by family, and of latencies where they are given; ``threads`` that price calls.
+    by family, and of latencies where they are given; ``threads`` that price calls; ``shares``: ``step_cost_shares``
+    too, for which every call is priced on GPUs with higher rates.
     """
-    costs, tiers = _costs(step_shapes, signatures, settings, sharded_layers, layer_weights, facts, read, threads)
+    tables = (step_shapes, signatures, settings, sharded_layers, layer_weights)
+    costs, tiers = _costs(*tables, facts, read, threads, shares)
     knots = step_shapes.filter(pc.not_equal(step_shapes["part"], "whole"))
     knots = knots.select(["deployment_id", "part", "step_shape_id", "x", "y"])
     found = _corrected(_at_knots(knots, costs), knots, corrections)
     there = np.flatnonzero(found.launches)
     kept = knots if there.size == knots.num_rows else knots.take(pa.array(there))
     kept = kept.append_column("gpu_us", pa.array(found.picoseconds[there] / 1e6))
-    for name in ("p05", "p95", "compute", "memory", "link"):
+    for name in ("p05", "p95"):
         kept = kept.append_column(f"gpu_{name}_us", pa.array(getattr(found, name)[there] / 1e6))
     kept = kept.append_column("launches", pa.array(found.launches[there].astype(np.int64)))
     for name in ("embedding", "transfer", "moe", "communication"):
         kept = kept.append_column(f"{name}_us", pa.array(getattr(found, name)[there] / 1e6))
-    return {"step_costs": kept, "kernel_evidence": tiers}
+    made = {"step_costs": kept, "kernel_evidence": tiers}
+    if shares:
+        by_rate = {f"{name}_us": pa.array(getattr(found, name)[there] / 1e6) for name in RATES}
+        keys = {name: kept[name] for name in ("deployment_id", "step_shape_id")}
+        made["step_cost_shares"] = pa.table({**keys, **by_rate})
+    return made
 
 
 def _corrected(costs: Costed, knots: pa.Table, corrections: pa.Table) -> Costed:
@@ -113,6 +121,7 @@ def _costs(
     facts: Sequence[pa.Table],
     read: Reader,
     threads: int | None,
+    shares: bool,
 ) -> tuple[Mapping[str, Costed], pa.Table]:
     """Return by deployment what its step shapes cost, by their ids; and ``kernel_evidence``."""
     groups = _groups(step_shapes, signatures, settings)
@@ -132,7 +141,7 @@ def _costs(
             wanted = columns_read(family, read.columns_of(f"{family}_calls"))
             asked = {*wanted, "deployment_id", "step_shape_id", "count"} - {"gpu", "engine"}
             calls = read(f"{family}_calls", sorted(asked), {"deployment_id": groups.firsts})
-            waiting.append((family, workers.submit(_price, family, calls, wanted, (settings, *facts), groups)))
+            waiting.append((family, workers.submit(_price, family, calls, wanted, (settings, *facts), groups, shares)))
         for family, each in waiting:
             for unit, times, launches, rests in each.result():
                 for cost in {id(found[name]): found[name] for name in units[unit]}.values():
@@ -238,7 +247,7 @@ def faster(gpus: pa.Table, resource: str) -> pa.Table:
 
 
 def _price(
-    family: str, calls: pa.Table, wanted: Sequence[str], facts: Sequence[pa.Table], groups: Groups
+    family: str, calls: pa.Table, wanted: Sequence[str], facts: Sequence[pa.Table], groups: Groups, shares: bool
 ) -> list[Priced]:
     """Return a family's calls at knots, for each group and GPU of it.
 
@@ -264,7 +273,9 @@ def _price(
         mine = mine.append_column("gpu", _words([gpu], np.zeros(asked.size)))
         answered = answers(family, mine, *facts)
         latency, p05, p95 = interval(family, answered, facts[3])
-        times = Times(*map(in_picoseconds, (latency, p05, p95, *_shrinks(family, mine, facts, latency))))
+        nothing = np.zeros_like(latency)
+        rates = _shrinks(family, mine, facts, latency) if shares else (nothing, nothing, nothing)
+        times = Times(*map(in_picoseconds, (latency, p05, p95, *rates)))
         total = times.at_knots(place, count[rows], knot[rows], ends[-1])
         spent = times.picoseconds[place] * count[rows]
         for number in np.flatnonzero(there).tolist():
