@@ -22,6 +22,7 @@ from kernelsight.kernels.families import LOWERED
 
 if TYPE_CHECKING:
     from kernelsight.attribution.comparison import Comparison
+    from kernelsight.attribution.stage_comparison import StageComparison
     from kernelsight.scenario.forward_step import Prediction
     from kernelsight.sizing.answer import Sizing
     from kernelsight.sweeps.runs import Run, WhatIf
@@ -233,17 +234,19 @@ class Session(dataflow.Session):
         fit: Literal["none", "host", "parts"] = "parts",
         hold_out: float = 0.3,
         suspects: Literal["all", "none"] = "all",
-    ) -> Comparison:
+    ) -> Comparison | StageComparison:
         """Compare a production log with its replay on a deployment: why they differ, and what corrects it.
 
         ``deployment``: its flags, or ``{"launch": "vllm serve ..."}`` with a GPU; ``requests``: a table of requests in
         memory (anything with ``__arrow_c_stream__``, or a list of dicts), or ``log``: files of any known format, and
         ``steps``, ``metrics``, ``kernels`` beside them; ``stated``: flags of the load as it was described.
+        Of a log that holds statistics of stages alone, these are drawn, simulated and compared.
         InvalidInput: a log without latencies or times of sending, or a deployment that cannot run.
         """
         import pyarrow as pa
 
         from kernelsight.attribution.comparison import Comparison, Question
+        from kernelsight.attribution.stage_comparison import StageComparison
         from kernelsight.logs.read import read_logs, read_table
 
         if not 0.0 < hold_out < 1.0:
@@ -253,6 +256,8 @@ class Session(dataflow.Session):
             tables = read_table(table, columns)
         else:
             tables = read_logs(log, log_format, columns, steps, metrics, kernels)
+        if not tables["production_requests"].num_rows and tables["production_summaries"].num_rows:
+            return StageComparison(self.fork(), tables, deployment, stated)
         return Comparison(self.fork(), tables, Question(dict(deployment), stated, fit, hold_out, suspects))
 
     def search(self, scenarios: Any, *, space: Any = ()) -> pa.Table:
