@@ -15,8 +15,10 @@ from kernelsight.sweeps.trials import Trial, Trials, gap_percentile
 LOWEST_RATE, HIGHEST_RATE = 1e-4, 1e5
 # requests that may exceed a percentile, over all seeds: fewer make a tail of luck
 TAIL = 200
-MOST_REQUESTS = 200_000
-SEEDS = 8
+MOST_REQUESTS = 100_000
+SEEDS, LEAST_SEEDS = 8, 4
+# over all seeds: with more, fewer seeds do
+MANY_REQUESTS = 40_000
 # seeds of a first look, which decides only what is far from its objectives
 FIRST_SEEDS = 2
 FAR = 2.0
@@ -132,6 +134,15 @@ def _throughput(trial: Trial, requests: int, level: int) -> float:
     return requests / max(trial.duration_s * (1.0 - 0.5 * level / requests), 1e-9)
 
 
+def seeds_for(requests: int, effort: Effort) -> int:
+    """Return how many seeds are served: long runs hold many independent stretches each.
+
+    >>> seeds_for(3_000, FULL), seeds_for(9_000, FULL), seeds_for(80_000, FULL)
+    (8, 5, 4)
+    """
+    return min(effort.seeds, max(math.ceil(MANY_REQUESTS / requests), LEAST_SEEDS))
+
+
 class RateSearch:
     """The search of one scenario; every rate is tried once for each effort."""
 
@@ -150,17 +161,21 @@ class RateSearch:
         """Search the highest steady rate; ``guess``: a rate that is thought to be near it."""
         if self.capacity.most <= 0.0:
             return self._found(None, None, effort)
-        for _ in range(MOST_RUNS):
-            kept, broken = self._narrowed(effort, guess)
-            if kept is None or not effort.confirms:
-                break
-            # slow swings of the queue show in longer runs alone
-            requests = min(CONFIRMING * kept.requests, MOST_REQUESTS)
-            if self._serve(kept.rate, requests, effort.seeds).verdict.keeps:
-                break
-            self._least, guess = math.ceil(requests * COUNTED / STAYS), 0.97 * kept.rate
-            self._tried.clear()
+        kept, broken = self._narrowed(effort, guess)
+        if kept and effort.confirms:
+            kept, broken = self._confirmed(kept, broken, effort)
         return self._found(kept, broken, effort)
+
+    def _confirmed(self, kept: Trying, broken: Trying | None, effort: Effort) -> tuple[Trying | None, Trying | None]:
+        """Return the highest rate, from a found one down, that a longer run keeps: slow swings of a queue need time."""
+        requests, step = min(CONFIRMING * kept.requests, MOST_REQUESTS), 0.985
+        for _ in range(MOST_ENDS):
+            longer = self._serve(kept.rate, requests, seeds_for(requests, effort))
+            if longer.verdict.keeps:
+                return kept, broken
+            broken, rate = longer, kept.rate * step
+            kept, step = self._try(rate, effort, look=False), step**1.6
+        return (kept if kept.verdict.keeps else None), broken
 
     def _narrowed(self, effort: Effort, guess: float | None) -> tuple[Trying | None, Trying | None]:
         """Return the highest rate that keeps the objectives, and one within the tolerance above that does not."""
@@ -209,22 +224,22 @@ class RateSearch:
         """
         key = rate, effort.seeds, effort.tail
         known = self._tried.get(key)
-        if known and (look or len(known.trials) == effort.seeds):
+        if known and (look or len(known.trials) > FIRST_SEEDS):
             return known
         requests = self._least_requests(effort)
         tried = self._serve(rate, min(requests, int(1.3 * LEAST_REQUESTS)), FIRST_SEEDS)
         if not look or tried.verdict.pressure <= FAR:
-            tried = self._serve_long(tried, requests, effort.seeds)
+            tried = self._serve_long(tried, requests, effort)
         self._tried[key] = tried
         return tried
 
-    def _serve_long(self, look: Trying, requests: int, seeds: int) -> Trying:
+    def _serve_long(self, look: Trying, requests: int, effort: Effort) -> Trying:
         """Serve ever longer runs at a rate until one is long enough and does not drift, or will never be."""
         tried, rate, before = look, look.rate, 0.0
         for _ in range(MOST_RUNS):
             if tried.verdict.pressure <= FAR:
                 requests = max(requests, min(self._needed(tried), MOST_REQUESTS))
-            tried = self._serve(rate, requests, seeds)
+            tried = self._serve(rate, requests, seeds_for(requests, effort))
             verdict = tried.verdict
             long_enough = verdict.stays >= COUNTED or requests >= MOST_REQUESTS
             if verdict.pressure > 1.0 or (long_enough and not verdict.drifts):
@@ -284,12 +299,11 @@ def _bound(tried: Trying, way: int) -> float:
 
 def _between(kept: Trying, broken: Trying) -> float:
     """Return the rate between two at which the pressure should be one: on logarithms, and not too near either."""
-    span = math.log(broken.rate / kept.rate)
-    share = 0.5
-    if 0.0 < kept.verdict.pressure < 1.0 < broken.verdict.pressure < math.inf:
-        low, high = -math.log(kept.verdict.pressure), math.log(broken.verdict.pressure)
+    share, (below, above) = 0.5, (kept.verdict.pressure, broken.verdict.pressure)
+    if 1.0 / FAR < below < 1.0 < above < FAR:  # further off, latencies rise as over a cliff
+        low, high = -math.log(below), math.log(above)
         share = min(max(low / (low + high), 0.2), 0.8)
-    return kept.rate * math.exp(share * span)
+    return kept.rate * (broken.rate / kept.rate) ** share
 
 
 def _crossing(below: tuple[float, float], above: tuple[float, float]) -> float:
