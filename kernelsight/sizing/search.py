@@ -11,7 +11,7 @@ from kernelsight.scenario.launch_commands import PARALLEL
 from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.scenarios import Plan
 from kernelsight.sizing.candidates import STEP_TOKENS, Candidate, planned
-from kernelsight.sweeps.find_rate import open_trials
+from kernelsight.sweeps.find_rate import open_trials, status_of
 from kernelsight.sweeps.rate_search import FULL, ROUGH, ROUGH_WITH_ENDS, Found, RateSearch
 from kernelsight.sweeps.trials import Trials
 
@@ -58,11 +58,11 @@ class Sized(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A deployment that was not searched, or without a rate, and why."""
+    """A deployment that was not searched, or has no rate, and why; ``miss``: its nearest latency over the largest."""
 
     flags: Mapping[str, Any]
     reason: str
-    prospect: Prospect | None = None
+    miss: float | None = None
 
 
 class SizeSearch:
@@ -140,7 +140,7 @@ class SizeSearch:
         for prospect in sorted(prospects, key=self._least_cost):
             capacity = prospect.search.capacity
             if capacity.most <= 0.0:
-                self._leave(prospect, self._miss(prospect.search.run(ROUGH)))
+                self._size(prospect, prospect.search.run(ROUGH))
                 continue
             needed = self._needed(prospect.candidate, best)
             if needed > capacity.most:
@@ -157,20 +157,15 @@ class SizeSearch:
     def _size(self, prospect: Prospect, found: Found) -> Sized | None:
         """Keep a found rate with its instances, or why there is none."""
         if found.rate is None:
-            self._leave(prospect, self._miss(found))
+            self._leave(prospect, status_of(found), _miss(found))
             return None
         sized = Sized(prospect, found, max(math.ceil(self._rate / found.rate * (1.0 - 1e-9)), 1))
         self.sized[prospect.candidate.scenario_id] = sized
         return sized
 
-    def _leave(self, prospect: Prospect, reason: str) -> None:
+    def _leave(self, prospect: Prospect, reason: str, miss: float | None = None) -> None:
         self.sized.pop(prospect.candidate.scenario_id, None)
-        self.left_out[prospect.candidate.scenario_id] = LeftOut(prospect.candidate.flags, reason, prospect)
-
-    def _miss(self, found: Found) -> str:
-        from kernelsight.sweeps.find_rate import status_of
-
-        return status_of(found)
+        self.left_out[prospect.candidate.scenario_id] = LeftOut(prospect.candidate.flags, reason, miss)
 
     def _least_cost(self, prospect: Prospect) -> tuple[float, str]:
         """Return what a prospect costs at the least, by the bound on its rate."""
@@ -253,6 +248,14 @@ class SizeSearch:
             )
             parts.append(f"{largest.reason.rstrip(' ;')}; {what_fits(self.forks[0], row)}")
         return InvalidInput(f"no GPU of the search holds the model: {'; '.join(parts)}.")
+
+
+def _miss(found: Found) -> float | None:
+    """Return how many times its largest value the nearest latency is; None where requests are rejected."""
+    if found.capacity.misses:
+        objective, value = found.capacity.misses
+        return value / objective.most_ms
+    return found.tried.verdict.pressure if found.tried else None
 
 
 def _without(rows: Sequence[Mapping[str, Any]], *names: str) -> list[dict[str, Any]]:
