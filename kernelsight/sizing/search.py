@@ -181,7 +181,10 @@ class SizeSearch:
         return self._rate / instances if instances else math.inf
 
     def _tune(self) -> None:
-        """Try the best deployments with other tokens of a step, where these are left to the engine."""
+        """Try the best deployments with other tokens of a step, where these are left to the engine.
+
+        Of these only what is cheaper than the best is kept: the engine's own size is one setting less.
+        """
         best, *_ = ranked = self.ranked()
         near = [sized for sized in ranked if sized.weight <= TUNED_BELOW * best.weight][:MOST_TUNED]
         rows = []
@@ -195,9 +198,18 @@ class SizeSearch:
                 for tokens in STEP_TOKENS
                 if tokens != settings["max_num_batched_tokens"]
             ]
-        if rows:
-            self._report(f"trying other sizes of a step on {len(near)} deployments")
-            self._search(self._open(_without(rows, "request_rate")), best)
+        if not rows:
+            return
+        self._report(f"trying other sizes of a step on {len(near)} deployments")
+        for prospect in self._open(_without(rows, "request_rate")):
+            instances = math.ceil(best.weight / prospect.candidate.weight - 1e-9) - 1
+            needed = self._rate / instances if instances else math.inf
+            if math.isinf(needed) or not prospect.search.may_keep(needed / DOUBT):
+                self._leave(prospect, "it is no cheaper than with the engine's own size of a step")
+                continue
+            sized = self._size(prospect, prospect.search.run(ROUGH, needed))
+            if sized and sized.order < best.order:
+                best = sized
 
     def _make_sure(self) -> None:
         """Search the best in full, and what is so near that a full search may put it first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -22,9 +23,11 @@ MANY_REQUESTS = 40_000
 # seeds of a first look, which decides only what is far from its objectives
 FIRST_SEEDS = 2
 FAR = 2.0
+# a first look may be wrong by this much
+LENIENT = 1.15
 # of the bound: below it no rate is looked for
 HOPELESS = 1e-3
-MOST_ENDS = 8
+MOST_CONFIRMED = 8
 MOST_RUNS = 4
 # a found rate is served once more for so many times as long
 CONFIRMING = 4
@@ -42,12 +45,12 @@ class Effort(NamedTuple):
     seeds: int = SEEDS
     tail: int = TAIL
     tolerance: float = 0.01
-    ends: bool = True  # with both ends of the interval
+    ends: int = 8  # rates that are tried for each end of the range; 0: no range
     confirms: bool = True  # by a longer run
 
 
-ROUGH = Effort(4, 40, 0.04, False, False)
-ROUGH_WITH_ENDS = ROUGH._replace(ends=True)
+ROUGH = Effort(4, 40, 0.04, 0, False)
+ROUGH_WITH_ENDS = ROUGH._replace(ends=2)
 FULL = Effort()
 
 
@@ -146,16 +149,18 @@ def seeds_for(requests: int, effort: Effort) -> int:
 class RateSearch:
     """The search of one scenario; every rate is tried once for each effort."""
 
-    def __init__(
-        self, trials: Trials, scenario_id: str, objectives: Sequence[Objective], capacity: Capacity | None = None
-    ) -> None:
+    def __init__(self, trials: Trials, scenario_id: str, objectives: Sequence[Objective]) -> None:
         self._trials, self._id, self._objectives = trials, scenario_id, list(objectives)
-        self.capacity = capacity or capacity_of(trials, scenario_id, objectives)
         self._tried: dict[tuple[float, int, int], Trying] = {}
         row = trials.scenario(scenario_id)
         self._turns, self._think_ms = row["num_turns"] or 1, (row["think_time_s"] or 0.0) * 1e3
         self._least = max(LEAST_REQUESTS, row["num_prompts"] or 0)
         self._longer = max(LONGER_RUN * (row["num_prompts"] or LEAST_REQUESTS), LONGER_RUN * LEAST_REQUESTS / 2)
+
+    @cached_property
+    def capacity(self) -> Capacity:
+        """What bounds the rate, from a request alone and closed loops."""
+        return capacity_of(self._trials, self._id, self._objectives)
 
     def run(self, effort: Effort = FULL, guess: float | None = None) -> Found:
         """Search the highest steady rate; ``guess``: a rate that is thought to be near it."""
@@ -169,7 +174,7 @@ class RateSearch:
     def _confirmed(self, kept: Trying, broken: Trying | None, effort: Effort) -> tuple[Trying | None, Trying | None]:
         """Return the highest rate, from a found one down, that a longer run keeps: slow swings of a queue need time."""
         requests, step = min(CONFIRMING * kept.requests, MOST_REQUESTS), 0.985
-        for _ in range(MOST_ENDS):
+        for _ in range(MOST_CONFIRMED):
             longer = self._serve(kept.rate, requests, seeds_for(requests, effort))
             if longer.verdict.keeps:
                 return kept, broken
@@ -187,8 +192,7 @@ class RateSearch:
 
     def may_keep(self, rate: float) -> bool:
         """Whether a first look leaves open that a rate keeps the objectives."""
-        requests = int(1.3 * LEAST_REQUESTS)
-        return self._serve(rate, requests, FIRST_SEEDS).verdict.best <= 1.0
+        return self._serve(rate, int(1.3 * LEAST_REQUESTS), FIRST_SEEDS).verdict.level <= LENIENT
 
     def _found(self, kept: Trying | None, broken: Trying | None, effort: Effort) -> Found:
         if kept is None:
@@ -277,11 +281,11 @@ class RateSearch:
 
     def _end(self, kept: Trying, effort: Effort, way: int) -> float:
         """Return the lowest (``way`` -1) or highest (1) rate that a single run would find: where its bound crosses."""
-        rate, step = kept.rate, 1.05
+        rate, step = kept.rate, 1.05 if effort.ends > ROUGH_WITH_ENDS.ends else 1.25
         below = (kept.rate, _bound(kept, way))
         if way < 0 and below[1] <= 1.0:
             return kept.rate
-        for _ in range(MOST_ENDS):
+        for _ in range(effort.ends):
             rate *= step**way
             tried = self._try(rate, effort, look=False)
             reached = (rate, _bound(tried, way))

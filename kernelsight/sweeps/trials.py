@@ -27,6 +27,8 @@ WORLD = (
     *("scenarios", "scenario_loads", "load_requests", "step_costs", "step_shapes", "settings", "faults"),
     *("memory_plan", "host_settings", "kv_transfers", "models"),
 )
+# requests of all seeds that one thread serves: starting threads takes longer
+SHORT = 40_000
 # seeds of trials are far from those that people state, so that a check with another seed is a check
 SEED_SPAN = 1_000_003
 
@@ -114,7 +116,8 @@ class Trials:
             links={row["scenario_id"]: self._world.links.get(scenario_id) for row in rows},
         )
         found: dict[str, list] = {row["scenario_id"]: [] for row in rows}
-        for one in serve_replicas(world, count_uses=False, threads=self._threads):
+        threads = self._threads if requests * len(rows) > SHORT else 1
+        for one in serve_replicas(world, count_uses=False, threads=threads):
             found[one.scenario].append(one)
         return [self._trial(world, row, found[row["scenario_id"]]) for row in rows]
 

@@ -70,7 +70,7 @@ def trial(**changed: object) -> Trial:
 )
 def test_what_gives_way_first(rate: float, metric: str, changed: dict[str, object], limit: str) -> None:
     objective = Objective(metric, 99.0, 50.0)
-    broken = Trying(rate, 240, [trial(**changed)], Verdict(2.0, 1.5, 3.0, False, 30.0, objective))
+    broken = Trying(rate, 240, [trial(**changed)], Verdict(2.0, 1.8, 1.5, 3.0, False, 30.0, objective))
     kept = broken._replace(rate=0.9 * rate, trials=[trial()])
     found = Found(kept.rate, kept.rate, kept.rate, True, 240, kept, broken, Capacity(trial(), 9.0, None))
     assert limit_of(found, {"max_num_seqs": 64}, 1) == limit
