@@ -20,6 +20,8 @@ MOST_REQUESTS = 100_000
 SEEDS, LEAST_SEEDS = 8, 4
 # over all seeds: with more, fewer seeds do
 MANY_REQUESTS = 40_000
+GRAIN = 1.1
+LONGEST_LOOK = 3_200
 # seeds of a first look, which decides only what is far from its objectives
 FIRST_SEEDS = 2
 FAR = 2.0
@@ -152,6 +154,7 @@ class RateSearch:
     def __init__(self, trials: Trials, scenario_id: str, objectives: Sequence[Objective]) -> None:
         self._trials, self._id, self._objectives = trials, scenario_id, list(objectives)
         self._tried: dict[tuple[float, int, int], Trying] = {}
+        self._last: Trying | None = None
         row = trials.scenario(scenario_id)
         self._turns, self._think_ms = row["num_turns"] or 1, (row["think_time_s"] or 0.0) * 1e3
         self._least = max(LEAST_REQUESTS, row["num_prompts"] or 0)
@@ -231,7 +234,7 @@ class RateSearch:
         if known and (look or len(known.trials) > FIRST_SEEDS):
             return known
         requests = self._least_requests(effort)
-        tried = self._serve(rate, min(requests, int(1.3 * LEAST_REQUESTS)), FIRST_SEEDS)
+        tried = self._serve(rate, min(requests, LONGEST_LOOK), FIRST_SEEDS)
         if not look or tried.verdict.pressure <= FAR:
             tried = self._serve_long(tried, requests, effort)
         self._tried[key] = tried
@@ -242,7 +245,7 @@ class RateSearch:
         tried, rate, before = look, look.rate, 0.0
         for _ in range(MOST_RUNS):
             if tried.verdict.pressure <= FAR:
-                requests = max(requests, min(self._needed(tried), MOST_REQUESTS))
+                requests = max(requests, self._needed(tried))
             tried = self._serve(rate, requests, seeds_for(requests, effort))
             verdict = tried.verdict
             long_enough = verdict.stays >= COUNTED or requests >= MOST_REQUESTS
@@ -260,11 +263,11 @@ class RateSearch:
         """Return the requests of one seed that give tails enough to count."""
         share = min((objective.share for objective in self._objectives if objective.share), default=1.0)
         needed = max(self._least, effort.tail / share / effort.seeds)
-        return min(math.ceil(needed * STAYS / COUNTED), MOST_REQUESTS)
+        return _rounded(needed * STAYS / COUNTED)
 
     def _needed(self, tried: Trying) -> int:
         """Return the requests of one seed that fill the horizon at a rate."""
-        return math.ceil(1.05 * STAYS * tried.rate * self._turns * self._stay_ms(tried.trials) / 1e3)
+        return _rounded(1.05 * STAYS * tried.rate * self._turns * self._stay_ms(tried.trials) / 1e3)
 
     def _stay_ms(self, trials: Sequence[Trial]) -> float:
         """Return how long a request, or a conversation, stays in the system, on average."""
@@ -273,11 +276,14 @@ class RateSearch:
         return mean * self._turns + self._think_ms * (self._turns - 1)
 
     def _serve(self, rate: float, requests: int, seeds: int) -> Trying:
-        trials = self._trials.serve(self._id, requests, range(seeds), request_rate=rate)
+        known = self._last.trials if self._last and (self._last.rate, self._last.requests) == (rate, requests) else []
+        more = range(len(known), max(seeds, len(known)))
+        trials = [*known, *(self._trials.serve(self._id, requests, more, request_rate=rate) if more else [])]
         stay_ms = self._stay_ms(trials)
         # how many runs of one seed the run makes in which the rate has to hold
         longer = self._longer / (requests * COUNTED / STAYS)
-        return Trying(rate, requests, trials, judge(trials, self._objectives, stay_ms, longer))
+        self._last = Trying(rate, requests, trials, judge(trials, self._objectives, stay_ms, longer))
+        return self._last
 
     def _end(self, kept: Trying, effort: Effort, way: int) -> float:
         """Return the lowest (``way`` -1) or highest (1) rate that a single run would find: where its bound crosses."""
@@ -293,6 +299,16 @@ class RateSearch:
                 return _crossing(*sorted((below, reached)))
             below, step = reached, step * 1.05
         return rate
+
+
+def _rounded(requests: float) -> int:
+    """Return requests rounded up to one of few numbers, so that loads are drawn once for many rates.
+
+    >>> _rounded(1_200.0), _rounded(1_201.0)
+    (1200, 1320)
+    """
+    steps = math.ceil(math.log(max(requests, 1.0) / LEAST_REQUESTS / STAYS * COUNTED, GRAIN) - 1e-9)
+    return min(round(LEAST_REQUESTS * STAYS / COUNTED * GRAIN ** max(steps, 0)), MOST_REQUESTS)
 
 
 def _bound(tried: Trying, way: int) -> float:
