@@ -10,7 +10,7 @@ from kernelsight.scenario.flags import FLAGS, LOAD_FLAGS
 from kernelsight.scenario.launch_commands import launch_command
 from kernelsight.scenario.objectives import Objective
 from kernelsight.sizing.limits import limit_of
-from kernelsight.sizing.search import LeftOut, Sized, SizeSearch
+from kernelsight.sizing.search import Sized, SizeSearch
 from kernelsight.sweeps.find_rate import statistic
 
 if TYPE_CHECKING:
@@ -202,23 +202,15 @@ def _deployment(sized: Sized, row: Mapping[str, Any]) -> str:
 def _nearest(search: SizeSearch, objectives: Sequence[Objective]) -> str:
     """Return the sentence for no deployment that keeps the objectives: the nearest, and by how much it misses."""
     asked = " and ".join(map(str, objectives))
-    near = [(_miss(left), left) for left in search.left_out.values() if left.prospect]
+    near = [left for left in search.left_out.values() if left.miss is not None]
     if not near:
-        return f"No deployment keeps {asked}."
-    miss, left = min(near, key=lambda pair: pair[0])
-    stated = stated_flags(left.flags)
+        reasons = dict.fromkeys(left.reason for left in search.left_out.values())
+        return f"No deployment keeps {asked}: {'; '.join(list(reasons)[:2])}."
+    nearest = min(near, key=lambda left: left.miss)
+    stated = stated_flags(nearest.flags)
     where = f"{stated['gpu']} at TP {stated['tensor_parallel_size']}"
-    why = left.reason.removeprefix("no rate keeps the objectives: ")
-    return f"No deployment keeps {asked}: the nearest is {where}, {miss - 1.0:.0%} above; {why}."
-
-
-def _miss(left: LeftOut) -> float:
-    """Return how many times the largest value the nearest objective is."""
-    found = left.prospect.search.run()
-    if found.capacity.misses:
-        objective, value = found.capacity.misses
-        return value / objective.most_ms
-    return found.tried.verdict.pressure if found.tried else float("inf")
+    why = nearest.reason.removeprefix("no rate keeps the objectives: ")
+    return f"No deployment keeps {asked}; the nearest is {where}, {nearest.miss - 1.0:.0%} above: {why}."
 
 
 def _launch(search: SizeSearch, sized: Sized) -> list[str]:

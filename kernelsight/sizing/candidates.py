@@ -70,6 +70,8 @@ def rows_of(
         chosen = {name: value for name, value in zip(axes, values, strict=True) if value is not None}
         row = {**stated, **parallel, "gpu": gpu, **chosen}
         found.append(row)
+    if not found:
+        raise InvalidInput(f"no parallel size fits {most_gpus} GPUs; give more with --max-gpus, or fewer stages.")
     if len(found) > MOST_CANDIDATES:
         raise InvalidInput(
             f"{len(found):,} deployments are to be searched; give fewer values, {MOST_CANDIDATES:,} at most."
@@ -99,8 +101,8 @@ def _parallel_sizes(stated: Mapping[str, Any], most_gpus: int, experts: bool) ->
     data = [stated["data_parallel_size"]] if "data_parallel_size" in stated else SIZES if experts else (1,)
     found = []
     for tp, dp in itertools.product(tensor, data):
-        stated_size = {"tensor_parallel_size", "data_parallel_size"} <= set(stated)
-        if tp * dp * stages > most_gpus and not stated_size:
+        least = "tensor_parallel_size" in stated and dp == data[0]  # what is stated is not left out
+        if tp * dp * stages > most_gpus and not least:
             continue
         sizes = {"tensor_parallel_size": tp, "data_parallel_size": dp}
         if "expert_parallel_size" in stated or not experts:

@@ -11,7 +11,7 @@ from kernelsight.scenario.launch_commands import PARALLEL
 from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.scenarios import Plan
 from kernelsight.sizing.candidates import STEP_TOKENS, Candidate, planned
-from kernelsight.sweeps.find_rate import open_trials
+from kernelsight.sweeps.find_rate import open_trials, status_of
 from kernelsight.sweeps.rate_search import FULL, ROUGH, ROUGH_WITH_ENDS, Found, RateSearch
 from kernelsight.sweeps.trials import Trials
 
@@ -58,11 +58,11 @@ class Sized(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A deployment that was not searched, or without a rate, and why."""
+    """A deployment that was not searched, or has no rate, and why; ``miss``: its nearest latency over the largest."""
 
     flags: Mapping[str, Any]
     reason: str
-    prospect: Prospect | None = None
+    miss: float | None = None
 
 
 class SizeSearch:
@@ -140,7 +140,7 @@ class SizeSearch:
         for prospect in sorted(prospects, key=self._least_cost):
             capacity = prospect.search.capacity
             if capacity.most <= 0.0:
-                self._leave(prospect, self._miss(prospect.search.run(ROUGH)))
+                self._size(prospect, prospect.search.run(ROUGH))
                 continue
             needed = self._needed(prospect.candidate, best)
             if needed > capacity.most:
@@ -157,20 +157,15 @@ class SizeSearch:
     def _size(self, prospect: Prospect, found: Found) -> Sized | None:
         """Keep a found rate with its instances, or why there is none."""
         if found.rate is None:
-            self._leave(prospect, self._miss(found))
+            self._leave(prospect, status_of(found), _miss(found))
             return None
         sized = Sized(prospect, found, max(math.ceil(self._rate / found.rate * (1.0 - 1e-9)), 1))
         self.sized[prospect.candidate.scenario_id] = sized
         return sized
 
-    def _leave(self, prospect: Prospect, reason: str) -> None:
+    def _leave(self, prospect: Prospect, reason: str, miss: float | None = None) -> None:
         self.sized.pop(prospect.candidate.scenario_id, None)
-        self.left_out[prospect.candidate.scenario_id] = LeftOut(prospect.candidate.flags, reason, prospect)
-
-    def _miss(self, found: Found) -> str:
-        from kernelsight.sweeps.find_rate import status_of
-
-        return status_of(found)
+        self.left_out[prospect.candidate.scenario_id] = LeftOut(prospect.candidate.flags, reason, miss)
 
     def _least_cost(self, prospect: Prospect) -> tuple[float, str]:
         """Return what a prospect costs at the least, by the bound on its rate."""
@@ -186,7 +181,10 @@ class SizeSearch:
         return self._rate / instances if instances else math.inf
 
     def _tune(self) -> None:
-        """Try the best deployments with other tokens of a step, where these are left to the engine."""
+        """Try the best deployments with other tokens of a step, where these are left to the engine.
+
+        Of these only what is cheaper than the best is kept: the engine's own size is one setting less.
+        """
         best, *_ = ranked = self.ranked()
         near = [sized for sized in ranked if sized.weight <= TUNED_BELOW * best.weight][:MOST_TUNED]
         rows = []
@@ -200,9 +198,18 @@ class SizeSearch:
                 for tokens in STEP_TOKENS
                 if tokens != settings["max_num_batched_tokens"]
             ]
-        if rows:
-            self._report(f"trying other sizes of a step on {len(near)} deployments")
-            self._search(self._open(_without(rows, "request_rate")), best)
+        if not rows:
+            return
+        self._report(f"trying other sizes of a step on {len(near)} deployments")
+        for prospect in self._open(_without(rows, "request_rate")):
+            instances = math.ceil(best.weight / prospect.candidate.weight - 1e-9) - 1
+            needed = self._rate / instances if instances else math.inf
+            if math.isinf(needed) or not prospect.search.may_keep(needed / DOUBT):
+                self._leave(prospect, "it is no cheaper than with the engine's own size of a step")
+                continue
+            sized = self._size(prospect, prospect.search.run(ROUGH, needed))
+            if sized and sized.order < best.order:
+                best = sized
 
     def _make_sure(self) -> None:
         """Search the best in full, and what is so near that a full search may put it first."""
@@ -253,6 +260,14 @@ class SizeSearch:
             )
             parts.append(f"{largest.reason.rstrip(' ;')}; {what_fits(self.forks[0], row)}")
         return InvalidInput(f"no GPU of the search holds the model: {'; '.join(parts)}.")
+
+
+def _miss(found: Found) -> float | None:
+    """Return how many times its largest value the nearest latency is; None where requests are rejected."""
+    if found.capacity.misses:
+        objective, value = found.capacity.misses
+        return value / objective.most_ms
+    return found.tried.verdict.pressure if found.tried else None
 
 
 def _without(rows: Sequence[Mapping[str, Any]], *names: str) -> list[dict[str, Any]]:

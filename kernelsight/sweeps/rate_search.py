@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -15,14 +16,20 @@ from kernelsight.sweeps.trials import Trial, Trials, gap_percentile
 LOWEST_RATE, HIGHEST_RATE = 1e-4, 1e5
 # requests that may exceed a percentile, over all seeds: fewer make a tail of luck
 TAIL = 200
-MOST_REQUESTS = 200_000
-SEEDS = 8
+MOST_REQUESTS = 100_000
+SEEDS, LEAST_SEEDS = 8, 4
+# over all seeds: with more, fewer seeds do
+MANY_REQUESTS = 40_000
+GRAIN = 1.1
+LONGEST_LOOK = 3_200
 # seeds of a first look, which decides only what is far from its objectives
 FIRST_SEEDS = 2
 FAR = 2.0
+# a first look may be wrong by this much
+LENIENT = 1.15
 # of the bound: below it no rate is looked for
 HOPELESS = 1e-3
-MOST_ENDS = 8
+MOST_CONFIRMED = 8
 MOST_RUNS = 4
 # a found rate is served once more for so many times as long
 CONFIRMING = 4
@@ -40,12 +47,12 @@ class Effort(NamedTuple):
     seeds: int = SEEDS
     tail: int = TAIL
     tolerance: float = 0.01
-    ends: bool = True  # with both ends of the interval
+    ends: int = 8  # rates that are tried for each end of the range; 0: no range
     confirms: bool = True  # by a longer run
 
 
-ROUGH = Effort(4, 40, 0.04, False, False)
-ROUGH_WITH_ENDS = ROUGH._replace(ends=True)
+ROUGH = Effort(4, 40, 0.04, 0, False)
+ROUGH_WITH_ENDS = ROUGH._replace(ends=2)
 FULL = Effort()
 
 
@@ -132,35 +139,51 @@ def _throughput(trial: Trial, requests: int, level: int) -> float:
     return requests / max(trial.duration_s * (1.0 - 0.5 * level / requests), 1e-9)
 
 
+def seeds_for(requests: int, effort: Effort) -> int:
+    """Return how many seeds are served: long runs hold many independent stretches each.
+
+    >>> seeds_for(3_000, FULL), seeds_for(9_000, FULL), seeds_for(80_000, FULL)
+    (8, 5, 4)
+    """
+    return min(effort.seeds, max(math.ceil(MANY_REQUESTS / requests), LEAST_SEEDS))
+
+
 class RateSearch:
     """The search of one scenario; every rate is tried once for each effort."""
 
-    def __init__(
-        self, trials: Trials, scenario_id: str, objectives: Sequence[Objective], capacity: Capacity | None = None
-    ) -> None:
+    def __init__(self, trials: Trials, scenario_id: str, objectives: Sequence[Objective]) -> None:
         self._trials, self._id, self._objectives = trials, scenario_id, list(objectives)
-        self.capacity = capacity or capacity_of(trials, scenario_id, objectives)
         self._tried: dict[tuple[float, int, int], Trying] = {}
+        self._last: Trying | None = None
         row = trials.scenario(scenario_id)
         self._turns, self._think_ms = row["num_turns"] or 1, (row["think_time_s"] or 0.0) * 1e3
         self._least = max(LEAST_REQUESTS, row["num_prompts"] or 0)
         self._longer = max(LONGER_RUN * (row["num_prompts"] or LEAST_REQUESTS), LONGER_RUN * LEAST_REQUESTS / 2)
 
+    @cached_property
+    def capacity(self) -> Capacity:
+        """What bounds the rate, from a request alone and closed loops."""
+        return capacity_of(self._trials, self._id, self._objectives)
+
     def run(self, effort: Effort = FULL, guess: float | None = None) -> Found:
         """Search the highest steady rate; ``guess``: a rate that is thought to be near it."""
         if self.capacity.most <= 0.0:
             return self._found(None, None, effort)
-        for _ in range(MOST_RUNS):
-            kept, broken = self._narrowed(effort, guess)
-            if kept is None or not effort.confirms:
-                break
-            # slow swings of the queue show in longer runs alone
-            requests = min(CONFIRMING * kept.requests, MOST_REQUESTS)
-            if self._serve(kept.rate, requests, effort.seeds).verdict.keeps:
-                break
-            self._least, guess = math.ceil(requests * COUNTED / STAYS), 0.97 * kept.rate
-            self._tried.clear()
+        kept, broken = self._narrowed(effort, guess)
+        if kept and effort.confirms:
+            kept, broken = self._confirmed(kept, broken, effort)
         return self._found(kept, broken, effort)
+
+    def _confirmed(self, kept: Trying, broken: Trying | None, effort: Effort) -> tuple[Trying | None, Trying | None]:
+        """Return the highest rate, from a found one down, that a longer run keeps: slow swings of a queue need time."""
+        requests, step = min(CONFIRMING * kept.requests, MOST_REQUESTS), 0.985
+        for _ in range(MOST_CONFIRMED):
+            longer = self._serve(kept.rate, requests, seeds_for(requests, effort))
+            if longer.verdict.keeps:
+                return kept, broken
+            broken, rate = longer, kept.rate * step
+            kept, step = self._try(rate, effort, look=False), step**1.6
+        return (kept if kept.verdict.keeps else None), broken
 
     def _narrowed(self, effort: Effort, guess: float | None) -> tuple[Trying | None, Trying | None]:
         """Return the highest rate that keeps the objectives, and one within the tolerance above that does not."""
@@ -172,8 +195,7 @@ class RateSearch:
 
     def may_keep(self, rate: float) -> bool:
         """Whether a first look leaves open that a rate keeps the objectives."""
-        requests = int(1.3 * LEAST_REQUESTS)
-        return self._serve(rate, requests, FIRST_SEEDS).verdict.best <= 1.0
+        return self._serve(rate, int(1.3 * LEAST_REQUESTS), FIRST_SEEDS).verdict.level <= LENIENT
 
     def _found(self, kept: Trying | None, broken: Trying | None, effort: Effort) -> Found:
         if kept is None:
@@ -209,22 +231,22 @@ class RateSearch:
         """
         key = rate, effort.seeds, effort.tail
         known = self._tried.get(key)
-        if known and (look or len(known.trials) == effort.seeds):
+        if known and (look or len(known.trials) > FIRST_SEEDS):
             return known
         requests = self._least_requests(effort)
-        tried = self._serve(rate, min(requests, int(1.3 * LEAST_REQUESTS)), FIRST_SEEDS)
+        tried = self._serve(rate, min(requests, LONGEST_LOOK), FIRST_SEEDS)
         if not look or tried.verdict.pressure <= FAR:
-            tried = self._serve_long(tried, requests, effort.seeds)
+            tried = self._serve_long(tried, requests, effort)
         self._tried[key] = tried
         return tried
 
-    def _serve_long(self, look: Trying, requests: int, seeds: int) -> Trying:
+    def _serve_long(self, look: Trying, requests: int, effort: Effort) -> Trying:
         """Serve ever longer runs at a rate until one is long enough and does not drift, or will never be."""
         tried, rate, before = look, look.rate, 0.0
         for _ in range(MOST_RUNS):
             if tried.verdict.pressure <= FAR:
-                requests = max(requests, min(self._needed(tried), MOST_REQUESTS))
-            tried = self._serve(rate, requests, seeds)
+                requests = max(requests, self._needed(tried))
+            tried = self._serve(rate, requests, seeds_for(requests, effort))
             verdict = tried.verdict
             long_enough = verdict.stays >= COUNTED or requests >= MOST_REQUESTS
             if verdict.pressure > 1.0 or (long_enough and not verdict.drifts):
@@ -241,11 +263,11 @@ class RateSearch:
         """Return the requests of one seed that give tails enough to count."""
         share = min((objective.share for objective in self._objectives if objective.share), default=1.0)
         needed = max(self._least, effort.tail / share / effort.seeds)
-        return min(math.ceil(needed * STAYS / COUNTED), MOST_REQUESTS)
+        return _rounded(needed * STAYS / COUNTED)
 
     def _needed(self, tried: Trying) -> int:
         """Return the requests of one seed that fill the horizon at a rate."""
-        return math.ceil(1.05 * STAYS * tried.rate * self._turns * self._stay_ms(tried.trials) / 1e3)
+        return _rounded(1.05 * STAYS * tried.rate * self._turns * self._stay_ms(tried.trials) / 1e3)
 
     def _stay_ms(self, trials: Sequence[Trial]) -> float:
         """Return how long a request, or a conversation, stays in the system, on average."""
@@ -254,19 +276,22 @@ class RateSearch:
         return mean * self._turns + self._think_ms * (self._turns - 1)
 
     def _serve(self, rate: float, requests: int, seeds: int) -> Trying:
-        trials = self._trials.serve(self._id, requests, range(seeds), request_rate=rate)
+        known = self._last.trials if self._last and (self._last.rate, self._last.requests) == (rate, requests) else []
+        more = range(len(known), max(seeds, len(known)))
+        trials = [*known, *(self._trials.serve(self._id, requests, more, request_rate=rate) if more else [])]
         stay_ms = self._stay_ms(trials)
         # how many runs of one seed the run makes in which the rate has to hold
         longer = self._longer / (requests * COUNTED / STAYS)
-        return Trying(rate, requests, trials, judge(trials, self._objectives, stay_ms, longer))
+        self._last = Trying(rate, requests, trials, judge(trials, self._objectives, stay_ms, longer))
+        return self._last
 
     def _end(self, kept: Trying, effort: Effort, way: int) -> float:
         """Return the lowest (``way`` -1) or highest (1) rate that a single run would find: where its bound crosses."""
-        rate, step = kept.rate, 1.05
+        rate, step = kept.rate, 1.05 if effort.ends > ROUGH_WITH_ENDS.ends else 1.25
         below = (kept.rate, _bound(kept, way))
         if way < 0 and below[1] <= 1.0:
             return kept.rate
-        for _ in range(MOST_ENDS):
+        for _ in range(effort.ends):
             rate *= step**way
             tried = self._try(rate, effort, look=False)
             reached = (rate, _bound(tried, way))
@@ -274,6 +299,16 @@ class RateSearch:
                 return _crossing(*sorted((below, reached)))
             below, step = reached, step * 1.05
         return rate
+
+
+def _rounded(requests: float) -> int:
+    """Return requests rounded up to one of few numbers, so that loads are drawn once for many rates.
+
+    >>> _rounded(1_200.0), _rounded(1_201.0)
+    (1200, 1320)
+    """
+    steps = math.ceil(math.log(max(requests, 1.0) / LEAST_REQUESTS / STAYS * COUNTED, GRAIN) - 1e-9)
+    return min(round(LEAST_REQUESTS * STAYS / COUNTED * GRAIN ** max(steps, 0)), MOST_REQUESTS)
 
 
 def _bound(tried: Trying, way: int) -> float:
@@ -284,12 +319,11 @@ def _bound(tried: Trying, way: int) -> float:
 
 def _between(kept: Trying, broken: Trying) -> float:
     """Return the rate between two at which the pressure should be one: on logarithms, and not too near either."""
-    span = math.log(broken.rate / kept.rate)
-    share = 0.5
-    if 0.0 < kept.verdict.pressure < 1.0 < broken.verdict.pressure < math.inf:
-        low, high = -math.log(kept.verdict.pressure), math.log(broken.verdict.pressure)
+    share, (below, above) = 0.5, (kept.verdict.pressure, broken.verdict.pressure)
+    if 1.0 / FAR < below < 1.0 < above < FAR:  # further off, latencies rise as over a cliff
+        low, high = -math.log(below), math.log(above)
         share = min(max(low / (low + high), 0.2), 0.8)
-    return kept.rate * math.exp(share * span)
+    return kept.rate * (broken.rate / kept.rate) ** share
 
 
 def _crossing(below: tuple[float, float], above: tuple[float, float]) -> float:

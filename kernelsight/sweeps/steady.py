@@ -48,11 +48,13 @@ class Verdict(NamedTuple):
     """What trials at one rate say: latencies over their largest values, by the objective that is worst.
 
     ``pressure``: with the margin for a run ten times as long, so that at 1 or below it keeps the objectives with 95 %
-    confidence; ``best``, ``worst``: the ends of the 90 % range of one seed's run. ``drifts``: latencies or queue of the
-    second half are above those of the first beyond noise. ``stays``: the counted time in mean end-to-end times.
+    confidence; ``level``: as they are; ``best``, ``worst``: the ends of the 90 % range of one seed's run. ``drifts``:
+    latencies or queue of the second half are above those of the first beyond noise. ``stays``: the counted time in mean
+    end-to-end times.
     """
 
     pressure: float
+    level: float
     best: float
     worst: float
     drifts: bool
@@ -90,12 +92,12 @@ def judge(trials: Sequence[Trial], objectives: Sequence[Objective], stay_ms: flo
     multiple of one seed's run.
     """
     if any(trial.lost for trial in trials):
-        return Verdict(math.inf, math.inf, math.inf, False, 0.0, objectives[0])
+        return Verdict(*[math.inf] * 4, False, 0.0, objectives[0])
     ratios = [(*_ratios(trials, objective, longer), objective) for objective in objectives]
-    pressure, best, worst = (max(ratio[place] for ratio in ratios) for place in range(3))
+    ends = (max(ratio[place] for ratio in ratios) for place in range(4))
     spans_ms = [trial.duration_s * 1e3 * COUNTED / STAYS for trial in trials]
     return Verdict(
-        pressure, best, worst, _drifts(trials, objectives), min(spans_ms) / max(stay_ms, 1e-9),
+        *ends, _drifts(trials, objectives), min(spans_ms) / max(stay_ms, 1e-9),
         max(ratios, key=lambda ratio: ratio[0])[-1],
     )  # fmt: skip
 
@@ -105,13 +107,13 @@ def _ratios(trials: Sequence[Trial], objective: Objective, longer: float) -> lis
     most, of_gaps = objective.most_ms, objective.metric == "itl"
     runs = [trial.gaps for trial in trials] if of_gaps else [_own(trial, objective.metric) for trial in trials]
     if not all(run.size and run.any() for run in runs):
-        return [0.0] * 3  # outputs of one token have no TPOT and no gaps, and keep any objective on them
+        return [0.0] * 4  # outputs of one token have no TPOT and no gaps, and keep any objective on them
     mean = objective.percent is None
     if of_gaps:  # counted over whole runs
         noise = noise_of([np.array([gap_mean(gaps) if mean else gap_share_above(gaps, most)]) for gaps in runs])
     else:
         noise = noise_of(runs if mean else [run > most for run in runs])
-    margins = noise.margin(longer), -noise.margin(1.0), noise.margin(1.0)
+    margins = noise.margin(longer), 0.0, -noise.margin(1.0), noise.margin(1.0)
     if mean:
         return [(noise.mean + margin) / most for margin in margins]
     percents = [100.0 * (1.0 - min(max(objective.share - margin, 0.0), 1.0)) for margin in margins]

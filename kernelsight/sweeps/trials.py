@@ -12,7 +12,7 @@ from kernelsight.scenario.load_rules import distribution
 from kernelsight.scenario.plan import and_drafts, deployments_of
 from kernelsight.serving import client_metrics
 from kernelsight.serving.host import front_end_of
-from kernelsight.serving.load import draw_requests, spans_of
+from kernelsight.serving.load import LOAD_COLUMNS, draw_requests, spans_of
 from kernelsight.serving.records import FINISHED, ITL_BINS
 from kernelsight.serving.simulate import serve_replicas
 from kernelsight.serving.statistics_tables import bin_centres
@@ -27,6 +27,9 @@ WORLD = (
     *("scenarios", "scenario_loads", "load_requests", "step_costs", "step_shapes", "settings", "faults"),
     *("memory_plan", "host_settings", "kv_transfers", "models"),
 )
+# requests of all seeds that one thread serves: starting threads takes longer
+SHORT = 40_000
+KEPT_LOADS = 24
 # seeds of trials are far from those that people state, so that a check with another seed is a check
 SEED_SPAN = 1_000_003
 
@@ -78,6 +81,7 @@ class Trials:
         self._world: World = read_world(**tables)
         self._scenarios = {row["scenario_id"]: row for row in self._world.scenarios}
         self._threads = threads
+        self._kept: dict[tuple, tuple] = {}
         deployments = self._world.deployments
         self._fronts = {key: front_end_of(row, deployments[key]) for key, row in self._world.hosts.items()}
 
@@ -105,18 +109,37 @@ class Trials:
             {**base, **load, "scenario_id": f"{scenario_id}/{seed}", "seed": seed, "num_prompts": requests}
             for seed in ((base["seed"] + 1) * SEED_SPAN + number for number in seeds)
         ]
-        drawn = _drawn(rows)
+        drawn, columns, spans = self._loads(rows)
         world = self._world._replace(
             scenarios=rows,
             requests=drawn,
-            columns=load_columns(drawn),
-            spans=spans_of(drawn["load_id"]),
+            columns=columns,
+            spans={row["scenario_id"]: span for row, span in zip(rows, spans, strict=True)},
             links={row["scenario_id"]: self._world.links.get(scenario_id) for row in rows},
         )
         found: dict[str, list] = {row["scenario_id"]: [] for row in rows}
-        for one in serve_replicas(world, count_uses=False, threads=self._threads):
+        threads = self._threads if requests * len(rows) > SHORT else 1
+        for one in serve_replicas(world, count_uses=False, threads=threads):
             found[one.scenario].append(one)
         return [self._trial(world, row, found[row["scenario_id"]]) for row in rows]
+
+    def _loads(self, rows: Sequence[Mapping[str, Any]]) -> tuple[pa.Table, dict[str, np.ndarray], list[tuple]]:
+        """Return the requests of loads, their columns, and where each load stands.
+
+        At a constant rate only the scale of the gaps depends on it: what was drawn for one rate is kept for others.
+        """
+        rate, unit = rows[0]["request_rate"], {}
+        if rate is not None and (rows[0]["num_turns"] or 1) == 1:  # turns follow on answers, not on the rate
+            unit = {"request_rate": 1.0}
+        columns = [name for name in LOAD_COLUMNS if name != "max_concurrency"]
+        key = tuple(tuple((row | unit)[name] for name in columns) for row in rows)
+        if key not in self._kept:
+            drawn = _drawn([{**row, **unit} for row in rows])
+            while len(self._kept) >= KEPT_LOADS:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[key] = drawn, load_columns(drawn), list(spans_of(drawn["load_id"]).values())
+        drawn, columns, spans = self._kept[key]
+        return drawn, {**columns, "arrival_s": columns["arrival_s"] / rate} if unit else columns, spans
 
     def _trial(self, world: World, row: Mapping[str, Any], replicas: Sequence[Any]) -> Trial:
         """Return what became of one load."""
