@@ -170,19 +170,22 @@ class Session(dataflow.Session):
         resume: bool = False,
         workers: int = 1,
         executor: Literal["local", "ray"] = "local",
+        intervals: bool = False,
     ) -> WhatIf:
         """Simulate every scenario of a grid in partitions, in processes or under Ray where asked.
 
         ``slo``: largest values of summary columns, such as ``{"ttft_p99_ms": 2000.0}``, which ``meets_slo`` then
         states of each row; ``goodput``: objectives such as ``{"goodput_ttft_ms": 500.0}``; ``folder`` keeps finished
-        partitions, with which ``resume`` goes on after a kill.
+        partitions, with which ``resume`` goes on after a kill; ``intervals``: with 90 % intervals of TTFT, TPOT and
+        throughput, which take three simulations more (else ``table("scenario_intervals")`` makes them later).
         """
         from kernelsight.scenario.grid import grid_rows
         from kernelsight.sweeps.runs import WhatIf
         from kernelsight.sweeps.sweep import Execution
 
         kept = Path(folder) if folder else None
-        execution = Execution(folder=kept, resume=resume, workers=workers, executor=executor, connect=connect)
+        how = {"workers": workers, "executor": executor, "connect": connect, "intervals": intervals}
+        execution = Execution(folder=kept, resume=resume, **how)
         return WhatIf.of(self, grid_rows(grid), goodput=goodput, slo=slo, execution=execution)
 
     def find_rates(self, grid: Any, slo: Mapping[str, float], *, tolerance: float = 0.01) -> pa.Table:
