@@ -55,7 +55,7 @@ def loaded(session: ks.Session, flags: dict[str, Any], draw: np.random.Generator
     """Return flags with a closed loop, or a rate around what a closed loop reaches; None where nothing is served."""
     if draw.random() < 0.35:
         return flags | {"max_concurrency": int(2 ** draw.uniform(0, 8.5))}
-    reached = session.simulate(**flags | {"num_prompts": 120, "max_concurrency": 64}).table("scenario_summary")
+    reached = session.what_if([flags | {"num_prompts": 120, "max_concurrency": 64}]).table("scenario_summary")
     capacity = reached["request_throughput"][0].as_py()
     return flags | {"request_rate": float(capacity * 2 ** draw.uniform(-1, 2.5))} if capacity else None
 
@@ -72,8 +72,11 @@ def with_faster_gpus(session: ks.Session) -> None:
 
 
 def throughput(session: ks.Session, flags: dict[str, Any]) -> float:
-    """Return generated tokens per second; 0 where nothing is served."""
-    return session.simulate(**flags).table("scenario_summary")["output_throughput"][0].as_py() or 0.0
+    """Return generated tokens per second; 0 where nothing is served, or the change is none that can be made alone."""
+    try:
+        return session.what_if([flags]).table("scenario_summary")["output_throughput"][0].as_py() or 0.0
+    except ks.KernelSightError:
+        return 0.0
 
 
 def gains(session: ks.Session, quick_host: ks.Session, flags: dict[str, Any], run: ks.Run) -> dict[str, float]:
