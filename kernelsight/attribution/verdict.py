@@ -76,8 +76,9 @@ def not_separated(parts: Sequence[Mapping[str, Any]], e2e_ms: float | None) -> l
     if len(wide) < 2:
         return []
     return [
-        f"this log does not separate {' from '.join(sorted(wide, reverse=True))}: only their sum is known; engine steps "
-        "(--steps: vLLM --enable-logging-iteration-details, forward-pass metrics) or --kernels (vllm bench forward) would"
+        f"this log does not separate {' from '.join(sorted(wide, reverse=True))}: only their sum is known; engine "
+        "steps (--steps: vLLM --enable-logging-iteration-details, forward-pass metrics) or kernels (--kernels: vllm "
+        "bench forward) would"
     ]
 
 
