@@ -123,6 +123,9 @@ def run(arguments: Any) -> None:
     """Run the verb for parsed arguments."""
     target = check_ending(arguments.output)
     _check_words(arguments, target)
+    if arguments.resume and target and target.exists() and not _parts(target).exists():
+        note(f"{target} is finished: nothing is left to resume")
+        return
     slo = parse_slo(arguments.slo or [])
     goodput = parse_objectives(arguments.goodput or [])
     with locked(target) if target else contextlib.nullcontext(), open_session(arguments) as session:
@@ -174,7 +177,7 @@ def _execution(arguments: Any, target: Path | None) -> Execution:
     from kernelsight.session import connect
 
     return Execution(
-        folder=target.with_name(f"{target.name}.parts") if target else None,
+        folder=_parts(target) if target else None,
         resume=arguments.resume,
         workers=arguments.workers,
         executor=arguments.executor,
@@ -183,6 +186,11 @@ def _execution(arguments: Any, target: Path | None) -> Execution:
         report=_show_progress if sys.stderr.isatty() else None,
         intervals=not arguments.no_intervals,
     )
+
+
+def _parts(target: Path) -> Path:
+    """Return the folder of finished partitions beside the file that is written."""
+    return target.with_name(f"{target.name}.parts")
 
 
 def _show_progress(progress: Progress) -> None:
