@@ -21,11 +21,11 @@ ROOMS = (
         "serving",
         "views",
         "sweeps",
+        "sizing",
         "attribution",
         "backtest",
-        "searching",
     ),
-    *("report", "measure", "nodes", "session", "cli", "__init__", "__main__"),
+    *("report", "measure", "searching", "nodes", "session", "cli", "__init__", "__main__"),
 )
 
 

@@ -46,6 +46,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
         help="replay (what the files hold of the GPU), cupy, or a command such as './bench {block_size_x}'",
     )
     verb.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="of one measurement by a command")
+    verb.add_argument("--launch", metavar="FILE", help="how --measure cupy launches the kernel (.json)")
     verb.add_argument("--anchor", metavar="ID", help="candidate that speed-up bins are relative to")
     verb.add_argument(
         "--stop",
@@ -109,11 +110,17 @@ def _measurer(arguments: argparse.Namespace) -> Any:
     """Return the measurer of --measure; None: replay."""
     if arguments.measure == "replay":
         return None
-    from kernelsight.searching import measurers
-
     if arguments.measure == "cupy":
-        return lambda candidates: measurers.measure_with_cupy(candidates)
-    return lambda candidates: measurers.measure_with_command(arguments.measure, candidates, arguments.time_limit)
+        from kernelsight.searching.cupy_measurer import measure_with_cupy, read_launch
+
+        if not arguments.launch:
+            raise InvalidInput("--measure cupy needs --launch FILE, a JSON file that says how to launch the kernel.")
+        launch = read_launch(Path(arguments.launch))
+        return lambda candidates: measure_with_cupy(candidates, launch)
+    from kernelsight.searching.measurers import measure_with_command, words_of
+
+    words_of(arguments.measure)
+    return lambda candidates: measure_with_command(candidates, arguments.measure, arguments.time_limit)
 
 
 def _sentence(summary: dict[str, Any], scenario: dict[str, Any]) -> str:
