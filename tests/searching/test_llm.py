@@ -34,7 +34,15 @@ def candidates(count: int = 2, source: str | None = SLOW) -> pa.Table:
 
 def measured(**times: float) -> pa.Table:
     rows = [
-        {**dict(space="k", gpu="a100_sxm", candidate_id=name, run=1, source="test"), "status": "ok", "latency_us": time}
+        {
+            "space": "k",
+            "gpu": "a100_sxm",
+            "candidate_id": name,
+            "run": 1,
+            "source": "t",
+            "status": "ok",
+            "latency_us": time,
+        }
         for name, time in times.items()
     ]
     return pa.Table.from_pylist(rows, contracts()["kernel_measurements"].schema)
@@ -233,9 +241,8 @@ def test_the_key_comes_from_the_environment_and_is_kept_nowhere(monkeypatch: pyt
 def test_a_redirect_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERNELSIGHT_LLM_KEY", "secret-key")
     kept: dict = {}
-    with serving(always(tool_answer(fields(SURE)))) as other:
-        with serving(always({}, 307, Location=other.url)) as seen:
-            assert forecast(seen.url, kept, table=candidates(1)).num_rows == 0
+    with serving(always(tool_answer(fields(SURE)))) as other, serving(always({}, 307, Location=other.url)) as seen:
+        assert forecast(seen.url, kept, table=candidates(1)).num_rows == 0
     assert not other
     assert llm.failures(kept) == [{"reason": "http_307", "answers": 1}]
 

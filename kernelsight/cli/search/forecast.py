@@ -81,9 +81,8 @@ def run(arguments: argparse.Namespace) -> None:
     if target:
         write_table(found, target)
     print_rows(found.select(SHOWN).to_pylist(), list(SHOWN), arguments.format)
-    note(
-        f"{found.num_rows:,} of {candidates.num_rows:,} candidates forecast; {len(set(kept) - before):,} answers asked for"
-    )
+    asked = len(set(kept) - before)
+    note(f"{found.num_rows:,} of {candidates.num_rows:,} candidates forecast; {asked:,} answers asked for")
     for row in failures(kept):
         note(f"{row['answers']:,} answers could not be used: {row['reason']}")
 
