@@ -66,6 +66,10 @@ class Candidates(NamedTuple):
         """The candidates at some rows."""
         return Candidates(*(column[rows] for column in self))
 
+    def by_shape(self) -> Candidates:
+        """These candidates with own effects that vary as shared ones do."""
+        return self._replace(seen=self.shape * (SHARED_SCALE / OWN_SCALE))
+
     def beside(self, other: Candidates) -> Candidates:
         """These candidates, then the others."""
         return Candidates(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
