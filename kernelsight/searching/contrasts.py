@@ -27,7 +27,7 @@ SIZES = {
     "own_varies": 0.15,
     "own_format_varies": 0.1,
     "model": 0.3,
-    "noise": 0.05,
+    "noise": 0.1,
 }
 # of the kernel model's contrast, the share believed before any other evidence
 MODEL_SHARE = 0.7
