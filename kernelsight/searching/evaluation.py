@@ -16,6 +16,7 @@ from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching import scores
 from kernelsight.searching.arrays import OK, SpaceArrays, space_arrays
 from kernelsight.searching.courses import forecast_scores
+from kernelsight.searching.forecasts import widening
 from kernelsight.searching.replay import replay
 from kernelsight.searching.rounds import STOP_BELOW, Round, plan_of, rounds
 from kernelsight.searching.scenarios import DEFAULTS, POLICIES, check, gpus_of
@@ -175,10 +176,10 @@ def unseen_scores(target: Target, scenario: Mapping[str, Any], made: Round, logs
     found = made.forecast
     if found is None or found.fit is None:
         return {}
-    before = made.history.rows[made.history.rounds < made.number]
-    rows = np.setdiff1d(np.flatnonzero(~np.isnan(logs)), before)
-    mean, variance, _ = gp.predict(plan_of(target, scenario)[0].inputs, found.fit, rows)
-    return forecast_scores(mean, np.sqrt(variance), logs[rows], float(np.nanmedian(logs)))
+    earlier = made.history.until(int((made.history.rounds < made.number).sum()))
+    rows = np.setdiff1d(np.flatnonzero(~np.isnan(logs)), earlier.rows)
+    mean, variance, _ = gp.predict(plan_of(target, scenario)[0].views[found.forecaster], found.fit, rows)
+    return forecast_scores(mean, np.sqrt(variance) * widening(earlier, mean), logs[rows], float(np.nanmedian(logs)))
 
 
 def report(results: Sequence[Result], policies: Sequence[str]) -> dict[str, Any]:

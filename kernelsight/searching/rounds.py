@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kernelsight.searching import batches, proposals
 from kernelsight.searching import decisions as decide
 from kernelsight.searching import gaussian_process as gp
-from kernelsight.searching import proposals
 from kernelsight.searching.forecasts import Forecast, forecast, inputs_of
 from kernelsight.searching.history import History, Outcome, believed, extended, nothing
 from kernelsight.searching.targets import Target
 
 # rows of the target, runs of each -> what was found
 Measure = Callable[[np.ndarray, np.ndarray], Outcome]
-DRAW, RANDOM_DRAW = 3, 4
+DRAW = 3
 FAILED_ELSEWHERE_COST = 3.0  # of the log latency, where all other GPUs fail
 # a search has done when fewer unmeasured candidates than this are expected to be faster than the best by 2 %
 STOP_BELOW = 0.3
@@ -44,6 +44,7 @@ class Plan(NamedTuple):
     target: Target
     scenario: Mapping[str, Any]
     inputs: gp.Inputs
+    views: dict[str, gp.Inputs]
     scores: np.ndarray  # of the other GPUs: mean log, worse where they fail
     base: np.ndarray
 
@@ -52,7 +53,7 @@ class State(NamedTuple):
     """What a search carries from round to round; follows from the measurements alone."""
 
     history: History
-    settings: np.ndarray
+    settings: dict[str, np.ndarray]  # of the main forecaster and of other views
     tried: np.ndarray
     best: int
     number: int
@@ -63,8 +64,8 @@ def plan_of(target: Target, scenario: Mapping[str, Any]) -> tuple[Plan, State]:
     inputs = inputs_of(target, scenario["forecaster"] != "gp")
     scores = inputs.mean + FAILED_ELSEWHERE_COST * target.fails
     base = proposals.base_pool(target, scenario, scores)
-    state = State(nothing(), gp.start(inputs), np.zeros(len(target.ids), dtype=np.int64), -1, 1)
-    return Plan(target, scenario, inputs, scores, base), state
+    state = State(nothing(), {}, np.zeros(len(target.ids), dtype=np.int64), -1, 1)
+    return Plan(target, scenario, inputs, batches.views(target, inputs), scores, base), state
 
 
 def rounds(target: Target, scenario: Mapping[str, Any], measure: Measure) -> Iterator[Round]:
@@ -78,7 +79,7 @@ def rounds(target: Target, scenario: Mapping[str, Any], measure: Measure) -> Ite
         runs = np.array([(state.history.rows == row).sum() + 1 for row in chosen.rows])
         outcome = measure(chosen.rows, runs)
         random = np.array([reason == "random" for reason in chosen.reasons])
-        history = extended(state.history, state.number, chosen.rows, random, outcome)
+        history = extended(state.history, state.number, chosen.rows, random, outcome, _expected(found, chosen.rows))
         best, log = _track(plan, found, state.history, history)
         yield Round(state.number, proposed, found, chosen, outcome, history, best, log, better)
         state = State(history, settings, tried, int(best[-1]), state.number + 1)
@@ -86,7 +87,7 @@ def rounds(target: Target, scenario: Mapping[str, Any], measure: Measure) -> Ite
 
 def next_round(
     plan: Plan, state: State
-) -> tuple[int, Forecast | None, decide.Decisions, np.ndarray, np.ndarray, float] | None:
+) -> tuple[int, Forecast | None, decide.Decisions, dict[str, np.ndarray], np.ndarray, float] | None:
     """Return what the next round proposes, forecasts and decides, and what follows of it; None: the search ends."""
     scenario, history = plan.scenario, state.history
     left = min(int(scenario["budget_measurements"]), MOST_MEASURED) - len(history.rows)
@@ -98,13 +99,18 @@ def next_round(
         chosen = _without_forecast(plan, history, count)
         return (len(plan.target.ids), None, chosen, state.settings, state.tried, np.nan) if len(chosen.rows) else None
     rows, tried = _proposed(plan, state)
-    found = forecast(scenario["forecaster"], plan.target, plan.inputs, history, rows, state.settings)
-    settings = state.settings if found.fit is None else found.fit.settings
-    best = decide.best_of(found, plan.inputs, history)
+    evidence = batches.explained(plan.views, history, state.settings) if len(history.worked) > 2 else {"all": 0.0}
+    name = batches.main_view(evidence)
+    inputs = plan.views[name]
+    found = forecast(name, plan.target, inputs, history, rows, state.settings.get(name, gp.start(inputs)))
+    settings = dict(state.settings)
+    if found.fit is not None:
+        settings[name] = found.fit.settings
+    best = decide.best_of(found, inputs, history)
     better = decide.expected_better(found, history, best.log) if best and found.fit is not None else np.nan
     if scenario["stop_expected_gain"] is not None and better < scenario["stop_expected_gain"]:
         return None
-    chosen = _chosen(plan, state, found, best, count)
+    chosen = _chosen(plan, state, found, best, evidence, settings, count)
     return (len(rows), found, chosen, settings, tried, better) if len(chosen.rows) else None
 
 
@@ -138,7 +144,15 @@ def _proposed(plan: Plan, state: State) -> tuple[np.ndarray, np.ndarray]:
     return np.union1d(np.array(found, dtype=np.int64), state.history.rows), tried
 
 
-def _chosen(plan: Plan, state: State, found: Forecast, best: decide.Best | None, count: int) -> decide.Decisions:
+def _chosen(
+    plan: Plan,
+    state: State,
+    found: Forecast,
+    best: decide.Best | None,
+    evidence: Mapping[str, float],
+    settings: dict[str, np.ndarray],
+    count: int,
+) -> decide.Decisions:
     """Return the candidates that a round measures."""
     history, target = state.history, plan.target
     new = found.rows[~np.isin(found.rows, history.rows)]
@@ -147,7 +161,7 @@ def _chosen(plan: Plan, state: State, found: Forecast, best: decide.Best | None,
     if best is None or found.fit is None or (not target.sources and len(history.rows) < WITHOUT_SOURCES):
         if plan.inputs.sources.shape[1] and not len(history.rows):
             return decide.first_round(plan.scores, plan.inputs.sources, new, count)
-        draw = decide.generator(plan.scenario, state.number, RANDOM_DRAW)
+        draw = decide.generator(plan.scenario, state.number, batches.RANDOM_DRAW)
         rows = draw.choice(new, min(count, len(new)), replace=False)
         return decide.Decisions(rows, ["random"] * len(rows), np.full(len(rows), np.nan))
     if plan.scenario["proposer"] == "neighbours":
@@ -156,18 +170,16 @@ def _chosen(plan: Plan, state: State, found: Forecast, best: decide.Best | None,
         )
     if plan.scenario["policy"] == "greedy":
         return decide.by_mean(found, history.rows, count, best.log)
-    chosen = decide.by_gain(found, plan.inputs, history, best, count)
-    if len(chosen.rows) < count:  # nothing is expected to gain: the fastest of the rest
-        rest = decide.by_mean(found, np.union1d(history.rows, chosen.rows), count - len(chosen.rows), best.log)
-        chosen = decide.joined(chosen, rest)
-    again = decide.repeats(found, plan.inputs, history, best)
-    if len(chosen.rows) and again.gains[0] > chosen.gains[-1]:
-        return decide.Decisions(
-            np.append(chosen.rows[:-1], again.rows),
-            [*chosen.reasons[:-1], "repeat"],
-            np.append(chosen.gains[:-1], again.gains),
-        )
-    return chosen
+    own = (plan.target, plan.scenario, state.number, plan.views[found.forecaster], found, history, best)
+    return batches.batch(*own, evidence, plan.views, settings, count)
+
+
+def _expected(found: Forecast | None, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the forecast mean and stated standard deviation of rows; nan where a round did not forecast."""
+    if found is None or found.fit is None:
+        return np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+    places = np.minimum(np.searchsorted(found.rows, rows), len(found.rows) - 1)
+    return found.mean[places], found.stated[places]
 
 
 def _track(plan: Plan, found: Forecast | None, before: History, after: History) -> tuple[np.ndarray, float]:
@@ -179,7 +191,7 @@ def _track(plan: Plan, found: Forecast | None, before: History, after: History) 
     expected: dict[int, tuple[float, float]] = {}
     if found is not None and found.fit is not None:
         rows = np.unique(after.rows)
-        mean, variance, _ = gp.predict(plan.inputs, found.fit, rows)
+        mean, variance, _ = gp.predict(plan.views[found.forecaster], found.fit, rows)
         expected = {int(row): (m, v) for row, m, v in zip(rows, mean, variance, strict=True)}
     held: dict[int, tuple[float, float]] = {}
     rows, mean, noise = believed(before)

@@ -10,6 +10,7 @@ import numpy as np
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching.arrays import OK, UNMEASURED, Measured, SpaceArrays
+from kernelsight.searching.vendors import weights
 
 LEAST_SHARED = 10
 # of other GPUs only the order of slow candidates matters, not how slow they are
@@ -30,7 +31,8 @@ class Target(NamedTuple):
     sources: tuple[str, ...]
     logs: np.ndarray  # (rows, sources) log latency less its median; gaps are filled
     medians: np.ndarray  # of each source, log us
-    fails: np.ndarray  # share of the sources on which the candidate fails
+    weights: np.ndarray  # of each source before anything is measured; sum 1
+    fails: np.ndarray  # weighed share of the sources on which the candidate fails
     notes: tuple[str, ...]
 
 
@@ -64,10 +66,10 @@ def target_of(arrays: SpaceArrays, gpu: str, sources: Sequence[str] | None = Non
     matrix = arrays.features.matrix[rows]
     logs = np.column_stack(columns) if kept else np.zeros((len(rows), 0))
     medians = np.nanmedian(logs, axis=0) if kept else np.zeros(0)
-    failed = np.mean(fails, axis=0) if kept else np.zeros(len(rows))
+    failed = weights(gpu, kept) @ np.array(fails) if kept else np.zeros(len(rows))
     return Target(
         *(arrays.space, gpu, arrays.ids[rows], matrix, arrays.features.regimes[rows], arrays.features.levels[rows]),
-        *(tuple(kept), filled(logs - medians, matrix), medians, failed, tuple(notes)),
+        *(tuple(kept), filled(logs - medians, matrix), medians, weights(gpu, kept), failed, tuple(notes)),
     )
 
 
