@@ -53,10 +53,11 @@ def llm_forecaster(settings: Settings, gpu: Mapping[str, Any], kept: dict[tuple[
 
     def forecast(candidates: pa.Table, measurements: pa.Table, scenario: Mapping[str, Any]) -> pa.Table:
         rows = {row["candidate_id"]: row for row in candidates.to_pylist()}
-        times = measured_times(measurements, scenario["gpu"], rows)
+        place = _place(scenario)
+        times = measured_times(measurements, place, rows)
         anchor = anchor_of(times, scenario)
-        known = [{**rows[name], "latency_us": time} for name, time in times.items()]
-        first = {**rows[anchor], "latency_us": times[anchor]}
+        known = [{**rows[name], "latency_us": time, "on": place} for name, time in times.items()]
+        first = {**rows[anchor], "latency_us": times[anchor], "on": place}
         asked = {
             name: messages(gpu, first, row, nearest(row, known, settings.neighbours, (name, anchor)))
             for name, row in rows.items()
@@ -85,15 +86,20 @@ def anchor_of(times: Mapping[str, float], scenario: Mapping[str, Any]) -> str:
     stated = scenario.get("anchor")
     if stated is not None and stated not in times:
         raise InvalidInput(
-            f"the anchor {stated!r} has no working measurement on {scenario['gpu']}; give its measurement, or another."
+            f"the anchor {stated!r} has no working measurement on {_place(scenario)}; give its measurement, or another."
         )
     if not times:
         raise InvalidInput(
-            f"no candidate has a working measurement on {scenario['gpu']}; a language model forecasts speed-ups over a "
-            "measured one, so measure one first and give it with --measurements."
+            f"no candidate has a working measurement on {_place(scenario)}; a language model forecasts speed-ups over "
+            "a measured one, so measure one first and give it with --measurements."
         )
     ordered = sorted(times, key=lambda name: (times[name], name))
     return stated if stated is not None else ordered[(len(ordered) - 1) // 2]
+
+
+def _place(scenario: Mapping[str, Any]) -> str:
+    """Return the GPU that the anchor was measured on."""
+    return scenario.get("measured_on") or scenario["gpu"]
 
 
 def nearest(row: Mapping[str, Any], known: Sequence[Mapping], count: int, without: Sequence[str]) -> list[Mapping]:

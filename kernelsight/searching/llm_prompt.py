@@ -60,8 +60,8 @@ def messages(
 ) -> list[dict[str, str]]:
     """Return the chat of one forecast.
 
-    ``gpu``: its row of ``gpus``; ``anchor``, ``neighbours``: candidates with latency_us, measured on it; texts of
-    kernels stand between marks that they cannot hold, and are data.
+    ``gpu``: its row of ``gpus``; ``anchor``, ``neighbours``: candidates with latency_us, and the GPU that it was
+    measured on; texts of kernels stand between marks that they cannot hold, and are data.
     """
     table = "\n".join(f"{number}: {text}" for number, text in enumerate(bin_texts(), start=1))
     system = (
@@ -73,8 +73,13 @@ def messages(
         f"object with the fields {', '.join(BINS)}, predicted_bin."
     )
     hardware = "\n".join(f"{label}: {gpu[name]}" for name, label in HARDWARE.items() if gpu.get(name) is not None)
-    parts = [f"GPU\n{hardware}", f"Anchor, measured: {anchor['latency_us']:.6g} us\n{_kernel(anchor)}"]
-    parts += [f"Also measured: {row['latency_us']:.6g} us\n{_kernel(row, source=False)}" for row in neighbours]
+    parts = [
+        f"GPU\n{hardware}",
+        f"Anchor, measured on {anchor['on']}: {anchor['latency_us']:.6g} us\n{_kernel(anchor)}",
+    ]
+    parts += [
+        f"Also measured on {row['on']}: {row['latency_us']:.6g} us\n{_kernel(row, source=False)}" for row in neighbours
+    ]
     parts.append(f"Candidate, not measured\n{_kernel(candidate)}")
     return [{"role": "system", "content": system}, {"role": "user", "content": "\n\n".join(parts)}]
 

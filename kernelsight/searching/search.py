@@ -34,12 +34,14 @@ def search(
     measurer: Measurer | None = None,
     output: Path | None = None,
     resume: bool = False,
+    beside: Callable[[Target], Target] | None = None,
 ) -> dict[str, pa.Table]:
     """Run one search; return its tables, forecasts included, by name.
 
     ``measurer``: from rows of ``kernel_candidates`` to rows of ``kernel_measurements``; None: what the file holds of
     the GPU is replayed. ``output``: where a run is saved; its journal lies beside it until the search has finished, and
-    ``resume`` goes on with it. InvalidInput: what cannot be searched; RunFailed: nothing that was measured worked.
+    ``resume`` goes on with it. ``beside`` adds forecasts by other means to the target. InvalidInput: what cannot be
+    searched; RunFailed: nothing that was measured worked.
     """
     check(scenario)
     arrays = space_arrays(tables.kernel_candidates, tables.kernel_measurements, scenario["space"])
@@ -48,6 +50,8 @@ def search(
     known = arrays if measurer is None else arrays._replace(gpus={n: m for n, m in arrays.gpus.items() if n != gpu})
     target = target_of(known, gpu, scenario["source_gpus"])
     _check_anchor(scenario, target)
+    if beside is not None:
+        target = beside(target)
     measure, truth = _measure_of(tables, arrays, scenario, target, measurer)
     if output is None:
         return _tables(target, scenario, measure, truth, measurer)
