@@ -51,15 +51,17 @@ class Case(NamedTuple):
     nearest: np.ndarray
 
 
-def case_of(sweeps: Sequence[Path], family: str, gpu: str, sources: Sequence[str]) -> Case | None:
+def case_of(
+    sweeps: Sequence[Path], family: str, gpu: str, sources: Sequence[str], most: int = MOST_SITES
+) -> Case | None:
     """Return a family's candidates on the target; None where no site has two."""
     rows = measured_rows(sweeps, family, [gpu])
     rows = shared_sites(family, rows.filter(pl.Series(is_serving(family, rows.to_arrow()), dtype=pl.Boolean)))
     if not rows.height:
         return None
     sites = rows.select(site_columns(family)).unique(maintain_order=True)
-    if sites.height > MOST_SITES:
-        sites = sites[np.unique(np.linspace(0, sites.height - 1, MOST_SITES).round().astype(int))]
+    if sites.height > most:
+        sites = sites[np.unique(np.linspace(0, sites.height - 1, most).round().astype(int))]
         rows = rows.join(sites, on=sites.columns, how="semi", nulls_equal=True, maintain_order="left")
     others = measured_rows(sweeps, family, sources)
     choice = laid_out(family, gpu, rows.with_columns(latency_us=pl.lit(None, pl.Float64)), others)
@@ -179,13 +181,14 @@ def main() -> None:
     parser.add_argument("--sources", default=",".join(HEADLINE_TRAIN), help="GPUs to learn from")
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--shares", default=",".join(map(str, SHARES)), help="shares of the sites to measure")
+    parser.add_argument("--sites", type=int, default=MOST_SITES, help="sites of a family that are scored, at most")
     parser.add_argument("-o", "--output", type=Path, help="write the rows as JSON")
     words = parser.parse_args()
     sources = [name for name in words.sources.split(",") if name != words.gpu]
     found: list[dict[str, Any]] = []
     with one_blas_thread():
         for family in words.families.split(","):
-            case = case_of(words.sweeps, family, words.gpu, sources)
+            case = case_of(words.sweeps, family, words.gpu, sources, words.sites)
             if case is None:
                 print(f"{family}: no site of {words.gpu} has two candidates", flush=True)
                 continue
