@@ -41,6 +41,8 @@ def views(target: Target, inputs: gp.Inputs) -> dict[str, gp.Inputs]:
         found |= {f"source {target.sources[place]}": _seen(inputs, [place]) for place in near}
     if count:
         found["none"] = inputs._replace(sources=inputs.sources[:, :0], mean=np.zeros(len(inputs.mean)))
+    for name, column in target.beside:
+        found[name] = inputs._replace(sources=np.column_stack([inputs.sources, column]))
     return found
 
 

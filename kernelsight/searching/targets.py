@@ -39,6 +39,8 @@ class Target(NamedTuple):
     weights: np.ndarray  # of each source before anything is measured; sum 1
     fails: np.ndarray  # weighed share of the sources on which the candidate fails
     notes: tuple[str, ...]
+    # forecasts by other means: name of the view, and log latency of each candidate less its median
+    beside: tuple[tuple[str, np.ndarray], ...] = ()
 
 
 def target_of(arrays: SpaceArrays, gpu: str, sources: Sequence[str] | None = None) -> Target:
