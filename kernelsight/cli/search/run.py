@@ -83,11 +83,8 @@ def run(arguments: argparse.Namespace) -> None:
     scenario = scenario_rows([_scenario(arguments, chosen_space(tables, arguments.kernel))])[0]
     kept = kept_answers(arguments.llm_cache)
     beside = _beside(arguments, tables, scenario, kept)
-    try:
-        with Waiting("searching"):
-            found = search(tables, scenario, _measurer(arguments), target, arguments.resume, beside)
-    finally:
-        keep_answers(arguments.llm_cache, kept)
+    with Waiting("searching"):
+        found = search(tables, scenario, _measurer(arguments), target, arguments.resume, beside)
     if target:
         with connect() as session:
             save_search(session, tables, scenario, found, target)
@@ -111,12 +108,22 @@ def _beside(arguments: argparse.Namespace, tables: Any, scenario: dict[str, Any]
     from kernelsight.searching.llm import llm_forecaster
     from kernelsight.searching.llm_view import with_forecasts
 
-    settings = llm_settings(arguments)
+    # a resumed search must not meet other answers than the one that was killed
+    settings = llm_settings(arguments)._replace(again=not arguments.resume)
+    if arguments.resume and not arguments.llm_cache:
+        raise InvalidInput("--resume with --forecaster llm needs the --llm-cache FILE of the search that was killed.")
     if arguments.llm_candidates < 1:
         raise InvalidInput(f"--llm-candidates is {arguments.llm_candidates}; give a whole number above 0.")
     with open_session(arguments) as session:
         forecaster = llm_forecaster(settings, gpu_row(session, arguments.gpu), kept)
-    return lambda target: with_forecasts(target, tables, scenario, forecaster, arguments.llm_candidates)
+
+    def beside(target: Any) -> Any:
+        try:
+            return with_forecasts(target, tables, scenario, forecaster, arguments.llm_candidates)
+        finally:
+            keep_answers(arguments.llm_cache, kept)
+
+    return beside
 
 
 def _scenario(arguments: argparse.Namespace, space: str) -> dict[str, Any]:
