@@ -97,7 +97,7 @@ def of_one(row: Row, name: str) -> Iterator[Finding]:
         max(row["queue_mean_ms"] - row["ttft_mean_ms"], row["ttft_mean_ms"] - row["e2e_mean_ms"], 0),
         name,
     )
-    shares = row["queue_share"] + row["prefill_share"] + row["decode_share"]
+    shares = row["front_end_share"] + row["queue_share"] + row["prefill_share"] + row["decode_share"]
     yield "queue, prefill and decode are all of the time", _off(shares, 1.0), name
     yield "requests x duration", _off(row["request_throughput"] * row["duration_s"], row["completed"]), name
     yield "all requests are served or refused", float(row["completed"] > row["requests"]), name

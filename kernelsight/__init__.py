@@ -19,6 +19,7 @@ __all__ = [
     "Prediction",
     "Run",
     "Session",
+    "Sizing",
     "WhatIf",
     "__version__",
     "compare",
@@ -29,6 +30,7 @@ __all__ = [
     "read_launch_line",
     "search",
     "simulate",
+    "size",
     "sweep",
     "what_if",
 ]
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from kernelsight.scenario.launch_commands import launch_command
     from kernelsight.scenario.launch_lines import read_launch_line
     from kernelsight.session import Session, connect
+    from kernelsight.sizing.answer import Sizing
     from kernelsight.sweeps.runs import Run, WhatIf
 
 # `kernelsight --help` must not pay for DuckDB and Arrow: what a name stands for is imported when it is used
@@ -53,6 +56,7 @@ _HOMES = {
     "Comparison": "attribution.comparison",
     "Prediction": "scenario.forward_step",
     "Run": "sweeps.runs",
+    "Sizing": "sizing.answer",
     "WhatIf": "sweeps.runs",
     "KernelSightError": "errors",
     "launch_command": "scenario.launch_commands",
@@ -95,6 +99,14 @@ def find_rates(grid: Any, slo: Mapping[str, float], **options: Any) -> pa.Table:
 
     with connect() as session:
         return session.find_rates(grid, slo, **options)
+
+
+def size(**asked: Any) -> Sizing:
+    """Find the cheapest deployment for a rate within objectives, in a session of its own; see ``Session.size``."""
+    from kernelsight.session import connect
+
+    with connect() as session:
+        return session.size(**asked)
 
 
 def compare(**asked: Any) -> Comparison:

@@ -84,6 +84,7 @@ def launch_signatures(
 
 
 @reads("kernel_latencies", "family_latencies", "family_calls")
+@produces("step_costs", "kernel_evidence", "step_cost_shares")
 def step_costs(
     step_shapes: pa.Table,
     launch_signatures: pa.Table,
@@ -97,16 +98,16 @@ def step_costs(
     knot_corrections: pa.Table,
     *,
     read: Reader,
+    wanted: frozenset[str],
     threads: int | None,
-) -> pa.Table:
-    """GPU time at each knot: the launches of its kernels added up."""
+) -> dict[str, pa.Table]:
+    """GPU time at each knot: the launches of its kernels added up; and what these rest on."""
     from kernelsight.kernels.step_costs import step_costs_of
 
     facts = (gpus, fabrics, eta_coefficients, kernel_implementations)
     return step_costs_of(
         *(step_shapes, launch_signatures, deployment_settings, sharded_layers, layer_weights, facts, knot_corrections),
-        read,
-        threads,
+        *(read, threads, "step_cost_shares" in wanted),
     )
 
 
@@ -120,7 +121,10 @@ def step_costs(
     "serving_windows",
     "steps",
     "request_parts",
+    "request_statistics_at_ends",
+    "resource_gains",
 )
+@reads("step_cost_shares")
 def simulation(
     scenarios: pa.Table,
     scenario_loads: pa.Table,
@@ -134,10 +138,16 @@ def simulation(
     kv_transfers: pa.Table,
     models: pa.Table,
     *,
+    read: Reader,
     wanted: frozenset[str],
     threads: int | None,
 ) -> dict[str, Any]:
-    """Serve the requests of every scenario: the batched step-wise loop over step costs."""
+    """Serve the requests of every scenario: the batched step-wise loop over step costs.
+
+    The first of them again with fast and slow kernels, and with more of each resource, where these tables are wanted.
+    """
+    from kernelsight.serving.ends import statistics_at_ends
+    from kernelsight.serving.reliefs import gains_of_resources
     from kernelsight.serving.simulate import simulate_scenarios
     from kernelsight.serving.world import read_world
 
@@ -154,14 +164,23 @@ def simulation(
         kv_transfers=kv_transfers,
         models=models,
     )
-    return simulate_scenarios(world, wanted, threads)
+    made: dict[str, Any] = {}
+    if "request_statistics_at_ends" in wanted:
+        made["request_statistics_at_ends"] = statistics_at_ends(world, step_costs, step_shapes, threads)
+    if "resource_gains" in wanted:
+        shares = read("step_cost_shares", read.columns_of("step_cost_shares"))
+        made["resource_gains"] = gains_of_resources(world, step_costs, step_shapes, shares, threads)
+    others = wanted - made.keys()
+    return (simulate_scenarios(world, others, threads) if others else {}) | made
 
 
-def request_metrics(request_events: pa.Table, scenarios: pa.Table) -> pa.Table:
+def request_metrics(
+    request_events: pa.Table, scenarios: pa.Table, host_settings: pa.Table, deployment_settings: pa.Table
+) -> pa.Table:
     """Latencies of each finished request, as benchmark clients define them; without warm-ups."""
     from kernelsight.serving.request_metrics import metrics_of
 
-    return metrics_of(request_events, scenarios)
+    return metrics_of(request_events, scenarios, host_settings, deployment_settings)
 
 
 def kernel_breakdown_over_time(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,14 +22,17 @@ from kernelsight.kernels.families import LOWERED
 
 if TYPE_CHECKING:
     from kernelsight.attribution.comparison import Comparison
+    from kernelsight.attribution.stage_comparison import StageComparison
     from kernelsight.scenario.forward_step import Prediction
+    from kernelsight.sizing.answer import Sizing
     from kernelsight.sweeps.runs import Run, WhatIf
 
 # what follows from deployments, and takes longer to compute than to read
 KEPT = (
     *("deployment_settings", "deployment_faults", "sharded_layers", "layer_weights", "memory_plan", "assumptions"),
     *("host_settings", "kv_layout", "gpu_formats", "step_shapes", "launch_signatures", "step_costs", "step_totals"),
-    *("knot_corrections", "kernel_calls", "kernel_latencies"),
+    *("knot_corrections", "kernel_calls", "kernel_latencies", "kernel_evidence", "deployment_tiers"),
+    "step_cost_shares",
 )
 # how far loads reach, which are drawn or read from traces
 BY_CONTENT = ("deployment_reach",)
@@ -167,19 +170,22 @@ class Session(dataflow.Session):
         resume: bool = False,
         workers: int = 1,
         executor: Literal["local", "ray"] = "local",
+        intervals: bool = False,
     ) -> WhatIf:
         """Simulate every scenario of a grid in partitions, in processes or under Ray where asked.
 
         ``slo``: largest values of summary columns, such as ``{"ttft_p99_ms": 2000.0}``, which ``meets_slo`` then
         states of each row; ``goodput``: objectives such as ``{"goodput_ttft_ms": 500.0}``; ``folder`` keeps finished
-        partitions, with which ``resume`` goes on after a kill.
+        partitions, with which ``resume`` goes on after a kill; ``intervals``: with 90 % intervals of TTFT, TPOT and
+        throughput, which take three simulations more (else ``table("scenario_intervals")`` makes them later).
         """
         from kernelsight.scenario.grid import grid_rows
         from kernelsight.sweeps.runs import WhatIf
         from kernelsight.sweeps.sweep import Execution
 
         kept = Path(folder) if folder else None
-        execution = Execution(folder=kept, resume=resume, workers=workers, executor=executor, connect=connect)
+        how = {"workers": workers, "executor": executor, "connect": connect, "intervals": intervals}
+        execution = Execution(folder=kept, resume=resume, **how)
         return WhatIf.of(self, grid_rows(grid), goodput=goodput, slo=slo, execution=execution)
 
     def find_rates(self, grid: Any, slo: Mapping[str, float], *, tolerance: float = 0.01) -> pa.Table:
@@ -188,6 +194,33 @@ class Session(dataflow.Session):
         from kernelsight.sweeps.find_rate import find_rates
 
         return find_rates(self, grid_rows(grid), slo, tolerance=tolerance)
+
+    def size(
+        self,
+        *,
+        gpus: Sequence[str],
+        slo: Mapping[str, float],
+        rate: float | None = None,
+        requests_per_day: float | None = None,
+        prices: str | Path | Mapping[str, float] | None = None,
+        max_gpus: int = 8,
+        search: Mapping[str, Sequence[Any]] | None = None,
+        tune: bool = True,
+        report: Callable[[str], None] | None = None,
+        **flags: Any,
+    ) -> Sizing:
+        """Find the cheapest deployment that serves ``rate`` requests/s (or ``requests_per_day``) within objectives.
+
+        ``gpus``: which to search, each with every parallel size up to ``max_gpus`` GPUs an instance; ``slo``: largest
+        values such as ``{"ttft_p95_ms": 1000.0}``; ``prices``: dollars an hour of one GPU by name, or a file;
+        ``search``: more values of flags, such as ``{"quantization": [None, "fp8"]}``; ``tune``: with other sizes of a
+        step; ``flags``: the deployment's and the load's, which are not searched. ``report`` is called with progress.
+        InvalidInput: a question that cannot be answered, or a model that no GPU holds, and what would.
+        """
+        from kernelsight.sizing.question import size_deployment
+
+        asked = {"gpus": gpus, "slo": slo, "rate": rate, "requests_per_day": requests_per_day, "prices": prices}
+        return size_deployment(self, flags, **asked, max_gpus=max_gpus, search=search, tune=tune, report=report)
 
     def compare(
         self,
@@ -204,17 +237,19 @@ class Session(dataflow.Session):
         fit: Literal["none", "host", "parts"] = "parts",
         hold_out: float = 0.3,
         suspects: Literal["all", "none"] = "all",
-    ) -> Comparison:
+    ) -> Comparison | StageComparison:
         """Compare a production log with its replay on a deployment: why they differ, and what corrects it.
 
         ``deployment``: its flags, or ``{"launch": "vllm serve ..."}`` with a GPU; ``requests``: a table of requests in
         memory (anything with ``__arrow_c_stream__``, or a list of dicts), or ``log``: files of any known format, and
         ``steps``, ``metrics``, ``kernels`` beside them; ``stated``: flags of the load as it was described.
+        Of a log that holds statistics of stages alone, these are drawn, simulated and compared.
         InvalidInput: a log without latencies or times of sending, or a deployment that cannot run.
         """
         import pyarrow as pa
 
         from kernelsight.attribution.comparison import Comparison, Question
+        from kernelsight.attribution.stage_comparison import StageComparison
         from kernelsight.logs.read import read_logs, read_table
 
         if not 0.0 < hold_out < 1.0:
@@ -224,6 +259,8 @@ class Session(dataflow.Session):
             tables = read_table(table, columns)
         else:
             tables = read_logs(log, log_format, columns, steps, metrics, kernels)
+        if not tables["production_requests"].num_rows and tables["production_summaries"].num_rows:
+            return StageComparison(self.fork(), tables, deployment, stated)
         return Comparison(self.fork(), tables, Question(dict(deployment), stated, fit, hold_out, suspects))
 
     def search(self, scenarios: Any, *, space: Any = ()) -> pa.Table:

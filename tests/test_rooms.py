@@ -21,6 +21,7 @@ ROOMS = (
         "serving",
         "views",
         "sweeps",
+        "sizing",
         "attribution",
         "backtest",
     ),

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kernelsight.attribution.attribution import PARTS, Misses, misses_of
 from kernelsight.attribution.causes import GROUPS, State, explain
 from kernelsight.attribution.factors import PARAMETERS, Estimate, estimate, prior_covariance, variant_of
 from kernelsight.attribution.measured import LEAST_REQUESTS, LEAST_SECONDS, Measured, measured_of
-from kernelsight.attribution.replay import KERNELS, NO_LOAD, Replayed, Variant, load_of_log, replay
+from kernelsight.attribution.replay import (
+    KERNELS,
+    NO_LOAD,
+    Replayed,
+    Variant,
+    given,
+    interval_factors,
+    load_of_log,
+    replay,
+)
+from kernelsight.attribution.sample import Sample, drawn_e2e, in_turn, kernel_spread
 from kernelsight.attribution.scores import METRICS, bucket_rows, drift_rows, errors_of, measured_by_metric, predicted_of
-from kernelsight.attribution.settings import alternatives, contradictions, stated_settings
-from kernelsight.attribution.verdict import verdict_of
+from kernelsight.attribution.settings import contradictions, stated_settings
+from kernelsight.attribution.verdict import not_separated, verdict_of
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
+from kernelsight.scenario.alternatives import alternatives
 from kernelsight.scenario.corrections import fingerprint
 
 # requests that causes are looked for in: enough to tell them apart, in a second or two
 MOST_EXPLAINED = 4000
-# logs of several runs are replayed one after the other, with time to drain between them
-PAUSE_S = 60.0
 TABLES = (
     *("prediction_vs_production", "miss_by_part", "error_by_bucket", "drift_over_time", "setting_suspects"),
     *("fitted_corrections",),
@@ -78,6 +86,19 @@ class Comparison:
     def base(self) -> Replayed:
         """The replay of the log on the deployment as stated."""
         return replay(self._session, self.load, [Variant(self._question.flags)])[0]
+
+    @cached_property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """How far below and above the prediction each metric may be measured (90 %), before the log was seen."""
+        return interval_factors(self._session, self.load, Variant(self._question.flags))
+
+    @cached_property
+    def rests_on(self) -> dict[str, str | None]:
+        """What the prediction rests on: its tier, and what was not measured."""
+        with self._session.fork() as fork:
+            given(fork, self.load, [Variant(self._question.flags)])
+            (row,) = fork.table("deployment_tiers").to_pylist()[:1]
+        return {"tier": row["tier"], "not_measured": row["not_measured"]}
 
     @cached_property
     def prior(self) -> np.ndarray:
@@ -140,7 +161,8 @@ class Comparison:
     @cached_property
     def misses(self) -> Misses:
         """The miss of each compared request, in parts."""
-        drawn = drawn_e2e(self._session, self._question, self.base) if self._question.stated else None
+        stated = self._question.stated
+        drawn = drawn_e2e(self._session, {**self._question.flags, **stated}, self.base) if stated else None
         return misses_of(self.measured, self.base, self.explained[0], drawn)
 
     @cached_property
@@ -255,13 +277,15 @@ class Comparison:
         answer: dict[str, Any] = {
             "requests": int(self.measured.ok.sum()),
             "dropped": dropped,
-            **{f"{name}_ms": errors_of(real[name], ours[name]) for name in METRICS},
+            **{f"{name}_ms": errors_of(real[name], ours[name], self.intervals.get(name)) for name in METRICS},
             "causes": [self._cause(found, name) for name in found.causes],
             "parts": self.parts,
             "suspects": self.suspects,
             "fit": self.scores,
             "drift": [row for row in self.table("drift_over_time").to_pylist() if row["change"]],
         }
+        answer |= self.rests_on
+        answer["not_separated"] = not_separated(self.parts, answer["e2e_ms"]["predicted"])
         return answer | {"verdict": verdict_of(answer, self.enough, self._question.fit)}
 
     def _cause(self, found: State, name: str) -> dict[str, Any]:
@@ -287,7 +311,7 @@ class Comparison:
         predicted = predicted_of(self.base, self.measured.output_tokens)
         rows = {
             "miss_by_part": self.parts,
-            "error_by_bucket": bucket_rows(self.measured, predicted),
+            "error_by_bucket": bucket_rows(self.measured, predicted, self.intervals),
             "drift_over_time": drift_rows(self.measured, predicted),
             "setting_suspects": self.suspects,
             "fitted_corrections": self._correction_rows(),
@@ -347,94 +371,6 @@ class Comparison:
 
     def __repr__(self) -> str:
         return f"Comparison({self.summary['verdict']})"
-
-
-class Sample(NamedTuple):
-    """Some consecutive requests of a log, and how variants serve them."""
-
-    session: Session
-    load: pa.Table
-    whole: Measured
-    rows: np.ndarray
-
-    @property
-    def measured(self) -> Measured:
-        """What was measured of these requests."""
-        return Measured(*(value[self.rows] if isinstance(value, np.ndarray) else value for value in self.whole))
-
-    def serve(self, variants: Sequence[Variant]) -> list[Replayed]:
-        """Serve these requests on every variant."""
-        own = self.load.take(pa.array(self.rows))
-        at = own.column_names.index("request_id")
-        own = own.set_column(at, own.schema.field(at), pa.array(np.arange(self.rows.size)))
-        return replay(self.session, own, variants)
-
-
-def in_turn(requests: pa.Table) -> pa.Table:
-    """Return the requests of all logs in order of sending, those of one log after those of the log before."""
-    if not requests.num_rows:
-        return requests
-    names = pc.unique(requests["log_id"]).to_pylist()
-    parts, offset = [], 0.0
-    for name in names:
-        own = requests.filter(pc.equal(requests["log_id"], name))
-        sent = pc.coalesce(own["sent_s"], own["arrival_s"])
-        order = pc.sort_indices(pa.table({"sent": sent}), [("sent", "ascending")])
-        own = own.take(order)
-        for column in ("arrival_s", "sent_s"):
-            at = own.column_names.index(column)
-            own = own.set_column(at, own.schema.field(at), pc.add(own[column], offset))
-        parts.append(own)
-        last = pc.max(pc.coalesce(own["sent_s"], own["arrival_s"])).as_py()
-        offset = (last or 0.0) + PAUSE_S
-    return pa.concat_tables(parts).combine_chunks()
-
-
-def kernel_spread(session: Session, flags: Mapping[str, Any], measured: Measured) -> dict[str, float]:
-    """Return the standard deviation of the logarithm of each kernel part, from the intervals of two typical steps."""
-    from kernelsight.scenario.forward_step import predict_step
-
-    context = int(np.median(measured.prompt_tokens) + np.median(measured.output_tokens) / 2)
-    few = {"batch_size": 16, "input_len": None, "context_len": max(context, 1)}
-    many = {"batch_size": 1, "input_len": max(int(np.median(measured.prompt_tokens)), 1), "context_len": None}
-    found = dict.fromkeys(KERNELS, 0.1)
-    for phase, sizes in (("decode", few), ("prefill", many)):
-        with session.fork() as fork:
-            kernels = predict_step(fork, dict(flags), phase, sizes)["kernels"]
-        sums: dict[str, list[float]] = {}
-        for row in kernels:
-            part = _part_of(row["family"], phase)
-            if part and row["p05_us"] and row["latency_us"]:
-                spent = row["count"] * row["latency_us"]
-                own = sums.setdefault(part, [0.0, 0.0])
-                own[0] += spent
-                own[1] += spent * np.log(row["p95_us"] / row["p05_us"]) / 3.29
-        for part, (spent, spread) in sums.items():
-            found[part] = float(np.clip(spread / spent, 0.04, 0.4))
-    return found
-
-
-def _part_of(family: str, phase: str) -> str | None:
-    if family in ("host", "overlap", "p2p"):
-        return None
-    if family == "moe":
-        return "moe"
-    if family in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
-        return "communication"
-    if family in ("prefill_attention", "mla_prefill"):
-        return "prefill_attention"
-    if family in ("decode_attention", "mla_decode"):
-        return "decode_attention"
-    return f"{phase}_gemm"
-
-
-def drawn_e2e(session: Session, question: Question, base: Replayed) -> np.ndarray:
-    """Return the E2E, in ns, that the stated load predicts for each request: at the same rank among all."""
-    run = session.simulate(**question.flags, **question.stated)
-    times = np.sort(run.table("request_metrics")["e2e_ms"].to_numpy()) * 1e6
-    own = np.where(base.served, base.e2e_ms, np.inf)
-    rank = (np.argsort(np.argsort(own)) + 0.5) / max(int(base.served.sum()), 1)
-    return np.rint(np.quantile(times, np.clip(rank, 0.0, 1.0))).astype(np.int64)
 
 
 def _array(values: Any, kind: pa.DataType, nullable: bool) -> pa.Array:

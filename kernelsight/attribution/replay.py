@@ -69,24 +69,7 @@ def replay(session: Session, load: pa.Table, variants: Sequence[Variant]) -> lis
     ``load``: ``load_requests`` of the log. InvalidInput: a variant that cannot be planned, and why.
     """
     with session.fork() as fork:
-        plan = plan_rows(fork, [{**NO_LOAD, **variant.flags} for variant in variants], on_fault="collect", origin="")
-        deployments, scenarios, corrections, places = {}, [], [], {}
-        for number, (variant, scenario) in enumerate(zip(variants, plan.scenarios, strict=True)):
-            if scenario is None:
-                continue
-            own = f"v{number}"
-            for row in plan.deployments_of([scenario]):
-                # variants of equal flags differ in their corrections
-                name = own if row["deployment_id"] == scenario["deployment_id"] else row["deployment_id"]
-                deployments[name] = {**row, "deployment_id": name}
-            scenarios.append({**scenario, "scenario_id": own, "deployment_id": own, "max_concurrency": None})
-            corrections += [{"deployment_id": own, **row} for row in variant.corrections()]
-            places[own] = number
-        give_plan(fork, list(deployments.values()), scenarios)
-        fork.give("scenario_loads", [{"scenario_id": name, "load_id": LOAD} for name in places])
-        fork.give("load_requests", load, trusted=True)
-        if corrections:
-            fork.give("corrections", corrections)
+        places = given(fork, load, variants)
         fork.compute("request_events", "request_parts")
         events, parts = fork.table("request_events"), fork.table("request_parts")
     found = dict.fromkeys(range(len(variants)))
@@ -100,6 +83,41 @@ def replay(session: Session, load: pa.Table, variants: Sequence[Variant]) -> lis
         found[number] = _replayed(*own, n)
     empty = _replayed(events.slice(0, 0), parts.slice(0, 0), n)
     return [found[number] or empty for number in range(len(variants))]
+
+
+def given(fork: Session, load: pa.Table, variants: Sequence[Variant]) -> dict[str, int]:
+    """Give a session the log on every variant that can be planned; return the number of each scenario's variant."""
+    plan = plan_rows(fork, [{**NO_LOAD, **variant.flags} for variant in variants], on_fault="collect", origin="")
+    deployments, scenarios, corrections, places = {}, [], [], {}
+    for number, (variant, scenario) in enumerate(zip(variants, plan.scenarios, strict=True)):
+        if scenario is None:
+            continue
+        own = f"v{number}"
+        for row in plan.deployments_of([scenario]):
+            # variants of equal flags differ in their corrections
+            name = own if row["deployment_id"] == scenario["deployment_id"] else row["deployment_id"]
+            deployments[name] = {**row, "deployment_id": name}
+        scenarios.append({**scenario, "scenario_id": own, "deployment_id": own, "max_concurrency": None})
+        corrections += [{"deployment_id": own, **row} for row in variant.corrections()]
+        places[own] = number
+    give_plan(fork, list(deployments.values()), scenarios)
+    fork.give("scenario_loads", [{"scenario_id": name, "load_id": LOAD} for name in places])
+    fork.give("load_requests", load, trusted=True)
+    if corrections:
+        fork.give("corrections", corrections)
+    return places
+
+
+def interval_factors(session: Session, load: pa.Table, variant: Variant) -> dict[str, tuple[float, float]]:
+    """Return how far below and above its prediction each metric's mean may be measured (90 %), as factors.
+
+    Keys: ttft, tpot, e2e; none where no request is served. From ``scenario_intervals``.
+    """
+    with session.fork() as fork:
+        given(fork, load, [variant])
+        rows = {row["metric"]: row for row in fork.table("scenario_intervals").to_pylist()}
+    found = {name: rows.get(f"{name}_mean_ms") for name in ("ttft", "tpot", "e2e")}
+    return {name: (row["low"] / row["predicted"], row["high"] / row["predicted"]) for name, row in found.items() if row}
 
 
 def _replayed(events: pa.Table, parts: pa.Table, n: int) -> Replayed:

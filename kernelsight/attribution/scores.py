@@ -30,11 +30,18 @@ def measured_by_metric(measured: Measured) -> dict[str, np.ndarray]:
     return {name: np.where(measured.ok, values, np.nan) for name, values in times.items()}
 
 
-def errors_of(real: np.ndarray, ours: np.ndarray) -> dict[str, Any]:
-    """Return mean times, median absolute percentage error and bias (predicted over measured means, less 1)."""
+def errors_of(real: np.ndarray, ours: np.ndarray, interval: tuple[float, float] | None = None) -> dict[str, Any]:
+    """Return mean times, median absolute percentage error and bias (predicted over measured means, less 1).
+
+    ``coverage_90``: the share of requests measured within the prediction times the factors of ``interval``.
+    """
     both = np.isfinite(real) & np.isfinite(ours) & (real > 0.0)
     if not both.any():
-        return {"n": 0, "measured": None, "predicted": None, "median_ape": None, "p90_ape": None, "bias": None}
+        return {"n": 0, **dict.fromkeys(("measured", "predicted", "median_ape", "p90_ape", "bias", "coverage_90"))}
+    covered = None
+    if interval:
+        ratio = real[both] / np.maximum(ours[both], 1e-9)
+        covered = float(np.mean((ratio >= interval[0]) & (ratio <= interval[1])))
     ape = np.abs(ours[both] / real[both] - 1.0)
     return {
         "n": int(both.sum()),
@@ -43,6 +50,7 @@ def errors_of(real: np.ndarray, ours: np.ndarray) -> dict[str, Any]:
         "median_ape": float(np.median(ape)),
         "p90_ape": float(np.quantile(ape, 0.9)),
         "bias": float(ours[both].mean() / real[both].mean() - 1.0),
+        "coverage_90": covered,
     }
 
 
@@ -53,7 +61,9 @@ def concurrency_of(measured: Measured) -> np.ndarray:
     return place - np.searchsorted(ends, measured.sent_s)
 
 
-def bucket_rows(measured: Measured, predicted: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+def bucket_rows(
+    measured: Measured, predicted: Mapping[str, np.ndarray], intervals: Mapping[str, tuple[float, float]]
+) -> list[dict[str, Any]]:
     """Return rows of ``error_by_bucket``."""
     sizes = {
         "prompt": measured.prompt_tokens,
@@ -67,9 +77,9 @@ def bucket_rows(measured: Measured, predicted: Mapping[str, np.ndarray]) -> list
             own = number == place
             low, high = (edges[place - 1] if place else 0), (edges[place] if place < len(edges) else None)
             for metric in METRICS:
-                found = errors_of(np.where(own, real[metric], np.nan), predicted[metric])
+                found = errors_of(np.where(own, real[metric], np.nan), predicted[metric], intervals.get(metric))
                 if found["n"]:
-                    kept = {key: found[key] for key in ("n", "median_ape", "p90_ape", "bias")}
+                    kept = {key: found[key] for key in ("n", "median_ape", "p90_ape", "bias", "coverage_90")}
                     rows.append({"bucket": name, "at_least": low, "below": high, "metric": metric, **kept})
     return rows
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelsight.backtest.attribution import attribute
+from kernelsight.backtest.coverage import METRICS as COVERED
+from kernelsight.backtest.coverage import coverage, spread_lacking
 from kernelsight.backtest.data_quality import signs_of
 from kernelsight.backtest.scores import (
     GROUP,
@@ -99,11 +101,39 @@ def report_of(runs: Runs, rows: Sequence[Mapping[str, Any]], tier: str | None, p
 
 
 def level_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict]:
-    """Return the scores of all, dense and mixture-of-experts runs outside the fitting fifth."""
+    """Return the scores of all, dense and mixture-of-experts runs outside the fitting fifth, and of their intervals."""
     scored = [row for row in rows if not row["fitting"] and not is_scored_separately(row)]
     served = [row for row in scored if row.get("errors")]
     kinds = {"all": (False, True), "dense": (False,), "moe": (True,)}
-    return {kind: scores(row for row in served if row["is_moe"] in those) for kind, those in kinds.items()}
+    found = {}
+    for kind, those in kinds.items():
+        members = [row for row in served if row["is_moe"] in those]
+        intervals = coverage(members)
+        own = scores(members)
+        found[kind] = {name: own[name] | intervals.get(name, {}) for name in METRICS} | {"e2e": intervals["e2e"]}
+    return found
+
+
+def spread_rows(rows: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what ``serving_spread`` would hold if it were fitted to the fitting fifth of these runs.
+
+    ``held``: the rows of ``serving_spread`` with which they were simulated.
+    """
+    known = {(row["metric"], row["model_class"]): row["log_sd"] for row in held}
+    answer = []
+    for model_class in ("dense", "moe"):
+        members = [
+            row
+            for row in rows
+            if row["fitting"]
+            and row.get("errors")
+            and not is_scored_separately(row)
+            and row["is_moe"] == (model_class == "moe")
+        ]
+        for metric in COVERED if members else ():
+            spread = spread_lacking(members, metric, known[metric, model_class])
+            answer.append({"metric": metric, "model_class": model_class, "log_sd": spread, "n": len(members)})
+    return answer
 
 
 def counted(reasons: Any) -> list[dict[str, Any]]:

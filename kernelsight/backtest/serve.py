@@ -20,8 +20,19 @@ TIMES = (
     *("ttft_mean_ms", "tpot_mean_ms", "gpu_s", "host_exposed_s", "idle_s", "queue_ms"),
     *("prefill_kernels_s", "decode_kernels_s", "prefill_communication_s", "decode_communication_s"),
 )
+INTERVALS = {"ttft_mean_ms": "ttft", "tpot_mean_ms": "tpot", "e2e_mean_ms": "e2e"}
 SUMMARY = (
-    *("ttft_mean_ms", "tpot_mean_ms", "queue_mean_ms", "steps", "preemptions", "gpu_s", "host_exposed_s", "idle_s"),
+    *(
+        "ttft_mean_ms",
+        "tpot_mean_ms",
+        "front_end_mean_ms",
+        "queue_mean_ms",
+        "steps",
+        "preemptions",
+        "gpu_s",
+        "host_exposed_s",
+        "idle_s",
+    ),
 )
 # seconds of each scenario by phase of the step and kind of kernel
 PARTS_QUERY = f"""
@@ -116,11 +127,18 @@ def _serve(session: Session, overheads: Mapping[str, Constants]) -> list[dict[st
         from kernelsight.backtest.host_constants import with_host
 
         session.give("host_settings", with_host(session.table("host_settings"), overheads.get), trusted=True)
-    session.compute("scenario_summary", "kernel_breakdown")
+    session.compute("scenario_summary", "kernel_breakdown", "scenario_intervals")
     summary = session.table("scenario_summary").select(["scenario_id", "deployment_id", "status", *SUMMARY])
-    rows = {row["scenario_id"]: row for row in summary.rename_columns({"queue_mean_ms": "queue_ms"}).to_pylist()}
+    rows = {row["scenario_id"]: row for row in summary.to_pylist()}
+    for row in rows.values():  # until its first step: in the front end and in the queue
+        waits = row.pop("front_end_mean_ms"), row.pop("queue_mean_ms")
+        row["queue_ms"] = None if None in waits else sum(waits)
     for row in session.query(PARTS_QUERY).to_pylist():
         rows[row["scenario_id"]] |= {name: value or 0.0 for name, value in row.items()}
+    for row in session.table("scenario_intervals").to_pylist():
+        if row["metric"] in INTERVALS:
+            factors = row["low"] / row["predicted"], row["high"] / row["predicted"]
+            rows[row["scenario_id"]].setdefault("interval_factors", {})[INTERVALS[row["metric"]]] = factors
     for row in rows.values():
         pace = overheads[row["deployment_id"]].pace if row["deployment_id"] in overheads else 1.0
         row |= {name: pace * row[name] for name in TIMES if row.get(name) is not None}

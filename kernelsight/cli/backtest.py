@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from kernelsight.backtest.coverage import METRICS as COVERED
 from kernelsight.backtest.levels import check_levels, constant_rows
 from kernelsight.backtest.plots import check_picture, draw
 from kernelsight.backtest.replay import replay
-from kernelsight.backtest.report import level_scores, report_of
+from kernelsight.backtest.report import level_scores, report_of, spread_rows
 from kernelsight.backtest.scores import GROUP, METRICS
 from kernelsight.cli.options import add_output, add_pack, open_session
 from kernelsight.errors import InvalidInput
@@ -34,6 +35,7 @@ SCORE_COLUMNS = (
     "n",
     *(f"{metric}_{what}" for metric in METRICS for what in ("median_ape", "mape", "p90_ape", "bias")),
 )
+NESTED = ("flags", "recipes", "errors", "interval_factors")
 SHOWN = ("n", "ttft", "tpot", "throughput")
 
 
@@ -87,6 +89,7 @@ def run(arguments: Any) -> None:
                 raise InvalidInput(f"none of the {len(rows)} runs could be simulated: {rows[0]['status']}")
             answer = report_of(runs, rows, arguments.tier, asked.result())
             answer |= {"constants": levels[0], "fitted_constants": constant_rows(fitted[levels[0]], rows)}
+            answer["serving_spread"] = spread_rows(rows, session.table("serving_spread").to_pylist())
             answer["levels"] = {level: level_scores(replayed[level]) for level in levels}
     if picture:
         draw(rows, answer, picture)
@@ -105,7 +108,7 @@ def _write(answer: dict, rows: list[dict], target: Path) -> None:
     flat = []
     for row in rows:
         errors = row.get("errors") or dict.fromkeys(METRICS)
-        plain = {name: value for name, value in row.items() if name not in ("flags", "recipes", "errors")}
+        plain = {name: value for name, value in row.items() if name not in NESTED}
         flat.append(
             {**plain, "recipes": " ".join(row["recipes"]), **{f"{name}_error": errors[name] for name in METRICS}}
         )
@@ -178,6 +181,8 @@ def page(answer: Mapping[str, Any]) -> list[str]:
             line(f"{level}, {scope}", found[scope]) for level, found in answer["levels"].items() for scope in found
         ]
         lines += [as_text(levels, ["", *SHOWN], terminal_width()), ""]
+    lines += ["90 % intervals, median p95 / p05, beside one fixed factor a metric that covers as many runs:"]
+    lines += [as_text(_interval_rows(answer["levels"]), ["", *COVERED], terminal_width()), ""]
     groups = [line(_name(group), group) for group in answer["groups"]]
     lines += [as_text(groups, ["", *SHOWN], terminal_width()), ""]
     if answer["signs"]:
@@ -221,6 +226,20 @@ def page(answer: Mapping[str, Any]) -> list[str]:
         lines += ["", f"compared with AIConfigurator, on the {answer['peer']['n']:,} runs that it predicts:"]
         lines += [as_text(_peer_rows(answer["peer"]), list(_peer_rows(answer["peer"])[0]), terminal_width())]
     return lines
+
+
+def _interval_rows(levels: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row per level of host constants and kind of model: covered, width, and width of a fixed factor."""
+    return [
+        {"": f"{level}, {kind}"}
+        | {
+            metric: f"{found['coverage_90']:.0%} covered, {found['width_90']:.2f} ({found['width_fixed']:.2f})"
+            for metric, found in scores.items()
+            if found.get("coverage_90") is not None
+        }
+        for level, kinds in levels.items()
+        for kind, scores in kinds.items()
+    ]
 
 
 def _attribution_rows(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -89,18 +89,25 @@ def figures(
     ``calls`` needs the columns of ``columns_read`` alone; "tiles" is there where the family has tiles.
     """
     found = answers(family, calls, settings, gpus, fabrics, coefficients, implementations, backend=backend)
-    roofline, latency = found.results["roofline_us"], found.latency_us
-    width = spread(np, latency, interval_half_widths(family, found.kinds, coefficients)[found.kind_of_row])
+    roofline = found.results["roofline_us"]
+    latency, p05, p95 = interval(family, found, coefficients)
     numbers = {"tiles": found.results["tiles"]} if "tiles" in found.results else {}
     numbers |= {
         "roofline_us": roofline,
         "eta": latency / roofline,
         "latency_us": latency,
-        "latency_p05_us": np.maximum(latency / width, np.minimum(roofline, latency)),
-        "latency_p95_us": latency * width,
+        "latency_p05_us": p05,
+        "latency_p95_us": p95,
     }
     bound, tier = found.results["bound"].astype(np.int64), found.tier
     return numbers, {"bound": (BOUNDS, bound), "tier": (TIERS, tier), "evidence": (found.evidence, found.kind_of_row)}
+
+
+def interval(family: str, found: Answers, coefficients: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return each row's latency and the ends of its 90 % interval, microseconds; none lies below the roofline."""
+    roofline, latency = found.results["roofline_us"], found.latency_us
+    width = spread(np, latency, interval_half_widths(family, found.kinds, coefficients)[found.kind_of_row])
+    return latency, np.maximum(latency / width, np.minimum(roofline, latency)), latency * width
 
 
 def columns_read(family: str, there: Collection[str]) -> list[str]:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.dataflow.cache import remembered
+from kernelsight.kernels.costed import RELIEF, Costed, Groups, Priced, Rest, Times
 from kernelsight.kernels.families import FAMILIES, LOWERED
-from kernelsight.kernels.latency import answers, columns_read
+from kernelsight.kernels.kinds import TIERS
+from kernelsight.kernels.latency import BOUNDS, Answers, answers, columns_read, interval
 from kernelsight.kernels.launches import PRICED_BY, launched_families
 
 if TYPE_CHECKING:
@@ -23,39 +26,13 @@ if TYPE_CHECKING:
 
 # a factor of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
 MIX = np.uint64(0xBF58476D1CE4E5B9)
-
-
-class Costed(NamedTuple):
-    """Picoseconds and kernel launches of each knot, shape [knots]; where nothing is launched there is no cost.
-
-    Of the picoseconds, what is not done by the layers, which pipeline stages share: embedding and transfers; and what
-    the families of experts and of collectives take.
-    """
-
-    picoseconds: np.ndarray
-    launches: np.ndarray
-    embedding: np.ndarray
-    transfer: np.ndarray
-    moe: np.ndarray
-    communication: np.ndarray
-
-    def add(self, family: str, picoseconds: np.ndarray, launches: np.ndarray) -> None:
-        """Add a family's kernels; whole numbers below 2^53 are exact in any order."""
-        sums = {"picoseconds": picoseconds, "launches": launches}
-        if column := FAMILIES[family].step_cost:
-            sums[column] = picoseconds
-        for name, values in sums.items():
-            total = getattr(self, name)
-            total += values
-
-
-class Groups(NamedTuple):
-    """Launch signatures: the deployment that names each, its step shapes by id, and the GPUs that it is priced for."""
-
-    firsts: list[str]
-    knots: np.ndarray
-    gpus: list[set[str]]
-    of: dict[str, tuple[int, str]]  # of each deployment: the number of its signature, and its GPU
+# columns of gpus, by their endings, that a resource's relief raises
+RATES = {
+    "compute": ("_flops_per_s",),
+    "memory": ("memory_bandwidth_bytes_per_s",),
+    "link": ("link_bytes_per_s", "pcie_bytes_per_s"),
+}
+LATENCIES = ("latency_us", "latency_p05_us", "latency_p95_us")
 
 
 def step_costs_of(
@@ -68,23 +45,33 @@ def step_costs_of(
     corrections: pa.Table,
     read: Reader,
     threads: int | None,
-) -> pa.Table:
-    """Return ``step_costs`` of all knots that launch a kernel, in the order of ``step_shapes``.
+    shares: bool = True,
+) -> dict[str, pa.Table]:
+    """Return ``step_costs`` of all knots that launch a kernel, in the order of ``step_shapes``; ``kernel_evidence``.
 
     ``facts``: gpus, fabrics, eta_coefficients, kernel_implementations; ``corrections``: of knots; ``read``: of calls
-    by family, and of latencies where they are given; ``threads`` that price calls.
+    by family, and of latencies where they are given; ``threads`` that price calls; ``shares``: ``step_cost_shares``
+    too, for which every call is priced on GPUs with higher rates.
     """
-    costs = _costs(step_shapes, signatures, settings, sharded_layers, layer_weights, facts, read, threads)
+    tables = (step_shapes, signatures, settings, sharded_layers, layer_weights)
+    costs, tiers = _costs(*tables, facts, read, threads, shares)
     knots = step_shapes.filter(pc.not_equal(step_shapes["part"], "whole"))
     knots = knots.select(["deployment_id", "part", "step_shape_id", "x", "y"])
     found = _corrected(_at_knots(knots, costs), knots, corrections)
     there = np.flatnonzero(found.launches)
     kept = knots if there.size == knots.num_rows else knots.take(pa.array(there))
     kept = kept.append_column("gpu_us", pa.array(found.picoseconds[there] / 1e6))
+    for name in ("p05", "p95"):
+        kept = kept.append_column(f"gpu_{name}_us", pa.array(getattr(found, name)[there] / 1e6))
     kept = kept.append_column("launches", pa.array(found.launches[there].astype(np.int64)))
     for name in ("embedding", "transfer", "moe", "communication"):
         kept = kept.append_column(f"{name}_us", pa.array(getattr(found, name)[there] / 1e6))
-    return kept
+    made = {"step_costs": kept, "kernel_evidence": tiers}
+    if shares:
+        by_rate = {f"{name}_us": pa.array(getattr(found, name)[there] / 1e6) for name in RATES}
+        keys = {name: kept[name] for name in ("deployment_id", "step_shape_id")}
+        made["step_cost_shares"] = pa.table({**keys, **by_rate})
+    return made
 
 
 def _corrected(costs: Costed, knots: pa.Table, corrections: pa.Table) -> Costed:
@@ -104,7 +91,11 @@ def _corrected(costs: Costed, knots: pa.Table, corrections: pa.Table) -> Costed:
     experts, collectives = scaled(costs.moe, moe), scaled(costs.communication, communication)
     others = scaled(costs.picoseconds - costs.moe - costs.communication, own)
     stages = scaled(costs.embedding, own), scaled(costs.transfer, own)
-    return Costed(others + experts + collectives, costs.launches, *stages, experts, collectives)
+    total = others + experts + collectives
+    # what a log corrects does not say how far off the rest may be: the interval keeps its width
+    ratio = total / np.maximum(costs.picoseconds, 1.0)
+    shares = (scaled(each, ratio) for each in (costs.p05, costs.p95, costs.compute, costs.memory, costs.link))
+    return Costed(total, *shares, costs.launches, *stages, experts, collectives)
 
 
 def _at_knots(knots: pa.Table, costs: Mapping[str, Costed]) -> Costed:
@@ -130,14 +121,16 @@ def _costs(
     facts: Sequence[pa.Table],
     read: Reader,
     threads: int | None,
-) -> Mapping[str, Costed]:
-    """Return by deployment what its step shapes cost, by their ids."""
+    shares: bool,
+) -> tuple[Mapping[str, Costed], pa.Table]:
+    """Return by deployment what its step shapes cost, by their ids; and ``kernel_evidence``."""
     groups = _groups(step_shapes, signatures, settings)
     given = [name for name in ("kernel_latencies",) if read.is_given(name)]
     given = given or [f"{family}_latencies" for family in LOWERED if read.is_given(f"{family}_latencies")]
     # latencies of a person's own may differ between deployments of one signature
     units = {unit: [name for name in groups.of if groups.of[name] == unit] for unit in set(groups.of.values())}
     found: dict[str, Costed] = {}
+    tiers: list[tuple] = []
     for (number, _), names in units.items():
         for own in [[name] for name in names] if given else [names]:
             found |= dict.fromkeys(own, Costed(*np.zeros((len(Costed._fields), groups.knots[number]))))
@@ -148,14 +141,28 @@ def _costs(
             wanted = columns_read(family, read.columns_of(f"{family}_calls"))
             asked = {*wanted, "deployment_id", "step_shape_id", "count"} - {"gpu", "engine"}
             calls = read(f"{family}_calls", sorted(asked), {"deployment_id": groups.firsts})
-            waiting.append((family, workers.submit(_price, family, calls, wanted, (settings, *facts), groups)))
+            waiting.append((family, workers.submit(_price, family, calls, wanted, (settings, *facts), groups, shares)))
         for family, each in waiting:
-            for unit, picoseconds, launches in each.result():
+            for unit, times, launches, rests in each.result():
                 for cost in {id(found[name]): found[name] for name in units[unit]}.values():
-                    cost.add(family, picoseconds, launches)
+                    cost.add(family, times, launches)
+                tiers += [(name, family, *rest) for name in units[unit] for rest in rests]
     for name in given:
-        _add_given(read(name, ["deployment_id", "step_shape_id", "family", "count", "latency_us"]), found)
-    return found
+        _add_given(
+            read(name, ["deployment_id", "step_shape_id", "family", "count", *LATENCIES, "roofline_us", "bound"]), found
+        )
+    return found, _tier_rows(tiers)
+
+
+def _tier_rows(rows: list[tuple]) -> pa.Table:
+    """Return ``kernel_evidence``; latencies that were given rest on whoever gave them, and have no row."""
+    names = ("deployment_id", "family", "tier", "evidence", "picoseconds")
+    columns = zip(*rows, strict=True) if rows else [[]] * len(names)
+    table = pa.table({name: list(values) for name, values in zip(names, columns, strict=True)})
+    sums = table.group_by(list(names[:-1]), use_threads=False).aggregate([("picoseconds", "sum")])
+    return sums.append_column("gpu_us", pc.divide(sums["picoseconds_sum"].cast(pa.float64()), 1e6)).drop_columns(
+        "picoseconds_sum"
+    )
 
 
 def _groups(step_shapes: pa.Table, signatures: pa.Table, settings: pa.Table) -> Groups:
@@ -184,13 +191,17 @@ def _add_given(latencies: pa.Table, costs: Mapping[str, Costed]) -> None:
     names = latencies["deployment_id"].combine_chunks().dictionary_encode()
     families = latencies["family"].combine_chunks().dictionary_encode()
     knot, count = latencies["step_shape_id"].to_numpy(), latencies["count"].to_numpy()
-    picoseconds = in_picoseconds(latencies["latency_us"].to_numpy())
+    figures = [latencies[name].to_numpy() for name in LATENCIES]
+    bound = pc.index_in(latencies["bound"], pa.array(BOUNDS)).to_numpy()
+    # how they go with the rates is not stated: all of each with the one that bounds it
+    bounded = [np.where(bound == number, figures[0], 0.0) for number in range(len(BOUNDS))]
+    each = Times(*map(in_picoseconds, (*figures, *bounded)))
     for code, name in enumerate(names.dictionary.to_pylist()):
         for number, family in enumerate(families.dictionary.to_pylist()):
-            rows = (names.indices.to_numpy() == code) & (families.indices.to_numpy() == number)
-            if name in costs and rows.any():
+            rows = np.flatnonzero((names.indices.to_numpy() == code) & (families.indices.to_numpy() == number))
+            if name in costs and rows.size:
                 size = costs[name].launches.size
-                times = np.bincount(knot[rows], picoseconds[rows] * count[rows], size)
+                times = each.at_knots(rows, count[rows], knot[rows], size)
                 costs[name].add(family, times, np.bincount(knot[rows], count[rows], size))
 
 
@@ -199,10 +210,46 @@ def in_picoseconds(latency_us: np.ndarray) -> np.ndarray:
     return np.floor(latency_us * 1e6 + 0.5)
 
 
+def _shrinks(
+    family: str, calls: pa.Table, facts: Sequence[pa.Table], latency_us: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what of the latencies goes with the rates of arithmetic, of memory and of links, microseconds.
+
+    What is left is the start of a kernel, and waves that wait for their last tile.
+    """
+    settings, gpus, *others = facts
+    found = []
+    for resource in RATES:
+        # collectives wait for links alone, other kernels never do
+        if (resource == "link") != bool(FAMILIES[family].wire_share):
+            found.append(np.zeros_like(latency_us))
+            continue
+        quicker = answers(family, calls, settings, faster(gpus, resource), *others).latency_us
+        found.append(np.clip((latency_us - quicker) / (1.0 - 1.0 / RELIEF), 0.0, latency_us))
+    compute, memory, link = found
+    # a kernel that both rates bound in part is not shorter than without either
+    over = np.maximum((compute + memory) / np.maximum(latency_us, 1e-9), 1.0)
+    return compute / over, memory / over, link
+
+
+def faster(gpus: pa.Table, resource: str) -> pa.Table:
+    """Return the GPUs with ``RELIEF`` times the rates of a resource of RATES."""
+
+    def scaled() -> pa.Table:
+        table = gpus
+        for name in gpus.column_names:
+            if name.endswith(RATES[resource]):
+                more = pc.multiply(table[name], RELIEF)
+                table = table.set_column(table.column_names.index(name), table.schema.field(name), more)
+        return table
+
+    return remembered((gpus,), f"faster {resource}", scaled)
+
+
 def _price(
-    family: str, calls: pa.Table, wanted: Sequence[str], facts: Sequence[pa.Table], groups: Groups
-) -> list[tuple[tuple[int, str], np.ndarray, np.ndarray]]:
-    """Return (unit, picoseconds, launches) of a family's calls, for each group and GPU of it.
+    family: str, calls: pa.Table, wanted: Sequence[str], facts: Sequence[pa.Table], groups: Groups, shares: bool
+) -> list[Priced]:
+    """Return a family's calls at knots, for each group and GPU of it.
 
     ``wanted``: columns that their time rests on; calls that are equal in these are priced once. ``facts``: the tables
     that ``answers`` reads beside calls, deployment_settings first.
@@ -224,12 +271,27 @@ def _price(
             continue
         mine = calls if asked.size == calls.num_rows else calls.take(pa.array(asked))
         mine = mine.append_column("gpu", _words([gpu], np.zeros(asked.size)))
-        picoseconds = in_picoseconds(answers(family, mine, *facts).latency_us)
-        total = np.bincount(knot[rows], picoseconds[place] * count[rows], ends[-1])
+        answered = answers(family, mine, *facts)
+        latency, p05, p95 = interval(family, answered, facts[3])
+        nothing = np.zeros_like(latency)
+        rates = _shrinks(family, mine, facts, latency) if shares else (nothing, nothing, nothing)
+        times = Times(*map(in_picoseconds, (latency, p05, p95, *rates)))
+        total = times.at_knots(place, count[rows], knot[rows], ends[-1])
+        spent = times.picoseconds[place] * count[rows]
         for number in np.flatnonzero(there).tolist():
             own = slice(ends[number] - groups.knots[number], ends[number])
-            found.append(((number, gpu), total[own], launches[own]))
+            rests = _rests(answered, place, spent * (group[rows] == number))
+            found.append(Priced((number, gpu), total.of(own), launches[own], rests))
     return found
+
+
+def _rests(answered: Answers, place: np.ndarray, picoseconds: np.ndarray) -> list[Rest]:
+    """Return what calls rest on, with the time of each; ``place``: of each launch among the calls."""
+    kinds = len(answered.kinds)
+    code = answered.tier * kinds + answered.kind_of_row
+    sums = np.bincount(code[place], picoseconds, kinds * len(TIERS))
+    spent = np.flatnonzero(sums)
+    return [Rest(TIERS[one // kinds], answered.evidence[one % kinds], float(sums[one])) for one in spent.tolist()]
 
 
 def _distinct(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernelsight.report.advised import advice_lines
 from kernelsight.report.formats import formats_said
 from kernelsight.report.output import as_text, show_number, terminal_width
 from kernelsight.sweeps.run_summary import METRICS, PERCENTILES
@@ -16,8 +17,9 @@ def simulation_page(answer: dict[str, Any]) -> str:
     """Return the report of one simulated scenario; ``answer`` as printed by `simulate --format json`."""
     rejected = [f"{count} {name}" for name, count in answer["status"].items() if name != "finished"]
     parts = (
-        [_headline(answer["settings"]), *_prefill_lines(answer)],
-        _figures(answer),
+        [_headline(answer["settings"]), *_prefill_lines(answer), _rests_on(answer)],
+        [*_figures(answer), *([answer["verdict"]] if answer["verdict"] else [])],
+        _advised(answer),
         [_latencies(answer)],
         [f"rejected requests: {', '.join(rejected)}"] if rejected else [],
         _kernels(answer["breakdown"]),
@@ -36,6 +38,13 @@ def _headline(settings: dict[str, Any]) -> str:
     )
 
 
+def _rests_on(answer: dict[str, Any]) -> str:
+    """Return what the figures rest on: the tier, and what was not measured."""
+    share = f" ({answer['measured_share']:.0%} of GPU time)" if answer["tier"] == "target-measured" else ""
+    missing = answer["not_measured"]
+    return f"kernel latencies: {answer['tier']}{share}{f'; not measured: {missing}' if missing else ''}"
+
+
 def _prefill_lines(answer: dict[str, Any]) -> list[str]:
     """Return a line on the prefill replicas, if prefill and decode are disaggregated."""
     if "prefill_settings" not in answer:
@@ -51,7 +60,7 @@ def _prefill_lines(answer: dict[str, Any]) -> list[str]:
 
 
 def _figures(answer: dict[str, Any]) -> list[str]:
-    shares = [answer[f"{part}_share"] for part in ("queue", "prefill", "decode")]
+    shares = [answer[f"{part}_share"] for part in ("front_end", "queue", "prefill", "decode")]
     seconds = [show_number(answer[name]) or "-" for name in ("gpu_s", "host_exposed_s", "idle_s")]
     figures = {
         "requests completed": f"{answer['completed']:,} of {answer['requests']:,}",
@@ -65,12 +74,20 @@ def _figures(answer: dict[str, Any]) -> list[str]:
         "prefix cache hit rate": answer["prefix_cache_hit_rate"],
         "draft tokens accepted": _accepted(answer),
         "KV cache in use, mean / peak": _percents(answer["mean_kv_share"], answer["peak_kv_share"]),
-        "request time queued / prefill / decode": _percents(*shares),
+        "request time front end / queued / prefill / decode": _percents(*shares),
         "of which preempted or recomputed": _percents(answer["preempted_share"]) if answer["preempted_share"] else None,
         "GPU busy / waiting for host / idle (s)": " / ".join(seconds),
     }
     width = max(len(name) for name in figures)
     return [f"{name:<{width}}  {show_number(value)}" for name, value in figures.items() if value is not None]
+
+
+def _advised(answer: dict[str, Any]) -> list[str]:
+    """Return what one change of a setting would bring, where that was asked for."""
+    if "advice" not in answer:
+        return []
+    lines = [f"  {line}" for line in advice_lines(answer["advice"])]
+    return ["changes of one setting that help, simulated on the same requests:", *(lines or ["  none by 1 % or more"])]
 
 
 def _accepted(answer: dict[str, Any]) -> str | None:
@@ -84,10 +101,22 @@ def _accepted(answer: dict[str, Any]) -> str | None:
 
 def _latencies(answer: dict[str, Any]) -> str:
     rows = [
-        {"latency (ms)": metric.upper(), **{name: answer[f"{metric}_ms"][name] for name in PERCENTILES}}
+        {
+            "latency (ms)": metric.upper(),
+            **{name: answer[f"{metric}_ms"][name] for name in PERCENTILES},
+            **{
+                f"90 % interval of {name}": _ends(answer["interval_90"].get(f"{metric}_{name}_ms"))
+                for name in ("mean", "p99")
+            },
+        }
         for metric in METRICS
     ]
     return as_text(rows, list(rows[0]), terminal_width())
+
+
+def _ends(interval: list[float] | None) -> str | None:
+    """Return an interval in words; None where there is none."""
+    return interval and f"{show_number(interval[0])} to {show_number(interval[1])}"
 
 
 def _kernels(breakdown: list[dict[str, Any]]) -> list[str]:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kernelsight.errors import InvalidInput, unknown
+from kernelsight.errors import InvalidInput, UnknownName, unknown
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
 STATISTICS = ("mean", "p50", "p90", "p99")
+STATISTIC = re.compile(rf"(?P<metric>{'|'.join(METRICS)})_(mean|p(?P<percent>\d{{1,2}}(\.\d{{1,6}})?))_ms")
 PRICE = "price_per_gpu_hour"
-COST = "cost_per_million_output_tokens"
+# the whole price over input, output or all tokens
+COSTS = {
+    "input": "cost_per_million_input_tokens",
+    "output": "cost_per_million_output_tokens",
+    "all": "cost_per_million_tokens",
+}
 GOODPUT = {"ttft": "goodput_ttft_ms", "tpot": "goodput_tpot_ms", "e2el": "goodput_e2el_ms"}
 
 
@@ -41,28 +48,78 @@ def parse_objectives(words: list[str]) -> dict[str, float]:
     return found
 
 
+class Objective(NamedTuple):
+    """The largest allowed value of one statistic of a latency, milliseconds; ``percent`` None: of its mean."""
+
+    metric: str
+    percent: float | None
+    most_ms: float
+
+    @property
+    def column(self) -> str:
+        """The column that has the statistic: ttft_p99_ms."""
+        return f"{self.metric}_{'mean' if self.percent is None else f'p{self.percent:.15g}'}_ms"
+
+    @property
+    def share(self) -> float:
+        """The share of requests that may exceed it; 0 for a mean."""
+        return 0.0 if self.percent is None else round(1.0 - self.percent / 100.0, 12)
+
+    def __str__(self) -> str:
+        name, _, statistic = self.column.removesuffix("_ms").partition("_")
+        return f"{name.upper()} {statistic} of {self.most_ms:,.10g} ms"
+
+
+def objective_of(column: str, most_ms: float) -> Objective:
+    """Return the objective on a column such as ttft_p99_ms or tpot_mean_ms; UnknownName for any other.
+
+    >>> objective_of("ttft_p99.9_ms", 500.0)
+    Objective(metric='ttft', percent=99.9, most_ms=500.0)
+    """
+    found = STATISTIC.fullmatch(column)
+    percent = found and found["percent"]
+    if not found or (percent and not 0.0 < float(percent) < 100.0):
+        known = [f"{metric}_{statistic}_ms" for metric in METRICS for statistic in STATISTICS]
+        raise unknown("latency statistic", column, known, "Any percentile is known: ttft_p99.9_ms.")
+    return Objective(found["metric"], float(percent) if percent else None, float(most_ms))
+
+
+def objectives_of(slo: Mapping[str, float]) -> list[Objective]:
+    """Return the objectives of a mapping from columns to largest values; InvalidInput: none, or no positive number."""
+    if not slo:
+        raise InvalidInput("no objective is given; give at least one, such as ttft_p99:500.")
+    for name, most in slo.items():
+        if isinstance(most, bool) or not isinstance(most, int | float) or not 0 < most < math.inf:
+            raise InvalidInput(f"the objective on {name} is {most!r}; give a positive number of milliseconds.")
+    return [objective_of(name, most) for name, most in slo.items()]
+
+
 def parse_slo(words: list[str]) -> dict[str, float]:
     """Return the largest allowed value per summary column from arguments such as ttft_p99:200, in milliseconds.
 
-    >>> parse_slo(["ttft_p99:200", "tpot_mean:50"])
-    {'ttft_p99_ms': 200.0, 'tpot_mean_ms': 50.0}
+    Every percentile is known: ttft_p99.9:500.
+
+    >>> parse_slo(["ttft_p99:200", "tpot_mean:50", "e2el_p99.90:9000"])
+    {'ttft_p99_ms': 200.0, 'tpot_mean_ms': 50.0, 'e2e_p99.9_ms': 9000.0}
     """
-    known = [f"{metric}_{statistic}" for metric in METRICS for statistic in STATISTICS]
     found: dict[str, float] = {}
     for word in words:
         name, _, value = word.partition(":")
-        name = name.replace("e2el_", "e2e_")
-        if name not in known:
-            raise unknown("metric of --slo", name, known, "Give METRIC_STATISTIC:MS, such as ttft_p99:200.")
+        try:
+            column = objective_of(f"{name.replace('e2el_', 'e2e_')}_ms", 1.0).column
+        except UnknownName:
+            known = [f"{metric}_{statistic}" for metric in METRICS for statistic in STATISTICS]
+            hint = "Give METRIC_STATISTIC:MS with mean or any percentile, such as ttft_p99:200."
+            raise unknown("metric of --slo", name, known, hint) from None
         try:
             milliseconds = float(value)
         except ValueError:
             milliseconds = math.nan
         if not 0 < milliseconds < math.inf:
             raise InvalidInput(f"--slo {word!r} has no positive number; give {name}:MS.")
-        if f"{name}_ms" in found:
+        if column in found:
             raise InvalidInput(f"--slo has {name} twice; give it once.")
-        found[f"{name}_ms"] = milliseconds
+        found[column] = milliseconds
     return found
 
 
@@ -80,33 +137,51 @@ def meets_slo(rows: pa.Table, slo: Mapping[str, float]) -> pa.Array:
 
 
 def with_costs(rows: pa.Table) -> pa.Table:
-    """Append the cost per million output tokens if the rows have a GPU price; null if nothing was served."""
-    import pyarrow as pa
+    """Append the costs of a million input, output and all tokens if rows have a GPU price; null if nothing was served.
+
+    Each is the whole price over the tokens of its kind.
+    """
     import pyarrow.compute as pc
 
     if PRICE not in rows.column_names:
         return rows
-    per_hour = pc.multiply(rows[PRICE], pc.cast(rows["gpus"], pa.float64()))
-    tokens = pc.multiply(rows["output_throughput"], 3600.0 / 1e6)
-    # zero throughput: null, not infinity
-    tokens = pc.if_else(pc.equal(tokens, 0.0), pa.scalar(None, pa.float64()), tokens)
-    return rows.append_column(COST, pc.divide(per_hour, tokens))
+    per_hour = pc.multiply(rows[PRICE], rows["gpus"].cast("float64"))
+    throughputs = {
+        "input": pc.subtract(rows["total_throughput"], rows["output_throughput"]),
+        "output": rows["output_throughput"],
+        "all": rows["total_throughput"],
+    }
+    for kind, tokens_per_s in throughputs.items():
+        # zero throughput: null, not infinity
+        tokens = pc.if_else(pc.greater(tokens_per_s, 0.0), pc.multiply(tokens_per_s, 3600.0 / 1e6), None)
+        rows = rows.append_column(COSTS[kind], pc.divide(per_hour, tokens))
+    return rows
 
 
 def cheapest(rows: pa.Table, rate: float | None = None) -> dict[str, Any] | None:
-    """Return the row with the lowest price per hour that meets the objectives, with its ``instances`` and price.
+    """Return the row with the lowest cost per token that meets the objectives, with its ``instances`` and their price.
 
-    Without ``rate``: among a sweep's rows with meets_slo, one instance each. With ``rate`` (requests per second): among
-    the rows of ``find_rates``, each with as many instances as the rate needs, sharing it evenly. None: no row does.
-    InvalidInput: the grid has no price.
+    Without ``rate``: among a sweep's rows with meets_slo, one instance each, at the throughput of each. With ``rate``
+    (requests per second): among the rows of ``find_rates``, each with as many whole instances as the rate needs, which
+    share it evenly; costs are then those at this rate. Where rows have no price, the one that needs the fewest GPUs
+    (for each token, without ``rate``). None: no row meets the objectives.
     """
-    if PRICE not in rows.column_names:
-        raise InvalidInput(f"the cheapest deployment needs prices; add the column {PRICE} to the grid.")
     found = []
     for row in rows.to_pylist():
-        if row[PRICE] is None or not row["meets_slo"]:
+        if not row["meets_slo"] or (PRICE in row and row[PRICE] is None):
             continue
-        instances = 1 if rate is None else max(math.ceil(rate / row["max_request_rate"]), 1)
-        price = instances * row["gpus"] * row[PRICE]
-        found.append(row | {"instances": instances, "price_per_hour": price})
-    return min(found, key=lambda row: (row["price_per_hour"], row["scenario_id"]), default=None)
+        instances = 1 if rate is None else max(math.ceil(rate / row["max_request_rate"] * (1.0 - 1e-9)), 1)
+        gpus = instances * row["gpus"]
+        weight = gpus * row.get(PRICE, 1.0)
+        found.append((weight / (row["total_throughput"] if rate is None else 1.0), row["scenario_id"], instances, row))
+    if not found:
+        return None
+    *_, instances, row = min(found, key=lambda each: each[:2])
+    found_row = row | {"instances": instances, "gpus_needed": instances * row["gpus"]}
+    if PRICE not in row:
+        return found_row
+    found_row["price_per_hour"] = instances * row["gpus"] * row[PRICE]
+    if rate is not None:
+        shared = instances * row["max_request_rate"] / rate
+        found_row |= {name: row[name] * shared for name in COSTS.values() if row[name] is not None}
+    return found_row

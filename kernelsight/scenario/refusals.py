@@ -30,12 +30,12 @@ def refuse_faults(session: Session) -> None:
     for fault in sorted(faults, key=lambda fault: ORDER.index(fault["fault"])):
         sentence = fault["sentence"]
         if fault["fault"] in ("memory", "kv_cache"):
-            sentence = f"{sentence.rstrip(' ;')}; {_what_fits(session, rows[fault['deployment_id']])}"
+            sentence = f"{sentence.rstrip(' ;')}; {what_fits(session, rows[fault['deployment_id']])}"
         sentences.append(sentence)
     raise InvalidInput("; ".join(dict.fromkeys(sentences)) + ".")
 
 
-def _what_fits(session: Session, deployment: dict[str, Any]) -> str:
+def what_fits(session: Session, deployment: dict[str, Any]) -> str:
     """Return the smallest tensor-parallel size without a fault, checking all sizes in one query."""
 
     candidates = []

@@ -22,26 +22,33 @@ OTHER_SHARE = 0.2
 OTHER_FROM = 5
 EVENLY = 0.5
 SWITCH = 3.0
+TURNS = 2
 PROBES = 2
+# measurements among which random draws are twice as frequent: forecasts are to be right early
+EARLY = 20
 ALL, MAKER = "all", "maker"
 RANDOM_DRAW, VIEW_DRAW = 4, 5
 
 
 def views(target: Target, inputs: gp.Inputs) -> dict[str, gp.Inputs]:
-    """Return the views of a target: all sources, those of the same maker first, each alone, and none, by name."""
+    """Return the views of a target, by name: all sources, those of the same maker, each of these alone, and none."""
     found = {ALL: inputs}
     count = inputs.sources.shape[1]
-    if count and np.ptp(target.weights) > 0:
-        found[MAKER] = inputs._replace(mean=inputs.sources @ target.weights)
-    if count > 1:
-        for place in range(count):
-            own = inputs.sources[:, [place]]
-            found[f"source {place}"] = inputs._replace(sources=own, mean=own[:, 0])
+    near = [place for place in range(count) if target.weights[place] >= target.weights.max()]
+    if 0 < len(near) < count:
+        found[MAKER] = _seen(inputs, near)
+    if len(near) > 1:
+        found |= {f"source {target.sources[place]}": _seen(inputs, [place]) for place in near}
     if count:
         found["none"] = inputs._replace(sources=inputs.sources[:, :0], mean=np.zeros(len(inputs.mean)))
     for name, column in target.beside:
         found[name] = inputs._replace(sources=np.column_stack([inputs.sources, column]))
     return found
+
+
+def _seen(inputs: gp.Inputs, places: list[int]) -> gp.Inputs:
+    own = inputs.sources[:, places]
+    return inputs._replace(sources=own, mean=own.mean(1))
 
 
 def explained(known: Mapping[str, gp.Inputs], history: History, settings: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -53,10 +60,14 @@ def explained(known: Mapping[str, gp.Inputs], history: History, settings: Mappin
     return {name: value - best for name, value in found.items()}
 
 
-def main_view(evidence: Mapping[str, float]) -> str:
-    """Return the view that a round believes: all sources, unless another one explains the measurements far better."""
+def main_view(evidence: Mapping[str, float], number: int) -> str:
+    """Return the view that a round believes: all sources, unless another one explains the measurements far better.
+
+    Where sources of the same maker are some of all, the rounds take turns between these and all.
+    """
     best = max(evidence, key=lambda name: evidence[name])
-    return best if evidence[best] - evidence[ALL] > SWITCH else ALL
+    usual = MAKER if MAKER in evidence and number % TURNS == 0 else ALL
+    return best if evidence[best] - evidence[usual] > SWITCH else usual
 
 
 def drawn_view(evidence: Mapping[str, float], main: str, draw: np.random.Generator) -> str | None:
@@ -150,6 +161,8 @@ def _random(
 ) -> decide.Decisions:
     """Return the candidates of a round that are drawn at random, each unmeasured one with the same chance."""
     new = np.setdiff1d(found.rows, history.rows)
-    wanted = min(_share(float(scenario["random_share"]), len(history.rows), count), count - 1, len(new))
+    share, before = float(scenario["random_share"]), len(history.rows)
+    wanted = _share(share, before, count) + _share(share, min(before, EARLY), min(count, max(EARLY - before, 0)))
+    wanted = min(wanted, count - 1, len(new))
     rows = decide.generator(scenario, number, RANDOM_DRAW).choice(new, max(wanted, 0), replace=False)
     return decide.Decisions(rows, ["random"] * len(rows), np.full(len(rows), np.nan))

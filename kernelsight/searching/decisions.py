@@ -82,7 +82,7 @@ def by_gain(
     What is chosen counts as measured for the rest of the batch.
     """
     assert forecast.fit is not None and forecast.white is not None
-    gain = expected_gain(forecast.mean, forecast.sd, best.log) * forecast.works
+    gain = expected_gain(forecast.mean, forecast.stated, best.log) * forecast.works
     gain[np.isin(forecast.rows, np.concatenate([history.rows, taken]))] = -1.0
     if count == 1:
         place = int(np.argmax(gain))

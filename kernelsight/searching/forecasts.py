@@ -38,7 +38,8 @@ class Forecast(NamedTuple):
 def inputs_of(target: Target, transfer: bool) -> gp.Inputs:
     """Return what a Gaussian process sees of a target; without ``transfer`` nothing of other GPUs."""
     logs = target.logs if transfer else target.logs[:, :0]
-    mean = logs.mean(1) if logs.shape[1] else np.zeros(len(target.ids))
+    believed = np.flatnonzero(target.weights > 0)  # forecasts of others have to prove themselves first
+    mean = logs[:, believed].mean(1) if logs.shape[1] else np.zeros(len(target.ids))
     return gp.Inputs(logs, target.features, target.regimes, mean)
 
 

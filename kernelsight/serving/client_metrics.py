@@ -31,9 +31,13 @@ def e2e_ms(sent_ns: Any, finish_ns: Any) -> Any:
     return (finish_ns - sent_ns) / 1e6
 
 
-def queue_ms(sent_ns: Any, scheduled_ns: Any) -> Any:
-    """From sending to the first step, time in the front end included."""
-    return (scheduled_ns - sent_ns) / 1e6
+def queue_ms(sent_ns: Any, scheduled_ns: Any, front_end_ns: Any) -> Any:
+    """From the end of the front end's work (HTTP, tokenising) to the first step.
+
+    >>> queue_ms(1_000_000, 3_000_000, 500_000)
+    1.5
+    """
+    return (scheduled_ns - sent_ns - front_end_ns) / 1e6
 
 
 def prefill_ms(scheduled_ns: Any, first_token_ns: Any) -> Any:

@@ -29,6 +29,16 @@ def host_times(requests: int, tokens: int, host: Any) -> tuple:
     return launch_us, exposed_us + cpu_us, launch_us
 
 
+def front_end_of(overhead: dict[str, Any], deployment: dict[str, Any]) -> tuple[float, float]:
+    """Return the time in an engine's front end before the queue: per request and per prompt token, microseconds.
+
+    ``overhead``: a row of ``host_settings``; ``deployment``: of ``deployment_settings``; none in the roofline tier.
+    """
+    if deployment["tier"] == "roofline":
+        return 0.0, 0.0
+    return overhead["request_us"], overhead["per_prompt_token_us"]
+
+
 def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int) -> Host:
     """Return the engine's host overhead; none in the roofline tier, which bounds the GPU's work.
 

@@ -8,6 +8,7 @@ loop adds up, so the same rows give the clock and the kernel breakdown.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.kernels.costed import RELIEF
 from kernelsight.serving.cuda_graphs import captured_sizes
 
 # the residual stream that collectives add up has 16 bits a number
@@ -60,6 +62,15 @@ def ratio_knots(smallest: int, largest: int, per_octave: int) -> np.ndarray:
     return np.unique(np.concatenate([np.rint(steps).astype(np.int64), [largest]]))
 
 
+def with_more(knots: np.ndarray) -> np.ndarray:
+    """Return knots and one beyond the last: what a higher limit of the engine would cost, for ``reliefs``.
+
+    >>> with_more(np.array([1, 8])).tolist()
+    [1, 8, 10]
+    """
+    return np.append(knots, math.ceil(knots[-1] * RELIEF))
+
+
 def switch_knots(switches_bytes: Sequence[float], bytes_per_token: float, largest: int) -> np.ndarray:
     """Return the token counts on both sides of sizes at which engines pass to another kernel of a collective.
 
@@ -80,14 +91,15 @@ def part_knots(
     """
     none = np.array([0])
     tokens = np.union1d(edge_knots(max(max_tokens, max_seqs)), np.asarray(switches, dtype=np.int64))
-    requests = ratio_knots(1, max_seqs, 6)
+    tokens = with_more(tokens)
+    requests = with_more(ratio_knots(1, max_seqs, 6))
     contexts = np.concatenate([none, ratio_knots(min(64, max_len), max_len, 3)])
     axes = {
         "tokens": (tokens, none),
-        "logits": (edge_knots(min(max_seqs * query_tokens, max(max_tokens, max_seqs))), none),
+        "logits": (with_more(edge_knots(min(max_seqs * query_tokens, max(max_tokens, max_seqs)))), none),
         "decode_attention": (requests, contexts),
         # what a chunk adds for the tokens before it begins with the first of them
-        "prefill_attention": (ratio_knots(1, max_tokens, 6), np.unique(np.concatenate([[0, 1], contexts]))),
+        "prefill_attention": (with_more(ratio_knots(1, max_tokens, 6)), np.unique(np.concatenate([[0, 1], contexts]))),
     }
     if window:
         axes["decode_window"] = (requests, np.concatenate([none, ratio_knots(min(16, window), window, 3)]))

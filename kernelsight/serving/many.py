@@ -136,7 +136,7 @@ def serve_each(
         read_requests(own, whole, real)
         count_requests(
             whole, real, prompt_tokens[start:stop], output_tokens[start:stop], warmup[start:stop], most_ms[j],
-            counts[j], sums[j], samples[j],
+            host[0].request_us, host[0].per_prompt_token_us, counts[j], sums[j], samples[j],
         )  # fmt: skip
         filled[j] = take_gaps(histogram, bins[used:], gaps[used:])
         used += filled[j]

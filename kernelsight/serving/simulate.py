@@ -116,6 +116,8 @@ def serve_replicas(
             jobs.append((row, rows, None))
         else:
             jobs += [(row, rows[number::engines], number) for number in range(engines)]
+    if threads == 1:  # starting a thread takes longer than a short load
+        return [one for job in jobs for one in serve(job)]
     with ThreadPoolExecutor(max_workers=threads or os.cpu_count()) as pool:
         return [one for served in pool.map(serve, jobs) for one in served]
 

@@ -35,8 +35,8 @@ COUNTS = 14
 ) = range(COUNTS)
 # latencies of which a sample a request is kept, milliseconds; the first of the times that are added up, nanoseconds
 SAMPLES = ("ttft", "e2e", "queue", "tpot")
-TTFT, E2E, QUEUE, TPOT, PREFILL, DECODE, PREEMPTED, KV_TRANSFER = range(8)
-TIMES = 8
+TTFT, E2E, QUEUE, TPOT, PREFILL, DECODE, PREEMPTED, KV_TRANSFER, FRONT_END = range(9)
+TIMES = 9
 # a sum of times has two halves, as millions of long waits leave 64 bits: SUMS[time, 0] x 2^30 + SUMS[time, 1]
 HALF_BITS = 30
 LOW_HALF = (1 << HALF_BITS) - 1
@@ -71,6 +71,8 @@ def count_requests(
     output_tokens: np.ndarray,
     warmup: np.ndarray,
     most_ms: np.ndarray,
+    request_us: float,
+    per_prompt_token_us: float,
     counts: np.ndarray,
     sums: np.ndarray,
     samples: np.ndarray,
@@ -78,8 +80,9 @@ def count_requests(
     """Add up the requests of one scenario; warm-ups do not count.
 
     ``whole``, ``real``: their columns, shape [columns, at least the requests]; ``warmup``: shape [requests].
-    ``most_ms``: objectives for TTFT, E2E and TPOT (infinite: none). Filled: ``counts``, zeros of shape [COUNTS],
-    ``sums``, zeros of shape [TIMES, 2], ``samples``, of shape [SAMPLES, at least the requests].
+    ``most_ms``: objectives for TTFT, E2E and TPOT (infinite: none). ``request_us``, ``per_prompt_token_us``: time in
+    the front end. Filled: ``counts``, zeros of shape [COUNTS], ``sums``, zeros of shape [TIMES, 2], ``samples``, of
+    shape [SAMPLES, at least the requests].
     """
     counts[FIRST_SENT_NS], counts[LAST_FINISH_NS] = NEVER, -1
     for i in range(warmup.size):
@@ -97,7 +100,9 @@ def count_requests(
         scheduled_ns, first_ns = nanoseconds(real[SCHEDULED, i]), nanoseconds(real[FIRST_TOKEN, i])
         done = counts[COMPLETED]
         ttft_ms, e2e_ms = _ttft_ms(sent_ns, first_ns), _e2e_ms(sent_ns, finish_ns)
-        queue_ms = _queue_ms(sent_ns, scheduled_ns)
+        front_ns = int(np.rint((request_us + per_prompt_token_us * prompt_tokens[i]) * NANOSECONDS))
+        front_ns = min(front_ns, scheduled_ns - sent_ns)
+        queue_ms = _queue_ms(sent_ns, scheduled_ns, front_ns)
         samples[TTFT, done], samples[E2E, done], samples[QUEUE, done] = ttft_ms, e2e_ms, queue_ms
         good = ttft_ms <= most_ms[TTFT] and e2e_ms <= most_ms[E2E]
         if output_tokens[i] > 1:
@@ -109,6 +114,7 @@ def count_requests(
         add_time(sums, TTFT, ttft_ms)
         add_time(sums, E2E, e2e_ms)
         add_time(sums, QUEUE, queue_ms)
+        add_time(sums, FRONT_END, front_ns / 1e6)
         add_time(sums, PREFILL, _prefill_ms(scheduled_ns, first_ns))
         add_time(sums, DECODE, _decode_ms(first_ns, finish_ns))
         add_time(sums, PREEMPTED, nanoseconds(real[REQUEUED, i]) / 1e6 + nanoseconds(real[RECOMPUTED, i]) / 1e6)

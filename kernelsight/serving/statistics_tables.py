@@ -63,7 +63,7 @@ def statistics_table(counted: Counted) -> pa.Table:
         for number, word in enumerate(QUANTILES):
             found[f"{name}_{word}_ms"] = pa.array(counted.quantiles[:, sample, number], mask=size == 0)
     for name, time in (
-        *(("queue_ns", of.QUEUE), ("prefill_ns", of.PREFILL)),
+        *(("front_end_ns", of.FRONT_END), ("queue_ns", of.QUEUE), ("prefill_ns", of.PREFILL)),
         *(("decode_ns", of.DECODE), ("preempted_ns", of.PREEMPTED)),
     ):
         found[name] = pa.array(times_ns[:, time], mask=nobody)
@@ -98,7 +98,7 @@ def quantiles_of(counts: np.ndarray, samples: np.ndarray) -> np.ndarray:
     return found
 
 
-def gap_percentiles(histogram: pa.Table) -> pa.Table:
+def gap_percentiles(histogram: pa.Table, asked: Sequence[float] = (50, 90, 99)) -> pa.Table:
     """Return the ``itl_percentiles`` of an ``itl_histogram`` whose scenarios and bins stand in order."""
     runs = pc.run_end_encode(histogram["scenario_id"].combine_chunks())
     ends = runs.run_ends.to_numpy()
@@ -107,8 +107,8 @@ def gap_percentiles(histogram: pa.Table) -> pa.Table:
     last = upto[ends - 1]
     before = np.concatenate([[0], last])[: last.size]
     total = last - before
-    centre_ms = _bin_centres()[histogram["bin"].to_numpy()]
-    percents = np.array([50, 90, 99])
+    centre_ms = bin_centres()[histogram["bin"].to_numpy()]
+    percents = np.array(asked)
     rank = (total[:, np.newaxis] - 1) * percents / 100.0
     # ranks count from 0: the gap of rank r lies in the first bin whose gaps reach beyond r
     low, high = (
@@ -125,7 +125,7 @@ def gap_percentiles(histogram: pa.Table) -> pa.Table:
 
 
 @cache
-def _bin_centres() -> np.ndarray:
+def bin_centres() -> np.ndarray:
     """Centre of every bin in milliseconds, by the C library's power, which DuckDB uses too."""
     base = round(math.exp(BIN_WIDTH), 9)
     return np.array([math.pow(base, number + 0.5) / 1000 for number in range(ITL_BINS)])

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.scenario.plan import deployments_of
+from kernelsight.serving.host import front_end_of
 from kernelsight.serving.many import Columns, Loads, Workspace, serve_loads
 from kernelsight.serving.records import LARGEST_BLOCK, NO_LIMIT
 from kernelsight.serving.replica import TOTALS
@@ -174,10 +175,11 @@ def count_replicas(world: World, scenarios: list[dict[str, Any]], replicas: list
             for names, found in ((WHOLE, whole), (REAL, real)):
                 for place, name in enumerate(names):
                     found[place, one.rows - start] = getattr(one.served.out, name)
-        samples = np.empty((len(SAMPLES), stop - start))
+        samples, front = np.empty((len(SAMPLES), stop - start)), deployments_of(row)[-1]
         count_requests(
             whole, real, columns.prompt_tokens[start:stop], columns.output_tokens[start:stop],
-            columns.warmup[start:stop], most_ms[number], counts[number], sums[number], samples,
+            columns.warmup[start:stop], most_ms[number], *front_end_of(world.hosts[front], world.deployments[front]),
+            counts[number], sums[number], samples,
         )  # fmt: skip
         quantiles.append(quantiles_of(counts[number : number + 1], samples[np.newaxis]))
     if not scenarios:

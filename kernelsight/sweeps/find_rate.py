@@ -1,14 +1,18 @@
-"""The highest request rate that keeps objectives, for every deployment of a grid: bracketed and bisected together."""
+"""The highest steady request rate that keeps objectives, for every deployment of a grid."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.objectives import meets_slo, with_costs
-from kernelsight.scenario.scenarios import flag_columns, give_plan, plan_rows
+from kernelsight.scenario.objectives import METRICS, Objective, objective_of, objectives_of, with_costs
+from kernelsight.scenario.scenarios import Plan, flag_columns, give_plan, plan_rows
+from kernelsight.sweeps.rate_search import FULL, Effort, Found, RateSearch
+from kernelsight.sweeps.steady import LEAST_REQUESTS, counted
+from kernelsight.sweeps.trials import Trial, Trials, gap_mean, gap_percentile, give_reach
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -16,30 +20,7 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 FIRST_RATE = 1.0
-BRACKET = 8.0
-LOWEST_RATE, HIGHEST_RATE = 1e-4, 1e5
 NOT_IN_GRID = ("request_rate", "max_concurrency", "trace", "ramp_up_strategy")
-
-
-class Search(NamedTuple):
-    """What is known of one row: the highest rate that kept the objectives, the lowest that did not."""
-
-    kept: float = 0.0
-    broken: float = math.inf
-
-    def next_rate(self, tolerance: float) -> float | None:
-        """Return the rate to try now, requests/s; None where the search is over."""
-        if self.kept == 0.0 and math.isinf(self.broken):
-            return FIRST_RATE
-        if math.isinf(self.broken):
-            return self.kept * BRACKET if self.kept < HIGHEST_RATE else None
-        if self.kept == 0.0:
-            return self.broken / BRACKET if self.broken > LOWEST_RATE else None
-        return math.sqrt(self.kept * self.broken) if self.broken > self.kept * (1.0 + tolerance) else None
-
-    def learn(self, rate: float, keeps: bool) -> Search:
-        """Return the search after one more rate was tried."""
-        return self._replace(kept=rate) if keeps else self._replace(broken=rate)
 
 
 def find_rates(
@@ -48,79 +29,146 @@ def find_rates(
     slo: Mapping[str, float],
     *,
     goodput: Mapping[str, float] | None = None,
-    tolerance: float = 0.01,
+    tolerance: float = FULL.tolerance,
+    report: Callable[[int, int], None] | None = None,
 ) -> pa.Table:
-    """Return each row's flags, ``max_request_rate`` (requests/s) and what ``scenario_summary`` says at that rate.
+    """Return each row's flags, its highest steady rate (requests/s), and what ``scenario_summary`` says at that rate.
 
-    The rate keeps every objective of ``slo`` (largest values of summary columns), and one higher by ``tolerance`` was
-    seen not to. It is null where no rate from 0.0001 on keeps them, or the deployment cannot run, as ``status`` tells;
-    at or above 100,000 the search ends. Latency that grows with the rate is taken for granted. Each round serves all
-    rows in one call. InvalidInput: rows that state a rate, a concurrency or a trace, and what ``sweep`` refuses.
+    ``max_request_rate``: at it, a run of ten times ``num_prompts`` keeps every objective of ``slo`` (largest values
+    of latency statistics) with 95 % confidence; null where no rate does, or the deployment cannot run, as ``status``
+    says. ``rate_low``, ``rate_high``: where 90 % of single runs have their highest rate. ``steady``: a horizon of 20
+    mean end-to-end times, without drift. ``num_prompts`` becomes what a run of one seed took, at least 1,000 after its
+    warm-up. Latencies are those of all seeds, without warm-up; other columns are those of the row's own seed.
+    ``report`` is called with the rows that are done, and all. InvalidInput: rows that state a rate, a concurrency or
+    a trace, and what ``sweep`` refuses.
 
     >>> from kernelsight.session import connect
-    >>> row = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 64, "input_len": 256, "output_len": 8}
+    >>> row = {"model": "qwen3-0.6b", "gpu": "l4", "input_len": 256, "output_len": 8}
     >>> with connect() as session:
-    ...     found = find_rates(session, [row], {"ttft_p99_ms": 200.0}).to_pylist()[0]
-    >>> found["meets_slo"], found["ttft_p99_ms"] <= 200.0
-    (True, True)
+    ...     found = find_rates(session, [row], {"ttft_p95_ms": 200.0}).to_pylist()[0]
+    >>> found["steady"], found["ttft_p95_ms"] <= 200.0, found["rate_low"] <= found["max_request_rate"]
+    (True, True, True)
     """
-    import pyarrow as pa
-
+    objectives = objectives_of(slo)
     for number, row in enumerate(rows, start=1):
         for name in NOT_IN_GRID:
             if row.get(name) is not None:
                 raise InvalidInput(f"row {number} of the grid: --find-rate varies {name}; remove it.")
-    searches = [Search() for _ in rows]
-    best: dict[int, pa.Table] = {}
     with session.fork() as fork:
-        plan = plan_rows(fork, [{**row, "request_rate": FIRST_RATE} for row in rows], goodput)
-        deployments = list(plan.deployments.values())
-        give_plan(fork, deployments, plan.planned)
-        # rates change arrivals, not lengths: how far the loads reach, and so all step costs, stay as they are
-        fork.give("deployment_reach", fork.table("deployment_reach"), trusted=True)
-        rates = dict.fromkeys(range(len(rows)), FIRST_RATE)
-        while rates:
-            numbers = list(rates)
-            tried = [{**rows[number], "request_rate": rates[number]} for number in numbers]
-            table = _serve(fork, tried, goodput, deployments)
-            for number, keeps, position in zip(
-                numbers, meets_slo(table, slo).to_pylist(), range(table.num_rows), strict=True
-            ):
-                searches[number] = searches[number].learn(rates[number], keeps)
-                if keeps or number not in best:
-                    best[number] = table.slice(position, 1)
-            able = [number for number in numbers if best[number]["requests"][0].as_py()]
-            later = {number: searches[number].next_rate(tolerance) for number in able}
-            rates = {number: rate for number, rate in later.items() if rate is not None}
-        tried = [{**row, "request_rate": search.kept or FIRST_RATE} for row, search in zip(rows, searches, strict=True)]
-        flags = flag_columns(fork, plan_rows(fork, tried, goodput))
-        measured = [column.name for column in fork.graph.known("scenario_summary").columns if column.nullable]
-        return _result(pa.concat_tables([best[number] for number in range(len(rows))]), flags, searches, measured)
+        stated = [{"num_prompts": LEAST_REQUESTS, **row, "request_rate": FIRST_RATE} for row in rows]
+        plan = plan_rows(fork, stated, goodput)
+        trials = open_trials(fork, plan)
+        found: list[Found | None] = []
+        for scenario in plan.scenarios:
+            able = scenario["scenario_id"] in trials.able
+            effort = Effort(tolerance=tolerance)
+            found.append(RateSearch(trials, scenario["scenario_id"], objectives).run(effort) if able else None)
+            if report:
+                report(len(found), len(plan.scenarios))
+        return _rows_at(fork, stated, goodput, plan, found, objectives)
 
 
-def _serve(
-    session: Session, rows: list[dict[str, Any]], goodput: Mapping[str, float] | None, deployments: list[dict[str, Any]]
+def open_trials(session: Session, plan: Plan) -> Trials:
+    """Give a plan to a session, and return what serves its loads at any rate."""
+    give_plan(session, list(plan.deployments.values()), plan.planned)
+    give_reach(session, plan.planned)
+    return Trials(session)
+
+
+def _rows_at(
+    session: Session,
+    stated: Sequence[Mapping[str, Any]],
+    goodput: Mapping[str, float] | None,
+    first: Plan,
+    found: Sequence[Found | None],
+    objectives: Sequence[Objective],
 ) -> pa.Table:
-    """Serve rows; their summaries, in their order. All deployments stay given, with their step costs."""
-    plan = plan_rows(session, rows, goodput)
-    give_plan(session, deployments, plan.planned)
-    summary = session.table("scenario_summary")
-    place = {name: position for position, name in enumerate(summary["scenario_id"].to_pylist())}
-    return summary.take([place[row["scenario_id"]] for row in plan.planned])
-
-
-def _result(summary: pa.Table, flags: pa.Table, searches: list[Search], measured: list[str]) -> pa.Table:
-    """Set flags, rates and summaries side by side; the columns ``measured`` of rows without a rate are null."""
+    """Serve each row once more at its rate for its summary, and set what was found beside it."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    found = pa.array([search.kept or None for search in searches], pa.float64())
-    lost = pc.and_(pc.is_null(found), pc.equal(summary["status"], "served"))
-    changed = {name: pc.if_else(pc.is_valid(found), summary[name], None) for name in measured}
-    changed["status"] = pc.if_else(lost, "no rate keeps the objectives", summary["status"])
-    stated = {name: flags[name] for name in flags.column_names if name not in summary.column_names}
-    rows = {name: summary[name] for name in ("scenario_id", "deployment_id")}
-    rows |= {**stated, "request_rate": found}
-    rows |= {name: changed.get(name, summary[name]) for name in summary.column_names if name not in rows}
-    table = pa.table(rows).rename_columns({"request_rate": "max_request_rate"})
-    return with_costs(table).append_column("meets_slo", pc.is_valid(found)).combine_chunks()
+    at_rate = [
+        {**row, "request_rate": one.rate, "num_prompts": one.requests} if one and one.rate else row
+        for row, one in zip(stated, found, strict=True)
+    ]
+    plan = plan_rows(session, at_rate, goodput)
+    give_plan(session, list(first.deployments.values()), plan.planned)
+    summary = session.table("scenario_summary")
+    place = {name: position for position, name in enumerate(summary["scenario_id"].to_pylist())}
+    summary = summary.take([place[row["scenario_id"]] for row in plan.scenarios])
+    has_rate = pa.array([bool(one and one.rate) for one in found])
+    measured = {column.name for column in session.graph.known("scenario_summary").columns if column.nullable}
+    measured -= {"tier", "not_measured"}
+    columns = {
+        name: pc.if_else(has_rate, summary[name], None) if name in measured else summary[name]
+        for name in summary.column_names
+    }
+    steady = [_steady_values(one, objectives) if one and one.rate else {} for one in found]
+    for name in dict.fromkeys(name for values in steady for name in values):
+        columns[name] = pa.array([values.get(name) for values in steady], pa.float64())
+    texts = zip(summary["status"].to_pylist(), found, strict=True)
+    columns["status"] = pa.array([text if one is None else status_of(one) for text, one in texts])
+    flags = flag_columns(session, plan)
+    rows = {name: columns[name] for name in ("scenario_id", "deployment_id")}
+    rows |= {name: flags[name] for name in flags.column_names if name not in summary.column_names}
+    rows["request_rate"] = pa.array([one.rate if one else None for one in found], pa.float64())
+    for name in ("low", "high"):
+        rows[f"rate_{name}"] = pa.array([getattr(one, name) if one else None for one in found], pa.float64())
+    rows["steady"] = pa.array([one.steady if one and one.rate else None for one in found], pa.bool_())
+    rows |= {name: values for name, values in columns.items() if name not in rows}
+    names = {"request_rate": "max_request_rate"}
+    table = pa.table(rows).rename_columns([names.get(name, name) for name in rows])
+    return with_costs(table).append_column("meets_slo", has_rate).combine_chunks()
+
+
+def status_of(found: Found) -> str:
+    """Return ``served``, or why no rate keeps the objectives: the nearest miss, and by how much.
+
+    >>> from kernelsight.sweeps.rate_search import Capacity
+    >>> missed = Capacity(None, 0.0, (objective_of("ttft_p99_ms", 50.0), 81.25))
+    >>> status_of(Found(None, None, None, True, 0, None, None, missed))
+    'no rate keeps the objectives: TTFT p99 of 50 ms is asked for, and requests alone take 81.2 ms'
+    """
+    if found.rate is not None:
+        return "served"
+    if found.capacity.misses:
+        objective, value = found.capacity.misses
+        why = f"{objective} is asked for, and requests alone take {value:.3g} ms"
+    elif found.capacity.alone.lost or any(trial.lost for trial in found.tried.trials):
+        why = "the engine rejects requests of this length"
+    elif found.tried.verdict.pressure <= 1.0:
+        why = "latencies grow throughout the run at every rate that was tried"
+    else:
+        verdict = found.tried.verdict
+        objective = verdict.tightest
+        value = verdict.pressure * objective.most_ms
+        why = f"{objective} is asked for, and at {found.tried.rate:.3g} requests/s it may be {value:.4g} ms"
+    return f"no rate keeps the objectives: {why}"
+
+
+def _steady_values(found: Found, objectives: Sequence[Objective]) -> dict[str, float | None]:
+    """Return latency statistics of all seeds at the found rate, and the throughputs that it makes."""
+    trials = found.tried.trials
+    known = [objective_of(f"{metric}_{name}_ms", 1.0) for metric in METRICS for name in ("mean", "p50", "p90", "p99")]
+    values: dict[str, float | None] = {}
+    for objective in [*known, *objectives]:
+        values[objective.column] = statistic(trials, objective)
+    prompt, output = (float(np.mean([trial.tokens[place] for trial in trials])) for place in (0, 1))
+    values["request_throughput"] = found.rate
+    values["output_throughput"] = found.rate * output
+    values["total_throughput"] = found.rate * (prompt + output)
+    return values
+
+
+def statistic(trials: Sequence[Trial], objective: Objective) -> float | None:
+    """Return the statistic of an objective over all trials without warm-up, milliseconds; None without a value."""
+    if objective.metric == "itl":
+        gaps = sum(trial.gaps for trial in trials)
+        if not gaps.any():
+            return None
+        return gap_mean(gaps) if objective.percent is None else gap_percentile(gaps, objective.percent)
+    values = np.concatenate([counted(trial.latencies[objective.metric]) for trial in trials])
+    values = values[~np.isnan(values)]
+    if not values.size:
+        return None
+    return float(values.mean() if objective.percent is None else np.percentile(values, objective.percent))

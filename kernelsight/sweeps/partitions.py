@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kernelsight.dataflow.durable import draft_of, locked, reason
 from kernelsight.errors import InvalidInput, KernelSightError, RunFailed
 from kernelsight.scenario.scenarios import give_plan
+from kernelsight.sweeps.intervals import with_intervals
+from kernelsight.sweeps.percentiles import with_percentiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,10 +39,17 @@ class Partition(NamedTuple):
     given: dict[str, pa.Table]
     threads: int | None = None
     lone: bool = False  # the only scenario of its sweep: what cannot be served is refused
+    percentiles: tuple[str, ...] = ()  # columns such as ttft_p95_ms that ``scenario_summary`` lacks
+    intervals: bool = False  # with 90 % intervals, for which each scenario is served again
 
 
 def split(
-    plan: Plan, requests: int, given: dict[str, pa.Table] | None = None, threads: int | None = None
+    plan: Plan,
+    requests: int,
+    given: dict[str, pa.Table] | None = None,
+    threads: int | None = None,
+    percentiles: tuple[str, ...] = (),
+    intervals: bool = False,
 ) -> list[Partition]:
     """Return partitions of at most ``requests`` requests: whole deployments together, a larger one cut by itself."""
     sizes = _sizes(plan)
@@ -63,7 +72,8 @@ def split(
             parts[-1].append(scenario)
             held += size
     lone = len(plan.planned) == 1
-    return [Partition(plan.deployments_of(part), part, given or {}, threads, lone) for part in parts]
+    shared = (given or {}, threads, lone, percentiles, intervals)
+    return [Partition(plan.deployments_of(part), part, *shared) for part in parts]
 
 
 def total_requests(plan: Plan) -> int:
@@ -96,30 +106,37 @@ def serve_partition(part: Partition, session: Session) -> pa.Table:
         fork.threads = part.threads or session.threads
         for name, table in part.given.items():
             fork.give(name, table)
-        return _served(fork, part.deployments, part.scenarios, part.lone)
+        return _served(fork, part.deployments, part.scenarios, part)
 
 
-def _served(session: Session, deployments: list[dict], scenarios: list[dict], lone: bool) -> pa.Table:
+def _served(session: Session, deployments: list[dict], scenarios: list[dict], part: Partition) -> pa.Table:
     """Serve scenarios; one of several that cannot be served has the sentence as its ``status``, as a fault has."""
     import pyarrow as pa
 
     try:
         with session.fork() as fork:
             give_plan(fork, deployments, scenarios)
-            return fork.table("scenario_summary")
+            return _summary(fork, part)
     except KernelSightError as error:
-        if lone:
+        if part.lone:
             raise
         sentence = str(error).rstrip(".")
     if len(scenarios) > 1:
         middle = len(scenarios) // 2
         halves = scenarios[:middle], scenarios[middle:]
-        return pa.concat_tables([_served(session, deployments, half, False) for half in halves])
+        return pa.concat_tables([_served(session, deployments, half, part) for half in halves])
     with session.fork() as fork:
         give_plan(fork, deployments, scenarios)
         fault = {"deployment_id": scenarios[0]["deployment_id"], "fault": "load", "sentence": sentence}
         fork.give("deployment_faults", [fault])
-        return fork.table("scenario_summary")
+        return _summary(fork, part)
+
+
+def _summary(session: Session, part: Partition) -> pa.Table:
+    if part.intervals:
+        session.compute("scenario_summary", "scenario_intervals")
+    summary = with_percentiles(session, part.percentiles)
+    return with_intervals(session, summary) if part.intervals else summary
 
 
 def run_here(parts: list[Partition], session: Session) -> Iterator[tuple[int, pa.Table]]:

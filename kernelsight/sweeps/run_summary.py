@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.sweeps.assumed import assumed_of
+from kernelsight.sweeps.verdict import verdict_of
+
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
 PERCENTILES = ("mean", "p50", "p90", "p99")
 # what the summary is made of: computed in one go, so that the scenario is served once
-TABLES = ("scenario_summary", "request_statistics", "kernel_breakdown", "cache_over_time")
+TABLES = (
+    *("scenario_summary", "scenario_intervals", "resource_gains", "request_statistics", "kernel_breakdown"),
+    *("cache_over_time", "step_cost_shares"),
+)
 FIGURES = (
+    "front_end_share",
     "queue_share",
     "prefill_share",
     "decode_share",
@@ -49,8 +56,12 @@ def run_summary(session: Session) -> dict[str, Any]:
         for name in ("memory_plan", "deployment_settings")
     )
     plan, settings = plans[row["deployment_id"]], settings_of[row["deployment_id"]]
-    transfers = session.table("kv_transfers").to_pylist()
-    sentences = [item["sentence"] for item in session.table("assumptions").to_pylist()]
+    intervals = {
+        item["metric"]: [item["low"], item["high"]] for item in session.table("scenario_intervals").to_pylist()
+    }
+    (tiers,) = (
+        item for item in session.table("deployment_tiers").to_pylist() if item["deployment_id"] == row["deployment_id"]
+    )
     statistics = next(iter(session.table("request_statistics").to_pylist()), {})
     return {
         "scenario_id": row["scenario_id"],
@@ -61,14 +72,17 @@ def run_summary(session: Session) -> dict[str, Any]:
         "duration_s": row["duration_s"],
         **nested,
         **{name: row[name] for name in FIGURES},
+        "interval_90": intervals,
+        **verdict_of(session.table("resource_gains").to_pylist()),
+        "tier": row["tier"],
+        "measured_share": tiers["measured_share"],
+        "not_measured": row["not_measured"],
         "mean_kv_share": session.query(MEAN_KV_QUERY).to_pylist()[0]["share"],
         "status": _statuses(statistics),
         "memory": {name: value for name, value in plan.items() if name != "deployment_id"},
         "settings": settings,
         "breakdown": session.table("kernel_breakdown").drop_columns(["scenario_id"]).to_pylist(),
-        "assumed": list(
-            dict.fromkeys([*sentences, *(item["assumed"] for item in transfers), *_routing(session, settings_of)])
-        ),
+        "assumed": assumed_of(session, row, settings_of),
         **_prefill_side(session, settings_of, statistics),
     }
 
@@ -78,26 +92,6 @@ def _statuses(statistics: dict[str, Any]) -> dict[str, int]:
     counts = {"finished": statistics.get("completed", 0)}
     counts |= {name: statistics.get(name, 0) for name in sorted(statistics) if name.startswith("rejected_")}
     return {name: count for name, count in counts.items() if count}
-
-
-def _routing(session: Session, settings_of: dict[str, dict[str, Any]]) -> list[str]:
-    """Return what becomes of a prefix-aware router that has no prefixes to look at."""
-    scenario = session.table("scenarios").to_pylist()[0]
-    front = scenario["prefill_deployment_id"] or scenario["deployment_id"]
-    engines = settings_of[front]["dp"] * (scenario["prefill_replicas"] or 1)
-    if scenario["router"] != "prefix_aware" or engines == 1:
-        return []
-    plan = next(row for row in session.table("memory_plan").to_pylist() if row["deployment_id"] == front)
-    requests = session.table("requests")
-    if requests["hash_ids"].null_count == requests.num_rows:
-        why = "the requests have no block hashes"
-    elif not settings_of[front]["enable_prefix_caching"]:
-        why = "prefix caching is off"
-    elif plan["full_units"] == 0 or plan["sequence_units"] > 0:
-        why = f"prefixes of {settings_of[front]['model']} cannot be shared"
-    else:
-        return []
-    return [f"{why}: the prefix-aware router sends each request to the least loaded replica"]
 
 
 def _prefill_side(

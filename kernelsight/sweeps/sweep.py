@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.objectives import meets_slo, with_costs
+from kernelsight.scenario.plan import LOAD_DEFAULTS
 from kernelsight.scenario.run_info import run_facts
 from kernelsight.scenario.scenarios import Plan, flag_columns, plan_rows
 from kernelsight.sweeps.partitions import (
@@ -24,13 +25,16 @@ from kernelsight.sweeps.partitions import (
     split,
     total_requests,
 )
+from kernelsight.sweeps.percentiles import percentiles_asked
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kernelsight.dataflow.column import Column
     from kernelsight.dataflow.session import Session
 
 PLANNED = ("deployments", "scenarios")
+LOAD_NUMBER = "load"
 
 
 class Progress(NamedTuple):
@@ -45,7 +49,7 @@ class Execution(NamedTuple):
     """How the partitions of a sweep are run and kept.
 
     ``folder`` keeps finished partitions for ``resume``; ``connect`` opens the sessions of other processes, and
-    ``report`` is called after each partition.
+    ``report`` is called after each partition. ``intervals``: with 90 % intervals, which take three simulations more.
     """
 
     folder: Path | None = None
@@ -55,6 +59,7 @@ class Execution(NamedTuple):
     partition_requests: int | None = None
     connect: Callable[[], Session] | None = None
     report: Callable[[Progress], None] | None = None
+    intervals: bool = False
 
 
 def sweep(
@@ -93,27 +98,34 @@ def serve_plan(
 
     Columns: the flags and ``price_per_gpu_hour`` as the grid states them, those of ``scenario_summary`` (``status`` is
     served, or why the deployment cannot run), the cost of a million output tokens where there are prices, ``meets_slo``
-    where ``slo`` states the largest value of summary columns. InvalidInput: a folder that belongs to another sweep.
+    where ``slo`` states the largest value of latency statistics; percentiles among them that the summary lacks are
+    columns more. InvalidInput: a folder that belongs to another sweep.
     """
     execution = execution or Execution()
     store = Store(execution.folder) if execution.folder else None
+    percentiles = percentiles_asked(session, slo)
     most = execution.partition_requests or min(REQUESTS, math.ceil(total_requests(plan) / execution.workers))
     with store.locked() if store else contextlib.nullcontext():
         if store:
             facts = _facts(session, plan) | {"requests_per_partition": most}
+            facts |= {"percentiles": list(percentiles)} if percentiles else {}
+            facts |= {"intervals_version": 1} if execution.intervals else {}
             most = store.open(facts, resume=execution.resume)["requests_per_partition"]
-        summary = _serve(session, plan, most, store, execution)
+        summary = _serve(session, plan, most, store, execution, percentiles)
     return _with_flags(session, plan, summary, slo)
 
 
-def _serve(session: Session, plan: Plan, most: int, store: Store | None, execution: Execution) -> pa.Table:
+def _serve(
+    session: Session, plan: Plan, most: int, store: Store | None, execution: Execution, percentiles: tuple[str, ...]
+) -> pa.Table:
     """Run the partitions that are not finished yet, keep each as it ends, and return the rows of all."""
     import pyarrow as pa
 
     here = execution.executor == "local" and execution.workers == 1
     names = [] if here else session.graph.by_reference(session.given() - set(PLANNED))
     given = {name: session.table(name) for name in names}
-    parts = split(plan, most, given, 1 if execution.executor == "local" and execution.workers > 1 else None)
+    threads = 1 if execution.executor == "local" and execution.workers > 1 else None
+    parts = split(plan, most, given, threads, percentiles, execution.intervals)
     done = store.finished() if store else set()
     left = [number for number in range(len(parts)) if number not in done]
     waiting = [parts[number] for number in left]
@@ -178,13 +190,28 @@ def _with_flags(session: Session, plan: Plan, summary: pa.Table, slo: Mapping[st
 
 
 def pareto_front(session: Session, rows: pa.Table) -> pa.Table:
-    """Return the ``pareto_front`` of a sweep's rows, of those that keep the objectives where there are any."""
-    import pyarrow.compute as pc
+    """Return the ``pareto_front`` of a sweep's rows, of those that keep the objectives where there are any.
 
+    Each load has a front of its own; the rows of one stand together.
+    """
     if "meets_slo" in rows.column_names:
         rows = rows.filter(rows["meets_slo"])
     with session.fork() as fork:
         fork.give("scenario_summary", rows.select(fork.graph.known("scenario_summary").column_names), trusted=True)
+        fork.give("scenarios", _scenarios_of(rows, fork.graph.known("scenarios").columns), trusted=True)
         front = fork.table("pareto_front")
-    chosen = rows.filter(pc.is_in(rows["scenario_id"], front["scenario_id"].combine_chunks()))
-    return chosen.sort_by([("output_throughput_per_user", "descending"), ("scenario_id", "ascending")])
+    place = {name: position for position, name in enumerate(rows["scenario_id"].to_pylist())}
+    chosen = rows.take([place[name] for name in front["scenario_id"].to_pylist()])
+    return chosen.append_column(LOAD_NUMBER, front["load"])
+
+
+def _scenarios_of(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
+    """Return rows of ``scenarios`` as far as a sweep's rows state them; what none states is equal in all."""
+    import pyarrow as pa
+
+    def values(column: Column) -> pa.Array | pa.ChunkedArray:
+        if column.name in rows.column_names:
+            return rows[column.name]
+        return pa.repeat(pa.scalar(LOAD_DEFAULTS.get(column.name), column.arrow_type), rows.num_rows)
+
+    return pa.table({column.name: values(column) for column in columns})

@@ -1,6 +1,6 @@
 -- Assumptions behind the predictions of each deployment, one sentence per subject
 select settings.deployment_id, 'kernel constants' as subject,
-       format('latencies of {} use assumed constants (table eta_coefficients), not fitted to measurements',
+       format('latencies of {} use assumed constants, not measured (table eta_coefficients)',
               string_agg(distinct calls.family, ', ' order by calls.family)) as sentence
 from deployment_settings as settings
 join kernel_calls as calls using (deployment_id)
@@ -8,9 +8,7 @@ where settings.tier <> 'roofline' and calls.family in (select family from eta_co
 group by settings.deployment_id
 union all
 select settings.deployment_id, 'host overhead',
-       format('host times of {} from version {} are {}, not measured: {:.1f} ms exposed and {:.1f} ms {} per step, {:.0f} us per running request, {:.0f} ms per request and {:.1f} us per prompt token (table host_settings)',
-              overheads.engine, overheads.from_version, overheads.assumed, overheads.step_exposed_us / 1000, overheads.step_base_us / 1000,
-              case when overheads.overlapped then 'overlappable' else 'serial' end, overheads.exposed_per_request_us, overheads.request_us / 1000, overheads.per_prompt_token_us)
+       format('host times of {} from version {} are {}, not measured (table host_settings)', overheads.engine, overheads.from_version, overheads.assumed)
 from deployment_settings as settings
 join host_settings as overheads using (deployment_id)
 where overheads.assumed is not null and settings.tier <> 'roofline'

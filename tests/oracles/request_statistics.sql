@@ -12,6 +12,7 @@ with served as (
     sum(round(e2e_ms * 1e6)::hugeint) / count(*) / 1e6 as e2e_mean_ms,
     list_sort(list(e2e_ms) filter (where e2e_ms is not null)) as e2e,
     list_sort(list(queue_ms) filter (where queue_ms is not null)) as queue,
+    sum(round(front_end_ms * 1e6)::hugeint)::double as front_end_ns,
     sum(round(queue_ms * 1e6)::hugeint)::double as queue_ns,
     sum(round(prefill_ms * 1e6)::hugeint)::double as prefill_ns,
     sum(round(decode_ms * 1e6)::hugeint)::double as decode_ns,
@@ -54,7 +55,7 @@ select
   served.tpot_mean_ms, tpot.ms[1] as tpot_p50_ms, tpot.ms[2] as tpot_p90_ms, tpot.ms[3] as tpot_p99_ms,
   served.e2e_mean_ms, e2e.ms[1] as e2e_p50_ms, e2e.ms[2] as e2e_p90_ms, e2e.ms[3] as e2e_p99_ms,
   queue.ms[1] as queue_p50_ms, queue.ms[2] as queue_p90_ms, queue.ms[3] as queue_p99_ms,
-  served.queue_ns, served.prefill_ns, served.decode_ns, served.preempted_ns,
+  served.front_end_ns, served.queue_ns, served.prefill_ns, served.decode_ns, served.preempted_ns,
   served.good
 from asked
 left join served using (scenario_id)

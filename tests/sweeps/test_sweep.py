@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from kernelsight.errors import InvalidInput, KernelSightError, UnknownName
+from kernelsight.errors import KernelSightError, UnknownName
 from kernelsight.scenario.objectives import cheapest, parse_slo
 from kernelsight.session import Session, connect
 from kernelsight.sweeps.sweep import pareto_front
@@ -132,10 +132,17 @@ def test_objectives_and_the_cheapest(session: Session):
     assert all((row["ttft_p99_ms"] or limit + 1) <= limit for row in kept)
     assert all(row["status"] != "served" or row["ttft_p99_ms"] > limit for row in found if not row["meets_slo"])
     best = cheapest(sweep(session, rows, slo={"ttft_p99_ms": limit}))
-    assert best["price_per_hour"] == min(row["gpus"] * 1.5 for row in kept)
+    # per token, not per hour: two GPUs that serve more than twice as much are cheaper than one
+    costs = {row["scenario_id"]: row["gpus"] * 1.5 / row["total_throughput"] / 3600 * 1e6 for row in kept}
+    assert best["cost_per_million_tokens"] == pytest.approx(min(costs.values()))
+    assert best["price_per_hour"] == best["gpus"] * 1.5
+    tokens = {"input": best["total_throughput"] - best["output_throughput"], "output": best["output_throughput"]}
+    for kind, per_s in tokens.items():
+        assert best[f"cost_per_million_{kind}_tokens"] == pytest.approx(best["price_per_hour"] / per_s / 3600 * 1e6)
     assert cheapest(sweep(session, rows, slo={"ttft_p99_ms": 1e-9})) is None
-    with pytest.raises(InvalidInput, match="needs prices; add the column price_per_gpu_hour to the grid"):
-        cheapest(free.drop_columns(["price_per_gpu_hour"]))
+    unpriced = [{name: value for name, value in row.items() if name != "price_per_gpu_hour"} for row in rows]
+    fewest = cheapest(sweep(session, unpriced, slo={"ttft_p99_ms": limit}))
+    assert fewest["scenario_id"] == best["scenario_id"] and "price_per_hour" not in fewest
 
 
 def test_turned_away_requests_keep_no_objective(session: Session):
@@ -174,6 +181,20 @@ def test_the_front_of_random_points(session: Session):
     table = pa.Table.from_pylist(rows, schema=session.graph.known("scenario_summary").schema)
     expected = {row["scenario_id"] for row in rows if not dominated(row, rows)}
     assert set(pareto_front(session, table)["scenario_id"].to_pylist()) == expected
+
+
+def test_each_load_has_a_front_of_its_own(session: Session):
+    rows = rows_of(max_concurrency=[1, 8], input_len=[30, 900])
+    table = sweep(session, rows)
+    front = pareto_front(session, table).to_pylist()
+    for length in (30, 900):
+        mine = [row for row in table.to_pylist() if row["input_len"] == length]
+        expected = {row["scenario_id"] for row in mine if not dominated(row, mine)}
+        assert {row["scenario_id"] for row in front if row["input_len"] == length} == expected and expected
+    # all of the long prompts are beaten by the short ones
+    assert len({row["load"] for row in front}) == 2 and [row["load"] for row in front] == sorted(
+        row["load"] for row in front
+    )
 
 
 @pytest.mark.parametrize(
@@ -249,3 +270,18 @@ def test_ray_that_is_not_installed(command: Any, grid: Path, monkeypatch: pytest
         "--executor ray needs Ray, which is not installed; pip install 'kernelsight[ray]', or use --executor local."
     )
     assert command("sweep", grid, "--executor", "ray") == (2, "", f"kernelsight: {sentence}\n")
+
+
+def test_any_percentile_is_an_objective(session: Session):
+    import numpy as np
+
+    rows = rows_of(max_concurrency=[2, 8])
+    slo = {"ttft_p95_ms": 60.0, "itl_p99.9_ms": 1e3, "queue_p25_ms": 1e3, "e2e_p90_ms": 1e9}
+    found = session.sweep(rows, slo=slo)
+    for row in found.summary.to_pylist():
+        metrics = found.table("request_metrics", row["scenario_id"])
+        assert row["ttft_p95_ms"] == pytest.approx(np.percentile(metrics["ttft_ms"].to_numpy(), 95))
+        assert row["queue_p25_ms"] == pytest.approx(np.percentile(metrics["queue_ms"].to_numpy(), 25))
+        assert row["itl_p99_ms"] <= row["itl_p99.9_ms"]
+        assert row["meets_slo"] is (row["ttft_p95_ms"] <= 60.0)
+    assert set(found.summary["meets_slo"].to_pylist()) == {True, False}

@@ -1,0 +1,111 @@
+"""Whether `size` finds what a search of everything finds, and how long both take: ``python benches/sizes.py``.
+
+    python benches/sizes.py [--cases N] [--seed S] [-o FILE.json]
+
+Draws a model, two or three GPUs with prices, lengths, objectives and a rate; asks `size`, and then searches the highest
+rate of every GPU, tensor-parallel size and size of a step in full. Prints in what share of cases the winner costs at
+most 2 % more than the cheapest of all, and CPU seconds of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import kernelsight as ks
+from kernelsight.report.output import as_text
+from kernelsight.session import Session
+from kernelsight.sizing.candidates import STEP_TOKENS
+
+MODELS = ("qwen3-8b", "qwen3-32b", "qwen3-32b-fp8", "llama-3.1-8b", "qwen3-14b")
+PRICES = {"a100_sxm": 1.4, "h100_sxm": 2.4, "h200_sxm": 2.9, "b200_sxm": 4.6, "l40s": 0.9}
+SIZES = (1, 2, 4)
+# enough that no answer is worse than this is called the same
+SAME = 1.02
+
+
+def drawn(source: random.Random) -> dict[str, Any]:
+    """Return a question of size."""
+    gpus = source.sample(sorted(PRICES), source.choice((2, 3)))
+    ttft, tpot = source.choice(("p90", "p95", "p99")), source.choice(("mean", "p90"))
+    return {
+        "model": source.choice(MODELS),
+        "gpus": gpus,
+        "prices": {gpu: round(PRICES[gpu] * source.uniform(0.7, 1.4), 2) for gpu in gpus},
+        "input_len": source.choice((256, 1024, 2048, 4096)),
+        "output_len": source.choice((64, 256, 500)),
+        "slo": {
+            f"ttft_{ttft}_ms": float(source.choice((500, 1000, 2000))),
+            f"tpot_{tpot}_ms": float(source.choice((25, 40, 60))),
+        },
+        "rate": round(math.exp(source.uniform(math.log(1.0), math.log(100.0))), 1),
+    }
+
+
+def everything(session: Session, asked: dict[str, Any]) -> tuple[float, str]:
+    """Return the price per hour of the cheapest deployment of all, and which it is."""
+    flags = {name: asked[name] for name in ("model", "input_len", "output_len")}
+    grid = [
+        flags | {"gpu": gpu, "tensor_parallel_size": tp} | ({"max_num_batched_tokens": tokens} if tokens else {})
+        for gpu, tp, tokens in itertools.product(asked["gpus"], SIZES, (None, *STEP_TOKENS))
+    ]
+    best = (math.inf, "")
+    for row, found in zip(grid, session.find_rates(grid, asked["slo"]).to_pylist(), strict=True):
+        if found["max_request_rate"]:
+            instances = math.ceil(asked["rate"] / found["max_request_rate"])
+            price = instances * row["tensor_parallel_size"] * asked["prices"][row["gpu"]]
+            name = f"{row['gpu']} TP {row['tensor_parallel_size']} {row.get('max_num_batched_tokens', '')}".strip()
+            best = min(best, (price, name))
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=20, metavar="N", help="questions (default: 20)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of what is drawn (default: 0)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write figures as JSON")
+    arguments = parser.parse_args()
+    source, found = random.Random(arguments.seed), []
+    with ks.connect() as session:
+        while len(found) < arguments.cases:
+            asked = drawn(source)
+            started = time.process_time()
+            answer = session.size(max_gpus=SIZES[-1], **asked)
+            size_s = time.process_time() - started
+            started = time.process_time()
+            price, name = everything(session, asked)
+            all_s = time.process_time() - started
+            if answer.chosen is None and math.isinf(price):
+                continue
+            own = answer.chosen["price_per_hour"] if answer.chosen else math.inf
+            chosen = answer.chosen or {"gpu": "none", "tensor_parallel_size": 0}
+            found.append(
+                {
+                    "model": asked["model"],
+                    "gpus": ",".join(asked["gpus"]),
+                    "rate": asked["rate"],
+                    "chosen": f"{chosen['gpu']} TP {chosen['tensor_parallel_size']} "
+                    f"{chosen.get('max_num_batched_tokens', '')}".strip(),
+                    "price": own,
+                    "cheapest": name,
+                    "its_price": price,
+                    **{"same": own <= SAME * price, "size_cpu_s": size_s, "all_cpu_s": all_s},
+                }
+            )
+            print(as_text(found[-1:], list(found[-1])).splitlines()[-1], flush=True)
+    same = sum(row["same"] for row in found) / len(found)
+    size_s, all_s = (sum(row[name] for row in found) / len(found) for name in ("size_cpu_s", "all_cpu_s"))
+    print(f"{len(found)} questions: within 2 % of the cheapest of all in {same:.1%}; ", end="")
+    print(f"CPU seconds, mean: size {size_s:.1f}, everything {all_s:.1f}")
+    if arguments.output:
+        Path(arguments.output).write_text(json.dumps({"same": same, "rows": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""A log in the order of sending, a sample of it, the spread of its kernels beforehand, and the load as described."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.attribution.measured import Measured
+from kernelsight.attribution.replay import KERNELS, Replayed, Variant, replay
+from kernelsight.dataflow.session import Session
+
+# logs of several runs are replayed one after the other, with time to drain between them
+PAUSE_S = 60.0
+
+
+class Sample(NamedTuple):
+    """Some consecutive requests of a log, and how variants serve them."""
+
+    session: Session
+    load: pa.Table
+    whole: Measured
+    rows: np.ndarray
+
+    @property
+    def measured(self) -> Measured:
+        """What was measured of these requests."""
+        return Measured(*(value[self.rows] if isinstance(value, np.ndarray) else value for value in self.whole))
+
+    def serve(self, variants: Sequence[Variant]) -> list[Replayed]:
+        """Serve these requests on every variant."""
+        own = self.load.take(pa.array(self.rows))
+        at = own.column_names.index("request_id")
+        own = own.set_column(at, own.schema.field(at), pa.array(np.arange(self.rows.size)))
+        return replay(self.session, own, variants)
+
+
+def in_turn(requests: pa.Table) -> pa.Table:
+    """Return the requests of all logs in order of sending, those of one log after those of the log before."""
+    if not requests.num_rows:
+        return requests
+    names = pc.unique(requests["log_id"]).to_pylist()
+    parts, offset = [], 0.0
+    for name in names:
+        own = requests.filter(pc.equal(requests["log_id"], name))
+        sent = pc.coalesce(own["sent_s"], own["arrival_s"])
+        order = pc.sort_indices(pa.table({"sent": sent}), [("sent", "ascending")])
+        own = own.take(order)
+        for column in ("arrival_s", "sent_s"):
+            at = own.column_names.index(column)
+            own = own.set_column(at, own.schema.field(at), pc.add(own[column], offset))
+        parts.append(own)
+        last = pc.max(pc.coalesce(own["sent_s"], own["arrival_s"])).as_py()
+        offset = (last or 0.0) + PAUSE_S
+    return pa.concat_tables(parts).combine_chunks()
+
+
+def kernel_spread(session: Session, flags: Mapping[str, Any], measured: Measured) -> dict[str, float]:
+    """Return the standard deviation of the logarithm of each kernel part, from the intervals of two typical steps."""
+    from kernelsight.scenario.forward_step import predict_step
+
+    context = int(np.median(measured.prompt_tokens) + np.median(measured.output_tokens) / 2)
+    few = {"batch_size": 16, "input_len": None, "context_len": max(context, 1)}
+    many = {"batch_size": 1, "input_len": max(int(np.median(measured.prompt_tokens)), 1), "context_len": None}
+    found = dict.fromkeys(KERNELS, 0.1)
+    for phase, sizes in (("decode", few), ("prefill", many)):
+        with session.fork() as fork:
+            kernels = predict_step(fork, dict(flags), phase, sizes)["kernels"]
+        sums: dict[str, list[float]] = {}
+        for row in kernels:
+            part = _part_of(row["family"], phase)
+            if part and row["p05_us"] and row["latency_us"]:
+                spent = row["count"] * row["latency_us"]
+                own = sums.setdefault(part, [0.0, 0.0])
+                own[0] += spent
+                own[1] += spent * np.log(row["p95_us"] / row["p05_us"]) / 3.29
+        for part, (spent, spread) in sums.items():
+            found[part] = float(np.clip(spread / spent, 0.04, 0.4))
+    return found
+
+
+def _part_of(family: str, phase: str) -> str | None:
+    if family in ("host", "overlap", "p2p"):
+        return None
+    if family == "moe":
+        return "moe"
+    if family in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        return "communication"
+    if family in ("prefill_attention", "mla_prefill"):
+        return "prefill_attention"
+    if family in ("decode_attention", "mla_decode"):
+        return "decode_attention"
+    return f"{phase}_gemm"
+
+
+def drawn_e2e(session: Session, flags: Mapping[str, Any], base: Replayed) -> np.ndarray:
+    """Return the E2E, in ns, that the load in flags predicts for each request: at the same rank among all."""
+    run = session.simulate(**flags)
+    times = np.sort(run.table("request_metrics")["e2e_ms"].to_numpy()) * 1e6
+    own = np.where(base.served, base.e2e_ms, np.inf)
+    rank = (np.argsort(np.argsort(own)) + 0.5) / max(int(base.served.sum()), 1)
+    return np.rint(np.quantile(times, np.clip(rank, 0.0, 1.0))).astype(np.int64)

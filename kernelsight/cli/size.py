@@ -1,0 +1,219 @@
+"""`kernelsight size`: which GPUs, how many and with which flags serve a rate within objectives at the lowest cost."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.cli.options import (
+    add_flags,
+    add_output,
+    add_pack,
+    deployment_flags,
+    launch_line,
+    open_session,
+)
+from kernelsight.errors import InvalidInput
+from kernelsight.read.numbers import read_number
+from kernelsight.report.output import as_csv, as_json, as_text, check_ending, note, terminal_width, write_table
+from kernelsight.scenario import flags
+from kernelsight.scenario.flags import LOAD_FLAGS
+from kernelsight.scenario.objectives import parse_slo
+
+if TYPE_CHECKING:
+    from kernelsight.session import Session
+    from kernelsight.sizing.answer import Sizing
+
+# the load's flags, but for those that set its rate
+VARIED = frozenset("trace request_rate max_concurrency ramp_up_strategy ramp_up_start_rps ramp_up_end_rps".split())
+MOST_SHOWN = 20
+FILES = (".csv", ".json")
+
+
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    asked = verb.add_argument_group("question")
+    asked.add_argument(
+        "--gpus",
+        required=True,
+        metavar="G1,G2",
+        help="GPUs to search: names, and CSV or JSON files with GPUs of your own",
+    )
+    asked.add_argument("--rate", type=float, metavar="R", help="requests per second to serve")
+    asked.add_argument("--requests-per-day", type=float, metavar="N", help="the same, spread evenly over a day")
+    asked.add_argument(
+        "--slo",
+        nargs="+",
+        metavar="METRIC:MS",
+        help="objectives: ttft, tpot, itl, e2e or queue with mean or any percentile, such as ttft_p95:1000 tpot_p99:40",
+    )
+    asked.add_argument(
+        "--prices",
+        metavar="P",
+        help="dollars an hour of one GPU: g1=2.2,g2=4, or a file with gpu and price_per_gpu_hour",
+    )
+    asked.add_argument("--max-gpus", type=int, default=8, metavar="N", help="GPUs of one instance at most (default: 8)")
+    asked.add_argument(
+        "--search",
+        nargs="+",
+        metavar="FLAG=V1,V2",
+        help="flags to search as well, such as quantization=none,fp8 kv_cache_dtype=auto,fp8 engine=vllm,sglang "
+        "prefill_replicas=none,1,2; none: unset",
+    )
+    asked.add_argument(
+        "--tune", action=argparse.BooleanOptionalAction, default=True, help="try max_num_batched_tokens on the best"
+    )
+    group = verb.add_argument_group("deployment (flags given here are not searched)")
+    add_flags(group, tuple(flag for flag in flags.DEPLOYMENT if flag.name != "gpu"))
+    add_pack(group)
+    group.add_argument(
+        "--host-overheads", metavar="FILE", help="CSV or JSON with host times of an engine (table host_overheads)"
+    )
+    add_flags(verb.add_argument_group("engine limits"), flags.LIMITS)
+    add_flags(verb.add_argument_group("scheduling policies"), flags.POLICIES)
+    add_flags(verb.add_argument_group("speculative decoding"), flags.SPECULATION)
+    pools = verb.add_argument_group("P/D disaggregation (the deployment flags then describe the decode replicas)")
+    add_flags(pools, (*flags.POOLS, *flags.PREFILL))
+    load = verb.add_argument_group("workload")
+    add_flags(load, tuple(flag for flag in flags.LOAD if flag.name not in VARIED))
+    add_flags(verb.add_argument_group("lengths"), flags.LENGTHS)
+    add_flags(verb.add_argument_group("router (in front of data-parallel replicas)"), flags.ROUTER)
+    add_output(verb, "also write the rows: .parquet, .csv, .json, .duckdb")
+
+
+def run(arguments: Any) -> None:
+    """Run the verb for parsed arguments."""
+    target = check_ending(arguments.output)
+    if not arguments.slo:
+        raise InvalidInput("size needs --slo, the objectives to keep, such as --slo ttft_p95:1000 tpot_p99:40.")
+    slo = parse_slo(arguments.slo)
+    stated = deployment_flags(arguments)
+    stated |= {name: value for name in LOAD_FLAGS if (value := getattr(arguments, name, None)) is not None}
+    if launch_line(arguments, stated):
+        stated["launch"] = arguments.launch
+    names, files = _gpus(arguments.gpus)
+    arguments.gpus = None  # here a list of names; the files among them are read below
+    with open_session(arguments) as session:
+        session.progress = None
+        found = session.size(
+            gpus=[*names, *_own_gpus(session, files)],
+            slo=slo,
+            rate=arguments.rate,
+            requests_per_day=arguments.requests_per_day,
+            prices=arguments.prices,
+            max_gpus=arguments.max_gpus,
+            search=_search(arguments.search or []),
+            tune=arguments.tune,
+            report=_show if sys.stderr.isatty() else None,
+            **stated,
+        )
+        if target:
+            _write(session, found, target)
+    _print(found, arguments.format)
+
+
+def _gpus(text: str) -> tuple[list[str], list[Path]]:
+    """Return the names and the files of --gpus."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    files = [Path(part) for part in parts if part.lower().endswith(FILES)]
+    return [part for part in parts if not part.lower().endswith(FILES)], files
+
+
+def _own_gpus(session: Session, files: list[Path]) -> list[str]:
+    """Add the GPUs of files to the session, and return their names."""
+    from kernelsight.scenario.given_facts import extend_gpus
+
+    known = set(session.table("gpus")["gpu"].to_pylist())
+    found = []
+    for path in files:
+        replaced = extend_gpus(session, path)
+        for name in replaced:
+            note(f"{path.name}: its row {name} replaces the catalogue GPU of that name")
+        now = session.table("gpus")["gpu"].to_pylist()
+        found += [*replaced, *(name for name in now if name not in known)]
+        known = set(now)
+    return found
+
+
+def _search(words: list[str]) -> dict[str, list[Any]]:
+    """Return the values to search by flag.
+
+    >>> _search(["quantization=none,fp8", "max_num_seqs=64,128"])
+    {'quantization': [None, 'fp8'], 'max_num_seqs': [64, 128]}
+    """
+    found: dict[str, list[Any]] = {}
+    for word in words:
+        name, equals, values = word.partition("=")
+        name = name.lstrip("-").replace("-", "_")
+        parts = [part for part in values.split(",") if part]
+        if not equals or not parts:
+            raise InvalidInput(f"--search {word!r} is not FLAG=V1,V2; give values, such as max_num_seqs=64,128.")
+        if name in found:
+            raise InvalidInput(f"--search has {name} twice; give all its values at once.")
+        plain = {"none": None, "true": True, "false": False}
+        found[name] = [plain[part] if part in plain else read_number(part) for part in parts]
+    return found
+
+
+def _show(text: str) -> None:
+    print(f"\r\033[K  {text}", end="", file=sys.stderr, flush=True)
+
+
+def _write(session: Session, found: Sizing, target: Path) -> None:
+    from kernelsight.dataflow.storage import save_file
+
+    if target.suffix == ".duckdb":
+        save_file(target, session.graph.contracts, {"sizing": found.table()})
+    else:
+        write_table(found.table(), target)
+
+
+def _print(found: Sizing, form: str) -> None:
+    from kernelsight.sizing.answer import SHORT, columns_shown
+
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    if form == "json":
+        print(as_json(found.as_dict()))
+        return
+    names = list(dict.fromkeys(name for row in found.rows for name in row))
+    if form == "csv":
+        print(as_csv(found.rows, names), end="")
+        return
+    page = [found.answer]
+    if found.rows:
+        shown = columns_shown(found.rows)
+        rows = [{SHORT.get(name, name): row.get(name) for name in shown} for row in found.rows[:MOST_SHOWN]]
+        page += ["", as_text(rows, list(rows[0]), terminal_width())]
+        if len(found.rows) > MOST_SHOWN:
+            page.append(f"... and {len(found.rows) - MOST_SHOWN:,} more; -o FILE keeps all")
+        page += ["", "not measured:"]
+        page += [f"  {gpu}: {text}" for gpu, text in _not_measured(found.rows).items()]
+        page += ["", "one instance:", *found.launch]
+    reasons: dict[str, int] = {}
+    for left in found.left_out:
+        reasons[_kind(left["reason"])] = reasons.get(_kind(left["reason"]), 0) + 1
+    if reasons:
+        page += ["", "left out: " + "; ".join(f"{count} {why}" for why, count in reasons.items())]
+    print("\n".join(page))
+
+
+def _not_measured(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Return what was not measured, once for each GPU."""
+    found: dict[str, str] = {}
+    for row in rows:
+        if row["not_measured"]:
+            found.setdefault(row["gpu"], row["not_measured"])
+    return found
+
+
+def _kind(reason: str) -> str:
+    """Return why a deployment is left out in few words."""
+    kinds = {
+        "bounds": "cannot be cheaper by bounds on their rate",
+        "it does not reach": "do not reach the rate at which they would be cheaper",
+        "no rate keeps": "keep the objectives at no rate",
+    }
+    return next((text for start, text in kinds.items() if reason.startswith(start)), "do not fit or cannot run")

@@ -1,0 +1,95 @@
+"""Prices of GPUs: US dollars for an hour of one GPU, stated once for each kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.errors import InvalidInput
+from kernelsight.read.rows import read_rows
+from kernelsight.scenario.plan import resolve_gpu
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+PRICE_NAMES = ("price_per_gpu_hour", "price", "usd_per_hour")
+
+
+def read_prices(session: Session, stated: str | Path | Mapping[str, Any] | None) -> dict[str, float]:
+    """Return prices by the catalogue's GPU names.
+
+    ``stated``: ``g1=2.2,g2=4``, a mapping, or a CSV or JSON file with the columns gpu and price_per_gpu_hour (or one
+    JSON object of names and prices). UnknownName: a GPU that no table has; InvalidInput: no price, or two for one GPU.
+
+    >>> from kernelsight.session import connect
+    >>> with connect() as session:
+    ...     read_prices(session, "h100=2.2,l4=0.7")
+    {'h100_sxm': 2.2, 'l4': 0.7}
+    """
+    if stated is None:
+        return {}
+    pairs = list(stated.items()) if isinstance(stated, Mapping) else _pairs(str(stated))
+    if not pairs:
+        raise InvalidInput("--prices has no price; give GPU=PRICE in dollars an hour, such as h100_sxm=2.2.")
+    prices: dict[str, float] = {}
+    for name, value in pairs:
+        gpu, price = resolve_gpu(session, str(name)), _price(name, value)
+        if gpu in prices:
+            raise InvalidInput(f"--prices has {gpu} twice; give each GPU one price.")
+        prices[gpu] = price
+    return prices
+
+
+def priced(session: Session, rows: Sequence[Mapping[str, Any]], prices: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Return rows of a grid with the price of their GPU; InvalidInput: a row has its own price, or its GPU has none."""
+    found = []
+    for number, row in enumerate(rows, start=1):
+        if row.get("price_per_gpu_hour") is not None:
+            raise InvalidInput(f"row {number} of the grid has a price, and so has --prices; keep one of them.")
+        gpu = resolve_gpu(session, str(row["gpu"])) if row.get("gpu") is not None else None
+        others = row.get("prefill_gpu")
+        if gpu is not None and gpu not in prices:
+            raise no_price([gpu])
+        if others is not None and prices.get(resolve_gpu(session, str(others))) != prices.get(gpu):
+            raise InvalidInput(f"row {number} of the grid has prefill replicas on GPUs of another price; use `size`.")
+        found.append({**row, "price_per_gpu_hour": prices[gpu]} if gpu is not None else dict(row))
+    return found
+
+
+def no_price(gpus: Sequence[str]) -> InvalidInput:
+    """Build the error for GPUs without a price while others have one.
+
+    >>> str(no_price(["l4"]))
+    '--prices has no price for l4; add l4=PRICE, or leave --prices out.'
+    """
+    add = ",".join(f"{gpu}=PRICE" for gpu in gpus)
+    return InvalidInput(f"--prices has no price for {', '.join(gpus)}; add {add}, or leave --prices out.")
+
+
+def _pairs(stated: str) -> list[tuple[str, Any]]:
+    path = Path(stated)
+    if "=" in stated and not path.exists():
+        parts = [part.strip() for part in stated.split(",") if part.strip()]
+        for part in parts:
+            if "=" not in part:
+                raise InvalidInput(f"--prices {part!r} is not GPU=PRICE; give dollars an hour, such as h100_sxm=2.2.")
+        return [part.partition("=")[::2] for part in parts]
+    rows = read_rows(path, {"gpu"}, "--prices", "price")
+    if len(rows) == 1 and "gpu" not in rows[0]:
+        return list(rows[0].items())
+    name = next((name for name in PRICE_NAMES if name in rows[0]), None)
+    if name is None or any(not {"gpu", name} <= set(row) for row in rows):
+        raise InvalidInput(f"{path} lacks the columns gpu and price_per_gpu_hour; give both in every row.")
+    return [(row["gpu"], row[name]) for row in rows]
+
+
+def _price(gpu: str, value: Any) -> float:
+    try:
+        price = float(value)
+    except (TypeError, ValueError):
+        price = math.nan
+    if isinstance(value, bool) or not 0.0 < price < math.inf:
+        raise InvalidInput(f"the price of {gpu} is {value!r}; give dollars an hour for one GPU, above 0.")
+    return price

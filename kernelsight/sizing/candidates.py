@@ -1,0 +1,147 @@
+"""The deployments that sizing searches: GPUs, parallel sizes and engine settings, planned and with their prices."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kernelsight.errors import InvalidInput, unknown
+from kernelsight.scenario.flags import ALIASES, FLAGS, LOAD_FLAGS
+from kernelsight.scenario.launch_lines import with_launch_line
+from kernelsight.scenario.plan import model_rows, normalise, resolve_model
+from kernelsight.scenario.prices import no_price
+from kernelsight.scenario.scenarios import Plan, plan_rows
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+MOST_GPUS = 8
+# tokens of a step that are tried on what is best with the engine's own
+STEP_TOKENS = (2048, 4096, 16384)
+FIRST_RATE = 1.0
+VARIED = ("request_rate", "max_concurrency", "trace", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
+MOST_CANDIDATES = 2_000
+
+
+class Candidate(NamedTuple):
+    """One deployment: its flags, its scenario, the GPUs of one instance by kind, and their price per hour."""
+
+    flags: dict[str, Any]
+    scenario_id: str
+    deployment_id: str
+    gpus: dict[str, int]
+    price: float | None  # None: no prices are known
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs of one instance."""
+        return sum(self.gpus.values())
+
+    @property
+    def weight(self) -> float:
+        """What one instance costs: dollars an hour, or GPUs where no price is known."""
+        return float(self.gpu_count) if self.price is None else self.price
+
+
+def rows_of(
+    session: Session, flags: Mapping[str, Any], gpus: Sequence[str], most_gpus: int, search: Mapping[str, Sequence[Any]]
+) -> list[dict[str, Any]]:
+    """Return the rows of flags to search: every GPU with every parallel size up to ``most_gpus`` GPUs an instance.
+
+    A parallel size that ``flags`` state is not searched. Mixtures of experts are tried with tensor parallelism, with
+    expert parallelism, and with data-parallel attention over the same GPUs; replicas of a dense model are instances.
+    ``search``: more values of flags, None for the default. InvalidInput: flags that sizing varies, or none to search.
+    """
+    stated = normalise(with_launch_line(flags))
+    for name in VARIED:
+        if stated.get(name) is not None:
+            raise InvalidInput(f"size varies the load to find the highest rate; remove {name}, and give --rate.")
+    axes = _axes(stated, search)
+    model = resolve_model(session, str(stated["model"])) if "model" in stated else None
+    if model is None:
+        raise InvalidInput("no model is given; set --model.")
+    experts = bool(model_rows(session, model)[0].get("experts"))
+    found = []
+    for gpu, parallel, values in itertools.product(
+        gpus, _parallel_sizes(stated, most_gpus, experts), itertools.product(*axes.values())
+    ):
+        chosen = {name: value for name, value in zip(axes, values, strict=True) if value is not None}
+        row = {**stated, **parallel, "gpu": gpu, **chosen}
+        found.append(row)
+    if not found:
+        raise InvalidInput(f"no parallel size fits {most_gpus} GPUs; give more with --max-gpus, or fewer stages.")
+    if len(found) > MOST_CANDIDATES:
+        raise InvalidInput(
+            f"{len(found):,} deployments are to be searched; give fewer values, {MOST_CANDIDATES:,} at most."
+        )
+    return found
+
+
+def _axes(stated: Mapping[str, Any], search: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    axes = {}
+    for given, values in search.items():
+        name = ALIASES.get(given, given)
+        if name not in FLAGS or name in LOAD_FLAGS or name in ("model", "gpu"):
+            known = [flag for flag in FLAGS if flag not in LOAD_FLAGS and flag not in ("model", "gpu")]
+            raise unknown("flag to search", given, known, "Flags of the deployment can be searched.")
+        if name in stated:
+            raise InvalidInput(f"{name} is given a value and is to be searched; keep one of them.")
+        if not values:
+            raise InvalidInput(f"no value of {name} is given to search; give one or more.")
+        axes[name] = list(dict.fromkeys(values))
+    return axes
+
+
+def _parallel_sizes(stated: Mapping[str, Any], most_gpus: int, experts: bool) -> list[dict[str, Any]]:
+    """Return parallel sizes of up to ``most_gpus`` GPUs; those that are stated stay as they are."""
+    stages = stated.get("pipeline_parallel_size", 1)
+    tensor = [stated["tensor_parallel_size"]] if "tensor_parallel_size" in stated else SIZES
+    data = [stated["data_parallel_size"]] if "data_parallel_size" in stated else SIZES if experts else (1,)
+    found = []
+    for tp, dp in itertools.product(tensor, data):
+        least = "tensor_parallel_size" in stated and dp == data[0]  # what is stated is not left out
+        if tp * dp * stages > most_gpus and not least:
+            continue
+        sizes = {"tensor_parallel_size": tp, "data_parallel_size": dp}
+        if "expert_parallel_size" in stated or not experts:
+            found.append(sizes)
+            continue
+        if dp == 1:
+            found.append(sizes)
+        if tp * dp > 1:  # replicas of attention share their experts
+            found.append({**sizes, "expert_parallel_size": tp * dp})
+    return found
+
+
+def planned(
+    session: Session, rows: Sequence[Mapping[str, Any]], load: Mapping[str, Any], prices: Mapping[str, float]
+) -> tuple[Plan, list[Candidate]]:
+    """Return the plan of rows, and its candidates: of rows that cannot be planned there is none, equal ones are one."""
+    plan = plan_rows(session, [{**row, **load, "request_rate": FIRST_RATE} for row in rows], on_fault="collect")
+    found: dict[str, Candidate] = {}
+    for flags, scenario in zip(plan.flags, plan.scenarios, strict=True):
+        if scenario is None or scenario["scenario_id"] in found:
+            continue
+        gpus = _gpus(plan, scenario)
+        missing = [gpu for gpu in gpus if prices and gpu not in prices]
+        if missing:
+            raise no_price(missing)
+        price = sum(count * prices[gpu] for gpu, count in gpus.items()) if prices else None
+        identity = scenario["scenario_id"], scenario["deployment_id"]
+        found[scenario["scenario_id"]] = Candidate(flags, *identity, gpus, price)
+    return plan, list(found.values())
+
+
+def _gpus(plan: Plan, scenario: Mapping[str, Any]) -> dict[str, int]:
+    """Return the GPUs of one instance by kind: of its replicas that decode, and of those that compute prompts."""
+    pools = [(scenario["deployment_id"], scenario.get("decode_replicas") or 1)]
+    if scenario.get("prefill_deployment_id"):
+        pools.append((scenario["prefill_deployment_id"], scenario.get("prefill_replicas") or 1))
+    found: dict[str, int] = {}
+    for deployment, replicas in pools:
+        row = plan.deployments[deployment]
+        count = row["tp"] * row["pp"] * row["dp"] * replicas
+        found[row["gpu"]] = found.get(row["gpu"], 0) + count
+    return found

@@ -1,0 +1,89 @@
+"""A question of size: how many of which GPU serve a rate within objectives, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.errors import InvalidInput
+from kernelsight.scenario.flags import ALIASES, LOAD_FLAGS
+from kernelsight.scenario.load_rules import distribution
+from kernelsight.scenario.objectives import objectives_of
+from kernelsight.scenario.plan import normalise, resolve_gpu
+from kernelsight.scenario.prices import read_prices
+from kernelsight.sizing.answer import Sizing, answer_of
+from kernelsight.sizing.candidates import MOST_GPUS, VARIED, rows_of
+from kernelsight.sizing.search import SizeSearch
+from kernelsight.sweeps.steady import LEAST_REQUESTS
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+DAY_S = 86_400.0
+
+
+def size_deployment(
+    session: Session,
+    flags: Mapping[str, Any],
+    *,
+    gpus: Sequence[str],
+    slo: Mapping[str, float],
+    rate: float | None = None,
+    requests_per_day: float | None = None,
+    prices: str | Path | Mapping[str, float] | None = None,
+    max_gpus: int = MOST_GPUS,
+    search: Mapping[str, Sequence[Any]] | None = None,
+    tune: bool = True,
+    report: Callable[[str], None] | None = None,
+) -> Sizing:
+    """Return the cheapest deployment that serves a rate within objectives; see ``Session.size``."""
+    objectives = objectives_of(slo)
+    asked = asked_rate(rate, requests_per_day)
+    if isinstance(max_gpus, bool) or not isinstance(max_gpus, int) or max_gpus < 1:
+        raise InvalidInput(f"max_gpus is {max_gpus!r}; give a whole number of GPUs of one instance, at least 1.")
+    named = [resolve_gpu(session, name) for name in gpus]
+    if not named:
+        raise InvalidInput("no GPU is given; set --gpus, such as --gpus h100_sxm,h200_sxm.")
+    stated = {name: value for name, value in flags.items() if value is not None}
+    for name in VARIED:
+        if name in stated:
+            raise InvalidInput(f"size varies the load to find the highest rate; remove {name}.")
+    load = normalise(_load(stated))
+    given = {name: value for name, value in stated.items() if ALIASES.get(name, name) not in LOAD_FLAGS}
+    with session.fork() as fork:
+        known = read_prices(fork, prices)
+        rows = rows_of(fork, given, list(dict.fromkeys(named)), max_gpus, search or {})
+        searching = SizeSearch(fork, asked, objectives, {"num_prompts": LEAST_REQUESTS, **load}, known, report)
+        try:
+            ranked = searching.run(rows, tune)
+            return Sizing(answer_of(searching, ranked, objectives, asked))
+        finally:
+            searching.close()
+
+
+def asked_rate(rate: float | None, requests_per_day: float | None) -> float:
+    """Return the asked rate, requests/s; InvalidInput: none, two, or no positive number.
+
+    >>> asked_rate(None, 864_000)
+    10.0
+    """
+    if (rate is None) == (requests_per_day is None):
+        found = "neither is given" if rate is None else "both are given"
+        raise InvalidInput(f"--rate R or --requests-per-day N says how much is to be served; {found}, give one.")
+    name, value = ("rate", rate) if rate is not None else ("requests_per_day", requests_per_day)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
+        raise InvalidInput(f"--{name.replace('_', '-')} is {value}; give a finite number above 0.")
+    return float(value) if rate is not None else value / DAY_S
+
+
+def _load(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags of the load; InvalidInput: lengths are missing."""
+    load = {name: value for name, value in stated.items() if ALIASES.get(name, name) in LOAD_FLAGS}
+    named = {ALIASES.get(name, name): value for name, value in load.items()}
+    missing = [name for name in ("input_len", "output_len") if name not in named]
+    if missing and distribution(named) != "empirical":
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
+        raise InvalidInput(f"the load has no lengths; give {flags}, or --lengths-from FILE.")
+    return load

@@ -1,0 +1,56 @@
+"""What the summary of a scenario assumes: one sentence each, those that decide most of its time first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+
+def assumed_of(session: Session, row: Mapping[str, Any], settings_of: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the sentences of a session's only scenario; ``row``: of ``scenario_summary``.
+
+    Where it can be said which share of the steps' time rests on one, the share stands before it, and the largest first.
+    """
+    shares = _shares(session, row)
+    found = {item["sentence"]: shares.get(item["subject"], 0.0) for item in session.table("assumptions").to_pylist()}
+    told = [
+        f"{share:.1%} of the time: {sentence}" if share else sentence
+        for sentence, share in sorted(found.items(), key=lambda item: -item[1])
+    ]
+    transfers = [item["assumed"] for item in session.table("kv_transfers").to_pylist()]
+    return list(dict.fromkeys([*told, *transfers, *_routing(session, settings_of)]))
+
+
+def _shares(session: Session, row: Mapping[str, Any]) -> dict[str, float]:
+    """Return by subject the share of the time of all steps that rests on it."""
+    gpu_s, host_s = row["gpu_s"] or 0.0, row["host_exposed_s"] or 0.0
+    if not gpu_s:
+        return {}
+    tiers = {item["deployment_id"]: item["assumed_families"] for item in session.table("deployment_tiers").to_pylist()}
+    guessed = (tiers[row["deployment_id"]] or "").split(", ")
+    kernels = session.table("kernel_breakdown").select(["family", "share"]).to_pylist()
+    share = sum(item["share"] for item in kernels if item["family"] in guessed)
+    return {"kernel constants": share * gpu_s / (gpu_s + host_s), "host overhead": host_s / (gpu_s + host_s)}
+
+
+def _routing(session: Session, settings_of: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return what becomes of a prefix-aware router that has no prefixes to look at."""
+    scenario = session.table("scenarios").to_pylist()[0]
+    front = scenario["prefill_deployment_id"] or scenario["deployment_id"]
+    engines = settings_of[front]["dp"] * (scenario["prefill_replicas"] or 1)
+    if scenario["router"] != "prefix_aware" or engines == 1:
+        return []
+    plan = next(row for row in session.table("memory_plan").to_pylist() if row["deployment_id"] == front)
+    requests = session.table("requests")
+    if requests["hash_ids"].null_count == requests.num_rows:
+        why = "the requests have no block hashes"
+    elif not settings_of[front]["enable_prefix_caching"]:
+        why = "prefix caching is off"
+    elif plan["full_units"] == 0 or plan["sequence_units"] > 0:
+        why = f"prefixes of {settings_of[front]['model']} cannot be shared"
+    else:
+        return []
+    return [f"{why}: the prefix-aware router sends each request to the least loaded replica"]

@@ -1,0 +1,65 @@
+"""Latency percentiles that ``scenario_summary`` has no column for, from the requests themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kernelsight.scenario.objectives import Objective, objective_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kernelsight.dataflow.session import Session
+
+
+def percentiles_asked(session: Session, slo: Mapping[str, float] | None) -> tuple[str, ...]:
+    """Return the columns of objectives that ``scenario_summary`` lacks, in order; UnknownName: no latency statistic."""
+    known = session.graph.known("scenario_summary").column_names
+    return tuple(sorted({objective_of(name, 1.0).column for name in slo or () if name not in known}))
+
+
+def with_percentiles(session: Session, columns: Iterable[str]) -> pa.Table:
+    """Return ``scenario_summary`` with more percentiles, linear between ranks; null where no request has the metric.
+
+    Those of ITL are of ``itl_histogram``, whose bins are 0.2 % wide.
+    """
+    import pyarrow as pa
+
+    asked = [objective_of(name, 1.0) for name in columns]
+    if not asked:
+        return session.table("scenario_summary")
+    of_gaps = {objective for objective in asked if objective.metric == "itl"}
+    tables = [*(["request_metrics"] if set(asked) - of_gaps else []), *(["itl_histogram"] if of_gaps else [])]
+    session.compute("scenario_summary", *tables)
+    summary = session.table("scenario_summary")
+    names = summary["scenario_id"].to_pylist()
+    for objective in asked:
+        found = _of_gaps(session, objective) if objective in of_gaps else _of_requests(session, objective)
+        summary = summary.append_column(objective.column, pa.array([found.get(name) for name in names], pa.float64()))
+    return summary
+
+
+def _of_requests(session: Session, objective: Objective) -> dict[str, float]:
+    """Return the percentile of each scenario's requests."""
+    from kernelsight.serving.load import spans_of
+
+    metrics = session.table("request_metrics")
+    values = metrics[f"{objective.metric}_ms"].to_numpy()
+    found = {}
+    for name, (start, stop) in spans_of(metrics["scenario_id"]).items():
+        own = values[start:stop]
+        own = own[~np.isnan(own)]
+        if own.size:
+            found[name] = float(np.percentile(own, objective.percent))
+    return found
+
+
+def _of_gaps(session: Session, objective: Objective) -> dict[str, float]:
+    """Return the percentile of each scenario's gaps between tokens."""
+    from kernelsight.serving.statistics_tables import gap_percentiles
+
+    rows = gap_percentiles(session.table("itl_histogram"), (objective.percent,)).to_pylist()
+    return {row["scenario_id"]: row["itl_ms"] for row in rows}

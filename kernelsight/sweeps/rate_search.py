@@ -1,0 +1,333 @@
+"""The highest steady rate of one scenario: bracketed, then narrowed to where its objectives just hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelsight.scenario.objectives import Objective
+from kernelsight.sweeps.steady import COUNTED, LEAST_REQUESTS, LONGER_RUN, STAYS, Verdict, counted, judge
+from kernelsight.sweeps.trials import Trial, Trials, gap_percentile
+
+LOWEST_RATE, HIGHEST_RATE = 1e-4, 1e5
+# requests that may exceed a percentile, over all seeds: fewer make a tail of luck
+TAIL = 200
+MOST_REQUESTS = 100_000
+SEEDS, LEAST_SEEDS = 8, 4
+# over all seeds: with more, fewer seeds do
+MANY_REQUESTS = 40_000
+GRAIN = 1.1
+LONGEST_LOOK = 3_200
+# seeds of a first look, which decides only what is far from its objectives
+FIRST_SEEDS = 2
+FAR = 2.0
+# a first look may be wrong by this much
+LENIENT = 1.15
+# of the bound: below it no rate is looked for
+HOPELESS = 1e-3
+MOST_CONFIRMED = 8
+MOST_RUNS = 4
+# a found rate is served once more for so many times as long
+CONFIRMING = 4
+# a closed loop of so many requests in flight for each seat
+TURNOVER = 6
+ALONE = 24
+LEVELS = 4
+# on a bound that rests on one load
+CAUTION = 1.1
+
+
+class Effort(NamedTuple):
+    """How much is simulated for one rate, and how close the search ends."""
+
+    seeds: int = SEEDS
+    tail: int = TAIL
+    tolerance: float = 0.01
+    ends: int = 8  # rates that are tried for each end of the range; 0: no range
+    confirms: bool = True  # by a longer run
+
+
+ROUGH = Effort(4, 40, 0.04, 0, False)
+ROUGH_WITH_ENDS = ROUGH._replace(ends=2)
+FULL = Effort()
+
+
+class Trying(NamedTuple):
+    """One rate that was tried: the requests of each seed, its trials and the verdict on them."""
+
+    rate: float
+    requests: int
+    trials: list[Trial]
+    verdict: Verdict
+
+
+class Capacity(NamedTuple):
+    """What bounds a scenario's rate before any search.
+
+    ``alone``: latencies of requests that meet nobody; ``most``: no higher rate can keep the objectives, requests/s;
+    ``misses``: the objective that even a request alone misses, and its value there.
+    """
+
+    alone: Trial
+    most: float
+    misses: tuple[Objective, float] | None
+
+
+class Found(NamedTuple):
+    """The highest steady rate of a scenario, requests/s; None where none keeps the objectives.
+
+    ``low``, ``high``: where a single run of ``requests`` requests would find it, 90 % of times. ``tried``: at the rate
+    itself, or nearest to the objectives; ``broken``: at a rate above, which says what gives way first.
+    """
+
+    rate: float | None
+    low: float | None
+    high: float | None
+    steady: bool
+    requests: int
+    tried: Trying | None
+    broken: Trying | None
+    capacity: Capacity
+
+
+def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective]) -> Capacity:
+    """Return what bounds the rate: a request alone, and closed loops of ever more requests in flight.
+
+    No rate is above what a closed loop completes once its decode steps alone take longer than the objective on TPOT.
+    """
+    (alone,) = trials.serve(scenario_id, ALONE, [0], request_rate=None, max_concurrency=1)
+    missed = _missed_alone(alone, objectives)
+    if missed or alone.lost:
+        return Capacity(alone, 0.0, missed)
+    settings = trials.settings(scenario_id)
+    seats = settings["max_num_seqs"] * settings["dp"] * (trials.scenario(scenario_id)["decode_replicas"] or 1)
+    longest_gap_ms = min((each.most_ms for each in objectives if each.metric == "tpot"), default=math.inf)
+    best, level = 0.0, 1
+    while True:
+        level = min(level * LEVELS, seats)
+        requests = min(level * TURNOVER, 2 * level + LEAST_REQUESTS)
+        (trial,) = trials.serve(scenario_id, requests, [0], request_rate=None, max_concurrency=level)
+        throughput = _throughput(trial, requests, level)
+        grows = throughput > best * 1.02
+        best = max(best, throughput)
+        if level >= seats or not grows or gap_percentile(trial.gaps, 50.0) > longest_gap_ms:
+            return Capacity(alone, CAUTION * best, None)
+
+
+def _missed_alone(alone: Trial, objectives: Sequence[Objective]) -> tuple[Objective, float] | None:
+    """Return the first objective that requests miss which meet nobody, and its value, milliseconds."""
+    for objective in objectives:
+        if objective.metric == "itl":
+            continue
+        values = alone.latencies[objective.metric]
+        values = values[~np.isnan(values)]
+        if values.size:
+            percent = objective.percent
+            # of few requests the largest is no tail: the middle of them stands for all above it
+            value = float(values.mean() if percent is None else np.percentile(values, min(percent, 50.0)))
+            if value > objective.most_ms:
+                return objective, value
+    return None
+
+
+def _throughput(trial: Trial, requests: int, level: int) -> float:
+    """Return requests/s of a closed loop while it was full: at its end it empties over one stay."""
+    return requests / max(trial.duration_s * (1.0 - 0.5 * level / requests), 1e-9)
+
+
+def seeds_for(requests: int, effort: Effort) -> int:
+    """Return how many seeds are served: long runs hold many independent stretches each.
+
+    >>> seeds_for(3_000, FULL), seeds_for(9_000, FULL), seeds_for(80_000, FULL)
+    (8, 5, 4)
+    """
+    return min(effort.seeds, max(math.ceil(MANY_REQUESTS / requests), LEAST_SEEDS))
+
+
+class RateSearch:
+    """The search of one scenario; every rate is tried once for each effort."""
+
+    def __init__(self, trials: Trials, scenario_id: str, objectives: Sequence[Objective]) -> None:
+        self._trials, self._id, self._objectives = trials, scenario_id, list(objectives)
+        self._tried: dict[tuple[float, int, int], Trying] = {}
+        self._last: Trying | None = None
+        row = trials.scenario(scenario_id)
+        self._turns, self._think_ms = row["num_turns"] or 1, (row["think_time_s"] or 0.0) * 1e3
+        self._least = max(LEAST_REQUESTS, row["num_prompts"] or 0)
+        self._longer = max(LONGER_RUN * (row["num_prompts"] or LEAST_REQUESTS), LONGER_RUN * LEAST_REQUESTS / 2)
+
+    @cached_property
+    def capacity(self) -> Capacity:
+        """What bounds the rate, from a request alone and closed loops."""
+        return capacity_of(self._trials, self._id, self._objectives)
+
+    def run(self, effort: Effort = FULL, guess: float | None = None) -> Found:
+        """Search the highest steady rate; ``guess``: a rate that is thought to be near it."""
+        if self.capacity.most <= 0.0:
+            return self._found(None, None, effort)
+        kept, broken = self._narrowed(effort, guess)
+        if kept and effort.confirms:
+            kept, broken = self._confirmed(kept, broken, effort)
+        return self._found(kept, broken, effort)
+
+    def _confirmed(self, kept: Trying, broken: Trying | None, effort: Effort) -> tuple[Trying | None, Trying | None]:
+        """Return the highest rate, from a found one down, that a longer run keeps: slow swings of a queue need time."""
+        requests, step = min(CONFIRMING * kept.requests, MOST_REQUESTS), 0.985
+        for _ in range(MOST_CONFIRMED):
+            longer = self._serve(kept.rate, requests, seeds_for(requests, effort))
+            if longer.verdict.keeps:
+                return kept, broken
+            broken, rate = longer, kept.rate * step
+            kept, step = self._try(rate, effort, look=False), step**1.6
+        return (kept if kept.verdict.keeps else None), broken
+
+    def _narrowed(self, effort: Effort, guess: float | None) -> tuple[Trying | None, Trying | None]:
+        """Return the highest rate that keeps the objectives, and one within the tolerance above that does not."""
+        kept, broken = self._bracket(effort, guess)
+        while kept and broken and broken.rate > kept.rate * (1.0 + effort.tolerance):
+            middle = self._try(_between(kept, broken), effort)
+            kept, broken = (middle, broken) if middle.verdict.keeps else (kept, middle)
+        return kept, broken
+
+    def may_keep(self, rate: float) -> bool:
+        """Whether a first look leaves open that a rate keeps the objectives."""
+        return self._serve(rate, int(1.3 * LEAST_REQUESTS), FIRST_SEEDS).verdict.level <= LENIENT
+
+    def _found(self, kept: Trying | None, broken: Trying | None, effort: Effort) -> Found:
+        if kept is None:
+            drifts = broken is not None and broken.verdict.pressure <= 1.0
+            return Found(None, None, None, not drifts, 0, broken, broken, self.capacity)
+        low, high = (self._end(kept, effort, way) for way in (-1, 1)) if effort.ends else (None, None)
+        steady = kept.verdict.stays >= 0.95 * COUNTED
+        return Found(kept.rate, low, high, steady, kept.requests, kept, broken, self.capacity)
+
+    def _bracket(self, effort: Effort, guess: float | None) -> tuple[Trying | None, Trying | None]:
+        """Return a rate that keeps the objectives and a higher one that does not; None where there is none."""
+        kept = broken = None
+        factor = 1.05 if guess else 1.6
+        rate = min(max(guess or 0.5 * self.capacity.most, LOWEST_RATE), HIGHEST_RATE)
+        while True:
+            tried = self._try(rate, effort)
+            if tried.verdict.keeps:
+                kept = tried
+                if broken or rate >= HIGHEST_RATE:
+                    return kept, broken
+                rate = min(rate * factor, HIGHEST_RATE)
+            else:
+                broken = tried
+                if kept or rate <= self.capacity.most * HOPELESS or any(trial.lost for trial in tried.trials):
+                    return kept, broken
+                rate /= factor
+            factor **= 1.5
+
+    def _try(self, rate: float, effort: Effort, look: bool = True) -> Trying:
+        """Try a rate: a first look, and where it does not decide, runs that are long enough for a verdict.
+
+        A rate that is far from its objectives has been looked at only; without ``look`` it is tried like any other.
+        """
+        key = rate, effort.seeds, effort.tail
+        known = self._tried.get(key)
+        if known and (look or len(known.trials) > FIRST_SEEDS):
+            return known
+        requests = self._least_requests(effort)
+        tried = self._serve(rate, min(requests, LONGEST_LOOK), FIRST_SEEDS)
+        if not look or tried.verdict.pressure <= FAR:
+            tried = self._serve_long(tried, requests, effort)
+        self._tried[key] = tried
+        return tried
+
+    def _serve_long(self, look: Trying, requests: int, effort: Effort) -> Trying:
+        """Serve ever longer runs at a rate until one is long enough and does not drift, or will never be."""
+        tried, rate, before = look, look.rate, 0.0
+        for _ in range(MOST_RUNS):
+            if tried.verdict.pressure <= FAR:
+                requests = max(requests, self._needed(tried))
+            tried = self._serve(rate, requests, seeds_for(requests, effort))
+            verdict = tried.verdict
+            long_enough = verdict.stays >= COUNTED or requests >= MOST_REQUESTS
+            if verdict.pressure > 1.0 or (long_enough and not verdict.drifts):
+                break
+            # where requests stay the longer the longer it runs, there is no steady state
+            if verdict.drifts and (requests >= MOST_REQUESTS or 0.0 < verdict.stays < 1.2 * before):
+                break
+            before = verdict.stays
+            if long_enough:  # it drifts, or seems to: twice as long tells
+                requests = min(2 * requests, MOST_REQUESTS)
+        return tried
+
+    def _least_requests(self, effort: Effort) -> int:
+        """Return the requests of one seed that give tails enough to count."""
+        share = min((objective.share for objective in self._objectives if objective.share), default=1.0)
+        needed = max(self._least, effort.tail / share / effort.seeds)
+        return _rounded(needed * STAYS / COUNTED)
+
+    def _needed(self, tried: Trying) -> int:
+        """Return the requests of one seed that fill the horizon at a rate."""
+        return _rounded(1.05 * STAYS * tried.rate * self._turns * self._stay_ms(tried.trials) / 1e3)
+
+    def _stay_ms(self, trials: Sequence[Trial]) -> float:
+        """Return how long a request, or a conversation, stays in the system, on average."""
+        e2e = [counted(trial.latencies["e2e"]) for trial in trials]
+        mean = float(np.mean([values.mean() for values in e2e if values.size] or [0.0]))
+        return mean * self._turns + self._think_ms * (self._turns - 1)
+
+    def _serve(self, rate: float, requests: int, seeds: int) -> Trying:
+        known = self._last.trials if self._last and (self._last.rate, self._last.requests) == (rate, requests) else []
+        more = range(len(known), max(seeds, len(known)))
+        trials = [*known, *(self._trials.serve(self._id, requests, more, request_rate=rate) if more else [])]
+        stay_ms = self._stay_ms(trials)
+        # how many runs of one seed the run makes in which the rate has to hold
+        longer = self._longer / (requests * COUNTED / STAYS)
+        self._last = Trying(rate, requests, trials, judge(trials, self._objectives, stay_ms, longer))
+        return self._last
+
+    def _end(self, kept: Trying, effort: Effort, way: int) -> float:
+        """Return the lowest (``way`` -1) or highest (1) rate that a single run would find: where its bound crosses."""
+        rate, step = kept.rate, 1.05 if effort.ends > ROUGH_WITH_ENDS.ends else 1.25
+        below = (kept.rate, _bound(kept, way))
+        if way < 0 and below[1] <= 1.0:
+            return kept.rate
+        for _ in range(effort.ends):
+            rate *= step**way
+            tried = self._try(rate, effort, look=False)
+            reached = (rate, _bound(tried, way))
+            if (reached[1] <= 1.0) == (way < 0):
+                return _crossing(*sorted((below, reached)))
+            below, step = reached, step * 1.05
+        return rate
+
+
+def _rounded(requests: float) -> int:
+    """Return requests rounded up to one of few numbers, so that loads are drawn once for many rates.
+
+    >>> _rounded(1_200.0), _rounded(1_201.0)
+    (1200, 1320)
+    """
+    steps = math.ceil(math.log(max(requests, 1.0) / LEAST_REQUESTS / STAYS * COUNTED, GRAIN) - 1e-9)
+    return min(round(LEAST_REQUESTS * STAYS / COUNTED * GRAIN ** max(steps, 0)), MOST_REQUESTS)
+
+
+def _bound(tried: Trying, way: int) -> float:
+    """Return the pressure in the worst run of one seed (``way`` -1), or in the best; a drift breaks it in any."""
+    bound = tried.verdict.worst if way < 0 else tried.verdict.best
+    return math.inf if tried.verdict.drifts else bound
+
+
+def _between(kept: Trying, broken: Trying) -> float:
+    """Return the rate between two at which the pressure should be one: on logarithms, and not too near either."""
+    share, (below, above) = 0.5, (kept.verdict.pressure, broken.verdict.pressure)
+    if 1.0 / FAR < below < 1.0 < above < FAR:  # further off, latencies rise as over a cliff
+        low, high = -math.log(below), math.log(above)
+        share = min(max(low / (low + high), 0.2), 0.8)
+    return kept.rate * (broken.rate / kept.rate) ** share
+
+
+def _crossing(below: tuple[float, float], above: tuple[float, float]) -> float:
+    """Return the rate between two points (rate, ratio) at which the ratio is one, on logarithms."""
+    low, high = math.log(max(below[1], 1e-9)), math.log(min(above[1], 1e9))
+    share = -low / (high - low) if high > low else 0.5
+    return below[0] * (above[0] / below[0]) ** share

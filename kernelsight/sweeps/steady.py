@@ -1,0 +1,160 @@
+"""Whether a rate is steady, and keeps its objectives beyond noise: batch means over seeds and stretches of time.
+
+Each objective is a mean over requests: of the latency, or of whether it exceeds the largest value (a percentile is kept
+where at most that share of requests exceeds it). Requests near in time wait for the same burst, so the noise of a mean
+comes from means over long stretches (batches) and over whole seeds, whichever is larger, never from single requests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelsight.scenario.objectives import Objective
+from kernelsight.sweeps.trials import Trial, gap_mean, gap_percentile, gap_share_above
+
+# a run in mean stays of a request: left out at its begin and end, and counted between
+WARM_UP, COUNTED, COOL_DOWN = 3.0, 20.0, 1.0
+STAYS = WARM_UP + COUNTED + COOL_DOWN
+LEAST_REQUESTS = 1_000
+# the run that a found rate has to hold in: so many times the requests of one seed
+LONGER_RUN = 10.0
+BATCHES = 4  # of each seed
+CONFIDENCE = 0.95
+DRIFT_CONFIDENCE = 0.995
+# a drift that changes nothing anybody would see: share of an objective's largest value
+SMALL_DRIFT = 0.02
+
+
+class Noise(NamedTuple):
+    """A mean over all trials, its standard error, the degrees of freedom of that, and the requests of one seed."""
+
+    mean: float
+    error: float
+    freedom: int
+    seeds: int
+
+    def margin(self, runs: float) -> float:
+        """Return how far a run of ``runs`` seeds' requests may lie from the mean, with one-sided ``CONFIDENCE``."""
+        return student(CONFIDENCE, self.freedom) * self.error * math.sqrt(1.0 + self.seeds / runs)
+
+
+class Verdict(NamedTuple):
+    """What trials at one rate say: latencies over their largest values, by the objective that is worst.
+
+    ``pressure``: with the margin for a run ten times as long, so that at 1 or below it keeps the objectives with 95 %
+    confidence; ``level``: as they are; ``best``, ``worst``: the ends of the 90 % range of one seed's run. ``drifts``:
+    latencies or queue of the second half are above those of the first beyond noise. ``stays``: the counted time in mean
+    end-to-end times.
+    """
+
+    pressure: float
+    level: float
+    best: float
+    worst: float
+    drifts: bool
+    stays: float
+    tightest: Objective
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the objectives hold at this rate, and go on holding."""
+        return self.pressure <= 1.0 and not self.drifts
+
+
+@cache
+def student(share: float, freedom: int) -> float:
+    """Return a quantile of Student's t distribution (expansion around the normal one, within 1 % from 4 on).
+
+    >>> round(student(0.95, 7), 2), round(student(0.95, 1000), 3)
+    (1.89, 1.646)
+    """
+    z, n = NormalDist().inv_cdf(share), max(freedom, 1)
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / n + second / n**2 + third / n**3
+
+
+def counted(values: np.ndarray) -> np.ndarray:
+    """Return the values between warm-up and cool-down of a run."""
+    return values[math.ceil(values.size * WARM_UP / STAYS) : math.floor(values.size * (1.0 - COOL_DOWN / STAYS))]
+
+
+def judge(trials: Sequence[Trial], objectives: Sequence[Objective], stay_ms: float, longer: float) -> Verdict:
+    """Return the verdict on trials of one rate.
+
+    ``stay_ms``: how long a request, or a conversation, stays; ``longer``: the run in which the rate has to hold, as a
+    multiple of one seed's run.
+    """
+    if any(trial.lost for trial in trials):
+        return Verdict(*[math.inf] * 4, False, 0.0, objectives[0])
+    ratios = [(*_ratios(trials, objective, longer), objective) for objective in objectives]
+    ends = (max(ratio[place] for ratio in ratios) for place in range(4))
+    spans_ms = [trial.duration_s * 1e3 * COUNTED / STAYS for trial in trials]
+    return Verdict(
+        *ends, _drifts(trials, objectives), min(spans_ms) / max(stay_ms, 1e-9),
+        max(ratios, key=lambda ratio: ratio[0])[-1],
+    )  # fmt: skip
+
+
+def _ratios(trials: Sequence[Trial], objective: Objective, longer: float) -> list[float]:
+    """Return the objective's statistic over its largest value: with the margins of ``Verdict``."""
+    most, of_gaps = objective.most_ms, objective.metric == "itl"
+    runs = [trial.gaps for trial in trials] if of_gaps else [_own(trial, objective.metric) for trial in trials]
+    if not all(run.size and run.any() for run in runs):
+        return [0.0] * 4  # outputs of one token have no TPOT and no gaps, and keep any objective on them
+    mean = objective.percent is None
+    if of_gaps:  # counted over whole runs
+        noise = noise_of([np.array([gap_mean(gaps) if mean else gap_share_above(gaps, most)]) for gaps in runs])
+    else:
+        noise = noise_of(runs if mean else [run > most for run in runs])
+    margins = noise.margin(longer), 0.0, -noise.margin(1.0), noise.margin(1.0)
+    if mean:
+        return [(noise.mean + margin) / most for margin in margins]
+    percents = [100.0 * (1.0 - min(max(objective.share - margin, 0.0), 1.0)) for margin in margins]
+    if of_gaps:
+        return [gap_percentile(sum(runs), percent) / most for percent in percents]
+    return (np.percentile(np.concatenate(runs), percents) / most).tolist()
+
+
+def _own(trial: Trial, metric: str) -> np.ndarray:
+    """Return the counted latencies of a trial, those of requests that have none left out."""
+    values = counted(trial.latencies[metric])
+    return values[~np.isnan(values)] if metric == "tpot" else values
+
+
+def noise_of(runs: Sequence[np.ndarray]) -> Noise:
+    """Return the mean over runs (one a seed) and its noise, from batches and from seeds, whichever is larger.
+
+    >>> noise_of([np.array([1.0, 2.0, 1.0, 2.0]), np.array([2.0, 1.0, 2.0, 1.0])]).mean
+    1.5
+    """
+    batches = np.array([[part.mean() for part in np.array_split(run, min(BATCHES, run.size))] for run in runs])
+    seeds = batches.mean(axis=1)
+    of_batches = batches.std(ddof=1) / math.sqrt(batches.size) if batches.size > 1 else 0.0
+    of_seeds = seeds.std(ddof=1) / math.sqrt(seeds.size) if seeds.size > 1 else 0.0
+    if of_seeds > of_batches:
+        return Noise(float(np.mean([run.mean() for run in runs])), float(of_seeds), seeds.size - 1, seeds.size)
+    return Noise(float(np.mean([run.mean() for run in runs])), float(of_batches), batches.size - 1, seeds.size)
+
+
+def _drifts(trials: Sequence[Trial], objectives: Sequence[Objective]) -> bool:
+    """Whether the second halves are worse than the first beyond noise: in the queue, or in what is asked for."""
+    if len(trials) < 2:
+        return False
+    metrics = {objective.metric: objective.most_ms for objective in objectives if objective.metric != "itl"}
+    least = min(objective.most_ms for objective in objectives)
+    for metric, most in {"queue": least, **metrics}.items():
+        runs = [_own(trial, metric) for trial in trials]
+        if any(run.size < 2 for run in runs):
+            continue
+        changes = np.array([run[run.size // 2 :].mean() - run[: run.size // 2].mean() for run in runs])
+        error = changes.std(ddof=1) / math.sqrt(changes.size)
+        if changes.mean() > max(student(DRIFT_CONFIDENCE, changes.size - 1) * error, SMALL_DRIFT * most):
+            return True
+    return False

@@ -1,0 +1,208 @@
+"""Loads served at a rate for their latencies alone, request by request: no table is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.scenario.load_rules import distribution
+from kernelsight.scenario.plan import and_drafts, deployments_of
+from kernelsight.serving import client_metrics
+from kernelsight.serving.host import front_end_of
+from kernelsight.serving.load import LOAD_COLUMNS, draw_requests, spans_of
+from kernelsight.serving.records import FINISHED, ITL_BINS
+from kernelsight.serving.simulate import serve_replicas
+from kernelsight.serving.statistics_tables import bin_centres
+from kernelsight.serving.world import World, load_columns, read_world
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+# the parameters of ``read_world`` whose tables bear another name
+TABLES = {"settings": "deployment_settings", "faults": "deployment_faults"}
+WORLD = (
+    *("scenarios", "scenario_loads", "load_requests", "step_costs", "step_shapes", "settings", "faults"),
+    *("memory_plan", "host_settings", "kv_transfers", "models"),
+)
+# requests of all seeds that one thread serves: starting threads takes longer
+SHORT = 40_000
+KEPT_LOADS = 24
+# seeds of trials are far from those that people state, so that a check with another seed is a check
+SEED_SPAN = 1_000_003
+
+
+def give_reach(session: Session, scenarios: Iterable[Mapping[str, Any]]) -> None:
+    """State how far loads of any rate, seed and length of a run reach, so that step costs stay as they are."""
+    longest: dict[str, int | None] = {}
+    for row in scenarios:
+        tokens = None  # drawn lengths have no end
+        if distribution(row) in ("fixed", "uniform") and (row.get("num_turns") or 1) == 1:
+            tokens = row["input_len"] + row["output_len"] + (row.get("prefix_len") or 0)
+        for deployment in deployments_of(row):
+            known = longest.get(deployment, 0)
+            longest[deployment] = None if tokens is None or known is None else max(known, tokens)
+    rows = {row["deployment_id"]: row for row in session.table("deployments").to_pylist()}
+    for deployment, tokens in list(longest.items()):
+        for draft in and_drafts([deployment], rows)[1:]:
+            longest[draft] = tokens
+    names, none = list(longest), pa.nulls(len(longest), pa.int64())
+    tokens = pa.array(longest.values(), pa.int64())
+    table = pa.table({"deployment_id": pa.array(names, pa.string()), "requests": none, "tokens": tokens})
+    session.give("deployment_reach", table, trusted=True)
+
+
+class Trial(NamedTuple):
+    """One load served at one rate: latencies in milliseconds by metric, shape [requests], in the order of arrival.
+
+    TPOT of a request with one token is NaN. ``gaps``: the histogram of ITL over the whole run, shape [bins];
+    ``lost``: whether a request was rejected; ``tokens``: prompt and output tokens per arrival; ``peak_kv_share``: the
+    largest share of a replica's KV cache that was in use; ``preemptions``: of all requests.
+    """
+
+    latencies: dict[str, np.ndarray]
+    gaps: np.ndarray
+    lost: bool
+    tokens: tuple[float, float]
+    duration_s: float
+    peak_kv_share: float
+    preemptions: int
+    idle_share: float
+    exposed_host_share: float
+
+
+class Trials:
+    """Serves the loads of planned scenarios at any rate; step costs are read once, from a session that has them."""
+
+    def __init__(self, session: Session, threads: int | None = None) -> None:
+        tables = {name: session.table(TABLES.get(name, name)) for name in WORLD}
+        self._world: World = read_world(**tables)
+        self._scenarios = {row["scenario_id"]: row for row in self._world.scenarios}
+        self._threads = threads
+        self._kept: dict[tuple, tuple] = {}
+        deployments = self._world.deployments
+        self._fronts = {key: front_end_of(row, deployments[key]) for key, row in self._world.hosts.items()}
+
+    @property
+    def able(self) -> list[str]:
+        """The scenarios whose deployments can run."""
+        return list(self._scenarios)
+
+    def scenario(self, scenario_id: str) -> dict[str, Any]:
+        """Return the row of a scenario."""
+        return self._scenarios[scenario_id]
+
+    def settings(self, scenario_id: str) -> dict[str, Any]:
+        """Return the row of ``deployment_settings`` of a scenario's deployment, which decodes."""
+        return self._world.deployments[self._scenarios[scenario_id]["deployment_id"]]
+
+    def serve(self, scenario_id: str, requests: int, seeds: Iterable[int], **load: Any) -> list[Trial]:
+        """Serve a scenario's load once for each seed, with ``requests`` requests and the columns ``load`` changed.
+
+        ``load``: request_rate (None: all at once) or max_concurrency. The same seeds give the same lengths, and gaps
+        that differ by their scale alone, at every rate and on every deployment.
+        """
+        base = self._scenarios[scenario_id]
+        rows = [
+            {**base, **load, "scenario_id": f"{scenario_id}/{seed}", "seed": seed, "num_prompts": requests}
+            for seed in ((base["seed"] + 1) * SEED_SPAN + number for number in seeds)
+        ]
+        drawn, columns, spans = self._loads(rows)
+        world = self._world._replace(
+            scenarios=rows,
+            requests=drawn,
+            columns=columns,
+            spans={row["scenario_id"]: span for row, span in zip(rows, spans, strict=True)},
+            links={row["scenario_id"]: self._world.links.get(scenario_id) for row in rows},
+        )
+        found: dict[str, list] = {row["scenario_id"]: [] for row in rows}
+        threads = self._threads if requests * len(rows) > SHORT else 1
+        for one in serve_replicas(world, count_uses=False, threads=threads):
+            found[one.scenario].append(one)
+        return [self._trial(world, row, found[row["scenario_id"]]) for row in rows]
+
+    def _loads(self, rows: Sequence[Mapping[str, Any]]) -> tuple[pa.Table, dict[str, np.ndarray], list[tuple]]:
+        """Return the requests of loads, their columns, and where each load stands.
+
+        At a constant rate only the scale of the gaps depends on it: what was drawn for one rate is kept for others.
+        """
+        rate, unit = rows[0]["request_rate"], {}
+        if rate is not None and (rows[0]["num_turns"] or 1) == 1:  # turns follow on answers, not on the rate
+            unit = {"request_rate": 1.0}
+        columns = [name for name in LOAD_COLUMNS if name != "max_concurrency"]
+        key = tuple(tuple((row | unit)[name] for name in columns) for row in rows)
+        if key not in self._kept:
+            drawn = _drawn([{**row, **unit} for row in rows])
+            while len(self._kept) >= KEPT_LOADS:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[key] = drawn, load_columns(drawn), list(spans_of(drawn["load_id"]).values())
+        drawn, columns, spans = self._kept[key]
+        return drawn, {**columns, "arrival_s": columns["arrival_s"] / rate} if unit else columns, spans
+
+    def _trial(self, world: World, row: Mapping[str, Any], replicas: Sequence[Any]) -> Trial:
+        """Return what became of one load."""
+        start, stop = world.spans[row["scenario_id"]]
+        names = ("status", "sent_us", "scheduled_us", "first_token_us", "finish_us")
+        times = {name: np.empty(stop - start) for name in names}
+        for one in replicas:
+            for name, values in times.items():
+                values[one.rows - start] = getattr(one.served.out, name)
+        prompts, outputs = (world.columns[name][start:stop] for name in ("prompt_tokens", "output_tokens"))
+        served = (times["status"] == FINISHED) & ~world.columns["warmup"][start:stop]
+        sent, scheduled, first, finish = (times[name][served] * 1e3 for name in names[1:])
+        request_us, per_token_us = self._fronts[deployments_of(row)[-1]]
+        front_end = np.minimum((request_us + per_token_us * prompts[served]) * 1e3, scheduled - sent)
+        several = outputs[served] > 1
+        tpot = client_metrics.tpot_ms(first, finish, np.where(several, outputs[served], 2))
+        latencies = {
+            "ttft": client_metrics.ttft_ms(sent, first),
+            "tpot": np.where(several, tpot, np.nan),
+            "e2e": client_metrics.e2e_ms(sent, finish),
+            "queue": client_metrics.queue_ms(sent, scheduled, front_end),
+        }
+        totals = [one.served.totals for one in replicas]
+        arrivals = (stop - start) / (row["num_turns"] or 1)
+        busy_us = sum(one.gpu_us + one.host_us + one.idle_us for one in totals)
+        peaks = [
+            one.served.totals.peak_units / max(world.plans[one.deployment]["capacity_units"], 1) for one in replicas
+        ]
+        return Trial(
+            latencies,
+            sum((one.served.histogram for one in replicas), np.zeros(ITL_BINS, np.int64)),
+            bool((times["status"] != FINISHED).any()),
+            (float(prompts.sum() / arrivals), float(outputs.sum() / arrivals)),
+            float((finish.max() - sent.min()) / 1e9) if finish.size else 0.0,
+            max(peaks),
+            sum(one.preemptions for one in totals),
+            sum(one.idle_us for one in totals) / max(busy_us, 1.0),
+            sum(one.host_us for one in totals) / max(busy_us, 1.0),
+        )
+
+
+def _drawn(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Draw the loads of rows of ``scenarios``, each under the name of its scenario."""
+    names = [name for name in rows[0] if name not in ("scenario_id", "deployment_id")]
+    columns = {name: pa.array([row[name] for row in rows]) for name in names}
+    known = {name: values for name, values in columns.items() if values.null_count < len(values)}
+    return draw_requests(pa.table({"load_id": pa.array([row["scenario_id"] for row in rows]), **known}))
+
+
+def gap_share_above(gaps: np.ndarray, most_ms: float) -> float:
+    """Return the share of gaps between tokens in bins whose centre exceeds ``most_ms``."""
+    return float(gaps[bin_centres() > most_ms].sum() / max(gaps.sum(), 1))
+
+
+def gap_percentile(gaps: np.ndarray, percent: float) -> float:
+    """Return a percentile of the gaps between tokens, milliseconds; 0 without any."""
+    upto = np.cumsum(gaps)
+    if upto[-1] == 0:
+        return 0.0
+    place = np.searchsorted(upto, percent / 100.0 * (upto[-1] - 1), side="right")
+    return float(bin_centres()[min(int(place), gaps.size - 1)])
+
+
+def gap_mean(gaps: np.ndarray) -> float:
+    """Return the mean gap between tokens, milliseconds."""
+    return float((gaps * bin_centres()).sum() / max(gaps.sum(), 1))

@@ -1,0 +1,33 @@
+"""What limits a scenario, in one sentence: the resources whose relief gains most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+ENGINE = ("prefill compute", "decode bandwidth", "link", "host")
+# less is no gain: another order of the same requests changes as much
+LEAST_GAIN = 0.005
+
+
+def verdict_of(gains: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return ``limit``, ``slowed_by`` and ``verdict`` of a scenario's rows of ``resource_gains``; None without rows.
+
+    >>> row = {"resource": "seats", "throughput_gain": 0.12, "e2e_gain": 0.1, "ttft_gain": 0.2}
+    >>> verdict_of([row, row | {"resource": "host", "throughput_gain": 0.01, "e2e_gain": 0.3}])["verdict"]
+    'limited by seats: 20 % more give 12 % more throughput; latency by host: 20 % more shorten E2E by 30 %'
+    """
+    if not gains:
+        return dict.fromkeys(("limit", "slowed_by", "verdict"))
+    best = max(gains, key=lambda row: row["throughput_gain"])
+    slow = max((row for row in gains if row["resource"] in ENGINE), key=lambda row: row["e2e_gain"])
+    if best["throughput_gain"] < LEAST_GAIN:
+        said = "no resource limits throughput alone: 20 % more of any give less than 0.5 %"
+    elif best["resource"] == "arrivals":
+        said = "limited by arrivals: the engine keeps up with the load"
+    else:
+        said = f"limited by {best['resource']}: 20 % more give {100 * best['throughput_gain']:.0f} % more throughput"
+    if slow["e2e_gain"] >= LEAST_GAIN:
+        said += f"; latency by {slow['resource']}: 20 % more shorten E2E by {100 * slow['e2e_gain']:.0f} %"
+    limit = best["resource"] if best["throughput_gain"] >= LEAST_GAIN else None
+    return {"limit": limit, "slowed_by": slow["resource"], "verdict": said}

@@ -1,0 +1,46 @@
+-- What the predictions of each deployment rest on: the tier of most of its GPU time, and what was not measured
+with spent as (
+  select
+    deployment_id,
+    tier,
+    family,
+    gpu_us,
+    -- constants without a fit: kernels that no sweep has
+    family in (select family from eta_coefficients where part = 'constant' and assumed is not null) as is_assumed
+  from kernel_evidence
+),
+tiers as (
+  select
+    deployment_id,
+    arg_max(tier, (gpu_us, tier)) as tier,
+    sum(gpu_us) filter (tier = 'target-measured' and not is_assumed) / sum(gpu_us) as measured_share
+  from (select deployment_id, tier, is_assumed, sum(gpu_us) as gpu_us from spent group by all)
+  group by deployment_id
+),
+assumed as (
+  select deployment_id, string_agg(distinct family, ', ' order by family) as families
+  from spent where is_assumed group by deployment_id
+),
+vendors as (select distinct vendor from gpus join eta_coefficients using (gpu))
+select
+  settings.deployment_id,
+  case
+    when settings.tier = 'roofline' then 'roofline'
+    when gpus.vendor not in (select vendor from vendors) and tiers.tier = 'cross-generation' then 'unmeasured-vendor'
+    else coalesce(tiers.tier, settings.tier)
+  end as tier,
+  coalesce(tiers.measured_share, 0) as measured_share,
+  assumed.families as assumed_families,
+  nullif(concat_ws('; ',
+    case
+      when settings.tier = 'roofline' then 'anything: bounds of the hardware alone'
+      when gpus.vendor not in (select vendor from vendors) and tiers.tier = 'cross-generation' then format('any kernel on a GPU of {}: kernels of other vendors stand in', upper(gpus.vendor))
+      when tiers.tier = 'cross-generation' then format('kernels on {}', settings.gpu)
+    end,
+    case when settings.tier <> 'roofline' then assumed.families end,
+    case when settings.tier <> 'roofline' and host.assumed is not null then 'host time' end), '') as not_measured
+from deployment_settings as settings
+join gpus on gpus.gpu = settings.gpu
+left join tiers using (deployment_id)
+left join assumed using (deployment_id)
+left join host_settings as host using (deployment_id)

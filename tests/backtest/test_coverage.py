@@ -1,0 +1,53 @@
+"""How many measured runs lie within their intervals, and the spread that intervals lack."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from kernelsight.backtest.coverage import coverage, spread_lacking
+from kernelsight.backtest.report import spread_rows
+from kernelsight.serving.host import Z_90
+
+RUN = {"osl": 2, "fitting": True, "is_moe": False, "errors": {"ttft": 0.1}}
+
+
+def runs(ratios, factor=1.0):
+    interval = dict.fromkeys(("ttft", "tpot", "e2e"), (1 / factor, factor))
+    times = {"ttft_mean_ms": 10.0, "tpot_mean_ms": 1.0, "interval_factors": interval}
+    return [{**RUN, **times, "ttft_ms": 10.0 * ratio, "tpot_ms": ratio} for ratio in ratios]
+
+
+def test_shares_and_widths_on_runs_made_by_hand():
+    found = coverage(runs([0.6, 0.9, 1.0, 1.4, 3.0], factor=1.5))["ttft"]
+    assert found["coverage_90"] == 0.6
+    assert found["width_90"] == pytest.approx(2.25)
+    # three of five lie within a factor of 1.4
+    assert found["width_fixed"] == pytest.approx(1.4**2)
+    assert coverage([])["e2e"]["coverage_90"] is None
+
+
+def test_e2e_is_the_first_token_and_the_others():
+    assert coverage(runs([1.2], factor=1.3))["e2e"]["coverage_90"] == 1.0
+    assert coverage(runs([1.2], factor=1.1))["e2e"]["coverage_90"] == 0.0
+
+
+def test_the_spread_of_normal_errors_is_found_again():
+    errors = np.random.default_rng(5).normal(0.0, 0.3, 4000)
+    assert spread_lacking(runs(np.exp(errors)), "tpot") == pytest.approx(0.3, abs=0.015)
+    # an interval that has part of it already lacks the rest
+    half = Z_90 * 0.18
+    assert spread_lacking(runs(np.exp(errors), math.exp(half)), "tpot") == pytest.approx(0.24, abs=0.015)
+    # with what is held taken out first, it lacks all of it again
+    assert spread_lacking(runs(np.exp(errors), math.exp(half)), "tpot", held=0.18) == pytest.approx(0.3, abs=0.015)
+
+
+def test_only_the_fitting_fifth_makes_the_spread():
+    held = [{"metric": name, "model_class": "dense", "log_sd": 0.0} for name in ("ttft", "tpot", "e2e")]
+    mine, scored = runs([1.0] * 20), [run | {"fitting": False} for run in runs([9.0] * 20)]
+    rows = spread_rows([*mine, *scored], held)
+    assert [(row["metric"], row["log_sd"], row["n"]) for row in rows] == [
+        (name, 0.0, 20) for name in ("ttft", "tpot", "e2e")
+    ]

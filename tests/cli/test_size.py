@@ -1,0 +1,70 @@
+"""`kernelsight size`: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SIZE = ("size", "--model", "qwen3-0.6b", "--gpus", "l4", "--isl", "300", "--osl", "12", "--max-gpus", "1", "--no-tune")
+LIMITS = ("--max-num-seqs", "16", "--max-model-len", "1k", "--max-num-batched-tokens", "512")
+ASKED = ("--rate", "30", "--slo", "ttft_p95:150", "tpot_p99.9:60")
+
+
+def test_the_page_begins_with_the_answer(command: Any) -> None:
+    page = command(*SIZE, *LIMITS, *ASKED, "--prices", "l4=0.7").out
+    lines = page.splitlines()
+    assert " × l4 at TP 1, " in lines[0] and " $/h, " in lines[0] and " $/M tokens; the limit is " in lines[0]
+    assert lines[2].split()[:5] == ["gpu", "TP", "req/s", "low", "high"]
+    for words in ("not measured:", "  l4: ", "one instance:", "vllm serve Qwen/Qwen3-0.6B --max-model-len 1000 "):
+        assert words in page
+
+
+def test_json_csv_and_files(command: Any, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    answer = command(*SIZE, *LIMITS, *ASKED, "--format", "json", "-o", path).json
+    assert set(answer) == {"answer", "chosen", "rows", "left_out", "launch"}
+    assert answer["chosen"] == answer["rows"][0] and answer["chosen"]["price_per_hour"] is None
+    assert {"ttft_p95_ms", "tpot_p99.9_ms"} <= set(answer["chosen"])
+    printed = command(*SIZE, *LIMITS, *ASKED, "--format", "csv").out
+    assert printed.splitlines()[0] == path.read_text().splitlines()[0].replace('"', "")
+
+
+def test_gpus_of_a_file_are_searched(command: Any, tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps([{"gpu": "l4_wide", "like": "l4", "memory_bandwidth_bytes_per_s": 6e11}]))
+    answer = command(
+        *SIZE[:4], f"l4,{path}", *SIZE[5:], *LIMITS, *ASKED, "--prices", "l4=1,l4_wide=9", "--format", "json"
+    ).json
+    assert {row["gpu"] for row in answer["rows"]} == {"l4", "l4_wide"} and answer["chosen"]["gpu"] == "l4"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ("--rate", "3"),
+            "size needs --slo, the objectives to keep, such as --slo ttft_p95:1000 tpot_p99:40.",
+        ),
+        (("--rate", "3", "--slo", "ttft:5"), "unknown metric of --slo 'ttft'."),
+        (("--rate", "nan", "--slo", "ttft_p95:150"), "--rate is nan; give a finite number above 0."),
+        (
+            ("--requests-per-day", "0", "--slo", "ttft_p95:150"),
+            "--requests-per-day is 0.0; give a finite number above 0.",
+        ),
+        (
+            (*ASKED, "--search", "max_num_seqs"),
+            "--search 'max_num_seqs' is not FLAG=V1,V2; give values, such as max_num_seqs=64,128.",
+        ),
+        (
+            (*ASKED, "--search", "block_size=16", "block-size=32"),
+            "--search has block_size twice; give all its values at once.",
+        ),
+    ],
+)
+def test_words_that_are_wrong(command: Any, words: tuple[str, ...], sentence: str) -> None:
+    found = command(*SIZE, *words)
+    assert found.status == 2 and found.out == ""
+    assert found.err.startswith(f"kernelsight: {sentence}")

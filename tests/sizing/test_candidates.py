@@ -1,0 +1,77 @@
+"""Which deployments are searched, and what gives way first."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernelsight.scenario.objectives import Objective
+from kernelsight.session import Session
+from kernelsight.sizing.candidates import planned, rows_of
+from kernelsight.sizing.limits import limit_of
+from kernelsight.sweeps.rate_search import Capacity, Found, Trying
+from kernelsight.sweeps.steady import Verdict
+from kernelsight.sweeps.trials import Trial
+
+from .conftest import LOAD
+
+SIZES = ("tensor_parallel_size", "data_parallel_size", "expert_parallel_size")
+
+
+def sizes(session: Session, most: int = 4, **flags: object) -> set[tuple]:
+    rows = rows_of(session, flags, ["h100_sxm"], most, {})
+    return {tuple(row.get(name, 1) for name in SIZES) for row in rows}
+
+
+def test_dense_models_are_split_over_tensors_alone(session: Session) -> None:
+    assert sizes(session, model="qwen3-8b") == {(1, 1, 1), (2, 1, 1), (4, 1, 1)}
+    assert sizes(session, model="qwen3-8b", tensor_parallel_size=2) == {(2, 1, 1)}
+    assert sizes(session, model="qwen3-8b", pipeline_parallel_size=2) == {(1, 1, 1), (2, 1, 1)}
+
+
+def test_experts_are_spread_and_attention_replicated(session: Session) -> None:
+    found = sizes(session, model="qwen3-30b-a3b")
+    assert found == {(1, 1, 1), (2, 1, 1), (4, 1, 1), (2, 1, 2), (4, 1, 4), (1, 2, 2), (1, 4, 4), (2, 2, 4)}
+    assert sizes(session, model="qwen3-30b-a3b", data_parallel_size=2) == {(1, 2, 2), (2, 2, 4)}
+
+
+def test_a_launch_line_states_flags(session: Session) -> None:
+    rows = rows_of(session, {"launch": "vllm serve Qwen/Qwen3-8B -tp 2 --max-num-seqs 64"}, ["h100_sxm"], 4, {})
+    assert [(row["tensor_parallel_size"], row["max_num_seqs"]) for row in rows] == [(2, 64)]
+
+
+def test_an_instance_counts_all_its_gpus(session: Session) -> None:
+    flags = {"model": "qwen3-8b", "tensor_parallel_size": 2, "prefill_replicas": 3, "prefill_gpu": "l40s"}
+    flags |= {"decode_replicas": 2, "prefill_tensor_parallel_size": 1}
+    with session.fork() as fork:
+        rows = rows_of(fork, flags, ["h100_sxm"], 8, {})
+        load = LOAD | {"num_prompts": 1000}
+        _, (candidate,) = planned(fork, rows, load, {"h100_sxm": 2.0, "l40s": 1.0})
+    assert candidate.gpus == {"h100_sxm": 4, "l40s": 3} and candidate.price == 11.0 and candidate.gpu_count == 7
+
+
+def trial(**changed: object) -> Trial:
+    latencies = {name: np.full(240, value) for name, value in (("ttft", 100.0), ("tpot", 10.0), ("e2e", 2e3))}
+    latencies["queue"] = np.zeros(240)
+    plain = Trial(latencies, np.zeros(8, np.int64), False, (100.0, 10.0), 60.0, 0.4, 0, 0.1, 0.02)
+    return plain._replace(**changed)
+
+
+@pytest.mark.parametrize(
+    ("rate", "metric", "changed", "limit"),
+    [
+        (4.0, "tpot", {"peak_kv_share": 0.99}, "KV cache"),
+        (33.0, "ttft", {}, "seats"),
+        (4.0, "ttft", {"exposed_host_share": 0.4}, "host"),
+        (4.0, "ttft", {}, "prefill compute"),
+        (8.0, "tpot", {}, "prefill compute"),
+        (4.0, "tpot", {}, "decode bandwidth"),
+    ],
+)
+def test_what_gives_way_first(rate: float, metric: str, changed: dict[str, object], limit: str) -> None:
+    objective = Objective(metric, 99.0, 50.0)
+    broken = Trying(rate, 240, [trial(**changed)], Verdict(2.0, 1.8, 1.5, 3.0, False, 30.0, objective))
+    kept = broken._replace(rate=0.9 * rate, trials=[trial()])
+    found = Found(kept.rate, kept.rate, kept.rate, True, 240, kept, broken, Capacity(trial(), 9.0, None))
+    assert limit_of(found, {"max_num_seqs": 64}, 1) == limit
+    assert limit_of(found._replace(rate=None), {"max_num_seqs": 64}, 1) is None

@@ -1,0 +1,198 @@
+"""The cheapest deployment at a rate: against a full search of all of them, its answer, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+
+import kernelsight as ks
+from kernelsight.errors import KernelSightError
+from kernelsight.session import Session
+from kernelsight.sizing.answer import Sizing
+
+from .conftest import FLAGS, LOAD, SLO
+
+PRICES = {"l4": 0.7, "h100_sxm": 2.5}
+ROW = (
+    *("gpu", "tensor_parallel_size", "rate", "rate_low", "rate_high", "steady", "instances", "price_per_hour"),
+    *("cost_per_million_tokens", "limit", "tier", "not_measured"),
+)
+LIMITS = ("arrivals", "prefill compute", "decode bandwidth", "KV cache", "seats", "host", "link")
+
+
+def size(session: Session, **asked: Any) -> Sizing:
+    return session.size(**{"gpus": list(PRICES), "slo": SLO, "max_gpus": 2, "tune": False} | FLAGS | LOAD | asked)
+
+
+@pytest.fixture(scope="module")
+def found(session: Session) -> Sizing:
+    return size(session, rate=60.0, prices=PRICES)
+
+
+def test_the_winner_is_that_of_a_full_search(session: Session, found: Sizing) -> None:
+    pairs = list(itertools.product(PRICES, (1, 2)))
+    grid = [FLAGS | LOAD | {"gpu": gpu, "tensor_parallel_size": tp} for gpu, tp in pairs]
+    rates = session.find_rates(grid, SLO)["max_request_rate"].to_pylist()
+    for rate in (3.0, 60.0, 400.0):
+        answer = found if rate == 60.0 else size(session, rate=rate, prices=PRICES)
+        costs = [math.ceil(rate / own) * tp * PRICES[gpu] for (gpu, tp), own in zip(pairs, rates, strict=True) if own]
+        assert answer.chosen["price_per_hour"] <= 1.02 * min(costs)
+        assert answer.chosen["instances"] * answer.chosen["rate"] >= rate * (1 - 1e-9)
+
+
+def test_rows_say_what_the_contract_lists(found: Sizing) -> None:
+    assert found.chosen == found.rows[0] and found.chosen["price_per_hour"] == min(
+        row["price_per_hour"] for row in found.rows
+    )
+    for row in found.rows:
+        assert (
+            set(ROW) <= set(row) and row["limit"] in LIMITS and row["tier"] in ("target-measured", "cross-generation")
+        )
+        assert row["rate_low"] <= row["rate"] <= row["rate_high"] and row["steady"] is True
+        assert row["gpus"] == row["instances"] * row["tensor_parallel_size"]
+        assert row["price_per_hour"] == pytest.approx(row["gpus"] * PRICES[row["gpu"]])
+        for kind, tokens in (("", 312), ("input_", 300), ("output_", 12)):
+            wanted = row["price_per_hour"] / (60.0 * tokens * 3600 / 1e6)
+            assert row[f"cost_per_million_{kind}tokens"] == pytest.approx(wanted)
+        assert row["max_num_seqs"] == 16 and row["ttft_p95_ms"] <= SLO["ttft_p95_ms"]
+    # every GPU that can is there, so that it can be seen why it was not chosen
+    assert {row["gpu"] for row in found.rows} == set(PRICES)
+    assert found.as_dict()["answer"] == found.answer and repr(found) == f"Sizing({found.answer})"
+    assert "<table>" in found._repr_html_() and found.table().num_rows == len(found.rows)
+
+
+def test_the_answer_is_a_sentence_and_a_command(found: Sizing) -> None:
+    row = found.chosen
+    begin = f"{row['gpus']} × {row['gpu']} at TP {row['tensor_parallel_size']}, "
+    assert found.answer.startswith(begin)
+    assert f"{row['price_per_hour']:.3g} $/h" in found.answer and f"; the limit is {row['limit']}." in found.answer
+    assert f"60 requests/s take {row['instances']} instance" in found.answer
+    (line,) = found.launch
+    stated = ks.read_launch_line(line).flags
+    assert stated.get("tensor_parallel_size", 1) == row["tensor_parallel_size"]
+    assert stated["max_num_seqs"] == 16 and stated["max_num_batched_tokens"] == 512
+
+
+def test_longer_runs_keep_the_winners_rate(session: Session, found: Sizing) -> None:
+    row = found.chosen
+    deployment = FLAGS | {name: row[name] for name in ("gpu", "tensor_parallel_size")}
+    load = LOAD | {"request_rate": row["rate"], "num_prompts": 10 * row["num_prompts"]}
+    runs = session.sweep([deployment | load | {"seed": seed} for seed in (5, 6, 7)], slo=SLO)
+    assert sum(runs.summary["meets_slo"].to_pylist()) >= 2
+
+
+def test_without_prices_gpus_are_counted(session: Session) -> None:
+    found = size(session, rate=60.0)
+    assert found.chosen["gpus"] == min(row["gpus"] for row in found.rows)
+    assert all(row["price_per_hour"] is None and row["cost_per_million_tokens"] is None for row in found.rows)
+    assert "Without prices the ranking is by GPUs needed; --prices GPU=DOLLARS ranks by cost." in found.answer
+
+
+def test_requests_per_day_are_a_rate(session: Session) -> None:
+    one = {"gpus": ["h100_sxm"], "max_gpus": 1, "prices": PRICES}
+    a_day = size(session, requests_per_day=86_400.0 * 3, **one)
+    assert a_day.rows == size(session, rate=3.0, **one).rows
+
+
+def test_other_sizes_of_a_step_are_tried(session: Session) -> None:
+    flags = {"gpus": ["h100_sxm"], "max_gpus": 1, "max_num_batched_tokens": None, "tune": True}
+    found = size(session, rate=400.0, prices=PRICES, **flags)
+    tried = {row.get("max_num_batched_tokens") for row in [*found.rows, *found.left_out]}
+    assert tried == {None, 2048, 4096, 16384}
+
+
+def test_flags_are_searched_where_asked(session: Session) -> None:
+    search = {"quantization": [None, "fp8"], "prefill_replicas": [None, 1]}
+    found = size(session, rate=20.0, gpus=["h100_sxm"], max_gpus=1, prices=PRICES, search=search)
+    rows = [*found.rows, *found.left_out]
+    assert {(row.get("quantization"), row.get("prefill_replicas")) for row in rows} == set(
+        itertools.product((None, "fp8"), (None, 1))
+    )
+    apart = [row for row in found.rows if row.get("prefill_replicas")]
+    # an instance that computes prompts apart has a GPU more
+    assert all(row["gpus"] == 2 * row["instances"] for row in apart)
+
+
+def test_no_deployment_keeps_them(session: Session) -> None:
+    found = size(session, rate=60.0, prices=PRICES, slo={"ttft_p50_ms": 11.0})
+    assert found.chosen is None and found.rows == [] and found.launch == []
+    first, _, rest = found.answer.partition("; ")
+    assert first == "No deployment keeps TTFT p50 of 11 ms"
+    assert rest.startswith("the nearest is h100_sxm at TP ") and " above: TTFT p50 of 11 ms is asked for" in rest
+
+
+def test_what_is_not_measured_is_said(session: Session) -> None:
+    found = size(session, rate=60.0, gpus=["mi300x", "l4"], prices={"mi300x": 0.1, "l4": 9.0}, max_gpus=1)
+    assert found.chosen["gpu"] == "mi300x" and found.chosen["tier"] == "unmeasured-vendor"
+    assert "Not measured: any kernel on a GPU of AMD" in found.answer
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"slo": {}}, "no objective is given; give at least one, such as ttft_p99:500."),
+        ({"slo": {"ttft_p99_ms": 0}}, "the objective on ttft_p99_ms is 0; give a positive number of milliseconds."),
+        ({"rate": 0.0}, "--rate is 0.0; give a finite number above 0."),
+        ({"rate": math.nan}, "--rate is nan; give a finite number above 0."),
+        ({"rate": -2}, "--rate is -2; give a finite number above 0."),
+        (
+            {"rate": None},
+            "--rate R or --requests-per-day N says how much is to be served; neither is given, give one.",
+        ),
+        (
+            {"requests_per_day": 5},
+            "--rate R or --requests-per-day N says how much is to be served; both are given, give one.",
+        ),
+        ({"gpus": []}, "no GPU is given; set --gpus, such as --gpus h100_sxm,h200_sxm."),
+        (
+            {"max_gpus": 1, "pipeline_parallel_size": 2},
+            "no parallel size fits 1 GPUs; give more with --max-gpus, or fewer stages.",
+        ),
+        ({"max_gpus": 0}, "max_gpus is 0; give a whole number of GPUs of one instance, at least 1."),
+        ({"prices": {"l4": 1}}, "--prices has no price for h100_sxm; add h100_sxm=PRICE, or leave --prices out."),
+        ({"request_rate": 3}, "size varies the load to find the highest rate; remove request_rate."),
+        ({"trace": "a.csv"}, "size varies the load to find the highest rate; remove trace."),
+        ({"output_len": None}, "the load has no lengths; give --output-len, or --lengths-from FILE."),
+        ({"model": None}, "no model is given; set --model."),
+        (
+            {"search": {"max_num_seqs": [8]}},
+            "max_num_seqs is given a value and is to be searched; keep one of them.",
+        ),
+        ({"search": {"quantization": []}}, "no value of quantization is given to search; give one or more."),
+        (
+            {"tensor_parallel_size": 3},
+            "no deployment can run: qwen3-0.6b has 16 attention heads, not divisible by tensor-parallel size 3; use a "
+            "size that divides 16; qwen3-0.6b has 8 key-value heads, not divisible by tensor-parallel size 3; use a "
+            "size that divides 8.",
+        ),
+    ],
+)
+def test_questions_that_cannot_be_answered(session: Session, asked: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(KernelSightError) as caught:
+        size(session, **{"rate": 5.0} | asked)
+    assert str(caught.value) == sentence
+
+
+def test_unknown_names_get_the_nearest(session: Session) -> None:
+    for asked, words in (
+        ({"gpus": ["h101"]}, "unknown GPU 'h101'."),
+        ({"slo": {"ttft_p100_ms": 5.0}}, "unknown latency statistic 'ttft_p100_ms'."),
+        ({"search": {"request_rate": [1]}}, "unknown flag to search 'request_rate'."),
+        ({"prices": "h101=2"}, "unknown GPU 'h101'."),
+    ):
+        with pytest.raises(KernelSightError) as caught:
+            size(session, **{"rate": 5.0} | asked)
+        assert str(caught.value).startswith(words)
+
+
+def test_a_model_that_no_gpu_holds(session: Session) -> None:
+    with pytest.raises(KernelSightError) as caught:
+        session.size(model="llama-3.1-70b", gpus=["l4"], rate=1, slo=SLO, max_gpus=2, **LOAD)
+    text = str(caught.value)
+    assert text.startswith(
+        "no GPU of the search holds the model: llama-3.1-70b does not fit on l4 with tensor-parallel"
+    )
+    assert "GiB more; the smallest tensor-parallel size that fits is 8." in text
