@@ -24,7 +24,7 @@ from kernelsight.searching.llm_client import UNKNOWN_FIELD, Reply, Server, ask
 from kernelsight.searching.llm_prompt import TOOL, messages, prompt_hash, tool
 
 MOST_TOKENS = 8192
-# failures that the same question would meet again: their answers are kept too
+# failures that the same question would meet again
 LASTING = ("no_answer", "truncated", "missing_field", "invalid_probability")
 # faster than the best so far by this share counts as faster
 LEAD = 0.02
@@ -34,12 +34,17 @@ SHARES = {"p05_us": 0.95, "p50_us": 0.5, "p95_us": 0.05}
 
 
 class Settings(NamedTuple):
-    """How the model is asked. ``neighbours``: measured candidates that are shown beside the anchor."""
+    """How the model is asked.
+
+    ``neighbours``: measured candidates that are shown beside the anchor; ``again``: ask again where a kept answer is
+    only a failure that may pass.
+    """
 
     server: Server
     samples: int = 1
     neighbours: int = 4
     parallel: int = 4
+    again: bool = True
 
 
 Forecaster = Callable[[pa.Table, pa.Table, Mapping[str, Any]], pa.Table]
@@ -114,13 +119,14 @@ def nearest(row: Mapping[str, Any], known: Sequence[Mapping], count: int, withou
 
 
 def answer_all(settings: Settings, asked: Mapping[str, Sequence], kept: dict[tuple[str, int], dict]) -> None:
-    """Ask what is not kept yet, several questions at once; answers are kept, passing failures for this call only."""
+    """Ask what is not kept yet, several questions at once, and keep the answers."""
     server = settings.server
     missing: dict[tuple[str, int], tuple[str, Sequence]] = {}
     for name, chat in asked.items():
         for sample in range(1, settings.samples + 1):
             key = (prompt_hash(server.model, chat), sample)
-            if key not in kept or (kept[key]["failure"] and kept[key]["failure"] not in LASTING):
+            passing = key in kept and kept[key]["failure"] and kept[key]["failure"] not in LASTING
+            if key not in kept or (passing and settings.again):
                 missing.setdefault(key, (name, chat))
     with ThreadPoolExecutor(max(1, settings.parallel)) as pool:
         jobs = {key: pool.submit(_answer, server, chat, key[1]) for key, (_, chat) in missing.items()}
@@ -169,9 +175,8 @@ def answers_to(
 
 
 def answer_table(kept: Mapping[tuple[str, int], dict]) -> pa.Table:
-    """Return the answers that the same question would meet again as rows of ``llm_answers``, ordered by their key."""
-    rows = [kept[key] for key in sorted(kept) if not kept[key]["failure"] or kept[key]["failure"] in LASTING]
-    return pa.Table.from_pylist(rows, contracts()["llm_answers"].schema)
+    """Return answers as rows of ``llm_answers``, ordered by their key."""
+    return pa.Table.from_pylist([kept[key] for key in sorted(kept)], contracts()["llm_answers"].schema)
 
 
 def failures(kept: Mapping[tuple[str, int], dict]) -> list[dict[str, Any]]:

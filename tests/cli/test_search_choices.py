@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from kernelsight.cli.main import main
 from kernelsight.measure.suite import read_suite
 from tests.searching.llm_server import always, fields, serving, tool_answer
 from tests.searching.made_choices import SIZES, TARGET, rows, sweep
+from tests.searching.made_spaces import made_rows
 from tests.searching.test_llm import SURE, candidates, measured
 
 
@@ -103,3 +105,50 @@ def test_a_model_that_cannot_be_asked_is_refused(
 ) -> None:
     assert main(["search", "forecast", *files, "--gpu", "a100_sxm", *words]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_search_run_asks_the_model_once_and_resumes_by_its_cache(tmp_path: Path, capsys: Any) -> None:
+    space = tmp_path / "space.parquet"
+    pq.write_table(made_rows(), space)
+    words = ["--space", str(space), "--gpu", "three", "--budget", "10", "--forecaster", "llm", "--llm-model", "m"]
+    kept = tmp_path / "kept.parquet"
+    with serving(always(tool_answer(fields([0.125] * 8)))) as seen:
+        asked = [*words, "--llm-url", seen.url, "--llm-candidates", "6", "--llm-cache", str(kept)]
+        assert main(["search", "run", *asked]) == 0
+        first = capsys.readouterr().out
+        assert len(seen) == 6
+        assert "measured on one" in seen[0][2]["messages"][1]["content"]
+        assert main(["search", "run", *asked]) == 0
+        assert len(seen) == 6
+    assert capsys.readouterr().out == first
+    run = tmp_path / "run.duckdb"
+    assert main(["search", "run", *words, "--llm-url", seen.url, "-o", str(run), "--resume"]) == 2
+    assert "--resume with --forecaster llm needs the --llm-cache FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--measure", "cupy"], "--measure cupy needs --launch FILE"),
+        (["--measure", "'open"], "cannot be split into words"),
+        (["--forecaster", "llm"], "--llm-url is missing"),
+        (["--forecaster", "llm", "--llm-url", "http://x", "--llm-model", "m", "--llm-candidates", "0"], "is 0; give"),
+    ],
+)
+def test_runs_that_cannot_measure_or_ask_are_refused(
+    words: list[str], sentence: str, tmp_path: Path, capsys: Any
+) -> None:
+    pq.write_table(made_rows(), tmp_path / "space.parquet")
+    assert main(["search", "run", "--space", str(tmp_path / "space.parquet"), "--gpu", "three", *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_search_run_measures_by_a_command(tmp_path: Path, capsys: Any) -> None:
+    pq.write_table(made_rows(("one", "two")), tmp_path / "space.parquet")
+    bench = tmp_path / "bench.py"
+    bench.write_text("import json, sys\np = json.loads(sys.argv[1])\nprint(p['tile_size_x'] + p['block_size_x'])\n")
+    words = ["--space", str(tmp_path / "space.parquet"), "--gpu", "three", "--budget", "5", "--format", "json"]
+    assert main(["search", "run", *words, "--measure", f"'{sys.executable}' '{bench}' {{parameters}}"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["measured"] == 5
+    assert found["best_us"] < 300.0

@@ -155,7 +155,10 @@ def test_retries_are_bounded(status: int) -> None:
         assert forecast(seen.url, kept, table=candidates(1), retries=2).num_rows == 0
     assert len(seen) == 3
     assert llm.failures(kept) == [{"reason": f"http_{status}", "answers": 1}]
-    assert llm.answer_table(kept).num_rows == 0, "what may pass is asked again next time"
+    again = {(row["prompt_hash"], row["sample"]): row for row in llm.answer_table(kept).to_pylist()}
+    with serving(always(tool_answer(fields(SURE)))) as seen:
+        assert forecast(seen.url, dict(again), table=candidates(1), again=False).num_rows == 0, "a resumed search"
+        assert forecast(seen.url, again, table=candidates(1)).num_rows == 1, "what may pass is asked again"
 
 
 def test_a_slow_answer_is_given_up() -> None:
