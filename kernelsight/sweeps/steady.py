@@ -27,7 +27,7 @@ LONGER_RUN = 10.0
 BATCHES = 4  # of each seed
 CONFIDENCE = 0.95
 DRIFT_CONFIDENCE = 0.995
-# a drift that changes nothing anybody would see: share of an objective's largest value
+# a drift below this share of the objective, or of a mean stay if that is shorter, changes nothing that shows
 SMALL_DRIFT = 0.02
 
 
@@ -94,7 +94,7 @@ def judge(trials: Sequence[Trial], objectives: Sequence[Objective], stay_ms: flo
     if any(trial.lost for trial in trials):
         return Verdict(*[math.inf] * 4, False, 0.0, objectives[0])
     ratios = [(*_ratios(trials, objective, longer), objective) for objective in objectives]
-    ends = (max(ratio[place] for ratio in ratios) for place in range(4))
+    ends = (float(max(ratio[place] for ratio in ratios)) for place in range(4))
     spans_ms = [trial.duration_s * 1e3 * COUNTED / STAYS for trial in trials]
     return Verdict(
         *ends, _drifts(trials, objectives), min(spans_ms) / max(stay_ms, 1e-9),
@@ -149,12 +149,14 @@ def _drifts(trials: Sequence[Trial], objectives: Sequence[Objective]) -> bool:
         return False
     metrics = {objective.metric: objective.most_ms for objective in objectives if objective.metric != "itl"}
     least = min(objective.most_ms for objective in objectives)
+    stay_ms = float(np.mean([_own(trial, "e2e").mean() for trial in trials]))
     for metric, most in {"queue": least, **metrics}.items():
         runs = [_own(trial, metric) for trial in trials]
         if any(run.size < 2 for run in runs):
             continue
         changes = np.array([run[run.size // 2 :].mean() - run[: run.size // 2].mean() for run in runs])
         error = changes.std(ddof=1) / math.sqrt(changes.size)
-        if changes.mean() > max(student(DRIFT_CONFIDENCE, changes.size - 1) * error, SMALL_DRIFT * most):
+        shows = SMALL_DRIFT * min(most, stay_ms)
+        if changes.mean() > max(student(DRIFT_CONFIDENCE, changes.size - 1) * error, shows):
             return True
     return False
