@@ -28,6 +28,7 @@ __all__ = [
     "launch_command",
     "predict",
     "read_launch_line",
+    "search",
     "simulate",
     "size",
     "sweep",
@@ -113,6 +114,14 @@ def compare(**asked: Any) -> Comparison:
     from kernelsight.session import connect
 
     return connect().compare(**asked)
+
+
+def search(scenarios: Any, *, space: Any = ()) -> pa.Table:
+    """Search kernels by replaying measured spaces, in a session of its own; see ``Session.search``."""
+    from kernelsight.session import connect
+
+    with connect() as session:
+        return session.search(scenarios, space=space)
 
 
 def __getattr__(name: str) -> Any:

@@ -84,7 +84,7 @@ def launch_signatures(
 
 
 @reads("kernel_latencies", "family_latencies", "family_calls")
-@produces("step_costs", "kernel_evidence")
+@produces("step_costs", "kernel_evidence", "step_cost_shares")
 def step_costs(
     step_shapes: pa.Table,
     launch_signatures: pa.Table,
@@ -98,6 +98,7 @@ def step_costs(
     knot_corrections: pa.Table,
     *,
     read: Reader,
+    wanted: frozenset[str],
     threads: int | None,
 ) -> dict[str, pa.Table]:
     """GPU time at each knot: the launches of its kernels added up; and what these rest on."""
@@ -106,8 +107,7 @@ def step_costs(
     facts = (gpus, fabrics, eta_coefficients, kernel_implementations)
     return step_costs_of(
         *(step_shapes, launch_signatures, deployment_settings, sharded_layers, layer_weights, facts, knot_corrections),
-        read,
-        threads,
+        *(read, threads, "step_cost_shares" in wanted),
     )
 
 
@@ -124,6 +124,7 @@ def step_costs(
     "request_statistics_at_ends",
     "resource_gains",
 )
+@reads("step_cost_shares")
 def simulation(
     scenarios: pa.Table,
     scenario_loads: pa.Table,
@@ -137,6 +138,7 @@ def simulation(
     kv_transfers: pa.Table,
     models: pa.Table,
     *,
+    read: Reader,
     wanted: frozenset[str],
     threads: int | None,
 ) -> dict[str, Any]:
@@ -162,10 +164,12 @@ def simulation(
         kv_transfers=kv_transfers,
         models=models,
     )
-    again = {"request_statistics_at_ends": statistics_at_ends, "resource_gains": gains_of_resources}
-    made: dict[str, Any] = {
-        name: serve(world, step_costs, step_shapes, threads) for name, serve in again.items() if name in wanted
-    }
+    made: dict[str, Any] = {}
+    if "request_statistics_at_ends" in wanted:
+        made["request_statistics_at_ends"] = statistics_at_ends(world, step_costs, step_shapes, threads)
+    if "resource_gains" in wanted:
+        shares = read("step_cost_shares", read.columns_of("step_cost_shares"))
+        made["resource_gains"] = gains_of_resources(world, step_costs, step_shapes, shares, threads)
     others = wanted - made.keys()
     return (simulate_scenarios(world, others, threads) if others else {}) | made
 
@@ -221,3 +225,17 @@ def _family_latencies(
     return _latencies(
         family, family_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
     )
+
+
+@produces("kernel_forecasts", "search_decisions", "search_measurements", "search_rounds", "search_summary")
+def searches(
+    search_scenarios: pa.Table,
+    kernel_candidates: pa.Table,
+    kernel_measurements: pa.Table,
+    *,
+    wanted: frozenset[str],
+) -> dict[str, Any]:
+    """Search kernels, every scenario replayed on the measurements of its GPU."""
+    from kernelsight.searching.replays import replayed
+
+    return replayed(search_scenarios, kernel_candidates, kernel_measurements, wanted)

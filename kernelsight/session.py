@@ -22,6 +22,7 @@ from kernelsight.kernels.families import LOWERED
 
 if TYPE_CHECKING:
     from kernelsight.attribution.comparison import Comparison
+    from kernelsight.attribution.stage_comparison import StageComparison
     from kernelsight.scenario.forward_step import Prediction
     from kernelsight.sizing.answer import Sizing
     from kernelsight.sweeps.runs import Run, WhatIf
@@ -31,6 +32,7 @@ KEPT = (
     *("deployment_settings", "deployment_faults", "sharded_layers", "layer_weights", "memory_plan", "assumptions"),
     *("host_settings", "kv_layout", "gpu_formats", "step_shapes", "launch_signatures", "step_costs", "step_totals"),
     *("knot_corrections", "kernel_calls", "kernel_latencies", "kernel_evidence", "deployment_tiers"),
+    "step_cost_shares",
 )
 # how far loads reach, which are drawn or read from traces
 BY_CONTENT = ("deployment_reach",)
@@ -168,19 +170,22 @@ class Session(dataflow.Session):
         resume: bool = False,
         workers: int = 1,
         executor: Literal["local", "ray"] = "local",
+        intervals: bool = False,
     ) -> WhatIf:
         """Simulate every scenario of a grid in partitions, in processes or under Ray where asked.
 
         ``slo``: largest values of summary columns, such as ``{"ttft_p99_ms": 2000.0}``, which ``meets_slo`` then
         states of each row; ``goodput``: objectives such as ``{"goodput_ttft_ms": 500.0}``; ``folder`` keeps finished
-        partitions, with which ``resume`` goes on after a kill.
+        partitions, with which ``resume`` goes on after a kill; ``intervals``: with 90 % intervals of TTFT, TPOT and
+        throughput, which take three simulations more (else ``table("scenario_intervals")`` makes them later).
         """
         from kernelsight.scenario.grid import grid_rows
         from kernelsight.sweeps.runs import WhatIf
         from kernelsight.sweeps.sweep import Execution
 
         kept = Path(folder) if folder else None
-        execution = Execution(folder=kept, resume=resume, workers=workers, executor=executor, connect=connect)
+        how = {"workers": workers, "executor": executor, "connect": connect, "intervals": intervals}
+        execution = Execution(folder=kept, resume=resume, **how)
         return WhatIf.of(self, grid_rows(grid), goodput=goodput, slo=slo, execution=execution)
 
     def find_rates(self, grid: Any, slo: Mapping[str, float], *, tolerance: float = 0.01) -> pa.Table:
@@ -232,17 +237,19 @@ class Session(dataflow.Session):
         fit: Literal["none", "host", "parts"] = "parts",
         hold_out: float = 0.3,
         suspects: Literal["all", "none"] = "all",
-    ) -> Comparison:
+    ) -> Comparison | StageComparison:
         """Compare a production log with its replay on a deployment: why they differ, and what corrects it.
 
         ``deployment``: its flags, or ``{"launch": "vllm serve ..."}`` with a GPU; ``requests``: a table of requests in
         memory (anything with ``__arrow_c_stream__``, or a list of dicts), or ``log``: files of any known format, and
         ``steps``, ``metrics``, ``kernels`` beside them; ``stated``: flags of the load as it was described.
+        Of a log that holds statistics of stages alone, these are drawn, simulated and compared.
         InvalidInput: a log without latencies or times of sending, or a deployment that cannot run.
         """
         import pyarrow as pa
 
         from kernelsight.attribution.comparison import Comparison, Question
+        from kernelsight.attribution.stage_comparison import StageComparison
         from kernelsight.logs.read import read_logs, read_table
 
         if not 0.0 < hold_out < 1.0:
@@ -252,7 +259,40 @@ class Session(dataflow.Session):
             tables = read_table(table, columns)
         else:
             tables = read_logs(log, log_format, columns, steps, metrics, kernels)
+        if not tables["production_requests"].num_rows and tables["production_summaries"].num_rows:
+            return StageComparison(self.fork(), tables, deployment, stated)
         return Comparison(self.fork(), tables, Question(dict(deployment), stated, fit, hold_out, suspects))
+
+    def search(self, scenarios: Any, *, space: Any = ()) -> pa.Table:
+        """Search kernels, every scenario replayed in one call; return ``search_summary``.
+
+        ``scenarios``: rows of ``search_scenarios`` (space and gpu at least) as a list of dicts or anything with
+        ``__arrow_c_stream__``; ``space``: files of ``search import``, where the session has no kernel_candidates and
+        kernel_measurements yet. The searches stay in the session: ``table("search_rounds")`` is their course.
+        InvalidInput: a scenario that cannot be searched, and why.
+
+        >>> with connect() as session:
+        ...     session.give("kernel_spaces", [{"space": "toy", "source": "made up"}])
+        ...     times = [(f"tile={tile}", f'{{"tile": {tile}}}', 10.0 + (tile - 5) ** 2) for tile in range(1, 10)]
+        ...     session.give("kernel_candidates", [
+        ...         {"space": "toy", "candidate_id": name, "parameters": text} for name, text, _ in times])
+        ...     session.give("kernel_measurements", [
+        ...         {"space": "toy", "gpu": "l4", "candidate_id": name, "run": 1, "status": "ok", "latency_us": time,
+        ...          "source": "made up"} for name, _, time in times])
+        ...     found = session.search([{"space": "toy", "gpu": "l4", "budget_measurements": 9}])
+        ...     found.column("best_candidate").to_pylist(), session.table("search_rounds").num_rows
+        (['tile=5'], 2)
+        """
+        from kernelsight.searching.scenarios import scenario_rows
+        from kernelsight.searching.space_files import read_spaces
+
+        if space:
+            paths = [space] if isinstance(space, str | Path) else list(space)
+            for name, table in read_spaces(paths)._asdict().items():
+                self.give(name, table)
+        rows = scenarios if isinstance(scenarios, list) else pa.table(scenarios).to_pylist()
+        self.give("search_scenarios", scenario_rows(rows))
+        return self.table("search_summary")
 
     def _run(self, node: Node, asked: Collection[str]) -> None:
         """Run a node, but for kernels that no deployment launches: a query that finds nothing takes 10 ms to plan."""

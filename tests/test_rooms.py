@@ -25,7 +25,7 @@ ROOMS = (
         "attribution",
         "backtest",
     ),
-    *("report", "measure", "nodes", "session", "cli", "__init__", "__main__"),
+    *("report", "measure", "searching", "nodes", "session", "cli", "__init__", "__main__"),
 )
 
 

@@ -26,12 +26,13 @@ from kernelsight.attribution.replay import (
 )
 from kernelsight.attribution.sample import Sample, drawn_e2e, in_turn, kernel_spread
 from kernelsight.attribution.scores import METRICS, bucket_rows, drift_rows, errors_of, measured_by_metric, predicted_of
-from kernelsight.attribution.settings import alternatives, contradictions, stated_settings
-from kernelsight.attribution.verdict import verdict_of
+from kernelsight.attribution.settings import contradictions, stated_settings
+from kernelsight.attribution.verdict import not_separated, verdict_of
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
+from kernelsight.scenario.alternatives import alternatives
 from kernelsight.scenario.corrections import fingerprint
 
 # requests that causes are looked for in: enough to tell them apart, in a second or two
@@ -93,7 +94,7 @@ class Comparison:
 
     @cached_property
     def rests_on(self) -> dict[str, str | None]:
-        """What the prediction rests on: its tier, and what nobody measured."""
+        """What the prediction rests on: its tier, and what was not measured."""
         with self._session.fork() as fork:
             given(fork, self.load, [Variant(self._question.flags)])
             (row,) = fork.table("deployment_tiers").to_pylist()[:1]
@@ -284,6 +285,7 @@ class Comparison:
             "drift": [row for row in self.table("drift_over_time").to_pylist() if row["change"]],
         }
         answer |= self.rests_on
+        answer["not_separated"] = not_separated(self.parts, answer["e2e_ms"]["predicted"])
         return answer | {"verdict": verdict_of(answer, self.enough, self._question.fit)}
 
     def _cause(self, found: State, name: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # a smaller difference is agreement: repeats of one run differ by 2 to 5 % in TTFT
@@ -53,6 +53,33 @@ def _found(answer: Mapping[str, Any], enough: bool, fit: str) -> str:
     if fit == "none" or abs(off) < AGREES:
         return f"{said}."
     return f"{said}; no single cause explains it."
+
+
+# a posterior as wide as this share of the prior has learned nothing of a part; smaller parts matter to nobody
+UNKNOWN, LEAST_SHARE = 0.8, 0.05
+
+
+def not_separated(parts: Sequence[Mapping[str, Any]], e2e_ms: float | None) -> list[str]:
+    """Return what a log does not separate, and which records would: one sentence, or none.
+
+    ``parts``: rows of ``miss_by_part``; ``e2e_ms``: predicted mean E2E.
+
+    >>> rows = [{"part": name, "predicted_ms": 40.0, "posterior_ratio": 0.9} for name in ("host", "decode_gemm")]
+    >>> not_separated(rows, 100.0)[0].split(":")[0]
+    'this log does not separate host from decode_gemm'
+    """
+    wide = [
+        row["part"]
+        for row in parts
+        if (row["posterior_ratio"] or 0.0) >= UNKNOWN and (row["predicted_ms"] or 0.0) >= LEAST_SHARE * (e2e_ms or 0.0)
+    ]
+    if len(wide) < 2:
+        return []
+    return [
+        f"this log does not separate {' from '.join(sorted(wide, reverse=True))}: only their sum is known; engine "
+        "steps (--steps: vLLM --enable-logging-iteration-details, forward-pass metrics) or kernels (--kernels: vllm "
+        "bench forward) would"
+    ]
 
 
 def _cause(cause: Mapping[str, Any]) -> str:

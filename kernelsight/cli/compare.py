@@ -8,7 +8,17 @@ from typing import Any
 
 from kernelsight.cli.options import add_deployment, add_output, deployment_flags, launch_line, open_session
 from kernelsight.errors import InvalidInput
-from kernelsight.report.output import Waiting, as_csv, as_json, as_text, check_ending, note, terminal_width, write_table
+from kernelsight.report.output import (
+    Waiting,
+    as_csv,
+    as_json,
+    as_text,
+    check_ending,
+    note,
+    show_number,
+    terminal_width,
+    write_table,
+)
 
 FORMATS = (
     *("auto", "vllm-bench", "sglang-bench", "sglang-requests", "guidellm", "aiperf", "inference-perf", "litellm"),
@@ -78,12 +88,14 @@ def run(arguments: Any) -> None:
         if arguments.format == "json":
             print(as_json(answer | ({"launch": line.as_dict()} if line else {})))
         elif arguments.format == "csv":
-            rows = found.table("miss_by_part")
+            rows = found.table("stage_vs_prediction" if "stages" in answer else "miss_by_part")
             print(as_csv(rows.to_pylist(), rows.column_names), end="")
         else:
             print(_page(answer))
         if target and target.suffix == ".duckdb":
             found.save(target)
+        elif target and "stages" in answer:
+            write_table(found.table("stage_vs_prediction"), target)
         elif target and target.suffix == ".parquet":
             corrections = found.table("fitted_corrections")
             write_table(corrections, target)
@@ -137,10 +149,13 @@ def _page(answer: dict[str, Any]) -> str:
     ]
     if shown:
         page += ["", as_text(shown, list(shown[0]), terminal_width())]
+    if "stages" in answer:
+        return "\n".join([*page, *_stages(answer)])
     parts = [row for row in answer["parts"] if abs(row["miss_ms"]) >= 0.005][:MOST_SHOWN]
     if parts:
         named = [{"part of the E2E miss": row["part"], "ms a request": row["miss_ms"]} for row in parts]
         page += ["", as_text(named, list(named[0]), terminal_width())]
+    page += answer["not_separated"]
     if answer["suspects"]:
         columns = ["setting", "stated", "value", "gain", "evidence"]
         page += ["", as_text(answer["suspects"][:MOST_SHOWN], columns, terminal_width())]
@@ -158,6 +173,20 @@ def _page(answer: dict[str, Any]) -> str:
         ]
         page.append(as_text(table, list(table[0]), terminal_width()))
     return "\n".join(page)
+
+
+def _stages(answer: dict[str, Any]) -> list[str]:
+    """Return the means of each stage as a table, and what is to be known of them."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in answer["stages"]:
+        if row["statistic"] == "mean":
+            own = rows.setdefault((row["log_id"], row["part"]), {"stage": row["part"]})
+            own["loop"] = "open" if row["open_loop"] else "full"
+            name = "req/s" if row["metric"] == "request_throughput" else f"{row['metric'].split('_')[0].upper()} (ms)"
+            own[name] = f"{show_number(row['measured'])} / {show_number(row['predicted'])}  {row['error']:+.1%}"
+    columns = list(dict.fromkeys(name for own in rows.values() for name in own))
+    table = as_text(list(rows.values()), columns, terminal_width())
+    return ["", "means of each stage, measured / predicted, and the error:", table, "", *answer["findings"]]
 
 
 def _share(value: float | None) -> str:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from kernelsight import __version__
 from kernelsight.errors import InvalidInput, KernelSightError, unknown
+from kernelsight.report.output import QUIET, USUAL, VERBOSE, say
 
 # what a verb is for, and its module: declare() adds its arguments to a parser, run() answers them. A module is imported
 # only for its own verb. A verb without a module is a group of the verbs that begin with its name.
@@ -55,6 +56,22 @@ VERBS: dict[str, tuple[str, str | None]] = {
     ),
     "calibrate fit": ("fit the kernel model to measured kernels", "kernelsight.cli.calibrate.fit"),
     "calibrate evaluate": ("fit on some GPUs, score the model on others", "kernelsight.cli.calibrate.evaluate"),
+    "search": ("search for the fastest kernel configuration: forecast, measure where it pays, stop", None),
+    "search import": ("import measured search spaces of a kernel tuner", "kernelsight.cli.search.import_spaces"),
+    "search run": ("search one kernel on one GPU under a budget of measurements", "kernelsight.cli.search.run"),
+    "search evaluate": (
+        "replay searches on every GPU of a file and score the policies",
+        "kernelsight.cli.search.evaluate",
+    ),
+    "search choose": (
+        "choose the fastest implementation per shape, on a GPU measured little or never",
+        "kernelsight.cli.search.choose",
+    ),
+    "search plan": (
+        "plan which few shapes to measure first to choose implementations well",
+        "kernelsight.cli.search.plan",
+    ),
+    "completion": ("print a completion script for a shell", "kernelsight.cli.completion"),
     "backtest": ("simulate measured end-to-end runs and score the predictions", "kernelsight.cli.backtest"),
 }
 
@@ -91,6 +108,9 @@ def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
             continue
         verb = verbs[group].add_parser(short, **how, allow_abbrev=False)
         verb.set_defaults(module=module, flags=verb)
+        said = verb.add_mutually_exclusive_group()
+        said.add_argument("-q", "--quiet", action="store_true", help="print results and errors alone")
+        said.add_argument("-v", "--verbose", action="store_true", help="report each computed table on stderr")
         if asked is None or asked[: len(name.split())] == name.split():
             importlib.import_module(module).declare(verb)
     return top
@@ -103,7 +123,8 @@ def main(words: list[str] | None = None) -> int:
     _open_streams()
     log = logging.getLogger("kernelsight")
     log.handlers = [_Notes()]
-    log.setLevel(logging.INFO)
+    log.setLevel(logging.WARNING if arguments.quiet else logging.INFO)
+    say(QUIET if arguments.quiet else VERBOSE if arguments.verbose else USUAL)
     try:
         if strange:
             raise _unknown_words(arguments, strange)
@@ -114,11 +135,11 @@ def main(words: list[str] | None = None) -> int:
         print(f"kernelsight: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        return _stopped()
+        return _stopped(arguments)
     except RuntimeError as error:
         if str(error) != "Query interrupted":  # DuckDB's form of Ctrl-C
             raise
-        return _stopped()
+        return _stopped(arguments)
     except BrokenPipeError:
         _silence_stdout()  # the reader closed the pipe
         return 0
@@ -197,8 +218,12 @@ def _silence_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _stopped() -> int:
-    print("kernelsight: interrupted; no partial file was written.", file=sys.stderr)
+def _stopped(arguments: argparse.Namespace) -> int:
+    """Report an interruption, and how to go on where finished parts are kept."""
+    how = "no partial file was written"
+    if getattr(arguments, "resume", None) is not None and getattr(arguments, "output", None):
+        how = "what is finished is kept; the same command with --resume goes on"
+    print(f"kernelsight: interrupted; {how}.", file=sys.stderr)
     return 1
 
 

@@ -66,6 +66,9 @@ def declare(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--correction", metavar="FILE", help="corrections (.parquet) that `compare` fitted to a log of this deployment"
     )
+    verb.add_argument(
+        "--advise", action="store_true", help="also simulate each setting one step away: what one change would bring"
+    )
     load.add_argument("--keep", nargs="+", choices=("steps",), help="keep one row per engine step")
     add_output(verb, "also save the run (.duckdb), or one row per request (.parquet, .csv, .json)")
 
@@ -82,6 +85,8 @@ def run(arguments: Any) -> None:
         run = Run.of(session, flags, arguments.correction)
         with Waiting("simulating"):
             answer = run.summary
+            if arguments.advise:
+                answer["advice"] = run.advice().to_pylist()
         try:
             if target and target.suffix == ".duckdb":
                 run.save(target, steps=steps)

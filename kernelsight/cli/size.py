@@ -201,7 +201,7 @@ def _print(found: Sizing, form: str) -> None:
 
 
 def _not_measured(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Return what nobody measured, once for each GPU."""
+    """Return what was not measured, once for each GPU."""
     found: dict[str, str] = {}
     for row in rows:
         if row["not_measured"]:

@@ -20,12 +20,22 @@ from kernelsight.cli.options import (
 )
 from kernelsight.dataflow.durable import locked
 from kernelsight.errors import InvalidInput
-from kernelsight.report.output import as_csv, as_json, as_text, check_ending, note, terminal_width, write_table
+from kernelsight.report.output import (
+    as_csv,
+    as_json,
+    as_text,
+    check_ending,
+    note,
+    show_number,
+    terminal_width,
+    write_table,
+)
 from kernelsight.scenario.flags import DEPLOYMENT
 from kernelsight.scenario.grid import read_grid
 from kernelsight.scenario.objectives import PRICE, cheapest, parse_objectives, parse_slo
 from kernelsight.scenario.plan import gpu_assumptions
 from kernelsight.scenario.prices import priced, read_prices
+from kernelsight.sweeps.intervals import interval_columns
 from kernelsight.sweeps.partitions import Store, import_ray
 from kernelsight.sweeps.runs import SWEEP, WhatIf
 from kernelsight.sweeps.sweep import Execution, Progress
@@ -39,6 +49,29 @@ SHOWN = (
     *("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "output_throughput", "goodput"),
     *("output_throughput_per_gpu", "output_throughput_per_user", "cost_per_million_tokens", "meets_slo"),
 )
+HEADERS = {
+    "tensor_parallel_size": "TP",
+    "pipeline_parallel_size": "PP",
+    "data_parallel_size": "DP",
+    "request_rate": "req/s",
+    "max_concurrency": "concurrency",
+    "max_num_batched_tokens": "step tokens",
+    "max_num_seqs": "seats",
+    "max_request_rate": "highest req/s",
+    "rate_low": "low",
+    "rate_high": "high",
+    **{
+        f"{metric}_{statistic}_ms": f"{metric.upper()} {statistic} ms"
+        for metric in ("ttft", "tpot", "itl", "e2e", "queue")
+        for statistic in ("mean", "p50", "p90", "p99")
+    },
+    "output_throughput": "tok/s",
+    "output_throughput_per_gpu": "tok/s/GPU",
+    "output_throughput_per_user": "tok/s/user",
+    "goodput": "good req/s",
+    "cost_per_million_tokens": "$/M tokens",
+    "meets_slo": "meets SLO",
+}
 # what --find-rate finds; the requests that it took are no flag that rows are told apart by
 FOUND = ("max_request_rate", "rate_low", "rate_high", "steady")
 MOST_SHOWN = 40
@@ -66,6 +99,11 @@ def declare(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--executor", choices=("local", "ray"), default="local", help="where partitions run")
     verb.add_argument("--partition-requests", type=int, metavar="N", help="requests simulated per partition")
+    verb.add_argument(
+        "--no-intervals",
+        action="store_true",
+        help="without 90 %% intervals of TTFT, TPOT and throughput, which take three simulations more per scenario",
+    )
     verb.add_argument("--find-rate", action="store_true", help="find the highest request rate per row that meets --slo")
     verb.add_argument(
         "--at-rate",
@@ -85,6 +123,9 @@ def run(arguments: Any) -> None:
     """Run the verb for parsed arguments."""
     target = check_ending(arguments.output)
     _check_words(arguments, target)
+    if arguments.resume and target and target.exists() and not _parts(target).exists():
+        note(f"{target} is finished: nothing is left to resume")
+        return
     slo = parse_slo(arguments.slo or [])
     goodput = parse_objectives(arguments.goodput or [])
     with locked(target) if target else contextlib.nullcontext(), open_session(arguments) as session:
@@ -136,14 +177,20 @@ def _execution(arguments: Any, target: Path | None) -> Execution:
     from kernelsight.session import connect
 
     return Execution(
-        folder=target.with_name(f"{target.name}.parts") if target else None,
+        folder=_parts(target) if target else None,
         resume=arguments.resume,
         workers=arguments.workers,
         executor=arguments.executor,
         partition_requests=arguments.partition_requests,
         connect=connect,
         report=_show_progress if sys.stderr.isatty() else None,
+        intervals=not arguments.no_intervals,
     )
+
+
+def _parts(target: Path) -> Path:
+    """Return the folder of finished partitions beside the file that is written."""
+    return target.with_name(f"{target.name}.parts")
 
 
 def _show_progress(progress: Progress) -> None:
@@ -200,9 +247,14 @@ def _print(table: pa.Table, front: pa.Table | None, arguments: Any) -> None:
     for title, shown in (("", rows), ("Pareto front, tokens/s per GPU against tokens/s per user", fronts)):
         if shown:
             page += ["", title] if title else [""]
-            page.append(as_text(_with_defaults(shown[:MOST_SHOWN], flags), columns, terminal_width()))
+            table = [_shown(row, columns) for row in _with_defaults(shown[:MOST_SHOWN], flags)]
+            page.append(as_text(table, list(table[0]), terminal_width()))
         if len(shown) > MOST_SHOWN:
             page.append(f"... and {len(shown) - MOST_SHOWN:,} more; -o FILE keeps all, --format csv prints them")
+    tiers = sorted({row["tier"] for row in rows if row.get("tier")})
+    if tiers:
+        what = " (in brackets: 90 % intervals)" if "ttft_p99_low_ms" in rows[0] else ""
+        page += ["", f"kernel latencies: {', '.join(tiers)}{what}"]
     if "cheapest" in answer:
         page += ["", _cheapest_said(answer["cheapest"], flags, arguments.at_rate)]
     print("\n".join(page))
@@ -223,6 +275,18 @@ def _cheapest_said(found: dict[str, Any] | None, flags: list[str], rate: float |
     return f"lowest cost per token{at}: {what}, {found['price_per_hour']:,.4g} $/h, {', '.join(costs)}"
 
 
+def _shown(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
+    """Return a row under short headers with units; p99 with its interval, the others are in files and JSON."""
+    cells = {}
+    for name in columns:
+        low, high = (row.get(end) for end in interval_columns(name))
+        value = row[name]
+        if name.endswith("p99_ms") and low is not None and high is not None:
+            value = f"{show_number(value)} ({low:,.3g}-{high:,.3g})"
+        cells[HEADERS.get(name, name)] = value
+    return cells
+
+
 def _with_defaults(rows: list[dict[str, Any]], flags: list[str]) -> list[dict[str, Any]]:
     """Return rows in which a flag that a row leaves to the engine is called so."""
     return [row | {name: "default" for name in flags if row[name] is None} for row in rows]
@@ -236,6 +300,9 @@ def _columns_shown(rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
     names = list(rows[0])
     flags = names[2 : names.index("status")]
     differing = [name for name in flags if name not in FOUND and len({row[name] for row in rows}) > 1]
+    if not differing:
+        # rows that do not differ are named by what they are
+        differing = [name for name in ("model", "gpu", "tensor_parallel_size") if rows[0].get(name) is not None]
     chosen = [name for name in (*FOUND, *SHOWN) if name in names and name not in differing]
     looked_at = [name for name in [*differing, *chosen] if any(row[name] is not None for row in rows)]
     return differing, looked_at + (["status"] if any(row["status"] != "served" for row in rows) else [])

@@ -8,6 +8,9 @@ import numpy as np
 
 from kernelsight.kernels.families import FAMILIES
 
+# a resource is relieved by a fifth: enough to show what limits, little enough that nothing else begins to
+RELIEF = 1.2
+
 
 class Costed(NamedTuple):
     """Picoseconds and kernel launches of each knot, shape [knots]; where nothing is launched there is no cost.

@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.kernels.costed import Costed, Groups, Priced, Rest, Times
-from kernelsight.kernels.families import LOWERED
+from kernelsight.dataflow.cache import remembered
+from kernelsight.kernels.costed import RELIEF, Costed, Groups, Priced, Rest, Times
+from kernelsight.kernels.families import FAMILIES, LOWERED
 from kernelsight.kernels.kinds import TIERS
 from kernelsight.kernels.latency import BOUNDS, Answers, answers, columns_read, interval
 from kernelsight.kernels.launches import PRICED_BY, launched_families
@@ -25,8 +26,12 @@ if TYPE_CHECKING:
 
 # a factor of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
 MIX = np.uint64(0xBF58476D1CE4E5B9)
-# what a kernel takes before it reads a byte, in a CUDA graph: estimated, of the shortest kernels of the sweeps
-START_US = 2.0
+# columns of gpus, by their endings, that a resource's relief raises
+RATES = {
+    "compute": ("_flops_per_s",),
+    "memory": ("memory_bandwidth_bytes_per_s",),
+    "link": ("link_bytes_per_s", "pcie_bytes_per_s"),
+}
 LATENCIES = ("latency_us", "latency_p05_us", "latency_p95_us")
 
 
@@ -40,25 +45,33 @@ def step_costs_of(
     corrections: pa.Table,
     read: Reader,
     threads: int | None,
+    shares: bool = True,
 ) -> dict[str, pa.Table]:
     """Return ``step_costs`` of all knots that launch a kernel, in the order of ``step_shapes``; ``kernel_evidence``.
 
     ``facts``: gpus, fabrics, eta_coefficients, kernel_implementations; ``corrections``: of knots; ``read``: of calls
-    by family, and of latencies where they are given; ``threads`` that price calls.
+    by family, and of latencies where they are given; ``threads`` that price calls; ``shares``: ``step_cost_shares``
+    too, for which every call is priced on GPUs with higher rates.
     """
-    costs, tiers = _costs(step_shapes, signatures, settings, sharded_layers, layer_weights, facts, read, threads)
+    tables = (step_shapes, signatures, settings, sharded_layers, layer_weights)
+    costs, tiers = _costs(*tables, facts, read, threads, shares)
     knots = step_shapes.filter(pc.not_equal(step_shapes["part"], "whole"))
     knots = knots.select(["deployment_id", "part", "step_shape_id", "x", "y"])
     found = _corrected(_at_knots(knots, costs), knots, corrections)
     there = np.flatnonzero(found.launches)
     kept = knots if there.size == knots.num_rows else knots.take(pa.array(there))
     kept = kept.append_column("gpu_us", pa.array(found.picoseconds[there] / 1e6))
-    for name in ("p05", "p95", "compute", "memory", "link"):
+    for name in ("p05", "p95"):
         kept = kept.append_column(f"gpu_{name}_us", pa.array(getattr(found, name)[there] / 1e6))
     kept = kept.append_column("launches", pa.array(found.launches[there].astype(np.int64)))
     for name in ("embedding", "transfer", "moe", "communication"):
         kept = kept.append_column(f"{name}_us", pa.array(getattr(found, name)[there] / 1e6))
-    return {"step_costs": kept, "kernel_evidence": tiers}
+    made = {"step_costs": kept, "kernel_evidence": tiers}
+    if shares:
+        by_rate = {f"{name}_us": pa.array(getattr(found, name)[there] / 1e6) for name in RATES}
+        keys = {name: kept[name] for name in ("deployment_id", "step_shape_id")}
+        made["step_cost_shares"] = pa.table({**keys, **by_rate})
+    return made
 
 
 def _corrected(costs: Costed, knots: pa.Table, corrections: pa.Table) -> Costed:
@@ -108,6 +121,7 @@ def _costs(
     facts: Sequence[pa.Table],
     read: Reader,
     threads: int | None,
+    shares: bool,
 ) -> tuple[Mapping[str, Costed], pa.Table]:
     """Return by deployment what its step shapes cost, by their ids; and ``kernel_evidence``."""
     groups = _groups(step_shapes, signatures, settings)
@@ -127,7 +141,7 @@ def _costs(
             wanted = columns_read(family, read.columns_of(f"{family}_calls"))
             asked = {*wanted, "deployment_id", "step_shape_id", "count"} - {"gpu", "engine"}
             calls = read(f"{family}_calls", sorted(asked), {"deployment_id": groups.firsts})
-            waiting.append((family, workers.submit(_price, family, calls, wanted, (settings, *facts), groups)))
+            waiting.append((family, workers.submit(_price, family, calls, wanted, (settings, *facts), groups, shares)))
         for family, each in waiting:
             for unit, times, launches, rests in each.result():
                 for cost in {id(found[name]): found[name] for name in units[unit]}.values():
@@ -177,9 +191,11 @@ def _add_given(latencies: pa.Table, costs: Mapping[str, Costed]) -> None:
     names = latencies["deployment_id"].combine_chunks().dictionary_encode()
     families = latencies["family"].combine_chunks().dictionary_encode()
     knot, count = latencies["step_shape_id"].to_numpy(), latencies["count"].to_numpy()
-    figures = [latencies[name].to_numpy() for name in (*LATENCIES, "roofline_us")]
+    figures = [latencies[name].to_numpy() for name in LATENCIES]
     bound = pc.index_in(latencies["bound"], pa.array(BOUNDS)).to_numpy()
-    each = times_of(*figures, bound)
+    # how they go with the rates is not stated: all of each with the one that bounds it
+    bounded = [np.where(bound == number, figures[0], 0.0) for number in range(len(BOUNDS))]
+    each = Times(*map(in_picoseconds, (*figures, *bounded)))
     for code, name in enumerate(names.dictionary.to_pylist()):
         for number, family in enumerate(families.dictionary.to_pylist()):
             rows = np.flatnonzero((names.indices.to_numpy() == code) & (families.indices.to_numpy() == number))
@@ -194,20 +210,44 @@ def in_picoseconds(latency_us: np.ndarray) -> np.ndarray:
     return np.floor(latency_us * 1e6 + 0.5)
 
 
-def times_of(
-    latency_us: np.ndarray, p05_us: np.ndarray, p95_us: np.ndarray, roofline_us: np.ndarray, bound: np.ndarray
-) -> Times:
-    """Return the times of kernels, shape [rows]; ``bound``: their numbers among ``BOUNDS``.
+def _shrinks(
+    family: str, calls: pa.Table, facts: Sequence[pa.Table], latency_us: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what of the latencies goes with the rates of arithmetic, of memory and of links, microseconds.
 
-    A kernel shrinks with the rate that bounds it, but for its start: the least time of a kernel that does nothing.
+    What is left is the start of a kernel, and waves that wait for their last tile.
     """
-    shrinks = np.maximum(np.minimum(roofline_us, latency_us), latency_us - START_US)
-    parts = (in_picoseconds(np.where(bound == number, shrinks, 0.0)) for number in range(len(BOUNDS)))
-    return Times(*map(in_picoseconds, (latency_us, p05_us, p95_us)), *parts)
+    settings, gpus, *others = facts
+    found = []
+    for resource in RATES:
+        # collectives wait for links alone, other kernels never do
+        if (resource == "link") != bool(FAMILIES[family].wire_share):
+            found.append(np.zeros_like(latency_us))
+            continue
+        quicker = answers(family, calls, settings, faster(gpus, resource), *others).latency_us
+        found.append(np.clip((latency_us - quicker) / (1.0 - 1.0 / RELIEF), 0.0, latency_us))
+    compute, memory, link = found
+    # a kernel that both rates bound in part is not shorter than without either
+    over = np.maximum((compute + memory) / np.maximum(latency_us, 1e-9), 1.0)
+    return compute / over, memory / over, link
+
+
+def faster(gpus: pa.Table, resource: str) -> pa.Table:
+    """Return the GPUs with ``RELIEF`` times the rates of a resource of RATES."""
+
+    def scaled() -> pa.Table:
+        table = gpus
+        for name in gpus.column_names:
+            if name.endswith(RATES[resource]):
+                more = pc.multiply(table[name], RELIEF)
+                table = table.set_column(table.column_names.index(name), table.schema.field(name), more)
+        return table
+
+    return remembered((gpus,), f"faster {resource}", scaled)
 
 
 def _price(
-    family: str, calls: pa.Table, wanted: Sequence[str], facts: Sequence[pa.Table], groups: Groups
+    family: str, calls: pa.Table, wanted: Sequence[str], facts: Sequence[pa.Table], groups: Groups, shares: bool
 ) -> list[Priced]:
     """Return a family's calls at knots, for each group and GPU of it.
 
@@ -232,8 +272,10 @@ def _price(
         mine = calls if asked.size == calls.num_rows else calls.take(pa.array(asked))
         mine = mine.append_column("gpu", _words([gpu], np.zeros(asked.size)))
         answered = answers(family, mine, *facts)
-        results = answered.results
-        times = times_of(*interval(family, answered, facts[3]), results["roofline_us"], results["bound"])
+        latency, p05, p95 = interval(family, answered, facts[3])
+        nothing = np.zeros_like(latency)
+        rates = _shrinks(family, mine, facts, latency) if shares else (nothing, nothing, nothing)
+        times = Times(*map(in_picoseconds, (latency, p05, p95, *rates)))
         total = times.at_knots(place, count[rows], knot[rows], ends[-1])
         spent = times.picoseconds[place] * count[rows]
         for number in np.flatnonzero(there).tolist():

@@ -27,25 +27,58 @@ _STATISTICS = ("mean", "min", "max", "median", "p90", "p95", "p99")
 
 def _recognises(file: LogFile) -> bool:
     if file.kind != "json":
-        return False
+        return file.kind == "text" and _is_configuration(file)
     requests = {"[].start_time", "[].end_time", "[].info"} <= file.fields
     return requests or {"load_summary", "successes"} <= file.fields
 
 
 def read_inference_perf(files: Sequence[LogFile]) -> list[Found]:
-    """Return one run per file of requests, and one per file of statistics.
+    """Return one run per file of requests, of statistics, and of the client's configuration.
 
     Times are those of ``time.perf_counter``. Prompts are counted by the client, outputs by the server where its usage
     is in the file. Some versions write two times per token: TPOT is (last - first) / (tokens - 1) all the same.
     """
     runs = []
     for file in files:
+        if file.kind == "text":
+            runs.append(_configuration(file))
+            continue
         for _, value in documents(file):
             if isinstance(value, list):
                 runs.append(_requests(file, value))
             elif isinstance(value, Mapping):
                 runs.append(_statistics(file, value))
     return runs
+
+
+def _is_configuration(file: LogFile) -> bool:
+    return all(re.search(rf"^{name}:", file.text, re.MULTILINE) for name in ("load", "data", "server"))
+
+
+def _configuration(file: LogFile) -> Found:
+    """Return what the client's configuration says of the load: different prompts, requests in flight, lengths."""
+    import yaml
+
+    found = Found(file, NAME)
+    try:
+        stated = yaml.safe_load(file.read())
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as problem:
+        reason = " ".join(str(problem).split())[:120]
+        raise unusable(file.path, f"is damaged or cut off ({reason})", "Copy or write it again.") from None
+    load, data = _part(stated, "load"), _part(stated, "data")
+    workers = number(load.get("num_workers")), number(load.get("worker_max_concurrency"))
+    if all(workers):
+        found.summaries += statistic("client", "max_concurrency", "max", workers[0] * workers[1])
+    shared = _part(data, "shared_prefix")
+    groups = number(shared.get("num_unique_system_prompts") or shared.get("num_groups"))
+    each = number(shared.get("num_users_per_system_prompt") or shared.get("num_prompts_per_group"))
+    if groups and each:
+        found.summaries += statistic("client", "unique_prompts", "total", groups * each)
+        found.summaries += statistic("client", "shared_prefix_tokens", "mean", shared.get("system_prompt_len"))
+    output = number(shared.get("output_len"))
+    if output and _part(stated, "server").get("ignore_eos"):
+        found.summaries += statistic("client", "output_tokens", "mean", output)
+    return found
 
 
 def _part(holder: Any, name: str) -> Mapping[str, Any]:

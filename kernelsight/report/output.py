@@ -26,42 +26,59 @@ FORMATS = ("table", "json", "csv")
 ENDINGS = (".parquet", ".csv", ".json", ".duckdb")
 
 
+# how much is said on stderr beside results and errors: nothing, notes, or every computed table
+QUIET, USUAL, VERBOSE = range(3)
+_said = USUAL
+# seconds between lines of progress where stderr is no terminal
+LINES_EVERY_S = 10.0
+
+
+def say(how_much: int) -> None:
+    """Set how much is said on stderr: QUIET, USUAL or VERBOSE."""
+    global _said
+    _said = how_much
+
+
 def note(text: str) -> None:
-    """Write a line to stderr."""
-    print(text, file=sys.stderr)
+    """Write a line to stderr, unless nothing is to be said."""
+    if _said > QUIET:
+        print(text, file=sys.stderr)
 
 
 def progress(names: str, seconds: float) -> None:
-    """Report on a terminal which table has just been computed, if it took more than half a second."""
-    if seconds > 0.5 and sys.stderr.isatty():
-        note(f"  {names}: {seconds:.1f} s")
+    """Report which table has just been computed: on a terminal if it took more than half a second; all when verbose."""
+    if _said == VERBOSE or (seconds > 0.5 and sys.stderr.isatty()):
+        note(f"  {names}: {seconds:.2f} s")
 
 
 class Waiting:
-    """A line on the terminal that counts seconds during a long computation; silent if stderr is not a terminal."""
+    """Counts the seconds of a long computation: a line on the terminal, or a line every 10 s where stderr is none."""
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self._on_terminal = sys.stderr.isatty()
 
     def __enter__(self) -> Waiting:
         import threading
 
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._count, daemon=True)
-        if sys.stderr.isatty():
+        if _said > QUIET:
             self._thread.start()
         return self
 
     def _count(self) -> None:
         started = time.monotonic()
-        while not self._done.wait(0.5):
-            print(f"\r{self.text} {time.monotonic() - started:.0f} s", end="", file=sys.stderr, flush=True)
+        begin, end, every_s = ("\r", "", 0.5) if self._on_terminal else ("", "\n", LINES_EVERY_S)
+        while not self._done.wait(every_s):
+            print(f"{begin}{self.text} {time.monotonic() - started:.0f} s", end=end, file=sys.stderr, flush=True)
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
         if self._thread.is_alive():
             self._thread.join()
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+            if self._on_terminal:
+                print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def clean(value: Any) -> Any:

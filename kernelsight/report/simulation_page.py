@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernelsight.report.advised import advice_lines
 from kernelsight.report.formats import formats_said
 from kernelsight.report.output import as_text, show_number, terminal_width
 from kernelsight.sweeps.run_summary import METRICS, PERCENTILES
@@ -18,6 +19,7 @@ def simulation_page(answer: dict[str, Any]) -> str:
     parts = (
         [_headline(answer["settings"]), *_prefill_lines(answer), _rests_on(answer)],
         [*_figures(answer), *([answer["verdict"]] if answer["verdict"] else [])],
+        _advised(answer),
         [_latencies(answer)],
         [f"rejected requests: {', '.join(rejected)}"] if rejected else [],
         _kernels(answer["breakdown"]),
@@ -37,7 +39,7 @@ def _headline(settings: dict[str, Any]) -> str:
 
 
 def _rests_on(answer: dict[str, Any]) -> str:
-    """Return what the figures rest on: the tier, and what nobody measured."""
+    """Return what the figures rest on: the tier, and what was not measured."""
     share = f" ({answer['measured_share']:.0%} of GPU time)" if answer["tier"] == "target-measured" else ""
     missing = answer["not_measured"]
     return f"kernel latencies: {answer['tier']}{share}{f'; not measured: {missing}' if missing else ''}"
@@ -78,6 +80,14 @@ def _figures(answer: dict[str, Any]) -> list[str]:
     }
     width = max(len(name) for name in figures)
     return [f"{name:<{width}}  {show_number(value)}" for name, value in figures.items() if value is not None]
+
+
+def _advised(answer: dict[str, Any]) -> list[str]:
+    """Return what one change of a setting would bring, where that was asked for."""
+    if "advice" not in answer:
+        return []
+    lines = [f"  {line}" for line in advice_lines(answer["advice"])]
+    return ["changes of one setting that help, simulated on the same requests:", *(lines or ["  none by 1 % or more"])]
 
 
 def _accepted(answer: dict[str, Any]) -> str | None:

@@ -18,7 +18,8 @@ ANSWERS = (
     *("requests", "deployment_settings", "memory_plan", "host_settings", "assumptions", "step_shapes", "kernel_calls"),
     *("kernel_latencies", "step_costs", "step_cost_uses", "itl_histogram", "replica_totals", "serving_windows"),
     *("kv_transfers", "request_events", "request_metrics", "request_statistics", "itl_percentiles"),
-    *("scenario_summary", "kernel_breakdown", "cache_over_time"),
+    *("scenario_summary", "kernel_breakdown", "cache_over_time", "scenario_intervals", "resource_gains"),
+    *("request_statistics_at_ends", "kernel_evidence", "deployment_tiers"),
 )
 
 

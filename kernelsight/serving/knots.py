@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.kernels.costed import RELIEF
 from kernelsight.serving.cuda_graphs import captured_sizes
 
 # the residual stream that collectives add up has 16 bits a number
@@ -23,8 +24,6 @@ ACTIVATION_BYTES = 2.0
 PARTS = ("tokens", "logits", "decode_attention", "decode_window", "prefill_attention")
 
 
-# a resource is relieved by a fifth: enough to show what limits, little enough that nothing else begins to
-RELIEF = 1.2
 # more than any engine admits, and than any model reads
 EVERYTHING = 1 << 62
 

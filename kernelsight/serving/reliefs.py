@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.kernels.costed import RELIEF
 from kernelsight.serving.ends import MOST_REQUESTS, SCALED, deployments_served
-from kernelsight.serving.knots import RELIEF
 from kernelsight.serving.pools import cost_tables
 from kernelsight.serving.simulate import serve_replicas
 from kernelsight.serving.statistics_tables import statistics_table
@@ -19,11 +19,11 @@ from kernelsight.serving.summaries import summarise
 from kernelsight.serving.world import World, split_by_deployment
 
 # the part of the steps' GPU time that a resource of the GPU relieves
-RATES = {"prefill compute": "gpu_compute_us", "decode bandwidth": "gpu_memory_us", "link": "gpu_link_us"}
+RATES = {"prefill compute": "compute_us", "decode bandwidth": "memory_us", "link": "link_us"}
 
 
 def gains_of_resources(
-    world: World, step_costs: pa.Table, step_shapes: pa.Table, threads: int | None = None
+    world: World, step_costs: pa.Table, step_shapes: pa.Table, shares: pa.Table, threads: int | None = None
 ) -> pa.Table:
     """Return ``resource_gains``: what each scenario's first requests gain from a fifth more of each resource."""
     short = world._replace(
@@ -31,7 +31,7 @@ def gains_of_resources(
     )
     before = _figures(short, threads)
     rows: list[dict[str, Any]] = []
-    for resource, relieve in _reliefs(short, step_costs, step_shapes).items():
+    for resource, relieve in _reliefs(short, step_costs, step_shapes, shares).items():
         relieved = relieve()
         after = _figures(relieved, threads) if relieved.scenarios else {}
         for name, (throughput, e2e_ms, ttft_ms) in after.items():
@@ -59,20 +59,22 @@ def _figures(world: World, threads: int | None) -> dict[str, tuple[float, float,
     }
 
 
-def _reliefs(world: World, step_costs: pa.Table, step_shapes: pa.Table) -> dict[str, Callable[[], World]]:
+def _reliefs(
+    world: World, step_costs: pa.Table, step_shapes: pa.Table, shares: pa.Table
+) -> dict[str, Callable[[], World]]:
     """Return by resource what gives all scenarios a fifth more of it; a world has only those that it matters to."""
     keys = list(dict.fromkeys(key for row in world.scenarios for key in deployments_served(world, row)))
-    costs, shapes = (
+    costs, shapes, parts = (
         split_by_deployment(table.filter(pc.is_in(table["deployment_id"], pa.array(keys, pa.string()))))
-        for table in (step_costs, step_shapes)
+        for table in (step_costs, step_shapes, shares)
     )
 
     def faster(column: str) -> World:
-        there = {key: pc.sum(table[column]).as_py() or 0.0 for key, table in costs.items()}
+        there = {key: pc.sum(table[column]).as_py() or 0.0 for key, table in parts.items()}
         rows = [row for row in world.scenarios if any(there.get(key) for key in deployments_served(world, row))]
         used = dict.fromkeys(key for row in rows for key in deployments_served(world, row))
         moved = {
-            key: cost_tables(_relieved(costs[key], column), shapes[key], world.deployments[key])
+            key: cost_tables(_relieved(costs[key], parts[key][column]), shapes[key], world.deployments[key])
             for key in used
             if key in costs
         }
@@ -100,10 +102,10 @@ def _reliefs(world: World, step_costs: pa.Table, step_shapes: pa.Table) -> dict[
     }
 
 
-def _relieved(costs: pa.Table, column: str) -> pa.Table:
-    """Return step costs on a GPU with a fifth more of the rate that bounds this part of them."""
-    whole, part = costs["gpu_us"].to_numpy(), costs[column].to_numpy()
-    factor = 1.0 - part / np.maximum(whole, 1e-9) * (1.0 - 1.0 / RELIEF)
+def _relieved(costs: pa.Table, part: pa.ChunkedArray) -> pa.Table:
+    """Return step costs on a GPU with a fifth more of the rate that this part of them goes with."""
+    whole = costs["gpu_us"].to_numpy()
+    factor = 1.0 - part.to_numpy() / np.maximum(whole, 1e-9) * (1.0 - 1.0 / RELIEF)
     for name in SCALED:
         costs = costs.set_column(costs.column_names.index(name), name, pa.array(costs[name].to_numpy() * factor))
     return costs

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.compute as pc
-
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
@@ -31,13 +29,10 @@ def _shares(session: Session, row: Mapping[str, Any]) -> dict[str, float]:
     gpu_s, host_s = row["gpu_s"] or 0.0, row["host_exposed_s"] or 0.0
     if not gpu_s:
         return {}
-    kernels = session.table("kernel_breakdown").select(["family", "share"])
-    coefficients = session.table("eta_coefficients").select(["family", "part", "assumed"])
-    guessed = coefficients.filter(
-        pc.and_(pc.equal(coefficients["part"], "constant"), coefficients["assumed"].is_valid())
-    )
-    rests = kernels.filter(pc.is_in(kernels["family"], pc.unique(guessed["family"])))
-    share = pc.sum(rests["share"]).as_py() or 0.0
+    tiers = {item["deployment_id"]: item["assumed_families"] for item in session.table("deployment_tiers").to_pylist()}
+    guessed = (tiers[row["deployment_id"]] or "").split(", ")
+    kernels = session.table("kernel_breakdown").select(["family", "share"]).to_pylist()
+    share = sum(item["share"] for item in kernels if item["family"] in guessed)
     return {"kernel constants": share * gpu_s / (gpu_s + host_s), "host overhead": host_s / (gpu_s + host_s)}
 
 

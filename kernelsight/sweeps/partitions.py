@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kernelsight.dataflow.durable import draft_of, locked, reason
 from kernelsight.errors import InvalidInput, KernelSightError, RunFailed
 from kernelsight.scenario.scenarios import give_plan
+from kernelsight.sweeps.intervals import with_intervals
 from kernelsight.sweeps.percentiles import with_percentiles
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Partition(NamedTuple):
     threads: int | None = None
     lone: bool = False  # the only scenario of its sweep: what cannot be served is refused
     percentiles: tuple[str, ...] = ()  # columns such as ttft_p95_ms that ``scenario_summary`` lacks
+    intervals: bool = False  # with 90 % intervals, for which each scenario is served again
 
 
 def split(
@@ -47,6 +49,7 @@ def split(
     given: dict[str, pa.Table] | None = None,
     threads: int | None = None,
     percentiles: tuple[str, ...] = (),
+    intervals: bool = False,
 ) -> list[Partition]:
     """Return partitions of at most ``requests`` requests: whole deployments together, a larger one cut by itself."""
     sizes = _sizes(plan)
@@ -69,7 +72,8 @@ def split(
             parts[-1].append(scenario)
             held += size
     lone = len(plan.planned) == 1
-    return [Partition(plan.deployments_of(part), part, given or {}, threads, lone, percentiles) for part in parts]
+    shared = (given or {}, threads, lone, percentiles, intervals)
+    return [Partition(plan.deployments_of(part), part, *shared) for part in parts]
 
 
 def total_requests(plan: Plan) -> int:
@@ -112,7 +116,7 @@ def _served(session: Session, deployments: list[dict], scenarios: list[dict], pa
     try:
         with session.fork() as fork:
             give_plan(fork, deployments, scenarios)
-            return with_percentiles(fork, part.percentiles)
+            return _summary(fork, part)
     except KernelSightError as error:
         if part.lone:
             raise
@@ -125,7 +129,14 @@ def _served(session: Session, deployments: list[dict], scenarios: list[dict], pa
         give_plan(fork, deployments, scenarios)
         fault = {"deployment_id": scenarios[0]["deployment_id"], "fault": "load", "sentence": sentence}
         fork.give("deployment_faults", [fault])
-        return with_percentiles(fork, part.percentiles)
+        return _summary(fork, part)
+
+
+def _summary(session: Session, part: Partition) -> pa.Table:
+    if part.intervals:
+        session.compute("scenario_summary", "scenario_intervals")
+    summary = with_percentiles(session, part.percentiles)
+    return with_intervals(session, summary) if part.intervals else summary
 
 
 def run_here(parts: list[Partition], session: Session) -> Iterator[tuple[int, pa.Table]]:

@@ -15,7 +15,7 @@ PERCENTILES = ("mean", "p50", "p90", "p99")
 # what the summary is made of: computed in one go, so that the scenario is served once
 TABLES = (
     *("scenario_summary", "scenario_intervals", "resource_gains", "request_statistics", "kernel_breakdown"),
-    "cache_over_time",
+    *("cache_over_time", "step_cost_shares"),
 )
 FIGURES = (
     "front_end_share",

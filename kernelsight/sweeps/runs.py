@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.errors import unknown
+from kernelsight.errors import InvalidInput, unknown
 from kernelsight.scenario.launch_lines import with_launch_line
 from kernelsight.scenario.plan import gpu_assumptions
 from kernelsight.scenario.run_info import ANSWERS, give_run_info, inputs_of
@@ -36,8 +36,14 @@ class Run:
     (8, 8)
     """
 
-    def __init__(self, session: Session, seed: int | None = None, assumed: Sequence[str] = ()) -> None:
-        self._session, self._seed, self._assumed = session, seed, list(assumed)
+    def __init__(
+        self,
+        session: Session,
+        seed: int | None = None,
+        assumed: Sequence[str] = (),
+        flags: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._session, self._seed, self._assumed, self._flags = session, seed, list(assumed), flags
 
     @classmethod
     def of(cls, session: Session, flags: Mapping[str, Any], correction: str | Path | None = None) -> Run:
@@ -56,7 +62,7 @@ class Run:
             from kernelsight.scenario.corrections import give_corrections
 
             assumed = [*assumed, give_corrections(fork, correction)]
-        return cls(fork, plan.planned[0]["seed"], assumed)
+        return cls(fork, plan.planned[0]["seed"], assumed, flags)
 
     @property
     def session(self) -> Session:
@@ -74,6 +80,24 @@ class Run:
         self._session.compute(*TABLES, name)
         return self._session.table(name)
 
+    def advice(self) -> pa.Table:
+        """Return what one change of a setting would bring (``setting_advice``), each simulated, the best first.
+
+        InvalidInput: a scenario of a sweep, or a saved run, whose flags are not known.
+
+        >>> import kernelsight as ks
+        >>> load = {"max_concurrency": 16, "num_prompts": 48, "input_len": 64, "output_len": 16}
+        >>> with ks.connect() as s:
+        ...     s.simulate(model="qwen3-0.6b", gpu="l4", max_num_seqs=4, **load).advice()["setting"][0].as_py()
+        'max_num_seqs'
+        """
+        from kernelsight.sweeps.advice import advice
+
+        if self._flags is None:
+            raise InvalidInput("advice needs a run that was simulated from flags; simulate this scenario by itself.")
+        self._session.give("setting_advice", advice(self._session, self._flags), trusted=True)
+        return self._session.table("setting_advice")
+
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """Return a DuckDB relation over the tables of the run, and frames among the caller's variables."""
         self._session.compute(*TABLES)
@@ -82,6 +106,7 @@ class Run:
     def save(self, path: str | Path, *, steps: bool = False) -> None:
         """Write the run to a DuckDB file; ``steps``: with one row per engine iteration."""
         extra = ["steps"] if steps else []
+        extra += ["setting_advice"] if "setting_advice" in self._session.given() else []
         self._session.compute(*TABLES, "request_metrics", *extra)
         give_run_info(self._session, self._seed)
         self._session.save(path, [*inputs_of(self._session), *ANSWERS, *extra])

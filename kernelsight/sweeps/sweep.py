@@ -49,7 +49,7 @@ class Execution(NamedTuple):
     """How the partitions of a sweep are run and kept.
 
     ``folder`` keeps finished partitions for ``resume``; ``connect`` opens the sessions of other processes, and
-    ``report`` is called after each partition.
+    ``report`` is called after each partition. ``intervals``: with 90 % intervals, which take three simulations more.
     """
 
     folder: Path | None = None
@@ -59,6 +59,7 @@ class Execution(NamedTuple):
     partition_requests: int | None = None
     connect: Callable[[], Session] | None = None
     report: Callable[[Progress], None] | None = None
+    intervals: bool = False
 
 
 def sweep(
@@ -108,6 +109,7 @@ def serve_plan(
         if store:
             facts = _facts(session, plan) | {"requests_per_partition": most}
             facts |= {"percentiles": list(percentiles)} if percentiles else {}
+            facts |= {"intervals_version": 1} if execution.intervals else {}
             most = store.open(facts, resume=execution.resume)["requests_per_partition"]
         summary = _serve(session, plan, most, store, execution, percentiles)
     return _with_flags(session, plan, summary, slo)
@@ -123,7 +125,7 @@ def _serve(
     names = [] if here else session.graph.by_reference(session.given() - set(PLANNED))
     given = {name: session.table(name) for name in names}
     threads = 1 if execution.executor == "local" and execution.workers > 1 else None
-    parts = split(plan, most, given, threads, percentiles)
+    parts = split(plan, most, given, threads, percentiles, execution.intervals)
     done = store.finished() if store else set()
     left = [number for number in range(len(parts)) if number not in done]
     waiting = [parts[number] for number in left]

@@ -1,11 +1,11 @@
--- What the predictions of each deployment rest on: the tier of most of its GPU time, and what nobody measured
+-- What the predictions of each deployment rest on: the tier of most of its GPU time, and what was not measured
 with spent as (
   select
     deployment_id,
     tier,
     family,
     gpu_us,
-    -- constants that nobody fitted: kernels that no sweep has
+    -- constants without a fit: kernels that no sweep has
     family in (select family from eta_coefficients where part = 'constant' and assumed is not null) as is_assumed
   from kernel_evidence
 ),
@@ -30,6 +30,7 @@ select
     else coalesce(tiers.tier, settings.tier)
   end as tier,
   coalesce(tiers.measured_share, 0) as measured_share,
+  assumed.families as assumed_families,
   nullif(concat_ws('; ',
     case
       when settings.tier = 'roofline' then 'anything: bounds of the hardware alone'

@@ -57,7 +57,7 @@ select
   format('{:.1f} running of {} seats, {:.1f} waiting, KV cache {:.0f} % full, steps {:.0f} % of the time', running_mean, seats, waiting_mean, 100 * kv_share_mean, 100 * busy_share) as evidence,
   case "limit"
     when 'arrivals' then 'nothing: requests are served as they arrive, and more could be'
-    when 'prefill compute' then 'a GPU with more FLOP/s, fewer bits a weight, tensor parallelism, more replicas; prefix caching where prompts begin alike'
+    when 'prefill compute' then 'a GPU with more FLOP/s, fewer bits a weight, tensor parallelism, more replicas; prefix caching where prompts share a prefix'
     when 'decode bandwidth' then 'a GPU with more memory bandwidth, fewer bits a weight or cached key, tensor parallelism; larger batches where latency allows'
     when 'link' then 'a lower tensor_parallel_size, or GPUs with faster links'
     when 'host' then 'CUDA graphs up to the batch that runs, asynchronous scheduling, a newer engine, a faster CPU'

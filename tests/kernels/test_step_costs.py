@@ -29,6 +29,7 @@ DEPLOYMENTS = [
 ]
 BASE = {"model": "llama-3.1-8b", "gpu": "h100_sxm", **LIMITS}
 ATTENTION = ["decode_attention", "prefill_attention"]
+RATES = ["compute_us", "memory_us", "link_us"]
 KEY = [("deployment_id", "ascending"), ("step_shape_id", "ascending")]
 
 
@@ -43,6 +44,10 @@ def test_costs_are_the_sums_of_their_kernels():
         expected = session.query(ORACLE).sort_by(KEY)
         found = session.table("step_costs").sort_by(KEY)
         assert found.num_rows > 1000
+        shares = session.table("step_cost_shares").sort_by(KEY)
+        parts = np.stack([shares[name].to_numpy() for name in RATES])
+        assert (parts >= 0.0).all() and (parts.sum(axis=0) <= found["gpu_us"].to_numpy() + 1e-6).all()
+        assert (parts.max(axis=1) > 0.0).all()
         assert found.equals(expected.cast(found.schema))
         signatures = session.table("launch_signatures").to_pylist()
         named = {row["deployment_id"]: row["signature_id"] for row in signatures}
@@ -89,9 +94,13 @@ def test_given_latencies_are_read_as_they_are():
             with session.fork() as fork:
                 fork.give(name, twice)
                 found = fork.table("step_costs").sort_by(KEY)
+                shares = fork.table("step_cost_shares").sort_by(KEY)
+                parts = sum(shares[rate].to_numpy() for rate in RATES)
                 assert found.equals(fork.query(ORACLE).sort_by(KEY).cast(found.schema))
                 if name == "kernel_latencies":
                     assert found["gpu_us"].to_numpy() == pytest.approx(2.0 * own, rel=1e-4)
+                    # nobody says how they go with the rates: all of each, with the one that bounds it
+                    assert np.allclose(parts, found["gpu_us"].to_numpy(), rtol=1e-9)
                 else:
                     assert found["gpu_us"].to_numpy().sum() > own.sum() * 1.05
         assert gemm.num_rows

@@ -8,12 +8,6 @@ select
   sum((round(kernel_latencies.latency_us * 1e6) * kernel_latencies.count)::hugeint)::double / 1e6 as gpu_us,
   sum((round(kernel_latencies.latency_p05_us * 1e6) * kernel_latencies.count)::hugeint)::double / 1e6 as gpu_p05_us,
   sum((round(kernel_latencies.latency_p95_us * 1e6) * kernel_latencies.count)::hugeint)::double / 1e6 as gpu_p95_us,
-  coalesce(sum((round(greatest(least(kernel_latencies.roofline_us, kernel_latencies.latency_us), kernel_latencies.latency_us - 2) * 1e6) * kernel_latencies.count)::hugeint)
-    filter (where kernel_latencies.bound = 'compute'), 0)::double / 1e6 as gpu_compute_us,
-  coalesce(sum((round(greatest(least(kernel_latencies.roofline_us, kernel_latencies.latency_us), kernel_latencies.latency_us - 2) * 1e6) * kernel_latencies.count)::hugeint)
-    filter (where kernel_latencies.bound = 'memory'), 0)::double / 1e6 as gpu_memory_us,
-  coalesce(sum((round(greatest(least(kernel_latencies.roofline_us, kernel_latencies.latency_us), kernel_latencies.latency_us - 2) * 1e6) * kernel_latencies.count)::hugeint)
-    filter (where kernel_latencies.bound = 'link'), 0)::double / 1e6 as gpu_link_us,
   sum(kernel_latencies.count)::bigint as launches,
   coalesce(sum((round(kernel_latencies.latency_us * 1e6) * kernel_latencies.count)::hugeint)
     filter (where kernel_latencies.family = 'embedding'), 0)::double / 1e6 as embedding_us,

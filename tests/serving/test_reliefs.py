@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernelsight.serving.knots import RELIEF
+from kernelsight.kernels.costed import RELIEF
 from kernelsight.session import connect
 
 FLAGS = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 120, "input_len": 256, "output_len": 64}
@@ -58,7 +58,8 @@ def test_one_gpu_has_no_links_and_a_plenty_of_a_resource_gains_nothing():
 def test_the_parts_of_step_costs_lie_within_them():
     with connect() as session:
         run, _ = gains(session, request_rate=1.0)
-        for row in run.table("step_costs").to_pylist():
-            parts = row["gpu_compute_us"] + row["gpu_memory_us"] + row["gpu_link_us"]
-            assert 0.0 < parts <= row["gpu_us"] + 1e-6
+        shares = run.table("step_cost_shares").to_pylist()
+        for row, share in zip(run.table("step_costs").to_pylist(), shares, strict=True):
+            assert row["step_shape_id"] == share["step_shape_id"]
+            assert 0.0 < share["compute_us"] + share["memory_us"] + share["link_us"] <= row["gpu_us"] + 1e-6
             assert row["gpu_p05_us"] <= row["gpu_us"] <= row["gpu_p95_us"]

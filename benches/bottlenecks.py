@@ -1,0 +1,144 @@
+"""Is the resource that `simulate` calls the limit the one whose relief gains most throughput when it is really given?
+
+Random worlds: a deployment, limits and a load at random. The truth is simulated anew, without what the rule is made of:
+on hypothetical GPUs with a fifth more arithmetic, bandwidth or link, priced kernel by kernel, with host overheads and
+flags of their own. `python benches/bottlenecks.py [--worlds 40] [--seed 1000]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import math
+from typing import Any
+
+import numpy as np
+
+import kernelsight as ks
+
+RELIEF = 1.2
+DEPLOYMENTS = (
+    ("llama-3.1-8b", "h100_sxm", 1, "vllm"),
+    ("qwen3-32b", "h200_sxm", 2, "vllm"),
+    ("qwen3-30b-a3b", "h100_sxm", 1, "sglang"),
+    ("llama-3.1-70b", "h200_sxm", 4, "trtllm"),
+    ("gpt-oss-120b", "b200_sxm", 1, "vllm"),
+    ("qwen3-0.6b", "l4", 1, "vllm"),
+    ("llama-3.1-8b", "a100_sxm", 2, "sglang"),
+    ("qwen3-14b", "l40s", 2, "vllm"),
+)
+# a resource of the GPU: the columns of its row that grow
+RATES = {
+    "prefill compute": ("_flops_per_s",),
+    "decode bandwidth": ("memory_bandwidth_bytes_per_s",),
+    "link": ("link_bytes_per_s", "pcie_bytes_per_s"),
+}
+
+
+def world(draw: np.random.Generator) -> dict[str, Any]:
+    """Return the flags of a random deployment and of the lengths of its load."""
+    model, gpu, tp, engine = DEPLOYMENTS[draw.integers(len(DEPLOYMENTS))]
+    prompt, output = int(2 ** draw.uniform(5, 12.5)), int(2 ** draw.uniform(3, 9.5))
+    flags = {"model": model, "gpu": gpu, "tensor_parallel_size": tp, "engine": engine}
+    flags |= {"input_len": prompt, "output_len": output, "range_ratio": float(draw.choice([0.2, 0.8, 1.0]))}
+    flags |= {"num_prompts": int(np.clip(200_000 // output, 150, 800)), "seed": int(draw.integers(1000))}
+    if draw.random() < 0.5:
+        flags["max_num_seqs"] = int(2 ** draw.uniform(2, 9))
+    if draw.random() < 0.4:
+        flags["max_num_batched_tokens"] = int(max(2 ** draw.uniform(9, 14), flags.get("max_num_seqs", 1024) + 16))
+    if draw.random() < 0.4:
+        flags["kv_cache_tokens"] = int((prompt + output) * 2 ** draw.uniform(1.5, 7))
+    return flags
+
+
+def loaded(session: ks.Session, flags: dict[str, Any], draw: np.random.Generator) -> dict[str, Any] | None:
+    """Return flags with a closed loop, or a rate around what a closed loop reaches; None where nothing is served."""
+    if draw.random() < 0.35:
+        return flags | {"max_concurrency": int(2 ** draw.uniform(0, 8.5))}
+    reached = session.what_if([flags | {"num_prompts": 120, "max_concurrency": 64}]).table("scenario_summary")
+    capacity = reached["request_throughput"][0].as_py()
+    return flags | {"request_rate": float(capacity * 2 ** draw.uniform(-1, 2.5))} if capacity else None
+
+
+def with_faster_gpus(session: ks.Session) -> None:
+    """Add to the catalogue, for each GPU of the worlds and each of RATES, one that has a fifth more of it."""
+    rows = []
+    for row in session.table("gpus").to_pylist():
+        if row["gpu"] in {gpu for _, gpu, *_ in DEPLOYMENTS}:
+            for resource, endings in RATES.items():
+                more = {name: value * RELIEF for name, value in row.items() if value and name.endswith(endings)}
+                rows.append({**row, **more, "gpu": f"{row['gpu']}+{resource}", "measured_as": row["gpu"]})
+    session.extend("gpus", rows)
+
+
+def throughput(session: ks.Session, flags: dict[str, Any]) -> float:
+    """Return generated tokens per second; 0 where nothing is served, or the change is none that can be made alone."""
+    try:
+        return session.what_if([flags]).table("scenario_summary")["output_throughput"][0].as_py() or 0.0
+    except ks.KernelSightError:
+        return 0.0
+
+
+def gains(session: ks.Session, quick_host: ks.Session, flags: dict[str, Any], run: ks.Run) -> dict[str, float]:
+    """Return by resource what a fifth more of it gains in throughput."""
+    settings = run.table("deployment_settings").to_pylist()[0]
+    summary = run.table("scenario_summary").to_pylist()[0]
+    relieved = {resource: {"gpu": f"{flags['gpu']}+{resource}"} for resource in RATES}
+    if flags["tensor_parallel_size"] == 1:
+        del relieved["link"]
+    if "request_rate" in flags:
+        relieved["arrivals"] = {"request_rate": flags["request_rate"] * RELIEF}
+    relieved["KV cache"] = {"kv_cache_tokens": int(summary["kv_cache_tokens"] * RELIEF)}
+    relieved["seats"] = {"max_num_seqs": math.ceil(settings["max_num_seqs"] * RELIEF)}
+    relieved["token budget"] = {"max_num_batched_tokens": math.ceil(settings["max_num_batched_tokens"] * RELIEF)}
+    before = summary["output_throughput"]
+    found = {resource: throughput(session, flags | change) / before - 1.0 for resource, change in relieved.items()}
+    return found | {"host": throughput(quick_host, flags) / before - 1.0}
+
+
+def main() -> None:
+    """Print each world that is not answered exactly, and how many are right."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--worlds", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1000)
+    asked = parser.parse_args()
+    session = ks.connect()
+    session.progress = None
+    with_faster_gpus(session)
+    quick_host = session.fork()
+    quick_host.give(
+        "host_overheads",
+        [
+            {name: value / RELIEF if name.endswith("_us") and value else value for name, value in row.items()}
+            for row in session.table("host_overheads").to_pylist()
+        ],
+    )
+    counts: collections.Counter[str] = collections.Counter()
+    seed = asked.seed
+    while counts["worlds"] < asked.worlds:
+        draw = np.random.default_rng(seed)
+        seed += 1
+        try:
+            flags = loaded(session, world(draw), draw)
+            run = session.simulate(**flags) if flags else None
+        except ks.KernelSightError:
+            continue  # a deployment that cannot run has no limit
+        if run is None or not run.summary["completed"]:
+            continue
+        truth, said = gains(session, quick_host, flags, run), run.summary["limit"]
+        best = max(truth, key=truth.get)
+        counts["worlds"] += 1
+        counts["best"] += best == said
+        # equal but for a hundredth of throughput, or a tenth of the gain
+        alike = said is not None and truth[said] >= truth[best] - max(0.01, 0.1 * truth[best])
+        counts["best or alike"] += alike or (said is None and truth[best] < 0.01)
+        counts[f"truth: {best}"] += 1
+        if best != said:
+            largest = sorted(truth.items(), key=lambda item: -item[1])[:3]
+            print(seed - 1, flags["model"], flags["gpu"], f"said {said};", *(f"{k} {v:+.1%}" for k, v in largest))
+    for name, count in counts.items():
+        print(f"{name:<28}{count}")
+
+
+if __name__ == "__main__":
+    main()

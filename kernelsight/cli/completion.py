@@ -1,0 +1,28 @@
+"""`kernelsight completion`: a script that completes verbs, flags and their choices in a shell."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from kernelsight.errors import InvalidInput
+
+SHELLS = ("bash", "zsh", "tcsh")
+
+
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    verb.add_argument(
+        "shell", choices=SHELLS, help='whose completion: eval "$(kernelsight completion bash)" in ~/.bashrc'
+    )
+
+
+def run(arguments: Any) -> None:
+    """Run the verb for parsed arguments."""
+    from kernelsight.cli.main import parser
+
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        raise InvalidInput("completion needs the package shtab; pip install 'kernelsight[completion]'.") from None
+    print(shtab.complete(parser(), shell=arguments.shell))

@@ -1,0 +1,122 @@
+"""``kernelsight search choose``: which implementation of a kernel family is fastest per shape, and how sure that is."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.cli.options import add_gpus, add_output, open_session
+from kernelsight.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kernelsight.dataflow.session import Session
+    from kernelsight.searching.choice_rows import Choice
+
+SHOWN = ("dtype", "engine", "implementation", "shapes", "p_fastest", "expected_regret", "measure_first", "regret")
+SUMMARY = """
+select dtype, engine, implementation, count(*) as shapes, avg(p_fastest) as p_fastest,
+       avg(expected_regret) as expected_regret, count(*) filter (decision = 'measure') as measure_first,
+       avg(regret) as regret
+from choices group by all order by dtype, shapes desc, engine, implementation
+"""
+
+
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    add_inputs(verb)
+    verb.add_argument(
+        "--tolerance",
+        type=float,
+        default=0.02,
+        metavar="R",
+        help="expected loss of latency above which a shape should be measured first (default: 0.02)",
+    )
+    verb.add_argument("--candidates", metavar="FILE", help="also write every implementation of every shape")
+    add_output(verb, "write one row per shape: .parquet, .csv or .json")
+
+
+def add_inputs(verb: argparse.ArgumentParser) -> None:
+    """Add the flags that `search choose` and `search plan` share."""
+    verb.add_argument("--gpu", required=True, metavar="G", help="GPU to choose for; measured a little, or never")
+    verb.add_argument("--family", required=True, metavar="F", help="kernel family, such as decode_attention, moe, gemm")
+    verb.add_argument(
+        "--sweep",
+        nargs="+",
+        required=True,
+        metavar="S",
+        help="Parquet files written by `calibrate import` or `measure`",
+    )
+    verb.add_argument("--sources", metavar="A,B", help="GPUs to learn from (default: all others of the sweeps)")
+    verb.add_argument(
+        "--calls", metavar="FILE", help="Parquet of kernel calls: only their shapes (default: all shapes of the sweeps)"
+    )
+    add_gpus(verb)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Choose, write the choices, and print per number format how often which implementation was chosen."""
+    from kernelsight.dataflow.blas import one_blas_thread
+    from kernelsight.report.output import Waiting, as_json, check_ending, print_rows, write_table
+    from kernelsight.searching.choices import choice_candidates, contrasts
+
+    target, every = check_ending(arguments.output), check_ending(arguments.candidates, flag="--candidates")
+    if not 0.0 <= arguments.tolerance < math.inf:
+        raise InvalidInput(f"--tolerance is {arguments.tolerance:g}; give a fraction of 0 or more, such as 0.02.")
+    with open_session(arguments) as session:
+        with Waiting("choosing"), one_blas_thread():
+            choice = choice_for(session, arguments)
+            session.give("choice_candidates", choice_candidates(choice, contrasts(choice)[0], arguments.tolerance))
+        found = session.table("choices")
+        if every:
+            write_table(session.table("choice_candidates"), every)
+        if target:
+            write_table(found, target)
+        rows = [dict(zip(SHOWN, row, strict=True)) for row in session.sql(SUMMARY).fetchall()]
+    if arguments.format == "table":
+        print(_sentence(arguments, found) + "\n")
+    if arguments.format == "json":
+        print(as_json({**_totals(found), "rows": rows}))
+    else:
+        print_rows(rows, list(SHOWN), arguments.format)
+
+
+def choice_for(session: Session, arguments: argparse.Namespace) -> Choice:
+    """Return the candidates that the arguments name."""
+    from kernelsight.catalog.tables import contracts
+    from kernelsight.read.calls import read_calls
+    from kernelsight.scenario.gpu_names import find_gpu
+    from kernelsight.searching.choice_inputs import choice_of
+
+    gpus = session.table("gpus")
+    alias = find_gpu(arguments.gpu)
+    gpu = alias.gpu if alias and arguments.gpu not in gpus["gpu"].to_pylist() else arguments.gpu
+    calls = read_calls(Path(arguments.calls), gpu, contracts()["kernel_calls"]) if arguments.calls else None
+    names = [name.strip() for name in (arguments.sources or "").split(",") if name.strip()]
+    return choice_of([Path(name) for name in arguments.sweep], arguments.family, gpu, gpus, names or None, calls)
+
+
+def _totals(found: pa.Table) -> dict[str, Any]:
+    import pyarrow.compute as pc
+
+    counts = {row["values"]: row["counts"] for row in pc.value_counts(found["decision"]).to_pylist()}
+    return {
+        "shapes": found.num_rows,
+        **{name: counts.get(name, 0) for name in ("measured", "trust", "measure")},
+        "p_fastest": pc.mean(found["p_fastest"]).as_py(),
+        "expected_regret": pc.mean(found["expected_regret"]).as_py(),
+        "tier": found["tier"][0].as_py(),
+        "evidence": found["evidence"][0].as_py(),
+    }
+
+
+def _sentence(arguments: argparse.Namespace, found: pa.Table) -> str:
+    totals = _totals(found)
+    return (
+        f"{arguments.family} on {arguments.gpu}, {totals['shapes']:,} shapes ({totals['tier']}: {totals['evidence']}): "
+        f"the picks are expected to cost {totals['expected_regret']:.1%} over the fastest; "
+        f"measure {totals['measure']:,} shapes first."
+    )

@@ -1,0 +1,89 @@
+"""``kernelsight search evaluate``: replays searches on every GPU of a file, and prints the scores of the policies."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from kernelsight.cli.options import add_output
+from kernelsight.errors import InvalidInput
+
+POLICIES = "random,order,greedy,selective"
+SHOWN = (
+    *("space", "gpu", "policy", "runs", "within_5", "within_2", "n_to_5", "n_to_2"),
+    *("regret_10", "regret_20", "regret_50", "regret_100", "score"),
+)
+
+
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    verb.add_argument("--space", nargs="+", required=True, metavar="FILE", help="Parquet files of `search import`")
+    verb.add_argument("--gpus", default="all", metavar="A,B", help="GPUs to search for, as named in the files")
+    verb.add_argument("--policies", default=POLICIES, metavar="P,Q", help=f"policies to score (default: {POLICIES})")
+    verb.add_argument("--seeds", type=int, default=10, metavar="N", help="replays per GPU and policy (default: 10)")
+    verb.add_argument("--budget", type=int, default=100, metavar="N", help="measurements per search (default: 100)")
+    verb.add_argument("--batch", type=int, default=5, metavar="N", help="measurements per round (default: 5)")
+    verb.add_argument(
+        "--splits",
+        default="all,without-nearest",
+        metavar="S,T",
+        help="other GPUs to learn from: all, without-nearest (without the most similar one)",
+    )
+    add_output(verb, "also write the report: .json, .csv, .parquet")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Evaluate, and print the report as JSON or its scores as a table or CSV."""
+    import pyarrow as pa
+
+    from kernelsight.report.output import Waiting, as_json, check_ending, note, print_rows, write_table, write_text
+    from kernelsight.searching.evaluation import SPLITS, evaluate
+    from kernelsight.searching.space_files import read_spaces
+
+    target = check_ending(arguments.output, (".json", ".csv", ".parquet"))
+    splits = _words(arguments.splits, "--splits")
+    strange = [name for name in splits if name not in SPLITS]
+    if strange:
+        raise InvalidInput(f"--splits has {strange[0]!r}; use {' or '.join(SPLITS)}.")
+    gpus, policies = _words(arguments.gpus, "--gpus"), _words(arguments.policies, "--policies")
+    with Waiting("replaying searches"):
+        tables = read_spaces(arguments.space)
+        found = evaluate(tables, gpus, policies, arguments.seeds, arguments.budget, arguments.batch, splits)
+    rows = [{"space": "all", "gpu": "all"} | row for row in found["policies"]] + found["spaces"]
+    if arguments.format == "json":
+        print(as_json(found))
+    else:
+        print_rows(rows, list(SHOWN), arguments.format)
+        for line in _sentences(found):
+            note(line)
+    if target and target.suffix == ".json":
+        write_text(as_json(found) + "\n", target)
+    elif target:
+        write_table(pa.Table.from_pylist([{name: row.get(name) for name in SHOWN} for row in rows]), target)
+
+
+def _words(text: str, flag: str) -> list[str]:
+    words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if not words:
+        raise InvalidInput(f"{flag} is empty; name at least one.")
+    return words
+
+
+def _sentences(found: dict[str, Any]) -> list[str]:
+    lines = [
+        f"after {count} measurements 90 % intervals cover {row['coverage_90']:.0%} of the other candidates, "
+        f"calibration error of the speed-up bins {row['ece']:.2f}"
+        for count, row in found["calibration"].items()
+    ]
+    stops = found["stops"]
+    if stops["n"]:
+        lines.append(
+            f"{stops['n']} searches found nothing left to gain after {stops['median_measurements']:g} measurements "
+            f"(median); {stops['within_2']:.0%} of them were within 2 % of the optimum"
+        )
+    for row in found.get("without_nearest", {}).get("policies", ()):
+        lines.append(
+            f"without the most similar GPU, {row['policy']}: {row['within_2']:.0%} of the searches within 2 % at the "
+            "end of the budget"
+        )
+    return lines + found["notes"]

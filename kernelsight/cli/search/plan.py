@@ -1,0 +1,53 @@
+"""``kernelsight search plan``: which few shapes to measure first, to choose implementations well at all others."""
+
+from __future__ import annotations
+
+import argparse
+
+from kernelsight.cli.options import add_output, open_session
+from kernelsight.cli.search.choose import add_inputs, choice_for
+from kernelsight.errors import InvalidInput
+
+SHOWN = ("dtype", "engine", "implementation", "shapes", "measured_as")
+
+
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    add_inputs(verb)
+    verb.add_argument(
+        "--budget",
+        type=float,
+        default=0.01,
+        metavar="SHARE",
+        help="share of the shapes to measure, those measured already included (default: 0.01)",
+    )
+    add_output(verb, "write the plan: .json, a suite for `calibrate measure`; .parquet or .csv, the list of shapes")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Plan, write the suite or the list, and print what is measured of which implementation."""
+    from kernelsight.dataflow.blas import one_blas_thread
+    from kernelsight.report.output import Waiting, as_json, check_ending, note, print_rows, write_table, write_text
+    from kernelsight.searching.choice_plan import budget_of, plan, planned_rows, suite_of_plan
+
+    target = check_ending(arguments.output, (".json", ".parquet", ".csv"))
+    if target is None:
+        raise InvalidInput("search plan needs -o FILE: .json for a suite of `calibrate measure`, .parquet for a list.")
+    with open_session(arguments) as session, Waiting("planning"), one_blas_thread():
+        choice = choice_for(session, arguments)
+        rows = planned_rows(choice, plan(choice, budget_of(choice, arguments.budget)).tolist())
+    if not rows.height:
+        raise InvalidInput(
+            f"--budget {arguments.budget:g} of the shapes is measured already; raise it, or use `search choose` now."
+        )
+    if target.suffix == ".json":
+        write_text(as_json(suite_of_plan(choice, rows, target.stem)) + "\n", target)
+    else:
+        write_table(rows.to_arrow(), target)
+    shown = rows.group_by(["dtype", "engine", "implementation", "measured_as"]).len("shapes")
+    shown = shown.sort(["dtype", "engine", "implementation"]).select(SHOWN)
+    print_rows(shown.to_dicts(), list(SHOWN), arguments.format)
+    note(f"{rows['place'].max():,} shapes of {choice.family} to measure on {choice.gpu} next; written to {target}")
+    unable = sorted(rows.filter(rows["measured_as"].is_null())["implementation"].unique().to_list())
+    if unable:
+        note(f"`calibrate measure` cannot run {', '.join(unable)}; measure these with the engine's own collector")

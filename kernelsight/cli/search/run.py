@@ -1,0 +1,129 @@
+"""``kernelsight search run``: searches one kernel on one GPU, and prints the best candidate and the rounds."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from kernelsight.cli.options import add_output
+from kernelsight.errors import InvalidInput
+
+SHOWN = (
+    *("round", "measured", "failed", "best_us", "believed_regret", "expected_better", "regret", "gpu_s"),
+    *("best_candidate",),
+)
+
+
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    verb.add_argument("--space", nargs="+", required=True, metavar="FILE", help="Parquet files of `search import`")
+    verb.add_argument("--kernel", metavar="NAME", help="search space, where the files hold several")
+    verb.add_argument("--gpu", required=True, metavar="G", help="GPU to search for, as named in the files")
+    verb.add_argument("--sources", metavar="A,B", help="GPUs to learn from (default: all others of the space)")
+    verb.add_argument("--budget", type=float, default=100, metavar="N", help="measurements (default: 100)")
+    verb.add_argument("--minutes", type=float, metavar="M", help="time to compile and benchmark (default: unlimited)")
+    verb.add_argument("--batch", type=int, default=5, metavar="N", help="measurements per round (default: 5)")
+    verb.add_argument("--forecaster", choices=("transfer", "gp"), default="transfer", help="learn from other GPUs too")
+    verb.add_argument(
+        "--policy",
+        choices=("random", "order", "greedy", "selective"),
+        default="selective",
+        help="what to measure: at random, in the order of the other GPUs, lowest forecast, largest expected gain",
+    )
+    verb.add_argument(
+        "--proposer", choices=("pool", "neighbours"), default="pool", help="candidates of a round: all, or neighbours"
+    )
+    verb.add_argument("--samples-per-parent", type=int, default=16, metavar="N", help="neighbours to forecast")
+    verb.add_argument("--measure-per-parent", type=int, default=4, metavar="N", help="neighbours to measure")
+    verb.add_argument(
+        "--measure",
+        default="replay",
+        metavar="HOW",
+        help="replay (what the files hold of the GPU), cupy, or a command such as './bench {block_size_x}'",
+    )
+    verb.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="of one measurement by a command")
+    verb.add_argument("--launch", metavar="FILE", help="how --measure cupy launches the kernel (.json)")
+    verb.add_argument("--anchor", metavar="ID", help="candidate that speed-up bins are relative to")
+    verb.add_argument(
+        "--stop",
+        type=float,
+        metavar="N",
+        help="stop when fewer candidates than this are expected to be faster by 2 %% (default: never)",
+    )
+    verb.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random choices (default: 0)")
+    verb.add_argument("--resume", action="store_true", help="go on with the journal of a killed search")
+    add_output(verb, "save the run: .duckdb")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Search, save the run, and print what was found."""
+    from kernelsight.report.output import Waiting, as_json, check_ending, note, print_rows
+    from kernelsight.searching.scenarios import scenario_rows
+    from kernelsight.searching.search import save_search, search
+    from kernelsight.searching.space_files import chosen_space, read_spaces
+    from kernelsight.session import connect
+
+    target = check_ending(arguments.output, (".duckdb",))
+    if arguments.resume and target is None:
+        raise InvalidInput("--resume needs -o FILE.duckdb, beside which the journal of the search lies.")
+    tables = read_spaces(arguments.space)
+    scenario = scenario_rows([_scenario(arguments, chosen_space(tables, arguments.kernel))])[0]
+    with Waiting("searching"):
+        found = search(tables, scenario, _measurer(arguments), target, arguments.resume)
+    if target:
+        with connect() as session:
+            save_search(session, tables, scenario, found, target)
+    summary, rounds = found["search_summary"].to_pylist()[0], found["search_rounds"].to_pylist()
+    if arguments.format == "json":
+        print(as_json(summary | {"scenario": scenario, "rounds": rounds}))
+    else:
+        if arguments.format == "table":
+            print(_sentence(summary, scenario) + "\n")
+        print_rows(rounds, list(SHOWN), arguments.format)
+    if summary["notes"]:
+        note(summary["notes"])
+
+
+def _scenario(arguments: argparse.Namespace, space: str) -> dict[str, Any]:
+    names = arguments.sources
+    return {
+        **{"space": space, "gpu": arguments.gpu, "seed": arguments.seed, "policy": arguments.policy},
+        **{"budget_measurements": _whole(arguments.budget), "batch": arguments.batch, "anchor": arguments.anchor},
+        **{"budget_s": None if arguments.minutes is None else arguments.minutes * 60.0},
+        **{"forecaster": arguments.forecaster, "proposer": arguments.proposer},
+        **{"samples_per_parent": arguments.samples_per_parent, "measure_per_parent": arguments.measure_per_parent},
+        **{"source_gpus": None if names is None else [name.strip() for name in names.split(",") if name.strip()]},
+        "stop_expected_gain": arguments.stop,
+    }
+
+
+def _whole(number: float) -> float:
+    return int(number) if number == number and abs(number) < 1e15 and number == int(number) else number
+
+
+def _measurer(arguments: argparse.Namespace) -> Any:
+    """Return the measurer of --measure; None: replay."""
+    if arguments.measure == "replay":
+        return None
+    if arguments.measure == "cupy":
+        from kernelsight.searching.cupy_measurer import measure_with_cupy, read_launch
+
+        if not arguments.launch:
+            raise InvalidInput("--measure cupy needs --launch FILE, a JSON file that says how to launch the kernel.")
+        launch = read_launch(Path(arguments.launch))
+        return lambda candidates: measure_with_cupy(candidates, launch)
+    from kernelsight.searching.measurers import measure_with_command, words_of
+
+    words_of(arguments.measure)
+    return lambda candidates: measure_with_command(candidates, arguments.measure, arguments.time_limit)
+
+
+def _sentence(summary: dict[str, Any], scenario: dict[str, Any]) -> str:
+    text = (
+        f"Best of {scenario['space']} on {scenario['gpu']} after {summary['measured']} measurements: "
+        f"{summary['best_us']:,.4g} us with {summary['best_candidate']}"
+    )
+    if summary["regret"] is not None:
+        text += f"; {summary['regret']:.1%} above the fastest that the file holds"
+    return f"{text}."

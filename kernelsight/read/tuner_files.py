@@ -1,0 +1,217 @@
+"""Reads search spaces that Kernel Tuner measured: its cache files and T4 results, packed by gzip or cut short too."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kernelsight.errors import InvalidInput
+
+# of a file of search spaces, in order
+COLUMNS = (
+    *("space", "gpu", "parameters", "latency_us", "cv", "samples", "compile_s", "benchmark_s", "status", "source"),
+)
+FAILURES = {
+    **{"CompilationFailedConfig": "compile_failed", "RuntimeFailedConfig": "runtime_failed"},
+    **{"ErrorConfig": "runtime_failed", "compile": "compile_failed", "runtime": "runtime_failed"},
+    **{"timeout": "runtime_failed", "correctness": "wrong_result"},
+}
+RESTRICTED = ("InvalidConfig", "constraints")
+MS = 1e3
+
+
+class TunerFile(NamedTuple):
+    """What a file holds: rows by ``COLUMNS``, rows that were not used by reason, and what to say of the file."""
+
+    rows: list[dict[str, Any]]
+    rejected: dict[str, int]
+    notes: list[str]
+
+    @property
+    def read(self) -> int:
+        """Entries of the file, rejected ones included."""
+        return len(self.rows) + sum(self.rejected.values())
+
+
+def read_tuner_file(path: Path, space: str | None = None, gpu: str | None = None) -> TunerFile:
+    """Read a cache file or T4 results of Kernel Tuner; times become microseconds and seconds.
+
+    ``space``, ``gpu``: names to use instead of the file's own. InvalidInput: no such file, or neither format.
+    """
+    text, whole = _text(path)
+    stated, entries, cut = _parse(path, text)
+    notes = [] if whole and not cut else [f"{path.name} is cut short: {len(entries):,} whole entries were read"]
+    folder = path.resolve().parent.name
+    if stated.get("t4"):
+        names = (space or folder, gpu or path.name.partition(".")[0].removesuffix("_T4"))
+        if space is None or gpu is None:
+            notes.append(
+                f"{path.name} names neither kernel nor GPU: space {names[0]!r} and GPU {names[1]!r} are taken from "
+                "its path; --space-name and --gpu set them"
+            )
+        found = [_t4_row(entry) for entry in entries]
+    else:
+        names = (space or str(stated.get("kernel_name") or folder), gpu or str(stated.get("device_name") or path.stem))
+        keys = stated.get("tune_params_keys")
+        found = [_cache_row(entry, keys) for entry in entries]
+    return _kept(found, names, path.name, notes)
+
+
+def _text(path: Path) -> tuple[str, bool]:
+    """Return the text of a file, as much as can be unpacked, and whether it is whole."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror or error}; give a cache or T4 file.") from None
+    whole = True
+    if data[:2] == b"\x1f\x8b":
+        unpacking = zlib.decompressobj(wbits=31)
+        try:
+            data = unpacking.decompress(data)
+        except zlib.error as error:
+            raise InvalidInput(f"{path} cannot be unpacked ({error}); give the whole .gz file.") from None
+        whole = unpacking.eof
+    return data.decode("utf-8", errors="replace"), whole
+
+
+def _parse(path: Path, text: str) -> tuple[dict[str, Any], list[Any], bool]:
+    """Return what the file states of itself, its entries, and whether it ends too early."""
+    try:
+        found = json.loads(text)
+        cut = False
+    except (ValueError, RecursionError):
+        found, cut = _whole_part(text), True
+    if isinstance(found, dict) and isinstance(found.get("cache"), dict):
+        return found, list(found["cache"].values()), cut
+    if isinstance(found, dict) and isinstance(found.get("results"), list):
+        return {"t4": True}, found["results"], cut
+    raise InvalidInput(
+        f"{path} is neither a cache file nor T4 results of Kernel Tuner: it has no object 'cache' and no list "
+        "'results'; give the JSON file that Kernel Tuner wrote."
+    )
+
+
+def _whole_part(text: str) -> dict[str, Any] | None:
+    """Return a JSON object that was cut within its ``cache`` or ``results``, up to the last whole entry."""
+    for name, bracket in (("cache", "{"), ("results", "[")):
+        begin = text.find(f'"{name}"')
+        start = text.find(bracket, begin)
+        if begin < 0 or start < 0 or text[begin + len(name) + 2 : start].strip() != ":":
+            continue
+        try:
+            found = json.loads(text[:begin].rstrip().rstrip(",") + "}")
+        except (ValueError, RecursionError):
+            continue
+        entries = list(_entries(text, start + 1, keyed=name == "cache"))
+        return found | {name: dict(entries) if name == "cache" else [entry for _, entry in entries]}
+    return None
+
+
+def _entries(text: str, place: int, keyed: bool) -> Iterator[tuple[str, Any]]:
+    decoder = json.JSONDecoder()
+    blank = ", \t\r\n"
+    while True:
+        while place < len(text) and text[place] in blank:
+            place += 1
+        try:
+            key = ""
+            if keyed:
+                key, place = decoder.raw_decode(text, place)
+                place = text.index(":", place) + 1
+                while text[place] in blank:
+                    place += 1
+            entry, place = decoder.raw_decode(text, place)
+        except (ValueError, IndexError, RecursionError):
+            return
+        yield str(key), entry
+
+
+def _cache_row(entry: Any, keys: Any) -> dict[str, Any] | str:
+    """Return one entry of a cache file as a row, or why it cannot be used."""
+    if not isinstance(entry, dict):
+        return "entry that is no object"
+    if isinstance(keys, list) and keys:
+        parameters = {str(name): entry[name] for name in keys if name in entry}
+        if len(parameters) < len(keys):
+            return "entry without some of its parameters"
+    else:
+        measured = ("time", "times", "compile_time", "benchmark_time", "verification_time", "framework_time")
+        parameters = {
+            name: value
+            for name, value in entry.items()
+            if name not in (*measured, "strategy_time", "timestamp", "__error__") and not isinstance(value, list | dict)
+        }
+    words = [value for value in (entry.get("__error__"), entry.get("time")) if isinstance(value, str)]
+    return _row(
+        *(parameters, words[0] if words else "correct", entry.get("time"), entry.get("times")),
+        *(entry.get("compile_time"), entry.get("benchmark_time")),
+    )
+
+
+def _t4_row(entry: Any) -> dict[str, Any] | str:
+    """Return one result of a T4 file as a row, or why it cannot be used."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("configuration"), dict):
+        return "entry that is no object"
+    times = entry.get("times") if isinstance(entry.get("times"), dict) else {}
+    measured = entry.get("measurements") if isinstance(entry.get("measurements"), list) else []
+    time = next((each.get("value") for each in measured if isinstance(each, dict) and each.get("name") == "time"), None)
+    compiled = times.get("compilation_time", times.get("compilation"))
+    return _row(
+        *(entry["configuration"], str(entry.get("invalidity", "correct")), time, times.get("runtimes")),
+        *(compiled, times.get("benchmark")),
+    )
+
+
+def _row(parameters: dict, validity: str, time: Any, times: Any, compiled: Any, benchmark: Any) -> dict[str, Any] | str:
+    if validity in RESTRICTED:
+        return "configuration that violates a restriction of the space"
+    if not all(isinstance(value, int | float | str) for value in parameters.values()) or not parameters:
+        return "entry with parameters that are neither numbers nor words"
+    row: dict[str, Any] = {"parameters": json.dumps(parameters, sort_keys=True), "status": "ok"}
+    row |= {"compile_s": _seconds(compiled), "benchmark_s": _seconds(benchmark)}
+    if validity != "correct":
+        if validity not in FAILURES:
+            return "entry with an unknown kind of failure"
+        return row | {"status": FAILURES[validity]}
+    runs = [run for run in times if _is_time(run)] if isinstance(times, list) else []
+    time = statistics.fmean(runs) if runs and not _is_time(time) else time
+    if not _is_time(time):
+        return "time that is missing, not above 0 or not finite"
+    spread = statistics.stdev(runs) / statistics.fmean(runs) if len(runs) > 1 else None
+    return row | {"latency_us": time * MS, "cv": spread, "samples": len(runs) or None}
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _seconds(value: Any) -> float | None:
+    return value / MS if _is_time(value) else None
+
+
+def _kept(found: Sequence[Any], names: tuple[str, str], source: str, notes: list[str]) -> TunerFile:
+    """Sort entries into rows and rejected ones; of a configuration with two different times, neither is used."""
+    rejected: dict[str, int] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    twice: set[str] = set()
+    for row in found:
+        reason = row if isinstance(row, str) else None
+        if reason is None and row["parameters"] in rows:
+            same = rows[row["parameters"]].get("latency_us") == row.get("latency_us")
+            reason = "repeated entry" if same else "configuration with two different times"
+            twice |= set() if same else {row["parameters"]}
+        if reason is not None:
+            rejected[reason] = rejected.get(reason, 0) + 1
+            continue
+        rows[row["parameters"]] = {name: row.get(name) for name in COLUMNS} | {
+            **{"space": names[0], "gpu": names[1], "source": source}
+        }
+    for parameters in twice:
+        del rows[parameters]
+        rejected["configuration with two different times"] += 1
+    return TunerFile(list(rows.values()), rejected, notes)

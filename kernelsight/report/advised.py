@@ -1,0 +1,30 @@
+"""Changes of settings in words: what becomes of TTFT, TPOT and throughput."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# a figure that moves less is not told
+LEAST_CHANGE = 0.01
+
+
+def advice_lines(rows: list[dict[str, Any]], most: int = 4) -> list[str]:
+    """Return the best changes in words: what becomes of TTFT, TPOT and throughput."""
+    lines = []
+    for row in rows[:most]:
+        moved = [
+            f"{label} {_figure(row[f'{name}_before'])} to {_figure(row[f'{name}_after'])}{unit}"
+            for name, label, unit in (
+                ("ttft_p99_ms", "TTFT p99", " ms"),
+                ("tpot_p99_ms", "TPOT p99", " ms"),
+                ("output_throughput_per_gpu", "throughput a GPU", " tok/s"),
+            )
+            if row[f"{name}_before"] and abs(row[f"{name}_after"] / row[f"{name}_before"] - 1.0) >= LEAST_CHANGE
+        ]
+        note = " (changes what is computed: check the quality of answers)" if row["changes_numerics"] else ""
+        lines.append(f"{row['setting']} {row['stated']} to {row['value']}: {', '.join(moved)}{note}")
+    return lines
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"

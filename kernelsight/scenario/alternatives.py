@@ -1,0 +1,38 @@
+"""Settings of an engine one step away from those of a deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
+STEPS = {"max_num_batched_tokens": (0.25, 0.5, 2.0, 4.0), "max_num_seqs": (0.25, 0.5, 2.0, 4.0)}
+
+
+def alternatives(settings: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return (name, flags) of settings one step from the stated ones.
+
+    >>> stated = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "async_scheduling": True, "tp": 2}
+    >>> [name for name, _ in alternatives(stated, {})][:3]
+    ['max_num_batched_tokens=2048', 'max_num_batched_tokens=4096', 'max_num_batched_tokens=16384']
+    """
+    found: list[tuple[str, dict[str, Any]]] = []
+
+    def add(name: str, value: Any) -> None:
+        found.append((f"{name}={str(value).lower() if isinstance(value, bool) else value}", {name: value}))
+
+    for name, factors in STEPS.items():
+        for value in (int(settings[name] * factor) for factor in factors if settings.get(name)):
+            add(name, value)
+    for name in SWITCHES:
+        if settings.get(name) is not None:
+            add(name, not settings[name])
+    add("enforce_eager", settings.get("graph_max_tokens") != 0)
+    add("kv_cache_dtype", "bf16" if settings.get("kv_cache_dtype") == "fp8" else "fp8")
+    if "ffn_format" in settings:
+        add("quantization", "fp8" if settings["ffn_format"] in ("bf16", "fp16") else "none")
+    tp = settings.get("tp", 1)
+    for other in (tp // 2, tp * 2):
+        if 1 <= other <= 8:
+            found.append((f"tensor_parallel_size={other}", {"tensor_parallel_size": other}))
+    return [(name, other) for name, other in found if any(flags.get(key) != value for key, value in other.items())]

@@ -1,0 +1,96 @@
+"""Candidates and measurements of a search space as arrays: a row per candidate, a column per GPU."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.errors import InvalidInput, unknown
+from kernelsight.searching.features import Features, features_of
+
+UNMEASURED, OK, COMPILE_FAILED, RUNTIME_FAILED, WRONG_RESULT = range(5)
+STATUS = ("unmeasured", "ok", "compile_failed", "runtime_failed", "wrong_result")
+
+
+class Measured(NamedTuple):
+    """What was measured of each candidate on one GPU; median over runs."""
+
+    status: np.ndarray
+    latency_us: np.ndarray  # nan unless status is OK
+    cv: np.ndarray  # nan where not known
+    samples: np.ndarray  # nan where not known
+    compile_s: np.ndarray  # nan where not known
+    benchmark_s: np.ndarray
+
+
+class SpaceArrays(NamedTuple):
+    """A search space: its candidates in order of their ids, and what each GPU measured of them."""
+
+    space: str
+    ids: np.ndarray
+    features: Features
+    gpus: dict[str, Measured]
+
+    def rows_of(self, ids: list[str]) -> np.ndarray:
+        """Return the rows of candidate ids; UnknownName for one that the space does not have."""
+        rows = np.searchsorted(self.ids, ids) if len(ids) else np.zeros(0, int)
+        for row, name in zip(rows, ids, strict=True):
+            if row >= len(self.ids) or self.ids[row] != name:
+                raise unknown("candidate", name, [], f"Space {self.space!r} has {len(self.ids):,} others.")
+        return rows
+
+
+def space_arrays(candidates: pa.Table, measurements: pa.Table, space: str) -> SpaceArrays:
+    """Return the arrays of one space of ``kernel_candidates`` and ``kernel_measurements``."""
+    own = candidates.filter(pc.equal(candidates["space"], space))
+    if not len(own):
+        raise InvalidInput(f"search space {space!r} has no candidates; give rows of kernel_candidates.")
+    ids = np.array(own["candidate_id"].to_pylist(), dtype=object)
+    order = np.argsort(ids, kind="stable")
+    parameters = own["parameters"].to_pylist()
+    features = features_of(space, [json.loads(parameters[place]) for place in order])
+    ids = ids[order]
+    theirs = measurements.filter(pc.equal(measurements["space"], space))
+    gpus = {}
+    for gpu in sorted(pc.unique(theirs["gpu"]).to_pylist()):
+        gpus[gpu] = _measured(theirs.filter(pc.equal(theirs["gpu"], gpu)), ids, space, gpu)
+    return SpaceArrays(space, ids, features, gpus)
+
+
+def _measured(rows: pa.Table, ids: np.ndarray, space: str, gpu: str) -> Measured:
+    found = pc.index_in(rows["candidate_id"], pa.array(ids, pa.string()))
+    if found.null_count:
+        strange = rows["candidate_id"].filter(pc.is_null(found))[0].as_py()
+        raise unknown("candidate", strange, [], f"Measured on {gpu}, but not among the candidates of {space!r}.")
+    places = found.to_numpy()
+    coded = np.array([STATUS.index(word) for word in rows["status"].to_pylist()], dtype=np.int8)
+    status = np.zeros(len(ids), dtype=np.int8)
+    np.maximum.at(status, places, coded)
+    worked = coded == OK
+    columns = [
+        _median(places[worked], rows[name].to_numpy(zero_copy_only=False).astype(float)[worked], len(ids))
+        for name in ("latency_us", "cv", "samples")
+    ]
+    columns[0][status != OK] = np.nan
+    costs = [
+        _median(places, rows[name].to_numpy(zero_copy_only=False).astype(float), len(ids))
+        for name in ("compile_s", "benchmark_s")
+    ]
+    return Measured(status, *columns, *costs)
+
+
+def _median(places: np.ndarray, values: np.ndarray, rows: int) -> np.ndarray:
+    """Return the median of the values at each place; nan where there is none."""
+    found = np.full(rows, np.nan)
+    known = ~np.isnan(values)
+    places, values = places[known], values[known]
+    if len(np.unique(places)) == len(places):
+        found[places] = values
+        return found
+    for place in np.unique(places):
+        found[place] = np.median(values[places == place])
+    return found

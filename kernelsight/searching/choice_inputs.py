@@ -1,0 +1,162 @@
+"""From sweeps, a GPU and shapes to the candidates of a choice: what runs there, what was measured, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.catalog.tables import contracts, facts
+from kernelsight.errors import InvalidInput, unknown
+from kernelsight.fitting.cells import source_names
+from kernelsight.fitting.evaluate import check_sweeps, measured_gpus
+from kernelsight.fitting.training import call_rows
+from kernelsight.kernels.families import MEASURED
+from kernelsight.kernels.kinds import dtype_of
+from kernelsight.searching.choice_rows import (
+    Choice,
+    existing,
+    laid_out,
+    measured_rows,
+    shared_sites,
+)
+
+
+def choice_of(
+    sweeps: Sequence[Path],
+    family: str,
+    gpu: str,
+    gpus: pa.Table,
+    sources: Sequence[str] | None = None,
+    calls: pa.Table | None = None,
+) -> Choice:
+    """Return the candidates of a family on a GPU, at the shapes of the sweeps or at those of ``calls``.
+
+    ``gpus``: the catalogue with the GPU's row; ``sources``: GPUs to learn from (None: all others of the sweeps);
+    ``calls``: rows of ``kernel_calls``. InvalidInput, UnknownName: names that do not exist, sweeps that hold nothing to
+    learn from or to choose among.
+    """
+    if family not in MEASURED:
+        raise unknown("kernel family", family, MEASURED, f"Families that sweeps hold: {', '.join(MEASURED)}.")
+    known = gpus["gpu"].to_pylist()
+    if gpu not in known:
+        raise unknown("GPU", gpu, known, "Give a row for it with --gpus.")
+    check_sweeps(sweeps)
+    others = _others(sweeps, family, gpu, sources)
+    _same_vendor(gpu, others, gpus, family)
+    own = measured_rows(sweeps, family, [gpu])
+    like = candidates_like(family, gpu, own, others, gpus)
+    shapes = pl.concat([own, others], how="diagonal") if calls is None else shapes_of_calls(family, calls)
+    asked = shared_sites(family, existing(family, shapes, like, gpu))
+    if not asked.height:
+        raise InvalidInput(
+            f"no shape of {family} has two implementations to choose from on {gpu}; give sweeps of several engines, or "
+            "calls in number formats that they hold."
+        )
+    return laid_out(family, gpu, asked, others, gpus)
+
+
+def _others(sweeps: Sequence[Path], family: str, gpu: str, sources: Sequence[str] | None) -> pl.DataFrame:
+    there = sorted(measured_gpus(sweeps) - {gpu})
+    for name in sources or ():
+        if name == gpu:
+            raise InvalidInput(f"--sources names {gpu}, the GPU to choose for; name other GPUs of the sweeps.")
+        if name not in there:
+            raise unknown("GPU", name, there, f"The sweeps hold {', '.join(there)}.")
+    rows = measured_rows(sweeps, family, sources or there) if there else None
+    if rows is None or not rows.height:
+        raise InvalidInput(
+            f"the sweeps hold no {family} kernel of a GPU other than {gpu} to learn from; "
+            "`kernelsight calibrate import aiconfigurator` writes such sweeps."
+        )
+    return rows
+
+
+def _same_vendor(gpu: str, others: pl.DataFrame, gpus: pa.Table, family: str) -> None:
+    vendor = dict(zip(gpus["gpu"].to_pylist(), gpus["vendor"].to_pylist(), strict=True))
+    if vendor[gpu] not in {vendor.get(name) for name in others["gpu"].unique().to_list()}:
+        raise InvalidInput(
+            f"{gpu} is a GPU of {vendor[gpu]}, of which the sweeps hold no {family} kernel; kernels of another vendor "
+            "do not run there, so measure some of its shapes first."
+        )
+
+
+def candidates_like(family: str, gpu: str, own: pl.DataFrame, others: pl.DataFrame, gpus: pa.Table) -> pl.DataFrame:
+    """Return measured rows whose kernels run on the GPU: its own, and in other number formats those of the nearest GPU.
+
+    Nearest is the highest compute capability that is not above the GPU's own. Kernels that engines choose by compute
+    capability are renamed to what they choose on this one (table ``kernel_sources``).
+    """
+    missing = others.filter(~pl.col("dtype").is_in(own["dtype"].unique().implode()))
+    capability = {
+        name: _number(text)
+        for name, text in zip(gpus["gpu"].to_pylist(), gpus["compute_capability"].to_pylist(), strict=True)
+    }
+    nearest = []
+    for (_,), rows in missing.group_by("dtype", maintain_order=True):
+        levels = {capability.get(name, 0.0) for name in rows["gpu"].unique().to_list()}
+        below = [level for level in levels if level <= capability[gpu]]
+        level = max(below) if below else min(levels)
+        names = [name for name in rows["gpu"].unique().to_list() if capability.get(name, 0.0) == level]
+        nearest.append(_renamed(family, gpu, rows.filter(pl.col("gpu").is_in(names)), gpus))
+    return pl.concat([own, *nearest], how="diagonal")
+
+
+def _renamed(family: str, gpu: str, rows: pl.DataFrame, gpus: pa.Table) -> pl.DataFrame:
+    """Return rows under the implementations and arithmetic that their engines choose on this GPU."""
+    capability = dict(zip(gpus["gpu"].to_pylist(), gpus["compute_capability"].to_pylist(), strict=True))[gpu]
+    sources = facts("kernel_sources")
+    ours = sources.filter(
+        pc.and_(pc.equal(sources["family"], family), pc.equal(sources["compute_capability"], capability))
+    )
+    chosen = {(row["engine"], row["kernel_source"], row["dtype"]): row for row in ours.to_pylist()}
+    found = []
+    for (engine, name, dtype, like), part in rows.group_by(
+        ["engine", "implementation", "dtype", "gpu"], maintain_order=True
+    ):
+        asked = sorted(source_names(family, engine, name, like))
+        row = next(
+            (chosen[key] for one in asked for key in ((engine, one, dtype), (engine, one, "*")) if key in chosen), None
+        )
+        if row is not None:
+            math = pl.lit(row["math"]) if row["math"] else pl.col("math")
+            part = part.with_columns(implementation=pl.lit(row["implementation"]), math=math)
+        found.append(part)
+    return pl.concat(found)
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or "")
+    except ValueError:
+        return 0.0
+
+
+def shapes_of_calls(family: str, calls: pa.Table) -> pl.DataFrame:
+    """Return the shapes of a family in rows of ``kernel_calls``, with the columns of training rows."""
+    calls = calls.filter(pc.equal(calls["family"], family))
+    if not calls.num_rows:
+        raise InvalidInput(f"the calls hold no {family} kernel; name a family that they hold with --family.")
+    fields = [field.name for field in contracts()["sweep_points"].schema.field("shape").type]
+    rows = [
+        {
+            "gpu": "none",
+            "family": family,
+            "implementation": "none",
+            "engine": "none",
+            "engine_version": "0",
+            "shape": {name: size for name, size in row["shape"].items() if name in fields},
+            "dtype": dtype_of(family, row),
+            "format": row["format"],
+            "math": row["math"],
+            "latency_us": 1.0,
+            "samples": 1,
+            "source": "calls",
+        }
+        for row in calls.select(["shape", "format", "math"]).to_pylist()
+    ]
+    points = pa.Table.from_pylist(rows, contracts()["sweep_points"].schema)
+    return pl.from_arrow(call_rows(points, family))

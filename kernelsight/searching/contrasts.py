@@ -1,0 +1,261 @@
+"""What is known of contrasts: how much longer one implementation takes than another at one shape, with intervals.
+
+log latency of a candidate = level of its site + w x (log of the kernel model, against the site's mean)
++ effects of engine, kernel and lineage that GPUs share + an effect of this candidate on this GPU + noise,
+
+each effect a Gaussian process over the shape (Matern 5/2 and a constant; Rasmussen and Williams 2006, section 4.2).
+The level of a site is left free, so that only contrasts teach and are learned. Sizes of the effects were chosen by
+leaving generations out (docs/accuracy/choices.md); measurements of the target move them within their priors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+# standard deviation of each effect in the log: constant and varying with the shape
+SIZES = {
+    "engine": 0.15,
+    "engine_varies": 0.1,
+    "kernel": 0.2,
+    "kernel_varies": 0.2,
+    "lineage": 0.1,
+    "lineage_varies": 0.1,
+    "own": 0.15,
+    "own_varies": 0.15,
+    "own_format_varies": 0.1,
+    "model": 0.3,
+    "noise": 0.05,
+}
+# of the kernel model's contrast, the share believed before any other evidence
+MODEL_SHARE = 0.7
+# inverse lengths in standard deviations of a feature among the candidates: of effects that GPUs share, and of own ones
+SHARED_SCALE, OWN_SCALE = 0.33, 0.2
+# standard deviation of a site's level: nothing is known of it, and nothing needed
+LEVEL = 1.0
+# standard deviation of the logarithm of a size, and of a scale, before measurements
+SIZE_PRIOR, SCALE_PRIOR = 0.7, 0.5
+# rows that choose the sizes; sites whose posterior is computed at once
+TUNING_ROWS, BLOCK_ROWS = 500, 2000
+STEPS = (1.6, 1.25)
+LEAST_GAIN = 0.02
+
+
+class Candidates(NamedTuple):
+    """Rows of candidates, those of a site side by side: arrays of one value a row, or of several.
+
+    ``shape``: (rows, A) what shared effects vary with, logarithms of sizes and of the time; ``seen``: (rows, B) what
+    own effects vary with, roundings to tiles and waves too. ``model``: log of the kernel model's latency, less its mean
+    over the site; ``log_us``: log of the measured latency, less the same mean (NaN: not measured). Words are integers.
+    """
+
+    shape: np.ndarray
+    seen: np.ndarray
+    engine: np.ndarray
+    kernel: np.ndarray
+    lineage: np.ndarray
+    number_format: np.ndarray
+    gpu: np.ndarray
+    site: np.ndarray
+    model: np.ndarray
+    log_us: np.ndarray
+
+    def at(self, rows: np.ndarray | slice) -> Candidates:
+        """The candidates at some rows."""
+        return Candidates(*(column[rows] for column in self))
+
+    def beside(self, other: Candidates) -> Candidates:
+        """These candidates, then the others."""
+        return Candidates(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
+
+
+class Sizes(NamedTuple):
+    """Sizes of the effects by name, and the scale of each feature of ``shape`` and of ``seen``."""
+
+    effects: dict[str, float]
+    shared_scales: np.ndarray
+    own_scales: np.ndarray
+
+
+class Posterior(NamedTuple):
+    """Contrasts of the candidates of ``sites`` sites with q candidates each: rows (sites, q), mean, covariance."""
+
+    rows: np.ndarray
+    mean: np.ndarray
+    covariance: np.ndarray
+
+
+def starting_sizes(rows: Candidates) -> Sizes:
+    """Return the sizes before any measurement of the target."""
+    return Sizes(dict(SIZES), np.full(rows.shape.shape[1], SHARED_SCALE), np.full(rows.seen.shape[1], OWN_SCALE))
+
+
+def covariance(one: Candidates, other: Candidates, sizes: Sizes) -> np.ndarray:
+    """Return (rows of one, rows of other): the prior covariance of their contrasts, without levels and noise."""
+    return _covariance(_Parts.of(one, other), one, other, sizes)
+
+
+class _Parts(NamedTuple):
+    """What two sets of candidates share, as 0 and 1; computed once while sizes are tried."""
+
+    engine: np.ndarray
+    kernel: np.ndarray
+    lineage: np.ndarray
+    own: np.ndarray
+    own_format: np.ndarray
+    model: np.ndarray
+    site: np.ndarray
+
+    @classmethod
+    def of(cls, one: Candidates, other: Candidates) -> _Parts:
+        def same(name: str) -> np.ndarray:
+            return getattr(one, name)[:, None] == getattr(other, name)[None, :]
+
+        engine, kernel = same("engine"), same("kernel")
+        own = same("gpu") & engine & kernel
+        parts = (engine, kernel, same("lineage"), own, own & same("number_format"))
+        return cls(
+            *(part.astype(float) for part in parts), one.model[:, None] * other.model, same("site").astype(float)
+        )
+
+
+def _covariance(parts: _Parts, one: Candidates, other: Candidates, sizes: Sizes) -> np.ndarray:
+    effects = {name: size**2 for name, size in sizes.effects.items()}
+    near = matern(distances(one.shape * sizes.shared_scales, other.shape * sizes.shared_scales))
+    found = effects["model"] * parts.model
+    for name in ("engine", "kernel", "lineage"):
+        found += getattr(parts, name) * (effects[name] + effects[f"{name}_varies"] * near)
+    near = matern(distances(one.seen * sizes.own_scales, other.seen * sizes.own_scales))
+    found += parts.own * (effects["own"] + effects["own_varies"] * near)
+    return found + parts.own_format * effects["own_format_varies"] * near
+
+
+def _with_noise(parts: _Parts, rows: Candidates, sizes: Sizes) -> np.ndarray:
+    found = _covariance(parts, rows, rows, sizes) + LEVEL**2 * parts.site
+    found[np.diag_indices_from(found)] += sizes.effects["noise"] ** 2
+    return found
+
+
+def matern(apart: np.ndarray) -> np.ndarray:
+    """Return the Matern 5/2 correlation at distances in lengths.
+
+    >>> matern(np.array([0.0, 1.0])).round(3).tolist()
+    [1.0, 0.524]
+    """
+    scaled = np.sqrt(5.0) * apart
+    return (1.0 + scaled + scaled**2 / 3.0) * np.exp(-scaled)
+
+
+def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return (rows of one, rows of other): Euclidean distances."""
+    squares = (one**2).sum(axis=1)[:, None] + (other**2).sum(axis=1) - 2.0 * one @ other.T
+    return np.sqrt(np.maximum(squares, 0.0))
+
+
+def tuned(rows: Candidates, given: Candidates | None = None) -> Sizes:
+    """Return the sizes with the largest posterior for measured rows, where ``given`` measured ones are known already.
+
+    Each size in turn is raised and lowered while that helps, twice. Deterministic.
+    """
+    rows = thinned(rows, TUNING_ROWS)
+    given = None if given is None else thinned(given, TUNING_ROWS)
+    sets = [rows] if given is None else [given.beside(rows), given]
+    parts = [_Parts.of(one, one) for one in sets]
+
+    def loss(sizes: Sizes) -> float:
+        known = [_log_likelihood(part, one, sizes) for part, one in zip(parts, sets, strict=True)]
+        return -(known[0] - sum(known[1:])) + _penalty(sizes)
+
+    sizes = starting_sizes(rows)
+    best = loss(sizes)
+    for step in STEPS:
+        for name in (*SIZES, *range(sizes.shared_scales.size + sizes.own_scales.size)):
+            for factor in (step, 1.0 / step):
+                before = best
+                while (tried := loss(moved := _moved(sizes, name, factor))) < best - LEAST_GAIN:
+                    sizes, best = moved, tried
+                if best < before:
+                    break
+    return sizes
+
+
+def _moved(sizes: Sizes, name: str | int, factor: float) -> Sizes:
+    if isinstance(name, str):
+        return sizes._replace(effects={**sizes.effects, name: sizes.effects[name] * factor})
+    scales = np.append(sizes.shared_scales, sizes.own_scales)
+    scales[name] *= factor
+    shared, own = np.split(scales, [sizes.shared_scales.size])
+    return sizes._replace(shared_scales=shared, own_scales=own)
+
+
+def _penalty(sizes: Sizes) -> float:
+    effects = np.log([sizes.effects[name] / size for name, size in SIZES.items()]) / SIZE_PRIOR
+    scales = np.log(np.append(sizes.shared_scales / SHARED_SCALE, sizes.own_scales / OWN_SCALE)) / SCALE_PRIOR
+    return 0.5 * float((effects**2).sum() + (scales**2).sum())
+
+
+def _log_likelihood(parts: _Parts, rows: Candidates, sizes: Sizes) -> float:
+    lower = np.linalg.cholesky(_with_noise(parts, rows, sizes))
+    white = np.linalg.solve(lower, rows.log_us - MODEL_SHARE * rows.model)
+    return -0.5 * float(white @ white) - float(np.log(np.diag(lower)).sum())
+
+
+def thinned(rows: Candidates, most: int) -> Candidates:
+    """Return the rows of evenly spaced sites: about ``most`` rows at most."""
+    sites = np.unique(rows.site)
+    share = most / max(rows.site.size, 1)
+    if share >= 1.0:
+        return rows
+    kept = sites[np.unique(np.linspace(0, sites.size - 1, max(2, int(share * sites.size))).round().astype(int))]
+    return rows.at(np.isin(rows.site, kept))
+
+
+def posteriors(measured: Candidates, asked: Candidates, sizes: Sizes) -> Iterator[Posterior]:
+    """Yield the contrasts of the asked candidates, which stand site by site, given the measured ones.
+
+    Means and covariances are those of log latency less the level of the site: differences within a site count.
+    """
+    lower = np.linalg.cholesky(_with_noise(_Parts.of(measured, measured), measured, sizes))
+    inverse = np.linalg.inv(lower)
+    weights = inverse.T @ (inverse @ (measured.log_us - MODEL_SHARE * measured.model))
+    for block in site_blocks(asked.site):
+        rows = asked.at(block.ravel())
+        to_measured = covariance(rows, measured, sizes)
+        mean = (to_measured @ weights + MODEL_SHARE * rows.model).reshape(block.shape)
+        white = (to_measured @ inverse.T).reshape(*block.shape, -1)
+        known = white @ white.transpose(0, 2, 1)
+        yield Posterior(block, mean, _own_covariance(rows, block.shape, sizes) - known)
+
+
+def _own_covariance(rows: Candidates, shape: tuple[int, ...], sizes: Sizes) -> np.ndarray:
+    """Return (sites, q, q): the prior covariance of the candidates of each site, their noise included."""
+    effects = {name: size**2 for name, size in sizes.effects.items()}
+
+    def same(name: str) -> np.ndarray:
+        values = getattr(rows, name).reshape(shape)
+        return values[:, :, None] == values[:, None, :]
+
+    engine, kernel = same("engine"), same("kernel")
+    model = rows.model.reshape(shape)
+    found = effects["model"] * model[:, :, None] * model[:, None, :]
+    for name, part in (("engine", engine), ("kernel", kernel), ("lineage", same("lineage")), ("own", engine & kernel)):
+        found += part * (effects[name] + effects[f"{name}_varies"])
+    found += (engine & kernel) * effects["own_format_varies"]
+    return found + np.eye(shape[1]) * effects["noise"]
+
+
+def site_blocks(site: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield (sites, q) row numbers of sites with equally many candidates; rows of a site are neighbours.
+
+    >>> [block.tolist() for block in site_blocks(np.array([5, 5, 7, 7, 7, 9, 9]))]
+    [[[0, 1], [5, 6]], [[2, 3, 4]]]
+    """
+    starts = np.flatnonzero(np.diff(site, prepend=site[0] - 1)) if site.size else np.empty(0, dtype=int)
+    counts = np.diff(np.append(starts, site.size))
+    for width in np.unique(counts):
+        rows = starts[counts == width][:, None] + np.arange(width)
+        step = max(1, BLOCK_ROWS // int(width))
+        for first in range(0, len(rows), step):
+            yield rows[first : first + step]

@@ -1,0 +1,205 @@
+"""One whole search as rows of tables: its measurements, decisions, rounds, forecasts and summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.searching import scores
+from kernelsight.searching.arrays import OK, STATUS, Measured
+from kernelsight.searching.forecasts import Forecast
+from kernelsight.searching.intervals import bin_probabilities, bins_of, chance_faster, quantiles
+from kernelsight.searching.rounds import Measure, Round, rounds
+from kernelsight.searching.targets import Target
+
+TABLES = ("kernel_forecasts", "search_decisions", "search_measurements", "search_rounds", "search_summary")
+
+
+class Course(NamedTuple):
+    """Rows of each table of one search."""
+
+    kernel_forecasts: list[pa.Table]
+    search_decisions: list[dict[str, Any]]
+    search_measurements: list[dict[str, Any]]
+    search_rounds: list[dict[str, Any]]
+    search_summary: list[dict[str, Any]]
+
+
+def course_of(
+    target: Target,
+    scenario: Mapping[str, Any],
+    measure: Measure,
+    truth: Measured | None,
+    forecasts: bool = False,
+    source: str = "replay",
+) -> Course:
+    """Run a search and return its rows; ``truth``: what a replay knows of all candidates, in the target's order.
+
+    ``forecasts``: keep rows of forecasts too.
+    """
+    course = Course([], [], [], [], [])
+    logs = None if truth is None else np.log(truth.latency_us)
+    best: list[int] = []
+    last: Round | None = None
+    forecast_count = 0
+    for made in rounds(target, scenario, measure):
+        best += made.best.tolist()
+        forecast_count += 0 if made.forecast is None else len(made.forecast.rows)
+        _add_round(course, target, scenario, made, logs, source)
+        if forecasts and made.forecast is not None:
+            course.kernel_forecasts.append(_decided(target, scenario, made, logs))
+        last = made
+    if forecasts and last is not None and last.forecast is not None:
+        course.kernel_forecasts[-1] = forecast_table(target, scenario, last, last.forecast.rows, logs)
+    course.search_summary.append(_summary(target, scenario, last, np.array(best, dtype=np.int64), logs, forecast_count))
+    return course
+
+
+def _add_round(
+    course: Course, target: Target, scenario: Mapping[str, Any], made: Round, logs: np.ndarray | None, source: str
+) -> None:
+    key = {"search_id": scenario["search_id"], "round": made.number}
+    chosen, history = made.decisions, made.history
+    before = len(history.rows) - len(chosen.rows)
+    believed = np.exp(made.believed_log)
+    for place, row in enumerate(chosen.rows):
+        name = str(target.ids[row])
+        gain = chosen.gains[place]
+        course.search_decisions.append(
+            key
+            | {"candidate_id": name, "decision": "measure", "reason": chosen.reasons[place], "rank": place + 1}
+            | {"expected_gain_us": _known(np.expm1(gain) * believed)}
+        )
+        outcome, status = made.outcome, int(made.outcome.status[place])
+        course.search_measurements.append(
+            key
+            | {"candidate_id": name, "run": int(history.runs[before + place]), "status": STATUS[status]}
+            | {"latency_us": float(outcome.latency_us[place]) if status == OK else None}
+            | {name: _known(getattr(outcome, name)[place]) for name in ("cv", "compile_s", "benchmark_s")}
+            | {"samples": _whole(outcome.samples[place]), "source": source}
+        )
+    fastest = int(made.best[-1])
+    regret = None if logs is None or fastest < 0 else float(scores.regrets([fastest], logs)[0])
+    course.search_rounds.append(
+        key
+        | {"proposed": made.proposed, "forecast": 0 if made.forecast is None else len(made.forecast.rows)}
+        | {"measured": len(history.rows), "failed": len(history.failed), "gpu_s": float(history.cost_s.sum())}
+        | {"best_candidate": str(target.ids[fastest]) if fastest >= 0 else None, "best_us": _known(believed)}
+        | {"believed_regret": _believed_regret(made), "expected_better": _known(made.better)}
+        | {"regret": regret, "stopped": False}
+    )
+
+
+def _known(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _whole(value: float) -> int | None:
+    return int(value) if np.isfinite(value) else None
+
+
+def _believed_regret(made: Round) -> float | None:
+    """Return the largest expected gain that was left when the round began, over the latency of the best."""
+    gains = made.decisions.gains
+    return float(np.expm1(np.max(gains))) if len(gains) and np.isfinite(gains).all() else None
+
+
+def anchor_log(target: Target, scenario: Mapping[str, Any], made: Round, logs: np.ndarray | None) -> float:
+    """Return the log latency that speed-up bins are relative to: of the anchor, or the median of what was measured."""
+    if scenario.get("anchor") is not None:
+        row = int(np.searchsorted(target.ids, scenario["anchor"]))
+        measured = made.history.logs[made.history.rows == row]
+        if len(measured) and not np.isnan(measured).all():
+            return float(np.nanmedian(measured))
+        if logs is not None and np.isfinite(logs[row]):
+            return float(logs[row])
+    worked = made.history.logs[~np.isnan(made.history.logs)]
+    return float(np.median(worked)) if len(worked) else 0.0
+
+
+def _decided(target: Target, scenario: Mapping[str, Any], made: Round, logs: np.ndarray | None) -> pa.Table:
+    return forecast_table(target, scenario, made, made.decisions.rows, logs)
+
+
+def forecast_table(
+    target: Target, scenario: Mapping[str, Any], made: Round, rows: np.ndarray, logs: np.ndarray | None
+) -> pa.Table:
+    """Return rows of ``kernel_forecasts`` for candidates that a round forecast."""
+    found = made.forecast
+    assert found is not None
+    places = np.searchsorted(found.rows, rows)
+    mean, sd, works = found.mean[places], found.sd[places], found.works[places]
+    stated = quantiles(mean, sd)
+    bins = bin_probabilities(mean, sd, anchor_log(target, scenario, made, logs))
+    best = made.believed_log if np.isfinite(made.believed_log) else np.inf
+    every = len(rows)
+    columns = {
+        **{"search_id": [scenario["search_id"]] * every, "round": [made.number] * every},
+        **{"candidate_id": [str(target.ids[row]) for row in rows], "forecaster": [found.forecaster] * every},
+        **{"latency_us": np.exp(stated.middle), "p05_us": np.exp(stated.low), "p50_us": np.exp(stated.middle)},
+        **{"p95_us": np.exp(stated.high), "log_sd": sd, "p_ok": works},
+        **{"p_faster": chance_faster(mean, sd, works, best), "confidence": bins.max(1)},
+        **{f"bin_{place + 1}": bins[:, place] for place in range(bins.shape[1])},
+        **{"evidence": [found.evidence] * every, "measured_n": [found.measured] * every},
+    }
+    schema = contracts()["kernel_forecasts"].schema
+    nothing = {name: pa.nulls(every, schema.field(name).type) for name in schema.names if name not in columns}
+    return pa.table({**columns, **nothing}).select(schema.names).cast(schema)
+
+
+def _summary(
+    target: Target,
+    scenario: Mapping[str, Any],
+    last: Round | None,
+    best: np.ndarray,
+    logs: np.ndarray | None,
+    forecast_count: int,
+) -> dict[str, Any]:
+    count = len(best)
+    fastest = int(best[-1]) if count else -1
+    history = None if last is None else last.history
+    row: dict[str, Any] = {
+        **{
+            "search_id": scenario["search_id"],
+            "measured": count,
+            "failed": 0 if history is None else len(history.failed),
+        },
+        **{"stopped": count < int(scenario["budget_measurements"]) and scenario["stop_expected_gain"] is not None},
+        **{"best_candidate": str(target.ids[fastest]) if fastest >= 0 else None, "best_us": None},
+        **{"candidates_per_measurement": forecast_count / count if count else None},
+        **{"gpu_s": None if history is None else float(history.cost_s.sum()), "notes": "; ".join(target.notes) or None},
+    }
+    if history is not None and fastest >= 0:
+        own = history.logs[history.rows == fastest]
+        row["best_us"] = float(np.exp(np.nanmedian(own)))
+    if logs is None or not count:
+        return row
+    regret = scores.regrets(best, logs)
+    row |= {"regret": float(regret[-1]), "n_to_5": scores.first_within(regret, 0.05)}
+    row |= {"n_to_2": scores.first_within(regret, 0.02), "score": scores.score_p(best, logs)}
+    if last is not None and last.forecast is not None and last.forecast.fit is not None:
+        row |= _calibration(last.forecast, last, logs)
+    return row
+
+
+def _calibration(found: Forecast, last: Round, logs: np.ndarray) -> dict[str, float]:
+    """Return the scores of the last forecast over working candidates that were not measured."""
+    left = ~np.isin(found.rows, last.history.rows) & ~np.isnan(logs[found.rows])
+    return forecast_scores(found.mean[left], found.sd[left], logs[found.rows[left]], float(np.nanmedian(logs)))
+
+
+def forecast_scores(mean: np.ndarray, sd: np.ndarray, truth: np.ndarray, anchor: float) -> dict[str, float]:
+    """Return coverage and the scores of the eight bins of forecasts, against true log latencies."""
+    if not len(mean):
+        return {}
+    bins, hits = bin_probabilities(mean, sd, anchor), bins_of(truth, anchor)
+    wrong = (bins.argmax(1) != hits).astype(float)
+    return {
+        **{"coverage_90": scores.coverage(truth, quantiles(mean, sd)), "ece": scores.calibration_error(bins, hits)},
+        **{"brier": scores.half_brier(bins, hits), "crps": scores.ranked_score(bins, hits)},
+        "aurc": scores.area_under_risk(bins.max(1), wrong),
+    }

@@ -1,0 +1,211 @@
+"""Measures candidates on the local GPU: their source is compiled by CuPy, launched, timed and compared.
+
+How to launch is a JSON file: kernel, problem_size, arguments; optionally source, grid_divisors, shared_bytes, options,
+expected, samples. A candidate's parameters are defined for the compiler and give the block (block_size_x, _y, _z).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.errors import InvalidInput
+from kernelsight.searching.measurers import measurement_rows
+
+FIELDS = {
+    "kernel": str,
+    "problem_size": list,
+    "arguments": list,
+    "source": str,
+    "grid_divisors": list,
+    "shared_bytes": int,
+    "options": list,
+    "expected": dict,
+    "samples": int,
+}
+REQUIRED = ("kernel", "problem_size", "arguments")
+BLOCK = ("block_size_x", "block_size_y", "block_size_z")
+SAMPLES, WARM_UPS = 32, 3
+DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+
+class Launch(NamedTuple):
+    """How the kernel of a search space is launched; ``expected``: position of an argument, its values, tolerance."""
+
+    kernel: str
+    problem_size: tuple[int, ...]
+    grid_divisors: tuple[tuple[str, ...], ...]
+    arguments: tuple[Mapping[str, Any], ...]
+    source: str | None
+    shared_bytes: int
+    options: tuple[str, ...]
+    expected: tuple[int, np.ndarray, float] | None
+    samples: int
+
+
+def read_launch(path: Path) -> Launch:
+    """Return the launch of a JSON file; InvalidInput says what is wrong with it."""
+    if not path.is_file():
+        raise InvalidInput(f"--launch {path} does not exist; --measure cupy needs a JSON file that says how to launch.")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"--launch {path} is not valid JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise InvalidInput(f"--launch {path} is no object; give one with {', '.join(REQUIRED)}.")
+    missing = [name for name in REQUIRED if name not in found]
+    wrong = [name for name, kind in FIELDS.items() if name in found and not isinstance(found[name], kind)]
+    strange = sorted(set(found) - set(FIELDS))
+    for names, text in ((missing, "lacks"), (strange, "has unknown fields:"), (wrong, "has the wrong type in")):
+        if names:
+            raise InvalidInput(f"--launch {path} {text} {', '.join(names)}; its fields are {', '.join(FIELDS)}.")
+    sizes = found["problem_size"]
+    if not 1 <= len(sizes) <= 3 or not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise InvalidInput(f"--launch {path}: problem_size is {sizes!r}; give one to three whole numbers above 0.")
+    for argument in found["arguments"]:
+        _check_argument(argument, path)
+    expected = found.get("expected")
+    return Launch(
+        found["kernel"],
+        tuple(sizes),
+        tuple(map(tuple, found.get("grid_divisors", [[name] for name in BLOCK[: len(sizes)]]))),
+        tuple(found["arguments"]),
+        (path.parent / found["source"]).read_text(encoding="utf-8") if "source" in found else None,
+        found.get("shared_bytes", 0),
+        tuple(found.get("options", ())),
+        None if expected is None else _expected(expected, len(found["arguments"]), path),
+        max(1, found.get("samples", SAMPLES)),
+    )
+
+
+def _check_argument(argument: Any, path: Path) -> None:
+    sound = isinstance(argument, dict) and argument.get("dtype") in DTYPES
+    if not sound or ("value" not in argument and not isinstance(argument.get("size"), int)):
+        raise InvalidInput(
+            f"--launch {path}: the argument {json.dumps(argument)} needs a dtype ({', '.join(DTYPES[:3])}, ...) and a "
+            "value, or the size of an array."
+        )
+
+
+def _expected(expected: Mapping[str, Any], arguments: int, path: Path) -> tuple[int, np.ndarray, float]:
+    place = expected.get("argument")
+    if not isinstance(place, int) or not 0 <= place < arguments or not isinstance(expected.get("file"), str):
+        raise InvalidInput(f"--launch {path}: expected needs argument (0 to {arguments - 1}) and file, a .npy array.")
+    file = path.parent / expected["file"]
+    if not file.is_file():
+        raise InvalidInput(f"--launch {path}: the expected values {file} do not exist.")
+    return place, np.load(file, allow_pickle=False), float(expected.get("tolerance", 1e-3))
+
+
+def measure_with_cupy(candidates: pa.Table, launch: Launch) -> pa.Table:
+    """Return ``kernel_measurements`` of ``kernel_candidates`` rows, measured on the local GPU.
+
+    InvalidInput: no CuPy, no source to compile, or a parameter that the grid needs is missing.
+    """
+    try:
+        cupy = importlib.import_module("cupy")
+    except ImportError:
+        raise InvalidInput("--measure cupy needs CuPy; install cupy-cuda12x on a machine with a GPU.") from None
+    arrays = [_array(cupy, argument) for argument in launch.arguments]
+    rows = [_measured(cupy, row, launch, arrays) for row in candidates.to_pylist()]
+    return measurement_rows(rows, "cupy")
+
+
+def _array(cupy: Any, argument: Mapping[str, Any]) -> Any:
+    """Return an argument: a scalar, or an array of zeros, of a file's values or of reproducible random ones."""
+    if "value" in argument:
+        return getattr(np, argument["dtype"])(argument["value"])
+    values = np.zeros(argument["size"])
+    if argument.get("fill") == "random":
+        values = np.random.default_rng(0).random(argument["size"])
+    return cupy.asarray(values.astype(argument["dtype"]))
+
+
+def _measured(cupy: Any, row: Mapping[str, Any], launch: Launch, arrays: Sequence[Any]) -> dict[str, Any]:
+    parameters = json.loads(row["parameters"])
+    found = {"space": row["space"], "candidate_id": row["candidate_id"]}
+    text = row["source_text"] if row["source_text"] is not None else launch.source
+    if text is None:
+        raise InvalidInput(
+            f"candidate {row['candidate_id']} has no source_text; name the kernel's file as source in --launch."
+        )
+    grid, block = shapes_of(launch, parameters, row["candidate_id"])
+    begun = time.perf_counter()
+    try:
+        options = (*launch.options, *(f"-D{name}={define(value)}" for name, value in parameters.items()))
+        kernel = cupy.RawModule(code=text, options=options, backend="nvrtc").get_function(launch.kernel)
+    except cupy.cuda.compiler.CompileException:
+        return {**found, "status": "compile_failed", "compile_s": time.perf_counter() - begun}
+    compiled = time.perf_counter()
+    inputs = [value.copy() if hasattr(value, "copy") and value.ndim else value for value in arrays]
+    try:
+        kernel(grid, block, tuple(inputs), shared_mem=launch.shared_bytes)
+        cupy.cuda.Device().synchronize()
+        wrong = launch.expected is not None and not _as_expected(cupy, inputs[launch.expected[0]], launch.expected)
+        times = [] if wrong else _times(cupy, kernel, grid, block, inputs, launch)
+    except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError):
+        return {**found, "status": "runtime_failed", "compile_s": compiled - begun}
+    seconds = {"compile_s": compiled - begun, "benchmark_s": time.perf_counter() - compiled}
+    if wrong:
+        return {**found, "status": "wrong_result", **seconds}
+    spread = statistics.stdev(times) / statistics.mean(times) if len(times) > 1 else None
+    return {
+        **found,
+        **seconds,
+        "status": "ok",
+        "latency_us": statistics.median(times),
+        "cv": spread,
+        "samples": len(times),
+    }
+
+
+def shapes_of(launch: Launch, parameters: Mapping[str, Any], candidate: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return (grid, block): each side of the problem divided by the product of its divisors, rounded up."""
+    missing = [name for names in launch.grid_divisors for name in names if name not in parameters]
+    if missing:
+        raise InvalidInput(f"--launch divides the grid by {missing[0]}, which candidate {candidate} does not have.")
+    products = [math.prod(int(parameters[name]) for name in names) for names in launch.grid_divisors]
+    sides = [math.ceil(size / by) for size, by in zip(launch.problem_size, products, strict=False)]
+    sides += list(launch.problem_size[len(sides) :])
+    block = tuple(int(parameters.get(name, 1)) for name in BLOCK)
+    return (*sides, *(1,) * (3 - len(sides))), block
+
+
+def define(value: Any) -> str:
+    """Return a parameter as the compiler is given it.
+
+    >>> define(True), define(32), define("float4")
+    ('1', '32', 'float4')
+    """
+    return (
+        str(int(value))
+        if isinstance(value, bool | int) or (isinstance(value, float) and value == int(value))
+        else str(value)
+    )
+
+
+def _as_expected(cupy: Any, values: Any, expected: tuple[int, np.ndarray, float]) -> bool:
+    return bool(np.allclose(cupy.asnumpy(values), expected[1], rtol=expected[2], atol=expected[2]))
+
+
+def _times(cupy: Any, kernel: Any, grid: Any, block: Any, inputs: Sequence[Any], launch: Launch) -> list[float]:
+    """Return the time of each launch in us, between two events."""
+    found = []
+    for number in range(WARM_UPS + launch.samples):
+        start, end = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record()
+        kernel(grid, block, tuple(inputs), shared_mem=launch.shared_bytes)
+        end.record()
+        end.synchronize()
+        if number >= WARM_UPS:
+            found.append(1e3 * float(cupy.cuda.get_elapsed_time(start, end)))
+    return found

@@ -1,0 +1,133 @@
+"""Which candidates a round measures: a pure function of forecasts, history and scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import ndtr
+
+from kernelsight.searching import gaussian_process as gp
+from kernelsight.searching.forecasts import Forecast
+from kernelsight.searching.history import History, believed
+
+# faster than the best by this much is worth a measurement
+WORTH = np.log(0.98)
+# candidates whose covariance is followed while a batch is put together
+SHORTLIST = 300
+MOST_RUNS = 4
+
+
+class Decisions(NamedTuple):
+    """Candidates to measure, in order, each with its reason and its expected gain over the best so far (log)."""
+
+    rows: np.ndarray
+    reasons: list[str]
+    gains: np.ndarray
+
+
+class Best(NamedTuple):
+    """The candidate that a search believes to be the fastest."""
+
+    row: int
+    log: float
+
+
+def best_of(forecast: Forecast | None, inputs: gp.Inputs, history: History) -> Best | None:
+    """Return the candidate with the lowest expected log latency among those that worked; None: none did.
+
+    Its own measurements count by their noise: the luckiest draw is drawn back to what the forecaster expects of it.
+    """
+    rows, mean, _ = believed(history)
+    if not len(rows):
+        return None
+    if forecast is not None and forecast.fit is not None:
+        mean = gp.predict(inputs, forecast.fit, rows)[0]
+    place = int(np.argmin(mean))
+    return Best(int(rows[place]), float(mean[place]))
+
+
+def expected_gain(mean: np.ndarray, sd: np.ndarray, best: float) -> np.ndarray:
+    """Return the expected improvement of log latency over ``best`` of normal forecasts.
+
+    >>> expected_gain(np.array([0.0, 1.0]), np.array([1.0, 1e-9]), 0.0).round(3).tolist()
+    [0.399, 0.0]
+    """
+    z = (best - mean) / sd
+    return sd * (z * ndtr(z) + np.exp(-0.5 * z * z) / np.sqrt(2.0 * np.pi))
+
+
+def generator(scenario: Mapping[str, Any], number: int, purpose: int) -> np.random.Generator:
+    """Return the random numbers of one purpose in one round: the same whether a search is resumed or not."""
+    return np.random.default_rng([int(scenario["seed"]), number, purpose])
+
+
+def first_round(scores: np.ndarray, sources: np.ndarray, rows: np.ndarray, count: int) -> Decisions:
+    """Return the best candidates by the other GPUs: of their mean, of each alone, then further ones by the mean."""
+    order = rows[np.argsort(scores[rows], kind="stable")]
+    own = [int(rows[np.argmin(sources[rows, place])]) for place in range(sources.shape[1])]
+    chosen = list(dict.fromkeys([int(order[0]), *own, *map(int, order[: count + len(own)])]))[:count]
+    return Decisions(np.array(chosen), ["order"] * len(chosen), np.full(len(chosen), np.nan))
+
+
+def by_gain(forecast: Forecast, inputs: gp.Inputs, history: History, best: Best, count: int) -> Decisions:
+    """Return the batch of largest expected gain; what is chosen is taken as measured for the rest of the batch.
+
+    A candidate that was measured already enters with what measuring it again could change.
+    """
+    assert forecast.fit is not None and forecast.white is not None
+    runs = np.bincount(history.rows, minlength=int(forecast.rows.max()) + 1)[forecast.rows]
+    gain = expected_gain(forecast.mean, forecast.sd, best.log) * forecast.works
+    gain[runs > 0] = -1.0
+    short = np.argsort(-gain, kind="stable")[:SHORTLIST]
+    rows = forecast.rows[short]
+    left = gp.left_over(inputs, forecast.fit, rows, forecast.white[:, short])
+    works, free = forecast.works[short], gain[short] > 0
+    mean, spread = forecast.mean[short], np.diag(left).copy()
+    chosen, gains = [], []
+    for _ in range(min(count, int(free.sum()))):
+        now = expected_gain(mean, np.sqrt(np.maximum(spread, 1e-12)), best.log) * works
+        place = int(np.argmax(np.where(free, now, -1.0)))
+        chosen.append(int(rows[place]))
+        gains.append(float(now[place]))
+        free[place] = False
+        column = left[:, place]
+        left = left - np.outer(column / (spread[place] + 1e-6), column)
+        spread = np.diag(left).copy()
+    return Decisions(np.array(chosen, dtype=np.int64), ["gain"] * len(chosen), np.array(gains))
+
+
+def by_mean(forecast: Forecast, taken: np.ndarray, count: int, best: float) -> Decisions:
+    """Return the candidates that are expected to be fastest, without those ``taken``."""
+    free = ~np.isin(forecast.rows, taken)
+    cost = np.where(free, forecast.mean - np.log(forecast.works + 1e-3), np.inf)
+    places = np.argsort(cost, kind="stable")[: min(count, int(free.sum()))]
+    return Decisions(forecast.rows[places], ["fastest"] * len(places), best - forecast.mean[places])
+
+
+def joined(first: Decisions, second: Decisions) -> Decisions:
+    """Return one batch of two."""
+    rows = np.concatenate([first.rows, second.rows]).astype(np.int64)
+    return Decisions(rows, [*first.reasons, *second.reasons], np.concatenate([first.gains, second.gains]))
+
+
+def repeats(forecast: Forecast, inputs: gp.Inputs, history: History, best: Best) -> Decisions:
+    """Return the measured candidate that is most worth another run: its noise hides whether it is the fastest."""
+    assert forecast.fit is not None
+    rows, _, noise = believed(history)
+    mean, variance, _ = gp.predict(inputs, forecast.fit, rows)
+    runs = np.bincount(history.rows, minlength=int(rows.max()) + 1)[rows]
+    # the other one that it is compared with: the best, or for the best itself the next
+    rival = np.where(rows == best.row, np.partition(mean, 1)[1] if len(mean) > 1 else best.log + 1.0, best.log)
+    change = variance / np.sqrt(variance + noise * runs)
+    gain = np.where(runs < MOST_RUNS, expected_gain(np.abs(mean - rival), change, 0.0), 0.0)
+    place = int(np.argmax(gain))
+    return Decisions(rows[[place]], ["repeat"], gain[[place]])
+
+
+def expected_better(forecast: Forecast, history: History, best: float) -> float:
+    """Return the expected number of unmeasured candidates that are faster than the best by 2 %."""
+    left = ~np.isin(forecast.rows, history.rows)
+    z = (best + WORTH - forecast.mean[left]) / forecast.sd[left]
+    return float((ndtr(z) * forecast.works[left]).sum())

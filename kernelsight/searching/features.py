@@ -1,0 +1,121 @@
+"""Numbers that a forecaster sees of a configuration: its parameters, and what launches of GPUs follow from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernelsight.errors import InvalidInput
+
+WARP = 32
+# a parameter with at most this many values splits the space into regimes, as long as there are few of them
+REGIME_VALUES, MOST_REGIMES = 2, 16
+# a ratio of largest to smallest from which steps are multiplications
+LOGARITHMIC = 4.0
+_AXIS = re.compile(r"(?P<what>block_size|tile_size|work_per_thread|elements_per_thread)_(?P<axis>[xyz])")
+
+
+class Features(NamedTuple):
+    """Columns between 0 and 1 (rows: candidates), their names, the regime of each row, and the parameters' levels."""
+
+    matrix: np.ndarray
+    names: tuple[str, ...]
+    regimes: np.ndarray
+    levels: np.ndarray  # rank of each parameter's value among its values: for steps between neighbours
+
+
+def features_of(space: str, parameters: Sequence[Mapping[str, Any]]) -> Features:
+    """Return the features of configurations; InvalidInput: a parameter that is absent or of mixed types in some.
+
+    >>> found = features_of("s", [{"block_size_x": 32, "block_size_y": 2, "v": 1}, {"block_size_x": 64,
+    ...     "block_size_y": 4, "v": 1}])
+    >>> found.names, found.matrix.tolist()
+    (('block_size_x', 'block_size_y', 'threads'), [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
+    """
+    values = _columns(space, parameters)
+    varying = {name: column for name, column in values.items() if len(np.unique(column)) > 1}
+    numbers = {name: column for name, column in values.items() if column.dtype != object}
+    stated = {name: column for name, column in varying.items() if column.dtype != object}
+    scaled = {name: _scaled(column) for name, column in (stated | _derived(numbers)).items() if np.ptp(column) > 0}
+    for name, column in varying.items():
+        if column.dtype == object:
+            words = np.unique(column.astype(str))
+            scaled |= {f"{name}={word}": (column.astype(str) == word).astype(float) for word in words}
+    rows = len(parameters)
+    matrix = np.column_stack(list(scaled.values())) if scaled else np.zeros((rows, 1))
+    levels = [np.unique(_sortable(column), return_inverse=True)[1].ravel() for column in varying.values()]
+    return Features(
+        *(np.ascontiguousarray(matrix), tuple(scaled) or ("constant",), _regimes(levels, rows)),
+        np.column_stack(levels).astype(np.int32) if levels else np.zeros((rows, 1), np.int32),
+    )
+
+
+def _sortable(column: np.ndarray) -> np.ndarray:
+    return column.astype(str) if column.dtype == object else column
+
+
+def _columns(space: str, parameters: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    names = sorted({name for row in parameters for name in row})
+    columns = {}
+    for name in names:
+        column = [row.get(name) for row in parameters]
+        missing = sum(value is None for value in column)
+        words = sum(isinstance(value, str) for value in column)
+        if missing or 0 < words < len(column):
+            found = f"is missing in {missing:,}" if missing else f"is a word in {words:,}"
+            raise InvalidInput(
+                f"space {space!r}: parameter {name!r} {found} of {len(column):,} configurations; give each "
+                "configuration the same parameters, as numbers or as words."
+            )
+        columns[name] = np.array(column, dtype=object if words else np.float64)
+    return columns
+
+
+def _scaled(column: np.ndarray) -> np.ndarray:
+    """Return values between 0 and 1, on a logarithmic scale where steps are multiplications."""
+    low, high = column.min(), column.max()
+    if low > 0 and high / low >= LOGARITHMIC:
+        column, low, high = np.log2(column), np.log2(low), np.log2(high)
+    return (column - low) / (high - low)
+
+
+def _regimes(levels: Sequence[np.ndarray], rows: int) -> np.ndarray:
+    """Return which setting of the two-valued parameters each row has; one regime where these are too many."""
+    binary = [column for column in levels if column.max() < REGIME_VALUES]
+    if not binary:
+        return np.zeros(rows, dtype=np.int32)
+    found = np.unique(np.column_stack(binary), axis=0, return_inverse=True)[1].ravel()
+    return found.astype(np.int32) if found.max() < MOST_REGIMES else np.zeros(rows, dtype=np.int32)
+
+
+def _derived(known: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return threads of a block, work of a thread, tile of a block, and how full the last warp is."""
+    found: dict[str, np.ndarray] = {}
+    blocks, works = {}, {}
+    for name, column in known.items():
+        match = _AXIS.fullmatch(name)
+        if match:
+            (blocks if match["what"] == "block_size" else works)[match["axis"]] = column
+    if {"MWG", "NWG", "MDIMC", "NDIMC"} <= set(known):  # names of the GEMM of CLBlast
+        blocks = {"m": known["MDIMC"], "n": known["NDIMC"]}
+        works = {"m": known["MWG"] / known["MDIMC"], "n": known["NWG"] / known["NDIMC"]}
+    if blocks:
+        threads = np.prod(list(blocks.values()), axis=0)
+        found["threads"] = threads
+        last = threads % WARP
+        found["last_warp"] = np.where(last == 0, 1.0, last / WARP)
+    if works:
+        found["work_per_thread"] = np.prod(list(works.values()), axis=0)
+    for axis in blocks.keys() & works.keys():
+        found[f"tile_{axis}"] = blocks[axis] * works[axis]
+    if blocks and works:
+        found["tile"] = found["threads"] * found["work_per_thread"]
+    return {name: column for name, column in sorted(found.items()) if not _same(column, known)}
+
+
+def _same(column: np.ndarray, known: Mapping[str, np.ndarray]) -> bool:
+    """Return whether a parameter has these values already."""
+    return any(np.array_equal(column, other) for other in known.values())

@@ -1,0 +1,71 @@
+"""Forecasts of all candidates of a search: expected log latency, its spread, and the chance that a candidate works."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelsight.searching import gaussian_process as gp
+from kernelsight.searching.history import History
+from kernelsight.searching.targets import Target
+
+# of measured neighbours in feature space that say whether a candidate works
+NEARNESS, OWN_WEIGHT = 0.15, 1.0
+# chance that a candidate works that failed on all other GPUs, or of which nothing is known
+FAILED_ELSEWHERE, UNKNOWN = 0.1, 0.9
+LEAST_FITTED = 3
+
+
+class Forecast(NamedTuple):
+    """What one forecaster expects of the candidates in ``rows``."""
+
+    forecaster: str
+    rows: np.ndarray
+    mean: np.ndarray  # of the log latency
+    sd: np.ndarray
+    works: np.ndarray  # probability
+    evidence: str
+    measured: int
+    fit: gp.Fit | None  # None: nothing was measured that it could be fitted to
+    white: np.ndarray | None  # whitened covariance with the measurements
+
+
+def inputs_of(target: Target, transfer: bool) -> gp.Inputs:
+    """Return what a Gaussian process sees of a target; without ``transfer`` nothing of other GPUs."""
+    logs = target.logs if transfer else target.logs[:, :0]
+    mean = logs.mean(1) if logs.shape[1] else np.zeros(len(target.ids))
+    return gp.Inputs(logs, target.features, target.regimes, mean)
+
+
+def forecast(
+    name: str, target: Target, inputs: gp.Inputs, history: History, rows: np.ndarray, settings: np.ndarray
+) -> Forecast:
+    """Return the forecast of ``rows`` given the history, fitted from earlier ``settings``."""
+    places = history.worked
+    works = chance_to_work(target, history, rows)
+    has_sources = inputs.sources.shape[1] > 0
+    if len(places) < LEAST_FITTED:
+        level = float(np.median(history.logs[places] - inputs.mean[history.rows[places]])) if len(places) else 0.0
+        if not len(places) and has_sources:
+            level = float(np.mean(target.medians))
+        spread = np.sqrt(gp.variance(inputs, rows, settings) - gp.LEVEL_SD**2 * bool(len(places)))
+        evidence = "sources" if has_sources else "prior"
+        return Forecast(name, rows, inputs.mean[rows] + level, spread, works, evidence, len(places), None, None)
+    found = gp.fit(inputs, history.rows[places], history.logs[places], history.noise[places], settings)
+    mean, variance, white = gp.predict(inputs, found, rows)
+    evidence = "both" if has_sources else "measured"
+    return Forecast(name, rows, mean, np.sqrt(variance), works, evidence, len(places), found, white)
+
+
+def chance_to_work(target: Target, history: History, rows: np.ndarray) -> np.ndarray:
+    """Return the probability that candidates compile and run: other GPUs, and the measured ones nearby."""
+    prior = 1.0 - (1.0 - FAILED_ELSEWHERE) * target.fails[rows] if target.sources else np.full(len(rows), UNKNOWN)
+    if not len(history.failed):
+        return prior
+    measured = target.features[history.rows]
+    own = target.features[rows]
+    squares = (own**2).sum(1)[:, None] + (measured**2).sum(1)[None] - 2.0 * own @ measured.T
+    near = np.exp(-np.maximum(squares, 0.0) / (2.0 * NEARNESS**2))
+    good = near[:, history.worked].sum(1)
+    return np.clip((OWN_WEIGHT * prior + good) / (OWN_WEIGHT + near.sum(1)), 0.0, 1.0)

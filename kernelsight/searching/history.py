@@ -1,0 +1,79 @@
+"""What a search has measured so far, as arrays; grows round after round."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+# standard deviation of a latency whose spread is not known, and the least that is believed of a known one
+UNKNOWN_NOISE, LEAST_NOISE = 0.02, 0.002
+# runs that a stated spread is averaged over, where the number of samples is not known
+SAMPLES = 8
+
+
+class History(NamedTuple):
+    """Measurements in order; a row of the target per measurement, nan as log latency of what failed."""
+
+    rows: np.ndarray
+    logs: np.ndarray
+    noise: np.ndarray  # variance of each log
+    rounds: np.ndarray
+    runs: np.ndarray
+    random: np.ndarray  # drawn at random by a known rule
+    cost_s: np.ndarray
+
+    @property
+    def worked(self) -> np.ndarray:
+        """Places of the measurements that worked."""
+        return np.flatnonzero(~np.isnan(self.logs))
+
+    @property
+    def failed(self) -> np.ndarray:
+        """Places of the measurements that failed."""
+        return np.flatnonzero(np.isnan(self.logs))
+
+    def until(self, count: int) -> History:
+        """Return the first measurements."""
+        return History(*(column[:count] for column in self))
+
+
+def nothing() -> History:
+    """Return the history of a search before its first round."""
+    whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
+    return History(whole, real, real, whole, whole, np.zeros(0, dtype=bool), real)
+
+
+class Outcome(NamedTuple):
+    """What a measurer found of the candidates of one round, in their order."""
+
+    status: np.ndarray  # codes of ``arrays.STATUS``
+    latency_us: np.ndarray
+    cv: np.ndarray
+    samples: np.ndarray
+    compile_s: np.ndarray
+    benchmark_s: np.ndarray
+
+
+def extended(history: History, number: int, rows: np.ndarray, random: np.ndarray, outcome: Outcome) -> History:
+    """Return the history with one more round."""
+    from kernelsight.searching.arrays import OK
+
+    worked = outcome.status == OK
+    logs = np.full(len(rows), np.nan)
+    logs[worked] = np.log(outcome.latency_us[worked])
+    samples = np.where(np.isnan(outcome.samples), SAMPLES, outcome.samples)
+    spread = np.where(np.isnan(outcome.cv), UNKNOWN_NOISE, outcome.cv / np.sqrt(samples))
+    cost = np.nan_to_num(outcome.compile_s) + np.nan_to_num(outcome.benchmark_s)
+    runs = np.array([(history.rows == row).sum() + (rows[:place] == row).sum() + 1 for place, row in enumerate(rows)])
+    new = (rows, logs, np.maximum(spread, LEAST_NOISE) ** 2, np.full(len(rows), number), runs, random, cost)
+    return History(*(np.concatenate([old, more]) for old, more in zip(history, new, strict=True)))
+
+
+def believed(history: History) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the rows that worked, the mean of each one's logs weighed by their noise, and its variance."""
+    places = history.worked
+    rows, where = np.unique(history.rows[places], return_inverse=True)
+    weight = np.bincount(where, 1.0 / history.noise[places], minlength=len(rows))
+    mean = np.bincount(where, history.logs[places] / history.noise[places], minlength=len(rows)) / weight
+    return rows, mean, 1.0 / weight

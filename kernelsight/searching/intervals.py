@@ -1,0 +1,50 @@
+"""From a forecast to what people read: quantiles, the eight speed-up bins, confidence, the chance to be faster."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import ndtr
+
+from kernelsight.searching.decisions import WORTH
+
+# reference time / candidate time at the edges of the bins: steps of the square root of two and of two
+BIN_EDGES = (0.25, 0.5, 0.5**0.5, 1.0, 2.0**0.5, 2.0, 4.0)
+BINS = len(BIN_EDGES) + 1
+Z90 = 1.6448536269514722
+
+
+class Quantiles(NamedTuple):
+    """Expected log latency and its 5th and 95th percentile."""
+
+    low: np.ndarray
+    middle: np.ndarray
+    high: np.ndarray
+
+
+def quantiles(mean: np.ndarray, sd: np.ndarray) -> Quantiles:
+    """Return the 90 % interval of normal forecasts of the log latency."""
+    return Quantiles(mean - Z90 * sd, mean, mean + Z90 * sd)
+
+
+def bin_probabilities(mean: np.ndarray, sd: np.ndarray, anchor_log: float) -> np.ndarray:
+    """Return the probability of each speed-up bin over an anchor; rows: candidates.
+
+    >>> bin_probabilities(np.array([0.0]), np.array([1e-6]), np.log(1.2)).round(3).tolist()
+    [[0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]]
+    """
+    edges = np.log(np.array(BIN_EDGES))
+    # speed-up below an edge: log latency above anchor less edge
+    below = ndtr((edges[None] - anchor_log + mean[:, None]) / sd[:, None])
+    return np.diff(np.column_stack([np.zeros(len(mean)), below, np.ones(len(mean))]), axis=1)
+
+
+def bins_of(logs: np.ndarray, anchor_log: float) -> np.ndarray:
+    """Return the bin, from 0, that measured log latencies fall into."""
+    return np.searchsorted(np.log(np.array(BIN_EDGES)), anchor_log - logs, side="right")
+
+
+def chance_faster(mean: np.ndarray, sd: np.ndarray, works: np.ndarray, best: float) -> np.ndarray:
+    """Return the probability that a candidate works and is faster than ``best`` (log) by 2 %."""
+    return ndtr((best + WORTH - mean) / sd) * works

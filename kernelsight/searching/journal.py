@@ -1,0 +1,153 @@
+"""The journal of a search: one durable line per measurement, from which a search that was killed goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.errors import InvalidInput
+from kernelsight.searching.arrays import STATUS
+from kernelsight.searching.history import Outcome
+from kernelsight.searching.rounds import Measure
+
+SUFFIX = ".journal"
+FIELDS = ("latency_us", "cv", "samples", "compile_s", "benchmark_s")
+
+
+def journal_path(output: Path) -> Path:
+    """Return where the journal of an output lies.
+
+    >>> journal_path(Path("run.duckdb")).name
+    'run.duckdb.journal'
+    """
+    return output.with_name(output.name + SUFFIX)
+
+
+def digest(scenario: Mapping[str, Any], tables: Mapping[str, pa.Table]) -> str:
+    """Return the hash of all that a search follows from: its scenario, candidates and other measurements."""
+    found = hashlib.sha256(json.dumps(dict(scenario), sort_keys=True).encode())
+    for name in sorted(tables):
+        found.update(name.encode())
+        for column in tables[name].combine_chunks().itercolumns():
+            found.update(json.dumps(column.to_pylist(), default=str).encode())
+    return found.hexdigest()
+
+
+def opened(path: Path, header: str, resume: bool) -> tuple[IO[str], list[dict[str, Any]]]:
+    """Return the journal to append to, and what it holds already; InvalidInput: one of another search, or unasked."""
+    earlier: list[dict[str, Any]] = []
+    if path.exists():
+        if not resume:
+            raise InvalidInput(f"{path} holds a search that did not finish; --resume continues it, or remove the file.")
+        earlier = _lines(path)
+        if not earlier or earlier[0].get("search") != header:
+            raise InvalidInput(
+                f"{path} belongs to another search: scenario or measurements differ; use the same flags and files, or "
+                "another -o FILE."
+            )
+        earlier = earlier[1:]
+    draft = path.with_name(f".{path.name}.draft")
+    with draft.open("w", encoding="utf-8") as file:
+        # what a kill left half written is dropped
+        file.writelines(json.dumps(row) + "\n" for row in [{"search": header}, *earlier])
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    return path.open("a", encoding="utf-8"), earlier
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            break
+        if not isinstance(row, dict):
+            break
+        found.append(row)
+    return found
+
+
+def journaled(measure: Measure, ids: np.ndarray, file: IO[str], earlier: list[dict[str, Any]]) -> Measure:
+    """Return a measurer that takes its first measurements from a journal, and writes every further one to it."""
+    waiting = list(reversed(earlier))
+
+    def one(row: int, run: int) -> dict[str, Any]:
+        name = str(ids[row])
+        if waiting:
+            known = waiting.pop()
+            if (known.get("candidate_id"), known.get("run")) != (name, run):
+                raise InvalidInput(
+                    f"the journal measured {known.get('candidate_id')}, but this version of the search measures {name} "
+                    "there; start again with another -o FILE."
+                )
+            return known
+        found = measure(np.array([row]), np.array([run]))
+        record: dict[str, Any] = {"candidate_id": name, "run": run, "status": STATUS[int(found.status[0])]}
+        record |= {field: _plain(getattr(found, field)[0]) for field in FIELDS}
+        file.write(json.dumps(record) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+        return record
+
+    def every(rows: np.ndarray, runs: np.ndarray) -> Outcome:
+        records = [one(int(row), int(run)) for row, run in zip(rows, runs, strict=True)]
+        status = np.array([STATUS.index(record["status"]) for record in records], dtype=np.int8)
+        columns = [np.array([_real(record[field]) for record in records]) for field in FIELDS]
+        return Outcome(status, *columns)
+
+    return every
+
+
+def _plain(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _real(value: float | None) -> float:
+    return np.nan if value is None else float(value)
+
+
+def measured_by(
+    function: Callable[[pa.Table], pa.Table], candidates: pa.Table, ids: np.ndarray, space: str, gpu: str
+) -> Measure:
+    """Return a measurer of rows from one of tables: ``kernel_candidates`` in, rows of ``kernel_measurements`` out."""
+    places = {name: place for place, name in enumerate(candidates["candidate_id"].to_pylist())}
+
+    def measure(rows: np.ndarray, runs: np.ndarray) -> Outcome:
+        names = [str(ids[row]) for row in rows]
+        found = function(candidates.take([places[name] for name in names]))
+        by_name = {row["candidate_id"]: row for row in found.to_pylist()}
+        missing = [name for name in names if name not in by_name]
+        if missing:
+            raise InvalidInput(f"the measurer returned no row for candidate {missing[0]} of {space!r} on {gpu}.")
+        records = [by_name[name] for name in names]
+        for record in records:
+            refuse_row(record)
+        status = np.array([STATUS.index(record["status"]) for record in records], dtype=np.int8)
+        columns = [np.array([_real(record.get(field)) for record in records]) for field in FIELDS]
+        return Outcome(status, *columns)
+
+    return measure
+
+
+def refuse_row(record: Mapping[str, Any]) -> None:
+    """Refuse a measurement with an unknown status, or an ok one without a finite time above 0."""
+    if record.get("status") not in STATUS[1:]:
+        raise InvalidInput(
+            f"the measurer gave candidate {record.get('candidate_id')} the status {record.get('status')!r}; use "
+            f"{', '.join(STATUS[1:])}."
+        )
+    time = record.get("latency_us")
+    if record["status"] == "ok" and not (isinstance(time, int | float) and np.isfinite(time) and time > 0):
+        raise InvalidInput(
+            f"the measurer gave candidate {record.get('candidate_id')} status ok with the time {time}; an ok "
+            "measurement has a finite time above 0 in us."
+        )

@@ -1,0 +1,165 @@
+"""Measures candidates by a command: one process per candidate, without a shell, under a time limit.
+
+What the command says: its last line of stdout is the latency in us, as a number or as a JSON object with latency_us and
+optionally cv, samples, compile_s, benchmark_s, status. Exit status 0: it worked; 2: did not compile; 3: wrong result;
+any other, a signal or the time limit: failed while running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.errors import InvalidInput
+
+EXIT = {0: "ok", 2: "compile_failed", 3: "wrong_result"}
+OTHERWISE = "runtime_failed"
+STATUSES = (*EXIT.values(), OTHERWISE)
+# columns of a measurement that the command may state
+STATED = ("latency_us", "cv", "samples", "compile_s", "benchmark_s")
+# bytes of output that are read from its end
+MOST_OUTPUT = 65_536
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
+HOW = "print the latency in us, or a JSON object with latency_us, as the last line"
+
+
+def measure_with_command(candidates: pa.Table, command: str, time_limit_s: float) -> pa.Table:
+    """Return ``kernel_measurements`` of ``kernel_candidates`` rows, each measured by one run of a command.
+
+    ``command``: words with {name} of a parameter, {parameters} (JSON object of all), {candidate_id} or {source} (file
+    with the candidate's source text). Values are put into words after these are split, so that no shell and no second
+    splitting sees them. InvalidInput: a command that cannot be run, an unknown name, or output that is no latency.
+    """
+    words = words_of(command)
+    if not 0.0 < time_limit_s < math.inf:
+        raise InvalidInput(f"--time-limit is {time_limit_s:g}; give a number of seconds above 0.")
+    rows = [_measured(row, words, time_limit_s) for row in candidates.to_pylist()]
+    return measurement_rows(rows, "command")
+
+
+def words_of(command: str) -> list[str]:
+    """Return the words of a command; InvalidInput for none, or for quotes that do not close.
+
+    >>> words_of("./bench --x {block_size_x} 'two words'")
+    ['./bench', '--x', '{block_size_x}', 'two words']
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise InvalidInput(f"--measure {command!r} cannot be split into words: {str(error).lower()}.") from None
+    if not words:
+        raise InvalidInput("--measure is empty; give replay, cupy, or a command such as './bench {block_size_x}'.")
+    return words
+
+
+def _measured(row: Mapping[str, Any], words: Sequence[str], time_limit_s: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="kernelsight-") as folder:
+        arguments = _arguments(row, words, Path(folder))
+        code, output = _run(arguments, time_limit_s, Path(folder) / "output")
+    found = {"space": row["space"], "candidate_id": row["candidate_id"]}
+    status = EXIT.get(code, OTHERWISE)
+    if status != "ok":
+        return {**found, "status": status}
+    stated = _stated(output, row["candidate_id"])
+    status = stated.pop("status", "ok")
+    return {**found, **(stated if status == "ok" else {**stated, "latency_us": None}), "status": status}
+
+
+def _arguments(row: Mapping[str, Any], words: Sequence[str], folder: Path) -> list[str]:
+    values = {name: _text(value) for name, value in json.loads(row["parameters"]).items()}
+    values |= {"parameters": row["parameters"], "candidate_id": row["candidate_id"]}
+    if row["source_text"] is not None:
+        values["source"] = str(folder / "candidate.cu")
+        Path(values["source"]).write_text(row["source_text"], encoding="utf-8")
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in values:
+            raise InvalidInput(
+                f"--measure asks for {match[0]}, which candidate {row['candidate_id']} does not have; it has "
+                f"{', '.join(sorted(values))}."
+            )
+        return values[match[1]]
+
+    return [PLACEHOLDER.sub(value, word) for word in words]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _run(arguments: Sequence[str], time_limit_s: float, output: Path) -> tuple[int | None, str]:
+    """Return the exit status (None: killed at the time limit) and the end of stdout."""
+    try:
+        with output.open("wb") as stdout:
+            process = subprocess.Popen(
+                arguments, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.DEVNULL, start_new_session=True
+            )
+    except (OSError, ValueError) as error:
+        what = getattr(error, "strerror", None) or str(error)
+        raise InvalidInput(f"--measure cannot run {arguments[0]!r}: {what}.") from None
+    try:
+        code: int | None = process.wait(time_limit_s)
+    except subprocess.TimeoutExpired:
+        code = None
+    finally:
+        # what the command started must not go on beside the next measurement
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    with output.open("rb") as written:
+        written.seek(max(0, output.stat().st_size - MOST_OUTPUT))
+        return code, written.read().decode("utf-8", errors="replace")
+
+
+def _stated(output: str, candidate: str) -> dict[str, Any]:
+    """Return what the last line of the output states; InvalidInput if that is no measurement."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    if not lines:
+        raise InvalidInput(f"the command printed nothing for candidate {candidate}; {HOW}.")
+    try:
+        found = json.loads(lines[-1])
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, int | float) and not isinstance(found, bool):
+        found = {"latency_us": found}
+    shown = lines[-1].strip()[:60]
+    if not isinstance(found, dict):
+        raise InvalidInput(f"the command printed {shown!r} for candidate {candidate}; {HOW}.")
+    status = found.get("status", "ok")
+    if status not in STATUSES:
+        raise InvalidInput(
+            f"the command gave candidate {candidate} the status {status!r}; use {', '.join(sorted(STATUSES))}."
+        )
+    stated = {name: found[name] for name in STATED if found.get(name) is not None}
+    for name, value in stated.items():
+        if not _is_size(value) or (name in ("latency_us", "samples") and value <= 0):
+            raise InvalidInput(
+                f"the command gave candidate {candidate} {name} {value!r}; give a finite number above 0."
+            )
+    if status == "ok" and "latency_us" not in stated:
+        raise InvalidInput(f"the command printed {shown!r} for candidate {candidate}, without latency_us; {HOW}.")
+    return {**stated, "status": status}
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def measurement_rows(rows: Sequence[Mapping[str, Any]], source: str) -> pa.Table:
+    """Return measurements as rows of ``kernel_measurements``; the search sets the GPU and numbers the runs."""
+    schema = contracts()["kernel_measurements"].schema
+    whole = [{"gpu": "", "run": 1, "source": source, **row} for row in rows]
+    return pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in whole], schema)

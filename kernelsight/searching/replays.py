@@ -1,0 +1,57 @@
+"""Many searches at once: every row of ``search_scenarios`` replayed on what a file holds of its GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.blas import one_blas_thread
+from kernelsight.searching.arrays import SpaceArrays, space_arrays
+from kernelsight.searching.courses import TABLES, Course, course_of
+from kernelsight.searching.replay import replay
+from kernelsight.searching.scenarios import check, check_in
+from kernelsight.searching.targets import Target, target_of, truth_of
+
+
+def replayed(
+    search_scenarios: pa.Table, kernel_candidates: pa.Table, kernel_measurements: pa.Table, wanted: Collection[str]
+) -> dict[str, pa.Table]:
+    """Return the tables of all searches; rows of forecasts only where they are ``wanted``."""
+    found: dict[str, list[Any]] = {name: [] for name in TABLES}
+    with one_blas_thread():
+        for course in courses(search_scenarios, kernel_candidates, kernel_measurements, "kernel_forecasts" in wanted):
+            for name, rows in course._asdict().items():
+                found[name] += rows
+    return {name: as_table(name, rows) for name, rows in found.items()}
+
+
+def courses(
+    search_scenarios: pa.Table, kernel_candidates: pa.Table, kernel_measurements: pa.Table, forecasts: bool
+) -> Iterator[Course]:
+    """Yield the course of each scenario; what searches of one GPU share is made ready once."""
+    spaces: dict[str, SpaceArrays] = {}
+    targets: dict[tuple[Any, ...], Target] = {}
+    for scenario in search_scenarios.to_pylist():
+        check(scenario)
+        space, gpu = scenario["space"], scenario["gpu"]
+        if space not in spaces:
+            spaces[space] = space_arrays(kernel_candidates, kernel_measurements, space)
+        check_in(spaces[space], gpu, int(scenario["budget_measurements"]))
+        sources = scenario["source_gpus"]
+        key = (space, gpu, None if sources is None else tuple(sources))
+        if key not in targets:
+            targets[key] = target_of(spaces[space], gpu, sources)
+        truth = truth_of(spaces[space], gpu, targets[key].ids)
+        measure = replay(truth, targets[key].ids, int(scenario["seed"]))
+        yield course_of(targets[key], scenario, measure, truth, forecasts)
+
+
+def as_table(name: str, rows: list[Any]) -> pa.Table:
+    """Return rows, or tables of them, as the table of a contract."""
+    schema = contracts()[name].schema
+    if rows and isinstance(rows[0], pa.Table):
+        return pa.concat_tables(rows).cast(schema)
+    return pa.Table.from_pylist(rows, schema=schema)

@@ -1,0 +1,91 @@
+"""Scenarios of searches: their defaults, and what is refused before a search begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kernelsight.errors import InvalidInput, nearest, unknown
+from kernelsight.searching.arrays import SpaceArrays
+
+POLICIES = ("random", "order", "greedy", "selective")
+PROPOSERS = ("pool", "neighbours")
+FORECASTERS = ("transfer", "gp")
+DEFAULTS: dict[str, Any] = {
+    **{"seed": 0, "budget_measurements": 100, "budget_s": None, "batch": 5, "proposer": "pool"},
+    **{"samples_per_parent": 16, "measure_per_parent": 4, "forecaster": "transfer", "policy": "selective"},
+    **{"anchor": None, "source_gpus": None, "random_share": 0.0, "stop_expected_gain": None},
+}
+COLUMNS = ("search_id", "space", "gpu", *DEFAULTS)
+
+
+def scenario_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows of ``search_scenarios`` with their defaults; InvalidInput: a value or column that cannot be used.
+
+    >>> scenario_rows([{"space": "conv", "gpu": "a100", "seed": 3}])[0]["search_id"]
+    'conv/a100/transfer/selective/3'
+    """
+    found = []
+    for row in rows:
+        strange = [name for name in row if name not in COLUMNS]
+        if strange:
+            raise unknown("column of a search", strange[0], COLUMNS)
+        whole = DEFAULTS | {name: value for name, value in row.items() if value is not None}
+        for name in ("space", "gpu"):
+            if not whole.get(name):
+                raise InvalidInput(f"a search has no {name}; give the search space and the GPU to search for.")
+        words = ("space", "gpu", "forecaster", "policy", "seed")
+        whole.setdefault("search_id", "/".join(str(whole[name]) for name in words))
+        check(whole)
+        found.append({name: whole[name] for name in COLUMNS})
+    return found
+
+
+def check(scenario: Mapping[str, Any]) -> None:
+    """Refuse budgets, batches, shares and words that no search can have."""
+    budget = scenario["budget_measurements"]
+    if not isinstance(budget, int | float) or math.isnan(budget) or budget <= 0 or budget != int(budget):
+        raise InvalidInput(f"the budget is {budget} measurements; give a whole number above 0.")
+    seconds = scenario["budget_s"]
+    if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
+        raise InvalidInput(f"the budget is {seconds:g} s of measuring; give a finite time above 0.")
+    for name in ("batch", "samples_per_parent", "measure_per_parent"):
+        if scenario[name] <= 0:
+            raise InvalidInput(f"{name} is {scenario[name]}; give a whole number above 0.")
+    if scenario["measure_per_parent"] > scenario["samples_per_parent"]:
+        raise InvalidInput(
+            f"measure_per_parent is {scenario['measure_per_parent']}, but only {scenario['samples_per_parent']} "
+            "candidates are proposed per parent; measure at most as many."
+        )
+    if not 0.0 <= scenario["random_share"] < 1.0:
+        raise InvalidInput(f"random_share is {scenario['random_share']}; give a share from 0 to below 1.")
+    stop = scenario["stop_expected_gain"]
+    if stop is not None and not (math.isfinite(stop) and stop >= 0):
+        raise InvalidInput(f"stop_expected_gain is {stop}; give a number of candidates, 0 or more.")
+    for name, known in (("policy", POLICIES), ("proposer", PROPOSERS)):
+        if scenario[name] not in known:
+            raise unknown(name, str(scenario[name]), known, f"Known: {', '.join(known)}.")
+
+
+def check_in(arrays: SpaceArrays, gpu: str, budget: int, replayed: bool = True) -> None:
+    """Refuse a GPU that a file cannot replay, or a budget larger than its space."""
+    if replayed and gpu not in arrays.gpus:
+        close = " or ".join(nearest(gpu, arrays.gpus)) or ", ".join(arrays.gpus)
+        raise InvalidInput(
+            f"GPU {gpu!r} has no measurements in space {arrays.space!r} that could be replayed; use {close}, or "
+            "measure on the GPU itself."
+        )
+    count = int((arrays.gpus[gpu].status > 0).sum()) if replayed else len(arrays.ids)
+    if budget > count:
+        raise InvalidInput(
+            f"the budget is {budget:,} measurements, but space {arrays.space!r} has {count:,} candidates"
+            f"{f' measured on {gpu}' if replayed else ''}; give at most as many."
+        )
+
+
+def gpus_of(arrays: SpaceArrays, named: str | Sequence[str]) -> list[str]:
+    """Return the GPUs of ``all`` or of a list of names in a space; those that it lacks are left out."""
+    if named == "all" or list(named) == ["all"]:
+        return list(arrays.gpus)
+    return [name for name in named if name in arrays.gpus]

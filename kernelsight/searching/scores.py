@@ -1,0 +1,123 @@
+"""Scores of searches and forecasts against the truth of a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kernelsight.searching.intervals import Quantiles
+
+CONFIDENCE_BINS = 10
+RANDOM_REACHES = 0.95
+
+
+def regrets(best: Sequence[int] | np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Return true latency of the believed best over that of the fastest, minus 1, after each measurement.
+
+    ``best``: rows, -1 where nothing worked (regret: that of the slowest); ``truth``: log latencies, nan for failures.
+    """
+    fastest, slowest = np.nanmin(truth), np.nanmax(truth)
+    rows = np.asarray(best, dtype=np.int64)
+    logs = np.where(rows >= 0, truth[np.maximum(rows, 0)], slowest)
+    return np.expm1(logs - fastest)
+
+
+def first_within(regret: np.ndarray, share: float) -> int | None:
+    """Return how many measurements it took to be within a share of the optimum, from 1; None: never.
+
+    >>> first_within(np.array([0.5, 0.04, 0.06, 0.01]), 0.05), first_within(np.array([0.5]), 0.05)
+    (2, None)
+    """
+    there = np.flatnonzero(regret <= share)
+    return int(there[0]) + 1 if len(there) else None
+
+
+def coverage(truth: np.ndarray, stated: Quantiles) -> float:
+    """Return the share of true log latencies within the 90 % interval."""
+    return float(((truth >= stated.low) & (truth <= stated.high)).mean())
+
+
+def calibration_error(probabilities: np.ndarray, hits: np.ndarray) -> float:
+    """Return the expected calibration error: confidence of the likeliest bin against how often it is right."""
+    confidence, right = probabilities.max(1), probabilities.argmax(1) == hits
+    return sum(gap * share for _, _, gap, share in reliability(confidence, right))
+
+
+def reliability(confidence: np.ndarray, right: np.ndarray) -> list[tuple[float, float, float, float]]:
+    """Return (mean confidence, share right, gap, share of forecasts) for each tenth of confidence that occurs."""
+    place = np.minimum((confidence * CONFIDENCE_BINS).astype(int), CONFIDENCE_BINS - 1)
+    found = []
+    for each in np.unique(place):
+        own = place == each
+        stated, hit = float(confidence[own].mean()), float(right[own].mean())
+        found.append((stated, hit, abs(stated - hit), float(own.mean())))
+    return found
+
+
+def half_brier(probabilities: np.ndarray, hits: np.ndarray) -> float:
+    """Return half the mean squared distance between stated probabilities and what happened."""
+    happened = np.eye(probabilities.shape[1])[hits]
+    return float(0.5 * ((probabilities - happened) ** 2).sum(1).mean())
+
+
+def ranked_score(probabilities: np.ndarray, hits: np.ndarray) -> float:
+    """Return the continuous ranked probability score over bins: squared gaps of cumulative probability / (bins - 1)."""
+    happened = np.eye(probabilities.shape[1])[hits]
+    gaps = np.cumsum(probabilities - happened, axis=1)[:, :-1]
+    return float((gaps**2).mean())
+
+
+def risk_coverage(confidence: np.ndarray, wrong: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return coverage and risk when only the surest forecasts are trusted, surest first."""
+    order = np.argsort(-confidence, kind="stable")
+    kept = np.arange(1, len(order) + 1)
+    return kept / len(order), np.cumsum(wrong[order]) / kept
+
+
+def area_under_risk(confidence: np.ndarray, wrong: np.ndarray) -> float:
+    """Return the mean risk over all coverages.
+
+    >>> area_under_risk(np.array([0.9, 0.8, 0.7]), np.array([0.0, 0.0, 1.0])).__round__(3)
+    0.111
+    """
+    return float(risk_coverage(confidence, wrong)[1].mean())
+
+
+def random_course(truth: np.ndarray, failed: int, count: int) -> np.ndarray:
+    """Return the expected best latency of random search after 1 .. ``count`` measurements, without replacement.
+
+    ``truth``: latencies of the candidates that work; ``failed``: how many others there are. Before anything works the
+    slowest counts.
+    """
+    times = np.sort(truth)
+    every = len(times) + failed
+    found = np.empty(count)
+    # chance that none of the k fastest is among the drawn: a product that shrinks with every draw
+    left = np.ones(len(times))
+    ranks = np.arange(1, len(times) + 1)
+    for drawn in range(count):
+        left = left * np.clip(every - ranks - drawn, 0, None) / (every - drawn)
+        reach = -np.diff(np.concatenate([[1.0], left]))
+        found[drawn] = (reach * times).sum() + left[-1] * times[-1]
+    return found
+
+
+def score_p(best: np.ndarray, truth: np.ndarray) -> float | None:
+    """Return the score P of Kernel Tuner's benchmark over measurements: 1 is the optimum at once, 0 random search.
+
+    (random - found) / (random - optimum), mean over the time in which random search gets 95 % of the way from the
+    median to the optimum, as far as the search went. FGCS 2024, "A methodology for comparing optimization algorithms
+    for auto-tuning".
+    """
+    works = ~np.isnan(truth)
+    times = np.exp(truth[works])
+    random = random_course(times, int((~works).sum()), len(best))
+    goal = np.median(times) + RANDOM_REACHES * (times.min() - np.median(times))
+    reached = np.flatnonzero(random <= goal)
+    until = int(reached[0]) + 1 if len(reached) else len(best)
+    found = np.where(best >= 0, np.exp(truth[np.maximum(best, 0)]), times.max())[:until]
+    room = random[:until] - times.min()
+    if not (room > 0).all():
+        return None
+    return float(((random[:until] - found) / room).mean())

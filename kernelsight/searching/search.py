@@ -1,0 +1,110 @@
+"""One search from files to a saved run: replayed, or measured on the GPU itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.dataflow.blas import one_blas_thread
+from kernelsight.dataflow.durable import locked
+from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.searching.arrays import SpaceArrays, space_arrays
+from kernelsight.searching.courses import TABLES, course_of
+from kernelsight.searching.journal import digest, journal_path, journaled, measured_by, opened
+from kernelsight.searching.replay import replay
+from kernelsight.searching.replays import as_table
+from kernelsight.searching.rounds import Measure
+from kernelsight.searching.scenarios import check, check_in
+from kernelsight.searching.space_files import SpaceTables
+from kernelsight.searching.targets import Target, target_of, truth_of
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+Measurer = Callable[[pa.Table], pa.Table]
+
+
+def search(
+    tables: SpaceTables,
+    scenario: Mapping[str, Any],
+    measurer: Measurer | None = None,
+    output: Path | None = None,
+    resume: bool = False,
+) -> dict[str, pa.Table]:
+    """Run one search; return its tables, forecasts included, by name.
+
+    ``measurer``: from rows of ``kernel_candidates`` to rows of ``kernel_measurements``; None: what the file holds of
+    the GPU is replayed. ``output``: where a run is saved; its journal lies beside it until the search has finished, and
+    ``resume`` goes on with it. InvalidInput: what cannot be searched; RunFailed: nothing that was measured worked.
+    """
+    check(scenario)
+    arrays = space_arrays(tables.kernel_candidates, tables.kernel_measurements, scenario["space"])
+    gpu = scenario["gpu"]
+    check_in(arrays, gpu, int(scenario["budget_measurements"]), replayed=measurer is None)
+    known = arrays if measurer is None else arrays._replace(gpus={n: m for n, m in arrays.gpus.items() if n != gpu})
+    target = target_of(known, gpu, scenario["source_gpus"])
+    _check_anchor(scenario, target)
+    measure, truth = _measure_of(tables, arrays, scenario, target, measurer)
+    if output is None:
+        return _tables(target, scenario, measure, truth, measurer)
+    with locked(output):
+        path = journal_path(output)
+        file, earlier = opened(path, digest(scenario, _followed(tables, scenario)), resume)
+        with file:
+            return _tables(target, scenario, journaled(measure, target.ids, file, earlier), truth, measurer)
+
+
+def _measure_of(
+    tables: SpaceTables, arrays: SpaceArrays, scenario: Mapping[str, Any], target: Target, measurer: Measurer | None
+) -> tuple[Measure, Any]:
+    gpu = scenario["gpu"]
+    if measurer is None:
+        truth = truth_of(arrays, gpu, target.ids)
+        return replay(truth, target.ids, int(scenario["seed"])), truth
+    own = tables.kernel_candidates.filter(pc.equal(tables.kernel_candidates["space"], scenario["space"]))
+    return measured_by(measurer, own, target.ids, scenario["space"], gpu), None
+
+
+def _check_anchor(scenario: Mapping[str, Any], target: Target) -> None:
+    anchor = scenario["anchor"]
+    if anchor is not None and anchor not in set(target.ids.tolist()):
+        raise InvalidInput(f"the anchor {anchor!r} is no candidate of {target.space!r}; give the id of one.")
+
+
+def _followed(tables: SpaceTables, scenario: Mapping[str, Any]) -> dict[str, pa.Table]:
+    """Return the rows that a search follows from."""
+    given = {"candidates": tables.kernel_candidates, "measurements": tables.kernel_measurements}
+    return {name: table.filter(pc.equal(table["space"], scenario["space"])) for name, table in given.items()}
+
+
+def _tables(
+    target: Target, scenario: Mapping[str, Any], measure: Measure, truth: Any, measurer: Measurer | None
+) -> dict[str, pa.Table]:
+    source = "replay" if measurer is None else "measured"
+    with one_blas_thread():
+        course = course_of(target, scenario, measure, truth, forecasts=True, source=source)
+    summary = course.search_summary[0]
+    if summary["best_candidate"] is None:
+        raise RunFailed(
+            f"none of the {summary['measured']} measured candidates of {target.space!r} worked on {target.gpu}; see "
+            "that the kernel compiles and runs, or give a larger budget."
+        )
+    return {name: as_table(name, getattr(course, name)) for name in TABLES}
+
+
+def save_search(
+    session: Session, tables: SpaceTables, scenario: Mapping[str, Any], found: Mapping[str, pa.Table], output: Path
+) -> None:
+    """Write a run as DuckDB: what it was given and what it found; the journal is removed when that is on the disk."""
+    own = {name: table.filter(pc.equal(table["space"], scenario["space"])) for name, table in tables._asdict().items()}
+    for name, table in own.items():
+        session.give(name, table)
+    session.give("search_scenarios", [dict(scenario)])
+    for name, table in found.items():
+        session.give(name, table, trusted=True)
+    session.save(output, [*own, "search_scenarios", *found])
+    journal_path(output).unlink(missing_ok=True)

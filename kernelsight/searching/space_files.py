@@ -1,0 +1,210 @@
+"""Reads files of search spaces (the columns of ``search import``) into the tables that a search works on."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from kernelsight.errors import InvalidInput, nearest
+
+NEEDED = ("space", "gpu", "parameters", "latency_us", "status")
+OPTIONAL = {"cv": pa.float64(), "samples": pa.int64(), "compile_s": pa.float64(), "benchmark_s": pa.float64()}
+TEXTS = ("space", "gpu", "parameters", "status")
+STATUS = {
+    **{name: name for name in ("ok", "compile_failed", "runtime_failed", "wrong_result")},
+    **{"CompilationFailedConfig": "compile_failed", "RuntimeFailedConfig": "runtime_failed"},
+    **{"compile": "compile_failed", "runtime": "runtime_failed", "correctness": "wrong_result"},
+}
+
+
+class SpaceTables(NamedTuple):
+    """The given tables of a search."""
+
+    kernel_spaces: pa.Table
+    kernel_candidates: pa.Table
+    kernel_measurements: pa.Table
+
+
+def read_spaces(paths: Sequence[str | Path]) -> SpaceTables:
+    """Read Parquet files of search spaces; InvalidInput for rows that no search can use, with the first of them.
+
+    Columns: space, gpu, parameters (JSON object), latency_us, status; cv, samples, compile_s, benchmark_s if known.
+    """
+    return space_tables(pa.concat_tables([_read(Path(path)) for path in paths]), ", ".join(Path(p).name for p in paths))
+
+
+def _read(path: Path) -> pa.Table:
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise InvalidInput(
+            f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}); give a file of `search import`."
+        ) from None
+    missing = [name for name in NEEDED if name not in table.column_names]
+    if missing:
+        raise InvalidInput(
+            f"{path} has no column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; a file of search spaces has "
+            f"{', '.join(NEEDED)}."
+        )
+    types = {**dict.fromkeys(TEXTS, pa.string()), "latency_us": pa.float64(), **OPTIONAL}
+    columns = {}
+    for name, kind in types.items():
+        try:
+            columns[name] = table[name].cast(kind) if name in table.column_names else pa.nulls(len(table), kind)
+        except pa.ArrowException as error:
+            raise InvalidInput(f"{path}: column {name} cannot be used: {str(error).splitlines()[0]}.") from None
+    columns["source"] = pa.array([path.name] * len(table))
+    return pa.table(columns)
+
+
+def space_tables(rows: pa.Table, origin: str) -> SpaceTables:
+    """Return the given tables of rows by ``NEEDED`` and ``OPTIONAL``; InvalidInput as ``read_spaces``."""
+    for name in TEXTS:
+        if rows[name].null_count:
+            raise InvalidInput(f"{origin}: {rows[name].null_count:,} rows have no {name}; remove them.")
+    status = _mapped(rows["status"], STATUS, origin)
+    _refuse_times(rows, status, origin)
+    candidates, ids = _candidates(rows, origin)
+    measured = pa.table(
+        {
+            **{"space": rows["space"], "gpu": rows["gpu"], "candidate_id": ids},
+            **{"run": pa.array(np.ones(len(rows), dtype=np.int64)), "status": status},
+            "latency_us": pc.if_else(pc.equal(status, "ok"), rows["latency_us"], pa.scalar(None, pa.float64())),
+            **{name: rows[name] for name in OPTIONAL},
+            **{"driver": pa.nulls(len(rows), pa.string()), "source": rows["source"]},
+        }
+    )
+    spaces = sorted(set(pc.unique(rows["space"]).to_pylist()))
+    nothing = pa.nulls(len(spaces))
+    known = pa.table(
+        {
+            **{"space": pa.array(spaces, pa.string()), "kernel": pa.array(spaces, pa.string())},
+            **{"doc": nothing.cast(pa.string()), "flops": nothing.cast(pa.float64())},
+            **{"bytes": nothing.cast(pa.float64()), "source": pa.array([origin] * len(spaces), pa.string())},
+            "licence": nothing.cast(pa.string()),
+        }
+    )
+    return SpaceTables(known, candidates, _once(measured, origin))
+
+
+def _mapped(column: pa.ChunkedArray, known: dict[str, str], origin: str) -> pa.Array:
+    coded = pc.dictionary_encode(column.combine_chunks())
+    words = coded.dictionary.to_pylist()
+    strange = [word for word in words if word not in known]
+    if strange:
+        raise InvalidInput(
+            f"{origin}: status {strange[0]!r} is not known; use ok, compile_failed, runtime_failed or wrong_result."
+        )
+    return pa.array([known[word] for word in words], pa.string()).take(coded.indices)
+
+
+def _refuse_times(rows: pa.Table, status: pa.Array, origin: str) -> None:
+    times = rows["latency_us"].combine_chunks().to_numpy(zero_copy_only=False)
+    ok = pc.equal(status, "ok").to_numpy(zero_copy_only=False)
+    with np.errstate(invalid="ignore"):
+        wrong = np.flatnonzero(ok & ~(np.isfinite(times) & (times > 0)))
+    if len(wrong):
+        value = times[wrong[0]]
+        what = "no time" if math.isnan(value) else f"the time {value:g} us"
+        raise InvalidInput(
+            f"{origin}: {len(wrong):,} row{'s' if len(wrong) > 1 else ''} with status ok must have a finite time above "
+            f"0, but row {wrong[0] + 1} has {what}; correct or remove them."
+        )
+
+
+def _candidates(rows: pa.Table, origin: str) -> tuple[pa.Table, pa.Array]:
+    """Return ``kernel_candidates`` in order of space and id, and the id of every row."""
+    coded = pc.dictionary_encode(rows["parameters"].combine_chunks())
+    texts = coded.dictionary.to_pylist()
+    parsed = [_parameters(text, origin) for text in texts]
+    names = [identity(parameters) for parameters in parsed]
+    ids = pa.array(names, pa.string()).take(coded.indices)
+    pairs = pa.table({"space": rows["space"], "candidate_id": ids}).group_by(["space", "candidate_id"]).aggregate([])
+    pairs = pairs.sort_by([("space", "ascending"), ("candidate_id", "ascending")])
+    by_name = {name: json.dumps(parameters, sort_keys=True) for name, parameters in zip(names, parsed, strict=True)}
+    every = len(pairs)
+    table = pa.table(
+        {
+            **{"space": pairs["space"], "candidate_id": pairs["candidate_id"]},
+            "parameters": pa.array([by_name[name] for name in pairs["candidate_id"].to_pylist()], pa.string()),
+            **{"source_text": pa.nulls(every, pa.string()), "parent_id": pa.nulls(every, pa.string())},
+            **{"proposer": pa.array(["pool"] * every), "round": pa.nulls(every, pa.int64())},
+        }
+    )
+    return table, ids
+
+
+def _parameters(text: str, origin: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(value, int | float | str) for value in found.values()):
+        raise InvalidInput(f"{origin}: parameters {text[:60]!r} are no JSON object of numbers and words; correct them.")
+    return found
+
+
+def identity(parameters: dict[str, Any]) -> str:
+    """Return the id of a configuration: its parameters in order of their names.
+
+    >>> identity({"tile": 2, "block": 16.0, "layout": "row"})
+    'block=16,layout=row,tile=2'
+    """
+    return ",".join(f"{name}={_value(parameters[name])}" for name in sorted(parameters))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def _once(measured: pa.Table, origin: str) -> pa.Table:
+    """Drop repeated rows of a configuration; InvalidInput where its times differ."""
+    key = ["space", "gpu", "candidate_id"]
+    groups = measured.group_by(key).aggregate([("latency_us", "min"), ("latency_us", "max"), ("status", "count")])
+    if len(groups) == len(measured):
+        return measured
+    differ = groups.filter(pc.not_equal(groups["latency_us_min"], groups["latency_us_max"]))
+    if len(differ):
+        row = differ.slice(0, 1).to_pylist()[0]
+        raise InvalidInput(
+            f"{origin}: {len(differ):,} configurations have two different times, such as {row['candidate_id']} of "
+            f"{row['space']} on {row['gpu']} ({row['latency_us_min']:g} and {row['latency_us_max']:g} us); keep one."
+        )
+    return (
+        measured.group_by(key, use_threads=False)
+        .aggregate([(name, "first") for name in measured.column_names if name not in key])
+        .rename_columns([*key, *(name for name in measured.column_names if name not in key)])
+    )
+
+
+def write_space(rows: Iterable[dict[str, Any]], columns: Sequence[str], target: Path) -> None:
+    """Write rows of search spaces as Parquet; whole or not at all."""
+    from kernelsight.dataflow.durable import durable_file
+
+    kinds = {**dict.fromkeys(TEXTS, pa.string()), "latency_us": pa.float64(), **OPTIONAL, "source": pa.string()}
+    table = pa.Table.from_pylist(list(rows), pa.schema([(name, kinds[name]) for name in columns]))
+    with durable_file(target) as draft:
+        pq.write_table(table, draft, compression="zstd")
+
+
+def chosen_space(tables: SpaceTables, name: str | None) -> str:
+    """Return the only space, or the one named; InvalidInput or UnknownName with what there is."""
+    known = tables.kernel_spaces["space"].to_pylist()
+    if name is None and len(known) == 1:
+        return known[0]
+    if name is None:
+        raise InvalidInput(f"the file has {len(known)} search spaces; choose one by --kernel: {', '.join(known)}.")
+    if name not in known:
+        close = " or ".join(nearest(name, known)) or ", ".join(known[:8])
+        raise InvalidInput(f"unknown search space {name!r}; use {close}.")
+    return name

@@ -1,0 +1,119 @@
+"""The GPU that is searched for: its candidates, and what other GPUs measured of them, made ready for a forecaster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelsight.errors import InvalidInput, unknown
+from kernelsight.searching import gaussian_process as gp
+from kernelsight.searching.arrays import OK, UNMEASURED, Measured, SpaceArrays
+
+LEAST_SHARED = 10
+# of other GPUs only the order of slow candidates matters, not how slow they are
+SLOWEST = 0.98
+# measurements of a source that its gaps are filled from
+FILLED_FROM = 300
+
+
+class Target(NamedTuple):
+    """What a search knows before it measures; rows are candidates."""
+
+    space: str
+    gpu: str
+    ids: np.ndarray
+    features: np.ndarray
+    regimes: np.ndarray
+    levels: np.ndarray
+    sources: tuple[str, ...]
+    logs: np.ndarray  # (rows, sources) log latency less its median; gaps are filled
+    medians: np.ndarray  # of each source, log us
+    fails: np.ndarray  # share of the sources on which the candidate fails
+    notes: tuple[str, ...]
+
+
+def target_of(arrays: SpaceArrays, gpu: str, sources: Sequence[str] | None = None) -> Target:
+    """Return the candidates that a search of one GPU may measure, with what ``sources`` know of them.
+
+    ``sources``: names of other GPUs; None: all others. InvalidInput: the GPU is its own source; UnknownName: no such
+    source.
+    """
+    known = [name for name in arrays.gpus if name != gpu]
+    if sources is None:
+        sources = known
+    for name in sources:
+        if name == gpu:
+            raise InvalidInput(f"GPU {gpu!r} is searched for, so it cannot be a source; name other GPUs of the space.")
+        if name not in arrays.gpus:
+            raise unknown("source GPU", name, known, f"Space {arrays.space!r} was measured on {', '.join(known)}.")
+    rows, notes = _measurable(arrays, gpu)
+    kept, columns, fails = [], [], []
+    for name in sources:
+        measured = arrays.gpus[name]
+        shared = int((measured.status[rows] == OK).sum())
+        if shared < LEAST_SHARED:
+            notes.append(f"source {name} measured {shared} of these candidates, fewer than {LEAST_SHARED}: not used")
+            continue
+        kept.append(name)
+        columns.append(np.log(measured.latency_us[rows]))
+        fails.append(measured.status[rows] > OK)
+    if not kept:
+        notes.append(f"no other GPU measured {LEAST_SHARED} of these candidates: the search learns from {gpu} alone")
+    matrix = arrays.features.matrix[rows]
+    logs = np.column_stack(columns) if kept else np.zeros((len(rows), 0))
+    medians = np.nanmedian(logs, axis=0) if kept else np.zeros(0)
+    failed = np.mean(fails, axis=0) if kept else np.zeros(len(rows))
+    return Target(
+        *(arrays.space, gpu, arrays.ids[rows], matrix, arrays.features.regimes[rows], arrays.features.levels[rows]),
+        *(tuple(kept), filled(logs - medians, matrix), medians, failed, tuple(notes)),
+    )
+
+
+def _measurable(arrays: SpaceArrays, gpu: str) -> tuple[np.ndarray, list[str]]:
+    """Return the rows that can be measured: all, or in a replay those that the GPU's file holds."""
+    every = np.arange(len(arrays.ids))
+    if gpu not in arrays.gpus:
+        return every, []
+    there = arrays.gpus[gpu].status != UNMEASURED
+    left = int((~there).sum())
+    note = [f"{left:,} candidates have no measurement on {gpu} and cannot be replayed: left out"] if left else []
+    return every[there], note
+
+
+def filled(logs: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """Return centred logs of the sources without gaps: by the other sources, else by a model of the source itself."""
+    found = logs.copy()
+    for place in range(logs.shape[1]):
+        gaps = np.isnan(logs[:, place])
+        if gaps.mean() > 0.5:  # few were measured: a model of these
+            found[gaps, place] = _modelled(logs[:, place], matrix)[gaps]
+    with np.errstate(invalid="ignore"):
+        counted = (~np.isnan(found)).sum(1)
+        mean = np.nansum(found, axis=1) / np.maximum(counted, 1)
+    slow = np.nanquantile(found, SLOWEST, axis=0) if found.shape[1] else np.zeros(0)
+    mean = np.where(counted > 0, mean, slow.max(initial=0.0))
+    found = np.where(np.isnan(found), mean[:, None], found)
+    return np.minimum(found, slow)
+
+
+def _modelled(logs: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """Return the expected logs of a source of which few candidates were measured."""
+    known = np.flatnonzero(~np.isnan(logs))
+    rows = known[np.unique(np.linspace(0, len(known) - 1, FILLED_FROM).astype(int))]
+    nothing = np.zeros((len(logs), 0))
+    inputs = gp.Inputs(nothing, matrix, np.zeros(len(logs), int), np.zeros(len(logs)))
+    settings, noise = gp.start(inputs), np.full(len(rows), 1e-4)
+    for _ in range(4):
+        found = gp.fit(inputs, rows, logs[rows], noise, settings)
+        settings = found.settings
+    mean = np.concatenate([gp.predict(inputs, found, part)[0] for part in np.array_split(np.arange(len(logs)), 8)])
+    mean[known] = logs[known]
+    return mean
+
+
+def truth_of(arrays: SpaceArrays, gpu: str, ids: np.ndarray) -> Measured:
+    """Return what the file holds of the candidates of a target, in their order."""
+    rows = np.searchsorted(arrays.ids, ids)
+    return Measured(*(column[rows] for column in arrays.gpus[gpu]))

@@ -1,0 +1,77 @@
+"""What one change of a setting would bring: every alternative one step away, simulated on the same requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from kernelsight.scenario.alternatives import alternatives
+from kernelsight.scenario.scenarios import give_plan, plan_rows
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+FIGURES = ("ttft_p99_ms", "tpot_p99_ms", "e2e_mean_ms", "output_throughput_per_gpu")
+# settings that change what is computed, not only when
+NUMERICS = ("quantization", "kv_cache_dtype")
+# names of settings in deployment_settings, where they differ from the flag's
+COLUMNS = {"tensor_parallel_size": "tp", "quantization": "ffn_format"}
+# a smaller gain is no advice
+LEAST_GAIN = 0.01
+
+
+def advice(session: Session, flags: Mapping[str, Any]) -> pa.Table:
+    """Return the changes of one setting that help a scenario, the best first: rows of ``setting_advice``.
+
+    ``session`` holds the scenario alone, planned from ``flags``. A change helps if it shortens mean E2E latency, or
+    raises the throughput of a GPU, by 1 % or more; what cannot run is left out.
+    """
+    from kernelsight.catalog.tables import contracts
+    from kernelsight.dataflow.rows import as_table
+
+    (before,) = session.table("scenario_summary").to_pylist()
+    settings = {row["deployment_id"]: row for row in session.table("deployment_settings").to_pylist()}
+    own = settings[before["deployment_id"]]
+    changes = alternatives(own, flags)
+    with session.fork() as fork:
+        plan = plan_rows(fork, [{**flags, **change} for _, change in changes], on_fault="collect", origin="")
+        named = [
+            (name, change, scenario["scenario_id"])
+            for (name, change), scenario in zip(changes, plan.scenarios, strict=True)
+            if scenario is not None
+        ]
+        give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
+        after = {row["scenario_id"]: row for row in fork.table("scenario_summary").to_pylist()}
+    rows = []
+    for _, change, scenario in named:
+        found = after[scenario]
+        if not found["completed"] or found["completed"] < before["completed"]:
+            continue
+        ((setting, value),) = change.items()
+        e2e = 1.0 - found["e2e_mean_ms"] / before["e2e_mean_ms"]
+        throughput = found["output_throughput_per_gpu"] / before["output_throughput_per_gpu"] - 1.0
+        if max(e2e, throughput) < LEAST_GAIN:
+            continue
+        stated = own.get(COLUMNS.get(setting, setting), own.get("graph_max_tokens") == 0)
+        rows.append(
+            {
+                "scenario_id": before["scenario_id"],
+                "setting": setting,
+                "stated": _word(stated),
+                "value": _word(value),
+                "e2e_gain": e2e,
+                "throughput_gain": throughput,
+                "gpus": found["gpus"],
+                "changes_numerics": setting in NUMERICS,
+                **{f"{name}_before": before[name] for name in FIGURES},
+                **{f"{name}_after": found[name] for name in FIGURES},
+            }
+        )
+    rows.sort(key=lambda row: -max(row["e2e_gain"], row["throughput_gain"]))
+    return as_table(contracts()["setting_advice"], rows)
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

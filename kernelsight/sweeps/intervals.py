@@ -1,0 +1,38 @@
+"""90 % intervals beside the summary of each scenario: the figures that people decide by, low and high."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kernelsight.dataflow.session import Session
+
+FIGURES = ("ttft_mean_ms", "ttft_p99_ms", "tpot_mean_ms", "tpot_p99_ms", "output_throughput")
+
+
+def interval_columns(figure: str) -> tuple[str, str]:
+    """Return the names of the columns of a figure's interval.
+
+    >>> interval_columns("ttft_p99_ms"), interval_columns("output_throughput")
+    (('ttft_p99_low_ms', 'ttft_p99_high_ms'), ('output_throughput_low', 'output_throughput_high'))
+    """
+    name, unit = (figure.removesuffix("_ms"), "_ms") if figure.endswith("_ms") else (figure, "")
+    return f"{name}_low{unit}", f"{name}_high{unit}"
+
+
+def with_intervals(session: Session, summary: pa.Table) -> pa.Table:
+    """Return a summary with both ends of FIGURES, from ``scenario_intervals``; null where nothing was served."""
+    import pyarrow as pa
+
+    found = {
+        (row["scenario_id"], row["metric"]): (row["low"], row["high"])
+        for row in session.table("scenario_intervals").to_pylist()
+    }
+    names = summary["scenario_id"].to_pylist()
+    for figure in FIGURES:
+        ends = [found.get((name, figure), (None, None)) for name in names]
+        for place, column in enumerate(interval_columns(figure)):
+            summary = summary.append_column(column, pa.array([end[place] for end in ends], pa.float64()))
+    return summary

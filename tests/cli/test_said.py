@@ -1,0 +1,56 @@
+"""What is said on stderr: nothing, notes, or every table; completion; a finished sweep that is resumed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from kernelsight.cli.main import _stopped, parser
+
+RUN = ("simulate", "--model", "qwen3-0.6b", "--gpu", "l4", "--max-concurrency", "4", "--num-prompts", "8")
+RUN += ("--input-len", "64", "--output-len", "8", "--launch", "vllm serve Qwen/Qwen3-0.6B --port 80")
+
+
+def test_quiet_prints_results_alone_and_verbose_every_table(command):
+    usual, quiet, verbose = (command(*RUN, *more) for more in ((), ("--quiet",), ("-v",)))
+    assert usual.status == quiet.status == verbose.status == 0
+    assert usual.out == quiet.out == verbose.out
+    assert "--port" in usual.err
+    assert quiet.err == ""
+    assert "scenario_summary: " in verbose.err
+
+
+def test_an_error_is_said_all_the_same(command):
+    failed = command(*RUN[:3], "--gpu", "l5", "-q", *RUN[5:])
+    assert failed.status == 2 and "unknown GPU 'l5'" in failed.err
+
+
+def test_a_finished_sweep_has_nothing_to_resume(command, tmp_path):
+    grid, target = tmp_path / "grid.json", tmp_path / "out.parquet"
+    load = {"max_concurrency": [1, 2], "num_prompts": 4, "input_len": 8, "output_len": 2}
+    grid.write_text(json.dumps({"model": "qwen3-0.6b", "gpu": "l4", **load}))
+    assert command("sweep", grid, "-o", target).status == 0
+    before = target.read_bytes()
+    again = command("sweep", grid, "-o", target, "--resume")
+    assert again.status == 0 and f"{target} is finished: nothing is left to resume" in again.err
+    assert target.read_bytes() == before
+
+
+def test_an_interruption_says_how_to_go_on(capsys):
+    sweep = parser(["sweep"]).parse_args(["sweep", "grid.json", "-o", "out.parquet"])
+    assert _stopped(sweep) == 1
+    assert "the same command with --resume goes on" in capsys.readouterr().err
+    assert _stopped(parser(["tables"]).parse_args(["tables"])) == 1
+    assert "no partial file was written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_verbs_and_flags(command, shell, tmp_path):
+    script = command("completion", shell).out
+    assert "simulate" in script and "--request-rate" in script
+    if shell == "bash":
+        path = tmp_path / "complete.sh"
+        path.write_text(script)
+        assert subprocess.run(["bash", "-n", path]).returncode == 0

@@ -1,0 +1,98 @@
+"""`kernelsight search`: imports, searches, saved and resumed runs, evaluations, and their refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+import kernelsight as ks
+from tests.searching.made_spaces import made_rows
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory):
+    path = tmp_path_factory.mktemp("spaces") / "made.parquet"
+    pq.write_table(made_rows(), path)
+    return path
+
+
+def test_a_cache_is_imported_and_searched(command, tmp_path):
+    keys = ["block_size_x", "tile"]
+    cache = {
+        f"{block},{tile}": {"block_size_x": block, "tile": tile, "time": 1.0 + abs(block - 64) / 64 + abs(tile - 3)}
+        for block in (16, 32, 64, 128)
+        for tile in range(1, 9)
+    }
+    cache["256,1"] = {"block_size_x": 256, "tile": 1, "time": "InvalidConfig"}
+    for gpu in ("a", "b"):
+        header = {"device_name": gpu, "kernel_name": "conv", "tune_params_keys": keys, "cache": cache}
+        (tmp_path / f"{gpu}.json").write_text(json.dumps(header))
+    files = (tmp_path / "a.json", tmp_path / "b.json")
+    found = command("search", "import", "kernel-tuner", *files, "-o", tmp_path / "s.parquet", "--format", "json")
+    assert [(row["gpu"], row["rows"]) for row in found.json] == [("a", 32), ("a", 1), ("b", 32), ("b", 1)]
+    assert "66 rows read, 64 kept, 2 rejected; written to" in found.err
+    run = command("search", "run", "--space", tmp_path / "s.parquet", "--gpu", "a", "--budget", "8", "--format", "json")
+    assert run.json["best_candidate"] == "block_size_x=64,tile=3"
+    assert run.json["regret"] == 0.0
+
+
+def test_a_run_is_saved_whole(command, space, tmp_path):
+    target = tmp_path / "run.duckdb"
+    said = command("search", "run", "--space", space, "--gpu", "two", "--budget", "20", "-o", target)
+    assert said.out.startswith("Best of made on two after 20 measurements: ")
+    with ks.connect(target, read_only=True) as saved:
+        assert saved.table("search_measurements").num_rows == 20
+        assert saved.table("search_rounds")["measured"].to_pylist() == [5, 10, 15, 20]
+        last = saved.sql("select count(*), min(p05_us) from kernel_forecasts where round = 4").fetchall()[0]
+        assert last[0] == 320 and last[1] > 0
+        assert saved.sql("select count(*) from search_decisions join kernel_candidates using (candidate_id)").fetchall()
+    assert not target.with_name("run.duckdb.journal").exists()
+
+
+def test_evaluate_prints_the_report(command, space):
+    words = ("--space", space, "--seeds", "1", "--budget", "20", "--gpus", "one", "--policies", "order,selective")
+    found = command("search", "evaluate", *words, "--format", "json").json
+    assert [row["policy"] for row in found["policies"]] == ["order", "selective"]
+    shown = command("search", "evaluate", *words)
+    assert shown.out.splitlines()[0].split()[:4] == ["space", "gpu", "policy", "runs"]
+    assert "90 % intervals cover" not in shown.err  # nothing is scored before 20 measurements were made
+
+
+def test_searches_are_tables_of_a_session(space):
+    with ks.connect() as session:
+        rows = [{"space": "made", "gpu": gpu, "budget_measurements": 20} for gpu in ("one", "two")]
+        summary = session.search(rows, space=space)
+        assert summary["measured"].to_pylist() == [20, 20]
+        assert session.table("search_rounds").num_rows == 8
+        assert max(summary["regret"].to_pylist()) < 0.05
+    assert ks.search(rows, space=space).equals(summary)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--gpu", "two", "--budget", "0"), "the budget is 0 measurements; give a whole number above 0."),
+        (("--gpu", "two", "--budget", "-1"), "the budget is -1 measurements; give a whole number above 0."),
+        (("--gpu", "two", "--budget", "nan"), "the budget is nan measurements; give a whole number above 0."),
+        (("--gpu", "two", "--budget", "321"), "has 320 candidates measured on two; give at most as many."),
+        (("--gpu", "tow"), "GPU 'tow' has no measurements in space 'made' that could be replayed; use two"),
+        (("--gpu", "two", "--sources", "two"), "GPU 'two' is searched for, so it cannot be a source"),
+        (("--gpu", "two", "--sources", "on"), "unknown source GPU 'on'. Did you mean one?"),
+        (("--gpu", "two", "--kernel", "mode"), "unknown search space 'mode'; use made."),
+        (("--gpu", "two", "--minutes", "0"), "the budget is 0 s of measuring; give a finite time above 0."),
+        (("--gpu", "two", "--anchor", "x=1"), "the anchor 'x=1' is no candidate of 'made'; give the id of one."),
+        (("--gpu", "two", "--resume"), "--resume needs -o FILE.duckdb"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(refusal, space, words, sentence):
+    assert sentence in refusal("search", "run", "--space", space, *words)
+
+
+def test_tuners_and_splits_that_are_not_known_are_refused(refusal, space, tmp_path):
+    assert "unknown kernel tuner 'opentuner'" in refusal("search", "import", "opentuner", tmp_path / "x")
+    assert "--splits has 'none'; use all or without-nearest" in refusal(
+        "search", "evaluate", "--space", space, "--splits", "none"
+    )
+    assert "--gpus is empty" in refusal("search", "evaluate", "--space", space, "--gpus", ",")

@@ -1,0 +1,145 @@
+"""A command as measurer: values reach it unread by a shell, exit codes and output become statuses, limits hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.contract import conform
+from kernelsight.errors import InvalidInput
+from kernelsight.searching.measurers import measure_with_command
+
+
+def candidates(*parameters: dict, source: str | None = None) -> pa.Table:
+    rows = [
+        {"space": "add", "candidate_id": f"c{place}", "parameters": json.dumps(one), "source_text": source}
+        for place, one in enumerate(parameters)
+    ]
+    return pa.Table.from_pylist(rows, contracts()["kernel_candidates"].schema)
+
+
+@pytest.fixture
+def script(tmp_path: Path):
+    """Return a command that runs Python code with the given words after it."""
+
+    def command(code: str, words: str = "") -> str:
+        path = tmp_path / "bench.py"
+        path.write_text("import json, os, sys, time\n" + code)
+        return f"'{sys.executable}' '{path}' {words}"
+
+    return command
+
+
+def test_the_last_line_is_the_latency_of_each_candidate(script) -> None:
+    command = script("print('warming up'); print(float(sys.argv[1]) * 2)", "{block_size_x}")
+    found = measure_with_command(candidates({"block_size_x": 32}, {"block_size_x": 64}), command, 30.0)
+    assert found["latency_us"].to_pylist() == [64.0, 128.0]
+    assert found["status"].to_pylist() == ["ok", "ok"]
+    conform(found, contracts()["kernel_measurements"])
+
+
+def test_an_object_states_more_than_the_latency(script) -> None:
+    said = {"latency_us": 7.5, "cv": 0.01, "samples": 12, "compile_s": 1.5, "benchmark_s": 0.25}
+    found = measure_with_command(candidates({}), script(f"print({json.dumps(json.dumps(said))})"), 30.0)
+    assert {name: found[name][0].as_py() for name in said} == said
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("sys.exit(2)", "compile_failed"),
+        ("sys.exit(3)", "wrong_result"),
+        ("sys.exit(1)", "runtime_failed"),
+        ("print(1.0); os.kill(os.getpid(), 9)", "runtime_failed"),
+        ("print(json.dumps({'status': 'wrong_result', 'latency_us': 1.0}))", "wrong_result"),
+    ],
+)
+def test_failures_are_told_by_the_exit_status(script, code: str, status: str) -> None:
+    found = measure_with_command(candidates({}), script(code), 30.0)
+    assert (found["status"][0].as_py(), found["latency_us"][0].as_py()) == (status, None)
+
+
+def test_a_command_that_takes_too_long_is_killed_with_what_it_started(script, tmp_path: Path) -> None:
+    left = tmp_path / "child"
+    code = f"""
+import subprocess
+child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])
+open({str(left)!r}, 'w').write(str(child.pid))
+time.sleep(60)
+"""
+    found = measure_with_command(candidates({}), script(code), 3.0)
+    assert found["status"].to_pylist() == ["runtime_failed"]
+    for _ in range(100):
+        status = Path(f"/proc/{left.read_text()}/status")
+        if not status.exists() or "State:\tZ" in status.read_text():
+            return
+        time.sleep(0.05)
+    pytest.fail("the child of the command goes on")
+
+
+def test_values_are_single_words_that_no_shell_reads(script, tmp_path: Path) -> None:
+    hostile = f"1; touch {tmp_path}/owned $(touch {tmp_path}/owned) `id` 'quote"
+    command = script(
+        "print(json.dumps({'latency_us': len(sys.argv)}) if sys.argv[1] == " + repr(hostile) + " else 0)", "{word}"
+    )
+    found = measure_with_command(candidates({"word": hostile}), command, 30.0)
+    assert found["latency_us"].to_pylist() == [2.0]
+    assert not (tmp_path / "owned").exists()
+
+
+def test_parameters_and_source_reach_the_command(script) -> None:
+    code = "print(json.loads(sys.argv[1])['x'] + len(open(sys.argv[2]).read()))"
+    found = measure_with_command(candidates({"x": 40}, source="ab"), script(code, "{parameters} {source}"), 30.0)
+    assert found["latency_us"].to_pylist() == [42.0]
+
+
+def test_nothing_is_left_in_the_folder_of_temporary_files(script, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    os.mkdir(tmp_path / "temporary")
+    measure_with_command(candidates({}, source="x"), script("print(1)", "{source}"), 30.0)
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "sentence"),
+    [
+        ("print('done')", "", "the command printed 'done' for candidate c0; print the latency in us"),
+        ("", "", "the command printed nothing for candidate c0"),
+        ("print('NaN')", "", "the command gave candidate c0 latency_us nan; give a finite number above 0."),
+        ("print(-1.0)", "", "the command gave candidate c0 latency_us -1.0"),
+        ("print('{\"cv\": 0.1}')", "", "without latency_us"),
+        ('print(\'{"status": "fine"}\')', "", "the status 'fine'; use compile_failed, ok, runtime_failed"),
+        (
+            "print(1)",
+            "{tile}",
+            "asks for {tile}, which candidate c0 does not have; it has candidate_id, parameters, x.",
+        ),
+    ],
+)
+def test_what_is_no_measurement_is_refused(script, code: str, words: str, sentence: str) -> None:
+    with pytest.raises(InvalidInput) as error:
+        measure_with_command(candidates({"x": 1}), script(code, words), 30.0)
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "limit", "sentence"),
+    [
+        ("/no/such/bench", 1.0, "--measure cannot run '/no/such/bench': No such file or directory."),
+        ("'open", 1.0, "cannot be split into words: no closing quotation."),
+        (" ", 1.0, "--measure is empty"),
+        ("true", float("nan"), "--time-limit is nan; give a number of seconds above 0."),
+        ("true", 0.0, "--time-limit is 0"),
+    ],
+)
+def test_commands_that_cannot_run_are_refused(command: str, limit: float, sentence: str) -> None:
+    with pytest.raises(InvalidInput) as error:
+        measure_with_command(candidates({}), command, limit)
+    assert sentence in str(error.value)

@@ -1,0 +1,146 @@
+"""Searches on made-up spaces: they find the optimum, learn from other GPUs, repeat themselves byte for byte."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernelsight.errors import InvalidInput, UnknownName
+from kernelsight.searching.arrays import OK, space_arrays
+from kernelsight.searching.history import Outcome
+from kernelsight.searching.replay import replay
+from kernelsight.searching.rounds import rounds
+from kernelsight.searching.scenarios import DEFAULTS, check, check_in
+from kernelsight.searching.scores import regrets
+from kernelsight.searching.targets import target_of, truth_of
+from tests.searching.made_spaces import made_tables
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    tables = made_tables()
+    return space_arrays(tables.kernel_candidates, tables.kernel_measurements, "made")
+
+
+def course(arrays, gpu="two", sources=None, **changes):
+    target = target_of(arrays, gpu, sources)
+    truth = truth_of(arrays, gpu, target.ids)
+    scenario = DEFAULTS | {"budget_measurements": 40} | changes
+    found = list(rounds(target, scenario, replay(truth, target.ids, scenario["seed"])))
+    best = np.concatenate([each.best for each in found])
+    return found, regrets(best, np.log(truth.latency_us))
+
+
+@pytest.mark.parametrize("gpu", ["one", "two", "three"])
+def test_a_search_that_learns_from_other_gpus_finds_the_optimum(arrays, gpu):
+    _, regret = course(arrays, gpu)
+    assert regret[-1] <= 0.02
+    assert regret[4] <= 0.2
+
+
+def test_a_search_without_other_gpus_finds_it_too(arrays):
+    assert course(arrays, sources=[])[1][-1] <= 0.05
+    assert course(arrays, forecaster="gp")[1][-1] <= 0.05
+
+
+def test_learning_beats_the_order_of_the_others_and_chance(arrays):
+    selective, order, random = (
+        np.mean([course(arrays, gpu, policy=policy, seed=3)[1][19] for gpu in ("one", "two", "three")])
+        for policy in ("selective", "order", "random")
+    )
+    assert selective <= order + 0.005
+    assert selective < random
+
+
+@pytest.mark.parametrize("policy", ["random", "order", "greedy", "selective"])
+def test_a_search_repeats_itself_and_measures_its_budget(arrays, policy):
+    one, regret = course(arrays, policy=policy)
+    two, again = course(arrays, policy=policy)
+    assert np.array_equal(one[-1].history.rows, two[-1].history.rows)
+    assert np.array_equal(one[-1].history.logs, two[-1].history.logs, equal_nan=True)
+    assert np.array_equal(regret, again)
+    assert len(one[-1].history.rows) == 40
+
+
+def test_another_seed_draws_other_noise(arrays):
+    one, two = (course(arrays, policy="order", seed=seed)[0][-1].history.logs for seed in (0, 1))
+    assert not np.array_equal(one, two, equal_nan=True)
+
+
+def test_only_the_budget_of_time_is_spent(arrays):
+    found, _ = course(arrays, budget_s=30.0)
+    costs = [each.history.cost_s.sum() for each in found]
+    assert costs[-1] >= 30.0 > costs[-2]
+
+
+def test_neighbours_are_forecast_four_for_each_that_is_measured(arrays):
+    found, _ = course(arrays, proposer="neighbours", batch=8)
+    later = [each for each in found if each.number > 1]
+    assert {len(each.decisions.rows) for each in later[:-1]} == {8}
+    assert all(len(np.setdiff1d(each.forecast.rows, each.history.rows)) >= 16 for each in later[:-1])
+
+
+def test_a_search_goes_on_after_a_round_in_which_all_failed(arrays):
+    target = target_of(arrays, "two")
+    truth = truth_of(arrays, "two", target.ids)
+    measure = replay(truth, target.ids, 0)
+    calls = []
+
+    def failing_first(rows: np.ndarray, runs: np.ndarray) -> Outcome:
+        calls.append(len(rows))
+        found = measure(rows, runs)
+        if len(calls) > 2:
+            return found
+        return found._replace(status=np.full(len(rows), OK + 1), latency_us=np.full(len(rows), np.nan))
+
+    found = list(rounds(target, DEFAULTS | {"budget_measurements": 30}, failing_first))
+    assert found[1].best[-1] == -1
+    assert found[-1].best[-1] >= 0
+
+
+def test_wrong_results_are_never_the_best(arrays):
+    target = target_of(arrays, "two")
+    truth = truth_of(arrays, "two", target.ids)
+    fastest = int(np.nanargmin(truth.latency_us))
+    status, latency = truth.status.copy(), truth.latency_us.copy()
+    status[fastest], latency[fastest] = 4, np.nan
+    wrong = truth._replace(status=status, latency_us=latency)
+    found = list(rounds(target, DEFAULTS | {"budget_measurements": 40}, replay(wrong, target.ids, 0)))
+    assert fastest in found[-1].history.rows
+    assert all(fastest not in each.best for each in found)
+
+
+def test_sources_must_be_other_gpus_of_the_space(arrays):
+    with pytest.raises(InvalidInput, match="'two' is searched for, so it cannot be a source"):
+        target_of(arrays, "two", ["two"])
+    with pytest.raises(UnknownName, match="unknown source GPU 'tow'. Did you mean two"):
+        target_of(arrays, "one", ["tow"])
+
+
+def test_without_a_source_that_shares_candidates_the_search_says_so(arrays):
+    assert "the search learns from two alone" in target_of(arrays, "two", []).notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"budget_measurements": 0}, "the budget is 0 measurements; give a whole number above 0"),
+        ({"budget_measurements": -3}, "the budget is -3 measurements"),
+        ({"budget_measurements": float("nan")}, "the budget is nan measurements"),
+        ({"budget_s": float("inf")}, "the budget is inf s of measuring"),
+        ({"batch": 0}, "batch is 0; give a whole number above 0"),
+        ({"measure_per_parent": 20}, "measure_per_parent is 20, but only 16 candidates are proposed per parent"),
+        ({"random_share": 1.0}, "random_share is 1.0; give a share from 0 to below 1"),
+        ({"stop_expected_gain": -1.0}, "stop_expected_gain is -1.0"),
+    ],
+)
+def test_scenarios_that_cannot_be_searched_are_refused(change, sentence):
+    with pytest.raises(InvalidInput, match=sentence):
+        check(DEFAULTS | change)
+
+
+def test_a_budget_above_the_space_and_an_unknown_gpu_are_refused(arrays):
+    with pytest.raises(InvalidInput, match="budget is 400 measurements, but space 'made' has 320 candidates measured"):
+        check_in(arrays, "two", 400)
+    with pytest.raises(InvalidInput, match="GPU 'thre' has no measurements in space 'made' .* use three"):
+        check_in(arrays, "thre", 10)

@@ -1,0 +1,98 @@
+"""Files of search spaces: what is read, and every row that is refused in a sentence."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.contract import conform
+from kernelsight.errors import InvalidInput
+from kernelsight.searching.arrays import space_arrays
+from kernelsight.searching.space_files import chosen_space, identity, read_spaces, space_tables
+from tests.searching.made_spaces import made_rows, made_tables
+
+
+def rows(*changes: dict) -> pa.Table:
+    base = {"space": "s", "gpu": "g", "parameters": '{"a": 1}', "latency_us": 2.0, "status": "ok", "cv": None}
+    base |= {"samples": None, "compile_s": None, "benchmark_s": None, "source": "f"}
+    schema = pa.schema([(n, pa.string()) for n in ("space", "gpu", "parameters", "status", "source")])
+    for name in ("latency_us", "cv", "compile_s", "benchmark_s"):
+        schema = schema.append(pa.field(name, pa.float64()))
+    return pa.Table.from_pylist([base | change for change in changes], schema.append(pa.field("samples", pa.int64())))
+
+
+def test_the_tables_keep_their_contracts():
+    for name, table in made_tables()._asdict().items():
+        assert conform(table, contracts()[name]).num_rows == len(table) > 0
+
+
+def test_a_file_is_read_whole(tmp_path):
+    pq.write_table(made_rows(), tmp_path / "made.parquet")
+    tables = read_spaces([tmp_path / "made.parquet"])
+    assert (len(tables.kernel_candidates), len(tables.kernel_measurements)) == (320, 960)
+    assert set(tables.kernel_measurements["status"].to_pylist()) == {"ok", "compile_failed"}
+
+
+def test_the_order_of_parameters_is_no_other_candidate():
+    table = rows({"parameters": '{"a": 1, "b": 2}'}, {"gpu": "h", "parameters": '{"b": 2.0, "a": 1}'})
+    assert space_tables(table, "f").kernel_candidates["candidate_id"].to_pylist() == ["a=1,b=2"]
+
+
+def test_a_candidate_keeps_its_id_in_any_spelling():
+    assert identity({"b": True, "a": 0.5}) == "a=0.5,b=1"
+    assert identity({"b": 1, "a": 0.5}) == "a=0.5,b=1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ([{"latency_us": None}], "1 row with status ok must have a finite time above 0, but row 1 has no time"),
+        ([{"latency_us": 0.0}], "has the time 0 us"),
+        ([{"latency_us": -1.0}], "has the time -1 us"),
+        ([{}, {"gpu": "h", "latency_us": float("inf")}], "row 2 has the time inf us"),
+        ([{"latency_us": float("nan")}], "has no time"),
+        ([{"status": "fine"}], "status 'fine' is not known; use ok, compile_failed"),
+        ([{"parameters": "[1]"}], "are no JSON object of numbers and words"),
+        ([{"parameters": "{"}], "are no JSON object of numbers and words"),
+        ([{"gpu": None}], "1 rows have no gpu; remove them"),
+        ([{}, {"latency_us": 3.0}], "1 configurations have two different times, such as a=1 of s on g"),
+    ],
+)
+def test_rows_that_no_search_can_use_are_refused(changes, sentence):
+    with pytest.raises(InvalidInput, match=sentence.replace("(", "[(]")):
+        space_tables(rows(*changes), "f.parquet")
+
+
+def test_equal_repeats_are_one_measurement():
+    assert len(space_tables(rows({}, {}), "f").kernel_measurements) == 1
+
+
+@pytest.mark.parametrize(
+    ("second", "sentence"),
+    [({"a": "x"}, "parameter 'a' is a word in 1 of 2"), ({"b": 1}, "parameter 'a' is missing in 1 of 2")],
+)
+def test_parameters_of_mixed_types_are_refused(second, sentence):
+    tables = space_tables(rows({}, {"parameters": json.dumps(second)}), "f")
+    with pytest.raises(InvalidInput, match=sentence):
+        space_arrays(tables.kernel_candidates, tables.kernel_measurements, "s")
+
+
+def test_a_file_without_columns_is_refused(tmp_path):
+    pq.write_table(pa.table({"space": ["s"], "gpu": ["g"]}), tmp_path / "f.parquet")
+    with pytest.raises(InvalidInput, match="has no columns parameters, latency_us, status; a file of search spaces"):
+        read_spaces([tmp_path / "f.parquet"])
+    (tmp_path / "no.parquet").write_text("no")
+    with pytest.raises(InvalidInput, match="cannot be read as Parquet"):
+        read_spaces([tmp_path / "no.parquet"])
+
+
+def test_an_unknown_space_gets_the_nearest():
+    with pytest.raises(InvalidInput, match="unknown search space 'mode'; use made"):
+        chosen_space(made_tables(), "mode")
+    two = space_tables(rows({}, {"space": "t"}), "f")
+    with pytest.raises(InvalidInput, match="has 2 search spaces; choose one by --kernel: s, t"):
+        chosen_space(two, None)

@@ -1,0 +1,41 @@
+"""What one change of a setting brings: simulated like the scenario itself, and said only where it helps."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelsight.errors import InvalidInput
+from kernelsight.session import connect
+
+FLAGS = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 64, "input_len": 64, "output_len": 32}
+SHORT = {**FLAGS, "max_concurrency": 32, "max_num_seqs": 4}
+
+
+def test_a_change_brings_what_its_own_simulation_says():
+    with connect() as session:
+        rows = session.simulate(**SHORT).advice().to_pylist()
+        best = rows[0]
+        assert (best["setting"], best["stated"]) == ("max_num_seqs", "4")
+        changed = session.simulate(**SHORT | {"max_num_seqs": int(best["value"])}).summary
+        assert best["ttft_p99_ms_after"] == changed["ttft_ms"]["p99"]
+        assert best["e2e_gain"] == pytest.approx(1 - changed["e2e_ms"]["mean"] / best["e2e_mean_ms_before"])
+        assert all(max(row["e2e_gain"], row["throughput_gain"]) >= 0.01 for row in rows)
+        assert {row["setting"] for row in rows if row["changes_numerics"]} <= {"quantization", "kv_cache_dtype"}
+
+
+def test_it_is_a_table_of_the_run_and_of_its_file(tmp_path):
+    with connect() as session:
+        run = session.simulate(**SHORT)
+        run.advice()
+        assert run.sql("select count(*) from setting_advice").fetchall()[0][0] > 0
+        run.save(tmp_path / "run.duckdb")
+    with connect(tmp_path / "run.duckdb", read_only=True) as saved:
+        assert saved.table("setting_advice").num_rows > 0
+        assert saved.table("bottlenecks").num_rows > 0
+
+
+def test_a_scenario_whose_flags_are_not_known_has_none():
+    with connect() as session:
+        found = session.what_if([FLAGS | {"max_concurrency": 2}])
+        with pytest.raises(InvalidInput, match="simulate this scenario by itself"):
+            found.scenario(found.scenarios[0]).advice()
