@@ -2,7 +2,7 @@
 
 Each objective is a mean over requests: of the latency, or of whether it exceeds the largest value (a percentile is kept
 where at most that share of requests exceeds it). Requests near in time wait for the same burst, so the noise of a mean
-comes from means over long stretches (batches) and over whole seeds, whichever is larger, never from single requests.
+comes from means over long stretches (batches) and over whole seeds, never from single requests.
 """
 
 from __future__ import annotations
@@ -129,18 +129,20 @@ def _own(trial: Trial, metric: str) -> np.ndarray:
 
 
 def noise_of(runs: Sequence[np.ndarray]) -> Noise:
-    """Return the mean over runs (one a seed) and its noise, from batches and from seeds, whichever is larger.
+    """Return the mean over runs (one a seed) and its noise, from batches and from seeds.
 
     >>> noise_of([np.array([1.0, 2.0, 1.0, 2.0]), np.array([2.0, 1.0, 2.0, 1.0])]).mean
     1.5
     """
     batches = np.array([[part.mean() for part in np.array_split(run, min(BATCHES, run.size))] for run in runs])
     seeds = batches.mean(axis=1)
-    of_batches = batches.std(ddof=1) / math.sqrt(batches.size) if batches.size > 1 else 0.0
-    of_seeds = seeds.std(ddof=1) / math.sqrt(seeds.size) if seeds.size > 1 else 0.0
-    if of_seeds > of_batches:
-        return Noise(float(np.mean([run.mean() for run in runs])), float(of_seeds), seeds.size - 1, seeds.size)
-    return Noise(float(np.mean([run.mean() for run in runs])), float(of_batches), batches.size - 1, seeds.size)
+    mean = float(np.mean([run.mean() for run in runs]))
+    of_batches = batches.var(ddof=1) / batches.size if batches.size > 1 else 0.0
+    of_seeds = seeds.var(ddof=1) / seeds.size if seeds.size > 1 else 0.0
+    if batches.shape[1] == 1 or of_seeds <= of_batches:
+        return Noise(mean, math.sqrt(of_batches), batches.size - 1, seeds.size)
+    # what seeds differ by beyond their batches may be chance or slow swings: half of it counts, as both are estimates
+    return Noise(mean, math.sqrt((of_batches + of_seeds) / 2), (batches.size + seeds.size) // 2 - 1, seeds.size)
 
 
 def _drifts(trials: Sequence[Trial], objectives: Sequence[Objective]) -> bool:
