@@ -27,7 +27,7 @@ SIZES = {
     "own_varies": 0.15,
     "own_format_varies": 0.1,
     "model": 0.3,
-    "noise": 0.05,
+    "noise": 0.1,
 }
 # of the kernel model's contrast, the share believed before any other evidence
 MODEL_SHARE = 0.7
@@ -65,6 +65,10 @@ class Candidates(NamedTuple):
     def at(self, rows: np.ndarray | slice) -> Candidates:
         """The candidates at some rows."""
         return Candidates(*(column[rows] for column in self))
+
+    def by_shape(self) -> Candidates:
+        """These candidates with own effects that vary as shared ones do."""
+        return self._replace(seen=self.shape * (SHARED_SCALE / OWN_SCALE))
 
     def beside(self, other: Candidates) -> Candidates:
         """These candidates, then the others."""

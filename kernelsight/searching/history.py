@@ -22,6 +22,8 @@ class History(NamedTuple):
     runs: np.ndarray
     random: np.ndarray  # drawn at random by a known rule
     cost_s: np.ndarray
+    forecast: np.ndarray  # mean log latency that was expected of it; nan: it was measured without a forecast
+    surprise: np.ndarray  # (measured - forecast) / stated standard deviation; nan where either is not known
 
     @property
     def worked(self) -> np.ndarray:
@@ -41,7 +43,7 @@ class History(NamedTuple):
 def nothing() -> History:
     """Return the history of a search before its first round."""
     whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
-    return History(whole, real, real, whole, whole, np.zeros(0, dtype=bool), real)
+    return History(whole, real, real, whole, whole, np.zeros(0, dtype=bool), real, real, real)
 
 
 class Outcome(NamedTuple):
@@ -55,8 +57,15 @@ class Outcome(NamedTuple):
     benchmark_s: np.ndarray
 
 
-def extended(history: History, number: int, rows: np.ndarray, random: np.ndarray, outcome: Outcome) -> History:
-    """Return the history with one more round."""
+def extended(
+    history: History,
+    number: int,
+    rows: np.ndarray,
+    random: np.ndarray,
+    outcome: Outcome,
+    expected: tuple[np.ndarray, np.ndarray],
+) -> History:
+    """Return the history with one more round; ``expected``: mean and standard deviation of each one's log latency."""
     from kernelsight.searching.arrays import OK
 
     worked = outcome.status == OK
@@ -66,7 +75,9 @@ def extended(history: History, number: int, rows: np.ndarray, random: np.ndarray
     spread = np.where(np.isnan(outcome.cv), UNKNOWN_NOISE, outcome.cv / np.sqrt(samples))
     cost = np.nan_to_num(outcome.compile_s) + np.nan_to_num(outcome.benchmark_s)
     runs = np.array([(history.rows == row).sum() + (rows[:place] == row).sum() + 1 for place, row in enumerate(rows)])
-    new = (rows, logs, np.maximum(spread, LEAST_NOISE) ** 2, np.full(len(rows), number), runs, random, cost)
+    noise = np.maximum(spread, LEAST_NOISE) ** 2
+    surprise = np.where(runs == 1, (logs - expected[0]) / np.sqrt(expected[1] ** 2 + noise), np.nan)
+    new = (rows, logs, noise, np.full(len(rows), number), runs, random, cost, expected[0], surprise)
     return History(*(np.concatenate([old, more]) for old, more in zip(history, new, strict=True)))
 
 
