@@ -8,9 +8,10 @@ where settings.tier <> 'roofline' and calls.family in (select family from eta_co
 group by settings.deployment_id
 union all
 select settings.deployment_id, 'host overhead',
-       format('host times of {} from version {} are {}, not measured: {:.1f} ms exposed and {:.1f} ms {} per step, {:.0f} us per running request, {:.0f} ms per request and {:.1f} us per prompt token (table host_settings)',
+       format('host times of {} from version {} are {}, not measured: {:.1f} ms exposed and {:.1f} ms {} per step, {:.2f} us between two kernels, {:.0f} us per kernel outside CUDA graphs, {:.0f} us per running request, {:.0f} ms per request and {:.1f} us per prompt token (table host_settings)',
               overheads.engine, overheads.from_version, overheads.assumed, overheads.step_exposed_us / 1000, overheads.step_base_us / 1000,
-              case when overheads.overlapped then 'overlappable' else 'serial' end, overheads.exposed_per_request_us, overheads.request_us / 1000, overheads.per_prompt_token_us)
+              case when overheads.overlapped then 'overlappable' else 'serial' end, overheads.launch_gap_us, overheads.per_eager_launch_us,
+              overheads.exposed_per_request_us, overheads.request_us / 1000, overheads.per_prompt_token_us)
 from deployment_settings as settings
 join host_settings as overheads using (deployment_id)
 where overheads.assumed is not null and settings.tier <> 'roofline'
