@@ -51,7 +51,9 @@ class Response(NamedTuple):
     @classmethod
     def together(cls, responses: Sequence[Response]) -> Response:
         """Return the responses of runs as one, with a first axis of the runs."""
-        return cls(*(np.stack([np.asarray(value, dtype=float) for value in values]) for values in zip(*responses)))
+        return cls(
+            *(np.stack([np.asarray(value, dtype=float) for value in values]) for values in zip(*responses, strict=True))
+        )
 
 
 def responses(session: Session, planned: Sequence[Planned], prose: Sequence[bool]) -> list[Response | None]:
@@ -113,11 +115,11 @@ def means_of(runs: Response, at: Constants) -> np.ndarray:
     """
     values = np.stack([runs.ttft_ms, runs.tpot_ms], axis=1)
     step_ms = (at.gap_us * runs.launches + at.per_request_us * runs.running) / 1000.0
-    request_ms = at.request_ms + at.experts_request_ms * runs.late + at.per_prompt_token_us * runs.prompt_tokens / 1000.0
+    request_ms = (
+        at.request_ms + at.experts_request_ms * runs.late + at.per_prompt_token_us * runs.prompt_tokens / 1000.0
+    )
     launch_us = at.eager_launch_us + at.latent_launch_us * runs.latent
-    shares = [
-        _place(grid, value / at.pace) for grid, value in zip(GRID, (step_ms, request_ms, launch_us), strict=True)
-    ]
+    shares = [_place(grid, value / at.pace) for grid, value in zip(GRID, (step_ms, request_ms, launch_us), strict=True)]
     run, found = np.arange(values.shape[0]), 0.0
     for corner in itertools.product((0, 1), repeat=3):
         weight = np.prod([u if up else 1 - u for up, (_, u) in zip(corner, shares, strict=True)], axis=0)

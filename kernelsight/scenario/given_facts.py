@@ -82,8 +82,9 @@ def give_host_overheads(session: Session, path: Path) -> None:
     """Replace the catalogue's host_overheads of some engines by the rows of a CSV or JSON file.
 
     Missing columns are taken from the engine's newest row and keep its ``assumed``; a row with every figure counts as
-    measured, and as exact unless it states its step_log_sd. What one figure implies is 0 where it is not stated: beside
-    request_us what prompt tokens and experts add, beside per_eager_launch_us what latent attention adds. InvalidInput: the file cannot be read, or a value does not fit its column.
+    measured, and as exact unless it states its step_log_sd. What a figure implies is 0 where it is not stated: beside
+    request_us what prompt tokens and experts add, beside per_eager_launch_us what latent attention adds. InvalidInput:
+    the file cannot be read, or a value does not fit its column.
     """
     columns = session.graph.known("host_overheads").columns
     there = session.table("host_overheads").to_pylist()

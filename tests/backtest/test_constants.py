@@ -82,7 +82,13 @@ def test_slower_kernels_are_the_same_run_in_another_unit_of_time() -> None:
         + [("experts", pa.bool_()), ("step_exposed_us", pa.float64()), ("exposed_per_request_us", pa.float64())]
         + [(name, pa.float64()) for name in figures]
     )
-    plain = {"engine": "vllm", "latent_attention": False, "experts": True, "request_us": 1.0, "per_prompt_token_us": 5.0}
+    plain = {
+        "engine": "vllm",
+        "latent_attention": False,
+        "experts": True,
+        "request_us": 1.0,
+        "per_prompt_token_us": 5.0,
+    }
     rows = [
         plain | {"deployment_id": "a"},
         plain | {"deployment_id": "b"},

@@ -44,7 +44,12 @@ def drawn(random: np.random.Generator, number: int) -> dict[str, dict[str, Any]]
         },
         "deployment_settings": {**key, **settings},
         "host_settings": {
-            **{**key, **figures, "overlapped": bool(random.integers(2)), "piecewise_launches": int(random.integers(1, 200))}
+            **{
+                **key,
+                **figures,
+                "overlapped": bool(random.integers(2)),
+                "piecewise_launches": int(random.integers(1, 200)),
+            }
         },
     }
 
