@@ -14,15 +14,15 @@ LATE_EXPERTS = "sglang"
 class Constants(NamedTuple):
     """Host times by cause, the same for every engine and model, and a factor (``pace``) on the kernels of a group.
 
-    ``gap_us``: GPU idle time between two kernels of a step. ``eager_launch_us``: host time of each kernel launched
-    outside CUDA graphs, ``latent_launch_us`` more with latent attention; it overlaps the kernels: such a step takes the
-    longer of the two. ``experts_request_ms``: more for a request to a mixture of experts on SGLang.
+    ``gap``: factor on the published idle time between two kernels. ``eager_launch_us``: host time of each kernel
+    launched outside CUDA graphs, ``latent_launch_us`` more with latent attention; it overlaps the kernels: such a step
+    takes the longer of the two. ``experts_request_ms``: more for a request to a mixture of experts on SGLang.
     """
 
-    gap_us: float
     per_request_us: float
     request_ms: float
     pace: float = 1.0
+    gap: float = 1.0
     eager_launch_us: float = 0.0
     latent_launch_us: float = 0.0
     experts_request_ms: float = 0.0
@@ -39,7 +39,7 @@ class Constants(NamedTuple):
         request_ms = self.request_ms + (self.experts_request_ms if late else 0.0)
         return {
             "step_exposed_us": 0.0,
-            "launch_gap_us": self.gap_us / self.pace,
+            "launch_gap_us": row["launch_gap_us"] * self.gap / self.pace,
             "per_eager_launch_us": launch_us / self.pace,
             "exposed_per_request_us": self.per_request_us / self.pace,
             "request_us": 1000.0 * request_ms / self.pace,
@@ -47,7 +47,8 @@ class Constants(NamedTuple):
         }
 
 
-NONE = Constants(0.0, 0.0, 0.0)
+# nothing that is fitted
+NONE = Constants(0.0, 0.0)
 
 
 def with_host(

@@ -37,14 +37,14 @@ class Response(NamedTuple):
     """What a run's means do as host time grows: shape [steps, requests, launches], in ms; or those of many runs.
 
     Beside them how many requests run at a time, how long their prompts are (0: prose, which tokenises in no time that
-    is seen), the kernels of a forward pass, and what class of model it is.
+    is seen), the gaps between the kernels of a forward pass in ms, and what class of model it is.
     """
 
     ttft_ms: np.ndarray
     tpot_ms: np.ndarray
     running: float | np.ndarray
     prompt_tokens: float | np.ndarray
-    launches: float | np.ndarray
+    gaps_ms: float | np.ndarray
     latent: float | np.ndarray = 0.0
     late: float | np.ndarray = 0.0
 
@@ -85,7 +85,7 @@ def _responses(session: Session, part: Partition) -> dict[str, Response]:
     loads: dict[str, tuple[float, float]] = {}
     for place in itertools.product(*(range(size) for size in shape)):
         step_ms, request_ms, launch_us = (points[i] for points, i in zip(GRID, place, strict=True))
-        everywhere = Constants(0.0, 0.0, request_ms)._replace(eager_launch_us=launch_us)
+        everywhere = Constants(0.0, request_ms, gap=0.0, eager_launch_us=launch_us)
         with session.fork() as fork:
             given = with_host(
                 host_settings, lambda row, at=everywhere, ms=step_ms: {**at.host(row), "step_exposed_us": 1000.0 * ms}
@@ -103,9 +103,10 @@ def _responses(session: Session, part: Partition) -> dict[str, Response]:
 
 
 def _traits(row: dict[str, Any], launches: dict[str, float]) -> tuple[float, float, float]:
-    """Return kernels of a forward pass, and 1 or 0 for latent attention and for experts whose answers come late."""
+    """Return the gaps of a forward pass in ms, and 1 or 0 for latent attention and experts whose answers come late."""
     late = row["experts"] and row["engine"] == LATE_EXPERTS
-    return float(launches.get(row["deployment_id"], 0.0)), float(row["latent_attention"]), float(late)
+    gaps_ms = row["launch_gap_us"] * launches.get(row["deployment_id"], 0.0) / 1000.0
+    return gaps_ms, float(row["latent_attention"]), float(late)
 
 
 def means_of(runs: Response, at: Constants) -> np.ndarray:
@@ -114,7 +115,7 @@ def means_of(runs: Response, at: Constants) -> np.ndarray:
     Time per running request is that of the mean batch, in every step; time per token that of the mean prompt.
     """
     values = np.stack([runs.ttft_ms, runs.tpot_ms], axis=1)
-    step_ms = (at.gap_us * runs.launches + at.per_request_us * runs.running) / 1000.0
+    step_ms = at.gap * runs.gaps_ms + at.per_request_us * runs.running / 1000.0
     request_ms = (
         at.request_ms + at.experts_request_ms * runs.late + at.per_prompt_token_us * runs.prompt_tokens / 1000.0
     )

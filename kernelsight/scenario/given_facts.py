@@ -21,6 +21,7 @@ UNSTATED = (
     "int8_flops_per_s",
     "link_fabric",
     "measured_as",
+    "kernel_gap_us",
     "estimated",
 )
 

@@ -11,6 +11,7 @@ asked as (
   select
     deployment_id,
     model,
+    gpu,
     engine,
     engine_version,
     case when regexp_matches(engine_version, '[0-9]') then
@@ -22,6 +23,7 @@ held as (
   select
     asked.deployment_id,
     asked.model,
+    asked.gpu,
     asked.engine_version,
     numbered.*,
     asked.numbers is null or numbered.first_numbers <= asked.numbers as holds
@@ -50,7 +52,7 @@ select
   per_eager_launch_us + case when latent_attention then coalesce(latent_launch_us, 0) else 0 end as per_eager_launch_us,
   -- attention, its KV write, and the graph of the rest
   3 * models.layer_count as piecewise_launches,
-  coalesce(launch_gap_us, 0) as launch_gap_us,
+  coalesce(launch_gap_us, gpus.kernel_gap_us, 1.3) as launch_gap_us,
   held.request_us + case when models.experts is not null then coalesce(experts_request_us, 0) else 0 end
     + coalesce(added.request_us, 0) as request_us,
   coalesce(per_prompt_token_us, 0) as per_prompt_token_us,
@@ -61,6 +63,7 @@ select
   held.source
 from held
 join models using (model)
+join gpus using (gpu)
 left join added using (deployment_id)
 -- older than every row: the oldest
 qualify row_number() over (partition by deployment_id order by case when holds then first_numbers end desc nulls last, first_numbers) = 1

@@ -76,7 +76,7 @@ def test_constants_are_fitted_on_the_fitting_fifth_and_printed(command, tmp_path
     assert answer.status == 0, answer.err
     (group,) = answer.json["fitted_constants"]
     assert (group["model"], group["engine"]) == ("qwen3-0.6b", "vllm")
-    assert group["gap_us"] + group["per_request_us"] > 0 or group["pace"] > 1
+    assert group["gap"] + group["per_request_us"] > 0 or group["pace"] > 1
     levels = answer.json["levels"]
     assert list(levels) == ["group", "none", "all", "transfer"]
     # all runs are alike: what fits a fifth of them fits the others
