@@ -77,7 +77,7 @@ def _responses(session: Session, part: Partition) -> dict[str, Response]:
     give_plan(session, part.deployments, part.scenarios)
     session.compute("step_costs", "load_requests")
     host_settings = session.table("host_settings")
-    launches = {row["deployment_id"]: row["launches"] for row in session.query(LAUNCHES_QUERY).to_pylist()}
+    launches = {row["deployment_id"]: float(row["launches"]) for row in session.query(LAUNCHES_QUERY).to_pylist()}
     traits = {row["deployment_id"]: _traits(row, launches) for row in host_settings.to_pylist()}
     deployment_of = {row["scenario_id"]: row["deployment_id"] for row in part.scenarios}
     shape = tuple(len(points) for points in GRID)
