@@ -17,9 +17,9 @@ STEPS = 300
 
 
 @numba.njit
-def times(requests: int, tokens: int, hosts: np.ndarray) -> tuple:
+def times(requests: int, tokens: int, prompts: int, hosts: np.ndarray) -> tuple:
     """Call a rule that is compiled into its callers alone: (hidden, exposed) microseconds."""
-    return host_times(requests, tokens, hosts[0])[:2]
+    return host_times(requests, tokens, prompts, hosts[0])[:2]
 
 
 def drawn(random: np.random.Generator, number: int) -> dict[str, dict[str, Any]]:
@@ -30,6 +30,7 @@ def drawn(random: np.random.Generator, number: int) -> dict[str, dict[str, Any]]
     settings = {
         "tier": str(random.choice(["auto", "cross-generation", "roofline"], p=[0.6, 0.3, 0.1])),
         "graph_max_tokens": int(random.choice([0, 256, 512])),
+        "prompt_graphs": str(random.choice(["piecewise", "none"])),
         # a deployment that does not schedule ahead hides no host time in the simulation, whatever its engine can
         "async_scheduling": True,
         "batch_wait_timeout_ms": 0.0,
@@ -42,7 +43,14 @@ def drawn(random: np.random.Generator, number: int) -> dict[str, dict[str, Any]]
             **dict.fromkeys(("latency_us", "latency_p05_us", "latency_p95_us"), float(random.integers(1, 100))),
         },
         "deployment_settings": {**key, **settings},
-        "host_settings": {**key, **figures, "overlapped": bool(random.integers(2))},
+        "host_settings": {
+            **{
+                **key,
+                **figures,
+                "overlapped": bool(random.integers(2)),
+                "piecewise_launches": int(random.integers(1, 200)),
+            }
+        },
     }
 
 
@@ -64,7 +72,9 @@ def test_a_whole_step_and_a_simulated_one_take_the_same_host_time() -> None:
         shape, kernel, settings, overheads = step.values()
         host = host_of(overheads, settings, kernel["count"])
         requests = shape["decode_requests"] + shape["prefill_requests"]
-        hidden_us, exposed_us = times(requests, shape["tokens"], np.array([tuple(host)], HOST))
+        hidden_us, exposed_us = times(
+            requests, shape["tokens"], shape["prefill_requests"], np.array([tuple(host)], HOST)
+        )
         gpu_us = kernel["count"] * kernel["latency_us"]
         row = found[shape["deployment_id"]]
         assert row["gpu_us"] == gpu_us
