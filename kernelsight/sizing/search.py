@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # a rough rate may be off by this much: what is nearer to the best is searched in full
 DOUBT = 1.08
-# deployments that are tried with other tokens of a step, and how much dearer than the best they may be
-MOST_TUNED, TUNED_BELOW = 3, 1.3
+# deployments that are tried with other tokens of a step, and how far off their objectives they may be as the best
+MOST_TUNED, TUNED_BELOW = 5, 2.0
 
 
 class Prospect(NamedTuple):
@@ -99,7 +99,7 @@ class SizeSearch:
         for group in by_gpu.values():
             self._search(group, None)
         if tune and self.sized:
-            self._tune()
+            self._tune(prospects)
         self._make_sure()
         return self.ranked()
 
@@ -180,17 +180,27 @@ class SizeSearch:
         instances = math.floor(best.weight / candidate.weight + 1e-9)
         return self._rate / instances if instances else math.inf
 
-    def _tune(self) -> None:
-        """Try the best deployments with other tokens of a step, where these are left to the engine.
+    def _needed_to_beat(self, candidate: Candidate, best: Sized) -> float:
+        """Return the rate of one instance, requests/s, from which a candidate is cheaper than the best."""
+        instances = math.ceil(best.weight / candidate.weight - 1e-9) - 1
+        return self._rate / instances if instances else math.inf
+
+    def _tune(self, prospects: Sequence[Prospect]) -> None:
+        """Try what is nearest to being the best with other tokens of a step, where these are left to the engine.
 
         Of these only what is cheaper than the best is kept: the engine's own size is one setting less.
         """
-        best, *_ = ranked = self.ranked()
-        near = [sized for sized in ranked if sized.weight <= TUNED_BELOW * best.weight][:MOST_TUNED]
+        best = self.ranked()[0]
+        near = []
+        for prospect in prospects:
+            needed = self._needed_to_beat(prospect.candidate, best)
+            if needed <= prospect.search.capacity.most:
+                level = prospect.search.look(needed)
+                near += [(level, prospect.candidate.scenario_id, prospect)] if level <= TUNED_BELOW else []
         rows = []
-        for sized in near:
-            flags = {name: value for name, value in sized.candidate.flags.items() if name not in self._load}
-            settings = sized.prospect.trials.settings(sized.candidate.scenario_id)
+        for *_, prospect in sorted(near, key=lambda each: each[:2])[:MOST_TUNED]:
+            flags = {name: value for name, value in prospect.candidate.flags.items() if name not in self._load}
+            settings = prospect.trials.settings(prospect.candidate.scenario_id)
             if "max_num_batched_tokens" in flags or settings["scheduling"] == "static":
                 continue
             rows += [
@@ -200,10 +210,9 @@ class SizeSearch:
             ]
         if not rows:
             return
-        self._report(f"trying other sizes of a step on {len(near)} deployments")
+        self._report(f"trying {len(rows)} deployments with other sizes of a step")
         for prospect in self._open(_without(rows, "request_rate")):
-            instances = math.ceil(best.weight / prospect.candidate.weight - 1e-9) - 1
-            needed = self._rate / instances if instances else math.inf
+            needed = self._needed_to_beat(prospect.candidate, best)
             if math.isinf(needed) or not prospect.search.may_keep(needed / DOUBT):
                 self._leave(prospect, "it is no cheaper than with the engine's own size of a step")
                 continue
