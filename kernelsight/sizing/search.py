@@ -12,7 +12,7 @@ from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.scenarios import Plan
 from kernelsight.sizing.candidates import STEP_TOKENS, Candidate, planned
 from kernelsight.sweeps.find_rate import open_trials, status_of
-from kernelsight.sweeps.rate_search import FULL, ROUGH, ROUGH_WITH_ENDS, Found, RateSearch
+from kernelsight.sweeps.rate_search import FULL, LENIENT, ROUGH, ROUGH_WITH_ENDS, Found, RateSearch
 from kernelsight.sweeps.trials import Trials
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # a rough rate may be off by this much: what is nearer to the best is searched in full
 DOUBT = 1.08
-# deployments that are tried with other tokens of a step, and how far off their objectives they may be as the best
-MOST_TUNED, TUNED_BELOW = 5, 2.0
+# deployments that are tried with other tokens of a step, and by which factor that may raise a rate
+MOST_TUNED, MOST_GAIN = 5, 1.4
 
 
 class Prospect(NamedTuple):
@@ -195,8 +195,8 @@ class SizeSearch:
         for prospect in prospects:
             needed = self._needed_to_beat(prospect.candidate, best)
             if needed <= prospect.search.capacity.most:
-                level = prospect.search.look(needed)
-                near += [(level, prospect.candidate.scenario_id, prospect)] if level <= TUNED_BELOW else []
+                level = prospect.search.look(needed / MOST_GAIN)
+                near += [(level, prospect.candidate.scenario_id, prospect)] if level <= LENIENT else []
         rows = []
         for *_, prospect in sorted(near, key=lambda each: each[:2])[:MOST_TUNED]:
             flags = {name: value for name, value in prospect.candidate.flags.items() if name not in self._load}
