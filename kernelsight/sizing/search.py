@@ -84,6 +84,7 @@ class SizeSearch:
         self.plans: list[Plan] = []
         self.sized: dict[str, Sized] = {}
         self.left_out: dict[str, LeftOut] = {}
+        self._sure: set[str] = set()
 
     def run(self, rows: Sequence[Mapping[str, Any]], tune: bool = True) -> list[Sized]:
         """Return deployments with a rate, the cheapest first; see ``left_out`` for the others.
@@ -98,9 +99,11 @@ class SizeSearch:
             by_gpu.setdefault(tuple(prospect.candidate.gpus), []).append(prospect)
         for group in by_gpu.values():
             self._search(group, None)
+        self._make_sure()
         if tune and self.sized:
             self._tune(prospects)
-        self._make_sure()
+            self._make_sure()
+        self._give_ranges()
         return self.ranked()
 
     def ranked(self) -> list[Sized]:
@@ -222,22 +225,18 @@ class SizeSearch:
 
     def _make_sure(self) -> None:
         """Search the best in full, and what is so near that a full search may put it first."""
-        done: set[str] = set()
-        while True:
-            ranked = self.ranked()
-            if not ranked:
-                return
-            best = ranked[0]
-            waiting = [
-                sized for sized in ranked if sized.candidate.scenario_id not in done and self._may_be_first(sized, best)
-            ]
+        while ranked := self.ranked():
+            waiting = [sized for sized in ranked if self._may_be_first(sized, ranked[0])]
+            waiting = [sized for sized in waiting if sized.candidate.scenario_id not in self._sure]
             if not waiting:
-                break
+                return
             sized = waiting[0]
-            done.add(sized.candidate.scenario_id)
+            self._sure.add(sized.candidate.scenario_id)
             self._report(f"searching the rate of {sized.candidate.flags['gpu']} in full")
             self._size(sized.prospect, sized.prospect.search.run(FULL, sized.found.rate))
 
+    def _give_ranges(self) -> None:
+        """Give each rate that was not searched in full its range."""
         for sized in self.ranked():
             if sized.found.low is None:
                 self._size(sized.prospect, sized.prospect.search.run(ROUGH_WITH_ENDS, sized.found.rate))
