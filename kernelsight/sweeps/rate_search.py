@@ -193,9 +193,13 @@ class RateSearch:
             kept, broken = (middle, broken) if middle.verdict.keeps else (kept, middle)
         return kept, broken
 
+    def look(self, rate: float) -> float:
+        """Return the latencies at a rate over their largest values, at a first look."""
+        return self._serve(rate, int(1.3 * LEAST_REQUESTS), FIRST_SEEDS).verdict.level
+
     def may_keep(self, rate: float) -> bool:
         """Whether a first look leaves open that a rate keeps the objectives."""
-        return self._serve(rate, int(1.3 * LEAST_REQUESTS), FIRST_SEEDS).verdict.level <= LENIENT
+        return self.look(rate) <= LENIENT
 
     def _found(self, kept: Trying | None, broken: Trying | None, effort: Effort) -> Found:
         if kept is None:
