@@ -96,7 +96,8 @@ def existing(family: str, shapes: pl.DataFrame, like: pl.DataFrame, gpu: str) ->
         (pl.col(name) > 0).alias(f"_{name}") if name == "window" else pl.col(name).alias(f"_{name}") for name in by
     ]
     keys = ["dtype", *(f"_{name}" for name in by)]
-    kernels = like.with_columns(kinds).select(*keys, "engine", "implementation", "math", "format").unique()
+    kernels = like.with_columns(kinds).select(*keys, "engine", "implementation", "math", "format")
+    kernels = kernels.sort(kernels.columns).unique([*keys, "engine", "implementation"], maintain_order=True)
     asked = shapes.drop([name for name in (*IDENTITY, "math", "format", "latency_us") if name in shapes.columns])
     found = asked.unique(site_columns(family), maintain_order=True).with_columns(kinds)
     found = found.join(kernels.sort(keys + ["engine", "implementation"]), on=keys, how="inner", maintain_order="left")

@@ -167,10 +167,11 @@ def test_kernels_take_the_names_that_engines_give_them_on_the_gpu(tmp_path: Path
     like = candidates_like("decode_attention", "gb200", others.clear(), others, facts("gpus"))
     names = like.select("engine", "implementation", "math").rows()
     assert ("trtllm", "trtllm_gen_fmha", "fp8") in names, "what torch_flow runs on sm_100 with an 8-bit cache"
+    assert ("vllm", "trtllm_gen_fmha", "fp8") in names, "flash attention 3 was never counted on sm_100"
     assert "xqa" not in like["implementation"].to_list(), "the nearest GPU below, not every one"
 
 
-def test_calls_name_the_shapes(tmp_path: Path) -> None:
+def test_calls_name_the_shapes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = sweep(tmp_path)
     size = {"m": 32, "n": 2048, "k": 4096}
     shape = dict.fromkeys(field.name for field in contracts()["kernel_calls"].schema.field("shape").type) | size
@@ -179,7 +180,10 @@ def test_calls_name_the_shapes(tmp_path: Path) -> None:
         **{"engine": "vllm", "count": 1, "shape": shape, "format": "bf16", "math": "bf16", "flops": 1.0, "bytes": 1.0},
     }
     calls = pa.Table.from_pylist([call], contracts()["kernel_calls"].schema)
-    picks = choices(choice(path, calls=calls))
+    strange = pa.Table.from_pylist([call, {**call, "call": "2", "format": "fp8", "math": "fp8"}], calls.schema)
+    with caplog.at_level("INFO", "kernelsight"):
+        picks = choices(choice(path, calls=strange))
+    assert "1 shapes of the calls are left out" in caplog.text
     assert [json.loads(text) for text in picks["shape"]] == [size]
     assert picks["candidates"].to_list() == [3]
     with pytest.raises(InvalidInput, match="the calls hold no gemm kernel"):

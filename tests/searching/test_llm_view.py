@@ -51,7 +51,7 @@ def evidence(of: Target, column: np.ndarray, count: int = 30) -> dict[str, float
 @pytest.mark.parametrize("sources", [(), ("one",)])
 def test_a_model_that_knows_the_times_is_believed(sources: tuple[str, ...]) -> None:
     of = target(sources)
-    assert batches.main_view(evidence(of, truth(of) - np.median(truth(of)))) == VIEW
+    assert batches.main_view(evidence(of, truth(of) - np.median(truth(of))), 1) == VIEW
 
 
 @pytest.mark.parametrize("sources", [(), ("one",), ("one", "two")])
@@ -59,7 +59,7 @@ def test_a_model_that_knows_the_times_is_believed(sources: tuple[str, ...]) -> N
 def test_a_useless_model_is_not_believed(sources: tuple[str, ...], seed: int) -> None:
     of = target(sources)
     noise = np.random.default_rng(seed).normal(0.0, 0.5, len(of.ids))
-    assert batches.main_view(evidence(of, noise)) != VIEW
+    assert batches.main_view(evidence(of, noise), 1) != VIEW
 
 
 def forecaster(wrong: bool):
