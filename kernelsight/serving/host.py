@@ -55,13 +55,16 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int)
     gap_us = overhead["launch_gap_us"] * launches
     launch_us = overhead["per_eager_launch_us"]
     pieces = min(overhead["piecewise_launches"], launches)
+    largest, piecewise = deployment["graph_max_tokens"], deployment["prompt_graphs"] == "piecewise"
+    # graphs that hold decode steps alone are sized by requests, which verify several tokens with drafts
+    decodes = largest if piecewise else largest * deployment["query_tokens"]
     return Host(
         overhead["step_exposed_us"] + gap_us, overhead["step_base_us"] + wait_us, overhead["per_request_us"],
         overhead["per_token_us"], launch_us * launches, overhead["request_us"],
-        overhead["overlapped"] and deployment["async_scheduling"], deployment["graph_max_tokens"],
+        overhead["overlapped"] and deployment["async_scheduling"], decodes,
         overhead["per_captured_launch_us"] * launches, gap_us, overhead["exposed_per_request_us"],
         overhead["per_prompt_token_us"],
-        deployment["graph_max_tokens"] if deployment["prompt_graphs"] == "piecewise" else 0, launch_us * pieces,
+        largest if piecewise else 0, launch_us * pieces,
     )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ def drawn(random: np.random.Generator, number: int) -> dict[str, dict[str, Any]]
         "tier": str(random.choice(["auto", "cross-generation", "roofline"], p=[0.6, 0.3, 0.1])),
         "graph_max_tokens": int(random.choice([0, 256, 512])),
         "prompt_graphs": str(random.choice(["piecewise", "none"])),
+        "query_tokens": int(random.choice([1, 4])),
         # a deployment that does not schedule ahead hides no host time in the simulation, whatever its engine can
         "async_scheduling": True,
         "batch_wait_timeout_ms": 0.0,
@@ -82,3 +83,16 @@ def test_a_whole_step_and_a_simulated_one_take_the_same_host_time() -> None:
         assert row["host_us"] == pytest.approx(exposed_us + max(hidden_us - gpu_us, 0.0), rel=1e-12, abs=1e-9)
         hidden_ones += hidden_us > gpu_us
     assert 0 < hidden_ones < STEPS  # steps whose pace the host sets, and steps whose pace the GPU sets
+
+
+def test_graphs_of_decode_steps_are_sized_by_requests_where_drafts_are_verified() -> None:
+    settings = drawn(np.random.default_rng(1), 0)["deployment_settings"] | {"tier": "auto", "graph_max_tokens": 8}
+    overheads = dict.fromkeys(FIGURES, 1.0) | {"piecewise_launches": 3, "overlapped": True}
+
+    def largest(**stated: object) -> tuple[int, int]:
+        host = host_of(overheads, settings | stated, 100)
+        return host.graph_max_tokens, host.prompt_graph_max_tokens
+
+    assert largest(prompt_graphs="none", query_tokens=4) == (32, 0)
+    assert largest(prompt_graphs="none", query_tokens=1) == (8, 0)
+    assert largest(prompt_graphs="piecewise", query_tokens=4) == (8, 8)
