@@ -66,8 +66,8 @@ def choice_of(
     left = shapes.select(site_columns(family)).n_unique() - asked.select(site_columns(family)).n_unique()
     if calls is not None and left:
         _LOG.info(
-            f"{left:,} shapes of the calls are left out: the sweeps hold no two implementations in their number formats, "
-            "head size and kind of window"
+            f"{left:,} shapes of the calls are left out: the sweeps hold no two implementations in their number "
+            "formats, head size and kind of window"
         )
     return laid_out(family, gpu, asked, others, gpus)
 
