@@ -66,8 +66,8 @@ def choice_of(
     left = shapes.select(site_columns(family)).n_unique() - asked.select(site_columns(family)).n_unique()
     if calls is not None and left:
         _LOG.info(
-            f"{left:,} shapes of the calls are left out: the sweeps hold no two implementations in their number formats, "
-            "head size and kind of window"
+            f"{left:,} shapes of the calls are left out: the sweeps hold no two implementations in their number "
+            "formats, head size and kind of window"
         )
     return laid_out(family, gpu, asked, others, gpus)
 
@@ -121,8 +121,8 @@ def candidates_like(family: str, gpu: str, own: pl.DataFrame, others: pl.DataFra
 def _renamed(family: str, gpu: str, rows: pl.DataFrame, gpus: pa.Table) -> pl.DataFrame:
     """Return rows under the implementations and arithmetic that their engines choose on this GPU.
 
-    By the table ``kernel_sources`` where a name there stands for another kernel on this GPU; else, where the kernel was
-    never counted on GPUs of this generation, what the shipped kernel model counted there of the same engine.
+    By the table ``kernel_sources`` where a name there stands for another kernel on this GPU; else, where the shipped
+    kernel model counted the kernel on other generations only, what it counted of the same engine on this one.
     """
     known = family_facts(family, facts("kernel_implementations"), gpus)
     capability = dict(zip(gpus["gpu"].to_pylist(), gpus["compute_capability"].to_pylist(), strict=True))[gpu]
@@ -136,13 +136,14 @@ def _renamed(family: str, gpu: str, rows: pl.DataFrame, gpus: pa.Table) -> pl.Da
     pack = default_pack()
     counted = rows_of_part(pack, family, "choice").to_pylist()
     mine = known.generation.get(gpu)
+    anywhere = {(row["engine"], row["implementation"]) for row in counted}
     here = {(row["engine"], row["implementation"]) for row in counted if known.generation.get(row["gpu"]) == mine}
     found = []
     for (engine, name, dtype, like), part in rows.group_by(IDENTITY_OF_KERNELS, maintain_order=True):
         names = sorted(source_names(family, engine, name, like))
         keys = [(engine, one, text) for one in names for text in (dtype, "*")]
         row = next((ours[key] for key in keys if key in ours), None)
-        if row is None and here and (engine, name) not in here:
+        if row is None and (engine, name) in anywhere - here:
             chosen, seen = choose(known, pack, family, [{"engine": engine, "gpu": gpu, "dtype": dtype}])[0]
             if seen and (engine, chosen) in here:
                 row = {"implementation": chosen, "math": _math(sources, engine, chosen, dtype)}

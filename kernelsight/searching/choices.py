@@ -20,6 +20,8 @@ LEAST_TUNING, LEAST_LEVELS = 4, 10
 DRAWS = 256
 # half width of a 90 % interval in standard deviations
 SIGMAS = 1.645
+# variance that keeps a covariance positive definite in spite of rounding
+ROUNDING = 1e-6
 # standard deviation of a repeated measurement, and the largest log ratio that counts in an expected regret
 REPEATED, MOST_LOG_REGRET = 0.02, 3.0
 
@@ -71,7 +73,7 @@ def _of_block(mean: np.ndarray, covariance: np.ndarray, normal: np.ndarray) -> C
     each, pick = np.arange(sites), mean.argmin(axis=1)
     own = np.einsum("sii->si", covariance)
     variance = own + own[each, pick][:, None] - 2.0 * covariance[each, pick, :]
-    lower = np.linalg.cholesky(covariance + 1e-9 * np.eye(width))
+    lower = np.linalg.cholesky(covariance + ROUNDING * np.eye(width))
     draws = mean[:, None, :] + np.einsum("sij,kj->ski", lower, normal)
     lead = np.minimum(draws - draws.min(axis=2, keepdims=True), MOST_LOG_REGRET)
     return Contrasts(

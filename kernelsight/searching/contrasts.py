@@ -226,7 +226,10 @@ def _penalty(sizes: Sizes) -> float:
 
 
 def _log_likelihood(pairs: _Pairs, rows: Candidates, sizes: Sizes) -> float:
-    lower = np.linalg.cholesky(_with_noise(pairs, sizes))
+    try:
+        lower = np.linalg.cholesky(_with_noise(pairs, sizes))
+    except np.linalg.LinAlgError:
+        return -np.inf
     white = solve_triangular(lower, rows.log_us - MODEL_SHARE * rows.model, lower=True, check_finite=False)
     return -0.5 * float(white @ white) - float(np.log(np.diag(lower)).sum())
 

@@ -97,7 +97,8 @@ def test_forecasts_join_as_one_more_source(tmp_path):
     assert joined.sources == ("forecasts",)
     scenario = SCENARIO | {"budget_measurements": 20}
     alone, helped = (
-        search(tables, scenario, forecasts=each)["search_summary"]["regret"].to_pylist()[0] for each in (None, good)
+        search(tables, scenario, beside=each)["search_summary"]["regret"].to_pylist()[0]
+        for each in (None, lambda target: with_forecasts(target, good))
     )
     assert helped <= 0.11
     assert helped <= alone

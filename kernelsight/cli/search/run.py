@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
     from kernelsight.searching.llm import failures
     from kernelsight.searching.scenarios import scenario_rows
     from kernelsight.searching.search import save_search, search
-    from kernelsight.searching.space_files import chosen_space, read_forecasts, read_spaces
+    from kernelsight.searching.space_files import chosen_space, read_spaces
     from kernelsight.session import connect
 
     target = check_ending(arguments.output, (".duckdb",))
@@ -84,11 +84,10 @@ def run(arguments: argparse.Namespace) -> None:
         raise InvalidInput("--resume needs -o FILE.duckdb, beside which the journal of the search lies.")
     tables = read_spaces(arguments.space)
     scenario = scenario_rows([_scenario(arguments, chosen_space(tables, arguments.kernel))])[0]
-    own = None if arguments.forecasts is None else read_forecasts(Path(arguments.forecasts))
     kept = kept_answers(arguments.llm_cache)
     beside = _beside(arguments, tables, scenario, kept)
     with Waiting("searching"):
-        found = search(tables, scenario, _measurer(arguments), target, arguments.resume, own, beside)
+        found = search(tables, scenario, _measurer(arguments), target, arguments.resume, beside)
     if target:
         with connect() as session:
             save_search(session, tables, scenario, found, target)
@@ -106,7 +105,15 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _beside(arguments: argparse.Namespace, tables: Any, scenario: dict[str, Any], kept: dict) -> Any:
-    """Return what adds a language model's forecasts to the target; None without one."""
+    """Return what adds forecasts of a file or of a language model to the target; None without either."""
+    if arguments.forecasts is not None:
+        from kernelsight.searching.space_files import read_forecasts
+        from kernelsight.searching.targets import with_forecasts as with_table
+
+        if arguments.forecaster == "llm":
+            raise InvalidInput("--forecasts and --forecaster llm exclude each other; use one.")
+        table = read_forecasts(Path(arguments.forecasts))
+        return lambda target: with_table(target, table)
     if arguments.forecaster != "llm":
         return None
     from kernelsight.searching.llm import llm_forecaster
