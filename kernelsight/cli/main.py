@@ -67,6 +67,10 @@ VERBS: dict[str, tuple[str, str | None]] = {
         "choose the fastest implementation per shape, on a GPU measured little or never",
         "kernelsight.cli.search.choose",
     ),
+    "search forecast": (
+        "forecast kernel candidates by a language model",
+        "kernelsight.cli.search.forecast",
+    ),
     "search plan": (
         "plan which few shapes to measure first to choose implementations well",
         "kernelsight.cli.search.plan",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,13 +17,19 @@ from kernelsight.fitting.evaluate import check_sweeps, measured_gpus
 from kernelsight.fitting.training import call_rows
 from kernelsight.kernels.families import MEASURED
 from kernelsight.kernels.kinds import dtype_of
+from kernelsight.kernels.pack import default_pack
+from kernelsight.kernels.resolve import choose, family_facts, rows_of_part
 from kernelsight.searching.choice_rows import (
     Choice,
     existing,
     laid_out,
     measured_rows,
     shared_sites,
+    site_columns,
 )
+
+_LOG = logging.getLogger(__name__)
+IDENTITY_OF_KERNELS = ["engine", "implementation", "dtype", "gpu"]
 
 
 def choice_of(
@@ -55,6 +62,12 @@ def choice_of(
         raise InvalidInput(
             f"no shape of {family} has two implementations to choose from on {gpu}; give sweeps of several engines, or "
             "calls in number formats that they hold."
+        )
+    left = shapes.select(site_columns(family)).n_unique() - asked.select(site_columns(family)).n_unique()
+    if calls is not None and left:
+        _LOG.info(
+            f"{left:,} shapes of the calls are left out: the sweeps hold no two implementations in their number formats, "
+            "head size and kind of window"
         )
     return laid_out(family, gpu, asked, others, gpus)
 
@@ -106,26 +119,43 @@ def candidates_like(family: str, gpu: str, own: pl.DataFrame, others: pl.DataFra
 
 
 def _renamed(family: str, gpu: str, rows: pl.DataFrame, gpus: pa.Table) -> pl.DataFrame:
-    """Return rows under the implementations and arithmetic that their engines choose on this GPU."""
+    """Return rows under the implementations and arithmetic that their engines choose on this GPU.
+
+    By the table ``kernel_sources`` where a name there stands for another kernel on this GPU; else, where the kernel was
+    never counted on GPUs of this generation, what the shipped kernel model counted there of the same engine.
+    """
+    known = family_facts(family, facts("kernel_implementations"), gpus)
     capability = dict(zip(gpus["gpu"].to_pylist(), gpus["compute_capability"].to_pylist(), strict=True))[gpu]
-    sources = facts("kernel_sources")
-    ours = sources.filter(
-        pc.and_(pc.equal(sources["family"], family), pc.equal(sources["compute_capability"], capability))
-    )
-    chosen = {(row["engine"], row["kernel_source"], row["dtype"]): row for row in ours.to_pylist()}
+    sources = facts("kernel_sources").to_pylist()
+    sources = [row for row in sources if row["family"] == family]
+    ours = {
+        (row["engine"], row["kernel_source"], row["dtype"]): row
+        for row in sources
+        if row["compute_capability"] == capability
+    }
+    pack = default_pack()
+    counted = rows_of_part(pack, family, "choice").to_pylist()
+    mine = known.generation.get(gpu)
+    here = {(row["engine"], row["implementation"]) for row in counted if known.generation.get(row["gpu"]) == mine}
     found = []
-    for (engine, name, dtype, like), part in rows.group_by(
-        ["engine", "implementation", "dtype", "gpu"], maintain_order=True
-    ):
-        asked = sorted(source_names(family, engine, name, like))
-        row = next(
-            (chosen[key] for one in asked for key in ((engine, one, dtype), (engine, one, "*")) if key in chosen), None
-        )
+    for (engine, name, dtype, like), part in rows.group_by(IDENTITY_OF_KERNELS, maintain_order=True):
+        names = sorted(source_names(family, engine, name, like))
+        keys = [(engine, one, text) for one in names for text in (dtype, "*")]
+        row = next((ours[key] for key in keys if key in ours), None)
+        if row is None and here and (engine, name) not in here:
+            chosen, seen = choose(known, pack, family, [{"engine": engine, "gpu": gpu, "dtype": dtype}])[0]
+            if seen and (engine, chosen) in here:
+                row = {"implementation": chosen, "math": _math(sources, engine, chosen, dtype)}
         if row is not None:
             math = pl.lit(row["math"]) if row["math"] else pl.col("math")
             part = part.with_columns(implementation=pl.lit(row["implementation"]), math=math)
         found.append(part)
     return pl.concat(found)
+
+
+def _math(sources: Sequence[dict], engine: str, implementation: str, dtype: str) -> str | None:
+    rows = [row for row in sources if (row["engine"], row["implementation"]) == (engine, implementation)]
+    return next((row["math"] for text in (dtype, "*") for row in rows if row["dtype"] == text and row["math"]), None)
 
 
 def _number(text: str | None) -> float:

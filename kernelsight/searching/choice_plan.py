@@ -12,13 +12,15 @@ import polars as pl
 
 from kernelsight.errors import InvalidInput
 from kernelsight.measure.families import FAMILIES
-from kernelsight.searching.choice_rows import Choice
+from kernelsight.searching.choice_rows import Choice, hidden_octaves
 from kernelsight.searching.choices import Contrasts, contrasts, shape_texts
 from kernelsight.searching.contrasts import Sizes, distances, matern
 
-# the share of a budget that is spread by chance before expected regret decides: what regret is expected where nothing
-# was measured misleads (docs/accuracy/choices.md)
-BY_CHANCE = 0.5
+# the share of a budget that is spread by chance before expected regret decides: where nothing was measured, what is
+# expected misleads (docs/accuracy/choices.md)
+BY_CHANCE = 0.3
+# sites of one of these kinds behave alike; of each, so many come before all others
+KINDS, OF_KIND = ("dtype", "distribution", "head_dim", "window"), 2
 # kernels of the sweeps that `calibrate measure` runs under another name
 MEASURED_AS = dict.fromkeys(("flash_attention_2", "flash_attention_3", "flash_attention_4"), "flash_attention_vllm")
 
@@ -36,8 +38,8 @@ def budget_of(choice: Choice, share: float) -> int:
 def plan(choice: Choice, shapes: int, found: tuple[Contrasts, Sizes] | None = None) -> np.ndarray:
     """Return the sites to measure next, in order, so that ``shapes`` are measured in all.
 
-    Half of the shapes by chance (in ascending SHA-256 of their names), the others where the expected regret is largest,
-    each lowering what is expected near it. ``found``: the contrasts, where they are known already.
+    A part of the shapes by chance (in ascending SHA-256 of their names, two of every kind first), the others where the
+    expected regret is largest, each lowering what is expected near it. ``found``: the contrasts, where they are known.
     """
     sites, first = np.unique(choice.asked.site, return_index=True)
     missing = np.bincount(choice.asked.site - sites[0], ~np.isfinite(choice.asked.log_us))[sites - sites[0]] > 0
@@ -59,7 +61,13 @@ def _by_chance(choice: Choice, first: np.ndarray, missing: np.ndarray) -> np.nda
     rows = choice.rows[first[missing]]
     names = zip(rows["dtype"], rows["distribution"], shape_texts(choice.family, rows), strict=True)
     digests = [hashlib.sha256(f"{choice.family}|{'|'.join(map(str, name))}".encode()).hexdigest() for name in names]
-    return np.flatnonzero(missing)[np.argsort(digests, kind="stable")]
+    kinds = rows.select(
+        pl.struct(*(name for name in KINDS if name in rows.columns), pl.Series("hides", hidden_octaves(rows) > 0))
+    )
+    # the first of each kind before the second of any: a rare kind is where a choice is dearest if nothing is known
+    ordered = pl.DataFrame({"row": np.flatnonzero(missing), "digest": digests, "kind": kinds.to_series()})
+    turn = pl.col("digest").rank("ordinal").over("kind")
+    return ordered.sort(turn.clip(1, OF_KIND + 1), "digest")["row"].to_numpy()
 
 
 def _site_regrets(choice: Choice, found: Contrasts) -> np.ndarray:

@@ -96,7 +96,8 @@ def existing(family: str, shapes: pl.DataFrame, like: pl.DataFrame, gpu: str) ->
         (pl.col(name) > 0).alias(f"_{name}") if name == "window" else pl.col(name).alias(f"_{name}") for name in by
     ]
     keys = ["dtype", *(f"_{name}" for name in by)]
-    kernels = like.with_columns(kinds).select(*keys, "engine", "implementation", "math", "format").unique()
+    kernels = like.with_columns(kinds).select(*keys, "engine", "implementation", "math", "format")
+    kernels = kernels.sort(kernels.columns).unique([*keys, "engine", "implementation"], maintain_order=True)
     asked = shapes.drop([name for name in (*IDENTITY, "math", "format", "latency_us") if name in shapes.columns])
     found = asked.unique(site_columns(family), maintain_order=True).with_columns(kinds)
     found = found.join(kernels.sort(keys + ["engine", "implementation"]), on=keys, how="inner", maintain_order="left")
@@ -161,16 +162,30 @@ def _candidates(family: str, rows: pl.DataFrame, model_us: np.ndarray, tables: t
     known = family_facts(family, *tables[:2])
     lineages = [lineage_of(known, name) for name in rows["implementation"].to_list()]
     latency = rows["latency_us"].to_numpy().astype(float)
-    octaves = fastest[site][:, None] / np.log(2.0)
+    more = np.column_stack([fastest[site] / np.log(2.0), hidden_octaves(rows)])
     sizes = np.log2(np.maximum(rows.select(shape_columns(family)).to_numpy().astype(float), 0.5))
+    shape = np.hstack([sizes, more])
     return Candidates(
-        positions(np.hstack([sizes[:, np.nanstd(sizes, axis=0) > 0], octaves])),
-        positions(np.hstack([seen, octaves])),
+        positions(shape[:, shape.std(axis=0) > 0]),
+        positions(np.hstack([seen, more])),
         *(_codes(words) for words in (rows["engine"], rows["implementation"], lineages, rows["dtype"], rows["gpu"])),
         site,
         log_model - level[site],
         np.log(latency) - level[site],
     )
+
+
+def hidden_octaves(rows: pl.DataFrame) -> np.ndarray:
+    """Return how many octaves longer the keys are than a sliding window: what kernels without one read in vain.
+
+    >>> hidden_octaves(pl.DataFrame({"context": [4095.0, 4095.0, 4095.0], "window": [0.0, 1024.0, 8192.0]})).tolist()
+    [0.0, 2.0, 0.0]
+    """
+    if "window" not in rows.columns:
+        return np.zeros(rows.height)
+    keys = pl.col("context") + 1.0 if "context" in rows.columns else pl.col("new_tokens") + pl.col("cached_tokens")
+    octaves = pl.when(pl.col("window") > 0).then((keys / pl.col("window")).log(2.0).clip(0.0)).otherwise(0.0)
+    return rows.select(octaves).to_series().to_numpy()
 
 
 def _codes(words: Sequence[str]) -> np.ndarray:

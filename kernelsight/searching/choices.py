@@ -40,12 +40,14 @@ class Contrasts(NamedTuple):
 
 def contrasts(choice: Choice) -> tuple[Contrasts, Sizes]:
     """Return the contrasts of all asked candidates, from what was measured of the GPU and of others."""
-    asked = choice.asked
+    asked, others = choice.asked, choice.others
     measured = asked.at(np.isfinite(asked.log_us))
-    sizes = starting_sizes(asked)
-    if np.unique(measured.site).size >= LEAST_TUNING:
-        sizes = tuned(measured, choice.others if choice.others.site.size else None)
-    return contrasts_at(choice.others.beside(measured), asked, sizes), sizes
+    if np.unique(measured.site).size < LEAST_TUNING:
+        # nothing of this GPU says how its own effects vary: as shared ones do
+        sizes = starting_sizes(asked.by_shape())
+        return contrasts_at(others.beside(measured).by_shape(), asked.by_shape(), sizes), sizes
+    sizes = tuned(measured, others if others.site.size else None)
+    return contrasts_at(others.beside(measured), asked, sizes), sizes
 
 
 def contrasts_at(known: Candidates, asked: Candidates, sizes: Sizes) -> Contrasts:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg import solve_triangular
 
 # standard deviation of each effect in the log: constant and varying with the shape
 SIZES = {
@@ -27,7 +28,7 @@ SIZES = {
     "own_varies": 0.15,
     "own_format_varies": 0.1,
     "model": 0.3,
-    "noise": 0.05,
+    "noise": 0.1,
 }
 # of the kernel model's contrast, the share believed before any other evidence
 MODEL_SHARE = 0.7
@@ -66,6 +67,10 @@ class Candidates(NamedTuple):
         """The candidates at some rows."""
         return Candidates(*(column[rows] for column in self))
 
+    def by_shape(self) -> Candidates:
+        """These candidates with own effects that vary as shared ones do."""
+        return self._replace(seen=self.shape * (SHARED_SCALE / OWN_SCALE))
+
     def beside(self, other: Candidates) -> Candidates:
         """These candidates, then the others."""
         return Candidates(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
@@ -94,46 +99,70 @@ def starting_sizes(rows: Candidates) -> Sizes:
 
 def covariance(one: Candidates, other: Candidates, sizes: Sizes) -> np.ndarray:
     """Return (rows of one, rows of other): the prior covariance of their contrasts, without levels and noise."""
-    return _covariance(_Parts.of(one, other), one, other, sizes)
+    return _covariance(_Pairs.of(one, other), sizes)
 
 
-class _Parts(NamedTuple):
-    """What two sets of candidates share, as 0 and 1; computed once while sizes are tried."""
+class _Pairs(NamedTuple):
+    """Two sets of candidates as different labels (engine, kernel, lineage, format, GPU) and different sites.
 
-    engine: np.ndarray
-    kernel: np.ndarray
-    lineage: np.ndarray
-    own: np.ndarray
-    own_format: np.ndarray
+    ``same``: (labels of one, labels of other) of each effect, 0 or 1; ``places``: ``shape`` and ``seen`` of the sites;
+    ``rows``: label and site of each row.
+    """
+
+    same: dict[str, np.ndarray]
+    places: tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+    rows: tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
     model: np.ndarray
     site: np.ndarray
 
     @classmethod
-    def of(cls, one: Candidates, other: Candidates) -> _Parts:
-        def same(name: str) -> np.ndarray:
-            return getattr(one, name)[:, None] == getattr(other, name)[None, :]
-
-        engine, kernel = same("engine"), same("kernel")
-        own = same("gpu") & engine & kernel
-        parts = (engine, kernel, same("lineage"), own, own & same("number_format"))
+    def of(cls, one: Candidates, other: Candidates) -> _Pairs:
+        (labels, places, rows), (theirs, other_places, other_rows) = _numbered(one), _numbered(other)
+        equal = labels[:, None, :] == theirs[None, :, :]
+        engine, kernel, lineage, number_format, gpu = np.moveaxis(equal, -1, 0)
+        own = gpu & engine & kernel
+        parts = {"engine": engine, "kernel": kernel, "lineage": lineage, "own": own, "own_format": own & number_format}
         return cls(
-            *(part.astype(float) for part in parts), one.model[:, None] * other.model, same("site").astype(float)
+            {name: part.astype(float) for name, part in parts.items()},
+            (places, other_places),
+            (rows, other_rows),
+            one.model[:, None] * other.model,
+            one.site[:, None] == other.site,
         )
 
 
-def _covariance(parts: _Parts, one: Candidates, other: Candidates, sizes: Sizes) -> np.ndarray:
+def _numbered(rows: Candidates) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Return the labels, (shape, seen) of the sites, and of each row the number of its label and of its site."""
+    words = (rows.engine, rows.kernel, rows.lineage, rows.number_format, rows.gpu)
+    labels, label = np.unique(np.stack(words, axis=1), axis=0, return_inverse=True)
+    _, first, site = np.unique(rows.site, return_index=True, return_inverse=True)
+    return labels, (rows.shape[first], rows.seen[first]), (label.ravel(), site.ravel())
+
+
+def _covariance(pairs: _Pairs, sizes: Sizes) -> np.ndarray:
     effects = {name: size**2 for name, size in sizes.effects.items()}
-    near = matern(distances(one.shape * sizes.shared_scales, other.shape * sizes.shared_scales))
-    found = effects["model"] * parts.model
-    for name in ("engine", "kernel", "lineage"):
-        found += getattr(parts, name) * (effects[name] + effects[f"{name}_varies"] * near)
-    near = matern(distances(one.seen * sizes.own_scales, other.seen * sizes.own_scales))
-    found += parts.own * (effects["own"] + effects["own_varies"] * near)
-    return found + parts.own_format * effects["own_format_varies"] * near
+    (label, site), (other_label, other_site) = pairs.rows
+    shared = ("engine", "kernel", "lineage")
+    constant = sum(effects[name] * pairs.same[name] for name in (*shared, "own"))
+    varies = sum(effects[f"{name}_varies"] * pairs.same[name] for name in shared)
+    own = effects["own_varies"] * pairs.same["own"] + effects["own_format_varies"] * pairs.same["own_format"]
+    (shape, seen), (other_shape, other_seen) = pairs.places
+
+    def rows_of(table: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        return table.take(one, axis=0).take(other, axis=1)
+
+    found = rows_of(matern(distances(shape * sizes.shared_scales, other_shape * sizes.shared_scales)), site, other_site)
+    found *= rows_of(varies, label, other_label)
+    near = rows_of(matern(distances(seen * sizes.own_scales, other_seen * sizes.own_scales)), site, other_site)
+    near *= rows_of(own, label, other_label)
+    found += near
+    found += rows_of(constant, label, other_label)
+    found += effects["model"] * pairs.model
+    return found
 
 
-def _with_noise(parts: _Parts, rows: Candidates, sizes: Sizes) -> np.ndarray:
-    found = _covariance(parts, rows, rows, sizes) + LEVEL**2 * parts.site
+def _with_noise(pairs: _Pairs, sizes: Sizes) -> np.ndarray:
+    found = _covariance(pairs, sizes) + LEVEL**2 * pairs.site
     found[np.diag_indices_from(found)] += sizes.effects["noise"] ** 2
     return found
 
@@ -162,7 +191,7 @@ def tuned(rows: Candidates, given: Candidates | None = None) -> Sizes:
     rows = thinned(rows, TUNING_ROWS)
     given = None if given is None else thinned(given, TUNING_ROWS)
     sets = [rows] if given is None else [given.beside(rows), given]
-    parts = [_Parts.of(one, one) for one in sets]
+    parts = [_Pairs.of(one, one) for one in sets]
 
     def loss(sizes: Sizes) -> float:
         known = [_log_likelihood(part, one, sizes) for part, one in zip(parts, sets, strict=True)]
@@ -196,9 +225,9 @@ def _penalty(sizes: Sizes) -> float:
     return 0.5 * float((effects**2).sum() + (scales**2).sum())
 
 
-def _log_likelihood(parts: _Parts, rows: Candidates, sizes: Sizes) -> float:
-    lower = np.linalg.cholesky(_with_noise(parts, rows, sizes))
-    white = np.linalg.solve(lower, rows.log_us - MODEL_SHARE * rows.model)
+def _log_likelihood(pairs: _Pairs, rows: Candidates, sizes: Sizes) -> float:
+    lower = np.linalg.cholesky(_with_noise(pairs, sizes))
+    white = solve_triangular(lower, rows.log_us - MODEL_SHARE * rows.model, lower=True, check_finite=False)
     return -0.5 * float(white @ white) - float(np.log(np.diag(lower)).sum())
 
 
@@ -217,7 +246,7 @@ def posteriors(measured: Candidates, asked: Candidates, sizes: Sizes) -> Iterato
 
     Means and covariances are those of log latency less the level of the site: differences within a site count.
     """
-    lower = np.linalg.cholesky(_with_noise(_Parts.of(measured, measured), measured, sizes))
+    lower = np.linalg.cholesky(_with_noise(_Pairs.of(measured, measured), sizes))
     inverse = np.linalg.inv(lower)
     weights = inverse.T @ (inverse @ (measured.log_us - MODEL_SHARE * measured.model))
     for block in site_blocks(asked.site):

@@ -86,7 +86,7 @@ def _add_round(
     regret = None if logs is None or fastest < 0 else float(scores.regrets([fastest], logs)[0])
     course.search_rounds.append(
         key
-        | {"proposed": made.proposed, "forecast": 0 if made.forecast is None else len(made.forecast.rows)}
+        | {"proposed": made.step.proposed, "forecast": 0 if made.forecast is None else len(made.forecast.rows)}
         | {"measured": len(history.rows), "failed": len(history.failed), "gpu_s": float(history.cost_s.sum())}
         | {"best_candidate": str(target.ids[fastest]) if fastest >= 0 else None, "best_us": _known(believed)}
         | {"believed_regret": _believed_regret(made), "expected_better": _known(made.better)}
@@ -162,6 +162,9 @@ def _summary(
     count = len(best)
     fastest = int(best[-1]) if count else -1
     history = None if last is None else last.history
+    notes = [*target.notes]
+    if last is not None:
+        notes += [f"source {name} is not used: {why}" for name, why in last.dropped.items()]
     row: dict[str, Any] = {
         **{
             "search_id": scenario["search_id"],
@@ -171,7 +174,7 @@ def _summary(
         **{"stopped": count < int(scenario["budget_measurements"]) and scenario["stop_expected_gain"] is not None},
         **{"best_candidate": str(target.ids[fastest]) if fastest >= 0 else None, "best_us": None},
         **{"candidates_per_measurement": forecast_count / count if count else None},
-        **{"gpu_s": None if history is None else float(history.cost_s.sum()), "notes": "; ".join(target.notes) or None},
+        **{"gpu_s": None if history is None else float(history.cost_s.sum()), "notes": "; ".join(notes) or None},
     }
     if history is not None and fastest >= 0:
         own = history.logs[history.rows == fastest]

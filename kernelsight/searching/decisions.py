@@ -71,15 +71,22 @@ def first_round(scores: np.ndarray, sources: np.ndarray, rows: np.ndarray, count
     return Decisions(np.array(chosen), ["order"] * len(chosen), np.full(len(chosen), np.nan))
 
 
-def by_gain(forecast: Forecast, inputs: gp.Inputs, history: History, best: Best, count: int) -> Decisions:
-    """Return the batch of largest expected gain; what is chosen is taken as measured for the rest of the batch.
+NONE = np.zeros(0, dtype=np.int64)
 
-    A candidate that was measured already enters with what measuring it again could change.
+
+def by_gain(
+    forecast: Forecast, inputs: gp.Inputs, history: History, best: Best, count: int, taken: np.ndarray = NONE
+) -> Decisions:
+    """Return the batch of largest expected gain, without those ``taken``.
+
+    What is chosen counts as measured for the rest of the batch.
     """
     assert forecast.fit is not None and forecast.white is not None
-    runs = np.bincount(history.rows, minlength=int(forecast.rows.max()) + 1)[forecast.rows]
-    gain = expected_gain(forecast.mean, forecast.sd, best.log) * forecast.works
-    gain[runs > 0] = -1.0
+    gain = expected_gain(forecast.mean, forecast.stated, best.log) * forecast.works
+    gain[np.isin(forecast.rows, np.concatenate([history.rows, taken]))] = -1.0
+    if count == 1:
+        place = int(np.argmax(gain))
+        return Decisions(forecast.rows[[place]], ["gain"], gain[[place]])
     short = np.argsort(-gain, kind="stable")[:SHORTLIST]
     rows = forecast.rows[short]
     left = gp.left_over(inputs, forecast.fit, rows, forecast.white[:, short])

@@ -16,8 +16,10 @@ from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching import scores
 from kernelsight.searching.arrays import OK, SpaceArrays, space_arrays
 from kernelsight.searching.courses import forecast_scores
+from kernelsight.searching.forecasts import widening
+from kernelsight.searching.intervals import bin_probabilities, bins_of
 from kernelsight.searching.replay import replay
-from kernelsight.searching.rounds import STOP_BELOW, Round, plan_of, rounds
+from kernelsight.searching.rounds import STOP_BELOW, STOP_FROM, Round, rounds
 from kernelsight.searching.scenarios import DEFAULTS, POLICIES, check, gpus_of
 from kernelsight.searching.space_files import SpaceTables
 from kernelsight.searching.targets import Target, target_of, truth_of
@@ -27,6 +29,8 @@ CALIBRATED_AT = (20, 50)
 SPLITS = ("all", "without-nearest")
 # fewer replays than this are not worth other processes
 LEAST_FOR_PROCESSES = 24
+# candidates that calibration is scored on, evenly over a larger space
+MOST_SCORED = 20_000
 
 
 class Case(NamedTuple):
@@ -40,6 +44,15 @@ class Case(NamedTuple):
     seed: int
     budget: int
     batch: int
+    changes: tuple[tuple[str, Any], ...] = ()  # of the scenario's other columns
+
+
+class Calibration(NamedTuple):
+    """Scores of the forecasts of one replay after some measurements, and what their pictures are drawn from."""
+
+    scores: dict[str, float]
+    by_confidence: np.ndarray
+    risk: np.ndarray
 
 
 class Result(NamedTuple):
@@ -48,7 +61,7 @@ class Result(NamedTuple):
     case: Case
     regret: np.ndarray
     stop: tuple[int, float] | None
-    calibration: dict[int, dict[str, float]]
+    calibration: dict[int, Calibration]
     score: float | None
     notes: tuple[str, ...]
 
@@ -76,7 +89,7 @@ def evaluate(
     names = tables.kernel_spaces["space"].to_pylist()
     spaces = {name: space_arrays(tables.kernel_candidates, tables.kernel_measurements, name) for name in names}
     cases = list(_cases(spaces, gpus, policies, seeds, budget, batch, splits))
-    return report(list(_replayed(spaces, cases)), policies)
+    return report(list(replayed(spaces, cases)), policies)
 
 
 def _cases(
@@ -133,7 +146,8 @@ def _begin(spaces: Mapping[str, SpaceArrays]) -> None:
     _targets.clear()
 
 
-def _replayed(spaces: Mapping[str, SpaceArrays], cases: Sequence[Case]) -> Iterator[Result]:
+def replayed(spaces: Mapping[str, SpaceArrays], cases: Sequence[Case]) -> Iterator[Result]:
+    """Yield the result of each case, in order; many are shared out to a process for each core."""
     workers = os.cpu_count() or 1
     if len(cases) < LEAST_FOR_PROCESSES or workers < 2:
         _begin(spaces)
@@ -154,31 +168,42 @@ def _replay(case: Case) -> Result:
     truth = truth_of(_spaces[case.space], case.gpu, target.ids)
     logs = np.log(truth.latency_us)
     scenario = DEFAULTS | {"seed": case.seed, "budget_measurements": case.budget, "batch": case.batch}
-    scenario |= {"policy": case.policy}
+    scenario |= {"policy": case.policy} | dict(case.changes)
     best: list[int] = []
     stop, calibration = None, {}
     with one_blas_thread():
         for made in rounds(target, scenario, replay(truth, target.ids, case.seed)):
             before = len(best)
-            if stop is None and made.better < STOP_BELOW:
+            if stop is None and before >= STOP_FROM and made.better < STOP_BELOW:
                 stop = (before, float(scores.regrets(best[-1:], logs)[0]))
-            if case.policy == "selective" and before in CALIBRATED_AT and made.forecast is not None:
-                calibration[before] = unseen_scores(target, scenario, made, logs)
+            if case.policy == "selective" and before in CALIBRATED_AT:
+                stated = unseen_scores(made, logs)
+                if stated is not None:
+                    calibration[before] = stated
             best += made.best.tolist()
     regret = scores.regrets(np.array(best, dtype=np.int64), logs)
     regret = np.concatenate([regret, np.full(case.budget - len(regret), regret[-1])])
     return Result(case, regret, stop, calibration, scores.score_p(np.array(best), logs), target.notes)
 
 
-def unseen_scores(target: Target, scenario: Mapping[str, Any], made: Round, logs: np.ndarray) -> dict[str, float]:
+def unseen_scores(made: Round, logs: np.ndarray) -> Calibration | None:
     """Return the scores of a round's forecast over all working candidates that were not measured before it."""
     found = made.forecast
     if found is None or found.fit is None:
-        return {}
-    before = made.history.rows[made.history.rounds < made.number]
-    rows = np.setdiff1d(np.flatnonzero(~np.isnan(logs)), before)
-    mean, variance, _ = gp.predict(plan_of(target, scenario)[0].inputs, found.fit, rows)
-    return forecast_scores(mean, np.sqrt(variance), logs[rows], float(np.nanmedian(logs)))
+        return None
+    earlier = made.history.until(int((made.history.rounds < made.number).sum()))
+    rows = np.setdiff1d(np.flatnonzero(~np.isnan(logs)), earlier.rows)
+    if len(rows) > MOST_SCORED:
+        rows = rows[np.linspace(0, len(rows) - 1, MOST_SCORED).astype(int)]
+    mean, variance, _ = gp.predict(made.step.inputs, found.fit, rows)
+    sd, anchor = np.sqrt(variance) * widening(earlier, mean), float(np.nanmedian(logs))
+    bins, hits = bin_probabilities(mean, sd, anchor), bins_of(logs[rows], anchor)
+    confidence, right = bins.max(1), (bins.argmax(1) == hits).astype(float)
+    return Calibration(
+        forecast_scores(mean, sd, logs[rows], anchor),
+        scores.by_confidence(confidence, right),
+        scores.risk_at(confidence, 1.0 - right),
+    )
 
 
 def report(results: Sequence[Result], policies: Sequence[str]) -> dict[str, Any]:
@@ -203,12 +228,12 @@ def _of_split(results: Sequence[Result], policies: Sequence[str]) -> dict[str, A
         ]
         spaces += mine
         means = {name: _mean(row[name] for row in mine) for name in (*(f"regret_{n}" for n in AT), "score")}
-        rows.append({"policy": policy} | _figures(own) | means)
+        rows.append({"policy": policy} | _figures(own) | means | {"regret_curve": _curve(list(by_space.values()))})
     calibration = {}
     for count in CALIBRATED_AT:
-        stated = [each.calibration[count] for each in results if each.calibration.get(count)]
+        stated = [each.calibration[count] for each in results if count in each.calibration]
         if stated:
-            calibration[str(count)] = {name: _mean(row[name] for row in stated) for name in stated[0]}
+            calibration[str(count)] = _calibration(stated)
     stops = [each.stop for each in results if each.stop is not None and each.case.policy == "selective"]
     within = float(np.mean([regret <= 0.02 for _, regret in stops])) if stops else None
     median = float(np.median([count for count, _ in stops])) if stops else None
@@ -216,9 +241,32 @@ def _of_split(results: Sequence[Result], policies: Sequence[str]) -> dict[str, A
     return {"policies": rows, "spaces": spaces, "calibration": calibration, "stops": stopped}
 
 
+def _calibration(stated: Sequence[Calibration]) -> dict[str, Any]:
+    """Return mean scores over replays, and the points of their reliability and risk-coverage curves."""
+    found: dict[str, Any] = {name: _mean(row.scores[name] for row in stated) for name in stated[0].scores}
+    points = np.mean([row.by_confidence for row in stated], axis=0)
+    found["reliability"] = [
+        {"confidence": float(total / share), "right": float(hits / share), "share": float(share)}
+        for total, hits, share in points
+        if share > 0
+    ]
+    risk = np.mean([row.risk for row in stated], axis=0)
+    found["risk_coverage"] = [{"coverage": (n + 1) / 10, "risk": float(value)} for n, value in enumerate(risk)]
+    return found
+
+
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
+
+
+def _curve(by_space: Sequence[Sequence[Result]]) -> list[float]:
+    """Return the regret after each measurement: mean over spaces of the median over seeds."""
+    if not by_space:
+        return []
+    longest = max(len(found[0].regret) for found in by_space)
+    medians = [np.median([each.regret for each in found], axis=0) for found in by_space]
+    return np.mean([np.pad(each, (0, longest - len(each)), mode="edge") for each in medians], axis=0).tolist()
 
 
 def _figures(results: Sequence[Result]) -> dict[str, Any]:

@@ -15,6 +15,9 @@ NEARNESS, OWN_WEIGHT = 0.15, 1.0
 # chance that a candidate works that failed on all other GPUs, or of which nothing is known
 FAILED_ELSEWHERE, UNKNOWN = 0.1, 0.9
 LEAST_FITTED = 3
+# widening: weight of what the process states itself, of random draws, width of a band (log), largest surprise
+AS_STATED, RANDOM_WEIGHT, BAND, MOST_SURPRISE = 4.0, 8.0, 0.5, 5.0
+USUAL = 1.6  # widening before any surprise: settings are fitted to few measurements
 
 
 class Forecast(NamedTuple):
@@ -24,6 +27,7 @@ class Forecast(NamedTuple):
     rows: np.ndarray
     mean: np.ndarray  # of the log latency
     sd: np.ndarray
+    stated: np.ndarray  # standard deviation before it was widened by earlier surprises
     works: np.ndarray  # probability
     evidence: str
     measured: int
@@ -34,7 +38,8 @@ class Forecast(NamedTuple):
 def inputs_of(target: Target, transfer: bool) -> gp.Inputs:
     """Return what a Gaussian process sees of a target; without ``transfer`` nothing of other GPUs."""
     logs = target.logs if transfer else target.logs[:, :0]
-    mean = logs.mean(1) if logs.shape[1] else np.zeros(len(target.ids))
+    believed = np.flatnonzero(target.weights > 0)  # forecasts of others have to prove themselves first
+    mean = logs[:, believed].mean(1) if logs.shape[1] else np.zeros(len(target.ids))
     return gp.Inputs(logs, target.features, target.regimes, mean)
 
 
@@ -51,11 +56,28 @@ def forecast(
             level = float(np.mean(target.medians))
         spread = np.sqrt(gp.variance(inputs, rows, settings) - gp.LEVEL_SD**2 * bool(len(places)))
         evidence = "sources" if has_sources else "prior"
-        return Forecast(name, rows, inputs.mean[rows] + level, spread, works, evidence, len(places), None, None)
+        return Forecast(name, rows, inputs.mean[rows] + level, spread, spread, works, evidence, len(places), None, None)
+    places = history.fitted
     found = gp.fit(inputs, history.rows[places], history.logs[places], history.noise[places], settings)
     mean, variance, white = gp.predict(inputs, found, rows)
     evidence = "both" if has_sources else "measured"
-    return Forecast(name, rows, mean, np.sqrt(variance), works, evidence, len(places), found, white)
+    sd = np.sqrt(variance)
+    return Forecast(name, rows, mean, sd * widening(history, mean), sd, works, evidence, len(places), found, white)
+
+
+def widening(history: History, mean: np.ndarray) -> np.ndarray:
+    """Return by how much the stated standard deviation of forecasts is to be multiplied.
+
+    What was measured after it was forecast shows how wide forecasts should have been, at latencies like these. A search
+    measures its favourites; those that were drawn at random speak for all others, and count more.
+    """
+    known = np.flatnonzero(~np.isnan(history.surprise))
+    if not len(known):
+        return np.full(len(mean), USUAL)
+    near = np.exp(-np.abs(mean[:, None] - history.forecast[known][None]) / BAND)
+    weight = near * np.where(history.random[known], RANDOM_WEIGHT, 1.0)
+    squares = np.minimum(history.surprise[known] ** 2, MOST_SURPRISE**2)
+    return np.sqrt((AS_STATED * USUAL**2 + weight @ squares) / (AS_STATED + weight.sum(1)))
 
 
 def chance_to_work(target: Target, history: History, rows: np.ndarray) -> np.ndarray:

@@ -125,6 +125,12 @@ def _evidence(pairs: _Pairs, values: np.ndarray, noise: np.ndarray, settings: np
     return float(-0.5 * white @ white - np.log(np.diag(factor)).sum() - 0.5 * prior)
 
 
+def evidence(inputs: Inputs, rows: np.ndarray, values: np.ndarray, noise: np.ndarray, settings: np.ndarray) -> float:
+    """Return how well a process with these settings explains measurements: their log density, up to a constant."""
+    deviations = values - inputs.mean[rows]
+    return _evidence(_Pairs(inputs, rows), deviations - float(np.median(deviations)), noise, settings)
+
+
 def fit(inputs: Inputs, rows: np.ndarray, values: np.ndarray, noise: np.ndarray, settings: np.ndarray) -> Fit:
     """Fit the process to log latencies of candidates with the variance of their noise, from earlier settings.
 

@@ -10,6 +10,8 @@ import numpy as np
 UNKNOWN_NOISE, LEAST_NOISE = 0.02, 0.002
 # runs that a stated spread is averaged over, where the number of samples is not known
 SAMPLES = 8
+# of a longer history the time of a fit, which grows with the third power, is not worth the rest
+MOST_FITTED = 400
 
 
 class History(NamedTuple):
@@ -22,11 +24,23 @@ class History(NamedTuple):
     runs: np.ndarray
     random: np.ndarray  # drawn at random by a known rule
     cost_s: np.ndarray
+    forecast: np.ndarray  # mean log latency that was expected of it; nan: it was measured without a forecast
+    surprise: np.ndarray  # (measured - forecast) / stated standard deviation; nan where either is not known
 
     @property
     def worked(self) -> np.ndarray:
         """Places of the measurements that worked."""
         return np.flatnonzero(~np.isnan(self.logs))
+
+    @property
+    def fitted(self) -> np.ndarray:
+        """Places of the measurements that a process is fitted to: all that worked, or the fastest and some others."""
+        places = self.worked
+        if len(places) <= MOST_FITTED:
+            return places
+        order = places[np.argsort(self.logs[places], kind="stable")]
+        fast, rest = order[: MOST_FITTED // 2], order[MOST_FITTED // 2 :]
+        return np.sort(np.concatenate([fast, rest[np.linspace(0, len(rest) - 1, MOST_FITTED // 2).astype(int)]]))
 
     @property
     def failed(self) -> np.ndarray:
@@ -41,7 +55,7 @@ class History(NamedTuple):
 def nothing() -> History:
     """Return the history of a search before its first round."""
     whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
-    return History(whole, real, real, whole, whole, np.zeros(0, dtype=bool), real)
+    return History(whole, real, real, whole, whole, np.zeros(0, dtype=bool), real, real, real)
 
 
 class Outcome(NamedTuple):
@@ -55,8 +69,15 @@ class Outcome(NamedTuple):
     benchmark_s: np.ndarray
 
 
-def extended(history: History, number: int, rows: np.ndarray, random: np.ndarray, outcome: Outcome) -> History:
-    """Return the history with one more round."""
+def extended(
+    history: History,
+    number: int,
+    rows: np.ndarray,
+    random: np.ndarray,
+    outcome: Outcome,
+    expected: tuple[np.ndarray, np.ndarray],
+) -> History:
+    """Return the history with one more round; ``expected``: mean and standard deviation of each one's log latency."""
     from kernelsight.searching.arrays import OK
 
     worked = outcome.status == OK
@@ -66,7 +87,9 @@ def extended(history: History, number: int, rows: np.ndarray, random: np.ndarray
     spread = np.where(np.isnan(outcome.cv), UNKNOWN_NOISE, outcome.cv / np.sqrt(samples))
     cost = np.nan_to_num(outcome.compile_s) + np.nan_to_num(outcome.benchmark_s)
     runs = np.array([(history.rows == row).sum() + (rows[:place] == row).sum() + 1 for place, row in enumerate(rows)])
-    new = (rows, logs, np.maximum(spread, LEAST_NOISE) ** 2, np.full(len(rows), number), runs, random, cost)
+    noise = np.maximum(spread, LEAST_NOISE) ** 2
+    surprise = np.where(runs == 1, (logs - expected[0]) / np.sqrt(expected[1] ** 2 + noise), np.nan)
+    new = (rows, logs, noise, np.full(len(rows), number), runs, random, cost, expected[0], surprise)
     return History(*(np.concatenate([old, more]) for old, more in zip(history, new, strict=True)))
 
 

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from kernelsight.searching import batches, proposals
 from kernelsight.searching import decisions as decide
 from kernelsight.searching import gaussian_process as gp
-from kernelsight.searching import proposals
-from kernelsight.searching.forecasts import Forecast, forecast, inputs_of
+from kernelsight.searching.forecasts import LEAST_FITTED, Forecast, forecast, inputs_of
 from kernelsight.searching.history import History, Outcome, believed, extended, nothing
-from kernelsight.searching.targets import Target
+from kernelsight.searching.targets import Target, misleading, without
 
 # rows of the target, runs of each -> what was found
 Measure = Callable[[np.ndarray, np.ndarray], Outcome]
-DRAW, RANDOM_DRAW = 3, 4
+DRAW = 3
 FAILED_ELSEWHERE_COST = 3.0  # of the log latency, where all other GPUs fail
 # a search has done when fewer unmeasured candidates than this are expected to be faster than the best by 2 %
-STOP_BELOW = 0.3
-MOST_MEASURED = 400  # a larger history is not fitted
+# and, after which it may say so: before, its own doubts are not yet known
+STOP_BELOW, STOP_FROM = 0.1, 40
 WITHOUT_SOURCES = 10  # random measurements that a search without other GPUs begins with
-
-
-class Round(NamedTuple):
-    """One round: what was forecast, what was decided, and what is known after it."""
-
-    number: int
-    proposed: int
-    forecast: Forecast | None
-    decisions: decide.Decisions
-    outcome: Outcome
-    history: History  # this round included
-    best: np.ndarray  # believed best row after each measurement of the round; -1: none worked
-    believed_log: float
-    better: float  # expected number of faster candidates before the round; nan: not forecast
 
 
 class Plan(NamedTuple):
@@ -44,68 +30,131 @@ class Plan(NamedTuple):
     target: Target
     scenario: Mapping[str, Any]
     inputs: gp.Inputs
+    views: dict[str, gp.Inputs]
     scores: np.ndarray  # of the other GPUs: mean log, worse where they fail
     base: np.ndarray
+    dropped: tuple[str, ...]
 
 
 class State(NamedTuple):
     """What a search carries from round to round; follows from the measurements alone."""
 
     history: History
-    settings: np.ndarray
+    settings: dict[str, np.ndarray]  # of the main forecaster and of other views
     tried: np.ndarray
     best: int
     number: int
 
 
-def plan_of(target: Target, scenario: Mapping[str, Any]) -> tuple[Plan, State]:
-    """Return the plan of a scenario, and its state before the first round."""
-    inputs = inputs_of(target, scenario["forecaster"] != "gp")
-    scores = inputs.mean + FAILED_ELSEWHERE_COST * target.fails
+class Step(NamedTuple):
+    """What a round decides before it measures."""
+
+    proposed: int
+    forecast: Forecast | None
+    inputs: gp.Inputs  # what the forecaster saw
+    decisions: decide.Decisions
+    settings: dict[str, np.ndarray]
+    tried: np.ndarray
+    better: float
+
+
+class Round(NamedTuple):
+    """One round: what was forecast, what was decided, and what is known after it."""
+
+    number: int
+    step: Step
+    outcome: Outcome
+    history: History  # this round included
+    best: np.ndarray  # believed best row after each measurement of the round; -1: none worked
+    believed_log: float
+    dropped: dict[str, str]  # sources that are not believed from now on, and why
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """The forecast that the round decided by; None: its policy needs none."""
+        return self.step.forecast
+
+    @property
+    def decisions(self) -> decide.Decisions:
+        """What the round measured, and why."""
+        return self.step.decisions
+
+    @property
+    def better(self) -> float:
+        """Expected number of candidates faster than the best by 2 %, before the round; nan: not forecast."""
+        return self.step.better
+
+
+def plan_of(target: Target, scenario: Mapping[str, Any], dropped: Collection[str] = ()) -> Plan:
+    """Return the plan of a scenario, without the sources that were ``dropped``."""
+    every = inputs_of(target, scenario["forecaster"] != "gp")
+    scores = every.mean + FAILED_ELSEWHERE_COST * target.fails
     base = proposals.base_pool(target, scenario, scores)
-    state = State(nothing(), gp.start(inputs), np.zeros(len(target.ids), dtype=np.int64), -1, 1)
-    return Plan(target, scenario, inputs, scores, base), state
+    if dropped:
+        target = without(target, dropped)
+        every = inputs_of(target, scenario["forecaster"] != "gp")
+    return Plan(target, scenario, every, batches.views(target, every), scores, base, tuple(sorted(dropped)))
 
 
 def rounds(target: Target, scenario: Mapping[str, Any], measure: Measure) -> Iterator[Round]:
     """Yield the rounds of a search until its budget is spent, nothing is left, or it stops by itself."""
-    plan, state = plan_of(target, scenario)
+    plan = plan_of(target, scenario)
+    state = State(nothing(), {}, np.zeros(len(target.ids), dtype=np.int64), -1, 1)
     while True:
-        made = next_round(plan, state)
-        if made is None:
+        step = next_round(plan, state)
+        if step is None:
             return
-        proposed, found, chosen, settings, tried, better = made
+        chosen, found = step.decisions, step.forecast
         runs = np.array([(state.history.rows == row).sum() + 1 for row in chosen.rows])
         outcome = measure(chosen.rows, runs)
         random = np.array([reason == "random" for reason in chosen.reasons])
-        history = extended(state.history, state.number, chosen.rows, random, outcome)
-        best, log = _track(plan, found, state.history, history)
-        yield Round(state.number, proposed, found, chosen, outcome, history, best, log, better)
-        state = State(history, settings, tried, int(best[-1]), state.number + 1)
+        history = extended(state.history, state.number, chosen.rows, random, outcome, _expected(found, chosen.rows))
+        best, log = _track(step.inputs, found, state.history, history)
+        dropped = misleading(target, history.rows[history.worked], history.logs[history.worked])
+        yield Round(state.number, step, outcome, history, best, log, dropped)
+        if tuple(sorted(dropped)) != plan.dropped and plan.inputs.sources.shape[1] + len(plan.dropped):
+            plan = plan_of(target, scenario, dropped)
+        state = State(history, step.settings, step.tried, int(best[-1]), state.number + 1)
 
 
-def next_round(
-    plan: Plan, state: State
-) -> tuple[int, Forecast | None, decide.Decisions, np.ndarray, np.ndarray, float] | None:
-    """Return what the next round proposes, forecasts and decides, and what follows of it; None: the search ends."""
+def next_round(plan: Plan, state: State) -> Step | None:
+    """Return what the next round decides: a pure function of what was measured; None: the search ends."""
     scenario, history = plan.scenario, state.history
-    left = min(int(scenario["budget_measurements"]), MOST_MEASURED) - len(history.rows)
+    left = int(scenario["budget_measurements"]) - len(history.rows)
     spent = float(history.cost_s.sum())
     if left <= 0 or (scenario["budget_s"] is not None and spent >= scenario["budget_s"]):
         return None
-    count = min(int(scenario["batch"]), left)
+    count = min(_batch(scenario), left)
     if scenario["policy"] in ("random", "order"):
         chosen = _without_forecast(plan, history, count)
-        return (len(plan.target.ids), None, chosen, state.settings, state.tried, np.nan) if len(chosen.rows) else None
+        step = Step(len(plan.target.ids), None, plan.inputs, chosen, state.settings, state.tried, np.nan)
+        return step if len(chosen.rows) else None
     rows, tried = _proposed(plan, state)
-    found = forecast(scenario["forecaster"], plan.target, plan.inputs, history, rows, state.settings)
-    settings = state.settings if found.fit is None else found.fit.settings
-    best = decide.best_of(found, plan.inputs, history)
+    enough = len(history.worked) >= LEAST_FITTED
+    evidence = batches.explained(plan.views, history, state.settings) if enough else {batches.ALL: 0.0}
+    name = batches.main_view(evidence, state.number)
+    inputs = plan.views[name]
+    found = forecast(name, plan.target, inputs, history, rows, state.settings.get(name, gp.start(inputs)))
+    settings = dict(state.settings)
+    if found.fit is not None:
+        settings[name] = found.fit.settings
+    best = decide.best_of(found, inputs, history)
     better = decide.expected_better(found, history, best.log) if best and found.fit is not None else np.nan
-    if scenario["stop_expected_gain"] is not None and better < scenario["stop_expected_gain"]:
+    if done(history, better, scenario["stop_expected_gain"]):
         return None
-    chosen = _chosen(plan, state, found, best, count)
-    return (len(rows), found, chosen, settings, tried, better) if len(chosen.rows) else None
+    chosen = _chosen(plan, state, found, best, evidence, settings, count)
+    return Step(len(rows), found, inputs, chosen, settings, tried, better) if len(chosen.rows) else None
+
+
+def done(history: History, better: float, below: float | None) -> bool:
+    """Return whether a search may stop: enough was measured, and fewer faster candidates than ``below`` remain."""
+    return below is not None and len(history.rows) >= STOP_FROM and better < below
+
+
+def _batch(scenario: Mapping[str, Any]) -> int:
+    if scenario["proposer"] == "neighbours":
+        return proposals.PARENTS * int(scenario["measure_per_parent"])
+    return int(scenario["batch"])
 
 
 def _without_forecast(plan: Plan, history: History, count: int) -> decide.Decisions:
@@ -138,39 +187,44 @@ def _proposed(plan: Plan, state: State) -> tuple[np.ndarray, np.ndarray]:
     return np.union1d(np.array(found, dtype=np.int64), state.history.rows), tried
 
 
-def _chosen(plan: Plan, state: State, found: Forecast, best: decide.Best | None, count: int) -> decide.Decisions:
+def _chosen(
+    plan: Plan,
+    state: State,
+    found: Forecast,
+    best: decide.Best | None,
+    evidence: Mapping[str, float],
+    settings: dict[str, np.ndarray],
+    count: int,
+) -> decide.Decisions:
     """Return the candidates that a round measures."""
     history, target = state.history, plan.target
     new = found.rows[~np.isin(found.rows, history.rows)]
     if not len(new):
         return decide.Decisions(new, [], np.zeros(0))
     if best is None or found.fit is None or (not target.sources and len(history.rows) < WITHOUT_SOURCES):
-        if plan.inputs.sources.shape[1] and not len(history.rows):
+        neighbours = plan.scenario["proposer"] == "neighbours"  # begins at random, as searches of archives do
+        if plan.inputs.sources.shape[1] and not len(history.rows) and not neighbours:
             return decide.first_round(plan.scores, plan.inputs.sources, new, count)
-        draw = decide.generator(plan.scenario, state.number, RANDOM_DRAW)
+        draw = decide.generator(plan.scenario, state.number, batches.RANDOM_DRAW)
         rows = draw.choice(new, min(count, len(new)), replace=False)
         return decide.Decisions(rows, ["random"] * len(rows), np.full(len(rows), np.nan))
     if plan.scenario["proposer"] == "neighbours":
-        return decide.by_mean(
-            found, history.rows, min(count, proposals.PARENTS * plan.scenario["measure_per_parent"]), best.log
-        )
+        return decide.by_mean(found, history.rows, count, best.log)
     if plan.scenario["policy"] == "greedy":
         return decide.by_mean(found, history.rows, count, best.log)
-    chosen = decide.by_gain(found, plan.inputs, history, best, count)
-    if len(chosen.rows) < count:  # nothing is expected to gain: the fastest of the rest
-        rest = decide.by_mean(found, np.union1d(history.rows, chosen.rows), count - len(chosen.rows), best.log)
-        chosen = decide.joined(chosen, rest)
-    again = decide.repeats(found, plan.inputs, history, best)
-    if len(chosen.rows) and again.gains[0] > chosen.gains[-1]:
-        return decide.Decisions(
-            np.append(chosen.rows[:-1], again.rows),
-            [*chosen.reasons[:-1], "repeat"],
-            np.append(chosen.gains[:-1], again.gains),
-        )
-    return chosen
+    own = (plan.target, plan.scenario, state.number, plan.views[found.forecaster], found, history, best)
+    return batches.batch(*own, evidence, plan.views, settings, count)
 
 
-def _track(plan: Plan, found: Forecast | None, before: History, after: History) -> tuple[np.ndarray, float]:
+def _expected(found: Forecast | None, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the forecast mean and stated standard deviation of rows; nan where a round did not forecast."""
+    if found is None or found.fit is None:
+        return np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+    places = np.minimum(np.searchsorted(found.rows, rows), len(found.rows) - 1)
+    return found.mean[places], found.stated[places]
+
+
+def _track(inputs: gp.Inputs, found: Forecast | None, before: History, after: History) -> tuple[np.ndarray, float]:
     """Return the row believed to be the fastest after each measurement of a round, and its believed log latency.
 
     What was measured in the round itself is weighed against its forecast by their variances; the process is fitted
@@ -179,7 +233,7 @@ def _track(plan: Plan, found: Forecast | None, before: History, after: History) 
     expected: dict[int, tuple[float, float]] = {}
     if found is not None and found.fit is not None:
         rows = np.unique(after.rows)
-        mean, variance, _ = gp.predict(plan.inputs, found.fit, rows)
+        mean, variance, _ = gp.predict(inputs, found.fit, rows)
         expected = {int(row): (m, v) for row, m, v in zip(rows, mean, variance, strict=True)}
     held: dict[int, tuple[float, float]] = {}
     rows, mean, noise = believed(before)

@@ -15,7 +15,7 @@ FORECASTERS = ("transfer", "gp")
 DEFAULTS: dict[str, Any] = {
     **{"seed": 0, "budget_measurements": 100, "budget_s": None, "batch": 5, "proposer": "pool"},
     **{"samples_per_parent": 16, "measure_per_parent": 4, "forecaster": "transfer", "policy": "selective"},
-    **{"anchor": None, "source_gpus": None, "random_share": 0.0, "stop_expected_gain": None},
+    **{"anchor": None, "source_gpus": None, "random_share": 0.1, "stop_expected_gain": None},
 }
 COLUMNS = ("search_id", "space", "gpu", *DEFAULTS)
 

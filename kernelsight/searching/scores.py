@@ -55,6 +55,13 @@ def reliability(confidence: np.ndarray, right: np.ndarray) -> list[tuple[float, 
     return found
 
 
+def by_confidence(confidence: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return summed confidence, hits and number of forecasts for each tenth of confidence, as shares of all."""
+    place = np.minimum((confidence * CONFIDENCE_BINS).astype(int), CONFIDENCE_BINS - 1)
+    columns = [np.bincount(place, values, minlength=CONFIDENCE_BINS) for values in (confidence, right, None)]
+    return np.column_stack(columns) / len(confidence)
+
+
 def half_brier(probabilities: np.ndarray, hits: np.ndarray) -> float:
     """Return half the mean squared distance between stated probabilities and what happened."""
     happened = np.eye(probabilities.shape[1])[hits]
@@ -73,6 +80,12 @@ def risk_coverage(confidence: np.ndarray, wrong: np.ndarray) -> tuple[np.ndarray
     order = np.argsort(-confidence, kind="stable")
     kept = np.arange(1, len(order) + 1)
     return kept / len(order), np.cumsum(wrong[order]) / kept
+
+
+def risk_at(confidence: np.ndarray, wrong: np.ndarray) -> np.ndarray:
+    """Return the risk of the surest 10, 20, ... 100 % of forecasts."""
+    risk = risk_coverage(confidence, wrong)[1]
+    return risk[np.maximum(np.ceil(np.arange(1, 11) / 10 * len(risk)).astype(int), 1) - 1]
 
 
 def area_under_risk(confidence: np.ndarray, wrong: np.ndarray) -> float:

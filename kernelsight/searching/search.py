@@ -20,7 +20,7 @@ from kernelsight.searching.replays import as_table
 from kernelsight.searching.rounds import Measure
 from kernelsight.searching.scenarios import check, check_in
 from kernelsight.searching.space_files import SpaceTables
-from kernelsight.searching.targets import Target, target_of, truth_of
+from kernelsight.searching.targets import Target, target_of, truth_of, with_forecasts
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -34,12 +34,16 @@ def search(
     measurer: Measurer | None = None,
     output: Path | None = None,
     resume: bool = False,
+    forecasts: pa.Table | None = None,
+    beside: Callable[[Target], Target] | None = None,
 ) -> dict[str, pa.Table]:
     """Run one search; return its tables, forecasts included, by name.
 
     ``measurer``: from rows of ``kernel_candidates`` to rows of ``kernel_measurements``; None: what the file holds of
     the GPU is replayed. ``output``: where a run is saved; its journal lies beside it until the search has finished, and
-    ``resume`` goes on with it. InvalidInput: what cannot be searched; RunFailed: nothing that was measured worked.
+    ``resume`` continues it. ``forecasts``: candidate_id and latency_us as others expect them, which the search learns
+    to weigh as it does other GPUs; ``beside`` adds a view to the target. InvalidInput: what cannot be searched;
+    RunFailed: nothing that was measured worked.
     """
     check(scenario)
     arrays = space_arrays(tables.kernel_candidates, tables.kernel_measurements, scenario["space"])
@@ -47,13 +51,17 @@ def search(
     check_in(arrays, gpu, int(scenario["budget_measurements"]), replayed=measurer is None)
     known = arrays if measurer is None else arrays._replace(gpus={n: m for n, m in arrays.gpus.items() if n != gpu})
     target = target_of(known, gpu, scenario["source_gpus"])
+    if forecasts is not None:
+        target = with_forecasts(target, forecasts)
     _check_anchor(scenario, target)
+    if beside is not None:
+        target = beside(target)
     measure, truth = _measure_of(tables, arrays, scenario, target, measurer)
     if output is None:
         return _tables(target, scenario, measure, truth, measurer)
     with locked(output):
         path = journal_path(output)
-        file, earlier = opened(path, digest(scenario, _followed(tables, scenario)), resume)
+        file, earlier = opened(path, digest(scenario, _followed(tables, scenario, forecasts)), resume)
         with file:
             return _tables(target, scenario, journaled(measure, target.ids, file, earlier), truth, measurer)
 
@@ -75,10 +83,11 @@ def _check_anchor(scenario: Mapping[str, Any], target: Target) -> None:
         raise InvalidInput(f"the anchor {anchor!r} is no candidate of {target.space!r}; give the id of one.")
 
 
-def _followed(tables: SpaceTables, scenario: Mapping[str, Any]) -> dict[str, pa.Table]:
+def _followed(tables: SpaceTables, scenario: Mapping[str, Any], forecasts: pa.Table | None) -> dict[str, pa.Table]:
     """Return the rows that a search follows from."""
     given = {"candidates": tables.kernel_candidates, "measurements": tables.kernel_measurements}
-    return {name: table.filter(pc.equal(table["space"], scenario["space"])) for name, table in given.items()}
+    found = {name: table.filter(pc.equal(table["space"], scenario["space"])) for name, table in given.items()}
+    return found if forecasts is None else found | {"forecasts": forecasts}
 
 
 def _tables(

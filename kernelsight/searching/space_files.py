@@ -41,6 +41,26 @@ def read_spaces(paths: Sequence[str | Path]) -> SpaceTables:
     return space_tables(pa.concat_tables([_read(Path(path)) for path in paths]), ", ".join(Path(p).name for p in paths))
 
 
+def read_forecasts(path: Path) -> pa.Table:
+    """Read a Parquet file of forecasts: candidate_id, latency_us, and forecaster if there are several.
+
+    InvalidInput: no such file or columns, or a latency that is not above 0.
+    """
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise InvalidInput(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}).") from None
+    missing = [name for name in ("candidate_id", "latency_us") if name not in table.column_names]
+    if missing:
+        raise InvalidInput(f"{path} has no column {missing[0]}; forecasts have candidate_id and latency_us.")
+    times = table["latency_us"].to_numpy().astype(float)
+    with np.errstate(invalid="ignore"):
+        wrong = int((~(np.isfinite(times) & (times > 0))).sum())
+    if wrong:
+        raise InvalidInput(f"{path}: {wrong:,} forecasts have no finite latency above 0; remove these rows.")
+    return table
+
+
 def _read(path: Path) -> pa.Table:
     try:
         table = pq.read_table(path)

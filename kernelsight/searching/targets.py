@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching.arrays import OK, UNMEASURED, Measured, SpaceArrays
+from kernelsight.searching.vendors import weights
 
 LEAST_SHARED = 10
 # of other GPUs only the order of slow candidates matters, not how slow they are
 SLOWEST = 0.98
 # measurements of a source that its gaps are filled from
 FILLED_FROM = 300
+# a source is not believed when it is this many times slower or faster, after few measurements, or orders candidates
+# the other way round, after many
+OTHER_UNITS, FEW, MANY = 100, 5, 20
 
 
 class Target(NamedTuple):
@@ -30,8 +36,11 @@ class Target(NamedTuple):
     sources: tuple[str, ...]
     logs: np.ndarray  # (rows, sources) log latency less its median; gaps are filled
     medians: np.ndarray  # of each source, log us
-    fails: np.ndarray  # share of the sources on which the candidate fails
+    weights: np.ndarray  # of each source before anything is measured; sum 1
+    fails: np.ndarray  # weighed share of the sources on which the candidate fails
     notes: tuple[str, ...]
+    # forecasts by other means: name of the view, and log latency of each candidate less its median
+    beside: tuple[tuple[str, np.ndarray], ...] = ()
 
 
 def target_of(arrays: SpaceArrays, gpu: str, sources: Sequence[str] | None = None) -> Target:
@@ -64,10 +73,10 @@ def target_of(arrays: SpaceArrays, gpu: str, sources: Sequence[str] | None = Non
     matrix = arrays.features.matrix[rows]
     logs = np.column_stack(columns) if kept else np.zeros((len(rows), 0))
     medians = np.nanmedian(logs, axis=0) if kept else np.zeros(0)
-    failed = np.mean(fails, axis=0) if kept else np.zeros(len(rows))
+    failed = weights(gpu, kept) @ np.array(fails) if kept else np.zeros(len(rows))
     return Target(
         *(arrays.space, gpu, arrays.ids[rows], matrix, arrays.features.regimes[rows], arrays.features.levels[rows]),
-        *(tuple(kept), filled(logs - medians, matrix), medians, failed, tuple(notes)),
+        *(tuple(kept), filled(logs - medians, matrix), medians, weights(gpu, kept), failed, tuple(notes)),
     )
 
 
@@ -111,6 +120,66 @@ def _modelled(logs: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     mean = np.concatenate([gp.predict(inputs, found, part)[0] for part in np.array_split(np.arange(len(logs)), 8)])
     mean[known] = logs[known]
     return mean
+
+
+def with_forecasts(target: Target, forecasts: pa.Table) -> Target:
+    """Return the target with forecasts of others as further sources, whose weight is learned as that of a GPU.
+
+    ``forecasts``: candidate_id, latency_us, and forecaster if there are several; of the last round where it states
+    rounds. Candidates that it lacks are filled in by a model of those that it has.
+    """
+    rows = pa.table({"forecaster": ["forecasts"] * len(forecasts)} | {n: forecasts[n] for n in forecasts.column_names})
+    if "forecaster" in forecasts.column_names:
+        rows = forecasts
+    places = {str(name): place for place, name in enumerate(target.ids)}
+    for name in sorted(set(rows["forecaster"].to_pylist())):
+        logs = np.full(len(target.ids), np.nan)
+        for row in rows.filter(pc.equal(rows["forecaster"], name)).select(["candidate_id", "latency_us"]).to_pylist():
+            if row["candidate_id"] in places:
+                logs[places[row["candidate_id"]]] = np.log(row["latency_us"])
+        known = int((~np.isnan(logs)).sum())
+        if known < LEAST_SHARED:
+            note = f"{name} forecast {known} of these candidates, fewer than {LEAST_SHARED}: not used"
+            target = target._replace(notes=(*target.notes, note))
+            continue
+        median = float(np.nanmedian(logs))
+        column = filled(np.column_stack([target.logs, logs - median]), target.features)[:, -1:]
+        target = target._replace(
+            sources=(*target.sources, name),
+            logs=np.hstack([target.logs, column]),
+            medians=np.append(target.medians, median),
+            weights=np.append(target.weights, 0.0 if len(target.sources) else 1.0),
+        )
+    return target
+
+
+def misleading(target: Target, rows: np.ndarray, logs: np.ndarray) -> dict[str, str]:
+    """Return the sources that the measurements of the GPU itself contradict, each with its reason.
+
+    ``rows``, ``logs``: what was measured, with finite log latencies.
+    """
+    found = {}
+    for place, name in enumerate(target.sources):
+        theirs = target.logs[rows, place]
+        if len(rows) >= FEW and abs(np.median(logs - theirs - target.medians[place])) > np.log(OTHER_UNITS):
+            found[name] = f"its times differ by a factor above {OTHER_UNITS}: other units?"
+        elif len(rows) >= MANY and _rank_correlation(theirs, logs) < 0.0:
+            found[name] = "its order contradicts what was measured: rank correlation below 0"
+    return found
+
+
+def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
+    ranks = [np.argsort(np.argsort(each, kind="stable"), kind="stable").astype(float) for each in (one, other)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def without(target: Target, dropped: Collection[str]) -> Target:
+    """Return the target without some of its sources."""
+    kept = [place for place, name in enumerate(target.sources) if name not in dropped]
+    names = tuple(target.sources[place] for place in kept)
+    even = target.weights[kept]
+    even = even / even.sum() if even.sum() > 0 else np.full(len(kept), 1.0 / max(len(kept), 1))
+    return target._replace(sources=names, logs=target.logs[:, kept], medians=target.medians[kept], weights=even)
 
 
 def truth_of(arrays: SpaceArrays, gpu: str, ids: np.ndarray) -> Measured:

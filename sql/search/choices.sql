@@ -30,3 +30,4 @@ left join ranked as other
   on other.place = 2 and pick.gpu = other.gpu and pick.family = other.family and pick.dtype = other.dtype
   and pick.distribution is not distinct from other.distribution and pick.shape = other.shape
 where pick.place = 1
+order by pick.gpu, pick.family, pick.dtype, pick.distribution, pick.shape

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from kernelsight.cli.options import add_output
+from kernelsight.cli.options import add_gpus, add_output, open_session
+from kernelsight.cli.search.forecast import add_llm, gpu_row, keep_answers, kept_answers, llm_settings
 from kernelsight.errors import InvalidInput
 
 SHOWN = (
@@ -24,7 +25,15 @@ def declare(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--budget", type=float, default=100, metavar="N", help="measurements (default: 100)")
     verb.add_argument("--minutes", type=float, metavar="M", help="time to compile and benchmark (default: unlimited)")
     verb.add_argument("--batch", type=int, default=5, metavar="N", help="measurements per round (default: 5)")
-    verb.add_argument("--forecaster", choices=("transfer", "gp"), default="transfer", help="learn from other GPUs too")
+    verb.add_argument(
+        "--forecaster",
+        choices=("transfer", "gp", "llm"),
+        default="transfer",
+        help="learn from other GPUs; llm: and from a language model",
+    )
+    verb.add_argument(
+        "--forecasts", metavar="FILE", help="table of forecasts to learn from as from another GPU, such as of a model"
+    )
     verb.add_argument(
         "--policy",
         choices=("random", "order", "greedy", "selective"),
@@ -49,19 +58,25 @@ def declare(verb: argparse.ArgumentParser) -> None:
         "--stop",
         type=float,
         metavar="N",
-        help="stop when fewer candidates than this are expected to be faster by 2 %% (default: never)",
+        help="stop when fewer candidates than this are expected to be 2 %% faster; from 40 measurements on",
     )
     verb.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random choices (default: 0)")
     verb.add_argument("--resume", action="store_true", help="go on with the journal of a killed search")
+    add_llm(verb)
+    verb.add_argument(
+        "--llm-candidates", type=int, default=64, metavar="N", help="candidates that the model is asked about"
+    )
+    add_gpus(verb)
     add_output(verb, "save the run: .duckdb")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Search, save the run, and print what was found."""
     from kernelsight.report.output import Waiting, as_json, check_ending, note, print_rows
+    from kernelsight.searching.llm import failures
     from kernelsight.searching.scenarios import scenario_rows
     from kernelsight.searching.search import save_search, search
-    from kernelsight.searching.space_files import chosen_space, read_spaces
+    from kernelsight.searching.space_files import chosen_space, read_forecasts, read_spaces
     from kernelsight.session import connect
 
     target = check_ending(arguments.output, (".duckdb",))
@@ -69,8 +84,11 @@ def run(arguments: argparse.Namespace) -> None:
         raise InvalidInput("--resume needs -o FILE.duckdb, beside which the journal of the search lies.")
     tables = read_spaces(arguments.space)
     scenario = scenario_rows([_scenario(arguments, chosen_space(tables, arguments.kernel))])[0]
+    own = None if arguments.forecasts is None else read_forecasts(Path(arguments.forecasts))
+    kept = kept_answers(arguments.llm_cache)
+    beside = _beside(arguments, tables, scenario, kept)
     with Waiting("searching"):
-        found = search(tables, scenario, _measurer(arguments), target, arguments.resume)
+        found = search(tables, scenario, _measurer(arguments), target, arguments.resume, own, beside)
     if target:
         with connect() as session:
             save_search(session, tables, scenario, found, target)
@@ -83,6 +101,33 @@ def run(arguments: argparse.Namespace) -> None:
         print_rows(rounds, list(SHOWN), arguments.format)
     if summary["notes"]:
         note(summary["notes"])
+    for row in failures(kept):
+        note(f"{row['answers']:,} answers of the language model could not be used: {row['reason']}")
+
+
+def _beside(arguments: argparse.Namespace, tables: Any, scenario: dict[str, Any], kept: dict) -> Any:
+    """Return what adds a language model's forecasts to the target; None without one."""
+    if arguments.forecaster != "llm":
+        return None
+    from kernelsight.searching.llm import llm_forecaster
+    from kernelsight.searching.llm_view import with_forecasts
+
+    # a resumed search must not meet other answers than the one that was killed
+    settings = llm_settings(arguments)._replace(again=not arguments.resume)
+    if arguments.resume and not arguments.llm_cache:
+        raise InvalidInput("--resume with --forecaster llm needs the --llm-cache FILE of the search that was killed.")
+    if arguments.llm_candidates < 1:
+        raise InvalidInput(f"--llm-candidates is {arguments.llm_candidates}; give a whole number above 0.")
+    with open_session(arguments) as session:
+        forecaster = llm_forecaster(settings, gpu_row(session, arguments.gpu), kept)
+
+    def beside(target: Any) -> Any:
+        try:
+            return with_forecasts(target, tables, scenario, forecaster, arguments.llm_candidates)
+        finally:
+            keep_answers(arguments.llm_cache, kept)
+
+    return beside
 
 
 def _scenario(arguments: argparse.Namespace, space: str) -> dict[str, Any]:

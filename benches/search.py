@@ -1,0 +1,243 @@
+"""Kernel searches replayed on measured spaces: policies, splits, misleading sources, filtered neighbours; pictures.
+
+python benches/search.py --space FILE... [--seeds 10] [--gpus A,B] [--parts policies,free,misleading,neighbours]
+                         [--plot FOLDER] [-o FILE.json]
+
+Every GPU of the files is searched for with what the others measured (`kernelsight search evaluate`). Beside it:
+searches without other GPUs, searches whose sources were shuffled or inverted, and searches of an archive that forecast
+four times as many neighbours as they measure. CPU seconds count all that a replay takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kernelsight.report.output import as_text
+from kernelsight.searching import scores
+from kernelsight.searching.arrays import SpaceArrays, space_arrays
+from kernelsight.searching.evaluation import Case, evaluate, replayed
+from kernelsight.searching.replay import replay
+from kernelsight.searching.rounds import rounds
+from kernelsight.searching.scenarios import DEFAULTS
+from kernelsight.searching.space_files import read_spaces
+from kernelsight.searching.targets import Target, target_of, truth_of
+
+PARTS = ("policies", "free", "misleading", "neighbours")
+BUDGET = 100
+FILTERED = {"standard 4 of 4": 4, "filtered 4 of 16": 16}
+
+
+def end_regrets(spaces: Mapping[str, SpaceArrays], cases: Sequence[Case]) -> dict[tuple[str, str], float]:
+    """Return the median final regret over seeds for each space and GPU."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for result in replayed(spaces, cases):
+        found.setdefault((result.case.space, result.case.gpu), []).append(float(result.regret[-1]))
+    return {key: float(np.median(values)) for key, values in found.items()}
+
+
+def cases_of(spaces: Mapping[str, SpaceArrays], gpus: set[str], seeds: int, changes: Mapping[str, Any]) -> list[Case]:
+    """Return the cases of one policy over all spaces, GPUs and seeds."""
+    return [
+        Case(space, gpu, "all", None, "selective", seed, BUDGET, 5, tuple(changes.items()))
+        for space, arrays in spaces.items()
+        for gpu in arrays.gpus
+        if not gpus or gpu in gpus
+        for seed in range(seeds)
+    ]
+
+
+def altered(target: Target, how: str, seed: int, logs: np.ndarray) -> Target:
+    """Return a target whose sources were shuffled, inverted, or replaced by the truth itself."""
+    if how == "shuffled":
+        order = np.random.default_rng(seed).permutation(len(target.ids))
+        return target._replace(logs=target.logs[order], fails=target.fails[order])
+    if how == "inverted":
+        return target._replace(logs=-target.logs)
+    truth = np.where(np.isnan(logs), np.nanmax(logs), logs)
+    return target._replace(
+        **{
+            "sources": ("oracle",),
+            "logs": (truth - np.median(truth))[:, None],
+            "medians": np.array([np.median(truth)]),
+        },
+        **{"weights": np.ones(1), "fails": np.isnan(logs).astype(float)},
+    )
+
+
+def altered_regrets(
+    spaces: Mapping[str, SpaceArrays], gpus: set[str], seeds: int, how: str, changes: Mapping[str, Any]
+) -> dict[tuple[str, str], float]:
+    """Return the median final regret of searches with altered sources."""
+    found = {}
+    for space, arrays in spaces.items():
+        for gpu in arrays.gpus:
+            if gpus and gpu not in gpus:
+                continue
+            plain = target_of(arrays, gpu)
+            truth = truth_of(arrays, gpu, plain.ids)
+            logs = np.log(truth.latency_us)
+            ends = []
+            for seed in range(seeds):
+                scenario = DEFAULTS | {"seed": seed, "budget_measurements": BUDGET} | dict(changes)
+                made = list(rounds(altered(plain, how, seed, logs), scenario, replay(truth, plain.ids, seed)))
+                ends.append(float(scores.regrets(made[-1].best[-1:], logs)[0]))
+            found[space, gpu] = float(np.median(ends))
+    return found
+
+
+def beside(columns: Mapping[str, Mapping[tuple[str, str], float]]) -> list[dict[str, Any]]:
+    """Return rows of regrets in percent, one per space and GPU."""
+    keys = sorted({key for column in columns.values() for key in column})
+    return [
+        {"space": space, "gpu": gpu}
+        | {name: round(100.0 * column[space, gpu], 1) for name, column in columns.items() if (space, gpu) in column}
+        for space, gpu in keys
+    ]
+
+
+def by_family(columns: Mapping[str, Mapping[tuple[str, str], float]]) -> list[dict[str, Any]]:
+    """Return rows of mean regrets in percent, one per space."""
+    spaces = sorted({space for column in columns.values() for space, _ in column})
+    return [
+        {"space": space}
+        | {
+            name: round(100.0 * float(np.mean([value for key, value in column.items() if key[0] == space])), 2)
+            for name, column in columns.items()
+        }
+        for space in spaces
+    ]
+
+
+def goals(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the goals of the policy ``selective`` beside what was reached."""
+    policy = next(row for row in found["policies"] if row["policy"] == "selective")
+    order = next((row for row in found["policies"] if row["policy"] == "order"), {})
+    rows = [("within 2 % after 100 measurements", "95 %", f"{policy['within_2']:.1%}", order.get("within_2"))]
+    rows += [
+        (f"measurements to {n} %", goal, policy[f"n_to_{n}"], order.get(f"n_to_{n}")) for n, goal in ((5, 5), (2, 12))
+    ]
+    rows.append(("mean regret after 50", "2 %", f"{policy['regret_50']:.1%}", order.get("regret_50")))
+    for count, goal in (("20", 0.08), ("50", 0.05)):
+        stated = found["calibration"].get(count)
+        if stated:
+            rows.append((f"coverage of 90 % intervals at {count}", "87-93 %", f"{stated['coverage_90']:.1%}", None))
+            rows.append((f"calibration error of bins at {count}", goal, round(stated["ece"], 3), None))
+    stops = found["stops"]
+    if stops["n"]:
+        rows.append((f"stopped runs ({stops['n']}) within 2 %", "95 %", f"{stops['within_2']:.1%}", None))
+    return [dict(zip(("figure", "goal", "selective", "order of the others"), row, strict=True)) for row in rows]
+
+
+def draw(found: Mapping[str, Any], folder: Path) -> None:
+    """Draw regret against measurements, risk against coverage and reliability as SVG; needs the extra ``report``."""
+    import altair as alt
+
+    curves = [
+        {"policy": row["policy"], "measurements": n, "regret (%)": max(100.0 * value, 0.05)}
+        for row in found["policies"]
+        for n, value in enumerate(row["regret_curve"], start=1)
+    ]
+    size = {"width": 380, "height": 260}
+    regret = (
+        alt.Chart(alt.Data(values=curves))
+        .mark_line()
+        .encode(
+            x=alt.X("measurements:Q"),
+            y=alt.Y("regret (%):Q", scale=alt.Scale(type="log"), title="mean regret (%)"),
+            color=alt.Color("policy:N", title="policy"),
+        )
+        .properties(**size, title="Regret against measurements")
+    )
+    stated = found["calibration"]
+    points = [row | {"measured": count} for count, each in stated.items() for row in each["reliability"]]
+    line = alt.Chart(alt.Data(values=[{"x": 0, "y": 0}, {"x": 1, "y": 1}])).mark_line(strokeDash=[4, 4], color="grey")
+    reliable = (
+        alt.Chart(alt.Data(values=points))
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("confidence:Q", title="stated probability of the likeliest bin"),
+            y=alt.Y("right:Q", title="how often it is right"),
+            color=alt.Color("measured:N", title="after"),
+        )
+    )
+    risks = [row | {"measured": count} for count, each in stated.items() for row in each["risk_coverage"]]
+    risk = (
+        alt.Chart(alt.Data(values=risks))
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("coverage:Q", title="share of forecasts that are trusted, surest first"),
+            y=alt.Y("risk:Q", title="share of wrong bins"),
+            color=alt.Color("measured:N", title="after"),
+        )
+        .properties(**size, title="Risk against coverage")
+    )
+    both = (line.encode(x="x:Q", y="y:Q") + reliable).properties(**size, title="Reliability of the speed-up bins")
+    regret.save(folder / "search.svg")
+    (both | risk).save(folder / "search_calibration.svg")
+
+
+def main(words: Iterable[str] | None = None) -> None:
+    """Run the parts that are asked for, print their tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--space", nargs="+", required=True, metavar="FILE")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--gpus", default="all", metavar="A,B")
+    parser.add_argument("--parts", default="policies", metavar="A,B", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--plot", type=Path, metavar="FOLDER")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.json")
+    arguments = parser.parse_args(None if words is None else list(words))
+    parts, named = arguments.parts.split(","), arguments.gpus.split(",")
+    gpus = set() if named == ["all"] else set(named)
+    tables = read_spaces(arguments.space)
+    spaces = {
+        name: space_arrays(tables.kernel_candidates, tables.kernel_measurements, name)
+        for name in tables.kernel_spaces["space"].to_pylist()
+    }
+    answer: dict[str, Any] = {}
+
+    def show(title: str, rows: list[dict[str, Any]]) -> None:
+        answer[title] = rows
+        print(f"\n{title}\n\n{as_text(rows, list(rows[0]))}", flush=True)
+
+    if "policies" in parts:
+        began = time.process_time()
+        found = evaluate(tables, named, seeds=arguments.seeds)
+        answer["evaluation"] = found
+        show("goals", goals(found))
+        others = found.get("without_nearest", {}).get("policies", [])
+        for title, rows in (("policies", found["policies"]), ("policies without the most similar GPU", others)):
+            if rows:
+                show(title, [{k: v for k, v in row.items() if k != "regret_curve"} for row in rows])
+        print(f"CPU seconds of this process: {time.process_time() - began:.0f}")
+        if arguments.plot:
+            draw(found, arguments.plot)
+    every = (spaces, gpus, arguments.seeds)
+    if "free" in parts or "misleading" in parts:
+        columns = {
+            "selective": end_regrets(spaces, cases_of(*every, {})),
+            "without other GPUs": end_regrets(spaces, cases_of(*every, {"forecaster": "gp"})),
+        }
+        if "misleading" in parts:
+            columns |= {how: altered_regrets(*every, how, {}) for how in ("shuffled", "inverted")}
+        show("regret (%) after 100 measurements", beside(columns))
+    if "neighbours" in parts:
+        form = {"proposer": "neighbours", "measure_per_parent": 4}
+        columns = {
+            name: end_regrets(spaces, cases_of(*every, form | {"samples_per_parent": count}))
+            for name, count in FILTERED.items()
+        }
+        columns["oracle 4 of 16"] = altered_regrets(*every, "oracle", form | {"samples_per_parent": 16})
+        show("mean regret (%) of a search of neighbours", by_family(columns))
+    if arguments.output:
+        arguments.output.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
