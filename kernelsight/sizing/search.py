@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 DOUBT = 1.08
 # deployments that are tried with other tokens of a step, and by which factor that may raise a rate
 MOST_TUNED, MOST_GAIN = 5, 1.4
+NO_CHEAPER = "it is no cheaper than with the engine's own size of a step"
 
 
 class Prospect(NamedTuple):
@@ -217,10 +218,12 @@ class SizeSearch:
         for prospect in self._open(_without(rows, "request_rate")):
             needed = self._needed_to_beat(prospect.candidate, best)
             if math.isinf(needed) or not prospect.search.may_keep(needed / DOUBT):
-                self._leave(prospect, "it is no cheaper than with the engine's own size of a step")
+                self._leave(prospect, NO_CHEAPER)
                 continue
             sized = self._size(prospect, prospect.search.run(ROUGH, needed))
-            if sized and sized.order < best.order:
+            if sized and sized.found.rate * DOUBT < needed:
+                self._leave(prospect, NO_CHEAPER)
+            elif sized and sized.order < best.order:
                 best = sized
 
     def _make_sure(self) -> None:
