@@ -65,6 +65,11 @@ def serving(script: Script) -> Iterator[Seen]:
             self.end_headers()
             self.wfile.write(data)
 
+        def do_GET(self) -> None:
+            with lock:
+                seen.append((self.path, dict(self.headers), {}))
+            self.send_error(404)
+
         def log_message(self, *_: Any) -> None: ...
 
     class Server(ThreadingHTTPServer):

@@ -243,13 +243,14 @@ def test_the_key_comes_from_the_environment_and_is_kept_nowhere(monkeypatch: pyt
     assert "secret-key" not in f"{kept} {found.to_pylist()} {seen[0][2]}"
 
 
-def test_a_redirect_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("status", [302, 307])
+def test_a_redirect_is_not_followed(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     monkeypatch.setenv("KERNELSIGHT_LLM_KEY", "secret-key")
     kept: dict = {}
-    with serving(always(tool_answer(fields(SURE)))) as other, serving(always({}, 307, Location=other.url)) as seen:
+    with serving(always(tool_answer(fields(SURE)))) as other, serving(always({}, status, Location=other.url)) as seen:
         assert forecast(seen.url, kept, table=candidates(1)).num_rows == 0
     assert not other
-    assert llm.failures(kept) == [{"reason": "http_307", "answers": 1}]
+    assert llm.failures(kept) == [{"reason": f"http_{status}", "answers": 1}]
 
 
 def test_a_refused_key_and_a_silent_address_end_the_run() -> None:
