@@ -1,50 +1,69 @@
-"""Host constants: host time of an engine, as columns of ``host_settings``."""
+"""Host constants: what takes host time, as columns of ``host_settings``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+# engine whose mixtures of experts answer late, by ``experts_request_ms``
+LATE_EXPERTS = "sglang"
+
 
 class Constants(NamedTuple):
-    """Host times of an engine, and a factor (``pace``) on the kernel times of a group of runs.
+    """Host times by cause, the same for every engine and model, and a factor (``pace``) on the kernels of a group.
 
-    ``eager_launch_us``: host time of each kernel launched outside CUDA graphs. It overlaps the kernels: such a step
-    takes the longer of the two.
+    ``gap``: factor on the published idle time between two kernels. ``eager_launch_us``: host time of each kernel
+    launched outside CUDA graphs, ``latent_launch_us`` more with latent attention; it overlaps the kernels: such a step
+    takes the longer of the two. ``experts_request_ms``: more for a request to a mixture of experts on SGLang.
     """
 
-    step_ms: float
     per_request_us: float
     request_ms: float
     pace: float = 1.0
+    gap: float = 1.0
     eager_launch_us: float = 0.0
+    latent_launch_us: float = 0.0
+    experts_request_ms: float = 0.0
     per_prompt_token_us: float = 0.0
 
-    def host(self) -> dict[str, float]:
-        """Return the columns of ``host_settings``, divided by ``pace``.
+    def host(self, row: Mapping[str, Any]) -> dict[str, float]:
+        """Return columns of a row of ``host_settings``, divided by ``pace``.
 
         A closed loop scales with its unit of time: kernels ``pace`` times slower with some host time are equivalent to
         kernels as predicted with 1 / pace of that host time, all resulting times multiplied by ``pace``.
         """
+        launch_us = self.eager_launch_us + (self.latent_launch_us if row["latent_attention"] else 0.0)
+        late = row["experts"] and row["engine"] == LATE_EXPERTS
+        request_ms = self.request_ms + (self.experts_request_ms if late else 0.0)
         return {
-            "launch_gap_us": 0.0,
-            "per_eager_launch_us": self.eager_launch_us / self.pace,
-            "step_exposed_us": 1000.0 * self.step_ms / self.pace,
+            "step_exposed_us": 0.0,
+            "launch_gap_us": row["launch_gap_us"] * self.gap / self.pace,
+            "per_eager_launch_us": launch_us / self.pace,
             "exposed_per_request_us": self.per_request_us / self.pace,
-            "request_us": 1000.0 * self.request_ms / self.pace,
+            "request_us": 1000.0 * request_ms / self.pace,
             "per_prompt_token_us": self.per_prompt_token_us / self.pace,
         }
 
 
-NONE = Constants(0.0, 0.0, 0.0)
+# nothing that is fitted
+NONE = Constants(0.0, 0.0)
 
 
-def with_host(host_settings: pa.Table, of: Callable[[str], Constants | None]) -> pa.Table:
-    """Return ``host_settings`` with the constants that ``of`` returns for a deployment_id; None keeps the row."""
+def with_host(
+    host_settings: pa.Table,
+    of: Callable[[Mapping[str, Any]], Mapping[str, float] | None],
+    prose: Collection[str] = (),
+) -> pa.Table:
+    """Return ``host_settings`` with the columns that ``of`` returns for a row; None keeps it.
+
+    ``prose``: deployments whose prompts are prose, which tokenises in no time that is seen (see ``recipes``).
+    """
     rows = []
     for row in host_settings.to_pylist():
-        found = of(row["deployment_id"])
-        rows.append(row if found is None else {**row, **found.host()})
+        row |= of(row) or {}
+        if row["deployment_id"] in prose:
+            row["per_prompt_token_us"] = 0.0
+        rows.append(row)
     return pa.Table.from_pylist(rows, schema=host_settings.schema)

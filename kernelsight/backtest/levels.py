@@ -1,4 +1,4 @@
-"""Levels of host constants: shipped, none, or fitted on the fitting fifth by version, group or other groups."""
+"""Levels of host constants: shipped, none, or fitted on the fitting fifth: on other groups, the own one, or all."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kernelsight.backtest.acceptance import needs_acceptance_rate
 from kernelsight.backtest.constants import LEVELS, constants_of, group_of
 from kernelsight.backtest.host_constants import Constants
+from kernelsight.backtest.recipes import is_prose
 from kernelsight.backtest.responses import responses
 from kernelsight.backtest.scores import GROUP, is_scored_separately, repeats
 from kernelsight.backtest.serve import Planned
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 def check_levels(words: str) -> tuple[str, ...]:
     """Return the requested levels of host constants; the first is reported in full.
 
-    >>> check_levels("group,none")
-    ('group', 'none')
+    >>> check_levels("transfer,none")
+    ('transfer', 'none')
     """
     levels = tuple(dict.fromkeys(words.split(",")))
     for level in levels:
@@ -53,15 +54,17 @@ def fit_levels(
             f"--constants {levels[0]} fits host times on the runs whose id has a SHA-256 of 0 modulo 5 and that do not "
             f"repeat a scored run, but none of the {len(runs)} runs qualifies; use --constants shipped."
         )
-    found = responses(session, [planned[number] for number in chosen])
+    prose = [is_prose(runs[number]) for number in chosen]
+    found = responses(session, [planned[number] for number in chosen], prose)
     fitting = [runs[number] for number in chosen]
     return {level: {} if level == "shipped" else constants_of(level, runs, fitting, found) for level in levels}
 
 
 def constant_rows(fitted: Mapping[tuple, Constants], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the fitted constants of each group, with the version of its row of ``host_overheads``."""
-    versions = {group_of(row): row["host_version"] for row in rows}
+    """Return the fitted constants of each group of the runs."""
+    known = {group_of(row) for row in rows}
     return [
-        {**dict(zip(GROUP, group, strict=True)), "host_version": versions[group], **found._asdict()}
+        {**dict(zip(GROUP, group, strict=True)), **found._asdict()}
         for group, found in sorted(fitted.items(), key=lambda item: str(item[0]))
+        if group in known
     ]

@@ -82,6 +82,17 @@ def numbered(version: str | None) -> str | None:
     return version if version and re.match(r"v?\d", version) else None
 
 
+def is_prose(run: Mapping[str, Any]) -> bool:
+    """Return whether a run's prompts are prose; text of random tokens takes longer to tokenise."""
+    return run.get("prompt_text") == "prose"
+
+
+def prompt_text_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return what a run's prompts are made of, by the last recipe that says so."""
+    stated = [recipe["prompt_text"] for recipe in recipes if recipe.get("prompt_text") and matches(recipe, run)]
+    return stated[-1] if stated else None
+
+
 def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
     """Return the flags of ``simulate`` that replay a run, and the names of the recipes applied.
 
@@ -117,7 +128,7 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
     }
     if "distinct_prompts" in found:  # all but the last token belong to a shared prefix
         flags |= {"num_prefixes": found["distinct_prompts"], "prefix_len": run["isl"] - 1, "input_len": 1}
-    for name in ("max_num_batched_tokens", "max_num_seqs"):
+    for name in ("max_num_batched_tokens", "max_num_seqs", "max_cudagraph_capture_size"):
         if name in found:
             flags[name] = tokens_of(found[name], sizes)
     for name, flag in DISAGGREGATED.items():

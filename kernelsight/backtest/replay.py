@@ -9,7 +9,7 @@ from kernelsight.backtest.acceptance import fit_acceptance, needs_acceptance_rat
 from kernelsight.backtest.constants import group_of
 from kernelsight.backtest.host_constants import Constants
 from kernelsight.backtest.levels import fit_levels
-from kernelsight.backtest.recipes import flags_of
+from kernelsight.backtest.recipes import flags_of, is_prose, prompt_text_of
 from kernelsight.backtest.scores import is_fitting, repeats, with_errors
 from kernelsight.backtest.serve import Planned, host_versions, plan_runs, serve_runs
 
@@ -37,13 +37,14 @@ def replay(
             "engine_version_used": named.get("engine_version") or f"newest ({version})",
             **{"flags": named, "recipes": names, "fitting": is_fitting(run["run_id"])},
             "is_moe": bool(experts.get(named["model"])),
+            "prompt_text": prompt_text_of(run, recipes),
         }
         for run, named, (_, names), version in zip(runs, flags, stated, host_versions(session, planned), strict=True)
     ]
     fitted = fit_levels(session, replayed, planned, levels)
     fill_acceptance_rates(session, replayed, planned, fitted[levels[0]])
     hosts = [[fitted[level].get(group_of(run)) for run in replayed] for level in levels]
-    served = serve_runs(session, planned, hosts)
+    served = serve_runs(session, planned, hosts, [is_prose(run) for run in replayed])
     scored = {
         level: [scored_row(run, found) for run, found in zip(replayed, rows, strict=True)]
         for level, rows in zip(levels, served, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from kernelsight.backtest.attribution import attribute
@@ -18,6 +19,7 @@ from kernelsight.backtest.scores import (
     repeats,
     score,
     scores,
+    stated_again,
     with_errors,
 )
 from kernelsight.read.measured_runs import Runs
@@ -41,10 +43,11 @@ def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, fl
     """Return the scores of replayed runs.
 
     ``rows``: runs with ``status``, ``errors`` if served, ``is_moe``, ``fitting``. Runs of the fitting fifth are not
-    scored; disaggregated runs and runs with inferred speculative decoding are scored separately. ``peer``: TTFT and
-    TPOT in ms predicted by another tool, by run; both tools are scored on these runs.
+    scored, and a measurement that several rows state is scored once; disaggregated runs and runs with inferred
+    speculative decoding are scored separately. ``peer``: TTFT and TPOT in ms predicted by another tool, by run; both
+    tools are scored on these runs.
     """
-    scored = [dict(row) for row in rows if not row["fitting"] and not is_scored_separately(row)]
+    scored = [dict(row) for row in scored_runs(rows)]
     inferred = [row for row in rows if not row["fitting"] and row.get("speculative") is not None]
     disaggregated = [row for row in rows if row.get("prefill_workers")]
     for row, sign in zip(scored, signs_of(scored), strict=True):
@@ -84,13 +87,60 @@ def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, fl
         },
     }
     if peer is not None:
-        answer["peer"] = compared_with(served, peer)
+        answer["peer"] = compared_with(served, calibrated(rows, peer), peer)
     return answer
 
 
-def report_of(runs: Runs, rows: Sequence[Mapping[str, Any]], tier: str | None, peer: Mapping | None) -> dict[str, Any]:
-    """Return the report of replayed runs, with the numbers of rows read and excluded."""
+def scored_runs(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the runs outside the fitting fifth that are scored together, each measurement once."""
+    together = [row for row in rows if not is_scored_separately(row)]
+    again = stated_again(together)
+    return [row for row in together if not row["fitting"] and row["run_id"] not in again]
+
+
+def by_basis(rows: Sequence[Mapping[str, Any]], basis: Mapping[str, str]) -> dict[str, Any]:
+    """Return the scores of runs whose recipes are all published, those of the others, and the runs that each touches.
+
+    ``basis``: of each recipe. A recipe that touches every run (of the client) divides none.
+    """
+    served = [row for row in scored_runs(rows) if row.get("errors")]
+    touched = {name: sum(name in row["recipes"] for row in served) for name in basis}
+    doubtful = {name for name, n in touched.items() if basis[name] != "published" and n < len(served)}
+    parts = {
+        "published": [row for row in served if not doubtful.intersection(row["recipes"])],
+        "fitted_or_assumed": [row for row in served if doubtful.intersection(row["recipes"])],
+    }
+    return {
+        **{name: kinds_of(members) for name, members in parts.items()},
+        "recipes": [
+            {"recipe": name, "basis": basis[name], "scored": n}
+            for name, n in sorted(touched.items(), key=lambda item: -item[1])
+            if basis[name] != "published" and n
+        ],
+    }
+
+
+def behind(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, float]]) -> dict[str, int]:
+    """Return how many groups both predict, and how many of them have a worse median TTFT or TPOT than the peer's."""
+    groups = compared_with([row for row in scored_runs(rows) if row.get("errors")], peer, peer)["groups"]
+    worse = {
+        metric: sum(group["ours"][metric]["median_ape"] > group["peer"][metric]["median_ape"] for group in groups)
+        for metric in ("ttft", "tpot")
+    }
+    return {"groups": len(groups), **worse}
+
+
+def report_of(
+    runs: Runs,
+    rows: Sequence[Mapping[str, Any]],
+    tier: str | None,
+    peer: Mapping | None,
+    basis: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the report of replayed runs, with the numbers of rows read and excluded; ``basis``: of each recipe."""
     return report(rows, peer) | {
+        "by_basis": by_basis(rows, basis),
+        "stated_again": len(stated_again([row for row in rows if not is_scored_separately(row)])),
         "read": runs.read,
         "excluded": [{"reason": reason, "n": count} for reason, count in runs.excluded],
         "runs": len(rows),
@@ -100,18 +150,22 @@ def report_of(runs: Runs, rows: Sequence[Mapping[str, Any]], tier: str | None, p
     }
 
 
+KINDS = {"all": (False, True), "dense": (False,), "moe": (True,)}
+
+
 def level_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict]:
     """Return the scores of all, dense and mixture-of-experts runs outside the fitting fifth, and of their intervals."""
-    scored = [row for row in rows if not row["fitting"] and not is_scored_separately(row)]
-    served = [row for row in scored if row.get("errors")]
-    kinds = {"all": (False, True), "dense": (False,), "moe": (True,)}
-    found = {}
-    for kind, those in kinds.items():
-        members = [row for row in served if row["is_moe"] in those]
-        intervals = coverage(members)
-        own = scores(members)
-        found[kind] = {name: own[name] | intervals.get(name, {}) for name in METRICS} | {"e2e": intervals["e2e"]}
+    served = [row for row in scored_runs(rows) if row.get("errors")]
+    found = kinds_of(served)
+    for kind, those in KINDS.items():
+        for metric, covered in coverage(row for row in served if row["is_moe"] in those).items():
+            found[kind][metric] = found[kind].get(metric, {}) | covered
     return found
+
+
+def kinds_of(served: Sequence[Mapping[str, Any]]) -> dict[str, dict]:
+    """Return the scores of all, dense and mixture-of-experts runs."""
+    return {kind: scores(row for row in served if row["is_moe"] in those) for kind, those in KINDS.items()}
 
 
 def spread_rows(rows: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -154,16 +208,49 @@ def attributions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: -row["n"] * (abs(row["ttft"]["miss"]) + abs(row["tpot"]["miss"])))
 
 
-def compared_with(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
-    """Return another tool's scores and ours on the runs that it predicts, overall and by group."""
+def calibrated(
+    rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    """Return another tool's predictions times one factor on TTFT and one on TPOT for each group of runs.
+
+    A factor is the median of measured / predicted over the group's runs of the fitting fifth; 1 without any.
+    """
+    known = repeats(rows)
+    ratios: dict[tuple, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row["fitting"] and row["run_id"] in peer and row["run_id"] not in known and not is_scored_separately(row):
+            ttft_ms, tpot_ms = peer[row["run_id"]]
+            ratios.setdefault(by_group(row), []).append((row["ttft_ms"] / ttft_ms, row["tpot_ms"] / tpot_ms))
+    factors = {group: tuple(median(column) for column in zip(*found, strict=True)) for group, found in ratios.items()}
+    found = {}
+    for row in rows:
+        if row["run_id"] in peer:
+            ttft, tpot = factors.get(by_group(row), (1.0, 1.0))
+            found[row["run_id"]] = (peer[row["run_id"]][0] * ttft, peer[row["run_id"]][1] * tpot)
+    return found
+
+
+def compared_with(
+    rows: Sequence[Mapping[str, Any]],
+    calibrated_peer: Mapping[str, tuple[float, float]],
+    peer: Mapping[str, tuple[float, float]],
+) -> dict[str, Any]:
+    """Return another tool's scores (as it comes, and calibrated) and ours on the runs that it predicts."""
     both = []
     for row in rows:
         if row["run_id"] in peer:
-            both.append({**row, "ours": row["errors"], "errors": with_errors(row, *peer[row["run_id"]])})
+            theirs = {
+                "errors": with_errors(row, *peer[row["run_id"]]),
+                "calibrated": with_errors(row, *calibrated_peer[row["run_id"]]),
+            }
+            both.append({**row, "ours": row["errors"], **theirs})
 
     def pair(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        ours = {metric: score([row["ours"][metric] for row in members]) for metric in METRICS}
-        return {"n": len(members), "peer": scores(members), "ours": ours}
+        others = {
+            name: {metric: score([row[name][metric] for row in members]) for metric in METRICS}
+            for name in ("calibrated", "ours")
+        }
+        return {"n": len(members), "peer": scores(members), **others}
 
     groups: dict[tuple, list] = {}
     for row in both:

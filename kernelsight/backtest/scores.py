@@ -45,6 +45,26 @@ def repeats(runs: Sequence[Mapping[str, Any]]) -> set[str]:
     return {run["run_id"] for run in runs if is_fitting(run["run_id"]) and is_repeated(run)}
 
 
+def stated_again(runs: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the ids of scored runs that state the measurement of an earlier scored run once more (possibly rounded).
+
+    >>> run = dict.fromkeys(SAME) | {"ttft_ms": 341.127, "tpot_ms": 5.0896, "run_id": "r0"}
+    >>> sorted(stated_again([run, run | {"run_id": "r1", "ttft_ms": 341.13}, run | {"run_id": "r2", "tpot_ms": 6.0}]))
+    ['r1']
+    """
+    known: dict[tuple, list[Mapping[str, Any]]] = {}
+    again = set()
+    for run in runs:
+        if is_fitting(run["run_id"]):
+            continue
+        others = known.setdefault(tuple(run[name] for name in SAME), [])
+        if any(all(abs(run[name] - one[name]) < ROUNDING_MS for name in MEASURED) for one in others):
+            again.add(run["run_id"])
+        else:
+            others.append(run)
+    return again
+
+
 def is_scored_separately(run: Mapping[str, Any]) -> bool:
     """Return whether a run is scored separately: it is disaggregated, or its speculative decoding is inferred."""
     return bool(run.get("prefill_workers")) or run.get("speculative") is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.kernels.families import COMMUNICATION
@@ -77,13 +77,18 @@ def host_versions(session: Session, planned: Sequence[Planned]) -> list[str | No
 
 
 def serve_runs(
-    session: Session, planned: Sequence[Planned], hosts: Sequence[Sequence[Constants | None]]
+    session: Session,
+    planned: Sequence[Planned],
+    hosts: Sequence[Sequence[Constants | None]],
+    prose: Sequence[bool] | None = None,
 ) -> list[list[dict[str, Any]]]:
     """Return for each entry of ``hosts`` one row for each plan, in their order: predicted means, its parts, status.
 
     Runs of equal flags are one scenario, served once. ``status`` is served, or why the run cannot be simulated.
     An entry of ``hosts`` has a run's constants in the place of the catalogue's, or None; they are its deployment's.
+    ``prose``: whether a run's prompts are prose.
     """
+    plain = _deployments_of_prose(planned, prose or [False] * len(planned))
     overheads = [
         {
             deployment["deployment_id"]: constants
@@ -102,7 +107,7 @@ def serve_runs(
             fork.compute("step_costs", "load_requests", "kernel_latencies")
             for rows, constants in zip(found, overheads, strict=True):
                 with fork.fork() as one:
-                    rows |= {row["scenario_id"]: row for row in _serve(one, constants)}
+                    rows |= {row["scenario_id"]: row for row in _serve(one, constants, plain)}
     return [
         [rows[plan.scenario["scenario_id"]] if plan.scenario else {"status": plan.fault} for plan in planned]
         for rows in found
@@ -122,11 +127,22 @@ def partitions(planned: Sequence[Planned]) -> Iterator[Partition]:
         yield Partition(list(known.values()), [plan.scenario for plan in mine if plan.scenario], {})
 
 
-def _serve(session: Session, overheads: Mapping[str, Constants]) -> list[dict[str, Any]]:
-    if overheads:
-        from kernelsight.backtest.host_constants import with_host
+def _deployments_of_prose(planned: Sequence[Planned], prose: Sequence[bool]) -> set[str]:
+    """Return the deployments all of whose runs have prompts of prose."""
+    known: dict[bool, set[str]] = {True: set(), False: set()}
+    for plan, plain in zip(planned, prose, strict=True):
+        known[plain] |= {row["deployment_id"] for row in plan.deployments}
+    return known[True] - known[False]
 
-        session.give("host_settings", with_host(session.table("host_settings"), overheads.get), trusted=True)
+
+def _serve(session: Session, overheads: Mapping[str, Constants], prose: Collection[str]) -> list[dict[str, Any]]:
+    from kernelsight.backtest.host_constants import with_host
+
+    def fitted(row: Mapping[str, Any]) -> Mapping[str, float] | None:
+        found = overheads.get(row["deployment_id"])
+        return None if found is None else found.host(row)
+
+    session.give("host_settings", with_host(session.table("host_settings"), fitted, prose), trusted=True)
     session.compute("scenario_summary", "kernel_breakdown", "scenario_intervals")
     summary = session.table("scenario_summary").select(["scenario_id", "deployment_id", "status", *SUMMARY])
     rows = {row["scenario_id"]: row for row in summary.to_pylist()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from kernelsight.backtest.coverage import METRICS as COVERED
 from kernelsight.backtest.levels import check_levels, constant_rows
 from kernelsight.backtest.plots import check_picture, draw
 from kernelsight.backtest.replay import replay
-from kernelsight.backtest.report import level_scores, report_of, spread_rows
+from kernelsight.backtest.report import behind, level_scores, report_of, spread_rows
 from kernelsight.backtest.scores import GROUP, METRICS
 from kernelsight.cli.options import add_output, add_pack, open_session
 from kernelsight.errors import InvalidInput
@@ -60,8 +60,8 @@ def declare(verb: argparse.ArgumentParser) -> None:
         default="shipped",
         metavar="LEVEL[,LEVEL]",
         help="host time: shipped (catalogue, default), none, or fitted on a fifth of the runs, which is then not "
-        "scored: version (per engine version), group (per group of runs, plus a factor on its kernels), transfer (per "
-        "group, from the other groups of its engine version); the first level is reported in full",
+        "scored: transfer (on all groups of runs but the own), group (on the own, plus a factor on its kernels), all "
+        "(on all groups, which the catalogue ships); the first level is reported in full",
     )
     verb.add_argument("--against", choices=("aiconfigurator",), help="also score this tool on the same runs")
     verb.add_argument(
@@ -87,10 +87,15 @@ def run(arguments: Any) -> None:
             rows = replayed[levels[0]]
             if all(row["status"] != "served" for row in rows):
                 raise InvalidInput(f"none of the {len(rows)} runs could be simulated: {rows[0]['status']}")
-            answer = report_of(runs, rows, arguments.tier, asked.result())
+            basis = dict(
+                zip(*(session.table("recipes")[name].to_pylist() for name in ("recipe", "basis")), strict=True)
+            )
+            answer = report_of(runs, rows, arguments.tier, asked.result(), basis)
             answer |= {"constants": levels[0], "fitted_constants": constant_rows(fitted[levels[0]], rows)}
             answer["serving_spread"] = spread_rows(rows, session.table("serving_spread").to_pylist())
             answer["levels"] = {level: level_scores(replayed[level]) for level in levels}
+            if "peer" in answer:
+                answer["peer"]["behind"] = {level: behind(replayed[level], asked.result()) for level in levels}
     if picture:
         draw(rows, answer, picture)
     if target:
@@ -156,6 +161,18 @@ def _print(answer: dict, form: str) -> None:
         note(f"not simulated {fault['n']:,}: {fault['reason']}")
 
 
+def level_lines(answer: Mapping[str, Any], line: Callable[[str, Mapping], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a line for each level of host constants and kind of model, and the other tool's below."""
+    lines = [line(f"{level}, {scope}", found[scope]) for level, found in answer["levels"].items() for scope in found]
+    for name, words in (("peer", "as it comes"), ("calibrated", "one factor on TTFT and TPOT a group")):
+        if "peer" in answer:
+            lines += [line(f"AIConfigurator {words}, {kind}", answer["peer"][kind][name]) for kind in ("dense", "moe")]
+    for level, found in answer.get("peer", {}).get("behind", {}).items():
+        words = f"{level}: groups behind AIConfigurator of {found['groups']}"
+        lines.append({"": words, "n": None, "ttft": found["ttft"], "tpot": found["tpot"]})
+    return lines
+
+
 def page(answer: Mapping[str, Any]) -> list[str]:
     """Return the lines of the report for a terminal."""
 
@@ -165,7 +182,8 @@ def page(answer: Mapping[str, Any]) -> list[str]:
     lines = [
         f"{answer['read']:,} rows read, {answer['runs']:,} replayed; {answer['fitted_on']:,} of them (SHA-256 of the "
         f"id modulo 5 is 0) are for fitting and not scored ({answer['repeated']} of these repeat the measurement of a "
-        f"scored run and are not fitted on); tier {answer['tier']}, host constants {answer['constants']}",
+        f"scored run and are not fitted on), {answer['stated_again']} state a scored measurement again; tier "
+        f"{answer['tier']}, host constants {answer['constants']}",
         "median APE / MAPE, 90th percentile, median signed error, in %",
         "",
     ]
@@ -175,12 +193,24 @@ def page(answer: Mapping[str, Any]) -> list[str]:
         if axis != "length":
             rows += [line(f"{axis} {group[axis]}", group) for group in groups]
     lines += [as_text(rows, ["", *SHOWN], terminal_width()), ""]
-    if len(answer["levels"]) > 1:
-        lines += ["by host constants:"]
-        levels = [
-            line(f"{level}, {scope}", found[scope]) for level, found in answer["levels"].items() for scope in found
-        ]
-        lines += [as_text(levels, ["", *SHOWN], terminal_width()), ""]
+    lines += ["by host constants:", as_text(level_lines(answer, line), ["", *SHOWN], terminal_width()), ""]
+    basis = answer["by_basis"]
+    lines += [
+        "by basis of the launch flags (recipes); recipes that are not published, with the runs that each touches:"
+    ]
+    lines += [
+        as_text(
+            [
+                line(f"{name.replace('_', ' ')}, {kind}", basis[name][kind])
+                for name in ("published", "fitted_or_assumed")
+                for kind in ("dense", "moe")
+            ],
+            ["", *SHOWN],
+            terminal_width(),
+        ),
+        ", ".join(f"{each['recipe']} ({each['basis']}) {each['scored']}" for each in basis["recipes"]),
+        "",
+    ]
     lines += ["90 % intervals, median p95 / p05, beside one fixed factor a metric that covers as many runs:"]
     lines += [as_text(_interval_rows(answer["levels"]), ["", *COVERED], terminal_width()), ""]
     groups = [line(_name(group), group) for group in answer["groups"]]

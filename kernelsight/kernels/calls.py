@@ -13,7 +13,8 @@ from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import MATH
-from kernelsight.kernels.latency import COLUMNS, figures
+from kernelsight.kernels.latency import COLUMNS, columns_read, figures
+from kernelsight.kernels.step_costs import distinct_rows
 from kernelsight.kernels.work import evaluated, field_of, fields
 
 # columns of calls that latencies rest on, or that are looked at before
@@ -56,8 +57,27 @@ def call_latencies(
     for number, family in enumerate(names):
         rows = np.flatnonzero(families.indices.to_numpy() == number)
         table = family_table(family, _of_family(family, calls, pa.array(rows)))
-        answer.put(rows, *figures(family, table, settings, *facts_read))
+        table, number_of_row = _different(family, table)
+        numbers, words = figures(family, table, settings, *facts_read)
+        answer.put(
+            rows,
+            {column: values[number_of_row] for column, values in numbers.items()},
+            {column: (known, codes[number_of_row]) for column, (known, codes) in words.items()},
+        )
     return answer.beside(stated)
+
+
+def _different(family: str, table: pa.Table) -> tuple[pa.Table, np.ndarray]:
+    """Return the calls that differ in what their figures rest on, and the number of each row's among them."""
+    keys = []
+    for name in columns_read(family, table.column_names):
+        column = table[name].combine_chunks()
+        if pa.types.is_string(column.type):
+            column = column.dictionary_encode()
+        values = column.indices if pa.types.is_dictionary(column.type) else column
+        keys.append(pc.fill_null(values, -1).to_numpy(zero_copy_only=False).astype(float))
+    kept, number_of_row = distinct_rows(keys)
+    return (table if kept.size == table.num_rows else table.take(pa.array(kept))), number_of_row
 
 
 class _Answer:

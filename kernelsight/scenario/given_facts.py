@@ -21,6 +21,7 @@ UNSTATED = (
     "int8_flops_per_s",
     "link_fabric",
     "measured_as",
+    "kernel_gap_us",
     "estimated",
 )
 
@@ -82,8 +83,9 @@ def give_host_overheads(session: Session, path: Path) -> None:
     """Replace the catalogue's host_overheads of some engines by the rows of a CSV or JSON file.
 
     Missing columns are taken from the engine's newest row and keep its ``assumed``; a row with every figure counts as
-    measured, and as exact unless it states its step_log_sd. With request_us but no per_prompt_token_us, the latter is
-    0. InvalidInput: the file cannot be read, or a value does not fit its column.
+    measured, and as exact unless it states its step_log_sd. What a figure implies is 0 where it is not stated: beside
+    request_us what prompt tokens and experts add, beside per_eager_launch_us what latent attention adds. InvalidInput:
+    the file cannot be read, or a value does not fit its column.
     """
     columns = session.graph.known("host_overheads").columns
     there = session.table("host_overheads").to_pylist()
@@ -101,7 +103,9 @@ def give_host_overheads(session: Session, path: Path) -> None:
         if strange:
             raise unknown("column of host_overheads", strange[0], [column.name for column in columns])
         if "request_us" in stated:
-            stated = {"per_prompt_token_us": 0.0} | stated
+            stated = {"per_prompt_token_us": 0.0, "experts_request_us": 0.0} | stated
+        if "per_eager_launch_us" in stated:
+            stated = {"latent_launch_us": 0.0} | stated
         own = {"from_version": "0", "source": f"given in {path.name}", "assumed": None, SPREAD: None}
         if not set(figures) <= stated.keys():
             own |= {name: newest[engine][name] for name in ("assumed", SPREAD)}

@@ -53,7 +53,7 @@ def _seen(inputs: gp.Inputs, places: list[int]) -> gp.Inputs:
 
 def explained(known: Mapping[str, gp.Inputs], history: History, settings: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Return how well each view explains what was measured: log density, the best one at 0."""
-    places = history.worked
+    places = history.fitted
     data = (history.rows[places], history.logs[places], history.noise[places])
     found = {name: gp.evidence(view, *data, settings.get(name, gp.start(view))) for name, view in known.items()}
     best = max(found.values())

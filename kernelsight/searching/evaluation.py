@@ -29,6 +29,8 @@ CALIBRATED_AT = (20, 50)
 SPLITS = ("all", "without-nearest")
 # fewer replays than this are not worth other processes
 LEAST_FOR_PROCESSES = 24
+# candidates that calibration is scored on, evenly over a larger space
+MOST_SCORED = 20_000
 
 
 class Case(NamedTuple):
@@ -191,6 +193,8 @@ def unseen_scores(made: Round, logs: np.ndarray) -> Calibration | None:
         return None
     earlier = made.history.until(int((made.history.rounds < made.number).sum()))
     rows = np.setdiff1d(np.flatnonzero(~np.isnan(logs)), earlier.rows)
+    if len(rows) > MOST_SCORED:
+        rows = rows[np.linspace(0, len(rows) - 1, MOST_SCORED).astype(int)]
     mean, variance, _ = gp.predict(made.step.inputs, found.fit, rows)
     sd, anchor = np.sqrt(variance) * widening(earlier, mean), float(np.nanmedian(logs))
     bins, hits = bin_probabilities(mean, sd, anchor), bins_of(logs[rows], anchor)

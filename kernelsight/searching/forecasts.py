@@ -57,6 +57,7 @@ def forecast(
         spread = np.sqrt(gp.variance(inputs, rows, settings) - gp.LEVEL_SD**2 * bool(len(places)))
         evidence = "sources" if has_sources else "prior"
         return Forecast(name, rows, inputs.mean[rows] + level, spread, spread, works, evidence, len(places), None, None)
+    places = history.fitted
     found = gp.fit(inputs, history.rows[places], history.logs[places], history.noise[places], settings)
     mean, variance, white = gp.predict(inputs, found, rows)
     evidence = "both" if has_sources else "measured"

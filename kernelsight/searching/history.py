@@ -10,6 +10,8 @@ import numpy as np
 UNKNOWN_NOISE, LEAST_NOISE = 0.02, 0.002
 # runs that a stated spread is averaged over, where the number of samples is not known
 SAMPLES = 8
+# of a longer history the time of a fit, which grows with the third power, is not worth the rest
+MOST_FITTED = 400
 
 
 class History(NamedTuple):
@@ -29,6 +31,16 @@ class History(NamedTuple):
     def worked(self) -> np.ndarray:
         """Places of the measurements that worked."""
         return np.flatnonzero(~np.isnan(self.logs))
+
+    @property
+    def fitted(self) -> np.ndarray:
+        """Places of the measurements that a process is fitted to: all that worked, or the fastest and some others."""
+        places = self.worked
+        if len(places) <= MOST_FITTED:
+            return places
+        order = places[np.argsort(self.logs[places], kind="stable")]
+        fast, rest = order[: MOST_FITTED // 2], order[MOST_FITTED // 2 :]
+        return np.sort(np.concatenate([fast, rest[np.linspace(0, len(rest) - 1, MOST_FITTED // 2).astype(int)]]))
 
     @property
     def failed(self) -> np.ndarray:

@@ -21,7 +21,6 @@ FAILED_ELSEWHERE_COST = 3.0  # of the log latency, where all other GPUs fail
 # a search has done when fewer unmeasured candidates than this are expected to be faster than the best by 2 %
 # and, after which it may say so: before, its own doubts are not yet known
 STOP_BELOW, STOP_FROM = 0.1, 40
-MOST_MEASURED = 400  # a larger history is not fitted
 WITHOUT_SOURCES = 10  # random measurements that a search without other GPUs begins with
 
 
@@ -121,7 +120,7 @@ def rounds(target: Target, scenario: Mapping[str, Any], measure: Measure) -> Ite
 def next_round(plan: Plan, state: State) -> Step | None:
     """Return what the next round decides: a pure function of what was measured; None: the search ends."""
     scenario, history = plan.scenario, state.history
-    left = min(int(scenario["budget_measurements"]), MOST_MEASURED) - len(history.rows)
+    left = int(scenario["budget_measurements"]) - len(history.rows)
     spent = float(history.cost_s.sum())
     if left <= 0 or (scenario["budget_s"] is not None and spent >= scenario["budget_s"]):
         return None

@@ -14,15 +14,19 @@ from kernelsight.serving.inputs import Host
 Z_90 = 1.6448536269514722
 
 
-def host_times(requests: int, tokens: int, host: Any) -> tuple:
+def host_times(requests: int, tokens: int, prompts: int, host: Any) -> tuple:
     """(hidden, exposed, launch) host time of a step, microseconds: it takes exposed + max(hidden, GPU time).
 
     Launches always run beside the kernels; scheduling and input preparation do so where the engine overlaps them.
+    ``prompts``: chunks of prompts in the step, whose attention no graph holds.
     ``host``: a ``Host``, or a HOST record of the loop, which compiles this function (``costs.host_times``).
     """
     cpu_us = host.base_us + host.per_request_us * requests + host.per_token_us * tokens
-    # a captured graph is one launch for all its kernels
-    launch_us = host.eager_launches_us if tokens > host.graph_max_tokens else host.captured_launches_us
+    # a captured graph is one launch for all its kernels; with prompts, pieces of it alternate with attention
+    if prompts > 0:
+        launch_us = host.eager_launches_us if tokens > host.prompt_graph_max_tokens else host.piecewise_launches_us
+    else:
+        launch_us = host.eager_launches_us if tokens > host.graph_max_tokens else host.captured_launches_us
     exposed_us = host.exposed_us + host.exposed_per_request_us * requests
     if host.overlapped:
         return cpu_us + launch_us, exposed_us, launch_us
@@ -49,12 +53,18 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int)
     if deployment["tier"] == "roofline":
         return Host(0.0, wait_us, 0.0, 0.0, 0.0, 0.0, True, 0)
     gap_us = overhead["launch_gap_us"] * launches
+    launch_us = overhead["per_eager_launch_us"]
+    pieces = min(overhead["piecewise_launches"], launches)
+    largest, piecewise = deployment["graph_max_tokens"], deployment["prompt_graphs"] == "piecewise"
+    # graphs that hold decode steps alone are sized by requests, which verify several tokens with drafts
+    decodes = largest if piecewise else largest * deployment["query_tokens"]
     return Host(
         overhead["step_exposed_us"] + gap_us, overhead["step_base_us"] + wait_us, overhead["per_request_us"],
-        overhead["per_token_us"], overhead["per_eager_launch_us"] * launches, overhead["request_us"],
-        overhead["overlapped"] and deployment["async_scheduling"], deployment["graph_max_tokens"],
+        overhead["per_token_us"], launch_us * launches, overhead["request_us"],
+        overhead["overlapped"] and deployment["async_scheduling"], decodes,
         overhead["per_captured_launch_us"] * launches, gap_us, overhead["exposed_per_request_us"],
         overhead["per_prompt_token_us"],
+        largest if piecewise else 0, launch_us * pieces,
     )  # fmt: skip
 
 
@@ -77,7 +87,7 @@ def step_totals_of(
         launches, gpu_us, *ends_us = kernels[key]
         host = host_of(overheads[key[0]], by_id[key[0]], launches)
         requests = shape["decode_requests"] + shape["prefill_requests"]
-        hidden_us, exposed_us, _ = host_times(requests, shape["tokens"], host)
+        hidden_us, exposed_us, _ = host_times(requests, shape["tokens"], shape["prefill_requests"], host)
         total_us = exposed_us + max(hidden_us, gpu_us)
         factors = [math.exp(end * Z_90 * overheads[key[0]]["step_log_sd"]) for end in (-1.0, 1.0)]
         host_us, *host_ends_us = (

@@ -24,6 +24,8 @@ class Host(NamedTuple):
     gap_us: float = 0.0
     exposed_per_request_us: float = 0.0
     per_prompt_token_us: float = 0.0
+    prompt_graph_max_tokens: int = 0
+    piecewise_launches_us: float = 0.0
 
 
 class Surface(NamedTuple):

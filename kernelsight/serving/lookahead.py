@@ -16,7 +16,7 @@ def run_end_us(engine: np.void, host: np.void, costs: np.ndarray, layout: np.voi
     """
     batch = engine.decoding
     linear_us = costs[layout.tokens_at + batch] + costs[layout.sampled_at + batch]
-    hidden_us, exposed_us, _ = host_times(batch, batch, host)
+    hidden_us, exposed_us, _ = host_times(batch, batch, 0, host)
     slope_w = engine.below / batch
     now, done = engine.now, 0
     j, w = engine.decode_y, engine.window_y

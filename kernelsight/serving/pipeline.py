@@ -142,7 +142,7 @@ def send_batch(
             (draft_windowed + ended_windowed) / share,
         )  # fmt: skip
     start_us, end_us, host_us = pass_stages(
-        engine, limits, host, costs, layout, stages, chunks + decodes, tokens, sampled, gpu_us, drafts_us
+        engine, limits, host, costs, layout, stages, chunks + decodes, tokens, chunks, sampled, gpu_us, drafts_us
     )
     gpu_us += drafts_us
     stages[place].due_us = end_us
@@ -174,6 +174,7 @@ def pass_stages(
     stages: np.ndarray,
     requests_in: int,
     tokens: int,
+    prompts: int,
     sampled: int,
     gpu_us: float,
     drafts_us: float,
@@ -183,7 +184,7 @@ def pass_stages(
     The host prepares batches in turn. The first stage computes the embedding, the last one logits and drafts, all but
     the first wait for a transfer; layers, launches and gaps between kernels are split by each stage's share of layers.
     """
-    hidden_us, exposed_us, launch_us = host_times(requests_in, tokens, host)
+    hidden_us, exposed_us, launch_us = host_times(requests_in, tokens, prompts, host)
     begin_us = max(engine.now, engine.prepared_us)
     engine.prepared_us = begin_us + (exposed_us - host.gap_us)
     last = limits.stages - 1

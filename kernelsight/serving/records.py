@@ -49,6 +49,8 @@ HOST = record(
     gap_us=_REAL,  # part of the exposed time: gaps between the kernels of a forward pass
     exposed_per_request_us=_REAL,
     per_prompt_token_us=_REAL,
+    prompt_graph_max_tokens=_WHOLE,  # of steps with prompts, by piecewise graphs; 0: none
+    piecewise_launches_us=_REAL,
 )
 
 # offsets of a surface in the flat array of costs: for every whole x the knot below it (x_at) and the weight of the

@@ -94,7 +94,8 @@ def prompt_step(
         engine, requests, costs, layout, uses[MIXED if decode_tokens > 0 else PREFILL], prompt_tokens, decode_tokens,
         decode_tokens, y, windowed,
     )  # fmt: skip
-    hidden_us, exposed_us, _ = host_times(chunks + decode_tokens, prompt_tokens + decode_tokens, host)
+    tokens = prompt_tokens + decode_tokens
+    hidden_us, exposed_us, _ = host_times(chunks + decode_tokens, tokens, chunks, host)
     return gpu_us, exposed_us + max(0.0, hidden_us - gpu_us)
 
 
@@ -374,7 +375,7 @@ def decode_run(
     """
     batch = engine.decoding
     linear_us = costs[layout.tokens_at + batch] + costs[layout.sampled_at + batch]
-    hidden_us, exposed_us, _ = host_times(batch, batch, host)
+    hidden_us, exposed_us, _ = host_times(batch, batch, 0, host)
     taken = units_ahead(engine, requests, limits, 1)
     last_start = engine.now
     done, ends = 0, False

@@ -12,7 +12,7 @@ from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.scenarios import Plan
 from kernelsight.sizing.candidates import STEP_TOKENS, Candidate, planned
 from kernelsight.sweeps.find_rate import open_trials, status_of
-from kernelsight.sweeps.rate_search import FULL, ROUGH, ROUGH_WITH_ENDS, Found, RateSearch
+from kernelsight.sweeps.rate_search import FULL, LENIENT, ROUGH, ROUGH_WITH_ENDS, Found, RateSearch
 from kernelsight.sweeps.trials import Trials
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # a rough rate may be off by this much: what is nearer to the best is searched in full
 DOUBT = 1.08
-# deployments that are tried with other tokens of a step, and how much dearer than the best they may be
-MOST_TUNED, TUNED_BELOW = 3, 1.3
+# deployments that are tried with other tokens of a step, and by which factor that may raise a rate
+MOST_TUNED, MOST_GAIN = 5, 1.4
 
 
 class Prospect(NamedTuple):
@@ -84,6 +84,7 @@ class SizeSearch:
         self.plans: list[Plan] = []
         self.sized: dict[str, Sized] = {}
         self.left_out: dict[str, LeftOut] = {}
+        self._sure: set[str] = set()
 
     def run(self, rows: Sequence[Mapping[str, Any]], tune: bool = True) -> list[Sized]:
         """Return deployments with a rate, the cheapest first; see ``left_out`` for the others.
@@ -98,9 +99,11 @@ class SizeSearch:
             by_gpu.setdefault(tuple(prospect.candidate.gpus), []).append(prospect)
         for group in by_gpu.values():
             self._search(group, None)
-        if tune and self.sized:
-            self._tune()
         self._make_sure()
+        if tune and self.sized:
+            self._tune(prospects)
+            self._make_sure()
+        self._give_ranges()
         return self.ranked()
 
     def ranked(self) -> list[Sized]:
@@ -180,17 +183,27 @@ class SizeSearch:
         instances = math.floor(best.weight / candidate.weight + 1e-9)
         return self._rate / instances if instances else math.inf
 
-    def _tune(self) -> None:
-        """Try the best deployments with other tokens of a step, where these are left to the engine.
+    def _needed_to_beat(self, candidate: Candidate, best: Sized) -> float:
+        """Return the rate of one instance, requests/s, from which a candidate is cheaper than the best."""
+        instances = math.ceil(best.weight / candidate.weight - 1e-9) - 1
+        return self._rate / instances if instances else math.inf
+
+    def _tune(self, prospects: Sequence[Prospect]) -> None:
+        """Try what is nearest to being the best with other tokens of a step, where these are left to the engine.
 
         Of these only what is cheaper than the best is kept: the engine's own size is one setting less.
         """
-        best, *_ = ranked = self.ranked()
-        near = [sized for sized in ranked if sized.weight <= TUNED_BELOW * best.weight][:MOST_TUNED]
+        best = self.ranked()[0]
+        near = []
+        for prospect in prospects:
+            needed = self._needed_to_beat(prospect.candidate, best)
+            if needed <= prospect.search.capacity.most:
+                level = prospect.search.look(needed / MOST_GAIN)
+                near += [(level, prospect.candidate.scenario_id, prospect)] if level <= LENIENT else []
         rows = []
-        for sized in near:
-            flags = {name: value for name, value in sized.candidate.flags.items() if name not in self._load}
-            settings = sized.prospect.trials.settings(sized.candidate.scenario_id)
+        for *_, prospect in sorted(near, key=lambda each: each[:2])[:MOST_TUNED]:
+            flags = {name: value for name, value in prospect.candidate.flags.items() if name not in self._load}
+            settings = prospect.trials.settings(prospect.candidate.scenario_id)
             if "max_num_batched_tokens" in flags or settings["scheduling"] == "static":
                 continue
             rows += [
@@ -200,10 +213,9 @@ class SizeSearch:
             ]
         if not rows:
             return
-        self._report(f"trying other sizes of a step on {len(near)} deployments")
+        self._report(f"trying {len(rows)} deployments with other sizes of a step")
         for prospect in self._open(_without(rows, "request_rate")):
-            instances = math.ceil(best.weight / prospect.candidate.weight - 1e-9) - 1
-            needed = self._rate / instances if instances else math.inf
+            needed = self._needed_to_beat(prospect.candidate, best)
             if math.isinf(needed) or not prospect.search.may_keep(needed / DOUBT):
                 self._leave(prospect, "it is no cheaper than with the engine's own size of a step")
                 continue
@@ -213,22 +225,18 @@ class SizeSearch:
 
     def _make_sure(self) -> None:
         """Search the best in full, and what is so near that a full search may put it first."""
-        done: set[str] = set()
-        while True:
-            ranked = self.ranked()
-            if not ranked:
-                return
-            best = ranked[0]
-            waiting = [
-                sized for sized in ranked if sized.candidate.scenario_id not in done and self._may_be_first(sized, best)
-            ]
+        while ranked := self.ranked():
+            waiting = [sized for sized in ranked if self._may_be_first(sized, ranked[0])]
+            waiting = [sized for sized in waiting if sized.candidate.scenario_id not in self._sure]
             if not waiting:
-                break
+                return
             sized = waiting[0]
-            done.add(sized.candidate.scenario_id)
+            self._sure.add(sized.candidate.scenario_id)
             self._report(f"searching the rate of {sized.candidate.flags['gpu']} in full")
             self._size(sized.prospect, sized.prospect.search.run(FULL, sized.found.rate))
 
+    def _give_ranges(self) -> None:
+        """Give each rate that was not searched in full its range."""
         for sized in self.ranked():
             if sized.found.low is None:
                 self._size(sized.prospect, sized.prospect.search.run(ROUGH_WITH_ENDS, sized.found.rate))

@@ -91,7 +91,8 @@ def _rows_at(
         {**row, "request_rate": one.rate, "num_prompts": one.requests} if one and one.rate else row
         for row, one in zip(stated, found, strict=True)
     ]
-    plan = plan_rows(session, at_rate, goodput)
+    # rows that differ in what a search replaces alone, such as num_prompts, may end at one scenario
+    plan = plan_rows(session, at_rate, goodput, on_fault="collect")
     give_plan(session, list(first.deployments.values()), plan.planned)
     summary = session.table("scenario_summary")
     place = {name: position for position, name in enumerate(summary["scenario_id"].to_pylist())}

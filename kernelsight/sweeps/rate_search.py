@@ -15,7 +15,7 @@ from kernelsight.sweeps.trials import Trial, Trials, gap_percentile
 
 LOWEST_RATE, HIGHEST_RATE = 1e-4, 1e5
 # requests that may exceed a percentile, over all seeds: fewer make a tail of luck
-TAIL = 200
+TAIL = 400
 MOST_REQUESTS = 100_000
 SEEDS, LEAST_SEEDS = 8, 4
 # over all seeds: with more, fewer seeds do
@@ -193,9 +193,13 @@ class RateSearch:
             kept, broken = (middle, broken) if middle.verdict.keeps else (kept, middle)
         return kept, broken
 
+    def look(self, rate: float) -> float:
+        """Return the latencies at a rate over their largest values, at a first look."""
+        return self._serve(rate, int(1.3 * LEAST_REQUESTS), FIRST_SEEDS).verdict.level
+
     def may_keep(self, rate: float) -> bool:
         """Whether a first look leaves open that a rate keeps the objectives."""
-        return self._serve(rate, int(1.3 * LEAST_REQUESTS), FIRST_SEEDS).verdict.level <= LENIENT
+        return self.look(rate) <= LENIENT
 
     def _found(self, kept: Trying | None, broken: Trying | None, effort: Effort) -> Found:
         if kept is None:
@@ -235,7 +239,7 @@ class RateSearch:
             return known
         requests = self._least_requests(effort)
         tried = self._serve(rate, min(requests, LONGEST_LOOK), FIRST_SEEDS)
-        if not look or tried.verdict.pressure <= FAR:
+        if not look or tried.verdict.level <= FAR:
             tried = self._serve_long(tried, requests, effort)
         self._tried[key] = tried
         return tried
@@ -244,7 +248,7 @@ class RateSearch:
         """Serve ever longer runs at a rate until one is long enough and does not drift, or will never be."""
         tried, rate, before = look, look.rate, 0.0
         for _ in range(MOST_RUNS):
-            if tried.verdict.pressure <= FAR:
+            if tried.verdict.level <= FAR:
                 requests = max(requests, self._needed(tried))
             tried = self._serve(rate, requests, seeds_for(requests, effort))
             verdict = tried.verdict

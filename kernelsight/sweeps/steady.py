@@ -2,7 +2,7 @@
 
 Each objective is a mean over requests: of the latency, or of whether it exceeds the largest value (a percentile is kept
 where at most that share of requests exceeds it). Requests near in time wait for the same burst, so the noise of a mean
-comes from means over long stretches (batches) and over whole seeds, whichever is larger, never from single requests.
+comes from means over long stretches (batches) and over whole seeds, never from single requests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONGER_RUN = 10.0
 BATCHES = 4  # of each seed
 CONFIDENCE = 0.95
 DRIFT_CONFIDENCE = 0.995
-# a drift that changes nothing anybody would see: share of an objective's largest value
+# a drift below this share of the objective, or of a mean stay if that is shorter, changes nothing that shows
 SMALL_DRIFT = 0.02
 
 
@@ -94,7 +94,7 @@ def judge(trials: Sequence[Trial], objectives: Sequence[Objective], stay_ms: flo
     if any(trial.lost for trial in trials):
         return Verdict(*[math.inf] * 4, False, 0.0, objectives[0])
     ratios = [(*_ratios(trials, objective, longer), objective) for objective in objectives]
-    ends = (max(ratio[place] for ratio in ratios) for place in range(4))
+    ends = (float(max(ratio[place] for ratio in ratios)) for place in range(4))
     spans_ms = [trial.duration_s * 1e3 * COUNTED / STAYS for trial in trials]
     return Verdict(
         *ends, _drifts(trials, objectives), min(spans_ms) / max(stay_ms, 1e-9),
@@ -129,18 +129,20 @@ def _own(trial: Trial, metric: str) -> np.ndarray:
 
 
 def noise_of(runs: Sequence[np.ndarray]) -> Noise:
-    """Return the mean over runs (one a seed) and its noise, from batches and from seeds, whichever is larger.
+    """Return the mean over runs (one a seed) and its noise, from batches and from seeds.
 
     >>> noise_of([np.array([1.0, 2.0, 1.0, 2.0]), np.array([2.0, 1.0, 2.0, 1.0])]).mean
     1.5
     """
     batches = np.array([[part.mean() for part in np.array_split(run, min(BATCHES, run.size))] for run in runs])
     seeds = batches.mean(axis=1)
-    of_batches = batches.std(ddof=1) / math.sqrt(batches.size) if batches.size > 1 else 0.0
-    of_seeds = seeds.std(ddof=1) / math.sqrt(seeds.size) if seeds.size > 1 else 0.0
-    if of_seeds > of_batches:
-        return Noise(float(np.mean([run.mean() for run in runs])), float(of_seeds), seeds.size - 1, seeds.size)
-    return Noise(float(np.mean([run.mean() for run in runs])), float(of_batches), batches.size - 1, seeds.size)
+    mean = float(np.mean([run.mean() for run in runs]))
+    of_batches = batches.var(ddof=1) / batches.size if batches.size > 1 else 0.0
+    of_seeds = seeds.var(ddof=1) / seeds.size if seeds.size > 1 else 0.0
+    if batches.shape[1] == 1 or of_seeds <= of_batches:
+        return Noise(mean, math.sqrt(of_batches), batches.size - 1, seeds.size)
+    # what seeds differ by beyond their batches may be chance or slow swings: half of it counts, as both are estimates
+    return Noise(mean, math.sqrt((of_batches + of_seeds) / 2), (batches.size + seeds.size) // 2 - 1, seeds.size)
 
 
 def _drifts(trials: Sequence[Trial], objectives: Sequence[Objective]) -> bool:
@@ -149,12 +151,14 @@ def _drifts(trials: Sequence[Trial], objectives: Sequence[Objective]) -> bool:
         return False
     metrics = {objective.metric: objective.most_ms for objective in objectives if objective.metric != "itl"}
     least = min(objective.most_ms for objective in objectives)
+    stay_ms = float(np.mean([_own(trial, "e2e").mean() for trial in trials]))
     for metric, most in {"queue": least, **metrics}.items():
         runs = [_own(trial, metric) for trial in trials]
         if any(run.size < 2 for run in runs):
             continue
         changes = np.array([run[run.size // 2 :].mean() - run[: run.size // 2].mean() for run in runs])
         error = changes.std(ddof=1) / math.sqrt(changes.size)
-        if changes.mean() > max(student(DRIFT_CONFIDENCE, changes.size - 1) * error, SMALL_DRIFT * most):
+        shows = SMALL_DRIFT * min(most, stay_ms)
+        if changes.mean() > max(student(DRIFT_CONFIDENCE, changes.size - 1) * error, shows):
             return True
     return False

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from kernelsight.scenario.flags import LARGEST_WHOLE_NUMBER
 from kernelsight.scenario.load_rules import distribution
 from kernelsight.scenario.plan import and_drafts, deployments_of
 from kernelsight.serving import client_metrics
@@ -107,7 +108,7 @@ class Trials:
         base = self._scenarios[scenario_id]
         rows = [
             {**base, **load, "scenario_id": f"{scenario_id}/{seed}", "seed": seed, "num_prompts": requests}
-            for seed in ((base["seed"] + 1) * SEED_SPAN + number for number in seeds)
+            for seed in (((base["seed"] + 1) * SEED_SPAN + number) % LARGEST_WHOLE_NUMBER for number in seeds)
         ]
         drawn, columns, spans = self._loads(rows)
         world = self._world._replace(

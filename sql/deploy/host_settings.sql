@@ -1,4 +1,5 @@
--- Host overhead of each deployment: its engine's row of the latest version up to its own; the newest row if it has no version
+-- Host overhead of each deployment: its engine's row of the latest version up to its own; the newest row if it has no version;
+-- with what its class of model adds: launches of latent attention (MLA), and requests of mixtures of experts
 with numbered as (
   -- versions compare as lists of numbers; a release candidate sorts before its release, which ends in 0
   select
@@ -9,6 +10,8 @@ with numbered as (
 asked as (
   select
     deployment_id,
+    model,
+    gpu,
     engine,
     engine_version,
     case when regexp_matches(engine_version, '[0-9]') then
@@ -19,6 +22,8 @@ asked as (
 held as (
   select
     asked.deployment_id,
+    asked.model,
+    asked.gpu,
     asked.engine_version,
     numbered.*,
     asked.numbers is null or numbered.first_numbers <= asked.numbers as holds
@@ -42,16 +47,23 @@ select
   per_request_us,
   per_token_us,
   per_captured_launch_us,
-  per_eager_launch_us,
-  coalesce(launch_gap_us, 0) as launch_gap_us,
-  held.request_us + coalesce(added.request_us, 0) as request_us,
+  models.kv_lora_rank is not null as latent_attention,
+  models.experts is not null as experts,
+  per_eager_launch_us + case when latent_attention then coalesce(latent_launch_us, 0) else 0 end as per_eager_launch_us,
+  -- attention, its KV write, and the graph of the rest
+  3 * models.layer_count as piecewise_launches,
+  coalesce(launch_gap_us, gpus.kernel_gap_us, 1.3) as launch_gap_us,
+  held.request_us + case when models.experts is not null then coalesce(experts_request_us, 0) else 0 end
+    + coalesce(added.request_us, 0) as request_us,
   coalesce(per_prompt_token_us, 0) as per_prompt_token_us,
   coalesce(exposed_per_request_us, 0) as exposed_per_request_us,
   coalesce(step_log_sd, 0) as step_log_sd,
   overlapped,
   assumed,
-  source
+  held.source
 from held
+join models using (model)
+join gpus using (gpu)
 left join added using (deployment_id)
 -- older than every row: the oldest
 qualify row_number() over (partition by deployment_id order by case when holds then first_numbers end desc nulls last, first_numbers) = 1

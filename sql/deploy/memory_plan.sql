@@ -18,7 +18,8 @@ split as (
     settings.max_model_len,
     settings.kv_cache_tokens as stated_tokens,
     gpus.memory_bytes,
-    gpus.memory_bytes * settings.gpu_memory_utilization as usable_bytes,
+    settings.gpu_memory_utilization,
+    settings.memory_fraction_of,
     weights.weights_bytes + coalesce(draft_weights.weights_bytes, 0) as weights_bytes,
     -- residual, hidden and the widest projection of the largest step, in 16 bit, and FP32 logits of the sampled tokens
     -- (a limit beyond what can be simulated is a fault of the deployment, and may not overflow here)
@@ -42,17 +43,26 @@ split as (
   join (select deployment_id, max(n) as width from layer_weights where family = 'gemm' and layer_kind <> 'model' group by deployment_id) as widest
     using (deployment_id)
 ),
+used as (
+  select
+    *,
+    weights_bytes + activations_bytes + graphs_bytes as used_bytes,
+    -- a share of all memory, or of what is left free: then the rest counts as usable too
+    case when memory_fraction_of = 'memory' then memory_bytes * gpu_memory_utilization
+         else used_bytes + (memory_bytes - used_bytes) * case when used_bytes < memory_bytes then gpu_memory_utilization else 1 end end as usable_bytes
+  from split
+),
 units as (
   -- one unit is one block of one group of layers: all layers if they are of one kind, else the layers of one kind
   select
     *,
-    usable_bytes - weights_bytes - activations_bytes - graphs_bytes as kv_bytes,
+    usable_bytes - used_bytes as kv_bytes,
     case when window_layers = 0 then least(full_layers, 1) else ceil(full_layers / least(nullif(full_layers, 0), window_layers)) end as full_group,
     case when window_layers = 0 then 0 else ceil(window_layers / least(window_layers, coalesce(nullif(full_layers, 0), window_layers))) end as window_units,
     -- the last group of a kind is padded with empty layers
     case when least(full_layers, window_layers) > 0 then least(full_layers, window_layers) else full_layers + window_layers end as group_layers,
     ceil(window_tokens / block_size)::bigint + 1 as window_blocks
-  from split
+  from used
 ),
 sized as (
   select

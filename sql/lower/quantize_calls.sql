@@ -1,7 +1,7 @@
 -- Conversion of activations to the format of the next matrix product, if the engine launches a separate kernel (those of routed experts are in moe_calls)
 with inputs as (
   select distinct
-    weights.deployment_id, weights.layer_kind, weights.count, weights.k as columns, weights.activation_bits,
+    weights.deployment_id, weights.layer_kind, weights.count, weights.k as columns, weights.activation_bits, weights.format,
     case when weights.name in ('o_proj', 'out_proj') then 'quantize_attention'
          when weights.name in ('down_proj', 'shared_down_proj') then 'quantize_activation'
          else 'quantize_hidden' end as operation,
@@ -25,6 +25,8 @@ select
 from inputs
 join deployment_settings as settings using (deployment_id)
 join engine_fusions as fusions
-  on fusions.engine = settings.engine and fusions.operation = inputs.operation and fusions.condition = settings.activation_scales and fusions.launched
-join step_tokens using (deployment_id)
-where step_tokens.tokens > 0
+  on fusions.engine = settings.engine and fusions.operation = inputs.operation
+ and fusions.condition = case inputs.format when 'nvfp4' then 'nvfp4' else settings.activation_scales end and fusions.launched
+left join sharded_layers as layers on layers.deployment_id = inputs.deployment_id and layers.layer_kind = inputs.layer_kind
+join step_tokens on step_tokens.deployment_id = inputs.deployment_id
+where step_tokens.tokens > 0 and not (inputs.format = 'nvfp4' and inputs.operation = 'quantize_hidden' and coalesce(layers.norms_in_all_reduce, false))

@@ -9,8 +9,8 @@ import pytest
 
 from kernelsight.backtest.attribution import PARTS, attribute, parts_of
 from kernelsight.backtest.data_quality import FRONT_END, MANY_WORKERS, STALLS, signs_of
-from kernelsight.backtest.report import compared_with, report
-from kernelsight.backtest.scores import is_fitting, repeats, score, with_errors
+from kernelsight.backtest.report import behind, by_basis, calibrated, compared_with, report
+from kernelsight.backtest.scores import is_fitting, repeats, score, stated_again, with_errors
 
 RUN = {
     "harness": "inferencex",
@@ -151,4 +151,66 @@ def test_the_report_scores_held_out_runs_and_counts_the_others() -> None:
 
 
 def test_another_tool_is_scored_only_where_it_predicts() -> None:
-    assert compared_with([], {})["n"] == 0
+    assert compared_with([], {}, {})["n"] == 0
+
+
+def scored_run(name: str, ttft_error: float = 0.1, **more: object) -> dict:
+    """Return a run that was served with an error of TTFT, outside the fitting fifth unless stated."""
+    errors = {"ttft": ttft_error, "tpot": 0.1, "throughput": 0.1}
+    return {**RUN, "run_id": name, "fitting": False, "is_moe": False, "recipes": [], "errors": errors} | more
+
+
+def names(fitting: bool) -> list[str]:
+    """Return ids of runs inside or outside the fitting fifth."""
+    return [f"q{number}" for number in range(99) if is_fitting(f"q{number}") is fitting]
+
+
+def test_a_measurement_that_several_rows_state_is_scored_once() -> None:
+    first, again, other, *_ = names(fitting=False)
+    runs = [
+        scored_run(first),
+        scored_run(again, 0.5, ttft_ms=100.004),
+        scored_run(other, 0.3, ttft_ms=101.0),
+        scored_run(names(fitting=True)[0], fitting=True),
+    ]
+    assert stated_again(runs) == {again}
+    answer = report([{**row, "status": "served", **PARTS_OF_A_RUN} for row in runs])
+    assert (answer["ttft"]["n"], answer["ttft"]["mape"]) == (2, pytest.approx(0.2))
+
+
+PARTS_OF_A_RUN = {
+    **dict.fromkeys(("prefill_kernels_s", "decode_kernels_s", "prefill_communication_s", "gpu_s"), 1.0),
+    **dict.fromkeys(("decode_communication_s", "host_exposed_s"), 0.1),
+    **{"ttft_mean_ms": 110.0, "tpot_mean_ms": 11.0, "queue_ms": 1.0},
+}
+
+
+def test_another_tool_gets_one_factor_a_metric_and_group() -> None:
+    scored, other, *_ = names(fitting=False)
+    fitting = names(fitting=True)[:3]
+    rows = [scored_run(scored, -0.2), scored_run(other, model="alone", ttft_ms=50.0)]
+    rows += [scored_run(name, fitting=True, ttft_ms=90.0 + i) for i, name in enumerate(fitting)]
+    peer = dict.fromkeys([scored, other, *fitting], (50.0, 5.0))
+    found = calibrated(rows, peer)
+    # the middle one of 90, 91 and 92 / 50, and of 10 / 5; no run of the other group is fitted on
+    assert found[scored] == pytest.approx((91.0, 10.0))
+    assert found[other] == (50.0, 5.0)
+    compared = compared_with(rows[:2], found, peer)
+    assert compared["calibrated"]["ttft"]["mape"] == pytest.approx((0.09 + 0.0) / 2)
+    # one group is met exactly by the other tool's TTFT, which is half of the other's measured one
+    assert behind(rows, peer) == {"groups": 2, "ttft": 1, "tpot": 0}
+
+
+def test_runs_are_split_by_the_basis_of_their_flags() -> None:
+    first, second, third, *_ = names(fitting=False)
+    rows = [
+        scored_run(first, 0.1, recipes=["client", "script"]),
+        scored_run(second, 0.3, recipes=["client", "guess"], tp=2),
+        scored_run(third, 0.5, recipes=["client", "fit"], tp=4, is_moe=True),
+    ]
+    basis = {"client": "fitted", "script": "published", "guess": "assumed", "fit": "fitted", "unused": "fitted"}
+    found = by_basis(rows, basis)
+    assert found["published"]["all"]["ttft"]["mape"] == pytest.approx(0.1)
+    assert found["fitted_or_assumed"]["dense"]["ttft"]["mape"] == pytest.approx(0.3)
+    assert found["fitted_or_assumed"]["moe"]["ttft"]["n"] == 1
+    assert [(each["recipe"], each["scored"]) for each in found["recipes"]] == [("client", 3), ("guess", 1), ("fit", 1)]

@@ -40,12 +40,13 @@ def test_runs_are_scored_and_those_that_cannot_be_simulated_are_listed(command, 
     assert [row["run_id"] for row in rows] == [f"r{number}" for number in range(7)]
     fitting = {row["run_id"] for row in rows if row["fitting"]}
     scored = [row for row in rows if row["status"] == "served" and not row["fitting"]]
-    assert found["ttft"]["n"] == found["tpot"]["n"] == found["throughput"]["n"] == len(scored)
+    assert found["ttft"]["n"] == found["tpot"]["n"] == found["throughput"]["n"] == len(scored) - 1
+    assert found["stated_again"] == 1  # r6 states the measurement of r1
     assert found["fitted_on"] == len(fitting)
     assert found["excluded"] == []
     assert sum(fault["n"] for fault in found["not_simulated"]) == len({"r4", "r5"} - fitting)
     by_id = {row["run_id"]: row for row in rows}
-    assert (by_id["r0"]["engine_version_used"], by_id["r0"]["host_version"]) == ("newest (0.13)", "0.13")
+    assert (by_id["r0"]["engine_version_used"], by_id["r0"]["host_version"]) == ("newest (0.10)", "0.10")
     assert "unknown model 'qwen3-0.6c'" in by_id["r5"]["status"]
     assert "does not fit on l4" in by_id["r4"]["status"]
     # equal loads are one scenario; their errors differ as their measurements do
@@ -72,16 +73,16 @@ def test_constants_are_fitted_on_the_fitting_fifth_and_printed(command, tmp_path
     path = tmp_path / "runs.csv"
     lines = [RUNS[1].replace("r1", f"r{number}").replace(",60,9,", f",{60 + number},9,") for number in range(40)]
     path.write_text("\n".join([HEADER, *lines]))
-    answer = command("backtest", "--runs", path, "--constants", "group,none,version,transfer", "--format", "json")
+    answer = command("backtest", "--runs", path, "--constants", "group,none,all,transfer", "--format", "json")
     assert answer.status == 0, answer.err
     (group,) = answer.json["fitted_constants"]
-    assert (group["model"], group["host_version"]) == ("qwen3-0.6b", "0.13")
-    assert group["step_ms"] + group["per_request_us"] > 0 or group["pace"] > 1
+    assert (group["model"], group["engine"]) == ("qwen3-0.6b", "vllm")
+    assert group["gap"] + group["per_request_us"] > 0 or group["pace"] > 1
     levels = answer.json["levels"]
-    assert list(levels) == ["group", "none", "version", "transfer"]
+    assert list(levels) == ["group", "none", "all", "transfer"]
     # all runs are alike: what fits a fifth of them fits the others
     assert levels["group"]["dense"]["tpot"]["median_ape"] < 0.1 < levels["none"]["dense"]["tpot"]["median_ape"]
-    assert levels["version"]["all"]["tpot"]["median_ape"] < 0.1
+    assert levels["all"]["all"]["tpot"]["median_ape"] < 0.1
     # no other group has runs: no host time
     assert levels["transfer"] == levels["none"]
     # a level also says how many runs lie within their intervals
@@ -152,7 +153,7 @@ def test_constants_that_no_run_is_kept_for_are_refused(refusal, tmp_path: Path) 
     sentence = refusal("backtest", "--runs", path, "--constants", "group")  # its measurement is scored
     assert "and that do not repeat a scored run, but none of the 2 runs qualifies" in sentence
     sentence = refusal("backtest", "--runs", path, "--constants", "foo")
-    assert sentence.endswith("Known: shipped, none, version, group, transfer.")
+    assert sentence.endswith("Known: transfer, group, all, shipped, none.")
 
 
 def test_runs_of_which_none_can_be_simulated_are_refused(refusal, tmp_path: Path) -> None:

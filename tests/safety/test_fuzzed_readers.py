@@ -26,10 +26,12 @@ from kernelsight.read.measured_runs import read_runs
 from kernelsight.read.sweeps.importing import import_sweep
 from kernelsight.read.sweeps.sources import READERS
 from kernelsight.read.traces import read_trace
+from kernelsight.read.tuner_files import read_tuner_file
 from kernelsight.scenario.forward_step import predict_calls
 from kernelsight.scenario.given_facts import extend_gpus, give_host_overheads
 from kernelsight.scenario.grid import read_grid
 from kernelsight.scenario.scenarios import plan_rows
+from kernelsight.searching.space_files import read_spaces
 from kernelsight.session import Session, connect
 from tests.cli.conftest import TINY_CONFIG
 from tests.conftest import random_worlds
@@ -63,6 +65,15 @@ RUN = {
 }  # fmt: skip
 GPU = {"gpu": "mine", "like": "h100_sxm", "memory_bytes": 10**11, "sm_count": 100}
 HOST = {"engine": "vllm", "from_version": "0.1", "step_exposed_us": 10.0, "overlapped": True}
+
+CACHE = {
+    "device_name": "l4", "kernel_name": "conv", "tune_params_keys": ["tile"],
+    "cache": {str(tile): {"tile": tile, "time": 1.5, "times": [1.0, 2.0], "compile_time": 9} for tile in range(4)},
+}  # fmt: skip
+SPACES = [
+    {"space": "conv", "gpu": "l4", "parameters": f'{{"tile": {tile}}}', "latency_us": 2.0 * tile, "status": "ok"}
+    for tile in range(1, 5)
+]
 
 
 def parquet(rows: list[dict[str, Any]]) -> bytes:
@@ -158,6 +169,9 @@ FILES: dict[str, tuple[Callable[[Path], bytes], Reader]] = {
     "points.parquet": (lambda _: point_bytes(), import_points),
     "pack.parquet": (pack_bytes, lambda _, path: read_pack(path)),
     "run.duckdb": (saved_bytes, read_saved),
+    "cache.json": (lambda _: config_bytes(CACHE), lambda _, path: read_tuner_file(path)),
+    "cache.json.gz": (lambda _: gzip.compress(config_bytes(CACHE)), lambda _, path: read_tuner_file(path)),
+    "spaces.parquet": (lambda _: parquet(SPACES), lambda _, path: read_spaces([path])),
 }
 SPICE = [
     *(

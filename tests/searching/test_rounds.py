@@ -67,6 +67,15 @@ def test_another_seed_draws_other_noise(arrays):
     assert not np.array_equal(one, two, equal_nan=True)
 
 
+def test_a_long_history_is_fitted_in_part(arrays, monkeypatch):
+    monkeypatch.setattr("kernelsight.searching.history.MOST_FITTED", 20)
+    found, regret = course(arrays, budget_measurements=60)
+    history = found[-1].history
+    kept = history.logs[history.fitted]
+    assert (len(history.rows), len(kept), regret[-1] <= 0.02) == (60, 20, True)
+    assert np.sort(kept)[:10].tolist() == np.sort(history.logs[history.worked])[:10].tolist()
+
+
 def test_only_the_budget_of_time_is_spent(arrays):
     found, _ = course(arrays, budget_s=30.0)
     costs = [each.history.cost_s.sum() for each in found]

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tests.serving.reference_scheduler import Work
+from tests.serving.reference_scheduler import Work, launches_of
 
 
 class Parts(NamedTuple):
@@ -77,7 +77,7 @@ class Pipeline:
         host = self.host
         own_us = host.base_us + host.per_token_us * work.tokens
         own_us += host.per_request_us * (len(work.chunks) + len(work.contexts))
-        launches_us = host.eager_launches_us if work.tokens > host.graph_max_tokens else host.captured_launches_us
+        launches_us = launches_of(work, host)
         begin = max(now, self.prepared_us)
         always_us = host.exposed_us - host.gap_us
         always_us += host.exposed_per_request_us * (len(work.chunks) + len(work.contexts))

@@ -518,11 +518,19 @@ def step_time(work: Work, gpu_us: float, host: Any) -> float:
     """Time of a step under the host's constants (the fields of the loop's Host), microseconds."""
     cpu_us = host.base_us + host.per_request_us * (len(work.chunks) + len(work.contexts))
     cpu_us += host.per_token_us * work.tokens
-    launches_us = host.eager_launches_us if work.tokens > host.graph_max_tokens else host.captured_launches_us
+    launches_us = launches_of(work, host)
     hidden_us = launches_us + (cpu_us if host.overlapped else 0.0)
     exposed_us = host.exposed_us + host.exposed_per_request_us * (len(work.chunks) + len(work.contexts))
     exposed_us += 0.0 if host.overlapped else cpu_us
     return exposed_us + max(hidden_us, gpu_us)
+
+
+def launches_of(work: Any, host: Any) -> float:
+    """Time of a step's launches: a graph holds decode steps, and pieces of steps with prompts, up to its size."""
+    largest = host.prompt_graph_max_tokens if work.chunks else host.graph_max_tokens
+    if work.tokens > largest:
+        return host.eager_launches_us
+    return host.piecewise_launches_us if work.chunks else host.captured_launches_us
 
 
 def serve(

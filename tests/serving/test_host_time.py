@@ -17,9 +17,9 @@ STEPS = 300
 
 
 @numba.njit
-def times(requests: int, tokens: int, hosts: np.ndarray) -> tuple:
+def times(requests: int, tokens: int, prompts: int, hosts: np.ndarray) -> tuple:
     """Call a rule that is compiled into its callers alone: (hidden, exposed) microseconds."""
-    return host_times(requests, tokens, hosts[0])[:2]
+    return host_times(requests, tokens, prompts, hosts[0])[:2]
 
 
 def drawn(random: np.random.Generator, number: int) -> dict[str, dict[str, Any]]:
@@ -30,6 +30,8 @@ def drawn(random: np.random.Generator, number: int) -> dict[str, dict[str, Any]]
     settings = {
         "tier": str(random.choice(["auto", "cross-generation", "roofline"], p=[0.6, 0.3, 0.1])),
         "graph_max_tokens": int(random.choice([0, 256, 512])),
+        "prompt_graphs": str(random.choice(["piecewise", "none"])),
+        "query_tokens": int(random.choice([1, 4])),
         # a deployment that does not schedule ahead hides no host time in the simulation, whatever its engine can
         "async_scheduling": True,
         "batch_wait_timeout_ms": 0.0,
@@ -42,7 +44,14 @@ def drawn(random: np.random.Generator, number: int) -> dict[str, dict[str, Any]]
             **dict.fromkeys(("latency_us", "latency_p05_us", "latency_p95_us"), float(random.integers(1, 100))),
         },
         "deployment_settings": {**key, **settings},
-        "host_settings": {**key, **figures, "overlapped": bool(random.integers(2))},
+        "host_settings": {
+            **{
+                **key,
+                **figures,
+                "overlapped": bool(random.integers(2)),
+                "piecewise_launches": int(random.integers(1, 200)),
+            }
+        },
     }
 
 
@@ -64,7 +73,9 @@ def test_a_whole_step_and_a_simulated_one_take_the_same_host_time() -> None:
         shape, kernel, settings, overheads = step.values()
         host = host_of(overheads, settings, kernel["count"])
         requests = shape["decode_requests"] + shape["prefill_requests"]
-        hidden_us, exposed_us = times(requests, shape["tokens"], np.array([tuple(host)], HOST))
+        hidden_us, exposed_us = times(
+            requests, shape["tokens"], shape["prefill_requests"], np.array([tuple(host)], HOST)
+        )
         gpu_us = kernel["count"] * kernel["latency_us"]
         row = found[shape["deployment_id"]]
         assert row["gpu_us"] == gpu_us
@@ -72,3 +83,16 @@ def test_a_whole_step_and_a_simulated_one_take_the_same_host_time() -> None:
         assert row["host_us"] == pytest.approx(exposed_us + max(hidden_us - gpu_us, 0.0), rel=1e-12, abs=1e-9)
         hidden_ones += hidden_us > gpu_us
     assert 0 < hidden_ones < STEPS  # steps whose pace the host sets, and steps whose pace the GPU sets
+
+
+def test_graphs_of_decode_steps_are_sized_by_requests_where_drafts_are_verified() -> None:
+    settings = drawn(np.random.default_rng(1), 0)["deployment_settings"] | {"tier": "auto", "graph_max_tokens": 8}
+    overheads = dict.fromkeys(FIGURES, 1.0) | {"piecewise_launches": 3, "overlapped": True}
+
+    def largest(**stated: object) -> tuple[int, int]:
+        host = host_of(overheads, settings | stated, 100)
+        return host.graph_max_tokens, host.prompt_graph_max_tokens
+
+    assert largest(prompt_graphs="none", query_tokens=4) == (32, 0)
+    assert largest(prompt_graphs="none", query_tokens=1) == (8, 0)
+    assert largest(prompt_graphs="piecewise", query_tokens=4) == (8, 8)

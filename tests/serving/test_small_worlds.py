@@ -209,6 +209,14 @@ def test_the_replay_of_a_graph_launches_its_kernels_for_less() -> None:
     assert column(served, HOST) == [50, 30]
 
 
+def test_steps_with_prompts_replay_pieces_of_graphs_or_none() -> None:
+    # 100 us of the GPU; a decode step's graph is launched in 0 us, pieces of one around attention in 120 us
+    host = {"eager_launches_us": 150.0, "piecewise_launches_us": 120.0, "graph_max_tokens": 8}
+    for largest, prompt_us in ((8, 120), (4, 150), (0, 150)):
+        served = run_loop(constant_world([(0, 5, 2)], host=host | {"prompt_graph_max_tokens": largest}))
+        assert finish(served) == [prompt_us + 100]
+
+
 def test_a_batch_is_padded_to_the_captured_graph_that_serves_it() -> None:
     # 10 us a token, graphs of 1, 2 and 4 tokens: prompts of 5 (beyond the graphs) take 15 tokens, three decodes cost
     # as much as four, the two that are left two, the last one

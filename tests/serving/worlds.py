@@ -269,6 +269,8 @@ def hosts_drawn(draw: st.DrawFn, whole: bool) -> inputs.Host:
         captured_launches_us=draw(st.sampled_from([0.0, 15.0])) + uneven,
         exposed_per_request_us=draw(st.sampled_from([0.0, 3.0])) + uneven,
         per_prompt_token_us=draw(st.sampled_from([0.0, 7.0])),
+        prompt_graph_max_tokens=draw(st.sampled_from([0, 4, 16])),
+        piecewise_launches_us=draw(st.sampled_from([0.0, 30.0])) + uneven,
     )
 
 

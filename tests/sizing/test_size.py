@@ -98,10 +98,14 @@ def test_requests_per_day_are_a_rate(session: Session) -> None:
 
 
 def test_other_sizes_of_a_step_are_tried(session: Session) -> None:
-    flags = {"gpus": ["h100_sxm"], "max_gpus": 1, "max_num_batched_tokens": None, "tune": True}
-    found = size(session, rate=400.0, prices=PRICES, **flags)
+    flags = {"gpus": ["h100_sxm"], "max_gpus": 1, "max_num_batched_tokens": None, "prices": PRICES}
+    own = size(session, rate=1.0, **flags).chosen["rate"]
+    # an instance less would do if another size of a step gave a little more
+    found = size(session, rate=1.02 * own, tune=True, **flags)
     tried = {row.get("max_num_batched_tokens") for row in [*found.rows, *found.left_out]}
     assert tried == {None, 2048, 4096, 16384}
+    dear = [row for row in found.left_out if row.get("max_num_batched_tokens")]
+    assert all(row["reason"] == "it is no cheaper than with the engine's own size of a step" for row in dear)
 
 
 def test_flags_are_searched_where_asked(session: Session) -> None:

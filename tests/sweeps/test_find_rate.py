@@ -70,6 +70,13 @@ def test_rows_that_keep_none_or_cannot_run(session: Session):
     assert some["max_request_rate"] > 0
 
 
+def test_rows_that_end_at_one_scenario_stay_two(session: Session):
+    rows = [SMALL | LOAD | {"num_prompts": count, "seed": 2**53} for count in (100, 120)]
+    found = find_rates(session, rows, SLO).to_pylist()
+    assert [row["num_prompts"] for row in found] == [found[0]["num_prompts"]] * 2
+    assert found[0]["max_request_rate"] == found[1]["max_request_rate"] > 0
+
+
 def test_prompts_longer_than_the_engine_takes_are_named(session: Session):
     row = SMALL | LOAD | {"input_len_cv": 1.0, "length_distribution": "lognormal"}
     (none,) = find_rates(session, [row], {"tpot_p90_ms": 40.0}).to_pylist()
@@ -125,7 +132,8 @@ def test_prices_are_stated_once(command: Any, tmp_path: Path):
     assert {row["gpu"]: row["price_per_gpu_hour"] for row in answer["rows"]} == {"l4": 0.5, "h100_sxm": 30.0}
     status, out, _ = command(*words)  # without prices, by GPUs
     fewest = json.loads(out)["cheapest"]
-    assert fewest["gpu"] == "h100_sxm" and "price_per_hour" not in fewest
+    needed = [-(-50 // row["max_request_rate"]) * row["gpus"] for row in answer["rows"]]
+    assert fewest["gpus_needed"] == min(needed) and "price_per_hour" not in fewest
     status, out, err = command(*words, "--prices", "l4=0.5")
     wanted = "kernelsight: --prices has no price for h100_sxm; add h100_sxm=PRICE, or leave --prices out.\n"
     assert (status, out, err) == (2, "", wanted)

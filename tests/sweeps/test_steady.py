@@ -1,0 +1,118 @@
+"""Steady rates against a queue whose tail is known in closed form; drift; noise of requests that wait together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernelsight.scenario.objectives import Objective
+from kernelsight.serving.records import ITL_BINS
+from kernelsight.sweeps.rate_search import FULL, RateSearch, _rounded, seeds_for
+from kernelsight.sweeps.steady import COUNTED, STAYS, judge, noise_of, student
+from kernelsight.sweeps.trials import Trial
+
+MOST_MS = 200.0
+SERVICE_S = 0.02
+P99 = Objective("ttft", 99.0, MOST_MS)
+
+
+class OneServer:
+    """Trials of a server with exponential times: a request stays longer than t with probability exp(-(mu - rate) t)."""
+
+    def __init__(self, seed: int = 0, grows: float = 0.0) -> None:
+        self.seed, self.grows = seed, grows
+
+    def scenario(self, _: str) -> dict[str, Any]:
+        return {"num_turns": None, "think_time_s": None, "num_prompts": 1000, "decode_replicas": None}
+
+    def settings(self, _: str) -> dict[str, Any]:
+        return {"max_num_seqs": 16, "dp": 1}
+
+    def serve(self, _: str, requests: int, seeds: Iterable[int], **load: Any) -> list[Trial]:
+        rate = load["request_rate"]
+        return [self.one(requests, rate, seed) for seed in seeds]
+
+    def one(self, requests: int, rate: float | None, seed: int) -> Trial:
+        random = np.random.default_rng((self.seed, seed))
+        gaps, services = random.exponential(1.0, requests), random.exponential(SERVICE_S, requests)
+        if rate is None:  # a closed loop: a request meets nobody, or all seats are taken all the time
+            stays, duration = services, float(services.sum())
+        else:
+            arrivals = np.cumsum(gaps) * (requests / rate / gaps.sum())
+            steps = np.concatenate([[0.0], services[:-1] - np.diff(arrivals)])
+            ahead = np.cumsum(steps)
+            stays = ahead - np.minimum.accumulate(ahead) + services
+            stays = stays * (1.0 + self.grows * np.arange(requests) / requests)
+            duration = float(arrivals[-1] - arrivals[0])
+        ms = stays * 1e3
+        latencies = {"ttft": ms, "e2e": ms, "queue": ms, "tpot": np.full(requests, np.nan)}
+        return Trial(latencies, np.zeros(ITL_BINS, np.int64), False, (1.0, 1.0), duration, 0.5, 0, 0.0, 0.0)
+
+
+def true_rate(share: float) -> float:
+    """Return the rate at which that share of requests stays longer than the objective."""
+    return 1.0 / SERVICE_S + math.log(share) / (MOST_MS / 1e3)
+
+
+def test_found_rates_lie_a_little_below_the_true_one():
+    found = [RateSearch(OneServer(seed), "s", [P99]).run(FULL) for seed in range(12)]
+    true = true_rate(0.01)
+    rates = np.array([one.rate for one in found])
+    # so that a longer run keeps the objective with confidence, and not by so much that GPUs are wasted
+    assert (rates <= true).mean() >= 0.9 and rates.min() >= 0.75 * true and rates.mean() >= 0.8 * true
+    assert all(one.low <= one.rate <= one.high and one.steady for one in found)
+    assert np.mean([one.low <= true <= one.high for one in found]) >= 0.9
+
+
+def test_longer_runs_of_other_seeds_keep_them():
+    found = RateSearch(OneServer(3), "s", [P99]).run(FULL)
+    checks = [OneServer(99).one(10 * found.requests, found.rate, seed) for seed in range(20)]
+    kept = [np.percentile(trial.latencies["ttft"], 99) <= MOST_MS for trial in checks]
+    assert np.mean(kept) >= 0.9
+
+
+def test_a_latency_that_grows_is_a_drift():
+    def drifts(grows: float, seed: int) -> bool:
+        trials = OneServer(seed, grows).serve("s", 3000, range(8), request_rate=20.0)
+        return judge(trials, [P99], 33.0, 4.0).drifts
+
+    assert all(drifts(2.0, seed) for seed in range(10))
+    assert sum(drifts(0.0, seed) for seed in range(60)) <= 3
+
+
+def test_an_overloaded_server_has_no_steady_rate():
+    search = RateSearch(OneServer(1), "s", [Objective("ttft", 50.0, 1e9)])
+    found = search.run(FULL)
+    # no objective is in the way: what ends the search is that the queue grows
+    assert 0.7 / SERVICE_S < found.rate < 1.02 / SERVICE_S
+    assert found.high <= 1.3 / SERVICE_S
+
+
+def test_noise_is_that_of_bursts_not_of_requests():
+    random = np.random.default_rng(4)
+    runs = [np.repeat(random.normal(0.0, 1.0, 40), 100) for _ in range(8)]
+    noise = noise_of(runs)
+    # 320 bursts of 100 equal requests each: 32,000 requests would say a tenth of the error
+    assert noise.error == pytest.approx(1 / math.sqrt(320), rel=0.5)
+    assert noise.margin(1.0) > noise.margin(10.0) > noise.error
+
+
+def test_a_mean_is_an_objective_too():
+    trials = OneServer(2).serve("s", 3000, range(8), request_rate=25.0)
+    counted_ms = np.mean([np.mean(trial.latencies["e2e"][375:2875]) for trial in trials])
+    for most in (0.9, 1.2):
+        verdict = judge(trials, [Objective("e2e", None, most * counted_ms)], 40.0, 4.0)
+        assert verdict.level == pytest.approx(1 / most, rel=1e-6)
+        assert (verdict.pressure > 1.0) is (most < 1.0)
+        assert verdict.best < verdict.level < verdict.pressure < verdict.worst
+
+
+def test_sizes_of_runs():
+    assert [round(student(0.95, freedom), 1) for freedom in (4, 7, 31, 10**6)] == [2.1, 1.9, 1.7, 1.6]
+    assert _rounded(1) == 1200 and all(n <= _rounded(n) <= 1.11 * n for n in range(1200, 90_000, 997))
+    assert [seeds_for(n, FULL) for n in (1200, 8000, 50_000)] == [8, 5, 4]
+    assert STAYS > COUNTED >= 20
