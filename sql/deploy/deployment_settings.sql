@@ -48,6 +48,12 @@ select
     coalesce(limits.draft_acceptance_rate, 0) as draft_acceptance_rate,
     case when limits.num_speculative_tokens > 0 then coalesce(limits.speculative_method, case when limits.draft_deployment_id is null then 'ngram' else 'draft_model' end) end as speculative_method,
     case when limits.num_speculative_tokens > 0 then limits.draft_deployment_id end as draft_deployment_id,
+    -- vLLM schedules a step ahead by default from version 0.14 on
+    case
+      when deployments.async_scheduling is null and limits.engine = 'vllm' and regexp_matches(limits.engine_version, '^v?[0-9]')
+        and regexp_extract_all(split_part(limits.engine_version, '+', 1), '[0-9]+')::bigint[] < [0, 14] then false
+      else limits.async_scheduling
+    end as async_scheduling,
     case when coalesce(limits.enforce_eager, false) then 0 else coalesce(limits.max_cudagraph_capture_size, limits.graph_max_tokens) end as graph_max_tokens
   ),
   limits.tp * limits.dp // limits.ep as moe_tp,
