@@ -105,7 +105,7 @@ def drawn_lengths(stated: Mapping[str, float], n: int, draw: np.random.Generator
     """Return n lengths of a distribution that is known by its quantiles and its mean, whole numbers from 1.
 
     >>> drawn_lengths({"min": 10.0, "p50": 20.0, "max": 30.0, "mean": 20.0}, 4, np.random.default_rng(0)).tolist()
-    [12, 28, 18, 22]
+    [22, 12, 18, 28]
     """
     known = sorted((SHARES[name], value) for name, value in stated.items() if name in SHARES)
     if not known:

@@ -251,10 +251,13 @@ def _print(table: pa.Table, front: pa.Table | None, arguments: Any) -> None:
             page.append(as_text(table, list(table[0]), terminal_width()))
         if len(shown) > MOST_SHOWN:
             page.append(f"... and {len(shown) - MOST_SHOWN:,} more; -o FILE keeps all, --format csv prints them")
-    tiers = sorted({row["tier"] for row in rows if row.get("tier")})
+    tiers = sorted({row["tier"] for row in rows if row.get("tier") and row["completed"]})
     if tiers:
         what = " (in brackets: 90 % intervals)" if "ttft_p99_low_ms" in rows[0] else ""
         page += ["", f"kernel latencies: {', '.join(tiers)}{what}"]
+        if "unmeasured-vendor" in tiers:
+            named = sorted({row["gpu"] for row in rows if row["tier"] == "unmeasured-vendor" and "gpu" in row})
+            page.append(f"no GPU of the vendor of {', '.join(named)} was measured: kernels of other vendors stand in")
     if "cheapest" in answer:
         page += ["", _cheapest_said(answer["cheapest"], flags, arguments.at_rate)]
     print("\n".join(page))

@@ -194,6 +194,8 @@ def pareto_front(session: Session, rows: pa.Table) -> pa.Table:
 
     Each load has a front of its own; the rows of one stand together.
     """
+    import pyarrow as pa
+
     if "meets_slo" in rows.column_names:
         rows = rows.filter(rows["meets_slo"])
     with session.fork() as fork:
@@ -201,7 +203,8 @@ def pareto_front(session: Session, rows: pa.Table) -> pa.Table:
         fork.give("scenarios", _scenarios_of(rows, fork.graph.known("scenarios").columns), trusted=True)
         front = fork.table("pareto_front")
     place = {name: position for position, name in enumerate(rows["scenario_id"].to_pylist())}
-    chosen = rows.take([place[name] for name in front["scenario_id"].to_pylist()])
+    # without a type, nothing would be of no type
+    chosen = rows.take(pa.array([place[name] for name in front["scenario_id"].to_pylist()], pa.int64()))
     return chosen.append_column(LOAD_NUMBER, front["load"])
 
 

@@ -1,4 +1,10 @@
 -- Assumptions behind the predictions of each deployment, one sentence per subject
+select settings.deployment_id, 'vendor' as subject,
+       format('no GPU of {} was measured: kernels of other vendors stand in on {}', upper(gpus.vendor), settings.gpu) as sentence
+from deployment_settings as settings join gpus on gpus.gpu = settings.gpu
+where settings.tier <> 'roofline' and gpus.measured_as is null
+  and gpus.vendor not in (select vendor from gpus join eta_coefficients using (gpu))
+union all
 select settings.deployment_id, 'kernel constants' as subject,
        format('latencies of {} use assumed constants, not measured (table eta_coefficients)',
               string_agg(distinct calls.family, ', ' order by calls.family)) as sentence

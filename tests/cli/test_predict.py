@@ -254,3 +254,10 @@ def test_a_folder_without_a_config(tmp_path, refusal):
     assert refusal("predict", "--model", tmp_path / "x.json", "--gpu", "l4", "--context-len", 1).endswith(
         "the file does not exist."
     )
+
+
+def test_a_vendor_without_measurements_is_said(command):
+    words = ("predict", "--model", "qwen3-0.6b", "--context-len", "64", "--format", "json", "--gpu")
+    said = command(*words, "mi300x").json["assumed"]
+    assert "no GPU of AMD was measured: kernels of other vendors stand in on mi300x" in said
+    assert not any("stand in" in sentence for sentence in command(*words, "l4").json["assumed"])

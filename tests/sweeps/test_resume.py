@@ -130,6 +130,6 @@ def test_killed_ten_times_at_random_moments(tmp_path: Path) -> None:
     with connect() as session:
         from kernelsight.scenario.grid import read_grid
 
-        whole = sweep(session, read_grid(session, str(grid)))
+        whole = session.sweep(read_grid(session, str(grid)), intervals=True).summary
     assert whole.num_rows == 12
     assert table_bytes(pq.read_table(out)) == table_bytes(whole)
