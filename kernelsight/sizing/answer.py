@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 # what every row says, however it is left to the engine
 ALWAYS = ("gpu", "tensor_parallel_size")
 BESIDE = ("model", "launch", "model_like")
-SHOWN = ("rate", "rate_low", "rate_high", "instances", "gpus", "price_per_hour", "cost_per_million_tokens", "limit")
+SHOWN = (
+    *("rate", "rate_low", "rate_high", "search", "instances", "gpus", "price_per_hour", "cost_per_million_tokens"),
+    "limit",
+)
 SHORT = {
     "tensor_parallel_size": "TP",
     "data_parallel_size": "DP",
@@ -101,7 +104,10 @@ def answer_of(
 ) -> dict[str, Any]:
     """Return the answer of a search as a dict; see ``Sizing``."""
     tiers = {row["deployment_id"]: row for fork in search.forks for row in _tiers(fork)}
-    rows = [row_of(sized, objectives, rate, tiers.get(sized.candidate.deployment_id, {})) for sized in ranked]
+    rows = [
+        row_of(sized, objectives, rate, tiers.get(sized.candidate.deployment_id, {}), search.is_sure(sized))
+        for sized in ranked
+    ]
     left_out = [{**stated_flags(left.flags), "reason": left.reason} for left in search.left_out.values()]
     return {
         "answer": _sentence(ranked, rows, rate) if rows else _nearest(search, objectives),
@@ -112,8 +118,13 @@ def answer_of(
     }
 
 
-def row_of(sized: Sized, objectives: Sequence[Objective], rate: float, tier: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a deployment: its flags, its rates, what it costs at the asked rate, and what limits it."""
+def row_of(
+    sized: Sized, objectives: Sequence[Objective], rate: float, tier: Mapping[str, Any], sure: bool
+) -> dict[str, Any]:
+    """Return the row of a deployment: its flags, its rates, what it costs at the asked rate, and what limits it.
+
+    ``sure``: its rate was searched in full; a rough one is enough to rank it behind, and no rate to plan with.
+    """
     candidate, found, trials = sized.candidate, sized.found, sized.found.tried.trials
     price = None if candidate.price is None else sized.instances * candidate.price
     prompt, output = (sum(trial.tokens[place] for trial in trials) / len(trials) for place in (0, 1))
@@ -129,7 +140,8 @@ def row_of(sized: Sized, objectives: Sequence[Objective], rate: float, tier: Map
         "rate": found.rate,
         "rate_low": found.low,
         "rate_high": found.high,
-        "steady": found.steady,
+        "steady": found.steady and sure,
+        "search": "full" if sure else "rough",
         "instances": sized.instances,
         "gpus": sized.instances * candidate.gpu_count,
         "price_per_hour": price,

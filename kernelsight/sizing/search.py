@@ -104,6 +104,7 @@ class SizeSearch:
         if tune and self.sized:
             self._tune(prospects)
             self._make_sure()
+        self._make_sure_of_measured()
         self._give_ranges()
         return self.ranked()
 
@@ -237,6 +238,21 @@ class SizeSearch:
             self._sure.add(sized.candidate.scenario_id)
             self._report(f"searching the rate of {sized.candidate.flags['gpu']} in full")
             self._size(sized.prospect, sized.prospect.search.run(FULL, sized.found.rate))
+
+    def is_sure(self, sized: Sized) -> bool:
+        """Whether a rate was searched in full; others are rough: enough to say that they are dearer."""
+        return sized.candidate.scenario_id in self._sure
+
+    def _make_sure_of_measured(self) -> None:
+        """Search the best deployment on GPUs of measured vendors in full: it is named where another vendor's wins."""
+        vendors = dict(zip(*(self._session.table("gpus")[name].to_pylist() for name in ("gpu", "vendor")), strict=True))
+        fitted = set(self._session.table("eta_coefficients")["gpu"].to_pylist())
+        known = {vendors[gpu] for gpu in fitted & vendors.keys()}
+        while best := next((one for one in self.ranked() if vendors.get(one.candidate.flags["gpu"]) in known), None):
+            if self.is_sure(best):
+                return
+            self._sure.add(best.candidate.scenario_id)
+            self._size(best.prospect, best.prospect.search.run(FULL, best.found.rate))
 
     def _give_ranges(self) -> None:
         """Give each rate that was not searched in full its range."""
