@@ -273,12 +273,13 @@ class Session(dataflow.Session):
 
         >>> with connect() as session:
         ...     session.give("kernel_spaces", [{"space": "toy", "source": "made up"}])
-        ...     times = [(f"tile={tile}", f'{{"tile": {tile}}}', 10.0 + (tile - 5) ** 2) for tile in range(1, 10)]
-        ...     session.give("kernel_candidates", [
-        ...         {"space": "toy", "candidate_id": name, "parameters": text} for name, text, _ in times])
-        ...     session.give("kernel_measurements", [
-        ...         {"space": "toy", "gpu": "l4", "candidate_id": name, "run": 1, "status": "ok", "latency_us": time,
-        ...          "source": "made up"} for name, _, time in times])
+        ...     tiles = [(f"tile={tile}", f'{{"tile": {tile}}}', 10.0 + (tile - 5) ** 2) for tile in range(1, 10)]
+        ...     own = {"space": "toy"}
+        ...     candidates = [own | {"candidate_id": name, "parameters": text} for name, text, _ in tiles]
+        ...     session.give("kernel_candidates", candidates)
+        ...     run = own | {"gpu": "l4", "run": 1, "status": "ok", "source": "made up"}
+        ...     times = [run | {"candidate_id": name, "latency_us": us} for name, _, us in tiles]
+        ...     session.give("kernel_measurements", times)
         ...     found = session.search([{"space": "toy", "gpu": "l4", "budget_measurements": 9}])
         ...     found.column("best_candidate").to_pylist(), session.table("search_rounds").num_rows
         (['tile=5'], 2)

@@ -42,8 +42,8 @@ class Sizing:
     """The answer to a question of size: ``answer``, ``chosen``, ``rows``, ``left_out`` and ``launch``.
 
     >>> import kernelsight as ks
-    >>> found = ks.size(model="qwen3-0.6b", gpus=["l4"], rate=20, slo={"ttft_p95_ms": 400.0}, max_gpus=1,
-    ...     input_len=256, output_len=16, prices={"l4": 0.7})
+    >>> load = {"input_len": 256, "output_len": 16, "max_gpus": 1, "prices": {"l4": 0.7}}
+    >>> found = ks.size(model="qwen3-0.6b", gpus=["l4"], rate=20, slo={"ttft_p95_ms": 400.0}, **load)
     >>> found.chosen["gpu"], found.chosen["instances"] * found.chosen["rate"] >= 20, found.chosen["price_per_hour"] > 0
     ('l4', True, True)
     """
