@@ -25,6 +25,8 @@ from numba.core.registry import CPUDispatcher
 from numba.core.typed_passes import NativeLowering
 
 log = logging.getLogger(__name__)
+# what was said once is not said for the next entry point
+_noticed: set[str] = set()
 TESTED = ((0, 61), (0, 68))
 
 
@@ -145,7 +147,8 @@ class EntryDispatcher(CPUDispatcher):
     def __init__(self, rule: RuleDispatcher, options: dict[str, Any], notice: str = "") -> None:
         class Announced(_compilers()[1]):
             def compile_extra(self, func: Any) -> Any:
-                if notice:
+                if notice and notice not in _noticed:
+                    _noticed.add(notice)
                     log.info(notice)
                 return super().compile_extra(func)
 

@@ -77,7 +77,8 @@ def test_a_planted_cause_is_named_with_its_size(
     if "factor" in cause:
         assert np.log(cause["factor"]) == pytest.approx(np.log(size), rel=0.2)
     else:
-        assert cause["added_ms"] == pytest.approx(size, rel=0.2)
+        # requests alone do not separate host time from kernels that take as long in every step: only their sum is sure
+        assert cause["added_ms"] == pytest.approx(size, rel=0.4 if name == "host" else 0.2)
     first = found.summary["parts"][0]
     assert first["part"] in (name, f"decode_{name}", f"prefill_{name}")
     assert first["miss_ms"] * (1.0 if size > 1.0 or name in ("host", "client") else -1.0) > 0.0
