@@ -48,7 +48,9 @@ def read_forecasts(path: Path) -> pa.Table:
     """
     try:
         table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
+        table.validate(full=True)
+        _ = table.column_names  # text that is not UTF-8, in names too
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}).") from None
     missing = [name for name in ("candidate_id", "latency_us") if name not in table.column_names]
     if missing:
@@ -64,7 +66,9 @@ def read_forecasts(path: Path) -> pa.Table:
 def _read(path: Path) -> pa.Table:
     try:
         table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
+        table.validate(full=True)
+        _ = table.column_names  # text that is not UTF-8, in names too
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise InvalidInput(
             f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}); give a file of `search import`."
         ) from None
