@@ -86,7 +86,7 @@ def with_spread_of_others(
     group_of: Callable[[Mapping[str, Any]], tuple],
     held: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    """Return runs whose intervals hold the spread of the runs of other groups, instead of the one they were served with.
+    """Return runs whose intervals hold the spread of runs of other groups instead of the one they were served with.
 
     ``others``: the runs that a spread is fitted to, of which the own group's are left out each time; ``held``: the
     spread that all were served with, by metric. A group without others keeps its intervals.

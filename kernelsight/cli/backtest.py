@@ -213,8 +213,8 @@ def page(answer: Mapping[str, Any]) -> list[str]:
         "",
     ]
     lines += [
-        "90 % intervals, their spread beyond kernels and host fitted on other groups; median p95 / p05, and in brackets "
-        "that of one fixed factor a metric that covers as many runs:"
+        "90 % intervals, their spread beyond kernels and host fitted on other groups; median p95 / p05, and in "
+        "brackets that of one fixed factor a metric that covers as many runs:"
     ]
     lines += [as_text(_interval_rows(answer["levels"]), ["", *COVERED], terminal_width()), ""]
     groups = [line(_name(group), group) for group in answer["groups"]]

@@ -201,6 +201,10 @@ class RateSearch:
         """Whether a first look leaves open that a rate keeps the objectives."""
         return self.look(rate) <= LENIENT
 
+    def keeps(self, rate: float) -> bool:
+        """Whether a rate keeps the objectives, tried as a full search would."""
+        return self._try(rate, FULL).verdict.keeps
+
     def _found(self, kept: Trying | None, broken: Trying | None, effort: Effort) -> Found:
         if kept is None:
             drifts = broken is not None and broken.verdict.pressure <= 1.0
