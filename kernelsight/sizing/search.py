@@ -313,7 +313,11 @@ class SizeSearch:
         for gpu in dict.fromkeys(left.flags["gpu"] for left in short):
             largest = max(
                 (left for left in short if left.flags["gpu"] == gpu),
-                key=lambda left: left.flags.get("tensor_parallel_size", 1) * left.flags.get("data_parallel_size", 1),
+                # of equally many GPUs, replicas of attention hold the most weights
+                key=lambda left: (
+                    left.flags.get("tensor_parallel_size", 1) * left.flags.get("data_parallel_size", 1),
+                    left.flags.get("tensor_parallel_size", 1),
+                ),
             )
             row = next(
                 row
