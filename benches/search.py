@@ -22,7 +22,8 @@ import numpy as np
 from kernelsight.report.output import as_text
 from kernelsight.searching import scores
 from kernelsight.searching.arrays import SpaceArrays, space_arrays
-from kernelsight.searching.evaluation import Case, evaluate, replayed
+from kernelsight.searching.cases import Case, replayed
+from kernelsight.searching.evaluation import evaluate
 from kernelsight.searching.replay import replay
 from kernelsight.searching.rounds import rounds
 from kernelsight.searching.scenarios import DEFAULTS
