@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from kernelsight.searching.arrays import SpaceArrays
 from kernelsight.searching.courses import forecast_scores
 from kernelsight.searching.forecasts import widening
 from kernelsight.searching.intervals import bin_probabilities, bins_of
-from kernelsight.searching.journal import opened
+from kernelsight.searching.journal import append, opened
 from kernelsight.searching.replay import replay
 from kernelsight.searching.rounds import STOP_BELOW, STOP_FROM, Round, rounds
 from kernelsight.searching.scenarios import DEFAULTS
@@ -156,9 +155,7 @@ def kept_results(
     results = [_read(case, row) for case, row in zip(cases, earlier, strict=False)]
     with file:
         for result in replayed(spaces, cases[len(results) :]):
-            file.write(json.dumps(_written(result)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+            append(file, _written(result))
             results.append(result)
     return results
 

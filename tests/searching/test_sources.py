@@ -11,10 +11,11 @@ import pytest
 
 from kernelsight.errors import InvalidInput
 from kernelsight.searching.arrays import OK, space_arrays
+from kernelsight.searching.forecast_sources import with_forecasts
 from kernelsight.searching.scenarios import scenario_rows
 from kernelsight.searching.search import search
 from kernelsight.searching.space_files import read_forecasts, space_tables
-from kernelsight.searching.targets import misleading, target_of, truth_of, with_forecasts
+from kernelsight.searching.targets import misleading, target_of, truth_of
 from tests.searching.made_spaces import GPUS, latency, made_rows, made_tables
 
 SCENARIO = scenario_rows([{"space": "made", "gpu": "two", "budget_measurements": 60}])[0]
@@ -97,8 +98,8 @@ def test_forecasts_join_as_one_more_source(tmp_path):
     assert joined.sources == ("forecasts",)
     scenario = SCENARIO | {"budget_measurements": 20}
     alone, helped = (
-        search(tables, scenario, beside=each)["search_summary"]["regret"].to_pylist()[0]
-        for each in (None, lambda target: with_forecasts(target, good))
+        search(tables, scenario, forecasts=each)["search_summary"]["regret"].to_pylist()[0]
+        for each in (None, lambda target: good)
     )
     assert helped <= 0.11
     assert helped <= alone
