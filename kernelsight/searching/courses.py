@@ -105,8 +105,8 @@ def _whole(value: float) -> int | None:
 
 def _believed_regret(made: Round) -> float | None:
     """Return the largest expected gain that was left when the round began, over the latency of the best."""
-    gains = made.decisions.gains
-    return float(np.expm1(np.max(gains))) if len(gains) and np.isfinite(gains).all() else None
+    gains = made.decisions.gains[np.isfinite(made.decisions.gains)]  # nan: measured for another reason
+    return float(np.expm1(np.max(gains))) if len(gains) else None
 
 
 def anchor_log(target: Target, scenario: Mapping[str, Any], made: Round, logs: np.ndarray | None) -> float:

@@ -10,6 +10,7 @@ from kernelsight.dataflow.durable import durable_file
 from kernelsight.views.one_scenario import one_scenario, scenarios_of
 from kernelsight.views.page import figures, head, number, page, table, tiles
 from kernelsight.views.run_figures import RUN_FIGURES
+from kernelsight.views.search_report import search_page
 from kernelsight.views.sweep_figures import sweep_figures
 from kernelsight.views.verdict import verdict_of
 
@@ -33,14 +34,21 @@ from cache_over_time group by all order by waiting desc, start_s limit 1
 
 
 def write_report(session: Session, path: str | Path, scenario: str | None = None) -> None:
-    """Write one HTML page that loads nothing: of a run, of one scenario of a sweep, or of a whole sweep.
+    """Write one HTML page that loads nothing: of a run, of one scenario of a sweep, of a whole sweep, or of a search.
 
     InvalidInput: nothing is saved there, or the extra ``report`` is not installed.
     """
-    whole = scenario is None and (len(scenarios_of(session)) > 1 or SWEEP in session.available())
-    text = _sweep_page(session) if whole else _run_page(one_scenario(session, scenario))
+    if "search_scenarios" in session.available():
+        text = search_page(session, scenario)
+    else:
+        text = _serving_page(session, scenario)
     with durable_file(Path(path)) as draft:
         draft.write_text(text, encoding="utf-8")
+
+
+def _serving_page(session: Session, scenario: str | None) -> str:
+    whole = scenario is None and (len(scenarios_of(session)) > 1 or SWEEP in session.available())
+    return _sweep_page(session) if whole else _run_page(one_scenario(session, scenario))
 
 
 def _run_page(session: Session) -> str:
