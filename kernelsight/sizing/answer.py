@@ -200,11 +200,11 @@ def stated_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def columns_shown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the columns that people decide by: what tells rows apart, rates, costs, limits."""
+    """Return the columns that people decide by: what rows differ in, rates, costs, limits."""
     flags = dict.fromkeys(name for row in rows for name in row if name in ALWAYS or _is_flag(name))
-    told = [name for name in flags if name in ALWAYS or len({row.get(name) for row in rows}) > 1]
+    differing = [name for name in flags if name in ALWAYS or len({row.get(name) for row in rows}) > 1]
     shown = [name for name in (*SHOWN, "tier") if any(row.get(name) is not None for row in rows)]
-    return [*told, *shown]
+    return [*differing, *shown]
 
 
 def _is_flag(name: str) -> bool:
