@@ -18,7 +18,7 @@ from kernelsight.sweeps.trials import Trials
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
-MEASURED = "target-measured"
+MEASURED = ("target-measured", "log-corrected")
 # a rough rate may be off by this much: what is nearer to the best is searched in full
 DOUBT = 1.08
 # deployments that are tried with other tokens of a step, and by which factor that may raise a rate
@@ -268,7 +268,7 @@ class SizeSearch:
 
     def _make_sure_of_measured(self) -> None:
         """Search the best deployment on measured GPUs in full: it is named where one that was not measured wins."""
-        while best := next((one for one in self.ranked() if self.tier_of(one.candidate)["tier"] == MEASURED), None):
+        while best := next((one for one in self.ranked() if self.tier_of(one.candidate)["tier"] in MEASURED), None):
             if self.is_sure(best):
                 return
             self._sure.add(best.candidate.scenario_id)
