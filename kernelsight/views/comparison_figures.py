@@ -55,7 +55,7 @@ DRIFT = {
 COMPARISON_FIGURES = (
     Figure(
         "Parts of the miss",
-        "What measured and predicted E2E differ by on average; the parts add up to the miss. Positive: takes longer than predicted.",
+        "What measured and predicted E2E differ by on average; parts add up to the miss. Positive: longer than predicted.",
         "select part, miss_ms\nfrom miss_by_part\nwhere abs(miss_ms) >= 0.005\norder by abs(miss_ms) desc",
         PARTS,
     ),
@@ -87,8 +87,9 @@ COMPARISON_FIGURES = (
     Figure(
         "Requests that are furthest off",
         "The twenty with the largest miss, and its largest parts.",
-        "select log_id, request_id, prompt_tokens, output_tokens, measured_e2e_ms, predicted_e2e_ms, e2e_miss_ms, queue_ms,\n"
-        "  client_ms, workload_ms, host_ms, unexplained_ms\nfrom prediction_vs_production\norder by abs(e2e_miss_ms) desc\nlimit 20",
+        "select log_id, request_id, prompt_tokens, output_tokens, measured_e2e_ms, predicted_e2e_ms, e2e_miss_ms,\n"
+        "  queue_ms, client_ms, workload_ms, host_ms, unexplained_ms\nfrom prediction_vs_production\n"
+        "order by abs(e2e_miss_ms) desc\nlimit 20",
         wide=True,
     ),
 )

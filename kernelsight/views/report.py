@@ -39,10 +39,8 @@ def write_report(session: Session, path: str | Path, scenario: str | None = None
 
     InvalidInput: nothing is saved there, or the extra ``report`` is not installed.
     """
-    if COMPARED in session.available():
-        text = _comparison_page(session)
-    else:
-        text = _simulated_page(session, scenario)
+    compared = COMPARED in session.available()
+    text = _comparison_page(session) if compared else _simulated_page(session, scenario)
     with durable_file(Path(path)) as draft:
         draft.write_text(text, encoding="utf-8")
 
