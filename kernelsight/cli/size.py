@@ -214,6 +214,7 @@ def _kind(reason: str) -> str:
     kinds = {
         "bounds": "cannot be cheaper by bounds on their rate",
         "it does not reach": "do not reach the rate at which they would be cheaper",
+        "it costs more": "cost many times the best",
         "it is no cheaper": "are no cheaper than with the engine's own size of a step",
         "no rate keeps": "keep the objectives at no rate",
     }
