@@ -232,6 +232,10 @@ def page(answer: Mapping[str, Any]) -> list[str]:
             *(line(_name(group), group) for group in answer["disaggregated"]["groups"]),
         ]
         lines += [as_text(separate, ["", *SHOWN], terminal_width()), ""]
+    for found in answer["separate"]:
+        separate = [line("all", found), *(line(_name(group), group) for group in found["groups"])]
+        lines += [f"{found['reason']}, not fitted on (not included above):"]
+        lines += [as_text(separate, ["", *SHOWN], terminal_width()), ""]
     if answer["speculative"]["with_drafts"]["ttft"]["n"]:
         rates = answer["speculative"]["draft_acceptance_rate"]
         fitted = ", ".join(f"{proposer} {100 * rate:.0f} %" for proposer, rate in rates.items())
