@@ -14,7 +14,7 @@ from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.columns import evaluate, numeric
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
-from kernelsight.kernels.hardware import MATH, hardware_columns
+from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
 from kernelsight.kernels.intervals import spread
 from kernelsight.kernels.kinds import TIERS, constants_of, interval_half_widths, kinds_of, nearby_at, network_at
 from kernelsight.kernels.nearby import Nearby, nearby_delta
@@ -210,10 +210,11 @@ def _kernel(family: str) -> Callable[..., dict[str, Any]]:
     def kernel(xp: Any, columns: dict, uniform: dict, hardware: dict, at: dict) -> dict[str, Any]:
         columns = {"working_set_bytes": COLD_BYTES, **columns, **uniform}
         index = columns["gpu"]
-        gpu = {name: values[index] for name, values in hardware.items() if name != "math_flops_per_us"}
+        gpu = {name: values[index] for name, values in hardware.items() if name not in BY_MATH}
         tensor_work = "math" in columns
-        rates = hardware["math_flops_per_us"][index, columns["math"]] if tensor_work else gpu["vector_flops_per_us"]
-        gpu["math_flops_per_us"] = rates
+        for name in BY_MATH:
+            gpu[name] = hardware[name][index, columns["math"]] if tensor_work else gpu["vector_flops_per_us"]
+        rates = gpu["math_flops_per_us"]
         at = dict(at)
         network = at.pop("network", None)
         if "kind" in columns:

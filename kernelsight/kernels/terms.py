@@ -15,6 +15,15 @@ Columns = Mapping[str, Any]
 Coefficients = Mapping[str, Any]
 
 
+def tensor_us_per_flop(gpu: Columns, slowness: Any) -> Any:
+    """Return what a FLOP takes where a kernel would take ``slowness`` times the peak's time on an uncut tensor unit.
+
+    What a kernel loses to operand feed, issue and clocks is a share of the uncut rate, which the multiprocessor was
+    built to feed; it takes as many clocks beside a tensor unit of which the vendor has cut a part.
+    """
+    return 1.0 / gpu["math_flops_per_us"] + (slowness - 1.0) / gpu["uncut_flops_per_us"]
+
+
 def power_mean(xp: Any, first: Any, second: Any, exponent: float) -> Any:
     """(first^p + second^p)^(1/p): the larger of two times, softly; at least the larger, at most their sum."""
     larger = xp.maximum(first, second)
