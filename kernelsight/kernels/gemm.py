@@ -2,7 +2,7 @@
 
 What ports across GPUs is stated in units that they share: operand feed in FLOP per element (what a tile loses to it is
 the same share of the uncut tensor rate on every generation), a tile's overhead in elements of k at that rate, power in
-energy. A part whose tensor rate was cut loses as many clocks, beside longer work.
+energy. Beside the slower tensor unit of a part whose rate was cut these losses fade.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelsight.kernels.forms import Coefficient, Features
+from kernelsight.kernels.terms import beside_cut
 from kernelsight.kernels.work import fields
 
 Columns = Mapping[str, Any]
@@ -90,8 +91,7 @@ def gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
     batch = call.get("batch", 1.0)
     m, n, k = call["m"], call["n"], call["k"]
     units, clock = gpu["sm_count"], gpu["clock_per_us"]
-    # one FLOP of a multiprocessor; what is lost beside it is a share of the rate that the multiprocessor can feed
-    unit_us, lost_us = units / gpu["math_flops_per_us"], units / gpu["uncut_flops_per_us"]
+    unit_us = units / gpu["uncut_flops_per_us"]
     stream_us = _memory_us(xp, call, gpu, at)
     split_us = at["split_clocks"] / clock
     least_rows = xp.minimum(at["least_rows"] * m, LARGEST_ROWS)
@@ -101,11 +101,9 @@ def gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
     for tile_m, tile_n in TILES:
         tiles = rows[tile_m] * columns[tile_n]
         waves = tiles / units
-        flops = 2.0 * tile_m * tile_n
-        tensor_us = flops * (unit_us + (1.0 / at["compute_efficiency"] - 1.0) * lost_us)
-        feed_us = (tile_m + tile_n) * at["feed_flops"] * lost_us
-        start_us = at["tile_depth"] * lost_us * _fourth_mean(xp, flops / at["compute_efficiency"], feed_us / lost_us)
-        one_us = k * _fourth_mean(xp, tensor_us, feed_us) + start_us
+        tensor = 2.0 * tile_m * tile_n / at["compute_efficiency"]
+        step_us = unit_us * _fourth_mean(xp, tensor, (tile_m + tile_n) * at["feed_flops"])
+        one_us = k * beside_cut(xp, step_us, 2.0 * tile_m * tile_n * units, gpu) + at["tile_depth"] * step_us
         rest_us = xp.minimum(at["wave_softness"] * one_us, split_us)
         compute_us = one_us * waves + rest_us * (xp.ceil(waves) - waves)
         compute_us = xp.where(least_rows > tile_m, BARRED_US, compute_us)

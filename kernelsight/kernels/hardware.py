@@ -21,15 +21,15 @@ GDDR = (*GDDR6, "12.0")
 # arithmetic instructions); Blackwell Ultra has twice that (NVIDIA technical blog "Inside NVIDIA Blackwell Ultra", 2025)
 EXPONENTIALS_PER_CLOCK = 16.0
 DOUBLE_RATE_EXPONENTIALS = ("10.3",)
-# dense 16-bit FLOP per clock and multiprocessor of tensor cores that nobody cut, by compute capability: V100, Turing,
-# A100, GA102, Ada (professional), H100 and RTX Blackwell white papers (NVIDIA, 2017 to 2025; FP32 accumulation); of B200
-# the data sheet's rate at its clock. Export and consumer parts have the same operand feed and fewer FLOP
+# dense 16-bit FLOP per clock and multiprocessor, FP32 accumulation, of tensor cores that nobody cut: V100, Turing, A100,
+# GA102, Ada (professional), H100 and RTX Blackwell white papers (NVIDIA, 2017 to 2025); of B200 the data sheet's rate at
+# its clock. Export and consumer parts of these have the same operand feed, and fewer FLOP
 UNCUT_16_BIT_PER_CLOCK = {
     "7.0": 1024.0, "7.5": 1024.0, "8.0": 2048.0, "8.6": 1024.0, "8.9": 1024.0, "9.0": 4096.0,
     "10.0": 8192.0, "10.3": 8192.0, "12.0": 1024.0,
 }  # fmt: skip
 # FLOP of a narrower format for each of 16 bits (the same documents)
-NARROW_RATIO = {"bf16": 1.0, "fp16": 1.0, "fp8": 2.0, "fp4": 4.0, "int8": 2.0}
+NARROW_RATIO = {"bf16": 1.0, "fp16": 1.0, "fp32": 0.0, "fp8": 2.0, "fp4": 4.0, "int8": 2.0}
 # rates are stated at clocks that differ from the boost clock by so much: a part this close to the full rate is uncut
 CLOCK_TOLERANCE = 0.02
 
@@ -81,9 +81,8 @@ def _rate(read: dict[str, np.ndarray], math: str) -> np.ndarray:
 
 def _uncut(read: dict[str, np.ndarray], math: str, rate: np.ndarray) -> np.ndarray:
     """Rate of the math without a cut, at least ``rate``: that itself where nothing is known of the architecture."""
-    named = ~np.isnan(_rate(read, math)) if math != "fp32" else np.zeros(rate.size, dtype=bool)
-    # a format that the GPU lacks runs at the rate of 16 bits
-    ratio = np.where(named, NARROW_RATIO.get(math, 1.0), 1.0)
+    # a format that the GPU lacks runs at the rate of 16 bits; FP32 on no tensor core
+    ratio = np.where(np.isnan(_rate(read, math)), 1.0, NARROW_RATIO[math])
     known = np.array([UNCUT_16_BIT_PER_CLOCK.get(text, 0.0) for text in read["compute_capability"].astype(str)])
     full = ratio * known * (1.0 - CLOCK_TOLERANCE) * read["sm_count"] * read["sm_clock_hz"]
     return np.maximum(rate, full)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelsight.kernels.forms import LANES, Coefficient, Features
-from kernelsight.kernels.terms import tensor_us_per_flop
+from kernelsight.kernels.terms import beside_cut
 from kernelsight.kernels.work import fields, optional
 
 Columns = Mapping[str, Any]
@@ -178,8 +178,9 @@ def _pair_us(xp: Any, width: Any, gpu: Columns, at: Columns) -> Any:
     lost = at["lost_speedup"] * xp.log(gpu["uncut_flops_per_us"] / gpu["uncut_16_bit_flops_per_us"])
     # never faster than the peak, whatever was fitted
     slowness = xp.maximum(at["tensor_factor"] * xp.exp(bend + lost), 1.0)
-    tensor = 4.0 * padded * tensor_us_per_flop(gpu, slowness)
-    return tensor + at["exponential_factor"] / (gpu["exponentials_per_clock"] * gpu["sm_count"] * gpu["clock_per_us"])
+    tensor_us = slowness * 4.0 * padded / gpu["uncut_flops_per_us"]
+    softmax_us = at["exponential_factor"] / (gpu["exponentials_per_clock"] * gpu["sm_count"] * gpu["clock_per_us"])
+    return beside_cut(xp, tensor_us + softmax_us, 4.0 * padded, gpu)
 
 
 def _byte_us(xp: Any, working_set_bytes: Any, gpu: Columns, at: Columns) -> tuple[Any, Any]:

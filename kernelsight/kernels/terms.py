@@ -15,13 +15,15 @@ Columns = Mapping[str, Any]
 Coefficients = Mapping[str, Any]
 
 
-def tensor_us_per_flop(gpu: Columns, slowness: Any) -> Any:
-    """Return what a FLOP takes where a kernel would take ``slowness`` times the peak's time on an uncut tensor unit.
+def beside_cut(xp: Any, whole_us: Any, flops: Any, gpu: Columns) -> Any:
+    """Return the time of tensor work on a part whose tensor rate was cut; ``whole_us``: what it takes on a whole one.
 
-    What a kernel loses to operand feed, issue and clocks is a share of the uncut rate, which the multiprocessor was
-    built to feed; it takes as many clocks beside a tensor unit of which the vendor has cut a part.
+    What a kernel loses to operand feed, issue, softmax and clocks is a share of the rate that its multiprocessor was
+    built to feed. The longer tensor time of the cut part hides it: sqrt(whole^2 + cut^2 - peak^2), ``whole_us`` itself
+    where nothing was cut, and near the peak's time of the cut part where most was.
     """
-    return 1.0 / gpu["math_flops_per_us"] + (slowness - 1.0) / gpu["uncut_flops_per_us"]
+    cut_us, peak_us = flops / gpu["math_flops_per_us"], flops / gpu["uncut_flops_per_us"]
+    return xp.sqrt(whole_us * whole_us + (cut_us * cut_us - peak_us * peak_us))
 
 
 def power_mean(xp: Any, first: Any, second: Any, exponent: float) -> Any:

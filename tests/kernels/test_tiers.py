@@ -58,8 +58,15 @@ def test_across_generations_a_measured_gpu_is_answered_without_its_generation() 
 
 
 def test_a_gpu_that_no_sweep_holds_is_answered_by_all_gpus() -> None:
-    for gpu in ("h200_sxm", "l40s", "b200_sxm"):
+    for gpu in ("a100_sxm", "l40s", "b200_sxm"):
         assert floor_of(gpu, "auto") == floor_of(gpu, "cross-generation") == pytest.approx(ALL)
+
+
+def test_a_gpu_that_no_sweep_holds_has_the_factors_of_its_measured_sibling() -> None:
+    for gpu in ("h200_sxm", "h20", "h100_pcie"):
+        found = answer(gpu, "auto")
+        assert floor_of(gpu, "auto") == pytest.approx(ALL * OWN_FACTOR)
+        assert found["tier"] == "cross-generation" and found["evidence"].startswith("sweeps of other GPUs")
 
 
 def test_a_fit_that_left_nothing_out_answers_with_what_it_has() -> None:
