@@ -21,9 +21,9 @@ GDDR = (*GDDR6, "12.0")
 # arithmetic instructions); Blackwell Ultra has twice that (NVIDIA technical blog "Inside NVIDIA Blackwell Ultra", 2025)
 EXPONENTIALS_PER_CLOCK = 16.0
 DOUBLE_RATE_EXPONENTIALS = ("10.3",)
-# dense 16-bit FLOP per clock and multiprocessor, FP32 accumulation, of tensor cores that nobody cut: V100, Turing, A100,
-# GA102, Ada (professional), H100 and RTX Blackwell white papers (NVIDIA, 2017 to 2025); of B200 the data sheet's rate at
-# its clock. Export and consumer parts of these have the same operand feed, and fewer FLOP
+# dense 16-bit FLOP per clock and multiprocessor, FP32 accumulation, of tensor cores that nobody cut: V100, Turing,
+# A100, GA102, Ada (professional), H100 and RTX Blackwell white papers (NVIDIA, 2017 to 2025); of B200 the data sheet's
+# rate at its clock. Export and consumer parts of these have the same operand feed, and fewer FLOP
 UNCUT_16_BIT_PER_CLOCK = {
     "7.0": 1024.0, "7.5": 1024.0, "8.0": 2048.0, "8.6": 1024.0, "8.9": 1024.0, "9.0": 4096.0,
     "10.0": 8192.0, "10.3": 8192.0, "12.0": 1024.0,
@@ -71,6 +71,9 @@ def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]
         "link_over_pcie": np.array([kinds[row] == "pcie" for row in fabric], dtype=float),
         "link_multicast": fabrics["multicast"].to_numpy(zero_copy_only=False).astype(float)[fabric],
         "link_max_gpus": fabrics["max_gpus"].to_numpy().astype(float)[fabric],
+        "link_peers": fabrics["peer_access"].to_numpy(zero_copy_only=False).astype(float)[fabric],
+        "pcie_bytes_per_us": read["pcie_bytes_per_s"] / MICROSECONDS_PER_SECOND,
+        "pcie_latency_us": fabrics["latency_us"].to_numpy()[_nearest_pcie(fabrics, read["pcie_bytes_per_s"])],
         "network_bytes_per_us": np.full(gpus.num_rows, network_bytes_per_us),
     }
 
@@ -91,9 +94,14 @@ def _uncut(read: dict[str, np.ndarray], math: str, rate: np.ndarray) -> np.ndarr
 def _fabric_rows(gpus: pa.Table, fabrics: pa.Table) -> np.ndarray:
     """Row of ``fabrics`` for each GPU: its own fabric, else the PCIe generation nearest to its rate."""
     names = fabrics["fabric"].to_pylist()
-    rates = fabrics["bytes_per_s"].to_numpy()
-    pcie = [row for row, kind in enumerate(fabrics["kind"].to_pylist()) if kind == "pcie"]
-    rows = []
-    for fabric, rate in zip(gpus["link_fabric"].to_pylist(), gpus["link_bytes_per_s"].to_numpy(), strict=True):
-        rows.append(names.index(fabric) if fabric else min(pcie, key=lambda row: abs(rates[row] - rate)))
-    return np.array(rows, dtype=np.int64)
+    pcie = _nearest_pcie(fabrics, gpus["link_bytes_per_s"].to_numpy())
+    stated = gpus["link_fabric"].to_pylist()
+    return np.array([names.index(fabric) if fabric else pcie[row] for row, fabric in enumerate(stated)], dtype=np.int64)
+
+
+def _nearest_pcie(fabrics: pa.Table, rates: np.ndarray) -> np.ndarray:
+    """Row of ``fabrics`` of the PCIe generation with peer access that is nearest in rate."""
+    known, kinds = fabrics["bytes_per_s"].to_numpy(), fabrics["kind"].to_pylist()
+    peers = fabrics["peer_access"].to_pylist()
+    pcie = [row for row, kind in enumerate(kinds) if kind == "pcie" and peers[row]]
+    return np.array([min(pcie, key=lambda row: abs(known[row] - rate)) for rate in rates], dtype=np.int64)

@@ -9,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.catalog.tables import facts as catalogue
 from kernelsight.dataflow.cache import remembered
+from kernelsight.kernels.families import COMMUNICATION
 from kernelsight.kernels.forms import Coefficient, Node, path_values
 from kernelsight.kernels.hardware import GDDR
 from kernelsight.kernels.pack import nodes_of
@@ -31,14 +33,15 @@ def generation(compute_capability: str | None) -> str | None:
 
 
 class Facts(NamedTuple):
-    """What resolving reads of one family: lineage and structure by implementation; generation and memory by GPU."""
+    """What resolving reads of one family: lineage and structure by implementation; by GPU its generation, and what
+    makes two of a generation alike: HBM or GDDR; for collectives, links or PCIe."""
 
     lineage: dict[str, str]
     structure: dict[tuple[str, str], float]
     inherited: dict[tuple[str, str], float]
     generation: dict[str, str | None]
     capability: dict[str, float]
-    hbm: dict[str, bool]
+    alike: dict[str, bool]
 
 
 def family_facts(family: str, implementations: pa.Table, gpus: pa.Table) -> Facts:
@@ -58,8 +61,25 @@ def _family_facts(family: str, implementations: pa.Table, gpus: pa.Table) -> Fac
         inherited,
         {name: generation(text) for name, text in zip(names, texts, strict=True)},
         {name: _number(text) for name, text in zip(names, texts, strict=True)},
-        {name: text not in GDDR for name, text in zip(names, texts, strict=True)},
+        _over_pcie(gpus)
+        if family in COMMUNICATION
+        else {name: text not in GDDR for name, text in zip(names, texts, strict=True)},
     )
+
+
+def _over_pcie(gpus: pa.Table) -> dict[str, bool]:
+    """Return of each GPU whether it has no link, or one of PCIe."""
+    links = gpus["link_fabric"].to_pylist()
+    return {gpu: not link or link.startswith("pcie") for gpu, link in zip(gpus["gpu"].to_pylist(), links, strict=True)}
+
+
+def relinked(family: str, gpus: pa.Table) -> Callable[[str, str], bool]:
+    """Return what tells of a GPU and the one whose fit it has whether the first has PCIe for the other's link, or a
+    link for its PCIe, and that counts: then no sweep of the other says what its messages take."""
+    if family not in COMMUNICATION:
+        return lambda gpu, fit: False
+    stated, swept = _over_pcie(gpus), _over_pcie(catalogue("gpus"))
+    return lambda gpu, fit: stated.get(gpu) != swept.get(fit, stated.get(fit))
 
 
 def lineage_of(facts: Facts, implementation: str) -> str:
@@ -98,7 +118,7 @@ def constants_at(
     """Return every coefficient at each path, from ``eta_coefficients`` rows of the fit that left out ``without``.
 
     ``measured``: whether what was fitted to the path's own GPU counts. Otherwise, and where nothing was, its siblings'
-    factors count: those of fitted GPUs of its generation with its kind of memory.
+    factors count: those of fitted GPUs of its generation that are alike.
     """
     fitted = remembered((rows,), ("fitted", family, without), lambda: _fitted_gpus(rows, family, without))
     nodes: list[Node] = []
@@ -110,9 +130,9 @@ def constants_at(
 
 
 def siblings(facts: Facts, gpu: str, fitted: Collection[str]) -> tuple[str, ...]:
-    """Return the fitted GPUs of a GPU's generation that have its kind of memory, itself left out."""
+    """Return the fitted GPUs of a GPU's generation that are alike (``Facts.alike``), itself left out."""
     mine = facts.generation.get(gpu)
-    alike = (name for name in sorted(fitted) if name != gpu and facts.hbm.get(name) == facts.hbm.get(gpu))
+    alike = (name for name in sorted(fitted) if name != gpu and facts.alike.get(name) == facts.alike.get(gpu))
     return tuple(name for name in alike if mine is not None and facts.generation.get(name) == mine)
 
 
