@@ -63,6 +63,7 @@ def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]
         "memory_bytes_per_us": read["memory_bandwidth_bytes_per_s"] / MICROSECONDS_PER_SECOND,
         "math_flops_per_us": np.stack(rates, axis=1) / MICROSECONDS_PER_SECOND,
         "uncut_flops_per_us": uncut / MICROSECONDS_PER_SECOND,
+        "sixteen_bit_flops_per_us": sixteen_bit / MICROSECONDS_PER_SECOND,
         "uncut_16_bit_flops_per_us": _uncut(read, "bf16", sixteen_bit) / MICROSECONDS_PER_SECOND,
         "vector_flops_per_us": read["fp32_flops_per_s"] / MICROSECONDS_PER_SECOND,
         "peak_link_bytes_per_us": read["link_bytes_per_s"] / MICROSECONDS_PER_SECOND,

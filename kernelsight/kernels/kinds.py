@@ -13,7 +13,7 @@ from kernelsight.dataflow.cache import remembered
 from kernelsight.errors import InvalidInput
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.intervals import KNOTS_US, group_of, half_widths_for
+from kernelsight.kernels.intervals import KNOTS_US, group_of, growth, half_widths_for
 from kernelsight.kernels.nearby import Nearby, nearby_of
 from kernelsight.kernels.network import Network, network_of
 from kernelsight.kernels.pack import correction_numbers
@@ -169,7 +169,10 @@ def _constants_of(
 
 
 def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coefficients: pa.Table) -> np.ndarray:
-    """Return (kinds, knots): half widths of the logarithm of each kind's 90 % interval, at the knots of latency."""
+    """Return (kinds, knots): half widths of the logarithm of each kind's 90 % interval, at the knots of latency.
+
+    ``kinds`` with ``octaves``: how far each GPU lies from those that were fitted.
+    """
     curves_of = rows_of_part(coefficients, family, "interval")
     rows = remembered((coefficients,), ("curves", family), curves_of.to_pylist)
     found = np.full((len(kinds), len(KNOTS_US)), np.log(FAMILIES[family].form.spread))
@@ -184,7 +187,7 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
         if kind["answers"] == "roofline":
             found[number] = 0.0
         elif curves:
-            found[number] = half_widths_for(curves, [kind["group"]])[0]
+            found[number] = half_widths_for(curves, [kind["group"]])[0] * growth(kind["octaves"])
     return found
 
 

@@ -120,7 +120,7 @@ def constants_at(
     ``measured``: whether what was fitted to the path's own GPU counts. Otherwise, and where nothing was, its siblings'
     factors count: those of fitted GPUs of its generation that are alike.
     """
-    fitted = remembered((rows,), ("fitted", family, without), lambda: _fitted_gpus(rows, family, without))
+    fitted = fitted_gpus(rows, family, without)
     nodes: list[Node] = []
     for gpu in (None, *sorted({path["gpu"] for path in paths})):
         stand_in = (gpu,) if gpu is None or (measured and gpu in fitted) else siblings(facts, gpu, fitted)
@@ -153,8 +153,13 @@ def _constants(rows: pa.Table, family: str, without: str | None) -> pa.Table:
     )
 
 
-def _fitted_gpus(rows: pa.Table, family: str, without: str | None) -> set[str]:
-    return set(pc.unique(_constants(rows, family, without)["gpu"]).to_pylist()) - {None}
+def fitted_gpus(rows: pa.Table, family: str, without: str | None) -> set[str]:
+    """Return the GPUs that the fit of a family without a generation (None: with all) rests on."""
+
+    def read() -> set[str]:
+        return set(pc.unique(_constants(rows, family, without)["gpu"]).to_pylist()) - {None}
+
+    return remembered((rows,), ("fitted", family, without), read)
 
 
 def _nodes(rows: pa.Table, family: str, without: str | None, gpu: str | None, of: tuple[str | None, ...]) -> list[Node]:
