@@ -7,18 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.durable import durable_file
+from kernelsight.views.comparison_figures import COMPARISON_FIGURES
 from kernelsight.views.one_scenario import one_scenario, scenarios_of
 from kernelsight.views.page import figures, head, number, page, table, tiles
 from kernelsight.views.run_figures import RUN_FIGURES
 from kernelsight.views.sweep_figures import sweep_figures
+from kernelsight.views.verdict import verdict_of
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 SWEEP = "sweep"
+COMPARED = "comparison_findings"
 # computed in one go, so that the scenario is served once
 SERVED = ("steps", "request_events", "request_metrics", "scenario_summary", "kernel_breakdown", "cache_over_time")
 ALSO = ("kernel_breakdown_over_time", "itl_histogram", "replica_totals", "memory_plan")
+DECIDED = ("resource_gains", "scenario_intervals")
 KERNELS_QUERY = """
 with bounds as (select name, bound, 100.0 * sum(share) as percent from kernel_breakdown group by all)
 select name, sum(percent) as whole, max(percent) as most, arg_max(bound, percent) as bound
@@ -31,18 +35,32 @@ from cache_over_time group by all order by waiting desc, start_s limit 1
 
 
 def write_report(session: Session, path: str | Path, scenario: str | None = None) -> None:
-    """Write one HTML page that loads nothing: of a run, of one scenario of a sweep, or of a whole sweep.
+    """Write one HTML page that loads nothing: of a run, a scenario of a sweep, a whole sweep, or a comparison.
 
     InvalidInput: nothing is saved there, or the extra ``report`` is not installed.
     """
-    whole = scenario is None and (len(scenarios_of(session)) > 1 or SWEEP in session.available())
-    text = _sweep_page(session) if whole else _run_page(one_scenario(session, scenario))
+    compared = COMPARED in session.available()
+    text = _comparison_page(session) if compared else _simulated_page(session, scenario)
     with durable_file(Path(path)) as draft:
         draft.write_text(text, encoding="utf-8")
 
 
+def _simulated_page(session: Session, scenario: str | None) -> str:
+    whole = scenario is None and (len(scenarios_of(session)) > 1 or SWEEP in session.available())
+    return _sweep_page(session) if whole else _run_page(one_scenario(session, scenario))
+
+
+def _comparison_page(session: Session) -> str:
+    sentences = [row["sentence"] for row in session.table(COMPARED).sort_by("place").to_pylist()]
+    requests = session.table("prediction_vs_production")
+    logs = ", ".join(sorted(set(requests["log_id"].to_pylist())))
+    drawn = [(figure, session.query(figure.sql).to_pylist()) for figure in COMPARISON_FIGURES]
+    title = f"{requests.num_rows:,} requests compared with their replay"
+    return page(title, [head(title, logs, sentences), figures(drawn)])
+
+
 def _run_page(session: Session) -> str:
-    session.compute(*SERVED, *ALSO)
+    session.compute(*SERVED, *ALSO, *DECIDED)
     summary = session.table("scenario_summary").to_pylist()[0]
     by_id = {row["deployment_id"]: row for row in session.table("deployment_settings").to_pylist()}
     settings = by_id[summary["deployment_id"]]
@@ -68,6 +86,17 @@ def _run_sentences(session: Session, summary: Mapping[str, Any], settings: Mappi
         f"{text['request_throughput']} requests/s, {text['output_throughput']} output tokens/s "
         f"({text['output_throughput_per_gpu']} per GPU)."
     ]
+    verdict = verdict_of(session.table("resource_gains").to_pylist())["verdict"]
+    if verdict:
+        found.append(f"{verdict[0].upper()}{verdict[1:]}.")
+    ends = {row["metric"]: row for row in session.table("scenario_intervals").to_pylist()}
+    sure = [
+        f"{name} p99 {number(row['low'])} to {number(row['high'])} ms"
+        for name in ("TTFT", "TPOT")
+        if (row := ends.get(f"{name.lower()}_p99_ms"))
+    ]
+    if sure:
+        found.append(f"90 % intervals: {', '.join(sure)}; kernel latencies are {summary['tier']}.")
     if summary["goodput"] is not None:
         found.append(f"{text['goodput']} requests/s keep the objectives.")
     spent = {name: summary[f"{name}_s"] or 0.0 for name in ("gpu", "host_exposed", "idle")}
