@@ -38,7 +38,7 @@ from cache_over_time group by all order by waiting desc, start_s limit 1
 def write_report(session: Session, path: str | Path, scenario: str | None = None) -> None:
     """Write one HTML page that loads nothing: of a run, a scenario of a sweep, a whole sweep, or a comparison.
 
-    InvalidInput: nothing is saved there, a scenario of a comparison is asked for, or the extra ``report`` is not installed.
+    InvalidInput: nothing is saved there, a comparison has no such scenario, or ``report`` is not installed.
     """
     compared = COMPARED in session.available()
     if compared and scenario is not None:
