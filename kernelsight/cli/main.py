@@ -36,7 +36,7 @@ VERBS: dict[str, tuple[str, str | None]] = {
         "kernelsight.cli.compare",
     ),
     "report": (
-        "write a saved run, sweep or kernel search as one HTML page: figures, tables, SQL",
+        "write a saved run, sweep, comparison or kernel search as one HTML page: figures, tables, SQL",
         "kernelsight.cli.report",
     ),
     "timeline": (

@@ -14,7 +14,9 @@ import numpy as np
 KNOTS_US = (4.0, 16.0, 64.0, 256.0, 1024.0)
 # a factor of 20 at most
 MOST_HALF = 3.0
-# growth of the half width by octave outside of what was measured
+# a GPU this near to one of those that were fitted, octaves, is as the generations are that were held out
+NEAR_OCTAVES = 1.0
+# growth of the half width by octave beyond
 BY_OCTAVE = 0.3
 ALL = "*"
 _OCTAVES_BETWEEN = float(np.log2(KNOTS_US[1] / KNOTS_US[0]))
@@ -31,10 +33,19 @@ def half_widths_for(curves: Mapping[str, np.ndarray], groups: Sequence[str]) -> 
     return np.array([curves.get(group, curves.get(ALL, widest)) for group in groups]).reshape(len(groups), -1)
 
 
-def spread(xp: Any, latency_us: Any, halves: Any, octaves: Any = 0.0) -> Any:
+def growth(octaves: float) -> float:
+    """Return by how much intervals widen on a GPU that lies ``octaves`` from the nearest one that was fitted.
+
+    >>> growth(0.5), growth(3.0)
+    (1.0, 1.6)
+    """
+    return 1.0 + BY_OCTAVE * max(octaves - NEAR_OCTAVES, 0.0)
+
+
+def spread(xp: Any, latency_us: Any, halves: Any) -> Any:
     """Return the factor f of each row: its 90 % interval is [latency / f, latency x f].
 
-    ``halves``: (knots,), or (rows, knots); ``octaves``: how far outside of what was measured a row lies.
+    ``halves``: (knots,), or (rows, knots).
 
     >>> spread(np, np.array([32.0]), np.log(np.array([2.0, 2.0, 8.0, 8.0, 8.0]))).round(3).tolist()
     [4.0]
@@ -44,7 +55,7 @@ def spread(xp: Any, latency_us: Any, halves: Any, octaves: Any = 0.0) -> Any:
     half = 0.0
     for knot in range(len(KNOTS_US)):
         half = half + halves[..., knot] * xp.maximum(1.0 - xp.abs(place - knot), 0.0)
-    return xp.exp(xp.minimum(half * (1.0 + BY_OCTAVE * octaves), MOST_HALF))
+    return xp.exp(xp.minimum(half, MOST_HALF))
 
 
 def knot_place(xp: Any, latency_us: Any) -> Any:

@@ -13,7 +13,7 @@ from kernelsight.dataflow.cache import remembered
 from kernelsight.errors import InvalidInput
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.intervals import KNOTS_US, group_of, half_widths_for
+from kernelsight.kernels.intervals import KNOTS_US, group_of, growth, half_widths_for
 from kernelsight.kernels.nearby import Nearby, nearby_of
 from kernelsight.kernels.network import Network, network_of
 from kernelsight.kernels.pack import correction_numbers
@@ -24,6 +24,7 @@ from kernelsight.kernels.resolve import (
     engine_that_ran,
     family_facts,
     lineage_of,
+    relinked,
     rows_of_part,
 )
 
@@ -78,13 +79,18 @@ def constants_of(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return each coefficient at each kind, and what the kind's numbers rest on; notes in the kind what answers.
 
-    A hypothetical GPU has the fit of the one that it stands for (``gpus.measured_as``).
+    A hypothetical GPU has the fit of the one that it stands for (``gpus.measured_as``); its collectives, where PCIe was
+    stated for that one's link or a link for its PCIe, are those of no measured GPU.
     """
 
     def read() -> tuple[list[dict[str, Any]], dict[str, np.ndarray], list[str]]:
         noted = [dict(kind) for kind in kinds]
         facts = family_facts(family, implementations, gpus)
         stands_for = dict(zip(gpus["gpu"].to_pylist(), gpus["measured_as"].to_pylist(), strict=True))
+        moved = relinked(family, gpus)
+        for kind in noted:
+            kind["fit"] = stands_for.get(kind["gpu"]) or kind["gpu"]
+            kind["relinked"] = moved(kind["gpu"], kind["fit"])
         return noted, *_constants_of(family, noted, facts, coefficients, stands_for)
 
     key = (family, tuple(tuple(kind.items()) for kind in kinds))
@@ -106,8 +112,6 @@ def _constants_of(
         return {one.name: np.array([one.start]) for one in form.coefficients}, [""]
     measured, anywhere = _measured_gpus(family, coefficients), _gpus_of(coefficients)
     corrected = _gpus_of(rows_of_part(coefficients, family, "correction"))
-    for kind in kinds:
-        kind["fit"] = stands_for.get(kind["gpu"]) or kind["gpu"]
     for kind in kinds:
         kind["ran"] = engine_that_ran(coefficients, family, kind["engine"], kind["fit"])
     calls = [
@@ -133,14 +137,17 @@ def _constants_of(
                 "`kernelsight calibrate fit`, or use --tier auto, cross-generation or roofline."
             )
         kind["answers"] = _answering_tier(kind["tier"], kind["fit"], measured, bool(stands_for.get(kind["gpu"])))
+        if kind["relinked"] and kind["answers"] in FITTED:
+            kind["answers"] = "cross-generation"
         here = kind["answers"] in FITTED
         kind["corrected"] = kind["fit"] if here and kind["fit"] in corrected else None
         kind["kernel"] = "|".join((kind["ran"], implementation, kind["dtype"]))
         # asked not to use what was measured there, the expression fitted without its whole generation answers
-        without = facts.generation.get(kind["fit"]) if kind["fit"] in measured and not here else None
+        forgets = kind["fit"] in measured and not here and not kind["relinked"]
+        without = facts.generation.get(kind["fit"]) if forgets else None
         path = {
             **kind,
-            "gpu": kind["fit"],
+            "gpu": kind["gpu"] if kind["relinked"] else kind["fit"],
             "engine": kind["ran"],
             "implementation": implementation,
             "lineage": lineage_of(facts, implementation),
@@ -162,7 +169,10 @@ def _constants_of(
 
 
 def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coefficients: pa.Table) -> np.ndarray:
-    """Return (kinds, knots): half widths of the logarithm of each kind's 90 % interval, at the knots of latency."""
+    """Return (kinds, knots): half widths of the logarithm of each kind's 90 % interval, at the knots of latency.
+
+    ``kinds`` with ``octaves``: how far each GPU lies from those that were fitted.
+    """
     curves_of = rows_of_part(coefficients, family, "interval")
     rows = remembered((coefficients,), ("curves", family), curves_of.to_pylist)
     found = np.full((len(kinds), len(KNOTS_US)), np.log(FAMILIES[family].form.spread))
@@ -177,7 +187,7 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
         if kind["answers"] == "roofline":
             found[number] = 0.0
         elif curves:
-            found[number] = half_widths_for(curves, [kind["group"]])[0]
+            found[number] = half_widths_for(curves, [kind["group"]])[0] * growth(kind["octaves"])
     return found
 
 

@@ -200,11 +200,11 @@ def stated_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def columns_shown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the columns that people decide by: what tells rows apart, rates, costs, limits."""
+    """Return the columns that people decide by: what rows differ in, rates, costs, limits."""
     flags = dict.fromkeys(name for row in rows for name in row if name in ALWAYS or _is_flag(name))
-    told = [name for name in flags if name in ALWAYS or len({row.get(name) for row in rows}) > 1]
+    differing = [name for name in flags if name in ALWAYS or len({row.get(name) for row in rows}) > 1]
     shown = [name for name in (*SHOWN, "tier") if any(row.get(name) is not None for row in rows)]
-    return [*told, *shown]
+    return [*differing, *shown]
 
 
 def _is_flag(name: str) -> bool:
@@ -229,8 +229,8 @@ def _sentence(ranked: Sequence[Sized], rows: Sequence[Mapping[str, Any]], rate: 
         sentences.append("Without prices the ranking is by GPUs needed; --prices GPU=DOLLARS ranks by cost.")
     if not row["steady"]:
         sentences.append("The rate was not seen to be steady.")
-    if row["tier"] != MEASURED:
-        measured = [pair for pair in zip(ranked, rows, strict=True) if pair[1]["tier"] == MEASURED]
+    if row["tier"] not in MEASURED:
+        measured = [pair for pair in zip(ranked, rows, strict=True) if pair[1]["tier"] in MEASURED]
         best = f"; the best with measured kernels is {_deployment(*measured[0])}" if measured else ""
         sentences.append(f"Not measured: {row['not_measured']}{best}.")
     return " ".join(sentences)

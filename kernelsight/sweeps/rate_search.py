@@ -263,7 +263,7 @@ class RateSearch:
             if verdict.drifts and (requests >= MOST_REQUESTS or 0.0 < verdict.stays < 1.2 * before):
                 break
             before = verdict.stays
-            if long_enough:  # it drifts, or seems to: twice as long tells
+            if long_enough:  # it drifts, or seems to: twice as long decides
                 requests = min(2 * requests, MOST_REQUESTS)
         return tried
 

@@ -25,6 +25,7 @@ vendors as (select distinct vendor from gpus join eta_coefficients using (gpu))
 select
   settings.deployment_id,
   case
+    when settings.deployment_id in (select deployment_id from corrections) then 'log-corrected'
     when settings.tier = 'roofline' then 'roofline'
     when gpus.vendor not in (select vendor from vendors) and tiers.tier = 'cross-generation' then 'unmeasured-vendor'
     else coalesce(tiers.tier, settings.tier)
