@@ -173,6 +173,13 @@ def test_what_is_more_than_a_round_takes_is_left_out(script):
     assert found["search_summary"]["notes"][0].as_py() == "22 proposals were more than a round takes (8): left out"
 
 
+def test_what_an_earlier_round_proposed_is_not_new(script):
+    command = script("print(json.dumps([{'candidate_id': name} for name in " + repr(IDS[:8]) + "]))")
+    found = searched(command, scenario=SCENARIO | {"budget_measurements": 8})
+    assert found["search_rounds"]["proposed"].to_pylist() == [8, 8]
+    assert found["search_summary"]["notes"][0].as_py() == "8 proposals had been made before: left out"
+
+
 @pytest.mark.parametrize(
     ("stated", "sentence"),
     [
