@@ -158,12 +158,18 @@ def test_a_killed_search_asks_for_no_proposals_twice(script, tmp_path):
         ("print('hello')", InvalidInput, "the proposal 'hello' is no JSON; print a JSON list"),
         ("print('[{\"vector\": null}]')", InvalidInput, "is no configuration; give parameters as numbers and words"),
         ("print('[]')", RunFailed, "the proposer gave no candidate that could be measured"),
-        ("while True: print('x' * 65536)", RunFailed, "printed more than 4,194,304 bytes in round 1"),
     ],
 )
 def test_a_command_that_fails_is_refused_in_a_sentence(script, code, error, sentence):
     with pytest.raises(error, match=sentence):
         searched(script(code), limit=1.0 if "sleep" in code else 30.0)
+
+
+def test_a_command_that_prints_without_end_is_killed(script, tmp_path):
+    code = "print('x' * 5_000_000, flush=True); time.sleep(5); open(sys.argv[0] + '.went-on', 'w')"
+    with pytest.raises(RunFailed, match="printed more than 4,194,304 bytes in round 1"):
+        searched(script(code))
+    assert not (tmp_path / "propose.py.went-on").exists()
 
 
 def test_what_is_more_than_a_round_takes_is_left_out(script):
