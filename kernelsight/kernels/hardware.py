@@ -13,10 +13,8 @@ MICROSECONDS_PER_SECOND = 1e6
 # GPUs whose L2 is two halves, each of which keeps what its own multiprocessors read (NVIDIA A100 white paper, section
 # "A100 L2 cache"; H100 white paper; assumed of Blackwell's two dies): by compute capability
 SPLIT_L2 = ("8.0", "9.0", "10.0", "10.3")
-# boards with GDDR6, whose ECC travels in band (estimate; GDDR7 corrects on the die): by compute capability
-GDDR6 = ("7.5", "8.6", "8.9")
 # boards with GDDR memory, of any kind: by compute capability
-GDDR = (*GDDR6, "12.0")
+GDDR = ("7.5", "8.6", "8.9", "12.0")
 # special-function results per clock and multiprocessor: 4 in each of 4 quadrants (CUDA C++ programming guide,
 # arithmetic instructions); Blackwell Ultra has twice that (NVIDIA technical blog "Inside NVIDIA Blackwell Ultra", 2025)
 EXPONENTIALS_PER_CLOCK = 16.0
@@ -56,7 +54,7 @@ def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]
         "l2_bytes": read["l2_bytes"].astype(float),
         "l2_partitions": np.where(np.isin(read["compute_capability"].astype(str), SPLIT_L2), 2.0, 1.0),
         "hbm": np.where(np.isin(read["compute_capability"].astype(str), GDDR), 0.0, 1.0),
-        "inline_ecc": np.where(np.isin(read["compute_capability"].astype(str), GDDR6), 1.0, 0.0),
+        "inline_ecc": pc.fill_null(gpus["ecc_in_band"], False).to_numpy(zero_copy_only=False).astype(float),
         "exponentials_per_clock": EXPONENTIALS_PER_CLOCK
         * np.where(np.isin(read["compute_capability"].astype(str), DOUBLE_RATE_EXPONENTIALS), 2.0, 1.0),
         "tdp_w": read["tdp_w"].astype(float),

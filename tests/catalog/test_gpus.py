@@ -206,6 +206,12 @@ def test_no_number_is_off_by_a_unit():
         assert 50 < row["tdp_w"] <= 1400, gpu
 
 
+def test_ecc_in_band_is_on_where_a_sixteenth_of_the_memory_holds_it():
+    """And nowhere else: its bytes and its traffic go together."""
+    for gpu, row in GPUS.items():
+        assert bool(row["ecc_in_band"]) == ("holds ECC" in row["source"]), gpu
+
+
 def test_links_are_those_of_their_fabric():
     for gpu, row in GPUS.items():
         if row["link_fabric"] is None:
