@@ -14,6 +14,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.intervals import KNOTS_US, group_of, growth, half_widths_for
+from kernelsight.kernels.likeness import Likeness
 from kernelsight.kernels.nearby import Nearby, nearby_of
 from kernelsight.kernels.network import Network, network_of
 from kernelsight.kernels.pack import correction_numbers
@@ -26,6 +27,7 @@ from kernelsight.kernels.resolve import (
     lineage_of,
     relinked,
     rows_of_part,
+    siblings,
 )
 
 # what differs between a sweep and a served graph: no gap between two replays; quantisation, rotation and cache writes
@@ -76,10 +78,12 @@ def constants_of(
     implementations: pa.Table,
     gpus: pa.Table,
     coefficients: pa.Table,
+    alike: Likeness,
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return each coefficient at each kind, and what the kind's numbers rest on; notes in the kind what answers.
 
-    A hypothetical GPU has the fit of the one that it stands for (``gpus.measured_as``); its collectives, where PCIe was
+    A GPU that no sweep holds has the fit of its measured twin, where it has one (``alike``, of the same tables). A
+    hypothetical GPU has the fit of the one that it stands for (``gpus.measured_as``); its collectives, where PCIe was
     stated for that one's link or a link for its PCIe, are those of no measured GPU.
     """
 
@@ -91,6 +95,11 @@ def constants_of(
         for kind in noted:
             kind["fit"] = stands_for.get(kind["gpu"]) or kind["gpu"]
             kind["relinked"] = moved(kind["gpu"], kind["fit"])
+            kind["twin"] = None
+            measured = _measured_gpus(family, coefficients)
+            if kind["tier"] == "auto" and kind["fit"] not in measured and not kind["relinked"]:
+                kind["twin"] = alike.twin(kind["gpu"], siblings(facts, kind["gpu"], measured))
+                kind["fit"] = kind["twin"] or kind["fit"]
         return noted, *_constants_of(family, noted, facts, coefficients, stands_for)
 
     key = (family, tuple(tuple(kind.items()) for kind in kinds))
@@ -137,9 +146,9 @@ def _constants_of(
                 "`kernelsight calibrate fit`, or use --tier auto, cross-generation or roofline."
             )
         kind["answers"] = _answering_tier(kind["tier"], kind["fit"], measured, bool(stands_for.get(kind["gpu"])))
-        if kind["relinked"] and kind["answers"] in FITTED:
+        if (kind["relinked"] or kind["twin"]) and kind["answers"] in FITTED:
             kind["answers"] = "cross-generation"
-        here = kind["answers"] in FITTED
+        here = kind["answers"] in FITTED or bool(kind["twin"])
         kind["corrected"] = kind["fit"] if here and kind["fit"] in corrected else None
         kind["kernel"] = "|".join((kind["ran"], implementation, kind["dtype"]))
         # asked not to use what was measured there, the expression fitted without its whole generation answers
@@ -240,6 +249,8 @@ def _evidence(kind: Mapping[str, Any], implementation: str, seen: bool, measured
         return "analytic terms with assumed constants"
     if kind["answers"] == "target-measured":
         return f"sweep of {kind['gpu']}: {implementation}"
+    if kind["twin"]:
+        return f"fit of {kind['twin']}, whose twin {kind['gpu']} is: {implementation}"
     if kind["answers"] == "hypothetical":
         return f"fit of {kind['fit']}, hypothetical: {implementation}"
     where = "" if seen else ", not seen on this generation"

@@ -139,9 +139,9 @@ def answers(
     if not declared.vector_work and "math" in calls.column_names:
         columns["math"] = _positions(calls["math"], pa.array(MATH))
     kinds, kind_of_row = kinds_of(family, calls, settings)
-    at, evidence = constants_of(family, kinds, implementations, gpus, coefficients)
     hardware = remembered((gpus, fabrics), "hardware", lambda: hardware_columns(gpus, fabrics))
     alike = remembered((gpus, fabrics), ("alike", family), lambda: Likeness(family, gpus, hardware))
+    at, evidence = constants_of(family, kinds, implementations, gpus, coefficients, alike)
     known = family_facts(family, implementations, gpus)
     for kind in kinds:
         others = set() if kind["answers"] == "target-measured" else fitted_gpus(coefficients, family, kind["without"])
