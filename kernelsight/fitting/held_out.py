@@ -57,7 +57,7 @@ def held_out_errors(
     generations = generations_of(table, gpus)
     for name, members in generations.items() if len(generations) > 1 else ():
         outside = pc.is_in(table["gpu"], pa.array(members))
-        rest, mine = table.filter(pc.invert(outside)), _thin(table.filter(outside))
+        rest, mine = table.filter(pc.invert(outside)), thinned_kernels(table.filter(outside))
         constants = (fits or {}).get(name)
         if constants is None:
             constants = pack_table(fit_family(family, form, rest, implementations, gpus, fabrics, "held out"))
@@ -80,7 +80,7 @@ def growths(family: str, mine: pa.Table, rest: pa.Table, gpus: pa.Table, fabrics
     return np.array([found[gpu] for gpu in mine["gpu"].to_pylist()])
 
 
-def _thin(table: pa.Table) -> pa.Table:
+def thinned_kernels(table: pa.Table) -> pa.Table:
     """Return at most ROWS_PER_KERNEL rows of each kernel on each GPU, evenly spaced in their order."""
     place = pc.binary_join_element_wise(*(table[name] for name in ("implementation", "dtype", "engine", "gpu")), "\x1f")
     code = place.combine_chunks().dictionary_encode().indices.to_numpy()
