@@ -55,6 +55,7 @@ def cut(gpu: str, engine: str) -> None:
                     **whole,
                     "gpu": "part",
                     "measured_as": None,
+                    "memory_bytes": 2**39,
                     **{name: r and left * r for name, r in rates.items()},
                 }
                 session.extend("gpus", pa.Table.from_pylist([part], schema=known.schema))
