@@ -55,7 +55,7 @@ DRIFT = {
 COMPARISON_FIGURES = (
     Figure(
         "Parts of the miss",
-        "What measured and predicted E2E differ by on average; parts add up to the miss. Positive: longer than predicted.",
+        "What measured and predicted E2E differ by on average; parts add up to it. Positive: longer than predicted.",
         "select part, miss_ms\nfrom miss_by_part\nwhere abs(miss_ms) >= 0.005\norder by abs(miss_ms) desc",
         PARTS,
     ),

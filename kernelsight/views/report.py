@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.durable import durable_file
+from kernelsight.errors import InvalidInput
 from kernelsight.views.comparison_figures import COMPARISON_FIGURES
 from kernelsight.views.one_scenario import one_scenario, scenarios_of
 from kernelsight.views.page import figures, head, number, page, table, tiles
@@ -37,9 +38,11 @@ from cache_over_time group by all order by waiting desc, start_s limit 1
 def write_report(session: Session, path: str | Path, scenario: str | None = None) -> None:
     """Write one HTML page that loads nothing: of a run, a scenario of a sweep, a whole sweep, or a comparison.
 
-    InvalidInput: nothing is saved there, or the extra ``report`` is not installed.
+    InvalidInput: nothing is saved there, a comparison has no such scenario, or ``report`` is not installed.
     """
     compared = COMPARED in session.available()
+    if compared and scenario is not None:
+        raise InvalidInput(f"{session.path} holds a comparison with a log, and no scenarios; remove --scenario.")
     text = _comparison_page(session) if compared else _simulated_page(session, scenario)
     with durable_file(Path(path)) as draft:
         draft.write_text(text, encoding="utf-8")

@@ -44,6 +44,12 @@ def test_the_verdict_stands_first_and_every_figure_is_there(page: tuple[Path, st
     assert "60 requests compared with their replay" in text
 
 
+def test_a_comparison_has_no_scenarios(page: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    words = ["report", str(page[0].with_name("log.duckdb")), "-o", str(tmp_path / "x.html"), "--scenario", "a"]
+    assert main(words) == 2
+    assert "holds a comparison with a log, and no scenarios; remove --scenario." in capsys.readouterr().err
+
+
 @needs_browser
 def test_it_draws_without_a_word_on_the_console(page: tuple[Path, str], tmp_path: Path) -> None:
     elements, said = open_in_browser(page[0], tmp_path)
