@@ -8,7 +8,7 @@ two measurements.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,8 +38,8 @@ class Batch(NamedTuple):
     dropped: dict[str, int]
 
 
-# (PATH or None, GPUs or None for all, families or None for all) -> batches, by family and GPU
-Reader = Callable[[Path | None, frozenset[str] | None, frozenset[str] | None], Iterator[Batch]]
+# (PATH, some sources several, or None; GPUs or None for all; families or None for all) -> batches, by family and GPU
+Reader = Callable[[Path | Sequence[Path] | None, frozenset[str] | None, frozenset[str] | None], Iterator[Batch]]
 
 
 def first_reason(rows: pl.DataFrame, *checks: tuple[str, pl.Expr]) -> pl.DataFrame:
