@@ -257,7 +257,10 @@ def _print(table: pa.Table, front: pa.Table | None, arguments: Any) -> None:
         page += ["", f"kernel latencies: {', '.join(tiers)}{what}"]
         if "unmeasured-vendor" in tiers:
             named = sorted({row["gpu"] for row in rows if row["tier"] == "unmeasured-vendor" and "gpu" in row})
-            page.append(f"no GPU of the vendor of {', '.join(named)} was measured: kernels of other vendors stand in")
+            page.append(
+                f"many kernels were measured on no GPU of the maker of {', '.join(named)}: general constants stand in, "
+                "and may be off by a factor of 4"
+            )
     if "cheapest" in answer:
         page += ["", _cheapest_said(answer["cheapest"], flags, arguments.at_rate)]
     print("\n".join(page))

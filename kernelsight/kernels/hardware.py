@@ -13,8 +13,8 @@ MICROSECONDS_PER_SECOND = 1e6
 SPLIT_L2 = ("8.0", "9.0", "10.0", "10.3")
 # boards with GDDR6, whose ECC travels in band (estimate; GDDR7 corrects on the die): by compute capability
 GDDR6 = ("7.5", "8.6", "8.9")
-# boards with GDDR memory, of any kind: by compute capability
-GDDR = (*GDDR6, "12.0")
+# boards with GDDR memory of any kind, or LPDDR: by compute capability
+GDDR = (*GDDR6, "12.0", "12.1")
 # special-function results per clock and multiprocessor: 4 in each of 4 quadrants (CUDA C++ programming guide,
 # arithmetic instructions); Blackwell Ultra has twice that (NVIDIA technical blog "Inside NVIDIA Blackwell Ultra", 2025)
 EXPONENTIALS_PER_CLOCK = 16.0
@@ -25,7 +25,8 @@ def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]
     """Return float64 columns aligned with ``gpus``, and ``math_flops_per_us`` of shape (GPUs, len(MATH)).
 
     A GPU without a link has its PCIe rate and, of the PCIe fabrics, the latency of the one nearest in rate. A dtype
-    that the GPU lacks has the rate of its 16-bit type, in which such weights are expanded.
+    that the GPU lacks has the rate of its 16-bit type, in which such weights are expanded; products in FP32 have the
+    rate of matrix cores where they have one, else that of the vector units.
     """
     read = {name: gpus[name].to_numpy(zero_copy_only=False) for name in gpus.column_names}
     sixteen_bit = np.where(np.isnan(_rate(read, "bf16")), _rate(read, "fp16"), _rate(read, "bf16"))
@@ -60,7 +61,11 @@ def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]
 
 
 def _rate(read: dict[str, np.ndarray], math: str) -> np.ndarray:
-    return np.asarray(read[f"{math}_flops_per_s"], dtype=float)
+    stated = np.asarray(read[f"{math}_flops_per_s"], dtype=float)
+    if math != "fp32":
+        return stated
+    matrix = np.asarray(read["fp32_matrix_flops_per_s"], dtype=float)
+    return np.where(np.isnan(matrix), stated, matrix)
 
 
 def _fabric_rows(gpus: pa.Table, fabrics: pa.Table) -> np.ndarray:

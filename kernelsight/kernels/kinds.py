@@ -13,24 +13,28 @@ from kernelsight.dataflow.cache import remembered
 from kernelsight.errors import InvalidInput
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.intervals import KNOTS_US, group_of, half_widths_for
+from kernelsight.kernels.intervals import KNOTS_US, UNMEASURED_HALF, group_of, half_widths_for
 from kernelsight.kernels.nearby import Nearby, nearby_of
 from kernelsight.kernels.network import Network, network_of
 from kernelsight.kernels.pack import correction_numbers
 from kernelsight.kernels.resolve import (
+    UNKNOWN,
     Facts,
     choose,
     constants_at,
+    engine_of_vendor,
     engine_that_ran,
     family_facts,
+    fitted_vendors,
     lineage_of,
+    measured_dtype,
     rows_of_part,
 )
 
 # what differs between a sweep and a served graph: no gap between two replays; quantisation, rotation and cache writes
 # have calls of their own; prompts do not end at whole tiles
 SERVED = {"gap_us": 0.0, "quantizes": 0.0, "query_passes": 0.0, "kv_passes": 0.0, "row_padding": 0.5}
-TIERS = ("cross-generation", "roofline", "target-measured", "hypothetical")
+TIERS = ("cross-generation", "roofline", "target-measured", "hypothetical", "unmeasured-vendor")
 # tiers that answer from the fit of one GPU, with its correction
 FITTED = ("target-measured", "hypothetical")
 
@@ -108,8 +112,12 @@ def _constants_of(
     corrected = _gpus_of(rows_of_part(coefficients, family, "correction"))
     for kind in kinds:
         kind["fit"] = stands_for.get(kind["gpu"]) or kind["gpu"]
+    vendors = fitted_vendors(coefficients, family)
     for kind in kinds:
-        kind["ran"] = engine_that_ran(coefficients, family, kind["engine"], kind["fit"])
+        kind["vendor"] = facts.vendor.get(kind["fit"])
+        kind["dtype"] = measured_dtype(coefficients, family, kind["dtype"])
+        ran = engine_that_ran(coefficients, family, kind["engine"], kind["fit"])
+        kind["ran"] = engine_of_vendor(facts, coefficients, family, ran, kind["fit"])
     calls = [
         {
             "engine": kind["ran"],
@@ -120,9 +128,9 @@ def _constants_of(
         }
         for kind in kinds
     ]
-    nodes = rows_of_part(coefficients, family, "constant").select(["without", "implementation"])
+    nodes = rows_of_part(coefficients, family, "constant").select(["vendor", "without", "implementation"])
     fitted = {tuple(row.values()) for row in nodes.group_by(nodes.column_names).aggregate([]).to_pylist()}
-    fits = {without for without, _ in fitted}
+    fits = {(vendor, without) for vendor, without, _ in fitted}
     chosen = choose(facts, coefficients, family, calls)
     values: dict[str, np.ndarray] = {}
     evidence = []
@@ -132,12 +140,19 @@ def _constants_of(
                 f"tier target-measured needs a fitted sweep of {kind['fit']}, and there is none; fit one with "
                 "`kernelsight calibrate fit`, or use --tier auto, cross-generation or roofline."
             )
-        kind["answers"] = _answering_tier(kind["tier"], kind["fit"], measured, bool(stands_for.get(kind["gpu"])))
+        known, swept = kind["vendor"] in vendors, kind["fit"] in measured
+        kind["kernel"] = "|".join((kind["ran"], implementation, kind["dtype"]))
+        ran_here = swept and (
+            kind["vendor"] is None or kind["kernel"] in _kernels_of(family, kind["fit"], coefficients)
+        )
+        hypothetical = bool(stands_for.get(kind["gpu"]))
+        kind["answers"] = _answering_tier(kind["tier"], ran_here, hypothetical, known)
         here = kind["answers"] in FITTED
         kind["corrected"] = kind["fit"] if here and kind["fit"] in corrected else None
-        kind["kernel"] = "|".join((kind["ran"], implementation, kind["dtype"]))
         # asked not to use what was measured there, the expression fitted without its whole generation answers
-        without = facts.generation.get(kind["fit"]) if kind["fit"] in measured and not here else None
+        forgets = swept and kind["tier"] == "cross-generation"
+        held_out = (facts.generation.get(kind["fit"]), kind["fit"]) if forgets else ()
+        kind["without"] = next((name for name in held_out if (kind["vendor"], name) in fits), None)
         path = {
             **kind,
             "gpu": kind["fit"],
@@ -145,14 +160,14 @@ def _constants_of(
             "implementation": implementation,
             "lineage": lineage_of(facts, implementation),
         }
-        at = constants_at(
-            facts, coefficients, family, form.coefficients, [path], without if without in fits else None, measured=here
-        )
-        kind["without"] = without if without in fits else None
-        swept = kind["answers"] == "target-measured"
-        kind["group"] = (
-            kind["kernel"] if swept else group_of(kind["dtype"], (kind["without"], implementation) in fitted)
-        )
+        # a vendor without a fit takes the constants of no kernel, GPU or engine: those of the family
+        path = path if known else dict.fromkeys(path, UNKNOWN)
+        vendor = kind["vendor"] if known else None
+        own = here or (swept and not forgets)
+        at = constants_at(facts, coefficients, family, form.coefficients, [path], kind["without"], own, vendor)
+        seen_by_fit = (kind["vendor"], kind["without"], implementation) in fitted
+        measured_here = kind["answers"] == "target-measured"
+        kind["group"] = kind["kernel"] if measured_here else group_of(kind["dtype"], seen_by_fit)
         for name, value in at.items():
             values.setdefault(name, np.empty(len(kinds)))[row] = value[0]
         evidence.append(_evidence(kind, implementation, seen, measured))
@@ -172,10 +187,14 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
         curves = {
             row["dtype"]: np.array(row["array"])
             for row in rows
-            if row["gpu"] == gpu and row["without"] == (None if gpu else kind["without"])
+            if row["gpu"] == gpu
+            and row["vendor"] == (None if gpu else kind["vendor"])
+            and row["without"] == (None if gpu else kind["without"])
         }
         if kind["answers"] == "roofline":
             found[number] = 0.0
+        elif kind["answers"] == "unmeasured-vendor":
+            found[number] = UNMEASURED_HALF
         elif curves:
             found[number] = half_widths_for(curves, [kind["group"]])[0]
     return found
@@ -215,10 +234,23 @@ def _gpus_of(coefficients: pa.Table) -> set[str | None]:
     return remembered((coefficients,), "gpus", lambda: set(pc.unique(coefficients["gpu"]).to_pylist()))
 
 
-def _answering_tier(asked: str, gpu: str, measured: set[str], hypothetical: bool) -> str:
-    if asked not in ("auto", "target-measured"):
+def _kernels_of(family: str, gpu: str, coefficients: pa.Table) -> set[str]:
+    """Return the kernels that the sweep of a GPU held, as engine|implementation|dtype."""
+
+    def read() -> set[str]:
+        rows = _rows_of(coefficients, "interval", family, gpu)
+        return {row["dtype"] for row in rows}
+
+    return remembered((coefficients,), ("kernels", family, gpu), read)
+
+
+def _answering_tier(asked: str, measured: bool, hypothetical: bool, known: bool) -> str:
+    """``measured``: whether the GPU's sweep held the kernel; ``known``: whether a GPU of the vendor was fitted."""
+    if asked == "roofline":
         return asked
-    if gpu not in measured:
+    if not known:
+        return "unmeasured-vendor"
+    if asked == "cross-generation" or not measured:
         return "cross-generation"
     return "hypothetical" if hypothetical else "target-measured"
 
@@ -226,6 +258,8 @@ def _answering_tier(asked: str, gpu: str, measured: set[str], hypothetical: bool
 def _evidence(kind: Mapping[str, Any], implementation: str, seen: bool, measured: set[str]) -> str:
     if kind["answers"] == "roofline":
         return "lower bound"
+    if kind["answers"] == "unmeasured-vendor":
+        return f"no GPU of {kind['vendor'].upper()} was measured: general constants of the family"
     if not measured:
         return "analytic terms with assumed constants"
     if kind["answers"] == "target-measured":

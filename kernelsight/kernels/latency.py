@@ -24,6 +24,9 @@ from kernelsight.kernels.network import Network, correction, scaled
 COLUMNS = ["deployment_id", "step_shape_id", "call", "family", "name", "count", "tiles", "roofline_us", "bound", "eta"]
 COLUMNS += ["latency_us", "latency_p05_us", "latency_p95_us", "tier", "evidence"]
 BOUNDS = ("compute", "memory", "link")
+# general constants count in units and clocks of NVIDIA GPUs: on hardware that is built otherwise, no call of a vendor
+# without measurements is taken to be slower than this
+SLOWEST_US, SLOWEST_ETA = 50.0, 8.0
 # a forward pass touches far more bytes than L2 holds before it reads a weight or a cached key again
 COLD_BYTES = 1e15
 
@@ -154,7 +157,9 @@ def answers(
         for name, values in found.items():
             results.setdefault(name, np.empty(rows))[chosen] = values
     tier = np.array([TIERS.index(kind["answers"]) for kind in kinds], dtype=int)[kind_of_row]
-    latency = np.where(tier == TIERS.index("roofline"), results["roofline_us"], results["latency_us"])
+    roofline, latency = results["roofline_us"], results["latency_us"]
+    slowest = np.where(tier == TIERS.index("unmeasured-vendor"), SLOWEST_US + SLOWEST_ETA * roofline, np.inf)
+    latency = np.where(tier == TIERS.index("roofline"), roofline, np.minimum(latency, slowest))
     return Answers(kinds, kind_of_row, evidence, results, tier, latency)
 
 

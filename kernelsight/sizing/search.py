@@ -246,7 +246,9 @@ class SizeSearch:
     def _make_sure_of_measured(self) -> None:
         """Search the best deployment on GPUs of measured vendors in full: it is named where another vendor's wins."""
         vendors = dict(zip(*(self._session.table("gpus")[name].to_pylist() for name in ("gpu", "vendor")), strict=True))
-        fitted = set(self._session.table("eta_coefficients")["gpu"].to_pylist())
+        rows = self._session.table("eta_coefficients").select(["family", "gpu"]).to_pylist()
+        # a vendor of which single families were measured is none of them: attention is in every model
+        fitted = {row["gpu"] for row in rows if row["family"] == "decode_attention"}
         known = {vendors[gpu] for gpu in fitted & vendors.keys()}
         while best := next((one for one in self.ranked() if vendors.get(one.candidate.flags["gpu"]) in known), None):
             if self.is_sure(best):
