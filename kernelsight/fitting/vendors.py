@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 from kernelsight.kernels.forms import Form
 from kernelsight.kernels.resolve import vendors_of
 
-# with few rows of a vendor, below ROWS_OF_ITS_OWN, its constants may leave those of NVIDIA by this share only of what
-# they may leave their start. Held out against each other, MI300X and MI308X (aiter) have a median error of experts, averaged
-# over cells, of 19.6 % with a share of 1, 17.3 with 0.25, 14.6 with 0.1
+# with few rows of a vendor (below ROWS_OF_ITS_OWN) its constants may leave those of NVIDIA by this share only of what
+# they may leave their start. Held out against each other, MI300X and MI308X (aiter) have a median error of experts,
+# averaged over cells, of 19.6 % with a share of 1, 17.3 with 0.25, 14.6 with 0.1
 ROWS_OF_ITS_OWN, SHARE_OF_FEW = 1000, 0.1
 # tuners of libraries report the time of the kernel alone
 GAP = "gap_us"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kernelsight.cli.options import add_families, add_output
 from kernelsight.errors import InvalidInput, unknown
+from kernelsight.read.sweeps.devices import SEALED
 from kernelsight.read.sweeps.importing import SUMMARY, import_sweep
 from kernelsight.read.sweeps.sources import READERS, SEVERAL_PATHS
 from kernelsight.report.output import check_ending, note, print_rows
@@ -16,7 +17,7 @@ from kernelsight.report.output import check_ending, note, print_rows
 def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     verb.add_argument(
-        "source", metavar="SOURCE", help="aiconfigurator, aiter, neusight, vidur, llmservingsim or parquet"
+        "source", metavar="SOURCE", help="aiconfigurator, aisimulate, aiter, neusight, vidur, llmservingsim or parquet"
     )
     verb.add_argument(
         "path",
@@ -37,13 +38,17 @@ def run(arguments: argparse.Namespace) -> int:
     batches = READERS[arguments.source](
         _paths(arguments.source, arguments.path), _names(arguments.gpus), _names(arguments.families)
     )
-    rows, unlisted = import_sweep(batches, target)
+    rows, unlisted, unread = import_sweep(batches, target)
     print_rows(rows, list(SUMMARY), arguments.format)
     read, kept, points = (sum(row[name] or 0 for row in rows) for name in ("read", "kept", "points"))
     place = f"; written to {target}" if target else ""
     note(f"{read:,} rows read, {kept:,} kept as {points:,} points, {read - kept:,} rejected{place}")
     if unlisted:
         note(f"kernels not in the table kernel_sources, imported by their own name: {', '.join(sorted(unlisted))}")
+    if unread:
+        note(f"columns of the files that are not known, and were not read: {', '.join(sorted(unread))}")
+    if arguments.source == "aisimulate" and not arguments.gpus:
+        note(f"{' and '.join(SEALED)} are held out for the final evaluation and not read; --gpus names them")
     return 0
 
 

@@ -7,6 +7,7 @@ GPU, whatever ``tp_size`` says; experts and their width are converted to those o
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import polars as pl
@@ -253,7 +254,25 @@ TABLES: dict[str, dict[str, Table]] = {
 }  # fmt: skip
 # one row of the file has several of these measurements
 SPLIT = ("wideep_deepep_ll_perf", "wideep_deepep_normal_perf")
-OPTIONAL = {"window_size": pl.Int64} | dict.fromkeys(("score_mode", "framework", "version", "device"), pl.String)
+OPTIONAL = {"window_size": pl.Int64, "default_eligible": pl.Boolean} | dict.fromkeys(
+    ("score_mode", "framework", "version", "device"), pl.String
+)
+# columns that no measurement rests on
+LEFT_OUT = {
+    *("op_name", "framework", "version", "device", "tp_size", "gemm_type", "architecture", "model", "model_name"),
+    *("power", "power_limit", "seq_len", "d_model", "beam_width", "local_num_heads", "moe_kernel", "dp_num_tokens"),
+    *("simulation_mode", "rank0_num_tokens", "chunk_size", "backend", "implementation", "dispatch_bandwidth_gbps"),
+    *(
+        "combine_bandwidth_gbps",
+        "notify_us",
+        "sms",
+        "transmit_us",
+        "wire_dtype",
+        "sample_count",
+        "node_gpus",
+        "default_eligible",
+    ),
+}
 # a layer or several kernels at once, including projections: not part of any kernel family
 MODULES = {
     "mla_context_module_perf": "MLA layer with its projections",
@@ -273,3 +292,21 @@ MODULES = {
     "wideep_generation_mlp_perf": "shared expert: two products and an activation",
     "dsv4_megamoe_module_perf": "dispatch, experts and combine over several GPUs in one",
 }
+
+
+@cache
+def known_columns() -> frozenset[str]:
+    """Return every column that a table's fields are read from, or that is left out on purpose."""
+    fields = [
+        field
+        for tables in TABLES.values()
+        for table in tables.values()
+        for field in (
+            *table.shape.values(),
+            *table.labels.values(),
+            table.latency_us,
+            table.kernel_source,
+            *(bad for _, bad in table.faults),
+        )
+    ]
+    return frozenset(name for field in fields for name in field.meta.root_names()) | LEFT_OUT | OPTIONAL.keys()

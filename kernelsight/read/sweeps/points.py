@@ -30,12 +30,14 @@ LATENCY_DECIMALS = 6  # a picosecond: below any clock's resolution, above the ro
 
 class Batch(NamedTuple):
     """Measurements of one family on one GPU: ``LABELS``, the family's fields of ``SHAPE``, latency_us, source, weight,
-    reason. A table of no kernel family has family "" and no rows, only ``dropped`` counts by reason."""
+    reason. A table of no kernel family has family "" and no rows, only ``dropped`` counts by reason. ``unread``: names
+    of columns that the reader does not know."""
 
     gpu: str
     family: str
     rows: pl.DataFrame
     dropped: dict[str, int]
+    unread: tuple[str, ...] = ()
 
 
 # (PATH, some sources several, or None; GPUs or None for all; families or None for all) -> batches, by family and GPU

@@ -7,6 +7,7 @@ from kernelsight.read.sweeps.points import Reader
 
 READERS: dict[str, Reader] = {
     "aiconfigurator": aiconfigurator.read,
+    "aisimulate": aiconfigurator.read_aisimulate,
     "aiter": aiter.read,
     "neusight": neusight.read,
     "vidur": vidur.read,
