@@ -1,4 +1,4 @@
-"""aisimulate's wheel: the same tables as aiconfigurator-core's, read in place; what is new in it is counted and named."""
+"""aisimulate's wheel: the same tables as aiconfigurator-core's, read in place; what is new is counted and named."""
 
 from __future__ import annotations
 
