@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import collections
 import math
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -60,15 +61,28 @@ def loaded(session: ks.Session, flags: dict[str, Any], draw: np.random.Generator
     return flags | {"request_rate": float(capacity * 2 ** draw.uniform(-1, 2.5))} if capacity else None
 
 
-def with_faster_gpus(session: ks.Session) -> None:
-    """Add to the catalogue, for each GPU of the worlds and each of RATES, one that has a fifth more of it."""
+def with_faster_gpus(session: ks.Session, gpus: Collection[str]) -> None:
+    """Add to the catalogue, for each of some GPUs and each of RATES, one that has a fifth more of it."""
     rows = []
     for row in session.table("gpus").to_pylist():
-        if row["gpu"] in {gpu for _, gpu, *_ in DEPLOYMENTS}:
+        if row["gpu"] in gpus:
             for resource, endings in RATES.items():
                 more = {name: value * RELIEF for name, value in row.items() if value and name.endswith(endings)}
                 rows.append({**row, **more, "gpu": f"{row['gpu']}+{resource}", "measured_as": row["gpu"]})
     session.extend("gpus", rows)
+
+
+def quick_host_of(session: ks.Session) -> ks.Session:
+    """Return a session whose host times are a sixth shorter."""
+    quick_host = session.fork()
+    quick_host.give(
+        "host_overheads",
+        [
+            {name: value / RELIEF if name.endswith("_us") and value else value for name, value in row.items()}
+            for row in session.table("host_overheads").to_pylist()
+        ],
+    )
+    return quick_host
 
 
 def throughput(session: ks.Session, flags: dict[str, Any]) -> float:
@@ -104,15 +118,8 @@ def main() -> None:
     asked = parser.parse_args()
     session = ks.connect()
     session.progress = None
-    with_faster_gpus(session)
-    quick_host = session.fork()
-    quick_host.give(
-        "host_overheads",
-        [
-            {name: value / RELIEF if name.endswith("_us") and value else value for name, value in row.items()}
-            for row in session.table("host_overheads").to_pylist()
-        ],
-    )
+    with_faster_gpus(session, {gpu for _, gpu, *_ in DEPLOYMENTS})
+    quick_host = quick_host_of(session)
     counts: collections.Counter[str] = collections.Counter()
     seed = asked.seed
     while counts["worlds"] < asked.worlds:

@@ -1,10 +1,11 @@
 """Whether `size` finds what a search of everything finds, and how long both take: ``python benches/sizes.py``.
 
-    python benches/sizes.py [--cases N] [--seed S] [-o FILE.json]
+    python benches/sizes.py [--cases N] [--seed S] [--limits] [-o FILE.json]
 
 Draws a model, two or three GPUs with prices, lengths, objectives and a rate; asks `size`, and then searches the highest
 rate of every GPU, tensor-parallel size and size of a step in full. Prints in what share of cases the winner costs at
-most 2 % more than the cheapest of all, and CPU seconds of both.
+most 2 % more than the cheapest of all, and CPU seconds of both. With --limits it asks instead whether the limit that is
+named is the resource of which a fifth more raises the rate most: rates are searched on hypothetical GPUs and flags.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import random
 import time
 from pathlib import Path
 from typing import Any
+
+from bottlenecks import RATES, RELIEF, quick_host_of, with_faster_gpus
 
 import kernelsight as ks
 from kernelsight.report.output import as_text
@@ -65,13 +68,63 @@ def everything(session: Session, asked: dict[str, Any]) -> tuple[float, str]:
     return best
 
 
+def rates_with_more(
+    session: Session, quick_host: Session, asked: dict[str, Any], row: dict[str, Any]
+) -> dict[str, float]:
+    """Return by resource the highest rate of a chosen deployment with a fifth more of it, over its own, less 1."""
+    flags = {name: asked[name] for name in ("model", "input_len", "output_len")}
+    flags |= {name: row[name] for name in ("gpu", "tensor_parallel_size", "max_num_batched_tokens") if name in row}
+    probe = session.what_if([{**flags, "request_rate": 1.0, "num_prompts": 1}])
+    (settings,), (plan,) = (probe.table(name).to_pylist() for name in ("deployment_settings", "memory_plan"))
+    more = {resource: {"gpu": f"{row['gpu']}+{resource}"} for resource in RATES}
+    more["KV cache"] = {"kv_cache_tokens": int(plan["kv_cache_tokens"] * RELIEF)}
+    for resource, name in (("seats", "max_num_seqs"), ("token budget", "max_num_batched_tokens")):
+        more[resource] = {name: math.ceil(settings[name] * RELIEF)}
+    grid = [flags, *(flags | change for change in more.values())]
+    own, *rates = session.find_rates(grid, asked["slo"])["max_request_rate"].to_pylist()
+    found = {resource: (rate or 0.0) / own - 1.0 for resource, rate in zip(more, rates, strict=True)}
+    host = quick_host.find_rates([flags], asked["slo"])["max_request_rate"][0].as_py()
+    return found | {"host": host / own - 1.0}
+
+
+def main_limits(cases: int, source: random.Random) -> None:
+    """Print in how many cases the named limit is the one of which a fifth more raises the rate most."""
+    right = near = done = 0
+    with ks.connect() as session:
+        with_faster_gpus(session, sorted(PRICES))
+        quick_host = quick_host_of(session)
+        while done < cases:
+            asked = drawn(source)
+            row = session.size(max_gpus=SIZES[-1], tune=False, **asked).chosen
+            if row is None:
+                continue
+            truth = rates_with_more(session, quick_host, asked, row)
+            best = max(truth, key=truth.get)
+            done += 1
+            right += best == row["limit"]
+            # rates are found to 1 %, twice
+            near += truth[row["limit"]] >= truth[best] - 0.02
+            print(
+                asked["model"],
+                row["gpu"],
+                row["limit"],
+                {name: f"{gain:+.1%}" for name, gain in truth.items()},
+                flush=True,
+            )
+    print(f"{done} questions: the limit is the best of all in {right}, within 2 % of the rate in {near}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=20, metavar="N", help="questions (default: 20)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of what is drawn (default: 0)")
+    parser.add_argument("--limits", action="store_true", help="ask whether the named limits are right")
     parser.add_argument("-o", "--output", metavar="FILE", help="write figures as JSON")
     arguments = parser.parse_args()
     source, found = random.Random(arguments.seed), []
+    if arguments.limits:
+        main_limits(arguments.cases, source)
+        return
     with ks.connect() as session:
         while len(found) < arguments.cases:
             asked = drawn(source)

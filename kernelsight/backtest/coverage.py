@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -72,9 +72,43 @@ def spread_lacking(rows: Iterable[Mapping[str, Any]], metric: str, held: float =
     0.425
     """
     off, below, above = logs_of(rows, metric).T
-    below, above = (np.sqrt(np.maximum(half**2 - (Z_90 * held) ** 2, 0.0)) for half in (below, above))
+    below, above = _wider(below, above, -held)
     for number in range(1000):
-        half = Z_90 * number * STEP
-        if np.mean((off <= np.hypot(above, half)) & (-off <= np.hypot(below, half))) >= 0.9:
+        wider_below, wider_above = _wider(below, above, number * STEP)
+        if np.mean((off <= wider_above) & (-off <= wider_below)) >= 0.9:
             break
     return round(number * STEP, 3)
+
+
+def with_spread_of_others(
+    rows: Iterable[Mapping[str, Any]],
+    others: Iterable[Mapping[str, Any]],
+    group_of: Callable[[Mapping[str, Any]], tuple],
+    held: Mapping[str, float],
+) -> list[dict[str, Any]]:
+    """Return runs whose intervals hold the spread of runs of other groups instead of the one they were served with.
+
+    ``others``: the runs that a spread is fitted to, of which the own group's are left out each time; ``held``: the
+    spread that all were served with, by metric. A group without others keeps its intervals.
+    """
+    members, others = {}, list(others)
+    for row in rows:
+        members.setdefault(group_of(row), []).append(row)
+    answer = []
+    for group, mine in members.items():
+        rest = [row for row in others if group_of(row) != group]
+        spreads = {metric: spread_lacking(rest, metric, held[metric]) for metric in METRICS} if rest else held
+        for row in mine:
+            factors = {}
+            for metric, (low, high) in row["interval_factors"].items():
+                bare = _wider(-math.log(low), math.log(high), -held[metric])
+                below, above = _wider(*bare, spreads[metric])
+                factors[metric] = (math.exp(-below), math.exp(above))
+            answer.append({**row, "interval_factors": factors})
+    return answer
+
+
+def _wider(below: Any, above: Any, log_sd: float) -> tuple[Any, Any]:
+    """Return how far an interval reaches with a spread beside it; a negative spread is taken out of it."""
+    more = math.copysign((Z_90 * log_sd) ** 2, log_sd)
+    return tuple(np.sqrt(np.maximum(half**2 + more, 0.0)) for half in (below, above))

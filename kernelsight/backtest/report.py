@@ -8,7 +8,7 @@ from typing import Any
 
 from kernelsight.backtest.attribution import attribute
 from kernelsight.backtest.coverage import METRICS as COVERED
-from kernelsight.backtest.coverage import coverage, spread_lacking
+from kernelsight.backtest.coverage import coverage, spread_lacking, with_spread_of_others
 from kernelsight.backtest.data_quality import signs_of
 from kernelsight.backtest.scores import (
     GROUP,
@@ -150,17 +150,48 @@ def report_of(
     }
 
 
+CLASSES = ("dense", "moe")
 KINDS = {"all": (False, True), "dense": (False,), "moe": (True,)}
 
 
-def level_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict]:
-    """Return the scores of all, dense and mixture-of-experts runs outside the fitting fifth, and of their intervals."""
+def level_scores(
+    rows: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the scores of all, dense and mixture-of-experts runs outside the fitting fifth, and of their intervals.
+
+    ``held``: the rows of ``serving_spread`` with which they were simulated. Intervals are scored with the spread that
+    the fitting runs of other groups have: no run of a group widens or narrows the intervals of that group.
+    """
     served = [row for row in scored_runs(rows) if row.get("errors")]
     found = kinds_of(served)
+    respread = [row for name in CLASSES for row in _with_spread_of_others(rows, served, name, held)]
     for kind, those in KINDS.items():
-        for metric, covered in coverage(row for row in served if row["is_moe"] in those).items():
+        for metric, covered in coverage(row for row in respread if row["is_moe"] in those).items():
             found[kind][metric] = found[kind].get(metric, {}) | covered
     return found
+
+
+def _with_spread_of_others(
+    rows: Sequence[Mapping[str, Any]],
+    served: Sequence[Mapping[str, Any]],
+    model_class: str,
+    held: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    mine = [row for row in served if row["is_moe"] == (model_class == "moe")]
+    known = {row["metric"]: row["log_sd"] for row in held if row["model_class"] == model_class}
+    return with_spread_of_others(mine, fitting_runs(rows, model_class), by_group, known)
+
+
+def fitting_runs(rows: Sequence[Mapping[str, Any]], model_class: str) -> list[Mapping[str, Any]]:
+    """Return the served runs of the fitting fifth of one class of models."""
+    return [
+        row
+        for row in rows
+        if row["fitting"]
+        and row.get("errors")
+        and not is_scored_separately(row)
+        and row["is_moe"] == (model_class == "moe")
+    ]
 
 
 def kinds_of(served: Sequence[Mapping[str, Any]]) -> dict[str, dict]:
@@ -175,15 +206,8 @@ def spread_rows(rows: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, A
     """
     known = {(row["metric"], row["model_class"]): row["log_sd"] for row in held}
     answer = []
-    for model_class in ("dense", "moe"):
-        members = [
-            row
-            for row in rows
-            if row["fitting"]
-            and row.get("errors")
-            and not is_scored_separately(row)
-            and row["is_moe"] == (model_class == "moe")
-        ]
+    for model_class in CLASSES:
+        members = fitting_runs(rows, model_class)
         for metric in COVERED if members else ():
             spread = spread_lacking(members, metric, known[metric, model_class])
             answer.append({"metric": metric, "model_class": model_class, "log_sd": spread, "n": len(members)})

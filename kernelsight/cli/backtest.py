@@ -92,8 +92,9 @@ def run(arguments: Any) -> None:
             )
             answer = report_of(runs, rows, arguments.tier, asked.result(), basis)
             answer |= {"constants": levels[0], "fitted_constants": constant_rows(fitted[levels[0]], rows)}
-            answer["serving_spread"] = spread_rows(rows, session.table("serving_spread").to_pylist())
-            answer["levels"] = {level: level_scores(replayed[level]) for level in levels}
+            spread = session.table("serving_spread").to_pylist()
+            answer["serving_spread"] = spread_rows(rows, spread)
+            answer["levels"] = {level: level_scores(replayed[level], spread) for level in levels}
             if "peer" in answer:
                 answer["peer"]["behind"] = {level: behind(replayed[level], asked.result()) for level in levels}
     if picture:
@@ -211,7 +212,10 @@ def page(answer: Mapping[str, Any]) -> list[str]:
         ", ".join(f"{each['recipe']} ({each['basis']}) {each['scored']}" for each in basis["recipes"]),
         "",
     ]
-    lines += ["90 % intervals, median p95 / p05, beside one fixed factor a metric that covers as many runs:"]
+    lines += [
+        "90 % intervals, their spread beyond kernels and host fitted on other groups; median p95 / p05, and in "
+        "brackets that of one fixed factor a metric that covers as many runs:"
+    ]
     lines += [as_text(_interval_rows(answer["levels"]), ["", *COVERED], terminal_width()), ""]
     groups = [line(_name(group), group) for group in answer["groups"]]
     lines += [as_text(groups, ["", *SHOWN], terminal_width()), ""]

@@ -308,7 +308,8 @@ class Session:
             if self.path is None:
                 raise
             raise MissingTable(f"{self.path} has no table {', '.join(wanted)} and cannot compute it: {error}") from None
-        for name in sorted({name for node in nodes for name in node.inputs} & self._references_unchecked):
+        read = {name for node in nodes for name in node.inputs}
+        for name in sorted(read & available & self._references_unchecked):  # what is computed needs no check
             self._check_references(name, self._fetch(name))
             self._references_unchecked.discard(name)
         asked = {*wanted, *(name for node in nodes for name in node.inputs)}

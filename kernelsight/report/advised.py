@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# a figure that moves less is not told
+# a figure that moves less is not shown
 LEAST_CHANGE = 0.01
 
 

@@ -21,7 +21,7 @@ def simulation_page(answer: dict[str, Any]) -> str:
         [*_figures(answer), *([answer["verdict"]] if answer["verdict"] else [])],
         _advised(answer),
         [_latencies(answer)],
-        [f"rejected requests: {', '.join(rejected)}"] if rejected else [],
+        [f"rejected requests: {', '.join(rejected)}", *_why_rejected(answer)] if rejected else [],
         _kernels(answer["breakdown"]),
         [*_memory(answer["memory"], answer["settings"]), "assumed:", *(f"  - {why}" for why in answer["assumed"])],
     )
@@ -40,7 +40,11 @@ def _headline(settings: dict[str, Any]) -> str:
 
 def _rests_on(answer: dict[str, Any]) -> str:
     """Return what the figures rest on: the tier, and what was not measured."""
-    share = f" ({answer['measured_share']:.0%} of GPU time)" if answer["tier"] == "target-measured" else ""
+    share = (
+        f" ({answer['measured_share']:.0%} of GPU time)"
+        if answer["tier"] in ("target-measured", "log-corrected")
+        else ""
+    )
     missing = answer["not_measured"]
     return f"kernel latencies: {answer['tier']}{share}{f'; not measured: {missing}' if missing else ''}"
 
@@ -80,6 +84,17 @@ def _figures(answer: dict[str, Any]) -> list[str]:
     }
     width = max(len(name) for name in figures)
     return [f"{name:<{width}}  {show_number(value)}" for name, value in figures.items() if value is not None]
+
+
+def _why_rejected(answer: dict[str, Any]) -> list[str]:
+    """Return what would let requests in that are too long."""
+    settings = answer["settings"]
+    if "rejected_too_long" not in answer["status"]:
+        return []
+    longest = f"prompt and output may have {settings['max_model_len']:,} tokens (--max-model-len)"
+    budget = settings["max_num_batched_tokens"]
+    whole = f", the prompt {budget:,} (--max-num-batched-tokens, without chunked prefill)"
+    return [f"  too long: {longest}{'' if settings['enable_chunked_prefill'] else whole}"]
 
 
 def _advised(answer: dict[str, Any]) -> list[str]:

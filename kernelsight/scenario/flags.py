@@ -154,8 +154,9 @@ POLICIES = (
     _of_deployment(
         "capacity_policy",
         "word",
-        "KV blocks required to admit a request: first chunk; full prompt and output; estimated output (SGLang)",
-        choices=("max_utilization", "guaranteed_no_evict", "new_token_ratio"),
+        "KV blocks required to admit a request: first chunk; whole prompt (vLLM); full prompt and output; estimated "
+        "output (SGLang)",
+        choices=("max_utilization", "prompt_fits", "guaranteed_no_evict", "new_token_ratio"),
     ),
     _of_deployment(
         "preemption_policy",

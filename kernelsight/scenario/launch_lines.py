@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
 from kernelsight.read.command_options import Setting, read_options
 from kernelsight.read.commands import Command, read_commands
-from kernelsight.scenario.engine_options import UNKNOWN, Option, find_option, find_variable
+from kernelsight.scenario.engine_options import UNKNOWN, Option, find_option, find_variable, options
 from kernelsight.scenario.flags import FLAGS, checked
 from kernelsight.scenario.launch_reading import Reading, Word
 from kernelsight.scenario.launch_rules import RULES
 
+# names so much alike differ by a letter or two
+NEAR = 0.9
 ENGINE_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 
 
@@ -120,6 +123,17 @@ def _read(command: Command) -> LaunchLine:
     return LaunchLine(command.engine, reading.flags, tuple(reading.words))
 
 
+def _refuse_typing_error(engine: str, setting: Setting) -> None:
+    """Raise InvalidInput for an option that is almost one that counts: the engine would not start with it either."""
+    counts = sorted(name for name, option in options(engine).items() if option.flag or option.rule)
+    near = difflib.get_close_matches(setting.name, counts, n=1, cutoff=NEAR)
+    if near:
+        raise InvalidInput(
+            f"{ENGINE_NAMES[engine]} has no option {setting.name}; did you mean {near[0]}? Correct the launch line, or "
+            "remove the word."
+        )
+
+
 def _apply(reading: Reading, setting: Setting) -> None:
     option = find_option(reading.engine, setting.name)
     if setting.name == "MODEL" and "model" in reading.flags:
@@ -127,6 +141,7 @@ def _apply(reading: Reading, setting: Setting) -> None:
     elif option is None and "." in setting.name and find_option(reading.engine, setting.name.partition(".")[0]):
         reading.ignore(setting, "not_modelled", "this field is not known to the simulator")
     elif option is None:
+        _refuse_typing_error(reading.engine, setting)
         reading.ignore(setting, "unknown", UNKNOWN)
     elif option.takes == "file":
         reading.ignore(setting, "not_modelled", "the file is not here: its settings are not known; give it beside")

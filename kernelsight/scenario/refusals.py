@@ -47,7 +47,8 @@ def what_fits(session: Session, deployment: dict[str, Any]) -> str:
         broken = set(fork.table("deployment_faults")["deployment_id"].to_pylist())
     for size in PARALLEL_SIZES:
         if f"tp{size}" not in broken:
-            return f"the smallest tensor-parallel size that fits is {size}"
+            replicas = f" (on each of {deployment['dp']} data-parallel replicas)" if deployment["dp"] > 1 else ""
+            return f"the smallest tensor-parallel size that fits is {size}{replicas}"
     return (
         f"no tensor-parallel size up to {PARALLEL_SIZES[-1]} fits; "
         "use another GPU, a quantisation, or pipeline parallelism"

@@ -51,6 +51,14 @@ def admission(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits:
 
 
 @compiled
+def units_to_admit(limits: np.void, request: np.void, cached: int, units: int) -> int:
+    """Units that have to be free for an admission; ``units``: those of its first chunk, which are allocated."""
+    if not limits.whole_prompts or request.received > 0:
+        return units
+    return max(units, units_held(request.known, limits) - cached // limits.block_size * limits.full_units)
+
+
+@compiled
 def admit(
     engine: np.void,
     requests: np.ndarray,
@@ -95,7 +103,7 @@ def admit(
             )
             if refused:
                 return admitted, joined, stays_refused(engine, limits)
-        if units + unkept > engine.free_units:
+        if units_to_admit(limits, request, cached, units) + unkept > engine.free_units:
             note_admission_failed(engine, limits)
             return admitted, joined, stays_refused(engine, limits)
         take(engine, requests, r)
@@ -217,7 +225,8 @@ def fits(
         return False
     needed = units_to_reserve(limits, requests[r], cached, units) + unkept
     headroom = admission_headroom(engine, requests, limits, False)
-    return units + unkept <= engine.free_units and not is_refused(engine, limits, needed, headroom)
+    enough = units_to_admit(limits, requests[r], cached, units) + unkept <= engine.free_units
+    return enough and not is_refused(engine, limits, needed, headroom)
 
 
 @compiled

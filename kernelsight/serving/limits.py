@@ -25,6 +25,11 @@ def equals(name: str, value: str) -> Callable[[dict[str, Any]], bool]:
     return lambda row: row[name] == value
 
 
+def capacity_policy_of(name: str) -> int:
+    """Return the number of a capacity policy; one that looks at prompts reserves nothing for running requests."""
+    return MAX_UTILIZATION if name == "prompt_fits" else CAPACITY_POLICIES.index(name)
+
+
 class Limits(NamedTuple):
     """Scheduler limits of one deployment, in tokens, requests and KV units; fields of the record LIMITS."""
 
@@ -45,9 +50,9 @@ class Limits(NamedTuple):
     prefix_caching: Annotated[bool, column("enable_prefix_caching")] = False
     # a batch is formed, prefilled and decoded to its end before the next one
     static: Annotated[bool, equals("scheduling", "static"), POLICY] = False
-    capacity_policy: Annotated[int, lambda row: CAPACITY_POLICIES.index(row["capacity_policy"]), POLICY] = (
-        MAX_UTILIZATION
-    )
+    capacity_policy: Annotated[int, lambda row: capacity_policy_of(row["capacity_policy"]), POLICY] = MAX_UTILIZATION
+    # a prompt is admitted where all of it fits, not its first chunk alone
+    whole_prompts: Annotated[bool, equals("capacity_policy", "prompt_fits")] = False
     schedule_conservativeness: float = 1.0
     # steps that prompts are held back for at most; 0: none
     batch_wait_timeout_iters: Annotated[int, POLICY] = 0

@@ -18,6 +18,7 @@ from kernelsight.serving.statistics_tables import statistics_table
 from kernelsight.serving.summaries import summarise
 from kernelsight.serving.world import World, split_by_deployment
 
+METRICS = ("e2e", "ttft", "tpot")
 # the part of the steps' GPU time that a resource of the GPU relieves
 RATES = {"prefill compute": "compute_us", "decode bandwidth": "memory_us", "link": "link_us"}
 
@@ -34,26 +35,31 @@ def gains_of_resources(
     for resource, relieve in _reliefs(short, step_costs, step_shapes, shares).items():
         relieved = relieve()
         after = _figures(relieved, threads) if relieved.scenarios else {}
-        for name, (throughput, e2e_ms, ttft_ms) in after.items():
+        for name, (throughput, *times_ms) in after.items():
             own = before[name]
             rows.append(
                 {
                     "scenario_id": name,
                     "resource": resource,
                     "throughput_gain": throughput / own[0] - 1.0,
-                    "e2e_gain": 1.0 - e2e_ms / own[1],
-                    "ttft_gain": 1.0 - ttft_ms / own[2],
+                    **{
+                        f"{metric}_gain": 1.0 - after_ms / before_ms if before_ms else None
+                        for metric, after_ms, before_ms in zip(METRICS, times_ms, own[1:], strict=True)
+                    },
                 }
             )
-    names = ("scenario_id", "resource", "throughput_gain", "e2e_gain", "ttft_gain")
+    names = ("scenario_id", "resource", "throughput_gain", *(f"{metric}_gain" for metric in METRICS))
     return pa.table({name: [row[name] for row in rows] for name in names})
 
 
-def _figures(world: World, threads: int | None) -> dict[str, tuple[float, float, float]]:
-    """Return by scenario: output tokens per second, mean E2E and TTFT in ms; none where no request is served."""
+def _figures(world: World, threads: int | None) -> dict[str, tuple[float, ...]]:
+    """Return by scenario: output tokens per second, means of METRICS in ms; none where no request is served."""
     rows = statistics_table(summarise(world, serve_replicas, threads).counted).to_pylist()
     return {
-        row["scenario_id"]: (row["output_tokens"] / row["duration_s"], row["e2e_mean_ms"], row["ttft_mean_ms"])
+        row["scenario_id"]: (
+            row["output_tokens"] / row["duration_s"],
+            *(row[f"{metric}_mean_ms"] or 0.0 for metric in METRICS),
+        )
         for row in rows
         if row["completed"] and row["duration_s"]
     }

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from kernelsight.scenario.flags import FLAGS, LOAD_FLAGS
 from kernelsight.scenario.launch_commands import launch_command
 from kernelsight.scenario.objectives import Objective
-from kernelsight.sizing.limits import limit_of
-from kernelsight.sizing.search import Sized, SizeSearch
+from kernelsight.sizing.evidence import Evidence, evidence_of
+from kernelsight.sizing.search import MEASURED, Sized, SizeSearch
 from kernelsight.sweeps.find_rate import statistic
+from kernelsight.sweeps.intervals import interval_columns
+from kernelsight.sweeps.trials import Trial
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,7 +22,18 @@ if TYPE_CHECKING:
 ALWAYS = ("gpu", "tensor_parallel_size")
 BESIDE = ("model", "launch", "model_like")
 SHOWN = (
-    *("rate", "rate_low", "rate_high", "search", "instances", "gpus", "price_per_hour", "cost_per_million_tokens"),
+    *(
+        "rate",
+        "rate_low",
+        "rate_high",
+        "rate_if_slow",
+        "rate_if_fast",
+        "search",
+        "instances",
+        "gpus",
+        "price_per_hour",
+        "cost_per_million_tokens",
+    ),
     "limit",
 )
 SHORT = {
@@ -32,6 +45,8 @@ SHORT = {
     "rate": "req/s",
     "rate_low": "low",
     "rate_high": "high",
+    "rate_if_slow": "if slow",
+    "rate_if_fast": "if fast",
     "gpus": "GPUs",
     "price_per_hour": "$/h",
     "cost_per_million_tokens": "$/M tokens",
@@ -103,11 +118,14 @@ def answer_of(
     search: SizeSearch, ranked: Sequence[Sized], objectives: Sequence[Objective], rate: float
 ) -> dict[str, Any]:
     """Return the answer of a search as a dict; see ``Sizing``."""
-    tiers = {row["deployment_id"]: row for fork in search.forks for row in _tiers(fork)}
+    evidence = evidence_of(zip(search.forks, search.plans, strict=True), ranked, search.sure, objectives)
     rows = [
-        row_of(sized, objectives, rate, tiers.get(sized.candidate.deployment_id, {}), search.is_sure(sized))
+        row_of(
+            sized, objectives, rate, search.tier_of(sized.candidate), evidence[sized.candidate.scenario_id],
+            search.is_sure(sized),
+        )
         for sized in ranked
-    ]
+    ]  # fmt: skip
     left_out = [{**stated_flags(left.flags), "reason": left.reason} for left in search.left_out.values()]
     return {
         "answer": _sentence(ranked, rows, rate) if rows else _nearest(search, objectives),
@@ -119,7 +137,12 @@ def answer_of(
 
 
 def row_of(
-    sized: Sized, objectives: Sequence[Objective], rate: float, tier: Mapping[str, Any], sure: bool
+    sized: Sized,
+    objectives: Sequence[Objective],
+    rate: float,
+    tier: Mapping[str, Any],
+    evidence: Evidence,
+    sure: bool,
 ) -> dict[str, Any]:
     """Return the row of a deployment: its flags, its rates, what it costs at the asked rate, and what limits it.
 
@@ -132,14 +155,13 @@ def row_of(
     def cost(tokens: float) -> float | None:
         return None if price is None or not tokens else price / (rate * tokens * 3600.0 / 1e6)
 
-    row = sized.prospect.trials.scenario(candidate.scenario_id)
-    settings = sized.prospect.trials.settings(candidate.scenario_id)
-    replicas = settings["dp"] * (row["decode_replicas"] or 1)
     return {
         **stated_flags(candidate.flags),
         "rate": found.rate,
         "rate_low": found.low,
         "rate_high": found.high,
+        "rate_if_slow": evidence.rate_if_slow,
+        "rate_if_fast": evidence.rate_if_fast,
         "steady": found.steady and sure,
         "search": "full" if sure else "rough",
         "instances": sized.instances,
@@ -148,12 +170,25 @@ def row_of(
         "cost_per_million_tokens": cost(prompt + output),
         "cost_per_million_input_tokens": cost(prompt),
         "cost_per_million_output_tokens": cost(output),
-        "limit": limit_of(found, settings, replicas),
-        "tier": tier.get("tier"),
-        "not_measured": tier.get("not_measured"),
-        **{objective.column: statistic(trials, objective) for objective in objectives},
+        "limit": evidence.limit,
+        "tier": tier["tier"],
+        "not_measured": tier["not_measured"],
+        **_statistics(trials, objectives, evidence),
         "num_prompts": found.requests,
     }
+
+
+def _statistics(
+    trials: Sequence[Trial], objectives: Sequence[Objective], evidence: Evidence
+) -> dict[str, float | None]:
+    """Return the statistic of each objective at the found rate, milliseconds, and its 90 % interval beside it."""
+    found: dict[str, float | None] = {}
+    for objective in objectives:
+        value, ends = statistic(trials, objective), evidence.intervals.get(objective.column)
+        found[objective.column] = value
+        for name, place in zip(interval_columns(objective.column), (0, 1), strict=True):
+            found[name] = None if value is None or ends is None else value * ends[place]
+    return found
 
 
 def stated_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,19 +200,15 @@ def stated_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def columns_shown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the columns that people decide by: what tells rows apart, rates, costs, limits."""
+    """Return the columns that people decide by: what rows differ in, rates, costs, limits."""
     flags = dict.fromkeys(name for row in rows for name in row if name in ALWAYS or _is_flag(name))
-    told = [name for name in flags if name in ALWAYS or len({row.get(name) for row in rows}) > 1]
+    differing = [name for name in flags if name in ALWAYS or len({row.get(name) for row in rows}) > 1]
     shown = [name for name in (*SHOWN, "tier") if any(row.get(name) is not None for row in rows)]
-    return [*told, *shown]
+    return [*differing, *shown]
 
 
 def _is_flag(name: str) -> bool:
     return name in FLAGS and name not in LOAD_FLAGS and name != "tier"
-
-
-def _tiers(session: Any) -> list[dict[str, Any]]:
-    return session.table("deployment_tiers").to_pylist()
 
 
 def _sentence(ranked: Sequence[Sized], rows: Sequence[Mapping[str, Any]], rate: float) -> str:
@@ -187,14 +218,19 @@ def _sentence(ranked: Sequence[Sized], rows: Sequence[Mapping[str, Any]], rate: 
     each = f"{rate:.4g} requests/s take {many}, each up to {row['rate']:.3g} requests/s"
     sentences = [
         f"{_deployment(sized, row)}; the limit is {row['limit']}.",
-        f"{each} ({row['rate_low']:.3g} to {row['rate_high']:.3g}).",
+        f"{each} ({row['rate_low']:.3g} to {row['rate_high']:.3g} in runs of {row['num_prompts']:,} requests"
+        + (
+            f"; {row['rate_if_slow']:.3g} to {row['rate_if_fast']:.3g} if kernels and host are slower or faster)."
+            if row["rate_if_slow"] is not None
+            else ")."
+        ),
     ]
     if row["price_per_hour"] is None:
         sentences.append("Without prices the ranking is by GPUs needed; --prices GPU=DOLLARS ranks by cost.")
     if not row["steady"]:
         sentences.append("The rate was not seen to be steady.")
-    if row["tier"] != "target-measured":
-        measured = [pair for pair in zip(ranked, rows, strict=True) if pair[1]["tier"] == "target-measured"]
+    if row["tier"] not in MEASURED:
+        measured = [pair for pair in zip(ranked, rows, strict=True) if pair[1]["tier"] in MEASURED]
         best = f"; the best with measured kernels is {_deployment(*measured[0])}" if measured else ""
         sentences.append(f"Not measured: {row['not_measured']}{best}.")
     return " ".join(sentences)

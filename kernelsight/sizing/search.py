@@ -18,10 +18,14 @@ from kernelsight.sweeps.trials import Trials
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
+MEASURED = ("target-measured", "log-corrected")
 # a rough rate may be off by this much: what is nearer to the best is searched in full
 DOUBT = 1.08
 # deployments that are tried with other tokens of a step, and by which factor that may raise a rate
 MOST_TUNED, MOST_GAIN = 5, 1.4
+# GPUs that cost this many times the best are left out, instead of searched for their exact rate
+FAR = 20.0
+FAR_DEARER = f"it costs more than {FAR:.0f} times the best"
 NO_CHEAPER = "it is no cheaper than with the engine's own size of a step"
 
 
@@ -86,6 +90,8 @@ class SizeSearch:
         self.sized: dict[str, Sized] = {}
         self.left_out: dict[str, LeftOut] = {}
         self._sure: set[str] = set()
+        self._tiers: dict[str, dict[str, Any]] = {}
+        self._read: list[Session] = []
 
     def run(self, rows: Sequence[Mapping[str, Any]], tune: bool = True) -> list[Sized]:
         """Return deployments with a rate, the cheapest first; see ``left_out`` for the others.
@@ -98,8 +104,10 @@ class SizeSearch:
         by_gpu: dict[tuple, list[Prospect]] = {}
         for prospect in prospects:
             by_gpu.setdefault(tuple(prospect.candidate.gpus), []).append(prospect)
-        for group in by_gpu.values():
-            self._search(group, None)
+        best = None
+        for group in sorted(by_gpu.values(), key=lambda group: min(map(self._least_cost, group))):
+            found = self._search(group, best)
+            best = min(filter(None, (best, found)), key=lambda sized: sized.order, default=None)
         self._make_sure()
         if tune and self.sized:
             self._tune(prospects)
@@ -140,12 +148,19 @@ class SizeSearch:
                 self.left_out[candidate.scenario_id] = LeftOut(candidate.flags, "; ".join(sentences))
         return prospects
 
-    def _search(self, prospects: Iterable[Prospect], best: Sized | None) -> Sized | None:
-        """Search prospects in the order of the least that they could cost; return the cheapest, ``best`` included."""
+    def _search(self, prospects: Iterable[Prospect], elsewhere: Sized | None) -> Sized | None:
+        """Search the prospects of a GPU in the order of the least that they could cost; return the cheapest.
+
+        ``elsewhere``: the best on other GPUs so far.
+        """
+        best = None
         for prospect in sorted(prospects, key=self._least_cost):
             capacity = prospect.search.capacity
             if capacity.most <= 0.0:
                 self._size(prospect, prospect.search.run(ROUGH))
+                continue
+            if not self._is_near(prospect, elsewhere):
+                self._leave(prospect, FAR_DEARER)
                 continue
             needed = self._needed(prospect.candidate, best)
             if needed > capacity.most:
@@ -158,6 +173,13 @@ class SizeSearch:
             if sized and (best is None or sized.order < best.order):
                 best = sized
         return best
+
+    def _is_near(self, prospect: Prospect, best: Sized | None) -> bool:
+        """Whether a prospect may cost less than ``FAR`` times the best."""
+        if best is None:
+            return True
+        needed = self._rate / max(math.floor(FAR * best.weight / prospect.candidate.weight), 1)
+        return needed <= prospect.search.capacity.most and prospect.search.may_keep(needed / DOUBT)
 
     def _size(self, prospect: Prospect, found: Found) -> Sized | None:
         """Keep a found rate with its instances, or why there is none."""
@@ -228,33 +250,41 @@ class SizeSearch:
                 best = sized
 
     def _make_sure(self) -> None:
-        """Search the best in full, and what is so near that a full search may put it first."""
+        """Search the best in full; of what is so near that it may be cheaper, first ask for the rate that it needs."""
         while ranked := self.ranked():
-            waiting = [sized for sized in ranked if self._may_be_first(sized, ranked[0])]
-            waiting = [sized for sized in waiting if sized.candidate.scenario_id not in self._sure]
-            if not waiting:
+            best = ranked[0]
+            if self.is_sure(best):
+                near = (sized for sized in ranked if self._may_be_cheaper(sized, best))
+                best = next((sized for sized in near if not self._is_no_cheaper(sized, best)), None)
+            if best is None:
                 return
-            sized = waiting[0]
-            self._sure.add(sized.candidate.scenario_id)
-            self._report(f"searching the rate of {sized.candidate.flags['gpu']} in full")
-            self._size(sized.prospect, sized.prospect.search.run(FULL, sized.found.rate))
+            self._sure.add(best.candidate.scenario_id)
+            self._report(f"searching the rate of {best.candidate.flags['gpu']} in full")
+            self._size(best.prospect, best.prospect.search.run(FULL, best.found.rate))
 
     def is_sure(self, sized: Sized) -> bool:
         """Whether a rate was searched in full; others are rough: enough to say that they are dearer."""
         return sized.candidate.scenario_id in self._sure
 
     def _make_sure_of_measured(self) -> None:
-        """Search the best deployment on GPUs of measured vendors in full: it is named where another vendor's wins."""
-        vendors = dict(zip(*(self._session.table("gpus")[name].to_pylist() for name in ("gpu", "vendor")), strict=True))
-        rows = self._session.table("eta_coefficients").select(["family", "gpu"]).to_pylist()
-        # a vendor of which single families were measured is none of them: attention is in every model
-        fitted = {row["gpu"] for row in rows if row["family"] == "decode_attention"}
-        known = {vendors[gpu] for gpu in fitted & vendors.keys()}
-        while best := next((one for one in self.ranked() if vendors.get(one.candidate.flags["gpu"]) in known), None):
+        """Search the best deployment on measured GPUs in full: it is named where one that was not measured wins."""
+        while best := next((one for one in self.ranked() if self.tier_of(one.candidate)["tier"] in MEASURED), None):
             if self.is_sure(best):
                 return
             self._sure.add(best.candidate.scenario_id)
             self._size(best.prospect, best.prospect.search.run(FULL, best.found.rate))
+
+    def tier_of(self, candidate: Candidate) -> dict[str, Any]:
+        """Return the row of ``deployment_tiers`` of a deployment."""
+        for fork in self.forks[len(self._read) :]:
+            self._read.append(fork)
+            self._tiers |= {row["deployment_id"]: row for row in fork.table("deployment_tiers").to_pylist()}
+        return self._tiers[candidate.deployment_id]
+
+    @property
+    def sure(self) -> set[str]:
+        """The scenarios of deployments whose rates were searched in full."""
+        return self._sure
 
     def _give_ranges(self) -> None:
         """Give each rate that was not searched in full its range."""
@@ -262,9 +292,14 @@ class SizeSearch:
             if sized.found.low is None:
                 self._size(sized.prospect, sized.prospect.search.run(ROUGH_WITH_ENDS, sized.found.rate))
 
-    def _may_be_first(self, sized: Sized, best: Sized) -> bool:
+    def _may_be_cheaper(self, sized: Sized, best: Sized) -> bool:
+        """Whether a full search may show that a deployment is cheaper than the best, its rate being rough."""
         instances = max(math.ceil(self._rate / (sized.found.rate * DOUBT)), 1)
-        return sized is best or instances * sized.candidate.weight <= best.weight
+        return not self.is_sure(sized) and round(instances * sized.candidate.weight, 9) < round(best.weight, 9)
+
+    def _is_no_cheaper(self, sized: Sized, best: Sized) -> bool:
+        """Whether a deployment fails at the rate from which it is cheaper than the best."""
+        return not sized.prospect.search.keeps(self._needed_to_beat(sized.candidate, best))
 
     def _nothing_fits(self) -> InvalidInput:
         """Build the error for a search in which no deployment can run."""
@@ -278,7 +313,11 @@ class SizeSearch:
         for gpu in dict.fromkeys(left.flags["gpu"] for left in short):
             largest = max(
                 (left for left in short if left.flags["gpu"] == gpu),
-                key=lambda left: left.flags.get("tensor_parallel_size", 1) * left.flags.get("data_parallel_size", 1),
+                # of equally many GPUs, replicas of attention hold the most weights
+                key=lambda left: (
+                    left.flags.get("tensor_parallel_size", 1) * left.flags.get("data_parallel_size", 1),
+                    left.flags.get("tensor_parallel_size", 1),
+                ),
             )
             row = next(
                 row

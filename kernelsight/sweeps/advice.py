@@ -17,7 +17,7 @@ FIGURES = ("ttft_p99_ms", "tpot_p99_ms", "e2e_mean_ms", "output_throughput_per_g
 # settings that change what is computed, not only when
 NUMERICS = ("quantization", "kv_cache_dtype")
 # names of settings in deployment_settings, where they differ from the flag's
-COLUMNS = {"tensor_parallel_size": "tp", "quantization": "ffn_format"}
+COLUMNS = {"tensor_parallel_size": "tp", "data_parallel_size": "dp", "quantization": "ffn_format"}
 # a smaller gain is no advice
 LEAST_GAIN = 0.01
 
@@ -34,7 +34,7 @@ def advice(session: Session, flags: Mapping[str, Any]) -> pa.Table:
     (before,) = session.table("scenario_summary").to_pylist()
     settings = {row["deployment_id"]: row for row in session.table("deployment_settings").to_pylist()}
     own = settings[before["deployment_id"]]
-    changes = alternatives(own, flags)
+    changes = [*alternatives(own, flags), *_replicas(own, flags)]
     with session.fork() as fork:
         plan = plan_rows(fork, [{**flags, **change} for _, change in changes], on_fault="collect", origin="")
         named = [
@@ -55,7 +55,9 @@ def advice(session: Session, flags: Mapping[str, Any]) -> pa.Table:
         # fewer GPUs serve an open loop at a higher rate a GPU, and longer: no help
         if e2e < LEAST_GAIN and (throughput < LEAST_GAIN or e2e < -LEAST_GAIN):
             continue
-        stated = own.get(COLUMNS.get(setting, setting), own.get("graph_max_tokens") == 0)
+        stated = own.get(COLUMNS.get(setting, setting), flags.get(setting, 1))
+        if setting == "enforce_eager":
+            stated = own["graph_max_tokens"] == 0
         rows.append(
             {
                 "scenario_id": before["scenario_id"],
@@ -72,6 +74,13 @@ def advice(session: Session, flags: Mapping[str, Any]) -> pa.Table:
         )
     rows.sort(key=lambda row: -max(row["e2e_gain"], row["throughput_gain"]))
     return as_table(contracts()["setting_advice"], rows)
+
+
+def _replicas(own: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the change to twice the replicas: of a pool that decodes, else of the deployment."""
+    name, column = ("decode_replicas", None) if flags.get("prefill_replicas") else ("data_parallel_size", "dp")
+    value = 2 * (own[column] if column else flags.get(name) or 1)
+    return [(f"{name}={value}", {name: value})]
 
 
 def _word(value: Any) -> str:

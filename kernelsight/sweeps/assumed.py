@@ -16,12 +16,12 @@ def assumed_of(session: Session, row: Mapping[str, Any], settings_of: Mapping[st
     """
     shares = _shares(session, row)
     found = {item["sentence"]: shares.get(item["subject"], 0.0) for item in session.table("assumptions").to_pylist()}
-    told = [
+    stated = [
         f"{share:.1%} of the time: {sentence}" if share else sentence
         for sentence, share in sorted(found.items(), key=lambda item: -item[1])
     ]
     transfers = [item["assumed"] for item in session.table("kv_transfers").to_pylist()]
-    return list(dict.fromkeys([*told, *transfers, *_routing(session, settings_of)]))
+    return list(dict.fromkeys([*stated, *transfers, *_routing(session, settings_of)]))
 
 
 def _shares(session: Session, row: Mapping[str, Any]) -> dict[str, float]:

@@ -201,6 +201,10 @@ class RateSearch:
         """Whether a first look leaves open that a rate keeps the objectives."""
         return self.look(rate) <= LENIENT
 
+    def keeps(self, rate: float) -> bool:
+        """Whether a rate keeps the objectives, tried as a full search would."""
+        return self._try(rate, FULL).verdict.keeps
+
     def _found(self, kept: Trying | None, broken: Trying | None, effort: Effort) -> Found:
         if kept is None:
             drifts = broken is not None and broken.verdict.pressure <= 1.0
@@ -259,7 +263,7 @@ class RateSearch:
             if verdict.drifts and (requests >= MOST_REQUESTS or 0.0 < verdict.stays < 1.2 * before):
                 break
             before = verdict.stays
-            if long_enough:  # it drifts, or seems to: twice as long tells
+            if long_enough:  # it drifts, or seems to: twice as long decides
                 requests = min(2 * requests, MOST_REQUESTS)
         return tried
 

@@ -11,6 +11,7 @@ from kernelsight.views.one_scenario import one_scenario, scenarios_of
 from kernelsight.views.page import figures, head, number, page, table, tiles
 from kernelsight.views.run_figures import RUN_FIGURES
 from kernelsight.views.sweep_figures import sweep_figures
+from kernelsight.views.verdict import verdict_of
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -19,6 +20,7 @@ SWEEP = "sweep"
 # computed in one go, so that the scenario is served once
 SERVED = ("steps", "request_events", "request_metrics", "scenario_summary", "kernel_breakdown", "cache_over_time")
 ALSO = ("kernel_breakdown_over_time", "itl_histogram", "replica_totals", "memory_plan")
+DECIDED = ("resource_gains", "scenario_intervals")
 KERNELS_QUERY = """
 with bounds as (select name, bound, 100.0 * sum(share) as percent from kernel_breakdown group by all)
 select name, sum(percent) as whole, max(percent) as most, arg_max(bound, percent) as bound
@@ -42,7 +44,7 @@ def write_report(session: Session, path: str | Path, scenario: str | None = None
 
 
 def _run_page(session: Session) -> str:
-    session.compute(*SERVED, *ALSO)
+    session.compute(*SERVED, *ALSO, *DECIDED)
     summary = session.table("scenario_summary").to_pylist()[0]
     by_id = {row["deployment_id"]: row for row in session.table("deployment_settings").to_pylist()}
     settings = by_id[summary["deployment_id"]]
@@ -68,6 +70,17 @@ def _run_sentences(session: Session, summary: Mapping[str, Any], settings: Mappi
         f"{text['request_throughput']} requests/s, {text['output_throughput']} output tokens/s "
         f"({text['output_throughput_per_gpu']} per GPU)."
     ]
+    verdict = verdict_of(session.table("resource_gains").to_pylist())["verdict"]
+    if verdict:
+        found.append(f"{verdict[0].upper()}{verdict[1:]}.")
+    ends = {row["metric"]: row for row in session.table("scenario_intervals").to_pylist()}
+    sure = [
+        f"{name} p99 {number(row['low'])} to {number(row['high'])} ms"
+        for name in ("TTFT", "TPOT")
+        if (row := ends.get(f"{name.lower()}_p99_ms"))
+    ]
+    if sure:
+        found.append(f"90 % intervals: {', '.join(sure)}; kernel latencies are {summary['tier']}.")
     if summary["goodput"] is not None:
         found.append(f"{text['goodput']} requests/s keep the objectives.")
     spent = {name: summary[f"{name}_s"] or 0.0 for name in ("gpu", "host_exposed", "idle")}

@@ -198,6 +198,17 @@ RUN_FIGURES = (
         LATENCY_QUERY,
         LATENCIES,
     ),
+    Figure(
+        "How sure",
+        "Each figure with its 90 % interval: kernels and host may be faster or slower than predicted.",
+        "select metric, predicted, low, high\nfrom scenario_intervals\norder by metric",
+    ),
+    Figure(
+        "What limits",
+        "What a fifth more of each resource brings, in percent: throughput, and shorter mean latencies.",
+        "select resource, 100.0 * throughput_gain as throughput, 100.0 * e2e_gain as e2e, 100.0 * ttft_gain as ttft,\n"
+        "  100.0 * tpot_gain as tpot\nfrom resource_gains\norder by throughput_gain desc",
+    ),
     Figure("Load", "Requests sent and finished per second, by window.", ARRIVALS_QUERY, ARRIVALS),
     Figure(
         "Batch and queue",

@@ -22,6 +22,14 @@ formats as (
   join models on models.model = deployments.model
   left join quantizations on quantizations.quantization = deployments.quantization
 ),
+-- the numbers of a release of vLLM, by which defaults changed; null: another engine, or no release
+releases as (
+  select
+    deployment_id,
+    case when engine = 'vllm' and regexp_matches(engine_version, '^v?[0-9]')
+         then regexp_extract_all(split_part(engine_version, '+', 1), '[0-9]+')::bigint[] end as vllm
+  from deployments
+),
 -- every limit as the deployment states it, else as its engine's preset does
 limits as (
   select deployment_id, any_value(columns(* exclude (deployment_id, level)) order by level)
@@ -43,17 +51,18 @@ select
     )::bigint as long_prefill_token_threshold,
     -- a static batch is prefilled before it decodes, and keeps its blocks until it finishes
     case when deployments.scheduling = 'static' then 'prefill_first' else limits.prefill_policy end as prefill_policy,
-    case when deployments.scheduling = 'static' then coalesce(deployments.capacity_policy, 'guaranteed_no_evict') else limits.capacity_policy end as capacity_policy,
+    case
+      when deployments.scheduling = 'static' then coalesce(deployments.capacity_policy, 'guaranteed_no_evict')
+      -- vLLM asks for room for the whole prompt from version 0.19 on (pull request 37307)
+      when deployments.capacity_policy is null and releases.vllm < [0, 19] then 'max_utilization'
+      else limits.capacity_policy
+    end as capacity_policy,
     coalesce(limits.num_speculative_tokens, 0) as num_speculative_tokens,
     coalesce(limits.draft_acceptance_rate, 0) as draft_acceptance_rate,
     case when limits.num_speculative_tokens > 0 then coalesce(limits.speculative_method, case when limits.draft_deployment_id is null then 'ngram' else 'draft_model' end) end as speculative_method,
     case when limits.num_speculative_tokens > 0 then limits.draft_deployment_id end as draft_deployment_id,
     -- vLLM schedules a step ahead by default from version 0.14 on
-    case
-      when deployments.async_scheduling is null and limits.engine = 'vllm' and regexp_matches(limits.engine_version, '^v?[0-9]')
-        and regexp_extract_all(split_part(limits.engine_version, '+', 1), '[0-9]+')::bigint[] < [0, 14] then false
-      else limits.async_scheduling
-    end as async_scheduling,
+    case when deployments.async_scheduling is null and releases.vllm < [0, 14] then false else limits.async_scheduling end as async_scheduling,
     case when coalesce(limits.enforce_eager, false) then 0 else coalesce(limits.max_cudagraph_capture_size, limits.graph_max_tokens) end as graph_max_tokens
   ),
   limits.tp * limits.dp // limits.ep as moe_tp,
@@ -66,4 +75,5 @@ select
 from limits
 join deployments using (deployment_id)
 join formats using (deployment_id)
+join releases using (deployment_id)
 join models on models.model = limits.model

@@ -30,6 +30,7 @@ foreign_kernels as (
 select
   settings.deployment_id,
   case
+    when settings.deployment_id in (select deployment_id from corrections) then 'log-corrected'
     when settings.tier = 'roofline' then 'roofline'
     else coalesce(tiers.tier, settings.tier)
   end as tier,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from kernelsight.backtest.coverage import coverage, spread_lacking
+from kernelsight.backtest.coverage import coverage, spread_lacking, with_spread_of_others
 from kernelsight.backtest.report import spread_rows
 from kernelsight.serving.host import Z_90
 
@@ -51,3 +51,22 @@ def test_only_the_fitting_fifth_makes_the_spread():
     assert [(row["metric"], row["log_sd"], row["n"]) for row in rows] == [
         (name, 0.0, 20) for name in ("ttft", "tpot", "e2e")
     ]
+
+
+def test_no_run_of_a_group_widens_the_intervals_of_that_group():
+    own = [run | {"model": "a"} for run in runs([4.0] * 20)]
+    others = [run | {"model": "b"} for run in runs(np.exp(np.random.default_rng(5).normal(0.0, 0.3, 2000)))]
+    scored, held = [run | {"model": "a"} for run in runs([1.0], factor=1.5)], {"ttft": 0.0, "tpot": 0.0, "e2e": 0.0}
+
+    def of(row):
+        return (row["model"],)
+
+    low, high = with_spread_of_others(scored, [*own, *others], of, held)[0]["interval_factors"]["tpot"]
+    assert math.log(high) == pytest.approx(math.hypot(math.log(1.5), Z_90 * 0.3), abs=0.03)
+    assert low * high == pytest.approx(1.0)
+    # a spread that was held is taken out first
+    served = [run | {"model": "a"} for run in runs([1.0], factor=math.exp(Z_90 * 0.5))]
+    high = with_spread_of_others(served, [*own, *others], of, dict.fromkeys(held, 0.5))[0]["interval_factors"]["e2e"][1]
+    assert math.log(high) < Z_90 * 0.5
+    # a group without others keeps its intervals
+    assert with_spread_of_others(scored, own, of, held)[0]["interval_factors"]["ttft"] == pytest.approx((1 / 1.5, 1.5))

@@ -172,6 +172,8 @@ def test_inv_8_no_step_leaves_out_a_request_that_it_could_take(world: World) -> 
         if waits.size == 0 or budget == 0 or steps[i, RUNNING] == limits.max_num_seqs:
             continue
         chunk = min(int(world.load.prompt_tokens[waits[0]]), budget, limits.long_prefill_token_threshold or budget)
+        if limits.whole_prompts:
+            chunk = max(chunk, int(world.load.prompt_tokens[waits[0]]))
         assert units_of(chunk, limits) > limits.capacity_units - steps[i, UNITS]
 
 

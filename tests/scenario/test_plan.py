@@ -169,7 +169,11 @@ def test_a_scenario_that_does_not_fit_is_a_row_with_its_status(session: ks.Sessi
             InvalidInput,
             "prefill_policy mixed cannot be used with static scheduling; remove one of them.",
         ),
-        ({"capacity_policy": "no"}, InvalidInput, "give one of max_utilization, guaranteed_no_evict, new_token_ratio."),
+        (
+            {"capacity_policy": "no"},
+            InvalidInput,
+            "give one of max_utilization, prompt_fits, guaranteed_no_evict, new_token_ratio.",
+        ),
         (
             {"batch_wait_max_tokens_ratio": 1.5},
             InvalidInput,

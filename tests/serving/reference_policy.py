@@ -162,6 +162,8 @@ class Reserve:
         end = hit + request.received_tokens + tokens
         if self.limits.capacity_policy != records.MAX_UTILIZATION:
             end = max(self.end_of(request, 1.0), end)
+        if self.limits.whole_prompts:
+            end = max(request.known_tokens, end)
         return self.memory.units_of(end) - self.memory.hit_units(request) + self.memory.unkept_hits(request)
 
     def is_left(self, request: Any, tokens: int, room: int, running: Sequence[Any]) -> bool:

@@ -75,6 +75,18 @@ def test_a_static_batch_has_max_num_seqs_requests_and_blocks_for_whole_answers()
 # ---------------------------------------------------------------- room for an admission
 
 
+def test_a_prompt_that_fits_in_part_waits_where_all_of_it_has_to_fit() -> None:
+    # 7 blocks of 4 tokens, 9 tokens a step. A takes 2 blocks and grows to 5 (8 + 12 - 1 tokens); B's 24 tokens take 6.
+    requests = [(0, 8, 12), (50, 24, 1)]
+    limits = {"capacity_units": 7, "max_num_batched_tokens": 9}
+    # the first chunk fits: B is admitted in step 2, outgrows the cache, and is preempted and computed again
+    over = serve(requests, **limits)
+    assert scheduled(over) == [0, 100] and over.totals.preemptions >= 1
+    # all of B (6 blocks) fits when A is done
+    whole = serve(requests, **limits, whole_prompts=True)
+    assert whole.totals.preemptions == 0 and scheduled(whole) == [0, 1200]
+
+
 def test_guaranteed_no_evict_reserves_blocks_for_the_whole_answer() -> None:
     # 4 blocks. A will have 8 + 4 - 1 tokens in the cache (3 blocks), B 7 + 3 - 1 (3 blocks): B waits for A's end,
     # although two blocks are free in step 1. Nothing is ever preempted.

@@ -203,6 +203,7 @@ def limits_drawn(draw: st.DrawFn) -> Limits:
         chunked=draw(st.booleans()),
         prefill_first=draw(st.booleans()),
         asynchronous=draw(st.booleans()),
+        whole_prompts=draw(st.booleans()),
     )
 
 

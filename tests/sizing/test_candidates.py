@@ -1,17 +1,9 @@
-"""Which deployments are searched, and what gives way first."""
+"""Which deployments are searched."""
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
-
-from kernelsight.scenario.objectives import Objective
 from kernelsight.session import Session
 from kernelsight.sizing.candidates import planned, rows_of
-from kernelsight.sizing.limits import limit_of
-from kernelsight.sweeps.rate_search import Capacity, Found, Trying
-from kernelsight.sweeps.steady import Verdict
-from kernelsight.sweeps.trials import Trial
 
 from .conftest import LOAD
 
@@ -48,30 +40,3 @@ def test_an_instance_counts_all_its_gpus(session: Session) -> None:
         load = LOAD | {"num_prompts": 1000}
         _, (candidate,) = planned(fork, rows, load, {"h100_sxm": 2.0, "l40s": 1.0})
     assert candidate.gpus == {"h100_sxm": 4, "l40s": 3} and candidate.price == 11.0 and candidate.gpu_count == 7
-
-
-def trial(**changed: object) -> Trial:
-    latencies = {name: np.full(240, value) for name, value in (("ttft", 100.0), ("tpot", 10.0), ("e2e", 2e3))}
-    latencies["queue"] = np.zeros(240)
-    plain = Trial(latencies, np.zeros(8, np.int64), False, (100.0, 10.0), 60.0, 0.4, 0, 0.1, 0.02)
-    return plain._replace(**changed)
-
-
-@pytest.mark.parametrize(
-    ("rate", "metric", "changed", "limit"),
-    [
-        (4.0, "tpot", {"peak_kv_share": 0.99}, "KV cache"),
-        (33.0, "ttft", {}, "seats"),
-        (4.0, "ttft", {"exposed_host_share": 0.4}, "host"),
-        (4.0, "ttft", {}, "prefill compute"),
-        (8.0, "tpot", {}, "prefill compute"),
-        (4.0, "tpot", {}, "decode bandwidth"),
-    ],
-)
-def test_what_gives_way_first(rate: float, metric: str, changed: dict[str, object], limit: str) -> None:
-    objective = Objective(metric, 99.0, 50.0)
-    broken = Trying(rate, 240, [trial(**changed)], Verdict(2.0, 1.8, 1.5, 3.0, False, 30.0, objective))
-    kept = broken._replace(rate=0.9 * rate, trials=[trial()])
-    found = Found(kept.rate, kept.rate, kept.rate, True, 240, kept, broken, Capacity(trial(), 9.0, None))
-    assert limit_of(found, {"max_num_seqs": 64}, 1) == limit
-    assert limit_of(found._replace(rate=None), {"max_num_seqs": 64}, 1) is None

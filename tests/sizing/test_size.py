@@ -20,7 +20,7 @@ ROW = (
     *("gpu", "tensor_parallel_size", "rate", "rate_low", "rate_high", "steady", "instances", "price_per_hour"),
     *("cost_per_million_tokens", "limit", "tier", "not_measured"),
 )
-LIMITS = ("arrivals", "prefill compute", "decode bandwidth", "KV cache", "seats", "host", "link")
+LIMITS = ("prefill compute", "token budget", "decode bandwidth", "KV cache", "seats", "host", "link")
 
 
 def size(session: Session, **asked: Any) -> Sizing:
@@ -51,6 +51,10 @@ def test_rows_say_what_the_contract_lists(found: Sizing) -> None:
         assert (
             set(ROW) <= set(row) and row["limit"] in LIMITS and row["tier"] in ("target-measured", "cross-generation")
         )
+        assert row["ttft_p95_low_ms"] < row["ttft_p95_ms"] < row["ttft_p95_high_ms"]
+        sure = row["search"] == "full"
+        assert sure == (row["rate_if_slow"] is not None) == (row["rate_if_fast"] is not None)
+        assert not sure or row["rate_if_slow"] < row["rate"] < row["rate_if_fast"]
         assert row["rate_low"] <= row["rate"] <= row["rate_high"] and row["steady"] is (row["search"] == "full")
         assert row["gpus"] == row["instances"] * row["tensor_parallel_size"]
         assert row["price_per_hour"] == pytest.approx(row["gpus"] * PRICES[row["gpu"]])

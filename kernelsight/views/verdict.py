@@ -8,6 +8,9 @@ from typing import Any
 ENGINE = ("prefill compute", "decode bandwidth", "link", "host")
 # less is no gain: another order of the same requests changes as much
 LEAST_GAIN = 0.005
+# an engine keeps up that serves so much more of a fifth more requests, or serves them in little more time: the end of a
+# short run takes as long at any rate
+KEEPS_UP, LITTLE_LONGER = 0.1, -0.2
 
 
 def verdict_of(gains: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -16,6 +19,9 @@ def verdict_of(gains: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     >>> row = {"resource": "seats", "throughput_gain": 0.12, "e2e_gain": 0.1, "ttft_gain": 0.2}
     >>> verdict_of([row, row | {"resource": "host", "throughput_gain": 0.01, "e2e_gain": 0.3}])["verdict"]
     'limited by seats: 20 % more give 12 % more throughput; latency by host: 20 % more shorten E2E by 30 %'
+    >>> sooner = row | {"resource": "arrivals", "throughput_gain": 0.03, "e2e_gain": -0.6}
+    >>> verdict_of([sooner, row | {"resource": "host", "throughput_gain": 0.01, "e2e_gain": 0.0}])["verdict"]
+    'limited by arrivals, with little to spare: 20 % more requests/s give 3 % more throughput'
     """
     if not gains:
         return dict.fromkeys(("limit", "slowed_by", "verdict"))
@@ -23,8 +29,11 @@ def verdict_of(gains: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     slow = max((row for row in gains if row["resource"] in ENGINE), key=lambda row: row["e2e_gain"])
     if best["throughput_gain"] < LEAST_GAIN:
         said = "no resource limits throughput alone: 20 % more of any give less than 0.5 %"
-    elif best["resource"] == "arrivals":
+    elif best["resource"] == "arrivals" and (best["throughput_gain"] >= KEEPS_UP or best["e2e_gain"] >= LITTLE_LONGER):
         said = "limited by arrivals: the engine keeps up with the load"
+    elif best["resource"] == "arrivals":
+        more = f"20 % more requests/s give {100 * best['throughput_gain']:.0f} % more throughput"
+        said = f"limited by arrivals, with little to spare: {more}"
     else:
         said = f"limited by {best['resource']}: 20 % more give {100 * best['throughput_gain']:.0f} % more throughput"
     if slow["e2e_gain"] >= LEAST_GAIN:
