@@ -6,9 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.cli.options import (
+    add_correction,
     add_deployment,
     add_flags,
-    add_correction,
     add_goodput,
     add_output,
     deployment_flags,

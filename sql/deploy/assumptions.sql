@@ -29,6 +29,12 @@ from deployment_settings as settings
 join host_settings as overheads using (deployment_id)
 where overheads.assumed is not null and settings.tier <> 'roofline'
 union all
+select settings.deployment_id, 'engine version',
+       format('engine_version_used: the newest {} that was measured, with host times from version {} on; engine_version states another', settings.engine, overheads.from_version)
+from deployment_settings as settings
+join host_settings as overheads using (deployment_id)
+where overheads.engine_version is null and settings.tier <> 'roofline'
+union all
 select settings.deployment_id, 'gpu', format('{} of {} are estimates, not from a vendor document', replace(gpus.estimated, ',', ', '), settings.gpu)
 from deployment_settings as settings join gpus on gpus.gpu = settings.gpu
 where gpus.estimated is not null

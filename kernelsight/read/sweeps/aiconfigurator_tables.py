@@ -30,9 +30,9 @@ SHORT = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "fp8_e4m3": "fp8
 ELEMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "int8": 1.0, "fp8": 1.0, "nvfp4": 0.5625}
 # Experts without a gate have two matrices (squared ReLU). Only TensorRT-LLM's kernel name says so; the shapes are those
 # of NVIDIA Nemotron 3 (top-k 22 of 512; 2688 x 1856), and the versions those whose weight-bound rows on Hopper and L40S
-# take 1.1 to 1.3 times the DRAM time of two matrices (earlier versions 1.7 times: they ran three).
+# take 1.1 to 1.3 times the DRAM time of two matrices (earlier versions 1.7 times: they ran three), and newer ones.
 NEVER_GATED = "nongated"
-TWO_MATRIX_VERSIONS = ("0.5.14", "0.24.0")
+TWO_MATRIX_VERSIONS = ("0.5.14", "0.5.17", "0.5.20", "0.24.0", "0.25.0", "0.27.1", "0.31.0")
 NEMOTRON = (col("topk") == 22) | ((col("hidden_size") == 2688) & (col("inter_size") == 1856))
 GATED_AFTER_ALL = (col("inter_size") == 2688) & col("kernel_source").str.contains("fused_moe_triton")
 TWO_MATRICES = col("kernel_source").str.contains(NEVER_GATED) | (
