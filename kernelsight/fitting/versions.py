@@ -26,7 +26,7 @@ from kernelsight.fitting.metrics import score
 from kernelsight.fitting.splits import shape_columns
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.intervals import half_widths_for, spread
+from kernelsight.kernels.intervals import group_of, measured_half_widths, spread
 from kernelsight.kernels.resolve import rows_of_part
 from kernelsight.read.sweeps.devices import SEALED
 
@@ -94,9 +94,14 @@ def packed_latency(family: str, gpu: str, rows: pa.Table, pack: pa.Table) -> tup
     parts = {part: _rows_of(pack, family, part, gpu) for part in ("correction", "nearby", "interval")}
     if has_correction(family) and parts["correction"]:
         latency = correct(family, form, rows, latency, parts["correction"] + parts["nearby"], *tables)
-    curves = {row["dtype"]: np.array(row["array"]) for row in parts["interval"]}
+    own = {row["dtype"]: np.array(row["array"]) for row in parts["interval"]}
+    others = {row["dtype"]: np.array(row["array"]) for row in _rows_of(pack, family, "interval", None)}
+    fitted = set(pc.unique(rows_of_part(pack, family, "constant")["implementation"]).to_pylist())
     names, place = np.unique(np.asarray(kernels_of(rows), dtype=str), return_inverse=True)
-    factor = spread(np, latency, half_widths_for(curves, names.tolist())[place])
+    words = [name.split("|") for name in names.tolist()]
+    groups = [group_of(dtype, implementation in fitted) for _, implementation, dtype in words]
+    halves = [measured_half_widths(own, others, name, group) for name, group in zip(names, groups, strict=True)]
+    factor = spread(np, latency, np.array(halves)[place])
     return latency, latency / factor, latency * factor
 
 
@@ -174,8 +179,12 @@ def _numbers(version: str) -> tuple[list[int], str]:
     return [int(number) for number in re.findall(r"\d+", version)], version
 
 
-def _rows_of(pack: pa.Table, family: str, part: str, gpu: str) -> list[dict[str, Any]]:
+def _rows_of(pack: pa.Table, family: str, part: str, gpu: str | None) -> list[dict[str, Any]]:
+    """Return the rows of one GPU; None: those of the fit to all of NVIDIA's GPUs."""
     rows = rows_of_part(pack, family, part)
+    if gpu is None:
+        whole = pc.and_(pc.is_null(rows["gpu"]), pc.and_(pc.is_null(rows["without"]), pc.is_null(rows["vendor"])))
+        return rows.filter(whole).to_pylist()
     return rows.filter(pc.fill_null(pc.equal(rows["gpu"], gpu), False)).to_pylist()
 
 

@@ -17,6 +17,9 @@ MOST_HALF = 3.0
 # of a vendor whose kernels nobody measured: a factor of 4, which covers 91 to 100 % of AMD's products and experts
 # (aiter) when general constants answer for them
 UNMEASURED_HALF = 1.386
+# what an engine's newer versions add to the errors of its kernels on a measured GPU, joined by squares: the least with
+# which both the first and the later new versions on H100 and B200 are covered to 90 % (docs/accuracy/kernels.md)
+DRIFT_HALF = 0.08
 # growth of the half width by octave outside of what was measured
 BY_OCTAVE = 0.3
 ALL = "*"
@@ -32,6 +35,19 @@ def half_widths_for(curves: Mapping[str, np.ndarray], groups: Sequence[str]) -> 
     """Return (groups, knots): each group's half widths, those of all rows where it has none of its own."""
     widest = np.full(len(KNOTS_US), MOST_HALF)
     return np.array([curves.get(group, curves.get(ALL, widest)) for group in groups]).reshape(len(groups), -1)
+
+
+def measured_half_widths(
+    own: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray], kernel: str, group: str
+) -> np.ndarray:
+    """Return the half widths (knots,) of a kernel that an engine runs on a measured GPU, in a version of its own.
+
+    ``own``: curves of the GPU's sweep by kernel; one that the sweep did not hold is as uncertain as on another GPU:
+    ``others``, curves of held-out generations by ``group``.
+    """
+    if kernel not in own and others:
+        return half_widths_for(others, [group])[0]
+    return np.hypot(half_widths_for(own, [kernel])[0], DRIFT_HALF)
 
 
 def spread(xp: Any, latency_us: Any, halves: Any, octaves: Any = 0.0) -> Any:

@@ -13,7 +13,7 @@ from kernelsight.dataflow.cache import remembered
 from kernelsight.errors import InvalidInput
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.intervals import KNOTS_US, UNMEASURED_HALF, group_of, half_widths_for
+from kernelsight.kernels.intervals import KNOTS_US, UNMEASURED_HALF, group_of, half_widths_for, measured_half_widths
 from kernelsight.kernels.nearby import Nearby, nearby_of
 from kernelsight.kernels.network import Network, network_of
 from kernelsight.kernels.pack import correction_numbers
@@ -166,8 +166,7 @@ def _constants_of(
         own = here or (swept and not forgets)
         at = constants_at(facts, coefficients, family, form.coefficients, [path], kind["without"], own, vendor)
         seen_by_fit = (kind["vendor"], kind["without"], implementation) in fitted
-        measured_here = kind["answers"] == "target-measured"
-        kind["group"] = kind["kernel"] if measured_here else group_of(kind["dtype"], seen_by_fit)
+        kind["group"] = group_of(kind["dtype"], seen_by_fit)
         for name, value in at.items():
             values.setdefault(name, np.empty(len(kinds)))[row] = value[0]
         evidence.append(_evidence(kind, implementation, seen, measured))
@@ -183,21 +182,27 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
     found = np.full((len(kinds), len(KNOTS_US)), np.log(FAMILIES[family].form.spread))
     for number, kind in enumerate(kinds):
         # what a sweep tells of its own GPU's errors says nothing of a GPU that nobody built
-        gpu = kind["gpu"] if kind["answers"] == "target-measured" else None
-        curves = {
-            row["dtype"]: np.array(row["array"])
-            for row in rows
-            if row["gpu"] == gpu
-            and row["vendor"] == (None if gpu else kind["vendor"])
-            and row["without"] == (None if gpu else kind["without"])
-        }
+        own = _curves(rows, kind["gpu"], None, None) if kind["answers"] == "target-measured" else {}
+        others = _curves(rows, None, kind["vendor"], kind["without"])
         if kind["answers"] == "roofline":
             found[number] = 0.0
         elif kind["answers"] == "unmeasured-vendor":
             found[number] = UNMEASURED_HALF
-        elif curves:
-            found[number] = half_widths_for(curves, [kind["group"]])[0]
+        elif own:
+            found[number] = measured_half_widths(own, others, kind["kernel"], kind["group"])
+        elif others and kind["answers"] != "target-measured":
+            found[number] = half_widths_for(others, [kind["group"]])[0]
     return found
+
+
+def _curves(
+    rows: Sequence[Mapping[str, Any]], gpu: str | None, vendor: str | None, without: str | None
+) -> dict[str, np.ndarray]:
+    """Return the curves of one GPU, or of a vendor's fit that left out ``without``, by group."""
+    wanted = (gpu, vendor, without)
+    return {
+        row["dtype"]: np.array(row["array"]) for row in rows if (row["gpu"], row["vendor"], row["without"]) == wanted
+    }
 
 
 def network_at(coefficients: pa.Table, family: str, gpu: str) -> tuple[Network, list[str]]:
