@@ -60,8 +60,8 @@ def kinds_of(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dic
         kernels = pc.fill_null(settings[asked].combine_chunks(), "")
         place = pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks())
         named["asked"] = kernels.take(place) if len(settings) != 1 else pa.repeat(kernels[0], calls.num_rows)
-    elif asked in calls.column_names:
-        named["asked"] = pc.fill_null(calls[asked].cast(pa.string()), "")
+    elif column := next((name for name in (asked, "implementation") if name in calls.column_names), None):
+        named["asked"] = pc.fill_null(calls[column].cast(pa.string()), "")
     kinds, kind_of_row = combinations(pa.table(named), list(named))
     return [{**kind, "dtype": dtype_of(family, kind)} for kind in kinds], kind_of_row
 

@@ -116,7 +116,7 @@ def interval(family: str, found: Answers, coefficients: pa.Table) -> tuple[np.nd
 def columns_read(family: str, there: Collection[str]) -> list[str]:
     """Return the columns of a family's call table that its latencies rest on, of those that are ``there``."""
     row = FAMILIES[family]
-    words = ["deployment_id", "gpu", "engine", "format", "math", row.kernel_column]
+    words = ["deployment_id", "gpu", "engine", "format", "math", row.kernel_column, "implementation"]
     words += ["head_dim"] if row.by_head_dim else []
     return list(dict.fromkeys(name for name in (*words, *row.form.reads, "flops", "bytes") if name in there))
 
