@@ -24,7 +24,7 @@ LAUNCHES_US = (0.0, 4.0, 8.0, 15.0, 25.0, 35.0, 45.0, 55.0, 65.0, 75.0, 90.0, 11
 CHOICES: dict[str, tuple[float, ...]] = {
     "pace": tuple(round(math.exp(0.05 * number), 3) for number in range(-12, 13)),
     "gap": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 2.5, 3.0),
-    "per_request_us": (0.0, 3.0, 6.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0),
+    "per_request_us": (0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0, 40.0, 50.0, 60.0, 90.0, 120.0),
     "request_ms": (0.0, 3.0, 6.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 160.0, 200.0),
     "eager_launch_us": LAUNCHES_US,
     "latent_launch_us": LAUNCHES_US,
@@ -42,7 +42,7 @@ SPREADS = {
 PULL = 0.05
 # larger errors do not come from host time
 LARGEST_LOG_ERROR = 0.7
-START = Constants(6.0, 10.0, eager_launch_us=25.0, latent_launch_us=25.0)
+START = Constants(20.0, 10.0, eager_launch_us=25.0, latent_launch_us=25.0)
 MOST_ROUNDS = 12
 
 

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+# running requests of which each costs half of ``per_request_us``
+REQUESTS_HALF = 64.0
 # engine whose mixtures of experts answer late, by ``experts_request_ms``
 LATE_EXPERTS = "sglang"
 
@@ -14,6 +16,7 @@ LATE_EXPERTS = "sglang"
 class Constants(NamedTuple):
     """Host times by cause, the same for every engine and model, and a factor (``pace``) on the kernels of a group.
 
+    ``per_request_us``: each running request in a step; of n requests n / (1 + n / ``REQUESTS_HALF``) are seen.
     ``gap``: factor on the published idle time between two kernels. ``eager_launch_us``: host time of each kernel
     launched outside CUDA graphs, ``latent_launch_us`` more with latent attention; it overlaps the kernels: such a step
     takes the longer of the two. ``experts_request_ms``: more for a request to a mixture of experts on SGLang.
@@ -42,6 +45,7 @@ class Constants(NamedTuple):
             "launch_gap_us": row["launch_gap_us"] * self.gap / self.pace,
             "per_eager_launch_us": launch_us / self.pace,
             "exposed_per_request_us": self.per_request_us / self.pace,
+            "exposed_requests_half": REQUESTS_HALF,
             "request_us": 1000.0 * request_ms / self.pace,
             "per_prompt_token_us": self.per_prompt_token_us / self.pace,
         }

@@ -39,7 +39,7 @@ SIGNED = re.compile(r"([+-])([^+-]*)")
 def matches(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
     """Return whether a recipe applies to a run: every column that it sets matches.
 
-    >>> matches({"gpu": "b200", "largest_tp": 4}, {"gpu": "b200_sxm", "tp": 2})
+    >>> matches({"gpu": "b200", "largest_tp": 4}, {"gpu": "b200_sxm", "tp": 2, "dp": 1})
     True
     """
     for name, of_run in EQUAL.items():
@@ -52,6 +52,8 @@ def matches(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
     if (first or last) and not (run["measured_on"] and (first or "") <= run["measured_on"] <= (last or "9999")):
         return False
     if not (recipe.get("least_tp") or 0) <= run["tp"] <= (recipe.get("largest_tp") or run["tp"]):
+        return False
+    if (recipe.get("least_dp") or 0) > run["dp"]:
         return False
     least = recipe.get("least_concurrency")
     return least is None or (run["max_concurrency"] or 0) >= least

@@ -43,13 +43,17 @@ def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, fl
     """Return the scores of replayed runs.
 
     ``rows``: runs with ``status``, ``errors`` if served, ``is_moe``, ``fitting``. Runs of the fitting fifth are not
-    scored, and a measurement that several rows state is scored once; disaggregated runs and runs with inferred
-    speculative decoding are scored separately. ``peer``: TTFT and TPOT in ms predicted by another tool, by run; both
-    tools are scored on these runs.
+    scored, and a measurement that several rows state is scored once. Disaggregated runs, runs with inferred speculative
+    decoding and those with a reason of their own (``scored_separately``) are scored separately. ``peer``: TTFT and TPOT
+    in ms predicted by another tool, by run; both tools are scored on these runs.
     """
     scored = [dict(row) for row in scored_runs(rows)]
     inferred = [row for row in rows if not row["fitting"] and row.get("speculative") is not None]
     disaggregated = [row for row in rows if row.get("prefill_workers")]
+    separate: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row.get("scored_separately") and not row["fitting"]:
+            separate.setdefault(row["scored_separately"], []).append(row)
     for row, sign in zip(scored, signs_of(scored), strict=True):
         row["sign"] = sign
     served = [row for row in scored if row.get("errors")]
@@ -71,6 +75,15 @@ def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, fl
             "groups": grouped(disaggregated, GROUP, by_group),
             "not_simulated": counted(row["status"] for row in disaggregated if not row.get("errors")),
         },
+        "separate": [
+            {
+                "reason": reason,
+                **scores(members),
+                "groups": grouped(members, GROUP, by_group),
+                "not_simulated": counted(row["status"] for row in members if not row.get("errors")),
+            }
+            for reason, members in sorted(separate.items())
+        ],
         "speculative": {
             "draft_acceptance_rate": {
                 f"{row['engine']} {row['model']}": row["flags"]["draft_acceptance_rate"]

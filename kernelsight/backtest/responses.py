@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kernelsight.backtest.host_constants import LATE_EXPERTS, Constants, with_host
+from kernelsight.backtest.host_constants import LATE_EXPERTS, REQUESTS_HALF, Constants, with_host
 from kernelsight.backtest.serve import Planned, partitions
 from kernelsight.scenario.scenarios import give_plan
 
@@ -115,7 +115,8 @@ def means_of(runs: Response, at: Constants) -> np.ndarray:
     Time per running request is that of the mean batch, in every step; time per token that of the mean prompt.
     """
     values = np.stack([runs.ttft_ms, runs.tpot_ms], axis=1)
-    step_ms = at.gap * runs.gaps_ms + at.per_request_us * runs.running / 1000.0
+    seen = runs.running / (1.0 + runs.running / REQUESTS_HALF)
+    step_ms = at.gap * runs.gaps_ms + at.per_request_us * seen / 1000.0
     request_ms = (
         at.request_ms + at.experts_request_ms * runs.late + at.per_prompt_token_us * runs.prompt_tokens / 1000.0
     )

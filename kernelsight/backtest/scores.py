@@ -66,8 +66,9 @@ def stated_again(runs: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def is_scored_separately(run: Mapping[str, Any]) -> bool:
-    """Return whether a run is scored separately: it is disaggregated, or its speculative decoding is inferred."""
-    return bool(run.get("prefill_workers")) or run.get("speculative") is not None
+    """Return whether a run is scored separately: disaggregated, inferred speculative decoding, or as the run states."""
+    stated = run.get("scored_separately") or run.get("prefill_workers")
+    return bool(stated) or run.get("speculative") is not None
 
 
 def throughput(concurrency: float, osl: float, ttft_ms: float, tpot_ms: float) -> float:

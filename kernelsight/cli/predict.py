@@ -57,7 +57,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
     step.add_argument(
         "--calls",
         metavar="FILE",
-        help="predict a Parquet table of kernel calls instead of a step; its column implementation asks for kernels by name",
+        help="predict a Parquet table of kernel calls instead of a step; its column implementation names kernels",
     )
     add_output(verb, "also write the kernels: .parquet, .csv, .json, .duckdb")
 

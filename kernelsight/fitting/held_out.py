@@ -11,7 +11,9 @@ import pyarrow.compute as pc
 
 from kernelsight.fitting.expressions import fit_family, predict_family
 from kernelsight.kernels.forms import Form
-from kernelsight.kernels.intervals import group_of
+from kernelsight.kernels.hardware import hardware_columns
+from kernelsight.kernels.intervals import group_of, growth
+from kernelsight.kernels.likeness import Likeness
 from kernelsight.kernels.pack import pack_table
 from kernelsight.kernels.resolve import generation
 
@@ -20,7 +22,10 @@ ROWS_PER_KERNEL = 1000
 
 
 class Errors(NamedTuple):
-    """Errors of held-out rows: log(measured / predicted), predicted latency, group and fold of each."""
+    """Errors of held-out rows: log(measured / predicted), predicted latency, group and fold of each.
+
+    Errors on a GPU unlike those that were fitted are stated as of one near to them (``kernels.intervals.growth``).
+    """
 
     log_error: np.ndarray
     latency_us: np.ndarray
@@ -67,11 +72,19 @@ def held_out_errors(
         known = set(pc.unique(rest["implementation"]).to_pylist())
         words = zip(mine["dtype"].to_pylist(), mine["implementation"].to_pylist(), strict=True)
         groups = [group_of(dtype, kernel in known) for dtype, kernel in words]
-        error = np.log(mine["latency_us"].to_numpy() / latency)
+        error = np.log(mine["latency_us"].to_numpy() / latency) / growths(family, mine, rest, gpus, fabrics)
         parts.append((error, latency, np.array(groups, dtype=object), np.full(latency.size, name, dtype=object)))
     if not parts:
         return Errors(np.empty(0), np.empty(0), np.empty(0, dtype=object), np.empty(0, dtype=object))
     return Errors(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def growths(family: str, mine: pa.Table, rest: pa.Table, gpus: pa.Table, fabrics: pa.Table) -> np.ndarray:
+    """Return of each row of ``mine`` by how much its interval widens, its GPU being that far from those of ``rest``."""
+    alike = Likeness(family, gpus, hardware_columns(gpus, fabrics))
+    fitted = set(pc.unique(rest["gpu"]).to_pylist())
+    found = {gpu: growth(alike.octaves(gpu, fitted)) for gpu in pc.unique(mine["gpu"]).to_pylist()}
+    return np.array([found[gpu] for gpu in mine["gpu"].to_pylist()])
 
 
 def _thin(table: pa.Table) -> pa.Table:

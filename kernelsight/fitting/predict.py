@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
 from kernelsight.fitting.expressions import fit_family, predict_family
-from kernelsight.fitting.held_out import held_out_errors
+from kernelsight.fitting.held_out import growths, held_out_errors
 from kernelsight.fitting.intervals import fit_intervals
 from kernelsight.fitting.measured import correct, fit_measured, has_correction, kernels_of, rows_of
 from kernelsight.fitting.vendors import by_vendor, vendor_form
@@ -77,9 +78,13 @@ def _held_out_factor(
     curves = fit_intervals(errors.log_error, errors.latency_us, errors.groups, errors.folds)
     known = set(pc.unique(taught["implementation"]).to_pylist())
     words = zip(rows["dtype"].to_pylist(), rows["implementation"].to_pylist(), strict=True)
-    return _factor(curves, [group_of(dtype, kernel in known) for dtype, kernel in words], latency_us)
+    wider = growths(family, rows, taught, *tables[1:])
+    return _factor(curves, [group_of(dtype, kernel in known) for dtype, kernel in words], latency_us, wider)
 
 
-def _factor(curves: Mapping[str, np.ndarray], groups: Sequence[str], latency_us: np.ndarray) -> np.ndarray:
+def _factor(
+    curves: Mapping[str, np.ndarray], groups: Sequence[str], latency_us: np.ndarray, wider: Any = 1.0
+) -> np.ndarray:
     names, place = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
-    return spread(np, latency_us, half_widths_for(curves, names.tolist())[place])
+    halves = half_widths_for(curves, names.tolist())[place]
+    return spread(np, latency_us, halves * np.reshape(wider, (-1, 1)))

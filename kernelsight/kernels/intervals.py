@@ -20,7 +20,9 @@ UNMEASURED_HALF = 1.386
 # what an engine's newer versions add to the errors of its kernels on a measured GPU, joined by squares: the least with
 # which both the first and the later new versions on H100 and B200 are covered to 90 % (docs/accuracy/kernels.md)
 DRIFT_HALF = 0.08
-# growth of the half width by octave outside of what was measured
+# a GPU this near to one of those that were fitted, octaves, is as the generations are that were held out
+NEAR_OCTAVES = 1.0
+# growth of the half width by octave beyond
 BY_OCTAVE = 0.3
 ALL = "*"
 _OCTAVES_BETWEEN = float(np.log2(KNOTS_US[1] / KNOTS_US[0]))
@@ -50,10 +52,19 @@ def measured_half_widths(
     return np.hypot(half_widths_for(own, [kernel])[0], DRIFT_HALF)
 
 
-def spread(xp: Any, latency_us: Any, halves: Any, octaves: Any = 0.0) -> Any:
+def growth(octaves: float) -> float:
+    """Return by how much intervals widen on a GPU that lies ``octaves`` from the nearest one that was fitted.
+
+    >>> growth(0.5), growth(3.0)
+    (1.0, 1.6)
+    """
+    return 1.0 + BY_OCTAVE * max(octaves - NEAR_OCTAVES, 0.0)
+
+
+def spread(xp: Any, latency_us: Any, halves: Any) -> Any:
     """Return the factor f of each row: its 90 % interval is [latency / f, latency x f].
 
-    ``halves``: (knots,), or (rows, knots); ``octaves``: how far outside of what was measured a row lies.
+    ``halves``: (knots,), or (rows, knots).
 
     >>> spread(np, np.array([32.0]), np.log(np.array([2.0, 2.0, 8.0, 8.0, 8.0]))).round(3).tolist()
     [4.0]
@@ -63,7 +74,7 @@ def spread(xp: Any, latency_us: Any, halves: Any, octaves: Any = 0.0) -> Any:
     half = 0.0
     for knot in range(len(KNOTS_US)):
         half = half + halves[..., knot] * xp.maximum(1.0 - xp.abs(place - knot), 0.0)
-    return xp.exp(xp.minimum(half * (1.0 + BY_OCTAVE * octaves), MOST_HALF))
+    return xp.exp(xp.minimum(half, MOST_HALF))
 
 
 def knot_place(xp: Any, latency_us: Any) -> Any:

@@ -13,7 +13,14 @@ from kernelsight.dataflow.cache import remembered
 from kernelsight.errors import InvalidInput
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.intervals import KNOTS_US, UNMEASURED_HALF, group_of, half_widths_for, measured_half_widths
+from kernelsight.kernels.intervals import (
+    KNOTS_US,
+    UNMEASURED_HALF,
+    group_of,
+    growth,
+    half_widths_for,
+    measured_half_widths,
+)
 from kernelsight.kernels.nearby import Nearby, nearby_of
 from kernelsight.kernels.network import Network, network_of
 from kernelsight.kernels.pack import correction_numbers
@@ -28,6 +35,7 @@ from kernelsight.kernels.resolve import (
     fitted_vendors,
     lineage_of,
     measured_dtype,
+    relinked,
     rows_of_part,
 )
 
@@ -82,13 +90,18 @@ def constants_of(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return each coefficient at each kind, and what the kind's numbers rest on; notes in the kind what answers.
 
-    A hypothetical GPU has the fit of the one that it stands for (``gpus.measured_as``).
+    A hypothetical GPU has the fit of the one that it stands for (``gpus.measured_as``); its collectives, where PCIe was
+    stated for that one's link or a link for its PCIe, are those of no measured GPU.
     """
 
     def read() -> tuple[list[dict[str, Any]], dict[str, np.ndarray], list[str]]:
         noted = [dict(kind) for kind in kinds]
         facts = family_facts(family, implementations, gpus)
         stands_for = dict(zip(gpus["gpu"].to_pylist(), gpus["measured_as"].to_pylist(), strict=True))
+        moved = relinked(family, gpus)
+        for kind in noted:
+            kind["fit"] = stands_for.get(kind["gpu"]) or kind["gpu"]
+            kind["relinked"] = moved(kind["gpu"], kind["fit"])
         return noted, *_constants_of(family, noted, facts, coefficients, stands_for)
 
     key = (family, tuple(tuple(kind.items()) for kind in kinds))
@@ -111,13 +124,11 @@ def _constants_of(
     measured, anywhere = _measured_gpus(family, coefficients), _gpus_of(coefficients)
     corrected = _gpus_of(rows_of_part(coefficients, family, "correction"))
     for kind in kinds:
-        kind["fit"] = stands_for.get(kind["gpu"]) or kind["gpu"]
-    vendors = fitted_vendors(coefficients, family)
-    for kind in kinds:
         kind["vendor"] = facts.vendor.get(kind["fit"])
         kind["dtype"] = measured_dtype(coefficients, family, kind["dtype"])
         ran = engine_that_ran(coefficients, family, kind["engine"], kind["fit"])
         kind["ran"] = engine_of_vendor(facts, coefficients, family, ran, kind["fit"])
+    vendors = fitted_vendors(coefficients, family)
     calls = [
         {
             "engine": kind["ran"],
@@ -147,15 +158,17 @@ def _constants_of(
         )
         hypothetical = bool(stands_for.get(kind["gpu"]))
         kind["answers"] = _answering_tier(kind["tier"], ran_here, hypothetical, known)
+        if kind["relinked"] and kind["answers"] in FITTED:
+            kind["answers"] = "cross-generation"
         here = kind["answers"] in FITTED
         kind["corrected"] = kind["fit"] if here and kind["fit"] in corrected else None
         # asked not to use what was measured there, the expression fitted without its whole generation answers
-        forgets = swept and kind["tier"] == "cross-generation"
+        forgets = swept and kind["tier"] == "cross-generation" and not kind["relinked"]
         held_out = (facts.generation.get(kind["fit"]), kind["fit"]) if forgets else ()
         kind["without"] = next((name for name in held_out if (kind["vendor"], name) in fits), None)
         path = {
             **kind,
-            "gpu": kind["fit"],
+            "gpu": kind["gpu"] if kind["relinked"] else kind["fit"],
             "engine": kind["ran"],
             "implementation": implementation,
             "lineage": lineage_of(facts, implementation),
@@ -176,7 +189,10 @@ def _constants_of(
 
 
 def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coefficients: pa.Table) -> np.ndarray:
-    """Return (kinds, knots): half widths of the logarithm of each kind's 90 % interval, at the knots of latency."""
+    """Return (kinds, knots): half widths of the logarithm of each kind's 90 % interval, at the knots of latency.
+
+    ``kinds`` with ``octaves``: how far each GPU lies from those that were fitted.
+    """
     curves_of = rows_of_part(coefficients, family, "interval")
     rows = remembered((coefficients,), ("curves", family), curves_of.to_pylist)
     found = np.full((len(kinds), len(KNOTS_US)), np.log(FAMILIES[family].form.spread))
@@ -191,7 +207,7 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
         elif own:
             found[number] = measured_half_widths(own, others, kind["kernel"], kind["group"])
         elif others and kind["answers"] != "target-measured":
-            found[number] = half_widths_for(others, [kind["group"]])[0]
+            found[number] = half_widths_for(others, [kind["group"]])[0] * growth(kind["octaves"])
     return found
 
 

@@ -14,11 +14,13 @@ from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.columns import evaluate, numeric
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
-from kernelsight.kernels.hardware import MATH, hardware_columns
+from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
 from kernelsight.kernels.intervals import spread
 from kernelsight.kernels.kinds import TIERS, constants_of, interval_half_widths, kinds_of, nearby_at, network_at
+from kernelsight.kernels.likeness import Likeness
 from kernelsight.kernels.nearby import Nearby, nearby_delta
 from kernelsight.kernels.network import Network, correction, scaled
+from kernelsight.kernels.resolve import family_facts, fitted_gpus, siblings
 
 # of kernel_latencies
 COLUMNS = ["deployment_id", "step_shape_id", "call", "family", "name", "count", "tiles", "roofline_us", "bound", "eta"]
@@ -142,6 +144,12 @@ def answers(
     kinds, kind_of_row = kinds_of(family, calls, settings)
     at, evidence = constants_of(family, kinds, implementations, gpus, coefficients)
     hardware = remembered((gpus, fabrics), "hardware", lambda: hardware_columns(gpus, fabrics))
+    alike = remembered((gpus, fabrics), ("alike", family), lambda: Likeness(family, gpus, hardware))
+    known = family_facts(family, implementations, gpus)
+    for kind in kinds:
+        others = fitted_gpus(coefficients, family, kind["without"], kind["vendor"])
+        others = set() if kind["answers"] == "target-measured" else others
+        kind["octaves"] = alike.octaves(kind["gpu"], siblings(known, kind["gpu"], others) or others)
     networks = {gpu: network_at(coefficients, family, gpu) for gpu in {kind["corrected"] for kind in kinds} - {None}}
     results: dict[str, np.ndarray] = {}
     # a measured GPU has a correction of its own: its rows are evaluated together
@@ -215,10 +223,11 @@ def _kernel(family: str) -> Callable[..., dict[str, Any]]:
     def kernel(xp: Any, columns: dict, uniform: dict, hardware: dict, at: dict) -> dict[str, Any]:
         columns = {"working_set_bytes": COLD_BYTES, **columns, **uniform}
         index = columns["gpu"]
-        gpu = {name: values[index] for name, values in hardware.items() if name != "math_flops_per_us"}
+        gpu = {name: values[index] for name, values in hardware.items() if name not in BY_MATH}
         tensor_work = "math" in columns
-        rates = hardware["math_flops_per_us"][index, columns["math"]] if tensor_work else gpu["vector_flops_per_us"]
-        gpu["math_flops_per_us"] = rates
+        for name in BY_MATH:
+            gpu[name] = hardware[name][index, columns["math"]] if tensor_work else gpu["vector_flops_per_us"]
+        rates = gpu["math_flops_per_us"]
         at = dict(at)
         network = at.pop("network", None)
         if "kind" in columns:

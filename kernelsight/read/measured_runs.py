@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from kernelsight.catalog.tables import contracts, read_facts
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput
+from kernelsight.read.parallel_sizes import measured_elsewhere, with_launched_sizes
 from kernelsight.read.sweeps.aiconfigurator import installed_package
 from kernelsight.read.sweeps.devices import SEALED
 
@@ -45,23 +46,25 @@ INFERENCEX = r"^db-dump/|^source_file=(\d{4}-|[a-z][^/]*-gap-analysis\.csv)"
 _source = pl.col("silicon_data_source")
 _concurrency = _source.str.extract(r"silicon_concurrency=(\d+)").cast(pl.Int64)
 UNRECORDED = "DeepSeek-R1: speculative decoding not recorded (pairs whose TPOTs show it are scored separately)"
+REPEATED = "same TTFT and TPOT as an earlier row"
 _unrecorded = pl.col("model_path").str.contains("DeepSeek-R1")
+_ranks = pl.col("attention_dp_size").fill_null(1)
 # in this order: the reason of an exclusion, and the condition to keep a row
 FILTERS: tuple[tuple[str, pl.Expr], ...] = (
     ("concurrency unknown", _concurrency.is_not_null()),
     ("marked as work in progress by its source", ~_source.str.contains("wip=True")),
-    ("data-parallel attention", pl.col("attention_dp_size").fill_null(1) == 1),
+    ("vLLM: data-parallel attention not recorded", (pl.col("backend") != "vllm") | (_ranks == 1)),
     (
-        "more than one node: tensor parallelism above 8, or pipeline stages",
-        (pl.col("tp_size") <= 8) & (pl.col("pp_size") == 1),
+        "more than one node: tensor x data parallelism above 8, or pipeline stages",
+        (pl.col("tp_size") * _ranks <= 8) & (pl.col("pp_size") == 1),
     ),
     (
         "experts on other GPUs than attention",
         pl.col("model_path").str.contains("Qwen3-32B|Llama-3.1")
-        | (pl.col("moe_tp_size") * pl.col("moe_ep_size") == pl.col("tp_size")),
+        | (pl.col("moe_tp_size") * pl.col("moe_ep_size") == pl.col("tp_size") * _ranks),
     ),
     (UNRECORDED, ~_unrecorded),
-    ("same TTFT and TPOT as an earlier row", pl.struct("silicon_ttft_ms", "silicon_tpot_ms").is_first_distinct()),
+    (REPEATED, pl.struct("silicon_ttft_ms", "silicon_tpot_ms").is_first_distinct()),
     ("GPU held out for the final evaluation", ~pl.col("system").is_in(SEALED)),
 )
 SIDES = ("prefill", "decode")
@@ -174,8 +177,12 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
             f"{path} is missing the columns {', '.join(missing)}; use the file of aiconfigurator-core 0.12."
         )
     stated = raw.select(COLUMNS).with_columns(pl.col(WORKERS).cast(pl.Int64))
-    together, excluded = _kept(stated.filter(pl.col("mode") == "agg"), FILTERS)
-    pairs = _pairs(_kept(stated.filter((pl.col("mode") == "agg") & _unrecorded), SPECULATIVE)[0])
+    served = with_launched_sizes(stated.filter(pl.col("mode") == "agg"))
+    # rows whose sizes were stated come first: of equal measurements the first is kept
+    together, excluded = _kept(served.sort(pl.col("scored_separately").is_not_null(), maintain_order=True), FILTERS)
+    before, together = together.height, measured_elsewhere(together, _concurrency)
+    excluded = [(reason, count + (before - together.height) * (reason == REPEATED)) for reason, count in excluded]
+    pairs = _pairs(_kept(served.filter(_unrecorded & pl.col("scored_separately").is_null()), SPECULATIVE)[0])
     split, others = _kept(stated.filter(pl.col("mode") != "agg"), DISAGGREGATED)
     excluded += [(f"disaggregated: {reason}", count) for reason, count in others]
     split = split.with_columns(
@@ -184,6 +191,7 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
         **{f"{name}_size": pl.col(f"decode_{name}_size") for name in ("tp", "pp", "moe_ep")},
         batch_size=pl.lit(None, together["batch_size"].dtype),
     )
+    split = split.with_columns(scored_separately=pl.lit(None, pl.String))
     together, split = (each.with_columns(speculative=pl.lit(None, pl.Boolean)) for each in (together, split))
     kept = pl.concat([together, pairs, split], how="vertical_relaxed")
     disaggregated = pl.col("mode") != "agg"
@@ -198,7 +206,7 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
         gpu="system",
         tp="tp_size",
         pp="pp_size",
-        dp=pl.lit(1, pl.Int64),
+        dp=_ranks,
         ep=pl.col("moe_ep_size").fill_null(1),
         prefill_workers=pl.when(disaggregated).then("prefill_num_workers"),
         prefill_tp=pl.when(disaggregated).then("prefill_tp_size"),
@@ -218,6 +226,7 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
         num_speculative_tokens=pl.lit(None, pl.Int64),
         draft_acceptance_rate=pl.lit(None, pl.Float64),
         speculative="speculative",
+        scored_separately="scored_separately",
         ttft_ms="silicon_ttft_ms",
         tpot_ms="silicon_tpot_ms",
         source="silicon_data_source",

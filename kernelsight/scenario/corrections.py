@@ -48,6 +48,8 @@ def give_corrections(session: Session, path: str | Path) -> str:
 
     try:
         rows = pq.read_table(path).to_pylist()
+    except FileNotFoundError:
+        raise InvalidInput(f"--correction {path} does not exist; write one with compare.") from None
     except (OSError, pa.ArrowException) as error:
         raise InvalidInput(
             f"--correction {path} cannot be read as Parquet ({error}); write one with compare."

@@ -85,8 +85,8 @@ def give_host_overheads(session: Session, path: Path) -> None:
 
     Missing columns are taken from the engine's newest row and keep its ``assumed``; a row with every figure counts as
     measured, and as exact unless it states its step_log_sd. What a figure implies is 0 where it is not stated: beside
-    request_us what prompt tokens and experts add, beside per_eager_launch_us what latent attention adds. InvalidInput:
-    the file cannot be read, or a value does not fit its column.
+    request_us what prompt tokens and experts add, beside per_eager_launch_us what latent attention adds; and beside
+    exposed_per_request_us all requests cost the same. InvalidInput: the file cannot be read, or a value does not fit.
     """
     columns = session.graph.known("host_overheads").columns
     there = session.table("host_overheads").to_pylist()
@@ -107,6 +107,8 @@ def give_host_overheads(session: Session, path: Path) -> None:
             stated = {"per_prompt_token_us": 0.0, "experts_request_us": 0.0} | stated
         if "per_eager_launch_us" in stated:
             stated = {"latent_launch_us": 0.0} | stated
+        if "exposed_per_request_us" in stated:
+            stated = {"exposed_requests_half": None} | stated
         own = {"from_version": "0", "source": f"given in {path.name}", "assumed": None, SPREAD: None}
         if not set(figures) <= stated.keys():
             own |= {name: newest[engine][name] for name in ("assumed", SPREAD)}

@@ -27,7 +27,9 @@ def host_times(requests: int, tokens: int, prompts: int, host: Any) -> tuple:
         launch_us = host.eager_launches_us if tokens > host.prompt_graph_max_tokens else host.piecewise_launches_us
     else:
         launch_us = host.eager_launches_us if tokens > host.graph_max_tokens else host.captured_launches_us
-    exposed_us = host.exposed_us + host.exposed_per_request_us * requests
+    # of many requests a part is hidden behind longer steps
+    seen = requests / (1.0 + requests / host.exposed_requests_half)
+    exposed_us = host.exposed_us + host.exposed_per_request_us * seen
     if host.overlapped:
         return cpu_us + launch_us, exposed_us, launch_us
     return launch_us, exposed_us + cpu_us, launch_us
@@ -58,13 +60,14 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int)
     largest, piecewise = deployment["graph_max_tokens"], deployment["prompt_graphs"] == "piecewise"
     # graphs that hold decode steps alone are sized by requests, which verify several tokens with drafts
     decodes = largest if piecewise else largest * deployment["query_tokens"]
+    half = overhead["exposed_requests_half"]
     return Host(
         overhead["step_exposed_us"] + gap_us, overhead["step_base_us"] + wait_us, overhead["per_request_us"],
         overhead["per_token_us"], launch_us * launches, overhead["request_us"],
         overhead["overlapped"] and deployment["async_scheduling"], decodes,
         overhead["per_captured_launch_us"] * launches, gap_us, overhead["exposed_per_request_us"],
         overhead["per_prompt_token_us"],
-        largest if piecewise else 0, launch_us * pieces,
+        largest if piecewise else 0, launch_us * pieces, math.inf if half is None else half,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ class Host(NamedTuple):
     per_prompt_token_us: float = 0.0
     prompt_graph_max_tokens: int = 0
     piecewise_launches_us: float = 0.0
+    exposed_requests_half: float = np.inf
 
 
 class Surface(NamedTuple):

@@ -51,6 +51,7 @@ HOST = record(
     per_prompt_token_us=_REAL,
     prompt_graph_max_tokens=_WHOLE,  # of steps with prompts, by piecewise graphs; 0: none
     piecewise_launches_us=_REAL,
+    exposed_requests_half=_REAL,  # running requests of which each costs half of exposed_per_request_us; inf: none
 )
 
 # offsets of a surface in the flat array of costs: for every whole x the knot below it (x_at) and the weight of the

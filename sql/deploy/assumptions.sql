@@ -104,4 +104,12 @@ select settings.deployment_id, 'communication',
 from deployment_settings as settings
 join gpus on gpus.gpu = settings.gpu
 left join fabrics on fabrics.fabric = gpus.link_fabric
-where settings.tp * settings.dp > coalesce(fabrics.max_gpus, 8)
+where settings.tp * settings.dp > greatest(coalesce(fabrics.max_gpus, 8), 8)
+union all
+select settings.deployment_id, 'communication', format('of a group of {} GPUs bridges join {}: its messages go over PCIe', settings.tp * settings.dp, fabrics.max_gpus)
+from deployment_settings as settings join gpus on gpus.gpu = settings.gpu join fabrics on fabrics.fabric = gpus.link_fabric
+where settings.tp * settings.dp between fabrics.max_gpus + 1 and 8
+union all
+select settings.deployment_id, 'communication', format('{} has no peer access: messages between GPUs are copied through the host''s memory (latency and rate estimated)', settings.gpu)
+from deployment_settings as settings join gpus on gpus.gpu = settings.gpu join fabrics on fabrics.fabric = gpus.link_fabric
+where settings.tp * settings.dp * settings.pp > 1 and not fabrics.peer_access

@@ -57,6 +57,7 @@ select
     + coalesce(added.request_us, 0) as request_us,
   coalesce(per_prompt_token_us, 0) as per_prompt_token_us,
   coalesce(exposed_per_request_us, 0) as exposed_per_request_us,
+  exposed_requests_half,
   coalesce(step_log_sd, 0) as step_log_sd,
   overlapped,
   assumed,

@@ -9,7 +9,8 @@ norms as (
   select deployment_id, layer_kind, 'residual_norm' as name, count * norms_per_layer as count, 1 as rows_per_token, hidden as columns, true as with_residual
   from layers where norms_per_layer > 0 and not norms_in_all_reduce
   union all
-  select layers.deployment_id, layer_kind, 'qk_norm', count, case qk_norm when 'head' then heads + kv_heads else 1 end,
+  -- over all heads of several ranks: squares first, the norm after their all-reduce
+  select layers.deployment_id, layer_kind, 'qk_norm', count * case when qk_norm = 'full' and tp > 1 then 2 else 1 end, case qk_norm when 'head' then heads + kv_heads else 1 end,
          case qk_norm when 'head' then head_dim else (heads + kv_heads) * head_dim end, false
   from layers
   join engine_fusions as fusions on fusions.engine = layers.engine and fusions.operation = 'qk_norm' and fusions.launched

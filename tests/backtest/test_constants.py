@@ -8,12 +8,14 @@ import pytest
 
 from kernelsight.backtest.constants import constants_of
 from kernelsight.backtest.fitting import fit, fit_near, loss
-from kernelsight.backtest.host_constants import NONE, Constants, with_host
+from kernelsight.backtest.host_constants import NONE, REQUESTS_HALF, Constants, with_host
 from kernelsight.backtest.responses import GRID, Response, means_of
 
 TRUTH = Constants(
     30.0, 20.0, eager_launch_us=45.0, latent_launch_us=35.0, experts_request_ms=90.0, per_prompt_token_us=4.0
 )
+# time of each of 50 running requests of which 20 us are seen
+TWENTY = 20.0 * (1.0 + 50.0 / REQUESTS_HALF)
 
 
 def response(
@@ -55,17 +57,17 @@ def world(at: Constants, **names: object) -> list[tuple[dict, Response]]:
 def test_means_are_read_between_the_simulated_points() -> None:
     found = response(5.0, 50.0)
     assert means_at(found, NONE) == pytest.approx((15.0, 5.0))
-    # 50 requests of 20 us, and half a millisecond of gaps between kernels: 1.5 ms a step
+    # 50 requests of 20 us that are seen, and half a millisecond of gaps between kernels: 1.5 ms a step
     gaps = response(5.0, 50.0, gaps_ms=0.5)
     assert means_at(gaps, NONE) == pytest.approx((16.5, 5.5))
-    assert means_at(gaps, Constants(20.0, 7.5)) == pytest.approx((3 * 6.5 + 7.5, 6.5))
-    assert means_at(gaps, Constants(20.0, 7.5, gap=0.0)) == pytest.approx((3 * 6.0 + 7.5, 6.0))
+    assert means_at(gaps, Constants(TWENTY, 7.5)) == pytest.approx((3 * 6.5 + 7.5, 6.5))
+    assert means_at(gaps, Constants(TWENTY, 7.5, gap=0.0)) == pytest.approx((3 * 6.0 + 7.5, 6.0))
     # 100 launches of 20 us, of which one step in twenty pays
     assert means_at(found, Constants(0.0, 0.0, eager_launch_us=20.0)) == pytest.approx((15.0 + 2.0, 5.0 + 0.1))
     # 5 us for each of 1,000 tokens
-    assert means_at(gaps, Constants(20.0, 2.5, per_prompt_token_us=5.0)) == pytest.approx((3 * 6.5 + 7.5, 6.5))
+    assert means_at(gaps, Constants(TWENTY, 2.5, per_prompt_token_us=5.0)) == pytest.approx((3 * 6.5 + 7.5, 6.5))
     # beyond the grid its last lines go on
-    assert means_at(found, Constants(240.0, 300.0)) == pytest.approx((3 * 17.0 + 300.0, 17.0))
+    assert means_at(found, Constants(12.0 * TWENTY, 300.0)) == pytest.approx((3 * 17.0 + 300.0, 17.0))
 
 
 def test_a_class_of_model_has_what_it_adds() -> None:
@@ -79,7 +81,7 @@ def test_a_class_of_model_has_what_it_adds() -> None:
 def test_slower_kernels_are_the_same_run_in_another_unit_of_time() -> None:
     # kernels take 1.2 times as long, host time what is stated
     slow = response(5.0, 50.0, gaps_ms=0.5)
-    assert means_at(slow, Constants(20.0, 7.5, 1.2)) == pytest.approx((3 * 7.5 + 7.5, 7.5))
+    assert means_at(slow, Constants(TWENTY, 7.5, 1.2)) == pytest.approx((3 * 7.5 + 7.5, 7.5))
     figures = ("launch_gap_us", "request_us", "per_eager_launch_us", "per_prompt_token_us")
     schema = pa.schema(
         [("deployment_id", pa.string()), ("engine", pa.string()), ("latent_attention", pa.bool_())]

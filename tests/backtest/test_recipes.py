@@ -42,6 +42,8 @@ RUN = {
         ({"until_date": "2026-03-19"}, False),
         ({"largest_tp": 4}, True),
         ({"largest_tp": 2}, False),
+        ({"least_dp": 1}, True),
+        ({"least_dp": 2}, False),
         ({"ep": 1}, True),
         ({"ep": 4}, False),
         ({"least_concurrency": 17}, False),

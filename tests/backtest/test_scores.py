@@ -136,6 +136,8 @@ def test_the_report_scores_held_out_runs_and_counts_the_others() -> None:
         run("c", fitting=True),
         run("d", errors=None, status="it does not fit"),
         run("e", prefill_workers=2, fitting=True, errors={"ttft": 0.9, "tpot": 0.4, "throughput": 0.4}),
+        run("f", scored_separately="of its own", errors={"ttft": 0.7, "tpot": 0.2, "throughput": 0.2}),
+        run("g", scored_separately="of its own", fitting=True),
     ]
     answer = report(rows, {"a": (80.0, 10.0)})
     assert (answer["ttft"]["n"], answer["dense"]["ttft"]["n"], answer["moe"]["ttft"]["n"]) == (2, 1, 1)
@@ -144,6 +146,8 @@ def test_the_report_scores_held_out_runs_and_counts_the_others() -> None:
     assert answer["not_simulated"] == [{"reason": "it does not fit", "n": 1}]
     # prompts on engines of their own: apart, whatever fifth they are of, as none of them is fitted on
     assert (answer["disaggregated"]["ttft"]["n"], answer["disaggregated"]["ttft"]["mape"]) == (1, pytest.approx(0.9))
+    [separate] = answer["separate"]
+    assert (separate["reason"], separate["ttft"]["n"], separate["ttft"]["mape"]) == ("of its own", 1, 0.7)
     assert answer["peer"]["n"] == 1
     assert answer["peer"]["not_predicted"] == 1
     assert answer["peer"]["ours"]["ttft"]["mape"] == pytest.approx(0.1)

@@ -55,7 +55,7 @@ def test_a_format_that_a_gpu_lacks_runs_at_its_16_bit_rate() -> None:
     assert rate("h100_sxm", "fp4") == rate("h100_sxm", "bf16") == pytest.approx(989.4)
     # no bfloat16 before Ampere
     assert rate("t4", "bf16") == rate("t4", "fp8") == rate("t4", "fp16") == pytest.approx(65.0)
-    assert column("sixteen_bit_flops_per_us", "t4", "h100_sxm") == pytest.approx([65e6, 989.4e6])
+    assert column("uncut_16_bit_flops_per_us", "t4", "h100_sxm") == pytest.approx([65e6, 989.4e6])
 
 
 def test_a_gpu_without_a_link_has_the_pcie_generation_nearest_in_rate() -> None:

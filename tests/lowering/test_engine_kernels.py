@@ -142,6 +142,7 @@ def test_norms_and_gates(ask):
     assert calls["gemma-2-9b", "full_dense.residual_norm"]["count"] == 4 * 21
     assert calls["minimax-m2", "full_moe.residual_norm"]["count"] == 2 * 62
     assert calls["minimax-m2", "full_moe.qk_norm"]["shape"]["columns"] == (48 + 8) * 128
+    assert calls["minimax-m2", "full_moe.qk_norm"]["count"] == 62
     assert calls["qwen3-next-80b-a3b", "full_moe.qk_norm"]["shape"]["rows"] == TOKENS * (16 + 2)
     assert calls["qwen3-next-80b-a3b", "full_moe.qkv_proj"]["shape"]["n"] == 256 * (16 + 16 + 2 + 2)
     assert calls["qwen3-next-80b-a3b", "full_moe.attention_gate"]["shape"]["columns"] == 16 * 256
@@ -154,3 +155,14 @@ def test_nothing_is_sampled_in_the_middle_of_a_prompt(ask):
     calls = ask("kernel_calls", "llama-3.1-8b", prompts=1, new=32)
     assert {call["shape"]["rows"] for call in calls if call["family"] == "sampling"} == {1}
     assert {call["shape"]["m"] for call in calls if call["name"] == "lm_head"} == {1}
+
+
+@pytest.mark.parametrize(("model", "shared"), [("minimax-m2", True), ("qwen3-32b", False)])
+def test_a_norm_over_the_heads_of_several_ranks_needs_their_sum(ask, model, shared):
+    calls = {call["name"]: call for call in ask("kernel_calls", {"model": model, "tp": 4}, **STEP)}
+    layers = calls["attention_all_reduce"]["count"]
+    assert calls["qk_norm"]["count"] == layers * (2 if shared else 1)
+    assert ("qk_norm_all_reduce" in calls) == shared
+    if shared:
+        sums = calls["qk_norm_all_reduce"]
+        assert (sums["count"], sums["bytes"]) == (layers, TOKENS * 2 * 4)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tests.serving.reference_scheduler import Work, launches_of
+from tests.serving.reference_scheduler import Work, launches_of, requests_us
 
 
 class Parts(NamedTuple):
@@ -80,7 +80,7 @@ class Pipeline:
         launches_us = launches_of(work, host)
         begin = max(now, self.prepared_us)
         always_us = host.exposed_us - host.gap_us
-        always_us += host.exposed_per_request_us * (len(work.chunks) + len(work.contexts))
+        always_us += requests_us(work, host)
         self.prepared_us = begin + always_us + (0.0 if host.overlapped else own_us)
         ready = max(self.prepared_us, self.left_us[0])
         start = moment = min(ready, max(begin, self.left_us[0]))

@@ -520,9 +520,15 @@ def step_time(work: Work, gpu_us: float, host: Any) -> float:
     cpu_us += host.per_token_us * work.tokens
     launches_us = launches_of(work, host)
     hidden_us = launches_us + (cpu_us if host.overlapped else 0.0)
-    exposed_us = host.exposed_us + host.exposed_per_request_us * (len(work.chunks) + len(work.contexts))
+    exposed_us = host.exposed_us + requests_us(work, host)
     exposed_us += 0.0 if host.overlapped else cpu_us
     return exposed_us + max(hidden_us, gpu_us)
+
+
+def requests_us(work: Any, host: Any) -> float:
+    """Time of a step's requests that the GPU waits for: of the n-th it waits less, as the step is longer."""
+    number = len(work.chunks) + len(work.contexts)
+    return host.exposed_per_request_us * number / (1.0 + number / host.exposed_requests_half)
 
 
 def launches_of(work: Any, host: Any) -> float:

@@ -50,6 +50,7 @@ def drawn(random: np.random.Generator, number: int) -> dict[str, dict[str, Any]]
                 **figures,
                 "overlapped": bool(random.integers(2)),
                 "piecewise_launches": int(random.integers(1, 200)),
+                "exposed_requests_half": random.choice([None, 64.0]),
             }
         },
     }
@@ -87,7 +88,11 @@ def test_a_whole_step_and_a_simulated_one_take_the_same_host_time() -> None:
 
 def test_graphs_of_decode_steps_are_sized_by_requests_where_drafts_are_verified() -> None:
     settings = drawn(np.random.default_rng(1), 0)["deployment_settings"] | {"tier": "auto", "graph_max_tokens": 8}
-    overheads = dict.fromkeys(FIGURES, 1.0) | {"piecewise_launches": 3, "overlapped": True}
+    overheads = dict.fromkeys(FIGURES, 1.0) | {
+        "piecewise_launches": 3,
+        "overlapped": True,
+        "exposed_requests_half": None,
+    }
 
     def largest(**stated: object) -> tuple[int, int]:
         host = host_of(overheads, settings | stated, 100)
