@@ -14,11 +14,14 @@ from kernelsight.errors import InvalidInput, unknown
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import MATH
 from kernelsight.kernels.latency import COLUMNS, columns_read, figures
+from kernelsight.kernels.resolve import rows_of_part
 from kernelsight.kernels.step_costs import distinct_rows
 from kernelsight.kernels.work import evaluated, field_of, fields
 
 # columns of calls that latencies rest on, or that are looked at before
 READ = ("deployment_id", "family", "gpu", "engine", "count", "format", "math", "flops", "bytes", "shape")
+# optional: the kernel asked for by name
+KERNEL = "implementation"
 _FIELDS = re.compile(r'shape\."(\w+)"')
 # fields that may be nought, and those that may be missing, which says the same
 MAY_BE_ZERO = {"window", "cached_tokens", "context"}
@@ -40,6 +43,7 @@ def call_latencies(
     UnknownName: a family that does not exist. InvalidInput: a shape that lacks a field its family needs, a size that is
     not positive, or arithmetic of no known dtype.
     """
+    _refuse_formats(calls, gpus)
     # numbers and words are gathered by family, and put back by row; what is stated stays where it is
     stated = calls.select(["deployment_id", "step_shape_id", "call", "family", "name", "count"])
     calls = _encoded(calls)
@@ -48,6 +52,7 @@ def call_latencies(
     for family in names:
         if family not in FAMILIES:
             raise unknown("kernel family", family, FAMILIES)
+    _refuse_kernels(calls, coefficients)
     if not names:
         raise InvalidInput("the file has no kernel calls; give at least one row.")
     settings = pa.table({"deployment_id": calls["deployment_id"].chunk(0).dictionary})
@@ -115,7 +120,7 @@ class _Answer:
 
 def _encoded(calls: pa.Table) -> pa.Table:
     """Return calls with every column of words that figures rest on as a dictionary, each column in one piece."""
-    columns = {name: calls[name].combine_chunks() for name in READ}
+    columns = {name: calls[name].combine_chunks() for name in (*READ, KERNEL) if name in calls.column_names}
     for name in ("deployment_id", "family", "gpu", "engine"):
         columns[name] = columns[name].dictionary_encode()
     return pa.table(columns)
@@ -149,6 +154,31 @@ def family_table(family: str, calls: pa.Table) -> pa.Table:
             values = sizes[name] if name in sizes else _computed(family, name, sizes)
         calls = calls.append_column(name, pa.array(values))
     return calls
+
+
+def _refuse_formats(calls: pa.Table, gpus: pa.Table) -> None:
+    """InvalidInput where a call states arithmetic that its GPU does not have."""
+    rates = {row["gpu"]: row for row in gpus.to_pylist()}
+    stated = calls.group_by(["family", "gpu", "math"]).aggregate([]).to_pylist()
+    for row in stated:
+        gpu, math = rates.get(row["gpu"]), row["math"]
+        if gpu and math in MATH and gpu[f"{math}_flops_per_s"] is None:
+            has = [name for name in MATH if gpu[f"{name}_flops_per_s"]]
+            raise InvalidInput(
+                f"a {row['family']} call has math = {math}, which {row['gpu']} does not have; give one of "
+                f"{', '.join(has)} (weights of shorter formats are expanded), or another GPU."
+            )
+
+
+def _refuse_kernels(calls: pa.Table, coefficients: pa.Table) -> None:
+    """UnknownName where a call asks for a kernel that no sweep of its family ran."""
+    if KERNEL not in calls.column_names:
+        return
+    for row in calls.group_by(["family", KERNEL]).aggregate([]).to_pylist():
+        family, asked = row["family"], row[KERNEL]
+        known = set(rows_of_part(coefficients, family, "choice")[KERNEL].to_pylist())
+        if asked and asked not in known:
+            raise unknown("implementation", asked, known, f"Sweeps ran these kernels of the family {family}.")
 
 
 def _columns(family: str) -> list[str]:
