@@ -53,7 +53,10 @@ _ranks = pl.col("attention_dp_size").fill_null(1)
 FILTERS: tuple[tuple[str, pl.Expr], ...] = (
     ("concurrency unknown", _concurrency.is_not_null()),
     ("marked as work in progress by its source", ~_source.str.contains("wip=True")),
-    ("vLLM: data-parallel attention not recorded", (pl.col("backend") != "vllm") | (_ranks == 1)),
+    (
+        "data-parallel attention not recorded",
+        (_ranks == 1) | ((pl.col("backend") != "vllm") & (_ranks > 1)),
+    ),
     (
         "more than one node: tensor x data parallelism above 8, or pipeline stages",
         (pl.col("tp_size") * _ranks <= 8) & (pl.col("pp_size") == 1),
