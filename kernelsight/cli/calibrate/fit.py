@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     add_sweeps(verb, "GPUs to fit on (default: all in the sweeps)")
+    verb.add_argument(
+        "--keep", metavar="PACK", help="kernel model whose other families, not fitted here, are written too"
+    )
     add_gpus(verb)
     add_output(verb, "file to write the fitted kernel model to: .parquet")
 
@@ -28,6 +31,7 @@ def run(arguments: argparse.Namespace) -> None:
     from kernelsight.fitting.evaluate import check_sweeps, measured_gpus
     from kernelsight.fitting.packing import fit_pack
     from kernelsight.kernels.families import MEASURED
+    from kernelsight.kernels.pack import read_pack
     from kernelsight.report.output import check_ending, note, print_rows
 
     target = check_ending(arguments.output, (".parquet",))
@@ -39,6 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
     _refuse_unusable(sweeps, measured, known["gpu"].to_pylist())
     gpus = _listed(arguments.train_gpus, measured, "GPU") or measured
     families = _listed(arguments.families, list(MEASURED), "kernel family")
+    kept = read_pack(Path(arguments.keep)) if arguments.keep else None
     pack = fit_pack(
         sweeps,
         gpus,
@@ -48,6 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
         families=families or None,
         log=note,
     )
+    pack = _with_others(pack, kept) if kept is not None else pack
     keep_pack(pack, target)
     counts = pack.group_by(["family", "part"]).aggregate([([], "count_all")]).sort_by([("family", "ascending")])
     rows = [{"family": row["family"], "part": row["part"], "rows": row["count_all"]} for row in counts.to_pylist()]
@@ -64,6 +70,14 @@ def keep_pack(pack: pa.Table, target: Path) -> None:
         other = Path(tempfile.gettempdir()) / f"kernelsight-{os.getpid()}-{target.name}"
         write_pack(pack, other)
         raise RunFailed(f"{error} The kernel model is in {other}; move it where there is space.") from None
+
+
+def _with_others(pack: pa.Table, kept: pa.Table) -> pa.Table:
+    """Return the fitted rows, and those of ``kept`` of families without one."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pa.concat_tables([pack, kept.filter(pc.invert(pc.is_in(kept["family"], pc.unique(pack["family"]))))])
 
 
 def _known_gpus(arguments: argparse.Namespace) -> pa.Table:
