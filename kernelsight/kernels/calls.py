@@ -43,7 +43,6 @@ def call_latencies(
     UnknownName: a family that does not exist. InvalidInput: a shape that lacks a field its family needs, a size that is
     not positive, or arithmetic of no known dtype.
     """
-    _refuse_formats(calls, gpus)
     # numbers and words are gathered by family, and put back by row; what is stated stays where it is
     stated = calls.select(["deployment_id", "step_shape_id", "call", "family", "name", "count"])
     calls = _encoded(calls)
@@ -52,7 +51,6 @@ def call_latencies(
     for family in names:
         if family not in FAMILIES:
             raise unknown("kernel family", family, FAMILIES)
-    _refuse_kernels(calls, coefficients)
     if not names:
         raise InvalidInput("the file has no kernel calls; give at least one row.")
     settings = pa.table({"deployment_id": calls["deployment_id"].chunk(0).dictionary})
@@ -61,7 +59,10 @@ def call_latencies(
     answer = _Answer(calls.num_rows)
     for number, family in enumerate(names):
         rows = np.flatnonzero(families.indices.to_numpy() == number)
-        table = family_table(family, _of_family(family, calls, pa.array(rows)))
+        mine = _of_family(family, calls, pa.array(rows))
+        _refuse_formats(family, mine, gpus)
+        _refuse_kernels(family, mine, coefficients)
+        table = family_table(family, mine)
         table, number_of_row = _different(family, table)
         numbers, words = figures(family, table, settings, *facts_read)
         answer.put(
@@ -156,27 +157,33 @@ def family_table(family: str, calls: pa.Table) -> pa.Table:
     return calls
 
 
-def _refuse_formats(calls: pa.Table, gpus: pa.Table) -> None:
+def _refuse_formats(family: str, calls: pa.Table, gpus: pa.Table) -> None:
     """InvalidInput where a call states arithmetic that its GPU does not have."""
     rates = {row["gpu"]: row for row in gpus.to_pylist()}
-    stated = calls.group_by(["family", "gpu", "math"]).aggregate([]).to_pylist()
-    for row in stated:
-        gpu, math = rates.get(row["gpu"]), row["math"]
-        if gpu and math in MATH and gpu[f"{math}_flops_per_s"] is None:
-            has = [name for name in MATH if gpu[f"{name}_flops_per_s"]]
+    for math in pc.unique(calls["math"]).to_pylist():
+        lacking = [
+            name
+            for name in pc.unique(calls["gpu"]).to_pylist()
+            if math in MATH and name in rates and rates[name][f"{math}_flops_per_s"] is None
+        ]
+        if not lacking:
+            continue
+        stated = pc.and_(pc.equal(calls["math"], math), pc.is_in(calls["gpu"].cast(pa.string()), pa.array(lacking)))
+        if pc.any(stated).as_py():
+            gpu = calls.filter(stated)["gpu"][0].as_py()
+            has = [name for name in MATH if rates[gpu][f"{name}_flops_per_s"]]
             raise InvalidInput(
-                f"a {row['family']} call has math = {math}, which {row['gpu']} does not have; give one of "
-                f"{', '.join(has)} (weights of shorter formats are expanded), or another GPU."
+                f"a {family} call has math = {math}, which {gpu} does not have; give one of {', '.join(has)} (weights "
+                "of shorter formats are expanded), or another GPU."
             )
 
 
-def _refuse_kernels(calls: pa.Table, coefficients: pa.Table) -> None:
+def _refuse_kernels(family: str, calls: pa.Table, coefficients: pa.Table) -> None:
     """UnknownName where a call asks for a kernel that no sweep of its family ran."""
     if KERNEL not in calls.column_names:
         return
-    for row in calls.group_by(["family", KERNEL]).aggregate([]).to_pylist():
-        family, asked = row["family"], row[KERNEL]
-        known = set(rows_of_part(coefficients, family, "choice")[KERNEL].to_pylist())
+    known = set(rows_of_part(coefficients, family, "choice")[KERNEL].to_pylist())
+    for asked in pc.unique(calls[KERNEL]).to_pylist():
         if asked and asked not in known:
             raise unknown("implementation", asked, known, f"Sweeps ran these kernels of the family {family}.")
 

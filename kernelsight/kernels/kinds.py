@@ -216,7 +216,10 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
         elif own:
             found[number] = measured_half_widths(own, others, kind["kernel"], kind["group"])
         elif others and kind["answers"] != "target-measured":
-            found[number] = half_widths_for(others, [kind["group"]])[0] * growth(kind["octaves"])
+            half = half_widths_for(others, [kind["group"]])[0]
+            # a vendor's own fit, however few its GPUs, is no worse than none
+            half = half if kind["vendor"] is None else np.minimum(half, UNMEASURED_HALF)
+            found[number] = half * growth(kind["octaves"])
     return found
 
 
