@@ -28,6 +28,8 @@ QUANTIZED_ELEMENT_BYTES = 3.0
 L2_KEEPS = 0.8
 # past this many times the cache nothing is found in it, and larger powers would not fit a float32
 FULL = 1e4
+# of the traffic, where ECC travels in band: as much as of the memory that it takes
+ECC_SHARE = 1.0 / 16.0
 # tensor rate of one multiprocessor at which energy_pj is stated, FLOP/us: that of an A100 in BF16
 REFERENCE_UNIT_RATE = 3e6
 
@@ -145,7 +147,7 @@ def _byte_us(xp: Any, filling: Any, gpu: Columns, at: Columns) -> Any:
     """Time of one byte; L2 holds a share 1 / (1 + x^4) of it, where x times the cache passes between two uses."""
     square = xp.minimum(filling, FULL) * xp.minimum(filling, FULL)
     hits = 1.0 / (1.0 + square * square)
-    dram = gpu["memory_bytes_per_us"] * at["memory_efficiency"]
+    dram = gpu["memory_bytes_per_us"] * (1.0 - ECC_SHARE * gpu["inline_ecc"]) * at["memory_efficiency"]
     cache = xp.maximum(at["l2_bytes_per_clock"] * gpu["sm_count"] * gpu["clock_per_us"], dram)
     return (1.0 - hits) / dram + hits / cache
 

@@ -41,6 +41,19 @@ def test_links_of_another_kind_are_far() -> None:
     assert octaves("all_reduce", "rtx_4090", "l40s") == 1.0
 
 
+def test_a_twin_lies_near() -> None:
+    def twin(family: str, gpu: str, *others: str) -> str | None:
+        return Likeness(family, GPUS, hardware_columns(GPUS, FABRICS)).twin(gpu, others)
+
+    assert twin("gemm", "h800_sxm", "h200_sxm", "h100_sxm", "l40s") == "h100_sxm"
+    assert twin("gemm", "gh200_144gb", "h200_sxm", "h100_sxm") == "h200_sxm"
+    assert twin("gemm", "h20", "h200_sxm", "h100_sxm") is None
+    assert twin("gemm", "rtx_4090", "l40s") is None
+    # a bridge joins two, and what eight say to each other over it is another matter
+    assert twin("gemm", "a100_pcie", "a100_sxm") == "a100_sxm"
+    assert twin("all_reduce", "a100_pcie", "a100_sxm") is None
+
+
 def test_intervals_widen_with_the_distance_from_what_was_measured() -> None:
     sizes = {name: np.array([4096.0]) for name in ("m", "n", "k")}
     calls = call_table({**sizes, **work("gemm", sizes), "format": ["bf16"]}, "h100_sxm 0.1", "bf16")

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.fitting.pack_rows import correction_arrays
+from kernelsight.kernels.intervals import DRIFT_HALF
 from kernelsight.kernels.pack import pack_table
 from tests.kernels.calls import FACTS, call_table, price, with_column, work
 
@@ -63,10 +64,30 @@ def test_a_gpu_that_no_sweep_holds_is_answered_by_all_gpus() -> None:
 
 
 def test_a_gpu_that_no_sweep_holds_has_the_factors_of_its_measured_sibling() -> None:
-    for gpu in ("h200_sxm", "h20", "h100_pcie"):
+    for gpu, evidence in (
+        ("h200_sxm", "fit of h100_sxm"),
+        ("h20", "sweeps of other"),
+        ("h100_pcie", "sweeps of other"),
+    ):
         found = answer(gpu, "auto")
         assert floor_of(gpu, "auto") == pytest.approx(ALL * OWN_FACTOR)
-        assert found["tier"] == "cross-generation" and found["evidence"].startswith("sweeps of other GPUs")
+        assert found["tier"] == "cross-generation" and found["evidence"].startswith(evidence)
+    # asked for what other generations say, a twin has no fit of its own either
+    assert answer("h200_sxm", "cross-generation")["evidence"].startswith("sweeps of other GPUs")
+
+
+def test_a_twin_of_a_measured_gpu_has_its_fit_and_the_interval_of_a_gpu_that_no_sweep_holds() -> None:
+    sizes = {"m": np.array([17.0, 800.0, 5000.0]), "n": np.full(3, 4096.0), "k": np.full(3, 3000.0)}
+    calls = {
+        gpu: price("gemm", call_table({**sizes, **work("gemm", sizes), "format": ["bf16"] * 3}, gpu, "bf16"))
+        for gpu in ("h100_sxm", "h800_sxm", "h20")
+    }
+    swept, twin, other = (found["latency_us"].to_numpy() for found in calls.values())
+    assert twin == pytest.approx(swept, rel=1e-12)
+    assert (np.abs(other / swept - 1.0) > 1e-2).all()
+    assert set(calls["h800_sxm"]["tier"].to_pylist()) == {"cross-generation"}
+    width = {gpu: found["latency_p95_us"].to_numpy() / found["latency_us"].to_numpy() for gpu, found in calls.items()}
+    assert (width["h800_sxm"] > width["h100_sxm"]).all() and (width["h20"] > width["h800_sxm"]).all()
 
 
 def test_a_fit_that_left_nothing_out_answers_with_what_it_has() -> None:
@@ -105,7 +126,8 @@ def test_a_hypothetical_gpu_has_the_fit_of_its_likeness_and_an_interval_of_its_o
     swept, built = (answer(gpu, "auto", coefficients, **known) for gpu in ("h100_sxm", "mine"))
     assert (swept["tier"], built["tier"]) == ("target-measured", "hypothetical")
     assert built["latency_us"] == swept["latency_us"]
-    assert swept["latency_p95_us"] / swept["latency_us"] == pytest.approx(1.1)
+    drift = np.exp(np.hypot(np.log(1.1), DRIFT_HALF))
+    assert swept["latency_p95_us"] / swept["latency_us"] == pytest.approx(drift)
     assert built["latency_p95_us"] / built["latency_us"] == pytest.approx(1.5)
 
 
