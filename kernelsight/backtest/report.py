@@ -158,7 +158,7 @@ def report_of(
         "excluded": [{"reason": reason, "n": count} for reason, count in runs.excluded],
         "runs": len(rows),
         "fitted_on": sum(row["fitting"] and not is_scored_separately(row) for row in rows),
-        "repeated": len(repeats(rows)),
+        "repeated": len(repeats([row for row in rows if not row.get("scored_separately")])),
         "tier": tier or "auto",
     }
 
