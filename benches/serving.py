@@ -61,7 +61,7 @@ def measure(name: str, flags: dict[str, Any], repeats: int) -> dict[str, Any]:
 
         def simulate() -> None:
             """Run the simulation, and make its tables."""
-            made = node.function(**inputs, wanted=TABLES, threads=None)
+            made = node.function(**inputs, wanted=TABLES, threads=None, read=None)
             for name in TABLES:
                 made[name]() if callable(made[name]) else made[name]
 

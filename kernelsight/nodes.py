@@ -40,6 +40,15 @@ def requests(scenario_loads: pa.Table, load_requests: pa.Table) -> pa.Table:
     return requests_of(scenario_loads, load_requests)
 
 
+def corrections(deployment_settings: pa.Table, log_corrections: pa.Table) -> pa.Table:
+    """Factors on kernels and additional host time of each deployment."""
+    from kernelsight.catalog.tables import contracts
+    from kernelsight.dataflow.rows import as_table
+    from kernelsight.scenario.corrections import corrections_of
+
+    return as_table(contracts()["corrections"], corrections_of(deployment_settings, log_corrections))
+
+
 @reads("scenarios", "scenario_loads", "load_requests")
 def deployment_reach(deployments: pa.Table, *, read: Reader) -> pa.Table:
     """The most that the loads of each deployment can bring about; without scenarios there is no bound."""

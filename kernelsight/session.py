@@ -171,13 +171,15 @@ class Session(dataflow.Session):
         workers: int = 1,
         executor: Literal["local", "ray"] = "local",
         intervals: bool = False,
+        correction: str | Path | None = None,
     ) -> WhatIf:
         """Simulate every scenario of a grid in partitions, in processes or under Ray where asked.
 
         ``slo``: largest values of summary columns, such as ``{"ttft_p99_ms": 2000.0}``, which ``meets_slo`` then
         states of each row; ``goodput``: objectives such as ``{"goodput_ttft_ms": 500.0}``; ``folder`` keeps finished
         partitions, with which ``resume`` goes on after a kill; ``intervals``: with 90 % intervals of TTFT, TPOT and
-        throughput, which take three simulations more (else ``table("scenario_intervals")`` makes them later).
+        throughput, which take three simulations more (else ``table("scenario_intervals")`` makes them later);
+        ``correction``: a file of corrections that ``compare`` fitted, for the deployments that it is for.
         """
         from kernelsight.scenario.grid import grid_rows
         from kernelsight.sweeps.runs import WhatIf
@@ -186,14 +188,22 @@ class Session(dataflow.Session):
         kept = Path(folder) if folder else None
         how = {"workers": workers, "executor": executor, "connect": connect, "intervals": intervals}
         execution = Execution(folder=kept, resume=resume, **how)
-        return WhatIf.of(self, grid_rows(grid), goodput=goodput, slo=slo, execution=execution)
+        asked = {"goodput": goodput, "slo": slo, "execution": execution, "correction": correction}
+        return WhatIf.of(self, grid_rows(grid), **asked)
 
-    def find_rates(self, grid: Any, slo: Mapping[str, float], *, tolerance: float = 0.01) -> pa.Table:
+    def find_rates(
+        self,
+        grid: Any,
+        slo: Mapping[str, float],
+        *,
+        tolerance: float = 0.01,
+        correction: str | Path | None = None,
+    ) -> pa.Table:
         """Return the highest request rate that keeps ``slo`` for every row of a grid; see ``sweep.find_rate``."""
         from kernelsight.scenario.grid import grid_rows
         from kernelsight.sweeps.find_rate import find_rates
 
-        return find_rates(self, grid_rows(grid), slo, tolerance=tolerance)
+        return find_rates(self, grid_rows(grid), slo, tolerance=tolerance, correction=correction)
 
     def size(
         self,
@@ -206,6 +216,7 @@ class Session(dataflow.Session):
         max_gpus: int = 8,
         search: Mapping[str, Sequence[Any]] | None = None,
         tune: bool = True,
+        correction: str | Path | None = None,
         report: Callable[[str], None] | None = None,
         **flags: Any,
     ) -> Sizing:
@@ -214,13 +225,15 @@ class Session(dataflow.Session):
         ``gpus``: which to search, each with every parallel size up to ``max_gpus`` GPUs an instance; ``slo``: largest
         values such as ``{"ttft_p95_ms": 1000.0}``; ``prices``: dollars an hour of one GPU by name, or a file;
         ``search``: more values of flags, such as ``{"quantization": [None, "fp8"]}``; ``tune``: with other sizes of a
-        step; ``flags``: the deployment's and the load's, which are not searched. ``report`` is called with progress.
+        step; ``correction``: a file of corrections that ``compare`` fitted, for the deployments that it is for;
+        ``flags``: the deployment's and the load's, which are not searched. ``report`` is called with progress.
         InvalidInput: a question that cannot be answered, or a model that no GPU holds, and what would.
         """
         from kernelsight.sizing.question import size_deployment
 
         asked = {"gpus": gpus, "slo": slo, "rate": rate, "requests_per_day": requests_per_day, "prices": prices}
-        return size_deployment(self, flags, **asked, max_gpus=max_gpus, search=search, tune=tune, report=report)
+        asked |= {"max_gpus": max_gpus, "search": search, "tune": tune, "correction": correction}
+        return size_deployment(self, flags, **asked, report=report)
 
     def compare(
         self,

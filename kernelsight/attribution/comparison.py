@@ -39,7 +39,7 @@ from kernelsight.scenario.corrections import fingerprint
 MOST_EXPLAINED = 4000
 TABLES = (
     *("prediction_vs_production", "miss_by_part", "error_by_bucket", "drift_over_time", "setting_suspects"),
-    *("fitted_corrections",),
+    *("fitted_corrections", "comparison_findings"),
 )
 
 
@@ -282,7 +282,7 @@ class Comparison:
             "parts": self.parts,
             "suspects": self.suspects,
             "fit": self.scores,
-            "drift": [row for row in self.table("drift_over_time").to_pylist() if row["change"]],
+            "drift": [row for row in drift_rows(self.measured, ours) if row["change"]],
         }
         answer |= self.rests_on
         answer["not_separated"] = not_separated(self.parts, answer["e2e_ms"]["predicted"])
@@ -315,6 +315,10 @@ class Comparison:
             "drift_over_time": drift_rows(self.measured, predicted),
             "setting_suspects": self.suspects,
             "fitted_corrections": self._correction_rows(),
+            "comparison_findings": [
+                {"place": place, "sentence": f"{sentence[0].upper()}{sentence[1:]}"}
+                for place, sentence in enumerate((self.summary["verdict"], *self.summary["not_separated"]))
+            ],
         }
         made = {name: as_table(contracts()[name], values) for name, values in rows.items()}
         return made | {"prediction_vs_production": self._by_request(predicted)}

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from kernelsight.backtest.coverage import METRICS as COVERED
 from kernelsight.backtest.levels import check_levels, constant_rows
 from kernelsight.backtest.plots import check_picture, draw
 from kernelsight.backtest.replay import replay
 from kernelsight.backtest.report import behind, level_scores, report_of, spread_rows
 from kernelsight.backtest.scores import GROUP, METRICS
+from kernelsight.cli.backtest_page import page
 from kernelsight.cli.options import add_output, add_pack, open_session
 from kernelsight.errors import InvalidInput
 from kernelsight.read.measured_runs import Runs, read_runs
 from kernelsight.report.output import (
     as_json,
-    as_text,
     check_ending,
     note,
     print_rows,
-    terminal_width,
     write_table,
     write_text,
 )
@@ -36,7 +34,6 @@ SCORE_COLUMNS = (
     *(f"{metric}_{what}" for metric in METRICS for what in ("median_ape", "mape", "p90_ape", "bias")),
 )
 NESTED = ("flags", "recipes", "errors", "interval_factors")
-SHOWN = ("n", "ttft", "tpot", "throughput")
 
 
 def _peer(tool: str | None, runs: Runs) -> dict[str, tuple[float, float]] | None:
@@ -136,18 +133,6 @@ def score_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _name(group: Mapping[str, Any]) -> str:
-    return " ".join(str(group[name] or "-") for name in GROUP)
-
-
-def _percent(found: Mapping[str, Any]) -> str:
-    """Return a score as median / MAPE, p90 and signed median error, in percent."""
-    if not found["n"]:
-        return ""
-    median, mape, p90, bias = (100 * found[name] for name in ("median_ape", "mape", "p90_ape", "median_error"))
-    return f"{median:.1f} / {mape:.1f}  p90 {p90:.0f}  {bias:+.0f}"
-
-
 def _print(answer: dict, form: str) -> None:
     if form == "json":
         print(as_json(answer))
@@ -160,147 +145,3 @@ def _print(answer: dict, form: str) -> None:
         note(f"excluded {excluded['n']:,}: {excluded['reason']}")
     for fault in answer["not_simulated"]:
         note(f"not simulated {fault['n']:,}: {fault['reason']}")
-
-
-def level_lines(answer: Mapping[str, Any], line: Callable[[str, Mapping], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a line for each level of host constants and kind of model, and the other tool's below."""
-    lines = [line(f"{level}, {scope}", found[scope]) for level, found in answer["levels"].items() for scope in found]
-    for name, words in (("peer", "as it comes"), ("calibrated", "one factor on TTFT and TPOT a group")):
-        if "peer" in answer:
-            lines += [line(f"AIConfigurator {words}, {kind}", answer["peer"][kind][name]) for kind in ("dense", "moe")]
-    for level, found in answer.get("peer", {}).get("behind", {}).items():
-        words = f"{level}: groups behind AIConfigurator of {found['groups']}"
-        lines.append({"": words, "n": None, "ttft": found["ttft"], "tpot": found["tpot"]})
-    return lines
-
-
-def page(answer: Mapping[str, Any]) -> list[str]:
-    """Return the lines of the report for a terminal."""
-
-    def line(scope: str, found: Mapping[str, Any]) -> dict[str, Any]:
-        return {"": scope, "n": found["ttft"]["n"], **{metric: _percent(found[metric]) for metric in METRICS}}
-
-    lines = [
-        f"{answer['read']:,} rows read, {answer['runs']:,} replayed; {answer['fitted_on']:,} of them (SHA-256 of the "
-        f"id modulo 5 is 0) are for fitting and not scored ({answer['repeated']} of these repeat the measurement of a "
-        f"scored run and are not fitted on), {answer['stated_again']} state a scored measurement again; tier "
-        f"{answer['tier']}, host constants {answer['constants']}",
-        "median APE / MAPE, 90th percentile, median signed error, in %",
-        "",
-    ]
-    rows = [line("all", answer), line("dense", answer["dense"]), line("mixture of experts", answer["moe"])]
-    rows += [line(f"{kind}, plausible only", answer["without_signs"][kind]) for kind in ("dense", "moe")]
-    for axis, groups in answer["by"].items():
-        if axis != "length":
-            rows += [line(f"{axis} {group[axis]}", group) for group in groups]
-    lines += [as_text(rows, ["", *SHOWN], terminal_width()), ""]
-    lines += ["by host constants:", as_text(level_lines(answer, line), ["", *SHOWN], terminal_width()), ""]
-    basis = answer["by_basis"]
-    lines += [
-        "by basis of the launch flags (recipes); recipes that are not published, with the runs that each touches:"
-    ]
-    lines += [
-        as_text(
-            [
-                line(f"{name.replace('_', ' ')}, {kind}", basis[name][kind])
-                for name in ("published", "fitted_or_assumed")
-                for kind in ("dense", "moe")
-            ],
-            ["", *SHOWN],
-            terminal_width(),
-        ),
-        ", ".join(f"{each['recipe']} ({each['basis']}) {each['scored']}" for each in basis["recipes"]),
-        "",
-    ]
-    lines += [
-        "90 % intervals, their spread beyond kernels and host fitted on other groups; median p95 / p05, and in "
-        "brackets that of one fixed factor a metric that covers as many runs:"
-    ]
-    lines += [as_text(_interval_rows(answer["levels"]), ["", *COVERED], terminal_width()), ""]
-    groups = [line(_name(group), group) for group in answer["groups"]]
-    lines += [as_text(groups, ["", *SHOWN], terminal_width()), ""]
-    if answer["signs"]:
-        lines += ["runs with implausible measurements (included in the scores above):"]
-        lines += [
-            as_text([line(group["sign"], group) for group in answer["signs"]], ["", *SHOWN], terminal_width()),
-            "",
-        ]
-    if answer["disaggregated"]["ttft"]["n"]:
-        lines += ["disaggregated prefill and decode, not fitted on (not included above):"]
-        separate = [
-            line("all", answer["disaggregated"]),
-            *(line(_name(group), group) for group in answer["disaggregated"]["groups"]),
-        ]
-        lines += [as_text(separate, ["", *SHOWN], terminal_width()), ""]
-    for found in answer["separate"]:
-        separate = [line("all", found), *(line(_name(group), group) for group in found["groups"])]
-        lines += [f"{found['reason']}, not fitted on (not included above):"]
-        lines += [as_text(separate, ["", *SHOWN], terminal_width()), ""]
-    if answer["speculative"]["with_drafts"]["ttft"]["n"]:
-        rates = answer["speculative"]["draft_acceptance_rate"]
-        fitted = ", ".join(f"{proposer} {100 * rate:.0f} %" for proposer, rate in rates.items())
-        lines += [
-            "runs with and without speculative decoding, inferred from pairs of TPOTs (not included above); acceptance "
-            f"rates fitted on the fitting fifth: {fitted}"
-        ]
-        separate = []
-        for kind in ("with_drafts", "without_drafts"):
-            found = answer["speculative"][kind]
-            separate += [
-                line(kind.replace("_", " "), found),
-                *(line(f"- {_name(group)}", group) for group in found["groups"]),
-            ]
-        lines += [as_text(separate, ["", *SHOWN], terminal_width()), ""]
-    if answer["attribution"]:
-        lines += ["error by part, in % of the measured value (+: predicted too short), largest first:"]
-        lines += [
-            as_text(
-                _attribution_rows(answer["attribution"]),
-                list(_attribution_rows(answer["attribution"])[0]),
-                terminal_width(),
-            )
-        ]
-    if "peer" in answer:
-        lines += ["", f"compared with AIConfigurator, on the {answer['peer']['n']:,} runs that it predicts:"]
-        lines += [as_text(_peer_rows(answer["peer"]), list(_peer_rows(answer["peer"])[0]), terminal_width())]
-    return lines
-
-
-def _interval_rows(levels: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row per level of host constants and kind of model: covered, width, and width of a fixed factor."""
-    return [
-        {"": f"{level}, {kind}"}
-        | {
-            metric: f"{found['coverage_90']:.0%} covered, {found['width_90']:.2f} ({found['width_fixed']:.2f})"
-            for metric, found in scores.items()
-            if found.get("coverage_90") is not None
-        }
-        for level, kinds in levels.items()
-        for kind, scores in kinds.items()
-    ]
-
-
-def _attribution_rows(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    rows = []
-    for group in found:
-        for metric in ("ttft", "tpot"):
-            parts = {name: f"{100 * value:+.0f}" for name, value in group[metric].items()}
-            rows.append({"group": _name(group), "n": group["n"], "metric": metric, **parts})
-    return rows
-
-
-def _peer_rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    scopes = [("all", found), ("dense", found["dense"]), ("mixture of experts", found["moe"])]
-    scopes += [(_name(group), group) for group in found["groups"]]
-    return [
-        {
-            "": scope,
-            "n": pair["n"],
-            **{
-                f"{metric} {tool}": _percent(pair[tool][metric])
-                for metric in ("ttft", "tpot")
-                for tool in ("peer", "ours")
-            },
-        }
-        for scope, pair in scopes
-    ]

@@ -141,6 +141,13 @@ def add_goodput(verb: argparse._ActionsContainer) -> None:
     )
 
 
+def add_correction(verb: argparse._ActionsContainer) -> None:
+    """Add --correction."""
+    verb.add_argument(
+        "--correction", metavar="FILE", help="corrections (.parquet) that `compare` fitted to a log of this deployment"
+    )
+
+
 def add_sweeps(verb: argparse.ArgumentParser, train_help: str) -> None:
     """Add --sweep, --train-gpus and --families."""
     verb.add_argument(

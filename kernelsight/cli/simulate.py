@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.cli.options import (
+    add_correction,
     add_deployment,
     add_flags,
     add_goodput,
@@ -63,9 +64,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
     add_flags(verb.add_argument_group("lengths"), LENGTHS)
     add_flags(verb.add_argument_group("router (in front of data-parallel replicas)"), ROUTER)
     add_goodput(load)
-    verb.add_argument(
-        "--correction", metavar="FILE", help="corrections (.parquet) that `compare` fitted to a log of this deployment"
-    )
+    add_correction(verb)
     verb.add_argument(
         "--advise", action="store_true", help="also simulate each setting one step away: what one change would bring"
     )

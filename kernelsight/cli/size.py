@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.cli.options import (
+    add_correction,
     add_flags,
     add_output,
     add_pack,
@@ -68,6 +69,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
     group = verb.add_argument_group("deployment (flags given here are not searched)")
     add_flags(group, tuple(flag for flag in flags.DEPLOYMENT if flag.name != "gpu"))
     add_pack(group)
+    add_correction(group)
     group.add_argument(
         "--host-overheads", metavar="FILE", help="CSV or JSON with host times of an engine (table host_overheads)"
     )
@@ -106,6 +108,7 @@ def run(arguments: Any) -> None:
             max_gpus=arguments.max_gpus,
             search=_search(arguments.search or []),
             tune=arguments.tune,
+            correction=arguments.correction,
             report=_show if sys.stderr.isatty() else None,
             **stated,
         )

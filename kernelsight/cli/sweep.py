@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.cli.options import (
+    add_correction,
     add_flags,
     add_goodput,
     add_kernel_model,
@@ -46,6 +47,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
     add_flags(verb, DEPLOYMENT[:1])
     add_kernel_model(verb)
     add_no_files(verb)
+    add_correction(verb)
     add_goodput(verb)
     verb.add_argument(
         "--slo", nargs="+", metavar="METRIC:MS", help="objectives per scenario, such as ttft_p99:MS tpot_mean:MS"
@@ -98,7 +100,8 @@ def run(arguments: Any) -> None:
             _find_rates(session, rows, slo, goodput, arguments, target)
             return
         execution = _execution(arguments, target)
-        found = WhatIf.of(session, rows, goodput=goodput, slo=slo, execution=execution)
+        asked = {"goodput": goodput, "slo": slo, "execution": execution, "correction": arguments.correction}
+        found = WhatIf.of(session, rows, **asked)
         if target and target.suffix == ".duckdb":
             found.save(target)
         elif target:
@@ -121,7 +124,7 @@ def _find_rates(
     from kernelsight.sweeps.find_rate import find_rates
 
     report = _show_rows if sys.stderr.isatty() else None
-    table = find_rates(session, rows, slo, goodput=goodput, report=report)
+    table = find_rates(session, rows, slo, goodput=goodput, correction=arguments.correction, report=report)
     if target and target.suffix == ".duckdb":
         save_file(target, session.graph.contracts, {SWEEP: table})
     elif target:

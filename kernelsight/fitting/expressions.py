@@ -12,7 +12,7 @@ from kernelsight.fitting.fit import fit_nodes
 from kernelsight.fitting.pack_rows import node_rows
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.forms import LEVELS, PATH, Form
-from kernelsight.kernels.hardware import MATH, hardware_columns
+from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
 from kernelsight.kernels.resolve import Facts, constants_at, family_facts, lineage_of, structure_at
 
 # rows of one (GPU, engine, implementation, dtype) that a fit reads: more say nothing new about a dozen constants
@@ -49,13 +49,10 @@ def read_rows(form: Form, table: pa.Table, facts: Facts, gpus: pa.Table, fabrics
     catalogue = gpus["gpu"].to_pylist()
     gpu_of_leaf = np.array([catalogue.index(leaf["gpu"]) for leaf in leaves], dtype=int)
     math_of_leaf = np.array([MATH.index(leaf["math"]) if leaf["math"] in MATH else -1 for leaf in leaves], dtype=int)
-    gpu = {name: values[gpu_of_leaf][leaf_of_row] for name, values in hardware.items() if name != "math_flops_per_us"}
-    rates = np.where(
-        math_of_leaf >= 0,
-        hardware["math_flops_per_us"][gpu_of_leaf, math_of_leaf],
-        hardware["vector_flops_per_us"][gpu_of_leaf],
-    )
-    gpu["math_flops_per_us"] = rates[leaf_of_row]
+    gpu = {name: values[gpu_of_leaf][leaf_of_row] for name, values in hardware.items() if name not in BY_MATH}
+    vector = hardware["vector_flops_per_us"][gpu_of_leaf]
+    for name in BY_MATH:
+        gpu[name] = np.where(math_of_leaf >= 0, hardware[name][gpu_of_leaf, math_of_leaf], vector)[leaf_of_row]
     paths = [{**leaf, "lineage": lineage_of(facts, leaf["implementation"])} for leaf in leaves]
     return Rows(call, gpu, paths, leaf_of_row, table["latency_us"].to_numpy(zero_copy_only=False).astype(float))
 

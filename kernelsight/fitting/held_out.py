@@ -11,7 +11,9 @@ import pyarrow.compute as pc
 
 from kernelsight.fitting.expressions import fit_family, predict_family
 from kernelsight.kernels.forms import Form
-from kernelsight.kernels.intervals import group_of
+from kernelsight.kernels.hardware import hardware_columns
+from kernelsight.kernels.intervals import group_of, growth
+from kernelsight.kernels.likeness import Likeness
 from kernelsight.kernels.pack import pack_table
 from kernelsight.kernels.resolve import generation
 
@@ -20,7 +22,10 @@ ROWS_PER_KERNEL = 1000
 
 
 class Errors(NamedTuple):
-    """Errors of held-out rows: log(measured / predicted), predicted latency, group and fold of each."""
+    """Errors of held-out rows: log(measured / predicted), predicted latency, group and fold of each.
+
+    Errors on a GPU unlike those that were fitted are stated as of one near to them (``kernels.intervals.growth``).
+    """
 
     log_error: np.ndarray
     latency_us: np.ndarray
@@ -38,6 +43,14 @@ def generations_of(table: pa.Table, gpus: pa.Table) -> dict[str, list[str]]:
     return found
 
 
+def folds_of(table: pa.Table, gpus: pa.Table) -> dict[str, list[str]]:
+    """Return what is held out in turn: generations, or where the rows are of a single one, its GPUs; {} if one GPU."""
+    generations = generations_of(table, gpus)
+    if len(generations) == 1:
+        generations = {gpu: [gpu] for gpu in sorted(pc.unique(table["gpu"]).to_pylist())}
+    return generations if len(generations) > 1 else {}
+
+
 def held_out_errors(
     family: str,
     form: Form,
@@ -47,12 +60,11 @@ def held_out_errors(
     fabrics: pa.Table,
     fits: Mapping[str, pa.Table] | None = None,
 ) -> Errors:
-    """Predict each generation by a fit without it; ``fits``: the constants of such fits by generation, where known."""
+    """Predict each fold by a fit without it; ``fits``: the constants of such fits by fold, where known."""
     parts: list[tuple] = []
-    generations = generations_of(table, gpus)
-    for name, members in generations.items() if len(generations) > 1 else ():
+    for name, members in folds_of(table, gpus).items():
         outside = pc.is_in(table["gpu"], pa.array(members))
-        rest, mine = table.filter(pc.invert(outside)), _thin(table.filter(outside))
+        rest, mine = table.filter(pc.invert(outside)), thinned_kernels(table.filter(outside))
         constants = (fits or {}).get(name)
         if constants is None:
             constants = pack_table(fit_family(family, form, rest, implementations, gpus, fabrics, "held out"))
@@ -60,14 +72,22 @@ def held_out_errors(
         known = set(pc.unique(rest["implementation"]).to_pylist())
         words = zip(mine["dtype"].to_pylist(), mine["implementation"].to_pylist(), strict=True)
         groups = [group_of(dtype, kernel in known) for dtype, kernel in words]
-        error = np.log(mine["latency_us"].to_numpy() / latency)
+        error = np.log(mine["latency_us"].to_numpy() / latency) / growths(family, mine, rest, gpus, fabrics)
         parts.append((error, latency, np.array(groups, dtype=object), np.full(latency.size, name, dtype=object)))
     if not parts:
         return Errors(np.empty(0), np.empty(0), np.empty(0, dtype=object), np.empty(0, dtype=object))
     return Errors(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _thin(table: pa.Table) -> pa.Table:
+def growths(family: str, mine: pa.Table, rest: pa.Table, gpus: pa.Table, fabrics: pa.Table) -> np.ndarray:
+    """Return of each row of ``mine`` by how much its interval widens, its GPU being that far from those of ``rest``."""
+    alike = Likeness(family, gpus, hardware_columns(gpus, fabrics))
+    fitted = set(pc.unique(rest["gpu"]).to_pylist())
+    found = {gpu: growth(alike.octaves(gpu, fitted)) for gpu in pc.unique(mine["gpu"]).to_pylist()}
+    return np.array([found[gpu] for gpu in mine["gpu"].to_pylist()])
+
+
+def thinned_kernels(table: pa.Table) -> pa.Table:
     """Return at most ROWS_PER_KERNEL rows of each kernel on each GPU, evenly spaced in their order."""
     place = pc.binary_join_element_wise(*(table[name] for name in ("implementation", "dtype", "engine", "gpu")), "\x1f")
     code = place.combine_chunks().dictionary_encode().indices.to_numpy()

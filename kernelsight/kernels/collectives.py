@@ -8,7 +8,7 @@ implementation; past such a size the time is never below that of the kernel befo
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from kernelsight.kernels.forms import Coefficient, Features
 from kernelsight.kernels.terms import Coefficients, Columns
@@ -17,6 +17,11 @@ from kernelsight.kernels.work import fields
 REFERENCE_CLOCK_PER_US = 1800.0
 # rate of the links at which sizes of NCCL's pipeline are stated
 REFERENCE_BYTES_PER_US = 450e3
+# GPUs of a node: where fewer are joined by bridges, a larger group of them talks over PCIe
+NODE_GPUS = 8.0
+# rate of messages that are copied through the host's memory against PCIe's: each byte is written there, and read
+# (estimate)
+HOST_SHARE = 0.5
 # GPUs from which on NCCL reduces inside the switch, seen in its sweeps: with 8 of them, not with 4
 SWITCH_REDUCTION_GPUS = 8.0
 
@@ -93,11 +98,32 @@ def share_whole(n: Any) -> Any:
     return 1.0 + 0.0 * n
 
 
-def link(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any, Any]:
-    """(whether one node's links join the group, their bytes per us at best, us spent on hops between nodes)."""
-    inside = call["group_size"] <= gpu["link_max_gpus"]
-    peak = gpu["peak_link_bytes_per_us"] * xp.where(gpu["link_over_pcie"] > 0.0, at["pcie_share"], 1.0)
-    return inside, peak, xp.where(inside, 0.0, 2.0 * at["internode_latency_us"])
+class Link(NamedTuple):
+    """What joins a group: its GPUs that one node's links or PCIe join, whether that is PCIe, the bytes per us of it at
+    best, the latency of a hop, and us spent on hops between nodes."""
+
+    joined: Any
+    over_pcie: Any
+    peak: Any
+    hop_us: Any
+    network_us: Any
+
+
+def link(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> Link:
+    """Return what joins the group: the GPU's links, PCIe beyond the few that a bridge joins, the network beyond."""
+    n, joined = call["group_size"], gpu["link_max_gpus"]
+    beside = (n > joined) & (joined < NODE_GPUS)
+    over_pcie = (gpu["link_over_pcie"] > 0.0) | beside
+    bytes_per_us = xp.where(beside, gpu["pcie_bytes_per_us"], gpu["peak_link_bytes_per_us"])
+    share = at["pcie_share"] * xp.where(gpu["link_peers"] > 0.0, 1.0, HOST_SHARE)
+    joined = xp.where(beside, NODE_GPUS, joined)
+    return Link(
+        joined,
+        over_pcie,
+        bytes_per_us * xp.where(over_pcie, share, 1.0),
+        xp.where(beside, gpu["pcie_latency_us"], gpu["link_latency_us"]),
+        xp.where(n <= joined, 0.0, 2.0 * at["internode_latency_us"]),
+    )
 
 
 def pace(gpu: Columns) -> Any:
@@ -117,12 +143,12 @@ def ring(xp: Any, call: Columns, gpu: Columns, at: Coefficients, passes: float) 
     GPUs the hops are those of a tree; beyond a node, rings leave it through the adapters of all of its GPUs.
     """
     n, size = call["group_size"], call["bytes"]
-    inside, peak, network_us = link(xp, call, gpu, at)
-    rate = xp.where(inside, peak, xp.minimum(peak, gpu["link_max_gpus"] * gpu["network_bytes_per_us"]))
+    joined, _, peak, hop_us, network_us = link(xp, call, gpu, at)
+    rate = xp.where(n <= joined, peak, xp.minimum(peak, joined * gpu["network_bytes_per_us"]))
     sent = passes * (n - 1.0) / n * size
     steps = 1.0 + passes * xp.minimum(n - 1.0, 7.0 + 2.0 * xp.log2(xp.maximum(n, 8.0) / 8.0))
     woken = at["nccl_ramp_us"] * saturating(size, at["nccl_ramp_bytes"])
-    start = pace(gpu) * (at["nccl_floor_us"] + woken) + steps * at["nccl_hop"] * gpu["link_latency_us"] + network_us
+    start = pace(gpu) * (at["nccl_floor_us"] + woken) + steps * at["nccl_hop"] * hop_us + network_us
     small = start + sent / (rate * at["nccl_low_latency"])
     bulk_us = pace(gpu) * at["nccl_bulk_us"]
     pipeline = saturating(size, at["nccl_growth_bytes"] * rate / REFERENCE_BYTES_PER_US)
@@ -142,9 +168,11 @@ def all_reduce(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[
     lets the switch add up. A larger message never takes less than the largest one of the kernel before.
     """
     n, size = call["group_size"], call["bytes"]
-    _, peak, _ = link(xp, call, gpu, at)
-    usable = xp.where(gpu["link_over_pcie"] > 0.0, n <= at["pcie_gpus"], n <= xp.minimum(gpu["link_max_gpus"], 8.0))
-    floor = pace(gpu) * (at["kernel_floor_us"] + at["peer_us"] * (n - 1.0)) + at["kernel_hops"] * gpu["link_latency_us"]
+    joined, over_pcie, peak, hop_us, _ = link(xp, call, gpu, at)
+    # over PCIe for few GPUs, and only where they reach each other's memory
+    most = xp.where(gpu["link_peers"] > 0.0, at["pcie_gpus"], 0.0)
+    usable = n <= xp.where(over_pcie, most, xp.minimum(joined, NODE_GPUS))
+    floor = pace(gpu) * (at["kernel_floor_us"] + at["peer_us"] * (n - 1.0)) + at["kernel_hops"] * hop_us
     share = 2.0 * (n - 1.0) / n
     kernels = (  # us at no bytes, us a byte
         ("multicast", floor + pace(gpu) * at["multicast_us"], share / (peak * at["multicast_efficiency"])),
@@ -174,22 +202,21 @@ def half_ring(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[A
 def exchange(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
     """All-to-all: to each peer 1/n of S at once, to those of the node over its links, to others over the network."""
     n = call["group_size"]
-    near = xp.minimum(n, gpu["link_max_gpus"])
+    near = xp.minimum(n, link(xp, call, gpu, at).joined)
     return sent_at_once(xp, call, gpu, at, (near - 1.0) / n, (n - near) / n, 1.0 + xp.log2(n)), None
 
 
 def transfer(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
     """Point to point: start + a + S/B."""
-    inside, _, _ = link(xp, call, gpu, at)
-    near = xp.where(inside, 1.0, 0.0)
+    near = xp.where(call["group_size"] <= link(xp, call, gpu, at).joined, 1.0, 0.0)
     return sent_at_once(xp, call, gpu, at, near, 1.0 - near, 1.0), None
 
 
 def sent_at_once(xp: Any, call: Columns, gpu: Columns, at: Coefficients, near: Any, far: Any, hops: Any) -> Any:
     """Start, hops, what grows with the size and saturates, and the shares that go over links and network."""
     size = call["bytes"]
-    _, peak, network_us = link(xp, call, gpu, at)
+    _, _, peak, hop_us, network_us = link(xp, call, gpu, at)
     pipeline = saturating(size, at["growth_bytes"] * peak / REFERENCE_BYTES_PER_US)
     on_gpu = at["start_us"] + at["ramp_us"] * saturating(size, at["ramp_bytes"]) + at["growth_us"] * pipeline
     sent = size * (near / (peak * at["exchange_efficiency"]) + far / xp.minimum(peak, gpu["network_bytes_per_us"]))
-    return pace(gpu) * on_gpu + hops * at["hop"] * gpu["link_latency_us"] + network_us + sent
+    return pace(gpu) * on_gpu + hops * at["hop"] * hop_us + network_us + sent

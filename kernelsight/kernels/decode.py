@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelsight.kernels.forms import LANES, Coefficient, Features
+from kernelsight.kernels.terms import beside_cut
 from kernelsight.kernels.work import fields, optional
 
 Columns = Mapping[str, Any]
@@ -156,7 +157,9 @@ def _split_kv(
     memory_us = kv_bytes * ((1.0 - hits) / dram + (hits + passes - 1.0) / l2)
     stream_us = at["streams"] * wasted * elements * passes / (running * clock * at["stream_elements_per_clock"])
     padded = passes * xp.ceil(group / passes / INSTRUCTION_ROWS) * INSTRUCTION_ROWS / group
-    tensor_us = at["tensor_factor"] * wasted * padded * call["flops"] / gpu["math_flops_per_us"] / busy
+    padded_flops = wasted * padded * call["flops"]
+    whole_us = at["tensor_factor"] * padded_flops / gpu["uncut_flops_per_us"]
+    tensor_us = beside_cut(xp, whole_us, padded_flops, gpu) / busy
     core_us = _norm(xp, _norm(xp, memory_us, stream_us, 3), tensor_us, 3)
 
     # the second pass is paid in full only where blocks do not already follow one another for longer

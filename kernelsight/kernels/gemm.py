@@ -1,7 +1,8 @@
 """Latency of matrix products, plain and batched: best of a list of tiles, waves, split sums, DRAM and L2, power.
 
 What ports across GPUs is stated in units that they share: operand feed in FLOP per element (what a tile loses to it is
-the same share of the tensor rate on every generation), a tile's overhead in elements of k, power in energy.
+the same share of the uncut tensor rate on every generation), a tile's overhead in elements of k at that rate, power in
+energy. Beside the slower tensor unit of a part whose rate was cut these losses fade.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelsight.kernels.forms import Coefficient, Features
+from kernelsight.kernels.terms import beside_cut
 from kernelsight.kernels.work import fields
 
 Columns = Mapping[str, Any]
@@ -26,6 +28,8 @@ QUANTIZED_ELEMENT_BYTES = 3.0
 L2_KEEPS = 0.8
 # past this many times the cache nothing is found in it, and larger powers would not fit a float32
 FULL = 1e4
+# of the traffic, where ECC travels in band: as much as of the memory that it takes
+ECC_SHARE = 1.0 / 16.0
 # tensor rate of one multiprocessor at which energy_pj is stated, FLOP/us: that of an A100 in BF16
 REFERENCE_UNIT_RATE = 3e6
 
@@ -88,8 +92,8 @@ def gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
     """
     batch = call.get("batch", 1.0)
     m, n, k = call["m"], call["n"], call["k"]
-    units, clock, rate = gpu["sm_count"], gpu["clock_per_us"], gpu["math_flops_per_us"]
-    unit_us = units / rate
+    units, clock = gpu["sm_count"], gpu["clock_per_us"]
+    unit_us = units / gpu["uncut_flops_per_us"]
     stream_us = _memory_us(xp, call, gpu, at)
     split_us = at["split_clocks"] / clock
     least_rows = xp.minimum(at["least_rows"] * m, LARGEST_ROWS)
@@ -100,8 +104,8 @@ def gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
         tiles = rows[tile_m] * columns[tile_n]
         waves = tiles / units
         tensor = 2.0 * tile_m * tile_n / at["compute_efficiency"]
-        share = _fourth_mean(xp, tensor, (tile_m + tile_n) * at["feed_flops"])
-        one_us = (k + at["tile_depth"]) * (unit_us * share)
+        step_us = unit_us * _fourth_mean(xp, tensor, (tile_m + tile_n) * at["feed_flops"])
+        one_us = k * beside_cut(xp, step_us, 2.0 * tile_m * tile_n * units, gpu) + at["tile_depth"] * step_us
         rest_us = xp.minimum(at["wave_softness"] * one_us, split_us)
         compute_us = one_us * waves + rest_us * (xp.ceil(waves) - waves)
         compute_us = xp.where(least_rows > tile_m, BARRED_US, compute_us)
@@ -143,7 +147,7 @@ def _byte_us(xp: Any, filling: Any, gpu: Columns, at: Columns) -> Any:
     """Time of one byte; L2 holds a share 1 / (1 + x^4) of it, where x times the cache passes between two uses."""
     square = xp.minimum(filling, FULL) * xp.minimum(filling, FULL)
     hits = 1.0 / (1.0 + square * square)
-    dram = gpu["memory_bytes_per_us"] * at["memory_efficiency"]
+    dram = gpu["memory_bytes_per_us"] * (1.0 - ECC_SHARE * gpu["inline_ecc"]) * at["memory_efficiency"]
     cache = xp.maximum(at["l2_bytes_per_clock"] * gpu["sm_count"] * gpu["clock_per_us"], dram)
     return (1.0 - hits) / dram + hits / cache
 
@@ -151,10 +155,10 @@ def _byte_us(xp: Any, filling: Any, gpu: Columns, at: Columns) -> Any:
 def _throttled(xp: Any, time_us: Any, call: Columns, gpu: Columns, at: Columns) -> Any:
     """Time under the power limit, which holds ever more as a product lasts longer than the limit takes to act.
 
-    Energy per FLOP falls with the square root of the tensor rate of one multiprocessor: larger instructions read fewer
-    operands (fitted on A100, L40S and H100).
+    Energy per FLOP falls with the square root of the tensor rate of one multiprocessor, uncut: larger instructions read
+    fewer operands (fitted on A100, L40S and H100).
     """
-    energy_pj = at["energy_pj"] * xp.sqrt(REFERENCE_UNIT_RATE * gpu["sm_count"] / gpu["math_flops_per_us"])
+    energy_pj = at["energy_pj"] * xp.sqrt(REFERENCE_UNIT_RATE * gpu["sm_count"] / gpu["uncut_flops_per_us"])
     # rows of whole tiles draw power, so that the limit does not rise between two of their edges
     flops = call["flops"] * xp.ceil(call["m"] / 64.0) * 64.0 / call["m"]
     limit_us = flops * energy_pj * 1e-6 / gpu["tdp_w"]

@@ -7,29 +7,43 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 MATH = ("bf16", "fp16", "fp32", "fp8", "fp4", "int8")
+# columns of one value for each math; an expression sees that of its call, without the axis
+BY_MATH = ("math_flops_per_us", "uncut_flops_per_us")
 MICROSECONDS_PER_SECOND = 1e6
 # GPUs whose L2 is two halves, each of which keeps what its own multiprocessors read (NVIDIA A100 white paper, section
 # "A100 L2 cache"; H100 white paper; assumed of Blackwell's two dies): by compute capability
 SPLIT_L2 = ("8.0", "9.0", "10.0", "10.3")
-# boards with GDDR6, whose ECC travels in band (estimate; GDDR7 corrects on the die): by compute capability
-GDDR6 = ("7.5", "8.6", "8.9")
-# boards with GDDR memory, of any kind: by compute capability
-GDDR = (*GDDR6, "12.0")
+# boards with GDDR memory of any kind, or LPDDR: by compute capability
+GDDR = ("7.5", "8.6", "8.9", "12.0", "12.1")
 # special-function results per clock and multiprocessor: 4 in each of 4 quadrants (CUDA C++ programming guide,
 # arithmetic instructions); Blackwell Ultra has twice that (NVIDIA technical blog "Inside NVIDIA Blackwell Ultra", 2025)
 EXPONENTIALS_PER_CLOCK = 16.0
 DOUBLE_RATE_EXPONENTIALS = ("10.3",)
+# dense 16-bit FLOP per clock and multiprocessor, FP32 accumulation, of tensor cores that nobody cut: V100, Turing,
+# A100, GA102, Ada (professional), H100 and RTX Blackwell white papers (NVIDIA, 2017 to 2025); of B200 the data sheet's
+# rate at its clock. Export and consumer parts of these have the same operand feed, and fewer FLOP
+UNCUT_16_BIT_PER_CLOCK = {
+    "7.0": 1024.0, "7.5": 1024.0, "8.0": 2048.0, "8.6": 1024.0, "8.9": 1024.0, "9.0": 4096.0,
+    "10.0": 8192.0, "10.3": 8192.0, "12.0": 1024.0,
+}  # fmt: skip
+# FLOP of a narrower format for each of 16 bits (the same documents)
+NARROW_RATIO = {"bf16": 1.0, "fp16": 1.0, "fp32": 0.0, "fp8": 2.0, "fp4": 4.0, "int8": 2.0}
+# rates are stated at clocks that differ from the boost clock by so much: a part this close to the full rate is uncut
+CLOCK_TOLERANCE = 0.02
 
 
 def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]:
-    """Return float64 columns aligned with ``gpus``, and ``math_flops_per_us`` of shape (GPUs, len(MATH)).
+    """Return float64 columns aligned with ``gpus``, and the columns ``BY_MATH`` of shape (GPUs, len(MATH)).
 
+    ``uncut_flops_per_us``: the rate that the multiprocessors at their clock would have with every tensor core at work.
     A GPU without a link has its PCIe rate and, of the PCIe fabrics, the latency of the one nearest in rate. A dtype
-    that the GPU lacks has the rate of its 16-bit type, in which such weights are expanded.
+    that the GPU lacks has the rate of its 16-bit type, in which such weights are expanded; products in FP32 have the
+    rate of matrix cores where they have one, else that of the vector units.
     """
     read = {name: gpus[name].to_numpy(zero_copy_only=False) for name in gpus.column_names}
     sixteen_bit = np.where(np.isnan(_rate(read, "bf16")), _rate(read, "fp16"), _rate(read, "bf16"))
     rates = [np.where(np.isnan(_rate(read, math)), sixteen_bit, _rate(read, math)) for math in MATH]
+    uncut = np.stack([_uncut(read, math, rate) for math, rate in zip(MATH, rates, strict=True)], axis=1)
     fabric = _fabric_rows(gpus, fabrics)
     kinds = fabrics["kind"].to_pylist()
     efficiency = fabrics["efficiency"].to_numpy()[fabric]
@@ -41,13 +55,15 @@ def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]
         "l2_bytes": read["l2_bytes"].astype(float),
         "l2_partitions": np.where(np.isin(read["compute_capability"].astype(str), SPLIT_L2), 2.0, 1.0),
         "hbm": np.where(np.isin(read["compute_capability"].astype(str), GDDR), 0.0, 1.0),
-        "inline_ecc": np.where(np.isin(read["compute_capability"].astype(str), GDDR6), 1.0, 0.0),
+        "inline_ecc": pc.fill_null(gpus["ecc_in_band"], False).to_numpy(zero_copy_only=False).astype(float),
         "exponentials_per_clock": EXPONENTIALS_PER_CLOCK
         * np.where(np.isin(read["compute_capability"].astype(str), DOUBLE_RATE_EXPONENTIALS), 2.0, 1.0),
         "tdp_w": read["tdp_w"].astype(float),
         "memory_bytes_per_us": read["memory_bandwidth_bytes_per_s"] / MICROSECONDS_PER_SECOND,
         "math_flops_per_us": np.stack(rates, axis=1) / MICROSECONDS_PER_SECOND,
+        "uncut_flops_per_us": uncut / MICROSECONDS_PER_SECOND,
         "sixteen_bit_flops_per_us": sixteen_bit / MICROSECONDS_PER_SECOND,
+        "uncut_16_bit_flops_per_us": _uncut(read, "bf16", sixteen_bit) / MICROSECONDS_PER_SECOND,
         "vector_flops_per_us": read["fp32_flops_per_s"] / MICROSECONDS_PER_SECOND,
         "peak_link_bytes_per_us": read["link_bytes_per_s"] / MICROSECONDS_PER_SECOND,
         "link_bytes_per_us": read["link_bytes_per_s"] * efficiency / MICROSECONDS_PER_SECOND,
@@ -55,20 +71,41 @@ def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]
         "link_over_pcie": np.array([kinds[row] == "pcie" for row in fabric], dtype=float),
         "link_multicast": fabrics["multicast"].to_numpy(zero_copy_only=False).astype(float)[fabric],
         "link_max_gpus": fabrics["max_gpus"].to_numpy().astype(float)[fabric],
+        "link_peers": fabrics["peer_access"].to_numpy(zero_copy_only=False).astype(float)[fabric],
+        "pcie_bytes_per_us": read["pcie_bytes_per_s"] / MICROSECONDS_PER_SECOND,
+        "pcie_latency_us": fabrics["latency_us"].to_numpy()[_nearest_pcie(fabrics, read["pcie_bytes_per_s"])],
         "network_bytes_per_us": np.full(gpus.num_rows, network_bytes_per_us),
     }
 
 
 def _rate(read: dict[str, np.ndarray], math: str) -> np.ndarray:
-    return np.asarray(read[f"{math}_flops_per_s"], dtype=float)
+    stated = np.asarray(read[f"{math}_flops_per_s"], dtype=float)
+    if math != "fp32":
+        return stated
+    matrix = np.asarray(read["fp32_matrix_flops_per_s"], dtype=float)
+    return np.where(np.isnan(matrix), stated, matrix)
+
+
+def _uncut(read: dict[str, np.ndarray], math: str, rate: np.ndarray) -> np.ndarray:
+    """Rate of the math without a cut, at least ``rate``: that itself where nothing is known of the architecture."""
+    # a format that the GPU lacks runs at the rate of 16 bits; FP32 on no tensor core
+    ratio = np.where(np.isnan(_rate(read, math)), 1.0, NARROW_RATIO[math])
+    known = np.array([UNCUT_16_BIT_PER_CLOCK.get(text, 0.0) for text in read["compute_capability"].astype(str)])
+    full = ratio * known * (1.0 - CLOCK_TOLERANCE) * read["sm_count"] * read["sm_clock_hz"]
+    return np.maximum(rate, full)
 
 
 def _fabric_rows(gpus: pa.Table, fabrics: pa.Table) -> np.ndarray:
     """Row of ``fabrics`` for each GPU: its own fabric, else the PCIe generation nearest to its rate."""
     names = fabrics["fabric"].to_pylist()
-    rates = fabrics["bytes_per_s"].to_numpy()
-    pcie = [row for row, kind in enumerate(fabrics["kind"].to_pylist()) if kind == "pcie"]
-    rows = []
-    for fabric, rate in zip(gpus["link_fabric"].to_pylist(), gpus["link_bytes_per_s"].to_numpy(), strict=True):
-        rows.append(names.index(fabric) if fabric else min(pcie, key=lambda row: abs(rates[row] - rate)))
-    return np.array(rows, dtype=np.int64)
+    pcie = _nearest_pcie(fabrics, gpus["link_bytes_per_s"].to_numpy())
+    stated = gpus["link_fabric"].to_pylist()
+    return np.array([names.index(fabric) if fabric else pcie[row] for row, fabric in enumerate(stated)], dtype=np.int64)
+
+
+def _nearest_pcie(fabrics: pa.Table, rates: np.ndarray) -> np.ndarray:
+    """Row of ``fabrics`` of the PCIe generation with peer access that is nearest in rate."""
+    known, kinds = fabrics["bytes_per_s"].to_numpy(), fabrics["kind"].to_pylist()
+    peers = fabrics["peer_access"].to_pylist()
+    pcie = [row for row, kind in enumerate(kinds) if kind == "pcie" and peers[row]]
+    return np.array([min(pcie, key=lambda row: abs(known[row] - rate)) for rate in rates], dtype=np.int64)

@@ -14,16 +14,21 @@ from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.columns import evaluate, numeric
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
-from kernelsight.kernels.hardware import MATH, hardware_columns
+from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
 from kernelsight.kernels.intervals import spread
 from kernelsight.kernels.kinds import TIERS, constants_of, interval_half_widths, kinds_of, nearby_at, network_at
+from kernelsight.kernels.likeness import Likeness
 from kernelsight.kernels.nearby import Nearby, nearby_delta
 from kernelsight.kernels.network import Network, correction, scaled
+from kernelsight.kernels.resolve import family_facts, fitted_gpus, siblings
 
 # of kernel_latencies
 COLUMNS = ["deployment_id", "step_shape_id", "call", "family", "name", "count", "tiles", "roofline_us", "bound", "eta"]
 COLUMNS += ["latency_us", "latency_p05_us", "latency_p95_us", "tier", "evidence"]
 BOUNDS = ("compute", "memory", "link")
+# general constants count in units and clocks of NVIDIA GPUs: on hardware that is built otherwise, no call of a vendor
+# without measurements is taken to be slower than this
+SLOWEST_US, SLOWEST_ETA = 50.0, 8.0
 # a forward pass touches far more bytes than L2 holds before it reads a weight or a cached key again
 COLD_BYTES = 1e15
 
@@ -113,7 +118,7 @@ def interval(family: str, found: Answers, coefficients: pa.Table) -> tuple[np.nd
 def columns_read(family: str, there: Collection[str]) -> list[str]:
     """Return the columns of a family's call table that its latencies rest on, of those that are ``there``."""
     row = FAMILIES[family]
-    words = ["deployment_id", "gpu", "engine", "format", "math", row.kernel_column]
+    words = ["deployment_id", "gpu", "engine", "format", "math", row.kernel_column, "implementation"]
     words += ["head_dim"] if row.by_head_dim else []
     return list(dict.fromkeys(name for name in (*words, *row.form.reads, "flops", "bytes") if name in there))
 
@@ -137,8 +142,14 @@ def answers(
     if not declared.vector_work and "math" in calls.column_names:
         columns["math"] = _positions(calls["math"], pa.array(MATH))
     kinds, kind_of_row = kinds_of(family, calls, settings)
-    at, evidence = constants_of(family, kinds, implementations, gpus, coefficients)
     hardware = remembered((gpus, fabrics), "hardware", lambda: hardware_columns(gpus, fabrics))
+    alike = remembered((gpus, fabrics), ("alike", family), lambda: Likeness(family, gpus, hardware))
+    at, evidence = constants_of(family, kinds, implementations, gpus, coefficients, alike)
+    known = family_facts(family, implementations, gpus)
+    for kind in kinds:
+        others = fitted_gpus(coefficients, family, kind["without"], kind["vendor"])
+        others = set() if kind["answers"] == "target-measured" else others
+        kind["octaves"] = alike.octaves(kind["gpu"], siblings(known, kind["gpu"], others) or others)
     networks = {gpu: network_at(coefficients, family, gpu) for gpu in {kind["corrected"] for kind in kinds} - {None}}
     results: dict[str, np.ndarray] = {}
     # a measured GPU has a correction of its own: its rows are evaluated together
@@ -154,7 +165,9 @@ def answers(
         for name, values in found.items():
             results.setdefault(name, np.empty(rows))[chosen] = values
     tier = np.array([TIERS.index(kind["answers"]) for kind in kinds], dtype=int)[kind_of_row]
-    latency = np.where(tier == TIERS.index("roofline"), results["roofline_us"], results["latency_us"])
+    roofline, latency = results["roofline_us"], results["latency_us"]
+    slowest = np.where(tier == TIERS.index("unmeasured-vendor"), SLOWEST_US + SLOWEST_ETA * roofline, np.inf)
+    latency = np.where(tier == TIERS.index("roofline"), roofline, np.minimum(latency, slowest))
     return Answers(kinds, kind_of_row, evidence, results, tier, latency)
 
 
@@ -210,10 +223,11 @@ def _kernel(family: str) -> Callable[..., dict[str, Any]]:
     def kernel(xp: Any, columns: dict, uniform: dict, hardware: dict, at: dict) -> dict[str, Any]:
         columns = {"working_set_bytes": COLD_BYTES, **columns, **uniform}
         index = columns["gpu"]
-        gpu = {name: values[index] for name, values in hardware.items() if name != "math_flops_per_us"}
+        gpu = {name: values[index] for name, values in hardware.items() if name not in BY_MATH}
         tensor_work = "math" in columns
-        rates = hardware["math_flops_per_us"][index, columns["math"]] if tensor_work else gpu["vector_flops_per_us"]
-        gpu["math_flops_per_us"] = rates
+        for name in BY_MATH:
+            gpu[name] = hardware[name][index, columns["math"]] if tensor_work else gpu["vector_flops_per_us"]
+        rates = gpu["math_flops_per_us"]
         at = dict(at)
         network = at.pop("network", None)
         if "kind" in columns:

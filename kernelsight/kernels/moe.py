@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernelsight.kernels.forms import Coefficient, Features
-from kernelsight.kernels.terms import Columns, power_mean
+from kernelsight.kernels.terms import Columns, beside_cut, power_mean
 from kernelsight.kernels.work import fields
 
 # rows of one expert that a tile takes
@@ -86,10 +86,11 @@ def moe(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
     hidden, width = call["hidden"], call["intermediate"]
     up_width = (call["matrices"] - 1.0) * width
     units, clock = gpu["sm_count"], gpu["clock_per_us"]
-    peak = gpu["math_flops_per_us"] / units
-    warp_peak = xp.minimum(peak, at["warp_flops_per_clock"] * clock)
     column_tile = at["column_tile"]
-    row_us = 2.0 * column_tile / (at["compute_efficiency"] * (peak + at["warp_level"] * (warp_peak - peak)))
+    warp_limit = units * at["warp_flops_per_clock"] * clock
+    reached = {name: xp.minimum(gpu[name], warp_limit) for name in ("math_flops_per_us", "uncut_flops_per_us")}
+    reached = {name: gpu[name] + at["warp_level"] * (rate - gpu[name]) for name, rate in reached.items()}
+    row_us = 2.0 * column_tile * units / (at["compute_efficiency"] * reached["uncut_flops_per_us"])
     operand_us = call["element_bytes"] / (at["l2_bytes_per_clock"] * clock)
     per_expert = rows / active
     # (time, tiles) of the cheapest tile, and of the cheapest that the kernel takes beyond one token an expert
@@ -97,7 +98,8 @@ def moe(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
     for listed in ROW_TILES:
         tile = xp.minimum(listed, at["most_tile"])
         tiles = expert_tiles(xp, per_expert / tile, call["even"]) * active
-        step_us = tile * row_us + (tile + column_tile) * operand_us
+        whole_us = tile * row_us + (tile + column_tile) * operand_us
+        step_us = beside_cut(xp, whole_us, 2.0 * tile * column_tile * units, reached)
         compute_us = 0.0
         for columns, depth in ((up_width, hidden), (hidden, width)):
             waves = tiles * xp.maximum(columns / column_tile, 1.0) / units

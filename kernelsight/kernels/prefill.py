@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelsight.kernels.forms import LANES, Coefficient, Features
+from kernelsight.kernels.terms import beside_cut
 from kernelsight.kernels.work import fields, optional
 
 Columns = Mapping[str, Any]
@@ -174,11 +175,12 @@ def _pair_us(xp: Any, width: Any, gpu: Columns, at: Columns) -> Any:
     padded = xp.ceil(width / at["head_step"] - 1e-3) * at["head_step"]
     octaves = xp.log2(padded / REFERENCE_WIDTH)
     bend = xp.log(at["narrow_head"]) * xp.maximum(-octaves, 0.0) + xp.log(at["wide_head"]) * xp.maximum(octaves, 0.0)
-    peak = gpu["math_flops_per_us"]
-    lost = at["lost_speedup"] * xp.log(peak / gpu["sixteen_bit_flops_per_us"])
+    lost = at["lost_speedup"] * xp.log(gpu["uncut_flops_per_us"] / gpu["uncut_16_bit_flops_per_us"])
     # never faster than the peak, whatever was fitted
-    tensor = xp.maximum(at["tensor_factor"] * xp.exp(bend + lost), 1.0) * 4.0 * padded / peak
-    return tensor + at["exponential_factor"] / (gpu["exponentials_per_clock"] * gpu["sm_count"] * gpu["clock_per_us"])
+    slowness = xp.maximum(at["tensor_factor"] * xp.exp(bend + lost), 1.0)
+    tensor_us = slowness * 4.0 * padded / gpu["uncut_flops_per_us"]
+    softmax_us = at["exponential_factor"] / (gpu["exponentials_per_clock"] * gpu["sm_count"] * gpu["clock_per_us"])
+    return beside_cut(xp, tensor_us + softmax_us, 4.0 * padded, gpu)
 
 
 def _byte_us(xp: Any, working_set_bytes: Any, gpu: Columns, at: Columns) -> tuple[Any, Any]:

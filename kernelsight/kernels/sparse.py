@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernelsight.kernels.forms import Coefficient, Features
-from kernelsight.kernels.terms import Coefficients, Columns, power_mean
+from kernelsight.kernels.terms import Coefficients, Columns, beside_cut, power_mean
 from kernelsight.kernels.work import fields
 
 # widest head of an indexer; attention in the latent space is wider
@@ -53,11 +53,12 @@ def sparse_attention(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> 
     units = gpu["sm_count"]
     waves = xp.maximum(queries / units, 1.0)
     attends = width > INDEX_WIDTH
-    scores_us = 2.0 * pairs * call["heads"] * width / (gpu["math_flops_per_us"] * at["score_efficiency"])
+    scores = 2.0 * pairs * call["heads"] * width
     keys = xp.maximum(pairs / queries, at["selected_keys"])
     query_flops = 2.0 * xp.maximum(call["heads"], LEAST_HEADS) * width * keys
-    attention_us = waves * units * query_flops / (gpu["math_flops_per_us"] * at["attention_efficiency"])
-    compute_us = xp.where(attends, attention_us, scores_us)
+    flops = xp.where(attends, waves * units * query_flops, scores)
+    efficiency = xp.where(attends, at["attention_efficiency"], at["score_efficiency"])
+    compute_us = beside_cut(xp, flops / (gpu["uncut_flops_per_us"] * efficiency), flops, gpu)
     memory_us = call["bytes"] / (gpu["memory_bytes_per_us"] * at["gather_efficiency"])
     selects = xp.where(attends, 0.0, call.get("selects", 1.0))
     each_us = at["select_pair_clocks"] * pairs / (units * gpu["clock_per_us"])

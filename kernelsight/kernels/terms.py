@@ -15,6 +15,17 @@ Columns = Mapping[str, Any]
 Coefficients = Mapping[str, Any]
 
 
+def beside_cut(xp: Any, whole_us: Any, flops: Any, gpu: Columns) -> Any:
+    """Return the time of tensor work on a part whose tensor rate was cut; ``whole_us``: what it takes on a whole one.
+
+    What a kernel loses to operand feed, issue, softmax and clocks is a share of the rate that its multiprocessor was
+    built to feed. The longer tensor time of the cut part hides it: sqrt(whole^2 + cut^2 - peak^2), ``whole_us`` itself
+    where nothing was cut, and near the peak's time of the cut part where most was.
+    """
+    cut_us, peak_us = flops / gpu["math_flops_per_us"], flops / gpu["uncut_flops_per_us"]
+    return xp.sqrt(whole_us * whole_us + (cut_us * cut_us - peak_us * peak_us))
+
+
 def power_mean(xp: Any, first: Any, second: Any, exponent: float) -> Any:
     """(first^p + second^p)^(1/p): the larger of two times, softly; at least the larger, at most their sum."""
     larger = xp.maximum(first, second)

@@ -40,7 +40,11 @@ def _headline(settings: dict[str, Any]) -> str:
 
 def _rests_on(answer: dict[str, Any]) -> str:
     """Return what the figures rest on: the tier, and what was not measured."""
-    share = f" ({answer['measured_share']:.0%} of GPU time)" if answer["tier"] == "target-measured" else ""
+    share = (
+        f" ({answer['measured_share']:.0%} of GPU time)"
+        if answer["tier"] in ("target-measured", "log-corrected")
+        else ""
+    )
     missing = answer["not_measured"]
     return f"kernel latencies: {answer['tier']}{share}{f'; not measured: {missing}' if missing else ''}"
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # what a correction rests on; other limits change which steps there are, not what they take
 IDENTITY = (
@@ -23,32 +26,46 @@ def fingerprint(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def give_corrections(session: Session, path: str | Path) -> str:
-    """Apply the corrections of a Parquet file to the deployments of a session that they were fitted for; say so.
+def corrections_of(deployment_settings: pa.Table, log_corrections: pa.Table) -> list[dict[str, Any]]:
+    """Return the rows of ``corrections``: those of each deployment's fingerprint."""
+    by_fingerprint: dict[str, list[dict[str, Any]]] = {}
+    for row in log_corrections.to_pylist():
+        by_fingerprint.setdefault(row["fingerprint"], []).append(row)
+    return [
+        {**row, "deployment_id": settings["deployment_id"]}
+        for settings in (deployment_settings.to_pylist() if by_fingerprint else ())
+        for row in by_fingerprint.get(fingerprint(settings), [])
+    ]
 
-    InvalidInput: the file has none, or none of the deployments is the one that they were fitted for.
+
+def give_corrections(session: Session, path: str | Path) -> str:
+    """Give a session the corrections of a Parquet file for deployments of their fingerprints; return what they are.
+
+    InvalidInput: the file has none.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        stated = pq.read_table(path).to_pylist()
+        rows = pq.read_table(path).to_pylist()
+    except FileNotFoundError:
+        raise InvalidInput(f"--correction {path} does not exist; write one with compare.") from None
     except (OSError, pa.ArrowException) as error:
         raise InvalidInput(
             f"--correction {path} cannot be read as Parquet ({error}); write one with compare."
         ) from None
-    if not stated or not {"part", "factor", "exposed_us", "fingerprint"} <= stated[0].keys():
+    if not rows or not {"part", "factor", "exposed_us", "fingerprint"} <= rows[0].keys():
         raise InvalidInput(f"--correction {path} holds no corrections; write one with `kernelsight compare -o FILE`.")
-    rows = []
-    for settings in session.table("deployment_settings").to_pylist():
-        own = fingerprint(settings)
-        rows += [{**row, "deployment_id": settings["deployment_id"]} for row in stated if row["fingerprint"] == own]
-    if not rows:
+    session.give("log_corrections", rows)
+    return (
+        f"kernels and host time are corrected by {Path(path).name}: {rows[0]['fitted_on']} ({rows[0]['n']:,} requests)"
+    )
+
+
+def refuse_unused_corrections(session: Session, path: str | Path) -> None:
+    """Raise InvalidInput where corrections were given and none of the planned deployments is the one they are for."""
+    if not session.table("corrections").num_rows:
         raise InvalidInput(
             f"--correction {path} was fitted for another deployment: model, GPU, engine, parallel sizes or formats "
             "differ; fit one for this deployment, or leave it out."
         )
-    session.give("corrections", rows)
-    return (
-        f"kernels and host time are corrected by {Path(path).name}: {rows[0]['fitted_on']} ({rows[0]['n']:,} requests)"
-    )

@@ -19,9 +19,11 @@ UNSTATED = (
     "fp8_flops_per_s",
     "fp4_flops_per_s",
     "int8_flops_per_s",
+    "ecc_in_band",
     "link_fabric",
     "measured_as",
     "kernel_gap_us",
+    "fp32_matrix_flops_per_s",
     "estimated",
 )
 

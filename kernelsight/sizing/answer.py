@@ -229,8 +229,8 @@ def _sentence(ranked: Sequence[Sized], rows: Sequence[Mapping[str, Any]], rate: 
         sentences.append("Without prices the ranking is by GPUs needed; --prices GPU=DOLLARS ranks by cost.")
     if not row["steady"]:
         sentences.append("The rate was not seen to be steady.")
-    if row["tier"] != MEASURED:
-        measured = [pair for pair in zip(ranked, rows, strict=True) if pair[1]["tier"] == MEASURED]
+    if row["tier"] not in MEASURED:
+        measured = [pair for pair in zip(ranked, rows, strict=True) if pair[1]["tier"] in MEASURED]
         best = f"; the best with measured kernels is {_deployment(*measured[0])}" if measured else ""
         sentences.append(f"Not measured: {row['not_measured']}{best}.")
     return " ".join(sentences)

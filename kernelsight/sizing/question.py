@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
+from kernelsight.scenario.corrections import give_corrections, refuse_unused_corrections
 from kernelsight.scenario.flags import ALIASES, LOAD_FLAGS
 from kernelsight.scenario.load_rules import distribution
 from kernelsight.scenario.objectives import objectives_of
@@ -36,6 +37,7 @@ def size_deployment(
     max_gpus: int = MOST_GPUS,
     search: Mapping[str, Sequence[Any]] | None = None,
     tune: bool = True,
+    correction: str | Path | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Sizing:
     """Return the cheapest deployment that serves a rate within objectives; see ``Session.size``."""
@@ -53,11 +55,15 @@ def size_deployment(
     load = normalise(_load(stated))
     given = {name: value for name, value in stated.items() if ALIASES.get(name, name) not in LOAD_FLAGS}
     with session.fork() as fork:
+        if correction is not None:
+            give_corrections(fork, correction)
         known = read_prices(fork, prices)
         rows = rows_of(fork, given, list(dict.fromkeys(named)), max_gpus, search or {})
         searching = SizeSearch(fork, asked, objectives, {"num_prompts": LEAST_REQUESTS, **load}, known, report)
         try:
             ranked = searching.run(rows, tune)
+            if correction is not None:
+                refuse_unused_corrections(searching.forks[0], correction)
             return Sizing(answer_of(searching, ranked, objectives, asked))
         finally:
             searching.close()

@@ -18,7 +18,7 @@ from kernelsight.sweeps.trials import Trials
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
-MEASURED = "target-measured"
+MEASURED = ("target-measured", "log-corrected")
 # a rough rate may be off by this much: what is nearer to the best is searched in full
 DOUBT = 1.08
 # deployments that are tried with other tokens of a step, and by which factor that may raise a rate
@@ -204,7 +204,9 @@ class SizeSearch:
         """Return the rate of one instance, requests/s, from which a candidate is no dearer than the best; 0: any."""
         if best is None:
             return 0.0
-        instances = math.floor(best.weight / candidate.weight + 1e-9)
+        # the rate of the best is rough, too
+        weight = math.ceil(self._rate / best.found.rate * DOUBT) * best.candidate.weight
+        instances = math.floor(weight / candidate.weight + 1e-9)
         return self._rate / instances if instances else math.inf
 
     def _needed_to_beat(self, candidate: Candidate, best: Sized) -> float:
@@ -247,7 +249,9 @@ class SizeSearch:
             if sized and sized.found.rate * DOUBT < needed:
                 self._leave(prospect, NO_CHEAPER)
             elif sized and sized.order < best.order:
-                best = sized
+                # a rough rate is no measure for others
+                sized = self._search_in_full(sized)
+                best = sized if sized and sized.order < best.order else best
 
     def _make_sure(self) -> None:
         """Search the best in full; of what is so near that it may be cheaper, first ask for the rate that it needs."""
@@ -258,9 +262,13 @@ class SizeSearch:
                 best = next((sized for sized in near if not self._is_no_cheaper(sized, best)), None)
             if best is None:
                 return
-            self._sure.add(best.candidate.scenario_id)
-            self._report(f"searching the rate of {best.candidate.flags['gpu']} in full")
-            self._size(best.prospect, best.prospect.search.run(FULL, best.found.rate))
+            self._search_in_full(best)
+
+    def _search_in_full(self, sized: Sized) -> Sized | None:
+        """Search a rate in full; return the deployment with it, None where no rate holds."""
+        self._sure.add(sized.candidate.scenario_id)
+        self._report(f"searching the rate of {sized.candidate.flags['gpu']} in full")
+        return self._size(sized.prospect, sized.prospect.search.run(FULL, sized.found.rate))
 
     def is_sure(self, sized: Sized) -> bool:
         """Whether a rate was searched in full; others are rough: enough to say that they are dearer."""
@@ -268,11 +276,10 @@ class SizeSearch:
 
     def _make_sure_of_measured(self) -> None:
         """Search the best deployment on measured GPUs in full: it is named where one that was not measured wins."""
-        while best := next((one for one in self.ranked() if self.tier_of(one.candidate)["tier"] == MEASURED), None):
+        while best := next((one for one in self.ranked() if self.tier_of(one.candidate)["tier"] in MEASURED), None):
             if self.is_sure(best):
                 return
-            self._sure.add(best.candidate.scenario_id)
-            self._size(best.prospect, best.prospect.search.run(FULL, best.found.rate))
+            self._search_in_full(best)
 
     def tier_of(self, candidate: Candidate) -> dict[str, Any]:
         """Return the row of ``deployment_tiers`` of a deployment."""

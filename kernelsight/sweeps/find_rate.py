@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kernelsight.errors import InvalidInput
+from kernelsight.scenario.corrections import give_corrections, refuse_unused_corrections
 from kernelsight.scenario.objectives import METRICS, Objective, objective_of, objectives_of, with_costs
 from kernelsight.scenario.scenarios import Plan, flag_columns, give_plan, plan_rows
 from kernelsight.sweeps.rate_search import FULL, Effort, Found, RateSearch
@@ -30,6 +32,7 @@ def find_rates(
     *,
     goodput: Mapping[str, float] | None = None,
     tolerance: float = FULL.tolerance,
+    correction: str | Path | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> pa.Table:
     """Return each row's flags, its highest steady rate (requests/s), and what ``scenario_summary`` says at that rate.
@@ -39,7 +42,8 @@ def find_rates(
     says. ``rate_low``, ``rate_high``: where 90 % of single runs have their highest rate. ``steady``: a horizon of 20
     mean end-to-end times, without drift. ``num_prompts`` becomes what a run of one seed took, at least 1,000 after its
     warm-up. Latencies are those of all seeds, without warm-up; other columns are those of the row's own seed.
-    ``report`` is called with the rows that are done, and all. InvalidInput: rows that state a rate, a concurrency or
+    ``correction``: a file of corrections that ``compare`` fitted. ``report`` is called with the rows that are done, and
+    all. InvalidInput: rows that state a rate, a concurrency or
     a trace, and what ``sweep`` refuses.
 
     >>> from kernelsight.session import connect
@@ -57,7 +61,11 @@ def find_rates(
     with session.fork() as fork:
         stated = [{"num_prompts": LEAST_REQUESTS, **row, "request_rate": FIRST_RATE} for row in rows]
         plan = plan_rows(fork, stated, goodput)
+        if correction is not None:
+            give_corrections(fork, correction)
         trials = open_trials(fork, plan)
+        if correction is not None:
+            refuse_unused_corrections(fork, correction)
         found: list[Found | None] = []
         for scenario in plan.scenarios:
             able = scenario["scenario_id"] in trials.able

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput, unknown
+from kernelsight.scenario.corrections import give_corrections, refuse_unused_corrections
 from kernelsight.scenario.launch_lines import with_launch_line
 from kernelsight.scenario.plan import gpu_assumptions
 from kernelsight.scenario.run_info import ANSWERS, give_run_info, inputs_of
@@ -59,9 +60,8 @@ class Run:
         refuse_faults(fork)
         assumed = gpu_assumptions(fork, with_launch_line(flags))
         if correction is not None:
-            from kernelsight.scenario.corrections import give_corrections
-
             assumed = [*assumed, give_corrections(fork, correction)]
+            refuse_unused_corrections(fork, correction)
         return cls(fork, plan.planned[0]["seed"], assumed, flags)
 
     @property
@@ -181,10 +181,19 @@ class WhatIf:
         goodput: Mapping[str, float] | None = None,
         slo: Mapping[str, float] | None = None,
         execution: Execution | None = None,
+        correction: str | Path | None = None,
     ) -> WhatIf:
-        """Simulate the scenarios of rows of flags; see ``serve_plan``."""
+        """Simulate the scenarios of rows of flags; see ``serve_plan``.
+
+        ``correction``: a file of corrections that ``compare`` fitted; rows of other deployments stay as they are.
+        """
         fork = session.fork()
         plan = plan_sweep(fork, rows, goodput)
+        if correction is not None:
+            give_corrections(fork, correction)
+            with fork.fork() as planned:
+                give_plan(planned, list(plan.deployments.values()), plan.planned)
+                refuse_unused_corrections(planned, correction)
         return cls(fork, plan, serve_plan(fork, plan, slo=slo, execution=execution))
 
     @property

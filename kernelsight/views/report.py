@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.durable import durable_file
+from kernelsight.errors import InvalidInput
+from kernelsight.views.comparison_figures import COMPARISON_FIGURES
 from kernelsight.views.one_scenario import one_scenario, scenarios_of
 from kernelsight.views.page import figures, head, number, page, table, tiles
 from kernelsight.views.run_figures import RUN_FIGURES
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 SWEEP = "sweep"
+COMPARED = "comparison_findings"
 # computed in one go, so that the scenario is served once
 SERVED = ("steps", "request_events", "request_metrics", "scenario_summary", "kernel_breakdown", "cache_over_time")
 ALSO = ("kernel_breakdown_over_time", "itl_histogram", "replica_totals", "memory_plan")
@@ -33,14 +36,30 @@ from cache_over_time group by all order by waiting desc, start_s limit 1
 
 
 def write_report(session: Session, path: str | Path, scenario: str | None = None) -> None:
-    """Write one HTML page that loads nothing: of a run, of one scenario of a sweep, or of a whole sweep.
+    """Write one HTML page that loads nothing: of a run, a scenario of a sweep, a whole sweep, or a comparison.
 
-    InvalidInput: nothing is saved there, or the extra ``report`` is not installed.
+    InvalidInput: nothing is saved there, a comparison has no such scenario, or ``report`` is not installed.
     """
-    whole = scenario is None and (len(scenarios_of(session)) > 1 or SWEEP in session.available())
-    text = _sweep_page(session) if whole else _run_page(one_scenario(session, scenario))
+    compared = COMPARED in session.available()
+    if compared and scenario is not None:
+        raise InvalidInput(f"{session.path} holds a comparison with a log, and no scenarios; remove --scenario.")
+    text = _comparison_page(session) if compared else _simulated_page(session, scenario)
     with durable_file(Path(path)) as draft:
         draft.write_text(text, encoding="utf-8")
+
+
+def _simulated_page(session: Session, scenario: str | None) -> str:
+    whole = scenario is None and (len(scenarios_of(session)) > 1 or SWEEP in session.available())
+    return _sweep_page(session) if whole else _run_page(one_scenario(session, scenario))
+
+
+def _comparison_page(session: Session) -> str:
+    sentences = [row["sentence"] for row in session.table(COMPARED).sort_by("place").to_pylist()]
+    requests = session.table("prediction_vs_production")
+    logs = ", ".join(sorted(set(requests["log_id"].to_pylist())))
+    drawn = [(figure, session.query(figure.sql).to_pylist()) for figure in COMPARISON_FIGURES]
+    title = f"{requests.num_rows:,} requests compared with their replay"
+    return page(title, [head(title, logs, sentences), figures(drawn)])
 
 
 def _run_page(session: Session) -> str:

@@ -130,13 +130,29 @@ def test_corrections_hold_on_later_time_and_for_this_deployment_alone(session: S
     corrected = session.simulate(correction=file, **FLAGS, **load).summary
     assert corrected["tpot_ms"]["mean"] - plain == pytest.approx(0.9, rel=0.2)
     assert any("corrected by correction.parquet" in text for text in corrected["assumed"])
+    assert corrected["tier"] == "log-corrected"
+    # in a sweep the rows of this deployment, and no others, as alone
+    rows = [{**FLAGS, **load}, {**FLAGS, **load, "gpu": "a100_sxm"}]
+    plain, swept = (
+        {row["gpu"]: row for row in session.sweep(rows, correction=path).summary.to_pylist()} for path in (None, file)
+    )
+    own, other = swept[FLAGS["gpu"]], swept["a100_sxm"]
+    assert own["e2e_mean_ms"] == corrected["e2e_ms"]["mean"] != plain[FLAGS["gpu"]]["e2e_mean_ms"]
+    assert own["tier"] == "log-corrected" and other["e2e_mean_ms"] == plain["a100_sxm"]["e2e_mean_ms"]
+    with pytest.raises(InvalidInput, match="was fitted for another deployment"):
+        session.sweep(rows[1:], correction=file)
+    # a slower engine keeps the objectives at a lower rate
+    asked = {name: value for name, value in FLAGS.items() if name != "gpu"} | {"input_len": 200, "output_len": 20}
+    asked |= {"gpus": [FLAGS["gpu"]], "max_gpus": 1, "tune": False, "rate": 1.0, "slo": {"tpot_p90_ms": 60.0}}
+    sized, before = (session.size(**asked, correction=path).chosen for path in (file, None))
+    assert sized["tier"] == "log-corrected" and sized["rate"] != before["rate"]
     with pytest.raises(InvalidInput, match="was fitted for another deployment"):
         session.simulate(correction=file, **FLAGS | {"gpu": "a100_sxm"}, **load)
     other = tmp_path / "other.parquet"
     pq.write_table(pa.table({"a": [1]}), other)
     with pytest.raises(InvalidInput, match="holds no corrections; write one with `kernelsight compare -o FILE`"):
         session.simulate(correction=other, **FLAGS, **load)
-    with pytest.raises(InvalidInput, match="cannot be read as Parquet"):
+    with pytest.raises(InvalidInput, match="does not exist; write one with compare"):
         session.simulate(correction=tmp_path / "none.parquet", **FLAGS, **load)
 
 

@@ -33,7 +33,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def words(sweep: Path, target: Path | None, **given: Any) -> argparse.Namespace:
-    named = {"train_gpus": None, "families": None, "format": "table", "gpus": None}
+    named = {"train_gpus": None, "families": None, "format": "table", "gpus": None, "onto": None}
     output = None if target is None else str(target)
     return argparse.Namespace(**named | {"sweep": [str(sweep)], "output": output} | given)
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
-from kernelsight.fitting.held_out import ROWS_PER_KERNEL, _thin
+from kernelsight.fitting.held_out import ROWS_PER_KERNEL, thinned_kernels
 from kernelsight.fitting.packing import choice_rows
 from kernelsight.kernels.kinds import network_at
 from kernelsight.kernels.pack import default_pack, pack_table
@@ -60,7 +60,7 @@ def test_thinned_rows_are_spread_over_each_kernel_and_keep_their_order() -> None
     names = np.array(["cublas", "cutlass_fp8"])[np.arange(5_000) % 5 // 4]
     words = {name: pa.array(["same"] * names.size) for name in ("dtype", "engine", "gpu")}
     table = pa.table({"implementation": names, **words, "row": np.arange(names.size)})
-    kept = _thin(table)
+    kept = thinned_kernels(table)
     rows = kept["row"].to_numpy()
     assert (np.diff(rows) > 0).all()
     many, few = (kept.filter(pc.equal(kept["implementation"], name))["row"].to_numpy() for name in np.unique(names))

@@ -23,6 +23,9 @@ H100 = {
     "network_bytes_per_us": 42.5e3,
     "link_over_pcie": 0.0,
     "link_multicast": 1.0,
+    "link_peers": 1.0,
+    "pcie_bytes_per_us": 64e3,
+    "pcie_latency_us": 2.5,
 }
 L40S = {**H100, "sm_count": 142.0, "clock_per_us": 2520.0, "peak_link_bytes_per_us": 32e3, "link_latency_us": 2.5}
 L40S |= {"link_over_pcie": 1.0, "link_multicast": 0.0}
@@ -221,3 +224,37 @@ def test_starting_constants_are_near_what_was_measured(
     family: str, gpu: dict, implementation: str, gpus: int, size: float, measured_us: float
 ) -> None:
     assert time_us(family, size, gpus, gpu, implementation) == pytest.approx(measured_us, rel=0.3)
+
+
+def test_a_bridge_joins_two_and_more_gpus_of_a_node_go_over_pcie() -> None:
+    bridged = {**H100, "link_max_gpus": 2.0, "link_multicast": 0.0, "peak_link_bytes_per_us": 300e3}
+    pcie = {
+        **H100,
+        "peak_link_bytes_per_us": 64e3,
+        "link_latency_us": 2.5,
+        "link_over_pcie": 1.0,
+        "link_multicast": 0.0,
+    }
+    for family in COMMUNICATION:
+        sizes = np.array([4 * KIB, 1 * MIB, 256 * MIB])
+        assert time_us(family, sizes, 4, bridged) == pytest.approx(time_us(family, sizes, 4, pcie), rel=1e-12)
+        assert (time_us(family, sizes, 2, bridged) < time_us(family, sizes, 2, pcie)).all()
+    # the engine's kernel is for a pair of them
+    for name in ("vllm_custom_all_reduce", "nccl"):
+        assert time_us("all_reduce", 64 * KIB, 4, bridged, name) == time_us("all_reduce", 64 * KIB, 4, bridged)
+    assert time_us("all_reduce", 64 * KIB, 2, bridged, "vllm_custom_all_reduce") < time_us(
+        "all_reduce", 64 * KIB, 2, bridged
+    )
+
+
+def test_without_peer_access_nccl_copies_through_the_host() -> None:
+    alone = {**L40S, "link_peers": 0.0, "link_latency_us": 5.0}
+    for size in (4 * KIB, 64 * KIB, 4 * MIB):
+        nccl = time_us("all_reduce", size, 2, alone)
+        assert time_us("all_reduce", size, 2, alone, "vllm_custom_all_reduce") == nccl
+        assert nccl > 1.4 * time_us("all_reduce", size, 2, L40S)
+    slope, with_peers = (
+        np.diff(time_us("all_gather", np.array([4.0, 5.0]) * 2**30, 2, gpu))[0] for gpu in (alone, L40S)
+    )
+    own = 2**30 / (2 * 4.0 * 142 * 2520)
+    assert slope - own == pytest.approx(2.0 * (with_peers - own), rel=1e-3)

@@ -18,11 +18,11 @@ FAMILIES = {"decode_attention": decode_attention, "mla_decode": mla_decode}
 # two GPUs of the catalogue, to three digits: HBM with a split L2 (H100), and GDDR6 with one L2 (L40S)
 H100 = {
     "sm_count": 132.0, "clock_per_us": 1830.0, "l2_bytes": 52.4e6, "l2_partitions": 2.0, "inline_ecc": 0.0,
-    "memory_bytes_per_us": 3.35e6, "math_flops_per_us": 989e6,
+    "memory_bytes_per_us": 3.35e6, "math_flops_per_us": 989e6, "uncut_flops_per_us": 989e6,
 }  # fmt: skip
 L40S = {
     "sm_count": 142.0, "clock_per_us": 2520.0, "l2_bytes": 101e6, "l2_partitions": 1.0, "inline_ecc": 1.0,
-    "memory_bytes_per_us": 0.864e6, "math_flops_per_us": 362e6,
+    "memory_bytes_per_us": 0.864e6, "math_flops_per_us": 362e6, "uncut_flops_per_us": 362e6,
 }  # fmt: skip
 STARTS = {one.name: one.start for one in COEFFICIENTS}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kernelsight.kernels import gemm, streaming
 
-RATES = ("clock_per_us", "memory_bytes_per_us", "math_flops_per_us", "l2_bytes", "tdp_w")
+RATES = ("clock_per_us", "memory_bytes_per_us", "math_flops_per_us", "uncut_flops_per_us", "l2_bytes", "tdp_w")
 H100 = {
     "sm_count": 132.0,
     "clock_per_us": 1830.0,
@@ -27,6 +27,8 @@ A100 |= {"l2_bytes": 41943040.0, "tdp_w": 400.0}
 L40S = {**H100, "sm_count": 142.0, "clock_per_us": 2520.0, "memory_bytes_per_us": 864e3, "math_flops_per_us": 362.05e6}
 L40S |= {"l2_bytes": 100663296.0, "tdp_w": 350.0}
 GPUS = {"h100": H100, "a100": A100, "l40s": L40S}
+for _gpu in GPUS.values():
+    _gpu["uncut_flops_per_us"], _gpu["inline_ecc"] = _gpu["math_flops_per_us"], float(_gpu is L40S)
 COLD = 1e15
 FACTS = Path(gemm.__file__).resolve().parents[1] / "catalog" / "implementations"
 FORMS = {

@@ -40,9 +40,10 @@ def test_l2_is_two_halves_on_large_dies() -> None:
 def test_kinds_of_memory() -> None:
     assert column("hbm", "a100_sxm", "h100_sxm", "b200_sxm") == [1.0] * 3
     assert column("hbm", "t4", "a10g", "l40s", "rtx_pro_6000_server") == [0.0] * 4
-    # GDDR7 corrects on the die
     assert column("inline_ecc", "t4", "a10g", "l40s") == [1.0] * 3
+    # GDDR7 corrects on the die; on workstation boards it is off as delivered, and GeForce boards have it off or not
     assert column("inline_ecc", "rtx_pro_6000_server", "a100_sxm", "h100_sxm") == [0.0] * 3
+    assert column("inline_ecc", "rtx_3090", "rtx_4090", "a6000", "rtx_6000_ada") == [0.0] * 4
 
 
 def test_blackwell_ultra_has_twice_the_exponentials() -> None:
@@ -55,7 +56,7 @@ def test_a_format_that_a_gpu_lacks_runs_at_its_16_bit_rate() -> None:
     assert rate("h100_sxm", "fp4") == rate("h100_sxm", "bf16") == pytest.approx(989.4)
     # no bfloat16 before Ampere
     assert rate("t4", "bf16") == rate("t4", "fp8") == rate("t4", "fp16") == pytest.approx(65.0)
-    assert column("sixteen_bit_flops_per_us", "t4", "h100_sxm") == pytest.approx([65e6, 989.4e6])
+    assert column("uncut_16_bit_flops_per_us", "t4", "h100_sxm") == pytest.approx([65e6, 989.4e6])
 
 
 def test_a_gpu_without_a_link_has_the_pcie_generation_nearest_in_rate() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kernelsight.kernels.intervals import KNOTS_US, MOST_HALF, spread
+from kernelsight.kernels.intervals import KNOTS_US, MOST_HALF, NEAR_OCTAVES, growth, spread
 
 
 def test_factors_are_bounded_smooth_and_widen_by_octave():
@@ -12,8 +12,9 @@ def test_factors_are_bounded_smooth_and_widen_by_octave():
     factor = spread(np, latency, halves)
     assert (factor >= 1.0).all()
     assert np.abs(np.diff(np.log(factor))).max() < 0.005
-    assert (spread(np, latency, halves, 2.0) > factor).all()
-    assert spread(np, latency, halves, 1e6).max() <= np.exp(MOST_HALF) * (1 + 1e-12)
+    assert (spread(np, latency, halves * growth(2.0)) > factor).all()
+    assert growth(0.0) == growth(NEAR_OCTAVES) == 1.0 < growth(2.0) < growth(3.0)
+    assert spread(np, latency, 1e6 * halves).max() <= np.exp(MOST_HALF) * (1 + 1e-12)
 
 
 def test_each_row_reads_its_own_curve():

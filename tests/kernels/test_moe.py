@@ -8,7 +8,7 @@ import pytest
 
 from kernelsight.catalog.tables import facts
 from kernelsight.kernels import moe
-from kernelsight.kernels.hardware import MATH, hardware_columns
+from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
 from kernelsight.serving.knots import edge_knots
 
 COLD = 1e18  # bytes between two uses of a weight: nothing is left in L2
@@ -22,7 +22,7 @@ def hardware(gpu: str, math: str = "bf16") -> dict[str, float]:
     columns = hardware_columns(gpus, facts("fabrics"))
     row = gpus["gpu"].to_pylist().index(gpu)
     numbers = {name: values[row] for name, values in columns.items() if values.ndim == 1}
-    return {**numbers, "math_flops_per_us": columns["math_flops_per_us"][row, MATH.index(math)]}
+    return numbers | {name: columns[name][row, MATH.index(math)] for name in BY_MATH}
 
 
 def calls(tokens: np.ndarray, layer: tuple[int, ...], element_bytes: float = 2.0, **more: float) -> dict:
@@ -174,7 +174,7 @@ def test_weights_that_stay_in_l2_are_read_faster() -> None:
 
 def test_warp_level_kernels_do_not_gain_from_a_faster_tensor_core() -> None:
     gpu, call = hardware("h100_sxm"), calls(np.array([16384.0]), (4096, 1536, 8, 128, 1), 0.53)
-    faster = {**gpu, "math_flops_per_us": 4.0 * gpu["math_flops_per_us"]}
+    faster = {**gpu, **{name: 4.0 * gpu[name] for name in BY_MATH}}
     assert latency(call, faster, warp_level=1.0) == pytest.approx(latency(call, gpu, warp_level=1.0), rel=1e-9)
     assert latency(call, faster) < 0.9 * latency(call, gpu) < 0.9 * latency(call, gpu, warp_level=1.0)
 

@@ -14,7 +14,7 @@ from kernelsight.kernels.prefill import COEFFICIENTS, attention
 MATH, UNITS, CLOCK, DRAM, L2 = 989.4e6, 132.0, 1830.0, 3.35e6, 52428800.0
 H100 = {
     "math_flops_per_us": MATH, "sm_count": UNITS, "clock_per_us": CLOCK, "memory_bytes_per_us": DRAM, "l2_bytes": L2,
-    "exponentials_per_clock": 16.0, "sixteen_bit_flops_per_us": MATH,
+    "exponentials_per_clock": 16.0, "uncut_flops_per_us": MATH, "uncut_16_bit_flops_per_us": MATH,
 }  # fmt: skip
 START = {one.name: one.start for one in COEFFICIENTS}
 COLD = 1e15
@@ -134,7 +134,7 @@ def test_wide_and_narrow_heads_bend_the_tensor_time_only() -> None:
 
 
 def test_fp8_gains_less_than_its_peak() -> None:
-    fp8 = {**H100, "math_flops_per_us": 2 * MATH, "sixteen_bit_flops_per_us": MATH}
+    fp8 = {**H100, "math_flops_per_us": 2 * MATH, "uncut_flops_per_us": 2 * MATH}
     only_products = {"exponential_factor": 0.1, "tile_overhead_us": 0.1, "query_passes": 0.01, "kv_passes": 0.01}
     whole, half, none = (
         times(call_of(16384.0, batch=8.0), gpu, **only_products, lost_speedup=lost) - 7.0
@@ -188,12 +188,12 @@ def test_more_work_is_never_faster(of: dict, at: dict, name: str, factor: float)
 @settings(max_examples=300, deadline=None)
 @given(
     of=SIZES, at=anywhere(), factor=st.floats(1.0, 100.0),
-    rate=st.sampled_from(["math_flops_per_us", "sixteen_bit_flops_per_us", "clock_per_us", "memory_bytes_per_us"]),
+    rate=st.sampled_from(["math_flops_per_us", "uncut_16_bit_flops_per_us", "clock_per_us", "memory_bytes_per_us"]),
     working_set=st.sampled_from([1e6, 3e7, COLD]),
 )  # fmt: skip
 def test_inv_10_a_faster_gpu_is_never_slower(of: dict, at: dict, rate: str, factor: float, working_set: float) -> None:
     call = {**sized(of), "working_set_bytes": np.array(working_set)}
-    gpu = {**H100, "sixteen_bit_flops_per_us": 0.5 * MATH}
+    gpu = {**H100, "uncut_16_bit_flops_per_us": 0.5 * MATH}
     assert times(call, {**gpu, rate: gpu[rate] * factor}, **at) <= times(call, gpu, **at) * (1.0 + 1e-9)
 
 
@@ -201,8 +201,9 @@ def test_inv_10_a_faster_gpu_is_never_slower(of: dict, at: dict, rate: str, fact
 @given(of=SIZES, at=anywhere())
 def test_cold_attention_never_beats_the_roofline(of: dict, at: dict) -> None:
     call = sized(of)
-    assert times(call, **at) >= call["flops"] / MATH
-    assert times(call, **at) >= call["bytes"] / DRAM
+    # the edge of a window is rounded off by a few millionths
+    assert times(call, **at) >= call["flops"] / MATH * (1.0 - 1e-5)
+    assert times(call, **at) >= call["bytes"] / DRAM * (1.0 - 1e-5)
 
 
 @pytest.mark.parametrize("window", [0.0, 4096.0])

@@ -160,7 +160,21 @@ def test_constants_are_the_products_of_the_nodes_on_the_path() -> None:
     # a kernel without rows is its lineage, one without a lineage the family
     assert at(FITTED, "fa2")["tensor_factor"] == pytest.approx(2.0 * 1.5)
     assert at(FITTED, "new")["tensor_factor"] == pytest.approx(2.0)
-    assert at(FITTED, "fa3", "h200_sxm")["tensor_factor"] == pytest.approx(2.0 * 1.5 * 1.2)
+    assert at(FITTED, "fa3", "b200_sxm")["tensor_factor"] == pytest.approx(2.0 * 1.5 * 1.2)
+
+
+def test_a_gpu_without_a_fit_has_the_mean_factors_of_its_siblings() -> None:
+    """Of one generation and kind of memory: a GDDR board of Ampere is no sibling of an A100."""
+    assert at(FITTED, "fa3", "h20")["floor_us"] == pytest.approx(4.0 * 0.9)
+    assert at(FITTED, "fa3", "h20")["tensor_factor"] == pytest.approx(2.0 * 1.5 * 1.2 * 1.1)
+    both = [*FITTED, constant("floor_us", 1.6, "device", gpu="h200_sxm")]
+    assert at(both, "fa3", "h20")["floor_us"] == pytest.approx(4.0 * (0.9 * 1.6) ** 0.5)
+    assert at(both, "fa3", "h200_sxm")["floor_us"] == pytest.approx(4.0 * 1.6)
+    # asked not to use its own sweep, a GPU has those of its siblings, where the fit holds any
+    assert at(both, "fa3", "h200_sxm", measured=False)["floor_us"] == pytest.approx(4.0 * 0.9)
+    ampere = [constant("floor_us", 4.0), constant("floor_us", 0.9, "device", gpu="a100_sxm")]
+    assert at(ampere, "fa3", "a10g")["floor_us"] == pytest.approx(4.0)
+    assert at(ampere, "fa3", "a100_pcie")["floor_us"] == pytest.approx(4.0 * 0.9)
 
 
 def test_without_the_gpu_s_own_sweep_nothing_fitted_to_it_counts() -> None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.fitting.pack_rows import correction_arrays
+from kernelsight.kernels.intervals import DRIFT_HALF
 from kernelsight.kernels.pack import pack_table
 from tests.kernels.calls import FACTS, call_table, price, with_column, work
 
@@ -58,8 +59,35 @@ def test_across_generations_a_measured_gpu_is_answered_without_its_generation() 
 
 
 def test_a_gpu_that_no_sweep_holds_is_answered_by_all_gpus() -> None:
-    for gpu in ("h200_sxm", "l40s", "b200_sxm"):
+    for gpu in ("a100_sxm", "l40s", "b200_sxm"):
         assert floor_of(gpu, "auto") == floor_of(gpu, "cross-generation") == pytest.approx(ALL)
+
+
+def test_a_gpu_that_no_sweep_holds_has_the_factors_of_its_measured_sibling() -> None:
+    for gpu, evidence in (
+        ("h200_sxm", "fit of h100_sxm"),
+        ("h20", "sweeps of other"),
+        ("h100_pcie", "sweeps of other"),
+    ):
+        found = answer(gpu, "auto")
+        assert floor_of(gpu, "auto") == pytest.approx(ALL * OWN_FACTOR)
+        assert found["tier"] == "cross-generation" and found["evidence"].startswith(evidence)
+    # asked for what other generations say, a twin has no fit of its own either
+    assert answer("h200_sxm", "cross-generation")["evidence"].startswith("sweeps of other GPUs")
+
+
+def test_a_twin_of_a_measured_gpu_has_its_fit_and_the_interval_of_a_gpu_that_no_sweep_holds() -> None:
+    sizes = {"m": np.array([17.0, 800.0, 5000.0]), "n": np.full(3, 4096.0), "k": np.full(3, 3000.0)}
+    calls = {
+        gpu: price("gemm", call_table({**sizes, **work("gemm", sizes), "format": ["bf16"] * 3}, gpu, "bf16"))
+        for gpu in ("h100_sxm", "h800_sxm", "h20")
+    }
+    swept, twin, other = (found["latency_us"].to_numpy() for found in calls.values())
+    assert twin == pytest.approx(swept, rel=1e-12)
+    assert (np.abs(other / swept - 1.0) > 1e-2).all()
+    assert set(calls["h800_sxm"]["tier"].to_pylist()) == {"cross-generation"}
+    width = {gpu: found["latency_p95_us"].to_numpy() / found["latency_us"].to_numpy() for gpu, found in calls.items()}
+    assert (width["h800_sxm"] > width["h100_sxm"]).all() and (width["h20"] > width["h800_sxm"]).all()
 
 
 def test_a_fit_that_left_nothing_out_answers_with_what_it_has() -> None:
@@ -76,9 +104,12 @@ def curve(width: float, **more: Any) -> list[dict[str, Any]]:
 def test_intervals_are_those_of_the_fit_that_answers() -> None:
     curves = [*curve(1.5), *curve(2.5, without="hopper"), *curve(3.5, without="ada")]
     both = pa.concat_tables([FITS, pack_table(correction_arrays(curves))])
-    for gpu, tier, width in (("h100_sxm", "cross-generation", 2.5), ("l40s", "cross-generation", 1.5)):
+    for gpu, tier, width in (("h100_sxm", "cross-generation", 2.5), ("gh200", "cross-generation", 1.5)):
         found = answer(gpu, tier, both)
         assert found["latency_p95_us"] / found["latency_us"] == pytest.approx(width)
+    # far from the one GPU that was fitted
+    found = answer("l40s", "cross-generation", both)
+    assert found["latency_p95_us"] / found["latency_us"] > 1.7
 
 
 def test_a_hypothetical_gpu_has_the_fit_of_its_likeness_and_an_interval_of_its_own() -> None:
@@ -95,10 +126,38 @@ def test_a_hypothetical_gpu_has_the_fit_of_its_likeness_and_an_interval_of_its_o
     swept, built = (answer(gpu, "auto", coefficients, **known) for gpu in ("h100_sxm", "mine"))
     assert (swept["tier"], built["tier"]) == ("target-measured", "hypothetical")
     assert built["latency_us"] == swept["latency_us"]
-    assert swept["latency_p95_us"] / swept["latency_us"] == pytest.approx(1.1)
+    drift = np.exp(np.hypot(np.log(1.1), DRIFT_HALF))
+    assert swept["latency_p95_us"] / swept["latency_us"] == pytest.approx(drift)
     assert built["latency_p95_us"] / built["latency_us"] == pytest.approx(1.5)
 
 
 def test_the_roofline_has_no_interval() -> None:
     found = answer("h100_sxm", "roofline")
     assert found["latency_p05_us"] == found["latency_us"] == found["latency_p95_us"] == found["roofline_us"]
+
+
+def test_collectives_follow_the_link_that_is_stated() -> None:
+    """Whoever has an H100 on PCIe does not get what its NVLink sweep says: no constants, no correction of it."""
+    sizes = {"group_size": np.full(3, 8.0), "elements": np.array([8e3, 5e5, 3e7])}
+    calls = call_table({**sizes, **work("all_reduce", sizes)}, "mine")
+    gpus, links = FACTS["gpus"], {}
+    [likeness] = [row for row in gpus.to_pylist() if row["gpu"] == "h100_sxm"]
+    for name, link in {
+        "nvlink": {},
+        "pcie": {"link_fabric": None, "link_bytes_per_s": 64e9},
+        "fabric": {"link_fabric": "pcie5_x16", "link_bytes_per_s": 64e9},
+        "unswept": {"link_fabric": None, "link_bytes_per_s": 64e9, "measured_as": None},
+    }.items():
+        row = {**likeness, "gpu": "mine", "measured_as": "h100_sxm", **link}
+        known = pa.concat_tables([gpus, pa.Table.from_pylist([row], schema=gpus.schema)])
+        links[name] = price("all_reduce", calls, gpus=known).to_pylist()
+    assert [row["tier"] for row in links["nvlink"]] == ["hypothetical"] * 3
+    assert [row["tier"] for row in links["pcie"]] == ["cross-generation"] * 3
+    for nvlink, pcie, fabric, unswept in zip(*links.values(), strict=True):
+        assert pcie["latency_us"] == fabric["latency_us"] == unswept["latency_us"] > 3.0 * nvlink["latency_us"]
+        assert pcie["latency_p95_us"] / pcie["latency_us"] > 1.1
+    # products know nothing of links
+    products = call_table({**SIZES, **work("gemm", SIZES), "format": ["bf16"]}, "mine", "bf16")
+    row = {**likeness, "gpu": "mine", "measured_as": "h100_sxm", "link_fabric": None}
+    known = pa.concat_tables([gpus, pa.Table.from_pylist([row], schema=gpus.schema)])
+    assert price("gemm", products, gpus=known)["tier"].to_pylist() == ["hypothetical"]

@@ -11,7 +11,7 @@ import pytest
 
 from kernelsight.errors import InvalidInput
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.hardware import MATH, hardware_columns
+from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
 from kernelsight.kernels.kinds import SERVED
 from kernelsight.kernels.latency import COLD_BYTES
 from kernelsight.kernels.pack import pack_table
@@ -112,14 +112,15 @@ def test_a_latency_is_the_expression_at_the_hardware_and_the_served_constants(fa
     calls = with_column(calls, "gpu", [gpu] * 40)
     row = FACTS["gpus"]["gpu"].to_pylist().index(gpu)
     of_gpu = {name: values[row] for name, values in hardware_columns(FACTS["gpus"], FACTS["fabrics"]).items()}
-    rates, form = of_gpu.pop("math_flops_per_us"), FAMILIES[family].form
+    rates, form = {name: of_gpu.pop(name) for name in BY_MATH}, FAMILIES[family].form
     found = price(family, calls, eta_coefficients=DECLARED, kernel_implementations=FACTS["kernel_implementations"][:0])
     for call, priced in zip(calls.to_pylist(), found.to_pylist(), strict=True):
-        rate = rates[MATH.index(call["math"])] if "math" in call else of_gpu["vector_flops_per_us"]
+        vector = of_gpu["vector_flops_per_us"]
+        rate = {name: of[MATH.index(call["math"])] if "math" in call else vector for name, of in rates.items()}
         read = {name: float(call[name]) for name in (*form.reads, "flops", "bytes")}
         read["working_set_bytes"] = read["bytes"] if "new_tokens" in read or family in STREAMING else COLD_BYTES
         view = form.view(np, {name: np.array([value]) for name, value in read.items()})
-        latency_us = form.expression(np, view, {**of_gpu, "math_flops_per_us": rate}, starts(family))[0].item()
+        latency_us = form.expression(np, view, {**of_gpu, **rate}, starts(family))[0].item()
         bound = 0.0 if family in STREAMING else priced["roofline_us"]
         assert priced["latency_us"] == near(max(latency_us, bound))
 

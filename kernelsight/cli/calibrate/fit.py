@@ -19,6 +19,11 @@ def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     add_sweeps(verb, "GPUs to fit on (default: all in the sweeps)")
     add_gpus(verb)
+    verb.add_argument(
+        "--onto",
+        metavar="PACK",
+        help="also write the rows of this kernel model (a file, or default) for families and vendors not in the sweeps",
+    )
     add_output(verb, "file to write the fitted kernel model to: .parquet")
 
 
@@ -27,6 +32,7 @@ def run(arguments: argparse.Namespace) -> None:
     from kernelsight.catalog.tables import facts
     from kernelsight.fitting.evaluate import check_sweeps, measured_gpus
     from kernelsight.fitting.packing import fit_pack
+    from kernelsight.fitting.vendors import onto
     from kernelsight.kernels.families import MEASURED
     from kernelsight.report.output import check_ending, note, print_rows
 
@@ -39,6 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
     _refuse_unusable(sweeps, measured, known["gpu"].to_pylist())
     gpus = _listed(arguments.train_gpus, measured, "GPU") or measured
     families = _listed(arguments.families, list(MEASURED), "kernel family")
+    base = _base(arguments.onto)
     pack = fit_pack(
         sweeps,
         gpus,
@@ -46,12 +53,20 @@ def run(arguments: argparse.Namespace) -> None:
         facts("fabrics"),
         facts("kernel_implementations"),
         families=families or None,
+        base=base,
         log=note,
     )
+    pack = pack if base is None else onto(base, pack, known)
     keep_pack(pack, target)
     counts = pack.group_by(["family", "part"]).aggregate([([], "count_all")]).sort_by([("family", "ascending")])
     rows = [{"family": row["family"], "part": row["part"], "rows": row["count_all"]} for row in counts.to_pylist()]
     print_rows(rows, ["family", "part", "rows"], arguments.format)
+
+
+def _base(stated: str | None) -> pa.Table | None:
+    from kernelsight.kernels.pack import read_pack, shipped_pack
+
+    return None if stated is None else shipped_pack() if stated == "default" else read_pack(Path(stated))
 
 
 def keep_pack(pack: pa.Table, target: Path) -> None:

@@ -1,0 +1,114 @@
+"""GPUs unlike those that were measured: cut tensor rates, and a measured GPU predicted with its sibling's sweep.
+
+    python benches/unlike.py --parts cut
+    python benches/unlike.py --parts siblings --sweep sweep.parquet --families gemm,moe
+
+cut: latency / roofline of the longest kernel of each family in a prompt of 4 x 8,192 tokens, on parts of a GPU that
+have a share of its tensor rates and all else (across generations). siblings: MAPE / median in % on serving shapes of a
+GPU that was left out, without factors of any GPU, with its sibling's, and with its sibling's correction too.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import kernelsight as ks
+from kernelsight.catalog.tables import facts
+from kernelsight.fitting.cells import is_serving
+from kernelsight.fitting.expressions import fit_family, predict_family
+from kernelsight.fitting.held_out import thinned_kernels
+from kernelsight.fitting.measured import correct, fit_measured, rows_of
+from kernelsight.fitting.splits import HEADLINE_TRAIN
+from kernelsight.fitting.training import training_rows
+from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.pack import pack_table
+from kernelsight.scenario.forward_step import predict_step
+
+FORMATS = ("fp16", "bf16", "fp8", "fp4", "int8")
+LEFT = (1.0, 0.5, 0.25, 1.0 / 7.0, 0.1)
+PROMPT = {"batch_size": 4, "input_len": 8192, "context_len": 0}
+DEPLOYMENTS = (
+    {"model": "llama-3.1-8b"},
+    {"model": "llama-3.1-8b", "quantization": "fp8"},
+    {"model": "mixtral-8x7b-v0.1", "tp": 2},
+    {"model": "deepseek-v3", "tp": 8},
+)
+MEASURED = (*HEADLINE_TRAIN, "b200_sxm", "gb200", "rtx_pro_6000_server")
+PAIRS = (("h100_sxm", "h200_sxm"), ("h200_sxm", "h100_sxm"), ("b200_sxm", "gb200"), ("gb200", "b200_sxm"))
+
+
+def cut(gpu: str, engine: str) -> None:
+    print(f"{engine:8} {'model':28} {'family':20} " + " ".join(f"{left:>6.3f}" for left in LEFT))
+    for deployment in DEPLOYMENTS:
+        found: dict[str, list[float]] = {}
+        for left in LEFT:
+            with ks.connect() as session:
+                known = session.table("gpus")
+                [whole] = [row for row in known.to_pylist() if row["gpu"] == gpu]
+                rates = {f"{name}_flops_per_s": whole[f"{name}_flops_per_s"] for name in FORMATS}
+                part = {
+                    **whole,
+                    "gpu": "part",
+                    "measured_as": None,
+                    "memory_bytes": 2**39,
+                    **{name: r and left * r for name, r in rates.items()},
+                }
+                session.extend("gpus", pa.Table.from_pylist([part], schema=known.schema))
+                predict_step(
+                    session,
+                    {**deployment, "gpu": "part", "engine": engine, "tier": "cross-generation"},
+                    "prefill",
+                    PROMPT,
+                )
+                rows = session.table("kernel_latencies").to_pylist()
+            for family in ("gemm", "moe", "prefill_attention", "mla_prefill"):
+                if of := [row for row in rows if row["family"] == family]:
+                    found.setdefault(family, []).append(max(of, key=lambda row: row["latency_us"])["eta"])
+        name = " ".join(map(str, deployment.values()))
+        for family, etas in found.items():
+            print(f"{'':8} {name:28} {family:20} " + " ".join(f"{eta:6.3f}" for eta in etas))
+
+
+def siblings(sweep: Path, family: str) -> None:
+    tables = facts("kernel_implementations"), facts("gpus"), facts("fabrics")
+    form, rows = FAMILIES[family].form, training_rows([sweep], family, MEASURED)
+    for gpu, sibling in PAIRS:
+        rest, mine = (rows.filter(test(rows["gpu"], gpu)) for test in (pc.not_equal, pc.equal))
+        known = pc.unique(rest.filter(pc.equal(rest["gpu"], sibling))["implementation"])
+        mine = mine.filter(pc.and_(pa.array(is_serving(family, mine)), pc.is_in(mine["implementation"], known)))
+        if not mine.num_rows:
+            continue
+        mine, constants = thinned_kernels(mine), pack_table(fit_family(family, form, rest, *tables, "bench"))
+        of_none = constants.filter(pc.is_null(constants["gpu"]))
+        found = {"no GPU's factors": predict_family(family, form, mine, of_none, *tables, measured=False)}
+        found["its sibling's"] = predict_family(family, form, mine, constants, *tables, measured=False)
+        own = rows_of(family, sibling, fit_measured(family, form, rest, sibling, constants, *tables, effort=0.1))
+        found["and correction"] = correct(family, form, mine, found["its sibling's"], own, *tables)
+        measured = mine["latency_us"].to_numpy()
+        errors = {name: 100.0 * np.abs(us / measured - 1.0) for name, us in found.items()}
+        print(f"{family:18} {gpu:10} {len(measured):6}", end="")
+        print("".join(f"  {name} {error.mean():.1f} / {np.median(error):.1f}" for name, error in errors.items()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default="cut", help="cut, siblings, or both with a comma")
+    parser.add_argument("--gpu", default="h100_sxm", help="the GPU that parts are cut from")
+    parser.add_argument("--engine", default="vllm")
+    parser.add_argument("--sweep", type=Path, help="Parquet file of calibrate import")
+    parser.add_argument("--families", default="gemm")
+    asked = parser.parse_args()
+    parts = asked.parts.split(",")
+    if "cut" in parts:
+        cut(asked.gpu, asked.engine)
+    for family in asked.families.split(",") if "siblings" in parts else ():
+        siblings(asked.sweep, family)
+
+
+if __name__ == "__main__":
+    main()
