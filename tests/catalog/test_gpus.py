@@ -22,8 +22,10 @@ REQUIRED_GPUS = {
     "a100_sxm",
     "a100_sxm_40gb",
     "a100_pcie",
+    "a800_sxm",
     "a6000",
     "l4",
+    "l20",
     "l40",
     "l40s",
     "rtx_3090",
@@ -74,8 +76,8 @@ FP16_FLOP_PER_CLOCK = {
     "xe2": 2048,
     "gaudi3": 4096,
 }
-# GeForce cards, the A10G and the L40 accumulate in FP32 at half rate; the H20 is cut to a quarter.
-SLOWER_THAN_ITS_ARCHITECTURE = {"rtx_3090": 2, "rtx_4090": 2, "rtx_5090": 2, "a10g": 2, "l40": 2, "h20": 4}
+# GeForce cards, the A10G, the L20 and the L40 accumulate in FP32 at half rate; the H20 is cut to a quarter.
+SLOWER_THAN_ITS_ARCHITECTURE = {"rtx_3090": 2, "rtx_4090": 2, "rtx_5090": 2, "a10g": 2, "l40": 2, "l20": 2, "h20": 4}
 
 
 # columns that rows of `--gpus FILE` state, and no fact does
