@@ -43,12 +43,17 @@ class RunFailed(KernelSightError):
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 4) -> list[str]:
-    """Return the known names most similar to ``name``, best first."""
+    """Return the known names most similar to ``name``, best first; of similar ones those that begin with it.
+
+    >>> nearest("h100", ["mi100", "h100_sxm", "gh200"])
+    ['h100_sxm', 'mi100', 'gh200']
+    """
     names = sorted(set(known))
     lowered = {n.lower(): n for n in names}
     close = [lowered[n] for n in difflib.get_close_matches(name.lower(), lowered, n=limit, cutoff=0.5)]
     inside = [n for n in names if name and (name.lower() in n.lower() or n.lower() in name.lower())]
-    return list(dict.fromkeys(close + inside))[:limit]
+    begins = [n for n in close if n.lower().startswith(name.lower())]
+    return list(dict.fromkeys(begins + close + inside))[:limit]
 
 
 def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UnknownName:

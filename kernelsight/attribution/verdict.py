@@ -25,7 +25,7 @@ def verdict_of(answer: Mapping[str, Any], enough: bool, fit: str) -> str:
     """Return one sentence: how far E2E is off, what explains most of it, and what the prediction rests on."""
     said = _found(answer, enough, fit)
     if answer["tier"] == "unmeasured-vendor":
-        return f"{said[:-1]}; no GPU of this vendor was measured, so that any part of it may be the prediction's."
+        return f"{said[:-1]}; many kernels were measured on no GPU of this vendor: any part may be the prediction's."
     if answer["tier"] == "cross-generation":
         return f"{said[:-1]}; kernels of this GPU were not measured but predicted from other GPUs."
     return said

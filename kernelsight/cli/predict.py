@@ -54,7 +54,11 @@ def declare(verb: argparse.ArgumentParser) -> None:
     step.add_argument(
         "--context-len", type=whole, metavar="C", help="tokens already in the KV cache per sequence (decode needs it)"
     )
-    step.add_argument("--calls", metavar="FILE", help="predict a Parquet table of kernel calls instead of a step")
+    step.add_argument(
+        "--calls",
+        metavar="FILE",
+        help="predict a Parquet table of kernel calls instead of a step; its column implementation names kernels",
+    )
     add_output(verb, "also write the kernels: .parquet, .csv, .json, .duckdb")
 
 

@@ -79,7 +79,10 @@ def print_sweep(table: pa.Table, front: pa.Table | None, arguments: Any) -> None
         page += ["", f"kernel latencies: {', '.join(tiers)}{what}"]
         if "unmeasured-vendor" in tiers:
             named = sorted({row["gpu"] for row in rows if row["tier"] == "unmeasured-vendor" and "gpu" in row})
-            page.append(f"no GPU of the vendor of {', '.join(named)} was measured: kernels of other vendors stand in")
+            page.append(
+                f"many kernels were measured on no GPU of the maker of {', '.join(named)}: general constants stand in, "
+                "and may be off by a factor of 4"
+            )
     if "cheapest" in answer:
         load = [name for name in flags if name in LOADS]
         page += ["", *_cheapest_of_each_load(table, flags, load, arguments.at_rate)]

@@ -68,6 +68,7 @@ def peaks_of(gpu: str, systems: Path | None) -> Peaks:
         raise unknown("GPU", gpu, rows, "The table gpus has no rates of it.")
     row = rows[gpu]
     stated = {math: row[f"{math}_flops_per_s"] for math in (*SYSTEM_FIELDS, "fp32")}
+    stated["fp32"] = row["fp32_matrix_flops_per_s"] or stated["fp32"]
     memory, link = row["memory_bandwidth_bytes_per_s"], row["link_bytes_per_s"]
     if systems and (file := systems / f"{gpu}.yaml").is_file():
         fields = _numbers(file.read_text(encoding="utf-8"))

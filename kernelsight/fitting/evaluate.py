@@ -24,9 +24,10 @@ from kernelsight.fitting import baselines
 from kernelsight.fitting.cells import is_covered, is_seen, is_serving, measured_by
 from kernelsight.fitting.metrics import mean_of, score
 from kernelsight.fitting.remeasurement import remeasurement_floors
-from kernelsight.fitting.splits import SEALED, Split, in_budget, shape_columns
+from kernelsight.fitting.splits import Split, in_budget, shape_columns
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import MEASURED
+from kernelsight.read.sweeps.devices import SEALED
 from kernelsight.read.sweeps.points import MEASURED_HERE
 
 Prediction = tuple[np.ndarray, np.ndarray, np.ndarray]

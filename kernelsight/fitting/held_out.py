@@ -43,6 +43,14 @@ def generations_of(table: pa.Table, gpus: pa.Table) -> dict[str, list[str]]:
     return found
 
 
+def folds_of(table: pa.Table, gpus: pa.Table) -> dict[str, list[str]]:
+    """Return what is held out in turn: generations, or where the rows are of a single one, its GPUs; {} if one GPU."""
+    generations = generations_of(table, gpus)
+    if len(generations) == 1:
+        generations = {gpu: [gpu] for gpu in sorted(pc.unique(table["gpu"]).to_pylist())}
+    return generations if len(generations) > 1 else {}
+
+
 def held_out_errors(
     family: str,
     form: Form,
@@ -52,10 +60,9 @@ def held_out_errors(
     fabrics: pa.Table,
     fits: Mapping[str, pa.Table] | None = None,
 ) -> Errors:
-    """Predict each generation by a fit without it; ``fits``: the constants of such fits by generation, where known."""
+    """Predict each fold by a fit without it; ``fits``: the constants of such fits by fold, where known."""
     parts: list[tuple] = []
-    generations = generations_of(table, gpus)
-    for name, members in generations.items() if len(generations) > 1 else ():
+    for name, members in folds_of(table, gpus).items():
         outside = pc.is_in(table["gpu"], pa.array(members))
         rest, mine = table.filter(pc.invert(outside)), thinned_kernels(table.filter(outside))
         constants = (fits or {}).get(name)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -12,19 +13,23 @@ import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
 from kernelsight.fitting.expressions import fit_family
-from kernelsight.fitting.held_out import generations_of, held_out_errors
+from kernelsight.fitting.held_out import folds_of, held_out_errors
 from kernelsight.fitting.intervals import fit_intervals
 from kernelsight.fitting.measured import fit_measured, has_correction, rows_of
 from kernelsight.fitting.pack_rows import correction_arrays, interval_rows
 from kernelsight.fitting.training import training_rows
+from kernelsight.fitting.vendors import vendor_form
 from kernelsight.kernels.families import FAMILIES, MEASURED
-from kernelsight.kernels.pack import pack_table
-from kernelsight.kernels.resolve import Facts, family_facts
+from kernelsight.kernels.forms import Form
+from kernelsight.kernels.pack import default_pack, pack_table
+from kernelsight.kernels.resolve import Facts, family_facts, rows_of_part, vendors_of
 
 # steps of a correction's training against those of a budget of sites: a whole sweep lies denser, and there are many
 PACK_EFFORT = 0.4
 # rows of one GPU below which a fit to them alone is reported as thin
 FEW_ROWS = 200
+# rows of one GPU below which it is no GPU that a family was measured on, if others were
+LEAST_ROWS = 10
 
 
 def fit_pack(
@@ -35,29 +40,60 @@ def fit_pack(
     implementations: pa.Table,
     *,
     families: Iterable[str] | None = None,
+    base: pa.Table | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> pa.Table:
-    """Fit every measured family on ``train_gpus``; return ``eta_coefficients`` rows.
+    """Fit every measured family on ``train_gpus``, each vendor's apart; return ``eta_coefficients`` rows.
+
+    ``base``: the pack whose NVIDIA constants other vendors start from where these sweeps hold no NVIDIA GPU; None: the
+    embedded one.
 
     Each family is also fitted without each generation of the GPUs, for honest cross-generation answers on GPUs that
     were measured. Deterministic: equal sweeps give equal rows.
     """
 
     rows: list[dict] = []
+    vendor_of = vendors_of(gpus)
     for family in MEASURED if families is None else families:
-        table = training_rows(sweeps, family, train_gpus)
-        if not table.num_rows:
-            continue
-        log(f"{family}: {table.num_rows:,} rows")
-        if table.num_rows < FEW_ROWS and len(set(table["gpu"].to_pylist())) == 1:
-            log(f"{family}: few rows of one GPU, so distant shapes are extrapolated; add another --sweep")
-        rows += family_rows(family, table, implementations, gpus, fabrics, log)
-        rows += choice_rows(sweeps, family, train_gpus, implementations)
+        for vendor in sorted({vendor_of[gpu] for gpu in train_gpus}, key=lambda name: name or ""):
+            mine = [gpu for gpu in train_gpus if vendor_of[gpu] == vendor]
+            table = training_rows(sweeps, family, mine)
+            mine = _enough(table, mine)
+            if not mine:
+                continue
+            table = table.filter(pc.is_in(table["gpu"], pa.array(mine)))
+            log(f"{family}{f', {vendor}' if vendor else ''}: {table.num_rows:,} rows")
+            if table.num_rows < FEW_ROWS and len(set(table["gpu"].to_pylist())) == 1:
+                log(f"{family}: few rows of one GPU, so distant shapes are extrapolated; add another --sweep")
+            first = rows if any(row["family"] == family for row in rows) else _constants(base, family) if vendor else []
+            form = vendor_form(family, FAMILIES[family].form, vendor, table.num_rows, first)
+            fitted = family_rows(family, form, table, implementations, gpus, fabrics, log)
+            rows += [row | {"vendor": vendor} if _is_of_vendor(row) else row for row in fitted]
+            rows += choice_rows(sweeps, family, mine, implementations)
     return pack_table(rows)
+
+
+def _is_of_vendor(row: Mapping[str, Any]) -> bool:
+    """Tell whether a row is part of a vendor's fit; corrections, and intervals of one GPU, are that GPU's."""
+    return row["part"] == "constant" or (row["part"] == "interval" and not row.get("gpu"))
+
+
+def _enough(table: pa.Table, gpus: Sequence[str]) -> list[str]:
+    """Return the GPUs with rows, but not those with fewer than LEAST_ROWS where others have more."""
+    counted = table.group_by("gpu").aggregate([([], "count_all")])
+    found = dict(zip(counted["gpu"].to_pylist(), counted["count_all"].to_pylist(), strict=True))
+    counts = {gpu: found.get(gpu, 0) for gpu in gpus}
+    least = min(LEAST_ROWS, max(counts.values(), default=0))
+    return [gpu for gpu, count in counts.items() if count >= max(least, 1)]
+
+
+def _constants(base: pa.Table | None, family: str) -> list[dict]:
+    return rows_of_part(default_pack() if base is None else base, family, "constant").to_pylist()
 
 
 def family_rows(
     family: str,
+    form: Form,
     table: pa.Table,
     implementations: pa.Table,
     gpus: pa.Table,
@@ -65,11 +101,10 @@ def family_rows(
     log: Callable[[str], None],
 ) -> list[dict]:
     """Return a family's constants (of all GPUs, and without each generation), corrections and intervals."""
-    form, tables = FAMILIES[family].form, (implementations, gpus, fabrics)
+    tables = (implementations, gpus, fabrics)
     rows = fit_family(family, form, table, *tables, _source(table))
     whole, fits = pack_table(rows), {}
-    generations = generations_of(table, gpus)
-    for name, members in generations.items() if len(generations) > 1 else ():
+    for name, members in folds_of(table, gpus).items():
         rest = table.filter(pc.invert(pc.is_in(table["gpu"], pa.array(members))))
         left_out = fit_family(family, form, rest, *tables, _source(rest), name)
         fits[name] = pack_table([{**row, "without": None} for row in left_out])

@@ -14,11 +14,14 @@ from kernelsight.errors import InvalidInput, unknown
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import MATH
 from kernelsight.kernels.latency import COLUMNS, columns_read, figures
+from kernelsight.kernels.resolve import rows_of_part
 from kernelsight.kernels.step_costs import distinct_rows
 from kernelsight.kernels.work import evaluated, field_of, fields
 
 # columns of calls that latencies rest on, or that are looked at before
 READ = ("deployment_id", "family", "gpu", "engine", "count", "format", "math", "flops", "bytes", "shape")
+# optional: the kernel asked for by name
+KERNEL = "implementation"
 _FIELDS = re.compile(r'shape\."(\w+)"')
 # fields that may be nought, and those that may be missing, which says the same
 MAY_BE_ZERO = {"window", "cached_tokens", "context"}
@@ -56,7 +59,10 @@ def call_latencies(
     answer = _Answer(calls.num_rows)
     for number, family in enumerate(names):
         rows = np.flatnonzero(families.indices.to_numpy() == number)
-        table = family_table(family, _of_family(family, calls, pa.array(rows)))
+        mine = _of_family(family, calls, pa.array(rows))
+        _refuse_formats(family, mine, gpus)
+        _refuse_kernels(family, mine, coefficients)
+        table = family_table(family, mine)
         table, number_of_row = _different(family, table)
         numbers, words = figures(family, table, settings, *facts_read)
         answer.put(
@@ -115,7 +121,7 @@ class _Answer:
 
 def _encoded(calls: pa.Table) -> pa.Table:
     """Return calls with every column of words that figures rest on as a dictionary, each column in one piece."""
-    columns = {name: calls[name].combine_chunks() for name in READ}
+    columns = {name: calls[name].combine_chunks() for name in (*READ, KERNEL) if name in calls.column_names}
     for name in ("deployment_id", "family", "gpu", "engine"):
         columns[name] = columns[name].dictionary_encode()
     return pa.table(columns)
@@ -149,6 +155,37 @@ def family_table(family: str, calls: pa.Table) -> pa.Table:
             values = sizes[name] if name in sizes else _computed(family, name, sizes)
         calls = calls.append_column(name, pa.array(values))
     return calls
+
+
+def _refuse_formats(family: str, calls: pa.Table, gpus: pa.Table) -> None:
+    """InvalidInput where a call states arithmetic that its GPU does not have."""
+    rates = {row["gpu"]: row for row in gpus.to_pylist()}
+    for math in pc.unique(calls["math"]).to_pylist():
+        lacking = [
+            name
+            for name in pc.unique(calls["gpu"]).to_pylist()
+            if math in MATH and name in rates and rates[name][f"{math}_flops_per_s"] is None
+        ]
+        if not lacking:
+            continue
+        stated = pc.and_(pc.equal(calls["math"], math), pc.is_in(calls["gpu"].cast(pa.string()), pa.array(lacking)))
+        if pc.any(stated).as_py():
+            gpu = calls.filter(stated)["gpu"][0].as_py()
+            has = [name for name in MATH if rates[gpu][f"{name}_flops_per_s"]]
+            raise InvalidInput(
+                f"a {family} call has math = {math}, which {gpu} does not have; give one of {', '.join(has)} (weights "
+                "of shorter formats are expanded), or another GPU."
+            )
+
+
+def _refuse_kernels(family: str, calls: pa.Table, coefficients: pa.Table) -> None:
+    """UnknownName where a call asks for a kernel that no sweep of its family ran."""
+    if KERNEL not in calls.column_names:
+        return
+    known = set(rows_of_part(coefficients, family, "choice")[KERNEL].to_pylist())
+    for asked in pc.unique(calls[KERNEL]).to_pylist():
+        if asked and asked not in known:
+            raise unknown("implementation", asked, known, f"Sweeps ran these kernels of the family {family}.")
 
 
 def _columns(family: str) -> list[str]:

@@ -13,8 +13,8 @@ MICROSECONDS_PER_SECOND = 1e6
 # GPUs whose L2 is two halves, each of which keeps what its own multiprocessors read (NVIDIA A100 white paper, section
 # "A100 L2 cache"; H100 white paper; assumed of Blackwell's two dies): by compute capability
 SPLIT_L2 = ("8.0", "9.0", "10.0", "10.3")
-# boards with GDDR memory, of any kind: by compute capability
-GDDR = ("7.5", "8.6", "8.9", "12.0")
+# boards with GDDR memory of any kind, or LPDDR: by compute capability
+GDDR = ("7.5", "8.6", "8.9", "12.0", "12.1")
 # special-function results per clock and multiprocessor: 4 in each of 4 quadrants (CUDA C++ programming guide,
 # arithmetic instructions); Blackwell Ultra has twice that (NVIDIA technical blog "Inside NVIDIA Blackwell Ultra", 2025)
 EXPONENTIALS_PER_CLOCK = 16.0
@@ -37,7 +37,8 @@ def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]
 
     ``uncut_flops_per_us``: the rate that the multiprocessors at their clock would have with every tensor core at work.
     A GPU without a link has its PCIe rate and, of the PCIe fabrics, the latency of the one nearest in rate. A dtype
-    that the GPU lacks has the rate of its 16-bit type, in which such weights are expanded.
+    that the GPU lacks has the rate of its 16-bit type, in which such weights are expanded; products in FP32 have the
+    rate of matrix cores where they have one, else that of the vector units.
     """
     read = {name: gpus[name].to_numpy(zero_copy_only=False) for name in gpus.column_names}
     sixteen_bit = np.where(np.isnan(_rate(read, "bf16")), _rate(read, "fp16"), _rate(read, "bf16"))
@@ -78,7 +79,11 @@ def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]
 
 
 def _rate(read: dict[str, np.ndarray], math: str) -> np.ndarray:
-    return np.asarray(read[f"{math}_flops_per_s"], dtype=float)
+    stated = np.asarray(read[f"{math}_flops_per_s"], dtype=float)
+    if math != "fp32":
+        return stated
+    matrix = np.asarray(read["fp32_matrix_flops_per_s"], dtype=float)
+    return np.where(np.isnan(matrix), stated, matrix)
 
 
 def _uncut(read: dict[str, np.ndarray], math: str, rate: np.ndarray) -> np.ndarray:

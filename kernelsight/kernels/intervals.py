@@ -14,6 +14,12 @@ import numpy as np
 KNOTS_US = (4.0, 16.0, 64.0, 256.0, 1024.0)
 # a factor of 20 at most
 MOST_HALF = 3.0
+# of a vendor whose kernels nobody measured: a factor of 4, which covers 91 to 100 % of AMD's products and experts
+# (aiter) when general constants answer for them
+UNMEASURED_HALF = 1.386
+# what an engine's newer versions add to the errors of its kernels on a measured GPU, joined by squares: the least with
+# which both the first and the later new versions on H100 and B200 are covered to 90 % (docs/accuracy/kernels.md)
+DRIFT_HALF = 0.08
 # a GPU this near to one of those that were fitted, octaves, is as the generations are that were held out
 NEAR_OCTAVES = 1.0
 # growth of the half width by octave beyond: fitted without any GDDR board, L40S and RTX PRO 6000 lie two octaves
@@ -33,6 +39,19 @@ def half_widths_for(curves: Mapping[str, np.ndarray], groups: Sequence[str]) -> 
     """Return (groups, knots): each group's half widths, those of all rows where it has none of its own."""
     widest = np.full(len(KNOTS_US), MOST_HALF)
     return np.array([curves.get(group, curves.get(ALL, widest)) for group in groups]).reshape(len(groups), -1)
+
+
+def measured_half_widths(
+    own: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray], kernel: str, group: str
+) -> np.ndarray:
+    """Return the half widths (knots,) of a kernel that an engine runs on a measured GPU, in a version of its own.
+
+    ``own``: curves of the GPU's sweep by kernel; one that the sweep did not hold is as uncertain as on another GPU:
+    ``others``, curves of held-out generations by ``group``.
+    """
+    if kernel not in own and others:
+        return half_widths_for(others, [group])[0]
+    return np.hypot(half_widths_for(own, [kernel])[0], DRIFT_HALF)
 
 
 def growth(octaves: float) -> float:

@@ -14,18 +14,29 @@ from kernelsight.dataflow.cache import remembered
 from kernelsight.errors import InvalidInput
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.intervals import KNOTS_US, group_of, growth, half_widths_for
+from kernelsight.kernels.intervals import (
+    KNOTS_US,
+    UNMEASURED_HALF,
+    group_of,
+    growth,
+    half_widths_for,
+    measured_half_widths,
+)
 from kernelsight.kernels.likeness import Likeness
 from kernelsight.kernels.nearby import Nearby, nearby_of
 from kernelsight.kernels.network import Network, network_of
 from kernelsight.kernels.pack import correction_numbers
 from kernelsight.kernels.resolve import (
+    UNKNOWN,
     Facts,
     choose,
     constants_at,
+    engine_of_vendor,
     engine_that_ran,
     family_facts,
+    fitted_vendors,
     lineage_of,
+    measured_dtype,
     relinked,
     rows_of_part,
     siblings,
@@ -34,7 +45,7 @@ from kernelsight.kernels.resolve import (
 # what differs between a sweep and a served graph: no gap between two replays; quantisation, rotation and cache writes
 # have calls of their own; prompts do not end at whole tiles
 SERVED = {"gap_us": 0.0, "quantizes": 0.0, "query_passes": 0.0, "kv_passes": 0.0, "row_padding": 0.5}
-TIERS = ("cross-generation", "roofline", "target-measured", "hypothetical")
+TIERS = ("cross-generation", "roofline", "target-measured", "hypothetical", "unmeasured-vendor")
 # tiers that answer from the fit of one GPU, with its correction
 FITTED = ("target-measured", "hypothetical")
 
@@ -60,8 +71,8 @@ def kinds_of(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dic
         kernels = pc.fill_null(settings[asked].combine_chunks(), "")
         place = pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks())
         named["asked"] = kernels.take(place) if len(settings) != 1 else pa.repeat(kernels[0], calls.num_rows)
-    elif asked in calls.column_names:
-        named["asked"] = pc.fill_null(calls[asked].cast(pa.string()), "")
+    elif column := next((name for name in (asked, "implementation") if name in calls.column_names), None):
+        named["asked"] = pc.fill_null(calls[column].cast(pa.string()), "")
     kinds, kind_of_row = combinations(pa.table(named), list(named))
     return [{**kind, "dtype": dtype_of(family, kind)} for kind in kinds], kind_of_row
 
@@ -124,7 +135,11 @@ def _constants_of(
     measured, anywhere = _measured_gpus(family, coefficients), _gpus_of(coefficients)
     corrected = _gpus_of(rows_of_part(coefficients, family, "correction"))
     for kind in kinds:
-        kind["ran"] = engine_that_ran(coefficients, family, kind["engine"], kind["fit"])
+        kind["vendor"] = facts.vendor.get(kind["fit"])
+        kind["dtype"] = measured_dtype(coefficients, family, kind["dtype"])
+        ran = engine_that_ran(coefficients, family, kind["engine"], kind["fit"])
+        kind["ran"] = engine_of_vendor(facts, coefficients, family, ran, kind["fit"])
+    vendors = fitted_vendors(coefficients, family)
     calls = [
         {
             "engine": kind["ran"],
@@ -135,9 +150,9 @@ def _constants_of(
         }
         for kind in kinds
     ]
-    nodes = rows_of_part(coefficients, family, "constant").select(["without", "implementation"])
+    nodes = rows_of_part(coefficients, family, "constant").select(["vendor", "without", "implementation"])
     fitted = {tuple(row.values()) for row in nodes.group_by(nodes.column_names).aggregate([]).to_pylist()}
-    fits = {without for without, _ in fitted}
+    fits = {(vendor, without) for vendor, without, _ in fitted}
     chosen = choose(facts, coefficients, family, calls)
     values: dict[str, np.ndarray] = {}
     evidence = []
@@ -147,15 +162,21 @@ def _constants_of(
                 f"tier target-measured needs a fitted sweep of {kind['fit']}, and there is none; fit one with "
                 "`kernelsight calibrate fit`, or use --tier auto, cross-generation or roofline."
             )
-        kind["answers"] = _answering_tier(kind["tier"], kind["fit"], measured, bool(stands_for.get(kind["gpu"])))
+        known, swept = kind["vendor"] in vendors, kind["fit"] in measured
+        kind["kernel"] = "|".join((kind["ran"], implementation, kind["dtype"]))
+        ran_here = swept and (
+            kind["vendor"] is None or kind["kernel"] in _kernels_of(family, kind["fit"], coefficients)
+        )
+        hypothetical = bool(stands_for.get(kind["gpu"]))
+        kind["answers"] = _answering_tier(kind["tier"], ran_here, hypothetical, known)
         if (kind["relinked"] or kind["twin"]) and kind["answers"] in FITTED:
             kind["answers"] = "cross-generation"
         here = kind["answers"] in FITTED or bool(kind["twin"])
         kind["corrected"] = kind["fit"] if here and kind["fit"] in corrected else None
-        kind["kernel"] = "|".join((kind["ran"], implementation, kind["dtype"]))
         # asked not to use what was measured there, the expression fitted without its whole generation answers
-        forgets = kind["fit"] in measured and not here and not kind["relinked"]
-        without = facts.generation.get(kind["fit"]) if forgets else None
+        forgets = swept and kind["tier"] == "cross-generation" and not kind["relinked"]
+        held_out = (facts.generation.get(kind["fit"]), kind["fit"]) if forgets else ()
+        kind["without"] = next((name for name in held_out if (kind["vendor"], name) in fits), None)
         path = {
             **kind,
             "gpu": kind["gpu"] if kind["relinked"] else kind["fit"],
@@ -163,14 +184,13 @@ def _constants_of(
             "implementation": implementation,
             "lineage": lineage_of(facts, implementation),
         }
-        at = constants_at(
-            facts, coefficients, family, form.coefficients, [path], without if without in fits else None, measured=here
-        )
-        kind["without"] = without if without in fits else None
-        swept = kind["answers"] == "target-measured"
-        kind["group"] = (
-            kind["kernel"] if swept else group_of(kind["dtype"], (kind["without"], implementation) in fitted)
-        )
+        # a vendor without a fit takes the constants of no kernel, GPU or engine: those of the family
+        path = path if known else dict.fromkeys(path, UNKNOWN)
+        vendor = kind["vendor"] if known else None
+        own = here or (swept and not forgets)
+        at = constants_at(facts, coefficients, family, form.coefficients, [path], kind["without"], own, vendor)
+        seen_by_fit = (kind["vendor"], kind["without"], implementation) in fitted
+        kind["group"] = group_of(kind["dtype"], seen_by_fit)
         for name, value in at.items():
             values.setdefault(name, np.empty(len(kinds)))[row] = value[0]
         evidence.append(_evidence(kind, implementation, seen, measured))
@@ -189,17 +209,30 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
     found = np.full((len(kinds), len(KNOTS_US)), np.log(FAMILIES[family].form.spread))
     for number, kind in enumerate(kinds):
         # what a sweep tells of its own GPU's errors says nothing of a GPU that nobody built
-        gpu = kind["gpu"] if kind["answers"] == "target-measured" else None
-        curves = {
-            row["dtype"]: np.array(row["array"])
-            for row in rows
-            if row["gpu"] == gpu and row["without"] == (None if gpu else kind["without"])
-        }
+        own = _curves(rows, kind["gpu"], None, None) if kind["answers"] == "target-measured" else {}
+        others = _curves(rows, None, kind["vendor"], kind["without"])
         if kind["answers"] == "roofline":
             found[number] = 0.0
-        elif curves:
-            found[number] = half_widths_for(curves, [kind["group"]])[0] * growth(kind["octaves"])
+        elif kind["answers"] == "unmeasured-vendor":
+            found[number] = UNMEASURED_HALF
+        elif own:
+            found[number] = measured_half_widths(own, others, kind["kernel"], kind["group"])
+        elif others and kind["answers"] != "target-measured":
+            half = half_widths_for(others, [kind["group"]])[0]
+            # a vendor's own fit, however few its GPUs, is no worse than none
+            half = half if kind["vendor"] is None else np.minimum(half, UNMEASURED_HALF)
+            found[number] = half * growth(kind["octaves"])
     return found
+
+
+def _curves(
+    rows: Sequence[Mapping[str, Any]], gpu: str | None, vendor: str | None, without: str | None
+) -> dict[str, np.ndarray]:
+    """Return the curves of one GPU, or of a vendor's fit that left out ``without``, by group."""
+    wanted = (gpu, vendor, without)
+    return {
+        row["dtype"]: np.array(row["array"]) for row in rows if (row["gpu"], row["vendor"], row["without"]) == wanted
+    }
 
 
 def network_at(coefficients: pa.Table, family: str, gpu: str) -> tuple[Network, list[str]]:
@@ -236,10 +269,23 @@ def _gpus_of(coefficients: pa.Table) -> set[str | None]:
     return remembered((coefficients,), "gpus", lambda: set(pc.unique(coefficients["gpu"]).to_pylist()))
 
 
-def _answering_tier(asked: str, gpu: str, measured: set[str], hypothetical: bool) -> str:
-    if asked not in ("auto", "target-measured"):
+def _kernels_of(family: str, gpu: str, coefficients: pa.Table) -> set[str]:
+    """Return the kernels that the sweep of a GPU held, as engine|implementation|dtype."""
+
+    def read() -> set[str]:
+        rows = _rows_of(coefficients, "interval", family, gpu)
+        return {row["dtype"] for row in rows}
+
+    return remembered((coefficients,), ("kernels", family, gpu), read)
+
+
+def _answering_tier(asked: str, measured: bool, hypothetical: bool, known: bool) -> str:
+    """``measured``: whether the GPU's sweep held the kernel; ``known``: whether a GPU of the vendor was fitted."""
+    if asked == "roofline":
         return asked
-    if gpu not in measured:
+    if not known:
+        return "unmeasured-vendor"
+    if asked == "cross-generation" or not measured:
         return "cross-generation"
     return "hypothetical" if hypothetical else "target-measured"
 
@@ -247,6 +293,8 @@ def _answering_tier(asked: str, gpu: str, measured: set[str], hypothetical: bool
 def _evidence(kind: Mapping[str, Any], implementation: str, seen: bool, measured: set[str]) -> str:
     if kind["answers"] == "roofline":
         return "lower bound"
+    if kind["answers"] == "unmeasured-vendor":
+        return f"no GPU of {kind['vendor'].upper()} was measured: general constants of the family"
     if not measured:
         return "analytic terms with assumed constants"
     if kind["answers"] == "target-measured":

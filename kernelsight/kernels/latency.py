@@ -26,6 +26,9 @@ from kernelsight.kernels.resolve import family_facts, fitted_gpus, siblings
 COLUMNS = ["deployment_id", "step_shape_id", "call", "family", "name", "count", "tiles", "roofline_us", "bound", "eta"]
 COLUMNS += ["latency_us", "latency_p05_us", "latency_p95_us", "tier", "evidence"]
 BOUNDS = ("compute", "memory", "link")
+# general constants count in units and clocks of NVIDIA GPUs: on hardware that is built otherwise, no call of a vendor
+# without measurements is taken to be slower than this
+SLOWEST_US, SLOWEST_ETA = 50.0, 8.0
 # a forward pass touches far more bytes than L2 holds before it reads a weight or a cached key again
 COLD_BYTES = 1e15
 
@@ -115,7 +118,7 @@ def interval(family: str, found: Answers, coefficients: pa.Table) -> tuple[np.nd
 def columns_read(family: str, there: Collection[str]) -> list[str]:
     """Return the columns of a family's call table that its latencies rest on, of those that are ``there``."""
     row = FAMILIES[family]
-    words = ["deployment_id", "gpu", "engine", "format", "math", row.kernel_column]
+    words = ["deployment_id", "gpu", "engine", "format", "math", row.kernel_column, "implementation"]
     words += ["head_dim"] if row.by_head_dim else []
     return list(dict.fromkeys(name for name in (*words, *row.form.reads, "flops", "bytes") if name in there))
 
@@ -144,7 +147,8 @@ def answers(
     at, evidence = constants_of(family, kinds, implementations, gpus, coefficients, alike)
     known = family_facts(family, implementations, gpus)
     for kind in kinds:
-        others = set() if kind["answers"] == "target-measured" else fitted_gpus(coefficients, family, kind["without"])
+        others = fitted_gpus(coefficients, family, kind["without"], kind["vendor"])
+        others = set() if kind["answers"] == "target-measured" else others
         kind["octaves"] = alike.octaves(kind["gpu"], siblings(known, kind["gpu"], others) or others)
     networks = {gpu: network_at(coefficients, family, gpu) for gpu in {kind["corrected"] for kind in kinds} - {None}}
     results: dict[str, np.ndarray] = {}
@@ -161,7 +165,9 @@ def answers(
         for name, values in found.items():
             results.setdefault(name, np.empty(rows))[chosen] = values
     tier = np.array([TIERS.index(kind["answers"]) for kind in kinds], dtype=int)[kind_of_row]
-    latency = np.where(tier == TIERS.index("roofline"), results["roofline_us"], results["latency_us"])
+    roofline, latency = results["roofline_us"], results["latency_us"]
+    slowest = np.where(tier == TIERS.index("unmeasured-vendor"), SLOWEST_US + SLOWEST_ETA * roofline, np.inf)
+    latency = np.where(tier == TIERS.index("roofline"), roofline, np.minimum(latency, slowest))
     return Answers(kinds, kind_of_row, evidence, results, tier, latency)
 
 

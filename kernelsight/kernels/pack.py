@@ -57,8 +57,13 @@ def correction_numbers(rows: Iterable[Mapping[str, Any]]) -> list[dict]:
 
 def default_pack() -> pa.Table:
     """Return the embedded ``eta_coefficients``: the shipped pack, and assumed constants of the families it lacks."""
+    return with_assumed(shipped_pack())
+
+
+def shipped_pack() -> pa.Table:
+    """Return the pack that ships, without rows if there is none."""
     packs = sorted(_PACKS.glob("*.parquet"))
-    return with_assumed(read_pack(packs[0]) if packs else pack_table([]))
+    return read_pack(packs[0]) if packs else pack_table([])
 
 
 def read_pack(path: Path) -> pa.Table:

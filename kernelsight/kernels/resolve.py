@@ -20,13 +20,16 @@ UNKNOWN = "unknown"
 # what `calibrate measure` writes as the engine of kernels that no serving engine built, those of servers first
 OWN_ENGINES = ("flashinfer_python", "nvidia_cudnn_frontend", "torch", "cublaslt", "kernelsight")
 GENERATIONS = {"8.9": "ada", "8": "ampere", "9": "hopper", "10": "sm_100", "12": "sm_120"}
+GENERATIONS |= {"gfx908": "cdna1", "gfx90a": "cdna2", "gfx942": "cdna3", "gfx950": "cdna4"}
+# rows of a pack without a vendor are fitted to its GPUs; they answer, in general, for vendors without a fit too
+FIRST_VENDOR = "nvidia"
 
 
 def generation(compute_capability: str | None) -> str | None:
     """Return the generation of GPUs that share their instructions: what a cross-generation fit leaves out as one.
 
-    >>> generation("8.9"), generation("10.3"), generation("gfx942")
-    ('ada', 'sm_100', None)
+    >>> generation("8.9"), generation("10.3"), generation("gfx942"), generation("6.0")
+    ('ada', 'sm_100', 'cdna3', None)
     """
     text = compute_capability or ""
     return GENERATIONS.get(text) or GENERATIONS.get(text.partition(".")[0])
@@ -42,6 +45,7 @@ class Facts(NamedTuple):
     generation: dict[str, str | None]
     capability: dict[str, float]
     alike: dict[str, bool]
+    vendor: dict[str, str | None]  # None: the first vendor, as in packs
 
 
 def family_facts(family: str, implementations: pa.Table, gpus: pa.Table) -> Facts:
@@ -64,7 +68,14 @@ def _family_facts(family: str, implementations: pa.Table, gpus: pa.Table) -> Fac
         _over_pcie(gpus)
         if family in COMMUNICATION
         else {name: text not in GDDR for name, text in zip(names, texts, strict=True)},
+        vendors_of(gpus),
     )
+
+
+def vendors_of(gpus: pa.Table) -> dict[str, str | None]:
+    """Return the vendor of each GPU as packs name it: None for the first one."""
+    pairs = zip(gpus["gpu"].to_pylist(), gpus["vendor"].to_pylist(), strict=True)
+    return {gpu: None if vendor == FIRST_VENDOR else vendor for gpu, vendor in pairs}
 
 
 def _over_pcie(gpus: pa.Table) -> dict[str, bool]:
@@ -114,18 +125,19 @@ def constants_at(
     paths: Sequence[Mapping[str, str]],
     without: str | None = None,
     measured: bool = True,
+    vendor: str | None = None,
 ) -> dict[str, np.ndarray]:
     """Return every coefficient at each path, from ``eta_coefficients`` rows of the fit that left out ``without``.
 
     ``measured``: whether what was fitted to the path's own GPU counts. Otherwise, and where nothing was, its siblings'
-    factors count: those of fitted GPUs of its generation that are alike.
+    factors count: those of fitted GPUs of its generation that are alike. ``vendor``: whose fit, None the first one's.
     """
-    fitted = fitted_gpus(rows, family, without)
+    fitted = fitted_gpus(rows, family, without, vendor)
     nodes: list[Node] = []
     for gpu in (None, *sorted({path["gpu"] for path in paths})):
         stand_in = (gpu,) if gpu is None or (measured and gpu in fitted) else siblings(facts, gpu, fitted)
-        key = ("nodes", family, without, gpu, stand_in)
-        nodes += remembered((rows,), key, lambda at=gpu, of=stand_in: _nodes(rows, family, without, at, of))
+        key = ("nodes", family, without, vendor, gpu, stand_in)
+        nodes += remembered((rows,), key, lambda at=gpu, of=stand_in: _nodes(rows, family, without, vendor, at, of))
     return {**path_values(coefficients, nodes, paths), **structure_at(facts, coefficients, paths)}
 
 
@@ -145,26 +157,31 @@ def rows_of_part(rows: pa.Table, family: str, part: str) -> pa.Table:
     return remembered((rows,), (family, part), read)
 
 
-def _constants(rows: pa.Table, family: str, without: str | None) -> pa.Table:
-    """Constants of the fit that left out ``without``."""
+def _constants(rows: pa.Table, family: str, without: str | None, vendor: str | None) -> pa.Table:
+    """Constants of a vendor's fit that left out ``without``."""
     found = rows_of_part(rows, family, "constant")
-    return found.filter(
-        pc.is_null(found["without"]) if without is None else pc.fill_null(pc.equal(found["without"], without), False)
-    )
+    return found.filter(pc.and_(_equal(found["without"], without), _equal(found["vendor"], vendor)))
 
 
-def fitted_gpus(rows: pa.Table, family: str, without: str | None) -> set[str]:
-    """Return the GPUs that the fit of a family without a generation (None: with all) rests on."""
+def fitted_gpus(rows: pa.Table, family: str, without: str | None, vendor: str | None = None) -> set[str]:
+    """Return the GPUs that a vendor's fit of a family without a generation (None: with all) rests on."""
 
     def read() -> set[str]:
-        return set(pc.unique(_constants(rows, family, without)["gpu"]).to_pylist()) - {None}
+        return set(pc.unique(_constants(rows, family, without, vendor)["gpu"]).to_pylist()) - {None}
 
-    return remembered((rows,), ("fitted", family, without), read)
+    return remembered((rows,), ("fitted", family, without, vendor), read)
 
 
-def _nodes(rows: pa.Table, family: str, without: str | None, gpu: str | None, of: tuple[str | None, ...]) -> list[Node]:
+def _nodes(
+    rows: pa.Table,
+    family: str,
+    without: str | None,
+    vendor: str | None,
+    gpu: str | None,
+    of: tuple[str | None, ...],
+) -> list[Node]:
     """Nodes of no GPU (None), or those of a GPU: the means of the logarithms of the GPUs ``of`` that have them."""
-    found = _constants(rows, family, without)
+    found = _constants(rows, family, without, vendor)
     if gpu is None:
         return nodes_of(found.filter(pc.is_null(found["gpu"])).to_pylist())
     alike: dict[tuple, list[Node]] = {}
@@ -177,6 +194,11 @@ def _nodes(rows: pa.Table, family: str, without: str | None, gpu: str | None, of
     ]
 
 
+def _equal(column: pa.ChunkedArray, value: str | None) -> pa.ChunkedArray:
+    """Whether each value of a column is this one, null where it is None."""
+    return pc.is_null(column) if value is None else pc.fill_null(pc.equal(column, value), False)
+
+
 def engine_that_ran(rows: pa.Table, family: str, engine: str, gpu: str) -> str:
     """Return the engine whose kernels answer for ``engine`` on a GPU: itself, or what our own measurements ran there.
 
@@ -185,6 +207,24 @@ def engine_that_ran(rows: pa.Table, family: str, engine: str, gpu: str) -> str:
     here = {row["engine"] for row in _choices(rows, family) if row["gpu"] == gpu}
     own = [name for name in OWN_ENGINES if name in here]
     return own[0] if own and engine not in here else engine
+
+
+def engine_of_vendor(facts: Facts, rows: pa.Table, family: str, engine: str, gpu: str) -> str:
+    """Return ``engine``, or where it ran on no GPU of this GPU's vendor, the engine with the most rows there."""
+    vendor, counts = facts.vendor.get(gpu), {}
+    for row in _choices(rows, family):
+        if facts.vendor.get(row["gpu"]) == vendor:
+            counts[row["engine"]] = counts.get(row["engine"], 0.0) + row["value"]
+    return engine if vendor is None or engine in counts else max(sorted(counts), key=counts.__getitem__, default=engine)
+
+
+def fitted_vendors(rows: pa.Table, family: str) -> set[str | None]:
+    """Return the vendors that a family's constants were fitted to, None for the first one."""
+    return remembered(
+        (rows,),
+        ("vendors", family),
+        lambda: set(pc.unique(rows_of_part(rows, family, "constant")["vendor"]).to_pylist()),
+    )
 
 
 def _choices(rows: pa.Table, family: str) -> list[dict]:
@@ -199,10 +239,23 @@ def choose(facts: Facts, rows: pa.Table, family: str, calls: Sequence[Mapping[st
 
     ``calls``: engine, gpu, dtype and, where it matters, head_dim; implementation where one is asked for, which then
     counts before all else, if any sweep ran it. What counts first: the engine, then the GPU, its generation or the
-    nearest one, then the number formats, then the head width; of what is left, the commonest kernel.
+    nearest one, then the number formats, then the head width; of what is left, the commonest kernel. Kernels of other
+    vendors never answer: where its own has none, it is UNKNOWN.
     """
     counted = _choices(rows, family)
-    return [_choose(facts, counted, call) for call in calls]
+    found = []
+    for call in calls:
+        vendor = facts.vendor.get(call["gpu"])
+        own = [row for row in counted if facts.vendor.get(row["gpu"]) == vendor]
+        found.append(_choose(facts, own, call))
+    return found
+
+
+def measured_dtype(rows: pa.Table, family: str, dtype: str) -> str:
+    """Return a cell's name with BF16 for FP16, or FP16 where sweeps hold only that: their kernels are the same."""
+    known = {row["dtype"] for row in _choices(rows, family)}
+    names = [dtype.replace("fp16", "bf16"), dtype.replace("bf16", "fp16")]
+    return next((name for name in names if name in known), names[0])
 
 
 def _choose(facts: Facts, counted: list[dict], call: Mapping[str, Any]) -> tuple[str, bool]:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kernelsight.dataflow.contract import conform
+from kernelsight.dataflow.contract import Column, conform
 from kernelsight.errors import ContractBroken, InvalidInput
 
 if TYPE_CHECKING:
@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
 # optional columns of a file, and their defaults
 DEFAULTS = {"deployment_id": "calls", "engine": "vllm"}
+KERNEL = Column(
+    "implementation", "string", "kernel asked for, as in sweep_points; null: the engine's choice", nullable=True
+)
 
 
 def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
     """Return the file's rows in the ``kernel_calls`` contract, every row on ``gpu``.
 
-    deployment_id, step_shape_id, call, name, count, gpu and engine may be missing, and shape fields that no row uses.
+    deployment_id, step_shape_id, call, name, count, gpu and engine may be missing, and shape fields that no row uses;
+    a column implementation, which asks for kernels by name, is kept.
     InvalidInput: no such file, or not Parquet; ContractBroken lists all missing columns and wrong values.
     """
     if not path.is_file():
@@ -57,6 +61,8 @@ def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
     table = table.append_column("gpu", pa.repeat(pa.scalar(gpu), rows))
     if "shape" in table.column_names and pa.types.is_struct(table["shape"].type):
         table = table.set_column(table.column_names.index("shape"), "shape", _whole_shape(table["shape"], contract))
+    if KERNEL.name in table.column_names:
+        contract = replace(contract, columns=(*contract.columns, KERNEL))
     if numbered:  # rows that were numbered here are no duplicates
         contract = replace(contract, columns=tuple(replace(column, key=False) for column in contract.columns))
     try:

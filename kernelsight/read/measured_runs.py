@@ -14,11 +14,11 @@ from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput
 from kernelsight.read.parallel_sizes import measured_elsewhere, with_launched_sizes
 from kernelsight.read.sweeps.aiconfigurator import installed_package
+from kernelsight.read.sweeps.devices import SEALED
 
 AICONFIGURATOR = "aiconfigurator"
 FILE = "systems/silicon_sample.csv"
 # held out for the final evaluation: counted, never simulated, fitted or scored
-SEALED_GPUS = ("b300_sxm", "gb300")
 # parallel sizes of the prefill and decode workers of disaggregated runs
 WORKERS = (
     *("prefill_num_workers", "prefill_tp_size", "prefill_pp_size", "prefill_attention_dp_size", "prefill_moe_ep_size"),
@@ -53,7 +53,10 @@ _ranks = pl.col("attention_dp_size").fill_null(1)
 FILTERS: tuple[tuple[str, pl.Expr], ...] = (
     ("concurrency unknown", _concurrency.is_not_null()),
     ("marked as work in progress by its source", ~_source.str.contains("wip=True")),
-    ("vLLM: data-parallel attention not recorded", (pl.col("backend") != "vllm") | (_ranks == 1)),
+    (
+        "data-parallel attention not recorded",
+        (_ranks == 1) | ((pl.col("backend") != "vllm") & (_ranks > 1)),
+    ),
     (
         "more than one node: tensor x data parallelism above 8, or pipeline stages",
         (pl.col("tp_size") * _ranks <= 8) & (pl.col("pp_size") == 1),
@@ -65,7 +68,7 @@ FILTERS: tuple[tuple[str, pl.Expr], ...] = (
     ),
     (UNRECORDED, ~_unrecorded),
     (REPEATED, pl.struct("silicon_ttft_ms", "silicon_tpot_ms").is_first_distinct()),
-    ("GPU held out for the final evaluation", ~pl.col("system").is_in(SEALED_GPUS)),
+    ("GPU held out for the final evaluation", ~pl.col("system").is_in(SEALED)),
 )
 SIDES = ("prefill", "decode")
 # the same for disaggregated runs
@@ -127,7 +130,7 @@ def read_runs(source: str) -> Runs:
         table = read_facts(path, contract) if csv else conform(_sound_table(path), contract, origin=path.name)
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
         raise _unreadable(path, error) from None
-    sealed = pa.compute.is_in(table["gpu"], pa.array(SEALED_GPUS))
+    sealed = pa.compute.is_in(table["gpu"], pa.array(SEALED))
     counted = pa.compute.sum(sealed).as_py() or 0
     excluded = [(FILTERS[-1][0], counted)] if counted else []
     return Runs(table.filter(pa.compute.invert(sealed)), table.num_rows, excluded)

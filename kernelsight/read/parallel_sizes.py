@@ -25,8 +25,7 @@ def with_launched_sizes(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the rows with the sizes of their launch, and ``scored_separately``: why a row is, null for the others.
 
     Rows that were complete before their sizes were restored are scored with the others. The launch script of MiniMax
-    FP4 knows data-parallel attention, and its rows do not state whether it was on: they stay as they are. Sizes of 0 in
-    rows of a dense model count as 1.
+    FP4 knows data-parallel attention, and its rows do not state whether it was on: they stay as they are.
     """
     tp, dp, moe_tp, moe_ep = (pl.col(name).fill_null(1) for name in SIZES)
     vllm = pl.col("backend") == "vllm"
@@ -34,15 +33,14 @@ def with_launched_sizes(rows: pl.DataFrame) -> pl.DataFrame:
     multiplied = product & ~vllm & (moe_tp > 1) & (moe_ep > 1)
     unsure = pl.col("model_path").str.contains("MiniMax") & (pl.col("precision") == "fp4")
     squared = product & vllm & (dp > 1) & (moe_tp == 1) & (moe_ep == tp * dp) & ~unsure
-    unstated = pl.col("attention_dp_size") == 0
-    ranks = pl.when(multiplied & (dp > 1)).then(moe_tp).when(squared | unstated).then(1).otherwise(dp)
+    ranks = pl.when(multiplied & (dp > 1)).then(moe_tp).when(squared).then(1).otherwise(dp)
     of_several = (ranks > 1) & ~vllm
-    restored = (multiplied & (tp > 8)) | squared | unstated
+    restored = (multiplied & (tp > 8)) | squared
     return rows.with_columns(
         tp_size=pl.when(multiplied).then(moe_tp // ranks).otherwise(pl.col("tp_size")),
         attention_dp_size=ranks,
         moe_tp_size=pl.when(multiplied).then(moe_tp // moe_ep).otherwise(pl.col("moe_tp_size")),
-        moe_ep_size=pl.when(squared).then(tp).when(unstated).then(1).otherwise(pl.col("moe_ep_size")),
+        moe_ep_size=pl.when(squared).then(tp).otherwise(pl.col("moe_ep_size")),
         # of such rows the batch is that of one rank, or rests on the wrong number of ranks
         batch_size=pl.when(of_several | squared).then(None).otherwise(pl.col("batch_size")),
         scored_separately=pl.when(of_several)

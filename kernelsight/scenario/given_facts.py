@@ -23,6 +23,7 @@ UNSTATED = (
     "link_fabric",
     "measured_as",
     "kernel_gap_us",
+    "fp32_matrix_flops_per_s",
     "estimated",
 )
 

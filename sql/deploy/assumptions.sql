@@ -1,9 +1,19 @@
 -- Assumptions behind the predictions of each deployment, one sentence per subject
-select settings.deployment_id, 'vendor' as subject,
-       format('no GPU of {} was measured: kernels of other vendors stand in on {}', upper(gpus.vendor), settings.gpu) as sentence
-from deployment_settings as settings join gpus on gpus.gpu = settings.gpu
-where settings.tier <> 'roofline' and gpus.measured_as is null
-  and gpus.vendor not in (select vendor from gpus join eta_coefficients using (gpu))
+with fitted as (select distinct family, coalesce(vendor, 'nvidia') as vendor from eta_coefficients where part = 'constant'),
+foreign_kernels as (
+  select settings.deployment_id, settings.gpu, fit.vendor, string_agg(distinct calls.family, ', ' order by calls.family) as families
+  from deployment_settings as settings
+  join kernel_calls as calls using (deployment_id)
+  join gpus on gpus.gpu = settings.gpu
+  join gpus as fit on fit.gpu = coalesce(gpus.measured_as, gpus.gpu)
+  anti join fitted on fitted.family = calls.family and fitted.vendor = fit.vendor
+  where settings.tier <> 'roofline'
+  group by all
+)
+select deployment_id, 'vendor' as subject,
+       format('on no {} GPU {} measured: general constants stand in on {}, and may be off by a factor of 4', upper(vendor),
+              case when vendor in (select vendor from fitted) then format('were these kernels ({})', families) else 'was any kernel' end, gpu) as sentence
+from foreign_kernels
 union all
 select settings.deployment_id, 'kernel constants' as subject,
        format('latencies of {} use assumed constants, not measured (table eta_coefficients)',
@@ -18,6 +28,12 @@ select settings.deployment_id, 'host overhead',
 from deployment_settings as settings
 join host_settings as overheads using (deployment_id)
 where overheads.assumed is not null and settings.tier <> 'roofline'
+union all
+select settings.deployment_id, 'engine version',
+       format('engine_version_used: the newest {} that was measured, with host times from version {} on; engine_version states another', settings.engine, overheads.from_version)
+from deployment_settings as settings
+join host_settings as overheads using (deployment_id)
+where overheads.engine_version is null and settings.tier <> 'roofline'
 union all
 select settings.deployment_id, 'gpu', format('{} of {} are estimates, not from a vendor document', replace(gpus.estimated, ',', ', '), settings.gpu)
 from deployment_settings as settings join gpus on gpus.gpu = settings.gpu

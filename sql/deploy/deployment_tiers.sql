@@ -12,7 +12,9 @@ with spent as (
 tiers as (
   select
     deployment_id,
-    arg_max(tier, (gpu_us, tier)) as tier,
+    -- general constants may be off by a factor of 4: a fifth of the time decides what the whole is worth
+    case when coalesce(sum(gpu_us) filter (tier = 'unmeasured-vendor'), 0) >= 0.2 * sum(gpu_us) then 'unmeasured-vendor'
+         else arg_max(tier, (gpu_us, tier)) end as tier,
     sum(gpu_us) filter (tier = 'target-measured' and not is_assumed) / sum(gpu_us) as measured_share
   from (select deployment_id, tier, is_assumed, sum(gpu_us) as gpu_us from spent group by all)
   group by deployment_id
@@ -21,13 +23,15 @@ assumed as (
   select deployment_id, string_agg(distinct family, ', ' order by family) as families
   from spent where is_assumed group by deployment_id
 ),
-vendors as (select distinct vendor from gpus join eta_coefficients using (gpu))
+foreign_kernels as (
+  select deployment_id, string_agg(distinct family, ', ' order by family) as families
+  from spent where tier = 'unmeasured-vendor' group by deployment_id
+)
 select
   settings.deployment_id,
   case
     when settings.deployment_id in (select deployment_id from corrections) then 'log-corrected'
     when settings.tier = 'roofline' then 'roofline'
-    when gpus.vendor not in (select vendor from vendors) and tiers.tier = 'cross-generation' then 'unmeasured-vendor'
     else coalesce(tiers.tier, settings.tier)
   end as tier,
   coalesce(tiers.measured_share, 0) as measured_share,
@@ -35,13 +39,14 @@ select
   nullif(concat_ws('; ',
     case
       when settings.tier = 'roofline' then 'anything: bounds of the hardware alone'
-      when gpus.vendor not in (select vendor from vendors) and tiers.tier = 'cross-generation' then format('any kernel on a GPU of {}: kernels of other vendors stand in', upper(gpus.vendor))
+      when foreign_kernels.families is not null then format('{} on a GPU of {}: general constants stand in', foreign_kernels.families, upper(gpus.vendor))
       when tiers.tier = 'cross-generation' then format('kernels on {}', settings.gpu)
     end,
-    case when settings.tier <> 'roofline' then assumed.families end,
+    case when settings.tier <> 'roofline' and foreign_kernels.families is null then assumed.families end,
     case when settings.tier <> 'roofline' and host.assumed is not null then 'host time' end), '') as not_measured
 from deployment_settings as settings
 join gpus on gpus.gpu = settings.gpu
 left join tiers using (deployment_id)
 left join assumed using (deployment_id)
+left join foreign_kernels using (deployment_id)
 left join host_settings as host using (deployment_id)

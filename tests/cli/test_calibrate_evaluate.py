@@ -19,6 +19,7 @@ from kernelsight.fitting.splits import HEADLINE_TRAIN
 from tests.fitting.measured import gemm, write
 
 WORDS = {"train_gpus": None, "test_gpus": "gb200", "tier": None, "budget": None, "families": None, "final": False}
+WORDS |= {"test_versions": None, "train": None, "pack": None}
 
 
 def words(**given: Any) -> argparse.Namespace:

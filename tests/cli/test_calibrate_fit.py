@@ -10,15 +10,10 @@ import pytest
 
 from kernelsight.cli.calibrate import fit as calibrate_fit
 from kernelsight.errors import InvalidInput, UnknownName
-from kernelsight.fitting import pack_rows
 from kernelsight.kernels import pack
 from kernelsight.kernels.pack import read_pack
 from tests.fitting.measured import gemm, write
 
-OWN_ROW = {
-    **{"part": "constant", "level": "family", "coefficient": "floor_us", "value": 4.5, "unit": "us"},
-    "source": "a test",
-}
 SHAPES = [(m, n, 4096) for m in (1, 16, 128, 1024, 4096) for n in (1024, 4096)]
 
 
@@ -38,7 +33,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def words(sweep: Path, target: Path | None, **given: Any) -> argparse.Namespace:
-    named = {"train_gpus": None, "families": None, "format": "table", "gpus": None, "keep": None}
+    named = {"train_gpus": None, "families": None, "format": "table", "gpus": None, "onto": None}
     output = None if target is None else str(target)
     return argparse.Namespace(**named | {"sweep": [str(sweep)], "output": output} | given)
 
@@ -95,19 +90,6 @@ def test_a_small_sweep_of_one_family_is_fitted_without_naming_it(
     assert [(row["implementation"], row["value"]) for row in counted] == [("cublas", len(SHAPES))]
     printed = capsys.readouterr()
     assert "gemm" in printed.out and "gemm: 10 rows" in printed.err
-
-
-def test_families_that_are_not_fitted_can_be_kept_from_another_pack(tmp_path: Path) -> None:
-    """What a change of one family's form needs: the others stay as they are, and nothing of the first one does."""
-    ours = pack.pack_table([{**OWN_ROW, "family": "gemm"}, {**OWN_ROW, "family": "norm"}])
-    pack_rows.write_pack(ours, tmp_path / "kept.parquet")
-    sweep, target = write(tmp_path / "sweep.parquet", sound()), tmp_path / "pack.parquet"
-    calibrate_fit.run(words(sweep, target, keep=str(tmp_path / "kept.parquet")))
-    rows = read_pack(target).to_pylist()
-    assert [row["value"] for row in rows if row["family"] == "norm"] == [OWN_ROW["value"]]
-    assert OWN_ROW["value"] not in [row["value"] for row in rows if row["family"] == "gemm"]
-    with pytest.raises(InvalidInput, match="does not exist"):
-        calibrate_fit.run(words(sweep, target, keep=str(tmp_path / "none.parquet")))
 
 
 def test_a_gpu_outside_the_catalogue_is_fitted_by_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

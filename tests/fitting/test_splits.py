@@ -11,12 +11,12 @@ import pytest
 from kernelsight.fitting.splits import (
     GENERATIONS,
     HEADLINE_TRAIN,
-    SEALED,
     budget_sites,
     generation_folds,
     in_budget,
     site_names,
 )
+from kernelsight.read.sweeps.devices import SEALED
 
 # the first digits of the SHA-256 of each name
 HASHES = {

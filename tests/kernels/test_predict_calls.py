@@ -197,3 +197,40 @@ def test_flags_of_a_step_are_refused_beside_a_file(tmp_path: Path, capsys: pytes
     for words in (["--model", "qwen3-0.6b"], ["--phase", "decode"], ["--batch-size", "1"]):
         assert main(["predict", "--calls", path, "--gpu", "l4", *words]) == 2
         assert capsys.readouterr().err == f"kernelsight: --calls reads its own kernels; remove {words[0]}.\n"
+
+
+def on(tmp_path: Path, gpu: str, *rows: dict) -> list[dict]:
+    """Return the latencies of rows of a file on a GPU."""
+    with ks.connect() as session:
+        return predict_calls(session, str(write(tmp_path, list(rows))), gpu, None).to_pylist()
+
+
+def test_a_kernel_that_is_asked_for_by_name_answers(tmp_path: Path) -> None:
+    large = {**GEMM, "shape": {"m": 512, "n": 4096, "k": 4096}, "format": "fp8_block", "math": "fp8"}
+    asked = [large | {"implementation": name} for name in (None, "deepgemm", "cutlass_block_fp8")]
+    left_out, deepgemm, cutlass = on(tmp_path, "h100_sxm", *asked)
+    assert "deepgemm" in deepgemm["evidence"] and "cutlass_block_fp8" in cutlass["evidence"]
+    assert left_out["evidence"] == on(tmp_path, "h100_sxm", large)[0]["evidence"]
+    assert cutlass["latency_us"] != deepgemm["latency_us"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "change", "sentence"),
+    [
+        ("a100_sxm", {"math": "fp8"}, "math = fp8, which a100_sxm does not have; give one of bf16, fp16, fp32, int8"),
+        ("t4", {}, "math = bf16, which t4 does not have; give one of fp16, fp32, int8"),
+        ("h100_sxm", {"math": "fp4", "format": "nvfp4"}, "math = fp4, which h100_sxm does not have"),
+        ("h100_sxm", {"implementation": "cublass"}, "unknown implementation 'cublass'. Did you mean cublas"),
+    ],
+)
+def test_what_a_gpu_or_the_sweeps_do_not_have_is_refused(gpu: str, change: dict, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(KernelSightError, match=sentence):
+        on(tmp_path, gpu, GEMM | change)
+
+
+def test_fp32_runs_at_the_rate_of_matrix_cores_where_there_are_any(tmp_path: Path) -> None:
+    sizes = {"m": 4096, "n": 4096, "k": 4096}
+    row = GEMM | {"shape": sizes, "math": "fp32", "format": "fp32", "flops": 2.0 * 4096**3, "bytes": 12.0 * 4096**2}
+    rooflines = {gpu: on(tmp_path, gpu, row)[0]["roofline_us"] for gpu in ("mi210", "h100_sxm")}
+    assert rooflines["mi210"] == pytest.approx(2e6 * 4096**3 / 45.3e12)
+    assert rooflines["h100_sxm"] == pytest.approx(2e6 * 4096**3 / 66.9e12)

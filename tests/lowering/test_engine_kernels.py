@@ -32,7 +32,7 @@ def test_each_family_states_its_sizes(ask):
     stated = [
         {"model": "deepseek-v3", "tp": 2, "dp": 2, "ep": 4},
         {"model": "qwen3-next-80b-a3b", "tp": 2, "pp": 2},
-        {"deployment_id": "sent", "model": "qwen3-235b-a22b", "dp": 2, "ep": 2, "engine": "trtllm"},
+        {"deployment_id": "sent", "model": "qwen3-235b-a22b", "dp": 16, "ep": 16, "engine": "trtllm"},
         {"model": "gpt-oss-120b"},
         {"model": "glm-5"},
     ]

@@ -161,7 +161,7 @@ def test_reduce_scattered_experts_are_summed_over_tensor_parallel_ranks(ask):
         "full_moe.attention_all_reduce", "full_moe.ffn_all_reduce", "full_moe.moe_dispatch", "full_moe.moe_combine",
         "model.embedding_all_reduce", "model.logits_all_gather",
     }  # fmt: skip
-    exchanged = ask("all_reduce_calls", {**stated, "engine": "trtllm"}, **STEP)
+    exchanged = ask("all_reduce_calls", {**stated, "dp": 8, "ep": 16, "engine": "trtllm"}, **STEP)
     assert "full_moe.ffn_all_reduce" not in {call["call"] for call in exchanged}
 
 
@@ -170,8 +170,9 @@ def test_reduce_scattered_experts_are_summed_over_tensor_parallel_ranks(ask):
     [
         ("qwen3-235b-a22b", "trtllm", {"tp": 4, "ep": 4}, True),  # the experts of a token lie on several GPUs
         ("qwen3-235b-a22b", "trtllm", {"tp": 2, "dp": 2}, True),  # every GPU has a part of the width of each expert
-        ("qwen3-235b-a22b", "trtllm", {"tp": 2, "dp": 2, "ep": 4}, False),  # the all-to-all brings whole sums back
-        ("deepseek-v3", "trtllm", {"tp": 2, "dp": 2, "ep": 4}, True),  # but those of the shared expert
+        ("qwen3-235b-a22b", "trtllm", {"tp": 2, "dp": 8, "ep": 16}, False),  # the all-to-all brings whole sums back
+        ("deepseek-v3", "trtllm", {"tp": 2, "dp": 8, "ep": 16}, True),  # but those of the shared expert
+        ("qwen3-235b-a22b", "trtllm", {"tp": 2, "dp": 2, "ep": 4}, True),  # fewer ranks than experts of a token gather
         ("qwen3-235b-a22b", "vllm", {"tp": 2, "dp": 2, "ep": 4}, True),  # a reduce-scatter leaves a part on each GPU
         ("qwen3-235b-a22b", "vllm", {"dp": 4, "ep": 4}, False),  # one GPU has all of a token's hidden state
     ],
@@ -197,10 +198,39 @@ def test_experts_that_are_sharded_by_width_gather_tokens_whatever_the_engine(ask
 
 
 def test_all_to_all_sends_a_token_once_to_each_rank_of_its_experts(ask):
-    stated = {"model": "qwen3-235b-a22b", "dp": 4, "ep": 4, "engine": "trtllm"}
+    stated = {"model": "qwen3-235b-a22b", "dp": 16, "ep": 16, "engine": "trtllm"}
     calls = [call for call in ask("kernel_calls", stated, **STEP) if call["family"] in COLLECTIVES]
-    # a rank is missed by all 8 experts with probability (3/4)^8
-    expected = pytest.approx(2 * TOKENS * 4096 * 4 * (1 - 0.75**8), rel=1e-12)
+    # a rank is missed by all 8 experts with probability (15/16)^8
+    expected = pytest.approx(2 * TOKENS * 4096 * 16 * (1 - (15 / 16) ** 8), rel=1e-12)
     assert {call["name"] for call in calls} == {"moe_dispatch", "moe_combine"}
     for call in calls:
-        assert (call["family"], call["count"], call["bytes"], call["shape"]["gpus"]) == ("all_to_all", 94, expected, 4)
+        assert (call["family"], call["count"], call["bytes"], call["shape"]["gpus"]) == ("all_to_all", 94, expected, 16)
+
+
+@pytest.mark.parametrize("ep", [2, 8])
+def test_up_to_as_many_ranks_as_a_token_has_experts_tensorrt_llm_gathers_tokens(ask, ep):
+    stated = {"model": "qwen3-235b-a22b", "dp": ep, "ep": ep, "engine": "trtllm"}
+    families = {call["family"] for call in ask("kernel_calls", stated, **STEP) if call["name"].startswith("moe_")}
+    assert families == {"all_gather", "reduce_scatter"}
+
+
+def test_one_data_parallel_rank_is_a_plain_engine(ask):
+    plain, one = (
+        [
+            {**call, "deployment_id": ""}
+            for call in ask("kernel_calls", {"model": "deepseek-v3", "tp": 8, **more}, **STEP)
+        ]
+        for more in ({}, {"dp": 1})
+    )
+    assert plain == one
+
+
+def test_a_data_parallel_rank_holds_the_cache_of_its_own_requests(ask):
+    # latent vectors are not split: a rank of eight holds as many bytes a token as a GPU of eight does
+    for stated in ({"tp": 8, "ep": 8}, {"dp": 8, "ep": 8}):
+        [layout] = ask("kv_layout", {"model": "deepseek-v3", "kv_cache_dtype": "fp8", **stated})
+        assert layout["full_token_bytes"] == 61 * (512 + 64)
+    [split], [whole] = (
+        ask("kv_layout", {"model": "qwen3-235b-a22b", **stated}) for stated in ({"tp": 4}, {"dp": 4, "ep": 4})
+    )
+    assert whole["full_token_bytes"] == 4 * split["full_token_bytes"]

@@ -1,4 +1,4 @@
-"""``kernelsight calibrate evaluate``: fit on some GPUs, score on others, next to baselines."""
+"""``kernelsight calibrate evaluate``: fit on some GPUs, score on others, next to baselines; or score newer versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernelsight.fitting.splits import HEADLINE_TRAIN, SITES_OF_A_GOAL, Split
 def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     add_sweeps(verb, "GPUs to fit on (default: a100_sxm,l40s,h100_sxm,h200_sxm)")
-    verb.add_argument("--test-gpus", metavar="C", required=True, help="GPUs to predict and score")
+    verb.add_argument("--test-gpus", metavar="C", help="GPUs to predict and score (with --test-versions: default all)")
     verb.add_argument(
         "--tier",
         choices=("cross-generation", "target-measured"),
@@ -28,6 +28,13 @@ def declare(verb: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="share of the test GPU's sites (distinct kernel shapes) used as measurements",
     )
+    verb.add_argument(
+        "--test-versions",
+        metavar="V",
+        help="score engine versions that the sweeps of --train lack: new (all of them) or engine:version,...",
+    )
+    verb.add_argument("--train", nargs="+", metavar="S", help="sweeps of the older versions, for --test-versions")
+    verb.add_argument("--pack", metavar="FILE", help="kernel model to score with --test-versions (default: as shipped)")
     verb.add_argument("--final", action="store_true", help="also score the GPUs held out for the final evaluation")
     add_output(verb, "also write the report: .json, .csv, .parquet")
 
@@ -40,8 +47,12 @@ def run(arguments: argparse.Namespace) -> None:
     from kernelsight.kernels.families import FAMILIES
     from kernelsight.report.output import check_ending, note
 
-    split, target = split_of(arguments), check_ending(arguments.output, (".json", ".csv", ".parquet"))
+    target = check_ending(arguments.output, (".json", ".csv", ".parquet"))
     sweeps = [Path(name) for name in arguments.sweep]
+    if arguments.test_versions or arguments.train:
+        _score_versions(arguments, sweeps, target)
+        return
+    split = split_of(arguments)
     systems = systems_folder()
     families = _names(arguments.families) if arguments.families else None
     result, _ = evaluate(
@@ -64,10 +75,49 @@ def split_of(arguments: Any) -> Split:
     if tier == "target-measured" and not budget:
         budget = 0.05
     train = _names(arguments.train_gpus or "") or HEADLINE_TRAIN
+    if arguments.test_gpus is None:
+        raise InvalidInput("calibrate evaluate needs --test-gpus, the GPUs to score, or --test-versions.")
     test = _names(arguments.test_gpus)
     if not test:
         raise InvalidInput("--test-gpus is empty; name at least one GPU of the sweep.")
     return Split("asked", train, test, "target-measured" if budget else "cross-generation", budget or 0.0)
+
+
+def _score_versions(arguments: Any, sweeps: list[Path], target: Path | None) -> None:
+    """Score a fitted kernel model on newer engine versions, and print the scores."""
+    from kernelsight.fitting import versions
+    from kernelsight.fitting.evaluate import check_sweeps
+    from kernelsight.kernels.pack import default_pack, read_pack
+    from kernelsight.report.output import as_json, note, print_rows, write_table, write_text
+
+    if not arguments.test_versions or not arguments.train:
+        raise InvalidInput("--test-versions and --train belong together: versions to score, and sweeps without them.")
+    if arguments.tier or arguments.budget or arguments.train_gpus or arguments.final:
+        raise InvalidInput(
+            "--test-versions scores a fitted model; leave out --tier, --budget, --train-gpus and --final."
+        )
+    old = [Path(name) for name in arguments.train]
+    check_sweeps([*sweeps, *old])
+    asked = () if arguments.test_versions == versions.NEW else _names(arguments.test_versions)
+    pack = read_pack(Path(arguments.pack)) if arguments.pack else default_pack()
+    gpus, families = (_names(stated or "") for stated in (arguments.test_gpus, arguments.families))
+    scored = list(versions.scored_versions(old, sweeps, pack, asked=asked, gpus=gpus, families=families))
+    if not scored:
+        raise InvalidInput("no measured GPU has rows of those versions; give other --test-gpus or --families.")
+    rows = versions.version_scores(scored)
+    used = [":".join(pair) for pair in versions.new_versions(old, sweeps, asked)]
+    text = as_json({"engine_version_used": used, "rows": rows})
+    if arguments.format == "json":
+        print(text)
+    else:
+        print_rows(rows, list(versions.COLUMNS), arguments.format)
+        note(f"engine_version_used: {', '.join(used)}")
+    if target and target.suffix == ".json":
+        write_text(text + "\n", target)
+    elif target:
+        import pyarrow as pa
+
+        write_table(pa.Table.from_pylist(rows), target)
 
 
 def _names(words: str) -> tuple[str, ...]:

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     add_sweeps(verb, "GPUs to fit on (default: all in the sweeps)")
-    verb.add_argument(
-        "--keep", metavar="PACK", help="kernel model whose other families, not fitted here, are written too"
-    )
     add_gpus(verb)
+    verb.add_argument(
+        "--onto",
+        metavar="PACK",
+        help="also write the rows of this kernel model (a file, or default) for families and vendors not in the sweeps",
+    )
     add_output(verb, "file to write the fitted kernel model to: .parquet")
 
 
@@ -30,8 +32,8 @@ def run(arguments: argparse.Namespace) -> None:
     from kernelsight.catalog.tables import facts
     from kernelsight.fitting.evaluate import check_sweeps, measured_gpus
     from kernelsight.fitting.packing import fit_pack
+    from kernelsight.fitting.vendors import onto
     from kernelsight.kernels.families import MEASURED
-    from kernelsight.kernels.pack import read_pack
     from kernelsight.report.output import check_ending, note, print_rows
 
     target = check_ending(arguments.output, (".parquet",))
@@ -43,7 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
     _refuse_unusable(sweeps, measured, known["gpu"].to_pylist())
     gpus = _listed(arguments.train_gpus, measured, "GPU") or measured
     families = _listed(arguments.families, list(MEASURED), "kernel family")
-    kept = read_pack(Path(arguments.keep)) if arguments.keep else None
+    base = _base(arguments.onto)
     pack = fit_pack(
         sweeps,
         gpus,
@@ -51,13 +53,20 @@ def run(arguments: argparse.Namespace) -> None:
         facts("fabrics"),
         facts("kernel_implementations"),
         families=families or None,
+        base=base,
         log=note,
     )
-    pack = _with_others(pack, kept) if kept is not None else pack
+    pack = pack if base is None else onto(base, pack, known)
     keep_pack(pack, target)
     counts = pack.group_by(["family", "part"]).aggregate([([], "count_all")]).sort_by([("family", "ascending")])
     rows = [{"family": row["family"], "part": row["part"], "rows": row["count_all"]} for row in counts.to_pylist()]
     print_rows(rows, ["family", "part", "rows"], arguments.format)
+
+
+def _base(stated: str | None) -> pa.Table | None:
+    from kernelsight.kernels.pack import read_pack, shipped_pack
+
+    return None if stated is None else shipped_pack() if stated == "default" else read_pack(Path(stated))
 
 
 def keep_pack(pack: pa.Table, target: Path) -> None:
@@ -70,14 +79,6 @@ def keep_pack(pack: pa.Table, target: Path) -> None:
         other = Path(tempfile.gettempdir()) / f"kernelsight-{os.getpid()}-{target.name}"
         write_pack(pack, other)
         raise RunFailed(f"{error} The kernel model is in {other}; move it where there is space.") from None
-
-
-def _with_others(pack: pa.Table, kept: pa.Table) -> pa.Table:
-    """Return the fitted rows, and those of ``kept`` of families without one."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    return pa.concat_tables([pack, kept.filter(pc.invert(pc.is_in(kept["family"], pc.unique(pack["family"]))))])
 
 
 def _known_gpus(arguments: argparse.Namespace) -> pa.Table:

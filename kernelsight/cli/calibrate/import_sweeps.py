@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from kernelsight.cli.options import add_families, add_output
 from kernelsight.errors import InvalidInput, unknown
+from kernelsight.read.sweeps.devices import SEALED
 from kernelsight.read.sweeps.importing import SUMMARY, import_sweep
-from kernelsight.read.sweeps.sources import READERS
+from kernelsight.read.sweeps.sources import READERS, SEVERAL_PATHS
 from kernelsight.report.output import check_ending, note, print_rows
 
 
 def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    verb.add_argument("source", metavar="SOURCE", help="aiconfigurator, neusight, vidur, llmservingsim or parquet")
     verb.add_argument(
-        "path", nargs="?", metavar="PATH", help="file or folder of the data (default: the installed package)"
+        "source", metavar="SOURCE", help="aiconfigurator, aisimulate, aiter, neusight, vidur, llmservingsim or parquet"
+    )
+    verb.add_argument(
+        "path",
+        nargs="*",
+        metavar="PATH",
+        help="file or folder of the data (default: the installed package); of aiter several",
     )
     verb.add_argument("--gpus", metavar="A,B", help="only these GPUs (default: all)")
     add_families(verb)
@@ -28,18 +35,32 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.source not in READERS:
         raise unknown("source of sweeps", arguments.source, READERS, f"Known: {', '.join(READERS)}.")
     target = check_ending(arguments.output, (".parquet",))
-    path = Path(arguments.path) if arguments.path else None
-    if path is not None and not path.exists():
-        raise InvalidInput(f"PATH {str(path)!r} does not exist.")
-    batches = READERS[arguments.source](path, _names(arguments.gpus), _names(arguments.families))
-    rows, unlisted = import_sweep(batches, target)
+    batches = READERS[arguments.source](
+        _paths(arguments.source, arguments.path), _names(arguments.gpus), _names(arguments.families)
+    )
+    rows, unlisted, unread = import_sweep(batches, target)
     print_rows(rows, list(SUMMARY), arguments.format)
     read, kept, points = (sum(row[name] or 0 for row in rows) for name in ("read", "kept", "points"))
     place = f"; written to {target}" if target else ""
     note(f"{read:,} rows read, {kept:,} kept as {points:,} points, {read - kept:,} rejected{place}")
     if unlisted:
         note(f"kernels not in the table kernel_sources, imported by their own name: {', '.join(sorted(unlisted))}")
+    if unread:
+        note(f"columns of the files that are not known, and were not read: {', '.join(sorted(unread))}")
+    if arguments.source == "aisimulate" and not arguments.gpus:
+        note(f"{' and '.join(SEALED)} are held out for the final evaluation and not read; --gpus names them")
     return 0
+
+
+def _paths(source: str, stated: Sequence[str]) -> Path | list[Path] | None:
+    """Return the stated paths as the source's reader takes them; InvalidInput: missing ones, or too many."""
+    paths = [Path(name) for name in stated]
+    for path in paths:
+        if not path.exists():
+            raise InvalidInput(f"PATH {str(path)!r} does not exist.")
+    if len(paths) > 1 and source not in SEVERAL_PATHS:
+        raise InvalidInput(f"{source} reads one PATH, and {len(paths)} are given; import them one after the other.")
+    return paths if len(paths) > 1 else (paths[0] if paths else None)
 
 
 def _names(stated: str | None) -> frozenset[str] | None:

@@ -1,27 +1,46 @@
-"""Sweeps of ``aiconfigurator-core`` (NVIDIA, Apache-2.0): its Parquet files only; its code is never imported."""
+"""Sweeps of ``aiconfigurator-core`` and of ``aisimulate``, which goes on with them (NVIDIA, Apache-2.0).
+
+Their Parquet files only; their code is never imported.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import polars as pl
 
 from kernelsight.errors import InvalidInput, unknown
-from kernelsight.read.sweeps.aiconfigurator_tables import MODULES, OPTIONAL, SINGLE, SPLIT, TABLES, VERIFY, Table
-from kernelsight.read.sweeps.points import Batch, first_reason
+from kernelsight.read.sweeps.aiconfigurator_tables import (
+    MODULES,
+    OPTIONAL,
+    SINGLE,
+    SPLIT,
+    TABLES,
+    VERIFY,
+    Table,
+    known_columns,
+)
+from kernelsight.read.sweeps.devices import SEALED
+from kernelsight.read.sweeps.package_files import SweepFile, files_of, read_table
+from kernelsight.read.sweeps.points import Batch, Reader, first_reason
 
-PACKAGE = "aiconfigurator_core"
-SWEEP_PATH = "*/*/*/*/*.parquet"  # <gpu>/<family>/<engine>/<version>/<table>.parquet
+PACKAGE, SOURCE = "aiconfigurator_core", "aiconfigurator-core"
 ENGINES = ("vllm", "sglang", "trtllm")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 DEVICES = {"b60": r"\bB60\b|0xe211", "rtx_pro_6000_server": r"RTX PRO 6000"}  # the others: their name's first word
 NODE_GPUS = {"gb200": 4, "gb300": 4}  # compute trays of an NVL72; the others: boards of eight
 MOSTLY = 0.5
-# vLLM's block-scaled products were measured outside a CUDA graph: at least 55 us on Hopper and 282 us on L40S
-HOST_BOUND = (pl.col("engine") == "vllm") & (pl.col("dtype") == "fp8_block")
+# vLLM's block-scaled products were measured outside a CUDA graph in 0.24.0, and on B200 in 0.27.1: at least 55 us on
+# Hopper and 282 us on L40S. In a graph the smallest takes 5 to 8 us
+BLOCK_SCALED = (pl.col("engine") == "vllm") & (pl.col("dtype") == "fp8_block")
+LEAST_HOST_BOUND_US = 40.0
+SMALLEST = pl.col("latency_us").min().over("engine", "engine_version", "dtype")
+HOST_BOUND = BLOCK_SCALED & (SMALLEST >= LEAST_HOST_BOUND_US)
+# a second collector times Python calls of whole modules, launches included; its tables alone have this column
+PYTHON_CALLS = "sample_count"
 # XQA of TensorRT-LLM 1.0.0 on A100 would read its cache at 1.3 to 1.6 times the peak memory bandwidth when the cache
 # exceeds L2; multi-head rows of the same sweep do not. The grouped-query rows did other work than labelled.
 TOO_FAST_KIN = (
@@ -41,20 +60,27 @@ DYNAMIC_LESS_STATIC = "dynamic_per_token_scaled_fp8_quant_minus_static_scaled_fp
 STATIC = "static_scaled_fp8_quant:scale_matrix"
 
 
-def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str] | None) -> Iterator[Batch]:
-    """Yield the sweeps below ``path`` (None: of the installed package), by family and GPU; None selects all."""
-    files = _files(path or installed_package())
-    every_family = {table.family for tables in TABLES.values() for table in tables.values()}
-    for asked, found, kind in ((gpus, set(files), "GPU of the sweep"), (families, every_family, "kernel family")):
-        for name in sorted((asked or set()) - found):
-            raise unknown(kind, name, found, f"Known: {', '.join(sorted(found))}.")
-    wanted = sorted(files if gpus is None else gpus)
-    for family in sorted(every_family if families is None else families):
-        for gpu in wanted:
-            yield from _batch(gpu, family, files[gpu])
-    if families is None:
-        for gpu in wanted:
-            yield _without_family(gpu, files[gpu])
+def _reader(source: str, sealed: Sequence[str] = ()) -> Reader:
+    """Return the reader of a package: ``source`` is its name, ``sealed`` are GPUs that are read only where named."""
+
+    def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str] | None) -> Iterator[Batch]:
+        """Yield the sweeps below ``path`` (None: of the installed package), by family and GPU; None selects all."""
+        if path is None and source != SOURCE:
+            raise InvalidInput(f"{source} needs PATH: its wheel (`pip download --no-deps --pre {source}`) or a folder.")
+        files = files_of(path or installed_package())
+        every_family = {table.family for tables in TABLES.values() for table in tables.values()}
+        for asked, found, kind in ((gpus, set(files), "GPU of the sweep"), (families, every_family, "kernel family")):
+            for name in sorted((asked or set()) - found):
+                raise unknown(kind, name, found, f"Known: {', '.join(sorted(found))}.")
+        wanted = sorted(set(files) - set(sealed) if gpus is None else gpus)
+        for family in sorted(every_family if families is None else families):
+            for gpu in wanted:
+                yield from _batch(gpu, family, files[gpu], source)
+        if families is None:
+            for gpu in wanted:
+                yield _without_family(gpu, files[gpu])
+
+    return read
 
 
 def installed_package() -> Path:
@@ -68,48 +94,36 @@ def installed_package() -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def _files(root: Path) -> dict[str, list[Path]]:
-    """Return the Parquet files of each GPU below the package, its ``systems`` or its ``data``."""
-    for data in (root / "systems" / "data", root / "data", root):
-        files: dict[str, list[Path]] = {}
-        for file in sorted(data.glob(SWEEP_PATH)):
-            files.setdefault(file.relative_to(data).parts[0], []).append(file)
-        if files:
-            return files
-    raise InvalidInput(f"{root} has no sweep: no file matches <gpu>/<family>/<engine>/<version>/*.parquet.")
-
-
-def _batch(gpu: str, family: str, files: list[Path]) -> Iterator[Batch]:
-    frames = []
+def _batch(gpu: str, family: str, files: list[SweepFile], source: str) -> Iterator[Batch]:
+    frames, unread = [], set()
     for file in files:
-        tables = {name: table for name, table in TABLES.get(file.stem, {}).items() if table.family == family}
+        tables = {name: table for name, table in TABLES.get(file.table, {}).items() if table.family == family}
         if not tables:
             continue
         raw = _raw(file, gpu)
+        unread |= set(raw.columns) - known_columns()
         for operation, table in tables.items():
-            split = file.stem in SPLIT
+            split = file.table in SPLIT
             rows = raw if split or not operation else raw.filter(pl.col("op_name") == operation)
-            frames.append(_measured(rows, table, gpu, file, 1 / len(tables) if split else 1.0))
+            frames.append(_measured(rows, table, file, source, 1 / len(tables) if split else 1.0))
     if frames:
-        yield Batch(gpu, family, _judged(pl.concat(frames, how="diagonal"), gpu, family), {})
+        yield Batch(gpu, family, _judged(pl.concat(frames, how="diagonal"), gpu, family), {}, tuple(unread))
 
 
-def _raw(file: Path, gpu: str) -> pl.DataFrame:
-    try:
-        raw = pl.read_parquet(file, glob=False)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise InvalidInput(f"{file} cannot be read as Parquet: {str(error).splitlines()[0].rstrip('.')}.") from None
+def _raw(file: SweepFile, gpu: str) -> pl.DataFrame:
+    raw = read_table(file)
     absent = [pl.lit(None, kind).alias(name) for name, kind in OPTIONAL.items() if name not in raw.columns]
     return raw.with_columns(*absent, pl.lit(NODE_GPUS.get(gpu, 8), pl.Int64).alias("node_gpus"))
 
 
-def _measured(raw: pl.DataFrame, table: Table, gpu: str, file: Path, weight: float) -> pl.DataFrame:
-    folder, version = file.parts[-3], file.parts[-2]
+def _measured(raw: pl.DataFrame, table: Table, file: SweepFile, source: str, weight: float) -> pl.DataFrame:
+    folder, gpu = file.engine, file.gpu
     device = DEVICES.get(gpu, rf"\b{gpu.split('_')[0].upper()}\b")
     framework = pl.col("framework").str.to_lowercase()
     faults = (
         ("device_not_of_folder", ~pl.col("device").str.contains(device)),
         # a collective library counts as an engine, whatever container it was measured in
+        ("python_call", pl.lit(PYTHON_CALLS in raw.columns)),
         ("copy_of_another_engine", framework != folder if folder in ENGINES else pl.lit(False)),
         *table.faults,
     )
@@ -117,19 +131,20 @@ def _measured(raw: pl.DataFrame, table: Table, gpu: str, file: Path, weight: flo
     try:
         rows = raw.select(
             pl.lit(folder).alias("engine"),
-            pl.col("version").replace("unknown", None).fill_null(version).alias("engine_version"),
+            pl.col("version").replace("unknown", None).fill_null(file.version).alias("engine_version"),
             table.kernel_source.fill_null("unknown").alias("kernel_source"),
             *(expression.alias(name) for name, expression in labels.items()),
             *(expression.cast(pl.Int64).alias(name) for name, expression in table.shape.items()),
             table.latency_us.alias("latency_us"),
-            pl.lit(f"aiconfigurator-core/{'/'.join(file.parts[-5:])}").alias("source"),
+            (~pl.col("default_eligible").fill_null(True)).alias("not_default"),
+            pl.lit(f"{source}/{file.place}").alias("source"),
             pl.lit(weight).alias("weight"),
             pl.lit(None, pl.String).alias("reason"),
             *(bad.fill_null(False).alias(reason) for reason, bad in faults),
         )
     except pl.exceptions.ColumnNotFoundError as error:
         column = str(error).splitlines()[0]
-        raise InvalidInput(f"{file} is not {file.stem} of aiconfigurator-core 0.12: {column}.") from None
+        raise InvalidInput(f"{file} is not {file.table} of {source} as known: {column}.") from None
     return first_reason(rows, *((reason, pl.col(reason)) for reason, _ in faults)).drop(reason for reason, _ in faults)
 
 
@@ -144,8 +159,9 @@ def _judged(rows: pl.DataFrame, gpu: str, family: str) -> pl.DataFrame:
         # a difference that is mostly clipped to 0 is noise
         clipped = (pl.col("reason") == "clipped_difference").fill_null(False).mean().over("engine", "kernel_source")
         rows = _with_static(first_reason(rows, ("mostly_clipped", clipped > MOSTLY)))
-    reasons = [pl.when(bad).then(pl.lit(reason)) for reason, bad in _not_fitted(gpu, family)]
-    return rows.with_columns(pl.coalesce(*reasons, pl.lit(None, pl.String)).alias("not_fitted"))
+    checks = [("not_the_engine_s_choice", pl.col("not_default")), *_not_fitted(gpu, family)]
+    reasons = [pl.when(bad).then(pl.lit(reason)) for reason, bad in checks]
+    return rows.with_columns(pl.coalesce(*reasons, pl.lit(None, pl.String)).alias("not_fitted")).drop("not_default")
 
 
 def _with_static(rows: pl.DataFrame) -> pl.DataFrame:
@@ -175,18 +191,21 @@ def _not_fitted(gpu: str, family: str) -> list[tuple[str, pl.Expr]]:
     return checks.get(family, []) + (slow if family in COLLECTIVES else [])
 
 
-def _without_family(gpu: str, files: list[Path]) -> Batch:
-    """Count the rows of no kernel family: tables of modules, unknown tables, operations without a table."""
+def _without_family(gpu: str, files: list[SweepFile]) -> Batch:
+    """Count the rows of no kernel family: tables of modules, unknown tables (by name), operations without a table."""
     dropped: Counter[str] = Counter()
     for file in files:
-        rows = pl.scan_parquet(file, glob=False)
-        if file.stem in TABLES:
-            operations = [name for name in TABLES[file.stem] if name]
-            if not operations or file.stem in SPLIT:
-                continue
-            rows = rows.filter(~pl.col("op_name").is_in(operations))
-            reason = "unknown_operation"
-        else:
-            reason = "module_not_one_kernel" if file.stem in MODULES else "unknown_table"
-        dropped[reason] += rows.select(pl.len()).collect().item()
+        operations = [name for name in TABLES.get(file.table, {}) if name]
+        if file.table in TABLES and (not operations or file.table in SPLIT):
+            continue
+        rows, reason = read_table(file), f"unknown_table_{file.table}"
+        if operations:
+            rows, reason = rows.filter(~pl.col("op_name").is_in(operations)), "unknown_operation"
+        elif file.table in MODULES:
+            reason = "module_not_one_kernel"
+        dropped[reason] += rows.height
     return Batch(gpu, "", pl.DataFrame(), {reason: count for reason, count in dropped.items() if count})
+
+
+read = _reader(SOURCE)
+read_aisimulate = _reader("aisimulate", SEALED)

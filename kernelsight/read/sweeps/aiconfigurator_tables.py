@@ -7,6 +7,7 @@ GPU, whatever ``tp_size`` says; experts and their width are converted to those o
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import polars as pl
@@ -29,9 +30,9 @@ SHORT = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "fp8_e4m3": "fp8
 ELEMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "int8": 1.0, "fp8": 1.0, "nvfp4": 0.5625}
 # Experts without a gate have two matrices (squared ReLU). Only TensorRT-LLM's kernel name says so; the shapes are those
 # of NVIDIA Nemotron 3 (top-k 22 of 512; 2688 x 1856), and the versions those whose weight-bound rows on Hopper and L40S
-# take 1.1 to 1.3 times the DRAM time of two matrices (earlier versions 1.7 times: they ran three).
+# take 1.1 to 1.3 times the DRAM time of two matrices (earlier versions 1.7 times: they ran three), and newer ones.
 NEVER_GATED = "nongated"
-TWO_MATRIX_VERSIONS = ("0.5.14", "0.24.0")
+TWO_MATRIX_VERSIONS = ("0.5.14", "0.5.17", "0.5.20", "0.24.0", "0.25.0", "0.27.1", "0.31.0")
 NEMOTRON = (col("topk") == 22) | ((col("hidden_size") == 2688) & (col("inter_size") == 1856))
 GATED_AFTER_ALL = (col("inter_size") == 2688) & col("kernel_source").str.contains("fused_moe_triton")
 TWO_MATRICES = col("kernel_source").str.contains(NEVER_GATED) | (
@@ -253,7 +254,25 @@ TABLES: dict[str, dict[str, Table]] = {
 }  # fmt: skip
 # one row of the file has several of these measurements
 SPLIT = ("wideep_deepep_ll_perf", "wideep_deepep_normal_perf")
-OPTIONAL = {"window_size": pl.Int64} | dict.fromkeys(("score_mode", "framework", "version", "device"), pl.String)
+OPTIONAL = {"window_size": pl.Int64, "default_eligible": pl.Boolean} | dict.fromkeys(
+    ("score_mode", "framework", "version", "device"), pl.String
+)
+# columns that no measurement rests on
+LEFT_OUT = {
+    *("op_name", "framework", "version", "device", "tp_size", "gemm_type", "architecture", "model", "model_name"),
+    *("power", "power_limit", "seq_len", "d_model", "beam_width", "local_num_heads", "moe_kernel", "dp_num_tokens"),
+    *("simulation_mode", "rank0_num_tokens", "chunk_size", "backend", "implementation", "dispatch_bandwidth_gbps"),
+    *(
+        "combine_bandwidth_gbps",
+        "notify_us",
+        "sms",
+        "transmit_us",
+        "wire_dtype",
+        "sample_count",
+        "node_gpus",
+        "default_eligible",
+    ),
+}
 # a layer or several kernels at once, including projections: not part of any kernel family
 MODULES = {
     "mla_context_module_perf": "MLA layer with its projections",
@@ -273,3 +292,21 @@ MODULES = {
     "wideep_generation_mlp_perf": "shared expert: two products and an activation",
     "dsv4_megamoe_module_perf": "dispatch, experts and combine over several GPUs in one",
 }
+
+
+@cache
+def known_columns() -> frozenset[str]:
+    """Return every column that a table's fields are read from, or that is left out on purpose."""
+    fields = [
+        field
+        for tables in TABLES.values()
+        for table in tables.values()
+        for field in (
+            *table.shape.values(),
+            *table.labels.values(),
+            table.latency_us,
+            table.kernel_source,
+            *(bad for _, bad in table.faults),
+        )
+    ]
+    return frozenset(name for field in fields for name in field.meta.root_names()) | LEFT_OUT | OPTIONAL.keys()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 import pyarrow as pa
@@ -26,18 +26,25 @@ ROW_GROUP = 131072
 MAY_BE_ZERO = {"cached_tokens", "context", "window", "width"}
 
 
-def import_sweep(batches: Iterable[Batch], target: Path | None) -> tuple[list[dict[str, Any]], set[str]]:
-    """Check, name and merge batches into ``target``, written atomically (None: only count).
+class Imported(NamedTuple):
+    """Rows of ``SUMMARY``, one per batch and reason (rows read and kept only on the first); kernel names that
+    kernel_sources does not list; and columns of the files that no reader knows."""
 
-    Returns the rows of ``SUMMARY``, one per batch and reason (rows read and kept only on the first), and the kernel
-    names that kernel_sources does not list.
-    """
+    rows: list[dict[str, Any]]
+    unlisted: set[str]
+    unread: set[str]
+
+
+def import_sweep(batches: Iterable[Batch], target: Path | None) -> Imported:
+    """Check, name and merge batches into ``target``, written atomically (None: only count)."""
     gpus = {row["gpu"]: row for row in facts("gpus").to_pylist()}
     summary: list[dict[str, Any]] = []
     unlisted: set[str] = set()
+    unread: set[str] = set()
     with _writer(target) as write:
         for batch in batches:
             dropped, kept, points = Counter(batch.dropped), 0.0, 0
+            unread.update(batch.unread)
             if batch.family:
                 if batch.gpu not in gpus:
                     raise unknown("GPU", batch.gpu, gpus, "The GPUs of a sweep must be in the catalogue.")
@@ -52,7 +59,7 @@ def import_sweep(batches: Iterable[Batch], target: Path | None) -> tuple[list[di
                 write(table)
             if kept or dropped:
                 summary += _counted(batch, dropped, kept, points)
-    return summary, unlisted
+    return Imported(summary, unlisted, unread)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ two measurements.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,16 +30,18 @@ LATENCY_DECIMALS = 6  # a picosecond: below any clock's resolution, above the ro
 
 class Batch(NamedTuple):
     """Measurements of one family on one GPU: ``LABELS``, the family's fields of ``SHAPE``, latency_us, source, weight,
-    reason. A table of no kernel family has family "" and no rows, only ``dropped`` counts by reason."""
+    reason. A table of no kernel family has family "" and no rows, only ``dropped`` counts by reason. ``unread``: names
+    of columns that the reader does not know."""
 
     gpu: str
     family: str
     rows: pl.DataFrame
     dropped: dict[str, int]
+    unread: tuple[str, ...] = ()
 
 
-# (PATH or None, GPUs or None for all, families or None for all) -> batches, by family and GPU
-Reader = Callable[[Path | None, frozenset[str] | None, frozenset[str] | None], Iterator[Batch]]
+# (PATH, some sources several, or None; GPUs or None for all; families or None for all) -> batches, by family and GPU
+Reader = Callable[[Path | Sequence[Path] | None, frozenset[str] | None, frozenset[str] | None], Iterator[Batch]]
 
 
 def first_reason(rows: pl.DataFrame, *checks: tuple[str, pl.Expr]) -> pl.DataFrame:

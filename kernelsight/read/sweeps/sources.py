@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from kernelsight.read.sweeps import aiconfigurator, llmservingsim, neusight, plain, vidur
+from kernelsight.read.sweeps import aiconfigurator, aiter, llmservingsim, neusight, plain, vidur
 from kernelsight.read.sweeps.points import Reader
 
 READERS: dict[str, Reader] = {
     "aiconfigurator": aiconfigurator.read,
+    "aisimulate": aiconfigurator.read_aisimulate,
+    "aiter": aiter.read,
     "neusight": neusight.read,
     "vidur": vidur.read,
     "llmservingsim": llmservingsim.read,
     "parquet": plain.read,
 }
+# sources that read several paths as one sweep
+SEVERAL_PATHS = ("aiter",)

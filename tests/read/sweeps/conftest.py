@@ -59,7 +59,11 @@ def import_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[
     def run(source: str, path: Path | None, **flags: str) -> Imported:
         target = tmp_path / "points.parquet"
         words = {"gpus": None, "families": None, "output": str(target), "format": "json"} | flags
-        arguments = argparse.Namespace(source=source, path=None if path is None else str(path), **words)
+        arguments = argparse.Namespace(
+            source=source,
+            path=[] if path is None else [str(one) for one in (path if isinstance(path, list) else [path])],
+            **words,
+        )
         assert calibrate_import.run(arguments) == 0
         printed, notes = capsys.readouterr()
         points = pl.read_parquet(target).to_dicts()

@@ -61,7 +61,7 @@ def test_repeats_of_a_whole_key_are_merged_by_their_median(put, import_from) -> 
         ({"latency": float("nan")}, "no_latency"),
         ({"device": "NVIDIA H200"}, "device_not_of_folder"),
         ({"framework": "SGLang"}, "copy_of_another_engine"),
-        ({"kernel_source": "DeepGemmFp8BlockScaledMMKernel", "gemm_dtype": "fp8_block"}, "host_bound"),
+        ({"kernel_source": "DeepGemmFp8BlockScaledMMKernel", "gemm_dtype": "fp8_block", "latency": 0.06}, "host_bound"),
         # 137 GFLOP at 989 TFLOP/s take 139 us
         ({"m": 4096, "latency": 0.120}, "faster_than_peak"),
         # 537 MB less 52 MB of L2 at 3.35 TB/s take 145 us
@@ -245,7 +245,7 @@ def test_modules_unknown_tables_and_operations_are_counted(put, import_from) -> 
     put("h100_sxm/gemm/vllm", "new_perf", GEMM)
     root = put("h100_sxm/comm/nccl", "nccl_perf", NCCL | {"op_name": "broadcast", "latency": 0.02})
     found = import_from("aiconfigurator", root)
-    assert found.reasons == {"module_not_one_kernel": 2, "unknown_table": 1, "unknown_operation": 1}
+    assert found.reasons == {"module_not_one_kernel": 2, "unknown_table_new_perf": 1, "unknown_operation": 1}
     assert sum(line["read"] or 0 for line in found.summary) == 4
     assert found.points == []
 
@@ -293,7 +293,7 @@ def test_refusals(put, import_from, tmp_path, monkeypatch) -> None:
 def test_a_table_without_its_columns_is_refused_by_name(put, import_from, tmp_path) -> None:
     put("h100_sxm/gemm/vllm", "gemm_perf", {name: value for name, value in GEMM.items() if name != "k"})
     with pytest.raises(
-        InvalidInput, match="gemm_perf.parquet is not gemm_perf of aiconfigurator-core 0.12: unable to find column"
+        InvalidInput, match="gemm_perf.parquet is not gemm_perf of aiconfigurator-core as known: unable to find column"
     ):
         import_from("aiconfigurator", tmp_path)
     broken = next(Path(tmp_path).rglob("gemm_perf.parquet"))
