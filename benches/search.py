@@ -1,11 +1,13 @@
 """Kernel searches replayed on measured spaces: policies, splits, misleading sources, filtered neighbours; pictures.
 
-python benches/search.py --space FILE... [--seeds 10] [--gpus A,B] [--parts policies,free,misleading,neighbours]
+python benches/search.py --space FILE... [--seeds 10] [--gpus A,B] [--parts policies,free,misleading,neighbours,tuner]
                          [--plot FOLDER] [-o FILE.json]
 
 Every GPU of the files is searched for with what the others measured (`kernelsight search evaluate`). Beside it:
 searches without other GPUs, searches whose sources were shuffled or inverted, and searches of an archive that forecast
-four times as many neighbours as they measure. CPU seconds count all that a replay takes.
+four times as many neighbours as they measure. ``tuner`` adds strategies of Kernel Tuner (extra ``tuner``): how many
+measurements they take, and whether a search that learns from other GPUs is worse than the best one that does not. CPU
+seconds count all that a replay takes.
 """
 
 from __future__ import annotations
@@ -22,15 +24,21 @@ import numpy as np
 from kernelsight.report.output import as_text
 from kernelsight.searching import scores
 from kernelsight.searching.arrays import SpaceArrays, space_arrays
-from kernelsight.searching.evaluation import Case, evaluate, replayed
+from kernelsight.searching.cases import Case, Result, replayed
+from kernelsight.searching.evaluation import evaluate
 from kernelsight.searching.replay import replay
 from kernelsight.searching.rounds import rounds
 from kernelsight.searching.scenarios import DEFAULTS
 from kernelsight.searching.space_files import read_spaces
 from kernelsight.searching.targets import Target, target_of, truth_of
+from kernelsight.searching.tuner_strategies import check_strategy, expanded, is_tuner
 
-PARTS = ("policies", "free", "misleading", "neighbours")
+PARTS = ("policies", "free", "misleading", "neighbours", "tuner")
 BUDGET = 100
+# strategies of Kernel Tuner get as many measurements as it takes to see when they are within 5 %
+TUNER_BUDGET = 300
+# points of regret that a search may be worse than the best one that does not learn from other GPUs
+HARM = 0.02
 FILTERED = {"standard 4 of 4": 4, "filtered 4 of 16": 16}
 
 
@@ -90,6 +98,64 @@ def altered_regrets(
                 ends.append(float(scores.regrets(made[-1].best[-1:], logs)[0]))
             found[space, gpu] = float(np.median(ends))
     return found
+
+
+def tuner_results(spaces: Mapping[str, SpaceArrays], gpus: set[str], seeds: int) -> dict[str, list[Result]]:
+    """Return the replays of ours and of Kernel Tuner's strategies, by policy."""
+    policies = {"selective": BUDGET} | dict.fromkeys(expanded(["tuner"]), TUNER_BUDGET)
+    for policy in policies:
+        if is_tuner(policy):
+            check_strategy(policy)
+    cases = [
+        case._replace(policy=policy, budget=min(budget, int((spaces[case.space].gpus[case.gpu].status > 0).sum())))
+        for policy, budget in policies.items()
+        for case in cases_of(spaces, gpus, seeds, {})
+    ]
+    found: dict[str, list[Result]] = {policy: [] for policy in policies}
+    for result in replayed(spaces, cases):
+        found[result.case.policy].append(result)
+    return found
+
+
+def measurements_to(results: Sequence[Result], share: float) -> float:
+    """Return the median number of measurements until a search is within a share of the optimum; inf: never."""
+    return float(np.median([scores.first_within(each.regret, share) or np.inf for each in results]))
+
+
+def tuner_rows(found: Mapping[str, Sequence[Result]]) -> list[dict[str, Any]]:
+    """Return a row per policy, and how many times fewer measurements ours takes than the best of the strategies."""
+    rows = []
+    for policy, results in found.items():
+        counts = {f"n_to_{percent}": measurements_to(results, percent / 100) for percent in (5, 2)}
+        ends = np.array([each.regret[min(BUDGET, len(each.regret)) - 1] for each in results])
+        within = {f"within_{percent} at {BUDGET}": float((ends <= percent / 100).mean()) for percent in (5, 2)}
+        rows.append({"policy": policy, "runs": len(results)} | counts | within)
+    best = {name: min(row[name] for row in rows[1:]) / rows[0][name] for name in ("n_to_5", "n_to_2")}
+    return [*rows, {"policy": "best strategy / selective", "runs": None} | best]
+
+
+def harm_rows(
+    columns: Mapping[str, Mapping[tuple[str, str], float]], found: Mapping[str, Sequence[Result]]
+) -> list[dict[str, Any]]:
+    """Return, for each space and GPU, by how many points searches are worse than the best transfer-free one."""
+    free: dict[tuple[str, str], list[float]] = {key: [value] for key, value in columns["without other GPUs"].items()}
+    for policy, results in found.items():
+        ends: dict[tuple[str, str], list[float]] = {}
+        for each in results if is_tuner(policy) else ():
+            ends.setdefault((each.case.space, each.case.gpu), []).append(float(each.regret[:BUDGET][-1]))
+        for key, values in ends.items():
+            free[key].append(float(np.median(values)))
+    names = [name for name in columns if name != "without other GPUs"]
+    rows = [
+        {"space": space, "gpu": gpu, "best transfer-free (%)": round(100.0 * min(free[space, gpu]), 1)}
+        | {
+            f"{name}, points worse": round(100.0 * (columns[name][space, gpu] - min(free[space, gpu])), 1)
+            for name in names
+        }
+        for space, gpu in sorted(free)
+    ]
+    most = {name: max(row[name] for row in rows) for name in rows[0] if name.endswith("points worse")}
+    return [*rows, {"space": f"most (goal: {100 * HARM:g})", "gpu": "", "best transfer-free (%)": None} | most]
 
 
 def beside(columns: Mapping[str, Mapping[tuple[str, str], float]]) -> list[dict[str, Any]]:
@@ -227,6 +293,12 @@ def main(words: Iterable[str] | None = None) -> None:
         if "misleading" in parts:
             columns |= {how: altered_regrets(*every, how, {}) for how in ("shuffled", "inverted")}
         show("regret (%) after 100 measurements", beside(columns))
+        if "tuner" in parts:
+            against = tuner_results(*every)
+            show("measurements against Kernel Tuner's strategies", tuner_rows(against))
+            show("points of regret worse than the best search without other GPUs", harm_rows(columns, against))
+    elif "tuner" in parts:
+        show("measurements against Kernel Tuner's strategies", tuner_rows(tuner_results(*every)))
     if "neighbours" in parts:
         form = {"proposer": "neighbours", "measure_per_parent": 4}
         columns = {

@@ -35,7 +35,10 @@ VERBS: dict[str, tuple[str, str | None]] = {
         "replay a production log; report how far and why measurement and prediction differ",
         "kernelsight.cli.compare",
     ),
-    "report": ("write a saved run or sweep as one HTML page: figures, tables, SQL", "kernelsight.cli.report"),
+    "report": (
+        "write a saved run, sweep, comparison or kernel search as one HTML page: figures, tables, SQL",
+        "kernelsight.cli.report",
+    ),
     "timeline": (
         "write a saved run as a trace that Perfetto opens: steps, kernels, requests",
         "kernelsight.cli.timeline",

@@ -1,4 +1,4 @@
-"""`kernelsight report`: a saved run, sweep or comparison as one HTML page."""
+"""`kernelsight report`: a saved run, sweep, comparison or kernel search as one HTML page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelsight.report.output import Waiting, check_ending, note
 def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     verb.add_argument(
-        "file", metavar="RUN", help="saved run, sweep or comparison (.duckdb), of simulate, sweep or compare -o"
+        "file", metavar="RUN", help="saved run (.duckdb) of simulate -o, sweep -o, compare -o or search run -o"
     )
     verb.add_argument("-o", "--output", metavar="FILE", help="page to write (.html); it loads nothing from elsewhere")
     verb.add_argument("--scenario", metavar="ID", help="one scenario of a saved sweep (column scenario_id)")

@@ -32,6 +32,7 @@ class SpaceArrays(NamedTuple):
 
     space: str
     ids: np.ndarray
+    parameters: np.ndarray  # JSON texts
     features: Features
     gpus: dict[str, Measured]
 
@@ -51,14 +52,14 @@ def space_arrays(candidates: pa.Table, measurements: pa.Table, space: str) -> Sp
         raise InvalidInput(f"search space {space!r} has no candidates; give rows of kernel_candidates.")
     ids = np.array(own["candidate_id"].to_pylist(), dtype=object)
     order = np.argsort(ids, kind="stable")
-    parameters = own["parameters"].to_pylist()
-    features = features_of(space, [json.loads(parameters[place]) for place in order])
+    parameters = np.array(own["parameters"].to_pylist(), dtype=object)[order]
+    features = features_of(space, [json.loads(text) for text in parameters])
     ids = ids[order]
     theirs = measurements.filter(pc.equal(measurements["space"], space))
     gpus = {}
     for gpu in sorted(pc.unique(theirs["gpu"]).to_pylist()):
         gpus[gpu] = _measured(theirs.filter(pc.equal(theirs["gpu"], gpu)), ids, space, gpu)
-    return SpaceArrays(space, ids, features, gpus)
+    return SpaceArrays(space, ids, parameters, features, gpus)
 
 
 def _measured(rows: pa.Table, ids: np.ndarray, space: str, gpu: str) -> Measured:

@@ -26,23 +26,27 @@ TURNS = 2
 PROBES = 2
 # measurements among which random draws are twice as frequent: forecasts are to be right early
 EARLY = 20
-ALL, MAKER = "all", "maker"
+ALL, MAKER, FORECASTS = "all", "maker", "forecasts"
 RANDOM_DRAW, VIEW_DRAW = 4, 5
 
 
 def views(target: Target, inputs: gp.Inputs) -> dict[str, gp.Inputs]:
-    """Return the views of a target, by name: all sources, those of the same maker, each of these alone, and none."""
-    found = {ALL: inputs}
-    count = inputs.sources.shape[1]
-    near = [place for place in range(count) if target.weights[place] >= target.weights.max()]
-    if 0 < len(near) < count:
+    """Return the views of a target, by name: all sources, those of the same maker, each of these alone, and none.
+
+    Forecasts by other means that stand beside other GPUs are a view of their own: all of these, and the forecasts.
+    """
+    every = range(inputs.sources.shape[1])
+    believed = [place for place in every if target.weights[place] > 0]
+    found = {ALL: inputs if len(believed) == len(every) else _seen(inputs, believed)}
+    near = [place for place in believed if target.weights[place] >= target.weights.max()]
+    if 0 < len(near) < len(believed):
         found[MAKER] = _seen(inputs, near)
     if len(near) > 1:
         found |= {f"source {target.sources[place]}": _seen(inputs, [place]) for place in near}
-    if count:
+    if believed:
         found["none"] = inputs._replace(sources=inputs.sources[:, :0], mean=np.zeros(len(inputs.mean)))
-    for name, column in target.beside:
-        found[name] = inputs._replace(sources=np.column_stack([inputs.sources, column]))
+    if len(believed) < len(every):
+        found[FORECASTS] = inputs
     return found
 
 

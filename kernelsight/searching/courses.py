@@ -13,7 +13,7 @@ from kernelsight.searching import scores
 from kernelsight.searching.arrays import OK, STATUS, Measured
 from kernelsight.searching.forecasts import Forecast
 from kernelsight.searching.intervals import bin_probabilities, bins_of, chance_faster, quantiles
-from kernelsight.searching.rounds import Measure, Round, rounds
+from kernelsight.searching.rounds import Measure, Propose, Round, rounds
 from kernelsight.searching.targets import Target
 
 TABLES = ("kernel_forecasts", "search_decisions", "search_measurements", "search_rounds", "search_summary")
@@ -36,17 +36,18 @@ def course_of(
     truth: Measured | None,
     forecasts: bool = False,
     source: str = "replay",
+    propose: Propose | None = None,
 ) -> Course:
     """Run a search and return its rows; ``truth``: what a replay knows of all candidates, in the target's order.
 
-    ``forecasts``: keep rows of forecasts too.
+    ``forecasts``: keep rows of forecasts too; ``propose``: gives the candidates of each round.
     """
     course = Course([], [], [], [], [])
     logs = None if truth is None else np.log(truth.latency_us)
     best: list[int] = []
     last: Round | None = None
     forecast_count = 0
-    for made in rounds(target, scenario, measure):
+    for made in rounds(target, scenario, measure, propose):
         best += made.best.tolist()
         forecast_count += 0 if made.forecast is None else len(made.forecast.rows)
         _add_round(course, target, scenario, made, logs, source)
@@ -104,8 +105,8 @@ def _whole(value: float) -> int | None:
 
 def _believed_regret(made: Round) -> float | None:
     """Return the largest expected gain that was left when the round began, over the latency of the best."""
-    gains = made.decisions.gains
-    return float(np.expm1(np.max(gains))) if len(gains) and np.isfinite(gains).all() else None
+    gains = made.decisions.gains[np.isfinite(made.decisions.gains)]  # nan: measured for another reason
+    return float(np.expm1(np.max(gains))) if len(gains) else None
 
 
 def anchor_log(target: Target, scenario: Mapping[str, Any], made: Round, logs: np.ndarray | None) -> float:

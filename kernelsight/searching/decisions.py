@@ -86,6 +86,8 @@ def by_gain(
     gain[np.isin(forecast.rows, np.concatenate([history.rows, taken]))] = -1.0
     if count == 1:
         place = int(np.argmax(gain))
+        if gain[place] < 0.0:  # all were measured
+            return Decisions(NONE, [], np.zeros(0))
         return Decisions(forecast.rows[[place]], ["gain"], gain[[place]])
     short = np.argsort(-gain, kind="stable")[:SHORTLIST]
     rows = forecast.rows[short]

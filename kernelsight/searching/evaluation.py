@@ -2,68 +2,23 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from kernelsight.dataflow.blas import one_blas_thread
 from kernelsight.errors import InvalidInput, unknown
-from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching import scores
 from kernelsight.searching.arrays import OK, SpaceArrays, space_arrays
-from kernelsight.searching.courses import forecast_scores
-from kernelsight.searching.forecasts import widening
-from kernelsight.searching.intervals import bin_probabilities, bins_of
-from kernelsight.searching.replay import replay
-from kernelsight.searching.rounds import STOP_BELOW, STOP_FROM, Round, rounds
+from kernelsight.searching.cases import CALIBRATED_AT, Calibration, Case, Result, kept_results, replayed
+from kernelsight.searching.journal import digest
 from kernelsight.searching.scenarios import DEFAULTS, POLICIES, check, gpus_of
 from kernelsight.searching.space_files import SpaceTables
-from kernelsight.searching.targets import Target, target_of, truth_of
+from kernelsight.searching.tuner_strategies import check_strategy, expanded, is_tuner
 
 AT = (10, 20, 50, 100)
-CALIBRATED_AT = (20, 50)
 SPLITS = ("all", "without-nearest")
-# fewer replays than this are not worth other processes
-LEAST_FOR_PROCESSES = 24
-# candidates that calibration is scored on, evenly over a larger space
-MOST_SCORED = 20_000
-
-
-class Case(NamedTuple):
-    """One search to replay."""
-
-    space: str
-    gpu: str
-    split: str
-    sources: tuple[str, ...] | None
-    policy: str
-    seed: int
-    budget: int
-    batch: int
-    changes: tuple[tuple[str, Any], ...] = ()  # of the scenario's other columns
-
-
-class Calibration(NamedTuple):
-    """Scores of the forecasts of one replay after some measurements, and what their pictures are drawn from."""
-
-    scores: dict[str, float]
-    by_confidence: np.ndarray
-    risk: np.ndarray
-
-
-class Result(NamedTuple):
-    """What is kept of a replay: regret after each measurement, where it would have stopped, calibration, score P."""
-
-    case: Case
-    regret: np.ndarray
-    stop: tuple[int, float] | None
-    calibration: dict[int, Calibration]
-    score: float | None
-    notes: tuple[str, ...]
 
 
 def evaluate(
@@ -74,22 +29,38 @@ def evaluate(
     budget: int = 100,
     batch: int = int(DEFAULTS["batch"]),
     splits: Sequence[str] = SPLITS,
+    journal: Path | None = None,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Return scores of policies over all spaces and GPUs; InvalidInput or UnknownName: what cannot be evaluated.
 
-    ``splits``: ``all`` learns from every other GPU, ``without-nearest`` from all but the one whose measurements are
-    most like those of the GPU that is searched for, such as another card with the same chip.
+    ``policies``: those of a search, and ``tuner:NAME`` for strategies of Kernel Tuner. ``splits``: ``all`` learns from
+    every other GPU, ``without-nearest`` from all but the one whose measurements are most like those of the GPU that is
+    searched for, such as another card with the same chip. ``journal``: keeps every replay; ``resume`` goes on from it.
     """
+    policies = expanded(policies)
     for name in policies:
-        if name not in POLICIES:
-            raise unknown("policy", name, POLICIES, f"Known: {', '.join(POLICIES)}.")
+        if is_tuner(name):
+            check_strategy(name)
+        elif name not in POLICIES:
+            raise unknown("policy", name, POLICIES, f"Known: {', '.join(POLICIES)}, tuner, tuner:STRATEGY.")
     if seeds <= 0:
         raise InvalidInput(f"seeds is {seeds}; give a whole number above 0.")
     check(DEFAULTS | {"budget_measurements": budget, "batch": batch})
     names = tables.kernel_spaces["space"].to_pylist()
     spaces = {name: space_arrays(tables.kernel_candidates, tables.kernel_measurements, name) for name in names}
     cases = list(_cases(spaces, gpus, policies, seeds, budget, batch, splits))
-    return report(list(replayed(spaces, cases)), policies)
+    if journal is None:
+        return report(list(replayed(spaces, cases)), policies)
+    code = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
+    given = {"cases": [repr(case) for case in cases], "code": code}
+    header = digest(given, {"candidates": tables.kernel_candidates, "measurements": tables.kernel_measurements})
+    return report(kept_results(spaces, cases, journal, header, resume), policies)
+
+
+def transfers(policy: str) -> bool:
+    """Return whether a policy learns from other GPUs."""
+    return policy != "random" and not is_tuner(policy)
 
 
 def _cases(
@@ -115,7 +86,7 @@ def _cases(
                 if split != "all" and sources is None:
                     continue
                 for policy in policies:
-                    if split == "all" or policy != "random":
+                    if split == "all" or transfers(policy):
                         for seed in range(seeds):
                             yield Case(space, gpu, split, sources, policy, seed, most, batch)
 
@@ -136,82 +107,12 @@ def without_nearest(arrays: SpaceArrays, gpu: str) -> tuple[str, ...] | None:
     return tuple(name for name in likeness if name != nearest)
 
 
-_spaces: Mapping[str, SpaceArrays] = {}
-_targets: dict[tuple[Any, ...], Target] = {}
-
-
-def _begin(spaces: Mapping[str, SpaceArrays]) -> None:
-    global _spaces
-    _spaces = spaces
-    _targets.clear()
-
-
-def replayed(spaces: Mapping[str, SpaceArrays], cases: Sequence[Case]) -> Iterator[Result]:
-    """Yield the result of each case, in order; many are shared out to a process for each core."""
-    workers = os.cpu_count() or 1
-    if len(cases) < LEAST_FOR_PROCESSES or workers < 2:
-        _begin(spaces)
-        yield from map(_replay, cases)
-        return
-    # compiled code and threads do not survive a fork
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin, initargs=(spaces,)) as pool:
-        yield from pool.map(_replay, cases, chunksize=4)
-
-
-def _replay(case: Case) -> Result:
-    """Replay one search."""
-    key = (case.space, case.gpu, case.sources)
-    if key not in _targets:
-        _targets[key] = target_of(_spaces[case.space], case.gpu, case.sources)
-    target = _targets[key]
-    truth = truth_of(_spaces[case.space], case.gpu, target.ids)
-    logs = np.log(truth.latency_us)
-    scenario = DEFAULTS | {"seed": case.seed, "budget_measurements": case.budget, "batch": case.batch}
-    scenario |= {"policy": case.policy} | dict(case.changes)
-    best: list[int] = []
-    stop, calibration = None, {}
-    with one_blas_thread():
-        for made in rounds(target, scenario, replay(truth, target.ids, case.seed)):
-            before = len(best)
-            if stop is None and before >= STOP_FROM and made.better < STOP_BELOW:
-                stop = (before, float(scores.regrets(best[-1:], logs)[0]))
-            if case.policy == "selective" and before in CALIBRATED_AT:
-                stated = unseen_scores(made, logs)
-                if stated is not None:
-                    calibration[before] = stated
-            best += made.best.tolist()
-    regret = scores.regrets(np.array(best, dtype=np.int64), logs)
-    regret = np.concatenate([regret, np.full(case.budget - len(regret), regret[-1])])
-    return Result(case, regret, stop, calibration, scores.score_p(np.array(best), logs), target.notes)
-
-
-def unseen_scores(made: Round, logs: np.ndarray) -> Calibration | None:
-    """Return the scores of a round's forecast over all working candidates that were not measured before it."""
-    found = made.forecast
-    if found is None or found.fit is None:
-        return None
-    earlier = made.history.until(int((made.history.rounds < made.number).sum()))
-    rows = np.setdiff1d(np.flatnonzero(~np.isnan(logs)), earlier.rows)
-    if len(rows) > MOST_SCORED:
-        rows = rows[np.linspace(0, len(rows) - 1, MOST_SCORED).astype(int)]
-    mean, variance, _ = gp.predict(made.step.inputs, found.fit, rows)
-    sd, anchor = np.sqrt(variance) * widening(earlier, mean), float(np.nanmedian(logs))
-    bins, hits = bin_probabilities(mean, sd, anchor), bins_of(logs[rows], anchor)
-    confidence, right = bins.max(1), (bins.argmax(1) == hits).astype(float)
-    return Calibration(
-        forecast_scores(mean, sd, logs[rows], anchor),
-        scores.by_confidence(confidence, right),
-        scores.risk_at(confidence, 1.0 - right),
-    )
-
-
 def report(results: Sequence[Result], policies: Sequence[str]) -> dict[str, Any]:
     """Return the report: policies, spaces, calibration and stops, and the same without the nearest GPU."""
     found = _of_split([each for each in results if each.case.split == "all"], policies)
     others = [each for each in results if each.case.split != "all"]
     if others:
-        found["without_nearest"] = _of_split(others, [name for name in policies if name != "random"])
+        found["without_nearest"] = _of_split(others, [name for name in policies if transfers(name)])
     found["notes"] = sorted({f"{each.case.space}, {each.case.gpu}: {note}" for each in results for note in each.notes})
     return found
 

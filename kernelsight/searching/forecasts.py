@@ -82,7 +82,7 @@ def widening(history: History, mean: np.ndarray) -> np.ndarray:
 
 def chance_to_work(target: Target, history: History, rows: np.ndarray) -> np.ndarray:
     """Return the probability that candidates compile and run: other GPUs, and the measured ones nearby."""
-    prior = 1.0 - (1.0 - FAILED_ELSEWHERE) * target.fails[rows] if target.sources else np.full(len(rows), UNKNOWN)
+    prior = _chance_by_others(target, history)[rows] if target.sources else np.full(len(rows), UNKNOWN)
     if not len(history.failed):
         return prior
     measured = target.features[history.rows]
@@ -91,3 +91,16 @@ def chance_to_work(target: Target, history: History, rows: np.ndarray) -> np.nda
     near = np.exp(-np.maximum(squares, 0.0) / (2.0 * NEARNESS**2))
     good = near[:, history.worked].sum(1)
     return np.clip((OWN_WEIGHT * prior + good) / (OWN_WEIGHT + near.sum(1)), 0.0, 1.0)
+
+
+def _chance_by_others(target: Target, history: History) -> np.ndarray:
+    """Return the probability that each candidate works, by the other GPUs that it fails on.
+
+    Candidates that fail on the same GPUs share their fate: a few measurements tell whose failures come back here.
+    """
+    prior = 1.0 - (1.0 - FAILED_ELSEWHERE) * target.fails
+    pattern = np.unique(target.fails.round(6), return_inverse=True)[1].ravel()
+    rows, first = np.unique(history.rows, return_index=True)
+    tried = np.bincount(pattern[rows], minlength=pattern.max() + 1)[pattern]
+    good = np.bincount(pattern[rows], ~np.isnan(history.logs[first]), minlength=pattern.max() + 1)[pattern]
+    return np.where(target.fails > 0, (OWN_WEIGHT * prior + good) / (OWN_WEIGHT + tried), prior)

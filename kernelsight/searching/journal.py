@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from kernelsight.errors import InvalidInput
 from kernelsight.searching.arrays import STATUS
-from kernelsight.searching.history import Outcome
-from kernelsight.searching.rounds import Measure
+from kernelsight.searching.history import History, Outcome
+from kernelsight.searching.proposers import Proposals, Proposer
+from kernelsight.searching.rounds import Measure, Propose
 
 SUFFIX = ".journal"
 FIELDS = ("latency_us", "cv", "samples", "compile_s", "benchmark_s")
@@ -76,9 +77,11 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def journaled(measure: Measure, ids: np.ndarray, file: IO[str], earlier: list[dict[str, Any]]) -> Measure:
-    """Return a measurer that takes its first measurements from a journal, and writes every further one to it."""
-    waiting = list(reversed(earlier))
+def journaled(measure: Measure, ids: np.ndarray, file: IO[str], waiting: list[dict[str, Any]]) -> Measure:
+    """Return a measurer that takes its first measurements from a journal, and writes every further one to it.
+
+    ``waiting``: what the journal holds, the next one last.
+    """
 
     def one(row: int, run: int) -> dict[str, Any]:
         name = str(ids[row])
@@ -93,9 +96,7 @@ def journaled(measure: Measure, ids: np.ndarray, file: IO[str], earlier: list[di
         found = measure(np.array([row]), np.array([run]))
         record: dict[str, Any] = {"candidate_id": name, "run": run, "status": STATUS[int(found.status[0])]}
         record |= {field: _plain(getattr(found, field)[0]) for field in FIELDS}
-        file.write(json.dumps(record) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+        append(file, record)
         return record
 
     def every(rows: np.ndarray, runs: np.ndarray) -> Outcome:
@@ -105,6 +106,34 @@ def journaled(measure: Measure, ids: np.ndarray, file: IO[str], earlier: list[di
         return Outcome(status, *columns)
 
     return every
+
+
+def journaled_proposals(proposer: Proposer, file: IO[str] | None, waiting: list[dict[str, Any]]) -> Propose:
+    """Return a proposer of rows that takes its first proposals from a journal, and writes every further one to it."""
+
+    def propose(number: int, history: History, known: np.ndarray) -> np.ndarray:
+        if waiting:
+            record = waiting.pop()
+            if record.get("round") != number or "proposed" not in record:
+                raise InvalidInput(
+                    f"the journal has no proposals of round {number} where they should be; start again with another -o "
+                    "FILE."
+                )
+            stated = record["proposed"]
+            return proposer.rows(Proposals(*(tuple(each) if isinstance(each, list) else each for each in stated)))
+        found = proposer(number, history, known)
+        if file is not None:
+            append(file, {"round": number, "proposed": list(found)})
+        return proposer.rows(found)
+
+    return propose
+
+
+def append(file: IO[str], record: Mapping[str, Any]) -> None:
+    """Write a line, and return when it is on the disk."""
+    file.write(json.dumps(record) + "\n")
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _plain(value: float) -> float | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.errors import InvalidInput
+from kernelsight.searching.forecast_sources import Forecaster
 from kernelsight.searching.llm_answers import LOG_EDGES, isotonic, log_quantile, log_spread, read_answer, share_below
 from kernelsight.searching.llm_client import UNKNOWN_FIELD, Reply, Server, ask
 from kernelsight.searching.llm_prompt import TOOL, messages, prompt_hash, tool
@@ -45,9 +46,6 @@ class Settings(NamedTuple):
     neighbours: int = 4
     parallel: int = 4
     again: bool = True
-
-
-Forecaster = Callable[[pa.Table, pa.Table, Mapping[str, Any]], pa.Table]
 
 
 def llm_forecaster(settings: Settings, gpu: Mapping[str, Any], kept: dict[tuple[str, int], dict]) -> Forecaster:

@@ -7,14 +7,9 @@ any other, a signal or the time limit: failed while running.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import re
-import shlex
-import signal
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +19,7 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.errors import InvalidInput
+from kernelsight.searching.commands import run_bounded, split_words
 
 EXIT = {0: "ok", 2: "compile_failed", 3: "wrong_result"}
 OTHERWISE = "runtime_failed"
@@ -51,29 +47,18 @@ def measure_with_command(candidates: pa.Table, command: str, time_limit_s: float
 
 
 def words_of(command: str) -> list[str]:
-    """Return the words of a command; InvalidInput for none, or for quotes that do not close.
-
-    >>> words_of("./bench --x {block_size_x} 'two words'")
-    ['./bench', '--x', '{block_size_x}', 'two words']
-    """
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise InvalidInput(f"--measure {command!r} cannot be split into words: {str(error).lower()}.") from None
-    if not words:
-        raise InvalidInput("--measure is empty; give replay, cupy, or a command such as './bench {block_size_x}'.")
-    return words
+    """Return the words of a command; InvalidInput for none, or for quotes that do not close."""
+    return split_words(command, "--measure", "replay, cupy, or a command such as './bench {block_size_x}'")
 
 
 def _measured(row: Mapping[str, Any], words: Sequence[str], time_limit_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="kernelsight-") as folder:
-        arguments = _arguments(row, words, Path(folder))
-        code, output = _run(arguments, time_limit_s, Path(folder) / "output")
+        ended = run_bounded(_arguments(row, words, Path(folder)), "--measure", time_limit_s, MOST_OUTPUT)
     found = {"space": row["space"], "candidate_id": row["candidate_id"]}
-    status = EXIT.get(code, OTHERWISE)
+    status = EXIT.get(ended.code, OTHERWISE)
     if status != "ok":
         return {**found, "status": status}
-    stated = _stated(output, row["candidate_id"])
+    stated = _stated(ended.output, row["candidate_id"])
     status = stated.pop("status", "ok")
     return {**found, **(stated if status == "ok" else {**stated, "latency_us": None}), "status": status}
 
@@ -98,30 +83,6 @@ def _arguments(row: Mapping[str, Any], words: Sequence[str], folder: Path) -> li
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _run(arguments: Sequence[str], time_limit_s: float, output: Path) -> tuple[int | None, str]:
-    """Return the exit status (None: killed at the time limit) and the end of stdout."""
-    try:
-        with output.open("wb") as stdout:
-            process = subprocess.Popen(
-                arguments, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.DEVNULL, start_new_session=True
-            )
-    except (OSError, ValueError) as error:
-        what = getattr(error, "strerror", None) or str(error)
-        raise InvalidInput(f"--measure cannot run {arguments[0]!r}: {what}.") from None
-    try:
-        code: int | None = process.wait(time_limit_s)
-    except subprocess.TimeoutExpired:
-        code = None
-    finally:
-        # what the command started must not go on beside the next measurement
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    with output.open("rb") as written:
-        written.seek(max(0, output.stat().st_size - MOST_OUTPUT))
-        return code, written.read().decode("utf-8", errors="replace")
 
 
 def _stated(output: str, candidate: str) -> dict[str, Any]:

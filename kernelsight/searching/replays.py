@@ -9,9 +9,11 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.blas import one_blas_thread
+from kernelsight.errors import InvalidInput
 from kernelsight.searching.arrays import SpaceArrays, space_arrays
 from kernelsight.searching.courses import TABLES, Course, course_of
 from kernelsight.searching.replay import replay
+from kernelsight.searching.rounds import GIVEN
 from kernelsight.searching.scenarios import check, check_in
 from kernelsight.searching.targets import Target, target_of, truth_of
 
@@ -36,6 +38,11 @@ def courses(
     targets: dict[tuple[Any, ...], Target] = {}
     for scenario in search_scenarios.to_pylist():
         check(scenario)
+        if scenario["proposer"] == GIVEN:
+            raise InvalidInput(
+                f"search {scenario['search_id']!r} considers what a proposer of one's own gives, so it cannot be "
+                "replayed as a table; use `search run --propose`."
+            )
         space, gpu = scenario["space"], scenario["gpu"]
         if space not in spaces:
             spaces[space] = space_arrays(kernel_candidates, kernel_measurements, space)

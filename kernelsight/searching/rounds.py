@@ -16,7 +16,10 @@ from kernelsight.searching.targets import Target, misleading, without
 
 # rows of the target, runs of each -> what was found
 Measure = Callable[[np.ndarray, np.ndarray], Outcome]
+# round, what was measured, rows proposed before -> further rows
+Propose = Callable[[int, History, np.ndarray], np.ndarray]
 DRAW = 3
+GIVEN = "given"  # the proposer that is not ours
 FAILED_ELSEWHERE_COST = 3.0  # of the log latency, where all other GPUs fail
 # a search has done when fewer unmeasured candidates than this are expected to be faster than the best by 2 %
 # and, after which it may say so: before, its own doubts are not yet known
@@ -44,6 +47,7 @@ class State(NamedTuple):
     tried: np.ndarray
     best: int
     number: int
+    proposed: np.ndarray  # rows that a proposer of one's own gave so far
 
 
 class Step(NamedTuple):
@@ -96,11 +100,19 @@ def plan_of(target: Target, scenario: Mapping[str, Any], dropped: Collection[str
     return Plan(target, scenario, every, batches.views(target, every), scores, base, tuple(sorted(dropped)))
 
 
-def rounds(target: Target, scenario: Mapping[str, Any], measure: Measure) -> Iterator[Round]:
-    """Yield the rounds of a search until its budget is spent, nothing is left, or it stops by itself."""
+def rounds(
+    target: Target, scenario: Mapping[str, Any], measure: Measure, propose: Propose | None = None
+) -> Iterator[Round]:
+    """Yield the rounds of a search until its budget is spent, nothing is left, or it stops by itself.
+
+    ``propose``: gives the candidates of each round, where the scenario's proposer is ``given``.
+    """
     plan = plan_of(target, scenario)
-    state = State(nothing(), {}, np.zeros(len(target.ids), dtype=np.int64), -1, 1)
+    state = State(nothing(), {}, np.zeros(len(target.ids), dtype=np.int64), -1, 1, np.zeros(0, dtype=np.int64))
     while True:
+        if propose is not None and not spent(scenario, state.history):
+            new = propose(state.number, state.history, state.proposed)
+            state = state._replace(proposed=np.concatenate([state.proposed, new]))
         step = next_round(plan, state)
         if step is None:
             return
@@ -114,20 +126,26 @@ def rounds(target: Target, scenario: Mapping[str, Any], measure: Measure) -> Ite
         yield Round(state.number, step, outcome, history, best, log, dropped)
         if tuple(sorted(dropped)) != plan.dropped and plan.inputs.sources.shape[1] + len(plan.dropped):
             plan = plan_of(target, scenario, dropped)
-        state = State(history, step.settings, step.tried, int(best[-1]), state.number + 1)
+        state = State(history, step.settings, step.tried, int(best[-1]), state.number + 1, state.proposed)
+
+
+def spent(scenario: Mapping[str, Any], history: History) -> bool:
+    """Return whether the budget of measurements or of time is spent."""
+    seconds = scenario["budget_s"]
+    if len(history.rows) >= int(scenario["budget_measurements"]):
+        return True
+    return seconds is not None and float(history.cost_s.sum()) >= seconds
 
 
 def next_round(plan: Plan, state: State) -> Step | None:
     """Return what the next round decides: a pure function of what was measured; None: the search ends."""
     scenario, history = plan.scenario, state.history
-    left = int(scenario["budget_measurements"]) - len(history.rows)
-    spent = float(history.cost_s.sum())
-    if left <= 0 or (scenario["budget_s"] is not None and spent >= scenario["budget_s"]):
+    if spent(scenario, history):
         return None
-    count = min(_batch(scenario), left)
+    count = min(_batch(scenario), int(scenario["budget_measurements"]) - len(history.rows))
     if scenario["policy"] in ("random", "order"):
-        chosen = _without_forecast(plan, history, count)
-        step = Step(len(plan.target.ids), None, plan.inputs, chosen, state.settings, state.tried, np.nan)
+        chosen, every = _without_forecast(plan, state, count)
+        step = Step(every, None, plan.inputs, chosen, state.settings, state.tried, np.nan)
         return step if len(chosen.rows) else None
     rows, tried = _proposed(plan, state)
     enough = len(history.worked) >= LEAST_FITTED
@@ -157,17 +175,22 @@ def _batch(scenario: Mapping[str, Any]) -> int:
     return int(scenario["batch"])
 
 
-def _without_forecast(plan: Plan, history: History, count: int) -> decide.Decisions:
+def _without_forecast(plan: Plan, state: State, count: int) -> tuple[decide.Decisions, int]:
+    """Return the next candidates at random or in order, and how many there are to choose from."""
+    given = plan.scenario["proposer"] == GIVEN
     if plan.scenario["policy"] == "random":
         order = decide.generator(plan.scenario, 0, DRAW).permutation(len(plan.target.ids))
+        order = order[np.isin(order, state.proposed)] if given else order
     else:
-        order = np.argsort(plan.scores, kind="stable")
-    rows = order[len(history.rows) : len(history.rows) + count]
-    return decide.Decisions(rows, [plan.scenario["policy"]] * len(rows), np.full(len(rows), np.nan))
+        order = state.proposed if given else np.argsort(plan.scores, kind="stable")
+    rows = order[~np.isin(order, state.history.rows)][:count]
+    return decide.Decisions(rows, [plan.scenario["policy"]] * len(rows), np.full(len(rows), np.nan)), len(order)
 
 
 def _proposed(plan: Plan, state: State) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows that a round forecasts, and how often each row was a parent so far."""
+    if plan.scenario["proposer"] == GIVEN:
+        return np.union1d(state.proposed, state.history.rows), state.tried
     if plan.scenario["proposer"] == "pool":
         return proposals.pool(
             plan.target, plan.base, state.history, None if state.best < 0 else state.best

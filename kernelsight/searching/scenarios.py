@@ -10,7 +10,7 @@ from kernelsight.errors import InvalidInput, nearest, unknown
 from kernelsight.searching.arrays import SpaceArrays
 
 POLICIES = ("random", "order", "greedy", "selective")
-PROPOSERS = ("pool", "neighbours")
+PROPOSERS = ("pool", "neighbours", "given")
 FORECASTERS = ("transfer", "gp")
 DEFAULTS: dict[str, Any] = {
     **{"seed": 0, "budget_measurements": 100, "budget_s": None, "batch": 5, "proposer": "pool"},

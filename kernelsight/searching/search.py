@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,10 +14,12 @@ from kernelsight.dataflow.durable import locked
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.searching.arrays import SpaceArrays, space_arrays
 from kernelsight.searching.courses import TABLES, course_of
-from kernelsight.searching.journal import digest, journal_path, journaled, measured_by, opened
+from kernelsight.searching.forecast_sources import with_forecasts
+from kernelsight.searching.journal import digest, journal_path, journaled, journaled_proposals, measured_by, opened
+from kernelsight.searching.proposers import Proposer
 from kernelsight.searching.replay import replay
 from kernelsight.searching.replays import as_table
-from kernelsight.searching.rounds import Measure
+from kernelsight.searching.rounds import GIVEN, Measure
 from kernelsight.searching.scenarios import check, check_in
 from kernelsight.searching.space_files import SpaceTables
 from kernelsight.searching.targets import Target, target_of, truth_of
@@ -34,14 +36,16 @@ def search(
     measurer: Measurer | None = None,
     output: Path | None = None,
     resume: bool = False,
-    beside: Callable[[Target], Target] | None = None,
+    forecasts: Callable[[Target], pa.Table] | None = None,
+    proposer: Callable[[SpaceArrays, Target], Proposer] | None = None,
 ) -> dict[str, pa.Table]:
     """Run one search; return its tables, forecasts included, by name.
 
     ``measurer``: from rows of ``kernel_candidates`` to rows of ``kernel_measurements``; None: what the file holds of
     the GPU is replayed. ``output``: where a run is saved; its journal lies beside it until the search has finished, and
-    ``resume`` continues it. ``beside`` adds forecasts by other means to the target. InvalidInput: what cannot be
-    searched; RunFailed: nothing that was measured worked.
+    ``resume`` continues it. ``forecasts``: rows of ``kernel_forecasts`` by other means, which are one more source.
+    ``proposer``: gives the candidates of each round, where the scenario's proposer is ``given``. InvalidInput: what
+    cannot be searched; RunFailed: nothing that was measured worked.
     """
     check(scenario)
     arrays = space_arrays(tables.kernel_candidates, tables.kernel_measurements, scenario["space"])
@@ -50,16 +54,22 @@ def search(
     known = arrays if measurer is None else arrays._replace(gpus={n: m for n, m in arrays.gpus.items() if n != gpu})
     target = target_of(known, gpu, scenario["source_gpus"])
     _check_anchor(scenario, target)
-    if beside is not None:
-        target = beside(target)
+    followed = _followed(tables, scenario)
+    if forecasts is not None:
+        followed["forecasts"] = forecasts(target)
+        target = with_forecasts(target, followed["forecasts"])
+    given = None if proposer is None else proposer(arrays, target)
+    if (given is None) == (scenario["proposer"] == GIVEN):
+        raise InvalidInput("the proposer of the search is 'given', but none is; --propose names a file or a command.")
     measure, truth = _measure_of(tables, arrays, scenario, target, measurer)
     if output is None:
-        return _tables(target, scenario, measure, truth, measurer)
+        return _tables(target, scenario, measure, truth, measurer, given, None, [])
     with locked(output):
-        path = journal_path(output)
-        file, earlier = opened(path, digest(scenario, _followed(tables, scenario)), resume)
+        file, earlier = opened(journal_path(output), digest(scenario, followed), resume)
+        waiting = list(reversed(earlier))
         with file:
-            return _tables(target, scenario, journaled(measure, target.ids, file, earlier), truth, measurer)
+            kept = journaled(measure, target.ids, file, waiting)
+            return _tables(target, scenario, kept, truth, measurer, given, file, waiting)
 
 
 def _measure_of(
@@ -86,17 +96,29 @@ def _followed(tables: SpaceTables, scenario: Mapping[str, Any]) -> dict[str, pa.
 
 
 def _tables(
-    target: Target, scenario: Mapping[str, Any], measure: Measure, truth: Any, measurer: Measurer | None
+    target: Target,
+    scenario: Mapping[str, Any],
+    measure: Measure,
+    truth: Any,
+    measurer: Measurer | None,
+    proposer: Proposer | None,
+    file: IO[str] | None,
+    waiting: list[dict[str, Any]],
 ) -> dict[str, pa.Table]:
     source = "replay" if measurer is None else "measured"
+    propose = None if proposer is None else journaled_proposals(proposer, file, waiting)
     with one_blas_thread():
-        course = course_of(target, scenario, measure, truth, forecasts=True, source=source)
+        course = course_of(target, scenario, measure, truth, forecasts=True, source=source, propose=propose)
     summary = course.search_summary[0]
+    left_out = [] if proposer is None else proposer.notes(target.space)
+    if not summary["measured"]:
+        raise RunFailed("; ".join(["the proposer gave no candidate that could be measured", *left_out]) + ".")
     if summary["best_candidate"] is None:
         raise RunFailed(
             f"none of the {summary['measured']} measured candidates of {target.space!r} worked on {target.gpu}; see "
             "that the kernel compiles and runs, or give a larger budget."
         )
+    summary["notes"] = "; ".join(filter(None, [summary["notes"], *left_out])) or None
     return {name: as_table(name, getattr(course, name)) for name in TABLES}
 
 

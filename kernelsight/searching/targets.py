@@ -6,8 +6,6 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.searching import gaussian_process as gp
@@ -39,8 +37,6 @@ class Target(NamedTuple):
     weights: np.ndarray  # of each source before anything is measured; sum 1
     fails: np.ndarray  # weighed share of the sources on which the candidate fails
     notes: tuple[str, ...]
-    # forecasts by other means: name of the view, and log latency of each candidate less its median
-    beside: tuple[tuple[str, np.ndarray], ...] = ()
 
 
 def target_of(arrays: SpaceArrays, gpu: str, sources: Sequence[str] | None = None) -> Target:
@@ -120,37 +116,6 @@ def _modelled(logs: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     mean = np.concatenate([gp.predict(inputs, found, part)[0] for part in np.array_split(np.arange(len(logs)), 8)])
     mean[known] = logs[known]
     return mean
-
-
-def with_forecasts(target: Target, forecasts: pa.Table) -> Target:
-    """Return the target with forecasts of others as further sources, whose weight is learned as that of a GPU.
-
-    ``forecasts``: candidate_id, latency_us, and forecaster if there are several; of the last round where it states
-    rounds. Candidates that it lacks are filled in by a model of those that it has.
-    """
-    rows = pa.table({"forecaster": ["forecasts"] * len(forecasts)} | {n: forecasts[n] for n in forecasts.column_names})
-    if "forecaster" in forecasts.column_names:
-        rows = forecasts
-    places = {str(name): place for place, name in enumerate(target.ids)}
-    for name in sorted(set(rows["forecaster"].to_pylist())):
-        logs = np.full(len(target.ids), np.nan)
-        for row in rows.filter(pc.equal(rows["forecaster"], name)).select(["candidate_id", "latency_us"]).to_pylist():
-            if row["candidate_id"] in places:
-                logs[places[row["candidate_id"]]] = np.log(row["latency_us"])
-        known = int((~np.isnan(logs)).sum())
-        if known < LEAST_SHARED:
-            note = f"{name} forecast {known} of these candidates, fewer than {LEAST_SHARED}: not used"
-            target = target._replace(notes=(*target.notes, note))
-            continue
-        median = float(np.nanmedian(logs))
-        column = filled(np.column_stack([target.logs, logs - median]), target.features)[:, -1:]
-        target = target._replace(
-            sources=(*target.sources, name),
-            logs=np.hstack([target.logs, column]),
-            medians=np.append(target.medians, median),
-            weights=np.append(target.weights, 0.0 if len(target.sources) else 1.0),
-        )
-    return target
 
 
 def misleading(target: Target, rows: np.ndarray, logs: np.ndarray) -> dict[str, str]:

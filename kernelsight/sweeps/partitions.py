@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import cache
@@ -161,9 +160,11 @@ def run_in_processes(parts: list[Partition], workers: int, connect: Connect) -> 
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
 
+    from kernelsight.dataflow.workers import end_with_parent
+
     # after a parallel region of compiled code a forked child dies: spawn
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(workers, len(parts)), mp_context=spawn, initializer=_end_with_parent)
+    pool = ProcessPoolExecutor(min(workers, len(parts)), mp_context=spawn, initializer=end_with_parent)
     try:
         waiting = {pool.submit(_serve_in_worker, part, connect): number for number, part in enumerate(parts)}
         for future in as_completed(waiting):
@@ -174,19 +175,6 @@ def run_in_processes(parts: list[Partition], workers: int, connect: Connect) -> 
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _end_with_parent() -> None:
-    """Let a worker end when the process that waits for it is killed; else it would wait for work for ever."""
-    import multiprocessing
-    import threading
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    if parent := multiprocessing.parent_process():
-        threading.Thread(target=watch, daemon=True).start()
 
 
 def run_on_ray(parts: list[Partition], connect: Connect) -> Iterator[tuple[int, pa.Table]]:

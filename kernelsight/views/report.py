@@ -12,6 +12,7 @@ from kernelsight.views.comparison_figures import COMPARISON_FIGURES
 from kernelsight.views.one_scenario import one_scenario, scenarios_of
 from kernelsight.views.page import figures, head, number, page, table, tiles
 from kernelsight.views.run_figures import RUN_FIGURES
+from kernelsight.views.search_report import search_page
 from kernelsight.views.sweep_figures import sweep_figures
 from kernelsight.views.verdict import verdict_of
 
@@ -36,14 +37,17 @@ from cache_over_time group by all order by waiting desc, start_s limit 1
 
 
 def write_report(session: Session, path: str | Path, scenario: str | None = None) -> None:
-    """Write one HTML page that loads nothing: of a run, a scenario of a sweep, a whole sweep, or a comparison.
+    """Write one HTML page that loads nothing: of a run, a sweep, one scenario of it, a comparison or a kernel search.
 
     InvalidInput: nothing is saved there, a comparison has no such scenario, or ``report`` is not installed.
     """
     compared = COMPARED in session.available()
     if compared and scenario is not None:
         raise InvalidInput(f"{session.path} holds a comparison with a log, and no scenarios; remove --scenario.")
-    text = _comparison_page(session) if compared else _simulated_page(session, scenario)
+    if "search_scenarios" in session.available():
+        text = search_page(session, scenario)
+    else:
+        text = _comparison_page(session) if compared else _simulated_page(session, scenario)
     with durable_file(Path(path)) as draft:
         draft.write_text(text, encoding="utf-8")
 

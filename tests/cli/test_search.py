@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import kernelsight as ks
+from kernelsight.errors import InvalidInput
 from tests.searching.made_spaces import made_rows
 
 
@@ -60,6 +61,31 @@ def test_evaluate_prints_the_report(command, space):
     assert "90 % intervals cover" not in shown.err  # nothing is scored before 20 measurements were made
 
 
+def test_an_evaluation_writes_what_it_prints_and_leaves_no_journal(command, refusal, space, tmp_path):
+    target = tmp_path / "e.json"
+    words = ("search", "evaluate", "--space", space, "--seeds", "1", "--budget", "20", "--policies", "order")
+    found = command(*words, "--format", "json", "-o", target)
+    assert json.loads(target.read_text()) == found.json
+    assert [path.name for path in tmp_path.iterdir()] == ["e.json"]
+    assert "--resume needs -o FILE" in refusal(*words, "--resume")
+
+
+def test_a_search_considers_what_is_proposed(command, space, tmp_path):
+    rows = [{"block_size_x": 64, "tile_size_x": tile, "vector": 2, "cached": 1} for tile in range(1, 7)]
+    (tmp_path / "p.json").write_text(json.dumps([*rows, {"block_size_x": 1}]))
+    words = ("--propose", tmp_path / "p.json", "--proposals", "4", "--batch", "3", "--budget", "6", "--policy", "order")
+    found = command("search", "run", "--space", space, "--gpu", "two", *words, "--format", "json")
+    assert [row["measured"] for row in found.json["rounds"]] == [3, 6]
+    assert found.json["scenario"]["proposer"] == "given"
+    assert "1 proposals are no candidates of 'made' that can be measured, such as block_size_x=1: left out" in found.err
+
+
+def test_searches_that_need_a_proposer_are_no_tables(space):
+    rows = [{"space": "made", "gpu": "one", "budget_measurements": 5, "proposer": "given"}]
+    with pytest.raises(InvalidInput, match="gives, so it cannot be replayed as a table; use `search run --propose`"):
+        ks.search(rows, space=space)
+
+
 def test_searches_are_tables_of_a_session(space):
     with ks.connect() as session:
         rows = [{"space": "made", "gpu": gpu, "budget_measurements": 20} for gpu in ("one", "two")]
@@ -84,6 +110,8 @@ def test_searches_are_tables_of_a_session(space):
         (("--gpu", "two", "--minutes", "0"), "the budget is 0 s of measuring; give a finite time above 0."),
         (("--gpu", "two", "--anchor", "x=1"), "the anchor 'x=1' is no candidate of 'made'; give the id of one."),
         (("--gpu", "two", "--resume"), "--resume needs -o FILE.duckdb"),
+        (("--gpu", "two", "--propose", "none.json"), "--propose none.json cannot be read: No such file or directory."),
+        (("--gpu", "two", "--propose", "x", "--proposer", "neighbours"), "--proposer neighbours exclude each other"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(refusal, space, words, sentence):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from kernelsight.errors import InvalidInput, UnknownName
+from kernelsight.searching import cases
 from kernelsight.searching.arrays import space_arrays
 from kernelsight.searching.evaluation import evaluate, without_nearest
 from tests.searching.made_spaces import made_tables
@@ -57,3 +60,32 @@ def test_named_gpus_alone_are_searched_for():
         evaluate(made_tables(), "all", ["best"], seeds=1)
     with pytest.raises(InvalidInput, match="seeds is 0; give a whole number above 0"):
         evaluate(made_tables(), "all", ["random"], seeds=0)
+
+
+class Killed(Exception):
+    """What stops an evaluation in the middle."""
+
+
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_a_killed_evaluation_goes_on_to_the_same_report(tmp_path, monkeypatch, after):
+    given = (made_tables(), "all", ["random", "selective"], 1, 30, 5, ["all"])
+    expected = evaluate(*given)
+    journal, replay, calls = tmp_path / "e.json.journal", cases._replay, []
+
+    def dying(case):
+        if len(calls) == after:
+            raise Killed
+        calls.append(case)
+        return replay(case)
+
+    monkeypatch.setattr(cases, "_replay", dying)
+    with pytest.raises(Killed):
+        evaluate(*given, journal)
+    monkeypatch.setattr(cases, "_replay", lambda case: calls.append(case) or replay(case))
+    with pytest.raises(InvalidInput, match="holds a search that did not finish; --resume continues it"):
+        evaluate(*given, journal)
+    found = evaluate(*given, journal, resume=True)
+    assert json.dumps(found) == json.dumps(expected)
+    assert len(calls) == len(set(calls)) == 6
+    with pytest.raises(InvalidInput, match="belongs to another search"):
+        evaluate(*given[:3], 2, *given[4:], journal, resume=True)

@@ -11,10 +11,13 @@ import pytest
 
 from kernelsight.errors import InvalidInput
 from kernelsight.searching.arrays import OK, space_arrays
+from kernelsight.searching.forecast_sources import with_forecasts
+from kernelsight.searching.forecasts import chance_to_work
+from kernelsight.searching.history import History, nothing
 from kernelsight.searching.scenarios import scenario_rows
 from kernelsight.searching.search import search
 from kernelsight.searching.space_files import read_forecasts, space_tables
-from kernelsight.searching.targets import misleading, target_of, truth_of, with_forecasts
+from kernelsight.searching.targets import misleading, target_of, truth_of
 from tests.searching.made_spaces import GPUS, latency, made_rows, made_tables
 
 SCENARIO = scenario_rows([{"space": "made", "gpu": "two", "budget_measurements": 60}])[0]
@@ -97,8 +100,8 @@ def test_forecasts_join_as_one_more_source(tmp_path):
     assert joined.sources == ("forecasts",)
     scenario = SCENARIO | {"budget_measurements": 20}
     alone, helped = (
-        search(tables, scenario, beside=each)["search_summary"]["regret"].to_pylist()[0]
-        for each in (None, lambda target: with_forecasts(target, good))
+        search(tables, scenario, forecasts=each)["search_summary"]["regret"].to_pylist()[0]
+        for each in (None, lambda target: good)
     )
     assert helped <= 0.11
     assert helped <= alone
@@ -129,6 +132,34 @@ def test_words_are_features():
     summary = search(tables, SCENARIO)["search_summary"].to_pylist()[0]
     assert "layout=row" in summary["best_candidate"]
     assert summary["regret"] <= 0.02
+
+
+def test_failures_that_other_gpus_share_are_learned_from_a_few_measurements():
+    rows = made_rows().to_pylist()
+    for row in rows:
+        if row["gpu"] == "one" and json.loads(row["parameters"])["vector"] == 8:
+            row |= {"latency_us": None, "status": "compile_failed"}
+    tables = space_tables(pa.Table.from_pylist(rows, schema=made_rows().schema), "made.parquet")
+    arrays = space_arrays(tables.kernel_candidates, tables.kernel_measurements, "made")
+    target = target_of(arrays, "two")
+    some = np.flatnonzero((target.fails > 0) & (target.fails < 1))
+    every = np.arange(len(target.ids))
+    before = chance_to_work(target, nothing(), every)
+
+    def after(logs: float) -> np.ndarray:
+        empty = np.full(4, np.nan)
+        found = History(
+            *(some[:4], np.full(4, logs), np.full(4, 1e-4), np.ones(4, int), np.ones(4, int), np.zeros(4, bool)),
+            *(np.ones(4), empty, empty),
+        )
+        return chance_to_work(target, found, every)
+
+    far = some[np.abs(target.features[some] - target.features[some[0]]).sum(1) > 1.0]
+    assert len(far) > 5
+    assert before[far] == pytest.approx(0.55)
+    assert (after(np.nan)[far] < 0.2).all() and (after(5.0)[far] > 0.85).all()
+    sound = target.fails == 0
+    assert np.array_equal(after(5.0)[sound], before[sound])
 
 
 def test_misleading_needs_measurements():

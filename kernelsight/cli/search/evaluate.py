@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from typing import Any
 
 from kernelsight.cli.options import add_output
@@ -19,7 +20,12 @@ def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     verb.add_argument("--space", nargs="+", required=True, metavar="FILE", help="Parquet files of `search import`")
     verb.add_argument("--gpus", default="all", metavar="A,B", help="GPUs to search for, as named in the files")
-    verb.add_argument("--policies", default=POLICIES, metavar="P,Q", help=f"policies to score (default: {POLICIES})")
+    verb.add_argument(
+        "--policies",
+        default=POLICIES,
+        metavar="P,Q",
+        help=f"policies to score (default: {POLICIES}); tuner: the usual strategies of Kernel Tuner, tuner:NAME: one",
+    )
     verb.add_argument("--seeds", type=int, default=10, metavar="N", help="replays per GPU and policy (default: 10)")
     verb.add_argument("--budget", type=int, default=100, metavar="N", help="measurements per search (default: 100)")
     verb.add_argument("--batch", type=int, default=5, metavar="N", help="measurements per round (default: 5)")
@@ -29,6 +35,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
         metavar="S,T",
         help="other GPUs to learn from: all, without-nearest (without the most similar one)",
     )
+    verb.add_argument("--resume", action="store_true", help="go on with the journal of a killed evaluation, beside -o")
     add_output(verb, "also write the report: .json, .csv, .parquet")
 
 
@@ -36,19 +43,25 @@ def run(arguments: argparse.Namespace) -> None:
     """Evaluate, and print the report as JSON or its scores as a table or CSV."""
     import pyarrow as pa
 
+    from kernelsight.dataflow.durable import locked
     from kernelsight.report.output import Waiting, as_json, check_ending, note, print_rows, write_table, write_text
     from kernelsight.searching.evaluation import SPLITS, evaluate
+    from kernelsight.searching.journal import journal_path
     from kernelsight.searching.space_files import read_spaces
 
     target = check_ending(arguments.output, (".json", ".csv", ".parquet"))
+    if arguments.resume and target is None:
+        raise InvalidInput("--resume needs -o FILE, beside which the journal of the evaluation lies.")
     splits = _words(arguments.splits, "--splits")
     strange = [name for name in splits if name not in SPLITS]
     if strange:
         raise InvalidInput(f"--splits has {strange[0]!r}; use {' or '.join(SPLITS)}.")
     gpus, policies = _words(arguments.gpus, "--gpus"), _words(arguments.policies, "--policies")
-    with Waiting("replaying searches"):
+    journal = None if target is None else journal_path(target)
+    with Waiting("replaying searches"), nullcontext() if target is None else locked(target):
         tables = read_spaces(arguments.space)
-        found = evaluate(tables, gpus, policies, arguments.seeds, arguments.budget, arguments.batch, splits)
+        given = (arguments.seeds, arguments.budget, arguments.batch, splits, journal, arguments.resume)
+        found = evaluate(tables, gpus, policies, *given)
     rows = [{"space": "all", "gpu": "all"} | row for row in found["policies"]] + found["spaces"]
     if arguments.format == "json":
         print(as_json(found))
@@ -60,6 +73,8 @@ def run(arguments: argparse.Namespace) -> None:
         write_text(as_json(found) + "\n", target)
     elif target:
         write_table(pa.Table.from_pylist([{name: row.get(name) for name in SHOWN} for row in rows]), target)
+    if journal:
+        journal.unlink()
 
 
 def _words(text: str, flag: str) -> list[str]:

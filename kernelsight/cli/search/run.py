@@ -41,6 +41,15 @@ def declare(verb: argparse.ArgumentParser) -> None:
         help="what to measure: at random, in the order of the other GPUs, lowest forecast, largest expected gain",
     )
     verb.add_argument(
+        "--propose",
+        metavar="HOW",
+        help="configurations to consider, in order: a .json, .jsonl or .parquet file, or a command that reads as JSON "
+        "what was measured and prints configurations",
+    )
+    verb.add_argument(
+        "--proposals", type=int, default=20, metavar="N", help="proposals that a round takes from --propose"
+    )
+    verb.add_argument(
         "--proposer", choices=("pool", "neighbours"), default="pool", help="candidates of a round: all, or neighbours"
     )
     verb.add_argument("--samples-per-parent", type=int, default=16, metavar="N", help="neighbours to forecast")
@@ -51,7 +60,13 @@ def declare(verb: argparse.ArgumentParser) -> None:
         metavar="HOW",
         help="replay (what the files hold of the GPU), cupy, or a command such as './bench {block_size_x}'",
     )
-    verb.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="of one measurement by a command")
+    verb.add_argument(
+        "--time-limit",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="of one measurement or round of proposals by a command",
+    )
     verb.add_argument("--launch", metavar="FILE", help="how --measure cupy launches the kernel (.json)")
     verb.add_argument("--anchor", metavar="ID", help="candidate that speed-up bins are relative to")
     verb.add_argument(
@@ -85,9 +100,9 @@ def run(arguments: argparse.Namespace) -> None:
     tables = read_spaces(arguments.space)
     scenario = scenario_rows([_scenario(arguments, chosen_space(tables, arguments.kernel))])[0]
     kept = kept_answers(arguments.llm_cache)
-    beside = _beside(arguments, tables, scenario, kept)
+    more = _forecasts(arguments, tables, scenario, kept), _proposer(arguments)
     with Waiting("searching"):
-        found = search(tables, scenario, _measurer(arguments), target, arguments.resume, beside)
+        found = search(tables, scenario, _measurer(arguments), target, arguments.resume, *more)
     if target:
         with connect() as session:
             save_search(session, tables, scenario, found, target)
@@ -104,20 +119,19 @@ def run(arguments: argparse.Namespace) -> None:
         note(f"{row['answers']:,} answers of the language model could not be used: {row['reason']}")
 
 
-def _beside(arguments: argparse.Namespace, tables: Any, scenario: dict[str, Any], kept: dict) -> Any:
-    """Return what adds forecasts of a file or of a language model to the target; None without either."""
+def _forecasts(arguments: argparse.Namespace, tables: Any, scenario: dict[str, Any], kept: dict) -> Any:
+    """Return what forecasts the candidates of a target, a file or a language model; None without either."""
     if arguments.forecasts is not None:
         from kernelsight.searching.space_files import read_forecasts
-        from kernelsight.searching.targets import with_forecasts as with_table
 
         if arguments.forecaster == "llm":
             raise InvalidInput("--forecasts and --forecaster llm exclude each other; use one.")
         table = read_forecasts(Path(arguments.forecasts))
-        return lambda target: with_table(target, table)
+        return lambda target: table
     if arguments.forecaster != "llm":
         return None
+    from kernelsight.searching.forecast_sources import asked
     from kernelsight.searching.llm import llm_forecaster
-    from kernelsight.searching.llm_view import with_forecasts
 
     # a resumed search must not meet other answers than the one that was killed
     settings = llm_settings(arguments)._replace(again=not arguments.resume)
@@ -128,13 +142,25 @@ def _beside(arguments: argparse.Namespace, tables: Any, scenario: dict[str, Any]
     with open_session(arguments) as session:
         forecaster = llm_forecaster(settings, gpu_row(session, arguments.gpu), kept)
 
-    def beside(target: Any) -> Any:
+    def forecasts(target: Any) -> Any:
         try:
-            return with_forecasts(target, tables, scenario, forecaster, arguments.llm_candidates)
+            return asked(target, tables, scenario, forecaster, arguments.llm_candidates)
         finally:
             keep_answers(arguments.llm_cache, kept)
 
-    return beside
+    return forecasts
+
+
+def _proposer(arguments: argparse.Namespace) -> Any:
+    """Return what makes the proposer of --propose ready for a target; None without it."""
+    if arguments.propose is None:
+        return None
+    from kernelsight.searching.proposers import proposer_of
+
+    if arguments.proposer == "neighbours":
+        raise InvalidInput("--propose and --proposer neighbours exclude each other; use one.")
+    given = (arguments.gpu, arguments.proposals, arguments.time_limit)
+    return lambda arrays, target: proposer_of(arguments.propose, arrays, target.ids, *given)
 
 
 def _scenario(arguments: argparse.Namespace, space: str) -> dict[str, Any]:
@@ -143,7 +169,10 @@ def _scenario(arguments: argparse.Namespace, space: str) -> dict[str, Any]:
         **{"space": space, "gpu": arguments.gpu, "seed": arguments.seed, "policy": arguments.policy},
         **{"budget_measurements": _whole(arguments.budget), "batch": arguments.batch, "anchor": arguments.anchor},
         **{"budget_s": None if arguments.minutes is None else arguments.minutes * 60.0},
-        **{"forecaster": arguments.forecaster, "proposer": arguments.proposer},
+        **{
+            "forecaster": arguments.forecaster,
+            "proposer": arguments.proposer if arguments.propose is None else "given",
+        },
         **{"samples_per_parent": arguments.samples_per_parent, "measure_per_parent": arguments.measure_per_parent},
         **{"source_gpus": None if names is None else [name.strip() for name in names.split(",") if name.strip()]},
         "stop_expected_gain": arguments.stop,

@@ -1,4 +1,4 @@
-"""A language model beside the search: believed where it explains the measurements, ignored where it does not."""
+"""Forecasts as one more source: believed where they explain the measurements, dropped where they do not."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from kernelsight.errors import InvalidInput
 from kernelsight.searching import batches
 from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching.arrays import space_arrays
+from kernelsight.searching.forecast_sources import asked, with_forecasts
 from kernelsight.searching.forecasts import inputs_of
 from kernelsight.searching.history import extended, nothing
-from kernelsight.searching.llm_view import VIEW, column_of, with_forecasts
 from kernelsight.searching.replay import replay
 from kernelsight.searching.scenarios import scenario_rows
 from kernelsight.searching.search import search
@@ -31,9 +31,13 @@ def truth(of: Target) -> np.ndarray:
     return np.log(np.nan_to_num(truth_of(arrays, "three", of.ids).latency_us, nan=1e4))
 
 
-def evidence(of: Target, column: np.ndarray, count: int = 30) -> dict[str, float]:
+def forecast_table(of: Target, logs: np.ndarray) -> pa.Table:
+    return pa.table({"candidate_id": of.ids.tolist(), "latency_us": np.exp(logs), "forecaster": ["llm"] * len(logs)})
+
+
+def evidence(of: Target, logs: np.ndarray, count: int = 30) -> dict[str, float]:
     """Return how well the views explain measurements of evenly spaced candidates."""
-    of = of._replace(beside=((VIEW, column),))
+    of = with_forecasts(of, forecast_table(of, logs))
     arrays = space_arrays(TABLES.kernel_candidates, TABLES.kernel_measurements, "made")
     rows = np.unique(np.linspace(0, len(of.ids) - 1, count).astype(int))
     outcome = replay(truth_of(arrays, "three", of.ids), of.ids, 0)(rows, np.ones(len(rows), int))
@@ -49,17 +53,23 @@ def evidence(of: Target, column: np.ndarray, count: int = 30) -> dict[str, float
 
 
 @pytest.mark.parametrize("sources", [(), ("one",)])
-def test_a_model_that_knows_the_times_is_believed(sources: tuple[str, ...]) -> None:
+def test_forecasts_that_know_the_times_are_believed(sources: tuple[str, ...]) -> None:
     of = target(sources)
-    assert batches.main_view(evidence(of, truth(of) - np.median(truth(of))), 1) == VIEW
+    found = evidence(of, truth(of))
+    view = batches.FORECASTS if sources else batches.ALL
+    assert batches.main_view(found, 1) == view
+    assert max(value for name, value in found.items() if name != view) < -batches.SWITCH
 
 
 @pytest.mark.parametrize("sources", [(), ("one",), ("one", "two")])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_useless_model_is_not_believed(sources: tuple[str, ...], seed: int) -> None:
+def test_useless_forecasts_are_not_believed(sources: tuple[str, ...], seed: int) -> None:
     of = target(sources)
-    noise = np.random.default_rng(seed).normal(0.0, 0.5, len(of.ids))
-    assert batches.main_view(evidence(of, noise), 1) != VIEW
+    found = evidence(of, np.random.default_rng(seed).normal(0.0, 0.5, len(of.ids)))
+    if sources:
+        assert batches.main_view(found, 1) != batches.FORECASTS
+    else:
+        assert found["none"] > found[batches.ALL]
 
 
 def forecaster(wrong: bool):
@@ -79,10 +89,11 @@ def searched(wrong: bool | None, budget: int = 30) -> float:
         [{"space": "made", "gpu": "three", "source_gpus": ["one"], "budget_measurements": budget, "forecaster": "llm"}]
     )[0]
 
-    def beside(of: Target) -> Target:
-        return of if wrong is None else with_forecasts(of, TABLES, scenario, forecaster(wrong), 64)
+    def forecasts(of: Target) -> pa.Table:
+        return asked(of, TABLES, scenario, forecaster(wrong), 64)
 
-    return float(search(TABLES, scenario, beside=beside)["search_summary"]["regret"][0].as_py())
+    given = None if wrong is None else forecasts
+    return float(search(TABLES, scenario, forecasts=given)["search_summary"]["regret"][0].as_py())
 
 
 def test_a_wrong_model_does_not_spoil_a_search() -> None:
@@ -97,21 +108,37 @@ def test_the_model_is_asked_about_the_most_promising_candidates_and_sees_no_time
         return pa.table({"candidate_id": pa.array([], pa.string()), "latency_us": pa.array([], pa.float64())})
 
     of = target(("two",))
-    found = with_forecasts(of, TABLES, {"anchor": None}, forecast, 5)
+    found = with_forecasts(of, asked(of, TABLES, {"anchor": None}, forecast, 5))
     assert set(seen["names"]) == {str(of.ids[row]) for row in np.argsort(of.logs[:, 0], kind="stable")[:5]}
     assert seen["on"] == "two"
-    assert found.beside[0][1].tolist() == [0.0] * len(of.ids), "without any answer the view says nothing"
+    assert found.sources == of.sources, "without any answer nothing is joined"
 
 
 def test_gaps_follow_the_other_gpus() -> None:
     of = target(("one",))
-    some = [str(name) for name in of.ids[:4]]
-    table = pa.table({"candidate_id": some, "latency_us": np.exp(of.logs[:4, 0] + 3.0)})
-    column = column_of(of, table)
-    assert column - column[0] == pytest.approx(of.logs[:, 0] - of.logs[0, 0])
+    some = np.flatnonzero(of.fails == 0)[::20]
+    table = pa.table({"candidate_id": [str(of.ids[row]) for row in some], "latency_us": np.exp(of.logs[some, 0] + 3.0)})
+    found = with_forecasts(of, table)
+    assert found.sources == ("one", "forecasts")
+    assert found.weights.tolist() == [1.0, 0.0]
+    assert found.logs[:, 1] - found.logs[some[0], 1] == pytest.approx(of.logs[:, 0] - of.logs[some[0], 0], abs=1e-6)
+    assert found.medians[1] == pytest.approx(float(np.median(of.logs[some, 0])) + 3.0)
+
+
+def test_the_last_round_of_forecasts_counts() -> None:
+    of = target(("one",))
+    names = [str(name) for name in of.ids]
+    table = pa.table(
+        {
+            "candidate_id": names * 2,
+            "round": [1] * len(names) + [2] * len(names),
+            "latency_us": np.concatenate([np.ones(len(names)), np.exp(of.logs[:, 0])]),
+        }
+    )
+    assert with_forecasts(of, table).logs[:, 1] == pytest.approx(of.logs[:, 0] - np.median(of.logs[:, 0]))
 
 
 def test_a_space_that_was_measured_nowhere_is_refused() -> None:
     empty = TABLES._replace(kernel_measurements=TABLES.kernel_measurements.slice(0, 0))
     with pytest.raises(InvalidInput, match="no candidate of 'made' was measured on any GPU"):
-        with_forecasts(target(), empty, {"anchor": None}, forecaster(False), 5)
+        asked(target(), empty, {"anchor": None}, forecaster(False), 5)

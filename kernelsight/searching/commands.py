@@ -1,0 +1,87 @@
+"""Runs commands of a user: without a shell, in a group of their own, under limits of time and output."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kernelsight.errors import InvalidInput
+
+# how often the size of the output is looked at, seconds
+LOOK = 0.05
+
+
+class Ended(NamedTuple):
+    """How a command ended: exit status (None: killed at the time limit), the end of stdout, whether that is all."""
+
+    code: int | None
+    output: str
+    whole: bool
+
+
+def split_words(command: str, flag: str, example: str) -> list[str]:
+    """Return the words of a command; InvalidInput for none, or for quotes that do not close.
+
+    >>> split_words("./bench --x {block_size_x} 'two words'", "--measure", "")
+    ['./bench', '--x', '{block_size_x}', 'two words']
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise InvalidInput(f"{flag} {command!r} cannot be split into words: {str(error).lower()}.") from None
+    if not words:
+        raise InvalidInput(f"{flag} is empty; give {example}.")
+    return words
+
+
+def run_bounded(
+    words: Sequence[str], flag: str, time_limit_s: float, most_bytes: int, told: str = "", ends_above: bool = False
+) -> Ended:
+    """Run a command that reads ``told``, and return how it ended; InvalidInput: it cannot be run.
+
+    Of its output the last ``most_bytes`` are read; ``ends_above``: it is killed when it prints more.
+    """
+    with tempfile.TemporaryDirectory(prefix="kernelsight-") as folder:
+        given, output = Path(folder) / "input", Path(folder) / "output"
+        given.write_text(told, encoding="utf-8")
+        try:
+            with given.open("rb") as stdin, output.open("wb") as stdout:
+                process = subprocess.Popen(
+                    words, stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, start_new_session=True
+                )
+        except (OSError, ValueError) as error:
+            what = getattr(error, "strerror", None) or str(error)
+            raise InvalidInput(f"{flag} cannot run {words[0]!r}: {what}.") from None
+        try:
+            code = _waited(process, time_limit_s, output, most_bytes if ends_above else None)
+        finally:
+            # what the command started must not go on beside the next one
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        size = output.stat().st_size
+        with output.open("rb") as written:
+            written.seek(max(0, size - most_bytes))
+            return Ended(code, written.read(most_bytes).decode("utf-8", errors="replace"), size <= most_bytes)
+
+
+def _waited(process: subprocess.Popen[bytes], time_limit_s: float, output: Path, most_bytes: int | None) -> int | None:
+    """Return the exit status, or None where the process runs too long or prints too much."""
+    try:
+        if most_bytes is None:
+            return process.wait(time_limit_s)
+        end = time.monotonic() + time_limit_s
+        while time.monotonic() < end and output.stat().st_size <= most_bytes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(LOOK)
+    except subprocess.TimeoutExpired:
+        pass
+    return None

@@ -1,0 +1,90 @@
+"""Forecasts by other means, of a file or of a language model: one more source of a search beside other GPUs.
+
+They enter as a table of ``kernel_forecasts``. Its weight is learned from what is measured, as that of a GPU is. Beside
+other GPUs a round believes it only where it explains the measurements far better; one that contradicts them is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.errors import InvalidInput
+from kernelsight.searching.space_files import SpaceTables
+from kernelsight.searching.targets import LEAST_SHARED, Target, filled
+
+# rows of kernel_candidates and kernel_measurements, a scenario -> kernel_forecasts
+Forecaster = Callable[[pa.Table, pa.Table, Mapping[str, Any]], pa.Table]
+
+
+def with_forecasts(target: Target, forecasts: pa.Table) -> Target:
+    """Return the target with forecasts as further sources, one per forecaster.
+
+    ``forecasts``: candidate_id, latency_us, and forecaster if there are several; of the last round where it states
+    rounds. Candidates that it lacks are filled in: by the mean of the other GPUs, corrected by a model of how the
+    forecasts differ from it.
+    """
+    rows = forecasts
+    if "forecaster" not in rows.column_names:
+        rows = rows.append_column("forecaster", pa.array(["forecasts"] * len(rows)))
+    places = {str(name): place for place, name in enumerate(target.ids)}
+    gpus = target.logs.mean(1) if target.sources else np.zeros(len(target.ids))
+    for name in sorted(set(rows["forecaster"].to_pylist())):
+        own = rows.filter(pc.equal(rows["forecaster"], name))
+        if "round" in own.column_names and len(own):
+            own = own.filter(pc.equal(own["round"], pc.max(own["round"])))
+        logs = np.full(len(target.ids), np.nan)
+        for row in own.select(["candidate_id", "latency_us"]).to_pylist():
+            if row["candidate_id"] in places:
+                logs[places[row["candidate_id"]]] = np.log(row["latency_us"])
+        known = int((~np.isnan(logs)).sum())
+        if known < LEAST_SHARED:
+            note = f"{name} forecast {known} of these candidates, fewer than {LEAST_SHARED}: not used"
+            target = target._replace(notes=(*target.notes, note))
+            continue
+        median = float(np.nanmedian(logs))
+        difference = logs - gpus
+        level = float(np.nanmedian(difference))
+        column = gpus + filled((difference - level)[:, None], target.features)[:, 0]
+        target = target._replace(
+            sources=(*target.sources, name),
+            logs=np.column_stack([target.logs, column + level - median]),
+            medians=np.append(target.medians, median),
+            # other GPUs are believed from the start, forecasts have to prove themselves
+            weights=np.append(target.weights, 0.0 if len(target.sources) else 1.0),
+        )
+    return target
+
+
+def asked(
+    target: Target, tables: SpaceTables, scenario: Mapping[str, Any], forecaster: Forecaster, most: int
+) -> pa.Table:
+    """Return a language model's forecasts of the most promising candidates by other GPUs, ``most`` of them.
+
+    Evenly spaced ones where there are no other GPUs. The anchor's time is that of a source GPU, so that nothing of the
+    target is known before it is measured; of the target itself only where the file holds no other. InvalidInput: the
+    anchor was measured nowhere.
+    """
+    order = np.argsort(target.logs.mean(1), kind="stable") if target.sources else _spread(len(target.ids), most)
+    rows = np.sort(order[:most])
+    measured = tables.kernel_measurements.filter(pc.equal(tables.kernel_measurements["space"], target.space))
+    place = next(
+        (name for name in (*target.sources, target.gpu) if pc.any(pc.equal(measured["gpu"], name)).as_py()), None
+    )
+    if place is None:
+        raise InvalidInput(
+            f"no candidate of {target.space!r} was measured on any GPU; a language model forecasts speed-ups over a "
+            "measured one, so give a file with one."
+        )
+    own = tables.kernel_candidates.filter(pc.equal(tables.kernel_candidates["space"], target.space))
+    names = {str(target.ids[row]) for row in rows} | ({scenario["anchor"]} - {None})
+    candidates = own.filter(pc.is_in(own["candidate_id"], pa.array(sorted(names))))
+    return forecaster(candidates, measured, {**scenario, "measured_on": place})
+
+
+def _spread(count: int, most: int) -> np.ndarray:
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))

@@ -1,0 +1,176 @@
+"""Strategies of Kernel Tuner as policies: each searches a measured space by its own code, in its simulation mode.
+
+They learn from the GPU alone and measure one candidate after the other. What they measure costs and is noisy as in any
+replay here. Needs the extra ``tuner``; written against Kernel Tuner 1.5.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from kernelsight.errors import InvalidInput, RunFailed, unknown
+from kernelsight.searching.arrays import COMPILE_FAILED, OK, Measured, SpaceArrays
+from kernelsight.searching.replay import replay
+
+PREFIX = "tuner:"
+# what the word ``tuner`` stands for
+USUAL = (
+    *("random_sample", "genetic_algorithm", "diff_evo", "bayes_opt", "simulated_annealing", "greedy_ils"),
+    *("greedy_mls", "hybrid_vndx", "adaptive_tabu_greywolf"),
+)
+# these enumerate the space, need other packages, or several objectives
+NOT_SEARCHES = ("brute_force", "skopt", "pyatf_strategies", "nsga2", "nsga3")
+
+
+def is_tuner(policy: str) -> bool:
+    """Return whether a policy is a strategy of Kernel Tuner.
+
+    >>> is_tuner("tuner:bayes_opt"), is_tuner("order")
+    (True, False)
+    """
+    return policy.startswith(PREFIX)
+
+
+def expanded(policies: Sequence[str]) -> list[str]:
+    """Return policies with the word ``tuner`` replaced by the usual strategies of Kernel Tuner.
+
+    >>> expanded(["order", "tuner"])[:2]
+    ['order', 'tuner:random_sample']
+    """
+    every = [[PREFIX + name for name in USUAL] if policy == "tuner" else [policy] for policy in policies]
+    return list(dict.fromkeys(itertools.chain.from_iterable(every)))
+
+
+def check_strategy(policy: str) -> None:
+    """Refuse a strategy where Kernel Tuner is not installed, or that it does not have; InvalidInput, UnknownName."""
+    try:
+        from kernel_tuner.interface import strategy_map
+    except ImportError:
+        raise InvalidInput(
+            f"policy {policy!r} runs Kernel Tuner, which is not installed; pip install 'kernelsight[tuner]' adds it."
+        ) from None
+    known = sorted(set(strategy_map) - set(NOT_SEARCHES))
+    name = policy.removeprefix(PREFIX)
+    if name not in known:
+        raise unknown("strategy of Kernel Tuner", name, known, f"Known: {', '.join(known)}.")
+
+
+def best_rows(policy: str, arrays: SpaceArrays, truth: Measured, ids: np.ndarray, seed: int, budget: int) -> np.ndarray:
+    """Return the row of the fastest candidate after each measurement of a strategy; -1: none worked yet.
+
+    RunFailed: the strategy itself failed on this space.
+    """
+    name = policy.removeprefix(PREFIX)
+    parameters = [json.loads(text) for text in arrays.parameters[np.searchsorted(arrays.ids, ids)]]
+    try:
+        rows, latency_us = measured_order(name, parameters, truth, ids, seed, budget)
+    except Exception as error:  # another package's code: whatever it raises
+        raise RunFailed(f"strategy {name} of Kernel Tuner failed on space {arrays.space!r}: {error}") from error
+    if not len(rows):
+        raise RunFailed(f"strategy {name} of Kernel Tuner measured nothing on space {arrays.space!r}.")
+    return believed(rows, latency_us)
+
+
+def measured_order(
+    name: str,
+    parameters: Sequence[Mapping[str, Any]],
+    truth: Measured,
+    ids: np.ndarray,
+    seed: int,
+    budget: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows that a strategy measures, in order, and the latency in us of each (nan: it failed).
+
+    ``parameters``, ``truth`` and ``ids``: of all candidates, in one order. A strategy may end before its budget.
+    """
+    import scipy.stats.qmc  # noqa: F401  draws when it is imported, so before the generators are seeded
+    from kernel_tuner.interface import Options, strategy_map
+    from kernel_tuner.runners.simulation import SimulationRunner
+    from kernel_tuner.searchspace import Searchspace
+    from kernel_tuner.util import CompilationFailedConfig, RuntimeFailedConfig, StopCriterionReached, TuningBudget
+
+    rows = np.arange(len(ids))
+    noisy = replay(truth, ids, seed)(rows, np.ones(len(ids), dtype=np.int64)).latency_us
+    names = list(parameters[0])
+    cache = _Journal()
+    for row, values in enumerate(parameters):
+        found = {key: values[key] for key in names}
+        if truth.status[row] == OK:
+            found["time"] = float(noisy[row])
+        else:
+            failed = CompilationFailedConfig if truth.status[row] == COMPILE_FAILED else RuntimeFailedConfig
+            found["time"] = found["__error__"] = failed()
+        cache[",".join(str(values[key]) for key in names)] = found
+    tuned = {key: sorted({values[key] for values in parameters}) for key in names}
+    options = {"max_fevals": budget}
+    settings = Options(
+        **{"tune_params": tuned, "restrictions": [], "restrictions_unmodified": [], "metrics": None, "verbose": False},
+        **{"objective": ["time"], "objective_higher_is_better": [False], "simulation_mode": True, "seed": seed},
+        **{"strategy": name, "strategy_options": Options(options), "max_fevals": budget, "cache": cache},
+        **{"budget": TuningBudget(None, budget), "time_limit": None},
+    )
+    runner = SimulationRunner(None, Options(kernel_name="space"), Options(quiet=True), 1, None)
+    tune = strategy_map[name].tune
+    # failures are the largest numbers there are, and squares of them overflow
+    with _seeded(seed), warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        space = Searchspace(None, None, None, from_cache={"tune_params": tuned, "cache": dict(cache)})
+        with suppress(StopCriterionReached):
+            tune(space, runner, settings)
+    places = {key: row for row, key in enumerate(cache)}
+    order = np.array([places[key] for key in cache.asked], dtype=np.int64)[:budget]
+    return order, noisy[order]
+
+
+class _Journal(dict):
+    """Measurements by configuration, which notes the order in which they are first asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: dict[str, None] = {}
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.setdefault(key)
+        return super().__getitem__(key)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the generators of Python and numpy that strategies draw from, and restore them."""
+    states = random.getstate(), np.random.get_state()
+    made, numbers = np.random.default_rng, itertools.count()
+
+    def default(given: Any = None) -> np.random.Generator:
+        return made([seed, next(numbers)] if given is None else given)
+
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        with mock.patch.object(np.random, "default_rng", default):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+def believed(rows: np.ndarray, latency_us: np.ndarray) -> np.ndarray:
+    """Return the row of the lowest latency so far after each measurement; -1: none worked yet.
+
+    >>> believed(np.array([4, 2, 7]), np.array([np.nan, 3.0, 5.0])).tolist()
+    [-1, 2, 2]
+    """
+    found, best, least = [], -1, np.inf
+    for row, latency in zip(rows.tolist(), latency_us.tolist(), strict=True):
+        if latency < least:
+            best, least = row, latency
+        found.append(best)
+    return np.array(found, dtype=np.int64)
