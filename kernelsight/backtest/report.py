@@ -158,12 +158,14 @@ def report_of(
         "excluded": [{"reason": reason, "n": count} for reason, count in runs.excluded],
         "runs": len(rows),
         "fitted_on": sum(row["fitting"] and not is_scored_separately(row) for row in rows),
-        "repeated": len(repeats(rows)),
+        "repeated": len(repeats([row for row in rows if not row.get("scored_separately")])),
         "tier": tier or "auto",
     }
 
 
-CLASSES = ("dense", "moe")
+# classes of runs whose errors scatter alike: kind of model, and more requests in flight than this
+CROWD = 32.0
+CLASSES = (("dense", 0.0), ("dense", CROWD), ("moe", 0.0), ("moe", CROWD))
 KINDS = {"all": (False, True), "dense": (False,), "moe": (True,)}
 
 
@@ -184,26 +186,33 @@ def level_scores(
     return found
 
 
+def class_of(row: Mapping[str, Any]) -> tuple[str, float]:
+    """Return the class of a run, as ``serving_spread`` names it: kind of model, and the requests in flight it exceeds.
+
+    >>> class_of({"is_moe": True, "max_concurrency": 64})
+    ('moe', 32.0)
+    """
+    in_flight = row["max_concurrency"] or row["request_rate"] * row.get("e2e_mean_ms", 0.0) / 1e3
+    return "moe" if row["is_moe"] else "dense", CROWD if in_flight > CROWD else 0.0
+
+
 def _with_spread_of_others(
     rows: Sequence[Mapping[str, Any]],
     served: Sequence[Mapping[str, Any]],
-    model_class: str,
+    wanted: tuple[str, float],
     held: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    mine = [row for row in served if row["is_moe"] == (model_class == "moe")]
-    known = {row["metric"]: row["log_sd"] for row in held if row["model_class"] == model_class}
-    return with_spread_of_others(mine, fitting_runs(rows, model_class), by_group, known)
+    mine = [row for row in served if class_of(row) == wanted]
+    known = {row["metric"]: row["log_sd"] for row in held if (row["model_class"], row["in_flight_above"]) == wanted}
+    return with_spread_of_others(mine, fitting_runs(rows, wanted), by_group, known)
 
 
-def fitting_runs(rows: Sequence[Mapping[str, Any]], model_class: str) -> list[Mapping[str, Any]]:
-    """Return the served runs of the fitting fifth of one class of models."""
+def fitting_runs(rows: Sequence[Mapping[str, Any]], wanted: tuple[str, float]) -> list[Mapping[str, Any]]:
+    """Return the served runs of the fitting fifth of one class."""
     return [
         row
         for row in rows
-        if row["fitting"]
-        and row.get("errors")
-        and not is_scored_separately(row)
-        and row["is_moe"] == (model_class == "moe")
+        if row["fitting"] and row.get("errors") and not is_scored_separately(row) and class_of(row) == wanted
     ]
 
 
@@ -217,13 +226,14 @@ def spread_rows(rows: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, A
 
     ``held``: the rows of ``serving_spread`` with which they were simulated.
     """
-    known = {(row["metric"], row["model_class"]): row["log_sd"] for row in held}
+    known = {(row["metric"], row["model_class"], row["in_flight_above"]): row["log_sd"] for row in held}
     answer = []
-    for model_class in CLASSES:
-        members = fitting_runs(rows, model_class)
+    for model_class, above in CLASSES:
+        members = fitting_runs(rows, (model_class, above))
         for metric in COVERED if members else ():
-            spread = spread_lacking(members, metric, known[metric, model_class])
-            answer.append({"metric": metric, "model_class": model_class, "log_sd": spread, "n": len(members)})
+            named = {"metric": metric, "model_class": model_class, "in_flight_above": above}
+            spread = spread_lacking(members, metric, known[metric, model_class, above])
+            answer.append({**named, "log_sd": spread, "n": len(members)})
     return answer
 
 

@@ -22,10 +22,7 @@ ROWS_PER_KERNEL = 1000
 
 
 class Errors(NamedTuple):
-    """Errors of held-out rows: log(measured / predicted), predicted latency, group and fold of each.
-
-    Errors on a GPU unlike those that were fitted are stated as of one near to them (``kernels.intervals.growth``).
-    """
+    """Errors of held-out rows: log(measured / predicted), predicted latency, group and fold of each."""
 
     log_error: np.ndarray
     latency_us: np.ndarray
@@ -72,7 +69,7 @@ def held_out_errors(
         known = set(pc.unique(rest["implementation"]).to_pylist())
         words = zip(mine["dtype"].to_pylist(), mine["implementation"].to_pylist(), strict=True)
         groups = [group_of(dtype, kernel in known) for dtype, kernel in words]
-        error = np.log(mine["latency_us"].to_numpy() / latency) / growths(family, mine, rest, gpus, fabrics)
+        error = np.log(mine["latency_us"].to_numpy() / latency)
         parts.append((error, latency, np.array(groups, dtype=object), np.full(latency.size, name, dtype=object)))
     if not parts:
         return Errors(np.empty(0), np.empty(0), np.empty(0, dtype=object), np.empty(0, dtype=object))

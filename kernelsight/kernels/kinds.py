@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.catalog.tables import facts as catalogue
 from kernelsight.dataflow.cache import remembered
 from kernelsight.errors import InvalidInput
 from kernelsight.kernels.columns import combinations
@@ -93,7 +94,7 @@ def constants_of(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return each coefficient at each kind, and what the kind's numbers rest on; notes in the kind what answers.
 
-    A GPU that no sweep holds has the fit of its measured twin, where it has one (``alike``, of the same tables). A
+    A catalogue GPU that no sweep holds has the fit of its measured twin, if any (``alike``, of the same tables). A
     hypothetical GPU has the fit of the one that it stands for (``gpus.measured_as``); its collectives, where PCIe was
     stated for that one's link or a link for its PCIe, are those of no measured GPU.
     """
@@ -102,13 +103,14 @@ def constants_of(
         noted = [dict(kind) for kind in kinds]
         facts = family_facts(family, implementations, gpus)
         stands_for = dict(zip(gpus["gpu"].to_pylist(), gpus["measured_as"].to_pylist(), strict=True))
-        moved = relinked(family, gpus)
+        moved, sold = relinked(family, gpus), set(catalogue("gpus")["gpu"].to_pylist())
         for kind in noted:
             kind["fit"] = stands_for.get(kind["gpu"]) or kind["gpu"]
             kind["relinked"] = moved(kind["gpu"], kind["fit"])
             kind["twin"] = None
             measured = _measured_gpus(family, coefficients)
-            if kind["tier"] == "auto" and kind["fit"] not in measured and not kind["relinked"]:
+            # of a GPU of one's own, measured_as says whose fit it has
+            if kind["tier"] == "auto" and kind["fit"] in sold - measured and not kind["relinked"]:
                 kind["twin"] = alike.twin(kind["gpu"], siblings(facts, kind["gpu"], measured))
                 kind["fit"] = kind["twin"] or kind["fit"]
         return noted, *_constants_of(family, noted, facts, coefficients, stands_for)

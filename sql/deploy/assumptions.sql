@@ -30,7 +30,7 @@ join host_settings as overheads using (deployment_id)
 where overheads.assumed is not null and settings.tier <> 'roofline'
 union all
 select settings.deployment_id, 'engine version',
-       format('engine_version_used: the newest {} that was measured, with host times from version {} on; engine_version states another', settings.engine, overheads.from_version)
+       format('engine_version_used: the newest {} that was measured; engine_version names another', settings.engine)
 from deployment_settings as settings
 join host_settings as overheads using (deployment_id)
 where overheads.engine_version is null and settings.tier <> 'roofline'

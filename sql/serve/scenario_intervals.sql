@@ -20,12 +20,24 @@ moved as (
   where figure > 0
   group by all
 ),
-spread as (
-  select scenario_id, metric, 1.6448536269514722 * log_sd as half
+loads as (
+  -- requests that are running or waiting, on average
+  select
+    scenario_id,
+    coalesce(any_value(max_concurrency), max(completed * e2e_mean_ms / 1e3 / nullif(duration_s, 0)), 1) as in_flight
   from scenarios
+  join request_statistics_at_ends as ends using (scenario_id)
+  where ends."end" = 'middle'
+  group by scenario_id
+),
+spread as (
+  select scenario_id, metric, arg_max(1.6448536269514722 * log_sd, in_flight_above) as half
+  from scenarios
+  join loads using (scenario_id)
   join deployment_settings using (deployment_id)
   join models using (model)
-  join serving_spread on (serving_spread.model_class = 'moe') = (coalesce(models.experts, 0) > 0)
+  join serving_spread on (serving_spread.model_class = 'moe') = (coalesce(models.experts, 0) > 0) and in_flight > in_flight_above
+  group by scenario_id, metric
 ),
 widened as (
   -- a rate follows the time of requests as far as it moves at all: arrivals may decide it
