@@ -58,13 +58,17 @@ def print_sweep(table: pa.Table, front: pa.Table | None, arguments: Any) -> None
     fronts = front.to_pylist() if front is not None else []
     faults = [row for row in rows if row["completed"] == 0 and row["requests"] == 0]
     answer = {"scenarios": len(rows), "served": len(rows) - len(faults), "faults": len(faults)}
+    flags, columns = _columns_shown(rows, parse_slo(arguments.slo or []))
+    best: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
     if arguments.slo and (PRICE in table.column_names or arguments.at_rate is not None):
         answer["cheapest"] = cheapest(table, arguments.at_rate)
+        best = _cheapest_of_each_load(table, [name for name in flags if name in LOADS], arguments.at_rate)
+        if len(best) > 1:
+            answer["cheapest_by_load"] = [{**load, "cheapest": found} for load, found in best]
     if arguments.format == "json":
         print(as_json({**answer, "pareto_front": fronts, "rows": rows}))
         return
     page = [f"{answer['scenarios']:,} scenarios, {answer['served']:,} served, {answer['faults']:,} cannot run"]
-    flags, columns = _columns_shown(rows, parse_slo(arguments.slo or []))
     rows.sort(key=lambda row: [(row[name] is not None, row[name] or 0) for name in flags])
     for title, ranked in (("", rows), ("Pareto front, tokens/s per GPU against tokens/s per user", fronts)):
         if ranked:
@@ -83,29 +87,39 @@ def print_sweep(table: pa.Table, front: pa.Table | None, arguments: Any) -> None
                 f"many kernels were measured on no GPU of the maker of {', '.join(named)}: general constants stand in, "
                 "and may be off by a factor of 4"
             )
-    if "cheapest" in answer:
-        load = [name for name in flags if name in LOADS]
-        page += ["", *_cheapest_of_each_load(table, flags, load, arguments.at_rate)]
+    if best:
+        page += ["", *_cheapest_lines(best, flags, arguments.at_rate)]
     print("\n".join(page))
 
 
-def _cheapest_of_each_load(table: pa.Table, flags: list[str], load: list[str], rate: float | None) -> list[str]:
-    """Return the cheapest deployment for each load: what is cheap at one load says nothing of another."""
+def _cheapest_of_each_load(
+    table: pa.Table, load: list[str], rate: float | None
+) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Return each load and its cheapest deployment: what is cheap at one load says nothing of another."""
     import pyarrow.compute as pc
 
     pairs = dict.fromkeys(zip(*(table[name].to_pylist() for name in load), strict=True)) if load else {(): None}
-    lines = []
-    for values in list(pairs)[:MOST_LOADS]:
+    found = []
+    for values in pairs:
         rows = table
         for name, value in zip(load, values, strict=True):
             column = rows[name]
             rows = rows.filter(pc.is_null(column) if value is None else pc.equal(column, value))
-        left = _with_defaults([dict(zip(load, values, strict=True))], load)[0]
-        where = ", ".join(f"{name} {value}" for name, value in left.items())
-        own = [name for name in flags if name not in load]
-        said = _cheapest_said(cheapest(rows, rate), own, rate)
+        found.append((dict(zip(load, values, strict=True)), cheapest(rows, rate)))
+    return found
+
+
+def _cheapest_lines(
+    best: list[tuple[dict[str, Any], dict[str, Any] | None]], flags: list[str], rate: float | None
+) -> list[str]:
+    """Return a line for each load with its cheapest deployment."""
+    lines = []
+    for load, found in best[:MOST_LOADS]:
+        (named,) = _with_defaults([load], list(load))
+        where = ", ".join(f"{name} {value}" for name, value in named.items())
+        said = _cheapest_said(found, [name for name in flags if name not in load], rate)
         lines.append(f"{where}: {said}" if where else said)
-    return lines + ([f"... and {len(pairs) - MOST_LOADS:,} more loads"] if len(pairs) > MOST_LOADS else [])
+    return lines + ([f"... and {len(best) - MOST_LOADS:,} more loads"] if len(best) > MOST_LOADS else [])
 
 
 def _cheapest_said(found: dict[str, Any] | None, flags: list[str], rate: float | None) -> str:

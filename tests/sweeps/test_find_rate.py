@@ -137,3 +137,24 @@ def test_prices_are_stated_once(command: Any, tmp_path: Path):
     status, out, err = command(*words, "--prices", "l4=0.5")
     wanted = "kernelsight: --prices has no price for h100_sxm; add h100_sxm=PRICE, or leave --prices out.\n"
     assert (status, out, err) == (2, "", wanted)
+
+
+def test_the_cheapest_is_that_of_a_load(command: Any, tmp_path: Path):
+    grid = tmp_path / "grid.json"
+    grid.write_text(json.dumps(SMALL | LOAD | {"gpu": ["l4", "h100_sxm"], "input_len": [100, 300]}))
+    words = ("sweep", grid, "--find-rate", "--slo", "ttft_p90:150", "--at-rate", "50", "--prices", "l4=0.5,H100=30")
+    status, out, _ = command(*words, "--format", "json")
+    answer = json.loads(out)
+    by_load = {row["input_len"]: row["cheapest"] for row in answer["cheapest_by_load"]}
+    assert status == 0 and set(by_load) == {100, 300}
+    for length, found in by_load.items():
+        own = [row for row in answer["rows"] if row["input_len"] == length and row["max_request_rate"]]
+        costs = [-(-50 // row["max_request_rate"]) * row["gpus"] * row["price_per_gpu_hour"] for row in own]
+        assert found["input_len"] == length and found["price_per_hour"] == pytest.approx(min(costs))
+    status, out, _ = command(*words)
+    head = next(line for line in out.splitlines() if "highest req/s" in line)
+    # the objective's own statistic, and nothing that a search of rates settles itself
+    assert "TTFT p90 ms" in head and not {"num_prompts", "price_per_gpu_hour", "steady", "meets SLO"} & set(
+        head.split("  ")
+    )
+    assert all(f"input_len {length}: lowest cost per token for 50 requests/s: " in out for length in (100, 300))
