@@ -27,6 +27,8 @@ HEADERS = {
     "max_request_rate": "highest req/s",
     "rate_low": "low",
     "rate_high": "high",
+    "rate_if_slow": "if slow",
+    "rate_if_fast": "if fast",
     "output_throughput": "tok/s",
     "output_throughput_per_gpu": "tok/s/GPU",
     "output_throughput_per_user": "tok/s/user",
@@ -35,7 +37,7 @@ HEADERS = {
     "meets_slo": "meets SLO",
 }
 # what --find-rate finds
-FOUND = ("max_request_rate", "rate_low", "rate_high", "steady")
+FOUND = ("max_request_rate", "rate_low", "rate_high", "rate_if_slow", "rate_if_fast", "steady")
 # beside it: the statistics of the objectives stand between them
 BESIDE_RATES = ("output_throughput_per_gpu", "cost_per_million_tokens", "meets_slo")
 # columns in which rows differ and that are no flags of theirs: a price follows its GPU, a found rate takes its requests

@@ -12,6 +12,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.scenario.corrections import give_corrections, refuse_unused_corrections
 from kernelsight.scenario.objectives import METRICS, Objective, objective_of, objectives_of, with_costs
 from kernelsight.scenario.scenarios import Plan, flag_columns, give_plan, plan_rows
+from kernelsight.sweeps.rate_ends import RATES, Rated, intervals_at, rates_at_ends
 from kernelsight.sweeps.rate_search import FULL, Effort, Found, RateSearch
 from kernelsight.sweeps.steady import LEAST_REQUESTS, counted
 from kernelsight.sweeps.trials import Trial, Trials, gap_mean, gap_percentile, give_reach
@@ -39,7 +40,9 @@ def find_rates(
 
     ``max_request_rate``: at it, a run of ten times ``num_prompts`` keeps every objective of ``slo`` (largest values
     of latency statistics) with 95 % confidence; null where no rate does, or the deployment cannot run, as ``status``
-    says. ``rate_low``, ``rate_high``: where 90 % of single runs have their highest rate. ``steady``: a horizon of 20
+    says. ``rate_low``, ``rate_high``: where 90 % of single runs have their highest rate; ``rate_if_slow``,
+    ``rate_if_fast``: the rate with kernels and host at either end of their 90 % intervals; 0: none down to
+    0.3 of the rate. ``steady``: a horizon of 20
     mean end-to-end times, without drift. ``num_prompts`` becomes what a run of one seed took, at least 1,000 after its
     warm-up. Latencies are those of all seeds, without warm-up; other columns are those of the row's own seed.
     ``correction``: a file of corrections that ``compare`` fitted. ``report`` is called with the rows that are done, and
@@ -112,6 +115,7 @@ def _rows_at(
         name: pc.if_else(has_rate, summary[name], None) if name in measured else summary[name]
         for name in summary.column_names
     }
+    ends = _ends(session, first, stated, found, objectives)
     steady = [_steady_values(one, objectives) if one and one.rate else {} for one in found]
     for name in dict.fromkeys(name for values in steady for name in values):
         columns[name] = pa.array([values.get(name) for values in steady], pa.float64())
@@ -123,11 +127,32 @@ def _rows_at(
     rows["request_rate"] = pa.array([one.rate if one else None for one in found], pa.float64())
     for name in ("low", "high"):
         rows[f"rate_{name}"] = pa.array([getattr(one, name) if one else None for one in found], pa.float64())
+    for place, name in enumerate(("rate_if_slow", "rate_if_fast")):
+        rows[name] = pa.array([pair[place] for pair in ends], pa.float64())
     rows["steady"] = pa.array([one.steady if one and one.rate else None for one in found], pa.bool_())
     rows |= {name: values for name, values in columns.items() if name not in rows}
     names = {"request_rate": "max_request_rate"}
     table = pa.table(rows).rename_columns([names.get(name, name) for name in rows])
     return with_costs(table).append_column("meets_slo", has_rate).combine_chunks()
+
+
+def _ends(
+    session: Session,
+    plan: Plan,
+    stated: Sequence[Mapping[str, Any]],
+    found: Sequence[Found | None],
+    objectives: Sequence[Objective],
+) -> list[tuple[float | None, float | None]]:
+    """Return the rates of each row if kernels and host are slow, or fast; None where no rate was found."""
+    rated = {
+        place: Rated(row, one) for place, (row, one) in enumerate(zip(stated, found, strict=True)) if one and one.rate
+    }
+    at_rates = intervals_at(session, plan, list(rated.values()), [RATES] * len(rated)) if rated else []
+    pairs = {
+        place: rates_at_ends(own, one.found.rate, objectives)
+        for (place, one), own in zip(rated.items(), at_rates, strict=True)
+    }
+    return [pairs.get(place, (None, None)) for place in range(len(found))]
 
 
 def status_of(found: Found) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from kernelsight.scenario.objectives import objective_of
 from kernelsight.session import Session
-from kernelsight.sizing.evidence import _keeps_up_to, _nearest
+from kernelsight.sweeps.rate_ends import _keeps_up_to, nearest_figure
 
 from .conftest import FLAGS, LOAD
 
@@ -42,9 +42,9 @@ def test_a_rate_at_an_end_is_where_that_end_crosses_the_objective() -> None:
         for factor in (0.3, 0.5, 1.0, 1.5)
     }
     objective = objective_of("ttft_p95_ms", 100.0)
-    assert _nearest(objective) == "ttft_p99_ms"
+    assert nearest_figure(objective) == "ttft_p99_ms"
     assert _keeps_up_to(at, objective, "high") == pytest.approx(100 / 160)
     assert _keeps_up_to(at, objective, "low") == 1.5
     # what the figure itself is at the found rate counts as kept
     assert _keeps_up_to(at, objective_of("ttft_p99_ms", 1.0), "high") == pytest.approx(0.5)
-    assert _nearest(objective_of("itl_mean_ms", 1.0)) == "tpot_mean_ms"
+    assert nearest_figure(objective_of("itl_mean_ms", 1.0)) == "tpot_mean_ms"

@@ -1,0 +1,101 @@
+"""How far off found rates may be: the rates that either end of the intervals of kernels and host keeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kernelsight.scenario.objectives import STATISTICS, Objective
+from kernelsight.scenario.scenarios import Plan, give_plan, plan_rows
+from kernelsight.sweeps.rate_search import Found
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+# rates of a served load, over the found one
+RATES = (0.3, 0.5, 0.65, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
+# of a run: fewer settle ratios of its figures well enough
+LEAST_REQUESTS, MOST_REQUESTS = 100, 1_200
+
+# rows of ``scenario_intervals`` of one scenario by figure
+Intervals = Mapping[str, Mapping[str, float]]
+
+
+class Rated(NamedTuple):
+    """The flags of a row, and the rate that was found for it."""
+
+    flags: Mapping[str, Any]
+    found: Found
+
+
+def serve_at(session: Session, plan: Plan, wanted: Sequence[tuple[Rated, float]]) -> list[str]:
+    """Give a session the scenarios of rows at shares of their rates, and return the name of each.
+
+    ``plan``: of the deployments that the session holds.
+    """
+    rows = [
+        {
+            **rated.flags,
+            "request_rate": rated.found.rate * share,
+            "num_prompts": min(max(rated.found.requests, LEAST_REQUESTS), MOST_REQUESTS),
+        }
+        for rated, share in wanted
+    ]
+    planned = plan_rows(session, rows, on_fault="collect")
+    give_plan(session, list(plan.deployments.values()), planned.planned)
+    return [scenario["scenario_id"] for scenario in planned.scenarios]
+
+
+def intervals_at(
+    session: Session, plan: Plan, rows: Sequence[Rated], shares: Sequence[Sequence[float]]
+) -> list[dict[float, Intervals]]:
+    """Return for each row its intervals at each of its ``shares`` of the found rate."""
+    wanted = [(rated, share) for rated, own in zip(rows, shares, strict=True) for share in own]
+    names = iter(serve_at(session, plan, wanted))
+    by_name: dict[str, dict[str, Mapping[str, float]]] = {}
+    for row in session.table("scenario_intervals").to_pylist():
+        by_name.setdefault(row["scenario_id"], {})[row["metric"]] = row
+    return [{share: by_name.get(next(names), {}) for share in own} for own in shares]
+
+
+def rates_at_ends(
+    at_rates: Mapping[float, Intervals], rate: float, objectives: Sequence[Objective]
+) -> tuple[float, float]:
+    """Return the rates up to which the slow and the fast end of the intervals keep all objectives."""
+    slow, fast = (min(_keeps_up_to(at_rates, objective, end) for objective in objectives) for end in ("high", "low"))
+    return min(slow, 1.0) * rate, max(fast, 1.0) * rate
+
+
+def nearest_figure(objective: Objective) -> str:
+    """Return the figure of ``scenario_intervals`` that is nearest to an objective.
+
+    >>> nearest_figure(Objective("itl", 95.0, 40.0))
+    'tpot_p99_ms'
+    """
+    metric = {"queue": "ttft", "itl": "tpot"}.get(objective.metric, objective.metric)
+    if objective.percent is None:
+        return f"{metric}_mean_ms"
+    near = min(STATISTICS[1:], key=lambda name: abs(float(name[1:]) - objective.percent))
+    return f"{metric}_{near}_ms"
+
+
+def _keeps_up_to(at_rates: Mapping[float, Intervals], objective: Objective, end: str) -> float:
+    """Return up to which share of the found rate an end of the interval keeps an objective.
+
+    What the figure itself reaches at the found rate is kept there by definition: tails of short runs differ.
+    """
+    figure = nearest_figure(objective)
+    most = max(objective.most_ms, at_rates[1.0].get(figure, {}).get("predicted") or 0.0)
+    before = None
+    for share in sorted(at_rates):
+        value = at_rates[share].get(figure, {}).get(end)
+        if value is None:
+            continue
+        if value > most:
+            if before is None:
+                return 0.0
+            part = math.log(most / before[1]) / math.log(value / before[1])
+            return before[0] * (share / before[0]) ** part
+        before = (share, value)
+    return before[0] if before else 0.0
