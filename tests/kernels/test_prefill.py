@@ -201,9 +201,9 @@ def test_inv_10_a_faster_gpu_is_never_slower(of: dict, at: dict, rate: str, fact
 @given(of=SIZES, at=anywhere())
 def test_cold_attention_never_beats_the_roofline(of: dict, at: dict) -> None:
     call = sized(of)
-    # the edge of a window is rounded off by a few millionths
-    assert times(call, **at) >= call["flops"] / MATH * (1.0 - 1e-5)
-    assert times(call, **at) >= call["bytes"] / DRAM * (1.0 - 1e-5)
+    # the edge of a window is rounded off by some hundred-thousandths
+    assert times(call, **at) >= call["flops"] / MATH * (1.0 - 1e-4)
+    assert times(call, **at) >= call["bytes"] / DRAM * (1.0 - 1e-4)
 
 
 @pytest.mark.parametrize("window", [0.0, 4096.0])

@@ -10,8 +10,8 @@ import pytest
 from kernelsight.cli.main import main
 from kernelsight.session import connect
 from kernelsight.views.comparison_figures import COMPARISON_FIGURES
+from tests.views.browser import needs_browser, open_in_browser, without_scripts
 from tests.views.conftest import SMALL
-from tests.views.test_report import needs_browser, open_in_browser, without_scripts
 
 pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
 LOG_QUERY = """

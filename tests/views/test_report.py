@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import html
-import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +13,11 @@ from kernelsight.cli.main import main
 from kernelsight.session import Session, connect
 from kernelsight.views.page import table
 from kernelsight.views.run_figures import RUN_FIGURES
+from tests.views.browser import FETCHED, needs_browser, open_in_browser, specs_of, without_scripts
 from tests.views.conftest import KINDS, SMALL
 
 pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
-BROWSER = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-)
-needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed: apt-get install chromium")
-# what a page fetches: addresses in attributes, imports and style sheets
-FETCHED = re.compile(
-    r"""(?:src|href|action|data)\s*=\s*["']?\s*(?!data:)[\w/.:#]|@import|url\(\s*["']?(?!data:)http""", re.I
-)
 CHARTS = sum(figure.spec is not None for figure in RUN_FIGURES)
-
-
-def without_scripts(page: str) -> str:
-    return re.sub(r"<script.*?</script>", "", page, flags=re.S)
-
-
-def open_in_browser(path: Path, folder: Path) -> tuple[str, list[str]]:
-    """Return the page's elements once all is drawn, and what the console says."""
-    words = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1240,2400", "--enable-logging=stderr"]
-    words += ["--virtual-time-budget=10000", "--disable-background-networking", f"--user-data-dir={folder / 'profile'}"]
-    done = subprocess.run(
-        [str(BROWSER), *words, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120, check=True
-    )
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +32,6 @@ def sweep_page(saved_sweep: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     path = tmp_path_factory.mktemp("pages") / "sweep.html"
     assert main(["report", str(saved_sweep), "-o", str(path)]) == 0
     return path
-
-
-def specs_of(page: Path) -> list[dict[str, Any]]:
-    found = re.findall(r'<script type="application/json" id="figure-\d+-spec">(.*?)</script>', page.read_text(), re.S)
-    return [json.loads(text) for text in found]
 
 
 def test_a_page_fetches_nothing(run_page: Path, sweep_page: Path) -> None:

@@ -15,7 +15,7 @@ from kernelsight.searching.search import save_search, search
 from kernelsight.session import connect
 from kernelsight.views.search_figures import RELIABILITY_QUERY, RISK_QUERY, SEARCH_FIGURES
 from tests.searching.made_spaces import made_tables
-from tests.views.test_report import FETCHED, needs_browser, open_in_browser, specs_of, without_scripts
+from tests.views.browser import FETCHED, needs_browser, open_in_browser, specs_of, without_scripts
 
 pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
 CHARTS = sum(figure.spec is not None for figure in SEARCH_FIGURES)
