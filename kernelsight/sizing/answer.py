@@ -41,12 +41,13 @@ SHORT = {
     "data_parallel_size": "DP",
     "expert_parallel_size": "EP",
     "pipeline_parallel_size": "PP",
-    "max_num_batched_tokens": "step tokens",
+    "max_num_batched_tokens": "budget",
     "rate": "req/s",
     "rate_low": "low",
     "rate_high": "high",
     "rate_if_slow": "if slow",
     "rate_if_fast": "if fast",
+    "instances": "inst.",
     "gpus": "GPUs",
     "price_per_hour": "$/h",
     "cost_per_million_tokens": "$/M tokens",
@@ -203,8 +204,8 @@ def columns_shown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the columns that people decide by: what rows differ in, rates, costs, limits."""
     flags = dict.fromkeys(name for row in rows for name in row if name in ALWAYS or _is_flag(name))
     differing = [name for name in flags if name in ALWAYS or len({row.get(name) for row in rows}) > 1]
-    shown = [name for name in (*SHOWN, "tier") if any(row.get(name) is not None for row in rows)]
-    return [*differing, *shown]
+    shown = [name for name in SHOWN if any(row.get(name) is not None for row in rows)]
+    return [*differing, *shown, *(["tier"] if len({row["tier"] for row in rows}) > 1 else [])]
 
 
 def _is_flag(name: str) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 # rates of a served load, over the found one
-RATES = (0.3, 0.5, 0.65, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
+RATES = (0.3, 0.5, 0.7, 0.85, 1.0, 1.15, 1.4)
 # of a run: fewer settle ratios of its figures well enough
 LEAST_REQUESTS, MOST_REQUESTS = 100, 1_200
 
