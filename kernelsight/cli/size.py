@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 # the load's flags, but for those that set its rate
 VARIED = frozenset("trace request_rate max_concurrency ramp_up_strategy ramp_up_start_rps ramp_up_end_rps".split())
 MOST_SHOWN = 20
+# flags that a row may leave to the engine
+LIMITS_OF_ENGINE = tuple(flag.name for group in (flags.DEPLOYMENT, flags.LIMITS, flags.POLICIES) for flag in group)
 FILES = (".csv", ".json")
 
 
@@ -188,7 +190,11 @@ def _print(found: Sizing, form: str) -> None:
     page = [found.answer]
     if found.rows:
         shown = columns_shown(found.rows)
-        rows = [{SHORT.get(name, name): row.get(name) for name in shown} for row in found.rows[:MOST_SHOWN]]
+        left = dict.fromkeys(LIMITS_OF_ENGINE, "default")
+        rows = [
+            {SHORT.get(name, name): left.get(name) if row.get(name) is None else row[name] for name in shown}
+            for row in found.rows[:MOST_SHOWN]
+        ]
         page += ["", as_text(rows, list(rows[0]), terminal_width())]
         if len(found.rows) > MOST_SHOWN:
             page.append(f"... and {len(found.rows) - MOST_SHOWN:,} more; -o FILE keeps all")

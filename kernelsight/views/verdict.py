@@ -8,9 +8,8 @@ from typing import Any
 ENGINE = ("prefill compute", "decode bandwidth", "link", "host")
 # less is no gain: another order of the same requests changes as much
 LEAST_GAIN = 0.005
-# an engine keeps up that serves so much more of a fifth more requests, or serves them in little more time: the end of a
-# short run takes as long at any rate
-KEEPS_UP, LITTLE_LONGER = 0.1, -0.2
+# an engine keeps up that takes hardly longer for a fifth more requests per second
+LITTLE_LONGER = -0.2
 
 
 def verdict_of(gains: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -21,7 +20,7 @@ def verdict_of(gains: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     'limited by seats: 20 % more give 12 % more throughput; latency by host: 20 % more shorten E2E by 30 %'
     >>> sooner = row | {"resource": "arrivals", "throughput_gain": 0.03, "e2e_gain": -0.6}
     >>> verdict_of([sooner, row | {"resource": "host", "throughput_gain": 0.01, "e2e_gain": 0.0}])["verdict"]
-    'limited by arrivals, with little to spare: 20 % more requests/s give 3 % more throughput'
+    'limited by arrivals, with little to spare: 20 % more requests/s make E2E 60 % longer'
     """
     if not gains:
         return dict.fromkeys(("limit", "slowed_by", "verdict"))
@@ -29,11 +28,11 @@ def verdict_of(gains: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     slow = max((row for row in gains if row["resource"] in ENGINE), key=lambda row: row["e2e_gain"])
     if best["throughput_gain"] < LEAST_GAIN:
         said = "no resource limits throughput alone: 20 % more of any give less than 0.5 %"
-    elif best["resource"] == "arrivals" and (best["throughput_gain"] >= KEEPS_UP or best["e2e_gain"] >= LITTLE_LONGER):
+    elif best["resource"] == "arrivals" and best["e2e_gain"] >= LITTLE_LONGER:
         said = "limited by arrivals: the engine keeps up with the load"
     elif best["resource"] == "arrivals":
-        more = f"20 % more requests/s give {100 * best['throughput_gain']:.0f} % more throughput"
-        said = f"limited by arrivals, with little to spare: {more}"
+        longer = f"20 % more requests/s make E2E {-100 * best['e2e_gain']:.0f} % longer"
+        said = f"limited by arrivals, with little to spare: {longer}"
     else:
         said = f"limited by {best['resource']}: 20 % more give {100 * best['throughput_gain']:.0f} % more throughput"
     if slow["e2e_gain"] >= LEAST_GAIN:
