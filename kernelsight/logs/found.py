@@ -44,6 +44,7 @@ RULES: Mapping[str, tuple[str, str]] = {
     "idle_heartbeat": ("dropped", "records of an idle engine"),
     "dummy_step": ("dropped", "steps of an idle data-parallel rank"),
     "empty_step": ("dropped", "steps without a duration"),
+    "negative_count": ("dropped", "steps with a negative number of requests or tokens"),
     "duplicate_step": ("dropped", "steps whose number occurs before in the same replica"),
     "clock_of_steps": ("noted", "steps whose clock the file does not name: schedule_to_update is assumed, as for vLLM"),
     "counter_reset": ("dropped", "intervals in which a counter fell: the server was started again"),

@@ -25,6 +25,11 @@ _RECORD = {
     "scheduled_requests": f"STRUCT({_COUNTS})",
     "queued_requests": "STRUCT(num_prefill_requests BIGINT, num_decode_requests BIGINT)",
 }
+# what a record counts
+_COUNTED = (
+    *("prefill_requests", "prefill_tokens", "prefill_cached_tokens", "decode_requests", "decode_context_tokens"),
+    "queued_requests",
+)
 _FPM = ", ".join(f"{name} {kind}" for name, kind in _RECORD.items())
 _FIELDS = {**_RECORD, "event": f"STRUCT(capture_mode VARCHAR, observed_at_unix_ms BIGINT, fpm STRUCT({_FPM}))"}
 _COLUMNS = """
@@ -71,6 +76,7 @@ def _run(file: LogFile) -> Found:
     rules = (
         ("idle_heartbeat", (pl.col("wall_us") == 0) & (pl.col("prefill_requests") + pl.col("decode_requests") == 0)),
         ("empty_step", ~(pl.col("wall_us") > 0) | ~pl.col("wall_us").is_finite() | pl.col("step").is_null()),
+        ("negative_count", pl.any_horizontal(pl.col(name) < 0 for name in _COUNTED).fill_null(False)),
         ("duplicate_step", ~pl.struct("replica", "step").is_first_distinct()),
     )
     for rule, rows in rules:

@@ -48,3 +48,16 @@ def test_samples_and_repeats_are_counted(tmp_path):
 def test_another_version_is_refused(tmp_path):
     newer = json.loads(json.dumps(RECORDS).replace('"version": 1', '"version": 2'))
     assert "has forward-pass metrics of version 2" in refusal(steps=save(tmp_path / "a.jsonl", lines(newer)))
+
+
+def test_a_negative_count_costs_its_step(tmp_path):
+    records = [record["event"]["fpm"] for record in RECORDS]
+    first = records[0]["scheduled_requests"]
+    records[0] = records[0] | {"scheduled_requests": first | {"sum_prefill_kv_tokens": -14}}
+    path = tmp_path / "steps.jsonl"
+    path.write_text("\n".join(json.dumps(record) for record in records))
+    found = read_logs([], steps=[path])
+    whole = read_logs([], steps=[FILE])["production_steps"].num_rows
+    assert found["production_steps"].num_rows == whole - 1
+    faults = {row["rule"]: row["n"] for row in found["log_faults"].to_pylist()}
+    assert faults["negative_count"] == 1
