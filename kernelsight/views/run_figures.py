@@ -138,7 +138,7 @@ from kernel_breakdown_over_time
 join kernels using (name), engines
 where end_s > start_s
 group by kernel, start_s, end_s
-order by place, s
+order by place, kernel, s
 """
 KERNELS_OVER_TIME = {
     "mark": {"type": "bar", "binSpacing": 0, "strokeWidth": 0},
