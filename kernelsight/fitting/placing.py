@@ -18,7 +18,7 @@ import numpy as np
 # distance over which the model's errors stay alike: 300 points of decode attention on H100 and L40S that are chosen
 # with 2, 4, 8 or 16 leave 3.5 to 4.0 %; none is best on both
 LENGTH = 4.0
-# a feature that varies by less than this among the candidates tells them apart no more than so: octaves
+# a feature that varies by less than this among the candidates counts as if it varied by this much: octaves
 LEAST_SPREAD = 0.25
 # standard deviation of a repeated measurement: what a published sweep shows (README: 2.0 to 4.5 %)
 NOISE = 0.02

@@ -208,7 +208,7 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
     rows = remembered((coefficients,), ("curves", family), curves_of.to_pylist)
     found = np.full((len(kinds), len(KNOTS_US)), np.log(FAMILIES[family].form.spread))
     for number, kind in enumerate(kinds):
-        # what a sweep tells of its own GPU's errors says nothing of a GPU that nobody built
+        # what a sweep shows of its own GPU's errors says nothing of a GPU that nobody built
         own = _curves(rows, kind["gpu"], None, None) if kind["answers"] == "target-measured" else {}
         others = _curves(rows, None, kind["vendor"], kind["without"])
         if kind["answers"] == "roofline":

@@ -149,7 +149,7 @@ def expert_tiles(xp: Any, filling: Any, even: Any) -> Any:
 def view(xp: Any, call: Columns) -> dict[str, Any]:
     """Return what :func:`moe` reads: the load of the busiest rank, and the weights behind ``flops`` and ``bytes``.
 
-    ``load_exponent``, a column of measured rows alone, tells how their collector drew the experts.
+    ``load_exponent``, a column of measured rows alone, states how their collector drew the experts.
     """
     tokens, top_k, ranks = call["tokens"], call["top_k"], call["moe_ep"]
     hidden, width, local = call["hidden"], call["intermediate"], call["local_experts"]

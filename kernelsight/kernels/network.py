@@ -14,7 +14,7 @@ import numpy as np
 
 from kernelsight.dataflow.blas import one_blas_thread
 
-# physics misses some measured kernels by more than a factor of two, and their sweep tells
+# physics misses some measured kernels by more than a factor of two, and their sweep shows by how much
 MOST = math.log(4.0)
 # octaves outside the measured range at which a correction has lost half of its effect
 FADE_OCTAVES = 1.0

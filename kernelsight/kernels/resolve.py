@@ -85,7 +85,7 @@ def _over_pcie(gpus: pa.Table) -> dict[str, bool]:
 
 
 def relinked(family: str, gpus: pa.Table) -> Callable[[str, str], bool]:
-    """Return what tells of a GPU and the one whose fit it has whether the first has PCIe for the other's link, or a
+    """Return the test of a GPU and the one whose fit it has: whether the first has PCIe for the other's link, or a
     link for its PCIe, and that counts: then no sweep of the other says what its messages take."""
     if family not in COMMUNICATION:
         return lambda gpu, fit: False

@@ -43,15 +43,15 @@ def split_words(command: str, flag: str, example: str) -> list[str]:
 
 
 def run_bounded(
-    words: Sequence[str], flag: str, time_limit_s: float, most_bytes: int, told: str = "", ends_above: bool = False
+    words: Sequence[str], flag: str, time_limit_s: float, most_bytes: int, text: str = "", ends_above: bool = False
 ) -> Ended:
-    """Run a command that reads ``told``, and return how it ended; InvalidInput: it cannot be run.
+    """Run a command that reads ``text``, and return how it ended; InvalidInput: it cannot be run.
 
     Of its output the last ``most_bytes`` are read; ``ends_above``: it is killed when it prints more.
     """
     with tempfile.TemporaryDirectory(prefix="kernelsight-") as folder:
         given, output = Path(folder) / "input", Path(folder) / "output"
-        given.write_text(told, encoding="utf-8")
+        given.write_text(text, encoding="utf-8")
         try:
             with given.open("rb") as stdin, output.open("wb") as stdout:
                 process = subprocess.Popen(

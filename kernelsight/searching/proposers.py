@@ -1,4 +1,4 @@
-"""Proposers of one's own: a file of configurations in order, or a command that is told what was measured so far.
+"""Proposers of one's own: a file of configurations in order, or a command that reads what was measured so far.
 
 A search takes some proposals every round, forecasts all that it has been given, and measures the few that are worth it.
 Only configurations of the space count: others, and ones that were proposed before, are counted and left out.
@@ -194,9 +194,9 @@ def from_command(command: str, arrays: SpaceArrays, ids: np.ndarray, gpu: str, t
     values = {name: sorted({row[name] for row in every}) for name in every[0]}
 
     def source(number: int, history: History, wanted: int) -> list[dict[str, Any]]:
-        told = {"space": arrays.space, "gpu": gpu, "round": number, "wanted": wanted, "values": values}
-        told["measured"] = [_told(str(ids[row]), texts, history, place) for place, row in enumerate(history.rows)]
-        ended = run_bounded(words, "--propose", time_limit_s, MOST_OUTPUT, json.dumps(told), ends_above=True)
+        request = {"space": arrays.space, "gpu": gpu, "round": number, "wanted": wanted, "values": values}
+        request["measured"] = [_result(str(ids[row]), texts, history, place) for place, row in enumerate(history.rows)]
+        ended = run_bounded(words, "--propose", time_limit_s, MOST_OUTPUT, json.dumps(request), ends_above=True)
         if not ended.whole:
             raise RunFailed(f"--propose {words[0]!r} printed more than {MOST_OUTPUT:,} bytes in round {number}; {HOW}.")
         if ended.code is None:
@@ -208,7 +208,7 @@ def from_command(command: str, arrays: SpaceArrays, ids: np.ndarray, gpu: str, t
     return source
 
 
-def _told(name: str, texts: dict[str, str], history: History, place: int) -> dict[str, Any]:
+def _result(name: str, texts: dict[str, str], history: History, place: int) -> dict[str, Any]:
     worked = bool(np.isfinite(history.logs[place]))
     return {
         **{"candidate_id": name, "parameters": json.loads(texts[name]), "run": int(history.runs[place])},

@@ -189,7 +189,7 @@ def decode_until(
     ``send_us``: when the client sends next; ``alone``: this engine is the client's only one.
     """
     most = 1
-    if not again and not (engine.blocked and shrinks_uncached(engine, requests, limits, horizon)):
+    if not again and not shrinks_uncached(engine, requests, limits, horizon):
         most = affordable_steps(engine, requests, limits, next_departure(engine, requests, heaps) - engine.clock)
     if rows.shape[0] > 0:
         most = min(most, rows.shape[0] - engine.rows)

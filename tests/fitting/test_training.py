@@ -152,11 +152,11 @@ def test_rows_come_in_the_order_of_their_keys_without_those_that_are_not_fitted(
 
 
 @pytest.mark.parametrize(
-    ("told", "exponent"), [("power_law_1.2", 1.2), ("balanced", 0.0), (None, 0.0), ("uniform", 0.0)]
+    ("name", "exponent"), [("power_law_1.2", 1.2), ("balanced", 0.0), (None, 0.0), ("uniform", 0.0)]
 )
-def test_how_a_collector_drew_experts_is_read_from_its_name(told: str | None, exponent: float, tmp_path: Path) -> None:
+def test_how_a_collector_drew_experts_is_read_from_its_name(name: str | None, exponent: float, tmp_path: Path) -> None:
     shape = {"tokens": 16, "hidden": 64, "intermediate": 32, "experts": 8, "top_k": 2, "moe_tp": 1, "moe_ep": 2}
-    rows = [point("moe", "h100_sxm", 9.0, shape={**shape, "expert_matrices": 3}, distribution=told)]
+    rows = [point("moe", "h100_sxm", 9.0, shape={**shape, "expert_matrices": 3}, distribution=name)]
     [row] = training_rows([write(tmp_path / "sweep.parquet", rows)], "moe").to_pylist()
     assert row["load_exponent"] == exponent
     # eight of the sixteen experts are here; each token takes two of all

@@ -31,8 +31,8 @@ def test_fleets_agree_with_reference(fleet: Fleet) -> None:
     served = run_fleet(fleet)
     requests = reference_requests(world.load)
     costs = Costs(world.surface, world.limits.window_tokens)
-    told = (world.load, world.limits, world.host, costs.gpu_time, fleet.routing, fleet.engines)
-    runs, replicas = serve_scenario(requests, *told)
+    stated = (world.load, world.limits, world.host, costs.gpu_time, fleet.routing, fleet.engines)
+    runs, replicas = serve_scenario(requests, *stated)
     out = served.out
     assert out.status.tolist() == [(STATUS | {"earlier_turn": records.EARLIER_TURN})[r.status] for r in requests]
     assert out.replica.tolist() == replicas

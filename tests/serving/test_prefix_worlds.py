@@ -190,3 +190,17 @@ def test_layers_that_cannot_share_are_refused() -> None:
             run(shared_world([(0, 8, 1, "ab")], **limits))
     with pytest.raises(ValueError, match="no whole number of blocks"):
         run(shared_world([(0, 8, 1, "ab")], hash_tokens=6))
+
+
+def test_by_priority_too_a_refused_prompt_is_tried_again_when_its_cached_blocks_are_lost() -> None:
+    # prefill first, attention windows of 4 blocks beside the full ones, chunks of 3. The last request was preempted; at
+    # 600 it is refused, for the first chunk behind its 4 cached tokens needs more than is free. The decode step from
+    # there takes blocks that it had cached, and at 700 its prompt from the beginning, a chunk of 3, fits.
+    lengths = [(1, 1, "a"), (1, 5, "a"), (5, 1, "bcd"), (1, 1, "a"), (1, 1, "a"), (1, 3, "a"), (7, 7, "bcef")]
+    layers = {"block_size": 1, "full_units": 1, "window_units": 2, "window_blocks": 4, "capacity_units": 21}
+    steps = {"max_num_seqs": 3, "max_num_batched_tokens": 7, "long_prefill_token_threshold": 3, "chunked": False}
+    order = {"prefill_first": True, "by_priority": True, "max_model_len": 80}
+    requests = [(100.0 * (number > 0), *one) for number, one in enumerate(lengths)]
+    served = serve(shared_world(requests, 2, **layers, **steps, **order))
+    assert served.out.preemptions[-1] == 2
+    assert served.steps[7, [PROMPT, DECODE]].tolist() == [3, 0]
