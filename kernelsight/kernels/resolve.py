@@ -238,9 +238,9 @@ def choose(facts: Facts, rows: pa.Table, family: str, calls: Sequence[Mapping[st
     """Return of each call (implementation, whether a sweep of its GPU's generation ran it).
 
     ``calls``: engine, gpu, dtype and, where it matters, head_dim; implementation where one is asked for, which then
-    counts before all else, if any sweep ran it. What counts first: the engine, then the GPU, its generation or the
-    nearest one, then the number formats, then the head width; of what is left, the commonest kernel. Kernels of other
-    vendors never answer: where its own has none, it is UNKNOWN.
+    counts before all else, if any sweep ran it. What counts first: that a GPU no newer ran it, the engine, then the GPU,
+    its generation or the nearest one, then the number formats, then the head width; of what is left, the commonest
+    kernel. Kernels of other vendors never answer: where its own has none, it is UNKNOWN.
     """
     counted = _choices(rows, family)
     found = []
@@ -266,9 +266,11 @@ def _choose(facts: Facts, counted: list[dict], call: Mapping[str, Any]) -> tuple
     # a kernel without a count answers where it is asked for by name alone
     named = call.get("implementation")
     left = _prefer(counted, lambda row: row["implementation"] == named, lambda row: row["value"] > 0)
-    left = _prefer(left, lambda row: row["engine"] == call["engine"])
-    # kernels run on what comes after the GPU that they were built for, seldom before
-    left = _prefer(left, lambda row: facts.capability.get(row["gpu"], 0.0) <= capability)
+    # kernels run on what comes after the GPU that they were built for, seldom before: then another engine's stand in
+    older = [row for row in left if facts.capability.get(row["gpu"], 0.0) <= capability]
+    left = _prefer(older, lambda row: row["engine"] == call["engine"]) or _prefer(
+        left, lambda row: row["engine"] == call["engine"]
+    )
     least = min(abs(facts.capability.get(row["gpu"], 0.0) - capability) for row in left)
     left = _prefer(
         left,

@@ -72,6 +72,14 @@ def test_the_engine_counts_before_the_gpu() -> None:
     assert kernel(rows, engine="trtllm") == ("fa3", True)
 
 
+def test_a_kernel_of_newer_gpus_gives_way_to_another_engine_s() -> None:
+    rows = [chosen("cubins_of_sm_100", "b200_sxm"), chosen("fa3", "h100_sxm", engine="sglang")]
+    assert kernel(rows) == ("fa3", True)
+    assert kernel(rows, gpu="gb200") == ("cubins_of_sm_100", True)
+    # older than all that was measured: the engine's own after all
+    assert kernel(rows, gpu="a100_sxm") == ("cubins_of_sm_100", False)
+
+
 @pytest.mark.parametrize(
     ("gpu", "expected"),
     [

@@ -192,6 +192,19 @@ def test_eager_launches_and_slow_links_are_kept_but_not_fitted(put, import_from)
     }
 
 
+def test_prompts_of_absorbed_keys_are_kept_but_not_fitted(put, import_from) -> None:
+    row = {"mla_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "num_heads": 16, "batch_size": 4, "isl": 512}
+    row |= {"tp_size": 8, "step": 0, "latency": 0.2}
+    sources = ("flash_attention", "triton", "trtllm_mla")
+    rows = [row | {"kernel_source": name} for name in sources]
+    found = import_from("aiconfigurator", put("h100_sxm/mla/sglang", "context_mla_perf", *rows))
+    assert {point["implementation"]: point["not_fitted"] for point in found.points} == {
+        "flash_attention_3_absorbed": "absorbed_kernel",
+        "triton_attention_absorbed": "absorbed_kernel",
+        "trtllm_gen_mla": None,
+    }
+
+
 def test_a_row_of_two_measurements_counts_once(put, import_from) -> None:
     row = {"kernel_source": "deepep", "op_name": "ll", "node_num": 1, "hidden_size": 7168, "num_token": 8}
     row |= {"num_topk": 8, "num_experts": 256, "combine_avg_t_us": 12.5, "dispatch_avg_t_us": 16.25}
