@@ -111,7 +111,7 @@ def scored_rows(
         roofline = baselines.roofline_us(family, train, systems)
         taught = train
         if split.budget:
-            chosen = in_budget(family, test, split.budget)
+            chosen = in_budget(family, test, split.budget, split.whole_layers)
             taught = pa.concat_tables([train, test.filter(pa.array(chosen))])
             test = test.filter(pa.array(~chosen))
         if not test.num_rows:
