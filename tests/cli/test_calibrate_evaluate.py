@@ -107,9 +107,11 @@ def test_csv_has_a_row_for_each_scope_and_cell(sweep: Path, tmp_path: Path, caps
     assert tuple(rows[0]) == COLUMNS
     assert list(csv.DictReader(target.read_text(encoding="utf-8").splitlines())) == rows
     scopes = [row["scope"] for row in rows]
-    assert scopes[::2] == ["overall", "pooled", "unseen_implementation", "covered", "seen", "uncovered"]
+    means = ["overall", "pooled", "unseen_implementation", "covered", "nothing_of_target", "nothing_of_target_seen"]
+    cells = ["covered", "seen", "nothing_of_target", "nothing_of_target_seen", "uncovered"]
+    assert scopes[::2] == means + cells
     assert {row["shapes"] for row in rows} == {"grid", "serving"}
-    covered = rows[scopes.index("covered")]
+    covered = next(row for row in rows if row["scope"] == "covered" and row["family"])
     assert float(covered["mape"]) == pytest.approx(0.2)
     assert float(covered["affine_roofline_mape"]) == pytest.approx(0.0, abs=1e-3)
 
