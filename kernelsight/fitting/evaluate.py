@@ -135,7 +135,7 @@ def _predictions(
         return found
     other = np.zeros(test.num_rows, dtype=bool)
     for name in ("implementation", "math") if asked is not None else ():
-        other |= np.asarray(pc.not_equal(test[name], asked[name]))
+        other |= np.asarray(pc.not_equal(*(pc.fill_null(table[name], "") for table in (test, asked))))
     rows = pa.concat_tables([test, asked.filter(pa.array(other))]) if asked is not None else test
     for number, values in enumerate(model({family: taught}, {family: rows}, tier)[family]):
         named = found[NAMED[number]] = np.asarray(values, dtype=float)[: test.num_rows]

@@ -125,7 +125,7 @@ def test_with_nothing_of_the_target_the_kernel_is_that_of_the_other_gpus(tmp_pat
 
 
 def test_what_a_model_states_stays_with_nothing_of_the_target(tmp_path: Path):
-    quantised = {"shape": {"rows": 1, "columns": 4096}, "dtype": "fp8", "format": "fp8"}
+    quantised = {"shape": {"rows": 1, "columns": 4096}, "dtype": "fp8", "format": "fp8", "math": None}
     names = ("static_quant_fp8", "static_quant_fp8", "dynamic_quant_per_token")
     rows = [point("quantize", gpu, 5.0, implementation=name, **quantised) for gpu in SPLIT.train_gpus for name in names]
     rows += [point("quantize", "gb200", 5.0, implementation=name, **quantised) for name in (*names, "brand_new")]
