@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from kernelsight.attribution.attribution import PARTS, Misses, misses_of
 from kernelsight.attribution.causes import GROUPS, State, explain
+from kernelsight.attribution.evidence import Witnesses
 from kernelsight.attribution.factors import PARAMETERS, Estimate, estimate, prior_covariance, variant_of
 from kernelsight.attribution.measured import LEAST_REQUESTS, LEAST_SECONDS, Measured, measured_of
 from kernelsight.attribution.replay import (
@@ -27,6 +28,7 @@ from kernelsight.attribution.replay import (
 from kernelsight.attribution.sample import Sample, drawn_e2e, in_turn, kernel_spread
 from kernelsight.attribution.scores import METRICS, bucket_rows, drift_rows, errors_of, measured_by_metric, predicted_of
 from kernelsight.attribution.settings import contradictions, stated_settings
+from kernelsight.attribution.steps import Seen, seen_of, typical_context
 from kernelsight.attribution.verdict import not_separated, verdict_of
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.rows import as_table
@@ -123,7 +125,8 @@ class Comparison:
         settings = alternatives(self.settings, flags) if self._question.suspects == "all" else []
         base = part.serve([Variant(flags)])[0]
         chosen = self.fitted_on[rows]
-        found, ranked = explain(part.serve, flags, base, part.measured, chosen, self._allowed, settings)
+        testify = self.witnesses.of if self.witnesses else None
+        found, ranked = explain(part.serve, flags, base, part.measured, chosen, self._allowed, settings, testify)
         if found.causes:
             whole = replay(self._session, self.load, [variant_of(found.flags, found.values)])[0]
             found = found._replace(replayed=whole)
@@ -139,7 +142,21 @@ class Comparison:
         rows, found = self._sample, self.explained[0]
         part = Sample(self._session, self.load, self.measured, rows)
         flags = [found.flags]
-        return estimate(part.serve, flags, part.measured, self.fitted_on[rows], self._allowed, iterations=4)[0]
+        own = self.witnesses.of(flags) if self.witnesses else ()
+        chosen = self.fitted_on[rows]
+        return estimate(part.serve, flags, part.measured, chosen, self._allowed, iterations=4, witnesses=own)[0]
+
+    @cached_property
+    def seen(self) -> Seen:
+        """Engine steps and kernels of the part of the time that is fitted on."""
+        measured, share = self.measured, 1.0 - self._question.hold_out
+        context = typical_context(measured)
+        return seen_of(self._logs, self.settings, share * float(np.ptp(measured.sent_s)), share, context)
+
+    @cached_property
+    def witnesses(self) -> Witnesses | None:
+        """What engine steps and kernels of the log say of deployments; None where it has none that are used."""
+        return Witnesses(self._session, self.seen, self._allowed) if self.seen.shapes else None
 
     @property
     def _allowed(self) -> np.ndarray:

@@ -71,7 +71,7 @@ def kernel_spread(session: Session, flags: Mapping[str, Any], measured: Measured
             kernels = predict_step(fork, dict(flags), phase, sizes)["kernels"]
         sums: dict[str, list[float]] = {}
         for row in kernels:
-            part = _part_of(row["family"], phase)
+            part = part_of(row["family"], phase)
             if part and row["p05_us"] and row["latency_us"]:
                 spent = row["count"] * row["latency_us"]
                 own = sums.setdefault(part, [0.0, 0.0])
@@ -82,7 +82,7 @@ def kernel_spread(session: Session, flags: Mapping[str, Any], measured: Measured
     return found
 
 
-def _part_of(family: str, phase: str) -> str | None:
+def part_of(family: str, phase: str) -> str | None:
     if family in ("host", "overlap", "p2p"):
         return None
     if family == "moe":
