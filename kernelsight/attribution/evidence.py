@@ -164,12 +164,14 @@ def likelihood(seen: Seen, times: Predicted, prior: np.ndarray, sd: float | None
         # kernels that end before the host does are not seen
         slope[:, : len(KERNELS)] = np.where(gpu > hidden, 1.0 / total, 0.0)[:, None] * spent
         slope[:, HOST] = np.where(seen.with_host, 1e3, 0.0) / total
-        noise = sd or max(LEAST_SD, 1.4826 * float(np.median(np.abs(residual))))
+        # what is left is noise only once factors have been found
+        left = LEAST_SD if turn < ITERATIONS // 2 else 1.4826 * float(np.median(np.abs(residual)))
+        noise = sd or max(LEAST_SD, left)
         attention = slope[:, KERNELS.index("decode_attention")]
         own = np.hypot(noise, np.where(seen.context_known, 0.0, CONTEXT_SD * attention))
         own = np.hypot(own, np.where(hidden > NEARLY * gpu, LAUNCH_SD * hidden / total, 0.0))
         bend = np.minimum(1.0, HUBER * own / np.maximum(np.abs(residual), 1e-12))
-        weight = bend / own**2 * min(1.0, MOST_INDEPENDENT / residual.size)
+        weight = bend / own**2 * min(1.0, MOST_INDEPENDENT / residual.size) * (gpu > 0.0)
         information, gradient = (slope.T * weight) @ slope, (slope.T * weight) @ residual
         if turn == ITERATIONS - 1:
             break
