@@ -13,8 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from kernelsight.attribution.measured import Measured
-from kernelsight.attribution.replay import KERNELS, Replayed, Variant
-from kernelsight.serving.parts import PARTS
+from kernelsight.attribution.replay import KEPT, KERNELS, Replayed, Variant
 
 PARAMETERS = (*KERNELS, "host", "front_end")
 # prior standard deviations: milliseconds a step, milliseconds a request
@@ -101,7 +100,7 @@ def times_of(measured: Measured, replayed: Replayed) -> list[tuple[np.ndarray, n
 
 def observe(measured: Measured, replayed: Replayed, chosen: np.ndarray) -> Observations:
     """Return what the chosen requests say; a TTFT that is mostly queueing says little about the steps behind it."""
-    kernels = [PARTS.index(part) for part in KERNELS]
+    kernels = [KEPT.index(part) for part in KERNELS]
     found = []
     for real, ours, phases in times_of(measured, replayed):
         rows = np.flatnonzero(chosen & replayed.served & np.isfinite(real) & (real > 0.0))
