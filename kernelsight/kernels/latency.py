@@ -63,10 +63,10 @@ def latencies(
     found = figures(family, calls, settings, gpus, fabrics, coefficients, implementations, backend=backend)
     stated = calls.select(["deployment_id", "step_shape_id", "call", "name", "count"])
     stated = stated.append_column("family", pa.repeat(family, calls.num_rows))
-    return beside(stated, found)
+    return joined(stated, found)
 
 
-def beside(stated: pa.Table, found: pa.Table) -> pa.Table:
+def joined(stated: pa.Table, found: pa.Table) -> pa.Table:
     """Return ``kernel_latencies`` of the columns that are stated and those that ``figures`` found for the same rows."""
     columns = {name: table[name] for table in (stated, found) for name in table.column_names}
     return pa.table({name: _spelled(columns[name]) for name in COLUMNS})
