@@ -162,6 +162,7 @@ def _page(answer: dict[str, Any]) -> str:
         named = [{"part of the E2E miss": row["part"], "ms a request": row["miss_ms"]} for row in parts]
         page += ["", as_text(named, list(named[0]), terminal_width())]
     page += answer["not_separated"]
+    page += _evidence(answer["evidence"])
     if answer["suspects"]:
         columns = ["setting", "stated", "value", "gain", "evidence"]
         page += ["", as_text(answer["suspects"][:MOST_SHOWN], columns, terminal_width())]
@@ -179,6 +180,14 @@ def _page(answer: dict[str, Any]) -> str:
         ]
         page.append(as_text(table, list(table[0]), terminal_width()))
     return "\n".join(page)
+
+
+def _evidence(found: dict[str, Any]) -> list[str]:
+    """Return what factors rest on beside the requests, and what could not be used."""
+    counts = [f"{found[name]:,} {what}" for name, what in (("steps", "engine steps"), ("kernels", "kernel times"))
+              if found.get(name)]  # fmt: skip
+    said = [f"causes and factors rest on {' and '.join(counts)} of the log too"] if counts else []
+    return said + found.get("not_used", [])
 
 
 def _files(rows: list[dict[str, Any]]) -> list[str]:

@@ -69,7 +69,7 @@ def check_sweeps(sweeps: Sequence[Path]) -> None:
             )
         try:
             found = pq.read_schema(path).names
-        except (pa.ArrowException, OSError):
+        except (pa.ArrowException, OSError, UnicodeDecodeError):
             raise InvalidInput(
                 f"{path} is not a Parquet file; give a sweep written by `kernelsight calibrate import`."
             ) from None

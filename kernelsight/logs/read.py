@@ -58,21 +58,16 @@ def read_logs(
     [('ttft_clock_unknown', 2), ('no_output', 1)]
     """
     given, rows = _given(paths, format, columns)
-    for role, others in (("steps", steps), ("metrics", metrics), ("kernels", kernels)):
-        given += [_one(path, role) for path in _listed(others)]
-    if not given:
-        raise InvalidInput("no log was given; give at least one file.")
-    given.sort(key=lambda one: ROLES.index(one.role))
-    by_format: dict[tuple[str, LogFormat], list[LogFile]] = {}
-    for one in given:
-        by_format.setdefault((one.role, one.format), []).append(one.file)
-    made = _tables([run for (_, own), files in by_format.items() for run in _read(own, files, columns)])
-    rows = [one.row() for one in given] + rows
-    made["production_files"] = _row("production_files", list({row["path"]: row for row in rows}.values()))
-    return made
+    return _all_tables([], given + _others(steps, metrics, kernels), rows, columns)
 
 
-def read_table(requests: Any, columns: Mapping[str, str] | None = None) -> dict[str, pa.Table]:
+def read_table(
+    requests: Any,
+    columns: Mapping[str, str] | None = None,
+    steps: Paths = (),
+    metrics: Paths = (),
+    kernels: Paths = (),
+) -> dict[str, pa.Table]:
     """Return what ``read_logs`` returns, of requests that are a table in memory (anything with __arrow_c_stream__).
 
     >>> log = {"arrival_s": [0.0, 1.0], "in": [10, 20], "output_tokens": [5, 5], "e2e_ms": [50.0, 60.0]}
@@ -89,7 +84,28 @@ def read_table(requests: Any, columns: Mapping[str, str] | None = None) -> dict[
         raise InvalidInput(f"requests cannot be read as a log ({first_line(problem)}).") from None
     finally:
         connection.close()
-    return _tables([found])
+    return _all_tables([found], _others(steps, metrics, kernels), [], None)
+
+
+def _all_tables(
+    found: list[Found], given: list[Given], unread: list[dict[str, Any]], columns: Mapping[str, str] | None
+) -> dict[str, pa.Table]:
+    """Return the tables of what was found, and of the files that were given, those of one format read together."""
+    if not found and not given:
+        raise InvalidInput("no log was given; give at least one file.")
+    given.sort(key=lambda one: ROLES.index(one.role))
+    by_format: dict[tuple[str, LogFormat], list[LogFile]] = {}
+    for one in given:
+        by_format.setdefault((one.role, one.format), []).append(one.file)
+    made = _tables(found + [run for (_, own), files in by_format.items() for run in _read(own, files, columns)])
+    rows = [one.row() for one in given] + unread
+    made["production_files"] = _row("production_files", list({row["path"]: row for row in rows}.values()))
+    return made
+
+
+def _others(steps: Paths, metrics: Paths, kernels: Paths) -> list[Given]:
+    by_role = {"steps": steps, "metrics": metrics, "kernels": kernels}
+    return [_one(path, role) for role, paths in by_role.items() for path in _listed(paths)]
 
 
 def _given(paths: Paths, name: str, columns: Mapping[str, str] | None) -> tuple[list[Given], list[dict[str, Any]]]:
