@@ -277,6 +277,7 @@ class Comparison:
         answer: dict[str, Any] = {
             "requests": int(self.measured.ok.sum()),
             "dropped": dropped,
+            "files": self._logs["production_files"].to_pylist(),
             **{f"{name}_ms": errors_of(real[name], ours[name], self.intervals.get(name)) for name in METRICS},
             "causes": [self._cause(found, name) for name in found.causes],
             "parts": self.parts,

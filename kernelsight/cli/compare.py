@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from pathlib import Path
 from typing import Any
 
 from kernelsight.cli.options import add_deployment, add_output, deployment_flags, launch_line, open_session
@@ -32,7 +33,11 @@ def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     log = verb.add_argument_group("log")
     log.add_argument(
-        "--log", nargs="+", metavar="FILE", required=True, help="requests: of a benchmark client or server"
+        "--log",
+        nargs="+",
+        metavar="FILE",
+        required=True,
+        help="requests: of a benchmark client or server; a folder: all of its files, each as what it is",
     )
     log.add_argument("--log-format", choices=FORMATS, default="auto", help="format of --log (default: by its fields)")
     log.add_argument(
@@ -135,6 +140,7 @@ def _page(answer: dict[str, Any]) -> str:
     page = [answer["verdict"][0].upper() + answer["verdict"][1:], ""]
     page.append(f"{answer['requests']:,} requests compared")
     page += [f"  {row['rows']}: {row['n']:,} x {row['reason']}" for row in answer["dropped"]]
+    page += _files(answer["files"])
     rows = [{"": name.upper(), **answer[f"{name}_ms"]} for name in METRICS if answer[f"{name}_ms"]["n"]]
     shown = [
         {
@@ -173,6 +179,15 @@ def _page(answer: dict[str, Any]) -> str:
         ]
         page.append(as_text(table, list(table[0]), terminal_width()))
     return "\n".join(page)
+
+
+def _files(rows: list[dict[str, Any]]) -> list[str]:
+    """Return what each file of a folder was taken as, and how many were not read, and why."""
+    found = [row for row in rows if row["folder"]]
+    read = [row for row in found if row["role"]]
+    others = [f"{Path(row['path']).name} ({row['not_read']})" for row in found if not row["role"]]
+    page = [f"  {row['role']}: {Path(row['path']).name} ({row['format']})" for row in read]
+    return page + ([f"  not read: {len(others):,} x {', '.join(others)}"] if others else [])
 
 
 def _stages(answer: dict[str, Any]) -> list[str]:

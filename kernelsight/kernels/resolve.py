@@ -239,8 +239,8 @@ def choose(facts: Facts, rows: pa.Table, family: str, calls: Sequence[Mapping[st
 
     ``calls``: engine, gpu, dtype and, where it matters, head_dim; implementation where one is asked for, which then
     counts before all else, if any sweep ran it. What counts first: that a GPU no newer ran it, the engine, then the
-    GPU, its generation or the nearest one, then the number formats, then the head width; of what is left, the commonest
-    kernel. Kernels of other vendors never answer: where its own has none, it is UNKNOWN.
+    GPU, its generation or the nearest one, then the number formats, then the head width; of what is left, the
+    commonest kernel. Kernels of other vendors never answer: where its own has none, it is UNKNOWN.
     """
     counted = _choices(rows, family)
     found = []
