@@ -141,6 +141,9 @@ def _page(answer: dict[str, Any]) -> str:
     page.append(f"{answer['requests']:,} requests compared")
     page += [f"  {row['rows']}: {row['n']:,} x {row['reason']}" for row in answer["dropped"]]
     page += _files(answer["files"])
+    if answer.get("cached_tokens"):
+        real, ours = (answer["cached_tokens"][name] for name in ("measured", "predicted"))
+        page.append(f"cached tokens: {real:,} reported, {ours:,} predicted")
     rows = [{"": name.upper(), **answer[f"{name}_ms"]} for name in METRICS if answer[f"{name}_ms"]["n"]]
     shown = [
         {
