@@ -45,6 +45,17 @@ def numeric(table: pa.Table, names: list[str]) -> dict[str, np.ndarray]:
     return columns
 
 
+def in_one_piece(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Return a column as one array; one that is in one piece already is not copied.
+
+    >>> in_one_piece(pa.chunked_array([[1], [2]])).to_pylist()
+    [1, 2]
+    """
+    if isinstance(column, pa.Array):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
 def bucket(rows: int) -> int:
     """Return the padded length: the next of 1, 1.25, 1.5, 1.75 times a power of two, so that few shapes are compiled.
 

@@ -222,11 +222,14 @@ def _text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def conform(data: Any, contract: Contract, *, trusted: bool = False, origin: str = "") -> pa.Table:
+def conform(
+    data: Any, contract: Contract, *, trusted: bool = False, encoded: bool = False, origin: str = ""
+) -> pa.Table:
     """Return ``data`` as the contract's Arrow table, or raise ContractBroken, which lists all violations.
 
     ``data`` is anything with ``__arrow_c_stream__``. ``trusted`` skips ``check`` and duplicate keys, for the
-    outputs of nodes. ``origin``: where the rows come from, for the message.
+    outputs of nodes. ``encoded``: words that are dictionaries stay so. ``origin``: where the rows come from, for
+    the message.
 
     >>> contract = Contract("t", "given", "one x", "Some.", (Column("x", "float64", "an x", check="x > 0"),))
     >>> conform(pa.table({"x": [1, 2]}), contract).column("x").to_pylist()
@@ -240,7 +243,7 @@ def conform(data: Any, contract: Contract, *, trusted: bool = False, origin: str
     sound: dict[str, pa.ChunkedArray] = {}
     for column in contract.columns:
         if table.column_names.count(column.name) == 1:
-            values, fault = cast_column(table.column(column.name), column)
+            values, fault = cast_column(table.column(column.name), column, encoded=encoded)
             fault = fault or value_fault(values, column)
             if fault:
                 faults.append(fault)
@@ -252,7 +255,8 @@ def conform(data: Any, contract: Contract, *, trusted: bool = False, origin: str
         faults += _row_faults(pa.table(sound), contract)
     if faults:
         raise breaks_contract(contract.table, faults, origin)
-    return pa.table(list(sound.values()), schema=contract.schema)
+    fields = [field.with_type(sound[field.name].type) for field in contract.schema]
+    return pa.table([sound[field.name] for field in fields], schema=pa.schema(fields))
 
 
 def as_arrow(data: Any, table: str) -> pa.Table:

@@ -11,10 +11,13 @@ from kernelsight.dataflow.types import can_become, is_finite, parts, type_name
 from kernelsight.errors import dangling_reference
 
 
-def cast_column(found: pa.ChunkedArray, column: Column) -> tuple[pa.ChunkedArray | None, str]:
-    """Return the column in its contract's type and "", or None and why it cannot be cast."""
+def cast_column(found: pa.ChunkedArray, column: Column, *, encoded: bool = False) -> tuple[pa.ChunkedArray | None, str]:
+    """Return the column in its contract's type and "", or None and why it cannot be cast.
+
+    ``encoded``: a dictionary of that type stays one.
+    """
     wanted = column.arrow_type
-    if found.type == wanted:
+    if found.type == wanted or (encoded and pa.types.is_dictionary(found.type) and found.type.value_type == wanted):
         return found, ""
     if not can_become(found.type, wanted):
         return None, f"column {column.name} is {type_name(found.type)}, expected {column.type}"

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
+from kernelsight.dataflow.columns import in_one_piece
 from kernelsight.errors import InvalidInput, unknown
+from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import MATH
-from kernelsight.kernels.latency import COLUMNS, columns_read, figures
+from kernelsight.kernels.latency import figures, joined
 from kernelsight.kernels.resolve import rows_of_part
 from kernelsight.kernels.step_costs import distinct_rows
 from kernelsight.kernels.work import evaluated, field_of, fields
 
-# columns of calls that latencies rest on, or that are looked at before
-READ = ("deployment_id", "family", "gpu", "engine", "count", "format", "math", "flops", "bytes", "shape")
 # optional: the kernel asked for by name
 KERNEL = "implementation"
+# columns of words that figures rest on
+WORDS = ("deployment_id", "gpu", "engine", "format", "math", KERNEL)
 _FIELDS = re.compile(r'shape\."(\w+)"')
 # fields that may be nought, and those that may be missing, which says the same
 MAY_BE_ZERO = {"window", "cached_tokens", "context"}
@@ -43,110 +45,54 @@ def call_latencies(
     UnknownName: a family that does not exist. InvalidInput: a shape that lacks a field its family needs, a size that is
     not positive, or arithmetic of no known dtype.
     """
-    # numbers and words are gathered by family, and put back by row; what is stated stays where it is
-    stated = calls.select(["deployment_id", "step_shape_id", "call", "family", "name", "count"])
-    calls = _encoded(calls)
-    families = calls["family"].chunk(0)
-    names = families.dictionary.to_pylist()
-    for family in names:
-        if family not in FAMILIES:
-            raise unknown("kernel family", family, FAMILIES)
-    if not names:
+    if not calls.num_rows:
         raise InvalidInput("the file has no kernel calls; give at least one row.")
-    settings = pa.table({"deployment_id": calls["deployment_id"].chunk(0).dictionary})
-    settings = settings.append_column("tier", pa.repeat(pa.scalar(tier), settings.num_rows))
-    facts_read = (gpus, fabrics, coefficients, implementations)
-    answer = _Answer(calls.num_rows)
-    for number, family in enumerate(names):
-        rows = np.flatnonzero(families.indices.to_numpy() == number)
-        mine = _of_family(family, calls, pa.array(rows))
-        _refuse_formats(family, mine, gpus)
-        _refuse_kernels(family, mine, coefficients)
-        table = family_table(family, mine)
-        table, number_of_row = _different(family, table)
-        numbers, words = figures(family, table, settings, *facts_read)
-        answer.put(
-            rows,
-            {column: values[number_of_row] for column, values in numbers.items()},
-            {column: (known, codes[number_of_row]) for column, (known, codes) in words.items()},
-        )
-    return answer.beside(stated)
+    _refuse_work(calls)
+    words = pa.table({name: _encoded(calls[name]) for name in WORDS if name in calls.column_names})
+    _, spelled = combinations(words, words.column_names)
+    shape, work = in_one_piece(calls["shape"]), {name: calls[name].to_numpy() for name in ("flops", "bytes")}
+    settings, known = pa.table({"tier": [tier]}), (gpus, fabrics, coefficients, implementations)
+    # calls that differ are priced once; ``place``: of each row, the call among them
+    priced, place, total = [], np.empty(calls.num_rows, np.int64), 0
+    for family, rows in _by_family(calls["family"]):
+        sizes = sizes_of(family, shape, rows)
+        moved = {name: values[rows] for name, values in work.items()}
+        kept, number = distinct_rows([spelled[rows], *sizes.values(), *moved.values()])
+        different = words.take(pa.array(rows[kept]))
+        for name, values in moved.items():
+            different = different.append_column(name, pa.array(values[kept]))
+        _refuse_formats(family, different, gpus)
+        _refuse_kernels(family, different, coefficients)
+        table = family_table(family, different, {name: values[kept] for name, values in sizes.items()})
+        priced.append(figures(family, table, settings, *known))
+        place[rows] = number + total
+        total += kept.size
+    stated = calls.select(["deployment_id", "step_shape_id", "call", "family", "name", "count"])
+    return joined(stated, pa.concat_tables(priced).combine_chunks().take(pa.array(place)))
 
 
-def _different(family: str, table: pa.Table) -> tuple[pa.Table, np.ndarray]:
-    """Return the calls that differ in what their figures rest on, and the number of each row's among them."""
-    keys = []
-    for name in columns_read(family, table.column_names):
-        column = table[name].combine_chunks()
-        if pa.types.is_string(column.type):
-            column = column.dictionary_encode()
-        values = column.indices if pa.types.is_dictionary(column.type) else column
-        keys.append(pc.fill_null(values, -1).to_numpy(zero_copy_only=False).astype(float))
-    kept, number_of_row = distinct_rows(keys)
-    return (table if kept.size == table.num_rows else table.take(pa.array(kept))), number_of_row
+def _by_family(families: pa.ChunkedArray) -> list[tuple[str, np.ndarray]]:
+    """Return each family that is there, and its rows; UnknownName for one that does not exist."""
+    encoded = _encoded(families)
+    names, number = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+    used = [at for at, count in enumerate(np.bincount(number, minlength=len(names))) if count]
+    for at in used:
+        if names[at] not in FAMILIES:
+            raise unknown("kernel family", names[at], FAMILIES)
+    return [(names[at], np.flatnonzero(number == at)) for at in used]
 
 
-class _Answer:
-    """Columns of numbers and words of so many rows, filled in by family."""
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-        self.numbers: dict[str, np.ndarray] = {}
-        self.codes: dict[str, np.ndarray] = {}
-        self.words: dict[str, list[str]] = {}
-
-    def put(
-        self,
-        rows: np.ndarray,
-        numbers: Mapping[str, np.ndarray],
-        words: Mapping[str, tuple[Sequence[str], np.ndarray]],
-    ) -> None:
-        """Put a family's figures at its rows."""
-        for name, values in numbers.items():
-            self.numbers.setdefault(name, np.full(self.rows, np.nan))[rows] = values
-        for name, (known, codes) in words.items():
-            held = self.words.setdefault(name, [])
-            self.codes.setdefault(name, np.empty(self.rows, np.int32))[rows] = codes + len(held)
-            held += known
-
-    def beside(self, stated: pa.Table) -> pa.Table:
-        """Return ``kernel_latencies``; a call without tiles has none."""
-        columns = {name: pa.array(values, from_pandas=name == "tiles") for name, values in self.numbers.items()}
-        columns.setdefault("tiles", pa.nulls(self.rows, pa.float64()))
-        for name, codes in self.codes.items():
-            words = pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(self.words[name], pa.string()))
-            columns[name] = words.cast(pa.string())
-        return pa.table({**{name: stated[name] for name in stated.column_names}, **columns}).select(COLUMNS)
+def _encoded(words: pa.ChunkedArray) -> pa.DictionaryArray:
+    """Return a column of words as a dictionary, in one piece."""
+    words = in_one_piece(words)
+    return words if pa.types.is_dictionary(words.type) else words.dictionary_encode()
 
 
-def _encoded(calls: pa.Table) -> pa.Table:
-    """Return calls with every column of words that figures rest on as a dictionary, each column in one piece."""
-    columns = {name: calls[name].combine_chunks() for name in (*READ, KERNEL) if name in calls.column_names}
-    for name in ("deployment_id", "family", "gpu", "engine"):
-        columns[name] = columns[name].dictionary_encode()
-    return pa.table(columns)
-
-
-def _of_family(family: str, calls: pa.Table, rows: pa.Array) -> pa.Table:
-    """Return the rows of a family, of its shapes those fields alone that its columns are made of."""
-    shape = calls["shape"].chunk(0)
-    stated = {**fields(*_columns(family)), **FAMILIES[family].columns}
-    wanted = set(_FIELDS.findall(" ".join(stated[name] for name in _columns(family))))
-    kept = [field.name for field in shape.type if field.name in wanted]
-    places = [shape.type.get_field_index(name) for name in kept]
-    needed = calls.drop_columns(["shape"]).take(rows)
-    return needed.append_column(
-        "shape", pa.StructArray.from_arrays([shape.field(at).take(rows) for at in places], kept)
-    )
-
-
-def family_table(family: str, calls: pa.Table) -> pa.Table:
-    """Return a family's calls with the fields of their shapes laid out as the columns that its expression reads.
+def family_table(family: str, calls: pa.Table, sizes: Mapping[str, np.ndarray]) -> pa.Table:
+    """Return a family's calls with the columns that its expression reads; ``sizes`` as of :func:`sizes_of`.
 
     InvalidInput: as :func:`call_latencies`. A window that is missing is none; an encoder caches nothing.
     """
-    sizes = _sizes(family, calls["shape"].combine_chunks())
-    _refuse_work(family, calls)
     calls = _with_formats(family, calls)
     for name in _columns(family):
         if name == "active_experts":
@@ -201,16 +147,19 @@ def _computed(family: str, column: str, sizes: Mapping[str, np.ndarray]) -> np.n
     return evaluated(FAMILIES[family].columns[column], as_floats).to_numpy()
 
 
-def _sizes(family: str, shape: pa.StructArray) -> dict[str, np.ndarray]:
-    """Return the columns that are fields of the shape as int64; InvalidInput where one is missing or no sound size."""
-    given = {shape.type.field(i).name: shape.field(i) for i in range(shape.type.num_fields)}
+def sizes_of(family: str, shape: pa.StructArray, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the columns of a family that are fields of the shape, in its rows, as int64.
+
+    InvalidInput: where one is missing or no sound size.
+    """
     names = _columns(family)
     stated = {**fields(*names), **FAMILIES[family].columns}
+    places = pa.array(rows)
     sizes = {}
     for column, name in ((column, field_of(stated[column])) for column in names):
         if name is None:
             continue
-        values = given[name]
+        values = shape.field(name).take(places)
         if name in MAY_BE_MISSING or (family == "encoder_attention" and name == "cached_tokens"):
             values = values.fill_null(0)
         if values.null_count:
@@ -218,7 +167,7 @@ def _sizes(family: str, shape: pa.StructArray) -> dict[str, np.ndarray]:
                 f"{values.null_count} {family} calls have no shape field {name}; `kernelsight tables "
                 "kernel_calls` lists them."
             )
-        smallest, largest = pc.min(values).as_py(), pc.max(values).as_py()
+        smallest, largest = pc.min_max(values).as_py().values()
         if smallest < (0 if name in MAY_BE_ZERO else 1):
             raise InvalidInput(f"a {family} call has {name} = {smallest}; give positive sizes.")
         if largest > LARGEST_SIZE:
@@ -227,13 +176,16 @@ def _sizes(family: str, shape: pa.StructArray) -> dict[str, np.ndarray]:
     return sizes
 
 
-def _refuse_work(family: str, calls: pa.Table) -> None:
+def _refuse_work(calls: pa.Table) -> None:
     """InvalidInput where a number of launches or an amount of work cannot be."""
-    if (least := pc.min(calls["count"]).as_py()) < 1:
-        raise InvalidInput(f"a {family} call has count = {least}; give at least one launch.")
-    for work in ("flops", "bytes"):
-        if (least := pc.min(calls[work]).as_py()) < 0:
-            raise InvalidInput(f"a {family} call has {work} = {least}; give work that is not negative.")
+    for name, least, wanted in (
+        ("count", 1, "at least one launch"),
+        ("flops", 0, "work that is not negative"),
+        ("bytes", 0, "work that is not negative"),
+    ):
+        if (found := pc.min(calls[name])).as_py() < least:
+            family = calls["family"][pc.index(calls[name], found).as_py()]
+            raise InvalidInput(f"a {family} call has {name} = {found}; give {wanted}.")
 
 
 def _with_formats(family: str, calls: pa.Table) -> pa.Table:

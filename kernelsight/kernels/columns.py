@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.dataflow.columns import in_one_piece
+
 
 def combinations(table: pa.Table, names: Sequence[str]) -> tuple[list[dict[str, str | None]], np.ndarray]:
     """Return the different combinations of the named columns, in order of their words, and the number of each row's.
@@ -19,17 +21,18 @@ def combinations(table: pa.Table, names: Sequence[str]) -> tuple[list[dict[str, 
     codes = np.zeros(table.num_rows, dtype=np.int64)
     words: list[list[str | None]] = []
     for name in names:
-        encoded = table[name].combine_chunks()
-        if pa.types.is_dictionary(encoded.type) and encoded.null_count:
-            encoded = encoded.cast(encoded.type.value_type)
+        encoded = in_one_piece(table[name])
         if not pa.types.is_dictionary(encoded.type):
-            encoded = pc.dictionary_encode(encoded, null_encoding="encode")
-        found = encoded.dictionary.to_pylist()
+            encoded = pc.dictionary_encode(encoded)
+        found = encoded.dictionary.to_pylist() + [None] * bool(encoded.null_count)
+        words.append(found)
+        if len(found) < 2:  # one word tells no rows apart
+            continue
         order = sorted(range(len(found)), key=lambda at: (found[at] is not None, found[at] or ""))
         rank = np.empty(len(found), dtype=np.int64)
         rank[order] = np.arange(len(found))
-        codes = codes * max(len(found), 1) + rank[encoded.indices.to_numpy(zero_copy_only=False)]
-        words.append([found[at] for at in order])
+        codes = codes * len(found) + rank[encoded.indices.fill_null(len(found) - 1).to_numpy()]
+        words[-1] = [found[at] for at in order]
     kept, inverse = _present(codes, math.prod(map(len, words)))
     rows = []
     for code in kept.tolist():

@@ -60,22 +60,16 @@ def latencies(
     ``settings`` is ``deployment_settings``: its tier decides what the constants may rest on. Refuses the
     target-measured tier on a GPU of which ``eta_coefficients`` holds no fit.
     """
-    numbers, words = figures(family, calls, settings, gpus, fabrics, coefficients, implementations, backend=backend)
-    rows = calls.num_rows
-    named = {name: _words(*found) for name, found in words.items()}
-    return pa.table(
-        {
-            "deployment_id": calls["deployment_id"],
-            "step_shape_id": calls["step_shape_id"],
-            "call": calls["call"],
-            "family": pa.repeat(family, rows),
-            "name": calls["name"],
-            "count": calls["count"],
-            "tiles": pa.nulls(rows, pa.float64()),
-            **numbers,
-            **named,
-        }
-    ).select(COLUMNS)
+    found = figures(family, calls, settings, gpus, fabrics, coefficients, implementations, backend=backend)
+    stated = calls.select(["deployment_id", "step_shape_id", "call", "name", "count"])
+    stated = stated.append_column("family", pa.repeat(family, calls.num_rows))
+    return joined(stated, found)
+
+
+def joined(stated: pa.Table, found: pa.Table) -> pa.Table:
+    """Return ``kernel_latencies`` of the columns that are stated and those that ``figures`` found for the same rows."""
+    columns = {name: table[name] for table in (stated, found) for name in table.column_names}
+    return pa.table({name: _spelled(columns[name]) for name in COLUMNS})
 
 
 def figures(
@@ -88,24 +82,27 @@ def figures(
     implementations: pa.Table,
     *,
     backend: str = "auto",
-) -> tuple[dict[str, np.ndarray], dict[str, tuple[Sequence[str], np.ndarray]]]:
-    """Return what ``latencies`` computes: columns of numbers, and columns of words as (words, number in each row).
+) -> pa.Table:
+    """Return the columns of ``latencies`` that are computed, those of words as dictionaries.
 
-    ``calls`` needs the columns of ``columns_read`` alone; "tiles" is there where the family has tiles.
+    ``calls`` needs the columns of ``columns_read`` alone.
     """
     found = answers(family, calls, settings, gpus, fabrics, coefficients, implementations, backend=backend)
-    roofline = found.results["roofline_us"]
+    roofline, rows = found.results["roofline_us"], calls.num_rows
     latency, p05, p95 = interval(family, found, coefficients)
-    numbers = {"tiles": found.results["tiles"]} if "tiles" in found.results else {}
-    numbers |= {
-        "roofline_us": roofline,
-        "eta": latency / roofline,
-        "latency_us": latency,
-        "latency_p05_us": p05,
-        "latency_p95_us": p95,
-    }
-    bound, tier = found.results["bound"].astype(np.int64), found.tier
-    return numbers, {"bound": (BOUNDS, bound), "tier": (TIERS, tier), "evidence": (found.evidence, found.kind_of_row)}
+    return pa.table(
+        {
+            "tiles": pa.array(found.results["tiles"]) if "tiles" in found.results else pa.nulls(rows, pa.float64()),
+            "roofline_us": roofline,
+            "bound": _words(BOUNDS, found.results["bound"].astype(np.int64)),
+            "eta": latency / roofline,
+            "latency_us": latency,
+            "latency_p05_us": p05,
+            "latency_p95_us": p95,
+            "tier": _words(TIERS, found.tier),
+            "evidence": _words(found.evidence, found.kind_of_row),
+        }
+    )
 
 
 def interval(family: str, found: Answers, coefficients: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -118,7 +115,7 @@ def interval(family: str, found: Answers, coefficients: pa.Table) -> tuple[np.nd
 def columns_read(family: str, there: Collection[str]) -> list[str]:
     """Return the columns of a family's call table that its latencies rest on, of those that are ``there``."""
     row = FAMILIES[family]
-    words = ["deployment_id", "gpu", "engine", "format", "math", row.kernel_column, "implementation"]
+    words = ["deployment_id", "gpu", "engine", "format", "math", row.kernel_column, "implementation", "beside"]
     words += ["head_dim"] if row.by_head_dim else []
     return list(dict.fromkeys(name for name in (*words, *row.form.reads, "flops", "bytes") if name in there))
 
@@ -168,6 +165,10 @@ def answers(
     roofline, latency = results["roofline_us"], results["latency_us"]
     slowest = np.where(tier == TIERS.index("unmeasured-vendor"), SLOWEST_US + SLOWEST_ETA * roofline, np.inf)
     latency = np.where(tier == TIERS.index("roofline"), roofline, np.minimum(latency, slowest))
+    if "beside" in calls.column_names:
+        # hidden behind the kernel on the other stream, from which it takes bandwidth
+        beside = pc.fill_null(calls["beside"], False).to_numpy(zero_copy_only=False)
+        latency = np.where(beside, np.minimum(latency, roofline), latency)
     return Answers(kinds, kind_of_row, evidence, results, tier, latency)
 
 
@@ -269,7 +270,9 @@ def _positions(values: pa.ChunkedArray | pa.Array, among: pa.ChunkedArray | pa.A
     return pc.index_in(values, among).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _words(words: Sequence[str], codes: np.ndarray) -> pa.Array:
-    if _is_uniform(codes):
-        return pa.repeat(words[int(codes[0])], codes.size)
-    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(list(words))).cast(pa.string())
+def _words(words: Sequence[str], codes: np.ndarray) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(words, pa.string()))
+
+
+def _spelled(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column

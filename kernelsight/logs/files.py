@@ -180,7 +180,7 @@ def _parquet_columns(path: Path) -> list[str]:
 
     try:
         return pq.read_schema(path).names
-    except (pa.ArrowException, OSError) as problem:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
         raise unusable(path, f"is not a complete Parquet file ({str(problem).splitlines()[0]})", DAMAGED) from None
 
 

@@ -11,12 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kernelsight.dataflow.columns import in_one_piece
 from kernelsight.dataflow.contract import Column, conform
 from kernelsight.errors import ContractBroken, InvalidInput
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.contract import Contract
 
+# few different words in many rows: read as dictionaries
+WORDS = ("deployment_id", "family", "name", "gpu", "engine", "format", "math")
 # optional columns of a file, and their defaults
 DEFAULTS = {"deployment_id": "calls", "engine": "vllm"}
 KERNEL = Column(
@@ -28,13 +31,13 @@ def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
     """Return the file's rows in the ``kernel_calls`` contract, every row on ``gpu``.
 
     deployment_id, step_shape_id, call, name, count, gpu and engine may be missing, and shape fields that no row uses;
-    a column implementation, which asks for kernels by name, is kept.
+    a column implementation, which asks for kernels by name, is kept. Columns of words may be dictionaries.
     InvalidInput: no such file, or not Parquet; ContractBroken lists all missing columns and wrong values.
     """
     if not path.is_file():
         raise InvalidInput(f"file {path} does not exist; --calls takes a Parquet table of kernel calls.")
     try:
-        table = pq.read_table(path)
+        table = _read(path)
         table.validate(full=True)
         _ = table.column_names  # text that is not UTF-8, in names too
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -44,7 +47,7 @@ def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
         ) from None
     rows = table.num_rows
     defaults = {
-        **{name: partial(pa.repeat, pa.scalar(value), rows) for name, value in DEFAULTS.items()},
+        **{name: partial(_repeated, value, rows) for name, value in DEFAULTS.items()},
         "step_shape_id": partial(pa.repeat, pa.scalar(0, pa.int64()), rows),
         "count": partial(pa.repeat, pa.scalar(1, pa.int64()), rows),
         "call": lambda: pa.array(np.arange(rows)).cast(pa.string()),
@@ -58,7 +61,7 @@ def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
             table = table.append_column(name, column())
     if "gpu" in table.column_names:
         table = table.drop_columns(["gpu"])
-    table = table.append_column("gpu", pa.repeat(pa.scalar(gpu), rows))
+    table = table.append_column("gpu", _repeated(gpu, rows))
     if "shape" in table.column_names and pa.types.is_struct(table["shape"].type):
         table = table.set_column(table.column_names.index("shape"), "shape", _whole_shape(table["shape"], contract))
     if KERNEL.name in table.column_names:
@@ -66,15 +69,28 @@ def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
     if numbered:  # rows that were numbered here are no duplicates
         contract = replace(contract, columns=tuple(replace(column, key=False) for column in contract.columns))
     try:
-        return conform(table, contract, origin=str(path))
+        return conform(table, contract, encoded=True, origin=str(path))
     except ContractBroken as error:
         raise ContractBroken(f"{error} `kernelsight tables kernel_calls` lists the columns.") from None
+
+
+def _read(path: Path) -> pa.Table:
+    """Return the file's rows, every column in one piece, those of few words as dictionaries."""
+    with pq.ParquetFile(path) as file:
+        text = {field.name for field in file.schema_arrow if pa.types.is_string(field.type)}
+        words = [name for name in (*WORDS, KERNEL.name) if name in text]
+        with pq.ParquetFile(path, metadata=file.metadata, read_dictionary=words, pre_buffer=True) as encoded:
+            return encoded.read()
+
+
+def _repeated(word: str, rows: int) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), pa.array([word]))
 
 
 def _whole_shape(shape: pa.ChunkedArray, contract: Contract) -> pa.Array:
     """Add the shape fields missing in the file; InvalidInput for an unknown field."""
     wanted = next(column for column in contract.columns if column.name == "shape").arrow_type
-    array = shape.combine_chunks()
+    array = in_one_piece(shape)
     fields = {array.type.field(i).name: array.field(i) for i in range(array.type.num_fields)}
     known = {wanted.field(i).name for i in range(wanted.num_fields)}
     if strange := sorted(set(fields) - known):

@@ -50,7 +50,7 @@ def give_corrections(session: Session, path: str | Path) -> str:
         rows = pq.read_table(path).to_pylist()
     except FileNotFoundError:
         raise InvalidInput(f"--correction {path} does not exist; write one with compare.") from None
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise InvalidInput(
             f"--correction {path} cannot be read as Parquet ({error}); write one with compare."
         ) from None

@@ -148,7 +148,7 @@ def _table_rows(path: Path) -> list[dict[str, Any]]:
     try:
         table = pq.read_table(path)
         names = [name for name in ("candidate_id", "parameters") if name in table.column_names]
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise InvalidInput(f"--propose {path} cannot be read as Parquet ({str(error).splitlines()[0]}).") from None
     if not names:
         raise InvalidInput(f"--propose {path} has no column candidate_id or parameters.")

@@ -21,7 +21,7 @@ from kernelsight.serving.pools import cost_tables
 from kernelsight.serving.simulate import serve_replicas
 from kernelsight.serving.statistics_tables import statistics_table
 from kernelsight.serving.summaries import summarise
-from kernelsight.serving.world import World, split_by_deployment
+from kernelsight.serving.world import World, first_requests, split_by_deployment
 
 # ratios settle with the first of many requests: no interval takes longer than these
 MOST_REQUESTS = 20_000
@@ -35,9 +35,7 @@ def statistics_at_ends(
     world: World, step_costs: pa.Table, step_shapes: pa.Table, threads: int | None = None
 ) -> pa.Table:
     """Return ``request_statistics`` of each scenario's first requests: fast, slow, and in the middle."""
-    short = world._replace(
-        spans={name: (start, min(stop, start + MOST_REQUESTS)) for name, (start, stop) in world.spans.items()}
-    )
+    short = first_requests(world, MOST_REQUESTS)
     middle = summarise(short, serve_replicas, threads)
     found = [_at_end(statistics_table(middle.counted), "middle")]
     keys = list(dict.fromkeys(key for row in world.scenarios for key in deployments_served(world, row)))

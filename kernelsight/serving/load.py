@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight import errors
+from kernelsight.dataflow.columns import in_one_piece
 from kernelsight.read.traces import TRACE_SCHEMA, read_trace
 from kernelsight.scenario.load_rules import distribution, first_fault
 from kernelsight.serving.arrivals import ramp_rates, ramped_arrivals, steady_arrivals
@@ -120,7 +121,7 @@ def loads_of_requests(requests: pa.Table) -> dict[str, pa.Table]:
 
 def spans_of(names: pa.ChunkedArray) -> dict[str, tuple[int, int]]:
     """Return the first row of each name and the row after its last; the rows of one name stand together."""
-    joined = names.combine_chunks()
+    joined = in_one_piece(names)
     if len(joined) == 0:
         return {}
     runs = pc.run_end_encode(joined)

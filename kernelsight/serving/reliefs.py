@@ -16,7 +16,7 @@ from kernelsight.serving.pools import cost_tables
 from kernelsight.serving.simulate import serve_replicas
 from kernelsight.serving.statistics_tables import statistics_table
 from kernelsight.serving.summaries import summarise
-from kernelsight.serving.world import World, split_by_deployment
+from kernelsight.serving.world import World, first_requests, split_by_deployment
 
 METRICS = ("e2e", "ttft", "tpot")
 # the part of the steps' GPU time that a resource of the GPU relieves
@@ -27,9 +27,7 @@ def gains_of_resources(
     world: World, step_costs: pa.Table, step_shapes: pa.Table, shares: pa.Table, threads: int | None = None
 ) -> pa.Table:
     """Return ``resource_gains``: what each scenario's first requests gain from a fifth more of each resource."""
-    short = world._replace(
-        spans={name: (start, min(stop, start + MOST_REQUESTS)) for name, (start, stop) in world.spans.items()}
-    )
+    short = first_requests(world, MOST_REQUESTS)
     before = _figures(short, threads)
     rows: list[dict[str, Any]] = []
     for resource, relieve in _reliefs(short, step_costs, step_shapes, shares).items():

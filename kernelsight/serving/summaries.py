@@ -172,9 +172,11 @@ def count_replicas(world: World, scenarios: list[dict[str, Any]], replicas: list
         start, stop = world.spans[row["scenario_id"]]
         whole, real = np.empty((len(WHOLE), stop - start), np.int64), np.empty((len(REAL), stop - start))
         for one in served[row["scenario_id"]]:
+            # rows stand in order: those of a replica that serves all of them need no places
+            mine = slice(None) if one.rows.size == stop - start else one.rows - start
             for names, found in ((WHOLE, whole), (REAL, real)):
                 for place, name in enumerate(names):
-                    found[place, one.rows - start] = getattr(one.served.out, name)
+                    found[place, mine] = getattr(one.served.out, name)
         samples, front = np.empty((len(SAMPLES), stop - start)), deployments_of(row)[-1]
         count_requests(
             whole, real, columns.prompt_tokens[start:stop], columns.output_tokens[start:stop],

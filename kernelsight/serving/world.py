@@ -70,6 +70,21 @@ def read_world(
     )  # fmt: skip
 
 
+def first_requests(world: World, most: int) -> World:
+    """Return a world that holds each load's first requests alone, at most so many."""
+    spans = sorted(set(world.spans.values())) or [(0, 0)]
+    counts = [min(stop - start, most) for start, stop in spans]
+    if sum(counts) == world.requests.num_rows:
+        return world
+    places = dict(zip(spans, np.cumsum([0, *counts]).tolist(), strict=False))
+    rows = np.concatenate([np.arange(start, start + count) for (start, _), count in zip(spans, counts, strict=True)])
+    return world._replace(
+        requests=world.requests.take(pa.array(rows)),
+        columns={name: values[rows] for name, values in world.columns.items()},
+        spans={name: (places[span], places[span] + min(span[1] - span[0], most)) for name, span in world.spans.items()},
+    )
+
+
 def _laid_out(
     step_costs: pa.Table,
     step_shapes: pa.Table,

@@ -14,7 +14,7 @@ from kernelsight.scenario.launch_lines import with_launch_line
 from kernelsight.scenario.plan import gpu_assumptions
 from kernelsight.scenario.run_info import ANSWERS, give_run_info, inputs_of
 from kernelsight.scenario.scenarios import Plan, give_plan, plan_rows
-from kernelsight.sweeps.run_summary import METRICS, PERCENTILES, TABLES, run_summary
+from kernelsight.sweeps.run_summary import METRICS, PERCENTILES, SERVED, TABLES, run_summary
 from kernelsight.sweeps.sweep import Execution, pareto_front, plan_sweep, serve_plan
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Run:
 
     def table(self, name: str) -> pa.Table:
         """Return a table of the run, computed now where it is not there yet."""
-        self._session.compute(*TABLES, name)
+        self._session.compute(*SERVED, name)
         return self._session.table(name)
 
     def advice(self) -> pa.Table:
@@ -100,7 +100,7 @@ class Run:
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """Return a DuckDB relation over the tables of the run, and frames among the caller's variables."""
-        self._session.compute(*TABLES)
+        self._session.compute(*SERVED)
         return self._session.sql(query)
 
     def save(self, path: str | Path, *, steps: bool = False) -> None:
@@ -133,7 +133,7 @@ class Run:
         """
         from kernelsight.views.timeline import write_timeline
 
-        self._session.compute(*TABLES, "request_metrics", "steps")
+        self._session.compute(*SERVED, "request_metrics", "steps")
         return write_timeline(self._session, path, start_s, end_s)
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import kernelsight as ks
 from kernelsight.cli.main import main
 from kernelsight.errors import KernelSightError
-from kernelsight.kernels.calls import family_table
+from kernelsight.kernels.calls import family_table, sizes_of
 from kernelsight.read.calls import read_calls
 from kernelsight.scenario.forward_step import predict_calls, predict_step
 
@@ -52,6 +53,12 @@ def test_a_step_s_calls_have_the_step_s_latencies_in_the_file_s_order(model: str
         assert (row["bound"], row["family"], row["count"]) == (wanted["bound"], wanted["family"], wanted["count"])
 
 
+def laid_out(family: str, calls: pa.Table, *rows: int) -> pa.Table:
+    """Return rows of a file, all of one family, with the columns that its expression reads."""
+    places = np.array(rows)
+    return family_table(family, calls.take(places), sizes_of(family, calls["shape"].combine_chunks(), places))
+
+
 CHUNK = {"batch": 2, "new_tokens": 300, "cached_tokens": 50, "heads": 32, "kv_heads": 8, "head_dim": 128}
 TOKEN = {"batch": 8, "context": 1000, "heads": 32, "kv_heads": 8, "head_dim": 128}
 EXPERTS = {"tokens": 16, "hidden": 512, "intermediate": 256, "experts": 8, "top_k": 2, "moe_ep": 2}
@@ -86,7 +93,7 @@ def test_the_pairs_of_a_prompt_are_those_of_its_triangle_and_window(tmp_path: Pa
                 "h100_sxm",
                 session.graph.known("kernel_calls"),
             )
-        assert family_table("prefill_attention", calls)["visible_pairs"].to_pylist() == [pairs]
+        assert laid_out("prefill_attention", calls, 0)["visible_pairs"].to_pylist() == [pairs]
 
 
 def test_an_encoder_sees_every_pair_and_needs_neither_cache_nor_window(tmp_path: Path) -> None:
@@ -94,7 +101,7 @@ def test_an_encoder_sees_every_pair_and_needs_neither_cache_nor_window(tmp_path:
     row = {"family": "encoder_attention", **WORK, "shape": shape}
     with ks.connect() as session:
         calls = read_calls(write(tmp_path, [row]), "h100_sxm", session.graph.known("kernel_calls"))
-    assert family_table("encoder_attention", calls)["visible_pairs"].to_pylist() == [2 * 300 * 300]
+    assert laid_out("encoder_attention", calls, 0)["visible_pairs"].to_pylist() == [2 * 300 * 300]
     few, many = latency(tmp_path, row, {**row, "shape": {**shape, "batch": 200}, "flops": 1e11, "bytes": 1e8})
     assert 0.0 < few < many
 
@@ -105,8 +112,8 @@ def test_sparse_attention_states_its_pairs_and_moe_the_experts_of_one_gpu(tmp_pa
     moe = {"family": "moe", **WORK, "shape": EXPERTS}
     with ks.connect() as session:
         calls = read_calls(write(tmp_path, [sparse, moe]), "h100_sxm", session.graph.known("kernel_calls"))
-    assert family_table("sparse_attention", calls.slice(0, 1))["visible_pairs"].to_pylist() == [100_000]
-    [row] = family_table("moe", calls.slice(1)).to_pylist()
+    assert laid_out("sparse_attention", calls, 0)["visible_pairs"].to_pylist() == [100_000]
+    [row] = laid_out("moe", calls, 1).to_pylist()
     assert row["local_experts"] == 8
     assert row["active_experts"] == pytest.approx(8 * (1 - (1 - 2 / 16) ** 16))
     more_pairs = {**sparse, "shape": {**shape, "pairs": 10_000_000}, "flops": 1e11}
@@ -234,3 +241,23 @@ def test_fp32_runs_at_the_rate_of_matrix_cores_where_there_are_any(tmp_path: Pat
     rooflines = {gpu: on(tmp_path, gpu, row)[0]["roofline_us"] for gpu in ("mi210", "h100_sxm")}
     assert rooflines["mi210"] == pytest.approx(2e6 * 4096**3 / 45.3e12)
     assert rooflines["h100_sxm"] == pytest.approx(2e6 * 4096**3 / 66.9e12)
+
+
+def test_words_may_be_dictionaries_and_a_file_in_pieces(tmp_path: Path) -> None:
+    """Words that no row uses are not read; rows of all pieces stay in order."""
+    rows = [
+        GEMM | {"engine": engine, "format": format_, "flops": 1e6 * flops}
+        for flops, (engine, format_) in enumerate([("vllm", None), ("sglang", "fp8"), ("vllm", "bf16"), ("vllm", None)])
+    ]
+    table = pa.Table.from_pylist(rows)
+    unused = {"family": ["lost", "gemm"], "engine": ["none", "sglang", "vllm"], "format": ["fp9", "fp8", "bf16"]}
+    for name, words in unused.items():
+        place = pa.array([None if row[name] is None else words.index(row[name]) for row in rows], pa.int8())
+        column = pa.DictionaryArray.from_arrays(place, pa.array(words))
+        table = table.set_column(table.column_names.index(name), name, column)
+    pq.write_table(table, tmp_path / "encoded.parquet", row_group_size=3)
+    with ks.connect() as session:
+        plain = predict_calls(session, str(write(tmp_path, rows)), "h100_sxm", None)
+        assert predict_calls(session, str(tmp_path / "encoded.parquet"), "h100_sxm", None).equals(plain)
+    assert len(set(plain["latency_us"].to_pylist())) == 4
+    assert plain.schema.field("evidence").type == pa.string()

@@ -52,6 +52,32 @@ def test_many_requests_are_not_served_again(monkeypatch):
         assert interval["predicted"] == run.table("scenario_summary")["tpot_mean_ms"][0].as_py()
 
 
+def test_first_requests_of_several_loads_are_those_of_each_alone(monkeypatch):
+    monkeypatch.setattr(ends, "MOST_REQUESTS", 10)
+    rows = [FLAGS | {"request_rate": rate, "num_prompts": count} for rate, count in ((4.0, 60), (2.0, 8), (1.0, 40))]
+    with connect() as session:
+        alone = [at_ends(session, **row)[1]["middle"] for row in rows]
+        at_once = session.what_if(rows).table("request_statistics_at_ends").to_pylist()
+    found = {row["scenario_id"]: row for row in at_once if row["end"] == "middle"}
+    assert [row["requests"] for row in alone] == [10, 8, 10]
+    for row, expected in zip(found.values(), alone, strict=True):
+        assert row | {"scenario_id": ""} == expected | {"scenario_id": ""}
+
+
+def test_intervals_wait_until_they_are_asked_for_and_the_scenario_is_served_once():
+    with connect() as session:
+        run, ran = session.simulate(**FLAGS), []
+        run.session.progress = lambda name, _: ran.append(name)
+        run.table("scenario_summary")
+        served = {name for node in ran for name in node.split(", ")}
+        assert "request_statistics" in served and not {"request_statistics_at_ends", "resource_gains"} & served
+        ran.clear()
+        assert run.summary["interval_90"] and run.summary["verdict"]
+        assert run.table("request_metrics").num_rows == FLAGS["num_prompts"]
+        assert {"request_statistics_at_ends, resource_gains", "resource_gains, request_statistics_at_ends"} & {*ran}
+        assert not any(name in served for node in ran for name in node.split(", "))
+
+
 @pytest.mark.parametrize(
     ("gpu_ns", "host_ns", "direction"), [(100, 0, 0), (0, 100, 6), (1000, 1000, 3), (3000, 1000, 1)]
 )

@@ -147,7 +147,8 @@ def table_of(path: str, name: str, flag: str) -> pa.Table:
         raise InvalidInput(f"{flag} {path} does not exist; give a Parquet file of the table {name}.")
     try:
         table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
+        _ = table.column_names  # text that is not UTF-8
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{flag} {path} cannot be read as Parquet ({str(error).splitlines()[0]}).") from None
     for column, value in OPTIONAL.get(name, {}).items():
         if column not in table.column_names:

@@ -45,7 +45,8 @@ def _check(path: Path) -> set[str]:
     contract = contracts()["sweep_points"]
     try:
         schema = pq.read_schema(path)
-    except (pa.ArrowInvalid, OSError) as error:
+        _ = schema.names  # names that are not UTF-8 are found here
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path} cannot be read as Parquet: {str(error).splitlines()[0].rstrip('.')}.") from None
     needed = [name for name in contract.column_names if name not in MAY_LACK]
     faults = [f"missing column {name}" for name in needed if name not in schema.names]

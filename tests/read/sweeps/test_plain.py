@@ -56,5 +56,9 @@ def test_refusals_list_every_fault(sweep, import_from, tmp_path) -> None:
     (tmp_path / "mine.parquet").write_text("no table")
     with pytest.raises(InvalidInput, match=r"mine\.parquet cannot be read as Parquet"):
         import_from("parquet", tmp_path / "mine.parquet")
+    sound = sweep(POINT).read_bytes()
+    (tmp_path / "mine.parquet").write_bytes(sound.replace(b"samples", b"sample\xff"))
+    with pytest.raises(InvalidInput, match="'utf-8' codec can't decode byte 0xff"):
+        import_from("parquet", tmp_path / "mine.parquet")
     with pytest.raises(InvalidInput, match="parquet needs PATH"):
         import_from("parquet", None)
