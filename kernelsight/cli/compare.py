@@ -164,8 +164,8 @@ def _page(answer: dict[str, Any]) -> str:
     if parts:
         named = [{"part of the E2E miss": row["part"], "ms a request": row["miss_ms"]} for row in parts]
         page += ["", as_text(named, list(named[0]), terminal_width())]
-    page += answer["not_separated"]
-    page += _evidence(answer["evidence"])
+    if said := answer["not_separated"] + _evidence(answer["evidence"]):
+        page += ["", *said]
     if answer["suspects"]:
         columns = ["setting", "stated", "value", "gain", "evidence"]
         page += ["", as_text(answer["suspects"][:MOST_SHOWN], columns, terminal_width())]
