@@ -27,7 +27,15 @@ from kernelsight.attribution.replay import (
     replay,
 )
 from kernelsight.attribution.sample import Sample, drawn_e2e, in_turn, kernel_spread
-from kernelsight.attribution.scores import METRICS, bucket_rows, drift_rows, errors_of, measured_by_metric, predicted_of
+from kernelsight.attribution.scores import (
+    METRICS,
+    bucket_rows,
+    cached_of,
+    drift_rows,
+    errors_of,
+    measured_by_metric,
+    predicted_of,
+)
 from kernelsight.attribution.settings import contradictions, stated_settings
 from kernelsight.attribution.steps import Seen, seen_of, typical_context
 from kernelsight.attribution.verdict import not_separated, verdict_of
@@ -300,6 +308,7 @@ class Comparison:
             "dropped": dropped,
             "files": self._logs["production_files"].to_pylist(),
             **{f"{name}_ms": errors_of(real[name], ours[name], self.intervals.get(name)) for name in METRICS},
+            "cached_tokens": cached_of(self.measured, self.base),
             "causes": [self._cause(found, name) for name in found.causes],
             "parts": self.parts,
             "suspects": self.suspects,

@@ -66,10 +66,12 @@ class Evidence(NamedTuple):
 class Predicted(NamedTuple):
     """Microseconds of each step shape on one deployment: of KERNELS, shape [shapes, parts], and of the host.
 
-    A step takes ``exposed`` and the longer of ``hidden`` and its kernels.
+    A step takes ``exposed`` and the longer of ``hidden`` and its kernels; ``rest``: kernels of no part, and less what
+    runs beside others.
     """
 
     kernels: np.ndarray
+    rest: np.ndarray
     hidden: np.ndarray
     exposed: np.ndarray
 
@@ -115,7 +117,7 @@ class Witnesses:
             times = fork.query(_TIMES).to_pylist()
             totals = fork.table("step_totals").to_pylist()
         count = len(self._seen.shapes)
-        found = {name: Predicted(np.zeros((count, len(KERNELS))), *np.zeros((2, count))) for name in wanted}
+        found = {name: Predicted(np.zeros((count, len(KERNELS))), *np.zeros((3, count))) for name in wanted}
         for row in times:
             shape = self._seen.shapes[row["step_shape_id"]]
             part = part_of(row["family"], "decode" if row["of_logits"] or shape["tokens"] <= FEW_TOKENS else "prefill")
@@ -129,6 +131,7 @@ class Witnesses:
                 requests = shape["decode_requests"] + shape["prefill_requests"]
                 hidden, exposed, _ = host_times(requests, shape["tokens"], shape["prefill_requests"], host)
                 found[name].hidden[at], found[name].exposed[at] = hidden, exposed
+                found[name].rest[at] = row["gpu_us"] - found[name].kernels[at].sum()
         return [None if name is None else found[name] for name in names]
 
 
@@ -153,10 +156,11 @@ def likelihood(seen: Seen, times: Predicted, prior: np.ndarray, sd: float | None
     """
     precision, value = np.linalg.inv(prior * WIDE), np.zeros(len(PARAMETERS))
     parts = np.where(seen.parts, times.kernels[seen.shape], 0.0)
+    rest = np.where(seen.parts.all(axis=1), times.rest[seen.shape], 0.0)
     hidden, exposed = (np.where(seen.with_host, own[seen.shape], 0.0) for own in (times.hidden, times.exposed))
     for turn in range(ITERATIONS):
         spent = parts * np.exp(value[: len(KERNELS)])
-        gpu = spent.sum(axis=1)
+        gpu = spent.sum(axis=1) + rest
         added = np.where(seen.with_host, value[HOST] * 1e3, 0.0)
         total = np.maximum(exposed + np.maximum(hidden, gpu) + added, 1.0)
         residual = seen.log_us - np.log(total)

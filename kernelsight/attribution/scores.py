@@ -54,6 +54,17 @@ def errors_of(real: np.ndarray, ours: np.ndarray, interval: tuple[float, float] 
     }
 
 
+def cached_of(measured: Measured, replayed: Replayed) -> dict[str, int]:
+    """Return the cached tokens that the log reports, and those that the replay found; none where it reports none.
+
+    They have no noise of clocks: where they differ, the prompts or the cache are not what they are taken for.
+    """
+    both = measured.ok & replayed.served & np.isfinite(measured.cached_tokens)
+    if not both.any():
+        return {}
+    return {"measured": int(measured.cached_tokens[both].sum()), "predicted": int(replayed.cached_tokens[both].sum())}
+
+
 def concurrency_of(measured: Measured) -> np.ndarray:
     """Return how many requests were in flight when each was sent, by the log's own times."""
     ends = np.sort(measured.sent_s + np.nan_to_num(measured.e2e_ms) / 1e3)

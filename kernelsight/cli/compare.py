@@ -141,6 +141,9 @@ def _page(answer: dict[str, Any]) -> str:
     page.append(f"{answer['requests']:,} requests compared")
     page += [f"  {row['rows']}: {row['n']:,} x {row['reason']}" for row in answer["dropped"]]
     page += _files(answer["files"])
+    if answer.get("cached_tokens"):
+        real, ours = (answer["cached_tokens"][name] for name in ("measured", "predicted"))
+        page.append(f"cached tokens: {real:,} reported, {ours:,} predicted")
     rows = [{"": name.upper(), **answer[f"{name}_ms"]} for name in METRICS if answer[f"{name}_ms"]["n"]]
     shown = [
         {
@@ -161,8 +164,8 @@ def _page(answer: dict[str, Any]) -> str:
     if parts:
         named = [{"part of the E2E miss": row["part"], "ms a request": row["miss_ms"]} for row in parts]
         page += ["", as_text(named, list(named[0]), terminal_width())]
-    page += answer["not_separated"]
-    page += _evidence(answer["evidence"])
+    if said := answer["not_separated"] + _evidence(answer["evidence"]):
+        page += ["", *said]
     if answer["suspects"]:
         columns = ["setting", "stated", "value", "gain", "evidence"]
         page += ["", as_text(answer["suspects"][:MOST_SHOWN], columns, terminal_width())]

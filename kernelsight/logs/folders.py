@@ -63,6 +63,9 @@ def open_folder(path: str | os.PathLike[str], name: str = "auto") -> Folder:
         if entry.is_dir():
             not_read[str(entry)] = "it is a folder: give it by itself"
             continue
+        if not entry.is_file():
+            not_read[str(entry)] = "it is a pipe, a device or a broken link"
+            continue
         try:
             file = with_known_fields(open_log(entry))
         except InvalidInput as problem:

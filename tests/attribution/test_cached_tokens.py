@@ -80,5 +80,6 @@ def test_reported_cached_tokens_are_found_again(
     rows = found.table("prediction_vs_production")
     measured, predicted = (rows[f"{name}_cached_tokens"].to_numpy() for name in ("measured", "predicted"))
     assert predicted.sum() == pytest.approx(measured.sum(), rel=0.01)
+    assert found.summary["cached_tokens"] == {"measured": measured.sum(), "predicted": predicted.sum()}
     # and of almost every request
     assert np.mean(predicted == measured) > 0.95

@@ -33,10 +33,10 @@ def made(n: int = 120, noise: float = 0.0) -> tuple[Seen, Predicted]:
     kernels[:, KERNELS.index("decode_gemm")] = np.where(prompts, 500.0, 6000.0)
     kernels[:, KERNELS.index("decode_attention")] = dice.uniform(200.0, 4000.0, n)
     kernels[:, KERNELS.index("prefill_gemm")] = np.where(prompts, dice.uniform(4000.0, 60_000.0, n), 0.0)
-    predicted = Predicted(kernels, np.full(n, 1000.0), np.full(n, 300.0))
+    predicted = Predicted(kernels, np.full(n, -50.0), np.full(n, 1000.0), np.full(n, 300.0))
     truth = kernels.copy()
     truth[:, KERNELS.index("decode_attention")] *= 1.3
-    us = (300.0 + truth.sum(axis=1) + 800.0) * np.exp(noise * dice.standard_normal(n))
+    us = (300.0 + truth.sum(axis=1) - 50.0 + 800.0) * np.exp(noise * dice.standard_normal(n))
     everything = np.ones((n, len(KERNELS)), bool)
     seen = Seen([], np.arange(n), everything, np.ones(n, bool), np.ones(n, bool), np.log(us), n, 0, [])
     return seen, predicted

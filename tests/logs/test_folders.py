@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -73,6 +74,8 @@ def test_a_folder_is_one_log(tmp_path):
     save(tmp_path / "system.json", {"cpu": "x"})
     (tmp_path / "empty.json").touch()
     (tmp_path / "sub").mkdir()
+    (tmp_path / "gone.json").symlink_to(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "pipe")
     tables = read_logs(tmp_path)
     files = {Path(row["path"]).name: row for row in rows(tables, "production_files")}
     taken = {name: (row["role"], row["format"]) for name, row in files.items() if "role" in row}
@@ -88,6 +91,8 @@ def test_a_folder_is_one_log(tmp_path):
     assert {row["folder"] for row in files.values()} == {str(tmp_path)}
     assert {name: row["not_read"] for name, row in files.items() if "not_read" in row} == {
         "empty.json": "is empty",
+        "gone.json": "it is a pipe, a device or a broken link",
+        "pipe": "it is a pipe, a device or a broken link",
         "notes.txt": "no known format: it is a text without a header of fields",
         "sub": "it is a folder: give it by itself",
         "system.json": "no known format: its fields are cpu",

@@ -1,0 +1,71 @@
+"""A log of a million requests read, replayed, joined and attributed: CPU seconds and the most memory by stage.
+
+    python benches/million_log.py [--requests 1000000]
+
+Memory is what is in use above that of a process that compared a log of a thousand requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import kernelsight as ks
+from kernelsight.report.output import as_text
+
+FLAGS = {"model": "llama-3.1-8b", "gpu": "h100_sxm"}
+
+
+def log_of(requests: int) -> pa.Table:
+    """Return the requests of a plain log: Poisson arrivals, latencies near those that are predicted."""
+    dice = np.random.default_rng(1)
+    prompt, output = dice.integers(100, 800, requests), dice.integers(20, 200, requests)
+    ttft = 30.0 + 0.02 * prompt + dice.exponential(5.0, requests)
+    return pa.table(
+        {
+            "arrival_s": np.cumsum(dice.exponential(1 / 12.0, requests)), "prompt_tokens": prompt,
+            "output_tokens": output, "ttft_ms": ttft, "e2e_ms": ttft + 8.5 * output,
+            "ttft_clock": ["client_send"] * requests,
+        }
+    )  # fmt: skip
+
+
+def used() -> tuple[float, float]:
+    """Return CPU seconds of this process, and the most memory it ever had in use, bytes."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return own.ru_utime + own.ru_stime, own.ru_maxrss * 1024.0
+
+
+def main() -> None:
+    """Measure each stage and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=1_000_000)
+    asked = parser.parse_args()
+    rows = []
+    with ks.connect() as session, tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log.parquet"
+        pq.write_table(log_of(asked.requests), path)
+        session.compare(requests=log_of(1000), deployment=FLAGS).table("prediction_vs_production")
+        cpu, peak = used()
+        found = session.compare(log=path, deployment=FLAGS)
+        stages: dict[str, Callable[[], object]] = {
+            "read": lambda: None, "replayed": lambda: found.base, "explained": lambda: found.explained,
+            "corrections scored": lambda: found.scores, "joined": lambda: found.table("prediction_vs_production"),
+        }  # fmt: skip
+        for name, run in stages.items():
+            run()
+            now = used()
+            memory = (now[1] - peak) / asked.requests
+            rows.append({"until": name, "CPU-s": round(now[0] - cpu, 1), "bytes a request": round(memory)})
+    print(as_text(rows, list(rows[0])))
+
+
+if __name__ == "__main__":
+    main()
