@@ -269,7 +269,7 @@ class Session(dataflow.Session):
             raise InvalidInput(f"hold_out is {hold_out}; give a share of the time above 0 and below 1.")
         if requests is not None:
             table = pa.Table.from_pylist(requests) if isinstance(requests, list) else requests
-            tables = read_table(table, columns)
+            tables = read_table(table, columns, steps, metrics, kernels)
         else:
             tables = read_logs(log, log_format, columns, steps, metrics, kernels)
         if not tables["production_requests"].num_rows and tables["production_summaries"].num_rows:

@@ -25,6 +25,7 @@ from kernelsight.report.output import as_json, note
 ALL_GPUS = tuple(gpu for members in GENERATIONS.values() for gpu in members)
 FP4_CELLS = ("nvfp4", "w4a8_mxfp4_mxfp8")
 BUDGETS = (0.05, 0.1, 0.5)
+LAYERS = "target-measured, whole layers"
 
 
 def splits() -> dict[str, list[Split]]:
@@ -42,6 +43,10 @@ def splits() -> dict[str, list[Split]]:
         "target-measured": [
             Split(f"{budget:.0%} of gb200", HEADLINE_TRAIN, ("gb200",), "target-measured", budget) for budget in BUDGETS
         ],
+        LAYERS: [
+            Split(f"{budget:.0%} of gb200, layers", HEADLINE_TRAIN, ("gb200",), "target-measured", budget, True)
+            for budget in BUDGETS[1:]
+        ],
     }
 
 
@@ -58,7 +63,8 @@ def main() -> None:
         arguments.output.mkdir(parents=True, exist_ok=True)
     printed = []
     for section in arguments.only:
-        reports, scored = run(arguments.sweep, splits()[section], families, arguments.output)
+        asked = families or (["moe"] if section == LAYERS else None)
+        reports, scored = run(arguments.sweep, splits()[section], asked, arguments.output)
         printed.append(f"## {section}\n\n{text(section, reports)}")
         print(printed[-1], flush=True)
         if arguments.output and section in ("cross-generation", "leave-one-generation-out"):

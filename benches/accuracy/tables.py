@@ -16,7 +16,7 @@ Report = Mapping[str, Any]
 
 
 def summary(reports: Mapping[str, Report], shapes: str) -> str:
-    """Return one row a split: the mean over covered cells of rows whose implementation was seen."""
+    """Return one row a split: the mean over covered cells of rows whose implementation was seen, then of all rows."""
     head = [
         "split",
         "cells",
@@ -28,6 +28,8 @@ def summary(reports: Mapping[str, Report], shapes: str) -> str:
         "covers",
         "width",
         "unseen impl.",
+        "all kernels",
+        "nothing of the target",
     ]
     rows = []
     for name, report in reports.items():
@@ -38,6 +40,7 @@ def summary(reports: Mapping[str, Report], shapes: str) -> str:
                 *(name, str(cells), f"{score['n']:,}", pair(score), percent(score["p90_ape"])),
                 *(percent(score["time_weighted_ape"]), percent(score["bias"]), percent(score["coverage_90"])),
                 *(ratio(score["width_90"]), pair(report["unseen_implementation"][shapes])),
+                *(pair(report["covered"][shapes]), pair(report["nothing_of_target"]["covered"][shapes])),
                 *(pair(report["overall_baselines"][baseline][shapes]) for baseline in BASELINES),
             ]
         )

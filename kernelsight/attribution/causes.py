@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernelsight.attribution.factors import PARAMETERS, limited, newton_step, observe, relative_residuals, variant_of
+from kernelsight.attribution.factors import (
+    PARAMETERS,
+    Witness,
+    limited,
+    newton_step,
+    observe,
+    relative_residuals,
+    variant_of,
+)
 from kernelsight.attribution.measured import Measured
 from kernelsight.attribution.replay import Replayed, Variant
 
@@ -42,9 +50,11 @@ class State(NamedTuple):
     causes: tuple[str, ...]
     replayed: Replayed
     loss: float
+    witness: Witness | None = None
 
 
 Serve = Callable[[Sequence[Variant]], list[Replayed]]
+Testify = Callable[[Sequence[Mapping[str, Any]]], Sequence[Witness | None]]
 
 
 def explain(
@@ -55,11 +65,13 @@ def explain(
     chosen: np.ndarray,
     prior: np.ndarray,
     settings: Sequence[tuple[str, Mapping[str, Any]]],
+    testify: Testify | None = None,
 ) -> tuple[State, list[tuple[str, float]]]:
     """Return the explanation of a log, and the loss of each setting alone, best first.
 
     ``base``: the replay of ``flags``; ``chosen``: the requests that are explained; ``settings``: names of alternatives,
-    and the flags that they are; an alternative that cannot run is passed over.
+    and the flags that they are; an alternative that cannot run is passed over; ``testify``: what steps and kernels of
+    the log say of deployments.
     """
 
     groups = similar(measured, chosen)
@@ -67,13 +79,14 @@ def explain(
     def loss_of(replayed: Replayed) -> float:
         return loss_by_group(relative_residuals(measured, replayed)[:, chosen], groups)
 
-    best = State(flags, np.zeros(len(PARAMETERS)), (), base, loss_of(base))
+    said = testify or (lambda several: [None] * len(several))
+    best = State(flags, np.zeros(len(PARAMETERS)), (), base, loss_of(base), said([flags])[0])
     ranked: list[tuple[str, float]] = []
     for _ in range(MOST_CAUSES):
         if best.loss <= LEAST_LOSS:
             break
         open_settings = [(name, other) for name, other in settings if name.split("=")[0] not in _names(best.causes)]
-        states = _settings_tried(serve, best, open_settings, loss_of)
+        states = _settings_tried(serve, best, open_settings, loss_of, said)
         if not ranked:
             ranked = sorted(((state.causes[-1], state.loss) for state in states), key=lambda one: one[1])
         states += _sizes_fitted(serve, best, measured, chosen, prior, loss_of)
@@ -99,7 +112,14 @@ def most_plausible(states: Sequence[State], prior: np.ndarray) -> State:
         # heavier than normal tails: what is off may be far off
         return 2.0 * float(np.log1p(values @ precision @ values / 4.0))
 
-    return min(states, key=lambda state: state.loss / least + unusual(state.values))
+    lowest = min((state.witness.misfit for state in states if state.witness is not None), default=0.0)
+
+    def contradicted(state: State) -> float:
+        if state.witness is None:
+            return 0.0
+        return 2.0 * float(np.log1p(max(state.witness.misfit_at(state.values) - lowest, 0.0) / 4.0))
+
+    return min(states, key=lambda state: state.loss / least + unusual(state.values) + contradicted(state))
 
 
 def similar(measured: Measured, chosen: np.ndarray) -> np.ndarray:
@@ -140,13 +160,17 @@ def _names(causes: Sequence[str]) -> set[str]:
 
 
 def _settings_tried(
-    serve: Serve, best: State, settings: Sequence[tuple[str, Mapping[str, Any]]], loss_of: Callable[[Replayed], float]
+    serve: Serve,
+    best: State,
+    settings: Sequence[tuple[str, Mapping[str, Any]]],
+    loss_of: Callable[[Replayed], float],
+    said: Testify,
 ) -> list[State]:
     flags = [{**best.flags, **other} for _, other in settings]
     served = serve([variant_of(own, best.values) for own in flags]) if flags else []
     return [
-        State(own, best.values, (*best.causes, name), replayed, loss_of(replayed))
-        for (name, _), own, replayed in zip(settings, flags, served, strict=True)
+        State(own, best.values, (*best.causes, name), replayed, loss_of(replayed), witness)
+        for (name, _), own, replayed, witness in zip(settings, flags, served, said(flags), strict=True)
         if replayed.served.any()
     ]
 
@@ -169,11 +193,13 @@ def _sizes_fitted(
     for _ in range(NEWTON_STEPS):
         for name, own in tied.items():
             basis = np.array([[float(part in parts) for part in PARAMETERS] for parts in own]).T
-            values[name] = values[name] + _tied_step(values[name], basis, measured, replays[name], chosen, prior)
+            values[name] = values[name] + _tied_step(
+                values[name], basis, measured, replays[name], chosen, prior, best.witness
+            )
         served = serve([variant_of(best.flags, values[name]) for name in tied]) if tied else []
         for name, replayed in zip(tied, served, strict=True):
             replays[name] = replayed
-            state = State(best.flags, values[name], (*best.causes, name), replayed, loss_of(replayed))
+            state = State(best.flags, values[name], (*best.causes, name), replayed, loss_of(replayed), best.witness)
             if name not in found or state.loss < found[name].loss:
                 found[name] = state
     return [state for state in found.values() if _is_material(state)]
@@ -188,7 +214,13 @@ def _is_material(state: State) -> bool:
 
 
 def _tied_step(
-    value: np.ndarray, basis: np.ndarray, measured: Measured, replayed: Replayed, chosen: np.ndarray, prior: np.ndarray
+    value: np.ndarray,
+    basis: np.ndarray,
+    measured: Measured,
+    replayed: Replayed,
+    chosen: np.ndarray,
+    prior: np.ndarray,
+    witness: Witness | None,
 ) -> np.ndarray:
     """Return the Newton step of PARAMETERS that may only change along the columns of ``basis``.
 
@@ -198,7 +230,8 @@ def _tied_step(
     seen = seen._replace(derivative=seen.derivative @ basis)
     inside = np.linalg.lstsq(basis, value, rcond=None)[0]
     wide = np.diag(np.diag(basis.T @ prior @ basis) * 100.0)
-    step, _ = newton_step(inside, seen, replayed, wide)
+    beside = None if witness is None else (basis.T @ witness.precision @ basis, basis.T @ witness.pull(value))
+    step, _ = newton_step(inside, seen, replayed, wide, beside)
     return limited(basis @ step)
 
 

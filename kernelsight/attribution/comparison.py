@@ -11,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from kernelsight.attribution.attribution import PARTS, Misses, misses_of
+from kernelsight.attribution.by_request import by_request
 from kernelsight.attribution.causes import GROUPS, State, explain
+from kernelsight.attribution.evidence import Witnesses
 from kernelsight.attribution.factors import PARAMETERS, Estimate, estimate, prior_covariance, variant_of
 from kernelsight.attribution.measured import LEAST_REQUESTS, LEAST_SECONDS, Measured, measured_of
 from kernelsight.attribution.replay import (
@@ -27,6 +29,7 @@ from kernelsight.attribution.replay import (
 from kernelsight.attribution.sample import Sample, drawn_e2e, in_turn, kernel_spread
 from kernelsight.attribution.scores import METRICS, bucket_rows, drift_rows, errors_of, measured_by_metric, predicted_of
 from kernelsight.attribution.settings import contradictions, stated_settings
+from kernelsight.attribution.steps import Seen, seen_of, typical_context
 from kernelsight.attribution.verdict import not_separated, verdict_of
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.rows import as_table
@@ -123,7 +126,8 @@ class Comparison:
         settings = alternatives(self.settings, flags) if self._question.suspects == "all" else []
         base = part.serve([Variant(flags)])[0]
         chosen = self.fitted_on[rows]
-        found, ranked = explain(part.serve, flags, base, part.measured, chosen, self._allowed, settings)
+        testify = self.witnesses.of if self.witnesses else None
+        found, ranked = explain(part.serve, flags, base, part.measured, chosen, self._allowed, settings, testify)
         if found.causes:
             whole = replay(self._session, self.load, [variant_of(found.flags, found.values)])[0]
             found = found._replace(replayed=whole)
@@ -139,7 +143,21 @@ class Comparison:
         rows, found = self._sample, self.explained[0]
         part = Sample(self._session, self.load, self.measured, rows)
         flags = [found.flags]
-        return estimate(part.serve, flags, part.measured, self.fitted_on[rows], self._allowed, iterations=4)[0]
+        own = self.witnesses.of(flags) if self.witnesses else ()
+        chosen = self.fitted_on[rows]
+        return estimate(part.serve, flags, part.measured, chosen, self._allowed, iterations=4, witnesses=own)[0]
+
+    @cached_property
+    def seen(self) -> Seen:
+        """Engine steps and kernels of the part of the time that is fitted on."""
+        measured, share = self.measured, 1.0 - self._question.hold_out
+        context = typical_context(measured)
+        return seen_of(self._logs, self.settings, share * float(np.ptp(measured.sent_s)), share, context)
+
+    @cached_property
+    def witnesses(self) -> Witnesses | None:
+        """What engine steps and kernels of the log say of deployments; None where it has none that are used."""
+        return Witnesses(self._session, self.seen, self._allowed) if self.seen.shapes else None
 
     @property
     def _allowed(self) -> np.ndarray:
@@ -175,7 +193,10 @@ class Comparison:
         real = measured_by_metric(self.measured)
         ours = predicted_of(self.base, output)
         best = self._better
-        corrected = predicted_of(replay(self._session, self.load, [variant_of(found.flags, best)])[0], output)
+        served = found.replayed
+        if best is not found.values:  # a million requests take seconds to replay again
+            (served,) = replay(self._session, self.load, [variant_of(found.flags, best)])
+        corrected = predicted_of(served, output)
         answer: dict[str, Any] = {"held_out": int(later.sum())}
         for name in ("uncorrected", "one_factor", "corrected"):
             answer[name] = {}
@@ -277,6 +298,7 @@ class Comparison:
         answer: dict[str, Any] = {
             "requests": int(self.measured.ok.sum()),
             "dropped": dropped,
+            "files": self._logs["production_files"].to_pylist(),
             **{f"{name}_ms": errors_of(real[name], ours[name], self.intervals.get(name)) for name in METRICS},
             "causes": [self._cause(found, name) for name in found.causes],
             "parts": self.parts,
@@ -285,7 +307,9 @@ class Comparison:
             "drift": [row for row in drift_rows(self.measured, ours) if row["change"]],
         }
         answer |= self.rests_on
-        answer["not_separated"] = not_separated(self.parts, answer["e2e_ms"]["predicted"])
+        seen = self.seen if self.fitted is not None else None
+        answer["evidence"] = {"steps": seen.steps, "kernels": seen.kernels, "not_used": seen.unused} if seen else {}
+        answer["not_separated"] = not_separated(self.parts, answer["e2e_ms"]["predicted"], answer["evidence"])
         return answer | {"verdict": verdict_of(answer, self.enough, self._question.fit)}
 
     def _cause(self, found: State, name: str) -> dict[str, Any]:
@@ -309,6 +333,8 @@ class Comparison:
     @cached_property
     def _tables(self) -> dict[str, pa.Table]:
         predicted = predicted_of(self.base, self.measured.output_tokens)
+        answer = self.summary
+        sentences = (answer["verdict"], *answer["not_separated"], *answer["evidence"].get("not_used", ()))
         rows = {
             "miss_by_part": self.parts,
             "error_by_bucket": bucket_rows(self.measured, predicted, self.intervals),
@@ -317,36 +343,11 @@ class Comparison:
             "fitted_corrections": self._correction_rows(),
             "comparison_findings": [
                 {"place": place, "sentence": f"{sentence[0].upper()}{sentence[1:]}"}
-                for place, sentence in enumerate((self.summary["verdict"], *self.summary["not_separated"]))
+                for place, sentence in enumerate(sentences)
             ],
         }
         made = {name: as_table(contracts()[name], values) for name, values in rows.items()}
-        return made | {"prediction_vs_production": self._by_request(predicted)}
-
-    def _by_request(self, predicted: Mapping[str, np.ndarray]) -> pa.Table:
-        misses, measured = self.misses, self.measured
-        at = misses.rows
-        columns: dict[str, Any] = {name: self._requests[name].take(pa.array(at)) for name in ("log_id", "request_id")}
-        columns |= {
-            "prompt_tokens": measured.prompt_tokens[at],
-            "output_tokens": measured.output_tokens[at].astype(int),
-        }
-        real = measured_by_metric(measured)
-        for name in METRICS:
-            own, other = real[name][at], predicted[name][at]
-            columns |= {f"measured_{name}_ms": own, f"predicted_{name}_ms": other, f"{name}_miss_ms": own - other}
-        columns["e2e_miss_ms"] = misses.miss_ns / 1e6
-        columns |= {"measured_queue_ms": measured.queue_ms[at], "predicted_queue_ms": self.base.queue_ms[at]}
-        columns |= {
-            "measured_cached_tokens": measured.cached_tokens[at],
-            "predicted_cached_tokens": self.base.cached_tokens[at],
-        }
-        columns |= {f"{name}_ms": misses.parts[name] / 1e6 for name in PARTS}
-        contract = contracts()["prediction_vs_production"]
-        arrays = {
-            column.name: _array(columns[column.name], column.arrow_type, column.nullable) for column in contract.columns
-        }
-        return pa.table(arrays, schema=contract.schema)
+        return made | {"prediction_vs_production": by_request(self._requests, self.measured, self.base, self.misses)}
 
     def _correction_rows(self) -> list[dict[str, Any]]:
         """Return the corrections if they hold on later time, and none otherwise."""
@@ -375,11 +376,3 @@ class Comparison:
 
     def __repr__(self) -> str:
         return f"Comparison({self.summary['verdict']})"
-
-
-def _array(values: Any, kind: pa.DataType, nullable: bool) -> pa.Array:
-    if isinstance(values, pa.ChunkedArray):
-        return values.combine_chunks().cast(kind)
-    if not nullable or values.dtype.kind != "f":
-        return pa.array(values, kind)
-    return pa.array(np.nan_to_num(values), pa.float64(), mask=~np.isfinite(values)).cast(kind)

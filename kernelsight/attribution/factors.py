@@ -8,13 +8,12 @@ could have been served one after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from kernelsight.attribution.measured import Measured
-from kernelsight.attribution.replay import KERNELS, Replayed, Variant
-from kernelsight.serving.parts import PARTS
+from kernelsight.attribution.replay import KEPT, KERNELS, Replayed, Variant
 
 PARAMETERS = (*KERNELS, "host", "front_end")
 # prior standard deviations: milliseconds a step, milliseconds a request
@@ -61,6 +60,20 @@ def prior_covariance(kernel_sd: Mapping[str, float]) -> np.ndarray:
     return covariance
 
 
+class Witness(Protocol):
+    """What is known of PARAMETERS beside the requests: a quadratic log likelihood."""
+
+    at: np.ndarray
+    precision: np.ndarray
+    misfit: float
+
+    def pull(self, values: np.ndarray) -> np.ndarray:
+        """Return its gradient at some values."""
+
+    def misfit_at(self, values: np.ndarray) -> float:
+        """Return how badly some values explain it, a sum of squares in standard deviations."""
+
+
 class Observations(NamedTuple):
     """Residuals in ms and their derivatives by PARAMETERS; rows of TTFT, then of decode time.
 
@@ -87,7 +100,7 @@ def times_of(measured: Measured, replayed: Replayed) -> list[tuple[np.ndarray, n
 
 def observe(measured: Measured, replayed: Replayed, chosen: np.ndarray) -> Observations:
     """Return what the chosen requests say; a TTFT that is mostly queueing says little about the steps behind it."""
-    kernels = [PARTS.index(part) for part in KERNELS]
+    kernels = [KEPT.index(part) for part in KERNELS]
     found = []
     for real, ours, phases in times_of(measured, replayed):
         rows = np.flatnonzero(chosen & replayed.served & np.isfinite(real) & (real > 0.0))
@@ -136,12 +149,15 @@ def estimate(
     *,
     first: Sequence[Replayed] | None = None,
     iterations: int = ITERATIONS,
+    witnesses: Sequence[Witness | None] = (),
 ) -> list[Estimate]:
     """Return the estimate for each of some deployments, all replays of an iteration in one call.
 
-    ``chosen``: the requests that are fitted to; ``first``: replays without corrections, where they are at hand.
+    ``chosen``: the requests that are fitted to; ``first``: replays without corrections, where they are at hand;
+    ``witnesses``: what steps and kernels say, by deployment: where they are most likely the search begins.
     """
-    values = [np.zeros(len(PARAMETERS)) for _ in flags]
+    seen_by = list(witnesses) or [None] * len(flags)
+    values = [np.zeros(len(PARAMETERS)) if one is None else one.at for one in seen_by]
     replays = (
         list(first) if first else serve([variant_of(own, value) for own, value in zip(flags, values, strict=True)])
     )
@@ -150,7 +166,8 @@ def estimate(
         moved = []
         for place, (value, replayed) in enumerate(zip(values, replays, strict=True)):
             loss = relative_loss(measured, replayed)
-            step, covariance = newton_step(value, observe(measured, replayed, chosen), replayed, prior)
+            own = None if (one := seen_by[place]) is None else (one.precision, one.pull(value))
+            step, covariance = newton_step(value, observe(measured, replayed, chosen), replayed, prior, own)
             found = Estimate(value, covariance, np.sqrt(np.diag(prior)), replayed, loss)
             if best[place] is None or np.nanmean(loss[chosen]) < np.nanmean(best[place].loss[chosen]):
                 best[place] = found
@@ -163,13 +180,20 @@ def estimate(
 
 
 def newton_step(
-    value: np.ndarray, seen: Observations, replayed: Replayed, prior: np.ndarray
+    value: np.ndarray,
+    seen: Observations,
+    replayed: Replayed,
+    prior: np.ndarray,
+    beside: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the step to the maximum of the linearised posterior, and its covariance."""
+    """Return the step to the maximum of the linearised posterior, and its covariance.
+
+    ``beside``: precision and gradient of what is known beside the requests.
+    """
     precision = np.linalg.inv(prior)
-    if not seen.rows.size:
+    if not seen.rows.size and beside is None:
         return -value, prior
-    spread = 1.4826 * np.median(np.abs(seen.residual_ms / seen.scale_ms))
+    spread = 1.4826 * np.median(np.abs(seen.residual_ms / seen.scale_ms)) if seen.rows.size else 1.0
     scaled = seen.residual_ms / seen.scale_ms
     sigma = max(1.0, min(spread, 30.0))
     bend = np.minimum(1.0, HUBER * sigma / np.maximum(np.abs(scaled), 1e-12))
@@ -177,6 +201,8 @@ def newton_step(
     weight *= independent(replayed) / replayed.served.sum()
     hessian = (seen.derivative * weight[:, None]).T @ seen.derivative + precision
     gradient = (seen.derivative * weight[:, None]).T @ seen.residual_ms - precision @ value
+    if beside is not None:
+        hessian, gradient = hessian + beside[0], gradient + beside[1]
     covariance = np.linalg.inv(hessian)
     return covariance @ gradient, covariance
 

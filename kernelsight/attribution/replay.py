@@ -11,12 +11,13 @@ import pyarrow as pa
 from kernelsight.dataflow.session import Session
 from kernelsight.scenario.scenarios import give_plan, plan_rows
 from kernelsight.serving.load import spans_of
-from kernelsight.serving.parts import PARTS
 
 LOAD = "log"
 # flags of a load that is never drawn: the log's requests stand in its place
 NO_LOAD = {"request_rate": 1.0, "num_prompts": 1, "input_len": 1, "output_len": 1}
 KERNELS = ("prefill_gemm", "prefill_attention", "decode_gemm", "decode_attention", "moe", "communication")
+# of a request's parts those that are kept: a million requests have a replay or two of them in memory
+KEPT = (*KERNELS, "host")
 
 
 class Variant(NamedTuple):
@@ -39,7 +40,7 @@ class Variant(NamedTuple):
 class Replayed(NamedTuple):
     """Predicted times of the log's requests on one variant, shape [requests]; NaN and 0 where one was rejected.
 
-    ``parts_ns``: shape [phases, parts, requests], see ``serving.parts``; ``steps``: shape [phases, requests].
+    ``parts_ns``: shape [phases, KEPT, requests], see ``serving.parts``; ``steps``: shape [phases, requests].
     """
 
     ttft_ms: np.ndarray
@@ -60,7 +61,7 @@ class Replayed(NamedTuple):
 
     def part(self, name: str) -> np.ndarray:
         """Return a part of both phases together, nanoseconds, shape [requests]."""
-        return self.parts_ns[:, PARTS.index(name)].sum(axis=0)
+        return self.parts_ns[:, KEPT.index(name)].sum(axis=0)
 
 
 def replay(session: Session, load: pa.Table, variants: Sequence[Variant]) -> list[Replayed]:
@@ -136,11 +137,11 @@ def _replayed(events: pa.Table, parts: pa.Table, n: int) -> Replayed:
     def span_ms(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
         return np.where(done, (end - begin) / 1e6, np.nan)
 
-    split, steps = np.zeros((2, len(PARTS), n), np.int64), np.zeros((2, n), np.int64)
+    split, steps = np.zeros((2, len(KEPT), n), np.int64), np.zeros((2, n), np.int64)
     if parts.num_rows:
         phase = (parts["phase"].to_numpy(zero_copy_only=False) == "decode").astype(np.int64)
         where = parts["request_id"].to_numpy()
-        for number, name in enumerate(PARTS):
+        for number, name in enumerate(KEPT):
             split[phase, number, where] = parts[f"{name}_ns"].to_numpy()
         steps[phase, where] = parts["steps"].to_numpy()
     cached, preempted = column("cached_tokens", 0), column("preemptions", 0)

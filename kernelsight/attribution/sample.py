@@ -43,6 +43,8 @@ def in_turn(requests: pa.Table) -> pa.Table:
     if not requests.num_rows:
         return requests
     names = pc.unique(requests["log_id"]).to_pylist()
+    if len(names) == 1 and _is_in_order(pc.coalesce(requests["sent_s"], requests["arrival_s"])):
+        return requests.combine_chunks()
     parts, offset = [], 0.0
     for name in names:
         own = requests.filter(pc.equal(requests["log_id"], name))
@@ -58,6 +60,12 @@ def in_turn(requests: pa.Table) -> pa.Table:
     return pa.concat_tables(parts).combine_chunks()
 
 
+def _is_in_order(sent: pa.ChunkedArray) -> bool:
+    """Whether times ascend, so that a log as long as it may be need not be copied; equal times keep their order."""
+    times = sent.to_numpy()
+    return not sent.null_count and bool(np.all(times[1:] >= times[:-1]))
+
+
 def kernel_spread(session: Session, flags: Mapping[str, Any], measured: Measured) -> dict[str, float]:
     """Return the standard deviation of the logarithm of each kernel part, from the intervals of two typical steps."""
     from kernelsight.scenario.forward_step import predict_step
@@ -71,7 +79,7 @@ def kernel_spread(session: Session, flags: Mapping[str, Any], measured: Measured
             kernels = predict_step(fork, dict(flags), phase, sizes)["kernels"]
         sums: dict[str, list[float]] = {}
         for row in kernels:
-            part = _part_of(row["family"], phase)
+            part = part_of(row["family"], phase)
             if part and row["p05_us"] and row["latency_us"]:
                 spent = row["count"] * row["latency_us"]
                 own = sums.setdefault(part, [0.0, 0.0])
@@ -82,7 +90,7 @@ def kernel_spread(session: Session, flags: Mapping[str, Any], measured: Measured
     return found
 
 
-def _part_of(family: str, phase: str) -> str | None:
+def part_of(family: str, phase: str) -> str | None:
     if family in ("host", "overlap", "p2p"):
         return None
     if family == "moe":

@@ -129,6 +129,7 @@ class StageComparison:
         return {
             "requests": sum(stage.requests for stage in self.stages),
             "dropped": _counted(faults),
+            "files": self._logs["production_files"].to_pylist(),
             **errors,
             "causes": [],
             "parts": [{"part": "unexplained", "miss_ms": off, "share": 1.0 if off else 0.0, "posterior_ratio": None}],

@@ -59,10 +59,13 @@ def _found(answer: Mapping[str, Any], enough: bool, fit: str) -> str:
 UNKNOWN, LEAST_SHARE = 0.8, 0.05
 
 
-def not_separated(parts: Sequence[Mapping[str, Any]], e2e_ms: float | None) -> list[str]:
+def not_separated(
+    parts: Sequence[Mapping[str, Any]], e2e_ms: float | None, evidence: Mapping[str, Any] | None = None
+) -> list[str]:
     """Return what a log does not separate, and which records would: one sentence, or none.
 
-    ``parts``: rows of ``miss_by_part``; ``e2e_ms``: predicted mean E2E.
+    ``parts``: rows of ``miss_by_part``; ``e2e_ms``: predicted mean E2E; ``evidence``: number of steps and of kernels
+    that the log has already.
 
     >>> rows = [{"part": name, "predicted_ms": 40.0, "posterior_ratio": 0.9} for name in ("host", "decode_gemm")]
     >>> not_separated(rows, 100.0)[0].split(":")[0]
@@ -75,11 +78,12 @@ def not_separated(parts: Sequence[Mapping[str, Any]], e2e_ms: float | None) -> l
     ]
     if len(wide) < 2:
         return []
-    return [
-        f"this log does not separate {' from '.join(sorted(wide, reverse=True))}: only their sum is known; engine "
-        "steps (--steps: vLLM --enable-logging-iteration-details, forward-pass metrics) or kernels (--kernels: vllm "
-        "bench forward) would"
-    ]
+    has = evidence or {}
+    steps = "engine steps (--steps: vLLM --enable-logging-iteration-details, forward-pass metrics)"
+    kernels = "kernels (--kernels: vllm bench forward)"
+    missing = [what for name, what in (("steps", steps), ("kernels", kernels)) if not has.get(name)]
+    would = f"; {' or '.join(missing)} would" if missing else ""
+    return [f"this log does not separate {' from '.join(sorted(wide, reverse=True))}: only their sum is known{would}"]
 
 
 def _cause(cause: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from pathlib import Path
 from typing import Any
 
 from kernelsight.cli.options import add_deployment, add_output, deployment_flags, launch_line, open_session
@@ -32,7 +33,11 @@ def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     log = verb.add_argument_group("log")
     log.add_argument(
-        "--log", nargs="+", metavar="FILE", required=True, help="requests: of a benchmark client or server"
+        "--log",
+        nargs="+",
+        metavar="FILE",
+        required=True,
+        help="requests: of a benchmark client or server; a folder: all of its files, each as what it is",
     )
     log.add_argument("--log-format", choices=FORMATS, default="auto", help="format of --log (default: by its fields)")
     log.add_argument(
@@ -135,6 +140,7 @@ def _page(answer: dict[str, Any]) -> str:
     page = [answer["verdict"][0].upper() + answer["verdict"][1:], ""]
     page.append(f"{answer['requests']:,} requests compared")
     page += [f"  {row['rows']}: {row['n']:,} x {row['reason']}" for row in answer["dropped"]]
+    page += _files(answer["files"])
     rows = [{"": name.upper(), **answer[f"{name}_ms"]} for name in METRICS if answer[f"{name}_ms"]["n"]]
     shown = [
         {
@@ -156,6 +162,7 @@ def _page(answer: dict[str, Any]) -> str:
         named = [{"part of the E2E miss": row["part"], "ms a request": row["miss_ms"]} for row in parts]
         page += ["", as_text(named, list(named[0]), terminal_width())]
     page += answer["not_separated"]
+    page += _evidence(answer["evidence"])
     if answer["suspects"]:
         columns = ["setting", "stated", "value", "gain", "evidence"]
         page += ["", as_text(answer["suspects"][:MOST_SHOWN], columns, terminal_width())]
@@ -173,6 +180,23 @@ def _page(answer: dict[str, Any]) -> str:
         ]
         page.append(as_text(table, list(table[0]), terminal_width()))
     return "\n".join(page)
+
+
+def _evidence(found: dict[str, Any]) -> list[str]:
+    """Return what factors rest on beside the requests, and what could not be used."""
+    counts = [f"{found[name]:,} {what}" for name, what in (("steps", "engine steps"), ("kernels", "kernel times"))
+              if found.get(name)]  # fmt: skip
+    said = [f"causes and factors rest on {' and '.join(counts)} of the log too"] if counts else []
+    return said + found.get("not_used", [])
+
+
+def _files(rows: list[dict[str, Any]]) -> list[str]:
+    """Return what each file of a folder was taken as, and how many were not read, and why."""
+    found = [row for row in rows if row["folder"]]
+    read = [row for row in found if row["role"]]
+    others = [f"{Path(row['path']).name} ({row['not_read']})" for row in found if not row["role"]]
+    page = [f"  {row['role']}: {Path(row['path']).name} ({row['format']})" for row in read]
+    return page + ([f"  not read: {len(others):,} x {', '.join(others)}"] if others else [])
 
 
 def _stages(answer: dict[str, Any]) -> list[str]:

@@ -62,18 +62,20 @@ def fit_correction(
     matter: np.ndarray,
     effort: float = MOST_STEPS,
     student: Student = WIDE,
+    least_sites: int = 2 * TEACHERS,
 ) -> Fit:
     """Fit the correction of ``target`` to log(measured / expression) of its rows; deterministic.
 
     ``features``: (rows, F); ``kernels``: "engine|implementation|dtype" and ``gpus``: GPU of each row, of which those of
     other GPUs lend their shapes alone; ``sites``: number of each row's site, held out together; ``matter``: (F,), see
-    :class:`Network`; ``effort``: steps at most, in units of those of STEPS_ROWS rows; ``student``: what ships.
+    :class:`Network`; ``effort``: steps at most, in units of those of STEPS_ROWS rows; ``student``: what ships;
+    ``least_sites``: where there are fewer, rows are held out instead.
     ``unseen_error`` has the rows of ``target``.
     """
     own = np.asarray(gpus) == target
     kernels, other_features = np.asarray(kernels), features[~own]
     nodes, node = np.unique(kernels[own], return_inverse=True)
-    features, log_ratio, fold = features[own], log_ratio[own], _folds(sites[own], TEACHERS)
+    features, log_ratio, fold = features[own], log_ratio[own], _folds(sites[own], TEACHERS, least_sites)
     centre, scale = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-3)
     inputs, words = ((features - centre) / scale).astype(np.float32), _words(nodes)
     share = float(np.clip(math.sqrt(inputs.shape[0] / STEPS_ROWS), min(LEAST_STEPS, effort), effort))
@@ -138,14 +140,14 @@ def _words(nodes: np.ndarray) -> np.ndarray:
     return np.concatenate([*shared, np.eye(len(nodes))], axis=1).astype(np.float32)
 
 
-def _folds(sites: np.ndarray, folds: int) -> np.ndarray:
+def _folds(sites: np.ndarray, folds: int, least_sites: int) -> np.ndarray:
     """Number the fold of each row's site, of each row where sites are too few; -1 for all where rows are, too."""
     numbers, numbered = np.unique(sites, return_inverse=True)
-    if numbers.size < 2 * folds:
+    if numbers.size < least_sites:
         numbers, numbered = np.arange(sites.size), np.arange(sites.size)
-    if numbers.size < 2 * folds:
-        return np.full(sites.size, -1)
-    return np.random.default_rng(0).permutation(numbers.size)[numbered] % folds
+        if numbers.size < 2 * folds:
+            return np.full(sites.size, -1)
+    return np.random.default_rng(0).permutation(numbers.size)[numbered] % min(folds, numbers.size)
 
 
 def _strength(log_ratio: np.ndarray, unseen: np.ndarray) -> float:

@@ -26,6 +26,7 @@ from kernelsight.fitting.metrics import mean_of, score
 from kernelsight.fitting.remeasurement import remeasurement_floors
 from kernelsight.fitting.splits import Split, in_budget, shape_columns
 from kernelsight.fitting.training import training_rows
+from kernelsight.fitting.unmeasured import as_unmeasured
 from kernelsight.kernels.families import MEASURED
 from kernelsight.read.sweeps.devices import SEALED
 from kernelsight.read.sweeps.points import MEASURED_HERE
@@ -35,6 +36,9 @@ Model = Callable[[Mapping[str, pa.Table], Mapping[str, pa.Table], str], Mapping[
 # one call per graph replay carries some microseconds that no served graph pays: above this they matter little
 LONG_US = 20.0
 BASELINE_COLUMNS = {name: f"{name}_us" for name in baselines.NAMES}
+# predictions with an interval: of the kernel that the sweep names, and of the one that a GPU nobody measured is given
+NAMED = ("predicted_us", "p05_us", "p95_us")
+UNMEASURED = ("unmeasured_us", "unmeasured_p05_us", "unmeasured_p95_us")
 # what a score needs of a test row
 SCORED = (
     *(
@@ -49,7 +53,7 @@ SCORED = (
         "same_kernel",
         "serving",
     ),
-    *("flops", "bytes", "latency_us", "predicted_us", "p05_us", "p95_us", *BASELINE_COLUMNS.values()),
+    *("flops", "bytes", "latency_us", *NAMED, *UNMEASURED, *BASELINE_COLUMNS.values()),
 )
 # key of a Parquet file's metadata under which an import leaves what it rejected: JSON array of {gpu, reason, n}
 REJECTED_KEY = b"kernelsight.rejected"
@@ -111,21 +115,34 @@ def scored_rows(
         roofline = baselines.roofline_us(family, train, systems)
         taught = train
         if split.budget:
-            chosen = in_budget(family, test, split.budget)
+            chosen = in_budget(family, test, split.budget, split.whole_layers)
             taught = pa.concat_tables([train, test.filter(pa.array(chosen))])
             test = test.filter(pa.array(~chosen))
         if not test.num_rows:
             continue
-        predicted = _predictions(family, taught, test, model, split.tier)
+        unmeasured = test.num_rows and taught.num_rows and not split.budget
+        asked = as_unmeasured(family, sweeps, train, test) if unmeasured else None
+        predicted = _predictions(family, taught, test, asked, model, split.tier)
         yield family, _labelled(family, train, taught, test, roofline, predicted, systems)
 
 
-def _predictions(family: str, taught: pa.Table, test: pa.Table, model: Model, tier: str) -> Prediction:
+def _predictions(
+    family: str, taught: pa.Table, test: pa.Table, asked: pa.Table | None, model: Model, tier: str
+) -> dict[str, np.ndarray]:
+    """Return the columns NAMED and UNMEASURED: ``asked`` are the test rows without what the target says of them."""
+    found = {name: np.full(test.num_rows, np.nan) for name in (*NAMED, *UNMEASURED)}
     if not taught.num_rows:
-        nothing = np.full(test.num_rows, np.nan)
-        return nothing, nothing, nothing
-    latency, low, high = model({family: taught}, {family: test}, tier)[family]
-    return np.asarray(latency, dtype=float), np.asarray(low, dtype=float), np.asarray(high, dtype=float)
+        return found
+    other = np.zeros(test.num_rows, dtype=bool)
+    for name in ("implementation", "math") if asked is not None else ():
+        other |= np.asarray(pc.not_equal(*(pc.fill_null(table[name], "") for table in (test, asked))))
+    rows = pa.concat_tables([test, asked.filter(pa.array(other))]) if asked is not None else test
+    for number, values in enumerate(model({family: taught}, {family: rows}, tier)[family]):
+        named = found[NAMED[number]] = np.asarray(values, dtype=float)[: test.num_rows]
+        if asked is not None:
+            found[UNMEASURED[number]][~other] = named[~other]
+            found[UNMEASURED[number]][other] = np.asarray(values, dtype=float)[test.num_rows :]
+    return found
 
 
 def _labelled(
@@ -134,7 +151,7 @@ def _labelled(
     taught: pa.Table,
     test: pa.Table,
     train_roofline: np.ndarray,
-    predicted: Prediction,
+    predicted: Mapping[str, np.ndarray],
     systems: Path | None,
 ) -> pa.Table:
     """Put labels and baselines beside the predictions of one family's test rows."""
@@ -148,7 +165,7 @@ def _labelled(
         "seen": seen,
         "same_kernel": same_kernel,
         "serving": is_serving(family, test),
-        **dict(zip(("predicted_us", "p05_us", "p95_us"), predicted, strict=True)),
+        **predicted,
         "roofline_us": roofline,
         "roofline_waves_us": baselines.roofline_waves_us(family, test, roofline),
         "affine_roofline_us": baselines.affine_roofline_us(train, train_roofline, test, roofline),
@@ -164,7 +181,8 @@ def report(scored: Mapping[str, pa.Table], rejected: Sequence[Mapping[str, Any]]
 
     ``families`` holds every row of a covered cell, seen or not; ``seen`` and ``unseen`` inside it are its two parts.
     ``pooled`` is over the rows behind ``overall``; ``above_20_us`` over those that take far longer than the replay gap;
-    ``model_there`` over those that a baseline has an answer for. ``more`` is put beside it.
+    ``model_there`` over those that a baseline has an answer for. ``nothing_of_target``: the kernel is not the one that
+    the target's sweep names but the one that the training GPUs make likely. ``more`` is put beside it.
     """
     cells = [_cell(family, dtype, rows) for family, table in scored.items() for dtype, rows in _by(table, "dtype")]
     covered = [cell for cell in cells if cell["covered"]]
@@ -176,6 +194,12 @@ def report(scored: Mapping[str, pa.Table], rejected: Sequence[Mapping[str, Any]]
             name: _mean_pair([cell["seen"]["baselines"][name] for cell in covered]) for name in baselines.NAMES
         },
         "pooled": _pair(list(known.values())),
+        "covered": _mean_pair(covered),
+        "nothing_of_target": {
+            "overall": _mean_pair([cell["seen"]["nothing_of_target"] for cell in covered]),
+            "pooled": _pair(list(known.values()), UNMEASURED),
+            "covered": _mean_pair([cell["nothing_of_target"] for cell in covered]),
+        },
         "unseen_implementation": _mean_pair([cell["unseen"] for cell in covered]),
         "by_family": [
             {
@@ -266,29 +290,28 @@ def _with_baselines(rows: pa.Table) -> dict[str, Any]:
     return {
         **_pair([rows]),
         "above_20_us": _pair([rows.filter(pc.greater(rows["latency_us"], LONG_US))]),
+        "nothing_of_target": _pair([rows], UNMEASURED),
         "baselines": {
             # a baseline without an answer for some rows is compared on those that it has one for
-            name: {**_pair([rows], column), "model_there": _pair([rows.filter(pc.is_finite(rows[column]))])}
+            name: {**_pair([rows], (column,)), "model_there": _pair([rows.filter(pc.is_finite(rows[column]))])}
             for name, column in BASELINE_COLUMNS.items()
         },
     }
 
 
-def _pair(tables: Sequence[pa.Table], column: str = "predicted_us") -> dict[str, Any]:
-    """Return {"grid", "serving"} of the rows of some tables together."""
+def _pair(tables: Sequence[pa.Table], columns: Sequence[str] = NAMED) -> dict[str, Any]:
+    """Return {"grid", "serving"} of the rows of some tables together; ``columns``: a prediction, and its interval."""
     return {
-        "grid": _score(tables, column),
-        "serving": _score([table.filter(table["serving"]) for table in tables], column),
+        "grid": _score(tables, columns),
+        "serving": _score([table.filter(table["serving"]) for table in tables], columns),
     }
 
 
-def _score(tables: Sequence[pa.Table], column: str) -> dict[str, Any]:
+def _score(tables: Sequence[pa.Table], columns: Sequence[str]) -> dict[str, Any]:
     def all_of(name: str) -> np.ndarray:
         return np.concatenate([np.empty(0), *(table[name].to_numpy() for table in tables)])
 
-    if column != "predicted_us":
-        return score(all_of("latency_us"), all_of(column))
-    return score(all_of("latency_us"), all_of(column), all_of("p05_us"), all_of("p95_us"))
+    return score(all_of("latency_us"), *map(all_of, columns))
 
 
 def _mean_pair(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -140,7 +140,8 @@ def choice_rows(
     """Count which implementation each engine ran for which number formats (attention: and head width) on which GPU.
 
     A kernel that no engine serves with (in ``kernel_implementations``, ``served`` is 0 or ``served_from`` above the
-    GPU's compute capability) counts nothing: it answers where it is asked for by name.
+    GPU's compute capability; in the sweeps, ``not_fitted`` has a reason) counts nothing: it answers where it is asked
+    for by name.
     """
     stated = family_facts(family, implementations, facts("gpus"))
     files = ", ".join(f"'{path}'" for path in sweeps)
@@ -148,7 +149,8 @@ def choice_rows(
     position = "coalesce(shape.head_dim, 0)" if FAMILIES[family].by_head_dim else "0"
     counted = duckdb.connect().sql(
         f"""
-        select engine, gpu, dtype, implementation, {position} as position, count(*) as value
+        select engine, gpu, dtype, implementation, {position} as position,
+          count(*) filter (where not_fitted is null) as value
         from read_parquet([{files}], union_by_name = true) where family = '{family}' and gpu in ({wanted})
         group by all order by all
         """

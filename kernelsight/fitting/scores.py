@@ -13,17 +13,25 @@ COLUMNS += ("bias", "coverage_90", "width_90", *(f"{name}_mape" for name in BASE
 def score_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return one row per scope, cell and set of shapes: its metrics, and the MAPE of each baseline.
 
-    Scope: overall, pooled, unseen_implementation; covered (all rows of a cell), seen and unseen (its two parts),
-    uncovered.
+    Scope: overall, pooled, unseen_implementation; covered (all rows of a cell, or the mean over cells), seen and unseen
+    (its two parts), uncovered. ``nothing_of_target``: the rows of covered with kernels that the target's sweep does not
+    name; ``nothing_of_target_seen``: those of overall, or of seen.
     """
     rows = _pair_rows("overall", result["overall"], result["overall_baselines"])
-    for scope in ("pooled", "unseen_implementation"):
-        rows += _pair_rows(scope, result[scope])
+    nothing = result["nothing_of_target"]
+    for scope, pair in (
+        *((scope, result[scope]) for scope in ("pooled", "unseen_implementation", "covered")),
+        *(("nothing_of_target", nothing["covered"]), ("nothing_of_target_seen", nothing["overall"])),
+    ):
+        rows += _pair_rows(scope, pair) if pair["grid"]["n"] or scope in ("pooled", "unseen_implementation") else []
     for cell in result["families"]:
         named = {"family": cell["family"], "dtype": cell["dtype"]}
         for scope, part in (("covered", cell), ("seen", cell["seen"]), ("unseen", cell["unseen"])):
             if part["grid"]["n"]:
                 rows += [named | row for row in _pair_rows(scope, part, part["baselines"])]
+        for scope, part in (("nothing_of_target", cell), ("nothing_of_target_seen", cell["seen"])):
+            if part["nothing_of_target"]["grid"]["n"]:
+                rows += [named | row for row in _pair_rows(scope, part["nothing_of_target"])]
     for cell in result["uncovered"]:
         named = {"family": cell["family"], "dtype": cell["dtype"]}
         rows += [named | row for row in _pair_rows("uncovered", cell, cell["baselines"])]

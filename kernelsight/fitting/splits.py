@@ -28,6 +28,8 @@ SITES: dict[str, tuple[str, ...]] = {
     "encoder_attention": ("heads", "head_dim"),
     "quantize": ("columns",),
 }
+# fields of a whole layer: its sites at every parallel split are one
+LAYERS: dict[str, tuple[str, ...]] = {"moe": ("hidden", "intermediate", "top_k", "local_experts")}
 # other families: all fields of the shape but those that grow with the load
 LOAD = {
     "batch",
@@ -50,13 +52,14 @@ SITES_OF_A_GOAL = 20
 
 
 class Split(NamedTuple):
-    """One row of the evaluation's table of splits."""
+    """One row of the evaluation's table of splits; ``whole_layers``: sites are those of LAYERS, where it has any."""
 
     name: str
     train_gpus: tuple[str, ...]
     test_gpus: tuple[str, ...]
     tier: str = "cross-generation"
     budget: float = 0.0
+    whole_layers: bool = False
 
 
 def generation_folds(gpus: tuple[str, ...]) -> list[Split]:
@@ -83,15 +86,18 @@ def shape_columns(family: str) -> list[str]:
     return [name for name, sql in FAMILIES[family].columns.items() if "shape." in sql]
 
 
-def site_names(family: str, rows: pa.Table) -> tuple[list[str], np.ndarray]:
+def site_names(family: str, rows: pa.Table, whole_layers: bool = False) -> tuple[list[str], np.ndarray]:
     """Return the sites of the rows as "family|value,value", and of each row its position among them.
+
+    ``whole_layers``: a layer of experts is one site, however it is split over GPUs.
 
     >>> rows = pa.table({"n": [4096.0, 512.0, 4096.0], "k": [512.0, 512.0, 512.0]})
     >>> names, of_row = site_names("gemm", rows)
     >>> [names[site] for site in of_row]
     ['gemm|4096,512', 'gemm|512,512', 'gemm|4096,512']
     """
-    fields = SITES.get(family) or [name for name in shape_columns(family) if name not in LOAD]
+    sites = {**SITES, **LAYERS} if whole_layers else SITES
+    fields = sites.get(family) or [name for name in shape_columns(family) if name not in LOAD]
     values = [_site_values(name, rows) for name in fields]
     codes = np.zeros(rows.num_rows, dtype=np.int64)
     for column in values:
@@ -119,8 +125,8 @@ def budget_sites(names: list[str], budget: float) -> list[str]:
     return ordered[: max(LEAST_SITES, math.ceil(budget * len(ordered) - 1e-9))]
 
 
-def in_budget(family: str, rows: pa.Table, budget: float) -> np.ndarray:
+def in_budget(family: str, rows: pa.Table, budget: float, whole_layers: bool = False) -> np.ndarray:
     """Tell of each row of the target whether its site is among those that a budget measures."""
-    names, of_row = site_names(family, rows)
+    names, of_row = site_names(family, rows, whole_layers)
     chosen = set(budget_sites(names, budget))
     return np.array([name in chosen for name in names], dtype=bool)[of_row]

@@ -15,7 +15,7 @@ from kernelsight.errors import InvalidInput, unknown
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import MATH
-from kernelsight.kernels.latency import beside, figures
+from kernelsight.kernels.latency import figures, joined
 from kernelsight.kernels.resolve import rows_of_part
 from kernelsight.kernels.step_costs import distinct_rows
 from kernelsight.kernels.work import evaluated, field_of, fields
@@ -68,7 +68,7 @@ def call_latencies(
         place[rows] = number + total
         total += kept.size
     stated = calls.select(["deployment_id", "step_shape_id", "call", "family", "name", "count"])
-    return beside(stated, pa.concat_tables(priced).combine_chunks().take(pa.array(place)))
+    return joined(stated, pa.concat_tables(priced).combine_chunks().take(pa.array(place)))
 
 
 def _by_family(families: pa.ChunkedArray) -> list[tuple[str, np.ndarray]]:

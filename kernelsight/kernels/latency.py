@@ -63,10 +63,10 @@ def latencies(
     found = figures(family, calls, settings, gpus, fabrics, coefficients, implementations, backend=backend)
     stated = calls.select(["deployment_id", "step_shape_id", "call", "name", "count"])
     stated = stated.append_column("family", pa.repeat(family, calls.num_rows))
-    return beside(stated, found)
+    return joined(stated, found)
 
 
-def beside(stated: pa.Table, found: pa.Table) -> pa.Table:
+def joined(stated: pa.Table, found: pa.Table) -> pa.Table:
     """Return ``kernel_latencies`` of the columns that are stated and those that ``figures`` found for the same rows."""
     columns = {name: table[name] for table in (stated, found) for name in table.column_names}
     return pa.table({name: _spelled(columns[name]) for name in COLUMNS})
@@ -115,7 +115,7 @@ def interval(family: str, found: Answers, coefficients: pa.Table) -> tuple[np.nd
 def columns_read(family: str, there: Collection[str]) -> list[str]:
     """Return the columns of a family's call table that its latencies rest on, of those that are ``there``."""
     row = FAMILIES[family]
-    words = ["deployment_id", "gpu", "engine", "format", "math", row.kernel_column, "implementation"]
+    words = ["deployment_id", "gpu", "engine", "format", "math", row.kernel_column, "implementation", "beside"]
     words += ["head_dim"] if row.by_head_dim else []
     return list(dict.fromkeys(name for name in (*words, *row.form.reads, "flops", "bytes") if name in there))
 
@@ -165,6 +165,10 @@ def answers(
     roofline, latency = results["roofline_us"], results["latency_us"]
     slowest = np.where(tier == TIERS.index("unmeasured-vendor"), SLOWEST_US + SLOWEST_ETA * roofline, np.inf)
     latency = np.where(tier == TIERS.index("roofline"), roofline, np.minimum(latency, slowest))
+    if "beside" in calls.column_names:
+        # hidden behind the kernel on the other stream, from which it takes bandwidth
+        beside = pc.fill_null(calls["beside"], False).to_numpy(zero_copy_only=False)
+        latency = np.where(beside, np.minimum(latency, roofline), latency)
     return Answers(kinds, kind_of_row, evidence, results, tier, latency)
 
 

@@ -238,9 +238,9 @@ def choose(facts: Facts, rows: pa.Table, family: str, calls: Sequence[Mapping[st
     """Return of each call (implementation, whether a sweep of its GPU's generation ran it).
 
     ``calls``: engine, gpu, dtype and, where it matters, head_dim; implementation where one is asked for, which then
-    counts before all else, if any sweep ran it. What counts first: that a GPU no newer ran it, the engine, then the GPU,
-    its generation or the nearest one, then the number formats, then the head width; of what is left, the commonest
-    kernel. Kernels of other vendors never answer: where its own has none, it is UNKNOWN.
+    counts before all else, if any sweep ran it. What counts first: that a GPU no newer ran it, the engine, then the
+    GPU, its generation or the nearest one, then the number formats, then the head width; of what is left, the
+    commonest kernel. Kernels of other vendors never answer: where its own has none, it is UNKNOWN.
     """
     counted = _choices(rows, family)
     found = []

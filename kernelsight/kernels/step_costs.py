@@ -317,7 +317,7 @@ def _distinct(
     for name, column in columns.items():
         if name != "deployment_id":
             values = column.indices if pa.types.is_dictionary(column.type) else column
-            keys.append(pc.fill_null(values, -1).to_numpy().astype(float))
+            keys.append(pc.fill_null(values.cast(pa.float64()), -1.0).to_numpy())
     kept, number = distinct_rows(keys)
     table = pa.table(columns)
     return table if kept.size == table.num_rows else table.take(pa.array(kept)), number

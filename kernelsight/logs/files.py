@@ -1,4 +1,4 @@
-"""Log files as readers see them: decompressed, with what their first bytes show of their structure."""
+"""Log files as readers see them: decompressed, with the fields of their first bytes, or of all of them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import os
 import re
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from kernelsight.errors import InvalidInput
+from kernelsight.logs.outline import outline
 
-HEAD_BYTES = 1 << 18
+HEAD_BYTES, PIECE_BYTES = 1 << 18, 1 << 20
 DAMAGED = "Copy or write it again."
-_TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)(?:"|\\?\Z)|[{}\[\]:,]', re.DOTALL)
 _REFUSED = (
     (re.compile(rb"\x80[\x02-\x05]"), "is a Python pickle, which can run code when it is read"),
     (re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE), "is an HTML or XML page, often that of an error"),
@@ -42,12 +42,16 @@ class LogFile:
     head: bytes
     kind: str
     compressed: bool
+    whole: bool = False
 
     @cached_property
     def fields(self) -> frozenset[str]:
-        """The fields in the first bytes: ``a.b`` inside objects, ``a[].b`` inside lists; the columns of a table."""
+        """The fields in the first bytes: ``a.b`` inside objects, ``a[].b`` inside lists; the columns of a table.
+
+        With ``whole``, those of the whole file, which is read once from end to end, piece by piece.
+        """
         if self.kind == "json":
-            return outline(self.text)
+            return outline(self.pieces() if self.whole else self.head)
         if self.kind == "parquet":
             return frozenset(_parquet_columns(self.path))
         return frozenset(self.columns) if self.kind == "text" else frozenset()
@@ -89,6 +93,19 @@ class LogFile:
         try:
             with self.open() as file:
                 return file.read()
+        except (OSError, EOFError, zlib.error) as problem:
+            raise unusable(self.path, f"cannot be decompressed ({problem})", DAMAGED) from None
+
+    def entire(self) -> LogFile:
+        """Return the file with the fields of all of it, where its first bytes are not all."""
+        return replace(self, whole=True) if self.kind == "json" and len(self.head) == HEAD_BYTES else self
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the decompressed file in pieces; InvalidInput: its compression is damaged."""
+        try:
+            with self.open() as file:
+                while piece := file.read(PIECE_BYTES):
+                    yield piece
         except (OSError, EOFError, zlib.error) as problem:
             raise unusable(self.path, f"cannot be decompressed ({problem})", DAMAGED) from None
 
@@ -165,33 +182,6 @@ def _parquet_columns(path: Path) -> list[str]:
         return pq.read_schema(path).names
     except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
         raise unusable(path, f"is not a complete Parquet file ({str(problem).splitlines()[0]})", DAMAGED) from None
-
-
-def outline(text: str) -> frozenset[str]:
-    """Return the paths of the keys in the first part of a JSON text, which may end anywhere.
-
-    >>> sorted(outline('[{"a": {"b": [1, 2]}, "c": "x'))
-    ['[].a', '[].a.b', '[].c']
-    """
-    found: set[str] = set()
-    # of each open container: its path, and whether it is an object; then the last string and the last key
-    stack: list[tuple[str, bool]] = [("", False)]
-    last = key = ""
-    for token in _TOKEN.finditer(text):
-        sign = token.group(0)
-        path, inside = stack[-1]
-        if sign == ":" and inside:
-            key = f"{path}.{last}" if path else last
-            found.add(key)
-        elif sign in ("{", "["):
-            parent = key if inside else path
-            stack.append((parent if sign == "{" else f"{parent}[]", sign == "{"))
-        elif sign in ("}", "]"):
-            if len(stack) > 1:
-                stack.pop()
-        elif sign != ",":
-            last = token.group(1) or ""
-    return frozenset(found)
 
 
 def documents(file: LogFile) -> Iterator[tuple[str, Any]]:

@@ -17,14 +17,15 @@ from kernelsight.dataflow.engine import SETTINGS, first_line
 from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput
 from kernelsight.logs.files import LogFile, open_log, unusable
+from kernelsight.logs.folders import ROLES, Given, open_folder
 from kernelsight.logs.found import Found, LogFormat
 from kernelsight.logs.plain import read_plain, read_rows
-from kernelsight.logs.registry import PLAIN, named, recognise
+from kernelsight.logs.registry import PLAIN, named, recognise, with_known_fields
 from kernelsight.logs.requests import finish_requests, first_time
 
 TABLES = (
     *("production_logs", "production_requests", "production_steps", "production_windows"),
-    *("production_kernels", "production_settings", "production_summaries", "log_faults"),
+    *("production_kernels", "production_settings", "production_summaries", "log_faults", "production_files"),
 )
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -39,9 +40,10 @@ def read_logs(
 ) -> dict[str, pa.Table]:
     """Return every table of TABLES, read from logs of requests, and of ``steps``, ``metrics`` and ``kernels``.
 
-    Files are recognised by their fields; ``format`` names that of ``paths`` instead. ``columns``: for a plain table,
-    the table's names by ours, such as ``{"ttft_ms": "first[s]", "ttft_clock": "=gateway"}``. Rows that are left out
-    are counted in ``log_faults``. InvalidInput: a file that is not read, or whose requests have no latency.
+    Files are recognised by their fields; ``format`` names that of ``paths`` instead. A folder among ``paths`` is all of
+    its files, each as what it is: ``production_files``. ``columns``: for a plain table, the table's names by ours,
+    such as ``{"ttft_ms": "first[s]", "ttft_clock": "=gateway"}``. Rows that are left out are counted in
+    ``log_faults``. InvalidInput: a file that is not read, or whose requests have no latency.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -55,16 +57,17 @@ def read_logs(
     >>> [(row["rule"], row["n"]) for row in tables["log_faults"].to_pylist()]
     [('ttft_clock_unknown', 2), ('no_output', 1)]
     """
-    given = [_files(paths), _files(steps), _files(metrics), _files(kernels)]
-    if not any(given):
-        raise InvalidInput("no log was given; give at least one file.")
-    found: list[Found] = []
-    for files, role in zip(given, ("requests", "steps", "metrics", "kernels"), strict=True):
-        found += _read_all(files, role, format if role == "requests" else "auto", columns)
-    return _tables(found)
+    given, rows = _given(paths, format, columns)
+    return _all_tables([], given + _others(steps, metrics, kernels), rows, columns)
 
 
-def read_table(requests: Any, columns: Mapping[str, str] | None = None) -> dict[str, pa.Table]:
+def read_table(
+    requests: Any,
+    columns: Mapping[str, str] | None = None,
+    steps: Paths = (),
+    metrics: Paths = (),
+    kernels: Paths = (),
+) -> dict[str, pa.Table]:
     """Return what ``read_logs`` returns, of requests that are a table in memory (anything with __arrow_c_stream__).
 
     >>> log = {"arrival_s": [0.0, 1.0], "in": [10, 20], "output_tokens": [5, 5], "e2e_ms": [50.0, 60.0]}
@@ -81,29 +84,64 @@ def read_table(requests: Any, columns: Mapping[str, str] | None = None) -> dict[
         raise InvalidInput(f"requests cannot be read as a log ({first_line(problem)}).") from None
     finally:
         connection.close()
-    return _tables([found])
+    return _all_tables([found], _others(steps, metrics, kernels), [], None)
 
 
-def _files(paths: Paths) -> list[LogFile]:
-    if isinstance(paths, (str, os.PathLike)):
-        paths = [paths]
-    return [open_log(path) for path in paths]
+def _all_tables(
+    found: list[Found], given: list[Given], unread: list[dict[str, Any]], columns: Mapping[str, str] | None
+) -> dict[str, pa.Table]:
+    """Return the tables of what was found, and of the files that were given, those of one format read together."""
+    if not found and not given:
+        raise InvalidInput("no log was given; give at least one file.")
+    given.sort(key=lambda one: ROLES.index(one.role))
+    by_format: dict[tuple[str, LogFormat], list[LogFile]] = {}
+    for one in given:
+        by_format.setdefault((one.role, one.format), []).append(one.file)
+    made = _tables(found + [run for (_, own), files in by_format.items() for run in _read(own, files, columns)])
+    rows = [one.row() for one in given] + unread
+    made["production_files"] = _row("production_files", list({row["path"]: row for row in rows}.values()))
+    return made
 
 
-def _read_all(files: Sequence[LogFile], role: str, name: str, columns: Mapping[str, str] | None) -> list[Found]:
-    """Read files together with all others of their format, in the order in which formats first occur."""
+def _others(steps: Paths, metrics: Paths, kernels: Paths) -> list[Given]:
+    by_role = {"steps": steps, "metrics": metrics, "kernels": kernels}
+    return [_one(path, role) for role, paths in by_role.items() for path in _listed(paths)]
+
+
+def _given(paths: Paths, name: str, columns: Mapping[str, str] | None) -> tuple[list[Given], list[dict[str, Any]]]:
+    """Return the files of ``paths``, those of folders among them, and rows of ``production_files`` of unread ones."""
+    given, rows = [], []
+    for path in _listed(paths):
+        if not Path(path).is_dir():
+            given.append(_one(path, "requests", name, columns))
+        elif columns:
+            raise unusable(path, "is a folder, and --columns names those of one table", "Give the table's file.")
+        else:
+            folder = open_folder(path, name)
+            given += folder.files
+            rows += folder.rows()
+    return given, rows
+
+
+def _listed(paths: Paths) -> list[str | os.PathLike[str]]:
+    return [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+
+
+def _one(
+    path: str | os.PathLike[str], role: str, name: str = "auto", columns: Mapping[str, str] | None = None
+) -> Given:
+    """Return a file and its format; ``columns`` make it a plain table."""
+    file = open_log(path)
     if columns and name in ("auto", PLAIN):
-        return [found for file in files for found in read_plain([file], columns)] if role == "requests" else []
-    by_format: dict[LogFormat, list[LogFile]] = {}
-    for file in files:
-        by_format.setdefault(recognise(file, role) if name == "auto" else named(name), []).append(file)
-    return [found for log_format, group in by_format.items() for found in _read(log_format, group)]
+        return Given(file, named(PLAIN), role)
+    file = with_known_fields(file)
+    return Given(file, recognise(file, role) if name == "auto" else named(name), role)
 
 
-def _read(log_format: LogFormat, files: Sequence[LogFile]) -> list[Found]:
+def _read(log_format: LogFormat, files: Sequence[LogFile], columns: Mapping[str, str] | None) -> list[Found]:
     """Read files of one format; a file of its fields with values of other types is refused without quoting them."""
     try:
-        return log_format.read(files)
+        return read_plain(files, columns) if log_format.name == PLAIN else log_format.read(files)
     except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as problem:
         raise _unlike(log_format, files, problem) from None
     except (pl.exceptions.PolarsError, pa.ArrowException, duckdb.Error) as problem:

@@ -68,12 +68,22 @@ def format_names(role: str) -> list[str]:
     return [log_format.name for log_format in FORMATS if log_format.role == role]
 
 
+def with_known_fields(file: LogFile) -> LogFile:
+    """Return a file as it is where a format has the fields of its first bytes, else with those of all of it."""
+    return file if formats_of(file) else file.entire()
+
+
+def formats_of(file: LogFile) -> list[LogFormat]:
+    """Return the formats whose fields a file has."""
+    return [log_format for log_format in FORMATS if log_format.recognises(file)]
+
+
 def recognise(file: LogFile, role: str) -> LogFormat:
     """Return the one format of a role whose fields a file has.
 
     InvalidInput: none has, or several, or it is a format of another role; the sentence names fields and formats.
     """
-    fitting = [log_format for log_format in FORMATS if log_format.recognises(file)]
+    fitting = formats_of(file)
     meant = [log_format for log_format in fitting if log_format.role == role]
     if len(meant) == 1:
         return meant[0]
@@ -87,10 +97,10 @@ def recognise(file: LogFile, role: str) -> LogFormat:
             f"log {file.path} is {other.written_by}; give it with {FLAGS[other.role]} instead of {FLAGS[role]}. "
             f"Files for {FLAGS[role]}: {known}."
         )
-    raise InvalidInput(f"log {file.path} is of no known format: {_what_is_there(file)}. Known formats: {known}.")
+    raise InvalidInput(f"log {file.path} is of no known format: {what_is_there(file)}. Known formats: {known}.")
 
 
-def _what_is_there(file: LogFile) -> str:
+def what_is_there(file: LogFile) -> str:
     """Describe a file by the names of its outer fields alone; lines of a text may quote prompts."""
     if file.kind == "sqlite":
         return "it is an SQLite database"

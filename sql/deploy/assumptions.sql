@@ -52,6 +52,10 @@ select settings.deployment_id, 'memory',
        'activation memory is estimated from the widest layer of the largest step; CUDA graphs take 1 GiB'
 from deployment_settings as settings
 union all
+select distinct deployment_id, 'shared experts',
+       format('shared experts run beside the routed ones in steps of up to {} tokens: only their memory time is added', shared_beside_tokens)
+from sharded_layers where shared_beside_tokens is not null
+union all
 select settings.deployment_id, 'number format',
        format('{} has no {} tensor cores: {} weights are expanded to 16 bit in the kernel', settings.gpu, number_formats.requires, number_formats.format)
 from deployment_settings as settings

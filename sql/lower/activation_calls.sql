@@ -6,17 +6,17 @@ with layers as (
   join models on models.model = settings.model
 ),
 gates as (
-  select deployment_id, layer_kind, 'ffn_activation' as name, count, intermediate as columns, ffn_gated as gated
+  select deployment_id, layer_kind, 'ffn_activation' as name, count, intermediate as columns, ffn_gated as gated, 0 as beside_tokens
   from layers where ffn = 'dense'
   union all
-  select deployment_id, layer_kind, 'shared_activation', count, shared_intermediate, ffn_gated
+  select deployment_id, layer_kind, 'shared_activation', count, shared_intermediate, ffn_gated, coalesce(shared_beside_tokens, 0)
   from layers where ffn = 'moe' and shared_intermediate > 0
   union all
-  select deployment_id, layer_kind, 'attention_gate', count, heads * head_dim, true
+  select deployment_id, layer_kind, 'attention_gate', count, heads * head_dim, true, 0
   from layers where attention_output_gate and attention in ('full', 'sliding')
   union all
   -- gated norm on the delta net's output: output and gate in, one out
-  select deployment_id, layer_kind, 'linear_gate', count, heads * linear_value_head_dim, true
+  select deployment_id, layer_kind, 'linear_gate', count, heads * linear_value_head_dim, true, 0
   from layers where attention = 'linear'
 )
 select
@@ -29,6 +29,7 @@ select
   gates.count,
   step_tokens.tokens as rows,
   gates.columns,
+  step_tokens.tokens <= gates.beside_tokens as beside,
   activation_flops(step_tokens.tokens, gates.columns) as flops,
   activation_bytes(step_tokens.tokens, gates.columns, gates.gated) as bytes
 from gates

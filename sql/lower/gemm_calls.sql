@@ -22,9 +22,11 @@ select
   weights.k,
   weights.format,
   weights.math,
+  starts_with(weights.name, 'shared_') and rows_of_step.m <= coalesce(layers.shared_beside_tokens, 0) as beside,
   gemm_flops(m, n, k) as flops,
   gemm_bytes(m, n, k, weights.activation_bits, weights.weight_bits) as bytes
 from layer_weights as weights
 join rows_of_step using (deployment_id, rows_from)
 join deployment_settings as settings using (deployment_id)
+left join sharded_layers as layers on layers.deployment_id = weights.deployment_id and layers.layer_kind = weights.layer_kind
 where weights.family = 'gemm' and rows_of_step.m > 0

@@ -20,6 +20,7 @@ select
   inputs.count,
   step_tokens.tokens as rows,
   inputs.columns,
+  inputs.place = 'shared_' and step_tokens.tokens <= coalesce(layers.shared_beside_tokens, 0) as beside,
   quantize_flops(step_tokens.tokens, inputs.columns) as flops,
   quantize_bytes(step_tokens.tokens, inputs.columns, inputs.activation_bits) as bytes
 from inputs

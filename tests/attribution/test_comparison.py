@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from kernelsight.attribution.replay import LOAD, Replayed, Variant, conformed, r
 from kernelsight.errors import InvalidInput
 from kernelsight.session import Session, connect
 from tests.cli.conftest import run_command
+from tests.logs.written import DATA
 
 FLAGS = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "max_num_batched_tokens": 8192}
 N = 500
@@ -226,3 +228,15 @@ def test_the_command_prints_the_contract_and_saves_every_table(session: Session,
     wrong = run_command(*words[:-4], "--stated", "--gpu x")
     assert wrong.status == 2
     assert "--stated has '--gpu', which is no flag of a load; `simulate --help` lists them." in wrong.err
+
+
+def test_what_each_file_of_a_folder_was_taken_as_is_printed(session: Session, tmp_path: Path) -> None:
+    load = drawn(60, 2.0)
+    pq.write_table(log_of(load, replay(session, load, [Variant(FLAGS)])[0]), tmp_path / "log.parquet")
+    shutil.copy(DATA / "fpm.jsonl.gz", tmp_path)
+    (tmp_path / "notes.txt").write_text("what we did\n")
+    page = run_command("compare", "--log", tmp_path, "--model", FLAGS["model"], "--gpu", "H100", "--fit", "none")
+    assert "  requests: log.parquet (table)\n" in page.out and "  steps: fpm.jsonl.gz (fpm)\n" in page.out
+    assert "  not read: 1 x notes.txt (no known format: it is a text without a header of fields)\n" in page.out
+    found = session.compare(log=tmp_path, deployment=FLAGS, fit="none")
+    assert [row["role"] for row in found.summary["files"]] == ["requests", "steps", None]

@@ -19,7 +19,7 @@ from kernelsight.fitting.splits import HEADLINE_TRAIN
 from tests.fitting.measured import gemm, write
 
 WORDS = {"train_gpus": None, "test_gpus": "gb200", "tier": None, "budget": None, "families": None, "final": False}
-WORDS |= {"test_versions": None, "train": None, "pack": None}
+WORDS |= {"test_versions": None, "train": None, "pack": None, "whole_layers": False}
 
 
 def words(**given: Any) -> argparse.Namespace:
@@ -52,12 +52,18 @@ def test_a_budget_and_the_tier_go_together(given: dict[str, Any], tier: str, bud
         ({"budget": 0.0}, "--budget is 0; give a share"),
         ({"budget": 1.0}, "--budget is 1; give a share"),
         ({"budget": 0.1, "tier": "cross-generation"}, "which has no test-GPU measurements"),
+        ({"whole_layers": True}, "--whole-layers says which sites are measured together"),
         ({"test_gpus": " , "}, "--test-gpus is empty"),
     ],
 )
 def test_words_that_contradict_each_other_are_refused(given: dict[str, Any], sentence: str):
     with pytest.raises(InvalidInput, match=sentence):
         split_of(words(**given))
+
+
+def test_whole_layers_are_held_out_where_asked():
+    assert split_of(words(budget=0.1, whole_layers=True)).whole_layers
+    assert not split_of(words(budget=0.1)).whole_layers
 
 
 def test_a_sweep_that_is_not_there_is_refused_before_anything_is_said(
@@ -101,9 +107,11 @@ def test_csv_has_a_row_for_each_scope_and_cell(sweep: Path, tmp_path: Path, caps
     assert tuple(rows[0]) == COLUMNS
     assert list(csv.DictReader(target.read_text(encoding="utf-8").splitlines())) == rows
     scopes = [row["scope"] for row in rows]
-    assert scopes[::2] == ["overall", "pooled", "unseen_implementation", "covered", "seen", "uncovered"]
+    means = ["overall", "pooled", "unseen_implementation", "covered", "nothing_of_target", "nothing_of_target_seen"]
+    cells = ["covered", "seen", "nothing_of_target", "nothing_of_target_seen", "uncovered"]
+    assert scopes[::2] == means + cells
     assert {row["shapes"] for row in rows} == {"grid", "serving"}
-    covered = rows[scopes.index("covered")]
+    covered = next(row for row in rows if row["scope"] == "covered" and row["family"])
     assert float(covered["mape"]) == pytest.approx(0.2)
     assert float(covered["affine_roofline_mape"]) == pytest.approx(0.0, abs=1e-3)
 

@@ -145,3 +145,12 @@ def test_errors_of_few_sites_are_of_rows_that_were_held_out(rows: int, sites: in
     noise = random.normal(0.0, 0.05, rows)
     error = _fit(sweep, noise).unseen_error
     assert 0.02 < np.median(np.abs(error)) < 0.1
+
+
+def test_few_layers_are_held_out_whole_where_few_sites_are_by_row() -> None:
+    sites = np.repeat([7, 3, 5], 20)
+    by_layer, by_row = module._folds(sites, 4, 2), module._folds(sites, 4, 8)
+    assert [len(set(by_layer[sites == site])) for site in (7, 3, 5)] == [1, 1, 1]
+    assert len(set(by_layer)) == 3
+    assert [len(set(by_row[sites == site])) for site in (7, 3, 5)] == [4, 4, 4]
+    assert set(module._folds(sites[:7], 4, 2)) == {-1}  # one layer, too few rows

@@ -91,6 +91,64 @@ def test_the_model_never_sees_the_target_without_a_budget(sweep: Path):
     evaluate([sweep], SPLIT, model)
 
 
+def kernels_that_differ(train, test, tier):
+    """Predict 4 us for Triton's kernel, 10 us for any other, of each test row."""
+    found = {}
+    for family, rows in test.items():
+        latency = np.where(np.array(rows["implementation"].to_pylist()) == "fused_moe_triton", 4.0, 10.0)
+        found[family] = (latency, latency - 1.0, latency + 1.0)
+    return found
+
+
+def experts(gpu: str, implementation: str, tokens: int, latency_us: float, **stated: object) -> dict:
+    shape = {"tokens": tokens, "hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "expert_matrices": 3}
+    shape |= {"moe_tp": 1, "moe_ep": 1}
+    return point("moe", gpu, latency_us, shape=shape, implementation=implementation, **stated)
+
+
+def test_with_nothing_of_the_target_the_kernel_is_that_of_the_other_gpus(tmp_path: Path):
+    rows = [experts(gpu, "fused_moe_triton", tokens, 5.0) for gpu in SPLIT.train_gpus for tokens in (1, 2, 4)]
+    rows += [experts("h100_sxm", "cutlass_moe", 1, 5.0)]
+    # on the target the engine runs its own kernel, and Triton's once
+    rows += [experts("gb200", "trtllm_gen_moe", tokens, 5.0) for tokens in (1, 2)]
+    rows += [experts("gb200", "cutlass_moe", 1, 5.0), experts("gb200", "fused_moe_triton", 4, 5.0)]
+    found, scored = evaluate([write(tmp_path / "s.parquet", rows)], SPLIT, kernels_that_differ)
+    assert sorted(scored["moe"]["predicted_us"].to_pylist()) == [4.0, 10.0, 10.0, 10.0]
+    assert scored["moe"]["unmeasured_us"].to_pylist() == [4.0] * 4
+    nothing = found["nothing_of_target"]
+    assert found["covered"]["grid"]["mape"] == pytest.approx((1.0 + 1.0 + 1.0 + 0.2) / 4)
+    assert nothing["covered"]["grid"]["mape"] == pytest.approx(0.2)
+    assert nothing["covered"]["grid"]["coverage_90"] == 1.0
+    # of the rows whose kernel training GPUs ran: CUTLASS's and Triton's
+    assert found["overall"]["grid"]["mape"] == pytest.approx((1.0 + 0.2) / 2)
+    assert nothing["overall"]["grid"]["n"] == nothing["pooled"]["grid"]["n"] == 2
+
+
+def test_what_a_model_states_stays_with_nothing_of_the_target(tmp_path: Path):
+    quantised = {"shape": {"rows": 1, "columns": 4096}, "dtype": "fp8", "format": "fp8", "math": None}
+    names = ("static_quant_fp8", "static_quant_fp8", "dynamic_quant_per_token")
+    rows = [point("quantize", gpu, 5.0, implementation=name, **quantised) for gpu in SPLIT.train_gpus for name in names]
+    rows += [point("quantize", "gb200", 5.0, implementation=name, **quantised) for name in (*names, "brand_new")]
+    asked = []
+
+    def model(train, test, tier):
+        asked.extend(test["quantize"]["implementation"].to_pylist())
+        return one_answer(train, test, tier)
+
+    evaluate([write(tmp_path / "s.parquet", rows)], SPLIT, model)
+    # only what no other GPU ran gives way, to the commonest of the others
+    assert sorted(asked) == sorted([*names, "brand_new", "static_quant_fp8"])
+
+
+def test_a_measured_target_is_never_asked_as_if_it_were_not(sweep: Path):
+    sizes = ((1024, 1024), (512, 512), (2048, 1024))
+    rows = [gemm(gpu, 1, n, k, 5.0) for gpu in (*SPLIT.train_gpus, "gb200") for n, k in sizes]
+    split = SPLIT._replace(tier="target-measured", budget=0.1)
+    found, _ = evaluate([write(sweep.with_name("more.parquet"), rows)], split, one_answer)
+    assert found["overall"]["grid"]["n"] == 1
+    assert found["nothing_of_target"]["overall"]["grid"]["n"] == 0
+
+
 def test_a_budget_teaches_sites_that_are_not_scored(sweep: Path):
     taught = {}
 

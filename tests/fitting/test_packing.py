@@ -37,6 +37,13 @@ def test_a_kernel_that_no_engine_serves_answers_only_where_it_is_asked_for(tmp_p
     assert [name for name, _ in found] == ["marlin_moe", "vllm_marlin_int4_moe"]
 
 
+def test_rows_that_are_not_fitted_make_no_kernel_an_engines_choice(tmp_path: Path) -> None:
+    rows = [experts("marlin_moe", 1), *(experts("cutlass_moe", 2**power) for power in range(5))]
+    rows = [row | ({} if row["implementation"] == "marlin_moe" else {"not_fitted": "launched_eagerly"}) for row in rows]
+    counted = choice_rows([write(tmp_path / "sweep.parquet", rows)], "moe", ["h200_sxm"], IMPLEMENTATIONS)
+    assert {row["implementation"]: row["value"] for row in counted} == {"marlin_moe": 1, "cutlass_moe": 0}
+
+
 def test_the_pack_that_ships_serves_int4_experts_by_the_layer_of_vllm() -> None:
     shipped = default_pack()
     known = family_facts("moe", IMPLEMENTATIONS, GPUS)

@@ -71,6 +71,28 @@ def test_sites_of_experts_are_those_of_the_whole_layer():
     assert site_names("moe", rows)[0] == ["moe|2048,768,8,128,2,4"]
 
 
+def test_a_whole_layer_is_held_out_with_all_of_its_splits():
+    split = {"moe_tp": [1.0, 2.0, 1.0, 1.0], "moe_ep": [1.0, 4.0, 8.0, 1.0]}
+    layer = {"intermediate": [768.0, 384.0, 768.0, 512.0], "local_experts": [128.0, 32.0, 16.0, 128.0]}
+    rows = pa.table({"hidden": [2048.0] * 4, "top_k": [8.0] * 4, **layer, **split})
+    names, of_row = site_names("moe", rows, whole_layers=True)
+    assert sorted(names) == ["moe|2048,512,8,128", "moe|2048,768,8,128"]
+    assert len(set(of_row[:3])) == 1
+    assert of_row[3] != of_row[0]
+    assert len(site_names("moe", rows)[0]) == 4
+    # four layers, of which two are measured, first by hash: no layer is on both sides
+    more = pa.concat_tables([rows, rows.set_column(0, "hidden", pa.array([4096.0] * 4))])
+    chosen = in_budget("moe", more, 0.3, whole_layers=True)
+    of_layer = site_names("moe", more, whole_layers=True)[1]
+    assert not set(of_layer[chosen]) & set(of_layer[~chosen])
+    assert len(set(of_layer[chosen])) == 2
+
+
+def test_families_without_layers_keep_their_sites():
+    rows = pa.table({"n": [1024.0, 4096.0], "k": [4096.0, 4096.0]})
+    assert site_names("gemm", rows, whole_layers=True)[0] == site_names("gemm", rows)[0]
+
+
 def test_other_families_take_what_does_not_grow_with_the_load():
     rows = pa.table({"batch": [1.0, 2.0, 1.0], "context": [7.0, 7.0, 15.0], "heads": [16.0, 16.0, 128.0]})
     rows = rows.append_column("kv_lora_rank", pa.array([512.0] * 3)).append_column("rope_dim", pa.array([64.0] * 3))

@@ -7,7 +7,8 @@ import pickle
 
 import pytest
 
-from kernelsight.logs.files import HEAD_BYTES, documents, open_log, outline
+from kernelsight.logs.files import HEAD_BYTES, documents, open_log
+from kernelsight.logs.outline import MOST_DEPTH, MOST_FIELDS, outline
 from kernelsight.logs.settings import non_default_args
 from tests.logs.asked import refusal
 from tests.logs.written import save
@@ -41,7 +42,7 @@ def test_a_pickle_inside_gzip_is_refused_too(tmp_path):
 
 def test_missing_files_and_folders(tmp_path):
     assert "does not exist" in refusal(tmp_path / "none.json")
-    assert "is a folder" in refusal(tmp_path)
+    assert "is a folder" in refusal(steps=tmp_path)
     assert refusal() == "no log was given; give at least one file."
 
 
@@ -61,10 +62,21 @@ def test_containers(tmp_path, content, kind):
 
 
 def test_the_outline_of_a_text_that_ends_anywhere():
-    text = '{"a": {"b:": [{"c": "x{"}, {"d": 1}]}, "e": "\\"f\\": 1", "g": {'
+    text = b'{"a": {"b:": [{"c": "x{"}, {"d": 1}]}, "e": "\\"f\\": 1", "g": {'
     assert outline(text) == {"a", "a.b:", "a.b:[].c", "a.b:[].d", "e", "g"}
     for length in range(len(text)):
         assert outline(text[:length]) <= outline(text)
+        assert outline([text[:length], text[length:]]) == outline(text)
+    assert outline(text[i : i + 1] for i in range(len(text))) == outline(text)
+
+
+def test_an_outline_keeps_neither_texts_nor_depth_nor_names_without_end():
+    long = b'{"' + b"x" * 5000 + b'": {"a": "' + b"y\\" * 4000 + b'", "b": 1}}'
+    assert {len(name) for name in outline([long[:3000], long[3000:]])} == {400, 402}
+    assert outline(b'{"a": ' * MOST_DEPTH * 2) == {".".join("a" * n) for n in range(1, MOST_DEPTH + 1)}
+    deep = b'{"a": ' + b"[" * 10**6 + b"]" * 10**6 + b', "b": 1}'
+    assert outline(deep) == {"a", "b"}
+    assert len(outline(b"".join(b'{"%d": 1}' % n for n in range(MOST_FIELDS + 5)))) == MOST_FIELDS
 
 
 def test_documents_are_read_until_one_is_none(tmp_path):

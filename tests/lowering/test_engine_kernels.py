@@ -136,6 +136,21 @@ def test_kernels_that_quantise_activations(ask, engine, quantization, names):
     assert len(hidden) == (2 if "quantize_hidden" in names else 0)
 
 
+@pytest.mark.parametrize(
+    ("engine", "tokens", "beside"),
+    [("vllm", 256, True), ("vllm", 257, False), ("sglang", 257, True), ("trtllm", 8, False)],
+)
+def test_shared_experts_beside_routed_ones_cost_their_memory_time(ask, engine, tokens, beside):
+    stated = {"model": "deepseek-v3", "engine": engine, "tp": 8}
+    found = {row["name"]: row for row in ask("kernel_latencies", stated, decodes=tokens, context=700)}
+    for name in ("shared_gate_up_proj", "shared_activation", "shared_down_proj"):
+        assert (found[name]["latency_us"] == found[name]["roofline_us"]) == beside
+        assert found[name]["latency_us"] < found["experts"]["latency_us"]
+    assert found["router"]["latency_us"] > found["router"]["roofline_us"]
+    said = [row["sentence"] for row in ask("assumptions", stated, decodes=tokens, context=700)]
+    assert any(sentence.startswith("shared experts run beside") for sentence in said) == (engine != "trtllm")
+
+
 def test_norms_and_gates(ask):
     calls = {(call["deployment_id"], call["call"]): call
              for call in ask("kernel_calls", "gemma-2-9b", "minimax-m2", "qwen3-next-80b-a3b", **STEP)}  # fmt: skip

@@ -29,6 +29,11 @@ def declare(verb: argparse.ArgumentParser) -> None:
         help="share of the test GPU's sites (distinct kernel shapes) used as measurements",
     )
     verb.add_argument(
+        "--whole-layers",
+        action="store_true",
+        help="with --budget: measure or hold out a layer of experts at all of its parallel splits together",
+    )
+    verb.add_argument(
         "--test-versions",
         metavar="V",
         help="score engine versions that the sweeps of --train lack: new (all of them) or engine:version,...",
@@ -80,7 +85,10 @@ def split_of(arguments: Any) -> Split:
     test = _names(arguments.test_gpus)
     if not test:
         raise InvalidInput("--test-gpus is empty; name at least one GPU of the sweep.")
-    return Split("asked", train, test, "target-measured" if budget else "cross-generation", budget or 0.0)
+    if arguments.whole_layers and not budget:
+        raise InvalidInput("--whole-layers says which sites are measured together; give the share of them by --budget.")
+    tier = "target-measured" if budget else "cross-generation"
+    return Split("asked", train, test, tier, budget or 0.0, arguments.whole_layers)
 
 
 def _score_versions(arguments: Any, sweeps: list[Path], target: Path | None) -> None:
@@ -92,9 +100,10 @@ def _score_versions(arguments: Any, sweeps: list[Path], target: Path | None) -> 
 
     if not arguments.test_versions or not arguments.train:
         raise InvalidInput("--test-versions and --train belong together: versions to score, and sweeps without them.")
-    if arguments.tier or arguments.budget or arguments.train_gpus or arguments.final:
+    if arguments.tier or arguments.budget or arguments.train_gpus or arguments.final or arguments.whole_layers:
         raise InvalidInput(
-            "--test-versions scores a fitted model; leave out --tier, --budget, --train-gpus and --final."
+            "--test-versions scores a fitted model; "
+            "leave out --tier, --budget, --whole-layers, --train-gpus and --final."
         )
     old = [Path(name) for name in arguments.train]
     check_sweeps([*sweeps, *old])

@@ -1,0 +1,53 @@
+"""Reads the settings of a server from what started it: a script or a manifest that lies beside its logs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from kernelsight.errors import InvalidInput
+from kernelsight.logs.files import HEAD_BYTES, LogFile
+from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.settings import flat_settings
+from kernelsight.read.command_options import read_options
+from kernelsight.read.commands import Command, read_commands
+
+NAME = "launch"
+# a text without one of these starts no server that is known
+_SERVER = re.compile(r"\bvllm\b|\bsglang\b|\btrtllm-serve\b|tensorrt")
+
+
+def _recognises(file: LogFile) -> bool:
+    return bool(_commands(file))
+
+
+def _commands(file: LogFile) -> list[Command]:
+    if file.kind != "text" or len(file.head) == HEAD_BYTES or not _SERVER.search(file.text):
+        return []
+    try:
+        return read_commands(file.text)
+    except InvalidInput:
+        return []
+
+
+def read_launch(files: Sequence[LogFile]) -> list[Found]:
+    """Return one run per file: the options of its first server, without secrets; a start-up script has no requests."""
+    runs = []
+    for file in files:
+        found, (command, *_) = Found(file, NAME), _commands(file)
+        try:
+            options = {one.name: one.value for one in read_options(command.words, lambda name: None, Path())}
+        except InvalidInput:
+            options = {}
+        if "MODEL" in options:
+            options["model"] = options.pop("MODEL")
+        for name in [name for name, value in options.items() if name.startswith("--no-") and value == "true"]:
+            options["--" + name.removeprefix("--no-")] = "false"
+            del options[name]
+        found.settings = flat_settings(options, f"the {command.engine} command")
+        runs.append(found)
+    return runs
+
+
+FORMAT = LogFormat(NAME, "launch", "a script or manifest that starts the server", _recognises, read_launch)
