@@ -27,8 +27,8 @@ VARIABLE = "KERNELSIGHT_CACHE"
 LARGEST_TABLE = 16 * 2**20
 LARGEST_FOLDER = 512 * 2**20
 PROGRAM_FILES = (".py", ".csv", ".jsonl", ".parquet", ".sql", ".json")
-# sizes of files that this process wrote since it looked at the folder's size
-_written: list[int] = []
+# what this process wrote since it looked at the folder's size
+_written = {"bytes": 0}
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -142,9 +142,9 @@ def keep(key: str, content: bytes) -> None:
     with contextlib.suppress(OSError):
         draft.write_bytes(hashlib.sha256(content).digest() + content)
         os.replace(draft, place / key)
-    _written.append(len(content))
-    if sum(_written) > LARGEST_FOLDER // 8:
-        _written.clear()
+    _written["bytes"] += len(content)
+    if _written["bytes"] > LARGEST_FOLDER // 8:
+        _written["bytes"] = 0
         _prune(place)
 
 
