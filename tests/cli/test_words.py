@@ -89,8 +89,9 @@ def test_a_disk_that_fills_loses_no_answer_and_leaves_no_half_file(
     words = ["sh", "-c", 'ulimit -f 390; exec "$@"', "sh", *START, *MANY, "--num-prompts", "3000", "-o", str(target)]
     found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert found.returncode == 1, found.stderr
-    assert found.stderr.startswith(f"kernelsight: {target} could not be written: ")
-    assert found.stderr.count("\n") == 1
+    # a slow machine also shows how long it simulates
+    said = [line for line in found.stderr.splitlines() if not line.startswith("simulating ")]
+    assert [line.partition(" could not be written: ")[0] for line in said] == [f"kernelsight: {target}"]
     assert "requests completed" in found.stdout
     assert list(tmp_path.iterdir()) == []
 

@@ -34,6 +34,10 @@ RATES = (
 ROUNDING = 1.0 + 2e-7  # two steps of float32
 
 
+def near(value: float, share: float) -> object:
+    return pytest.approx(value, rel=share, abs=0.0)
+
+
 def column(table: pa.Table, name: str) -> np.ndarray:
     return table[name].to_numpy(zero_copy_only=False)
 
@@ -194,7 +198,9 @@ def test_a_row_alone_equals_the_row_among_others(family: str, backend: str) -> N
     calls = calls_of_all_gpus(family)
     among = price(family, calls, backend)
     for row in (0, 7, 16_383, 16_384, 19_999):
-        assert price(family, calls.slice(row, 1), backend).equals(among.slice(row, 1))
+        [alone], [expected] = price(family, calls.slice(row, 1), backend).to_pylist(), among.slice(row, 1).to_pylist()
+        # the exponential of an array and of a number differ in their last bit
+        assert alone == {n: near(v, 1e-13) if isinstance(v, float) else v for n, v in expected.items()}
 
 
 def test_import_of_latencies_leaves_jax_alone() -> None:

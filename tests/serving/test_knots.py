@@ -31,8 +31,8 @@ STEPS = 600
 LARGEST_ERROR = 0.005
 # MLA expands the keys and values of the cached tokens in one product, whose tile edges lie between knots, and weigh
 # most in a step of few tokens
-LATENT_ERROR = 0.02
-FEW_TOKENS = 32
+LATENT_ERROR = 0.025
+FEW_TOKENS = 64
 LINEAR_OVERSTATED = 1.22
 
 
