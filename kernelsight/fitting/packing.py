@@ -17,7 +17,7 @@ from kernelsight.fitting.held_out import folds_of, held_out_errors
 from kernelsight.fitting.intervals import fit_intervals
 from kernelsight.fitting.measured import fit_measured, has_correction, rows_of
 from kernelsight.fitting.pack_rows import correction_arrays, interval_rows
-from kernelsight.fitting.training import training_rows
+from kernelsight.fitting.training import once_a_key, training_rows
 from kernelsight.fitting.vendors import vendor_form
 from kernelsight.kernels.families import FAMILIES, MEASURED
 from kernelsight.kernels.forms import Form
@@ -57,7 +57,7 @@ def fit_pack(
     for family in MEASURED if families is None else families:
         for vendor in sorted({vendor_of[gpu] for gpu in train_gpus}, key=lambda name: name or ""):
             mine = [gpu for gpu in train_gpus if vendor_of[gpu] == vendor]
-            table = training_rows(sweeps, family, mine)
+            table = once_a_key(training_rows(sweeps, family, mine))
             mine = _enough(table, mine)
             if not mine:
                 continue

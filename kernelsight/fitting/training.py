@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import duckdb
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -36,6 +37,24 @@ def training_rows(
     return _selected(
         work_cursor(), relation, work, f"family = {_text(family)} and not_fitted is null {wanted} {extra}", order
     )
+
+
+def once_a_key(table: pa.Table) -> pa.Table:
+    """Return rows of :func:`training_rows` with what several engine versions measured once, as their geometric mean.
+
+    Otherwise an engine with many measured versions outweighs the others in what is learnt. Rows come in the order of
+    their key, ``engine_version`` is the last one by name.
+
+    >>> import pyarrow as pa
+    >>> columns = {"engine": ["vllm"] * 3, "engine_version": ["0.24", "0.25", "0.25"], "m": [1.0, 1.0, 2.0]}
+    >>> found = once_a_key(pa.table({**columns, "latency_us": [1.0, 4.0, 5.0]}))
+    >>> found["m"].to_pylist(), [round(us, 9) for us in found["latency_us"].to_pylist()]
+    ([1.0, 2.0], [2.0, 5.0])
+    """
+    rows = pl.from_arrow(table)
+    key = [name for name in rows.columns if name not in ("engine_version", "latency_us")]
+    found = rows.group_by(key).agg(pl.col("engine_version").max(), pl.col("latency_us").log().mean().exp())
+    return found.sort(key, nulls_last=True).select(rows.columns).to_arrow().cast(table.schema)
 
 
 def call_rows(points: pa.Table, family: str) -> pa.Table:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kernelsight.fitting.training import call_rows, training_rows
+from kernelsight.fitting.training import call_rows, once_a_key, training_rows
 from kernelsight.kernels.families import FAMILIES, MEASURED
 from kernelsight.measure.rows import sweep_schema
 from kernelsight.session import Session, connect
@@ -171,3 +171,14 @@ def test_points_to_measure_count_as_measured_rows_in_their_own_order(tmp_path: P
     assert planned.column_names == measured.column_names
     assert planned["m"].to_pylist() == [64.0, 1.0, 4096.0, 17.0]
     assert planned.sort_by([("m", "ascending")]).equals(measured.sort_by([("m", "ascending")]))
+
+
+def test_what_several_versions_measured_counts_once(tmp_path: Path) -> None:
+    rows = [
+        gemm("h100_sxm", 16, 4096, 4096, us, engine_version=version) for us, version in ((4.0, "0.24"), (9.0, "0.25"))
+    ]
+    rows += [gemm("h100_sxm", 16, 4096, 4096, 5.0, engine="sglang"), gemm("h100_sxm", 32, 4096, 4096, 7.0)]
+    found = once_a_key(training_rows([write(tmp_path / "sweep.parquet", rows)], "gemm"))
+    read = {(row["engine"], row["m"]): row["latency_us"] for row in found.to_pylist()}
+    assert read == pytest.approx({("vllm", 16.0): 6.0, ("sglang", 16.0): 5.0, ("vllm", 32.0): 7.0})
+    assert found.schema == training_rows([tmp_path / "sweep.parquet"], "gemm").schema

@@ -83,7 +83,9 @@ def test_gpus_of_the_final_evaluation_are_never_scored(old, new):
 
 def words(**given: Any) -> argparse.Namespace:
     named = dict.fromkeys(("train_gpus", "test_gpus", "tier", "budget", "families", "train", "pack", "output"))
-    return argparse.Namespace(**{**named, "final": False, "test_versions": "new", "format": "json", **given})
+    return argparse.Namespace(
+        **{**named, "final": False, "whole_layers": False, "test_versions": "new", "format": "json", **given}
+    )
 
 
 def test_the_verb_prints_scores_and_the_versions(old, new, tmp_path, capsys):

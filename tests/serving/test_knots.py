@@ -185,7 +185,7 @@ def test_short_chunks_after_long_cached_prompts_are_overstated(served: Served) -
     """A limit of adding up: alone, each short chunk leaves most of the GPU idle; together they would fill it."""
     shape = shape_of({"batch": 0, "context": 0, "chunk": 64, "cached": 4096}, served, 0, chunks=8)
     ratio = interpolated(served.costs, shape) / predicted(served, [shape])[0]
-    assert 0.995 < ratio < 1.4
+    assert 0.995 < ratio < 1.45
 
 
 @pytest.mark.parametrize("graph_max_tokens", [256, 512])
