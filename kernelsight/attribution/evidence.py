@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 
 from kernelsight.attribution.factors import PARAMETERS
 from kernelsight.attribution.replay import KERNELS, NO_LOAD
@@ -108,14 +109,12 @@ class Witnesses:
                 return [None] * len(flags)
             give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
             rows = {name: _by_deployment(fork, name) for name in ("kv_layout", "deployment_settings", "host_settings")}
-            shapes = [
-                _shape(row, name, rows["kv_layout"][name]["window_tokens"], rows["deployment_settings"][name])
-                for name in sorted(wanted)
-                for row in self._seen.shapes
-            ]
-            fork.give("step_shapes", shapes)
-            times = fork.query(_TIMES).to_pylist()
-            totals = fork.table("step_totals").to_pylist()
+            whole, profiled = self._seen.shapes[: self._seen.steps], self._seen.shapes[self._seen.steps :]
+            times, totals = _priced(fork, whole, wanted, rows)
+            # a profile times each kernel, on whatever stream it runs
+            fusions = fork.table("engine_fusions")
+            fork.give("engine_fusions", fusions.filter(pc.not_equal(fusions["operation"], "shared_experts")))
+            times, totals = (a + b for a, b in zip((times, totals), _priced(fork, profiled, wanted, rows), strict=True))
         count = len(self._seen.shapes)
         found = {name: Predicted(np.zeros((count, len(KERNELS))), *np.zeros((3, count))) for name in wanted}
         for row in times:
@@ -133,6 +132,21 @@ class Witnesses:
                 found[name].hidden[at], found[name].exposed[at] = hidden, exposed
                 found[name].rest[at] = row["gpu_us"] - found[name].kernels[at].sum()
         return [None if name is None else found[name] for name in names]
+
+
+def _priced(
+    session: Session, steps: Sequence[Mapping[str, Any]], names: Collection[str], rows: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return what kernels take, and ``step_totals``, of some steps on each of some deployments."""
+    if not steps:
+        return [], []
+    shapes = [
+        _shape(row, name, rows["kv_layout"][name]["window_tokens"], rows["deployment_settings"][name])
+        for name in sorted(names)
+        for row in steps
+    ]
+    session.give("step_shapes", shapes)
+    return session.query(_TIMES).to_pylist(), session.table("step_totals").to_pylist()
 
 
 def _by_deployment(session: Session, table: str) -> dict[str, dict[str, Any]]:

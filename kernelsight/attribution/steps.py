@@ -12,6 +12,7 @@ import pyarrow as pa
 from kernelsight.attribution.measured import Measured
 from kernelsight.attribution.replay import KERNELS
 from kernelsight.attribution.sample import part_of
+from kernelsight.scenario.forward_step import whole_step
 
 # steps of each kind, with and without prompts, that are predicted: evenly over their sizes
 MOST_STEPS = 100
@@ -125,23 +126,7 @@ def _shape_of_step(row: Mapping[str, Any], number: int, context: int) -> dict[st
     chunk = round(row["prefill_tokens"] / prompts) if prompts else 0
     cached = round((row["prefill_cached_tokens"] or 0) / prompts) if prompts else 0
     mean = context if read is None else round(read / decodes) if decodes else 0
-    return _shape(number, decodes, mean, prompts if chunk else 0, chunk, cached)
-
-
-def _shape(number: int, decodes: int, context: int, prompts: int, chunk: int, cached: int) -> dict[str, Any]:
-    return {
-        "step_shape_id": number,
-        "part": "whole",
-        "x": 0.0,
-        "y": 0.0,
-        "tokens": decodes + prompts * chunk,
-        "sampled": decodes + prompts,
-        "decode_requests": decodes,
-        "decode_context": max(context, 1) if decodes else None,
-        "prefill_requests": prompts,
-        "prefill_tokens": chunk,
-        "prefill_cached": cached,
-    }
+    return whole_step(number, decodes, max(mean, 1), prompts if chunk else 0, chunk, cached)
 
 
 def _kernels(table: pa.Table, unused: list[str]) -> list[tuple[dict[str, Any], dict[str, float]]]:
@@ -165,7 +150,7 @@ def _shape_of_case(row: Mapping[str, Any]) -> dict[str, Any]:
     # what is in the cache counts the new tokens
     prompts = [(new, max(held - new, 0)) for new, held in lengths if new != 1]
     chunk, cached = (round(float(np.mean([row[at] for row in prompts] or [0]))) for at in (0, 1))
-    return _shape(0, len(decodes), round(float(np.mean(decodes or [0]))), len(prompts), chunk, cached)
+    return whole_step(0, len(decodes), max(round(float(np.mean(decodes or [0]))), 1), len(prompts), chunk, cached)
 
 
 def _times(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from kernelsight.cli.options import add_deployment, add_output, deployment_flags, launch_line, open_session, whole
 from kernelsight.errors import InvalidInput
-from kernelsight.report.formats import formats_said
+from kernelsight.report.formats import formats_said, rests_on
 from kernelsight.report.output import (
     as_csv,
     as_json,
@@ -87,6 +87,7 @@ def run(arguments: Any) -> None:
                     "kernel_latencies",
                     "step_totals",
                     "memory_plan",
+                    "deployment_tiers",
                     "assumptions",
                 ],
             )
@@ -154,6 +155,7 @@ def _as_page(step: dict[str, Any]) -> str:
         f"total {show_number(step['total_us'])} us (90 % interval {show_number(step['p05_us'])} to "
         f"{show_number(step['p95_us'])}): "
         f"GPU {show_number(step['gpu_us'])} us, exposed host {show_number(step['host_us'])} us",
+        rests_on(step),
         "",
         as_text(rows, list(rows[0]), terminal_width()),
         "",

@@ -42,8 +42,8 @@ def training_rows(
 def once_a_key(table: pa.Table) -> pa.Table:
     """Return rows of :func:`training_rows` with what several engine versions measured once, as their geometric mean.
 
-    Otherwise an engine with many measured versions outweighs the others in what is learnt. Rows come in the order of
-    their key, ``engine_version`` is the last one by name.
+    Otherwise an engine with many measured versions outweighs the others in what is learnt. A key stands where
+    its first row was, ``engine_version`` is the last one by name.
 
     >>> import pyarrow as pa
     >>> columns = {"engine": ["vllm"] * 3, "engine_version": ["0.24", "0.25", "0.25"], "m": [1.0, 1.0, 2.0]}
@@ -53,8 +53,10 @@ def once_a_key(table: pa.Table) -> pa.Table:
     """
     rows = pl.from_arrow(table)
     key = [name for name in rows.columns if name not in ("engine_version", "latency_us")]
-    found = rows.group_by(key).agg(pl.col("engine_version").max(), pl.col("latency_us").log().mean().exp())
-    return found.sort(key, nulls_last=True).select(rows.columns).to_arrow().cast(table.schema)
+    mean_us = pl.col("latency_us").log().mean().exp()
+    # in order, so that no number of threads changes a bit
+    found = rows.group_by(key, maintain_order=True).agg(pl.col("engine_version").max(), mean_us)
+    return found.select(rows.columns).to_arrow().cast(table.schema)
 
 
 def call_rows(points: pa.Table, family: str) -> pa.Table:

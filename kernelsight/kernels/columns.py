@@ -26,7 +26,7 @@ def combinations(table: pa.Table, names: Sequence[str]) -> tuple[list[dict[str, 
             encoded = pc.dictionary_encode(encoded)
         found = encoded.dictionary.to_pylist() + [None] * bool(encoded.null_count)
         words.append(found)
-        if len(found) < 2:  # one word tells no rows apart
+        if len(found) < 2:  # one word distinguishes no rows
             continue
         order = sorted(range(len(found)), key=lambda at: (found[at] is not None, found[at] or ""))
         rank = np.empty(len(found), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The number formats of a deployment, in words for the head of a report."""
+"""What the head of a report says of a deployment: its number formats, and what the figures rest on."""
 
 from __future__ import annotations
 
@@ -32,3 +32,17 @@ def formats_said(settings: Mapping[str, Any]) -> str:
     narrow = [form.removesuffix("_block") for form in by_format if form != dtype and form not in WEIGHT_ONLY]
     said = f"weights {weights}, activations {', '.join(narrow) or dtype}, KV {settings['kv_cache_dtype']}"
     return said if set(by_format) == {dtype} else f"{said}, the rest {dtype}"
+
+
+def rests_on(answer: Mapping[str, Any]) -> str:
+    """Return what the figures of an answer rest on: the tier, and what was not measured.
+
+    >>> rests_on({"tier": "target-measured", "measured_share": 0.97, "not_measured": None})
+    'kernel latencies: target-measured (97% of GPU time)'
+    >>> rests_on({"tier": "cross-generation", "measured_share": 0.0, "not_measured": "kernels on b300_sxm"})
+    'kernel latencies: cross-generation; not measured: kernels on b300_sxm'
+    """
+    is_measured = answer["tier"] in ("target-measured", "log-corrected")
+    share = f" ({answer['measured_share']:.0%} of GPU time)" if is_measured else ""
+    missing = answer["not_measured"]
+    return f"kernel latencies: {answer['tier']}{share}{f'; not measured: {missing}' if missing else ''}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernelsight.report.advised import advice_lines
-from kernelsight.report.formats import formats_said
+from kernelsight.report.formats import formats_said, rests_on
 from kernelsight.report.output import as_text, show_number, terminal_width
 from kernelsight.sweeps.run_summary import METRICS, PERCENTILES
 
@@ -17,7 +17,7 @@ def simulation_page(answer: dict[str, Any]) -> str:
     """Return the report of one simulated scenario; ``answer`` as printed by `simulate --format json`."""
     rejected = [f"{count} {name}" for name, count in answer["status"].items() if name != "finished"]
     parts = (
-        [_headline(answer["settings"]), *_prefill_lines(answer), _rests_on(answer)],
+        [_headline(answer["settings"]), *_prefill_lines(answer), rests_on(answer)],
         [*_figures(answer), *([answer["verdict"]] if answer["verdict"] else [])],
         _advised(answer),
         [_latencies(answer)],
@@ -36,17 +36,6 @@ def _headline(settings: dict[str, Any]) -> str:
         f"{settings['prefill_policy']}, chunked prefill {_on(settings['enable_chunked_prefill'])}, "
         f"asynchronous scheduling {_on(settings['async_scheduling'])}"
     )
-
-
-def _rests_on(answer: dict[str, Any]) -> str:
-    """Return what the figures rest on: the tier, and what was not measured."""
-    share = (
-        f" ({answer['measured_share']:.0%} of GPU time)"
-        if answer["tier"] in ("target-measured", "log-corrected")
-        else ""
-    )
-    missing = answer["not_measured"]
-    return f"kernel latencies: {answer['tier']}{share}{f'; not measured: {missing}' if missing else ''}"
 
 
 def _prefill_lines(answer: dict[str, Any]) -> list[str]:

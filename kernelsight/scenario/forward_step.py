@@ -27,6 +27,13 @@ join kernel_latencies as latencies using (deployment_id, step_shape_id, call)
 group by all  -- one row for the same kernel in several kinds of layers
 order by sum(calls.count) * any_value(latencies.latency_us) desc, min(calls.call)
 """
+EVIDENCE_QUERY = """
+select deployment_id, calls.family, latencies.tier, latencies.evidence,
+       sum(calls.count * latencies.latency_us) as gpu_us
+from kernel_calls as calls
+join kernel_latencies as latencies using (deployment_id, step_shape_id, call)
+group by all
+"""
 
 
 class Prediction:
@@ -116,8 +123,18 @@ def step_shape(
         )
     decodes = batch_size if phase != "prefill" else 0
     prompts = batch_size if phase == "prefill" else int(phase == "mixed")
+    shape = whole_step(0, decodes, context, prompts, chunk, context if phase == "prefill" else 0)
+    return {**shape, "decode_window_context": min(context, window) if decodes and window else shape["decode_context"]}
+
+
+def whole_step(number: int, decodes: int, context: int, prompts: int, chunk: int, cached: int) -> dict[str, Any]:
+    """Return the ``step_shapes`` row of ``decodes`` sequences with ``context`` tokens each, and ``prompts`` chunks.
+
+    ``chunk``, ``cached``: new and cached tokens of each chunk. Neither the deployment nor its attention windows are in
+    it.
+    """
     return {
-        "step_shape_id": 0,
+        "step_shape_id": number,
         "part": "whole",
         "x": 0.0,
         "y": 0.0,
@@ -125,10 +142,9 @@ def step_shape(
         "sampled": decodes + prompts,
         "decode_requests": decodes,
         "decode_context": context if decodes else None,
-        "decode_window_context": min(context, window) if decodes and window else (context if decodes else None),
         "prefill_requests": prompts,
         "prefill_tokens": chunk,
-        "prefill_cached": context if phase == "prefill" else 0,
+        "prefill_cached": cached,
     }
 
 
@@ -176,6 +192,8 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
         kernel["share"] = kernel["count"] * kernel["latency_us"] / total
     plan = session.table("memory_plan").to_pylist()[0]
     plan.pop("deployment_id")
+    session.give("kernel_evidence", session.query(EVIDENCE_QUERY))
+    tiers = session.table("deployment_tiers").to_pylist()[0]
     return {
         "model": deployment["model"],
         "gpu": deployment["gpu"],
@@ -187,6 +205,7 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
         "p95_us": totals["p95_us"],
         "gpu_us": totals["gpu_us"],
         "host_us": totals["host_us"],
+        **{name: tiers[name] for name in ("tier", "measured_share", "not_measured")},
         "kernels": kernels,
         "memory": plan,
         "settings": settings,

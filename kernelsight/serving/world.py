@@ -71,7 +71,7 @@ def read_world(
 
 
 def first_requests(world: World, most: int) -> World:
-    """Return a world that holds each load's first requests alone, at most so many."""
+    """Return a world that holds each load's first requests alone, ``most`` of each at most."""
     spans = sorted(set(world.spans.values())) or [(0, 0)]
     counts = [min(stop - start, most) for start, stop in spans]
     if sum(counts) == world.requests.num_rows:

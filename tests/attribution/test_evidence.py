@@ -183,6 +183,21 @@ def test_measured_kernels_are_learned(session: Session) -> None:  # noqa: F811
     assert witnesses.of([{**FLAGS, "gpu": "no such GPU"}]) == [None]
 
 
+def test_a_profile_times_kernels_that_a_step_hides(session: Session) -> None:  # noqa: F811
+    """vLLM hides shared experts beside the routed ones: a step does not wait for them, and a profile still has them."""
+    profile = seen(logs=logs(production_kernels=kernels_table([1] * 32, [2048] * 32)))
+    flags = {"model": "deepseek-v3", "gpu": "h200_sxm", "tp": 8, "quantization": "fp8_block"}
+
+    def products_us(said: Seen, engine: str) -> float:
+        [times] = Witnesses(session, said, PRIOR)._predict([{**flags, "engine": engine}])
+        return times.kernels[0, KERNELS.index("decode_gemm")]
+
+    as_step = profile._replace(steps=1)
+    # 58 layers, four kernels each of more than a microsecond
+    assert products_us(profile, "vllm") > products_us(as_step, "vllm") + 58 * 4
+    assert products_us(profile, "trtllm") == products_us(as_step, "trtllm")
+
+
 def test_a_log_with_steps_separates_what_requests_do_not(session: Session) -> None:  # noqa: F811
     load, truth = drawn(), Variant(FLAGS, step_us=400.0)
     served = replay(session, load, [truth])[0]

@@ -107,6 +107,21 @@ def test_the_page_tells_the_total_and_every_kernel(command):
     assert all(f"  - {sentence}\n" in page for sentence in step["assumed"])
 
 
+@pytest.mark.parametrize(
+    ("gpu", "tier", "line"),
+    [
+        ("h200_sxm", "target-measured", "kernel latencies: target-measured ("),
+        ("a40", "cross-generation", "kernel latencies: cross-generation; not measured: kernels on a40; "),
+        ("gaudi3", "unmeasured-vendor", "kernel latencies: unmeasured-vendor; not measured: "),
+    ],
+)
+def test_the_page_says_whether_the_gpu_was_measured(gpu, tier, line, command):
+    flags = ("predict", "--model", "qwen3-0.6b", "--gpu", gpu, "--context-len", "100")
+    assert command(*flags).out.splitlines()[2].startswith(line)
+    step = command(*flags, "--format", "json").json
+    assert step["tier"] == tier and (tier == "target-measured") == (step["measured_share"] > 0.5)
+
+
 def test_csv_and_files_hold_the_same_kernels(command, tmp_path):
     import duckdb
     import pyarrow.parquet as pq
