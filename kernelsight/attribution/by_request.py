@@ -21,15 +21,21 @@ def by_request(requests: pa.Table, measured: Measured, base: Replayed, misses: M
     ``requests``: rows of ``production_requests`` in the order of ``measured`` and ``base``.
     """
     at = misses.rows
-    real, predicted = measured_by_metric(measured), predicted_of(base, measured.output_tokens)
+
+    def real(name: str) -> np.ndarray:
+        return measured_by_metric(measured)[name][at]
+
+    def predicted(name: str) -> np.ndarray:
+        return predicted_of(base, measured.output_tokens)[name][at]
+
     # each column is made when its Arrow array is: a million rows are not held twice
     columns: dict[str, Callable[[], Any]] = {
         **{name: lambda name=name: requests[name].take(pa.array(at)) for name in ("log_id", "request_id")},
         "prompt_tokens": lambda: measured.prompt_tokens[at],
         "output_tokens": lambda: measured.output_tokens[at].astype(int),
-        **{f"measured_{name}_ms": lambda name=name: real[name][at] for name in METRICS},
-        **{f"predicted_{name}_ms": lambda name=name: predicted[name][at] for name in METRICS},
-        **{f"{name}_miss_ms": lambda name=name: real[name][at] - predicted[name][at] for name in METRICS},
+        **{f"measured_{name}_ms": lambda name=name: real(name) for name in METRICS},
+        **{f"predicted_{name}_ms": lambda name=name: predicted(name) for name in METRICS},
+        **{f"{name}_miss_ms": lambda name=name: real(name) - predicted(name) for name in METRICS},
         "e2e_miss_ms": lambda: misses.miss_ns / 1e6,
         "measured_queue_ms": lambda: measured.queue_ms[at],
         "predicted_queue_ms": lambda: base.queue_ms[at],

@@ -21,6 +21,7 @@ from kernelsight.attribution.factors import (
     relative_residuals,
     variant_of,
 )
+from kernelsight.attribution.left import Left, averaged, explains, left_by_group, misfit, similar
 from kernelsight.attribution.measured import Measured
 from kernelsight.attribution.replay import Replayed, Variant
 
@@ -30,14 +31,18 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     **{name: (name,) for name in ("prefill_gemm", "decode_gemm", "prefill_attention", "decode_attention")},
     **{name: (name,) for name in ("moe", "communication", "host", "front_end")},
 }
-NEWTON_STEPS = 5
+NEWTON_STEPS = 4
 MOST_CAUSES = 3
-# a cause has to take this share of the loss away, and there has to be a loss to speak of
-LEAST_GAIN, LEAST_LOSS = 0.3, 0.002**2
-# explanations that leave less than this are judged by how unusual they are
-NOTHING_LEFT = 0.007**2
-# losses that differ by less than this share of the best one are alike
-NEAR = 0.4
+# explanations that the search goes on from where the best one leaves more than chance
+BEGINNINGS = 3
+# a step that made it worse is tried again from where it began, this much shorter
+SHORTER = 0.4
+# degrees of freedom of Student's t
+TAILS = 4.0
+# sizes beside a fitted one whose replays are averaged with it
+NEIGHBOURS = (0.99, 1.01)
+# a smaller mean square of relative residuals is nothing to speak of
+LEAST_LOSS = 0.002**2
 # smaller sizes are no cause: of the logarithm of a factor, ms a step, ms a request
 LEAST_FACTOR, LEAST_STEP_MS, LEAST_REQUEST_MS = 0.03, 0.05, 1.0
 
@@ -49,7 +54,7 @@ class State(NamedTuple):
     values: np.ndarray
     causes: tuple[str, ...]
     replayed: Replayed
-    loss: float
+    left: Left
     witness: Witness | None = None
 
 
@@ -76,83 +81,68 @@ def explain(
 
     groups = similar(measured, chosen)
 
-    def loss_of(replayed: Replayed) -> float:
-        return loss_by_group(relative_residuals(measured, replayed)[:, chosen], groups)
+    def left_of(replayed: Replayed) -> Left:
+        return left_by_group(relative_residuals(measured, replayed)[:, chosen], groups)
 
     said = testify or (lambda several: [None] * len(several))
-    best = State(flags, np.zeros(len(PARAMETERS)), (), base, loss_of(base), said([flags])[0])
-    ranked: list[tuple[str, float]] = []
+    best = State(flags, np.zeros(len(PARAMETERS)), (), base, left_of(base), said([flags])[0])
+    level, ranked = [best], []
     for _ in range(MOST_CAUSES):
-        if best.loss <= LEAST_LOSS:
+        if best.left.loss <= LEAST_LOSS:
             break
-        open_settings = [(name, other) for name, other in settings if name.split("=")[0] not in _names(best.causes)]
-        states = _settings_tried(serve, best, open_settings, loss_of, said)
-        if not ranked:
-            ranked = sorted(((state.causes[-1], state.loss) for state in states), key=lambda one: one[1])
-        states += _sizes_fitted(serve, best, measured, chosen, prior, loss_of)
+        states: list[State] = []
+        for one in level:
+            unlike = [(name, other) for name, other in settings if name.split("=")[0] not in _names(one.causes)]
+            tried = _settings_tried(serve, one, unlike, left_of, said)
+            if not one.causes:
+                ranked = sorted(((state.causes[-1], state.left.loss) for state in tried), key=lambda own: own[1])
+            states += tried + _sizes_fitted(serve, one, measured, chosen, prior, left_of)
         if not states:
             break
-        found = most_plausible(states, prior)
-        if found.loss > (1.0 - LEAST_GAIN) * best.loss:
+        first, *others = by_plausibility(states, prior)
+        # a setting is replayed once: it is held against one replay
+        if not explains(first.left, best.left if first.causes[-1] in GROUPS else left_of(best.replayed)):
             break
-        best = found
+        best = first
+        # what one cause explains whole needs no other beginning
+        level = [best, *others[: BEGINNINGS - 1]] if misfit(best.left, best.left) > best.left.groups else [best]
     return best, ranked
 
 
-def most_plausible(states: Sequence[State], prior: np.ndarray) -> State:
-    """Return the explanation that is best by what it leaves unexplained and by how unusual the sizes are that it needs.
+def by_plausibility(states: Sequence[State], prior: np.ndarray) -> list[State]:
+    """Return explanations, the best first, by what they leave unexplained and how unusual the sizes are they need.
 
-    Causes that act alike (host time of every step, a kernel that reads weights) leave equally little; then the one that
-    the prior expects is named.
+    What is left is measured in standard errors of the explanation that leaves least. Causes that act alike (host time
+    of every step, a kernel that reads weights) leave equally little; then the one that the prior expects is named. Of
+    those of the same causes in another order the best stays.
     """
-    least = max(min(state.loss for state in states) * NEAR, NOTHING_LEFT)
+    least = min((state.left for state in states), key=lambda left: left.loss)
     precision = np.linalg.inv(prior)
-
-    def unusual(values: np.ndarray) -> float:
-        # heavier than normal tails: what is off may be far off
-        return 2.0 * float(np.log1p(values @ precision @ values / 4.0))
 
     lowest = min((state.witness.misfit for state in states if state.witness is not None), default=0.0)
 
-    def contradicted(state: State) -> float:
-        if state.witness is None:
-            return 0.0
-        return 2.0 * float(np.log1p(max(state.witness.misfit_at(state.values) - lowest, 0.0) / 4.0))
+    def unlikely(state: State) -> float:
+        seen = 0.0 if state.witness is None else max(state.witness.misfit_at(state.values) - lowest, 0.0)
+        return far(float(state.values @ precision @ state.values)) + far(seen)
 
-    return min(states, key=lambda state: state.loss / least + unusual(state.values) + contradicted(state))
+    errors = [misfit(state.left, least) for state in states]
+    scale = max(min(errors) / least.groups, 1.0)
+    scores = [error / scale + unlikely(state) for error, state in zip(errors, states, strict=True)]
+    found: dict[frozenset[str], State] = {}
+    for place in np.argsort(scores, kind="stable"):
+        found.setdefault(frozenset(states[place].causes), states[place])
+    return list(found.values())
 
 
-def similar(measured: Measured, chosen: np.ndarray) -> np.ndarray:
-    """Return a number for each chosen request, equal for those of similar prompts, outputs and concurrency.
+def far(squares: float) -> float:
+    """Return minus twice the logarithm of a density with heavier than normal tails: what is off may be far off.
 
-    Which requests share a step is chance; on average over such a group chance is left out, and what is left is a cause.
+    ``squares``: sum of squares in standard deviations.
+
+    >>> [round(far(squares), 1) for squares in (0.0, 4.0, 100.0)]
+    [0.0, 3.5, 16.3]
     """
-    sent = measured.sent_s[chosen]
-    ends = np.sort(sent + np.nan_to_num(measured.e2e_ms[chosen]) / 1e3)
-    running = np.arange(sent.size)[np.argsort(np.argsort(sent))] - np.searchsorted(ends, sent)
-    number = np.zeros(sent.size, np.int64)
-    for values in (measured.prompt_tokens[chosen], measured.output_tokens[chosen], running):
-        edges = np.unique(np.quantile(values, [1 / 3, 2 / 3]))
-        number = number * 3 + np.searchsorted(edges, values)
-    return number
-
-
-def loss_by_group(residuals: np.ndarray, groups: np.ndarray) -> float:
-    """Return the mean square of the groups' mean residuals, and a tenth of that of single requests.
-
-    ``residuals``: relative, shape [phases, requests].
-    """
-    total = np.zeros(2)
-    for own in residuals:
-        there = np.isfinite(own)
-        if not there.any():
-            continue
-        count = np.bincount(groups[there])
-        sums = np.bincount(groups[there], own[there])
-        means = np.divide(sums, count, out=np.zeros(count.size), where=count > 0)
-        single = np.minimum(np.abs(own[there]), 0.3)
-        total += ((count * means**2).sum() + 0.1 * (single**2).sum(), there.sum())
-    return float(total[0] / max(total[1], 1.0))
+    return (TAILS + 1.0) * float(np.log1p(squares / TAILS))
 
 
 def _names(causes: Sequence[str]) -> set[str]:
@@ -163,13 +153,13 @@ def _settings_tried(
     serve: Serve,
     best: State,
     settings: Sequence[tuple[str, Mapping[str, Any]]],
-    loss_of: Callable[[Replayed], float],
+    left_of: Callable[[Replayed], Left],
     said: Testify,
 ) -> list[State]:
     flags = [{**best.flags, **other} for _, other in settings]
     served = serve([variant_of(own, best.values) for own in flags]) if flags else []
     return [
-        State(own, best.values, (*best.causes, name), replayed, loss_of(replayed), witness)
+        State(own, best.values, (*best.causes, name), replayed, left_of(replayed), witness)
         for (name, _), own, replayed, witness in zip(settings, flags, served, said(flags), strict=True)
         if replayed.served.any()
     ]
@@ -181,28 +171,37 @@ def _sizes_fitted(
     measured: Measured,
     chosen: np.ndarray,
     prior: np.ndarray,
-    loss_of: Callable[[Replayed], float],
+    left_of: Callable[[Replayed], Left],
 ) -> list[State]:
     """Fit the size of each cause that is not chosen yet, sizes of chosen ones beside it."""
     groups = {name: parts for name, parts in GROUPS.items() if not _overlaps(name, best.causes)}
     chosen_groups = [GROUPS[name] for name in best.causes if name in GROUPS]
     tied = {name: [*chosen_groups, parts] for name, parts in groups.items() if _is_there(parts, best.replayed)}
-    values = dict.fromkeys(tied, best.values)
-    replays = dict.fromkeys(tied, best.replayed)
-    found: dict[str, State] = {}
+    found = {name: best._replace(causes=(*best.causes, name)) for name in tied}
+    lengths, steps = dict.fromkeys(tied, 1.0), dict[str, np.ndarray]()
+
+    def served(values: Mapping[str, np.ndarray]) -> dict[str, State]:
+        replays = serve([variant_of(best.flags, own) for own in values.values()]) if values else []
+        return {
+            name: found[name]._replace(values=own, replayed=replayed, left=left_of(replayed))
+            for (name, own), replayed in zip(values.items(), replays, strict=True)
+        }
+
     for _ in range(NEWTON_STEPS):
         for name, own in tied.items():
-            basis = np.array([[float(part in parts) for part in PARAMETERS] for parts in own]).T
-            values[name] = values[name] + _tied_step(
-                values[name], basis, measured, replays[name], chosen, prior, best.witness
-            )
-        served = serve([variant_of(best.flags, values[name]) for name in tied]) if tied else []
-        for name, replayed in zip(tied, served, strict=True):
-            replays[name] = replayed
-            state = State(best.flags, values[name], (*best.causes, name), replayed, loss_of(replayed), best.witness)
-            if name not in found or state.loss < found[name].loss:
-                found[name] = state
-    return [state for state in found.values() if _is_material(state)]
+            if lengths[name] == 1.0:
+                basis = np.array([[float(part in parts) for part in PARAMETERS] for parts in own]).T
+                steps[name] = _tied_step(basis, measured, found[name], chosen, prior)
+        for name, state in served({name: found[name].values + lengths[name] * steps[name] for name in tied}).items():
+            better = misfit(state.left, best.left) < misfit(found[name].left, best.left)
+            found[name], lengths[name] = (state, 1.0) if better else (found[name], lengths[name] * SHORTER)
+    found = {name: state for name, state in found.items() if _is_material(state)}
+    beside = [served({name: state.values * share for name, state in found.items()}) for share in NEIGHBOURS]
+    # which requests share a step is chance: of many sizes one is best by it
+    return [
+        state._replace(left=averaged([state.left, *(own[name].left for own in beside)]))
+        for name, state in found.items()
+    ]
 
 
 def _is_material(state: State) -> bool:
@@ -214,24 +213,20 @@ def _is_material(state: State) -> bool:
 
 
 def _tied_step(
-    value: np.ndarray,
-    basis: np.ndarray,
-    measured: Measured,
-    replayed: Replayed,
-    chosen: np.ndarray,
-    prior: np.ndarray,
-    witness: Witness | None,
+    basis: np.ndarray, measured: Measured, state: State, chosen: np.ndarray, prior: np.ndarray
 ) -> np.ndarray:
     """Return the Newton step of PARAMETERS that may only change along the columns of ``basis``.
 
     The prior is wide here: which cause it is, not how large, is decided by what it explains.
     """
-    seen = observe(measured, replayed, chosen)
+    seen = observe(measured, state.replayed, chosen)
     seen = seen._replace(derivative=seen.derivative @ basis)
-    inside = np.linalg.lstsq(basis, value, rcond=None)[0]
+    inside = np.linalg.lstsq(basis, state.values, rcond=None)[0]
     wide = np.diag(np.diag(basis.T @ prior @ basis) * 100.0)
-    beside = None if witness is None else (basis.T @ witness.precision @ basis, basis.T @ witness.pull(value))
-    step, _ = newton_step(inside, seen, replayed, wide, beside)
+    beside = None
+    if state.witness is not None:
+        beside = basis.T @ state.witness.precision @ basis, basis.T @ state.witness.pull(state.values)
+    step, _ = newton_step(inside, seen, state.replayed, wide, beside)
     return limited(basis @ step)
 
 

@@ -12,10 +12,19 @@ import pyarrow as pa
 
 from kernelsight.attribution.attribution import PARTS, Misses, misses_of
 from kernelsight.attribution.by_request import by_request
-from kernelsight.attribution.causes import GROUPS, State, explain
+from kernelsight.attribution.causes import State, explain
 from kernelsight.attribution.evidence import Witnesses
-from kernelsight.attribution.factors import PARAMETERS, Estimate, estimate, prior_covariance, variant_of
+from kernelsight.attribution.factors import (
+    PARAMETERS,
+    Estimate,
+    estimate,
+    prior_covariance,
+    relative_residuals,
+    variant_of,
+)
+from kernelsight.attribution.left import NOTHING, left_by_group, similar
 from kernelsight.attribution.measured import LEAST_REQUESTS, LEAST_SECONDS, Measured, measured_of
+from kernelsight.attribution.named import named_causes
 from kernelsight.attribution.replay import (
     KERNELS,
     NO_LOAD,
@@ -96,7 +105,7 @@ class Comparison:
     @cached_property
     def base(self) -> Replayed:
         """The replay of the log on the deployment as stated."""
-        return replay(self._session, self.load, [Variant(self._question.flags)])[0]
+        return replay(self._session, self.load, [Variant(self._question.flags)])[0].together()
 
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
@@ -128,7 +137,7 @@ class Comparison:
         """The causes that were found, replayed on the whole log, and the loss of each setting alone."""
         flags, nothing = self._question.flags, np.zeros(len(PARAMETERS))
         if not self.enough or self._question.fit == "none":
-            return State(flags, nothing, (), self.base, 0.0), []
+            return State(flags, nothing, (), self.base, NOTHING), []
         rows = self._sample
         part = Sample(self._session, self.load, self.measured, rows)
         settings = alternatives(self.settings, flags) if self._question.suspects == "all" else []
@@ -138,7 +147,7 @@ class Comparison:
         found, ranked = explain(part.serve, flags, base, part.measured, chosen, self._allowed, settings, testify)
         if found.causes:
             whole = replay(self._session, self.load, [variant_of(found.flags, found.values)])[0]
-            found = found._replace(replayed=whole)
+            found = found._replace(replayed=whole.together())
         else:
             found = found._replace(replayed=self.base)
         return found, ranked
@@ -262,13 +271,10 @@ class Comparison:
 
     @cached_property
     def _loss_before(self) -> float:
-        from kernelsight.attribution.causes import loss_by_group, similar
-        from kernelsight.attribution.factors import relative_residuals
-
         part = Sample(self._session, self.load, self.measured, self._sample)
         chosen = self.fitted_on[self._sample]
         residuals = relative_residuals(part.measured, part.serve([Variant(self._question.flags)])[0])
-        return loss_by_group(residuals[:, chosen], similar(part.measured, chosen))
+        return left_by_group(residuals[:, chosen], similar(part.measured, chosen)).loss
 
     @cached_property
     def parts(self) -> list[dict[str, Any]]:
@@ -309,27 +315,17 @@ class Comparison:
             "files": self._logs["production_files"].to_pylist(),
             **{f"{name}_ms": errors_of(real[name], ours[name], self.intervals.get(name)) for name in METRICS},
             "cached_tokens": cached_of(self.measured, self.base),
-            "causes": [self._cause(found, name) for name in found.causes],
             "parts": self.parts,
             "suspects": self.suspects,
             "fit": self.scores,
             "drift": [row for row in drift_rows(self.measured, ours) if row["change"]],
         }
+        answer["causes"] = named_causes(found, self.measured.from_server, self.parts, answer["e2e_ms"]["measured"])
         answer |= self.rests_on
         seen = self.seen if self.fitted is not None else None
         answer["evidence"] = {"steps": seen.steps, "kernels": seen.kernels, "not_used": seen.unused} if seen else {}
         answer["not_separated"] = not_separated(self.parts, answer["e2e_ms"]["predicted"], answer["evidence"])
         return answer | {"verdict": verdict_of(answer, self.enough, self._question.fit)}
-
-    def _cause(self, found: State, name: str) -> dict[str, Any]:
-        if name not in GROUPS:
-            setting, _, value = name.partition("=")
-            return {"cause": setting, "value": value}
-        at = PARAMETERS.index(GROUPS[name][0])
-        if name in ("host", "front_end"):
-            own = "front_end" if self.measured.from_server else "client"
-            return {"cause": own if name == "front_end" else name, "added_ms": float(found.values[at])}
-        return {"cause": name, "factor": float(np.exp(found.values[at]))}
 
     def table(self, name: str) -> pa.Table:
         """Return a table of the comparison, or of the log; InvalidInput for another name."""

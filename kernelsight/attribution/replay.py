@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.dataflow.memory import return_freed_memory
 from kernelsight.dataflow.session import Session
 from kernelsight.scenario.scenarios import give_plan, plan_rows
 from kernelsight.serving.load import spans_of
@@ -19,6 +20,8 @@ NO_LOAD = {"request_rate": 1.0, "num_prompts": 1, "input_len": 1, "output_len": 
 KERNELS = ("prefill_gemm", "prefill_attention", "decode_gemm", "decode_attention", "moe", "communication")
 # of a request's parts those that are kept: a million requests have a replay or two of them in memory
 KEPT = (*KERNELS, "host")
+# requests of a log whose replay takes memory enough to look after it
+LONG = 100_000
 
 
 class Variant(NamedTuple):
@@ -42,7 +45,7 @@ class Replayed(NamedTuple):
     """Predicted moments of the log's requests on one variant, shape [requests]; -1 and 0 where one was rejected.
 
     ``parts_ns``: one array of shape [phases, requests] for each of KEPT, see ``serving.parts``; ``steps``: likewise;
-    both are empty where parts were not wanted.
+    both are empty where parts were not wanted, see also ``together``.
     """
 
     cached_tokens: np.ndarray
@@ -76,6 +79,11 @@ class Replayed(NamedTuple):
     def _span_ms(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
         return np.where(self.served, (end - begin) / 1e6, np.nan)
 
+    def together(self) -> Replayed:
+        """Return the same with parts and steps of both phases added up, shape [1, requests]: half the memory."""
+        added = [values.sum(axis=0, keepdims=True) for values in (*self.parts_ns, self.steps)]
+        return self._replace(parts_ns=added[:-1], steps=added[-1])
+
     def part(self, name: str) -> np.ndarray:
         """Return a part of both phases together, nanoseconds, shape [requests]."""
         return self.parts_ns[KEPT.index(name)].sum(axis=0)
@@ -86,6 +94,8 @@ def replay(session: Session, load: pa.Table, variants: Sequence[Variant], *, wit
 
     ``load``: ``load_requests`` of the log. InvalidInput: a variant that cannot be planned, and why.
     """
+    if load.num_rows >= LONG:
+        return_freed_memory()
     with session.fork() as fork:
         places = given(fork, load, variants)
         wanted = ("request_events", "request_parts") if with_parts else ("request_events",)

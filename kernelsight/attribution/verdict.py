@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# a smaller difference is agreement: repeats of one run differ by 2 to 5 % in TTFT
-AGREES = 0.02
+from kernelsight.attribution.named import AGREES
+
 WORDS = {
     "client": "the client or the network before the server",
     "front_end": "the front end",
@@ -38,11 +38,14 @@ def _found(answer: Mapping[str, Any], enough: bool, fit: str) -> str:
     name = "E2E" if answer["e2e_ms"]["n"] else "TPOT"
     off = e2e["measured"] / e2e["predicted"] - 1.0
     times = f"measured {e2e['measured']:,.4g} ms, predicted {e2e['predicted']:,.4g} ms"
-    causes = answer["causes"]
+    causes = [cause for cause in answer["causes"] if cause["cause"] != "workload"]
     impossible = [row for row in answer["suspects"] if row["evidence"] == "impossible"]
     said = f"mean {name} agrees within {abs(off):.1%} ({times})"
     if abs(off) >= AGREES:
         said = f"mean {name} is {abs(off):.1%} {'longer' if off > 0 else 'shorter'} than predicted ({times})"
+    for load in (cause for cause in answer["causes"] if cause["cause"] == "workload"):
+        more = "longer" if load["added_ms"] > 0 else "shorter"
+        said += f", and {abs(load['added_ms']):,.3g} ms {more} with the load as sent than as described"
     if impossible:
         row = impossible[0]
         return f"{said}; the log contradicts {row['setting']} {row['stated']}: {row['value']}."
