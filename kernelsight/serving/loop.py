@@ -33,6 +33,7 @@ from kernelsight.serving.parts import (
 from kernelsight.serving.pipeline import begin_batches, end_batch
 from kernelsight.serving.policy import received_until, reset_ratio_when_idle, until_poll
 from kernelsight.serving.queue import deliver, horizon_us, next_visible_us, queue_head, receive
+from kernelsight.serving.ranks import begin_ranks
 from kernelsight.serving.records import FOREVER, NOBODY
 from kernelsight.serving.router import route, route_decode
 from kernelsight.serving.scheduler import schedule
@@ -264,6 +265,18 @@ def write_mark(engine: np.void, marks: np.ndarray) -> None:
     engine.marks += 1
 
 
+@inlined
+def are_full(ranks: np.ndarray, limits: np.void, rows: np.ndarray, marks: np.ndarray) -> bool:
+    """Whether the rows or marks of one of these engines, which begin a step together, have no room for it."""
+    for k in range(ranks.size):
+        engine = ranks[k]
+        if engine.rows > 0 and engine.rows > rows.shape[1] - limits.stages:
+            return True
+        if marks.shape[1] > 0 and engine.marks == marks.shape[1]:
+            return True
+    return False
+
+
 @loop_entry
 def serve_until_full(
     clients: np.ndarray,
@@ -342,13 +355,18 @@ def serve_until_full(
             send_us = next_send_us(client, requests, turns)
             if not alone or engine.running == 0 or send_us <= engine.now:
                 continue
-        if engine.rows > 0 and engine.rows > own_rows.shape[0] - own.stages:
+        first = i - own.rank
+        if are_full(engines[first : first + own.ranks], own, rows, marks):
             return
         if marks.shape[1] > 0:
-            if engine.marks == marks.shape[1]:
-                return
-            write_mark(engine, marks[i])
-        if own.per_request_progress:
+            for k in range(first, first + own.ranks):
+                write_mark(engines[k], marks[k])
+        if own.ranks > 1:
+            begin_ranks(
+                engines, requests, heaps, limits, hst, hashes, entries, costs, layout[i], draft_layout[i], uses, stages,
+                flights, rows, first, engine_us,
+            )  # fmt: skip
+        elif own.per_request_progress:
             begin_batches(
                 engine, requests, own_heaps, own, hst, hashes, own_entries, costs, layout[i], draft_layout[i], uses,
                 stages[i], flights[i], own_rows,

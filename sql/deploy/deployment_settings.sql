@@ -73,7 +73,10 @@ select
   case when coalesce(formats.ffn_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype else formats.ffn_format end as ffn_format,
   case when coalesce(formats.expert_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype else formats.expert_format end as expert_format,
   formats.activation_scales,
-  1 + coalesce(limits.num_speculative_tokens, 0) as query_tokens
+  1 + coalesce(limits.num_speculative_tokens, 0) as query_tokens,
+  -- data-parallel ranks meet at the experts that they share; a model that proposes tokens follows its target
+  limits.dp > 1 and limits.pp = 1 and models.experts is not null
+    and limits.deployment_id not in (select draft_deployment_id from deployments where draft_deployment_id is not null) as lock_step
 from limits
 join deployments using (deployment_id)
 join formats using (deployment_id)

@@ -7,11 +7,11 @@ with gathers as (
   join step_tokens using (deployment_id)
   where settings.tp > 1 and sampled > 0
   union all
-  select layers.deployment_id, step_shape_id, layer_kind || '.moe_dispatch', 'moe_dispatch', count, layers.dp, 2.0 * tokens * layers.dp * layers.hidden
+  select layers.deployment_id, step_shape_id, layer_kind || '.moe_dispatch', 'moe_dispatch', count, layers.dp, 2.0 * expert_tokens * layers.dp * layers.hidden
   from sharded_layers as layers
   join deployment_settings as settings using (deployment_id)
   join step_tokens using (deployment_id)
-  where layers.ffn = 'moe' and layers.dp > 1 and tokens > 0 and (settings.expert_exchange = 'all_gather' or layers.moe_ep = 1)
+  where layers.ffn = 'moe' and layers.dp > 1 and expert_tokens > 0 and (settings.expert_exchange = 'all_gather' or layers.moe_ep = 1)
 )
 select gathers.deployment_id, step_shape_id, call, name, settings.gpu, settings.engine, count::bigint as count, group_size, 0.0 as flops, bytes
 from gathers
