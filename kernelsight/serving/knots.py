@@ -83,7 +83,12 @@ def switch_knots(switches_bytes: Sequence[float], bytes_per_token: float, larges
 
 
 def part_knots(
-    max_tokens: int, max_seqs: int, max_len: int, window: int, switches: Sequence[int] = (), query_tokens: int = 1,
+    max_tokens: int,
+    max_seqs: int,
+    max_len: int,
+    window: int,
+    switches: Sequence[int] = (),
+    query_tokens: int = 1,
     lock_step: bool = False,
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return the two knot axes of each part: tokens, sequences, contexts; the second is [0] where it is unused.
@@ -168,7 +173,8 @@ def knot_shapes(
         window = windows[deployment] or selections[model] or 0
         most = max(max_tokens, max_seqs)
         switches = switch_knots(switches_bytes if tp > 1 else [], ACTIVATION_BYTES * hidden[model], most)
-        stated = (max_tokens, max_seqs, max_len, min(window, max_len), tuple(switches.tolist()), query_tokens, lock_step)
+        sizes = (max_tokens, max_seqs, max_len, min(window, max_len))
+        stated = (*sizes, tuple(switches.tolist()), query_tokens, lock_step)
         mine = reaches[deployment]
         if (stated, mine) not in known:
             axes = part_knots(*stated)

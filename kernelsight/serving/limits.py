@@ -30,6 +30,11 @@ def capacity_policy_of(name: str) -> int:
     return MAX_UTILIZATION if name == "prompt_fits" else CAPACITY_POLICIES.index(name)
 
 
+def _only_alone(name: str) -> Callable[[dict[str, Any]], int]:
+    """Return what reads a limit that TensorRT-LLM ignores where ranks step together (``should_check_waiting``)."""
+    return lambda row: 0 if row["lock_step"] else row[name]
+
+
 class Limits(NamedTuple):
     """Scheduler limits of one deployment, in tokens, requests and KV units; fields of the record LIMITS."""
 
@@ -55,9 +60,7 @@ class Limits(NamedTuple):
     whole_prompts: Annotated[bool, equals("capacity_policy", "prompt_fits")] = False
     schedule_conservativeness: float = 1.0
     # steps that prompts are held back for at most; 0: none
-    batch_wait_timeout_iters: Annotated[int, lambda row: 0 if row["lock_step"] else row["batch_wait_timeout_iters"], POLICY] = (
-        0
-    )
+    batch_wait_timeout_iters: Annotated[int, _only_alone("batch_wait_timeout_iters"), POLICY] = 0
     # tokens of a step that are enough
     batch_wait_tokens: Annotated[
         float, lambda row: row["batch_wait_max_tokens_ratio"] * row["max_num_batched_tokens"]

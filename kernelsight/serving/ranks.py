@@ -1,9 +1,10 @@
 """Data-parallel ranks that share the experts of a mixture: they begin and end each step together.
 
-Every MoE layer exchanges tokens among all ranks, so a step lasts as long as its slowest rank, and routed experts work on
-the tokens of all. In a CUDA graph ranks are padded to the largest batch among them (vLLM ``coordinate_batch_across_dp``,
-SGLang ``DpPaddingMode.MAX_LEN``, TensorRT-LLM ``CUDAGraphRunner``); otherwise the experts get the tokens that there are. A
-rank without requests runs an empty batch beside the others: it waits for them, and takes no time of its own.
+Every MoE layer exchanges tokens among all ranks, so a step lasts as long as its slowest rank, and routed experts work
+on the tokens of all. In a CUDA graph ranks are padded to the largest batch among them (vLLM
+``coordinate_batch_across_dp``, SGLang ``DpPaddingMode.MAX_LEN``, TensorRT-LLM ``CUDAGraphRunner``); otherwise the
+experts get the tokens that there are. A rank without requests runs an empty batch beside the others: it waits for them,
+and takes no time of its own.
 
 A prompt on one rank delays the decodes of all. TensorRT-LLM's ``attention_dp_config.enable_balance`` holds prompts back
 until every rank has one (``RequestScheduler._balance_adp_context_requests``).
@@ -39,7 +40,7 @@ def begin_ranks(
     first: int,
     now: float,
 ) -> None:
-    """Begin a step of the ranks from ``first`` on; arrays have an item for each engine of the scenario, as in ``loop``."""
+    """Begin a step of the ranks from ``first`` on; arrays have an item for each engine, as in ``loop``."""
     ranks = limits[first].ranks
     if limits[first].balance:
         held = holds_prompts(engines, requests, limits, hashes, entries, first, ranks, now)

@@ -174,7 +174,11 @@ def replicas_interact(
     scenario: dict[str, Any], deployment: dict[str, Any], columns: dict[str, np.ndarray], rows: np.ndarray
 ) -> bool:
     """Whether what one engine does decides what another one gets, or when."""
-    if deployment["lock_step"] or scenario["max_concurrency"] is not None or scenario["router"] not in (None, "round_robin"):
+    if (
+        deployment["lock_step"]
+        or scenario["max_concurrency"] is not None
+        or scenario["router"] not in (None, "round_robin")
+    ):
         return True
     return bool((columns["follows"][rows] >= 0).any() or columns["warmup"][rows].any())
 
