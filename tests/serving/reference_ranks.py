@@ -112,7 +112,8 @@ class Ranks:
         """Whether prompts wait in a step that begins now; counts the steps."""
         limits = self.engines[0].limits
         decodes = all(any(r.decoding for r in engine.scheduler.running) for engine in self.engines)
-        if all([engine.has_prompt(now) for engine in self.engines]):
+        prompts = [engine.has_prompt(now) for engine in self.engines]
+        if all(prompts):
             self.unbalanced = 0
             if not decodes:
                 return False

@@ -276,8 +276,8 @@ def serve_scenario(
     """Serve a client's requests with alike engines; returns a run for each of them, and each request's engine.
 
     With ``prefills`` the engines decode; those that prefill come first. The engine of a turn that never went out is
-    that of the turn that was turned away. ``pipeline``: makes the stages of an engine, where it has several. ``made``: the
-    engines themselves.
+    that of the turn that was turned away. ``pipeline``: makes the stages of an engine, where it has several.
+    ``made``: the engines themselves.
     """
     start = requests[0].arrival_us
 
