@@ -20,6 +20,7 @@ from kernelsight.serving.batch import forget_partial, make_ready, make_unready, 
 from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.costs import host_times
 from kernelsight.serving.drafts import accepted_drafts, cost_drafts
+from kernelsight.serving.parts import note_admitted
 from kernelsight.serving.policy import received_until, reset_ratio_when_idle
 from kernelsight.serving.prefix import release
 from kernelsight.serving.queue import horizon_us, next_visible_us, queue_head, take
@@ -60,11 +61,12 @@ def begin_batches(
     stages: np.ndarray,
     flights: np.ndarray,
     rows: np.ndarray,
+    sums: np.ndarray,
 ) -> None:
     """Form batches now, or when an idle engine sees its next request, and send them through the stages.
 
     ``stages``: STAGE records, shape [stages or more]; ``flights``: (request, known tokens, drafts) of the requests that
-    get tokens from the batch in each slot of a ring, shape [stages or more, requests, 3].
+    get tokens from the batch in each slot of a ring, shape [stages or more, requests, 3]. ``sums``: see ``loop``.
     """
     while engine.batches < limits.stages:
         horizon = horizon_us(engine, limits)
@@ -74,7 +76,7 @@ def begin_batches(
         if idle:
             next_us = next_visible_us(engine, requests, limits, horizon)
             horizon = engine.now = max(next_us, engine.now) + limits.batch_wait_us
-        prompt_tokens, decode_tokens = form_batch(engine, requests, heaps, limits, hashes, entries, idle, horizon)
+        prompt_tokens, decode_tokens = form_batch(engine, requests, heaps, limits, hashes, entries, sums, idle, horizon)
         if prompt_tokens + decode_tokens == 0:
             break
         place = (engine.oldest_batch + engine.batches) % limits.stages
@@ -97,6 +99,7 @@ def form_batch(
     limits: np.void,
     hashes: np.ndarray,
     entries: np.ndarray,
+    sums: np.ndarray,
     idle: bool,
     horizon: float,
 ) -> tuple:
@@ -104,8 +107,10 @@ def form_batch(
     if not limits.plain and (idle or engine.steps == 0):
         reset_ratio_when_idle(engine, limits)
     engine.step_found = engine.step_looked_up = 0
-    seen = horizon if limits.plain else received_until(engine, limits, horizon)
+    seen, ticket = horizon if limits.plain else received_until(engine, limits, horizon), engine.admitted
     prompt_tokens, decode_tokens, _, _ = schedule(engine, requests, heaps, limits, hashes, entries, seen)
+    if sums.shape[0] > 0:
+        note_admitted(engine, requests, sums, ticket)
     engine.previous_start = engine.now
     engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
     return prompt_tokens, decode_tokens

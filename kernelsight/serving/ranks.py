@@ -37,6 +37,7 @@ def begin_ranks(
     stages: np.ndarray,
     flights: np.ndarray,
     rows: np.ndarray,
+    sums: np.ndarray,
     first: int,
     now: float,
 ) -> None:
@@ -47,7 +48,7 @@ def begin_ranks(
         for i in range(first, first + ranks):
             engines[i].prefills_held = held
     for i in range(first, first + ranks):
-        form_rank(engines[i], requests, heaps[i], limits[i], hashes, entries[i], now)
+        form_rank(engines[i], requests, heaps[i], limits[i], hashes, entries[i], sums, now)
     expert_tokens = shared_tokens(engines, host, first, ranks)
     end_us = now
     for i in range(first, first + ranks):
@@ -109,6 +110,7 @@ def form_rank(
     limits: np.void,
     hashes: np.ndarray,
     entries: np.ndarray,
+    sums: np.ndarray,
     now: float,
 ) -> None:
     """Schedule a rank's part of a step; it stays empty where the rank sees no request yet."""
@@ -121,7 +123,7 @@ def form_rank(
             return
         horizon = now
     engine.now = now
-    prompt_tokens, decode_tokens = form_batch(engine, requests, heaps, limits, hashes, entries, idle, horizon)
+    prompt_tokens, decode_tokens = form_batch(engine, requests, heaps, limits, hashes, entries, sums, idle, horizon)
     engine.step_prompt_tokens, engine.step_decode_tokens = prompt_tokens, decode_tokens
 
 

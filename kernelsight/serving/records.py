@@ -22,6 +22,7 @@ NUMBER = (1 << TICKET_BITS) - 1
 BIN_WIDTH = np.log(1.002)
 ITL_BINS = 12_000
 LARGEST_BLOCK = 512
+SUMS = 11  # columns of an engine's sums by part
 NO_LIMIT = np.iinfo(np.int64).max
 # KV units that an admission needs: its first chunk; its whole output; a changing share of the outputs
 CAPACITY_POLICIES = ("max_utilization", "guaranteed_no_evict", "new_token_ratio")
@@ -258,13 +259,13 @@ ENGINE = record(
     draft_tokens=_WHOLE,  # draft tokens verified
     accepted_tokens=_WHOLE,  # draft tokens accepted
     rows=_WHOLE,
-    marks=_WHOLE,
     # GPU time by kind of step (decode only, with prompts) and part, only where step costs are split
     step_kind_us=(_REAL, (2,)),
     moe_us=(_REAL, (2,)),
     communication_us=(_REAL, (2,)),
     decode_attention_us=(_REAL, (2,)),
     prefill_attention_us=_REAL,
+    sums=(_REAL, (SUMS,)),  # what steps have cost by part when the last one ended, see ``parts``
 )
 
 

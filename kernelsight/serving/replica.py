@@ -10,7 +10,7 @@ import numpy as np
 from kernelsight.serving.inputs import Host, Load, Routing, Surface, Transfer
 from kernelsight.serving.limits import LIMITS, Limits, is_plain
 from kernelsight.serving.loop import serve_until_full
-from kernelsight.serving.parts import Marks, request_parts
+from kernelsight.serving.parts import fresh_sums, request_parts
 from kernelsight.serving.records import (
     CLIENT,
     ENGINE,
@@ -349,12 +349,11 @@ def serve_scenario(
     engines, depths = arrays.engines, arrays.limits["stages"].tolist()
     per_request_progress = arrays.limits["per_request_progress"].tolist()
     rows = StepRows(depths, per_request_progress, keep_steps, windows_from_us)
-    marks = Marks(engines.size, split)
+    sums = fresh_sums(n, split)
     arrays.layout["split"] = split
     while arrays.clients[0]["ended"] < n:
-        serve_until_full(*arrays, rows.buffer, marks.buffer)
+        serve_until_full(*arrays, rows.buffer, sums)
         rows.take(engines)
-        marks.take(engines)
     for engine, stages, depth, alone in zip(engines, arrays.stages, depths, per_request_progress, strict=True):
         if alone:
             close_stages(engine, stages[:depth])
@@ -368,8 +367,8 @@ def serve_scenario(
             unpack_uses(arrays.uses, pool.draft.costs, arrays.draft_layout[i]) if pool.draft else None
             for pool, i in firsts
         ]
-    out, parts, sums = outcome_of(arrays.requests), None, marks.finish(engines)
-    if sums is not None:
+    out, parts = outcome_of(arrays.requests), None
+    if split:
         host = pools[0].host
         parts = request_parts(out, load.prompt_tokens, sums, host.request_us, host.per_prompt_token_us)
     return ServedScenario(out, paid, arrays.histogram, totals, steps, windows, drafted, parts)

@@ -57,7 +57,7 @@ def simulate_scenarios(
         "serving_windows": lambda: window_rows(replicas),
     }
     if "request_parts" in wanted:
-        tables["request_parts"] = part_rows(replicas, world.requests)
+        tables["request_parts"] = lambda: part_rows(replicas, world.requests)
     return tables | ({"steps": step_rows(replicas)} if "steps" in wanted else {})
 
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from kernelsight.serving import inputs, records, replica
 from kernelsight.serving.served import ServedScenario
 from kernelsight.serving.steps import STAGE_WAIT
+from kernelsight.serving.world import routing_of
+from kernelsight.session import connect
 from tests.conftest import random_worlds
 from tests.serving.reference_costs import PHASES, Costs
 from tests.serving.reference_pipeline import Parts, Pipeline
@@ -184,3 +186,47 @@ def test_ranks_of_a_replica_step_together(drawn: tuple[Fleet, int]) -> None:
                 assert not later
     done = served.out.status == records.FINISHED
     assert np.all(served.out.finish_us[done] >= 0.0)
+
+
+# ---------------------------------------------------------------- as a deployment
+
+
+@pytest.fixture(scope="module")
+def uneven():
+    load = {"input_len": 600, "output_len": 50, "range_ratio": 0.2, "num_prompts": 120, "request_rate": 60.0}
+    plan = {"model": "qwen3-30b-a3b", "gpu": "h100_sxm", "data_parallel_size": 2, "enable_expert_parallel": True}
+    with connect() as session:
+        run = session.simulate(**plan, **load)
+        run.session.compute("kernel_breakdown", "replica_totals", "steps")
+        yield run
+
+
+def test_the_breakdown_of_ranks_adds_up(uneven) -> None:
+    """Experts are priced by the tokens of both ranks, and everything by the weights of its knots."""
+    (totals,) = uneven.sql("select sum(gpu_ns) / 1e3 as gpu_us, count(*) as ranks from replica_totals").to_arrow_table().to_pylist()
+    breakdown = uneven.sql("select name, sum(total_us) as us from kernel_breakdown group by name").to_arrow_table().to_pylist()
+    assert totals["ranks"] == 2
+    assert sum(row["us"] for row in breakdown) == pytest.approx(totals["gpu_us"], rel=1e-6)
+    assert {"experts", "moe_dispatch", "moe_combine"} <= {row["name"] for row in breakdown}
+
+
+def test_steps_of_ranks_end_together_and_say_what_they_waited(uneven) -> None:
+    rows = uneven.sql(
+        "select start_ns, end_ns, host_ns, stage_wait_ns, end_ns - start_ns - host_ns - stage_wait_ns as gpu_ns,"
+        " count(*) over (partition by end_ns) as together from steps"
+    )
+    rows = rows.to_arrow_table().to_pylist()
+    assert sum(row["together"] == 2 for row in rows) > 0.8 * len(rows)
+    assert sum(row["stage_wait_ns"] > 0 for row in rows) > 0.2 * len(rows)
+    assert all(row["gpu_ns"] > 0 and row["stage_wait_ns"] >= 0 for row in rows)
+
+
+def test_requests_go_to_the_rank_with_the_fewest_unless_a_router_is_stated(uneven) -> None:
+    """SGLang's ranks take them in turn, as every router that is stated does what it says."""
+    session = uneven.session
+    assert session.table("deployment_settings")["rank_router"].to_pylist() == ["least_loaded"]
+    world = {"lock_step": True, "rank_router": "least_loaded"}
+    unstated = dict.fromkeys(("router", *(f"router_{name}" for name in inputs.Routing._fields[1:])))
+    assert routing_of(unstated, world).router == records.LEAST_LOADED
+    assert routing_of(unstated, world | {"lock_step": False}).router == records.ROUND_ROBIN
+    assert routing_of(unstated | {"router": "round_robin"}, world).router == records.ROUND_ROBIN
