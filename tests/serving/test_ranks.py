@@ -203,8 +203,14 @@ def uneven():
 
 def test_the_breakdown_of_ranks_adds_up(uneven) -> None:
     """Experts are priced by the tokens of both ranks, and everything by the weights of its knots."""
-    (totals,) = uneven.sql("select sum(gpu_ns) / 1e3 as gpu_us, count(*) as ranks from replica_totals").to_arrow_table().to_pylist()
-    breakdown = uneven.sql("select name, sum(total_us) as us from kernel_breakdown group by name").to_arrow_table().to_pylist()
+    (totals,) = (
+        uneven.sql("select sum(gpu_ns) / 1e3 as gpu_us, count(*) as ranks from replica_totals")
+        .to_arrow_table()
+        .to_pylist()
+    )
+    breakdown = (
+        uneven.sql("select name, sum(total_us) as us from kernel_breakdown group by name").to_arrow_table().to_pylist()
+    )
     assert totals["ranks"] == 2
     assert sum(row["us"] for row in breakdown) == pytest.approx(totals["gpu_us"], rel=1e-6)
     assert {"experts", "moe_dispatch", "moe_combine"} <= {row["name"] for row in breakdown}
