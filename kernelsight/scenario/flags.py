@@ -202,6 +202,12 @@ POLICIES = (
         least=0,
     ),
     _of_deployment(
+        "expert_exchange",
+        "word",
+        "how tokens reach the experts of other data-parallel ranks: gathered, or sent from rank to rank (DeepEP, pplx)",
+        choices=("all_gather", "all_to_all"),
+    ),
+    _of_deployment(
         "attention_dp_balance",
         "switch",
         "data-parallel ranks that share experts hold prompts back until every rank has one (TensorRT-LLM)",

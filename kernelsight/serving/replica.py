@@ -166,7 +166,8 @@ def decode_limits(limits: Limits) -> Limits:
 
     These are recomputed in chunks beside the decodes; prefixes are cached on the prefill engines.
     """
-    return limits._replace(chunked=True, prefill_first=False, prefix_caching=False, batch_wait_timeout_iters=0)
+    others = {"prefix_caching": False, "batch_wait_timeout_iters": 0, "balance": False}
+    return limits._replace(chunked=True, prefill_first=False, **others)
 
 
 def request_records(load: Load, hashed: bool, handed_over: bool) -> np.ndarray:

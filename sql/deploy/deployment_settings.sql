@@ -64,7 +64,8 @@ select
     -- vLLM schedules a step ahead by default from version 0.14 on
     case when deployments.async_scheduling is null and releases.vllm < [0, 14] then false else limits.async_scheduling end as async_scheduling,
     -- TensorRT-LLM gathers tokens unless there are more expert ranks than a token has experts
-    case when limits.engine = 'trtllm' and limits.ep <= coalesce(models.top_k, 0) then 'all_gather' else limits.expert_exchange end as expert_exchange,
+    case when deployments.expert_exchange is null and limits.engine = 'trtllm' and limits.ep <= coalesce(models.top_k, 0) then 'all_gather'
+         else limits.expert_exchange end as expert_exchange,
     case when coalesce(limits.enforce_eager, false) then 0 else coalesce(limits.max_cudagraph_capture_size, limits.graph_max_tokens) end as graph_max_tokens
   ),
   limits.tp * limits.dp // limits.ep as moe_tp,

@@ -201,27 +201,25 @@ def uneven():
         yield run
 
 
+def rows_of(run, query: str) -> list[dict]:
+    return run.sql(query).to_arrow_table().to_pylist()
+
+
 def test_the_breakdown_of_ranks_adds_up(uneven) -> None:
     """Experts are priced by the tokens of both ranks, and everything by the weights of its knots."""
-    (totals,) = (
-        uneven.sql("select sum(gpu_ns) / 1e3 as gpu_us, count(*) as ranks from replica_totals")
-        .to_arrow_table()
-        .to_pylist()
-    )
-    breakdown = (
-        uneven.sql("select name, sum(total_us) as us from kernel_breakdown group by name").to_arrow_table().to_pylist()
-    )
+    (totals,) = rows_of(uneven, "select sum(gpu_ns) / 1e3 as gpu_us, count(*) as ranks from replica_totals")
+    breakdown = rows_of(uneven, "select name, sum(total_us) as us from kernel_breakdown group by name")
     assert totals["ranks"] == 2
     assert sum(row["us"] for row in breakdown) == pytest.approx(totals["gpu_us"], rel=1e-6)
     assert {"experts", "moe_dispatch", "moe_combine"} <= {row["name"] for row in breakdown}
 
 
 def test_steps_of_ranks_end_together_and_say_what_they_waited(uneven) -> None:
-    rows = uneven.sql(
+    rows = rows_of(
+        uneven,
         "select start_ns, end_ns, host_ns, stage_wait_ns, end_ns - start_ns - host_ns - stage_wait_ns as gpu_ns,"
-        " count(*) over (partition by end_ns) as together from steps"
+        " count(*) over (partition by end_ns) as together from steps",
     )
-    rows = rows.to_arrow_table().to_pylist()
     assert sum(row["together"] == 2 for row in rows) > 0.8 * len(rows)
     assert sum(row["stage_wait_ns"] > 0 for row in rows) > 0.2 * len(rows)
     assert all(row["gpu_ns"] > 0 and row["stage_wait_ns"] >= 0 for row in rows)
