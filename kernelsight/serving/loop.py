@@ -23,6 +23,7 @@ from kernelsight.serving.parts import keep_sums, note_admitted, note_computed, n
 from kernelsight.serving.pipeline import begin_batches, end_batch
 from kernelsight.serving.policy import received_until, reset_ratio_when_idle, until_poll
 from kernelsight.serving.queue import deliver, horizon_us, next_visible_us, queue_head, receive
+from kernelsight.serving.ranks import begin_ranks
 from kernelsight.serving.records import FOREVER, NOBODY
 from kernelsight.serving.router import route, route_decode
 from kernelsight.serving.scheduler import schedule
@@ -240,6 +241,15 @@ def begin_step(
     engine.due_us = engine.now
 
 
+@inlined
+def are_full(ranks: np.ndarray, limits: np.void, rows: np.ndarray) -> bool:
+    """Whether the rows of one of these engines, which begin a step together, have no room for it."""
+    most = 0
+    for k in range(ranks.size):
+        most = max(most, ranks[k].rows)
+    return most > 0 and most > rows.shape[1] - limits.stages
+
+
 @loop_entry
 def serve_until_full(
     clients: np.ndarray,
@@ -327,9 +337,15 @@ def serve_until_full(
             send_us = next_send_us(client, requests, turns)
             if not alone or engine.running == 0 or send_us <= engine.now:
                 continue
-        if engine.rows > 0 and engine.rows > own_rows.shape[0] - own.stages:
+        first = i - own.rank
+        if are_full(engines[first : first + own.ranks], own, rows):
             return
-        if own.per_request_progress:
+        if own.ranks > 1:
+            begin_ranks(
+                engines, requests, heaps, limits, hst, hashes, entries, costs, layout[i], draft_layout[i], uses, stages,
+                flights, rows, sums, first, engine_us,
+            )  # fmt: skip
+        elif own.per_request_progress:
             begin_batches(
                 engine, requests, own_heaps, own, hst, hashes, own_entries, costs, layout[i], draft_layout[i], uses,
                 stages[i], flights[i], own_rows, sums,

@@ -74,6 +74,9 @@ LAYOUT = record(
     moe_at=_WHOLE,
     communication_at=_WHOLE,
     sampled_communication_at=_WHOLE,  # of the cost of sampled sequences: the collectives of their logits
+    # ranks that step together: routed experts and their collectives, by the mean number of tokens of a rank
+    experts_at=_WHOLE,
+    experts_communication_at=_WHOLE,
 )
 
 REQUEST = record(
@@ -188,6 +191,7 @@ ENGINE = record(
     found=_WHOLE,  # cached tokens of the last admission candidate
     stalled=_TRUTH,  # requests decode, but not in this step
     step_prompt_tokens=_WHOLE,
+    step_decode_tokens=_WHOLE,  # of a rank that steps together with others
     step_found=_WHOLE,  # cached prompt tokens of requests first admitted in it
     step_looked_up=_WHOLE,  # all their prompt tokens
     step_preempted=_WHOLE,  # preemptions since the last step row
@@ -227,6 +231,10 @@ ENGINE = record(
     full_running=_WHOLE,  # running requests at the last failed admission, until it is retried
     prefills_delayed=_TRUTH,  # this step decodes only
     waited_iters=_WHOLE,  # steps that prompts have been delayed
+    # ranks that step together; the first one counts for all
+    prefills_held=_TRUTH,  # this step decodes only, until all ranks have prompts
+    unbalanced_iters=_WHOLE,  # steps in which some rank had no prompt to compute
+    balanced_iters=_WHOLE,  # steps that prompts waited although all had one
     received_us=_REAL,  # requests visible by this time are received
     polled_steps=_WHOLE,  # steps before the last poll
     polled_prompt_steps=_WHOLE,  # those with prompts

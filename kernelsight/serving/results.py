@@ -162,6 +162,7 @@ def use_rows(replicas: list[Replica], costs: dict[str, CostTables], deployments:
             "decode_attention": sum(uses.decode for uses in paid),
             "decode_window": sum(uses.window for uses in paid),
             "prefill_attention": sum(uses.prefill for uses in paid),
+            "experts": _to_knots(cost.axes["experts"][0], sum(uses.experts for uses in paid)),
         }
         shapes = np.concatenate([cost.shape_ids[name].ravel() for name in PARTS])
         weight = np.concatenate([pieces[name].reshape(3, -1) for name in PARTS], axis=1)
