@@ -26,7 +26,8 @@ TURNS = 2
 PROBES = 2
 # measurements among which random draws are twice as frequent: forecasts are to be right early
 EARLY = 20
-ALL, MAKER, FORECASTS = "all", "maker", "forecasts"
+ALL, MAKER, FORECASTS, NONE = "all", "maker", "forecasts", "none"
+ALONE, ALONE_FROM, EXPLORE = 3, 10, 2.0
 RANDOM_DRAW, VIEW_DRAW = 4, 5
 
 
@@ -44,7 +45,7 @@ def views(target: Target, inputs: gp.Inputs) -> dict[str, gp.Inputs]:
     if len(near) > 1:
         found |= {f"source {target.sources[place]}": _seen(inputs, [place]) for place in near}
     if believed:
-        found["none"] = inputs._replace(sources=inputs.sources[:, :0], mean=np.zeros(len(inputs.mean)))
+        found[NONE] = inputs._replace(sources=inputs.sources[:, :0], mean=np.zeros(len(inputs.mean)))
     if len(believed) < len(every):
         found[FORECASTS] = inputs
     return found
@@ -111,16 +112,13 @@ def batch(
         name = drawn_view(evidence, found.forecaster, draw)
         if name is None:
             break
-        own = known[name]
-        theirs = forecast(name, target, own, history, found.rows, settings.get(name, gp.start(own)))
-        assert theirs.fit is not None
-        settings[name] = theirs.fit.settings
-        their_best = decide.best_of(theirs, own, history)
-        assert their_best is not None
-        picked = decide.by_gain(theirs, own, history, their_best, 1, taken=_rows(parts))
-        parts.append(picked._replace(reasons=["other view"] * len(picked.rows)))
+        parts.append(_of_view(name, target, found, history, known, settings, 1, _rows(parts)))
     left = count - len(_rows(parts))
-    main = decide.by_gain(found, inputs, history, best, left, taken=_rows(parts))
+    if NONE in known and found.forecaster != NONE and number % ALONE == 0 and len(history.rows) >= ALONE_FROM:
+        parts.append(_of_view(NONE, target, found, history, known, settings, left, _rows(parts)))
+        left = count - len(_rows(parts))
+    explore = EXPLORE if NONE not in known or found.forecaster == NONE else 1.0
+    main = decide.by_gain(found, inputs, history, best, left, taken=_rows(parts), explore=explore)
     again = decide.repeats(found, inputs, history, best)
     if len(main.rows) and again.gains[0] > main.gains[-1]:
         kept = decide.Decisions(main.rows[:-1], main.reasons[:-1], main.gains[:-1])
@@ -133,6 +131,28 @@ def batch(
     for part in reversed(parts[:-1]):
         whole = decide.joined(whole, part)
     return whole
+
+
+def _of_view(
+    name: str,
+    target: Target,
+    found: Forecast,
+    history: History,
+    known: Mapping[str, gp.Inputs],
+    settings: dict[str, np.ndarray],
+    count: int,
+    taken: np.ndarray,
+) -> decide.Decisions:
+    """Return the candidates that another view than the main one would measure."""
+    own = known[name]
+    theirs = forecast(name, target, own, history, found.rows, settings.get(name, gp.start(own)))
+    assert theirs.fit is not None
+    settings[name] = theirs.fit.settings
+    best = decide.best_of(theirs, own, history)
+    assert best is not None
+    explore = EXPLORE if name == NONE else 1.0
+    picked = decide.by_gain(theirs, own, history, best, count, taken=taken, explore=explore)
+    return picked._replace(reasons=["other view"] * len(picked.rows))
 
 
 def _rows(parts: list[decide.Decisions]) -> np.ndarray:

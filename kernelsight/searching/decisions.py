@@ -75,14 +75,20 @@ NONE = np.zeros(0, dtype=np.int64)
 
 
 def by_gain(
-    forecast: Forecast, inputs: gp.Inputs, history: History, best: Best, count: int, taken: np.ndarray = NONE
+    forecast: Forecast,
+    inputs: gp.Inputs,
+    history: History,
+    best: Best,
+    count: int,
+    taken: np.ndarray = NONE,
+    explore: float = 1.0,
 ) -> Decisions:
     """Return the batch of largest expected gain, without those ``taken``.
 
     What is chosen counts as measured for the rest of the batch.
     """
     assert forecast.fit is not None and forecast.white is not None
-    gain = expected_gain(forecast.mean, forecast.stated, best.log) * forecast.works
+    gain = expected_gain(forecast.mean, explore * forecast.stated, best.log) * forecast.works
     gain[np.isin(forecast.rows, np.concatenate([history.rows, taken]))] = -1.0
     if count == 1:
         place = int(np.argmax(gain))
@@ -91,7 +97,7 @@ def by_gain(
         return Decisions(forecast.rows[[place]], ["gain"], gain[[place]])
     short = np.argsort(-gain, kind="stable")[:SHORTLIST]
     rows = forecast.rows[short]
-    left = gp.left_over(inputs, forecast.fit, rows, forecast.white[:, short])
+    left = explore**2 * gp.left_over(inputs, forecast.fit, rows, forecast.white[:, short])
     works, free = forecast.works[short], gain[short] > 0
     mean, spread = forecast.mean[short], np.diag(left).copy()
     chosen, gains = [], []

@@ -40,7 +40,7 @@ def inputs_of(target: Target, transfer: bool) -> gp.Inputs:
     logs = target.logs if transfer else target.logs[:, :0]
     believed = np.flatnonzero(target.weights > 0)  # forecasts of others have to prove themselves first
     mean = logs[:, believed].mean(1) if logs.shape[1] else np.zeros(len(target.ids))
-    return gp.Inputs(logs, target.features, target.regimes, mean)
+    return gp.Inputs(logs, target.features, target.regimes, mean, *gp.words_of(target.levels))
 
 
 def forecast(

@@ -11,15 +11,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg import solve_triangular
+from scipy.optimize import minimize
 
 LEVEL_SD = 2.0  # of the constant, whose place is taken by the median of what was measured
-# natural logarithms of: linear, regime, smooth in sources, its scale, smooth in parameters, its scale, noise
-START = np.log(np.array([0.3, 0.15, 0.2, 1.0, 0.3, 0.5, 0.01]))
-SPREAD = np.array([1.0, 1.0, 1.0, 0.7, 1.0, 0.7, 1.0])
-LINEAR, REGIME, SOURCES, SOURCE_SCALE, PARAMETERS, PARAMETER_SCALE, NOISE = range(7)
+# natural logarithms of: linear, regime, smooth in sources, its scale, smooth in parameters, its scale, noise, alike in
+# single parameters, its scale
+START = np.log(np.array([0.3, 0.15, 0.2, 1.0, 0.3, 0.5, 0.01, 0.2, 2.5]))
+SPREAD = np.array([1.0, 1.0, 1.0, 0.7, 1.0, 0.7, 1.0, 1.0, 0.7])
+LINEAR, REGIME, SOURCES, SOURCE_SCALE, PARAMETERS, PARAMETER_SCALE, NOISE, WORDS, WORD_SCALE = range(9)
 SCALES = 0.7  # spread of the scale of one column
-STEP = 0.5
-LEAST_GAIN = 1e-3
+STEPS = 10
+REACH = 4.0
 
 
 class Inputs(NamedTuple):
@@ -29,6 +32,18 @@ class Inputs(NamedTuple):
     features: np.ndarray  # (rows, columns) between 0 and 1
     regimes: np.ndarray
     mean: np.ndarray
+    words: np.ndarray  # (rows, values of all parameters): 1 where the candidate has the value
+    word_of: np.ndarray  # which parameter each of these columns belongs to
+
+
+def words_of(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return which value each parameter has, a column per value, and the parameter of each column."""
+    columns, owner = [], []
+    for place in range(levels.shape[1]):
+        own = levels[:, place][:, None] == np.unique(levels[:, place])[None]
+        columns.append(own.astype(float))
+        owner += [place] * own.shape[1]
+    return np.concatenate(columns, axis=1), np.array(owner)
 
 
 class Fit(NamedTuple):
@@ -44,7 +59,7 @@ class Fit(NamedTuple):
 
 def start(inputs: Inputs) -> np.ndarray:
     """Return the settings before anything was measured."""
-    return np.concatenate([START, np.zeros(inputs.features.shape[1])])
+    return np.concatenate([START, np.zeros(inputs.features.shape[1] + int(inputs.word_of.max()) + 1)])
 
 
 def matern(squares: np.ndarray) -> np.ndarray:
@@ -61,15 +76,23 @@ def _squares(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return (left**2).sum(1)[:, None] + (right**2).sum(1)[None] - 2.0 * left @ right.T
 
 
+def _parts(inputs: Inputs, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return sizes, the scales of the features, and the weights of the parameters."""
+    size, count = np.exp(settings[: len(START)]), inputs.features.shape[1]
+    scales = np.exp(settings[len(START) : len(START) + count]) / size[PARAMETER_SCALE]
+    return size, scales, np.exp(settings[len(START) + count :]) / size[WORD_SCALE]
+
+
 def covariance(inputs: Inputs, left: np.ndarray, right: np.ndarray, settings: np.ndarray) -> np.ndarray:
     """Return the prior covariance of two sets of candidates."""
-    size = np.exp(settings[: len(START)])
-    scales = np.exp(settings[len(START) :]) / size[PARAMETER_SCALE]
+    size, scales, weights = _parts(inputs, settings)
     same = inputs.regimes[left][:, None] == inputs.regimes[right][None]
     found = LEVEL_SD**2 + size[REGIME] ** 2 * same
     found = found + size[PARAMETERS] ** 2 * matern(
         _squares(inputs.features[left] * scales, inputs.features[right] * scales)
     )
+    alike = (inputs.words[left] * weights[inputs.word_of]) @ inputs.words[right].T
+    found += size[WORDS] ** 2 * np.exp(alike - weights.sum())
     count = inputs.sources.shape[1]
     if count:
         one, other = inputs.sources[left], inputs.sources[right]
@@ -82,7 +105,7 @@ def covariance(inputs: Inputs, left: np.ndarray, right: np.ndarray, settings: np
 def variance(inputs: Inputs, rows: np.ndarray, settings: np.ndarray) -> np.ndarray:
     """Return the prior variance of candidates."""
     size = np.exp(settings[: len(START)])
-    found = np.full(len(rows), LEVEL_SD**2 + size[REGIME] ** 2 + size[PARAMETERS] ** 2)
+    found = np.full(len(rows), LEVEL_SD**2 + size[REGIME] ** 2 + size[PARAMETERS] ** 2 + size[WORDS] ** 2)
     if inputs.sources.shape[1]:
         square = (inputs.sources[rows] ** 2).mean(1)
         found += (size[LINEAR] ** 2 + size[REGIME] ** 2) * square + size[SOURCES] ** 2
@@ -94,7 +117,13 @@ class _Pairs:
 
     def __init__(self, inputs: Inputs, rows: np.ndarray) -> None:
         features = inputs.features[rows]
-        self.by_column = (features[:, None] - features[None]) ** 2
+        self.columns = features.shape[1]
+        self.by_column = ((features[:, None] - features[None]) ** 2).reshape(-1, self.columns)
+        words = inputs.words[rows]
+        owners = range(int(inputs.word_of.max()) + 1)
+        self.unlike = np.stack(
+            [1.0 - words[:, inputs.word_of == owner] @ words[:, inputs.word_of == owner].T for owner in owners], axis=-1
+        ).reshape(-1, len(owners))
         self.same = (inputs.regimes[rows][:, None] == inputs.regimes[rows][None]).astype(float)
         self.count = inputs.sources.shape[1]
         if self.count:
@@ -102,56 +131,89 @@ class _Pairs:
             self.product = sources @ sources.T / self.count
             self.squares = _squares(sources, sources) / self.count
 
-    def covariance(self, settings: np.ndarray) -> np.ndarray:
-        size = np.exp(settings[: len(START)])
-        scales = np.exp(2.0 * settings[len(START) :]) / size[PARAMETER_SCALE] ** 2
-        found = LEVEL_SD**2 + size[REGIME] ** 2 * self.same + size[PARAMETERS] ** 2 * matern(self.by_column @ scales)
-        if self.count:
-            found += (size[LINEAR] ** 2 + size[REGIME] ** 2 * self.same) * self.product
-            found += size[SOURCES] ** 2 * matern(self.squares / size[SOURCE_SCALE] ** 2)
-        return found
 
+def _explained(
+    pairs: _Pairs, values: np.ndarray, noise: np.ndarray, settings: np.ndarray, slope: bool
+) -> tuple[float, np.ndarray]:
+    """Return the log density of values and settings, up to a constant, and its slope in each setting.
 
-def _evidence(pairs: _Pairs, values: np.ndarray, noise: np.ndarray, settings: np.ndarray) -> float:
-    """Return the log density of values and settings, up to a constant; minus infinity where it cannot be computed."""
-    found = pairs.covariance(settings)
-    found[np.diag_indices(len(values))] += noise + np.exp(2.0 * settings[NOISE])
+    Minus infinity where it cannot be computed.
+    """
+    size, every = np.exp(settings[: len(START)]) ** 2, len(values)
+    middle = len(START) + pairs.columns
+    scales = np.exp(2.0 * settings[len(START) : middle]) / size[PARAMETER_SCALE]
+    weights = np.exp(settings[middle:]) / np.sqrt(size[WORD_SCALE])
+    far = np.sqrt(5.0 * (pairs.by_column @ scales)).reshape(every, every)
+    decay = np.exp(-far)
+    smooth = size[PARAMETERS] * (1.0 + far + far * far / 3.0) * decay
+    words = size[WORDS] * np.exp(-(pairs.unlike @ weights)).reshape(every, every)
+    regime = size[REGIME] * pairs.same
+    if pairs.count:
+        regime = regime * (1.0 + pairs.product)
+        linear = size[LINEAR] * pairs.product
+        apart = np.sqrt(5.0 * np.maximum(pairs.squares, 0.0) / size[SOURCE_SCALE])
+        fade = np.exp(-apart)
+        sources = size[SOURCES] * (1.0 + apart + apart * apart / 3.0) * fade
+    found = LEVEL_SD**2 + regime + smooth + words
+    if pairs.count:
+        found += linear + sources
+    found[np.diag_indices(every)] += noise + size[NOISE] + 1e-9
     try:
         factor = np.linalg.cholesky(found)
     except np.linalg.LinAlgError:
-        return -np.inf
-    white = np.linalg.solve(factor, values)
-    prior = (((settings[: len(START)] - START) / SPREAD) ** 2).sum() + ((settings[len(START) :] / SCALES) ** 2).sum()
-    return float(-0.5 * white @ white - np.log(np.diag(factor)).sum() - 0.5 * prior)
+        return -np.inf, np.zeros(len(settings))
+    off = np.concatenate([(settings[: len(START)] - START) / SPREAD, settings[len(START) :] / SCALES])
+    spread = np.concatenate([SPREAD, np.full(len(settings) - len(START), SCALES)])
+    whiten = solve_triangular(factor, np.eye(every), lower=True, check_finite=False)
+    white = whiten @ values
+    density = float(-0.5 * white @ white - np.log(np.diag(factor)).sum() - 0.5 * (off**2).sum())
+    if not slope:
+        return density, off
+    alpha = whiten.T @ white
+    pull = 0.5 * (np.outer(alpha, alpha) - whiten.T @ whiten)
+    slopes = np.zeros(len(settings))
+    slopes[REGIME] = 2.0 * (pull * regime).sum()
+    slopes[PARAMETERS] = 2.0 * (pull * smooth).sum()
+    slopes[WORDS] = 2.0 * (pull * words).sum()
+    slopes[NOISE] = 2.0 * size[NOISE] * np.trace(pull)
+    inner = (-5.0 / 6.0 * size[PARAMETERS]) * (1.0 + far) * decay * pull
+    slopes[len(START) : middle] = 2.0 * scales * (inner.ravel() @ pairs.by_column)
+    slopes[PARAMETER_SCALE] = -slopes[len(START) : middle].sum()
+    slopes[middle:] = -weights * ((pull * words).ravel() @ pairs.unlike)
+    slopes[WORD_SCALE] = -slopes[middle:].sum()
+    if pairs.count:
+        slopes[LINEAR] = 2.0 * (pull * linear).sum()
+        slopes[SOURCES] = 2.0 * (pull * sources).sum()
+        inner = (-5.0 / 6.0 * size[SOURCES] / size[SOURCE_SCALE]) * (1.0 + apart) * fade * pull
+        slopes[SOURCE_SCALE] = -2.0 * (inner * pairs.squares).sum()
+    return density, slopes - off / spread
 
 
 def evidence(inputs: Inputs, rows: np.ndarray, values: np.ndarray, noise: np.ndarray, settings: np.ndarray) -> float:
     """Return how well a process with these settings explains measurements: their log density, up to a constant."""
     deviations = values - inputs.mean[rows]
-    return _evidence(_Pairs(inputs, rows), deviations - float(np.median(deviations)), noise, settings)
+    return _explained(_Pairs(inputs, rows), deviations - float(np.median(deviations)), noise, settings, False)[0]
 
 
 def fit(inputs: Inputs, rows: np.ndarray, values: np.ndarray, noise: np.ndarray, settings: np.ndarray) -> Fit:
     """Fit the process to log latencies of candidates with the variance of their noise, from earlier settings.
 
-    One step up or down is tried for every setting in turn, which later calls go on from.
+    A few steps uphill, which later calls go on from.
     """
     deviations = values - inputs.mean[rows]
     level = float(np.median(deviations))
     pairs = _Pairs(inputs, rows)
-    best = _evidence(pairs, deviations - level, noise, settings)
-    without = (LINEAR, SOURCES, SOURCE_SCALE) if not inputs.sources.shape[1] else ()
-    for place in range(len(settings)):
-        if place in without:
-            continue
-        for step in (STEP, -STEP):
-            tried = settings.copy()
-            tried[place] += step
-            found = _evidence(pairs, deviations - level, noise, tried)
-            if found > best + LEAST_GAIN:
-                best, settings = found, tried
-                break
-    return given(inputs, rows, values, noise, settings, level, best)
+
+    def cost(tried: np.ndarray) -> tuple[float, np.ndarray]:
+        density, slopes = _explained(pairs, deviations - level, noise, tried, True)
+        return (-density, -slopes) if np.isfinite(density) else (1e9, np.zeros(len(tried)))
+
+    middle = start(inputs)
+    best = minimize(
+        cost, settings, jac=True, method="L-BFGS-B", bounds=list(zip(middle - REACH, middle + REACH, strict=True)),
+        options={"maxiter": STEPS},
+    )
+    return given(inputs, rows, values, noise, best.x, level, -float(best.fun))
 
 
 def given(

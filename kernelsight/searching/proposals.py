@@ -20,14 +20,17 @@ EXPLORATION = 1.0
 POOL_DRAW, NEIGHBOUR_DRAW = 1, 2
 
 
-def base_pool(target: Target, scenario: Mapping[str, Any], scores: np.ndarray) -> np.ndarray:
-    """Return the rows that a whole search considers: all, or the best half by other GPUs and others at random."""
+def base_pool(target: Target, scenario: Mapping[str, Any], scores: np.ndarray, number: int) -> np.ndarray:
+    """Return the rows that a round considers: all, or the best half by other GPUs and others at random.
+
+    These are drawn anew in every round, so that none is left out of a whole search.
+    """
     every = len(target.ids)
     if every <= POOL:
         return np.arange(every)
     first = np.argsort(scores, kind="stable")[: POOL // 2] if target.sources else np.zeros(0, dtype=np.int64)
     others = np.setdiff1d(np.arange(every), first, assume_unique=True)
-    drawn = generator(scenario, 0, POOL_DRAW).choice(others, POOL - len(first), replace=False)
+    drawn = generator(scenario, number, POOL_DRAW).choice(others, POOL - len(first), replace=False)
     return np.sort(np.concatenate([first, drawn]))
 
 

@@ -108,7 +108,8 @@ def _modelled(logs: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     known = np.flatnonzero(~np.isnan(logs))
     rows = known[np.unique(np.linspace(0, len(known) - 1, FILLED_FROM).astype(int))]
     nothing = np.zeros((len(logs), 0))
-    inputs = gp.Inputs(nothing, matrix, np.zeros(len(logs), int), np.zeros(len(logs)))
+    one = np.ones((len(logs), 1))
+    inputs = gp.Inputs(nothing, matrix, np.zeros(len(logs), int), np.zeros(len(logs)), one, np.zeros(1, int))
     settings, noise = gp.start(inputs), np.full(len(rows), 1e-4)
     for _ in range(4):
         found = gp.fit(inputs, rows, logs[rows], noise, settings)
