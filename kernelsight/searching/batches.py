@@ -1,7 +1,8 @@
 """What a round of the selective policy measures: mostly what the main forecaster gains by, and some for other views.
 
-Other GPUs can mislead: a search that only believes their mean may never look where they are all slow. So a share of
-every batch belongs to other views of the same measurements: each other GPU alone, and none of them.
+Other GPUs can mislead: a search that only believes their mean may never look where they are all slow. So every second
+round belongs to a search that learns from no other GPU, and a share of every batch to other views of the same
+measurements: each other GPU alone, and none of them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ PROBES = 2
 # measurements among which random draws are twice as frequent: forecasts are to be right early
 EARLY = 20
 ALL, MAKER, FORECASTS, NONE = "all", "maker", "forecasts", "none"
-ALONE, ALONE_FROM, EXPLORE = 3, 10, 2.0
+# every which round belongs to a search without other GPUs, and from which measurement on
+ALONE, ALONE_FROM = 2, 10
 RANDOM_DRAW, VIEW_DRAW = 4, 5
 
 
@@ -76,8 +78,12 @@ def main_view(evidence: Mapping[str, float], number: int) -> str:
 
 
 def drawn_view(evidence: Mapping[str, float], main: str, draw: np.random.Generator) -> str | None:
-    """Return another view than the main one, drawn by how well it explains the measurements, or None."""
-    names = [name for name in evidence if name != main]
+    """Return another view than the main one, drawn by how well it explains the measurements, or None.
+
+    One that explains them far worse than no other GPU does is not drawn.
+    """
+    least = evidence.get(NONE, -np.inf) - SWITCH
+    names = [name for name in evidence if name != main and evidence[name] >= least]
     if not names:
         return None
     values = np.array([evidence[name] for name in names])
@@ -114,11 +120,10 @@ def batch(
             break
         parts.append(_of_view(name, target, found, history, known, settings, 1, _rows(parts)))
     left = count - len(_rows(parts))
-    if NONE in known and found.forecaster != NONE and number % ALONE == 0 and len(history.rows) >= ALONE_FROM:
+    if number % ALONE == 0 and NONE in known and found.forecaster != NONE and len(history.rows) >= ALONE_FROM:
         parts.append(_of_view(NONE, target, found, history, known, settings, left, _rows(parts)))
         left = count - len(_rows(parts))
-    explore = EXPLORE if NONE not in known or found.forecaster == NONE else 1.0
-    main = decide.by_gain(found, inputs, history, best, left, taken=_rows(parts), explore=explore)
+    main = decide.by_gain(found, inputs, history, best, left, taken=_rows(parts))
     again = decide.repeats(found, inputs, history, best)
     if len(main.rows) and again.gains[0] > main.gains[-1]:
         kept = decide.Decisions(main.rows[:-1], main.reasons[:-1], main.gains[:-1])
@@ -150,8 +155,7 @@ def _of_view(
     settings[name] = theirs.fit.settings
     best = decide.best_of(theirs, own, history)
     assert best is not None
-    explore = EXPLORE if name == NONE else 1.0
-    picked = decide.by_gain(theirs, own, history, best, count, taken=taken, explore=explore)
+    picked = decide.by_gain(theirs, own, history, best, count, taken=taken)
     return picked._replace(reasons=["other view"] * len(picked.rows))
 
 

@@ -17,6 +17,8 @@ WORTH = np.log(0.98)
 # candidates whose covariance is followed while a batch is put together
 SHORTLIST = 300
 MOST_RUNS = 4
+# forecasts are this much less sure than they state, where gains are weighed: settings are fitted to few measurements
+EXPLORE = 2.0
 
 
 class Decisions(NamedTuple):
@@ -75,20 +77,14 @@ NONE = np.zeros(0, dtype=np.int64)
 
 
 def by_gain(
-    forecast: Forecast,
-    inputs: gp.Inputs,
-    history: History,
-    best: Best,
-    count: int,
-    taken: np.ndarray = NONE,
-    explore: float = 1.0,
+    forecast: Forecast, inputs: gp.Inputs, history: History, best: Best, count: int, taken: np.ndarray = NONE
 ) -> Decisions:
     """Return the batch of largest expected gain, without those ``taken``.
 
     What is chosen counts as measured for the rest of the batch.
     """
     assert forecast.fit is not None and forecast.white is not None
-    gain = expected_gain(forecast.mean, explore * forecast.stated, best.log) * forecast.works
+    gain = expected_gain(forecast.mean, EXPLORE * forecast.stated, best.log) * forecast.works
     gain[np.isin(forecast.rows, np.concatenate([history.rows, taken]))] = -1.0
     if count == 1:
         place = int(np.argmax(gain))
@@ -97,7 +93,7 @@ def by_gain(
         return Decisions(forecast.rows[[place]], ["gain"], gain[[place]])
     short = np.argsort(-gain, kind="stable")[:SHORTLIST]
     rows = forecast.rows[short]
-    left = explore**2 * gp.left_over(inputs, forecast.fit, rows, forecast.white[:, short])
+    left = EXPLORE**2 * gp.left_over(inputs, forecast.fit, rows, forecast.white[:, short])
     works, free = forecast.works[short], gain[short] > 0
     mean, spread = forecast.mean[short], np.diag(left).copy()
     chosen, gains = [], []

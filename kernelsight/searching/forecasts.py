@@ -35,9 +35,9 @@ class Forecast(NamedTuple):
     white: np.ndarray | None  # whitened covariance with the measurements
 
 
-def inputs_of(target: Target, transfer: bool) -> gp.Inputs:
-    """Return what a Gaussian process sees of a target; without ``transfer`` nothing of other GPUs."""
-    logs = target.logs if transfer else target.logs[:, :0]
+def inputs_of(target: Target) -> gp.Inputs:
+    """Return what a Gaussian process sees of a target."""
+    logs = target.logs
     believed = np.flatnonzero(target.weights > 0)  # forecasts of others have to prove themselves first
     mean = logs[:, believed].mean(1) if logs.shape[1] else np.zeros(len(target.ids))
     return gp.Inputs(logs, target.features, target.regimes, mean, *gp.words_of(target.levels))

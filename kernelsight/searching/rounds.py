@@ -90,11 +90,13 @@ class Round(NamedTuple):
 
 def plan_of(target: Target, scenario: Mapping[str, Any], dropped: Collection[str] = ()) -> Plan:
     """Return the plan of a scenario, without the sources that were ``dropped``."""
-    every = inputs_of(target, scenario["forecaster"] != "gp")
+    if scenario["forecaster"] == "gp":  # nor is it known what fails on other GPUs
+        target = without(target, target.sources)._replace(fails=np.zeros(len(target.ids)))
+    every = inputs_of(target)
     scores = every.mean + FAILED_ELSEWHERE_COST * target.fails
-    if dropped:
+    if dropped and target.sources:
         target = without(target, dropped)
-        every = inputs_of(target, scenario["forecaster"] != "gp")
+        every = inputs_of(target)
     return Plan(target, scenario, every, batches.views(target, every), scores, tuple(sorted(dropped)))
 
 
