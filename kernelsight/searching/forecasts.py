@@ -16,7 +16,7 @@ NEARNESS, OWN_WEIGHT = 0.15, 1.0
 FAILED_ELSEWHERE, UNKNOWN = 0.1, 0.9
 LEAST_FITTED = 3
 # widening: weight of what the process states itself, of random draws, width of a band (log), largest surprise
-AS_STATED, RANDOM_WEIGHT, BAND, MOST_SURPRISE = 4.0, 8.0, 0.5, 5.0
+AS_STATED, RANDOM_WEIGHT, BAND, MOST_SURPRISE = 16.0, 8.0, 0.5, 5.0
 USUAL = 1.6  # widening before any surprise: settings are fitted to few measurements
 
 

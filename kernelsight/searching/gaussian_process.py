@@ -2,8 +2,9 @@
 
 log latency = mean of the other GPUs' logs + a sum of terms: a constant; linear in the other GPUs' logs, over all and
 within each regime (so that the weight of every source is learned, its sign included); smooth in these logs; a level per
-regime; and smooth in parameters and what follows from them (Matern 5/2, one scale per column). Rasmussen and Williams,
-Gaussian Processes for Machine Learning, 2006, chapters 2, 4 and 5.
+regime; smooth in parameters and what follows from them (Matern 5/2, one scale per column); and alike where parameters
+have the same values, whatever these are (one weight per parameter: a kernel jumps from a tile of 3 to one of 4).
+Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, chapters 2, 4 and 5.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ START = np.log(np.array([0.3, 0.15, 0.2, 1.0, 0.3, 0.5, 0.01, 0.2, 2.5]))
 SPREAD = np.array([1.0, 1.0, 1.0, 0.7, 1.0, 0.7, 1.0, 1.0, 0.7])
 LINEAR, REGIME, SOURCES, SOURCE_SCALE, PARAMETERS, PARAMETER_SCALE, NOISE, WORDS, WORD_SCALE = range(9)
 SCALES = 0.7  # spread of the scale of one column
-STEPS = 10
-REACH = 4.0
+# steps uphill in one fit, and how far from its start a setting may go
+STEPS, REACH = 10, 4.0
 
 
 class Inputs(NamedTuple):
@@ -132,67 +133,93 @@ class _Pairs:
             self.squares = _squares(sources, sources) / self.count
 
 
-def _explained(
-    pairs: _Pairs, values: np.ndarray, noise: np.ndarray, settings: np.ndarray, slope: bool
-) -> tuple[float, np.ndarray]:
+class _Terms(NamedTuple):
+    """Terms of the covariance of the measured candidates, and what their slopes are made of."""
+
+    regime: np.ndarray
+    smooth: np.ndarray
+    words: np.ndarray
+    linear: np.ndarray | float  # these two without sources: 0
+    sources: np.ndarray | float
+    smooth_slope: np.ndarray  # in the squared distance
+    sources_slope: np.ndarray | float
+    scales: np.ndarray  # squared, of the features
+    weights: np.ndarray  # of the parameters
+
+    @property
+    def whole(self) -> np.ndarray:
+        """The covariance, without noise."""
+        return LEVEL_SD**2 + self.regime + self.smooth + self.words + self.linear + self.sources
+
+
+def _terms(pairs: _Pairs, settings: np.ndarray) -> _Terms:
+    size, every = np.exp(settings[: len(START)]) ** 2, len(pairs.same)
+    middle = len(START) + pairs.columns
+    scales = np.exp(2.0 * settings[len(START) : middle]) / size[PARAMETER_SCALE]
+    weights = np.exp(settings[middle:]) / np.sqrt(size[WORD_SCALE])
+    smooth, smooth_slope = _matern((pairs.by_column @ scales).reshape(every, every))
+    words = size[WORDS] * np.exp(-(pairs.unlike @ weights)).reshape(every, every)
+    own = (size[PARAMETERS] * smooth, words)
+    if not pairs.count:
+        same = size[REGIME] * pairs.same
+        return _Terms(same, *own, 0.0, 0.0, size[PARAMETERS] * smooth_slope, 0.0, scales, weights)
+    regime = size[REGIME] * pairs.same * (1.0 + pairs.product)
+    sources, slope = _matern(np.maximum(pairs.squares, 0.0) / size[SOURCE_SCALE])
+    theirs = (size[LINEAR] * pairs.product, size[SOURCES] * sources)
+    slope *= size[SOURCES] / size[SOURCE_SCALE]
+    return _Terms(regime, *own, *theirs, size[PARAMETERS] * smooth_slope, slope, scales, weights)
+
+
+def _matern(squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the correlation at squared distances, and its slope in them."""
+    far = np.sqrt(5.0 * squares)
+    decay = np.exp(-far)
+    return (1.0 + far + far * far / 3.0) * decay, (-5.0 / 6.0) * (1.0 + far) * decay
+
+
+def _explained(pairs: _Pairs, values: np.ndarray, noise: np.ndarray, settings: np.ndarray) -> tuple[float, np.ndarray]:
     """Return the log density of values and settings, up to a constant, and its slope in each setting.
 
     Minus infinity where it cannot be computed.
     """
-    size, every = np.exp(settings[: len(START)]) ** 2, len(values)
-    middle = len(START) + pairs.columns
-    scales = np.exp(2.0 * settings[len(START) : middle]) / size[PARAMETER_SCALE]
-    weights = np.exp(settings[middle:]) / np.sqrt(size[WORD_SCALE])
-    far = np.sqrt(5.0 * (pairs.by_column @ scales)).reshape(every, every)
-    decay = np.exp(-far)
-    smooth = size[PARAMETERS] * (1.0 + far + far * far / 3.0) * decay
-    words = size[WORDS] * np.exp(-(pairs.unlike @ weights)).reshape(every, every)
-    regime = size[REGIME] * pairs.same
-    if pairs.count:
-        regime = regime * (1.0 + pairs.product)
-        linear = size[LINEAR] * pairs.product
-        apart = np.sqrt(5.0 * np.maximum(pairs.squares, 0.0) / size[SOURCE_SCALE])
-        fade = np.exp(-apart)
-        sources = size[SOURCES] * (1.0 + apart + apart * apart / 3.0) * fade
-    found = LEVEL_SD**2 + regime + smooth + words
-    if pairs.count:
-        found += linear + sources
-    found[np.diag_indices(every)] += noise + size[NOISE] + 1e-9
+    terms, own = _terms(pairs, settings), float(np.exp(2.0 * settings[NOISE]))
+    found = terms.whole
+    found[np.diag_indices(len(values))] += noise + own + 1e-9
     try:
         factor = np.linalg.cholesky(found)
     except np.linalg.LinAlgError:
         return -np.inf, np.zeros(len(settings))
-    off = np.concatenate([(settings[: len(START)] - START) / SPREAD, settings[len(START) :] / SCALES])
     spread = np.concatenate([SPREAD, np.full(len(settings) - len(START), SCALES)])
-    whiten = solve_triangular(factor, np.eye(every), lower=True, check_finite=False)
+    off = (settings - np.concatenate([START, np.zeros(len(settings) - len(START))])) / spread
+    whiten = solve_triangular(factor, np.eye(len(values)), lower=True, check_finite=False)
     white = whiten @ values
     density = float(-0.5 * white @ white - np.log(np.diag(factor)).sum() - 0.5 * (off**2).sum())
-    if not slope:
-        return density, off
-    alpha = whiten.T @ white
-    pull = 0.5 * (np.outer(alpha, alpha) - whiten.T @ whiten)
-    slopes = np.zeros(len(settings))
-    slopes[REGIME] = 2.0 * (pull * regime).sum()
-    slopes[PARAMETERS] = 2.0 * (pull * smooth).sum()
-    slopes[WORDS] = 2.0 * (pull * words).sum()
-    slopes[NOISE] = 2.0 * size[NOISE] * np.trace(pull)
-    inner = (-5.0 / 6.0 * size[PARAMETERS]) * (1.0 + far) * decay * pull
-    slopes[len(START) : middle] = 2.0 * scales * (inner.ravel() @ pairs.by_column)
-    slopes[PARAMETER_SCALE] = -slopes[len(START) : middle].sum()
-    slopes[middle:] = -weights * ((pull * words).ravel() @ pairs.unlike)
-    slopes[WORD_SCALE] = -slopes[middle:].sum()
+    back = whiten.T @ white
+    pull = 0.5 * (np.outer(back, back) - whiten.T @ whiten)
+    return density, _slopes(pairs, terms, pull, own) - off / spread
+
+
+def _slopes(pairs: _Pairs, terms: _Terms, pull: np.ndarray, own: float) -> np.ndarray:
+    """Return the slope of the log density in each setting; ``pull``: its slope in each covariance."""
+    head = np.zeros(len(START))
+    for place, term in ((REGIME, terms.regime), (PARAMETERS, terms.smooth), (WORDS, terms.words)):
+        head[place] = 2.0 * (pull * term).sum()
+    head[NOISE] = 2.0 * own * np.trace(pull)
+    features = 2.0 * terms.scales * ((terms.smooth_slope * pull).ravel() @ pairs.by_column)
+    head[PARAMETER_SCALE] = -features.sum()
+    parameters = -terms.weights * ((pull * terms.words).ravel() @ pairs.unlike)
+    head[WORD_SCALE] = -parameters.sum()
     if pairs.count:
-        slopes[LINEAR] = 2.0 * (pull * linear).sum()
-        slopes[SOURCES] = 2.0 * (pull * sources).sum()
-        inner = (-5.0 / 6.0 * size[SOURCES] / size[SOURCE_SCALE]) * (1.0 + apart) * fade * pull
-        slopes[SOURCE_SCALE] = -2.0 * (inner * pairs.squares).sum()
-    return density, slopes - off / spread
+        head[LINEAR] = 2.0 * (pull * terms.linear).sum()
+        head[SOURCES] = 2.0 * (pull * terms.sources).sum()
+        head[SOURCE_SCALE] = -2.0 * (terms.sources_slope * pull * pairs.squares).sum()
+    return np.concatenate([head, features, parameters])
 
 
 def evidence(inputs: Inputs, rows: np.ndarray, values: np.ndarray, noise: np.ndarray, settings: np.ndarray) -> float:
     """Return how well a process with these settings explains measurements: their log density, up to a constant."""
     deviations = values - inputs.mean[rows]
-    return _explained(_Pairs(inputs, rows), deviations - float(np.median(deviations)), noise, settings, False)[0]
+    return _explained(_Pairs(inputs, rows), deviations - float(np.median(deviations)), noise, settings)[0]
 
 
 def fit(inputs: Inputs, rows: np.ndarray, values: np.ndarray, noise: np.ndarray, settings: np.ndarray) -> Fit:
@@ -205,12 +232,16 @@ def fit(inputs: Inputs, rows: np.ndarray, values: np.ndarray, noise: np.ndarray,
     pairs = _Pairs(inputs, rows)
 
     def cost(tried: np.ndarray) -> tuple[float, np.ndarray]:
-        density, slopes = _explained(pairs, deviations - level, noise, tried, True)
+        density, slopes = _explained(pairs, deviations - level, noise, tried)
         return (-density, -slopes) if np.isfinite(density) else (1e9, np.zeros(len(tried)))
 
     middle = start(inputs)
     best = minimize(
-        cost, settings, jac=True, method="L-BFGS-B", bounds=list(zip(middle - REACH, middle + REACH, strict=True)),
+        cost,
+        settings,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=list(zip(middle - REACH, middle + REACH, strict=True)),
         options={"maxiter": STEPS},
     )
     return given(inputs, rows, values, noise, best.x, level, -float(best.fun))
