@@ -150,7 +150,7 @@ def _of_view(
 ) -> decide.Decisions:
     """Return the candidates that another view than the main one would measure."""
     own = known[name]
-    theirs = forecast(name, target, own, history, found.rows, settings.get(name, gp.start(own)))
+    theirs = forecast(name, target, own, history, found.rows, settings.get(name, gp.start(own)), beside=found)
     assert theirs.fit is not None
     settings[name] = theirs.fit.settings
     best = decide.best_of(theirs, own, history)

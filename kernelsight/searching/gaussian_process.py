@@ -24,6 +24,7 @@ LINEAR, REGIME, SOURCES, SOURCE_SCALE, PARAMETERS, PARAMETER_SCALE, NOISE, WORDS
 SCALES = 0.7  # spread of the scale of one column
 # steps uphill in one fit, and how far from its start a setting may go
 STEPS, REACH = 10, 4.0
+BLOCK = 512  # candidates whose covariances stay in the cache of a core
 
 
 class Inputs(NamedTuple):
@@ -83,7 +84,7 @@ def matern(squares: np.ndarray) -> np.ndarray:
 
 def _squares(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     found = (left**2).sum(1)[:, None] + (right**2).sum(1)[None]
-    found -= 2.0 * left @ right.T
+    found -= left @ (2.0 * right).T
     return found
 
 
@@ -102,7 +103,7 @@ def covariance(inputs: Inputs, left: np.ndarray, right: np.ndarray, settings: np
     smooth = matern(_squares(inputs.features[left] * scales, inputs.features[right] * scales))
     smooth *= size[PARAMETERS] ** 2
     found += smooth
-    alike = (inputs.words[left] * weights[inputs.word_of]) @ inputs.words[right].T
+    alike = inputs.words[left] @ (inputs.words[right] * weights[inputs.word_of]).T
     alike -= weights.sum()
     np.exp(alike, out=alike)
     alike *= size[WORDS] ** 2
@@ -198,10 +199,12 @@ def _matern(squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return (1.0 + far + far * far / 3.0) * decay, (-5.0 / 6.0) * (1.0 + far) * decay
 
 
-def _explained(pairs: _Pairs, values: np.ndarray, noise: np.ndarray, settings: np.ndarray) -> tuple[float, np.ndarray]:
+def _explained(
+    pairs: _Pairs, values: np.ndarray, noise: np.ndarray, settings: np.ndarray, slopes: bool = True
+) -> tuple[float, np.ndarray]:
     """Return the log density of values and settings, up to a constant, and its slope in each setting.
 
-    Minus infinity where it cannot be computed.
+    Minus infinity where it cannot be computed; zeros for slopes that are not asked for.
     """
     terms, own = _terms(pairs, settings), float(np.exp(2.0 * settings[NOISE]))
     found = terms.whole
@@ -215,6 +218,8 @@ def _explained(pairs: _Pairs, values: np.ndarray, noise: np.ndarray, settings: n
     whiten = solve_triangular(factor, np.eye(len(values)), lower=True, check_finite=False)
     white = whiten @ values
     density = float(-0.5 * white @ white - np.log(np.diag(factor)).sum() - 0.5 * (off**2).sum())
+    if not slopes:
+        return density, np.zeros(len(settings))
     back = whiten.T @ white
     pull = 0.5 * (np.outer(back, back) - whiten.T @ whiten)
     return density, _slopes(pairs, terms, pull, own) - off / spread
@@ -240,7 +245,7 @@ def _slopes(pairs: _Pairs, terms: _Terms, pull: np.ndarray, own: float) -> np.nd
 def evidence(inputs: Inputs, rows: np.ndarray, values: np.ndarray, noise: np.ndarray, settings: np.ndarray) -> float:
     """Return how well a process with these settings explains measurements: their log density, up to a constant."""
     deviations = values - inputs.mean[rows]
-    return _explained(_Pairs(inputs, rows), deviations - float(np.median(deviations)), noise, settings)[0]
+    return _explained(_Pairs(inputs, rows), deviations - float(np.median(deviations)), noise, settings, False)[0]
 
 
 def fit(inputs: Inputs, rows: np.ndarray, values: np.ndarray, noise: np.ndarray, settings: np.ndarray) -> Fit:
@@ -287,9 +292,13 @@ def given(
 
 def predict(inputs: Inputs, found: Fit, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return mean and variance of candidates' log latencies, and their whitened covariance with the measurements."""
-    across = covariance(inputs, rows, found.rows, found.settings)
-    mean = inputs.mean[rows] + found.level + across @ found.weights
-    white = found.whiten @ across.T
+    mean, white = np.empty(len(rows)), np.empty((len(found.rows), len(rows)))
+    for first in range(0, len(rows), BLOCK):
+        part = slice(first, first + BLOCK)
+        across = covariance(inputs, rows[part], found.rows, found.settings)
+        mean[part] = across @ found.weights
+        white[:, part] = found.whiten @ across.T
+    mean += inputs.mean[rows] + found.level
     left = variance(inputs, rows, found.settings) - np.einsum("ij,ij->j", white, white)
     return mean, np.maximum(left, 1e-10), white
 
