@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,25 +21,25 @@ def by_request(requests: pa.Table, measured: Measured, base: Replayed, misses: M
     ``requests``: rows of ``production_requests`` in the order of ``measured`` and ``base``.
     """
     at = misses.rows
-    columns: dict[str, Any] = {name: requests[name].take(pa.array(at)) for name in ("log_id", "request_id")}
-    columns |= {
-        "prompt_tokens": measured.prompt_tokens[at],
-        "output_tokens": measured.output_tokens[at].astype(int),
-    }
     real, predicted = measured_by_metric(measured), predicted_of(base, measured.output_tokens)
-    for name in METRICS:
-        own, other = real[name][at], predicted[name][at]
-        columns |= {f"measured_{name}_ms": own, f"predicted_{name}_ms": other, f"{name}_miss_ms": own - other}
-    columns["e2e_miss_ms"] = misses.miss_ns / 1e6
-    columns |= {"measured_queue_ms": measured.queue_ms[at], "predicted_queue_ms": base.queue_ms[at]}
-    columns |= {
-        "measured_cached_tokens": measured.cached_tokens[at],
-        "predicted_cached_tokens": base.cached_tokens[at],
+    # each column is made when its Arrow array is: a million rows are not held twice
+    columns: dict[str, Callable[[], Any]] = {
+        **{name: lambda name=name: requests[name].take(pa.array(at)) for name in ("log_id", "request_id")},
+        "prompt_tokens": lambda: measured.prompt_tokens[at],
+        "output_tokens": lambda: measured.output_tokens[at].astype(int),
+        **{f"measured_{name}_ms": lambda name=name: real[name][at] for name in METRICS},
+        **{f"predicted_{name}_ms": lambda name=name: predicted[name][at] for name in METRICS},
+        **{f"{name}_miss_ms": lambda name=name: real[name][at] - predicted[name][at] for name in METRICS},
+        "e2e_miss_ms": lambda: misses.miss_ns / 1e6,
+        "measured_queue_ms": lambda: measured.queue_ms[at],
+        "predicted_queue_ms": lambda: base.queue_ms[at],
+        "measured_cached_tokens": lambda: measured.cached_tokens[at],
+        "predicted_cached_tokens": lambda: base.cached_tokens[at],
+        **{f"{name}_ms": lambda name=name: misses.parts[name] / 1e6 for name in PARTS},
     }
-    columns |= {f"{name}_ms": misses.parts[name] / 1e6 for name in PARTS}
     contract = contracts()["prediction_vs_production"]
     arrays = {
-        column.name: _array(columns[column.name], column.arrow_type, column.nullable) for column in contract.columns
+        column.name: _array(columns[column.name](), column.arrow_type, column.nullable) for column in contract.columns
     }
     return pa.table(arrays, schema=contract.schema)
 

@@ -203,7 +203,7 @@ class Comparison:
         best = self._better
         served = found.replayed
         if best is not found.values:  # a million requests take seconds to replay again
-            (served,) = replay(self._session, self.load, [variant_of(found.flags, best)])
+            (served,) = replay(self._session, self.load, [variant_of(found.flags, best)], with_parts=False)
         corrected = predicted_of(served, output)
         answer: dict[str, Any] = {"held_out": int(later.sum())}
         for name in ("uncorrected", "one_factor", "corrected"):

@@ -105,8 +105,8 @@ def observe(measured: Measured, replayed: Replayed, chosen: np.ndarray) -> Obser
     for real, ours, phases in times_of(measured, replayed):
         rows = np.flatnonzero(chosen & replayed.served & np.isfinite(real) & (real > 0.0))
         derivative = np.zeros((rows.size, len(PARAMETERS)))
-        spent = replayed.parts_ns[list(phases)].sum(axis=0)
-        derivative[:, : len(KERNELS)] = spent[kernels][:, rows].T / 1e6
+        for column, kernel in enumerate(kernels):
+            derivative[:, column] = replayed.parts_ns[kernel][list(phases)].sum(axis=0)[rows] / 1e6
         derivative[:, -2] = replayed.steps[list(phases)].sum(axis=0)[rows]
         weight = np.ones(rows.size)
         if 0 in phases:

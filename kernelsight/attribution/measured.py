@@ -76,4 +76,7 @@ def measured_of(requests: pa.Table) -> Measured:
 
 
 def _numbers(requests: pa.Table, name: str) -> np.ndarray:
-    return requests[name].cast(pa.float64()).fill_null(np.nan).to_numpy()
+    column = requests[name]
+    if column.null_count == len(column):
+        return np.broadcast_to(np.nan, len(column))  # takes no memory
+    return column.cast(pa.float64()).fill_null(np.nan).to_numpy()

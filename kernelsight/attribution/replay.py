@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kernelsight.dataflow.session import Session
 from kernelsight.scenario.scenarios import give_plan, plan_rows
@@ -38,20 +39,18 @@ class Variant(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """Predicted times of the log's requests on one variant, shape [requests]; NaN and 0 where one was rejected.
+    """Predicted moments of the log's requests on one variant, shape [requests]; -1 and 0 where one was rejected.
 
-    ``parts_ns``: shape [phases, KEPT, requests], see ``serving.parts``; ``steps``: shape [phases, requests].
+    ``parts_ns``: one array of shape [phases, requests] for each of KEPT, see ``serving.parts``; ``steps``: likewise;
+    both are empty where parts were not wanted.
     """
 
-    ttft_ms: np.ndarray
-    e2e_ms: np.ndarray
-    queue_ms: np.ndarray
     cached_tokens: np.ndarray
     sent_ns: np.ndarray
+    scheduled_ns: np.ndarray
     first_ns: np.ndarray
     finish_ns: np.ndarray
-    preemptions: np.ndarray
-    parts_ns: np.ndarray
+    parts_ns: Sequence[np.ndarray]
     steps: np.ndarray
 
     @property
@@ -59,31 +58,49 @@ class Replayed(NamedTuple):
         """Which requests finished."""
         return self.finish_ns >= 0
 
+    @property
+    def ttft_ms(self) -> np.ndarray:
+        """From sending to the first token; NaN where a request was rejected."""
+        return self._span_ms(self.sent_ns, self.first_ns)
+
+    @property
+    def e2e_ms(self) -> np.ndarray:
+        """From sending to the last token; NaN where a request was rejected."""
+        return self._span_ms(self.sent_ns, self.finish_ns)
+
+    @property
+    def queue_ms(self) -> np.ndarray:
+        """From sending until it is first scheduled; NaN where a request was rejected."""
+        return self._span_ms(self.sent_ns, self.scheduled_ns)
+
+    def _span_ms(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+        return np.where(self.served, (end - begin) / 1e6, np.nan)
+
     def part(self, name: str) -> np.ndarray:
         """Return a part of both phases together, nanoseconds, shape [requests]."""
-        return self.parts_ns[:, KEPT.index(name)].sum(axis=0)
+        return self.parts_ns[KEPT.index(name)].sum(axis=0)
 
 
-def replay(session: Session, load: pa.Table, variants: Sequence[Variant]) -> list[Replayed]:
+def replay(session: Session, load: pa.Table, variants: Sequence[Variant], *, with_parts: bool = True) -> list[Replayed]:
     """Serve the requests of a log on every variant, in one call.
 
     ``load``: ``load_requests`` of the log. InvalidInput: a variant that cannot be planned, and why.
     """
     with session.fork() as fork:
         places = given(fork, load, variants)
-        fork.compute("request_events", "request_parts")
-        events, parts = fork.table("request_events"), fork.table("request_parts")
+        wanted = ("request_events", "request_parts") if with_parts else ("request_events",)
+        fork.compute(*wanted)
+        tables = [fork.table(name) for name in wanted]
     found = dict.fromkeys(range(len(variants)))
     n = load.num_rows
-    spans = [spans_of(table["scenario_id"]) for table in (events, parts)]
+    spans = [spans_of(table["scenario_id"]) for table in tables]
     for name, number in places.items():
-        own = (
-            table.slice(start, stop - start)
-            for table, (start, stop) in zip((events, parts), (span.get(name, (0, 0)) for span in spans), strict=True)
-        )
-        found[number] = _replayed(*own, n)
-    empty = _replayed(events.slice(0, 0), parts.slice(0, 0), n)
-    return [found[number] or empty for number in range(len(variants))]
+        ends = (span.get(name, (0, 0)) for span in spans)
+        found[number] = _replayed(n, *(table.slice(a, b - a) for table, (a, b) in zip(tables, ends, strict=True)))
+    if len(places) < len(found):
+        empty = _replayed(n, *(table.slice(0, 0) for table in tables))
+        return [found[number] or empty for number in range(len(variants))]
+    return list(found.values())
 
 
 def given(fork: Session, load: pa.Table, variants: Sequence[Variant]) -> dict[str, int]:
@@ -121,34 +138,27 @@ def interval_factors(session: Session, load: pa.Table, variant: Variant) -> dict
     return {name: (row["low"] / row["predicted"], row["high"] / row["predicted"]) for name, row in found.items() if row}
 
 
-def _replayed(events: pa.Table, parts: pa.Table, n: int) -> Replayed:
+def _replayed(n: int, events: pa.Table, parts: pa.Table | None = None) -> Replayed:
+    """Return what one variant's rows say of n requests: views of their columns where these hold every request."""
+    names, kinds = ("sent", "scheduled", "first_token", "finish"), 2
     at = events["request_id"].to_numpy()
+    moments = [_placed(events[f"{name}_ns"], at, n, -1) for name in names]
+    cached = _placed(events["cached_tokens"], at, n, 0)
+    if parts is None:
+        return Replayed(cached, *moments, (), np.zeros((kinds, 0), np.int64))
+    place = parts["request_id"].to_numpy() + n * pc.equal(parts["phase"], "decode").to_numpy()
+    columns = [_placed(parts[name], place, kinds * n, 0) for name in (*(f"{name}_ns" for name in KEPT), "steps")]
+    *split, steps = (values.reshape(kinds, n) for values in columns)
+    return Replayed(cached, *moments, split, steps)
 
-    def column(name: str, missing: int) -> np.ndarray:
-        values = np.full(n, missing, np.int64)
-        values[at] = events[name].fill_null(missing).to_numpy()
-        return values
 
-    sent, scheduled, first, finish = (
-        column(f"{name}_ns", -1) for name in ("sent", "scheduled", "first_token", "finish")
-    )
-    done = finish >= 0
-
-    def span_ms(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-        return np.where(done, (end - begin) / 1e6, np.nan)
-
-    split, steps = np.zeros((2, len(KEPT), n), np.int64), np.zeros((2, n), np.int64)
-    if parts.num_rows:
-        phase = (parts["phase"].to_numpy(zero_copy_only=False) == "decode").astype(np.int64)
-        where = parts["request_id"].to_numpy()
-        for number, name in enumerate(KEPT):
-            split[phase, number, where] = parts[f"{name}_ns"].to_numpy()
-        steps[phase, where] = parts["steps"].to_numpy()
-    cached, preempted = column("cached_tokens", 0), column("preemptions", 0)
-    return Replayed(
-        span_ms(sent, first), span_ms(sent, finish), span_ms(sent, scheduled), cached, sent, first, finish, preempted,
-        split, steps,
-    )  # fmt: skip
+def _placed(column: pa.ChunkedArray, place: np.ndarray, n: int, missing: int) -> np.ndarray:
+    """Return n whole numbers, those of a column at their places; a view of the column where it holds them in order."""
+    if column.num_chunks == 1 and not column.null_count and np.array_equal(place, np.arange(n)):
+        return column.chunk(0).to_numpy()
+    values = np.full(n, missing, np.int64)
+    values[place] = column.fill_null(missing).to_numpy()
+    return values
 
 
 def load_of_log(requests: pa.Table, block_tokens: int = 16) -> pa.Table:

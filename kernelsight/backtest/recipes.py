@@ -13,6 +13,7 @@ STATED = (
     *("quantization", "kv_cache_dtype", "gpu_memory_utilization", "enable_chunked_prefill"),
     *("async_scheduling", "prefill_policy", "enable_expert_parallel", "moe_backend", "batch_wait_timeout_iters"),
     *("batch_wait_max_tokens_ratio", "scheduler_recv_interval", "range_ratio", "num_speculative_tokens"),
+    *("expert_exchange", "attention_dp_balance", "attention_dp_timeout_iters", "attention_dp_batching_wait_iters"),
 )
 EQUAL = {
     "harness": "harness",
@@ -28,6 +29,7 @@ EQUAL = {
 DISAGGREGATED = {
     "prefill_workers": "prefill_replicas",
     "prefill_tp": "prefill_tensor_parallel_size",
+    "prefill_dp": "prefill_data_parallel_size",
     "prefill_ep": "prefill_expert_parallel_size",
     "decode_workers": "decode_replicas",
 }

@@ -10,7 +10,7 @@ from kernelsight.backtest.constants import group_of
 from kernelsight.backtest.host_constants import Constants
 from kernelsight.backtest.levels import fit_levels
 from kernelsight.backtest.recipes import flags_of, is_prose, prompt_text_of
-from kernelsight.backtest.scores import is_fitting, repeats, with_errors
+from kernelsight.backtest.scores import is_fitting, is_scored_separately, repeats, with_errors
 from kernelsight.backtest.serve import Planned, host_versions, plan_runs, serve_runs
 
 if TYPE_CHECKING:
@@ -44,12 +44,31 @@ def replay(
     fitted = fit_levels(session, replayed, planned, levels)
     fill_acceptance_rates(session, replayed, planned, fitted[levels[0]])
     hosts = [[fitted[level].get(group_of(run)) for run in replayed] for level in levels]
-    served = serve_runs(session, planned, hosts, [is_prose(run) for run in replayed])
+    served = _served(session, replayed, planned, hosts)
     scored = {
         level: [scored_row(run, found) for run, found in zip(replayed, rows, strict=True)]
         for level, rows in zip(levels, served, strict=True)
     }
     return scored, fitted
+
+
+def _served(
+    session: Session,
+    runs: Sequence[Mapping[str, Any]],
+    planned: Sequence[Planned],
+    hosts: Sequence[Sequence[Constants | None]],
+) -> list[list[dict[str, Any]]]:
+    """Return the predictions of every run by level; runs scored separately are served at the first level alone."""
+    other = "scored separately, with the first level of --constants alone"
+    found: list[list[dict[str, Any]]] = [[{"status": other} for _ in runs] for _ in hosts]
+    for apart, levels in ((False, len(hosts)), (True, 1)):
+        rows = [number for number, run in enumerate(runs) if is_scored_separately(run) == apart]
+        chosen = [[level[number] for number in rows] for level in hosts[:levels]]
+        prose = [is_prose(runs[number]) for number in rows]
+        for level, served in zip(found, serve_runs(session, [planned[i] for i in rows], chosen, prose), strict=False):
+            for number, row in zip(rows, served, strict=True):
+                level[number] = row
+    return found
 
 
 def fill_acceptance_rates(

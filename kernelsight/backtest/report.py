@@ -49,7 +49,7 @@ def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, fl
     """
     scored = [dict(row) for row in scored_runs(rows)]
     inferred = [row for row in rows if not row["fitting"] and row.get("speculative") is not None]
-    disaggregated = [row for row in rows if row.get("prefill_workers")]
+    disaggregated = [row for row in rows if row.get("prefill_workers") and not row.get("scored_separately")]
     separate: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         if row.get("scored_separately") and not row["fitting"]:

@@ -227,4 +227,19 @@ def _row(table: str, rows: list[dict[str, Any]]) -> pa.Table:
 
 def _conform(table: str, frame: pl.DataFrame) -> pa.Table:
     names = [name for name in contracts()[table].column_names if name in frame.columns]
-    return conform(frame.select(names).to_arrow(), contracts()[table], trusted=True, origin="its reader")
+    made = conform(frame.select(names).to_arrow(), contracts()[table], trusted=True, origin="its reader")
+    return _with_shared_nulls(made)
+
+
+def _with_shared_nulls(table: pa.Table) -> pa.Table:
+    """Return a table whose columns without a value lie in one memory: most columns of a log of a million requests."""
+    n = table.num_rows
+    zeros = pa.py_buffer(bytes(8 * (n + 1)))
+
+    def nothing(kind: pa.DataType) -> pa.Array:
+        if pa.types.is_list(kind):
+            return pa.Array.from_buffers(kind, n, [zeros, zeros], n, children=[pa.array([], kind.value_type)])
+        return pa.Array.from_buffers(kind, n, [zeros] * (3 if pa.types.is_string(kind) else 2), n)
+
+    columns = [nothing(column.type) if n and column.null_count == n else column for column in table.columns]
+    return pa.table(columns, schema=table.schema)

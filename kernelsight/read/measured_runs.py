@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from kernelsight.catalog.tables import contracts, read_facts
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput
-from kernelsight.read.parallel_sizes import measured_elsewhere, with_launched_sizes
+from kernelsight.read.parallel_sizes import DATA_PARALLEL, measured_elsewhere, with_launched_sizes
 from kernelsight.read.sweeps.aiconfigurator import installed_package
 from kernelsight.read.sweeps.devices import SEALED
 
@@ -75,10 +75,6 @@ SIDES = ("prefill", "decode")
 DISAGGREGATED: tuple[tuple[str, pl.Expr], ...] = (
     ("number of workers unknown", pl.all_horizontal(pl.col(f"{side}_num_workers").is_not_null() for side in SIDES)),
     *(FILTERS[number] for number in (0, 1)),
-    (
-        "data-parallel attention",
-        pl.all_horizontal(pl.col(f"{side}_attention_dp_size").fill_null(1) == 1 for side in SIDES),
-    ),
     (
         "workers of more than one node: tensor parallelism above 8, or pipeline stages",
         pl.all_horizontal(
@@ -191,10 +187,12 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
     split = split.with_columns(
         # the image's version is Dynamo's, not TensorRT-LLM's
         backend_version=pl.when(pl.col("backend") != "trtllm").then("backend_version"),
-        **{f"{name}_size": pl.col(f"decode_{name}_size") for name in ("tp", "pp", "moe_ep")},
+        **{f"{name}_size": pl.col(f"decode_{name}_size") for name in ("tp", "pp", "moe_ep", "attention_dp")},
         batch_size=pl.lit(None, together["batch_size"].dtype),
+        scored_separately=pl.when(
+            pl.any_horizontal(pl.col(f"{side}_attention_dp_size").fill_null(1) > 1 for side in SIDES)
+        ).then(pl.lit(f"disaggregated, {DATA_PARALLEL}")),
     )
-    split = split.with_columns(scored_separately=pl.lit(None, pl.String))
     together, split = (each.with_columns(speculative=pl.lit(None, pl.Boolean)) for each in (together, split))
     kept = pl.concat([together, pairs, split], how="vertical_relaxed")
     disaggregated = pl.col("mode") != "agg"
@@ -213,6 +211,7 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
         ep=pl.col("moe_ep_size").fill_null(1),
         prefill_workers=pl.when(disaggregated).then("prefill_num_workers"),
         prefill_tp=pl.when(disaggregated).then("prefill_tp_size"),
+        prefill_dp=pl.when(disaggregated).then(pl.col("prefill_attention_dp_size").fill_null(1)),
         prefill_ep=pl.when(disaggregated).then(pl.col("prefill_moe_ep_size").fill_null(1)),
         decode_workers=pl.when(disaggregated).then("decode_num_workers"),
         engine="backend",

@@ -201,6 +201,31 @@ POLICIES = (
         "N",
         least=0,
     ),
+    _of_deployment(
+        "expert_exchange",
+        "word",
+        "how tokens reach the experts of other data-parallel ranks: gathered, or sent from rank to rank (DeepEP, pplx)",
+        choices=("all_gather", "all_to_all"),
+    ),
+    _of_deployment(
+        "attention_dp_balance",
+        "switch",
+        "data-parallel ranks that share experts hold prompts back until every rank has one (TensorRT-LLM)",
+    ),
+    _of_deployment(
+        "attention_dp_timeout_iters",
+        "whole",
+        "with attention-dp-balance: do not wait longer than N steps for a rank without prompts (TensorRT-LLM)",
+        "N",
+        least=0,
+    ),
+    _of_deployment(
+        "attention_dp_batching_wait_iters",
+        "whole",
+        "with attention-dp-balance: wait N steps for more prompts once every rank has one (TensorRT-LLM)",
+        "N",
+        least=0,
+    ),
 )
 
 SPECULATION = (

@@ -139,6 +139,7 @@ def whole_step(number: int, decodes: int, context: int, prompts: int, chunk: int
         "x": 0.0,
         "y": 0.0,
         "tokens": decodes + prompts * chunk,
+        "expert_tokens": None,
         "sampled": decodes + prompts,
         "decode_requests": decodes,
         "decode_context": context if decodes else None,

@@ -230,6 +230,17 @@ def fits(
 
 
 @compiled
+def next_prompt(
+    engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, horizon: float
+) -> int:
+    """The request in the queue that a step with all decodes could admit; -1 for none."""
+    r = NOBODY if is_at_cap(engine, limits) else candidate(engine, requests, limits, horizon)
+    if r >= 0 and not fits(engine, requests, limits, hashes, entries, r, engine.decoding * (1 + limits.drafts)):
+        return NOBODY
+    return r
+
+
+@compiled
 def delay_prefills(
     engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, horizon: float
 ) -> bool:
@@ -239,10 +250,8 @@ def delay_prefills(
     """
     if limits.batch_wait_timeout_iters == 0 or engine.decoding == 0:
         return False
-    r = NOBODY if is_at_cap(engine, limits) else candidate(engine, requests, limits, horizon)
     decode_tokens = engine.decoding * (1 + limits.drafts)
-    if r >= 0 and not fits(engine, requests, limits, hashes, entries, r, decode_tokens):
-        r = NOBODY
+    r = next_prompt(engine, requests, limits, hashes, entries, horizon)
     if engine.partial < 0 and r < 0:
         return False
     tokens = decode_tokens + partial_tokens(engine, requests)

@@ -51,6 +51,10 @@ class Surface(NamedTuple):
     moe_us: np.ndarray = np.zeros(0)
     communication_us: np.ndarray = np.zeros(0)
     sampled_communication_us: np.ndarray = np.zeros(0)  # part of sampled_us, [sequences]
+    # ranks that step together: routed experts and the exchange of tokens, which are no part of token_us then, by the
+    # mean number of tokens of a rank, [tokens]; and the exchange alone
+    experts_us: np.ndarray = np.zeros(0)
+    experts_communication_us: np.ndarray = np.zeros(0)
 
 
 class Load(NamedTuple):

@@ -21,7 +21,7 @@ from kernelsight.serving.cuda_graphs import captured_sizes
 
 # the residual stream that collectives add up has 16 bits a number
 ACTIVATION_BYTES = 2.0
-PARTS = ("tokens", "logits", "decode_attention", "decode_window", "prefill_attention")
+PARTS = ("tokens", "logits", "decode_attention", "decode_window", "prefill_attention", "experts")
 
 
 # more than any engine admits, and than any model reads
@@ -83,11 +83,18 @@ def switch_knots(switches_bytes: Sequence[float], bytes_per_token: float, larges
 
 
 def part_knots(
-    max_tokens: int, max_seqs: int, max_len: int, window: int, switches: Sequence[int] = (), query_tokens: int = 1
+    max_tokens: int,
+    max_seqs: int,
+    max_len: int,
+    window: int,
+    switches: Sequence[int] = (),
+    query_tokens: int = 1,
+    lock_step: bool = False,
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return the two knot axes of each part: tokens, sequences, contexts; the second is [0] where it is unused.
 
     ``switches``: token counts that are knots beside the tile edges; ``query_tokens``: of each decoding request.
+    ``lock_step``: ranks send different numbers of tokens to the experts, which are a part of their own.
     """
     none = np.array([0])
     tokens = np.union1d(edge_knots(max(max_tokens, max_seqs)), np.asarray(switches, dtype=np.int64))
@@ -103,6 +110,8 @@ def part_knots(
     }
     if window:
         axes["decode_window"] = (requests, np.concatenate([none, ratio_knots(min(16, window), window, 3)]))
+    if lock_step:
+        axes["experts"] = (tokens, none)
     return axes
 
 
@@ -154,17 +163,18 @@ def knot_shapes(
     reaches = {name: Reach(requests or EVERYTHING, tokens or EVERYTHING) for name, requests, tokens in limits}
     names = (
         *("deployment_id", "model", "tp", "max_num_batched_tokens", "max_num_seqs", "max_model_len"),
-        "query_tokens",
+        *("query_tokens", "lock_step"),
     )
     tables, known = [], {}
     rows = zip(*(settings[name].to_pylist() for name in names), strict=True)
-    for deployment, model, tp, max_tokens, max_seqs, max_len, query_tokens in rows:
+    for deployment, model, tp, max_tokens, max_seqs, max_len, query_tokens, lock_step in rows:
         if deployment in broken or deployment not in reaches:
             continue
         window = windows[deployment] or selections[model] or 0
         most = max(max_tokens, max_seqs)
         switches = switch_knots(switches_bytes if tp > 1 else [], ACTIVATION_BYTES * hidden[model], most)
-        stated = (max_tokens, max_seqs, max_len, min(window, max_len), tuple(switches.tolist()), query_tokens)
+        sizes = (max_tokens, max_seqs, max_len, min(window, max_len))
+        stated = (*sizes, tuple(switches.tolist()), query_tokens, lock_step)
         mine = reaches[deployment]
         if (stated, mine) not in known:
             axes = part_knots(*stated)
@@ -213,6 +223,7 @@ def _shapes_of(
             "x": x.astype(np.float64),
             "y": y.astype(np.float64),
             "tokens": where("tokens", x),
+            "expert_tokens": pa.array(where("experts", x), mask=np.full(x.size, "experts" not in axes)),
             "sampled": where("logits", x),
             "decode_requests": where("decode_attention", x) + where("decode_window", x),
             "decode_context": pa.array(y.astype(np.int64), mask=~decode),

@@ -30,6 +30,11 @@ def capacity_policy_of(name: str) -> int:
     return MAX_UTILIZATION if name == "prompt_fits" else CAPACITY_POLICIES.index(name)
 
 
+def _only_alone(name: str) -> Callable[[dict[str, Any]], int]:
+    """Return what reads a limit that TensorRT-LLM ignores where ranks step together (``should_check_waiting``)."""
+    return lambda row: 0 if row["lock_step"] else row[name]
+
+
 class Limits(NamedTuple):
     """Scheduler limits of one deployment, in tokens, requests and KV units; fields of the record LIMITS."""
 
@@ -55,7 +60,7 @@ class Limits(NamedTuple):
     whole_prompts: Annotated[bool, equals("capacity_policy", "prompt_fits")] = False
     schedule_conservativeness: float = 1.0
     # steps that prompts are held back for at most; 0: none
-    batch_wait_timeout_iters: Annotated[int, POLICY] = 0
+    batch_wait_timeout_iters: Annotated[int, _only_alone("batch_wait_timeout_iters"), POLICY] = 0
     # tokens of a step that are enough
     batch_wait_tokens: Annotated[
         float, lambda row: row["batch_wait_max_tokens_ratio"] * row["max_num_batched_tokens"]
@@ -76,6 +81,12 @@ class Limits(NamedTuple):
     drafts: Annotated[int, column("num_speculative_tokens")] = 0
     # probability that a proposed token is accepted, where those before it were
     acceptance: Annotated[float, column("draft_acceptance_rate")] = 0.0
+    # ranks that step together compute prompts in the same steps
+    balance: Annotated[bool, lambda row: row["lock_step"] and row["attention_dp_balance"], POLICY] = False
+    # steps with a rank that has no prompt, after which the others do not wait for it
+    attention_dp_timeout_iters: int = 50
+    # steps that prompts wait where all ranks have one
+    attention_dp_batching_wait_iters: int = 10
 
 
 _DECLARED = get_type_hints(Limits, include_extras=True)
@@ -99,7 +110,9 @@ LIMITS = record(
     stages=np.int64,  # pipeline stages, and batches that are in flight at most
     draft_model=np.bool_,  # a model proposes the drafts, whose costs are known
     draft_window_tokens=np.int64,  # what its layers with a window see
-    per_request_progress=np.bool_,  # decoding requests differ in what they have yet to get: stages, or drafts
+    per_request_progress=np.bool_,  # decoding requests differ in what they have yet to get: stages, drafts, or ranks
+    ranks=np.int64,  # engines that begin and end each step together; 1: none
+    rank=np.int64,  # which of them, from 0
 )
 
 

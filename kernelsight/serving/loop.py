@@ -19,20 +19,11 @@ from kernelsight.serving.batch import (
 from kernelsight.serving.client import next_send_us, note_ended, note_rejected, take_next
 from kernelsight.serving.compiled import compiled, inlined, loop_entry
 from kernelsight.serving.lookahead import run_end_us
-from kernelsight.serving.parts import (
-    AT,
-    COMMUNICATION,
-    DECODE_ATTENTION,
-    GPU,
-    HOST_US,
-    MOE,
-    PREFILL_ATTENTION,
-    PROMPT_STEPS,
-    STEPS,
-)
+from kernelsight.serving.parts import keep_sums, note_admitted, note_computed, note_finished, note_returned
 from kernelsight.serving.pipeline import begin_batches, end_batch
 from kernelsight.serving.policy import received_until, reset_ratio_when_idle, until_poll
 from kernelsight.serving.queue import deliver, horizon_us, next_visible_us, queue_head, receive
+from kernelsight.serving.ranks import begin_ranks
 from kernelsight.serving.records import FOREVER, NOBODY
 from kernelsight.serving.router import route, route_decode
 from kernelsight.serving.scheduler import schedule
@@ -218,12 +209,15 @@ def begin_step(
     uses: np.ndarray,
     histogram: np.ndarray,
     rows: np.ndarray,
+    sums: np.ndarray,
     send_us: float,
     alone: bool,
 ) -> None:
     """Schedule a step and execute it, or the decode run that it begins; with several engines, only plan the run."""
-    horizon = wake(engine, requests, limits)
+    horizon, ticket = wake(engine, requests, limits), engine.admitted
     prompt_tokens, decode_tokens, again, blocked = schedule(engine, requests, heaps, limits, hashes, entries, horizon)
+    if sums.shape[0] > 0:
+        note_admitted(engine, requests, sums, ticket)
     engine.step_prompt_tokens = prompt_tokens
     engine.stalled = decode_tokens == 0 and engine.decoding > 0
     engine.blocked = blocked
@@ -247,21 +241,13 @@ def begin_step(
     engine.due_us = engine.now
 
 
-@compiled
-def write_mark(engine: np.void, marks: np.ndarray) -> None:
-    """Write what the engine's steps so far have cost, by part, before a step or a decode run begins."""
-    mark = marks[engine.marks]
-    mark[AT], mark[STEPS], mark[PROMPT_STEPS], mark[HOST_US] = (
-        engine.now,
-        engine.steps,
-        engine.prompt_steps,
-        engine.host_us,
-    )
-    mark[PREFILL_ATTENTION] = engine.prefill_attention_us
-    for kind in range(2):
-        mark[GPU + kind], mark[DECODE_ATTENTION + kind] = engine.step_kind_us[kind], engine.decode_attention_us[kind]
-        mark[MOE + kind], mark[COMMUNICATION + kind] = engine.moe_us[kind], engine.communication_us[kind]
-    engine.marks += 1
+@inlined
+def are_full(ranks: np.ndarray, limits: np.void, rows: np.ndarray) -> bool:
+    """Whether the rows of one of these engines, which begin a step together, have no room for it."""
+    most = 0
+    for k in range(ranks.size):
+        most = max(most, ranks[k].rows)
+    return most > 0 and most > rows.shape[1] - limits.stages
 
 
 @loop_entry
@@ -284,15 +270,15 @@ def serve_until_full(
     stages: np.ndarray,
     flights: np.ndarray,
     rows: np.ndarray,
-    marks: np.ndarray,
+    sums: np.ndarray,
 ) -> None:
-    """Simulate until all requests have ended, or an engine's buffer of rows or marks is full; call again then.
+    """Simulate until all requests have ended, or an engine's buffer of rows is full; call again then.
 
     All state is in the arguments. ``clients``: one CLIENT record; ``engines``: ENGINE records (see ``replica``). heaps,
     entries, limits, host, layout, draft_layout, stages, flights (see ``pipeline``) and rows have one item per engine.
     ``turns``: a heap of later turns and KV transfers, shape [capacity, 2]; ``sent``: the prefix-aware router's memory.
     ``uses`` and ``histogram`` are added to. ``rows``: step rows, shape [engines, rows, COLUMNS]; no rows: none kept.
-    ``marks``: likewise what steps cost by part, shape [engines, marks, MARKS]; see ``parts``.
+    ``sums``: what the steps of each request cost by part, see ``parts``; no rows: not kept.
     """
     i, client = 0, clients[0]
     engine, own, hst, own_heaps, own_entries, own_rows = engines[0], limits[0], host[0], heaps[0], entries[0], rows[0]
@@ -325,6 +311,10 @@ def serve_until_full(
             continue
         if engine.underway:
             if own.per_request_progress:
+                if sums.shape[0] > 0:
+                    keep_sums(engine)
+                    place = engine.oldest_batch
+                    note_returned(engine, requests, sums, stages[i][place], flights[i][place])
                 end_batch(engine, requests, own, hashes, own_entries, stages[i], flights[i], histogram)
             else:
                 if engine.planned:
@@ -333,28 +323,35 @@ def serve_until_full(
                         own_rows, FOREVER,
                     )  # fmt: skip
                     client.now = engine.now
+                if sums.shape[0] > 0:
+                    keep_sums(engine)
+                    note_computed(engine, requests, sums)
                 if engine.step_prompt_tokens > 0:
                     end_chunks(engine, requests, own_heaps, own, hashes, own_entries, histogram, engine.stalled)
                 end_decodes(engine, requests, own_heaps, own, hashes, own_entries, engine.admitted)
                 engine.last_us = engine.now
                 engine.underway = False
+            if sums.shape[0] > 0:
+                note_finished(engine, requests, sums)
             note_ended(client, engine, requests, turns)
             send_us = next_send_us(client, requests, turns)
             if not alone or engine.running == 0 or send_us <= engine.now:
                 continue
-        if engine.rows > 0 and engine.rows > own_rows.shape[0] - own.stages:
+        first = i - own.rank
+        if are_full(engines[first : first + own.ranks], own, rows):
             return
-        if marks.shape[1] > 0:
-            if engine.marks == marks.shape[1]:
-                return
-            write_mark(engine, marks[i])
-        if own.per_request_progress:
+        if own.ranks > 1:
+            begin_ranks(
+                engines, requests, heaps, limits, hst, hashes, entries, costs, layout[i], draft_layout[i], uses, stages,
+                flights, rows, sums, first, engine_us,
+            )  # fmt: skip
+        elif own.per_request_progress:
             begin_batches(
                 engine, requests, own_heaps, own, hst, hashes, own_entries, costs, layout[i], draft_layout[i], uses,
-                stages[i], flights[i], own_rows,
+                stages[i], flights[i], own_rows, sums,
             )  # fmt: skip
         else:
             begin_step(
                 engine, requests, own_heaps, own, hst, hashes, own_entries, costs, layout[i], uses, histogram, own_rows,
-                send_us, alone,
+                sums, send_us, alone,
             )  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 from kernelsight.serving.compiled import loop_entry
 from kernelsight.serving.inputs import Load
 from kernelsight.serving.loop import serve_until_full
-from kernelsight.serving.parts import MARKS
+from kernelsight.serving.parts import fresh_sums
 from kernelsight.serving.records import CLIENT, ENTRY, HOST, ITL_BINS, LAYOUT, REQUEST
 from kernelsight.serving.replica import Pool, engine_records, limit_records, stage_records
 from kernelsight.serving.request_columns import REAL, WHOLE, fill_requests, read_requests
@@ -109,7 +109,7 @@ def serve_each(
     stages: np.ndarray,
     flights: np.ndarray,
     rows: np.ndarray,
-    marks: np.ndarray,
+    by_part: np.ndarray,
     whole: np.ndarray,
     real: np.ndarray,
     counts: np.ndarray,
@@ -131,7 +131,7 @@ def serve_each(
             own[i].priority = priority[start + i]
         serve_until_full(
             clients[j : j + 1], engines[j : j + 1], own, turns, sent, heaps, hashes, entries, limits[j : j + 1], host,
-            costs, layout, draft_layout, uses, histogram, stages, flights, rows, marks,
+            costs, layout, draft_layout, uses, histogram, stages, flights, rows, by_part,
         )  # fmt: skip
         read_requests(own, whole, real)
         count_requests(
@@ -162,7 +162,7 @@ def serve_loads(columns: Columns, loads: Loads, pool: Pool, workspace: Workspace
         np.array([tuple(pool.host)], HOST), costs.values, np.array([costs.layout]), np.zeros(1, LAYOUT),
         workspace.requests, workspace.bytes, np.zeros((1, 2)), np.zeros((1, 1), np.bool_), workspace.heaps,
         np.zeros(0, np.int64), np.zeros((1, 1), ENTRY), workspace.uses, workspace.histogram, stage_records([pool], 0.0),
-        np.zeros((1, 1, 1, 3), np.int64), np.zeros((1, 0, COLUMNS)), np.zeros((1, 0, MARKS)),
+        np.zeros((1, 1, 1, 3), np.int64), np.zeros((1, 0, COLUMNS)), fresh_sums(0, False),
         workspace.whole, workspace.real,
         results.counts, results.sums, results.samples, results.filled, results.bins, results.gaps,
     )  # fmt: skip

@@ -1,81 +1,126 @@
 """What each request waited for: its TTFT and its decode time, split into parts of the steps that it was in.
 
-The loop adds up, engine by engine, what steps cost by part, and writes these sums down before each step or decode run
-(a *mark*). Whatever happens to a request happens at such a moment, so the difference of two marks is the exact time of
-each part between its admission and its first token, or its first and its last token, without a row per step.
+An engine adds up what its steps cost by part. When a request is first admitted, gets its first token or finishes, the
+loop keeps these sums or takes the difference to those kept: the exact time of each part between two of these moments,
+without a row per step. On a decode engine it begins when the request is admitted there, after its KV transfer.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.records import FINISHED
+from kernelsight.serving.compiled import compiled
+from kernelsight.serving.records import FINISHED, SUMS
 from kernelsight.serving.served import Outcome, RequestParts
 
-# columns of a mark: sums since the engine started; those by kind of step (decode only, with prompts) take two
-AT, STEPS, PROMPT_STEPS, HOST_US, PREFILL_ATTENTION, GPU, DECODE_ATTENTION, MOE, COMMUNICATION = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    5,
-    7,
-    9,
-    11,
-)
-MARKS = 13
-# marks of all engines in one buffer
-CHUNK = 65_536
+# columns of an engine's sums since it started; those by kind of step (decode only, with prompts) take two
+STEPS, PROMPT_STEPS, PREFILL_ATTENTION, GPU, DECODE_ATTENTION, MOE, COMMUNICATION = 0, 1, 2, 3, 5, 7, 9
 PARTS = (
     *("front_end", "queue", "prefill_gemm", "prefill_attention", "decode_gemm", "decode_attention"),
     *("moe", "communication", "host", "preemption"),
 )
 PREEMPTION, HOST = PARTS.index("preemption"), PARTS.index("host")
+# parts, all steps and those with prompts: a request's row holds its sums, then these
+WIDTH = len(PARTS) + 2
+# requests whose sums are made into parts at once
+BLOCK = 65_536
 
 
-class Marks:
-    """The marks of a scenario's engines, collected buffer by buffer; without ``wanted`` there are none."""
-
-    def __init__(self, engines: int, wanted: bool) -> None:
-        self.buffer = np.zeros((engines, max(CHUNK // engines, 64) if wanted else 0, MARKS))
-        self.kept: list[list[np.ndarray]] = [[] for _ in range(engines)]
-
-    def take(self, engines: np.ndarray) -> None:
-        """Collect what the engines have written, and free the buffer."""
-        if self.buffer.shape[1]:
-            for i, engine in enumerate(engines):
-                self.kept[i].append(self.buffer[i, : engine["marks"]].copy())
-            engines["marks"] = 0
-
-    def finish(self, engines: np.ndarray) -> list[np.ndarray] | None:
-        """Return the marks of each engine, the last one at its end; None where none were wanted."""
-        if not self.buffer.shape[1]:
-            return None
-        return [np.concatenate([*kept, last_mark(engine)]) for kept, engine in zip(self.kept, engines, strict=True)]
+def fresh_sums(requests: int, wanted: bool) -> np.ndarray:
+    """Return the rows that the loop keeps sums in, shape [requests, phases, WIDTH]; no rows where none are wanted."""
+    return np.zeros((requests if wanted else 0, 2, WIDTH))
 
 
-def last_mark(engine: np.void) -> np.ndarray:
-    """Return the mark of an engine that has stopped, shape [1, MARKS]."""
-    mark = np.zeros((1, MARKS))
-    names = {AT: "last_us", STEPS: "steps", PROMPT_STEPS: "prompt_steps", HOST_US: "host_us"}
-    names |= {PREFILL_ATTENTION: "prefill_attention_us"}
-    for column, name in names.items():
-        mark[0, column] = engine[name]
-    for column, name in ((GPU, "step_kind_us"), (DECODE_ATTENTION, "decode_attention_us"), (MOE, "moe_us")):
-        mark[0, column : column + 2] = engine[name]
-    mark[0, COMMUNICATION:] = engine["communication_us"]
-    return mark
+@compiled
+def keep_sums(engine: np.void) -> None:
+    """Keep what the engine's steps have cost by part when a step ends; steps that begin are added after that."""
+    sums = engine.sums
+    sums[STEPS], sums[PROMPT_STEPS], sums[PREFILL_ATTENTION] = (
+        engine.steps,
+        engine.prompt_steps,
+        engine.prefill_attention_us,
+    )
+    for kind in range(2):
+        sums[GPU + kind], sums[DECODE_ATTENTION + kind] = engine.step_kind_us[kind], engine.decode_attention_us[kind]
+        sums[MOE + kind], sums[COMMUNICATION + kind] = engine.moe_us[kind], engine.communication_us[kind]
+
+
+@compiled
+def note_admitted(engine: np.void, requests: np.ndarray, sums: np.ndarray, ticket: int) -> None:
+    """Begin a phase of the requests that were first admitted with tickets from ``ticket`` on: decode on an engine that
+    received its KV, prefill otherwise."""
+    r = engine.newest
+    while r >= 0 and requests[r].ticket >= ticket:
+        request = requests[r]
+        if request.resumed_us < 0.0:
+            phase = 1 if request.first_token_us >= 0.0 else 0
+            for column in range(SUMS):
+                sums[r, phase, column] = engine.sums[column]
+        r = request.before
+
+
+@compiled
+def note_first_token(engine: np.void, sums: np.ndarray, r: int) -> None:
+    """End a request's prefill, and begin its decode."""
+    for column in range(SUMS):
+        now = engine.sums[column]
+        sums[r, 0, column] = now - sums[r, 0, column]
+        sums[r, 1, column] = now
+
+
+@compiled
+def note_computed(engine: np.void, requests: np.ndarray, sums: np.ndarray) -> None:
+    """Note the first tokens of prompts that the step that ends now completes."""
+    r = engine.partial
+    while r >= 0:
+        request = requests[r]
+        if request.first_token_us < 0.0 and request.computed + request.chunk >= request.known:
+            note_first_token(engine, sums, r)
+        r = request.next_partial
+
+
+@compiled
+def note_returned(engine: np.void, requests: np.ndarray, sums: np.ndarray, batch: np.void, flight: np.ndarray) -> None:
+    """Note the first tokens of a batch that returns, see ``pipeline.end_batch``."""
+    for k in range(batch.tokens):
+        r = flight[k, 0]
+        if requests[r].first_token_us < 0.0 and requests[r].known == flight[k, 1]:
+            note_first_token(engine, sums, r)
+
+
+@compiled
+def note_finished(engine: np.void, requests: np.ndarray, sums: np.ndarray) -> None:
+    """End the decode of the requests that the engine has finished and the client has not processed."""
+    r = engine.first_ended
+    while r >= 0:
+        for column in range(SUMS):
+            sums[r, 1, column] = engine.sums[column] - sums[r, 1, column]
+        r = requests[r].next_waiting
 
 
 def request_parts(
-    out: Outcome, prompt_tokens: np.ndarray, marks: list[np.ndarray], request_us: float, per_prompt_token_us: float
+    out: Outcome, prompt_tokens: np.ndarray, sums: np.ndarray, request_us: float, per_prompt_token_us: float
 ) -> RequestParts:
     """Return the parts of every request; zeros for one that was rejected.
 
-    ``marks``: of each engine; ``request_us``, ``per_prompt_token_us``: time of the front end. What a request lost to
-    preemptions is a part; the others share what is left of the phase as the steps of that time do. Exposed host time is
-    what kernels do not account for, so that parts add up to the phase in whole nanoseconds.
+    ``sums``: of each request and phase, see ``fresh_sums``: parts take their place, so that a million requests need no
+    second copy. ``request_us``, ``per_prompt_token_us``: time of the front end.
+    """
+    found = sums.view(np.int64)
+    for start in range(0, sums.shape[0], BLOCK):
+        own = slice(start, start + BLOCK)
+        some = Outcome(*(values[own] for values in out))
+        front_us = request_us + per_prompt_token_us * prompt_tokens[own]
+        found[own] = _parts(some, front_us, np.ascontiguousarray(sums[own, :, :SUMS].transpose(1, 2, 0)))
+    return RequestParts(*(part.transpose(1, 2, 0) for part in np.split(found, [len(PARTS)], axis=2)))
+
+
+def _parts(out: Outcome, front_us: np.ndarray, spent: np.ndarray) -> np.ndarray:
+    """Return nanoseconds of PARTS and numbers of steps of some requests, shape [requests, phases, WIDTH].
+
+    ``spent``: shape [phases, SUMS, requests]. What a request lost to preemptions is a part; the others share what is
+    left of the phase as the steps of that time do. Exposed host time is what kernels do not account for, so that parts
+    add up to the phase in whole nanoseconds.
     """
     done = out.status == FINISHED
     moments = [
@@ -83,35 +128,21 @@ def request_parts(
     ]
     sent, scheduled, first, finish = moments
     whole = [np.rint(times * 1e3).astype(np.int64) for times in moments]
-    found = np.zeros((2, len(PARTS), done.size), np.int64)
-    steps = np.zeros((2, 2, done.size), np.int64)
-    prefill_engine = np.where(out.prefill_replica >= 0, out.prefill_replica, out.replica)
-    phases = ((scheduled, first, prefill_engine), (first, finish, out.replica))
-    for phase, (begin, end, engines) in enumerate(phases):
-        spent = np.zeros((MARKS, done.size))
-        for number, sums in enumerate(marks):
-            own = np.flatnonzero(done & (engines == number))
-            if own.size:
-                spent[:, own] = (_at(sums, end[own]) - _at(sums, begin[own])).T
-        steps[phase] = np.rint(spent[[STEPS, PROMPT_STEPS]]).astype(np.int64)
+    found = np.zeros((2, WIDTH, done.size), np.int64)
+    for phase, (begin, end) in enumerate(((scheduled, first), (first, finish))):
+        found[phase, len(PARTS) :] = np.where(done, np.rint(spent[phase, [STEPS, PROMPT_STEPS]]), 0.0)
         length_us = end - begin
         # which of the phases lost time to preemptions is not kept: almost all of it lies behind the first token
         lost_us = np.minimum(out.requeued_us + out.recomputed_us, length_us) * phase
         share = np.divide(length_us - lost_us, length_us, out=np.zeros(done.size), where=length_us > 0.0)
-        found[phase, 2:8] = np.rint(np.where(done, _kernels(spent) * share * 1e3, 0.0)).astype(np.int64)
-        found[phase, PREEMPTION] = np.rint(np.where(done, lost_us, 0.0) * 1e3).astype(np.int64)
-    lengths = whole[2] - whole[1], whole[3] - whole[2]
-    front_us = np.minimum(request_us + per_prompt_token_us * prompt_tokens, scheduled - sent)
-    found[0, 0] = np.rint(np.where(done, front_us, 0.0) * 1e3).astype(np.int64)
+        found[phase, 2:8] = np.rint(np.where(done, _kernels(spent[phase]) * share * 1e3, 0.0))
+        found[phase, PREEMPTION] = np.rint(np.where(done, lost_us, 0.0) * 1e3)
+    front_us = np.minimum(front_us, scheduled - sent)
+    found[0, 0] = np.rint(np.where(done, front_us, 0.0) * 1e3)
     found[0, 1] = whole[1] - whole[0] - found[0, 0]
-    for phase, length in enumerate(lengths):
-        found[phase, HOST] = length - found[phase, 2:].sum(axis=0)
-    return RequestParts(found, steps)
-
-
-def _at(marks: np.ndarray, moments_us: np.ndarray) -> np.ndarray:
-    """Return the sums at each moment: those of the last mark until then, shape [moments, MARKS]."""
-    return marks[np.maximum(np.searchsorted(marks[:, AT], moments_us, side="right") - 1, 0)]
+    for phase, length in enumerate((whole[2] - whole[1], whole[3] - whole[2])):
+        found[phase, HOST] = length - found[phase, 2 : len(PARTS)].sum(axis=0)
+    return found.transpose(2, 0, 1)
 
 
 def _kernels(spent: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ from kernelsight.serving.batch import forget_partial, make_ready, make_unready, 
 from kernelsight.serving.compiled import compiled, inlined
 from kernelsight.serving.costs import host_times
 from kernelsight.serving.drafts import accepted_drafts, cost_drafts
+from kernelsight.serving.parts import note_admitted
 from kernelsight.serving.policy import received_until, reset_ratio_when_idle
 from kernelsight.serving.prefix import release
 from kernelsight.serving.queue import horizon_us, next_visible_us, queue_head, take
@@ -60,39 +61,59 @@ def begin_batches(
     stages: np.ndarray,
     flights: np.ndarray,
     rows: np.ndarray,
+    sums: np.ndarray,
 ) -> None:
     """Form batches now, or when an idle engine sees its next request, and send them through the stages.
 
     ``stages``: STAGE records, shape [stages or more]; ``flights``: (request, known tokens, drafts) of the requests that
-    get tokens from the batch in each slot of a ring, shape [stages or more, requests, 3].
+    get tokens from the batch in each slot of a ring, shape [stages or more, requests, 3]. ``sums``: see ``loop``.
     """
     while engine.batches < limits.stages:
         horizon = horizon_us(engine, limits)
         idle = engine.running == 0 and queue_head(engine, requests, limits, horizon) < 0
         if idle and engine.batches > 0:
             break
-        if not limits.plain and (idle or engine.steps == 0):
-            reset_ratio_when_idle(engine, limits)
         if idle:
             next_us = next_visible_us(engine, requests, limits, horizon)
             horizon = engine.now = max(next_us, engine.now) + limits.batch_wait_us
-        engine.step_found = engine.step_looked_up = 0
-        seen = horizon if limits.plain else received_until(engine, limits, horizon)
-        prompt_tokens, decode_tokens, _, _ = schedule(engine, requests, heaps, limits, hashes, entries, seen)
-        engine.previous_start = engine.now
-        engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
+        prompt_tokens, decode_tokens = form_batch(engine, requests, heaps, limits, hashes, entries, sums, idle, horizon)
         if prompt_tokens + decode_tokens == 0:
             break
         place = (engine.oldest_batch + engine.batches) % limits.stages
         send_batch(
             engine, requests, limits, host, costs, layout, draft_layout, uses, stages, place, prompt_tokens,
-            decode_tokens, rows,
+            decode_tokens, 0, rows,
         )  # fmt: skip
         put_in_flight(engine, requests, stages[place], flights[place], decode_tokens)
         engine.batches += 1
     engine.underway = engine.batches > 0
     if engine.underway:
         engine.due_us = stages[engine.oldest_batch].due_us
+
+
+@compiled
+def form_batch(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    sums: np.ndarray,
+    idle: bool,
+    horizon: float,
+) -> tuple:
+    """(prompt tokens, decode tokens) of a batch that is scheduled now, from requests visible by ``horizon``."""
+    if not limits.plain and (idle or engine.steps == 0):
+        reset_ratio_when_idle(engine, limits)
+    engine.step_found = engine.step_looked_up = 0
+    seen, ticket = horizon if limits.plain else received_until(engine, limits, horizon), engine.admitted
+    prompt_tokens, decode_tokens, _, _ = schedule(engine, requests, heaps, limits, hashes, entries, seen)
+    if sums.shape[0] > 0:
+        note_admitted(engine, requests, sums, ticket)
+    engine.previous_start = engine.now
+    engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
+    return prompt_tokens, decode_tokens
 
 
 @compiled
@@ -109,9 +130,13 @@ def send_batch(
     place: int,
     prompt_tokens: int,
     decode_tokens: int,
+    expert_tokens: int,
     rows: np.ndarray,
 ) -> None:
-    """Compute the cost of a batch and the times at which it passes the stages, and write its row."""
+    """Compute the cost of a batch and the times at which it passes the stages, and write its row.
+
+    ``expert_tokens``: tokens that each rank sends to the experts, in the mean, where ranks step together; else 0.
+    """
     decodes, context, windowed, draft_windowed = 0, 0.0, 0.0, 0.0
     ended, ended_context, ended_windowed = 0, 0.0, 0.0
     r = engine.oldest
@@ -133,6 +158,14 @@ def send_batch(
         engine, requests, costs, layout, uses[phase], prompt_tokens, decode_tokens, decodes, context / most,
         windowed / most,
     )  # fmt: skip
+    if expert_tokens > 0:
+        experts_us = costs[layout.experts_at + expert_tokens]
+        gpu_us += experts_us
+        uses[phase, layout.experts_at + expert_tokens] += 1.0
+        if layout.split:
+            kind, exchange_us = 1 if chunks > 0 else 0, costs[layout.experts_communication_at + expert_tokens]
+            engine.moe_us[kind] += experts_us - exchange_us
+            engine.communication_us[kind] += exchange_us
     drafts_us = 0.0
     if limits.draft_model:
         share = max(sequences, 1)

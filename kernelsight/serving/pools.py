@@ -56,6 +56,9 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
     tokens, staged = axes["tokens"][0], ("embedding_us", "transfer_us") if deployment["pp"] > 1 else ()
     for name in (*staged, "moe_us", "communication_us"):
         parts_us[name] = dense(tokens, by_id(name)[ids["tokens"][:, 0]], int(tokens[-1]))
+    if ids["experts"].size:
+        for name, values in (("experts_us", gpu_us), ("experts_communication_us", by_id("communication_us"))):
+            parts_us[name] = dense(tokens, values[ids["experts"][:, 0]], int(tokens[-1]))
     largest_tokens, largest_sampled = int(axes["tokens"][0][-1]), int(axes["logits"][0][-1])
     logits_us = by_id("communication_us")[ids["logits"][:, 0]]
     parts_us["sampled_communication_us"] = dense(axes["logits"][0], logits_us, largest_sampled)

@@ -22,6 +22,7 @@ NUMBER = (1 << TICKET_BITS) - 1
 BIN_WIDTH = np.log(1.002)
 ITL_BINS = 12_000
 LARGEST_BLOCK = 512
+SUMS = 11  # columns of an engine's sums by part
 NO_LIMIT = np.iinfo(np.int64).max
 # KV units that an admission needs: its first chunk; its whole output; a changing share of the outputs
 CAPACITY_POLICIES = ("max_utilization", "guaranteed_no_evict", "new_token_ratio")
@@ -73,6 +74,9 @@ LAYOUT = record(
     moe_at=_WHOLE,
     communication_at=_WHOLE,
     sampled_communication_at=_WHOLE,  # of the cost of sampled sequences: the collectives of their logits
+    # ranks that step together: routed experts and their collectives, by the mean number of tokens of a rank
+    experts_at=_WHOLE,
+    experts_communication_at=_WHOLE,
 )
 
 REQUEST = record(
@@ -187,6 +191,7 @@ ENGINE = record(
     found=_WHOLE,  # cached tokens of the last admission candidate
     stalled=_TRUTH,  # requests decode, but not in this step
     step_prompt_tokens=_WHOLE,
+    step_decode_tokens=_WHOLE,  # of a rank that steps together with others
     step_found=_WHOLE,  # cached prompt tokens of requests first admitted in it
     step_looked_up=_WHOLE,  # all their prompt tokens
     step_preempted=_WHOLE,  # preemptions since the last step row
@@ -226,6 +231,10 @@ ENGINE = record(
     full_running=_WHOLE,  # running requests at the last failed admission, until it is retried
     prefills_delayed=_TRUTH,  # this step decodes only
     waited_iters=_WHOLE,  # steps that prompts have been delayed
+    # ranks that step together; the first one counts for all
+    prefills_held=_TRUTH,  # this step decodes only, until all ranks have prompts
+    unbalanced_iters=_WHOLE,  # steps in which some rank had no prompt to compute
+    balanced_iters=_WHOLE,  # steps that prompts waited although all had one
     received_us=_REAL,  # requests visible by this time are received
     polled_steps=_WHOLE,  # steps before the last poll
     polled_prompt_steps=_WHOLE,  # those with prompts
@@ -250,13 +259,13 @@ ENGINE = record(
     draft_tokens=_WHOLE,  # draft tokens verified
     accepted_tokens=_WHOLE,  # draft tokens accepted
     rows=_WHOLE,
-    marks=_WHOLE,
     # GPU time by kind of step (decode only, with prompts) and part, only where step costs are split
     step_kind_us=(_REAL, (2,)),
     moe_us=(_REAL, (2,)),
     communication_us=(_REAL, (2,)),
     decode_attention_us=(_REAL, (2,)),
     prefill_attention_us=_REAL,
+    sums=(_REAL, (SUMS,)),  # what steps have cost by part when the last one ended, see ``parts``
 )
 
 

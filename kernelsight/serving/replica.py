@@ -10,7 +10,7 @@ import numpy as np
 from kernelsight.serving.inputs import Host, Load, Routing, Surface, Transfer
 from kernelsight.serving.limits import LIMITS, Limits, is_plain
 from kernelsight.serving.loop import serve_until_full
-from kernelsight.serving.parts import Marks, request_parts
+from kernelsight.serving.parts import fresh_sums, request_parts
 from kernelsight.serving.records import (
     CLIENT,
     ENGINE,
@@ -73,6 +73,9 @@ def pack(surface: Surface) -> PackedCosts:
         layout["moe_at"] = place(surface.moe_us[surface.padded_tokens])
         layout["communication_at"] = place(surface.communication_us[surface.padded_tokens])
         layout["sampled_communication_at"] = place(surface.sampled_communication_us)
+    if surface.experts_us.size:
+        layout["experts_at"] = place(surface.experts_us)
+        layout["experts_communication_at"] = place(surface.experts_communication_us)
     most = {"decode": surface.sampled_us.size, "window": surface.sampled_us.size, "prefill": surface.token_us.size}
     for name in ("decode", "window", "prefill"):
         xs, ys, grid = (getattr(surface, f"{name}_{part}") for part in ("x", "y", "us"))
@@ -101,7 +104,8 @@ def joined_costs(packed: Sequence[PackedCosts]) -> tuple[np.ndarray, np.ndarray]
     for layout, start in zip(layouts, starts, strict=True):
         for name in ("tokens_at", "sampled_at", "embedding_at", "transfer_at", "moe_at", "communication_at"):
             layout[name] += start
-        layout["sampled_communication_at"] += start
+        for name in ("sampled_communication_at", "experts_at", "experts_communication_at"):
+            layout[name] += start
         for part in ("decode", "window", "prefill"):
             for name in ("x_at", "share_at", "y_at", "at"):
                 layout[part][name] += start
@@ -120,7 +124,8 @@ def unpack_uses(uses: np.ndarray, costs: PackedCosts, layout: np.void) -> Uses:
     for name in ("decode", "window", "prefill"):
         grid = getattr(surface, f"{name}_us")
         grids.append(uses[:, layout[name]["at"] :][:, : grid.size].reshape(3, *grid.shape))
-    return Uses(tokens, uses[:, layout["sampled_at"] :][:, : surface.sampled_us.size], *grids)
+    experts = uses[:, layout["experts_at"] :][:, : surface.experts_us.size]
+    return Uses(tokens, uses[:, layout["sampled_at"] :][:, : surface.sampled_us.size], *grids, experts)
 
 
 def check_caching(load: Load, limits: Limits) -> None:
@@ -144,6 +149,7 @@ class Pool(NamedTuple):
     """Identical engines: one deployment's limits, host and costs, and the number of layers of each pipeline stage.
 
     ``draft``: the draft model of speculative decoding (see ``Limits.drafts``); None: drafts cost nothing.
+    ``ranks``: as many engines, one after the other, begin and end each step together (see ``ranks``); 1: none.
     """
 
     limits: Limits
@@ -152,6 +158,7 @@ class Pool(NamedTuple):
     engines: int = 1
     layers: tuple[int, ...] = (1,)
     draft: Draft | None = None
+    ranks: int = 1
 
 
 def decode_limits(limits: Limits) -> Limits:
@@ -159,7 +166,8 @@ def decode_limits(limits: Limits) -> Limits:
 
     These are recomputed in chunks beside the decodes; prefixes are cached on the prefill engines.
     """
-    return limits._replace(chunked=True, prefill_first=False, prefix_caching=False, batch_wait_timeout_iters=0)
+    others = {"prefix_caching": False, "batch_wait_timeout_iters": 0, "balance": False}
+    return limits._replace(chunked=True, prefill_first=False, **others)
 
 
 def request_records(load: Load, hashed: bool, handed_over: bool) -> np.ndarray:
@@ -223,11 +231,15 @@ def limit_records(pools: Sequence[Pool], load: Load) -> np.ndarray:
         record["plain"] = is_plain(pool.limits)
         record["hash_tokens"] = load.hash_tokens if pool.limits.prefix_caching else 0
         record["stages"] = len(pool.layers)
-        record["per_request_progress"] = len(pool.layers) > 1 or pool.limits.drafts > 0
+        record["per_request_progress"] = len(pool.layers) > 1 or pool.limits.drafts > 0 or pool.ranks > 1
+        record["ranks"] = pool.ranks
         record["draft_model"] = pool.draft is not None
         record["draft_window_tokens"] = pool.draft.window_tokens if pool.draft else 0
     stated["requests"] = load.arrival_us.size
-    return np.repeat(stated, [pool.engines for pool in pools])
+    limits = np.repeat(stated, [pool.engines for pool in pools])
+    # the ranks of a replica stand one after the other
+    limits["rank"] = np.concatenate([np.arange(pool.engines) for pool in pools]) % limits["ranks"]
+    return limits
 
 
 def stage_records(pools: Sequence[Pool], start_us: float) -> np.ndarray:
@@ -338,12 +350,11 @@ def serve_scenario(
     engines, depths = arrays.engines, arrays.limits["stages"].tolist()
     per_request_progress = arrays.limits["per_request_progress"].tolist()
     rows = StepRows(depths, per_request_progress, keep_steps, windows_from_us)
-    marks = Marks(engines.size, split)
+    sums = fresh_sums(n, split)
     arrays.layout["split"] = split
     while arrays.clients[0]["ended"] < n:
-        serve_until_full(*arrays, rows.buffer, marks.buffer)
+        serve_until_full(*arrays, rows.buffer, sums)
         rows.take(engines)
-        marks.take(engines)
     for engine, stages, depth, alone in zip(engines, arrays.stages, depths, per_request_progress, strict=True):
         if alone:
             close_stages(engine, stages[:depth])
@@ -357,8 +368,8 @@ def serve_scenario(
             unpack_uses(arrays.uses, pool.draft.costs, arrays.draft_layout[i]) if pool.draft else None
             for pool, i in firsts
         ]
-    out, parts, sums = outcome_of(arrays.requests), None, marks.finish(engines)
-    if sums is not None:
+    out, parts = outcome_of(arrays.requests), None
+    if split:
         host = pools[0].host
         parts = request_parts(out, load.prompt_tokens, sums, host.request_us, host.per_prompt_token_us)
     return ServedScenario(out, paid, arrays.histogram, totals, steps, windows, drafted, parts)

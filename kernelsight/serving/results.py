@@ -83,16 +83,19 @@ def event_rows(replicas: list[Replica], requests: pa.Table, spans: dict[str, tup
     served = requests
     if not np.array_equal(taken, np.arange(requests.num_rows)):  # copying a table takes longer than serving it
         served = requests.take(pa.array(taken))
-    out = {
-        name: _joined((getattr(one.served.out, name) for one in replicas), np.float64)[order]
-        for name in Outcome._fields
-    }
     engine = _repeated(replicas, (one.number for one in replicas), lambda one: one.rows.size)[order]
-    finished = out["status"] == records.FINISHED
+
+    def outcome(name: str) -> np.ndarray:
+        return _joined((getattr(one.served.out, name) for one in replicas), np.float64)[order]
+
+    def whole(name: str) -> np.ndarray:
+        return outcome(name).astype(np.int64)
 
     def moment(name: str) -> pa.Array:
-        return pa.array(np.rint(out[name] * NANOSECONDS).astype(np.int64), mask=out[name] < 0.0)
+        times = outcome(name)
+        return pa.array(np.rint(times * NANOSECONDS).astype(np.int64), mask=times < 0.0)
 
+    status, prefill = whole("status"), whole("prefill_replica")
     return pa.table(
         {
             "scenario_id": _named(scenarios, np.diff(ends).tolist()),
@@ -100,46 +103,42 @@ def event_rows(replicas: list[Replica], requests: pa.Table, spans: dict[str, tup
             "external_id": served["external_id"],
             "warmup": pc.fill_null(served["warmup"], False),
             "replica": engine,
-            "prefill_replica": pa.array(out["prefill_replica"].astype(np.int64), mask=out["prefill_replica"] < 0),
-            "status": _words(STATUS, out["status"]),
+            "prefill_replica": pa.array(prefill, mask=prefill < 0),
+            "status": _words(STATUS, status),
             "prompt_tokens": served["prompt_tokens"],
-            "output_tokens": np.where(finished, served["output_tokens"].to_numpy(), 0),
+            "output_tokens": np.where(status == records.FINISHED, served["output_tokens"].to_numpy(), 0),
             "sent_ns": moment("sent_us"),
             "scheduled_ns": moment("scheduled_us"),
             "first_token_ns": moment("first_token_us"),
             "kv_received_ns": moment("received_us"),
             "finish_ns": moment("finish_us"),
-            "cached_tokens": out["cached_tokens"].astype(np.int64),
-            "preemptions": out["preemptions"].astype(np.int64),
-            "requeued_ns": np.rint(out["requeued_us"] * NANOSECONDS).astype(np.int64),
-            "recomputed_ns": np.rint(out["recomputed_us"] * NANOSECONDS).astype(np.int64),
+            "cached_tokens": whole("cached_tokens"),
+            "preemptions": whole("preemptions"),
+            "requeued_ns": np.rint(outcome("requeued_us") * NANOSECONDS).astype(np.int64),
+            "recomputed_ns": np.rint(outcome("recomputed_us") * NANOSECONDS).astype(np.int64),
         }
     )
 
 
 def part_rows(replicas: list[Replica], requests: pa.Table) -> pa.Table:
     """Return ``request_parts`` of the requests that finished, engine after engine: two rows each, one a phase."""
-    names, columns = [], {name: [] for name in ("request_id", "phase", *PARTS_OF_REQUESTS, "steps", "prompt_steps")}
     numbers = requests["request_id"].to_numpy()
-    for one in replicas:
-        done = np.flatnonzero(one.served.out.status == records.FINISHED)
-        nanoseconds, steps = (values[..., done] for values in one.served.parts)
-        names.append((one.scenario, 2 * done.size))
-        columns["request_id"].append(np.tile(numbers[one.rows[done]], 2))
-        columns["phase"].append(np.repeat([0, 1], done.size))
-        for number, name in enumerate(PARTS_OF_REQUESTS):
-            columns[name].append(nanoseconds[:, number].ravel())
-        columns["steps"].append(steps[:, 0].ravel())
-        columns["prompt_steps"].append(steps[:, 1].ravel())
-    joined = {name: _joined(values, np.int64) for name, values in columns.items()}
+    served = [(one.rows, one.served.parts, one.served.out.status == records.FINISHED) for one in replicas]
+    sizes = [2 * int(done.sum()) for _, _, done in served]
+
+    def phases(parts: Iterable[np.ndarray]) -> np.ndarray:
+        # one column of all parts at a time: rows of a million requests are not held twice
+        return _joined((own[:, done].ravel() for own, (_, _, done) in zip(parts, served, strict=True)), np.int64)
+
     table = {
-        "scenario_id": _named([name for name, _ in names], [count for _, count in names]),
-        "request_id": joined["request_id"],
-        "phase": _words(PHASES[:2], joined["phase"]),
-        **{f"{name}_ns": joined[name] for name in PARTS_OF_REQUESTS},
-        "steps": joined["steps"],
-        "prompt_steps": joined["prompt_steps"],
+        "scenario_id": _named((one.scenario for one in replicas), sizes),
+        "request_id": _joined((np.tile(numbers[rows[done]], 2) for rows, _, done in served), np.int64),
+        "phase": _words(PHASES[:2], _joined((np.repeat([0, 1], size // 2) for size in sizes), np.int64)),
     }
+    for number, name in enumerate(PARTS_OF_REQUESTS):
+        table[f"{name}_ns"] = phases(parts.nanoseconds[:, number] for _, parts, _ in served)
+    for number, name in enumerate(("steps", "prompt_steps")):
+        table[name] = phases(parts.steps[:, number] for _, parts, _ in served)
     return pa.table(table)
 
 
@@ -163,6 +162,7 @@ def use_rows(replicas: list[Replica], costs: dict[str, CostTables], deployments:
             "decode_attention": sum(uses.decode for uses in paid),
             "decode_window": sum(uses.window for uses in paid),
             "prefill_attention": sum(uses.prefill for uses in paid),
+            "experts": _to_knots(cost.axes["experts"][0], sum(uses.experts for uses in paid)),
         }
         shapes = np.concatenate([cost.shape_ids[name].ravel() for name in PARTS])
         weight = np.concatenate([pieces[name].reshape(3, -1) for name in PARTS], axis=1)
@@ -322,6 +322,8 @@ def _grouped(replicas: list[Replica]) -> Iterable[list[Replica]]:
 
 def _joined(arrays: Iterable[np.ndarray], dtype: type) -> np.ndarray:
     arrays = list(arrays)
+    if len(arrays) == 1:
+        return arrays[0].astype(dtype, copy=False)  # a million rows are not copied for nothing
     return np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)
 
 

@@ -319,7 +319,7 @@ def schedule(
     """Schedule one step; returns (prompt tokens, decode tokens, whether to schedule the next step anew, blocked)."""
     if not limits.plain:
         form_static_batch(engine, limits, horizon)
-        if delay_prefills(engine, requests, limits, hashes, entries, horizon):
+        if engine.prefills_held or delay_prefills(engine, requests, limits, hashes, entries, horizon):
             return schedule_decodes_only(engine, requests, heaps, limits, hashes, entries)
     prompts_only = limits.prefill_first and prefill_next(engine, requests, limits, hashes, entries, horizon)
     prompt_tokens, decode_tokens, preempted = schedule_running(

@@ -32,6 +32,7 @@ class Uses(NamedTuple):
     decode: np.ndarray
     window: np.ndarray
     prefill: np.ndarray
+    experts: np.ndarray
 
 
 class Totals(NamedTuple):

@@ -57,7 +57,7 @@ def simulate_scenarios(
         "serving_windows": lambda: window_rows(replicas),
     }
     if "request_parts" in wanted:
-        tables["request_parts"] = part_rows(replicas, world.requests)
+        tables["request_parts"] = lambda: part_rows(replicas, world.requests)
     return tables | ({"steps": step_rows(replicas)} if "steps" in wanted else {})
 
 
@@ -104,15 +104,16 @@ def serve_replicas(
         if len(keys) > 1:
             pools = prefill_and_decode_pools(scenario, *pools)
             keep["transfer"] = transfer_of(world.links[scenario["scenario_id"]])
-        together = replica.serve_scenario(load, pools, routing_of(scenario), **keep)
+        together = replica.serve_scenario(load, pools, routing_of(scenario, deployments[front]), **keep)
         sizes = [(key, pool.engines) for key, pool in zip(reversed(keys), pools, strict=True)]
         return replicas_of(scenario["scenario_id"], sizes, rows, together)
 
     jobs = []
     for row in world.scenarios:
         start, stop = world.spans.get(row["scenario_id"], (0, 0))
-        rows, engines = np.arange(start, stop), deployments[row["deployment_id"]]["dp"]
-        if len(deployments_of(row)) > 1 or (engines > 1 and replicas_interact(row, columns, rows)):
+        rows, deployment = np.arange(start, stop), deployments[row["deployment_id"]]
+        engines = deployment["dp"]
+        if len(deployments_of(row)) > 1 or (engines > 1 and replicas_interact(row, deployment, columns, rows)):
             jobs.append((row, rows, None))
         else:
             jobs += [(row, rows[number::engines], number) for number in range(engines)]

@@ -113,7 +113,8 @@ def pool_of(world: World, key: str) -> replica.Pool:
         launches += limits.drafts * proposing.launches
     host = host_of(world.hosts[key], deployment, launches)
     stages = layers_of_stages(world.layers[deployment["model"]], deployment["pp"], deployment["engine"])
-    return replica.Pool(limits, host, cost.packed, deployment["dp"], stages, draft)
+    ranks = deployment["dp"] if deployment["lock_step"] else 1
+    return replica.Pool(limits, host, cost.packed, deployment["dp"], stages, draft, ranks)
 
 
 def by_key(table: pa.Table, key: str) -> dict[Any, dict[str, Any]]:
@@ -161,16 +162,23 @@ def load_of(
     )
 
 
-def routing_of(scenario: dict[str, Any]) -> Routing:
-    """Return how the scenario's router works."""
+def routing_of(scenario: dict[str, Any], deployment: dict[str, Any]) -> Routing:
+    """Return how the scenario's router works; ranks that step together have one of their engine's."""
     stated = {name: scenario[f"router_{name}"] for name in Routing._fields[1:]}
-    router = records.ROUTERS.index(scenario["router"] or "round_robin")
+    usual = deployment["rank_router"] if deployment["lock_step"] else "round_robin"
+    router = records.ROUTERS.index(scenario["router"] or usual)
     return Routing(router, **{name: value for name, value in stated.items() if value is not None})
 
 
-def replicas_interact(scenario: dict[str, Any], columns: dict[str, np.ndarray], rows: np.ndarray) -> bool:
+def replicas_interact(
+    scenario: dict[str, Any], deployment: dict[str, Any], columns: dict[str, np.ndarray], rows: np.ndarray
+) -> bool:
     """Whether what one engine does decides what another one gets, or when."""
-    if scenario["max_concurrency"] is not None or scenario["router"] not in (None, "round_robin"):
+    if (
+        deployment["lock_step"]
+        or scenario["max_concurrency"] is not None
+        or scenario["router"] not in (None, "round_robin")
+    ):
         return True
     return bool((columns["follows"][rows] >= 0).any() or columns["warmup"][rows].any())
 

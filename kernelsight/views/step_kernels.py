@@ -133,6 +133,8 @@ def _estimate(steps: pa.Table, phase: np.ndarray, gpu_us: np.ndarray, pool: Pool
     knots, tokens = pool.knots[0], (prompts + decodes).astype(np.int64)
     padded = padded_tokens(int(tokens.max(initial=0)), pool.graph_max_tokens)[tokens]
     linear = knots.at("tokens", padded) + knots.at("logits", decodes + (prompts > 0))
+    # how many tokens the other ranks had is not in a row; the sums over all steps are right
+    linear += knots.at("experts", padded)
     rest = np.maximum(gpu_us - linear.sum(axis=1), 0.0)
     # what decodes take per request, as in the last step of the replica without prompts
     per_request = np.where(phase == DECODE, rest / np.maximum(decodes, 1.0), 0.0)

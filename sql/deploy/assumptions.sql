@@ -81,8 +81,10 @@ select settings.deployment_id, 'speculative decoding',
               case when settings.draft_deployment_id is null then 'drafting takes no time' else 'attention over them costs as much as over that many additional heads' end)
 from deployment_settings as settings where settings.num_speculative_tokens > 0
 union all
-select settings.deployment_id, 'data parallel', 'data-parallel replicas step independently, each as if the others sent equally many tokens to MoE layers'
-from deployment_settings as settings where settings.dp > 1
+select settings.deployment_id, 'data parallel', case when settings.lock_step then 'data-parallel ranks begin and end each step together; one without requests takes no time of its own'
+                                            when models.experts is null then 'data-parallel replicas step independently'
+                                            else 'data-parallel replicas step independently, each as if the others sent equally many tokens to MoE layers' end
+from deployment_settings as settings join models on models.model = settings.model where settings.dp > 1
 union all
 select settings.deployment_id, 'batch wait', 'every wait for new requests lasts the full batch_wait_timeout_ms, even if a full batch arrives earlier'
 from deployment_settings as settings where settings.batch_wait_timeout_ms > 0

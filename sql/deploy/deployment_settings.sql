@@ -64,7 +64,8 @@ select
     -- vLLM schedules a step ahead by default from version 0.14 on
     case when deployments.async_scheduling is null and releases.vllm < [0, 14] then false else limits.async_scheduling end as async_scheduling,
     -- TensorRT-LLM gathers tokens unless there are more expert ranks than a token has experts
-    case when limits.engine = 'trtllm' and limits.ep <= coalesce(models.top_k, 0) then 'all_gather' else limits.expert_exchange end as expert_exchange,
+    case when deployments.expert_exchange is null and limits.engine = 'trtllm' and limits.ep <= coalesce(models.top_k, 0) then 'all_gather'
+         else limits.expert_exchange end as expert_exchange,
     case when coalesce(limits.enforce_eager, false) then 0 else coalesce(limits.max_cudagraph_capture_size, limits.graph_max_tokens) end as graph_max_tokens
   ),
   limits.tp * limits.dp // limits.ep as moe_tp,
@@ -73,7 +74,10 @@ select
   case when coalesce(formats.ffn_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype else formats.ffn_format end as ffn_format,
   case when coalesce(formats.expert_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype else formats.expert_format end as expert_format,
   formats.activation_scales,
-  1 + coalesce(limits.num_speculative_tokens, 0) as query_tokens
+  1 + coalesce(limits.num_speculative_tokens, 0) as query_tokens,
+  -- data-parallel ranks meet at the experts that they share; a model that proposes tokens follows its target
+  limits.dp > 1 and limits.pp = 1 and models.experts is not null
+    and limits.deployment_id not in (select draft_deployment_id from deployments where draft_deployment_id is not null) as lock_step
 from limits
 join deployments using (deployment_id)
 join formats using (deployment_id)

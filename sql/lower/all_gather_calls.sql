@@ -7,11 +7,17 @@ with gathers as (
   join step_tokens using (deployment_id)
   where settings.tp > 1 and sampled > 0
   union all
-  select layers.deployment_id, step_shape_id, layer_kind || '.moe_dispatch', 'moe_dispatch', count, layers.dp, 2.0 * tokens * layers.dp * layers.hidden
+  select
+    layers.deployment_id, step_shape_id, layers.layer_kind || '.moe_dispatch', 'moe_dispatch', layers.count, layers.dp,
+    -- TensorRT-LLM gathers quantised tokens (run_post_quant_allgather), but for scales by block, others 16-bit ones
+    case when settings.engine = 'trtllm' and experts.math in ('fp4', 'fp8', 'int8') and experts.format <> 'fp8_block'
+         then formats.activation_bits / 8 else 2.0 end * expert_tokens * layers.dp * layers.hidden
   from sharded_layers as layers
   join deployment_settings as settings using (deployment_id)
-  join step_tokens using (deployment_id)
-  where layers.ffn = 'moe' and layers.dp > 1 and tokens > 0 and (settings.expert_exchange = 'all_gather' or layers.moe_ep = 1)
+  join layer_weights as experts on experts.deployment_id = layers.deployment_id and experts.layer_kind = layers.layer_kind and experts.name = 'experts'
+  join number_formats as formats on formats.format = experts.format
+  join step_tokens on step_tokens.deployment_id = layers.deployment_id
+  where layers.ffn = 'moe' and layers.dp > 1 and expert_tokens > 0 and (settings.expert_exchange = 'all_gather' or layers.moe_ep = 1)
 )
 select gathers.deployment_id, step_shape_id, call, name, settings.gpu, settings.engine, count::bigint as count, group_size, 0.0 as flops, bytes
 from gathers

@@ -17,7 +17,7 @@ select
   exchanges.moe_ep as group_size,
   0.0 as flops,
   -- expected number of distinct ranks of a token's top_k experts, under uniform routing
-  step_tokens.tokens * exchanges.hidden * exchanges.element_bytes * exchanges.moe_ep * (1 - pow(1 - 1.0 / exchanges.moe_ep, exchanges.top_k)) as bytes
+  step_tokens.expert_tokens * exchanges.hidden * exchanges.element_bytes * exchanges.moe_ep * (1 - pow(1 - 1.0 / exchanges.moe_ep, exchanges.top_k)) as bytes
 from exchanges
 join step_tokens using (deployment_id)
-where step_tokens.tokens > 0
+where step_tokens.expert_tokens > 0

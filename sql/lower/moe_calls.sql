@@ -11,9 +11,9 @@ with layers as (
 ),
 work as (
   -- data-parallel ranks send their tokens to the same experts
-  select layers.*, step_tokens.step_shape_id, step_tokens.tokens * layers.dp as all_tokens
+  select layers.*, step_tokens.step_shape_id, step_tokens.expert_tokens * layers.dp as all_tokens
   from layers join step_tokens using (deployment_id)
-  where step_tokens.tokens > 0
+  where step_tokens.expert_tokens > 0
 ),
 routed as (
   select *, unevenly_reached_experts(all_tokens, experts, top_k, moe_ep, popularity) as active_experts from work

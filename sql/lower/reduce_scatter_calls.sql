@@ -8,9 +8,9 @@ select
   layers.engine,
   layers.count,
   layers.dp as group_size,
-  (layers.dp - 1.0) * step_tokens.tokens * layers.hidden as flops,
-  2.0 * step_tokens.tokens * layers.dp * layers.hidden as bytes
+  (layers.dp - 1.0) * step_tokens.expert_tokens * layers.hidden as flops,
+  2.0 * step_tokens.expert_tokens * layers.dp * layers.hidden as bytes
 from sharded_layers as layers
 join deployment_settings as settings using (deployment_id)
 join step_tokens using (deployment_id)
-where layers.ffn = 'moe' and layers.dp > 1 and step_tokens.tokens > 0 and (settings.expert_exchange = 'all_gather' or layers.moe_ep = 1)
+where layers.ffn = 'moe' and layers.dp > 1 and step_tokens.expert_tokens > 0 and (settings.expert_exchange = 'all_gather' or layers.moe_ep = 1)

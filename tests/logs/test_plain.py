@@ -115,3 +115,14 @@ def test_tables_in_memory_are_refused_as_files_are():
         read_table(pa.table({"prompt_tokens": [1], "e2e_ms": [2.0]}))
     with pytest.raises(KernelSightError, match="cannot be read from a int"):
         read_table(7)
+
+
+def test_columns_without_a_value_share_one_memory(tmp_path) -> None:
+    """A plain table has six of more than thirty columns: the others would take more than half of the memory."""
+    rows = [{"arrival_s": i / 4, "prompt_tokens": 64, "output_tokens": 9, "e2e_ms": 40.0} for i in range(500)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "log.parquet")
+    table = read_logs(tmp_path / "log.parquet")["production_requests"]
+    table.validate(full=True)
+    empty = [column.chunk(0).buffers()[1].address for column in table.columns if column.null_count == len(rows)]
+    assert len(empty) > 10 and len(set(empty)) == 1
+    assert table["queue_ms"].to_pylist() == table["replica"].to_pylist() == table["hash_ids"].to_pylist()

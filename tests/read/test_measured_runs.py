@@ -95,17 +95,20 @@ def test_prompts_and_decoding_on_workers_of_their_own(tmp_path: Path) -> None:
         **{"prefill_moe_ep_size": None, "decode_moe_ep_size": 8},
     }
     rows = [sides, {**sides, "prefill_attention_dp_size": 4}, {**sides, "decode_tp_size": 16}, {}]
-    dynamo = {**sides, "backend": "trtllm", "backend_version": "0.8.1.post2"}
+    dynamo = {**sides, "backend": "trtllm", "backend_version": "0.8.1.post2", "decode_attention_dp_size": 32}
     found = read_runs(write(tmp_path / "runs.csv", [*rows, {**sides, "system": "gb300"}, dynamo]))
-    names = ("run_id", "prefill_workers", "prefill_tp", "prefill_ep", "decode_workers", "tp", "ep", "engine_version")
+    sizes = ("prefill_workers", "prefill_tp", "prefill_dp", "prefill_ep", "decode_workers", "tp", "dp", "ep")
+    names = ("run_id", *sizes, "engine_version", "scored_separately")
+    ranks = "disaggregated, data-parallel attention"
     assert [tuple(row[name] for name in names) for row in found.table.to_pylist()] == [
-        ("run3", None, None, None, None, 2, 1, "0.18.0"),
-        ("run0", 2, 4, 1, 3, 8, 8, "0.18.0"),
-        ("run5", 2, 4, 1, 3, 8, 8, None),  # of TensorRT-LLM the image tells Dynamo's version
+        ("run3", None, None, None, None, None, 2, 1, 1, "0.18.0", None),
+        ("run0", 2, 4, 1, 1, 3, 8, 1, 8, "0.18.0", None),
+        ("run1", 2, 4, 4, 1, 3, 8, 1, 8, "0.18.0", ranks),
+        # of TensorRT-LLM the image states Dynamo's version
+        ("run5", 2, 4, 1, 1, 3, 8, 32, 8, None, ranks),
     ]
-    assert [count for _, count in found.excluded] == [1, 1, 1]
+    assert [count for _, count in found.excluded] == [1, 1]
     assert [reason.split(":")[1][:12] for reason, _ in found.excluded] == [
-        " data-parall",
         " workers of ",
         " GPU held ou",
     ]
@@ -173,12 +176,12 @@ def test_the_counts_of_the_file_that_ships_with_aiconfigurator_core() -> None:
         left.append(left[-1] - count)
     assert left[1:] == [3607, 3420, 3381, 3326, 3307, 2848, 2566, 2384]
     separate = found.table["scored_separately"].value_counts().to_pylist()
-    assert sorted(row["counts"] for row in separate if row["values"]) == [21, 127]
+    assert sorted(row["counts"] for row in separate if row["values"]) == [21, 127, 140]
     apart = pc.or_(found.table["prefill_workers"].is_valid(), found.table["scored_separately"].is_valid())
     told = found.table["speculative"].is_valid()
-    assert found.read - sum(count for _, count in found.excluded) == 2236 + 148 + 57
-    assert found.table.num_rows == 2236 + 148 + 57 + 70
-    assert (sum(apart.to_pylist()), sum(told.to_pylist())) == (148 + 57, 70)
+    assert found.read - sum(count for _, count in found.excluded) == 2236 + 148 + 57 + 140
+    assert found.table.num_rows == 2236 + 148 + 57 + 140 + 70
+    assert (sum(apart.to_pylist()), sum(told.to_pylist())) == (148 + 57 + 140, 70)
     assert found.table["speculative"].to_pylist().count(True) == 35
     gpus = found.table.filter(pc.invert(pc.or_(apart, told)))["gpu"].value_counts().to_pylist()
     counts = {row["values"]: row["counts"] for row in gpus}

@@ -156,6 +156,7 @@ def test_options_of_trtllm_serve_and_of_its_yaml_file(tmp_path):
         "kv_cache_config:\n  dtype: fp8\n  enable_block_reuse: false\n  free_gpu_memory_fraction: 0.8\n"
         "cuda_graph_config: null\nenable_attention_dp: true\nprint_iter_log: true\nmoe_config: {backend: TRTLLM}\n"
         "speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 2}\ndisable_overlap_scheduler: true\n"
+        "attention_dp_config:\n  enable_balance: true\n  timeout_iters: 60\n  batching_wait_iters: 0\n"
     )
     (tmp_path / "start.sh").write_text(
         "#!/bin/bash\nset -e\nTP=8  # GPUs\n"
@@ -179,6 +180,9 @@ def test_options_of_trtllm_serve_and_of_its_yaml_file(tmp_path):
         "moe_backend": "trtllm_gen_moe",
         "speculative_method": "mtp",
         "num_speculative_tokens": 2,
+        "attention_dp_balance": True,
+        "attention_dp_timeout_iters": 60,
+        "attention_dp_batching_wait_iters": 0,
     }
     said = {word.words: word.effect for word in line.words}
     assert said["--print_iter_log true"] == said["mpirun -n 8 trtllm-llmapi-launch"] == "none"

@@ -94,9 +94,12 @@ class BatchWait:
     def __init__(self, limits: Any) -> None:
         self.limits = limits
         self.waited = 0
+        self.held = False  # by the ranks that step together
 
     def holds(self, running: Sequence[Any], waiting: Sequence[Any]) -> bool:
         """Whether the prompts wait, those under way and those of ``waiting``; counts the steps."""
+        if self.held:
+            return True
         decodes = [r for r in running if r.decoding]
         prompts = [r.missing_tokens for r in [*running, *waiting] if r.is_prompt]
         if not self.limits.batch_wait_timeout_iters or not decodes or not prompts:

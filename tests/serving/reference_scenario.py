@@ -271,11 +271,13 @@ def serve_scenario(
     engines: int,
     prefills: Prefills | None = None,
     pipeline: Callable[[], Pipeline] | None = None,
+    made: list[Engine] | None = None,
 ) -> tuple[list[Run], list[int]]:
     """Serve a client's requests with alike engines; returns a run for each of them, and each request's engine.
 
     With ``prefills`` the engines decode; those that prefill come first. The engine of a turn that never went out is
     that of the turn that was turned away. ``pipeline``: makes the stages of an engine, where it has several.
+    ``made``: the engines themselves.
     """
     start = requests[0].arrival_us
 
@@ -284,7 +286,7 @@ def serve_scenario(
             return PipelineEngine(own_limits, stages(), load.hash_tokens, start)
         return Engine(own_limits, own_host, own_time, load.hash_tokens, start)
 
-    fleet = [engine_of(limits, host, gpu_time, pipeline) for _ in range(engines)]
+    fleet = made or [engine_of(limits, host, gpu_time, pipeline) for _ in range(engines)]
     front = fleet
     if prefills:
         told = (prefills.limits, prefills.host, prefills.gpu_time, prefills.pipeline)

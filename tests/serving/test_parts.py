@@ -123,3 +123,17 @@ def test_corrections_scale_kernels() -> None:
         shown = after.sql("select sum(total_us) from kernel_breakdown").fetchall()[0][0]
         paid = after.sql("select sum(gpu_ns) / 1e3 from replica_totals").fetchall()[0][0]
         assert shown == pytest.approx(paid, rel=1e-6)
+
+
+def test_a_decode_engine_counts_the_steps_that_a_request_was_in() -> None:
+    """Steps during its KV transfer are others': each token but the first is one step, and the rest of the time host."""
+    load = {"request_rate": 12.0, "num_prompts": 60, "prefill_replicas": 1, "decode_replicas": 2}
+    with connect() as session:
+        run = session.simulate(**PLAN, range_ratio=0.3, **load)
+        run.session.compute("request_parts", "request_events")
+        rows = run.sql(
+            "select steps, output_tokens, kv_received_ns - first_token_ns as transfer_ns, host_ns from request_parts "
+            "join request_events using (scenario_id, request_id) where phase = 'decode' and preemptions = 0"
+        ).fetchall()
+    assert len(rows) == 60
+    assert all(steps == output - 1 and host >= transfer > 0 for steps, output, transfer, host in rows)
