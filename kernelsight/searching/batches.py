@@ -1,7 +1,8 @@
 """What a round of the selective policy measures: mostly what the main forecaster gains by, and some for other views.
 
-Other GPUs can mislead: a search that only believes their mean may never look where they are all slow. So a share of
-every batch belongs to other views of the same measurements: each other GPU alone, and none of them.
+Other GPUs can mislead: a search that only believes their mean may never look where they are all slow. So every second
+round belongs to a search that learns from no other GPU, and a share of every batch to other views of the same
+measurements: each other GPU alone, and none of them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ TURNS = 2
 PROBES = 2
 # measurements among which random draws are twice as frequent: forecasts are to be right early
 EARLY = 20
-ALL, MAKER, FORECASTS = "all", "maker", "forecasts"
+ALL, MAKER, FORECASTS, NONE = "all", "maker", "forecasts", "none"
+# every which round belongs to a search without other GPUs, and from which measurement on
+ALONE, ALONE_FROM = 2, 10
 RANDOM_DRAW, VIEW_DRAW = 4, 5
 
 
@@ -44,7 +47,7 @@ def views(target: Target, inputs: gp.Inputs) -> dict[str, gp.Inputs]:
     if len(near) > 1:
         found |= {f"source {target.sources[place]}": _seen(inputs, [place]) for place in near}
     if believed:
-        found["none"] = inputs._replace(sources=inputs.sources[:, :0], mean=np.zeros(len(inputs.mean)))
+        found[NONE] = inputs._replace(sources=inputs.sources[:, :0], mean=np.zeros(len(inputs.mean)))
     if len(believed) < len(every):
         found[FORECASTS] = inputs
     return found
@@ -75,8 +78,12 @@ def main_view(evidence: Mapping[str, float], number: int) -> str:
 
 
 def drawn_view(evidence: Mapping[str, float], main: str, draw: np.random.Generator) -> str | None:
-    """Return another view than the main one, drawn by how well it explains the measurements, or None."""
-    names = [name for name in evidence if name != main]
+    """Return another view than the main one, drawn by how well it explains the measurements, or None.
+
+    One that explains them far worse than no other GPU does is not drawn.
+    """
+    least = evidence.get(NONE, -np.inf) - SWITCH
+    names = [name for name in evidence if name != main and evidence[name] >= least]
     if not names:
         return None
     values = np.array([evidence[name] for name in names])
@@ -111,15 +118,11 @@ def batch(
         name = drawn_view(evidence, found.forecaster, draw)
         if name is None:
             break
-        own = known[name]
-        theirs = forecast(name, target, own, history, found.rows, settings.get(name, gp.start(own)))
-        assert theirs.fit is not None
-        settings[name] = theirs.fit.settings
-        their_best = decide.best_of(theirs, own, history)
-        assert their_best is not None
-        picked = decide.by_gain(theirs, own, history, their_best, 1, taken=_rows(parts))
-        parts.append(picked._replace(reasons=["other view"] * len(picked.rows)))
+        parts.append(_of_view(name, target, found, history, known, settings, 1, _rows(parts)))
     left = count - len(_rows(parts))
+    if number % ALONE == 0 and NONE in known and found.forecaster != NONE and len(history.rows) >= ALONE_FROM:
+        parts.append(_of_view(NONE, target, found, history, known, settings, left, _rows(parts)))
+        left = count - len(_rows(parts))
     main = decide.by_gain(found, inputs, history, best, left, taken=_rows(parts))
     again = decide.repeats(found, inputs, history, best)
     if len(main.rows) and again.gains[0] > main.gains[-1]:
@@ -133,6 +136,27 @@ def batch(
     for part in reversed(parts[:-1]):
         whole = decide.joined(whole, part)
     return whole
+
+
+def _of_view(
+    name: str,
+    target: Target,
+    found: Forecast,
+    history: History,
+    known: Mapping[str, gp.Inputs],
+    settings: dict[str, np.ndarray],
+    count: int,
+    taken: np.ndarray,
+) -> decide.Decisions:
+    """Return the candidates that another view than the main one would measure."""
+    own = known[name]
+    theirs = forecast(name, target, own, history, found.rows, settings.get(name, gp.start(own)), beside=found)
+    assert theirs.fit is not None
+    settings[name] = theirs.fit.settings
+    best = decide.best_of(theirs, own, history)
+    assert best is not None
+    picked = decide.by_gain(theirs, own, history, best, count, taken=taken)
+    return picked._replace(reasons=["other view"] * len(picked.rows))
 
 
 def _rows(parts: list[decide.Decisions]) -> np.ndarray:

@@ -17,6 +17,8 @@ WORTH = np.log(0.98)
 # candidates whose covariance is followed while a batch is put together
 SHORTLIST = 300
 MOST_RUNS = 4
+# forecasts are this much less sure than they state, where gains are weighed: settings are fitted to few measurements
+EXPLORE = 2.0
 
 
 class Decisions(NamedTuple):
@@ -82,7 +84,7 @@ def by_gain(
     What is chosen counts as measured for the rest of the batch.
     """
     assert forecast.fit is not None and forecast.white is not None
-    gain = expected_gain(forecast.mean, forecast.stated, best.log) * forecast.works
+    gain = expected_gain(forecast.mean, EXPLORE * forecast.stated, best.log) * forecast.works
     gain[np.isin(forecast.rows, np.concatenate([history.rows, taken]))] = -1.0
     if count == 1:
         place = int(np.argmax(gain))
@@ -91,7 +93,7 @@ def by_gain(
         return Decisions(forecast.rows[[place]], ["gain"], gain[[place]])
     short = np.argsort(-gain, kind="stable")[:SHORTLIST]
     rows = forecast.rows[short]
-    left = gp.left_over(inputs, forecast.fit, rows, forecast.white[:, short])
+    left = EXPLORE**2 * gp.left_over(inputs, forecast.fit, rows, forecast.white[:, short])
     works, free = forecast.works[short], gain[short] > 0
     mean, spread = forecast.mean[short], np.diag(left).copy()
     chosen, gains = [], []

@@ -16,7 +16,7 @@ NEARNESS, OWN_WEIGHT = 0.15, 1.0
 FAILED_ELSEWHERE, UNKNOWN = 0.1, 0.9
 LEAST_FITTED = 3
 # widening: weight of what the process states itself, of random draws, width of a band (log), largest surprise
-AS_STATED, RANDOM_WEIGHT, BAND, MOST_SURPRISE = 4.0, 8.0, 0.5, 5.0
+AS_STATED, RANDOM_WEIGHT, BAND, MOST_SURPRISE = 16.0, 8.0, 0.5, 5.0
 USUAL = 1.6  # widening before any surprise: settings are fitted to few measurements
 
 
@@ -35,20 +35,29 @@ class Forecast(NamedTuple):
     white: np.ndarray | None  # whitened covariance with the measurements
 
 
-def inputs_of(target: Target, transfer: bool) -> gp.Inputs:
-    """Return what a Gaussian process sees of a target; without ``transfer`` nothing of other GPUs."""
-    logs = target.logs if transfer else target.logs[:, :0]
+def inputs_of(target: Target) -> gp.Inputs:
+    """Return what a Gaussian process sees of a target."""
+    logs = target.logs
     believed = np.flatnonzero(target.weights > 0)  # forecasts of others have to prove themselves first
     mean = logs[:, believed].mean(1) if logs.shape[1] else np.zeros(len(target.ids))
-    return gp.Inputs(logs, target.features, target.regimes, mean)
+    return gp.Inputs(logs, target.features, target.regimes, mean, *gp.words_of(target.levels))
 
 
 def forecast(
-    name: str, target: Target, inputs: gp.Inputs, history: History, rows: np.ndarray, settings: np.ndarray
+    name: str,
+    target: Target,
+    inputs: gp.Inputs,
+    history: History,
+    rows: np.ndarray,
+    settings: np.ndarray,
+    beside: Forecast | None = None,
 ) -> Forecast:
-    """Return the forecast of ``rows`` given the history, fitted from earlier ``settings``."""
+    """Return the forecast of ``rows`` given the history, fitted from earlier ``settings``.
+
+    ``beside``: another view's forecast of these rows, whose chances to work are taken; the spread is not widened then.
+    """
     places = history.worked
-    works = chance_to_work(target, history, rows)
+    works = chance_to_work(target, history, rows) if beside is None else beside.works
     has_sources = inputs.sources.shape[1] > 0
     if len(places) < LEAST_FITTED:
         level = float(np.median(history.logs[places] - inputs.mean[history.rows[places]])) if len(places) else 0.0
@@ -62,7 +71,8 @@ def forecast(
     mean, variance, white = gp.predict(inputs, found, rows)
     evidence = "both" if has_sources else "measured"
     sd = np.sqrt(variance)
-    return Forecast(name, rows, mean, sd * widening(history, mean), sd, works, evidence, len(places), found, white)
+    wide = sd * widening(history, mean) if beside is None else sd
+    return Forecast(name, rows, mean, wide, sd, works, evidence, len(places), found, white)
 
 
 def widening(history: History, mean: np.ndarray) -> np.ndarray:
@@ -99,6 +109,8 @@ def _chance_by_others(target: Target, history: History) -> np.ndarray:
     Candidates that fail on the same GPUs share their fate: a few measurements tell whose failures come back here.
     """
     prior = 1.0 - (1.0 - FAILED_ELSEWHERE) * target.fails
+    if not target.fails.any():
+        return prior
     pattern = np.unique(target.fails.round(6), return_inverse=True)[1].ravel()
     rows, first = np.unique(history.rows, return_index=True)
     tried = np.bincount(pattern[rows], minlength=pattern.max() + 1)[pattern]

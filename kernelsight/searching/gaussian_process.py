@@ -2,8 +2,9 @@
 
 log latency = mean of the other GPUs' logs + a sum of terms: a constant; linear in the other GPUs' logs, over all and
 within each regime (so that the weight of every source is learned, its sign included); smooth in these logs; a level per
-regime; and smooth in parameters and what follows from them (Matern 5/2, one scale per column). Rasmussen and Williams,
-Gaussian Processes for Machine Learning, 2006, chapters 2, 4 and 5.
+regime; smooth in parameters and what follows from them (Matern 5/2, one scale per column); and alike where parameters
+have the same values, whatever these are (one weight per parameter: a kernel jumps from a tile of 3 to one of 4).
+Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, chapters 2, 4 and 5.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg import solve_triangular
+from scipy.optimize import minimize
 
 LEVEL_SD = 2.0  # of the constant, whose place is taken by the median of what was measured
-# natural logarithms of: linear, regime, smooth in sources, its scale, smooth in parameters, its scale, noise
-START = np.log(np.array([0.3, 0.15, 0.2, 1.0, 0.3, 0.5, 0.01]))
-SPREAD = np.array([1.0, 1.0, 1.0, 0.7, 1.0, 0.7, 1.0])
-LINEAR, REGIME, SOURCES, SOURCE_SCALE, PARAMETERS, PARAMETER_SCALE, NOISE = range(7)
+# natural logarithms of: linear, regime, smooth in sources, its scale, smooth in parameters, its scale, noise, alike in
+# single parameters, its scale
+START = np.log(np.array([0.3, 0.15, 0.2, 1.0, 0.3, 0.5, 0.01, 0.2, 2.5]))
+SPREAD = np.array([1.0, 1.0, 1.0, 0.7, 1.0, 0.7, 1.0, 1.0, 0.7])
+LINEAR, REGIME, SOURCES, SOURCE_SCALE, PARAMETERS, PARAMETER_SCALE, NOISE, WORDS, WORD_SCALE = range(9)
 SCALES = 0.7  # spread of the scale of one column
-STEP = 0.5
-LEAST_GAIN = 1e-3
+# steps uphill in one fit, and how far from its start a setting may go
+STEPS, REACH = 10, 4.0
+BLOCK = 512  # candidates whose covariances stay in the cache of a core
 
 
 class Inputs(NamedTuple):
@@ -29,6 +34,18 @@ class Inputs(NamedTuple):
     features: np.ndarray  # (rows, columns) between 0 and 1
     regimes: np.ndarray
     mean: np.ndarray
+    words: np.ndarray  # (rows, values of all parameters): 1 where the candidate has the value
+    word_of: np.ndarray  # which parameter each of these columns belongs to
+
+
+def words_of(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return which value each parameter has, a column per value, and the parameter of each column."""
+    columns, owner = [], []
+    for place in range(levels.shape[1]):
+        own = levels[:, place][:, None] == np.unique(levels[:, place])[None]
+        columns.append(own.astype(float))
+        owner += [place] * own.shape[1]
+    return np.concatenate(columns, axis=1), np.array(owner)
 
 
 class Fit(NamedTuple):
@@ -44,7 +61,7 @@ class Fit(NamedTuple):
 
 def start(inputs: Inputs) -> np.ndarray:
     """Return the settings before anything was measured."""
-    return np.concatenate([START, np.zeros(inputs.features.shape[1])])
+    return np.concatenate([START, np.zeros(inputs.features.shape[1] + int(inputs.word_of.max()) + 1)])
 
 
 def matern(squares: np.ndarray) -> np.ndarray:
@@ -53,36 +70,65 @@ def matern(squares: np.ndarray) -> np.ndarray:
     >>> matern(np.array([0.0, 1.0])).round(3).tolist()
     [1.0, 0.524]
     """
-    distance = np.sqrt(5.0 * np.maximum(squares, 0.0))
-    return (1.0 + distance + distance * distance / 3.0) * np.exp(-distance)
+    distance = np.maximum(squares, 0.0)  # one array throughout: half of a search's time is spent here
+    distance *= 5.0
+    np.sqrt(distance, out=distance)
+    square = distance * distance
+    square /= 3.0
+    found = 1.0 + distance
+    found += square
+    np.exp(np.negative(distance, out=distance), out=distance)
+    found *= distance
+    return found
 
 
 def _squares(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    return (left**2).sum(1)[:, None] + (right**2).sum(1)[None] - 2.0 * left @ right.T
+    found = (left**2).sum(1)[:, None] + (right**2).sum(1)[None]
+    found -= left @ (2.0 * right).T
+    return found
+
+
+def _parts(inputs: Inputs, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return sizes, the scales of the features, and the weights of the parameters."""
+    size, count = np.exp(settings[: len(START)]), inputs.features.shape[1]
+    scales = np.exp(settings[len(START) : len(START) + count]) / size[PARAMETER_SCALE]
+    return size, scales, np.exp(settings[len(START) + count :]) / size[WORD_SCALE]
 
 
 def covariance(inputs: Inputs, left: np.ndarray, right: np.ndarray, settings: np.ndarray) -> np.ndarray:
     """Return the prior covariance of two sets of candidates."""
-    size = np.exp(settings[: len(START)])
-    scales = np.exp(settings[len(START) :]) / size[PARAMETER_SCALE]
-    same = inputs.regimes[left][:, None] == inputs.regimes[right][None]
-    found = LEVEL_SD**2 + size[REGIME] ** 2 * same
-    found = found + size[PARAMETERS] ** 2 * matern(
-        _squares(inputs.features[left] * scales, inputs.features[right] * scales)
-    )
+    size, scales, weights = _parts(inputs, settings)
+    regime = size[REGIME] ** 2 * (inputs.regimes[left][:, None] == inputs.regimes[right][None])
+    found = LEVEL_SD**2 + regime
+    smooth = matern(_squares(inputs.features[left] * scales, inputs.features[right] * scales))
+    smooth *= size[PARAMETERS] ** 2
+    found += smooth
+    alike = inputs.words[left] @ (inputs.words[right] * weights[inputs.word_of]).T
+    alike -= weights.sum()
+    np.exp(alike, out=alike)
+    alike *= size[WORDS] ** 2
+    found += alike
     count = inputs.sources.shape[1]
     if count:
         one, other = inputs.sources[left], inputs.sources[right]
-        product = one @ other.T / count
-        found += size[LINEAR] ** 2 * product + size[REGIME] ** 2 * same * product
-        found += size[SOURCES] ** 2 * matern(_squares(one, other) / (count * size[SOURCE_SCALE] ** 2))
+        product = one @ other.T
+        product /= count
+        regime *= product
+        product *= size[LINEAR] ** 2
+        product += regime
+        found += product
+        apart = _squares(one, other)
+        apart /= count * size[SOURCE_SCALE] ** 2
+        smooth = matern(apart)
+        smooth *= size[SOURCES] ** 2
+        found += smooth
     return found
 
 
 def variance(inputs: Inputs, rows: np.ndarray, settings: np.ndarray) -> np.ndarray:
     """Return the prior variance of candidates."""
     size = np.exp(settings[: len(START)])
-    found = np.full(len(rows), LEVEL_SD**2 + size[REGIME] ** 2 + size[PARAMETERS] ** 2)
+    found = np.full(len(rows), LEVEL_SD**2 + size[REGIME] ** 2 + size[PARAMETERS] ** 2 + size[WORDS] ** 2)
     if inputs.sources.shape[1]:
         square = (inputs.sources[rows] ** 2).mean(1)
         found += (size[LINEAR] ** 2 + size[REGIME] ** 2) * square + size[SOURCES] ** 2
@@ -94,7 +140,13 @@ class _Pairs:
 
     def __init__(self, inputs: Inputs, rows: np.ndarray) -> None:
         features = inputs.features[rows]
-        self.by_column = (features[:, None] - features[None]) ** 2
+        self.columns = features.shape[1]
+        self.by_column = ((features[:, None] - features[None]) ** 2).reshape(-1, self.columns)
+        words = inputs.words[rows]
+        owners = range(int(inputs.word_of.max()) + 1)
+        self.unlike = np.stack(
+            [1.0 - words[:, inputs.word_of == owner] @ words[:, inputs.word_of == owner].T for owner in owners], axis=-1
+        ).reshape(-1, len(owners))
         self.same = (inputs.regimes[rows][:, None] == inputs.regimes[rows][None]).astype(float)
         self.count = inputs.sources.shape[1]
         if self.count:
@@ -102,56 +154,123 @@ class _Pairs:
             self.product = sources @ sources.T / self.count
             self.squares = _squares(sources, sources) / self.count
 
-    def covariance(self, settings: np.ndarray) -> np.ndarray:
-        size = np.exp(settings[: len(START)])
-        scales = np.exp(2.0 * settings[len(START) :]) / size[PARAMETER_SCALE] ** 2
-        found = LEVEL_SD**2 + size[REGIME] ** 2 * self.same + size[PARAMETERS] ** 2 * matern(self.by_column @ scales)
-        if self.count:
-            found += (size[LINEAR] ** 2 + size[REGIME] ** 2 * self.same) * self.product
-            found += size[SOURCES] ** 2 * matern(self.squares / size[SOURCE_SCALE] ** 2)
-        return found
+
+class _Terms(NamedTuple):
+    """Terms of the covariance of the measured candidates, and what their slopes are made of."""
+
+    regime: np.ndarray
+    smooth: np.ndarray
+    words: np.ndarray
+    linear: np.ndarray | float  # these two without sources: 0
+    sources: np.ndarray | float
+    smooth_slope: np.ndarray  # in the squared distance
+    sources_slope: np.ndarray | float
+    scales: np.ndarray  # squared, of the features
+    weights: np.ndarray  # of the parameters
+
+    @property
+    def whole(self) -> np.ndarray:
+        """The covariance, without noise."""
+        return LEVEL_SD**2 + self.regime + self.smooth + self.words + self.linear + self.sources
 
 
-def _evidence(pairs: _Pairs, values: np.ndarray, noise: np.ndarray, settings: np.ndarray) -> float:
-    """Return the log density of values and settings, up to a constant; minus infinity where it cannot be computed."""
-    found = pairs.covariance(settings)
-    found[np.diag_indices(len(values))] += noise + np.exp(2.0 * settings[NOISE])
+def _terms(pairs: _Pairs, settings: np.ndarray) -> _Terms:
+    size, every = np.exp(settings[: len(START)]) ** 2, len(pairs.same)
+    middle = len(START) + pairs.columns
+    scales = np.exp(2.0 * settings[len(START) : middle]) / size[PARAMETER_SCALE]
+    weights = np.exp(settings[middle:]) / np.sqrt(size[WORD_SCALE])
+    smooth, smooth_slope = _matern((pairs.by_column @ scales).reshape(every, every))
+    words = size[WORDS] * np.exp(-(pairs.unlike @ weights)).reshape(every, every)
+    own = (size[PARAMETERS] * smooth, words)
+    if not pairs.count:
+        same = size[REGIME] * pairs.same
+        return _Terms(same, *own, 0.0, 0.0, size[PARAMETERS] * smooth_slope, 0.0, scales, weights)
+    regime = size[REGIME] * pairs.same * (1.0 + pairs.product)
+    sources, slope = _matern(np.maximum(pairs.squares, 0.0) / size[SOURCE_SCALE])
+    theirs = (size[LINEAR] * pairs.product, size[SOURCES] * sources)
+    slope *= size[SOURCES] / size[SOURCE_SCALE]
+    return _Terms(regime, *own, *theirs, size[PARAMETERS] * smooth_slope, slope, scales, weights)
+
+
+def _matern(squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the correlation at squared distances, and its slope in them."""
+    far = np.sqrt(5.0 * squares)
+    decay = np.exp(-far)
+    return (1.0 + far + far * far / 3.0) * decay, (-5.0 / 6.0) * (1.0 + far) * decay
+
+
+def _explained(
+    pairs: _Pairs, values: np.ndarray, noise: np.ndarray, settings: np.ndarray, slopes: bool = True
+) -> tuple[float, np.ndarray]:
+    """Return the log density of values and settings, up to a constant, and its slope in each setting.
+
+    Minus infinity where it cannot be computed; zeros for slopes that are not asked for.
+    """
+    terms, own = _terms(pairs, settings), float(np.exp(2.0 * settings[NOISE]))
+    found = terms.whole
+    found[np.diag_indices(len(values))] += noise + own + 1e-9
     try:
         factor = np.linalg.cholesky(found)
     except np.linalg.LinAlgError:
-        return -np.inf
-    white = np.linalg.solve(factor, values)
-    prior = (((settings[: len(START)] - START) / SPREAD) ** 2).sum() + ((settings[len(START) :] / SCALES) ** 2).sum()
-    return float(-0.5 * white @ white - np.log(np.diag(factor)).sum() - 0.5 * prior)
+        return -np.inf, np.zeros(len(settings))
+    spread = np.concatenate([SPREAD, np.full(len(settings) - len(START), SCALES)])
+    off = (settings - np.concatenate([START, np.zeros(len(settings) - len(START))])) / spread
+    whiten = solve_triangular(factor, np.eye(len(values)), lower=True, check_finite=False)
+    white = whiten @ values
+    density = float(-0.5 * white @ white - np.log(np.diag(factor)).sum() - 0.5 * (off**2).sum())
+    if not slopes:
+        return density, np.zeros(len(settings))
+    back = whiten.T @ white
+    pull = 0.5 * (np.outer(back, back) - whiten.T @ whiten)
+    return density, _slopes(pairs, terms, pull, own) - off / spread
+
+
+def _slopes(pairs: _Pairs, terms: _Terms, pull: np.ndarray, own: float) -> np.ndarray:
+    """Return the slope of the log density in each setting; ``pull``: its slope in each covariance."""
+    head = np.zeros(len(START))
+    for place, term in ((REGIME, terms.regime), (PARAMETERS, terms.smooth), (WORDS, terms.words)):
+        head[place] = 2.0 * (pull * term).sum()
+    head[NOISE] = 2.0 * own * np.trace(pull)
+    features = 2.0 * terms.scales * ((terms.smooth_slope * pull).ravel() @ pairs.by_column)
+    head[PARAMETER_SCALE] = -features.sum()
+    parameters = -terms.weights * ((pull * terms.words).ravel() @ pairs.unlike)
+    head[WORD_SCALE] = -parameters.sum()
+    if pairs.count:
+        head[LINEAR] = 2.0 * (pull * terms.linear).sum()
+        head[SOURCES] = 2.0 * (pull * terms.sources).sum()
+        head[SOURCE_SCALE] = -2.0 * (terms.sources_slope * pull * pairs.squares).sum()
+    return np.concatenate([head, features, parameters])
 
 
 def evidence(inputs: Inputs, rows: np.ndarray, values: np.ndarray, noise: np.ndarray, settings: np.ndarray) -> float:
     """Return how well a process with these settings explains measurements: their log density, up to a constant."""
     deviations = values - inputs.mean[rows]
-    return _evidence(_Pairs(inputs, rows), deviations - float(np.median(deviations)), noise, settings)
+    return _explained(_Pairs(inputs, rows), deviations - float(np.median(deviations)), noise, settings, False)[0]
 
 
 def fit(inputs: Inputs, rows: np.ndarray, values: np.ndarray, noise: np.ndarray, settings: np.ndarray) -> Fit:
     """Fit the process to log latencies of candidates with the variance of their noise, from earlier settings.
 
-    One step up or down is tried for every setting in turn, which later calls go on from.
+    A few steps uphill, which later calls go on from.
     """
     deviations = values - inputs.mean[rows]
     level = float(np.median(deviations))
     pairs = _Pairs(inputs, rows)
-    best = _evidence(pairs, deviations - level, noise, settings)
-    without = (LINEAR, SOURCES, SOURCE_SCALE) if not inputs.sources.shape[1] else ()
-    for place in range(len(settings)):
-        if place in without:
-            continue
-        for step in (STEP, -STEP):
-            tried = settings.copy()
-            tried[place] += step
-            found = _evidence(pairs, deviations - level, noise, tried)
-            if found > best + LEAST_GAIN:
-                best, settings = found, tried
-                break
-    return given(inputs, rows, values, noise, settings, level, best)
+
+    def cost(tried: np.ndarray) -> tuple[float, np.ndarray]:
+        density, slopes = _explained(pairs, deviations - level, noise, tried)
+        return (-density, -slopes) if np.isfinite(density) else (1e9, np.zeros(len(tried)))
+
+    middle = start(inputs)
+    best = minimize(
+        cost,
+        settings,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=list(zip(middle - REACH, middle + REACH, strict=True)),
+        options={"maxiter": STEPS},
+    )
+    return given(inputs, rows, values, noise, best.x, level, -float(best.fun))
 
 
 def given(
@@ -173,9 +292,13 @@ def given(
 
 def predict(inputs: Inputs, found: Fit, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return mean and variance of candidates' log latencies, and their whitened covariance with the measurements."""
-    across = covariance(inputs, rows, found.rows, found.settings)
-    mean = inputs.mean[rows] + found.level + across @ found.weights
-    white = found.whiten @ across.T
+    mean, white = np.empty(len(rows)), np.empty((len(found.rows), len(rows)))
+    for first in range(0, len(rows), BLOCK):
+        part = slice(first, first + BLOCK)
+        across = covariance(inputs, rows[part], found.rows, found.settings)
+        mean[part] = across @ found.weights
+        white[:, part] = found.whiten @ across.T
+    mean += inputs.mean[rows] + found.level
     left = variance(inputs, rows, found.settings) - np.einsum("ij,ij->j", white, white)
     return mean, np.maximum(left, 1e-10), white
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import ndtr, stdtr, stdtrit
 
 from kernelsight.searching.decisions import WORTH
 
@@ -13,6 +13,8 @@ from kernelsight.searching.decisions import WORTH
 BIN_EDGES = (0.25, 0.5, 0.5**0.5, 1.0, 2.0**0.5, 2.0, 4.0)
 BINS = len(BIN_EDGES) + 1
 Z90 = 1.6448536269514722
+# tails of Student's distribution: how wide a forecast is to be follows from few surprises
+TAILS = 4
 
 
 class Quantiles(NamedTuple):
@@ -31,12 +33,15 @@ def quantiles(mean: np.ndarray, sd: np.ndarray) -> Quantiles:
 def bin_probabilities(mean: np.ndarray, sd: np.ndarray, anchor_log: float) -> np.ndarray:
     """Return the probability of each speed-up bin over an anchor; rows: candidates.
 
+    Student's distribution with the 5th and 95th percentile of the normal one.
+
     >>> bin_probabilities(np.array([0.0]), np.array([1e-6]), np.log(1.2)).round(3).tolist()
     [[0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]]
     """
     edges = np.log(np.array(BIN_EDGES))
     # speed-up below an edge: log latency above anchor less edge
-    below = ndtr((edges[None] - anchor_log + mean[:, None]) / sd[:, None])
+    scale = sd * (Z90 / stdtrit(TAILS, 0.95))
+    below = stdtr(TAILS, (edges[None] - anchor_log + mean[:, None]) / scale[:, None])
     return np.diff(np.column_stack([np.zeros(len(mean)), below, np.ones(len(mean))]), axis=1)
 
 

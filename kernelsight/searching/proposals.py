@@ -20,24 +20,30 @@ EXPLORATION = 1.0
 POOL_DRAW, NEIGHBOUR_DRAW = 1, 2
 
 
-def base_pool(target: Target, scenario: Mapping[str, Any], scores: np.ndarray) -> np.ndarray:
-    """Return the rows that a whole search considers: all, or the best half by other GPUs and others at random."""
+def base_pool(target: Target, scenario: Mapping[str, Any], scores: np.ndarray, number: int) -> np.ndarray:
+    """Return the rows that a round considers: all, or the best half by other GPUs and others at random.
+
+    These are drawn anew in every round, so that none is left out of a whole search.
+    """
     every = len(target.ids)
     if every <= POOL:
         return np.arange(every)
     first = np.argsort(scores, kind="stable")[: POOL // 2] if target.sources else np.zeros(0, dtype=np.int64)
-    others = np.setdiff1d(np.arange(every), first, assume_unique=True)
-    drawn = generator(scenario, 0, POOL_DRAW).choice(others, POOL - len(first), replace=False)
-    return np.sort(np.concatenate([first, drawn]))
+    taken = np.zeros(every, dtype=bool)
+    taken[first] = True
+    drawn = generator(scenario, number, POOL_DRAW).choice(np.flatnonzero(~taken), POOL - len(first), replace=False)
+    taken[drawn] = True
+    return np.flatnonzero(taken)
 
 
 def pool(target: Target, base: np.ndarray, history: History, best: int | None) -> np.ndarray:
     """Return the rows of a round: the base, what was measured, and the neighbours of the best so far."""
-    if len(base) == len(target.ids) or best is None:
-        return np.union1d(base, history.rows)
-    distance = (target.levels != target.levels[best]).sum(1)
-    near = np.argsort(distance, kind="stable")[:NEIGHBOURS]
-    return np.union1d(np.union1d(base, history.rows), near)
+    taken = np.zeros(len(target.ids), dtype=bool)
+    taken[base] = taken[history.rows] = True
+    if len(base) < len(target.ids) and best is not None:
+        distance = (target.levels != target.levels[best]).sum(1)
+        taken[np.argsort(distance, kind="stable")[:NEIGHBOURS]] = True
+    return np.flatnonzero(taken)
 
 
 def parents(history: History, tried: np.ndarray) -> np.ndarray:

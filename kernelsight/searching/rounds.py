@@ -35,7 +35,6 @@ class Plan(NamedTuple):
     inputs: gp.Inputs
     views: dict[str, gp.Inputs]
     scores: np.ndarray  # of the other GPUs: mean log, worse where they fail
-    base: np.ndarray
     dropped: tuple[str, ...]
 
 
@@ -91,13 +90,14 @@ class Round(NamedTuple):
 
 def plan_of(target: Target, scenario: Mapping[str, Any], dropped: Collection[str] = ()) -> Plan:
     """Return the plan of a scenario, without the sources that were ``dropped``."""
-    every = inputs_of(target, scenario["forecaster"] != "gp")
+    if scenario["forecaster"] == "gp":  # nor is it known what fails on other GPUs
+        target = without(target, target.sources)._replace(fails=np.zeros(len(target.ids)))
+    every = inputs_of(target)
     scores = every.mean + FAILED_ELSEWHERE_COST * target.fails
-    base = proposals.base_pool(target, scenario, scores)
-    if dropped:
+    if dropped and target.sources:
         target = without(target, dropped)
-        every = inputs_of(target, scenario["forecaster"] != "gp")
-    return Plan(target, scenario, every, batches.views(target, every), scores, base, tuple(sorted(dropped)))
+        every = inputs_of(target)
+    return Plan(target, scenario, every, batches.views(target, every), scores, tuple(sorted(dropped)))
 
 
 def rounds(
@@ -191,13 +191,13 @@ def _proposed(plan: Plan, state: State) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows that a round forecasts, and how often each row was a parent so far."""
     if plan.scenario["proposer"] == GIVEN:
         return np.union1d(state.proposed, state.history.rows), state.tried
+    base = proposals.base_pool(plan.target, plan.scenario, plan.scores, state.number)
     if plan.scenario["proposer"] == "pool":
-        return proposals.pool(
-            plan.target, plan.base, state.history, None if state.best < 0 else state.best
-        ), state.tried
+        best = None if state.best < 0 else state.best
+        return proposals.pool(plan.target, base, state.history, best), state.tried
     chosen = proposals.parents(state.history, state.tried)
     if not len(chosen):
-        return plan.base, state.tried
+        return base, state.tried
     draw = decide.generator(plan.scenario, state.number, proposals.NEIGHBOUR_DRAW)
     tried, taken = state.tried.copy(), state.history.rows
     tried[chosen] += 1

@@ -70,9 +70,12 @@ def target_of(arrays: SpaceArrays, gpu: str, sources: Sequence[str] | None = Non
     logs = np.column_stack(columns) if kept else np.zeros((len(rows), 0))
     medians = np.nanmedian(logs, axis=0) if kept else np.zeros(0)
     failed = weights(gpu, kept) @ np.array(fails) if kept else np.zeros(len(rows))
+    known = filled(logs - medians, matrix)
+    if kept:  # what fails is not taken for fast because it is fast elsewhere
+        known = np.where(np.array(fails).T, np.maximum(known, 0.0), known)
     return Target(
         *(arrays.space, gpu, arrays.ids[rows], matrix, arrays.features.regimes[rows], arrays.features.levels[rows]),
-        *(tuple(kept), filled(logs - medians, matrix), medians, weights(gpu, kept), failed, tuple(notes)),
+        *(tuple(kept), known, medians, weights(gpu, kept), failed, tuple(notes)),
     )
 
 
@@ -108,7 +111,8 @@ def _modelled(logs: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     known = np.flatnonzero(~np.isnan(logs))
     rows = known[np.unique(np.linspace(0, len(known) - 1, FILLED_FROM).astype(int))]
     nothing = np.zeros((len(logs), 0))
-    inputs = gp.Inputs(nothing, matrix, np.zeros(len(logs), int), np.zeros(len(logs)))
+    one = np.ones((len(logs), 1))
+    inputs = gp.Inputs(nothing, matrix, np.zeros(len(logs), int), np.zeros(len(logs)), one, np.zeros(1, int))
     settings, noise = gp.start(inputs), np.full(len(rows), 1e-4)
     for _ in range(4):
         found = gp.fit(inputs, rows, logs[rows], noise, settings)

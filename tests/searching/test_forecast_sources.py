@@ -43,7 +43,7 @@ def evidence(of: Target, logs: np.ndarray, count: int = 30) -> dict[str, float]:
     outcome = replay(truth_of(arrays, "three", of.ids), of.ids, 0)(rows, np.ones(len(rows), int))
     unknown = np.full(len(rows), np.nan)
     history = extended(nothing(), 1, rows, np.zeros(len(rows), bool), outcome, (unknown, unknown))
-    views = batches.views(of, inputs_of(of, True))
+    views = batches.views(of, inputs_of(of))
     places = history.worked
     fits = {
         name: gp.fit(view, history.rows[places], history.logs[places], history.noise[places], gp.start(view))

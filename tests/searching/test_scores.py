@@ -6,9 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy.special import stdtrit
 
 from kernelsight.searching import scores
-from kernelsight.searching.intervals import BIN_EDGES, bin_probabilities, bins_of, quantiles
+from kernelsight.searching.intervals import BIN_EDGES, TAILS, Z90, bin_probabilities, bins_of, quantiles
 
 
 def test_regret_is_of_the_believed_best():
@@ -49,7 +50,8 @@ def test_bins_hold_their_speed_ups():
 def test_honest_forecasts_are_calibrated_and_narrow_ones_are_not():
     draws = np.random.default_rng(1)
     mean = draws.normal(0.0, 0.7, 40_000)
-    truth = mean + draws.normal(0.0, 0.3, len(mean))
+    tails = draws.standard_t(TAILS, len(mean)) * Z90 / stdtrit(TAILS, 0.95)
+    truth = mean + 0.3 * tails
     hits = bins_of(truth, 0.0)
     errors = {}
     for stated in (0.3, 0.1):
