@@ -356,8 +356,8 @@ ROUTER = (
     Flag(
         "router",
         "word",
-        "round_robin (default); least_loaded: fewest waiting and running requests; prefix_aware: replica with "
-        "the longest cached prefix",
+        "round_robin (default, but for ranks that share experts, where it is the engine's); least_loaded: fewest "
+        "waiting and running requests; prefix_aware: replica with the longest cached prefix",
         choices=("round_robin", "least_loaded", "prefix_aware"),
     ),
     Flag(
