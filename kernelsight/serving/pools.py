@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.serving import replica
+from kernelsight.serving import packed_costs, replica
 from kernelsight.serving.cuda_graphs import padded_tokens
 from kernelsight.serving.inputs import Surface, Transfer
 from kernelsight.serving.knots import PARTS
@@ -77,7 +77,7 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
     passes = sum(int(launches[ids[name].ravel()[-1]]) for name in PARTS if ids[name].size and name != "decode_window")
     # the window (or the selection of sparse attention) is where its knots end
     window = int(axes["decode_window"][1][-1]) if axes["decode_window"][1].size else 0
-    return CostTables(replica.pack(surface), axes, ids, passes, window)
+    return CostTables(packed_costs.pack(surface), axes, ids, passes, window)
 
 
 def dense(knots: np.ndarray, values: np.ndarray, largest: int) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.serving import records, replica
+from kernelsight.serving import packed_costs, records
 from kernelsight.serving.knots import PARTS
 from kernelsight.serving.parts import PARTS as PARTS_OF_REQUESTS
 from kernelsight.serving.served import Outcome, RequestParts, Served, ServedScenario, Totals, Uses
@@ -24,7 +24,7 @@ STATUS = ("finished", "rejected_too_long", "rejected_no_memory", "rejected_earli
 class CostTables(NamedTuple):
     """A deployment's step costs for the loop, and how its dense tables and grids map back to step shapes."""
 
-    packed: replica.PackedCosts
+    packed: packed_costs.PackedCosts
     axes: dict[str, tuple[np.ndarray, np.ndarray]]
     shape_ids: dict[str, np.ndarray]
     launches: int

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelsight.serving import inputs, records, replica
+from kernelsight.serving import inputs, packed_costs, records, replica
 from kernelsight.serving.served import ServedScenario, Uses
 from tests.conftest import random_worlds
 from tests.serving.reference_costs import PARTS, PHASES, Costs
@@ -48,7 +48,7 @@ class Halves(NamedTuple):
 
 def serve(halves: Halves) -> ServedScenario:
     pools = [
-        replica.Pool(world.limits, world.host, replica.pack(world.surface), engines)
+        replica.Pool(world.limits, world.host, packed_costs.pack(world.surface), engines)
         for world, engines in zip(halves[:2], halves.engines, strict=True)
     ]
     load, transfer = halves.prefill.load, halves.transfer

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelsight.serving import drafts, inputs, records, replica
+from kernelsight.serving import drafts, inputs, packed_costs, records, replica
 from kernelsight.serving.compiled import entry
 from kernelsight.serving.served import Served, Uses
 from tests.conftest import random_worlds
@@ -47,8 +47,8 @@ class Speculative(NamedTuple):
     def pool(self) -> replica.Pool:
         """The engine as the loop takes it."""
         world = self.world
-        draft = replica.Draft(replica.pack(self.draft), self.window_tokens) if self.draft else None
-        return replica.Pool(world.limits, world.host, replica.pack(world.surface), 1, self.layers, draft)
+        draft = replica.Draft(packed_costs.pack(self.draft), self.window_tokens) if self.draft else None
+        return replica.Pool(world.limits, world.host, packed_costs.pack(world.surface), 1, self.layers, draft)
 
     def draft_us(self, work: Work) -> float:
         """GPU time of the drafts of a step."""

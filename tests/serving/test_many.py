@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelsight.serving import inputs, records, replica, statistics
+from kernelsight.serving import inputs, packed_costs, records, replica, statistics
 from kernelsight.serving.many import Columns, Loads, Results, Workspace, serve_loads
 from tests.serving.worlds import World, in_time, policy_worlds, worlds
 
@@ -26,7 +26,7 @@ def in_one_call(loads: list[inputs.Load], world: World) -> Results:
     )
     concurrency = np.array([load.max_concurrency for load in loads])
     objectives = np.full((count.size, 3), np.inf)
-    pool = replica.Pool(world.limits, world.host, replica.pack(world.surface))
+    pool = replica.Pool(world.limits, world.host, packed_costs.pack(world.surface))
     workspace = Workspace.of(int(count.max()), world.limits.max_num_seqs, pool.costs.values.size)
     asked = Loads(np.cumsum(count) - count, count, warmups, concurrency, objectives)
     return in_time(lambda: serve_loads(columns, asked, pool, workspace))
@@ -39,7 +39,7 @@ def test_scenarios_of_one_call_are_what_each_is_alone(world: World, other: World
     told = in_one_call(loads, world)
     starts = np.cumsum(told.filled) - told.filled
     for number, load in enumerate(loads):
-        alone = replica.serve(load, world.limits, world.host, replica.pack(world.surface))
+        alone = replica.serve(load, world.limits, world.host, packed_costs.pack(world.surface))
         assert [told.engines[number][name] for name in replica.TOTALS] == list(alone.totals)
         filled = slice(starts[number], starts[number] + told.filled[number])
         assert np.array_equal(told.bins[filled], np.flatnonzero(alone.histogram))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kernelsight.serving import inputs, records, replica
+from kernelsight.serving import inputs, packed_costs, records, replica
 from kernelsight.serving.served import Outcome, Served
 from kernelsight.serving.steps import STAGE_WAIT
 from tests.conftest import random_worlds
@@ -45,10 +45,10 @@ def with_parts(world: World, embedding: float, transfer: float) -> World:
 
 def run_pipeline(world: World, layers: tuple[int, ...], **kept: object) -> Served:
     """Run the compiled loop on one engine with these layers on its stages."""
-    costs, kept = replica.pack(world.surface), {"keep_steps": True} | kept
+    costs, kept = packed_costs.pack(world.surface), {"keep_steps": True} | kept
     if len(layers) > 1:
         if not world.surface.embedding_us.size:
-            costs = replica.pack(with_parts(world, 0.0, 0.0).surface)
+            costs = packed_costs.pack(with_parts(world, 0.0, 0.0).surface)
         return in_time(lambda: replica.serve(world.load, world.limits, world.host, costs, layers=layers, **kept))
     return run_loop(world)
 
@@ -232,7 +232,7 @@ def test_fleets_of_pipelines_agree_with_reference(fleet: Fleet, layers: tuple[in
     costs = Costs(world.surface, world.limits.window_tokens)
     told = (world.load, world.limits, world.host, costs.gpu_time, fleet.routing, fleet.engines)
     runs, replicas = serve_scenario(requests, *told, pipeline=pipeline_of(world, layers))
-    pool = replica.Pool(world.limits, world.host, replica.pack(world.surface), fleet.engines, layers)
+    pool = replica.Pool(world.limits, world.host, packed_costs.pack(world.surface), fleet.engines, layers)
     served = in_time(lambda: replica.serve_scenario(world.load, [pool], fleet.routing, keep_steps=True))
     assert served.out.replica.tolist() == replicas
     check_requests(served.out, requests)
@@ -261,7 +261,7 @@ def test_halves_of_pipelines_agree_with_reference(
     told = (world.load, limits, world.host, costs[1].gpu_time, fleet.routing, engines[1], prefills)
     runs, replicas = serve_scenario(requests, *told, pipeline=pipeline_of(decode, layers[1]))
     pools = [
-        replica.Pool(each.limits, each.host, replica.pack(each.surface), count, own)
+        replica.Pool(each.limits, each.host, packed_costs.pack(each.surface), count, own)
         for each, count, own in zip((world, decode), engines, layers, strict=True)
     ]
     serve = replica.serve_scenario

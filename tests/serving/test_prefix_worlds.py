@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelsight.serving import replica
+from kernelsight.serving import packed_costs, replica
 from kernelsight.serving.served import Served
 from tests.serving.worlds import World, constant_world, run_loop, run_reference
 
@@ -36,7 +36,7 @@ def serve(world: World) -> Served:
 
 def run(world: World) -> Served:
     """Run the loop in this thread, where its errors can be caught."""
-    return replica.serve(world.load, world.limits, world.host, replica.pack(world.surface))
+    return replica.serve(world.load, world.limits, world.host, packed_costs.pack(world.surface))
 
 
 def hits(served: Served) -> list[int]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelsight.serving import inputs, records, replica
+from kernelsight.serving import inputs, packed_costs, records, replica
 from kernelsight.serving.served import ServedScenario
 from kernelsight.serving.steps import STAGE_WAIT
 from kernelsight.serving.world import routing_of
@@ -30,7 +30,7 @@ def with_experts(world: World, experts_us: np.ndarray) -> World:
 
 def run_ranks(world: World, ranks: int, routing: inputs.Routing | None = None, engines: int = 0) -> ServedScenario:
     """Run the compiled loop on ``engines`` engines (as many as ranks, unless stated), ``ranks`` of them together."""
-    costs = replica.pack(world.surface)
+    costs = packed_costs.pack(world.surface)
     pool = replica.Pool(world.limits, world.host, costs, engines or ranks, ranks=ranks)
     return in_time(lambda: replica.serve_scenario(world.load, [pool], routing, keep_steps=True))
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from hypothesis import strategies as st
 
-from kernelsight.serving import inputs, records, replica
+from kernelsight.serving import inputs, packed_costs, records, replica
 from kernelsight.serving.limits import Limits
 from kernelsight.serving.served import Served, ServedScenario
 from tests.serving.reference_costs import Costs
@@ -32,7 +32,7 @@ class World(NamedTuple):
 
 def run_loop(world: World, keep_steps: bool = True, windows_from_us: float | None = None) -> Served:
     """Run the compiled loop on one engine; fails where it does not end."""
-    costs, kept = replica.pack(world.surface), {"keep_steps": keep_steps, "windows_from_us": windows_from_us}
+    costs, kept = packed_costs.pack(world.surface), {"keep_steps": keep_steps, "windows_from_us": windows_from_us}
     return in_time(lambda: replica.serve(world.load, world.limits, world.host, costs, **kept))
 
 
@@ -331,7 +331,7 @@ class Fleet(NamedTuple):
 def run_fleet(fleet: Fleet) -> ServedScenario:
     """Run the compiled loop on a fleet; fails where it does not end."""
     world = fleet.world
-    pools = [replica.Pool(world.limits, world.host, replica.pack(world.surface), fleet.engines)]
+    pools = [replica.Pool(world.limits, world.host, packed_costs.pack(world.surface), fleet.engines)]
     return in_time(lambda: replica.serve_scenario(world.load, pools, fleet.routing, keep_steps=True))
 
 
