@@ -84,7 +84,7 @@ def holds_prompts(
         if engine.running == 0:
             horizon = now
         waits = engine.partial >= 0 or next_prompt(engine, requests, own, hashes, entries[i], horizon) >= 0
-        prompts = prompts and waits and engine.decoding < own.max_num_seqs
+        prompts = prompts and waits
         decodes = decodes and engine.decoding > 0
     if prompts:
         counts.unbalanced_iters = 0
