@@ -85,7 +85,7 @@ def averaged(several: Sequence[Left]) -> Left:
 def _spread(deviations: np.ndarray) -> float:
     """Return the standard deviation that single requests would have without the steps that they share.
 
-    The sum over some consecutive requests varies as much as that of so many independent ones of this deviation.
+    The sum over some consecutive requests varies as much as that of as many independent ones of this deviation.
     """
     if not deviations.size:
         return 0.0

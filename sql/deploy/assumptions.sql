@@ -86,6 +86,12 @@ select settings.deployment_id, 'data parallel', case when settings.lock_step the
                                             else 'data-parallel replicas step independently, each as if the others sent equally many tokens to MoE layers' end
 from deployment_settings as settings join models on models.model = settings.model where settings.dp > 1
 union all
+select settings.deployment_id, 'batch wait', 'batch_wait_timeout_iters has no effect on data-parallel ranks that share experts, as in TensorRT-LLM'
+from deployment_settings as settings where settings.lock_step and settings.batch_wait_timeout_iters > 0
+union all
+select settings.deployment_id, 'attention_dp_balance', 'attention_dp_balance has no effect: no data-parallel ranks share experts here'
+from deployment_settings as settings where settings.attention_dp_balance and not settings.lock_step
+union all
 select settings.deployment_id, 'batch wait', 'every wait for new requests lasts the full batch_wait_timeout_ms, even if a full batch arrives earlier'
 from deployment_settings as settings where settings.batch_wait_timeout_ms > 0
 union all
