@@ -28,7 +28,7 @@ PROBES = 2
 # measurements among which random draws are twice as frequent: forecasts are to be right early
 EARLY = 20
 ALL, MAKER, FORECASTS, NONE = "all", "maker", "forecasts", "none"
-# every which round belongs to a search without other GPUs, and from which measurement on
+# rounds of which one belongs to a search without other GPUs, and measurements before the first of these
 ALONE, ALONE_FROM = 2, 10
 RANDOM_DRAW, VIEW_DRAW = 4, 5
 

@@ -195,8 +195,7 @@ def _terms(pairs: _Pairs, settings: np.ndarray) -> _Terms:
 def _matern(squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the correlation at squared distances, and its slope in them."""
     far = np.sqrt(5.0 * squares)
-    decay = np.exp(-far)
-    return (1.0 + far + far * far / 3.0) * decay, (-5.0 / 6.0) * (1.0 + far) * decay
+    return matern(squares), (-5.0 / 6.0) * (1.0 + far) * np.exp(-far)
 
 
 def _explained(
