@@ -1,0 +1,83 @@
+"""What the nearest GPU shows at a shape: a sibling's order is believed, another generation's as far as it held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from kernelsight.catalog.tables import facts
+from kernelsight.searching.choice_inputs import choice_of
+from kernelsight.searching.choice_nearest import nearest_gpu, nearest_of_each, remainders
+from kernelsight.searching.choices import contrasts
+from tests.fitting.measured import gemm, write
+from tests.searching.made_choices import ENGINES, SIZES, latency_us
+
+GENERATIONS = {"a100_sxm": "ampere", "l40s": "ada", "h100_sxm": "hopper", "h200_sxm": "hopper"}
+
+
+def rows(*values: tuple[str, str, str, float]) -> pl.DataFrame:
+    return pl.DataFrame(
+        [dict(zip(("gpu", "engine", "implementation", "latency_us"), row, strict=True), m=8.0) for row in values]
+    )
+
+
+def test_the_nearest_gpu_is_of_the_same_generation_then_of_the_same_bandwidth() -> None:
+    gpus = facts("gpus")
+    assert nearest_gpu("h200_sxm", ["a100_sxm", "l40s", "h100_sxm"], gpus) == "h100_sxm"
+    assert nearest_gpu("gb200", ["h100_sxm", "h200_sxm", "l40s"], gpus) == "h200_sxm"
+    assert nearest_gpu("mi300x", ["a100_sxm"], gpus) == "a100_sxm", "nothing to compare is no reason to fail"
+    assert nearest_gpu("h200_sxm", [], gpus) is None
+
+
+def test_others_look_at_their_own_generation_only_where_the_asked_gpu_has_one() -> None:
+    names = ["a100_sxm", "h100_sxm", "h200_sxm"]
+    alone = nearest_of_each("l40s", names, facts("gpus"), GENERATIONS)
+    assert alone == {"l40s": "h100_sxm", "a100_sxm": "h100_sxm", "h100_sxm": "a100_sxm", "h200_sxm": "a100_sxm"}
+    beside = nearest_of_each("h200_sxm", ["a100_sxm", "l40s", "h100_sxm"], facts("gpus"), GENERATIONS)
+    assert beside["h200_sxm"] == "h100_sxm"
+
+
+def test_the_same_kernel_counts_and_else_the_fastest_of_its_engine() -> None:
+    asked = rows(("x", "a", "one", 0.0), ("x", "b", "new", 0.0), ("x", "c", "none", 0.0))
+    known = rows(("y", "a", "one", 20.0), ("y", "a", "two", 1.0), ("y", "b", "old", 5.0), ("y", "b", "older", 9.0))
+    found = remainders(asked, np.array([10.0, 10.0, 10.0]), known, ["m"], {"x": "y"})
+    assert found == pytest.approx([np.log(2.0), -np.log(2.0), 0.0]), "20 against 5, and c is not known"
+
+
+def test_one_known_candidate_shows_no_contrast() -> None:
+    asked = rows(("x", "a", "one", 0.0), ("x", "b", "new", 0.0))
+    found = remainders(asked, np.array([1.0, 2.0]), rows(("y", "a", "one", 3.0)), ["m"], {"x": "y"})
+    assert found.tolist() == [0.0, 0.0]
+    assert remainders(asked, np.array([1.0, 2.0]), asked, ["m"], {"x": None}).tolist() == [0.0, 0.0]
+
+
+def rough(gpu: str) -> list[dict]:
+    """Return a sweep whose order turns from shape to shape by chance: no smooth effect can hold it."""
+    draw = np.random.default_rng(3).normal(0.0, 0.3, (len(SIZES), len(ENGINES)))
+    return [
+        gemm(gpu, *size, latency_us(gpu, engine, *size) * float(np.exp(draw[place, number])), engine=engine)
+        for place, size in enumerate(SIZES)
+        for number, engine in enumerate(ENGINES)
+    ]
+
+
+def test_a_sibling_is_believed_at_the_very_shape(tmp_path: Path) -> None:
+    """The order of H100, made by chance, is that of H200: the choice follows it, as no smooth effect could."""
+    from tests.searching import made_choices
+
+    made_choices.SPEED.setdefault("h200_sxm", 2.5)
+    path = write(tmp_path / "sweep.parquet", [*rough("h100_sxm"), *made_choices.rows("a100_sxm")])
+    found = choice_of([path], "gemm", "h200_sxm", facts("gpus"))
+    truth = {(row["shape"]["m"], row["shape"]["n"], row["shape"]["k"], row["engine"]): row for row in rough("h200_sxm")}
+    table = found.rows.with_columns(score=pl.Series(contrasts(found)[0].mean))
+    table = table.with_columns(
+        truth=pl.Series([truth[m, n, k, e]["latency_us"] for m, n, k, e in table["m", "n", "k", "engine"].rows()])
+    )
+    best = table.group_by("m", "n", "k").agg(
+        regret=pl.col("truth").sort_by("score").first() / pl.col("truth").min() - 1.0
+    )
+    assert best["regret"].mean() < 0.05
+    assert not np.any(found.asked.near), "what a sibling shows stands in the place of the model"
