@@ -13,6 +13,7 @@ from kernelsight.searching.choice_inputs import choice_of
 from kernelsight.searching.choice_nearest import nearest_gpu, nearest_of_each, remainders
 from kernelsight.searching.choices import contrasts
 from tests.fitting.measured import gemm, write
+from tests.searching import made_choices
 from tests.searching.made_choices import ENGINES, SIZES, latency_us
 
 GENERATIONS = {"a100_sxm": "ampere", "l40s": "ada", "h100_sxm": "hopper", "h200_sxm": "hopper"}
@@ -64,11 +65,9 @@ def rough(gpu: str) -> list[dict]:
     ]
 
 
-def test_a_sibling_is_believed_at_the_very_shape(tmp_path: Path) -> None:
+def test_a_sibling_is_believed_at_the_very_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of H100, made by chance, is that of H200: the choice follows it, as no smooth effect could."""
-    from tests.searching import made_choices
-
-    made_choices.SPEED.setdefault("h200_sxm", 2.5)
+    monkeypatch.setitem(made_choices.SPEED, "h200_sxm", 2.5)
     path = write(tmp_path / "sweep.parquet", [*rough("h100_sxm"), *made_choices.rows("a100_sxm")])
     found = choice_of([path], "gemm", "h200_sxm", facts("gpus"))
     truth = {(row["shape"]["m"], row["shape"]["n"], row["shape"]["k"], row["engine"]): row for row in rough("h200_sxm")}
