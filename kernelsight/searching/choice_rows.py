@@ -24,7 +24,7 @@ from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.pack import pack_table
 from kernelsight.kernels.resolve import family_facts, lineage_of
-from kernelsight.searching.choice_nearest import nearest_of_each, remainders
+from kernelsight.searching.choice_siblings import remainders, siblings
 from kernelsight.searching.contrasts import Candidates
 
 # sites of each GPU and number format that others learn from: more teach little about GPUs that are not among them
@@ -131,12 +131,10 @@ def laid_out(family: str, gpu: str, asked: pl.DataFrame, others: pl.DataFrame, g
         latency[of_row == name] = _model(family, taught, learned.filter(here), tables)
     own = _model(family, others, asked, tables)
     every = pl.concat([learned.select(columns), asked.select(columns)])
-    looks_at = nearest_of_each(gpu, sorted(others["gpu"].unique().to_list()), tables[1], generations)
-    elsewhere = remainders(every, np.concatenate([latency, own]), others, site_columns(family), looks_at)
-    kinds = {name: generations.get(name) for name in looks_at}
-    alike = [name for name, near in looks_at.items() if near and kinds[name] and kinds[near] == kinds[name]]
-    same = every["gpu"].is_in(alike).to_numpy()
-    rows = _candidates(family, every, np.concatenate([latency, own]), elsewhere, same, tables)
+    names = sorted(others["gpu"].unique().to_list())
+    alike = siblings(gpu, names, tables[1], generations)
+    beyond = remainders(every, np.concatenate([latency, own]), others, site_columns(family), alike)
+    rows = _candidates(family, every, np.concatenate([latency, own]), beyond, tables)
     first = learned.height
     errors = np.log(learned["latency_us"].to_numpy() / latency)
     sources = tuple(sorted(learned["gpu"].unique().to_list()))
@@ -158,14 +156,9 @@ def _arrow(rows: pl.DataFrame) -> pa.Table:
 
 
 def _candidates(
-    family: str,
-    rows: pl.DataFrame,
-    model_us: np.ndarray,
-    elsewhere: np.ndarray,
-    same: np.ndarray,
-    tables: tuple[pa.Table, ...],
+    family: str, rows: pl.DataFrame, model_us: np.ndarray, beyond: np.ndarray, tables: tuple[pa.Table, ...]
 ) -> Candidates:
-    """Return the candidates; ``elsewhere``: what the nearest GPU shows beyond the model; ``same``: is it a sibling."""
+    """Return the candidates; ``beyond``: how a GPU of the same generation differs from the model, in the log."""
     site = rows.select(pl.struct("gpu", *site_columns(family)).rle_id()).to_series().to_numpy().astype(np.int64)
     log_model = np.log(model_us)
     level = np.bincount(site, log_model) / np.bincount(site)
@@ -186,8 +179,7 @@ def _candidates(
         site,
         log_model - level[site],
         np.log(latency) - level[site],
-        log_model - level[site] + np.where(same, elsewhere, 0.0),
-        np.where(same, 0.0, elsewhere),
+        log_model - level[site] + beyond,
     )
 
 

@@ -48,7 +48,6 @@ def contrasts(choice: Choice) -> tuple[Contrasts, Sizes]:
         # nothing of this GPU says how its own effects vary: as shared ones do
         sizes = starting_sizes(asked.by_shape())
         return contrasts_at(others.beside(measured).by_shape(), asked.by_shape(), sizes), sizes
-    asked, others, measured = (each.without_near() for each in (asked, others, measured))
     sizes = tuned(measured, others if others.site.size else None)
     return contrasts_at(others.beside(measured), asked, sizes), sizes
 

@@ -1,14 +1,13 @@
 """What is known of contrasts: how much longer one implementation takes than another at one shape, with intervals.
 
-log latency of a candidate = level of its site + w x likely contrast + v x what another generation shows + effects of
-engine, kernel and lineage that GPUs share + an effect of this candidate on this GPU + noise,
+log latency of a candidate = level of its site + w x likely contrast
++ effects of engine, kernel and lineage that GPUs share + an effect of this candidate on this GPU + noise,
 
 where the likely contrast is that of a GPU of the same generation, measured at this very shape, or else the kernel
-model's, against the site's mean. What the nearest GPU of another generation shows at the shape beyond the model counts
-as far as it held among the GPUs known (v is 0 before). Each effect is a Gaussian process over the shape (Matern 5/2 and
-a constant; Rasmussen and Williams 2006, section 4.2). The level of a site is left free, so that only contrasts teach
-and are learned. Sizes of the effects were chosen by leaving generations out (docs/accuracy/choices.md); measurements of
-the target move them within their priors.
+model's, against the site's mean. Each effect is a Gaussian process over the shape (Matern 5/2 and a constant;
+Rasmussen and Williams 2006, section 4.2). The level of a site is left free, so that only contrasts teach and are
+learned. Sizes of the effects were chosen by leaving generations out (docs/accuracy/choices.md); measurements of the
+target move them within their priors.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ SIZES = {
     "own_varies": 0.15,
     "own_format_varies": 0.1,
     "likely": 0.3,
-    "near": 0.3,
     "noise": 0.1,
 }
 # of the likely contrast, the share believed before any other evidence
@@ -54,8 +52,7 @@ class Candidates(NamedTuple):
     ``shape``: (rows, A) what shared effects vary with, logarithms of sizes and of the time; ``seen``: (rows, B) what
     own effects vary with, roundings to tiles and waves too. ``model``: log of the kernel model's latency, less its mean
     over the site; ``log_us``: log of the measured latency, less the same mean (NaN: not measured).
-    ``likely``: the contrast of a GPU of the same generation at this shape, or else the model's; ``near``: what the
-    nearest GPU of another generation shows there beyond the model, which may mean nothing. Words are integers.
+    ``likely``: the contrast of a GPU of the same generation at this shape, or else the model's. Words are integers.
     """
 
     shape: np.ndarray
@@ -69,7 +66,6 @@ class Candidates(NamedTuple):
     model: np.ndarray
     log_us: np.ndarray
     likely: np.ndarray
-    near: np.ndarray
 
     def at(self, rows: np.ndarray | slice) -> Candidates:
         """The candidates at some rows."""
@@ -78,10 +74,6 @@ class Candidates(NamedTuple):
     def by_shape(self) -> Candidates:
         """These candidates with own effects that vary as shared ones do."""
         return self._replace(seen=self.shape * (SHARED_SCALE / OWN_SCALE))
-
-    def without_near(self) -> Candidates:
-        """These candidates without what another generation shows: measurements of the GPU itself say more."""
-        return self._replace(near=np.zeros(self.near.size))
 
     def beside(self, other: Candidates) -> Candidates:
         """These candidates, then the others."""
@@ -125,7 +117,6 @@ class _Pairs(NamedTuple):
     places: tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
     rows: tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
     likely: np.ndarray
-    near: np.ndarray
     site: np.ndarray
 
     @classmethod
@@ -140,7 +131,6 @@ class _Pairs(NamedTuple):
             (places, other_places),
             (rows, other_rows),
             one.likely[:, None] * other.likely,
-            one.near[:, None] * other.near,
             one.site[:, None] == other.site,
         )
 
@@ -172,7 +162,6 @@ def _covariance(pairs: _Pairs, sizes: Sizes) -> np.ndarray:
     found += near
     found += rows_of(constant, label, other_label)
     found += effects["likely"] * pairs.likely
-    found += effects["near"] * pairs.near
     return found
 
 
@@ -285,10 +274,8 @@ def _own_covariance(rows: Candidates, shape: tuple[int, ...], sizes: Sizes) -> n
         return values[:, :, None] == values[:, None, :]
 
     engine, kernel = same("engine"), same("kernel")
-    found = np.zeros((*shape, shape[1]))
-    for name in ("likely", "near"):
-        values = getattr(rows, name).reshape(shape)
-        found += effects[name] * values[:, :, None] * values[:, None, :]
+    likely = rows.likely.reshape(shape)
+    found = effects["likely"] * likely[:, :, None] * likely[:, None, :]
     for name, part in (("engine", engine), ("kernel", kernel), ("lineage", same("lineage")), ("own", engine & kernel)):
         found += part * (effects[name] + effects[f"{name}_varies"])
     found += (engine & kernel) * effects["own_format_varies"]

@@ -1,4 +1,4 @@
-"""What the nearest GPU shows at a shape: a sibling's order is believed, another generation's as far as it held."""
+"""What a GPU of the same generation shows at a shape is believed before what a kernel model says of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from kernelsight.catalog.tables import facts
 from kernelsight.searching.choice_inputs import choice_of
-from kernelsight.searching.choice_nearest import nearest_gpu, nearest_of_each, remainders
+from kernelsight.searching.choice_siblings import remainders, siblings
 from kernelsight.searching.choices import contrasts
 from tests.fitting.measured import gemm, write
 from tests.searching import made_choices
@@ -25,20 +25,16 @@ def rows(*values: tuple[str, str, str, float]) -> pl.DataFrame:
     )
 
 
-def test_the_nearest_gpu_is_of_the_same_generation_then_of_the_same_bandwidth() -> None:
-    gpus = facts("gpus")
-    assert nearest_gpu("h200_sxm", ["a100_sxm", "l40s", "h100_sxm"], gpus) == "h100_sxm"
-    assert nearest_gpu("gb200", ["h100_sxm", "h200_sxm", "l40s"], gpus) == "h200_sxm"
-    assert nearest_gpu("mi300x", ["a100_sxm"], gpus) == "a100_sxm", "nothing to compare is no reason to fail"
-    assert nearest_gpu("h200_sxm", [], gpus) is None
+def test_a_sibling_is_of_the_same_generation_and_the_nearest_in_bandwidth() -> None:
+    generations = GENERATIONS | {"h100_pcie": "hopper", "unheard_of": None, "unseen": None}
+    found = siblings("h200_sxm", ["a100_sxm", "h100_sxm", "h100_pcie"], facts("gpus"), generations)
+    assert found == {"h200_sxm": "h100_sxm", "a100_sxm": None, "h100_sxm": "h100_pcie", "h100_pcie": "h100_sxm"}
+    assert siblings("unseen", ["unheard_of"], facts("gpus"), generations)["unseen"] is None
 
 
-def test_others_look_at_their_own_generation_only_where_the_asked_gpu_has_one() -> None:
-    names = ["a100_sxm", "h100_sxm", "h200_sxm"]
-    alone = nearest_of_each("l40s", names, facts("gpus"), GENERATIONS)
-    assert alone == {"l40s": "h100_sxm", "a100_sxm": "h100_sxm", "h100_sxm": "a100_sxm", "h200_sxm": "a100_sxm"}
-    beside = nearest_of_each("h200_sxm", ["a100_sxm", "l40s", "h100_sxm"], facts("gpus"), GENERATIONS)
-    assert beside["h200_sxm"] == "h100_sxm"
+def test_others_have_siblings_only_where_the_asked_gpu_has_one() -> None:
+    found = siblings("l40s", ["a100_sxm", "h100_sxm", "h200_sxm"], facts("gpus"), GENERATIONS)
+    assert set(found.values()) == {None}
 
 
 def test_the_same_kernel_counts_and_else_the_fastest_of_its_engine() -> None:
@@ -79,4 +75,3 @@ def test_a_sibling_is_believed_at_the_very_shape(tmp_path: Path, monkeypatch: py
         regret=pl.col("truth").sort_by("score").first() / pl.col("truth").min() - 1.0
     )
     assert best["regret"].mean() < 0.05
-    assert not np.any(found.asked.near), "what a sibling shows stands in the place of the model"
