@@ -25,7 +25,7 @@ from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.pack import pack_table
 from kernelsight.kernels.resolve import family_facts, lineage_of
 from kernelsight.searching.choice_siblings import remainders, siblings
-from kernelsight.searching.contrasts import Candidates
+from kernelsight.searching.contrasts import LEFT_TO_SIBLINGS, Candidates
 
 # sites of each GPU and number format that others learn from: more teach little about GPUs that are not among them
 SITES_PER_GPU = 60
@@ -180,6 +180,7 @@ def _candidates(
         log_model - level[site],
         np.log(latency) - level[site],
         log_model - level[site] + beyond,
+        np.where(beyond == 0.0, 1.0, LEFT_TO_SIBLINGS),
     )
 
 

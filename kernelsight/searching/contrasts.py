@@ -34,6 +34,8 @@ SIZES = {
 }
 # of the likely contrast, the share believed before any other evidence
 LIKELY_SHARE = 0.7
+# of the effects, the share left where a GPU of the same generation shows a contrast: siblings differ by 5 %, not 20
+LEFT_TO_SIBLINGS = 0.3
 # inverse lengths in standard deviations of a feature among the candidates: of effects that GPUs share, and of own ones
 SHARED_SCALE, OWN_SCALE = 0.33, 0.2
 # standard deviation of a site's level: nothing is known of it, and nothing needed
@@ -52,7 +54,8 @@ class Candidates(NamedTuple):
     ``shape``: (rows, A) what shared effects vary with, logarithms of sizes and of the time; ``seen``: (rows, B) what
     own effects vary with, roundings to tiles and waves too. ``model``: log of the kernel model's latency, less its mean
     over the site; ``log_us``: log of the measured latency, less the same mean (NaN: not measured).
-    ``likely``: the contrast of a GPU of the same generation at this shape, or else the model's. Words are integers.
+    ``likely``: the contrast of a GPU of the same generation at this shape, or else the model's; ``free``: the share of
+    all effects that is left to a candidate, less where a sibling shows it. Words are integers.
     """
 
     shape: np.ndarray
@@ -66,6 +69,7 @@ class Candidates(NamedTuple):
     model: np.ndarray
     log_us: np.ndarray
     likely: np.ndarray
+    free: np.ndarray
 
     def at(self, rows: np.ndarray | slice) -> Candidates:
         """The candidates at some rows."""
@@ -117,6 +121,7 @@ class _Pairs(NamedTuple):
     places: tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
     rows: tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
     likely: np.ndarray
+    free: np.ndarray
     site: np.ndarray
 
     @classmethod
@@ -131,6 +136,7 @@ class _Pairs(NamedTuple):
             (places, other_places),
             (rows, other_rows),
             one.likely[:, None] * other.likely,
+            one.free[:, None] * other.free,
             one.site[:, None] == other.site,
         )
 
@@ -161,6 +167,7 @@ def _covariance(pairs: _Pairs, sizes: Sizes) -> np.ndarray:
     near *= rows_of(own, label, other_label)
     found += near
     found += rows_of(constant, label, other_label)
+    found *= pairs.free
     found += effects["likely"] * pairs.likely
     return found
 
@@ -274,11 +281,13 @@ def _own_covariance(rows: Candidates, shape: tuple[int, ...], sizes: Sizes) -> n
         return values[:, :, None] == values[:, None, :]
 
     engine, kernel = same("engine"), same("kernel")
-    likely = rows.likely.reshape(shape)
-    found = effects["likely"] * likely[:, :, None] * likely[:, None, :]
+    found = np.zeros((*shape, shape[1]))
     for name, part in (("engine", engine), ("kernel", kernel), ("lineage", same("lineage")), ("own", engine & kernel)):
         found += part * (effects[name] + effects[f"{name}_varies"])
     found += (engine & kernel) * effects["own_format_varies"]
+    free, likely = rows.free.reshape(shape), rows.likely.reshape(shape)
+    found *= free[:, :, None] * free[:, None, :]
+    found += effects["likely"] * likely[:, :, None] * likely[:, None, :]
     return found + np.eye(shape[1]) * effects["noise"]
 
 

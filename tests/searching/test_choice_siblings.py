@@ -12,6 +12,7 @@ from kernelsight.catalog.tables import facts
 from kernelsight.searching.choice_inputs import choice_of
 from kernelsight.searching.choice_siblings import remainders, siblings
 from kernelsight.searching.choices import contrasts
+from kernelsight.searching.contrasts import LEFT_TO_SIBLINGS
 from tests.fitting.measured import gemm, write
 from tests.searching import made_choices
 from tests.searching.made_choices import ENGINES, SIZES, latency_us
@@ -75,3 +76,4 @@ def test_a_sibling_is_believed_at_the_very_shape(tmp_path: Path, monkeypatch: py
         regret=pl.col("truth").sort_by("score").first() / pl.col("truth").min() - 1.0
     )
     assert best["regret"].mean() < 0.05
+    assert (found.asked.free == LEFT_TO_SIBLINGS).all() and (found.others.free == 1.0).all()
