@@ -24,7 +24,8 @@ from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.pack import pack_table
 from kernelsight.kernels.resolve import family_facts, lineage_of
-from kernelsight.searching.contrasts import Candidates
+from kernelsight.searching.choice_siblings import remainders, siblings
+from kernelsight.searching.contrasts import LEFT_TO_SIBLINGS, Candidates
 
 # sites of each GPU and number format that others learn from: more teach little about GPUs that are not among them
 SITES_PER_GPU = 60
@@ -130,7 +131,10 @@ def laid_out(family: str, gpu: str, asked: pl.DataFrame, others: pl.DataFrame, g
         latency[of_row == name] = _model(family, taught, learned.filter(here), tables)
     own = _model(family, others, asked, tables)
     every = pl.concat([learned.select(columns), asked.select(columns)])
-    rows = _candidates(family, every, np.concatenate([latency, own]), tables)
+    names = sorted(others["gpu"].unique().to_list())
+    alike = siblings(gpu, names, tables[1], generations)
+    beyond = remainders(every, np.concatenate([latency, own]), others, site_columns(family), alike)
+    rows = _candidates(family, every, np.concatenate([latency, own]), beyond, tables)
     first = learned.height
     errors = np.log(learned["latency_us"].to_numpy() / latency)
     sources = tuple(sorted(learned["gpu"].unique().to_list()))
@@ -151,7 +155,10 @@ def _arrow(rows: pl.DataFrame) -> pa.Table:
     return table.cast(pa.schema([field.with_type(kind) for field, kind in zip(table.schema, plain, strict=True)]))
 
 
-def _candidates(family: str, rows: pl.DataFrame, model_us: np.ndarray, tables: tuple[pa.Table, ...]) -> Candidates:
+def _candidates(
+    family: str, rows: pl.DataFrame, model_us: np.ndarray, beyond: np.ndarray, tables: tuple[pa.Table, ...]
+) -> Candidates:
+    """Return the candidates; ``beyond``: how a GPU of the same generation differs from the model, in the log."""
     site = rows.select(pl.struct("gpu", *site_columns(family)).rle_id()).to_series().to_numpy().astype(np.int64)
     log_model = np.log(model_us)
     level = np.bincount(site, log_model) / np.bincount(site)
@@ -172,6 +179,8 @@ def _candidates(family: str, rows: pl.DataFrame, model_us: np.ndarray, tables: t
         site,
         log_model - level[site],
         np.log(latency) - level[site],
+        log_model - level[site] + beyond,
+        np.where(beyond == 0.0, 1.0, LEFT_TO_SIBLINGS),
     )
 
 

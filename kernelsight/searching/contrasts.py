@@ -1,11 +1,13 @@
 """What is known of contrasts: how much longer one implementation takes than another at one shape, with intervals.
 
-log latency of a candidate = level of its site + w x (log of the kernel model, against the site's mean)
+log latency of a candidate = level of its site + w x likely contrast
 + effects of engine, kernel and lineage that GPUs share + an effect of this candidate on this GPU + noise,
 
-each effect a Gaussian process over the shape (Matern 5/2 and a constant; Rasmussen and Williams 2006, section 4.2).
-The level of a site is left free, so that only contrasts teach and are learned. Sizes of the effects were chosen by
-leaving generations out (docs/accuracy/choices.md); measurements of the target move them within their priors.
+where the likely contrast is that of a GPU of the same generation, measured at this very shape, or else the kernel
+model's, against the site's mean. Each effect is a Gaussian process over the shape (Matern 5/2 and a constant;
+Rasmussen and Williams 2006, section 4.2). The level of a site is left free, so that only contrasts teach and are
+learned. Sizes of the effects were chosen by leaving generations out (docs/accuracy/choices.md); measurements of the
+target move them within their priors.
 """
 
 from __future__ import annotations
@@ -27,11 +29,13 @@ SIZES = {
     "own": 0.15,
     "own_varies": 0.15,
     "own_format_varies": 0.1,
-    "model": 0.3,
+    "likely": 0.3,
     "noise": 0.1,
 }
-# of the kernel model's contrast, the share believed before any other evidence
-MODEL_SHARE = 0.7
+# of the likely contrast, the share believed before any other evidence
+LIKELY_SHARE = 0.7
+# of the effects, the share left where a GPU of the same generation shows a contrast: siblings differ by 5 %, not 20
+LEFT_TO_SIBLINGS = 0.3
 # inverse lengths in standard deviations of a feature among the candidates: of effects that GPUs share, and of own ones
 SHARED_SCALE, OWN_SCALE = 0.33, 0.2
 # standard deviation of a site's level: nothing is known of it, and nothing needed
@@ -49,7 +53,9 @@ class Candidates(NamedTuple):
 
     ``shape``: (rows, A) what shared effects vary with, logarithms of sizes and of the time; ``seen``: (rows, B) what
     own effects vary with, roundings to tiles and waves too. ``model``: log of the kernel model's latency, less its mean
-    over the site; ``log_us``: log of the measured latency, less the same mean (NaN: not measured). Words are integers.
+    over the site; ``log_us``: log of the measured latency, less the same mean (NaN: not measured).
+    ``likely``: the contrast of a GPU of the same generation at this shape, or else the model's; ``free``: the share of
+    all effects that is left to a candidate, less where a sibling shows it. Words are integers.
     """
 
     shape: np.ndarray
@@ -62,6 +68,8 @@ class Candidates(NamedTuple):
     site: np.ndarray
     model: np.ndarray
     log_us: np.ndarray
+    likely: np.ndarray
+    free: np.ndarray
 
     def at(self, rows: np.ndarray | slice) -> Candidates:
         """The candidates at some rows."""
@@ -112,7 +120,8 @@ class _Pairs(NamedTuple):
     same: dict[str, np.ndarray]
     places: tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
     rows: tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-    model: np.ndarray
+    likely: np.ndarray
+    free: np.ndarray
     site: np.ndarray
 
     @classmethod
@@ -126,7 +135,8 @@ class _Pairs(NamedTuple):
             {name: part.astype(float) for name, part in parts.items()},
             (places, other_places),
             (rows, other_rows),
-            one.model[:, None] * other.model,
+            one.likely[:, None] * other.likely,
+            one.free[:, None] * other.free,
             one.site[:, None] == other.site,
         )
 
@@ -157,7 +167,8 @@ def _covariance(pairs: _Pairs, sizes: Sizes) -> np.ndarray:
     near *= rows_of(own, label, other_label)
     found += near
     found += rows_of(constant, label, other_label)
-    found += effects["model"] * pairs.model
+    found *= pairs.free
+    found += effects["likely"] * pairs.likely
     return found
 
 
@@ -230,7 +241,7 @@ def _log_likelihood(pairs: _Pairs, rows: Candidates, sizes: Sizes) -> float:
         lower = np.linalg.cholesky(_with_noise(pairs, sizes))
     except np.linalg.LinAlgError:
         return -np.inf
-    white = solve_triangular(lower, rows.log_us - MODEL_SHARE * rows.model, lower=True, check_finite=False)
+    white = solve_triangular(lower, rows.log_us - LIKELY_SHARE * rows.likely, lower=True, check_finite=False)
     return -0.5 * float(white @ white) - float(np.log(np.diag(lower)).sum())
 
 
@@ -251,11 +262,11 @@ def posteriors(measured: Candidates, asked: Candidates, sizes: Sizes) -> Iterato
     """
     lower = np.linalg.cholesky(_with_noise(_Pairs.of(measured, measured), sizes))
     inverse = np.linalg.inv(lower)
-    weights = inverse.T @ (inverse @ (measured.log_us - MODEL_SHARE * measured.model))
+    weights = inverse.T @ (inverse @ (measured.log_us - LIKELY_SHARE * measured.likely))
     for block in site_blocks(asked.site):
         rows = asked.at(block.ravel())
         to_measured = covariance(rows, measured, sizes)
-        mean = (to_measured @ weights + MODEL_SHARE * rows.model).reshape(block.shape)
+        mean = (to_measured @ weights + LIKELY_SHARE * rows.likely).reshape(block.shape)
         white = (to_measured @ inverse.T).reshape(*block.shape, -1)
         known = white @ white.transpose(0, 2, 1)
         yield Posterior(block, mean, _own_covariance(rows, block.shape, sizes) - known)
@@ -270,11 +281,13 @@ def _own_covariance(rows: Candidates, shape: tuple[int, ...], sizes: Sizes) -> n
         return values[:, :, None] == values[:, None, :]
 
     engine, kernel = same("engine"), same("kernel")
-    model = rows.model.reshape(shape)
-    found = effects["model"] * model[:, :, None] * model[:, None, :]
+    found = np.zeros((*shape, shape[1]))
     for name, part in (("engine", engine), ("kernel", kernel), ("lineage", same("lineage")), ("own", engine & kernel)):
         found += part * (effects[name] + effects[f"{name}_varies"])
     found += (engine & kernel) * effects["own_format_varies"]
+    free, likely = rows.free.reshape(shape), rows.likely.reshape(shape)
+    found *= free[:, :, None] * free[:, None, :]
+    found += effects["likely"] * likely[:, :, None] * likely[:, None, :]
     return found + np.eye(shape[1]) * effects["noise"]
 
 

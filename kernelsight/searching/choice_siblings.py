@@ -1,0 +1,66 @@
+"""What a GPU of the same generation shows at the very same shape, where orders of kernels turn from tile to tile.
+
+No effect that varies smoothly with sizes holds such an order, and a kernel model holds only what its form states.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+
+def siblings(
+    gpu: str, others: Collection[str], gpus: pa.Table, generations: Mapping[str, str | None]
+) -> dict[str, str | None]:
+    """Return for ``gpu`` and each other one the GPU of the same generation with the nearest memory bandwidth, or None.
+
+    Where ``gpu`` itself has none, the others are given none either: what they teach is then known in the same way.
+    """
+    rate = dict(zip(gpus["gpu"].to_pylist(), gpus["memory_bandwidth_bytes_per_s"].to_pylist(), strict=True))
+
+    def nearest(name: str) -> str | None:
+        kind = generations.get(name)
+        alike = [other for other in others if other != name and kind and generations.get(other) == kind]
+        return min(alike, key=lambda other: (abs(math.log(rate[other] / rate[name])), other), default=None)
+
+    own = nearest(gpu)
+    return {name: nearest(name) if own else None for name in others} | {gpu: own}
+
+
+def remainders(
+    rows: pl.DataFrame,
+    model_us: np.ndarray,
+    measured: pl.DataFrame,
+    site: Sequence[str],
+    alike: Mapping[str, str | None],
+) -> np.ndarray:
+    """Return of each row how its sibling's contrast at its shape differs from the kernel model's, in the log.
+
+    ``measured``: rows of GPUs with ``latency_us``; ``site``: the columns of a site beside its GPU; ``alike``: the
+    sibling of each GPU. The same kernel counts, else the fastest one of the same engine. The mean is zero over what is
+    known of a site; all of a site is zero where fewer than two of its candidates are known.
+    """
+    key = [*site, "engine"]
+    looked = rows.select("gpu", *key, "implementation").with_columns(
+        gpu=pl.col("gpu").replace_strict(dict(alike), return_dtype=pl.String)
+    )
+    known = measured.select("gpu", *key, "implementation", "latency_us")
+    same = _beside(looked, known, ["gpu", *key, "implementation"])
+    engine = _beside(looked, known, ["gpu", *key])
+    found = np.log(np.where(np.isnan(same), engine, same)) - np.log(model_us)
+    place = rows.select(pl.struct("gpu", *site).rle_id()).to_series().to_numpy()
+    there = ~np.isnan(found)
+    count = np.bincount(place, there)
+    mean = np.bincount(place, np.where(there, found, 0.0)) / np.maximum(count, 1)
+    return np.where(there & (count[place] > 1), found - mean[place], 0.0)
+
+
+def _beside(rows: pl.DataFrame, known: pl.DataFrame, key: list[str]) -> np.ndarray:
+    """Return the least known latency with the same values of ``key`` as each row; nan: none."""
+    least = known.group_by(key).agg(pl.col("latency_us").min())
+    found = rows.select(key).join(least, on=key, how="left", nulls_equal=True, maintain_order="left")["latency_us"]
+    return found.cast(pl.Float64).fill_null(math.nan).to_numpy()
