@@ -21,7 +21,7 @@ from kernelsight.attribution.factors import (
     relative_residuals,
     variant_of,
 )
-from kernelsight.attribution.left import Left, averaged, explains, left_by_group, misfit, similar
+from kernelsight.attribution.left import Left, explains, left_by_group, misfit, similar
 from kernelsight.attribution.measured import Measured
 from kernelsight.attribution.replay import Replayed, Variant
 
@@ -39,8 +39,6 @@ BEGINNINGS = 3
 SHORTER = 0.4
 # degrees of freedom of Student's t
 TAILS = 4.0
-# sizes beside a fitted one whose replays are averaged with it
-NEIGHBOURS = (0.99, 1.01)
 # a smaller mean square of relative residuals is nothing to speak of
 LEAST_LOSS = 0.002**2
 # smaller sizes are no cause: of the logarithm of a factor, ms a step, ms a request
@@ -88,7 +86,7 @@ def explain(
     best = State(flags, np.zeros(len(PARAMETERS)), (), base, left_of(base), said([flags])[0])
     level, ranked = [best], []
     for _ in range(MOST_CAUSES):
-        if best.left.loss <= LEAST_LOSS:
+        if best.left.loss <= LEAST_LOSS and best.witness is None:
             break
         states: list[State] = []
         for one in level:
@@ -100,8 +98,7 @@ def explain(
         if not states:
             break
         first, *others = by_plausibility(states, prior)
-        # a setting is replayed once: it is held against one replay
-        if not explains(first.left, best.left if first.causes[-1] in GROUPS else left_of(best.replayed)):
+        if not explains(first.left, best.left, _seen(best) - _seen(first)):
             break
         best = first
         # what one cause explains whole needs no other beginning
@@ -193,15 +190,19 @@ def _sizes_fitted(
                 basis = np.array([[float(part in parts) for part in PARAMETERS] for parts in own]).T
                 steps[name] = _tied_step(basis, measured, found[name], chosen, prior)
         for name, state in served({name: found[name].values + lengths[name] * steps[name] for name in tied}).items():
-            better = misfit(state.left, best.left) < misfit(found[name].left, best.left)
+            better = _unexplained(state, best) < _unexplained(found[name], best)
             found[name], lengths[name] = (state, 1.0) if better else (found[name], lengths[name] * SHORTER)
-    found = {name: state for name, state in found.items() if _is_material(state)}
-    beside = [served({name: state.values * share for name, state in found.items()}) for share in NEIGHBOURS]
-    # which requests share a step is chance: of many sizes one is best by it
-    return [
-        state._replace(left=averaged([state.left, *(own[name].left for own in beside)]))
-        for name, state in found.items()
-    ]
+    return [state for state in found.values() if _is_material(state)]
+
+
+def _unexplained(state: State, noise: State) -> float:
+    """Return what requests and steps leave unexplained, squares of standard errors of ``noise``."""
+    return misfit(state.left, noise.left) + _seen(state)
+
+
+def _seen(state: State) -> float:
+    """Return how badly steps are explained, a sum of squares; 0 without steps."""
+    return 0.0 if state.witness is None else state.witness.misfit_at(state.values)
 
 
 def _is_material(state: State) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -51,10 +50,13 @@ def misfit(left: Left, noise: Left) -> float:
     return float((left.mean**2 / variance)[there].sum())
 
 
-def explains(after: Left, before: Left) -> bool:
-    """Whether a cause takes away more than chance does, and more than the model is off in all groups alike."""
+def explains(after: Left, before: Left, seen: float = 0.0) -> bool:
+    """Whether a cause takes away more than chance does, and more than the model is off in all groups alike.
+
+    ``seen``: squares of standard deviations that it takes away from what steps leave.
+    """
     left = misfit(after, after)
-    return misfit(before, after) - left >= max(LEAST_SQUARES, LEAST_GAIN * left)
+    return misfit(before, after) - left + seen >= max(LEAST_SQUARES, LEAST_GAIN * left)
 
 
 def left_by_group(residuals: np.ndarray, groups: np.ndarray) -> Left:
@@ -72,14 +74,6 @@ def left_by_group(residuals: np.ndarray, groups: np.ndarray) -> Left:
         mean[phase] = np.divide(sums, count[phase], out=np.zeros(size), where=count[phase] > 0)
         spread[phase] = _spread(own[there] - mean[phase][groups[there]])
     return Left(mean, count, spread)
-
-
-def averaged(several: Sequence[Left]) -> Left:
-    """Return the mean of what replays of nearly equal sizes leave: which requests share a step differs in each."""
-    return Left(
-        np.mean([left.mean for left in several], axis=0), several[0].count,
-        np.mean([left.spread for left in several], axis=0),
-    )  # fmt: skip
 
 
 def _spread(deviations: np.ndarray) -> float:
