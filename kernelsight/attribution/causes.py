@@ -21,7 +21,7 @@ from kernelsight.attribution.factors import (
     relative_residuals,
     variant_of,
 )
-from kernelsight.attribution.left import Left, explains, left_by_group, misfit, similar
+from kernelsight.attribution.left import Left, averaged, explains, left_by_group, misfit, similar
 from kernelsight.attribution.measured import Measured
 from kernelsight.attribution.replay import Replayed, Variant
 
@@ -39,6 +39,8 @@ BEGINNINGS = 3
 SHORTER = 0.4
 # degrees of freedom of Student's t
 TAILS = 4.0
+# sizes beside a fitted one whose replays are averaged with it
+NEIGHBOURS = (0.99, 1.01)
 # a smaller mean square of relative residuals is nothing to speak of
 LEAST_LOSS = 0.002**2
 # smaller sizes are no cause: of the logarithm of a factor, ms a step, ms a request
@@ -98,7 +100,9 @@ def explain(
         if not states:
             break
         first, *others = by_plausibility(states, prior)
-        if not explains(first.left, best.left, _seen(best) - _seen(first)):
+        # a setting is replayed once: it is held against one replay
+        before = best.left if first.causes[-1] in GROUPS else left_of(best.replayed)
+        if not explains(first.left, before, _seen(best) - _seen(first)):
             break
         best = first
         # what one cause explains whole needs no other beginning
@@ -192,7 +196,13 @@ def _sizes_fitted(
         for name, state in served({name: found[name].values + lengths[name] * steps[name] for name in tied}).items():
             better = _unexplained(state, best) < _unexplained(found[name], best)
             found[name], lengths[name] = (state, 1.0) if better else (found[name], lengths[name] * SHORTER)
-    return [state for state in found.values() if _is_material(state)]
+    found = {name: state for name, state in found.items() if _is_material(state)}
+    beside = [served({name: state.values * share for name, state in found.items()}) for share in NEIGHBOURS]
+    # which requests share a step is chance: of many sizes one is best by it
+    return [
+        state._replace(left=averaged([state.left, *(own[name].left for own in beside)]))
+        for name, state in found.items()
+    ]
 
 
 def _unexplained(state: State, noise: State) -> float:

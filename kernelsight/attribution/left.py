@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -74,6 +75,14 @@ def left_by_group(residuals: np.ndarray, groups: np.ndarray) -> Left:
         mean[phase] = np.divide(sums, count[phase], out=np.zeros(size), where=count[phase] > 0)
         spread[phase] = _spread(own[there] - mean[phase][groups[there]])
     return Left(mean, count, spread)
+
+
+def averaged(several: Sequence[Left]) -> Left:
+    """Return the mean of what replays of nearly equal sizes leave: which requests share a step differs in each."""
+    return Left(
+        np.mean([left.mean for left in several], axis=0), several[0].count,
+        np.mean([left.spread for left in several], axis=0),
+    )  # fmt: skip
 
 
 def _spread(deviations: np.ndarray) -> float:

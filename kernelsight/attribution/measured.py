@@ -43,8 +43,14 @@ class Measured(NamedTuple):
 def measured_of(requests: pa.Table) -> Measured:
     """Return what was measured of the requests of one log.
 
-    InvalidInput: no times of sending, or no latency of any request.
+    InvalidInput: no times of sending, no latency of any request, several clocks, or several models.
     """
+    models = sorted(set(pc.unique(requests["model"]).drop_null().to_pylist()))
+    if len(models) > 1:
+        raise InvalidInput(
+            f"the log holds requests of {len(models)} models ({', '.join(models[:4])}), which no single deployment "
+            "serves; compare the requests of one model at a time."
+        )
     ok = pc.equal(requests["status"], "ok").to_numpy(zero_copy_only=False)
     arrival, sent = (_numbers(requests, name) for name in ("arrival_s", "sent_s"))
     if np.isnan(sent).all() and np.isnan(arrival).all():

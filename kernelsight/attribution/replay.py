@@ -20,8 +20,6 @@ NO_LOAD = {"request_rate": 1.0, "num_prompts": 1, "input_len": 1, "output_len": 
 KERNELS = ("prefill_gemm", "prefill_attention", "decode_gemm", "decode_attention", "moe", "communication")
 # of a request's parts those that are kept: a million requests have a replay or two of them in memory
 KEPT = (*KERNELS, "host")
-# a step of decode takes about ten times as long
-SHIFT_S = 0.001
 # requests of a log whose replay takes memory enough to look after it
 LONG = 100_000
 
@@ -97,61 +95,34 @@ class Replayed(NamedTuple):
         return self.parts_ns[KEPT.index(name)].sum(axis=0)
 
 
-def replay(
-    session: Session, load: pa.Table, variants: Sequence[Variant], *, with_parts: bool = True, repeats: int = 1
-) -> list[Replayed]:
+def replay(session: Session, load: pa.Table, variants: Sequence[Variant], *, with_parts: bool = True) -> list[Replayed]:
     """Serve the requests of a log on every variant, in one call.
 
-    ``load``: ``load_requests`` of the log; ``repeats``: how often, with requests a little earlier or later each time;
-    what is returned is the mean. InvalidInput: a variant that cannot be planned, and why.
+    ``load``: ``load_requests`` of the log. InvalidInput: a variant that cannot be planned, and why.
     """
     if load.num_rows >= LONG:
         return_freed_memory()
     with session.fork() as fork:
-        places = given(fork, load, variants, repeats)
+        places = given(fork, load, variants)
         wanted = ("request_events", "request_parts") if with_parts else ("request_events",)
         fork.compute(*wanted)
         tables = [fork.table(name) for name in wanted]
-    found: dict[int, list[Replayed]] = {number: [] for number in range(len(variants))}
+    found = dict.fromkeys(range(len(variants)))
     n = load.num_rows
     spans = [spans_of(table["scenario_id"]) for table in tables]
     for name, number in places.items():
         ends = (span.get(name, (0, 0)) for span in spans)
-        own = _replayed(n, *(table.slice(a, b - a) for table, (a, b) in zip(tables, ends, strict=True)))
-        found[number].append(own)
-    empty = _replayed(n, *(table.slice(0, 0) for table in tables))
-    return [mean_of(several) if several else empty for several in found.values()]
+        found[number] = _replayed(n, *(table.slice(a, b - a) for table, (a, b) in zip(tables, ends, strict=True)))
+    if len(places) < len(found):
+        empty = _replayed(n, *(table.slice(0, 0) for table in tables))
+        return [found[number] or empty for number in range(len(variants))]
+    return list(found.values())
 
 
-def mean_of(several: Sequence[Replayed]) -> Replayed:
-    """Return the mean of repeats; what one of them rejects is rejected.
-
-    >>> one, other = (Replayed(*np.full((5, 1), at), [], np.zeros((2, 1))) for at in (4, 8))
-    >>> int(mean_of([one, other]).finish_ns[0])
-    6
-    """
-    first = several[0]
-    if len(several) == 1:
-        return first
-    served = np.all([one.served for one in several], axis=0)
-
-    def mean(name: str) -> np.ndarray:
-        values = np.mean([getattr(one, name) for one in several], axis=0)
-        return np.where(served, np.rint(values), getattr(first, name)).astype(np.int64)
-
-    parts = [np.mean(own, axis=0) for own in zip(*(one.parts_ns for one in several), strict=True)]
-    moments = {name: mean(name) for name in ("cached_tokens", "sent_ns", "scheduled_ns", "first_ns")}
-    finish = np.where(served, mean("finish_ns"), -1)
-    return Replayed(**moments, finish_ns=finish, parts_ns=parts, steps=np.mean([one.steps for one in several], axis=0))
-
-
-def given(fork: Session, load: pa.Table, variants: Sequence[Variant], repeats: int = 1) -> dict[str, int]:
-    """Give a session the log on every variant that can be planned; return the number of each scenario's variant.
-
-    ``repeats``: so many scenarios of each, see ``repeated``.
-    """
+def given(fork: Session, load: pa.Table, variants: Sequence[Variant]) -> dict[str, int]:
+    """Give a session the log on every variant that can be planned; return the number of each scenario's variant."""
     plan = plan_rows(fork, [{**NO_LOAD, **variant.flags} for variant in variants], on_fault="collect", origin="")
-    deployments, scenarios, loads, corrections, places = {}, [], [], [], {}
+    deployments, scenarios, corrections, places = {}, [], [], {}
     for number, (variant, scenario) in enumerate(zip(variants, plan.scenarios, strict=True)):
         if scenario is None:
             continue
@@ -160,45 +131,15 @@ def given(fork: Session, load: pa.Table, variants: Sequence[Variant], repeats: i
             # variants of equal flags differ in their corrections
             name = own if row["deployment_id"] == scenario["deployment_id"] else row["deployment_id"]
             deployments[name] = {**row, "deployment_id": name}
-        names = [own, *(f"{own}.{place}" for place in range(1, repeats))]
-        one = {**scenario, "deployment_id": own, "max_concurrency": None}
-        scenarios += [{**one, "scenario_id": name} for name in names]
-        own_loads = zip(names, _load_ids(repeats), strict=True)
-        loads += [{"scenario_id": name, "load_id": load_id} for name, load_id in own_loads]
+        scenarios.append({**scenario, "scenario_id": own, "deployment_id": own, "max_concurrency": None})
         corrections += [{"deployment_id": own, **row} for row in variant.corrections()]
-        places |= dict.fromkeys(names, number)
+        places[own] = number
     give_plan(fork, list(deployments.values()), scenarios)
-    fork.give("scenario_loads", loads)
-    fork.give("load_requests", repeated(load, repeats), trusted=True)
+    fork.give("scenario_loads", [{"scenario_id": name, "load_id": LOAD} for name in places])
+    fork.give("load_requests", load, trusted=True)
     if corrections:
         fork.give("corrections", corrections)
     return places
-
-
-def _load_ids(repeats: int) -> list[str]:
-    return [LOAD, *(f"{LOAD}.{place}" for place in range(1, repeats))]
-
-
-def repeated(load: pa.Table, repeats: int) -> pa.Table:
-    """Return a load, and repeats of it whose requests are sent up to SHIFT_S earlier or later, in their order.
-
-    Which requests share a step is chance, and differs between them; everything else is equal.
-
-    >>> load = conformed({"load_id": [LOAD] * 2, "request_id": [0, 1], "arrival_s": [0.0, 1.0]}
-    ...                  | {"prompt_tokens": [9, 9], "output_tokens": [2, 2]})
-    >>> repeated(load, 2)["load_id"].to_pylist()
-    ['log', 'log', 'log.1', 'log.1']
-    """
-    if repeats == 1:
-        return load
-    at, name = load.column_names.index("arrival_s"), load.column_names.index("load_id")
-    arrival, tables = load["arrival_s"].to_numpy(), [load]
-    for place, load_id in enumerate(_load_ids(repeats)[1:], 1):
-        shift = np.random.default_rng(place).uniform(-SHIFT_S, SHIFT_S, arrival.size)
-        moved = pa.array(np.maximum.accumulate(np.maximum(arrival + shift, 0.0)))
-        other = load.set_column(at, load.schema.field(at), moved)
-        tables.append(other.set_column(name, load.schema.field(name), pa.array([load_id] * arrival.size)))
-    return pa.concat_tables(tables)
 
 
 def interval_factors(session: Session, load: pa.Table, variant: Variant) -> dict[str, tuple[float, float]]:

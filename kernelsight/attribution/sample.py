@@ -13,8 +13,6 @@ from kernelsight.attribution.measured import Measured
 from kernelsight.attribution.replay import KERNELS, Replayed, Variant, replay
 from kernelsight.dataflow.session import Session
 
-# requests of all replays whose mean is taken: which requests share a step is chance, which short logs have more of
-REPLAYED, LEAST_REPEATS, MOST_REPEATS = 6000, 2, 6
 # logs of several runs are replayed one after the other, with time to drain between them
 PAUSE_S = 60.0
 
@@ -33,12 +31,11 @@ class Sample(NamedTuple):
         return Measured(*(value[self.rows] if isinstance(value, np.ndarray) else value for value in self.whole))
 
     def serve(self, variants: Sequence[Variant]) -> list[Replayed]:
-        """Serve these requests on every variant, several times each: the mean."""
+        """Serve these requests on every variant."""
         own = self.load.take(pa.array(self.rows))
         at = own.column_names.index("request_id")
         own = own.set_column(at, own.schema.field(at), pa.array(np.arange(self.rows.size)))
-        repeats = int(np.clip(REPLAYED // max(self.rows.size, 1), LEAST_REPEATS, MOST_REPEATS))
-        return replay(self.session, own, variants, repeats=repeats)
+        return replay(self.session, own, variants)
 
 
 def in_turn(requests: pa.Table) -> pa.Table:

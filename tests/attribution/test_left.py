@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelsight.attribution.left import explains, left_by_group, misfit
+from kernelsight.attribution.left import averaged, explains, left_by_group, misfit
 
 REQUESTS, GROUPS, SD = 2160, 27, 0.03
 
@@ -39,15 +39,22 @@ def test_a_cause_takes_away_more_than_chance() -> None:
     assert explains(least, of_chance(1, shift=0.01))
 
 
+def test_what_steps_say_adds_to_what_requests_say() -> None:
+    least, more = of_chance(1), of_chance(1, shift=0.001)
+    assert not explains(least, more, seen=4.0)
+    assert explains(least, more, seen=30.0)
+
+
 def test_what_the_model_is_off_by_everywhere_is_no_cause() -> None:
     """Where 5 % is left in every group, one more per cent is no explanation, however sure it is."""
     assert not explains(of_chance(2, shift=0.05), of_chance(2, shift=0.055))
 
 
-def test_what_steps_say_adds_to_what_requests_say() -> None:
-    least, more = of_chance(1), of_chance(1, shift=0.001)
-    assert not explains(least, more, seen=4.0)
-    assert explains(least, more, seen=30.0)
+def test_replays_of_one_explanation_are_averaged() -> None:
+    several = [of_chance(seed) for seed in range(3)]
+    mean = averaged(several)
+    assert mean.mean == pytest.approx(sum(left.mean for left in several) / 3)
+    assert misfit(mean, mean) < min(misfit(left, left) for left in several)
 
 
 def test_phases_without_a_request_count_nothing() -> None:
