@@ -88,7 +88,7 @@ def explain(
     best = State(flags, np.zeros(len(PARAMETERS)), (), base, left_of(base), said([flags])[0])
     level, ranked = [best], []
     for _ in range(MOST_CAUSES):
-        if best.left.loss <= LEAST_LOSS and best.witness is None:
+        if best.left.loss <= LEAST_LOSS:
             break
         states: list[State] = []
         for one in level:
@@ -101,8 +101,7 @@ def explain(
             break
         first, *others = by_plausibility(states, prior)
         # a setting is replayed once: it is held against one replay
-        before = best.left if first.causes[-1] in GROUPS else left_of(best.replayed)
-        if not explains(first.left, before, _seen(best) - _seen(first)):
+        if not explains(first.left, best.left if first.causes[-1] in GROUPS else left_of(best.replayed)):
             break
         best = first
         # what one cause explains whole needs no other beginning
@@ -194,7 +193,7 @@ def _sizes_fitted(
                 basis = np.array([[float(part in parts) for part in PARAMETERS] for parts in own]).T
                 steps[name] = _tied_step(basis, measured, found[name], chosen, prior)
         for name, state in served({name: found[name].values + lengths[name] * steps[name] for name in tied}).items():
-            better = _unexplained(state, best) < _unexplained(found[name], best)
+            better = misfit(state.left, best.left) < misfit(found[name].left, best.left)
             found[name], lengths[name] = (state, 1.0) if better else (found[name], lengths[name] * SHORTER)
     found = {name: state for name, state in found.items() if _is_material(state)}
     beside = [served({name: state.values * share for name, state in found.items()}) for share in NEIGHBOURS]
@@ -203,16 +202,6 @@ def _sizes_fitted(
         state._replace(left=averaged([state.left, *(own[name].left for own in beside)]))
         for name, state in found.items()
     ]
-
-
-def _unexplained(state: State, noise: State) -> float:
-    """Return what requests and steps leave unexplained, squares of standard errors of ``noise``."""
-    return misfit(state.left, noise.left) + _seen(state)
-
-
-def _seen(state: State) -> float:
-    """Return how badly steps are explained, a sum of squares; 0 without steps."""
-    return 0.0 if state.witness is None else state.witness.misfit_at(state.values)
 
 
 def _is_material(state: State) -> bool:

@@ -51,13 +51,10 @@ def misfit(left: Left, noise: Left) -> float:
     return float((left.mean**2 / variance)[there].sum())
 
 
-def explains(after: Left, before: Left, seen: float = 0.0) -> bool:
-    """Whether a cause takes away more than chance does, and more than the model is off in all groups alike.
-
-    ``seen``: squares of standard deviations that it takes away from what steps leave.
-    """
+def explains(after: Left, before: Left) -> bool:
+    """Whether a cause takes away more than chance does, and more than the model is off in all groups alike."""
     left = misfit(after, after)
-    return misfit(before, after) - left + seen >= max(LEAST_SQUARES, LEAST_GAIN * left)
+    return misfit(before, after) - left >= max(LEAST_SQUARES, LEAST_GAIN * left)
 
 
 def left_by_group(residuals: np.ndarray, groups: np.ndarray) -> Left:

@@ -39,12 +39,6 @@ def test_a_cause_takes_away_more_than_chance() -> None:
     assert explains(least, of_chance(1, shift=0.01))
 
 
-def test_what_steps_say_adds_to_what_requests_say() -> None:
-    least, more = of_chance(1), of_chance(1, shift=0.001)
-    assert not explains(least, more, seen=4.0)
-    assert explains(least, more, seen=30.0)
-
-
 def test_what_the_model_is_off_by_everywhere_is_no_cause() -> None:
     """Where 5 % is left in every group, one more per cent is no explanation, however sure it is."""
     assert not explains(of_chance(2, shift=0.05), of_chance(2, shift=0.055))
