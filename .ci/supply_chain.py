@@ -117,9 +117,11 @@ def vulnerabilities(tools: Path, python: Path) -> Check:
         return "known vulnerabilities: NOT CHECKED", True, f"no advisories: {done.stderr.strip().splitlines()[-1]:.120}"
     found = json.loads(done.stdout)["dependencies"]
     known = sum("vulns" in row for row in found)  # the others are of no package index, such as this wheel
+    if not known:
+        return "known vulnerabilities: NOT CHECKED", True, f"the index has no advisories of {len(found)} packages"
     rows = [row for row in found if row.get("vulns")]
     bad = [f"{row['name']} {row['version']}: {', '.join(one['id'] for one in row['vulns'])}" for row in rows]
-    return f"known vulnerabilities of {known} packages", known > 0 and not bad, "; ".join(bad) or "none"
+    return f"known vulnerabilities of {known} packages", not bad, "; ".join(bad) or "none"
 
 
 def checks(target: Path, folder: Path) -> Iterator[Check]:

@@ -25,7 +25,7 @@ from kernelsight.fitting.cells import is_covered, is_seen, is_serving, measured_
 from kernelsight.fitting.metrics import mean_of, score
 from kernelsight.fitting.remeasurement import remeasurement_floors
 from kernelsight.fitting.splits import Split, in_budget, shape_columns
-from kernelsight.fitting.training import training_rows
+from kernelsight.fitting.training import to_learn, training_rows
 from kernelsight.fitting.unmeasured import as_unmeasured
 from kernelsight.kernels.families import MEASURED
 from kernelsight.read.sweeps.devices import SEALED
@@ -120,6 +120,7 @@ def scored_rows(
             test = test.filter(pa.array(~chosen))
         if not test.num_rows:
             continue
+        taught = to_learn(family, taught)
         unmeasured = test.num_rows and taught.num_rows and not split.budget
         asked = as_unmeasured(family, sweeps, train, test) if unmeasured else None
         predicted = _predictions(family, taught, test, asked, model, split.tier)

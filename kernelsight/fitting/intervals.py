@@ -3,9 +3,9 @@
 At a knot a half width is the 90 % quantile of the absolute log errors around it.
 
 Four generations cannot certify 90 %. Each fold (one generation held out) counts the same, however many rows it has: an
-unseen generation is taken as one more draw among them; what only one fold has measured is widened by LONE_FOLD. Errors
-at unmeasured sites of one GPU are exchangeable, and form a single fold (split conformal, Lei et al. 2018, arXiv
-1604.04173).
+unseen generation is taken as one more draw among them. A few folds say little of their own, so that a curve is drawn to
+what is usual among all families (USUAL_HALF), as if these were USUAL_FOLDS more of its folds. Errors at unmeasured
+sites of one GPU are exchangeable, and form a single fold (split conformal, Lei et al. 2018, arXiv 1604.04173).
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from kernelsight.kernels.intervals import ALL, KNOTS_US, MOST_HALF, knot_place
 COVERAGE = 0.9
 # a factor of 1.02 at least, that of repeated measurements
 LEAST_HALF = 0.02
-LONE_FOLD = 1.25
+# half widths that are usual across generations, by the end of a group's name: nine errors in ten of a family's cells
+# on A100, L40S, H100 and H200, each generation fitted without itself, stay below 0.40 where the kernel was seen
+# (geometric mean; standard deviation of its logarithm 0.27 between generations and 0.26 between cells); of kernels
+# that no other generation ran 0.6 to 0.8, and the wider ones are missed by more
+USUAL_HALF = {"seen": 0.4, "unseen": 0.8}
+USUAL_FOLDS = 4
 # a curve counts as much as this many rows of the curve of all groups beside its own
 PRIOR_ROWS = 50.0
 
@@ -28,6 +33,9 @@ def fit_intervals(
     log_error: np.ndarray, latency_us: np.ndarray, groups: Sequence[str], folds: Sequence[str] | None = None
 ) -> dict[str, np.ndarray]:
     """Return the half widths at KNOTS_US of each group, and of all rows together under ``"*"``.
+
+    With ``folds``, groups are named as ``group_of`` names them, and ``"*|seen"`` and ``"*|unseen"`` are all rows of
+    that kind.
 
     ``log_error``: log(measured / predicted); ``latency_us``: predicted; ``folds``: what was held out together, None
     where rows are exchangeable. Rows without a finite error are left out.
@@ -43,24 +51,35 @@ def fit_intervals(
     if not error.size:
         return {ALL: np.full(len(KNOTS_US), MOST_HALF)}
     everything = _curve(error, knot, folds, None)
-    return {
-        ALL: everything,
-        **{
-            name: _curve(error[of], knot[of], None if folds is None else folds[of], everything)
-            for name in np.unique(groups).tolist()
-            for of in (groups == name,)
-        },
-    }
+    if folds is None:
+        own = ((name, groups == name) for name in np.unique(groups).tolist())
+        return {ALL: everything, **{name: _curve(error[of], knot[of], None, everything) for name, of in own}}
+    kinds = np.array([name.rpartition("|")[2] for name in groups.tolist()])
+    curves = {ALL: _usual(everything, "unseen", np.unique(folds).size)}
+    for kind in USUAL_HALF:
+        alike = kinds == kind
+        of = alike if alike.any() else np.ones(error.size, dtype=bool)
+        curves[f"{ALL}|{kind}"] = _usual(_curve(error[of], knot[of], folds[of], None), kind, np.unique(folds[of]).size)
+    for name in np.unique(groups).tolist():
+        of = groups == name
+        curve = _curve(error[of], knot[of], folds[of], everything)
+        curves[name] = _usual(curve, name.rpartition("|")[2], np.unique(folds[of]).size)
+    return curves
+
+
+def _usual(curve: np.ndarray, kind: str, folds: int) -> np.ndarray:
+    """Return a curve of so many folds, drawn in logarithms to what is usual for kernels that were seen, or not."""
+    usual = USUAL_HALF.get(kind, USUAL_HALF["unseen"])
+    return np.exp((folds * np.log(curve) + USUAL_FOLDS * np.log(usual)) / (folds + USUAL_FOLDS))
 
 
 def _curve(error: np.ndarray, knot: np.ndarray, folds: np.ndarray | None, prior: np.ndarray | None) -> np.ndarray:
     """Half widths at the knots, every fold counting the same, drawn to the prior by PRIOR_ROWS rows."""
-    weight, lone = np.ones(error.size), 1.0
+    weight = np.ones(error.size)
     if folds is not None:
         names, fold = np.unique(folds, return_inverse=True)
         weight = (error.size / names.size / np.bincount(fold))[fold]
-        lone = LONE_FOLD if names.size == 1 else 1.0
-    return np.clip(_quantiles(error, knot, weight, prior) * lone, LEAST_HALF, MOST_HALF)
+    return np.clip(_quantiles(error, knot, weight, prior), LEAST_HALF, MOST_HALF)
 
 
 def _quantiles(error: np.ndarray, knot: np.ndarray, counts: np.ndarray, prior: np.ndarray | None) -> np.ndarray:

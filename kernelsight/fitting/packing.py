@@ -17,7 +17,7 @@ from kernelsight.fitting.held_out import folds_of, held_out_errors
 from kernelsight.fitting.intervals import fit_intervals
 from kernelsight.fitting.measured import fit_measured, has_correction, rows_of
 from kernelsight.fitting.pack_rows import correction_arrays, interval_rows
-from kernelsight.fitting.training import once_a_key, training_rows
+from kernelsight.fitting.training import to_learn, training_rows
 from kernelsight.fitting.vendors import vendor_form
 from kernelsight.kernels.families import FAMILIES, MEASURED
 from kernelsight.kernels.forms import Form
@@ -28,9 +28,6 @@ from kernelsight.kernels.resolve import Facts, family_facts, rows_of_part, vendo
 PACK_EFFORT = 0.4
 # rows of one GPU below which a fit to them alone is reported as thin
 FEW_ROWS = 200
-# families in which a key counts once, however many versions measured it: whole steps came closer to the fitting runs
-# with these products, and no closer with the other families
-ONCE = frozenset({"gemm"})
 # rows of one GPU below which it is no GPU that a family was measured on, if others were
 LEAST_ROWS = 10
 
@@ -60,8 +57,7 @@ def fit_pack(
     for family in MEASURED if families is None else families:
         for vendor in sorted({vendor_of[gpu] for gpu in train_gpus}, key=lambda name: name or ""):
             mine = [gpu for gpu in train_gpus if vendor_of[gpu] == vendor]
-            table = training_rows(sweeps, family, mine)
-            table = once_a_key(table) if family in ONCE else table
+            table = to_learn(family, training_rows(sweeps, family, mine))
             mine = _enough(table, mine)
             if not mine:
                 continue

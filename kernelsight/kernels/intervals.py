@@ -22,10 +22,10 @@ UNMEASURED_HALF = 1.386
 DRIFT_HALF = 0.08
 # a GPU this near to one of those that were fitted, octaves, is as the generations are that were held out
 NEAR_OCTAVES = 1.0
-# growth of the half width by octave beyond: fitted without any GDDR board, L40S and RTX PRO 6000 lie two octaves
-# beyond, and the errors of attention that nine in ten stay below are 1.6 times those of a fit with the other board (of
-# products and experts 0.7 to 1.1 times); between the two, and tried at 0.3, where decode attention was far too wide
-BY_OCTAVE = 0.2
+# growth of the half width by octave beyond: with it, 92 % of the kernels of an L40S (3.5 octaves) lie in the intervals
+# of a fit without it, 88 % without growth, 95 % with twice as much; fitted without any GDDR board, the errors of
+# attention that nine in ten stay below are 1.6 times those of a fit with another board, of other kernels 0.7 to 1.1
+BY_OCTAVE = 0.1
 ALL = "*"
 _OCTAVES_BETWEEN = float(np.log2(KNOTS_US[1] / KNOTS_US[0]))
 
@@ -36,9 +36,11 @@ def group_of(dtype: str, seen: bool) -> str:
 
 
 def half_widths_for(curves: Mapping[str, np.ndarray], groups: Sequence[str]) -> np.ndarray:
-    """Return (groups, knots): each group's half widths, those of all rows where it has none of its own."""
+    """Return (groups, knots): each group's half widths; where it has none of its own, those of all rows alike seen."""
     widest = np.full(len(KNOTS_US), MOST_HALF)
-    return np.array([curves.get(group, curves.get(ALL, widest)) for group in groups]).reshape(len(groups), -1)
+    names = [(group, f"{ALL}|{group.rpartition('|')[2]}", ALL) for group in groups]
+    found = [next((curves[name] for name in own if name in curves), widest) for own in names]
+    return np.array(found).reshape(len(groups), -1)
 
 
 def measured_half_widths(
@@ -58,7 +60,7 @@ def growth(octaves: float) -> float:
     """Return by how much intervals widen on a GPU that lies ``octaves`` from the nearest one that was fitted.
 
     >>> growth(0.5), growth(3.0)
-    (1.0, 1.4)
+    (1.0, 1.2)
     """
     return 1.0 + BY_OCTAVE * max(octaves - NEAR_OCTAVES, 0.0)
 

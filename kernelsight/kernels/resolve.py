@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -266,11 +267,11 @@ def _choose(facts: Facts, counted: list[dict], call: Mapping[str, Any]) -> tuple
     # a kernel without a count answers where it is asked for by name alone
     named = call.get("implementation")
     left = _prefer(counted, lambda row: row["implementation"] == named, lambda row: row["value"] > 0)
-    # kernels run on what comes after the GPU that they were built for, seldom before: then another engine's stand in
-    older = [row for row in left if facts.capability.get(row["gpu"], 0.0) <= capability]
-    left = _prefer(older, lambda row: row["engine"] == call["engine"]) or _prefer(
-        left, lambda row: row["engine"] == call["engine"]
-    )
+    # kernels of instructions that one generation has alone do not run on the next
+    runs = _prefer(left, lambda row: facts.structure.get((row["implementation"], "served_to"), math.inf) >= capability)
+    # others run on what comes after the GPU that they were built for, seldom before: then another engine's stand in
+    older = [row for row in runs if facts.capability.get(row["gpu"], 0.0) <= capability]
+    left = _prefer(older or runs, lambda row: row["engine"] == call["engine"])
     least = min(abs(facts.capability.get(row["gpu"], 0.0) - capability) for row in left)
     left = _prefer(
         left,

@@ -17,7 +17,8 @@ from kernelsight.serving.loop import serve_until_full
 from kernelsight.serving.parts import fresh_sums
 from kernelsight.serving.records import CLIENT, ENTRY, HOST, ITL_BINS, LAYOUT, REQUEST
 from kernelsight.serving.replica import Pool, engine_records, limit_records, stage_records
-from kernelsight.serving.request_columns import REAL, WHOLE, fill_requests, read_requests
+from kernelsight.serving.request_columns import fill_requests, read_requests
+from kernelsight.serving.served import REAL, WHOLE
 from kernelsight.serving.statistics import COUNTS, SAMPLES, TIMES, count_requests, take_gaps
 from kernelsight.serving.steps import COLUMNS
 

@@ -109,7 +109,7 @@ def request_parts(
     found = sums.view(np.int64)
     for start in range(0, sums.shape[0], BLOCK):
         own = slice(start, start + BLOCK)
-        some = Outcome(*(values[own] for values in out))
+        some = out.of(own)
         front_us = request_us + per_prompt_token_us * prompt_tokens[own]
         found[own] = _parts(some, front_us, np.ascontiguousarray(sums[own, :, :SUMS].transpose(1, 2, 0)))
     return RequestParts(*(part.transpose(1, 2, 0) for part in np.split(found, [len(PARTS)], axis=2)))

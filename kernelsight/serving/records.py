@@ -22,13 +22,14 @@ NUMBER = (1 << TICKET_BITS) - 1
 BIN_WIDTH = np.log(1.002)
 ITL_BINS = 12_000
 LARGEST_BLOCK = 512
+MOST_TOKENS = (1 << 30) - 1  # of a prompt, and of an output: longer ones are too long for every engine all the same
 SUMS = 11  # columns of an engine's sums by part
 NO_LIMIT = np.iinfo(np.int64).max
 # KV units that an admission needs: its first chunk; its whole output; a changing share of the outputs
 CAPACITY_POLICIES = ("max_utilization", "guaranteed_no_evict", "new_token_ratio")
 MAX_UTILIZATION, GUARANTEED_NO_EVICT, NEW_TOKEN_RATIO = range(3)
 
-_WHOLE, _REAL, _TRUTH = np.int64, np.float64, np.bool_
+_WHOLE, _SHORT, _REAL, _TRUTH = np.int64, np.int32, np.float64, np.bool_
 
 
 def record(**fields: object) -> np.dtype:
@@ -79,59 +80,60 @@ LAYOUT = record(
     experts_communication_at=_WHOLE,
 )
 
+# tokens, and numbers of requests, have 32 bits: a million requests take memory that is slower than the loop
 REQUEST = record(
     # stated
     arrival_us=_REAL,
-    prompt=_WHOLE,
-    target=_WHOLE,  # prompt + output tokens; on a prefill engine: prompt + first token
-    tokens_after_transfer=_WHOLE,  # output tokens that a decode engine generates
-    priority=_WHOLE,  # lower goes first
-    next_turn=_WHOLE,  # the next turn of its session; -1: none
     think_us=_REAL,  # from the end of the previous turn until it is sent
+    priority=_WHOLE,  # lower goes first
+    prompt=_SHORT,
+    target=_SHORT,  # prompt + output tokens; on a prefill engine: prompt + first token
+    tokens_after_transfer=_SHORT,  # output tokens that a decode engine generates
+    next_turn=_SHORT,  # the next turn of its session; -1: none
     # its outcome; times are -1 until they happen
-    status=_WHOLE,
-    replica=_WHOLE,
-    prefill_replica=_WHOLE,  # the prefill engine of its prompt; -1: none
     received_us=_REAL,  # end of its KV transfer
     sent_us=_REAL,
     scheduled_us=_REAL,
     first_token_us=_REAL,
     finish_us=_REAL,
-    preemptions=_WHOLE,
-    cached_tokens=_WHOLE,  # prompt tokens found in the prefix cache at first admission
     requeued_us=_REAL,  # waiting again, after preemptions
     recomputed_us=_REAL,  # from admissions after a preemption to its next token (or the next preemption)
+    status=_SHORT,
+    replica=_SHORT,
+    prefill_replica=_SHORT,  # the prefill engine of its prompt; -1: none
+    preemptions=_SHORT,
+    cached_tokens=_SHORT,  # prompt tokens found in the prefix cache at first admission
     # its prompt as hash blocks: a slice of the array of hashes
+    hash_count=_SHORT,
+    kept=_SHORT,  # leading hash blocks that it references
+    shared_units=_SHORT,  # KV units of its tokens that belong to hash blocks
     hash_at=_WHOLE,
-    hash_count=_WHOLE,
-    kept=_WHOLE,  # leading hash blocks that it references
-    shared_units=_WHOLE,  # KV units of its tokens that belong to hash blocks
     # scheduler state
     visible_us=_REAL,  # when the scheduler sees it; preempted: at once
     preempted_us=_REAL,  # its last preemption
     resumed_us=_REAL,  # its admission after a preemption; -1 from its next token on
     last_token_us=_REAL,
-    known=_WHOLE,  # prompt + generated tokens; stale while it decodes
-    computed=_WHOLE,  # tokens in the KV cache; stale while it decodes: context_offset + clock
     context_offset=_WHOLE,  # decoding: computed tokens minus the decode clock
-    chunk=_WHOLE,  # tokens scheduled in this step
-    reserved=_WHOLE,  # tokens that it has KV units for after rejected drafts; 0: the computed ones
-    received=_WHOLE,  # waiting on a decode engine: tokens with transferred KV; 0: none
     ticket=_WHOLE,  # its number in the order of admission
     leaves_at=_WHOLE,  # decode clock at which it finishes; -1: not decoding
     fills_at=_WHOLE,  # decode clock at which its attention window is full; -1: full, or no window
+    known=_SHORT,  # prompt + generated tokens; stale while it decodes
+    computed=_SHORT,  # tokens in the KV cache; stale while it decodes: context_offset + clock
+    chunk=_SHORT,  # tokens scheduled in this step
+    reserved=_SHORT,  # tokens that it has KV units for after rejected drafts; 0: the computed ones
+    received=_SHORT,  # waiting on a decode engine: tokens with transferred KV; 0: none
+    # list links: neighbours in the batch by admission; the next partial, fresh, and waiting (or finished) request
+    before=_SHORT,
+    after=_SHORT,
+    next_partial=_SHORT,
+    next_fresh=_SHORT,
+    next_waiting=_SHORT,
     follows=_TRUTH,  # a later turn of a session
     decoding=_TRUTH,
     fresh=_TRUTH,  # decoding, with its last token not from the last decode step
     skipped=_TRUTH,  # decoding, but without a token in this step: the budget was exhausted
     moving=_TRUTH,  # its KV is being transferred to a decode engine
     all_in_flight=_TRUTH,  # per-request progress: all known tokens are computed or in flight
-    # list links: neighbours in the batch by admission; the next partial, fresh, and waiting (or finished) request
-    before=_WHOLE,
-    after=_WHOLE,
-    next_partial=_WHOLE,
-    next_fresh=_WHOLE,
-    next_waiting=_WHOLE,
 )
 
 # a hash block, or the freed private units of a request

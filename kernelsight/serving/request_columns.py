@@ -5,11 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.compiled import entry
-from kernelsight.serving.records import FINISHED, NOBODY
-from kernelsight.serving.served import Outcome
-
-WHOLE = ("status", "replica", "preemptions", "cached_tokens", "prefill_replica")
-REAL = ("sent_us", "scheduled_us", "first_token_us", "finish_us", "requeued_us", "recomputed_us", "received_us")
+from kernelsight.serving.records import FINISHED, MOST_TOKENS, NOBODY
+from kernelsight.serving.served import REAL, WHOLE, Outcome
 
 
 @entry
@@ -20,8 +17,8 @@ def fill_requests(
     for i in range(requests.size):
         request = requests[i]
         request.arrival_us = arrival_us[i]
-        request.prompt = request.known = prompt_tokens[i]
-        request.target = prompt_tokens[i] + output_tokens[i]
+        request.prompt = request.known = min(prompt_tokens[i], MOST_TOKENS)
+        request.target = request.prompt + min(output_tokens[i], MOST_TOKENS)
         request.status = FINISHED
         request.sent_us = request.scheduled_us = request.first_token_us = request.finish_us = -1.0
         request.resumed_us = request.received_us = -1.0
@@ -43,6 +40,6 @@ def read_requests(requests: np.ndarray, whole: np.ndarray, real: np.ndarray) -> 
 
 def outcome_of(requests: np.ndarray) -> Outcome:
     """Return the outcome of each request, as columns."""
-    whole, real = np.empty((len(WHOLE), requests.size), np.int64), np.empty((len(REAL), requests.size))
-    read_requests(requests, whole, real)
-    return Outcome(**dict(zip(WHOLE, whole, strict=True)), **dict(zip(REAL, real, strict=True)))
+    out = Outcome(np.empty((len(WHOLE), requests.size), np.int64), np.empty((len(REAL), requests.size)))
+    read_requests(requests, *out)
+    return out

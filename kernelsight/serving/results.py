@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from kernelsight.serving import packed_costs, records
 from kernelsight.serving.knots import PARTS
 from kernelsight.serving.parts import PARTS as PARTS_OF_REQUESTS
-from kernelsight.serving.served import Outcome, RequestParts, Served, ServedScenario, Totals, Uses
+from kernelsight.serving.served import RequestParts, Served, ServedScenario, Totals, Uses
 from kernelsight.serving.steps import COLUMNS, STAGE_WAIT
 from kernelsight.serving.windows import BUSY, RUNNING_US, STEPS, SUMS, UNITS_US
 
@@ -53,7 +53,7 @@ def replicas_of(scenario: str, pools: list[tuple[str, int]], rows: np.ndarray, s
     owners = [(pool, name, place == 0) for pool, (name, size) in enumerate(pools) for place in range(size)]
     for number, (totals, steps) in enumerate(zip(served.totals, served.steps, strict=True)):
         own = np.flatnonzero(served.out.replica == number)
-        out = Outcome(*(values[own] for values in served.out))
+        out = served.out.of(own)
         pool, deployment, is_first = owners[number]
         uses = served.uses[pool] if served.uses and is_first else None
         drafted = served.draft_uses[pool] if served.draft_uses and is_first else None

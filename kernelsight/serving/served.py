@@ -6,22 +6,31 @@ from typing import NamedTuple
 
 import numpy as np
 
+# rows of an outcome
+WHOLE = ("status", "replica", "preemptions", "cached_tokens", "prefill_replica")
+REAL = ("sent_us", "scheduled_us", "first_token_us", "finish_us", "requeued_us", "recomputed_us", "received_us")
+
 
 class Outcome(NamedTuple):
-    """Outcome of each request; times in microseconds, -1 for what never happened."""
+    """Outcome of each request, by the fields of its record; times in microseconds, -1 for what never happened.
 
-    status: np.ndarray
-    replica: np.ndarray
-    prefill_replica: np.ndarray
-    received_us: np.ndarray
-    sent_us: np.ndarray
-    scheduled_us: np.ndarray
-    first_token_us: np.ndarray
-    finish_us: np.ndarray
-    preemptions: np.ndarray
-    cached_tokens: np.ndarray
-    requeued_us: np.ndarray
-    recomputed_us: np.ndarray
+    ``whole``: shape [WHOLE, requests]; ``real``: shape [REAL, requests].
+    """
+
+    whole: np.ndarray
+    real: np.ndarray
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        """Return the column of a field."""
+        if name in WHOLE:
+            return self.whole[WHOLE.index(name)]
+        if name in REAL:
+            return self.real[REAL.index(name)]
+        raise AttributeError(f"an outcome has no {name}; its fields are {', '.join((*WHOLE, *REAL))}")
+
+    def of(self, rows: np.ndarray | slice) -> Outcome:
+        """Return the outcome of some requests."""
+        return Outcome(self.whole[:, rows], self.real[:, rows])
 
 
 class Uses(NamedTuple):

@@ -7,7 +7,7 @@ import numpy as np
 from kernelsight.serving import client_metrics
 from kernelsight.serving.compiled import entry, inlined
 from kernelsight.serving.records import FINISHED
-from kernelsight.serving.request_columns import REAL, WHOLE
+from kernelsight.serving.served import REAL, WHOLE
 
 NANOSECONDS = 1e3  # per microsecond
 STATUS, CACHED = WHOLE.index("status"), WHOLE.index("cached_tokens")

@@ -20,9 +20,8 @@ from kernelsight.serving.host import front_end_of
 from kernelsight.serving.many import Columns, Loads, Workspace, serve_loads
 from kernelsight.serving.records import LARGEST_BLOCK, NO_LIMIT
 from kernelsight.serving.replica import TOTALS
-from kernelsight.serving.request_columns import REAL, WHOLE
 from kernelsight.serving.results import histogram_rows, histogram_table, total_rows, total_table
-from kernelsight.serving.served import Totals
+from kernelsight.serving.served import REAL, WHOLE, Outcome, Totals
 from kernelsight.serving.statistics import COUNTS, SAMPLES, TIMES, count_requests
 from kernelsight.serving.statistics_tables import QUANTILES, Counted, joined, quantiles_of
 from kernelsight.serving.world import World, pool_of, shares_prefixes
@@ -170,13 +169,7 @@ def count_replicas(world: World, scenarios: list[dict[str, Any]], replicas: list
         served.setdefault(one.scenario, []).append(one)
     for number, row in enumerate(scenarios):
         start, stop = world.spans[row["scenario_id"]]
-        whole, real = np.empty((len(WHOLE), stop - start), np.int64), np.empty((len(REAL), stop - start))
-        for one in served[row["scenario_id"]]:
-            # rows stand in order: those of a replica that serves all of them need no places
-            mine = slice(None) if one.rows.size == stop - start else one.rows - start
-            for names, found in ((WHOLE, whole), (REAL, real)):
-                for place, name in enumerate(names):
-                    found[place, mine] = getattr(one.served.out, name)
+        whole, real = _outcome_of(served[row["scenario_id"]], start, stop)
         samples, front = np.empty((len(SAMPLES), stop - start)), deployments_of(row)[-1]
         count_requests(
             whole, real, columns.prompt_tokens[start:stop], columns.output_tokens[start:stop],
@@ -187,3 +180,14 @@ def count_replicas(world: World, scenarios: list[dict[str, Any]], replicas: list
     if not scenarios:
         return Counted([], counts, sums, np.zeros((0, len(SAMPLES), len(QUANTILES))), most_ms)
     return Counted([row["scenario_id"] for row in scenarios], counts, sums, np.concatenate(quantiles), most_ms)
+
+
+def _outcome_of(replicas: list[Replica], start: int, stop: int) -> Outcome:
+    """Return the outcome of requests ``start`` to ``stop``, each served by one of the replicas."""
+    if replicas[0].rows.size == stop - start:  # all of them, in order
+        return replicas[0].served.out
+    found = Outcome(np.empty((len(WHOLE), stop - start), np.int64), np.empty((len(REAL), stop - start)))
+    for one in replicas:
+        for values, own in zip(found, one.served.out, strict=True):
+            values[:, one.rows - start] = own
+    return found

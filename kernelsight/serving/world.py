@@ -144,19 +144,20 @@ def load_of(
     deployment: dict[str, Any],
     plan: dict[str, Any],
 ) -> Load:
-    """Return the load that ``rows`` of the requests are; a session's turns have their positions in ``rows``."""
-    follows, sessions = columns["follows"][rows], {}
+    """Return the load that ``rows`` of the requests are, at equal distances; a session's turns have their positions."""
+    own = slice(rows[0], rows[-1] + 1, rows[1] - rows[0] if rows.size > 1 else 1)  # a slice is no copy
+    follows, sessions = columns["follows"][own], {}
     if (follows >= 0).any():
-        position = np.searchsorted(columns["request_id"][rows], np.maximum(follows, 0))
-        sessions = {"follows": np.where(follows >= 0, position, -1), "think_us": columns["think_s"][rows] * 1e6}
+        position = np.searchsorted(columns["request_id"][own], np.maximum(follows, 0))
+        sessions = {"follows": np.where(follows >= 0, position, -1), "think_us": columns["think_s"][own] * 1e6}
     concurrency = scenario["max_concurrency"]
     return Load(
-        columns["arrival_s"][rows] * 1e6,
-        columns["prompt_tokens"][rows].astype(np.int64),
-        columns["output_tokens"][rows].astype(np.int64),
+        columns["arrival_s"][own] * 1e6,
+        columns["prompt_tokens"][own].astype(np.int64),
+        columns["output_tokens"][own].astype(np.int64),
         *shared_prefixes(requests, rows, deployment, plan),
-        priority=columns["priority"][rows],
-        warmups=int(columns["warmup"][rows].sum()),
+        priority=columns["priority"][own],
+        warmups=int(columns["warmup"][own].sum()),
         max_concurrency=records.NO_LIMIT if concurrency is None else concurrency,
         **sessions,
     )

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from kernelsight.fitting.intervals import LEAST_HALF, LONE_FOLD, fit_intervals
+from kernelsight.fitting.intervals import LEAST_HALF, USUAL_HALF, fit_intervals
 from kernelsight.fitting.pack_rows import correction_arrays, interval_rows
-from kernelsight.kernels.intervals import ALL, KNOTS_US, MOST_HALF, spread
+from kernelsight.kernels.intervals import ALL, KNOTS_US, MOST_HALF, half_widths_for, spread
 
 
 def _errors(rows: int = 6000) -> tuple[np.ndarray, np.ndarray]:
@@ -27,19 +27,37 @@ def test_nine_in_ten_rows_are_covered_and_short_kernels_scatter_more():
 
 def test_every_fold_counts_the_same_however_many_rows_it_has():
     error, latency = _errors()
-    folds = np.where(np.arange(error.size) % 10 == 0, "ada", "hopper")
+    folds = np.where(np.arange(error.size) % 2 == 0, "ada", "hopper")
     worse = np.where(folds == "ada", 3.0 * error, error)
-    halves = fit_intervals(worse, latency, ["bf16"] * error.size, folds)["bf16"]
-    inside = np.abs(worse) <= np.log(spread(np, latency, halves))
-    by_fold = [inside[folds == name].mean() for name in ("ada", "hopper")]
-    assert 0.88 <= np.mean(by_fold) <= 0.93
-    assert by_fold[0] < 0.87
+    even = fit_intervals(worse, latency, ["bf16|seen"] * error.size, folds)["bf16|seen"]
+    rare = (folds == "hopper") | (np.arange(error.size) % 20 == 0)
+    uneven = fit_intervals(worse[rare], latency[rare], ["bf16|seen"] * rare.sum(), folds[rare])["bf16|seen"]
+    assert uneven == pytest.approx(even, rel=0.08)
+    # as many rows of each count as they are where they are exchangeable
+    assert fit_intervals(worse[rare], latency[rare], ["bf16"] * rare.sum())["bf16"][2] < 0.8 * uneven[2]
 
 
-def test_a_group_that_one_fold_measured_is_widened():
-    error, latency = _errors()
-    single = fit_intervals(error, latency, ["fp8"] * error.size, ["hopper"] * error.size)["fp8"]
-    assert single == pytest.approx(LONE_FOLD * fit_intervals(error, latency, ["fp8"] * error.size)["fp8"], rel=0.15)
+def test_few_folds_are_drawn_to_what_is_usual_and_more_folds_less():
+    def half(error: float, kind: str, *folds: str) -> float:
+        rows = 2000 * len(folds)
+        names = np.repeat(folds, 2000)
+        return fit_intervals(np.full(rows, error), np.full(rows, 20.0), [f"fp8|{kind}"] * rows, names)[f"fp8|{kind}"][1]
+
+    for kind, usual in USUAL_HALF.items():
+        assert half(0.05, kind, "ada") == pytest.approx(0.05**0.2 * usual**0.8)
+        assert half(0.05, kind, "ada", "hopper") == pytest.approx(0.05 ** (2 / 6) * usual ** (4 / 6))
+        assert half(1.5, kind, "ada") == pytest.approx(1.5**0.2 * usual**0.8)
+
+
+def test_a_group_without_rows_takes_those_of_kernels_alike_seen():
+    error, latency = np.repeat([0.1, 1.0], 5000), np.full(10_000, 20.0)
+    names, folds = np.repeat(["bf16|seen", "bf16|unseen"], 5000), ["ada", "hopper"] * 5000
+    curves = fit_intervals(error, latency, names, folds)
+    seen, unseen = half_widths_for(curves, ["fp8|seen", "fp8|unseen"])
+    assert seen == pytest.approx(curves["bf16|seen"], rel=0.1) and unseen == pytest.approx(
+        curves["bf16|unseen"], rel=0.1
+    )
+    assert (half_widths_for(curves, ["other"])[0] == curves[ALL]).all()
 
 
 def test_a_group_of_few_rows_stays_near_all_groups():

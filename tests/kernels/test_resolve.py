@@ -48,6 +48,7 @@ KNOWN = family_facts(
         ("fa3", "flash", "query_tile", 128.0),
         ("fa4", "flash", None, None),
         ("triton", "triton", "splits_keys", 0.0),
+        ("only_sm_100", "flash", "served_to", 10.3),
     ),
     facts("gpus"),
 )
@@ -78,6 +79,20 @@ def test_a_kernel_of_newer_gpus_gives_way_to_another_engine_s() -> None:
     assert kernel(rows, gpu="gb200") == ("cubins_of_sm_100", True)
     # older than all that was measured: the engine's own after all
     assert kernel(rows, gpu="a100_sxm") == ("cubins_of_sm_100", False)
+
+
+def test_a_kernel_of_one_generation_alone_does_not_run_on_the_next() -> None:
+    rows = [
+        chosen("only_sm_100", "b200_sxm"),
+        chosen("triton", "l40s", 1.0),
+        chosen("mma", "rtx_pro_6000_server", engine="trtllm"),
+    ]
+    assert kernel(rows, gpu="gb300") == ("only_sm_100", True)
+    assert kernel(rows, gpu="rtx_pro_6000_server") == ("triton", False)
+    # none of the engine's own: what another engine ran there; and a user's own choice is taken
+    assert kernel(rows[::2], gpu="rtx_5090") == ("mma", True)
+    assert kernel(rows, gpu="rtx_5090", implementation="only_sm_100") == ("only_sm_100", False)
+    assert kernel(rows[:1], gpu="rtx_5090") == ("only_sm_100", False)
 
 
 @pytest.mark.parametrize(
