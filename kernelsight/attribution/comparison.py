@@ -26,6 +26,7 @@ from kernelsight.attribution.left import NOTHING, left_by_group, similar
 from kernelsight.attribution.measured import LEAST_REQUESTS, LEAST_SECONDS, Measured, measured_of
 from kernelsight.attribution.named import named_causes
 from kernelsight.attribution.replay import (
+    KEPT,
     KERNELS,
     NO_LOAD,
     Replayed,
@@ -102,10 +103,18 @@ class Comparison:
         sent = self.measured.sent_s[self.measured.ok]
         return sent.size >= LEAST_REQUESTS and float(np.ptp(sent)) >= LEAST_SECONDS
 
-    @cached_property
+    @property
     def base(self) -> Replayed:
-        """The replay of the log on the deployment as stated."""
-        return replay(self._session, self.load, [Variant(self._question.flags)])[0].together()
+        """The replay of the log on the deployment as stated, without parts."""
+        return self._stated[0]
+
+    @cached_property
+    def _stated(self) -> tuple[Replayed, dict[str, float]]:
+        """The replay of the log as stated, and mean milliseconds of each part of the requests that can be compared."""
+        (served,) = replay(self._session, self.load, [Variant(self._question.flags)])
+        own = self.measured.ok & served.served & np.isfinite(self.measured.e2e_ms)
+        means = {name: float(served.part(name)[own].mean() / 1e6) if own.any() else 0.0 for name in KEPT}
+        return served.only(()), means
 
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
@@ -146,8 +155,10 @@ class Comparison:
         testify = self.witnesses.of if self.witnesses else None
         found, ranked = explain(part.serve, flags, base, part.measured, chosen, self._allowed, settings, testify)
         if found.causes:
-            whole = replay(self._session, self.load, [variant_of(found.flags, found.values)])[0]
-            found = found._replace(replayed=whole.together())
+            own = [name for name, value in zip(PARAMETERS, found.values, strict=True) if value and name in KEPT]
+            variants = [variant_of(found.flags, found.values)]
+            (whole,) = replay(self._session, self.load, variants, with_parts=bool(own))
+            found = found._replace(replayed=whole.only(own))
         else:
             found = found._replace(replayed=self.base)
         return found, ranked
@@ -287,8 +298,8 @@ class Comparison:
             row: dict[str, Any] = {"part": name, "miss_ms": own / n / 1e6, "share": own / total if total else 0.0}
             row |= dict.fromkeys(("predicted_ms", "factor", "factor_p05", "factor_p95", "posterior_ratio"))
             at = PARAMETERS.index(name) if name in PARAMETERS else None
-            if name in KERNELS or name == "host":
-                row["predicted_ms"] = float(self.base.part(name)[misses.rows].mean() / 1e6) if misses.rows.size else 0.0
+            if name in KEPT:
+                row["predicted_ms"] = self._stated[1][name]
             if at is not None and fitted is not None:
                 row["posterior_ratio"] = float(fitted.sd[at] / fitted.prior_sd[at])
                 if name in KERNELS:

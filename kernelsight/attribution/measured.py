@@ -28,20 +28,29 @@ class Measured(NamedTuple):
     ttft_ms: np.ndarray
     decode_ms: np.ndarray
     e2e_ms: np.ndarray
-    tpot_ms: np.ndarray
     queue_ms: np.ndarray
     cached_tokens: np.ndarray
-    client_ms: np.ndarray
     from_server: bool
     skips_queue: bool
+
+    @property
+    def tpot_ms(self) -> np.ndarray:
+        """Time per output token after the first; NaN where there is none."""
+        intervals = self.output_tokens - 1.0
+        return np.divide(self.decode_ms, intervals, out=np.full(intervals.size, np.nan), where=intervals > 0.0)
 
 
 def measured_of(requests: pa.Table) -> Measured:
     """Return what was measured of the requests of one log.
 
-    InvalidInput: no times of sending, or no latency of any request.
+    InvalidInput: no times of sending, no latency of any request, several clocks, or several models.
     """
-    n = requests.num_rows
+    models = sorted(set(pc.unique(requests["model"]).drop_null().to_pylist()))
+    if len(models) > 1:
+        raise InvalidInput(
+            f"the log holds requests of {len(models)} models ({', '.join(models[:4])}), which no single deployment "
+            "serves; compare the requests of one model at a time."
+        )
     ok = pc.equal(requests["status"], "ok").to_numpy(zero_copy_only=False)
     arrival, sent = (_numbers(requests, name) for name in ("arrival_s", "sent_s"))
     if np.isnan(sent).all() and np.isnan(arrival).all():
@@ -49,7 +58,7 @@ def measured_of(requests: pa.Table) -> Measured:
             "the log has no time of sending of any request, so that its load cannot be replayed; write it with a "
             "client that records start times, or give a table with arrival_s."
         )
-    sent = np.where(np.isnan(sent), arrival, sent)
+    sent = _filled(sent, arrival)
     output = requests["output_tokens"].to_numpy().astype(float)
     ttft, tpot, e2e = (_numbers(requests, f"{name}_ms") for name in ("ttft", "tpot", "e2e"))
     clocks = set(requests["ttft_clock"].drop_null().to_pylist())
@@ -58,19 +67,18 @@ def measured_of(requests: pa.Table) -> Measured:
             f"the log mixes TTFT clocks ({', '.join(sorted(clocks))}); compare requests of one clock at a time."
         )
     clock = next(iter(clocks), "client_send")
-    delay = np.where(np.isnan(arrival), 0.0, (sent - arrival) * 1e3)
     if clock == "client_scheduled":
+        delay = np.where(np.isnan(arrival), 0.0, (sent - arrival) * 1e3)
         ttft, e2e = ttft - delay, e2e - delay
     decode = np.where(np.isnan(tpot), e2e - ttft, tpot * (output - 1.0))
     decode = np.where(output > 1.0, decode, 0.0)
-    e2e = np.where(np.isnan(e2e), ttft + decode, e2e)
-    ttft = np.where(np.isnan(ttft), e2e - decode, ttft)
+    e2e = _filled(e2e, ttft, decode)
+    ttft = _filled(ttft, e2e, -decode)
     if not np.isfinite(e2e[ok]).any() and not np.isfinite(ttft[ok]).any() and not np.isfinite(decode[ok]).any():
         raise InvalidInput("no request of the log has a latency; give one with ttft_ms, tpot_ms or e2e_ms.")
-    per_token = np.divide(decode, output - 1.0, out=np.full(n, np.nan), where=output > 1.0)
     return Measured(
-        ok, sent, requests["prompt_tokens"].to_numpy(), output, ttft, decode, e2e, per_token,
-        _numbers(requests, "queue_ms"), _numbers(requests, "cached_tokens"), delay,
+        ok, sent, requests["prompt_tokens"].to_numpy(), output, ttft, decode, e2e,
+        _numbers(requests, "queue_ms"), _numbers(requests, "cached_tokens"),
         clock in ("server_arrival", "server_scheduled"), clock == "server_scheduled",
     )  # fmt: skip
 
@@ -80,3 +88,9 @@ def _numbers(requests: pa.Table, name: str) -> np.ndarray:
     if column.null_count == len(column):
         return np.broadcast_to(np.nan, len(column))  # takes no memory
     return column.cast(pa.float64()).fill_null(np.nan).to_numpy()
+
+
+def _filled(times: np.ndarray, *others: np.ndarray) -> np.ndarray:
+    """Return times, and the sum of others where they are NaN; the same array where none is."""
+    missing = np.isnan(times)
+    return np.where(missing, sum(others), times) if missing.any() else times

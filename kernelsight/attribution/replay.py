@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,7 +45,7 @@ class Replayed(NamedTuple):
     """Predicted moments of the log's requests on one variant, shape [requests]; -1 and 0 where one was rejected.
 
     ``parts_ns``: one array of shape [phases, requests] for each of KEPT, see ``serving.parts``; ``steps``: likewise;
-    both are empty where parts were not wanted, see also ``together``.
+    both are empty where parts were not wanted, see also ``only``.
     """
 
     cached_tokens: np.ndarray
@@ -79,10 +79,16 @@ class Replayed(NamedTuple):
     def _span_ms(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
         return np.where(self.served, (end - begin) / 1e6, np.nan)
 
-    def together(self) -> Replayed:
-        """Return the same with parts and steps of both phases added up, shape [1, requests]: half the memory."""
-        added = [values.sum(axis=0, keepdims=True) for values in (*self.parts_ns, self.steps)]
-        return self._replace(parts_ns=added[:-1], steps=added[-1])
+    def only(self, names: Collection[str]) -> Replayed:
+        """Return the same with these of KEPT alone, of both phases together: what a million requests do not need takes
+        no memory."""
+        none = np.zeros((1, 0), np.int64)
+        parts = [
+            values.sum(axis=0, keepdims=True) if name in names else none
+            for name, values in zip(KEPT, self.parts_ns, strict=False)
+        ]
+        steps = self.steps.sum(axis=0, keepdims=True) if "host" in names else none
+        return self._replace(parts_ns=parts, steps=steps)
 
     def part(self, name: str) -> np.ndarray:
         """Return a part of both phases together, nanoseconds, shape [requests]."""

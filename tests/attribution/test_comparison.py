@@ -217,6 +217,14 @@ def test_too_little_is_compared_without_a_cause(session: Session) -> None:
             lambda log: log.set_column(5, "ttft_clock", pa.array(["client_send"] * (N - 1) + ["gateway"])),
             "the log mixes TTFT clocks \\(client_send, gateway\\)",
         ),
+        (
+            lambda log: log.append_column("model", pa.array(["llama"] * (N - 1) + ["qwen"])),
+            "the log holds requests of 2 models \\(llama, qwen\\), which no single deployment serves",
+        ),
+        (
+            lambda log: log.drop_columns(["ttft_ms", "e2e_ms"]),
+            "has no column one of ttft_ms, tpot_ms, e2e_ms",
+        ),
     ],
 )
 def test_logs_that_cannot_be_compared_are_refused(session: Session, change, words: str) -> None:
