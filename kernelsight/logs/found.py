@@ -24,6 +24,7 @@ RULES: Mapping[str, tuple[str, str]] = {
     "no_prompt_tokens": ("dropped", "requests without a prompt length"),
     "duplicate_id": ("dropped", "requests whose id occurs before: a retry, or a file written twice"),
     "retried": ("noted", "requests that a client or gateway sent again: their latency holds several attempts"),
+    "impossible_kernel": ("dropped", "kernels whose time, calls or rank is negative or beyond all measure"),
     "negative_duration": ("excluded", "requests that end before they begin: clocks are mixed, or were set"),
     "not_finite": ("excluded", "requests with a latency that is not a finite number"),
     "order_of_times": ("noted", "requests whose TTFT is longer than their E2E: they start at different times"),

@@ -7,9 +7,13 @@ import polars as pl
 from kernelsight.catalog.tables import facts
 from kernelsight.logs.found import Faults
 
+MOST = 1e15  # of a time in microseconds, 30 years, and of a number of calls
+
 
 def with_families(kernels: pl.DataFrame, faults: Faults, names: str = "name") -> pl.DataFrame:
     """Return kernels with the column family: of the first pattern of ``kernel_name_patterns`` that their names fit.
+
+    Those without a rank, a number of calls or a time that can be are left out, and counted as impossible_kernel.
 
     >>> frame = pl.DataFrame({"name": ["ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "my_kernel"]})
     >>> with_families(frame, Faults())["family"].to_list()
@@ -22,7 +26,14 @@ def with_families(kernels: pl.DataFrame, faults: Faults, names: str = "name") ->
         family = (
             pl.when(pl.col(names).str.contains(f"(?i){row['pattern']}")).then(pl.lit(row["family"])).otherwise(family)
         )
-    made = kernels.with_columns(family.alias("family"))
+    times = [pl.col(name).cast(pl.Float64) for name in ("total_us", "span_us") if name in kernels.columns]
+    stated = [pl.col(name).cast(pl.Float64) for name in ("rank", "calls") if name in kernels.columns]
+    right = pl.all_horizontal(
+        pl.lit(True), *(value.fill_null(0.0).is_between(0.0, MOST) for value in (*times, *stated))
+    )
+    wrong = kernels.filter(~right)
+    faults.add("impossible_kernel", wrong.height, wrong["name"].first() if wrong.height else None)
+    made = kernels.filter(right).with_columns(family.alias("family"))
     unknown = made.filter(pl.col("family").is_null())
     faults.add("no_family", unknown.height, unknown["name"].first() if unknown.height else None)
     return made

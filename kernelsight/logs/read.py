@@ -16,7 +16,7 @@ from kernelsight.dataflow.contract import as_arrow, conform
 from kernelsight.dataflow.engine import SETTINGS, first_line
 from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput
-from kernelsight.logs.files import LogFile, open_log, unusable
+from kernelsight.logs.files import DAMAGED, LogFile, open_log, unusable
 from kernelsight.logs.folders import ROLES, Given, open_folder
 from kernelsight.logs.found import Found, LogFormat
 from kernelsight.logs.plain import read_plain, read_rows
@@ -197,7 +197,8 @@ def _tables_of(log_id: str, run: Found) -> dict[str, pa.Table]:
     for table, frame, times in shifted:
         if frame is not None:
             moved = [(pl.col(name) - (start or 0.0)).clip(0.0) for name in times]
-            made[table] = _conform(table, frame.with_columns([*moved, pl.lit(log_id).alias("log_id")]))
+            of_log = frame.with_columns([*moved, pl.lit(log_id).alias("log_id")])
+            made[table] = _conform(table, of_log, run.file.path)
     settings = [
         {"log_id": log_id, "setting": name, "found": value, "found_in": where}
         for name, (value, where) in run.settings.items()
@@ -225,8 +226,11 @@ def _row(table: str, rows: list[dict[str, Any]]) -> pa.Table:
     return conform(made, contracts()[table], trusted=True, origin="its reader")
 
 
-def _conform(table: str, frame: pl.DataFrame) -> pa.Table:
+def _conform(table: str, frame: pl.DataFrame, path: Path) -> pa.Table:
     names = [name for name in contracts()[table].column_names if name in frame.columns]
+    huge = [name for name in names if frame[name].dtype == pl.Int128]
+    if huge:
+        raise unusable(path, f"has a number beyond 64 bits for {', '.join(huge)}", DAMAGED)
     made = conform(frame.select(names).to_arrow(), contracts()[table], trusted=True, origin="its reader")
     return _with_shared_nulls(made)
 

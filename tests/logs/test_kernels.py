@@ -58,6 +58,22 @@ def test_chrome_trace(tmp_path):
     assert "has no GPU activity" in refusal(kernels=save(tmp_path / "b.json", empty))
 
 
+def test_a_number_beyond_64_bits_is_refused(tmp_path):
+    trace = chrome_trace() | {"distributedInfo": {"rank": 10**20 - 1}}
+    said = refusal(kernels=save(tmp_path / "trace.json", trace))
+    assert "has a number beyond 64 bits for rank. Copy or write it again." in said
+
+
+def test_kernels_with_impossible_times_are_left_out_and_counted(tmp_path):
+    sound = json.loads(FORWARD.read_text())
+    sound["kernels"][0]["us"], sound["kernels"][1]["calls"] = -11.0, -1
+    tables = read_logs(kernels=save(tmp_path / "case.rank0.kernels.json", sound))
+    left = {row["name"] for row in rows(tables, "production_kernels")}
+    assert not {kernel["name"] for kernel in sound["kernels"][:2]} & left
+    assert len(left) == len({kernel["name"] for kernel in sound["kernels"]}) - 2
+    assert faults(tables)["impossible_kernel"] == 2
+
+
 def test_nsight_systems(tmp_path):
     path = nsys(tmp_path / "profile.sqlite")
     tables = read_logs(kernels=path)
