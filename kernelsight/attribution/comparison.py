@@ -23,7 +23,7 @@ from kernelsight.attribution.factors import (
     variant_of,
 )
 from kernelsight.attribution.left import NOTHING, left_by_group, similar
-from kernelsight.attribution.measured import LEAST_REQUESTS, LEAST_SECONDS, Measured, measured_of
+from kernelsight.attribution.measured import LEAST_REQUESTS, LEAST_SECONDS, Measured, check_replicas, measured_of
 from kernelsight.attribution.named import named_causes
 from kernelsight.attribution.replay import (
     KEPT,
@@ -90,11 +90,12 @@ class Comparison:
 
     def __init__(self, session: Session, tables: Mapping[str, pa.Table], question: Question) -> None:
         self._session, self._logs, self._question = session, dict(tables), question
-        self._requests = in_turn(self._logs["production_requests"])
+        self._requests = in_turn(self._logs["production_requests"], self._logs["production_logs"])
         if not self._requests.num_rows:
             raise InvalidInput("the log holds no requests with a prompt length; log_faults says why rows were dropped.")
         self.measured: Measured = measured_of(self._requests)
         self.settings: dict[str, Any] = stated_settings(session, question.flags, NO_LOAD)
+        check_replicas(self._requests, self.settings)
         self.load: pa.Table = load_of_log(self._requests, self.settings["block_size"])
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -81,6 +82,17 @@ def measured_of(requests: pa.Table) -> Measured:
         _numbers(requests, "queue_ms"), _numbers(requests, "cached_tokens"),
         clock in ("server_arrival", "server_scheduled"), clock == "server_scheduled",
     )  # fmt: skip
+
+
+def check_replicas(requests: pa.Table, settings: Mapping[str, Any]) -> None:
+    """InvalidInput: the log names more replicas than the deployment has."""
+    named = sorted(set(pc.unique(requests["replica"]).drop_null().to_pylist()))
+    engines = settings["dp"]
+    if len(named) > engines:
+        raise InvalidInput(
+            f"the log holds requests of {len(named)} replicas ({', '.join(named[:4])}), and the deployment has "
+            f"{engines}; compare the requests of one replica at a time, or state --data-parallel-size {len(named)}."
+        )
 
 
 def _numbers(requests: pa.Table, name: str) -> np.ndarray:

@@ -38,26 +38,59 @@ class Sample(NamedTuple):
         return replay(self.session, own, variants)
 
 
-def in_turn(requests: pa.Table) -> pa.Table:
-    """Return the requests of all logs in order of sending, those of one log after those of the log before."""
+def in_turn(requests: pa.Table, logs: pa.Table) -> pa.Table:
+    """Return the requests of all logs in order of sending.
+
+    Logs with unix times that overlap were sent at the same time, and stay so; others follow one another. ``logs``: the
+    table production_logs.
+    """
     if not requests.num_rows:
         return requests
     names = pc.unique(requests["log_id"]).to_pylist()
-    if len(names) == 1 and _is_in_order(pc.coalesce(requests["sent_s"], requests["arrival_s"])):
+    if len(names) == 1 and _is_in_order(_sent(requests)):
         return requests.combine_chunks()
+    starts = dict(zip(logs["log_id"].to_pylist(), logs["start_unix_s"].to_pylist(), strict=True))
     parts, offset = [], 0.0
-    for name in names:
-        own = requests.filter(pc.equal(requests["log_id"], name))
-        sent = pc.coalesce(own["sent_s"], own["arrival_s"])
-        order = pc.sort_indices(pa.table({"sent": sent}), [("sent", "ascending")])
-        own = own.take(order)
-        for column in ("arrival_s", "sent_s"):
-            at = own.column_names.index(column)
-            own = own.set_column(at, own.schema.field(at), pc.add(own[column], offset))
+    for group in _at_the_same_time(requests, names, starts):
+        first = starts.get(group[0]) or 0.0
+        moved = [_later(requests.filter(pc.equal(requests["log_id"], name)), offset, starts, first) for name in group]
+        own = pa.concat_tables(moved)
+        own = own.take(pc.sort_indices(pa.table({"sent": _sent(own)}), [("sent", "ascending")]))
         parts.append(own)
-        last = pc.max(pc.coalesce(own["sent_s"], own["arrival_s"])).as_py()
-        offset = (last or 0.0) + PAUSE_S
+        offset = (pc.max(_sent(own)).as_py() or 0.0) + PAUSE_S
     return pa.concat_tables(parts).combine_chunks()
+
+
+def _sent(requests: pa.Table) -> pa.ChunkedArray:
+    return pc.coalesce(requests["sent_s"], requests["arrival_s"])
+
+
+def _at_the_same_time(requests: pa.Table, names: list[str], starts: Mapping[str, float | None]) -> list[list[str]]:
+    """Return the logs in groups whose unix times overlap, by their start; those without unix times each alone."""
+    ends = {row["log_id"]: row["sent_max"] or 0.0 for row in _last_sent(requests)}
+    stamped = sorted((name for name in names if starts.get(name) is not None), key=lambda name: starts[name])
+    groups, end = [[name] for name in names if starts.get(name) is None], -np.inf
+    for name in stamped:
+        if starts[name] < end:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+        end = max(end, starts[name] + ends[name])
+    return groups
+
+
+def _last_sent(requests: pa.Table) -> list[dict[str, Any]]:
+    sent = pa.table({"log_id": requests["log_id"], "sent": _sent(requests)})
+    return sent.group_by("log_id", use_threads=False).aggregate([("sent", "max")]).to_pylist()
+
+
+def _later(own: pa.Table, offset: float, starts: Mapping[str, float | None], first: float) -> pa.Table:
+    """Return the requests of one log on the time line of its group, which begins at ``offset``."""
+    later = offset + (starts.get(own["log_id"][0].as_py()) or first) - first
+    for column in ("arrival_s", "sent_s"):
+        at = own.column_names.index(column)
+        own = own.set_column(at, own.schema.field(at), pc.add(own[column], later))
+    return own
 
 
 def _is_in_order(sent: pa.ChunkedArray) -> bool:

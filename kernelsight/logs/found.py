@@ -48,6 +48,7 @@ RULES: Mapping[str, tuple[str, str]] = {
     "negative_count": ("dropped", "steps with a negative number of requests or tokens"),
     "duplicate_step": ("dropped", "steps whose number occurs before in the same replica"),
     "clock_of_steps": ("noted", "steps whose clock the file does not name: schedule_to_update is assumed, as for vLLM"),
+    "no_common_clock": ("noted", "requests of runs whose times have no common clock: taken one run after the other"),
     "counter_reset": ("dropped", "intervals in which a counter fell: the server was started again"),
     "unnamed_series": ("dropped", "series without a metric name, or of a metric that is not used"),
     "unreadable_value": ("dropped", "rows or samples with a value that is not a number"),

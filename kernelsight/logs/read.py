@@ -155,6 +155,9 @@ def _unlike(log_format: LogFormat, files: Sequence[LogFile], problem: Exception)
 
 
 def _tables(found: Sequence[Found]) -> dict[str, pa.Table]:
+    unstamped = [run for run in found if run.requests is not None and run.clock == "monotonic"]
+    for run in unstamped if len(unstamped) > 1 else ():
+        run.faults.add("no_common_clock", run.requests.height)
     frames: dict[str, list[pa.Table]] = {table: [] for table in TABLES}
     for log_id, run in zip(_log_ids(found), found, strict=True):
         for table, part in _tables_of(log_id, run).items():
