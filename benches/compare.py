@@ -3,7 +3,8 @@
 ``python benches/compare.py --worlds 200`` draws deployments, loads and faults, writes the log that a client would have
 written, compares it with the deployment as it was stated, and counts: the planted part named first, its size within
 20 %, and false alarms on worlds without a fault. With ``--steps`` the log holds engine steps too, as forward-pass
-metrics or as vLLM's iteration details (which do not state the context of decode), with 2 % of noise.
+metrics or as vLLM's iteration details (which do not state the context of decode), with 2 % of noise. ``--noise 0.02``
+gives each request's TTFT and decode a noise of their own too; ``--kinds clean`` draws worlds of one kind alone.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ KERNELS = {
     "moe": ("moe",),
     "communication": ("communication",),
 }
+KINDS = ("one", "one", "one", "two", "clean")
 BLOCK = 16
 NOISE = 0.02
 ITERATION = (
@@ -133,7 +135,9 @@ def write_steps(path: Path, kind: str, steps: Mapping[str, np.ndarray], dice: np
     return path
 
 
-def world(session: ks.Session, dice: np.random.Generator, names: list[str], n: int, kind: str) -> dict[str, Any]:
+def world(
+    session: ks.Session, dice: np.random.Generator, names: list[str], n: int, kind: str, noise: float
+) -> dict[str, Any]:
     """Plant faults in one world, and return what was planted and what was found."""
     number = int(dice.integers(len(DEPLOYMENTS)))
     flags, rate = DEPLOYMENTS[number]
@@ -151,11 +155,15 @@ def world(session: ks.Session, dice: np.random.Generator, names: list[str], n: i
     variant = Variant({**flags, **other}, factors, planted.get("host", 0.0) * 1e3)
     truth = replay(session, load, [variant])[0]
     delay = planted.get("client", 0.0)
+    # drawn apart, so that a world is the same without noise
+    blur = np.exp(noise * np.random.default_rng(dice.bit_generator.seed_seq.spawn(1)[0]).standard_normal((2, n)))
+    ttft_ms = truth.ttft_ms * blur[0]
+    e2e_ms = ttft_ms + (truth.e2e_ms - truth.ttft_ms) * blur[1] if noise else truth.e2e_ms
     log = pa.table(
         {
             "arrival_s": load["arrival_s"], "prompt_tokens": load["prompt_tokens"],
-            "output_tokens": load["output_tokens"], "ttft_ms": truth.ttft_ms + delay,
-            "e2e_ms": truth.e2e_ms + delay, "ttft_clock": ["client_send"] * n,
+            "output_tokens": load["output_tokens"], "ttft_ms": ttft_ms + delay,
+            "e2e_ms": e2e_ms + delay, "ttft_clock": ["client_send"] * n,
             **({"hash_ids": load["hash_ids"], "hash_block_tokens": load["hash_block_tokens"]}
                if load["hash_ids"].null_count < n else {}),
         }
@@ -215,14 +223,16 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", choices=("none", "fpm", "iterations"), default="none")
+    parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of the logarithm of each time")
+    parser.add_argument("--kinds", nargs="+", choices=sorted(set(KINDS)), default=KINDS)
     parser.add_argument("-o", "--output", type=Path, help="write every world as a line of JSON")
     asked = parser.parse_args()
     rows = []
     with ks.connect() as session:
         for number in range(asked.worlds):
             dice = np.random.default_rng([asked.seed, number])
-            kind = ("one", "one", "one", "two", "clean")[number % 5]
-            row = {"kind": kind} | world(session, dice, [kind], asked.requests, asked.steps)
+            kind = asked.kinds[number % len(asked.kinds)]
+            row = {"kind": kind} | world(session, dice, [kind], asked.requests, asked.steps, asked.noise)
             rows.append(row)
             if asked.output:
                 with asked.output.open("a") as file:
