@@ -94,7 +94,7 @@ LATENCIES = {
 }
 KERNELS_QUERY = """
 with kernels as (
-  select family, name, sum(total_us) as whole, row_number() over (order by whole desc) as place
+  select family, name, sum(total_us) as whole, row_number() over (order by round(whole, 3) desc, family, name) as place
   from kernel_breakdown
   group by all
 )
@@ -123,7 +123,7 @@ KERNELS = {
 }
 KERNELS_OVER_TIME_QUERY = """
 with kernels as (
-  select name, row_number() over (order by sum(total_us) desc) as place
+  select name, row_number() over (order by round(sum(total_us), 3) desc, name) as place
   from kernel_breakdown_over_time
   group by name
 ),
