@@ -94,9 +94,9 @@ LATENCIES = {
 }
 KERNELS_QUERY = """
 with kernels as (
-  select family, name, sum(total_us) as whole, row_number() over (order by round(whole, 3) desc, family, name) as place
+  select family, name, row_number() over (order by round(sum(total_us), 3) desc, family, name) as place
   from kernel_breakdown
-  group by all
+  group by family, name
 )
 select
   phase,
