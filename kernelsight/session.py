@@ -134,10 +134,11 @@ class Session(dataflow.Session):
         with self.fork() as fork:
             return Prediction(predict_step(fork, flags, phase, sizes))
 
-    def simulate(self, *, correction: str | Path | None = None, **flags: Any) -> Run:
+    def simulate(self, *, correction: str | Path | pa.Table | None = None, **flags: Any) -> Run:
         """Simulate one scenario; ``flags`` as ``kernelsight simulate`` takes them, with underscores.
 
-        ``correction``: a file of corrections that ``compare`` fitted to a log of this deployment.
+        ``correction``: corrections that ``compare`` fitted to a log of this deployment: a file, or its table
+        ``fitted_corrections``.
 
         InvalidInput: flags that do not go together, or a deployment that cannot run, and why.
         """
@@ -164,14 +165,14 @@ class Session(dataflow.Session):
         self,
         grid: Any,
         *,
-        slo: Mapping[str, float] | None = None,
+        slo: str | Sequence[str] | Mapping[str, float] | None = None,
         goodput: Mapping[str, float] | None = None,
         folder: str | Path | None = None,
         resume: bool = False,
         workers: int = 1,
         executor: Literal["local", "ray"] = "local",
         intervals: bool = False,
-        correction: str | Path | None = None,
+        correction: str | Path | pa.Table | None = None,
     ) -> WhatIf:
         """Simulate every scenario of a grid in partitions, in processes or under Ray where asked.
 
@@ -179,60 +180,65 @@ class Session(dataflow.Session):
         states of each row; ``goodput``: objectives such as ``{"goodput_ttft_ms": 500.0}``; ``folder`` keeps finished
         partitions, with which ``resume`` goes on after a kill; ``intervals``: with 90 % intervals of TTFT, TPOT and
         throughput, which take three simulations more (else ``table("scenario_intervals")`` makes them later);
-        ``correction``: a file of corrections that ``compare`` fitted, for the deployments that it is for.
+        ``correction``: corrections that ``compare`` fitted (a file, or its table ``fitted_corrections``), for the
+        deployments that it is for.
         """
         from kernelsight.scenario.grid import grid_rows
+        from kernelsight.scenario.objectives import stated_slo
         from kernelsight.sweeps.runs import WhatIf
         from kernelsight.sweeps.sweep import Execution
 
         kept = Path(folder) if folder else None
         how = {"workers": workers, "executor": executor, "connect": connect, "intervals": intervals}
         execution = Execution(folder=kept, resume=resume, **how)
-        asked = {"goodput": goodput, "slo": slo, "execution": execution, "correction": correction}
+        asked = {"goodput": goodput, "slo": slo and stated_slo(slo), "execution": execution, "correction": correction}
         return WhatIf.of(self, grid_rows(grid), **asked)
 
     def find_rates(
         self,
         grid: Any,
-        slo: Mapping[str, float],
+        slo: str | Sequence[str] | Mapping[str, float],
         *,
         tolerance: float = 0.01,
-        correction: str | Path | None = None,
+        correction: str | Path | pa.Table | None = None,
     ) -> pa.Table:
         """Return the highest request rate that keeps ``slo`` for every row of a grid; see ``sweep.find_rate``."""
         from kernelsight.scenario.grid import grid_rows
+        from kernelsight.scenario.objectives import stated_slo
         from kernelsight.sweeps.find_rate import find_rates
 
-        return find_rates(self, grid_rows(grid), slo, tolerance=tolerance, correction=correction)
+        return find_rates(self, grid_rows(grid), stated_slo(slo), tolerance=tolerance, correction=correction)
 
     def size(
         self,
         *,
-        gpus: Sequence[str],
-        slo: Mapping[str, float],
+        gpus: str | Sequence[str],
+        slo: str | Sequence[str] | Mapping[str, float],
         rate: float | None = None,
         requests_per_day: float | None = None,
         prices: str | Path | Mapping[str, float] | None = None,
         max_gpus: int = 8,
         search: Mapping[str, Sequence[Any]] | None = None,
         tune: bool = True,
-        correction: str | Path | None = None,
+        correction: str | Path | pa.Table | None = None,
         report: Callable[[str], None] | None = None,
         **flags: Any,
     ) -> Sizing:
         """Find the cheapest deployment that serves ``rate`` requests/s (or ``requests_per_day``) within objectives.
 
         ``gpus``: which to search, each with every parallel size up to ``max_gpus`` GPUs an instance; ``slo``: largest
-        values such as ``{"ttft_p95_ms": 1000.0}``; ``prices``: dollars an hour of one GPU by name, or a file;
+        values such as ``{"ttft_p95_ms": 1000.0}``, or words such as ``"ttft_p95:1000"``; ``prices``: dollars an hour of one GPU by name, or a file;
         ``search``: more values of flags, such as ``{"quantization": [None, "fp8"]}``; ``tune``: with other sizes of a
-        step; ``correction``: a file of corrections that ``compare`` fitted, for the deployments that it is for;
-        ``flags``: the deployment's and the load's, which are not searched. ``report`` is called with progress.
+        step; ``correction``: corrections that ``compare`` fitted (a file, or its table), for the deployments that it
+        is for; ``flags``: the deployment's and the load's, which are not searched. ``report`` is called with progress.
         InvalidInput: a question that cannot be answered, or a model that no GPU holds, and what would.
         """
+        from kernelsight.scenario.objectives import stated_slo
         from kernelsight.sizing.question import size_deployment
 
-        asked = {"gpus": gpus, "slo": slo, "rate": rate, "requests_per_day": requests_per_day, "prices": prices}
-        asked |= {"max_gpus": max_gpus, "search": search, "tune": tune, "correction": correction}
+        names = gpus.split(",") if isinstance(gpus, str) else gpus
+        asked = {"gpus": names, "slo": stated_slo(slo), "rate": rate, "requests_per_day": requests_per_day}
+        asked |= {"prices": prices, "max_gpus": max_gpus, "search": search, "tune": tune, "correction": correction}
         return size_deployment(self, flags, **asked, report=report)
 
     def compare(
@@ -328,7 +334,7 @@ class Session(dataflow.Session):
 
     def __repr__(self) -> str:
         place = f" on {self.path}" if self.path else ""
-        given = ", ".join(sorted(self.given())) or "nothing"
+        given = ", ".join(sorted(self.given() | self._own)) or "nothing"
         return f"Session{place}: given {given}; .tables() lists all, .sql(...) asks"
 
     def _repr_html_(self) -> str:

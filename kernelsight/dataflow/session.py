@@ -19,10 +19,11 @@ from kernelsight.dataflow.contract import NAME, as_arrow, conform
 from kernelsight.dataflow.engine import complaint, lock_database, open_database, quote
 from kernelsight.dataflow.frames import caller_frames
 from kernelsight.dataflow.graph import Graph, Node
+from kernelsight.dataflow.hints import asks_for_tables, query_fault
 from kernelsight.dataflow.kept import Kept, keep_table
 from kernelsight.dataflow.kept import read_table as read_kept_table
 from kernelsight.dataflow.rows import as_table, is_rows
-from kernelsight.dataflow.storage import attach, change_tables, read_table, save_file
+from kernelsight.dataflow.storage import attach, change_tables, check_ending, read_table, save_file
 from kernelsight.dataflow.user_queries import check_query, tables_in_query
 from kernelsight.dataflow.violations import check_reference
 from kernelsight.errors import InvalidInput, MissingTable, RunFailed, unknown
@@ -223,6 +224,8 @@ class Session:
         True
         """
         check_query(query)
+        if asks_for_tables(query):
+            return self._connection.from_arrow(self._shown_tables())
         known = set(self.graph.contracts) | self._stored | self._own
         frames = caller_frames()
         names = tables_in_query(query, known | set(frames))
@@ -242,7 +245,28 @@ class Session:
                 raise unknown("table", lost[0], known, "`kernelsight tables` lists them.") from None
             raise InvalidInput(f"the query cannot be run: {complaint(error)}.") from None
         except duckdb.Error as error:
-            raise InvalidInput(f"the query cannot be run: {complaint(error)}.") from None
+            read = {name: self._fetch(name).column_names for name in there}
+            raise InvalidInput(query_fault(error, read, self.graph.contracts, self.available())) from None
+
+    def _shown_tables(self) -> pa.Table:
+        """Return what SHOW TABLES answers: tables with rows, and those that can be computed from them."""
+        available = self.available()
+        rows = [{"name": name, "state": "own" if name in self._own else "given"} for name in self._given | self._own]
+        rows += [{"name": name, "state": "in the file"} for name in self._stored - self._given - self._own]
+        rows += [{"name": name, "state": "of the catalogue"} for name in {*self._facts, *CATALOGUE} - self._given]
+        seen = {row["name"] for row in rows}
+        rows += [
+            {"name": name, "state": "computed when it is asked for"}
+            for name in {*self.graph.contracts} - seen
+            if name in available or self._can_compute(name)
+        ]
+        return pa.Table.from_pylist(sorted(rows, key=lambda row: row["name"]))
+
+    def _can_compute(self, name: str) -> bool:
+        try:
+            return bool(self.graph.plan([name], self.available()))
+        except MissingTable:
+            return False
 
     def query(self, query: str) -> pa.Table:
         """Return the result of ``sql`` as an Arrow table; errors while fetching its rows raise InvalidInput.
@@ -486,6 +510,7 @@ class Session:
         ...         saved.table("fabrics").equals(session.table("fabrics"))
         True
         """
+        check_ending(Path(path))
         names = sorted(self.available() - set(CATALOGUE)) if tables is None else list(tables)
         rows = {name: self.table(name) for name in names}
         target = Path(path)

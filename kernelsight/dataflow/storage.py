@@ -16,6 +16,8 @@ from kernelsight.errors import InvalidInput, RunFailed
 
 # DuckDB 2 writes storage version 2.0 by default, which the 1.x command line cannot open
 STORAGE_VERSION = "v1.5.0"
+# endings of files that readers of other formats would open
+OTHER_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".arrow", ".html", ".txt", ".xlsx")
 
 
 def attach(connection: duckdb.DuckDBPyConnection, path: Path, alias: str, *, read_only: bool) -> set[str]:
@@ -36,7 +38,10 @@ def attach(connection: duckdb.DuckDBPyConnection, path: Path, alias: str, *, rea
         connection.execute(f"attach {_literal(path)} as {quote(alias)} ({options})")
         return {name for (name,) in connection.execute(query, [alias]).fetchall()}
     except duckdb.Error as error:
-        raise InvalidInput(f"{path} cannot be opened as a DuckDB file: {first_line(error)}.") from None
+        why = first_line(error)
+        if "already attached" in why:
+            why = "another session of this program has it open; close that one, or open a copy of the file"
+        raise InvalidInput(f"{path} cannot be opened as a DuckDB file: {why}.") from None
 
 
 def _foreign(path: Path, read_only: bool) -> str:
@@ -115,6 +120,18 @@ def _write_table(
         connection.execute(ddl(contract, alias))
         connection.execute(f"insert into {target} select * from rows_written")
     connection.unregister("rows_written")
+
+
+def check_ending(path: Path) -> None:
+    """Raise InvalidInput for the name of a file of another format: what is saved is a DuckDB file.
+
+    >>> check_ending(Path("run.duckdb"))
+    """
+    if path.suffix.lower() in OTHER_ENDINGS:
+        raise InvalidInput(
+            f"{path} ends in {path.suffix}, but a DuckDB file is saved; name it {path.stem}.duckdb, or write one table "
+            "with pyarrow or polars."
+        )
 
 
 def save_file(path: Path, contracts: Mapping[str, Contract], tables: Mapping[str, pa.Table]) -> None:

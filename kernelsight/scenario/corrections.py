@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.dataflow.contract import as_arrow
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
 
@@ -38,34 +39,41 @@ def corrections_of(deployment_settings: pa.Table, log_corrections: pa.Table) -> 
     ]
 
 
-def give_corrections(session: Session, path: str | Path) -> str:
-    """Give a session the corrections of a Parquet file for deployments of their fingerprints; return what they are.
+def give_corrections(session: Session, given: Any) -> str:
+    """Give a session corrections for deployments of their fingerprints, and return what they are.
 
-    InvalidInput: the file has none.
+    ``given``: a Parquet file, or a table of them (``fitted_corrections``). InvalidInput: there are none in it.
     """
+    rows = _rows_of_file(given) if isinstance(given, str | Path) else as_arrow(given, "correction").to_pylist()
+    if not rows or not {"part", "factor", "exposed_us", "fingerprint"} <= rows[0].keys():
+        raise InvalidInput(f"{_named(given)} holds no corrections; write one with `kernelsight compare -o FILE`.")
+    session.give("log_corrections", rows)
+    name = Path(given).name if isinstance(given, str | Path) else "a given table"
+    return f"kernels and host time are corrected by {name}: {rows[0]['fitted_on']} ({rows[0]['n']:,} requests)"
+
+
+def _rows_of_file(path: str | Path) -> list[dict[str, Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        rows = pq.read_table(path).to_pylist()
+        return pq.read_table(path).to_pylist()
     except FileNotFoundError:
         raise InvalidInput(f"--correction {path} does not exist; write one with compare.") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise InvalidInput(
             f"--correction {path} cannot be read as Parquet ({error}); write one with compare."
         ) from None
-    if not rows or not {"part", "factor", "exposed_us", "fingerprint"} <= rows[0].keys():
-        raise InvalidInput(f"--correction {path} holds no corrections; write one with `kernelsight compare -o FILE`.")
-    session.give("log_corrections", rows)
-    return (
-        f"kernels and host time are corrected by {Path(path).name}: {rows[0]['fitted_on']} ({rows[0]['n']:,} requests)"
-    )
 
 
-def refuse_unused_corrections(session: Session, path: str | Path) -> None:
+def _named(given: Any) -> str:
+    return f"--correction {given}" if isinstance(given, str | Path) else "the table of corrections"
+
+
+def refuse_unused_corrections(session: Session, given: Any) -> None:
     """Raise InvalidInput where corrections were given and none of the planned deployments is the one they are for."""
     if not session.table("corrections").num_rows:
         raise InvalidInput(
-            f"--correction {path} was fitted for another deployment: model, GPU, engine, parallel sizes or formats "
+            f"{_named(given)} was fitted for another deployment: model, GPU, engine, parallel sizes or formats "
             "differ; fit one for this deployment, or leave it out."
         )

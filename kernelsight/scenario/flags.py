@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 import re
+import reprlib
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -444,6 +445,10 @@ def checked(name: str, value: Any) -> Any:
     flag = FLAGS[name]
     if isinstance(value, Decimal) and value.is_finite():  # SQL's sums and literals: 64 as HUGEINT, 0.5
         value = int(value) if value == value.to_integral_value() else float(value)
+    if hasattr(value, "__len__") and not isinstance(value, str):
+        raise InvalidInput(
+            f"{name} is {reprlib.repr(value)}; one scenario takes one value, a grid of what_if takes lists."
+        )
     if value == "":
         raise InvalidInput(f"{name} is empty; give a value, or leave it unset.")
     if isinstance(value, str) and (flag.kind == "whole" or flag.kind in RANGES):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 PHASES = ("prefill", "decode", "mixed")
+# sizes without which a step of a phase has no shape
+NEEDED = {"prefill": ("input_len",), "decode": ("context_len",), "mixed": ("input_len", "context_len")}
 # larger steps have tensor sizes beyond 64 bits
 LARGEST_STEP_TOKENS = 10**9
 STEP_QUERY = """
@@ -110,9 +113,8 @@ def step_shape(
     mixed: those decodes and one chunk of ``input_len`` tokens.
     InvalidInput: a size is missing.
     """
-    needed = {"prefill": ("input_len",), "decode": ("context_len",), "mixed": ("input_len", "context_len")}[phase]
     given = {"input_len": input_len, "context_len": context_len}
-    for name in needed:
+    for name in NEEDED[phase]:
         if given[name] is None:
             raise InvalidInput(f"a {phase} step needs --{name.replace('_', '-')}; give it.")
     chunk, context = (input_len or 0 if phase != "decode" else 0), context_len or 0
@@ -155,11 +157,9 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
     ``flags``: deployment flags as ``simulate`` takes them; ``sizes``: batch_size (None: 1), input_len,
     context_len.
     """
-    sizes = {**sizes, "batch_size": 1 if sizes["batch_size"] is None else sizes["batch_size"]}
-    for name, value in sizes.items():
-        smallest = 0 if name == "context_len" else 1
-        if value is not None and value < smallest:
-            raise InvalidInput(f"--{name.replace('_', '-')} is {value}; give a whole number of at least {smallest}.")
+    if phase not in PHASES:
+        raise InvalidInput(f"--phase is {phase!r}; give one of {', '.join(PHASES)}.")
+    sizes = {name: _size(name, value) for name, value in sizes.items()}
     named = normalise(flags)
     gpus = gpu_assumptions(session, named)
     deployment = deployment_row(resolve_names(session, named))
@@ -169,7 +169,7 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
     model = next(row for row in session.table("models").to_pylist() if row["model"] == deployment["model"])
     shape = step_shape(
         phase,
-        1 if sizes["batch_size"] is None else sizes["batch_size"],
+        sizes["batch_size"] or 1,
         sizes["input_len"],
         sizes["context_len"],
         layout["window_tokens"] or model["index_top_k"],
@@ -178,8 +178,8 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
     longest = (sizes["context_len"] or 0) + (sizes["input_len"] or 1 if phase == "prefill" else 1)
     if longest > settings["max_model_len"] or (phase == "mixed" and sizes["input_len"] > settings["max_model_len"]):
         raise InvalidInput(
-            f"the step has a sequence of {max(longest, sizes['input_len'] or 0)} tokens, more than "
-            f"max_model_len {settings['max_model_len']}; use shorter sequences."
+            f"the step has a sequence of {max(longest, sizes['input_len'] or 0):,} tokens, more than "
+            f"max_model_len {settings['max_model_len']:,}; use shorter sequences."
         )
     if shape["tokens"] > LARGEST_STEP_TOKENS:
         raise InvalidInput(f"the step has {shape['tokens']} tokens; use at most {LARGEST_STEP_TOKENS}.")
@@ -212,6 +212,16 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
         "settings": settings,
         "assumed": gpus + _assumed(session, shape, plan),
     }
+
+
+def _size(name: str, value: Any) -> int | None:
+    """Return a size of a step as a whole number; InvalidInput for another one."""
+    if value is None:
+        return None
+    smallest = 0 if name == "context_len" else 1
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or value != value // 1 or value < smallest:
+        raise InvalidInput(f"--{name.replace('_', '-')} is {value!r}; give a whole number of at least {smallest}.")
+    return int(value)
 
 
 def _host_row(totals: dict[str, Any], tier: str) -> dict[str, Any]:

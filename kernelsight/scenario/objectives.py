@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput, UnknownName, unknown
@@ -78,10 +78,29 @@ def objective_of(column: str, most_ms: float) -> Objective:
     """
     found = STATISTIC.fullmatch(column)
     percent = found and found["percent"]
+    if not found and STATISTIC.fullmatch(f"{column}_ms"):
+        raise UnknownName(f"unknown latency statistic {column!r}. Did you mean {column}_ms?")
     if not found or (percent and not 0.0 < float(percent) < 100.0):
         known = [f"{metric}_{statistic}_ms" for metric in METRICS for statistic in STATISTICS]
         raise unknown("latency statistic", column, known, "Any percentile is known: ttft_p99.9_ms.")
     return Objective(found["metric"], float(percent) if percent else None, float(most_ms))
+
+
+def stated_slo(slo: Any) -> dict[str, float]:
+    """Return the largest values of summary columns: a mapping, or words as the command line takes them.
+
+    InvalidInput: neither of these.
+
+    >>> stated_slo("ttft_p95:1000 tpot_p99:40"), stated_slo({"ttft_p95_ms": 1000.0})
+    ({'ttft_p95_ms': 1000.0, 'tpot_p99_ms': 40.0}, {'ttft_p95_ms': 1000.0})
+    """
+    if isinstance(slo, str):
+        return parse_slo(slo.split())
+    if isinstance(slo, Sequence) and all(isinstance(word, str) for word in slo):
+        return parse_slo(list(slo))
+    if not isinstance(slo, Mapping):
+        raise InvalidInput(f"the objectives are {slo!r}; give a mapping such as {{'ttft_p99_ms': 500.0}}.")
+    return dict(slo)
 
 
 def objectives_of(slo: Mapping[str, float]) -> list[Objective]:

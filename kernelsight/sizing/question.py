@@ -20,6 +20,8 @@ from kernelsight.sizing.search import SizeSearch
 from kernelsight.sweeps.steady import LEAST_REQUESTS
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from kernelsight.dataflow.session import Session
 
 DAY_S = 86_400.0
@@ -37,7 +39,7 @@ def size_deployment(
     max_gpus: int = MOST_GPUS,
     search: Mapping[str, Sequence[Any]] | None = None,
     tune: bool = True,
-    correction: str | Path | None = None,
+    correction: str | Path | pa.Table | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Sizing:
     """Return the cheapest deployment that serves a rate within objectives; see ``Session.size``."""

@@ -33,7 +33,7 @@ def find_rates(
     *,
     goodput: Mapping[str, float] | None = None,
     tolerance: float = FULL.tolerance,
-    correction: str | Path | None = None,
+    correction: str | Path | pa.Table | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> pa.Table:
     """Return each row's flags, its highest steady rate (requests/s), and what ``scenario_summary`` says at that rate.
@@ -45,9 +45,8 @@ def find_rates(
     0.3 of the rate. ``steady``: a horizon of 20
     mean end-to-end times, without drift. ``num_prompts`` becomes what a run of one seed took, at least 1,000 after its
     warm-up. Latencies are those of all seeds, without warm-up; other columns are those of the row's own seed.
-    ``correction``: a file of corrections that ``compare`` fitted. ``report`` is called with the rows that are done, and
-    all. InvalidInput: rows that state a rate, a concurrency or
-    a trace, and what ``sweep`` refuses.
+    ``correction``: corrections that ``compare`` fitted, a file or a table. ``report`` is called with the rows that are
+    done, and all. InvalidInput: rows that state a rate, a concurrency or a trace, and what ``sweep`` refuses.
 
     >>> from kernelsight.session import connect
     >>> row = {"model": "qwen3-0.6b", "gpu": "l4", "input_len": 256, "output_len": 8}

@@ -47,10 +47,10 @@ class Run:
         self._session, self._seed, self._assumed, self._flags = session, seed, list(assumed), flags
 
     @classmethod
-    def of(cls, session: Session, flags: Mapping[str, Any], correction: str | Path | None = None) -> Run:
+    def of(cls, session: Session, flags: Mapping[str, Any], correction: str | Path | pa.Table | None = None) -> Run:
         """Simulate the scenario of one row of flags in a fork of a session; InvalidInput: what cannot run, and why.
 
-        ``correction``: a file of corrections that ``compare`` fitted to a log of this deployment.
+        ``correction``: corrections that ``compare`` fitted to a log of this deployment, a file or a table.
         """
         from kernelsight.scenario.refusals import refuse_faults
 
@@ -181,11 +181,12 @@ class WhatIf:
         goodput: Mapping[str, float] | None = None,
         slo: Mapping[str, float] | None = None,
         execution: Execution | None = None,
-        correction: str | Path | None = None,
+        correction: str | Path | pa.Table | None = None,
     ) -> WhatIf:
         """Simulate the scenarios of rows of flags; see ``serve_plan``.
 
-        ``correction``: a file of corrections that ``compare`` fitted; rows of other deployments stay as they are.
+        ``correction``: corrections that ``compare`` fitted, a file or a table; rows of other deployments stay as they
+        are.
         """
         fork = session.fork()
         plan = plan_sweep(fork, rows, goodput)

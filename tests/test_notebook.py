@@ -1,0 +1,118 @@
+"""What a notebook does by mistake is answered with one sentence: values of a wrong kind, endings, lost columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from kernelsight.errors import InvalidInput, UnknownName
+from kernelsight.session import Session, connect
+
+STEP = {"model": "qwen3-0.6b", "gpu": "l4", "context_len": 100}
+LOAD = {"max_concurrency": 4, "num_prompts": 8, "input_len": 64, "output_len": 8}
+FLAGS = {"model": "qwen3-0.6b", "gpu": "l4"} | LOAD
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with connect() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("gpu", ["l4", "t4"]), ("max_num_seqs", (8, 16)), ("model", {}), ("seed", np.arange(2))]
+)
+def test_a_list_is_no_value_of_one_scenario(session: Session, name: str, value: Any) -> None:
+    with pytest.raises(InvalidInput, match=f"^{name} is .*; one scenario takes one value, a grid of what_if takes"):
+        session.simulate(**FLAGS | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"phase": "decoding"}, "--phase is 'decoding'; give one of prefill, decode, mixed"),
+        ({"batch_size": "4"}, "--batch-size is '4'; give a whole number of at least 1"),
+        ({"batch_size": 2.5}, "--batch-size is 2.5; give a whole number"),
+        ({"context_len": -1}, "--context-len is -1; give a whole number of at least 0"),
+        ({"context_len": 50_000}, "a sequence of 50,001 tokens, more than max_model_len 40,960"),
+    ],
+)
+def test_a_step_of_a_wrong_kind_or_size(session: Session, wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        session.predict(**STEP | wrong)
+
+
+def test_whole_numbers_of_other_libraries_are_sizes(session: Session) -> None:
+    one = session.predict(**STEP, batch_size=4).total_us
+    assert session.predict(**STEP, batch_size=np.int32(4)).total_us == session.predict(**STEP, batch_size=4.0).total_us
+    assert session.predict(**STEP, batch_size=np.int64(4)).total_us == one
+
+
+def test_objectives_are_a_mapping_or_the_words_of_the_command_line(session: Session) -> None:
+    grid = FLAGS | {"max_concurrency": [1, 2]}
+    found = [
+        session.sweep(grid, slo=slo).summary["meets_slo"].to_pylist()
+        for slo in ({"ttft_p95_ms": 1000.0}, "ttft_p95:1000", ["ttft_p95:1000"])
+    ]
+    assert found[0] == found[1] == found[2] == [True, True]
+    asked = {"gpus": "l4", "rate": 1.0, "model": "qwen3-0.6b", "input_len": 64, "output_len": 8}
+    with pytest.raises(UnknownName, match=r"unknown latency statistic 'ttft_p95'. Did you mean ttft_p95_ms\?"):
+        session.size(slo={"ttft_p95": 1000.0}, **asked)
+    with pytest.raises(InvalidInput, match="the objectives are 5; give a mapping"):
+        session.size(slo=5, **asked)
+
+
+def test_one_gpu_of_a_sizing_may_be_a_word(session: Session) -> None:
+    asked = {"slo": "ttft_p95:1000", "rate": 1.0, "model": "qwen3-0.6b", "input_len": 64, "output_len": 8}
+    with pytest.raises(UnknownName, match="unknown GPU 'l44'"):
+        session.size(gpus="l4,l44", **asked)
+
+
+def test_corrections_may_be_a_table(session: Session) -> None:
+    row = {"part": "host", "factor": 1.0, "exposed_us": 500.0, "n": 40, "fitted_on": "first 70% of the log"}
+    with pytest.raises(InvalidInput, match="^the table of corrections was fitted for another deployment"):
+        session.simulate(correction=pa.Table.from_pylist([row | {"fingerprint": "0" * 16}]), **FLAGS)
+    with pytest.raises(InvalidInput, match="^the table of corrections holds no corrections"):
+        session.simulate(correction=pa.table({"part": ["host"]}), **FLAGS)
+
+
+def test_a_file_of_another_format_is_not_written(session: Session, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"run.csv ends in .csv, but a DuckDB file is saved; name it run.duckdb"):
+        session.simulate(**FLAGS).save(tmp_path / "run.csv")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_open_elsewhere_is_named_so(tmp_path: Path) -> None:
+    with connect(tmp_path / "a.duckdb"), pytest.raises(InvalidInput, match="another session of this program has it"):
+        connect(tmp_path / "a.duckdb")
+
+
+def test_a_lost_column_names_the_table_that_has_it(session: Session) -> None:
+    found = session.what_if(FLAGS | {"gpu": ["l4", "t4"]})
+    with pytest.raises(InvalidInput, match=r"; gpu is in table deployments: join it using \(deployment_id\)"):
+        found.sql("select gpu, ttft_p50_ms from scenario_summary")
+    joined = found.sql("select gpu from scenario_summary join deployments using (deployment_id)").fetchall()
+    assert sorted(joined) == [("l4",), ("t4",)]
+    with pytest.raises(InvalidInput) as refused:
+        found.sql("select nowhere from scenario_summary")
+    assert "join" not in str(refused.value)
+
+
+def test_show_tables_lists_what_can_be_asked() -> None:
+    with connect() as session:
+        session.give("mine", [{"a": 1}])
+        states = dict(session.sql("show tables").fetchall())
+        assert (states["mine"], states["gpus"]) == ("own", "of the catalogue")
+        assert "request_metrics" not in states  # nothing was simulated
+        assert "given mine" in repr(session)
+        run = session.simulate(**FLAGS)
+        states = dict(run.sql("show tables;").fetchall())
+        assert states["deployments"] == "given"
+        assert states["request_metrics"] == "computed when it is asked for"
+        for name in ("kernel_breakdown", "bottlenecks"):
+            assert name in states and run.table(name).num_rows
