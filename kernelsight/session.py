@@ -227,10 +227,11 @@ class Session(dataflow.Session):
         """Find the cheapest deployment that serves ``rate`` requests/s (or ``requests_per_day``) within objectives.
 
         ``gpus``: which to search, each with every parallel size up to ``max_gpus`` GPUs an instance; ``slo``: largest
-        values such as ``{"ttft_p95_ms": 1000.0}``, or words such as ``"ttft_p95:1000"``; ``prices``: dollars an hour of one GPU by name, or a file;
-        ``search``: more values of flags, such as ``{"quantization": [None, "fp8"]}``; ``tune``: with other sizes of a
-        step; ``correction``: corrections that ``compare`` fitted (a file, or its table), for the deployments that it
-        is for; ``flags``: the deployment's and the load's, which are not searched. ``report`` is called with progress.
+        values such as ``{"ttft_p95_ms": 1000.0}``, or words such as ``"ttft_p95:1000"``; ``prices``: dollars an hour
+        of one GPU by name, or a file; ``search``: more values of flags, such as ``{"quantization": [None, "fp8"]}``;
+        ``tune``: with other sizes of a step; ``correction``: corrections that ``compare`` fitted (a file, or its
+        table), for the deployments that it is for; ``flags``: the deployment's and the load's, which are not
+        searched. ``report`` is called with progress.
         InvalidInput: a question that cannot be answered, or a model that no GPU holds, and what would.
         """
         from kernelsight.scenario.objectives import stated_slo
