@@ -46,9 +46,9 @@ from kernelsight.attribution.scores import (
     measured_by_metric,
     predicted_of,
 )
-from kernelsight.attribution.settings import contradictions, stated_settings
+from kernelsight.attribution.settings import contradictions, stated_settings, with_stated
 from kernelsight.attribution.steps import Seen, seen_of, typical_context
-from kernelsight.attribution.verdict import not_separated, verdict_of
+from kernelsight.attribution.verdict import as_html, not_separated, verdict_of
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
@@ -95,6 +95,9 @@ class Comparison:
             raise InvalidInput("the log holds no requests with a prompt length; log_faults says why rows were dropped.")
         self.measured: Measured = measured_of(self._requests)
         self.settings: dict[str, Any] = stated_settings(session, question.flags, NO_LOAD)
+        self._logs["production_settings"] = with_stated(
+            self._logs["production_settings"], self.settings, question.flags
+        )
         check_replicas(self._requests, self.settings)
         self.load: pa.Table = load_of_log(self._requests, self.settings["block_size"])
 
@@ -269,7 +272,7 @@ class Comparison:
     def suspects(self) -> list[dict[str, Any]]:
         """Rows of ``setting_suspects``: contradictions first, then settings by how much they explain."""
         found, ranked = self.explained
-        rows = contradictions(self.settings, self._logs) if self._question.suspects == "all" else []
+        rows = contradictions(self._session, self.settings, self._logs) if self._question.suspects == "all" else []
         before = self._loss_before
         for name, loss in ranked:
             setting, _, value = name.partition("=")
@@ -393,3 +396,6 @@ class Comparison:
 
     def __repr__(self) -> str:
         return f"Comparison({self.summary['verdict']})"
+
+    def _repr_html_(self) -> str:
+        return as_html(self.summary, self.parts, ("part", "miss_ms", "share"))

@@ -8,8 +8,14 @@ from typing import Any
 import pyarrow as pa
 
 from kernelsight.dataflow.session import Session
+from kernelsight.errors import KernelSightError
+from kernelsight.read.model_names import find_variant
 from kernelsight.scenario.flags import DEPLOYMENT_FLAGS
+from kernelsight.scenario.plan import normalise, resolve_gpu
 from kernelsight.scenario.scenarios import give_plan, plan_rows
+
+# by which two models of a catalogue differ, whatever their formats
+SHAPE = ("layer_count", "hidden", "heads", "kv_heads", "vocab", "intermediate")
 
 
 def stated_settings(session: Session, flags: Mapping[str, Any], no_load: Mapping[str, Any]) -> dict[str, Any]:
@@ -22,7 +28,20 @@ def stated_settings(session: Session, flags: Mapping[str, Any], no_load: Mapping
         return next(row for row in rows if row["deployment_id"] == name)
 
 
-def contradictions(settings: Mapping[str, Any], tables: Mapping[str, pa.Table]) -> list[dict[str, Any]]:
+def with_stated(found: pa.Table, settings: Mapping[str, Any], flags: Mapping[str, Any]) -> pa.Table:
+    """Return ``production_settings`` with what the user stated of the settings that the log has."""
+    stated = {_column(name) for name in normalise(flags)}
+    rows = found.to_pylist()
+    for row in rows:
+        column = _column(row["setting"])
+        value = settings.get(column) if column in stated else None
+        row["stated"] = None if value is None else str(value)
+    return pa.Table.from_pylist(rows, found.schema)
+
+
+def contradictions(
+    session: Session, settings: Mapping[str, Any], tables: Mapping[str, pa.Table]
+) -> list[dict[str, Any]]:
     """Return rows of ``setting_suspects`` for what the log shows and the stated settings cannot do."""
     found = []
 
@@ -50,15 +69,42 @@ def contradictions(settings: Mapping[str, Any], tables: Mapping[str, pa.Table]) 
         running = max((value for value in windows["running"].to_pylist() if value is not None), default=0)
         if running > settings["max_num_seqs"] * settings["dp"]:
             add("max_num_seqs", settings["max_num_seqs"], f"at least {running:.0f}: that many requests ran at once")
-    names = {**DEPLOYMENT_FLAGS, "model": "model"}
     for row in tables["production_settings"].to_pylist():
-        column = names.get(row["setting"])
-        value = settings.get(column) if column else None
-        if value is not None and row["found"] is not None and _differs(str(value), row["found"]):
+        value = settings.get(_column(row["setting"]) or "")
+        if value is not None and row["found"] is not None and _differs(session, row["setting"], value, row["found"]):
             add(row["setting"], value, f"{row['found']} in {row['found_in']}")
     return found
 
 
-def _differs(stated: str, found: str) -> bool:
-    one, other = stated.lower(), found.lower()
+def _column(setting: str) -> str | None:
+    """Return the column of ``deployment_settings`` that holds a setting."""
+    return {**DEPLOYMENT_FLAGS, "model": "model"}.get(setting)
+
+
+def _differs(session: Session, setting: str, stated: Any, found: str) -> bool:
+    """Return whether a log has another value than was stated; names that nobody knows are no contradiction."""
+    if setting == "model":
+        return _other_shape(session, str(stated), found)
+    if setting == "gpu":
+        try:
+            return resolve_gpu(session, found) != str(stated)
+        except KernelSightError:
+            return False
+    one, other = str(stated).lower(), found.lower()
     return one != other and not ("/" in other or one in other)
+
+
+def _other_shape(session: Session, stated: str, found: str) -> bool:
+    """Return whether a log names a known model of another shape; variants of one model and unknown names are none."""
+    shapes = {row["model"]: [row[name] for name in SHAPE] for row in session.table("models").to_pylist()}
+    ours, theirs = (shapes.get(name, shapes.get(_base(name) or "")) for name in (stated, found))
+    return ours is not None and theirs is not None and ours != theirs
+
+
+def _base(name: str) -> str | None:
+    """Return the catalogue's model of a name in a log; the name is no path to read."""
+    try:
+        variant = find_variant(name)
+    except KernelSightError:
+        return None
+    return variant.base if variant else None

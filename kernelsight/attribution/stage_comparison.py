@@ -13,6 +13,7 @@ import pyarrow as pa
 from kernelsight.attribution.replay import NO_LOAD, conformed
 from kernelsight.attribution.scores import METRICS
 from kernelsight.attribution.stages import Stage, client_of, findings, load_of_stage, stages_of
+from kernelsight.attribution.verdict import as_html
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
@@ -165,16 +166,20 @@ class StageComparison:
     def _verdict(self) -> str:
         """Return one sentence: how far the open stages are off in E2E, and full ones in the rate that is served."""
         means = [row for row in self.rows if row["statistic"] == "mean"]
+        has_e2e = any(row["metric"] == "e2e_ms" and row["open_loop"] for row in means)
+        # a report without E2E, such as vLLM's, has the other two
+        of_open = ["e2e_ms"] if has_e2e else ["ttft_ms", "tpot_ms"]
         said = []
-        for metric, is_open, what in (
-            ("e2e_ms", True, "E2E of {} open"),
-            ("request_throughput", False, "rate of {} full"),
-        ):
+        for metric, is_open in (*((name, True) for name in of_open), ("request_throughput", False)):
             rows = [row for row in means if row["metric"] == metric and row["open_loop"] == is_open]
             if rows:
                 errors = [row["error"] for row in rows]
-                stages = what.format(len(rows)) + (" stage" if len(rows) == 1 else " stages")
-                said.append(f"{stages} predicted within {min(errors):+.1%} to {max(errors):+.1%} of measured")
+                stages = f"{len(rows)} {'open' if is_open else 'full'} {'stage' if len(rows) == 1 else 'stages'}"
+                what = metric.removesuffix("_ms").upper() if is_open else "rate"
+                off = (
+                    f"within {min(errors):+.1%} to {max(errors):+.1%} of" if len(rows) > 1 else f"{errors[0]:+.1%} off"
+                )
+                said.append(f"{what} of {stages} predicted {off} measured")
         if not said:
             return "no stage of the log has a mean that is compared."
         return "; ".join(said) + "; the log holds no requests, so that no cause was looked for."
@@ -202,6 +207,9 @@ class StageComparison:
 
     def __repr__(self) -> str:
         return f"StageComparison({self.summary['verdict']})"
+
+    def _repr_html_(self) -> str:
+        return as_html(self.summary, self.rows, ("part", "metric", "statistic", "measured", "predicted", "error"))
 
 
 def _counted(faults: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ def _found(answer: Mapping[str, Any], enough: bool, fit: str) -> str:
         return "no request of the log was served in the replay, so that nothing is compared."
     name = "E2E" if answer["e2e_ms"]["n"] else "TPOT"
     off = e2e["measured"] / e2e["predicted"] - 1.0
-    times = f"measured {e2e['measured']:,.4g} ms, predicted {e2e['predicted']:,.4g} ms"
+    times = f"measured {_ms(e2e['measured'])} ms, predicted {_ms(e2e['predicted'])} ms"
     causes = [cause for cause in answer["causes"] if cause["cause"] != "workload"]
     impossible = [row for row in answer["suspects"] if row["evidence"] == "impossible"]
     said = f"mean {name} agrees within {abs(off):.1%} ({times})"
@@ -45,7 +46,7 @@ def _found(answer: Mapping[str, Any], enough: bool, fit: str) -> str:
         said = f"mean {name} is {abs(off):.1%} {'longer' if off > 0 else 'shorter'} than predicted ({times})"
     for load in (cause for cause in answer["causes"] if cause["cause"] == "workload"):
         more = "longer" if load["added_ms"] > 0 else "shorter"
-        said += f", and {abs(load['added_ms']):,.3g} ms {more} with the load as sent than as described"
+        said += f", and {_ms(abs(load['added_ms']), 3)} ms {more} with the load as sent than as described"
     if impossible:
         row = impossible[0]
         return f"{said}; the log contradicts {row['setting']} {row['stated']}: {row['value']}."
@@ -56,6 +57,15 @@ def _found(answer: Mapping[str, Any], enough: bool, fit: str) -> str:
     if fit == "none" or abs(off) < AGREES:
         return f"{said}."
     return f"{said}; no single cause explains it."
+
+
+def as_html(answer: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """Return the verdict and the rows that are not 0 as HTML, for notebooks."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+    shown = [[f"{row[name]:,.4g}" if isinstance(row[name], float) else str(row[name]) for name in names] for row in rows
+             if row.get("miss_ms", 1.0)]  # fmt: skip
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in shown)
+    return f"<p>{html.escape(answer['verdict'])}</p><table><tr>{head}</tr>{body}</table>"
 
 
 # a posterior as wide as this share of the prior has learned nothing of a part; smaller parts matter to nobody
@@ -86,7 +96,18 @@ def not_separated(
     kernels = "kernels (--kernels: vllm bench forward)"
     missing = [what for name, what in (("steps", steps), ("kernels", kernels)) if not has.get(name)]
     would = f"; {' or '.join(missing)} would" if missing else ""
-    return [f"this log does not separate {' from '.join(sorted(wide, reverse=True))}: only their sum is known{would}"]
+    *first, last = sorted(wide, reverse=True)
+    apart = f"{first[0]} from {last}" if len(wide) == 2 else f"{', '.join(first)} and {last} from each other"
+    return [f"this log does not separate {apart}: only their sum is known{would}"]
+
+
+def _ms(value: float, digits: int = 4) -> str:
+    """Return milliseconds as people write them: no power of ten.
+
+    >>> _ms(18634.4), _ms(64.9213), _ms(0.00123, 3)
+    ('18,634', '64.92', '0.00123')
+    """
+    return f"{value:,.0f}" if value >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
 def _cause(cause: Mapping[str, Any]) -> str:
@@ -94,5 +115,6 @@ def _cause(cause: Mapping[str, Any]) -> str:
     if "value" in cause:
         return f"{name} {cause['value']} instead of what was stated"
     if "factor" in cause:
-        return f"{WORDS[name]} that take {cause['factor']:.2f} times as long"
-    return f"{cause['added_ms']:+.3g} ms {'a step' if name == 'host' else 'a request'} in {WORDS[name]}"
+        return f"{WORDS[name]} at {cause['factor']:.2f} times the predicted time"
+    sign, per = "+" if cause["added_ms"] >= 0 else "-", "a step" if name == "host" else "a request"
+    return f"{sign}{_ms(abs(cause['added_ms']), 3)} ms {per} in {WORDS[name]}"

@@ -11,7 +11,7 @@ import polars as pl
 
 from kernelsight.logs.files import LogFile, documents, unusable
 from kernelsight.logs.found import Faults, Found, LogFormat
-from kernelsight.logs.windows import is_used, windows_of
+from kernelsight.logs.windows import SOURCES, is_used, windows_of
 
 NAME = "prometheus"
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+(?:\.\d+)?))?\s*$")
@@ -30,8 +30,9 @@ def _recognises(file: LogFile) -> bool:
 def read_prometheus(files: Sequence[LogFile]) -> list[Found]:
     """Return one run of all files: an interval between two scrapes is a row, of sums / counts and differences.
 
-    Answers of the API have times; of texts without times exactly two are one interval, in the order given. Intervals
-    in which a counter fell are dropped. InvalidInput: a failed query, one snapshot alone, or no metric of a server.
+    Answers of the API have times; of texts without times exactly two are one interval, in the order given, or the other
+    way round where counters only fell so. Intervals in which a counter fell are dropped. InvalidInput: a failed query,
+    one snapshot alone, or no metric of a server.
     """
     found = Found(files[0], NAME)
     samples: list[Sample] = []
@@ -54,10 +55,22 @@ def read_prometheus(files: Sequence[LogFile]) -> list[Found]:
         )
     found.clock = "unix" if timed else "none"
     frame = pl.DataFrame(samples, schema=_TYPES, orient="row", strict=False)
+    if not timed:
+        frame = _earlier_first(frame)
     found.windows = windows_of(frame, found.faults, timed)
     if not found.windows.height:
-        raise unusable(files[0].path, "has no interval between two scrapes", "Query a range with several steps.")
+        advice = "Query a range with several steps." if timed else "Give two texts of one server, without a restart."
+        raise unusable(files[0].path, "has no interval between two scrapes", advice)
     return [found]
+
+
+def _earlier_first(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return two snapshots in the order in which their counters grow: a folder lists ``after`` before ``before``."""
+    growing = [name for name, (_, grows) in SOURCES.items() if grows]
+    series = frame.filter(pl.col("metric").is_in(growing)).group_by("metric", "replica", "labels")
+    change = series.agg(pl.col("value").sort_by("time").diff().last())["value"].drop_nulls()
+    backwards = (change < 0).any() and not (change > 0).any()
+    return frame.with_columns((1.0 - pl.col("time")).alias("time")) if backwards else frame
 
 
 _TYPES = {

@@ -198,6 +198,31 @@ def test_what_the_log_contradicts_comes_first(session: Session) -> None:
     assert "the log contradicts enable_prefix_caching False" in answer["verdict"]
 
 
+@pytest.mark.parametrize(
+    ("name", "gpu", "contradicted"),
+    [
+        ("Qwen/Qwen3-14B", "h100_sxm", "model llama-3.1-8b: Qwen/Qwen3-14B in model_id"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8", "NVIDIA H100 80GB HBM3", None),
+        ("our-chat", "H100", None),  # a served name, and a GPU by its short name
+        ("meta-llama/Llama-3.1-8B-Instruct", "NVIDIA A100-SXM4-80GB", "gpu h100_sxm: NVIDIA A100-SXM4-80GB in"),
+    ],
+)
+def test_another_model_or_gpu_in_the_log_is_a_contradiction(
+    session: Session, tmp_path: Path, name: str, gpu: str, contradicted: str | None
+) -> None:
+    first = json.loads((DATA / "vllm_bench.json").read_text().splitlines()[0])
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(first | {"model_id": name, "gpu": gpu, "tensor_parallel_size": 1}))
+    found = session.compare(log=file, deployment=FLAGS, fit="none")
+    if contradicted is None:
+        assert not found.summary["suspects"]
+    else:
+        assert f"the log contradicts {contradicted}" in found.summary["verdict"]
+    stated = {row["setting"]: row["stated"] for row in found.table("production_settings").to_pylist()}
+    assert stated == {"model": "llama-3.1-8b", "gpu": "h100_sxm", "tensor_parallel_size": None}
+    assert "<th>miss_ms</th>" in found._repr_html_() and found.summary["verdict"][:20] in found._repr_html_()
+
+
 def test_too_little_is_compared_without_a_cause(session: Session) -> None:
     load = drawn(20, 4.0)
     log = log_of(load, replay(session, load, [Variant(FLAGS, step_us=900.0)])[0])

@@ -167,7 +167,7 @@ def test_the_defaults_are_one_sequence_that_decodes(command):
         ),
         (
             ("--context-len", 10**30),
-            f"the step has a sequence of {10**30 + 1} tokens, more than max_model_len 40960; use shorter sequences.",
+            f"the step has a sequence of {10**30 + 1:,} tokens, more than max_model_len 40,960; use shorter sequences.",
         ),
         (("--batch-size", 2**62), f"the step has {2**62} tokens; use at most 1000000000."),
         (("-tp", 0), "tensor_parallel_size is 0; give a whole number from 1 to 1024."),

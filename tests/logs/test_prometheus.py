@@ -23,6 +23,15 @@ def test_two_texts_are_one_interval():
     assert "end_s" not in row and rows(tables, "production_logs")[0]["clock"] == "none"
 
 
+def test_two_texts_the_other_way_round_are_the_same_interval():
+    first, second = (
+        rows(read_logs(metrics=files), "production_windows") for files in ([BEFORE, AFTER], [AFTER, BEFORE])
+    )
+    strip = [{name: value for name, value in row.items() if name != "log_id"} for row in (*first, *second)]
+    assert len(strip) == 2 and strip[0] == strip[1]
+    assert not faults(read_logs(metrics=[AFTER, BEFORE]))
+
+
 def test_one_text_has_no_differences():
     assert "is one of 1 snapshots without times" in refusal(metrics=BEFORE)
     assert "is one of 3 snapshots without times" in refusal(metrics=[BEFORE, AFTER, AFTER])
