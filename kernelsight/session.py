@@ -245,7 +245,7 @@ class Session(dataflow.Session):
     def compare(
         self,
         *,
-        deployment: Mapping[str, Any],
+        deployment: Mapping[str, Any] | None = None,
         requests: Any = None,
         log: Any = (),
         log_format: str = "auto",
@@ -257,12 +257,14 @@ class Session(dataflow.Session):
         fit: Literal["none", "host", "parts"] = "parts",
         hold_out: float = 0.3,
         suspects: Literal["all", "none"] = "all",
+        **flags: Any,
     ) -> Comparison | StageComparison:
         """Compare a production log with its replay on a deployment: why they differ, and what corrects it.
 
-        ``deployment``: its flags, or ``{"launch": "vllm serve ..."}`` with a GPU; ``requests``: a table of requests in
-        memory (anything with ``__arrow_c_stream__``, or a list of dicts), or ``log``: files of any known format, and
-        ``steps``, ``metrics``, ``kernels`` beside them; ``stated``: flags of the load as it was described.
+        ``deployment``: its flags, or ``{"launch": "vllm serve ..."}`` with a GPU; or ``flags``, as to ``simulate``.
+        ``requests``: a table of requests in memory (anything with ``__arrow_c_stream__``, or a list of dicts), or
+        ``log``: files of any known format, and ``steps``, ``metrics``, ``kernels`` beside them; ``stated``: flags of
+        the load as it was described.
         Of a log that holds statistics of stages alone, these are drawn, simulated and compared.
         InvalidInput: a log without latencies or times of sending, or a deployment that cannot run.
         """
@@ -272,6 +274,10 @@ class Session(dataflow.Session):
         from kernelsight.attribution.stage_comparison import StageComparison
         from kernelsight.logs.read import read_logs, read_table
 
+        stated_twice = sorted({*flags} & {*(deployment or {})})
+        if stated_twice:
+            raise InvalidInput(f"{stated_twice[0]} is an argument, and in deployment too; give it once.")
+        own = {**(deployment or {}), **flags}
         if not 0.0 < hold_out < 1.0:
             raise InvalidInput(f"hold_out is {hold_out}; give a share of the time above 0 and below 1.")
         if requests is not None:
@@ -280,8 +286,8 @@ class Session(dataflow.Session):
         else:
             tables = read_logs(log, log_format, columns, steps, metrics, kernels)
         if not tables["production_requests"].num_rows and tables["production_summaries"].num_rows:
-            return StageComparison(self.fork(), tables, deployment, stated)
-        return Comparison(self.fork(), tables, Question(dict(deployment), stated, fit, hold_out, suspects))
+            return StageComparison(self.fork(), tables, own, stated)
+        return Comparison(self.fork(), tables, Question(own, stated, fit, hold_out, suspects))
 
     def search(self, scenarios: Any, *, space: Any = ()) -> pa.Table:
         """Search kernels, every scenario replayed in one call; return ``search_summary``.

@@ -56,6 +56,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.scenario.alternatives import alternatives
 from kernelsight.scenario.corrections import fingerprint
 
+WINDOWS = "metrics of the server are held against max_num_seqs alone; table production_windows has them"
 # requests that causes are looked for in: enough to tell them apart, in a second or two
 MOST_EXPLAINED = 4000
 TABLES = (
@@ -338,7 +339,12 @@ class Comparison:
         answer["causes"] = named_causes(found, self.measured.from_server, self.parts, answer["e2e_ms"]["measured"])
         answer |= self.rests_on
         seen = self.seen if self.fitted is not None else None
-        answer["evidence"] = {"steps": seen.steps, "kernels": seen.kernels, "not_used": seen.unused} if seen else {}
+        answer["evidence"] = {"steps": seen.steps, "kernels": seen.kernels} if seen else {}
+        unused = [*seen.unused] if seen else []
+        if self._logs["production_windows"].num_rows:
+            unused.append(WINDOWS)
+        if seen or unused:
+            answer["evidence"]["not_used"] = unused
         answer["not_separated"] = not_separated(self.parts, answer["e2e_ms"]["predicted"], answer["evidence"])
         return answer | {"verdict": verdict_of(answer, self.enough, self._question.fit)}
 

@@ -223,6 +223,17 @@ def test_another_model_or_gpu_in_the_log_is_a_contradiction(
     assert "<th>miss_ms</th>" in found._repr_html_() and found.summary["verdict"][:20] in found._repr_html_()
 
 
+def test_flags_are_arguments_or_a_deployment_and_metrics_are_spoken_of(session: Session) -> None:
+    texts = [DATA / "metrics_before.txt", DATA / "metrics_after.txt"]
+    found = session.compare(log=DATA / "vllm_bench.json", metrics=texts, fit="none", **FLAGS)
+    assert found.settings["model"] == FLAGS["model"]
+    assert found.summary["evidence"]["not_used"][0].startswith("metrics of the server are held against max_num_seqs")
+    with pytest.raises(InvalidInput, match="^gpu is an argument, and in deployment too; give it once"):
+        session.compare(log=DATA / "vllm_bench.json", deployment=FLAGS, gpu="l4")
+    with pytest.raises(InvalidInput, match="^no model is given"):
+        session.compare(log=DATA / "vllm_bench.json")
+
+
 def test_too_little_is_compared_without_a_cause(session: Session) -> None:
     load = drawn(20, 4.0)
     log = log_of(load, replay(session, load, [Variant(FLAGS, step_us=900.0)])[0])
