@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from kernelsight import errors
 from kernelsight.read.fields import REQUIRED, ConfigFields
+from kernelsight.read.sizes import longest_context
 
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2"}
 WINDOWED = {"full_attention": "full", "sliding_attention": "sliding"}
@@ -46,8 +47,9 @@ def trunk(fields: ConfigFields, **defaults: Any) -> dict[str, Any]:
         "layer_count": fields.size("num_hidden_layers", most=10_000),
         "hidden": fields.size("hidden_size"),
         "vocab": fields.size("vocab_size", default=defaults.get("vocab_size", REQUIRED)),
-        "max_positions": fields.size(
-            "max_position_embeddings", default=defaults.get("max_position_embeddings", REQUIRED)
+        "max_positions": longest_context(
+            fields,
+            fields.size("max_position_embeddings", default=defaults.get("max_position_embeddings", REQUIRED)),
         ),
         "activation": fields.choice(
             "hidden_act", "hidden_activation", among=ACTIVATIONS, default=defaults.get("activation", "silu")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelsight import errors
-from kernelsight.read.fields import ConfigFields
+from kernelsight.read.fields import LARGEST, ConfigFields
 
 # a thousand times the largest published model; bytes, FLOP of a step and their sums fit 64 bits below it
 MOST_PARAMETERS = 10**15
@@ -49,6 +49,31 @@ def check_rope(fields: ConfigFields) -> None:
                 value = each.values.get(factor)
                 if value is not None and not _is_factor(value):
                     raise errors.config_field_wrong(each.label, factor, value, "a finite number above 0")
+
+
+def longest_context(fields: ConfigFields, positions: int) -> int:
+    """Return the positions that RoPE reaches: with YaRN, those it was trained with times its factor, where it is more.
+
+    As engines derive the longest context of a checkpoint whose max_position_embeddings was left as it was trained.
+
+    >>> yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    >>> longest_context(ConfigFields({"rope_scaling": yarn}, "my-model"), 40960)
+    131072
+    """
+    for name in ("rope_scaling", "rope_parameters"):
+        scaling = fields.inside(name, default=None)
+        if scaling is None or (scaling.values.get("rope_type") or scaling.values.get("type")) != "yarn":
+            continue
+        trained, factor = (scaling.values.get(each) for each in ("original_max_position_embeddings", "factor"))
+        if not _is_factor(trained) or not _is_factor(factor):
+            continue
+        reached = trained * factor
+        if reached > LARGEST:
+            raise errors.config_field_wrong(
+                scaling.label, "factor", factor, f"one that reaches at most {LARGEST} tokens"
+            )
+        return max(positions, int(reached))
+    return positions
 
 
 def _is_factor(value: Any) -> bool:

@@ -28,6 +28,16 @@ UNSTATED = (
 )
 
 
+# by the ending of a column: a value far below that of any GPU, and the unit
+LEAST = {
+    "bytes_per_s": (1e9, "bytes a second"),
+    "flops_per_s": (1e9, "operations a second"),
+    "_hz": (1e7, "cycles a second"),
+    "memory_bytes": (1e8, "bytes"),
+    "l2_bytes": (1e4, "bytes"),
+}
+
+
 def extend_gpus(session: Session, path: Path) -> list[str]:
     """Add the GPUs of a CSV or JSON file to the catalogue's; return the catalogue names that its rows replace.
 
@@ -59,18 +69,23 @@ def extend_gpus(session: Session, path: Path) -> list[str]:
                 f"{path}, GPU {name}: missing fields {', '.join(missing)}; add them, or name a catalogue GPU in the "
                 "field like."
             )
-        _refuse_implausible(row, path)
+        _refuse_implausible(row, path, texts)
         rows.append(row)
     session.extend("gpus", _without_strange(rows, columns, path))
     return [row["gpu"] for row in rows if row["gpu"] in known]
 
 
-def _refuse_implausible(row: dict[str, Any], path: Path) -> None:
-    """Reject rates and sizes below 1 (byte, operation, cycle per second): they would overflow every latency."""
+def _refuse_implausible(row: dict[str, Any], path: Path, texts: set[str]) -> None:
+    """Reject rates and sizes in another unit (GB, TB/s, GHz): kernels would take years, or no time."""
     for name, value in row.items():
-        rate = name.endswith(("_per_s", "_hz", "_bytes")) and isinstance(value, int | float)
-        if rate and value < 1:
-            raise InvalidInput(f"{path}, GPU {row['gpu']}: {name} is {value}; give at least 1.")
+        found = next((each for each in LEAST if name.endswith(each)), None)
+        if found is None or name in texts or value is None:
+            continue
+        least, unit = LEAST[found]
+        if not isinstance(value, int | float) or isinstance(value, bool) or value < least:
+            raise InvalidInput(
+                f"{path}, GPU {row['gpu']}: {name} is {value!r}; give {unit} as a number, at least {least:g}."
+            )
 
 
 def _without_strange(rows: list[dict[str, Any]], columns: list[str], path: Path) -> list[dict[str, Any]]:

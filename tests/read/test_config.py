@@ -62,6 +62,28 @@ def test_sliding_windows():
     assert read(gemma)[0]["norms_per_layer"] == 4
 
 
+@pytest.mark.parametrize(
+    ("scaling", "positions"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        ({"type": "yarn", "factor": 2, "original_max_position_embeddings": 32768}, 65536),
+        ({"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": 32768}, 40960),
+        ({"rope_type": "yarn", "factor": 4.0}, 40960),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}, 40960),
+    ],
+)
+@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+def test_yarn_reaches_further_than_the_positions_that_were_trained(field, scaling, positions):
+    config = CONFIGS["qwen3-8b"]["config"] | {"max_position_embeddings": 40960}
+    assert read(config, **{field: scaling})[0]["max_positions"] == positions
+
+
+def test_a_factor_of_yarn_beyond_all_reason_is_refused():
+    scaling = {"rope_type": "yarn", "factor": 1e300, "original_max_position_embeddings": 32768}
+    with pytest.raises(errors.InvalidInput, match="rope_scaling: field 'factor' is 1e.300, but must be one that reach"):
+        read(LLAMA, rope_scaling=scaling)
+
+
 def test_gpt_oss_alternates_with_or_without_layer_types():
     config = CONFIGS["gpt-oss-20b"]["config"]
     expected = [("sliding_moe", 12, 128), ("full_moe", 12, 0)]
