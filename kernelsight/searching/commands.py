@@ -8,23 +8,30 @@ import shlex
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from kernelsight.errors import InvalidInput
 
 # how often the size of the output is looked at, seconds
 LOOK = 0.05
+# bytes of stderr that are kept
+MOST_COMPLAINT = 2000
 
 
 class Ended(NamedTuple):
-    """How a command ended: exit status (None: killed at the time limit), the end of stdout, whether that is all."""
+    """How a command ended: exit status (None: killed at the time limit), the end of stdout, whether that is all.
+
+    ``complaint``: the last line of stderr.
+    """
 
     code: int | None
     output: str
     whole: bool
+    complaint: str = ""
 
 
 def split_words(command: str, flag: str, example: str) -> list[str]:
@@ -55,11 +62,12 @@ def run_bounded(
         try:
             with given.open("rb") as stdin, output.open("wb") as stdout:
                 process = subprocess.Popen(
-                    words, stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, start_new_session=True
+                    words, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, start_new_session=True
                 )
         except (OSError, ValueError) as error:
             what = getattr(error, "strerror", None) or str(error)
             raise InvalidInput(f"{flag} cannot run {words[0]!r}: {what}.") from None
+        errors = Tail(process.stderr)
         try:
             code = _waited(process, time_limit_s, output, most_bytes if ends_above else None)
         finally:
@@ -70,7 +78,28 @@ def run_bounded(
         size = output.stat().st_size
         with output.open("rb") as written:
             written.seek(max(0, size - most_bytes))
-            return Ended(code, written.read(most_bytes).decode("utf-8", errors="replace"), size <= most_bytes)
+            text = written.read(most_bytes).decode("utf-8", errors="replace")
+            return Ended(code, text, size <= most_bytes, errors.last_line())
+
+
+class Tail:
+    """Reads a stream to its end in a thread, so that nobody who writes to it waits, and keeps its last bytes."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self._kept = stream, b""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while chunk := os.read(self._stream.fileno(), 65_536):
+            self._kept = (self._kept + chunk)[-MOST_COMPLAINT:]
+        self._stream.close()
+
+    def last_line(self) -> str:
+        """Return the last line that is not empty; what a child that went on holds open is not waited for."""
+        self._thread.join(LOOK * 10)
+        lines = [line.strip() for line in self._kept.decode("utf-8", errors="replace").splitlines() if line.strip()]
+        return lines[-1] if lines else ""
 
 
 def _waited(process: subprocess.Popen[bytes], time_limit_s: float, output: Path, most_bytes: int | None) -> int | None:

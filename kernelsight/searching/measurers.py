@@ -39,11 +39,50 @@ def measure_with_command(candidates: pa.Table, command: str, time_limit_s: float
     with the candidate's source text). Values are put into words after these are split, so that no shell and no second
     splitting sees them. InvalidInput: a command that cannot be run, an unknown name, or output that is no latency.
     """
-    words = words_of(command)
-    if not 0.0 < time_limit_s < math.inf:
-        raise InvalidInput(f"--time-limit is {time_limit_s:g}; give a number of seconds above 0.")
-    rows = [_measured(row, words, time_limit_s) for row in candidates.to_pylist()]
-    return measurement_rows(rows, "command")
+    return CommandMeasurer(command, time_limit_s)(candidates)
+
+
+class CommandMeasurer:
+    """Measures rows of ``kernel_candidates`` one after the other by a command; see ``measure_with_command``.
+
+    Output that is no latency is refused before the command has stated any; later it is a failure of its candidate, so
+    that a search that has run for hours goes on.
+    """
+
+    def __init__(self, command: str, time_limit_s: float) -> None:
+        self._words = words_of(command)
+        if not 0.0 < time_limit_s < math.inf:
+            raise InvalidInput(f"--time-limit is {time_limit_s:g}; give a number of seconds above 0.")
+        self._limit_s, self._is_understood = time_limit_s, False
+        self.unread: list[str] = []
+        """Why output could not be read, one sentence a candidate."""
+        self.last_failure: str | None = None
+        """How the last candidate that failed ended."""
+
+    def __call__(self, candidates: pa.Table) -> pa.Table:
+        """Return rows of ``kernel_measurements``."""
+        return measurement_rows([self._measured(row) for row in candidates.to_pylist()], "command")
+
+    def _measured(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory(prefix="kernelsight-") as folder:
+            words = _arguments(row, self._words, Path(folder))
+            ended = run_bounded(words, "--measure", self._limit_s, MOST_OUTPUT)
+        found = {"space": row["space"], "candidate_id": row["candidate_id"]}
+        status = EXIT.get(ended.code, OTHERWISE)
+        if status != "ok":
+            how = f"exit status {ended.code}" if ended.code is not None else f"killed after {self._limit_s:g} s"
+            self.last_failure = f"{row['candidate_id']}: {how}{': ' if ended.complaint else ''}{ended.complaint[:200]}"
+            return {**found, "status": status}
+        try:
+            stated = _stated(ended.output, row["candidate_id"])
+        except InvalidInput as error:
+            if not self._is_understood:
+                raise
+            self.unread.append(str(error))
+            return {**found, "status": OTHERWISE}
+        self._is_understood = True
+        status = stated.pop("status", "ok")
+        return {**found, **(stated if status == "ok" else {**stated, "latency_us": None}), "status": status}
 
 
 def words_of(command: str) -> list[str]:
@@ -51,16 +90,13 @@ def words_of(command: str) -> list[str]:
     return split_words(command, "--measure", "replay, cupy, or a command such as './bench {block_size_x}'")
 
 
-def _measured(row: Mapping[str, Any], words: Sequence[str], time_limit_s: float) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="kernelsight-") as folder:
-        ended = run_bounded(_arguments(row, words, Path(folder)), "--measure", time_limit_s, MOST_OUTPUT)
-    found = {"space": row["space"], "candidate_id": row["candidate_id"]}
-    status = EXIT.get(ended.code, OTHERWISE)
-    if status != "ok":
-        return {**found, "status": status}
-    stated = _stated(ended.output, row["candidate_id"])
-    status = stated.pop("status", "ok")
-    return {**found, **(stated if status == "ok" else {**stated, "latency_us": None}), "status": status}
+def check_parameters(command: str) -> None:
+    """Raise InvalidInput for a command without a parameter: it would run alike for every candidate."""
+    if not any(PLACEHOLDER.search(word) for word in words_of(command)):
+        raise InvalidInput(
+            f"--measure {command!r} names no parameter, so that every candidate would run alike; put {{parameters}} or "
+            "the {name} of a parameter into it."
+        )
 
 
 def _arguments(row: Mapping[str, Any], words: Sequence[str], folder: Path) -> list[str]:

@@ -61,7 +61,8 @@ select deployment_id, 'dtype',
 from facts where dtype = 'bf16' and bf16_flops_per_s is null
 union
 select deployment_id, 'model_len',
-       format('max_model_len {} exceeds the {} tokens that {} supports; use at most that', max_model_len, max_positions, model)
+       format('max_model_len {} exceeds the {} tokens that {} supports; use at most that, or a config.json with YaRN in its rope_scaling',
+              max_model_len, max_positions, model)
 from facts where max_model_len > max_positions
 union
 -- beyond these, sums of tokens and bytes would not fit 64 bits

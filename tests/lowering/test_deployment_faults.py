@@ -63,7 +63,10 @@ def faults(ask, **deployment):
         ),
         (
             {"model": "qwen3-32b", "max_model_len": 40961},
-            {"model_len": "max_model_len 40961 exceeds the 40960 tokens that qwen3-32b supports; use at most that"},
+            {
+                "model_len": "max_model_len 40961 exceeds the 40960 tokens that qwen3-32b supports; use at most that, "
+                "or a config.json with YaRN in its rope_scaling"
+            },
         ),
         (
             {"model": "llama-3.1-8b", "max_num_batched_tokens": 128, "max_num_seqs": 256},

@@ -14,7 +14,7 @@ import pytest
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput
-from kernelsight.searching.measurers import measure_with_command
+from kernelsight.searching.measurers import CommandMeasurer, check_parameters, measure_with_command
 
 
 def candidates(*parameters: dict, source: str | None = None) -> pa.Table:
@@ -82,6 +82,34 @@ time.sleep(60)
             return
         time.sleep(0.05)
     pytest.fail("the child of the command goes on")
+
+
+def test_what_cannot_be_read_is_a_failure_once_the_command_was_understood(script) -> None:
+    code = "print({1: 5.0, 2: 'nonsense', 3: 'nan', 4: 7.0}[int(sys.argv[1])])"
+    measurer = CommandMeasurer(script(code, "{x}"), 30.0)
+    found = measurer(candidates(*({"x": x} for x in (1, 2, 3, 4))))
+    assert found["status"].to_pylist() == ["ok", "runtime_failed", "runtime_failed", "ok"]
+    assert found["latency_us"].to_pylist() == [5.0, None, None, 7.0]
+    assert measurer.unread[0].split(" for ")[0] == "the command printed 'nonsense'"
+    assert len(measurer.unread) == 2
+    with pytest.raises(InvalidInput, match="the command printed 'nonsense' for candidate c0"):
+        CommandMeasurer(script(code, "{x}"), 30.0)(candidates({"x": 2}))
+
+
+def test_the_last_failure_says_what_the_command_complained_of(script) -> None:
+    measurer = CommandMeasurer(script("raise ModuleNotFoundError('no torch')", "{x}"), 30.0)
+    measurer(candidates({"x": 1}))
+    assert measurer.last_failure == "c0: exit status 1: ModuleNotFoundError: no torch"
+    # a megabyte on stderr blocks nobody
+    measurer = CommandMeasurer(script("sys.stderr.write('x' * 10**6 + '\\nlast\\n'); sys.exit(3)", "{x}"), 30.0)
+    assert measurer(candidates({"x": 1}))["status"].to_pylist() == ["wrong_result"]
+    assert measurer.last_failure == "c0: exit status 3: last"
+
+
+def test_a_command_without_a_parameter_is_refused() -> None:
+    check_parameters("./bench {x}")
+    with pytest.raises(InvalidInput, match="names no parameter, so that every candidate would run alike"):
+        check_parameters("./bench --fast")
 
 
 def test_values_are_single_words_that_no_shell_reads(script, tmp_path: Path) -> None:

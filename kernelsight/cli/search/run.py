@@ -8,7 +8,7 @@ from typing import Any
 
 from kernelsight.cli.options import add_gpus, add_output, open_session
 from kernelsight.cli.search.forecast import add_llm, gpu_row, keep_answers, kept_answers, llm_settings
-from kernelsight.errors import InvalidInput
+from kernelsight.errors import InvalidInput, RunFailed
 
 SHOWN = (
     *("round", "measured", "failed", "best_us", "believed_regret", "expected_better", "regret", "gpu_s"),
@@ -101,8 +101,13 @@ def run(arguments: argparse.Namespace) -> None:
     scenario = scenario_rows([_scenario(arguments, chosen_space(tables, arguments.kernel))])[0]
     kept = kept_answers(arguments.llm_cache)
     more = _forecasts(arguments, tables, scenario, kept), _proposer(arguments)
+    measurer = _measurer(arguments)
     with Waiting("searching"):
-        found = search(tables, scenario, _measurer(arguments), target, arguments.resume, *more)
+        try:
+            found = search(tables, scenario, measurer, target, arguments.resume, *more)
+        except RunFailed as error:
+            failure = getattr(measurer, "last_failure", None)
+            raise RunFailed(f"{error} The last failure: {failure}." if failure else str(error)) from None
     if target:
         with connect() as session:
             save_search(session, tables, scenario, found, target)
@@ -115,6 +120,8 @@ def run(arguments: argparse.Namespace) -> None:
         print_rows(rounds, list(SHOWN), arguments.format)
     if summary["notes"]:
         note(summary["notes"])
+    if unread := getattr(measurer, "unread", None):
+        note(f"{len(unread):,} outputs were no latency, and count as runtime_failed; the first: {unread[0]}")
     for row in failures(kept):
         note(f"{row['answers']:,} answers of the language model could not be used: {row['reason']}")
 
@@ -194,10 +201,10 @@ def _measurer(arguments: argparse.Namespace) -> Any:
             raise InvalidInput("--measure cupy needs --launch FILE, a JSON file that says how to launch the kernel.")
         launch = read_launch(Path(arguments.launch))
         return lambda candidates: measure_with_cupy(candidates, launch)
-    from kernelsight.searching.measurers import measure_with_command, words_of
+    from kernelsight.searching.measurers import CommandMeasurer, check_parameters
 
-    words_of(arguments.measure)
-    return lambda candidates: measure_with_command(candidates, arguments.measure, arguments.time_limit)
+    check_parameters(arguments.measure)
+    return CommandMeasurer(arguments.measure, arguments.time_limit)
 
 
 def _sentence(summary: dict[str, Any], scenario: dict[str, Any]) -> str:
