@@ -11,6 +11,7 @@ import json
 import math
 import re
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,13 @@ class CommandMeasurer:
     def _measured(self, row: Mapping[str, Any]) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="kernelsight-") as folder:
             words = _arguments(row, self._words, Path(folder))
+            started = time.monotonic()
             ended = run_bounded(words, "--measure", self._limit_s, MOST_OUTPUT)
-        found = {"space": row["space"], "candidate_id": row["candidate_id"]}
+            took_s = time.monotonic() - started
         status = EXIT.get(ended.code, OTHERWISE)
+        # what a command does not state of its time is what passed: --minutes counts it
+        part = "compile_s" if status == "compile_failed" else "benchmark_s"
+        found = {"space": row["space"], "candidate_id": row["candidate_id"], part: took_s}
         if status != "ok":
             how = f"exit status {ended.code}" if ended.code is not None else f"killed after {self._limit_s:g} s"
             self.last_failure = f"{row['candidate_id']}: {how}{': ' if ended.complaint else ''}{ended.complaint[:200]}"
@@ -81,6 +86,7 @@ class CommandMeasurer:
             self.unread.append(str(error))
             return {**found, "status": OTHERWISE}
         self._is_understood = True
+        found["benchmark_s"] = max(took_s - stated.get("compile_s", 0.0), 0.0)
         status = stated.pop("status", "ok")
         return {**found, **(stated if status == "ok" else {**stated, "latency_us": None}), "status": status}
 

@@ -84,6 +84,16 @@ time.sleep(60)
     pytest.fail("the child of the command goes on")
 
 
+def test_the_time_of_a_run_counts_where_the_command_states_none(script) -> None:
+    command = script("time.sleep(0.2); x = int(sys.argv[1]); print(x) if x else sys.exit(2)", "{x}")
+    worked, failed = CommandMeasurer(command, 30.0)(candidates({"x": 5}, {"x": 0})).to_pylist()
+    assert worked["benchmark_s"] >= 0.2 and worked["compile_s"] is None
+    assert failed["compile_s"] >= 0.2 and failed["benchmark_s"] is None
+    said = script("time.sleep(0.2); print(json.dumps({'latency_us': 1.0, 'compile_s': 0.1}))", "{x}")
+    stated = CommandMeasurer(said, 30.0)(candidates({"x": 1})).to_pylist()[0]
+    assert stated["compile_s"] == 0.1 and stated["benchmark_s"] >= 0.1
+
+
 def test_what_cannot_be_read_is_a_failure_once_the_command_was_understood(script) -> None:
     code = "print({1: 5.0, 2: 'nonsense', 3: 'nan', 4: 7.0}[int(sys.argv[1])])"
     measurer = CommandMeasurer(script(code, "{x}"), 30.0)
