@@ -70,8 +70,12 @@ def print_sweep(table: pa.Table, front: pa.Table | None, arguments: Any) -> None
     if arguments.format == "json":
         print(as_json({**answer, "pareto_front": fronts, "rows": rows}))
         return
-    page = [f"{answer['scenarios']:,} scenarios, {answer['served']:,} served, {answer['faults']:,} cannot run"]
-    rows.sort(key=lambda row: [(row[name] is not None, row[name] or 0) for name in flags])
+    count = f"{len(rows):,} scenario{'s' if len(rows) != 1 else ''}"
+    page = [f"{count}, {answer['served']:,} served, {answer['faults']:,} cannot run"]
+    # no request rate is an infinite one, and stands last
+    rows.sort(key=lambda row: [((row[name] is not None) != (name == "request_rate"), row[name] or 0) for name in flags])
+    if len(rows) == 1:
+        fronts = []
     for title, ranked in (("", rows), ("Pareto front, tokens/s per GPU against tokens/s per user", fronts)):
         if ranked:
             page += ["", title] if title else [""]
@@ -146,9 +150,18 @@ def _shown(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
         low, high = (row.get(end) for end in interval_columns(name))
         value = row[name]
         if name.endswith("p99_ms") and low is not None and high is not None:
-            value = f"{show_number(value)} ({low:,.3g}-{high:,.3g})"
+            value = f"{show_number(value)} ({_rough(low)}-{_rough(high)})"
         cells[_header(name)] = value
     return cells
+
+
+def _rough(value: float) -> str:
+    """Return three digits of a number, or all that stand before its point: no power of ten.
+
+    >>> _rough(16114.2), _rough(94.86), _rough(5.0071)
+    ('16,114', '94.9', '5.01')
+    """
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _header(name: str) -> str:

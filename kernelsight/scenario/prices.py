@@ -70,7 +70,7 @@ def no_price(gpus: Sequence[str]) -> InvalidInput:
 
 def _pairs(stated: str) -> list[tuple[str, Any]]:
     path = Path(stated)
-    if "=" in stated and not path.exists():
+    if not path.exists() and ("=" in stated or path.suffix.lower() not in (".csv", ".json")):
         parts = [part.strip() for part in stated.split(",") if part.strip()]
         for part in parts:
             if "=" not in part:

@@ -102,12 +102,16 @@ def _count_events(kernel_slices: int, steps: pa.Table, requests_shown: pa.Table)
     return kernel_slices + 4 * steps.num_rows + 8 * requests_shown.num_rows
 
 
+def _between(span: Span) -> str:
+    start = f"from {span.start / NS:g} s"
+    return f"{start} on" if span.end == float("inf") else f"{start} to {span.end / NS:g} s"
+
+
 def _check_size(shown: dict[str, int], steps: pa.Table, request_events: pa.Table, span: Span, most_events: int) -> None:
     """Raise InvalidInput where there is nothing to show, or too much for a viewer."""
     if not shown["steps"]:
         raise InvalidInput(
-            f"no engine step starts from {span.start / NS:g} s to {span.end / NS:g} s; start_s in cache_over_time "
-            "shows when the engine is busy."
+            f"no engine step starts {_between(span)}; start_s in cache_over_time shows when the engine is busy."
         )
     if shown["events"] > most_events:
         fits = _span_that_fits(shown, steps, request_events, most_events)

@@ -38,7 +38,7 @@ select
   assumed.families as assumed_families,
   nullif(concat_ws('; ',
     case
-      when settings.tier = 'roofline' then 'anything: bounds of the hardware alone'
+      when settings.tier = 'roofline' then 'kernels and host time: bounds of the hardware alone'
       when foreign_kernels.families is not null then format('{} on a GPU of {}: general constants stand in', foreign_kernels.families, upper(gpus.vendor))
       when tiers.tier = 'cross-generation' then format('kernels on {}', settings.gpu)
     end,

@@ -57,7 +57,10 @@ def test_evaluate_prints_the_report(command, space):
     found = command("search", "evaluate", *words, "--format", "json").json
     assert [row["policy"] for row in found["policies"]] == ["order", "selective"]
     shown = command("search", "evaluate", *words)
-    assert shown.out.splitlines()[0].split()[:4] == ["space", "gpu", "policy", "runs"]
+    head = shown.out.splitlines()[0].split()
+    assert head[:4] == ["space", "gpu", "policy", "runs"]
+    # what lies beyond the budget was not measured
+    assert [name for name in head if name.startswith("regret")] == ["regret_10", "regret_20"]
     assert "90 % intervals cover" not in shown.err  # nothing is scored before 20 measurements were made
 
 

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.format == "json":
         print(as_json(found))
     else:
-        print_rows(rows, list(SHOWN), arguments.format)
+        print_rows(rows, _shown(arguments), arguments.format)
         for line in _sentences(found):
             note(line)
     if target and target.suffix == ".json":
@@ -75,6 +75,12 @@ def run(arguments: argparse.Namespace) -> None:
         write_table(pa.Table.from_pylist([{name: row.get(name) for name in SHOWN} for row in rows]), target)
     if journal:
         journal.unlink()
+
+
+def _shown(arguments: argparse.Namespace) -> list[str]:
+    """Return the columns that are printed: a table has no regret after more measurements than there were."""
+    beyond = {f"regret_{n}" for n in (20, 50, 100) if n > arguments.budget} if arguments.format == "table" else set()
+    return [name for name in SHOWN if name not in beyond]
 
 
 def _words(text: str, flag: str) -> list[str]:
