@@ -201,7 +201,7 @@ def flag_table(verb: argparse.ArgumentParser, actions: list[argparse.Action]) ->
             value = f"`{action.metavar or action.dest.upper()}`" if action.nargs != 0 and action.option_strings else ""
         default = action.default if action.option_strings and action.nargs != 0 else None
         text = formatter._expand_help(action) if action.help else ""
-        if default not in (None, argparse.SUPPRESS) and str(default) not in text:
+        if default not in (None, argparse.SUPPRESS, ()) and str(default) not in text:
             text = f"{text}; default `{default}`".lstrip("; ")
         lines.append(f"| {spelled} | {value} | {cell(text)} |")
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from kernelsight.cli.options import add_deployment, add_output, deployment_flags, launch_line, open_session, whole
@@ -18,6 +19,7 @@ from kernelsight.report.output import (
     show_number,
     terminal_width,
     write_table,
+    write_text,
 )
 from kernelsight.scenario.forward_step import predict_calls, predict_step
 
@@ -92,17 +94,25 @@ def run(arguments: Any) -> None:
                 ],
             )
         elif target:
-            import pyarrow as pa
-
-            write_table(
-                pa.Table.from_pylist([{name: kernel[name] for name in COLUMNS} for kernel in step["kernels"]]), target
-            )
+            _write_kernels([{name: kernel[name] for name in COLUMNS} for kernel in step["kernels"]], target)
         if arguments.format == "json":
             print(as_json(step | ({"launch": line.as_dict()} if line else {})))
         elif arguments.format == "csv":
             print(as_csv(step["kernels"], COLUMNS), end="")
         else:
             print(_as_page(step))
+
+
+def _write_kernels(rows: list[dict[str, Any]], target: Path) -> None:
+    """Write kernels as they are printed: a shape has its own dimensions alone, but in Parquet those of all."""
+    if target.suffix == ".csv":
+        write_text(as_csv(rows, COLUMNS), target)
+    elif target.suffix == ".json":
+        write_text(as_json(rows) + "\n", target)
+    else:
+        import pyarrow as pa
+
+        write_table(pa.Table.from_pylist(rows), target)
 
 
 def _run_calls(arguments: Any) -> None:
