@@ -89,6 +89,19 @@ def _attention_dp(reading: Reading, option: Option, setting: Setting, value: str
     ]
 
 
+def _expert_group(reading: Reading, option: Option, setting: Setting, value: str) -> None:
+    """SGLang spreads the experts over the whole tensor-parallel group where tokens are sent from rank to rank."""
+    if value == "false":
+        reading.ignore(setting, "none", "the default")
+        return
+    if option.flag == "expert_exchange":
+        reading.use(setting, option.flag, value, option.reason)
+        if value != "all_to_all":
+            return
+    size = reading.flags.get("tensor_parallel_size", 1)
+    reading.use(setting, "expert_parallel_size", size, "the engine spreads the experts over its tensor-parallel group")
+
+
 def _speculation(reading: Reading, option: Option, setting: Setting, value: str) -> None:
     """The three facts of drafts; all are left out where the method is not predicted."""
     method = _drafts(reading)
@@ -153,6 +166,7 @@ RULES: dict[str, Callable[[Reading, Option, Setting, Any], None]] = {
     "negated": _negated,
     "chunked_prefill": _chunked_prefill,
     "attention_dp": _attention_dp,
+    "expert_group": _expert_group,
     "speculation": _speculation,
     "draft_tokens": _draft_tokens,
     "draft_tree": _draft_tree,

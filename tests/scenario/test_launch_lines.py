@@ -125,6 +125,25 @@ SGLANG = {
         "data_parallel_size": 8,
         "expert_parallel_size": 8,
     },
+    # SGLang raises the expert-parallel size to the tensor-parallel size where tokens go from rank to rank
+    "--tp 16 --dp 16 --enable-dp-attention --moe-a2a-backend deepep": {
+        "tensor_parallel_size": 1,
+        "data_parallel_size": 16,
+        "expert_parallel_size": 16,
+        "expert_exchange": "all_to_all",
+    },
+    "--ep 4 --moe-a2a-backend mooncake --tp 8": {
+        "tensor_parallel_size": 8,
+        "expert_parallel_size": 8,
+        "expert_exchange": "all_to_all",
+    },
+    "--tp 8 --moe-a2a-backend none": {"tensor_parallel_size": 8, "expert_exchange": "all_gather"},
+    "--tp 8 --enable-ep-moe": {"tensor_parallel_size": 8, "expert_parallel_size": 8},
+    "--enable-deepep-moe --tp 8": {
+        "tensor_parallel_size": 8,
+        "expert_parallel_size": 8,
+        "expert_exchange": "all_to_all",
+    },
     "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 1 "
     "--speculative-num-draft-tokens 4": {"speculative_method": "mtp", "num_speculative_tokens": 3},
     "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 4": {},
