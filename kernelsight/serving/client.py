@@ -114,6 +114,14 @@ def end_warmup(client: np.void, requests: np.ndarray) -> None:
         client.offset_us = client.now - requests[client.warmups].arrival_us
 
 
+@compiled
+def forget_gaps(engines: np.ndarray, histogram: np.ndarray) -> None:
+    """Drop the inter-token gaps so far: all of warm-ups, when the last one has finished and no other has begun."""
+    histogram[:] = 0
+    for i in range(engines.size):
+        engines[i].gap_sum_us = 0.0
+
+
 # ---------------------------------------------------------------- a heap of (time, request): later turns, KV transfers
 
 

@@ -16,7 +16,7 @@ from kernelsight.serving.batch import (
     next_departure,
     next_filling,
 )
-from kernelsight.serving.client import next_send_us, note_ended, note_rejected, take_next
+from kernelsight.serving.client import forget_gaps, next_send_us, note_ended, note_rejected, take_next
 from kernelsight.serving.compiled import compiled, inlined, loop_entry
 from kernelsight.serving.lookahead import run_end_us
 from kernelsight.serving.parts import keep_sums, note_admitted, note_computed, note_finished, note_returned
@@ -333,7 +333,10 @@ def serve_until_full(
                 engine.underway = False
             if sums.shape[0] > 0:
                 note_finished(engine, requests, sums)
+            warming = client.warmups_left > 0
             note_ended(client, engine, requests, turns)
+            if warming and client.warmups_left == 0:
+                forget_gaps(engines, histogram)
             send_us = next_send_us(client, requests, turns)
             if not alone or engine.running == 0 or send_us <= engine.now:
                 continue

@@ -1,0 +1,47 @@
+"""Inter-token gaps of warm-ups are in no metric: counts and means are those of the measured requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kernelsight.session import Session, connect
+
+FLAGS = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 12, "input_len": 200, "output_len": 9}
+DEPLOYMENTS = {
+    "one engine": {},
+    "replicas": {"data_parallel_size": 2},
+    "stages": {"pipeline_parallel_size": 2},
+    "two pools": {"prefill_replicas": 1, "decode_replicas": 1},
+    "synchronous": {"async_scheduling": False},
+    "another engine": {"engine": "sglang"},
+}
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with connect() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("load", [{"max_concurrency": 3}, {"request_rate": 40.0}], ids=["closed", "open"])
+@pytest.mark.parametrize("deployment", DEPLOYMENTS.values(), ids=DEPLOYMENTS)
+def test_gaps_are_those_of_measured_requests(
+    session: Session, deployment: dict[str, Any], load: dict[str, Any]
+) -> None:
+    run = session.simulate(**FLAGS, **deployment, **load, num_warmups=5)
+    gaps = FLAGS["num_prompts"] * (FLAGS["output_len"] - 1)
+    assert run.sql("select sum(gaps)::bigint from itl_histogram").fetchall() == [(gaps,)]
+    # all outputs are as long, so that the mean over gaps is the mean over requests
+    assert run.summary["itl_ms"]["mean"] == pytest.approx(run.summary["tpot_ms"]["mean"], rel=1e-6)
+
+
+def test_a_sweep_and_one_scenario_agree(session: Session) -> None:
+    rows = [FLAGS | {"max_concurrency": 3, "num_warmups": warm} for warm in (0, 5)]
+    summary = session.what_if(rows).summary.to_pylist()
+    for row, flags in zip(sorted(summary, key=lambda row: row["num_warmups"]), rows, strict=True):
+        alone = session.simulate(**flags).summary["itl_ms"]
+        assert [row[f"itl_{name}_ms"] for name in alone] == list(alone.values())
+        assert row["itl_mean_ms"] == pytest.approx(row["tpot_mean_ms"], rel=1e-6)
