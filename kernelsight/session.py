@@ -36,6 +36,8 @@ KEPT = (
 )
 # how far loads reach, which are drawn or read from traces
 BY_CONTENT = ("deployment_reach",)
+# replays of a log give others each time
+PASSING = ("corrections",)
 
 
 def connect(path: str | Path | None = None, *, read_only: bool = False, files: bool = True) -> Session:
@@ -50,9 +52,8 @@ def connect(path: str | Path | None = None, *, read_only: bool = False, files: b
     if path is None and read_only:
         raise InvalidInput("read_only needs the path of a saved run.")
     graph = Graph(catalog.contracts(), folder("sql"), "kernelsight.nodes", {"family": LOWERED})
-    return Session(
-        graph, embedded_facts(), path=path, read_only=read_only, files=files, kept=Kept(KEPT, BY_CONTENT, _program)
-    )
+    kept = Kept(KEPT, BY_CONTENT, _program, PASSING)
+    return Session(graph, embedded_facts(), path=path, read_only=read_only, files=files, kept=kept)
 
 
 @cache

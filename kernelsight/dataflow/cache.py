@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 
@@ -31,3 +32,33 @@ def remembered(tables: tuple[pa.Table, ...], key: Hashable, read: Callable[[], R
     if key not in found:
         found[key] = read()
     return found[key]  # type: ignore[return-value]
+
+
+class Recent(Generic[Read]):
+    """The values that were asked for last, by key, at most ``most`` of them; threads may share it.
+
+    >>> last = Recent(2)
+    >>> for key in ("a", "b", "a", "c"):
+    ...     last.put(key, key.upper())
+    >>> [last.get(key) for key in "abc"]
+    ['A', None, 'C']
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._values, self._lock = most, dict[Hashable, Read](), threading.Lock()
+
+    def get(self, key: Hashable) -> Read | None:
+        """Return a value, or None; it counts as the newest from now on."""
+        with self._lock:
+            found = self._values.pop(key, None)
+            if found is not None:
+                self._values[key] = found
+            return found
+
+    def put(self, key: Hashable, value: Read) -> None:
+        """Keep a value as the newest; the one that was not asked for longest goes where there are too many."""
+        with self._lock:
+            self._values.pop(key, None)
+            self._values[key] = value
+            if len(self._values) > self._most:
+                del self._values[next(iter(self._values))]

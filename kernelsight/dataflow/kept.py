@@ -35,11 +35,19 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 class Kept:
     """Which tables of a graph are kept, and ``by_content``: those whose own rows stand for what they are made from.
 
-    A node that reads files is one of the latter: its inputs do not say what the files hold.
+    A node that reads files is one of the latter: its inputs do not say what the files hold. ``passing``: where such a
+    table is given, it differs from one call to the next, and what is made from it is not kept.
     """
 
-    def __init__(self, tables: Collection[str], by_content: Collection[str], program: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        tables: Collection[str],
+        by_content: Collection[str],
+        program: Callable[[], str],
+        passing: Collection[str] = (),
+    ) -> None:
         self.tables, self.by_content, self.program = frozenset(tables), frozenset(by_content), program
+        self.passing = frozenset(passing)
 
     def key(self, name: str, roots: dict[str, pa.Table | None]) -> str:
         """Return the hash of a table's roots: given tables by their rows; None for facts, which are the program's."""

@@ -356,7 +356,7 @@ class Session:
                 waiting += node.inputs
 
     def _kept_key(self, name: str, kept: Kept) -> str | None:
-        """Return the key of a derived table; None where something that it is made from is missing."""
+        """Return the key of a derived table; None where something that it is made from is missing, or passes."""
         roots: dict[str, pa.Table | None] = {}
         waiting, seen = [name], set()
         while waiting:
@@ -365,6 +365,8 @@ class Session:
                 continue
             seen.add(each)
             node = self.graph.node(each)
+            if each in self._given and each in kept.passing:
+                return None
             if each in self._given:
                 roots[each] = self._fetch(each)
             elif each in kept.by_content:
@@ -551,6 +553,12 @@ class Reader:
     def tables(self) -> tuple[str, ...]:
         """The tables that the node declares to read."""
         return self._node.fetches
+
+    def roots_of(self, names: Collection[str]) -> tuple[pa.Table, ...]:
+        """Return the tables that nodes of these names read and that were given, or that no node makes."""
+        graph, given = self._session.graph, self._session.given()
+        read = {one for name in names if (node := graph.node(name)) for one in node.inputs}
+        return tuple(self._session._fetch(one) for one in sorted(read) if one in given or graph.node(one) is None)
 
     def query_of(self, name: str) -> str:
         """Return the SQL that makes a table; empty where no query does."""

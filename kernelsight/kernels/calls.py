@@ -16,8 +16,8 @@ from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import MATH
 from kernelsight.kernels.latency import figures, joined
+from kernelsight.kernels.pricing import distinct_rows
 from kernelsight.kernels.resolve import rows_of_part
-from kernelsight.kernels.step_costs import distinct_rows
 from kernelsight.kernels.work import evaluated, field_of, fields
 
 # optional: the kernel asked for by name

@@ -6,6 +6,7 @@ take, from the GPU.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +36,15 @@ def signatures_of(
     """
     names = step_shapes["deployment_id"].unique()
     if any(map(read.is_given, read.tables)):
-        return pa.table({"deployment_id": names, "signature_id": names})
+        contents = pa.nulls(len(names), pa.string())
+        return pa.table({"deployment_id": names, "signature_id": names, "content": contents})
     words = set(re.findall(r"\w+", " ".join(map(read.query_of, read.tables)))) - {"deployment_id", "gpu"}
     stated = _stated(settings, sharded_layers, layer_weights, gpu_formats, {*words, *PRICED_BY})
     runs = pc.run_end_encode(step_shapes["deployment_id"].combine_chunks())
     stops = runs.run_ends.to_numpy()
     columns = [step_shapes[name].combine_chunks() for name in ("part", "x", "y", "step_shape_id")]
-    columns[0] = columns[0].dictionary_encode().indices
+    parts = columns[0].dictionary_encode()
+    columns[0] = parts.indices
     knots = [column.to_numpy() for column in columns]
     firsts: dict[Any, str] = {}
     names = runs.values.to_pylist()
@@ -49,7 +52,15 @@ def signatures_of(
         firsts.setdefault((stated[name], *(values[start:stop].tobytes() for values in knots)), name)
         for name, start, stop in zip(names, [0, *stops], stops, strict=False)
     ]
-    return pa.table({"deployment_id": pa.array(names, pa.string()), "signature_id": pa.array(signatures, pa.string())})
+    spelled = parts.dictionary.to_pylist()
+    contents = {name: hashlib.sha256(repr((spelled, own)).encode()).hexdigest() for own, name in firsts.items()}
+    columns = (names, signatures, [contents[signature] for signature in signatures])
+    return pa.table(
+        {
+            name: pa.array(column, pa.string())
+            for name, column in zip(("deployment_id", "signature_id", "content"), columns, strict=True)
+        }
+    )
 
 
 def launched_families(settings: pa.Table, sharded_layers: pa.Table, layer_weights: pa.Table) -> list[str]:

@@ -8,31 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.cache import remembered
-from kernelsight.kernels.costed import RELIEF, Costed, Groups, Priced, Rest, Times
-from kernelsight.kernels.families import FAMILIES, LOWERED
-from kernelsight.kernels.kinds import TIERS
-from kernelsight.kernels.latency import BOUNDS, Answers, answers, columns_read, interval
-from kernelsight.kernels.launches import PRICED_BY, launched_families
+from kernelsight.dataflow.cache import Recent, remembered
+from kernelsight.kernels.costed import Costed, Groups, Times
+from kernelsight.kernels.families import LOWERED
+from kernelsight.kernels.latency import BOUNDS, columns_read
+from kernelsight.kernels.launches import launched_families
+from kernelsight.kernels.pricing import RATES, in_picoseconds, priced
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Reader
 
-# a factor of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
-MIX = np.uint64(0xBF58476D1CE4E5B9)
-# columns of gpus, by their endings, that a resource's relief raises
-RATES = {
-    "compute": ("_flops_per_s",),
-    "memory": ("memory_bandwidth_bytes_per_s",),
-    "link": ("link_bytes_per_s", "pcie_bytes_per_s"),
-}
+# launch signatures on a GPU whose costs are kept: some 20 kB each
+MOST_KNOWN = 256
 LATENCIES = ("latency_us", "latency_p05_us", "latency_p95_us")
+
+
+class Known(NamedTuple):
+    """What a launch signature costs on a GPU; family, tier, evidence and picoseconds of what its latencies rest on."""
+
+    costs: Costed
+    rests: list[tuple[str, str, str, float]]
 
 
 def step_costs_of(
@@ -123,35 +124,65 @@ def _costs(
     threads: int | None,
     shares: bool,
 ) -> tuple[Mapping[str, Costed], pa.Table]:
-    """Return by deployment what its step shapes cost, by their ids; and ``kernel_evidence``."""
-    groups = _groups(step_shapes, signatures, settings)
+    """Return by deployment what its step shapes cost, by their ids; and ``kernel_evidence``.
+
+    A launch signature that was priced for a GPU before, with the same tables behind it, is not priced again.
+    """
     given = [name for name in ("kernel_latencies",) if read.is_given(name)]
     given = given or [f"{family}_latencies" for family in LOWERED if read.is_given(f"{family}_latencies")]
+    sizes = _sizes(step_shapes)
+    gpus = dict(zip(*(settings[name].to_pylist() for name in ("deployment_id", "gpu")), strict=True))
+    rows = [row for row in signatures.to_pylist() if row["deployment_id"] in sizes]
     # latencies of a person's own may differ between deployments of one signature
+    again = {row["deployment_id"]: None if given else row["content"] for row in rows}
+    again = {name: (content, gpus[name], shares) for name, content in again.items() if content}
+    roots = (*facts, *read.roots_of([f"{family}_calls" for family in LOWERED]))
+    recent: Recent[Known] = remembered(roots, "costs of launch signatures", lambda: Recent(MOST_KNOWN))
+    found = {name: known for name, key in again.items() if (known := recent.get(key))}
+    groups = _groups([row for row in rows if row["deployment_id"] not in found], sizes, gpus)
     units = {unit: [name for name in groups.of if groups.of[name] == unit] for unit in set(groups.of.values())}
-    found: dict[str, Costed] = {}
-    tiers: list[tuple] = []
     for (number, _), names in units.items():
         for own in [[name] for name in names] if given else [names]:
-            found |= dict.fromkeys(own, Costed(*np.zeros((len(Costed._fields), groups.knots[number]))))
-    priced = [] if "kernel_latencies" in given else launched_families(settings, sharded_layers, layer_weights)
+            found |= dict.fromkeys(own, Known(Costed(*np.zeros((len(Costed._fields), groups.knots[number]))), []))
+    if units and "kernel_latencies" not in given:
+        launched = launched_families(settings, sharded_layers, layer_weights)
+        families = [family for family in launched if f"{family}_latencies" not in given]
+        known = {unit: list({id(found[name]): found[name] for name in names}.values()) for unit, names in units.items()}
+        _add_launched(families, (settings, *facts), groups, known, read, threads, shares)
+    costs = {name: known.costs for name, known in found.items()}
+    for name in given:
+        _add_given(
+            read(name, ["deployment_id", "step_shape_id", "family", "count", *LATENCIES, "roofline_us", "bound"]), costs
+        )
+    for name in groups.of.keys() & again.keys():
+        recent.put(again[name], found[name])
+    return costs, _tier_rows(
+        [(row["deployment_id"], *rest) for row in rows for rest in found[row["deployment_id"]].rests]
+    )
+
+
+def _add_launched(
+    families: Sequence[str],
+    facts: Sequence[pa.Table],
+    groups: Groups,
+    known: Mapping[tuple[int, str], Sequence[Known]],
+    read: Reader,
+    threads: int | None,
+    shares: bool,
+) -> None:
+    """Lower and price the calls of families, and add them to what each unit (signature and GPU) is known to cost."""
     with ThreadPoolExecutor(threads) as workers:
         waiting = []
-        for family in [family for family in priced if f"{family}_latencies" not in given]:
+        for family in families:
             wanted = columns_read(family, read.columns_of(f"{family}_calls"))
             asked = {*wanted, "deployment_id", "step_shape_id", "count"} - {"gpu", "engine"}
             calls = read(f"{family}_calls", sorted(asked), {"deployment_id": groups.firsts})
-            waiting.append((family, workers.submit(_price, family, calls, wanted, (settings, *facts), groups, shares)))
+            waiting.append((family, workers.submit(priced, family, calls, wanted, facts, groups, shares)))
         for family, each in waiting:
             for unit, times, launches, rests in each.result():
-                for cost in {id(found[name]): found[name] for name in units[unit]}.values():
-                    cost.add(family, times, launches)
-                tiers += [(name, family, *rest) for name in units[unit] for rest in rests]
-    for name in given:
-        _add_given(
-            read(name, ["deployment_id", "step_shape_id", "family", "count", *LATENCIES, "roofline_us", "bound"]), found
-        )
-    return found, _tier_rows(tiers)
+                for one in known[unit]:
+                    one.costs.add(family, times, launches)
+                    one.rests.extend((family, *rest) for rest in rests)
 
 
 def _tier_rows(rows: list[tuple]) -> pa.Table:
@@ -165,24 +196,24 @@ def _tier_rows(rows: list[tuple]) -> pa.Table:
     )
 
 
-def _groups(step_shapes: pa.Table, signatures: pa.Table, settings: pa.Table) -> Groups:
-    """Group the deployments that have step shapes by their launch signature."""
+def _sizes(step_shapes: pa.Table) -> dict[str, int]:
+    """Return how many step shapes each deployment has that has any."""
     most = step_shapes.group_by("deployment_id").aggregate([("step_shape_id", "max")])
-    sizes = {row["deployment_id"]: row["step_shape_id_max"] + 1 for row in most.to_pylist()}
-    gpu_of = dict(zip(settings["deployment_id"].to_pylist(), settings["gpu"].to_pylist(), strict=True))
+    return {row["deployment_id"]: row["step_shape_id_max"] + 1 for row in most.to_pylist()}
+
+
+def _groups(signatures: Sequence[Mapping[str, str]], sizes: Mapping[str, int], gpus: Mapping[str, str]) -> Groups:
+    """Group deployments by their launch signature; ``signatures``: rows of ``launch_signatures``."""
     found = Groups([], np.zeros(0, np.int64), [], {})
     numbers: dict[str, int] = {}
-    for name, signature in zip(
-        *(signatures[one].to_pylist() for one in ("deployment_id", "signature_id")), strict=True
-    ):
-        if name not in sizes:
-            continue
-        number = numbers.setdefault(signature, len(numbers))
+    for row in signatures:
+        name = row["deployment_id"]
+        number = numbers.setdefault(row["signature_id"], len(numbers))
         if number == len(found.firsts):
-            found.firsts.append(signature)
+            found.firsts.append(name)
             found.gpus.append(set())
-        found.gpus[number].add(gpu_of[name])
-        found.of[name] = number, gpu_of[name]
+        found.gpus[number].add(gpus[name])
+        found.of[name] = number, gpus[name]
     return found._replace(knots=np.array([sizes[name] for name in found.firsts], np.int64))
 
 
@@ -203,154 +234,3 @@ def _add_given(latencies: pa.Table, costs: Mapping[str, Costed]) -> None:
                 size = costs[name].launches.size
                 times = each.at_knots(rows, count[rows], knot[rows], size)
                 costs[name].add(family, times, np.bincount(knot[rows], count[rows], size))
-
-
-def in_picoseconds(latency_us: np.ndarray) -> np.ndarray:
-    """Return times as whole picoseconds, halves up."""
-    return np.floor(latency_us * 1e6 + 0.5)
-
-
-def _shrinks(
-    family: str, calls: pa.Table, facts: Sequence[pa.Table], latency_us: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what of the latencies goes with the rates of arithmetic, of memory and of links, microseconds.
-
-    What is left is the start of a kernel, and waves that wait for their last tile.
-    """
-    settings, gpus, *others = facts
-    found = []
-    for resource in RATES:
-        # collectives wait for links alone, other kernels never do
-        if (resource == "link") != bool(FAMILIES[family].wire_share):
-            found.append(np.zeros_like(latency_us))
-            continue
-        quicker = answers(family, calls, settings, faster(gpus, resource), *others).latency_us
-        found.append(np.clip((latency_us - quicker) / (1.0 - 1.0 / RELIEF), 0.0, latency_us))
-    compute, memory, link = found
-    # a kernel that both rates bound in part is not shorter than without either
-    over = np.maximum((compute + memory) / np.maximum(latency_us, 1e-9), 1.0)
-    return compute / over, memory / over, link
-
-
-def faster(gpus: pa.Table, resource: str) -> pa.Table:
-    """Return the GPUs with ``RELIEF`` times the rates of a resource of RATES."""
-
-    def scaled() -> pa.Table:
-        table = gpus
-        for name in gpus.column_names:
-            if name.endswith(RATES[resource]):
-                more = pc.multiply(table[name], RELIEF)
-                table = table.set_column(table.column_names.index(name), table.schema.field(name), more)
-        return table
-
-    return remembered((gpus,), f"faster {resource}", scaled)
-
-
-def _price(
-    family: str, calls: pa.Table, wanted: Sequence[str], facts: Sequence[pa.Table], groups: Groups, shares: bool
-) -> list[Priced]:
-    """Return a family's calls at knots, for each group and GPU of it.
-
-    ``wanted``: columns that their time rests on; calls that are equal in these are priced once. ``facts``: the tables
-    that ``answers`` reads beside calls, deployment_settings first.
-    """
-    if not calls.num_rows:
-        return []
-    group = pc.index_in(calls["deployment_id"], pa.array(groups.firsts, pa.string())).to_numpy().astype(np.int64)
-    ends = np.cumsum(groups.knots)
-    knot = (ends - groups.knots)[group] + calls["step_shape_id"].to_numpy()
-    count = calls["count"].to_numpy()
-    launches = np.bincount(knot, count, ends[-1])
-    calls, call = _distinct(calls, wanted, facts[0], groups.firsts, group)
-    found = []
-    for gpu in sorted(set().union(*groups.gpus)):
-        there = np.array([gpu in gpus for gpus in groups.gpus])
-        rows = slice(None) if there.all() else np.flatnonzero(there[group])
-        asked, place = _used(call[rows], calls.num_rows)
-        if not place.size:
-            continue
-        mine = calls if asked.size == calls.num_rows else calls.take(pa.array(asked))
-        mine = mine.append_column("gpu", _words([gpu], np.zeros(asked.size)))
-        answered = answers(family, mine, *facts)
-        latency, p05, p95 = interval(family, answered, facts[3])
-        nothing = np.zeros_like(latency)
-        rates = _shrinks(family, mine, facts, latency) if shares else (nothing, nothing, nothing)
-        times = Times(*map(in_picoseconds, (latency, p05, p95, *rates)))
-        total = times.at_knots(place, count[rows], knot[rows], ends[-1])
-        spent = times.picoseconds[place] * count[rows]
-        for number in np.flatnonzero(there).tolist():
-            own = slice(ends[number] - groups.knots[number], ends[number])
-            rests = _rests(answered, place, spent * (group[rows] == number))
-            found.append(Priced((number, gpu), total.of(own), launches[own], rests))
-    return found
-
-
-def _rests(answered: Answers, place: np.ndarray, picoseconds: np.ndarray) -> list[Rest]:
-    """Return what calls rest on, with the time of each; ``place``: of each launch among the calls."""
-    kinds = len(answered.kinds)
-    code = answered.tier * kinds + answered.kind_of_row
-    sums = np.bincount(code[place], picoseconds, kinds * len(TIERS))
-    spent = np.flatnonzero(sums)
-    return [Rest(TIERS[one // kinds], answered.evidence[one % kinds], float(sums[one])) for one in spent.tolist()]
-
-
-def _distinct(
-    calls: pa.Table, wanted: Sequence[str], settings: pa.Table, firsts: Sequence[str], group: np.ndarray
-) -> tuple[pa.Table, np.ndarray]:
-    """Return the calls that differ in what their time rests on, but for the GPU, and the number of each row's.
-
-    ``firsts``: the deployments whose calls they are, by ``group``.
-    """
-    settings = settings.take(pc.index_in(pa.array(firsts), settings["deployment_id"].combine_chunks()))
-    engines = settings["engine"].combine_chunks().dictionary_encode()
-    columns = {
-        "deployment_id": calls["deployment_id"].combine_chunks(),
-        "engine": _words(engines.dictionary, engines.indices.to_numpy()[group]),
-    }
-    for name in wanted:
-        if name not in ("gpu", *columns):
-            column = calls[name].combine_chunks()
-            columns[name] = column.dictionary_encode() if pa.types.is_string(column.type) else column
-    stated = zip(*(settings[name].to_pylist() for name in PRICED_BY if name in settings.column_names), strict=True)
-    numbers: dict[tuple, int] = {}
-    keys = [np.array([numbers.setdefault(row, len(numbers)) for row in stated])[group].astype(float)]
-    for name, column in columns.items():
-        if name != "deployment_id":
-            values = column.indices if pa.types.is_dictionary(column.type) else column
-            keys.append(pc.fill_null(values.cast(pa.float64()), -1.0).to_numpy())
-    kept, number = distinct_rows(keys)
-    table = pa.table(columns)
-    return table if kept.size == table.num_rows else table.take(pa.array(kept)), number
-
-
-def _words(words: pa.Array | Sequence[str], codes: np.ndarray) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(codes.astype(np.int32), pa.array(words, pa.string()))
-
-
-def _used(numbers: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return which of so many numbers are there, in order, and the place of each among them."""
-    there = np.zeros(most, bool)
-    there[numbers] = True
-    return np.flatnonzero(there), (np.cumsum(there) - 1)[numbers]
-
-
-def distinct_rows(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of rows that differ, and the number of each row's among them; columns of finite float64.
-
-    >>> kept, number = distinct_rows([np.array([1.0, 2.0, 1.0]), np.array([5.0, 5.0, 5.0])])
-    >>> kept.tolist(), number.tolist()
-    ([0, 1], [0, 1, 0])
-    """
-    mixed = np.zeros(columns[0].size, np.uint64)
-    for column in columns:
-        mixed ^= column.view(np.uint64)
-        mixed *= MIX
-        mixed ^= mixed >> np.uint64(31)
-    number = pc.dictionary_encode(pa.array(mixed)).indices.to_numpy()
-    kept = np.empty(number.max(initial=-1) + 1, np.int64)
-    # the first of equal rows is written last
-    kept[number[::-1]] = np.arange(number.size)[::-1]
-    if all(np.array_equal(column[kept][number], column) for column in columns):
-        return kept, number
-    everyone = np.arange(number.size)  # two different rows fell on one number
-    return everyone, everyone

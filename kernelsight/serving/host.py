@@ -30,9 +30,11 @@ def host_times(requests: int, tokens: int, prompts: int, host: Any) -> tuple:
     # of many requests a part is hidden behind longer steps
     seen = requests / (1.0 + requests / host.exposed_requests_half)
     exposed_us = host.exposed_us + host.exposed_per_request_us * seen
-    if host.overlapped:
-        return cpu_us + launch_us, exposed_us, launch_us
-    return launch_us, exposed_us + cpu_us, launch_us
+    if not host.overlapped:
+        exposed_us += cpu_us
+        cpu_us = 0.0
+    # what a log corrects may take host time away, and never the gaps between kernels
+    return cpu_us + launch_us, exposed_us if exposed_us > host.gap_us else host.gap_us, launch_us
 
 
 def front_end_of(overhead: dict[str, Any], deployment: dict[str, Any]) -> tuple[float, float]:

@@ -53,8 +53,11 @@ select
   -- attention, its KV write, and the graph of the rest
   3 * models.layer_count as piecewise_launches,
   coalesce(launch_gap_us, gpus.kernel_gap_us, 1.3) as launch_gap_us,
-  held.request_us + case when models.experts is not null then coalesce(experts_request_us, 0) else 0 end
-    + coalesce(added.request_us, 0) as request_us,
+  greatest(
+    held.request_us + case when models.experts is not null then coalesce(experts_request_us, 0) else 0 end
+      + coalesce(added.request_us, 0),
+    0
+  ) as request_us,
   coalesce(per_prompt_token_us, 0) as per_prompt_token_us,
   coalesce(exposed_per_request_us, 0) as exposed_per_request_us,
   exposed_requests_half,

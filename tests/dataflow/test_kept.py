@@ -55,6 +55,18 @@ def test_given_facts_are_part_of_the_key(place: Path) -> None:
         assert not session.table("kernel_latencies").equals(first["kernel_latencies"])
 
 
+def test_what_replays_correct_is_not_kept(place: Path) -> None:
+    first, _ = answers()
+    before = set(place.iterdir())
+    with connect() as session:
+        session.give("deployments", [ROW])
+        session.give("corrections", [{"deployment_id": "d", "part": "host", "factor": 1.0, "exposed_us": 500.0}])
+        slower = {name: session.table(name) for name in ("step_costs", "host_settings", "memory_plan")}
+    assert slower["memory_plan"].equals(first["memory_plan"])
+    assert slower["host_settings"]["step_exposed_us"][0].as_py() >= 500.0
+    assert set(place.iterdir()) == before
+
+
 def test_a_damaged_file_is_computed_anew(place: Path) -> None:
     first, _ = answers()
     for path in place.iterdir():

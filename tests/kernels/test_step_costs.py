@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from kernelsight.kernels.step_costs import distinct_rows
+from kernelsight.kernels.pricing import distinct_rows
 from kernelsight.session import Session, connect
 from tests.asked import give_plan
 from tests.sweeps.conftest import LOAD
@@ -138,6 +138,64 @@ def test_given_calls_are_read_as_they_are():
         grown = pc.greater(given["gpu_us"], pc.multiply(own["gpu_us"], 1.5))
         assert largest.equals(given["gpu_us"])
         assert pc.all(pc.or_(grown, pc.is_in(own["part"], pa.array(ATTENTION)))).as_py()
+
+
+def lowered_of(session: Session) -> list[str]:
+    """Return a list that grows by the family of each call table that is made from now on."""
+    made: list[str] = []
+    read = session._read
+
+    def noted(name: str, *asked: object) -> pa.Table:
+        made.extend([name] if name.endswith("_calls") else [])
+        return read(name, *asked)
+
+    session._read = noted
+    return made
+
+
+COSTED = ("step_costs", "kernel_evidence", "step_cost_shares")
+
+
+def test_a_signature_that_was_priced_before_is_not_lowered_again():
+    slower = {"model": "llama-3.1-8b", "gpu": "h200_sxm", "gpu_memory_utilization": 0.7, **LIMITS}
+    with connect() as session:
+        # facts of this session alone: nothing was priced with them
+        session.extend("gpus", [{**session.table("gpus").to_pylist()[0], "gpu": "unlike"}])
+        served(session)
+        first = {name: session.table(name) for name in COSTED}
+        with session.fork() as fork:
+            made = lowered_of(fork)
+            # of the host alone: no kernel takes another time
+            own = {"deployment_id": fork.table("deployments")["deployment_id"][0].as_py(), "part": "host"}
+            fork.give("corrections", [{**own, "factor": 1.0, "exposed_us": 9.0}])
+            again = {name: fork.table(name) for name in COSTED}
+        assert not made
+        assert first["step_costs"].num_rows > 1000 and all(again[name].equals(first[name]) for name in COSTED)
+        with session.fork() as fork:
+            made = lowered_of(fork)
+            give_plan(fork, [{**row, **LOAD, "max_concurrency": 5} for row in (slower, {**BASE, "tp": 2})])
+            mixed = fork.table("step_costs")
+        assert "gemm_calls" in made
+        assert mixed.num_rows
+    with connect() as session:
+        give_plan(session, [{**row, **LOAD, "max_concurrency": 5} for row in (slower, {**BASE, "tp": 2})])
+        assert session.table("step_costs").equals(mixed)
+
+
+def test_other_facts_are_priced_anew():
+    with connect() as session:
+        served(session)
+        own = session.table("step_costs")
+        gpus = session.table("gpus").to_pylist()
+        twice = [{**row, "memory_bandwidth_bytes_per_s": 2.0 * row["memory_bandwidth_bytes_per_s"]} for row in gpus]
+        models = session.table("models").to_pylist()
+        wider = [{**row, "vocab": 2 * row["vocab"]} for row in models]
+        for name, rows in (("gpus", twice), ("models", wider)):
+            with session.fork() as fork:
+                fork.give(name, rows)
+                found = fork.table("step_costs")
+                assert not found["gpu_us"].equals(own["gpu_us"]), name
+                assert found.sort_by(KEY).equals(fork.query(ORACLE).sort_by(KEY).cast(found.schema)), name
 
 
 def test_distinct_rows_are_those_of_a_sort():

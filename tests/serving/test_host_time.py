@@ -101,3 +101,12 @@ def test_graphs_of_decode_steps_are_sized_by_requests_where_drafts_are_verified(
     assert largest(prompt_graphs="none", query_tokens=4) == (32, 0)
     assert largest(prompt_graphs="none", query_tokens=1) == (8, 0)
     assert largest(prompt_graphs="piecewise", query_tokens=4) == (8, 8)
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_a_host_that_is_corrected_below_nothing_leaves_the_gaps_between_kernels(overlapped: bool):
+    host = np.zeros(1, HOST)
+    host["exposed_us"], host["gap_us"], host["base_us"], host["exposed_requests_half"] = -9000.0, 30.0, 400.0, np.inf
+    host["overlapped"] = overlapped
+    hidden, exposed = times(3, 3, 0, host)
+    assert (hidden, exposed) == ((400.0, 30.0) if overlapped else (0.0, 30.0))

@@ -1,0 +1,176 @@
+"""What calls take at knots: calls that are equal in all that their time rests on are priced once for each GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.dataflow.cache import remembered
+from kernelsight.kernels.costed import RELIEF, Groups, Priced, Rest, Times
+from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.kinds import TIERS
+from kernelsight.kernels.latency import Answers, answers, interval
+from kernelsight.kernels.launches import PRICED_BY
+
+# a factor of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
+MIX = np.uint64(0xBF58476D1CE4E5B9)
+# columns of gpus, by their endings, that a resource's relief raises
+RATES = {
+    "compute": ("_flops_per_s",),
+    "memory": ("memory_bandwidth_bytes_per_s",),
+    "link": ("link_bytes_per_s", "pcie_bytes_per_s"),
+}
+
+
+def priced(
+    family: str, calls: pa.Table, wanted: Sequence[str], facts: Sequence[pa.Table], groups: Groups, shares: bool
+) -> list[Priced]:
+    """Return a family's calls at knots, for each group and GPU of it.
+
+    ``wanted``: columns that their time rests on; calls that are equal in these are priced once. ``facts``: the tables
+    that ``answers`` reads beside calls, deployment_settings first.
+    """
+    if not calls.num_rows:
+        return []
+    group = pc.index_in(calls["deployment_id"], pa.array(groups.firsts, pa.string())).to_numpy().astype(np.int64)
+    ends = np.cumsum(groups.knots)
+    knot = (ends - groups.knots)[group] + calls["step_shape_id"].to_numpy()
+    count = calls["count"].to_numpy()
+    launches = np.bincount(knot, count, ends[-1])
+    calls, call = _distinct(calls, wanted, facts[0], groups.firsts, group)
+    found = []
+    for gpu in sorted(set().union(*groups.gpus)):
+        there = np.array([gpu in gpus for gpus in groups.gpus])
+        rows = slice(None) if there.all() else np.flatnonzero(there[group])
+        asked, place = _used(call[rows], calls.num_rows)
+        if not place.size:
+            continue
+        mine = calls if asked.size == calls.num_rows else calls.take(pa.array(asked))
+        mine = mine.append_column("gpu", _words([gpu], np.zeros(asked.size)))
+        answered = answers(family, mine, *facts)
+        latency, p05, p95 = interval(family, answered, facts[3])
+        nothing = np.zeros_like(latency)
+        rates = _shrinks(family, mine, facts, latency) if shares else (nothing, nothing, nothing)
+        times = Times(*map(in_picoseconds, (latency, p05, p95, *rates)))
+        total = times.at_knots(place, count[rows], knot[rows], ends[-1])
+        spent = times.picoseconds[place] * count[rows]
+        for number in np.flatnonzero(there).tolist():
+            own = slice(ends[number] - groups.knots[number], ends[number])
+            rests = _rests(answered, place, spent * (group[rows] == number))
+            found.append(Priced((number, gpu), total.of(own), launches[own], rests))
+    return found
+
+
+def in_picoseconds(latency_us: np.ndarray) -> np.ndarray:
+    """Return times as whole picoseconds, halves up."""
+    return np.floor(latency_us * 1e6 + 0.5)
+
+
+def _shrinks(
+    family: str, calls: pa.Table, facts: Sequence[pa.Table], latency_us: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what of the latencies goes with the rates of arithmetic, of memory and of links, microseconds.
+
+    What is left is the start of a kernel, and waves that wait for their last tile.
+    """
+    settings, gpus, *others = facts
+    found = []
+    for resource in RATES:
+        # collectives wait for links alone, other kernels never do
+        if (resource == "link") != bool(FAMILIES[family].wire_share):
+            found.append(np.zeros_like(latency_us))
+            continue
+        quicker = answers(family, calls, settings, faster(gpus, resource), *others).latency_us
+        found.append(np.clip((latency_us - quicker) / (1.0 - 1.0 / RELIEF), 0.0, latency_us))
+    compute, memory, link = found
+    # a kernel that both rates bound in part is not shorter than without either
+    over = np.maximum((compute + memory) / np.maximum(latency_us, 1e-9), 1.0)
+    return compute / over, memory / over, link
+
+
+def faster(gpus: pa.Table, resource: str) -> pa.Table:
+    """Return the GPUs with ``RELIEF`` times the rates of a resource of RATES."""
+
+    def scaled() -> pa.Table:
+        table = gpus
+        for name in gpus.column_names:
+            if name.endswith(RATES[resource]):
+                more = pc.multiply(table[name], RELIEF)
+                table = table.set_column(table.column_names.index(name), table.schema.field(name), more)
+        return table
+
+    return remembered((gpus,), f"faster {resource}", scaled)
+
+
+def _rests(answered: Answers, place: np.ndarray, picoseconds: np.ndarray) -> list[Rest]:
+    """Return what calls rest on, with the time of each; ``place``: of each launch among the calls."""
+    kinds = len(answered.kinds)
+    code = answered.tier * kinds + answered.kind_of_row
+    sums = np.bincount(code[place], picoseconds, kinds * len(TIERS))
+    spent = np.flatnonzero(sums)
+    return [Rest(TIERS[one // kinds], answered.evidence[one % kinds], float(sums[one])) for one in spent.tolist()]
+
+
+def _distinct(
+    calls: pa.Table, wanted: Sequence[str], settings: pa.Table, firsts: Sequence[str], group: np.ndarray
+) -> tuple[pa.Table, np.ndarray]:
+    """Return the calls that differ in what their time rests on, but for the GPU, and the number of each row's.
+
+    ``firsts``: the deployments whose calls they are, by ``group``.
+    """
+    settings = settings.take(pc.index_in(pa.array(firsts), settings["deployment_id"].combine_chunks()))
+    engines = settings["engine"].combine_chunks().dictionary_encode()
+    columns = {
+        "deployment_id": calls["deployment_id"].combine_chunks(),
+        "engine": _words(engines.dictionary, engines.indices.to_numpy()[group]),
+    }
+    for name in wanted:
+        if name not in ("gpu", *columns):
+            column = calls[name].combine_chunks()
+            columns[name] = column.dictionary_encode() if pa.types.is_string(column.type) else column
+    stated = zip(*(settings[name].to_pylist() for name in PRICED_BY if name in settings.column_names), strict=True)
+    numbers: dict[tuple, int] = {}
+    keys = [np.array([numbers.setdefault(row, len(numbers)) for row in stated])[group].astype(float)]
+    for name, column in columns.items():
+        if name != "deployment_id":
+            values = column.indices if pa.types.is_dictionary(column.type) else column
+            keys.append(pc.fill_null(values.cast(pa.float64()), -1.0).to_numpy())
+    kept, number = distinct_rows(keys)
+    table = pa.table(columns)
+    return table if kept.size == table.num_rows else table.take(pa.array(kept)), number
+
+
+def _words(words: pa.Array | Sequence[str], codes: np.ndarray) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(codes.astype(np.int32), pa.array(words, pa.string()))
+
+
+def _used(numbers: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return which of so many numbers are there, in order, and the place of each among them."""
+    there = np.zeros(most, bool)
+    there[numbers] = True
+    return np.flatnonzero(there), (np.cumsum(there) - 1)[numbers]
+
+
+def distinct_rows(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of rows that differ, and the number of each row's among them; columns of finite float64.
+
+    >>> kept, number = distinct_rows([np.array([1.0, 2.0, 1.0]), np.array([5.0, 5.0, 5.0])])
+    >>> kept.tolist(), number.tolist()
+    ([0, 1], [0, 1, 0])
+    """
+    mixed = np.zeros(columns[0].size, np.uint64)
+    for column in columns:
+        mixed ^= column.view(np.uint64)
+        mixed *= MIX
+        mixed ^= mixed >> np.uint64(31)
+    number = pc.dictionary_encode(pa.array(mixed)).indices.to_numpy()
+    kept = np.empty(number.max(initial=-1) + 1, np.int64)
+    # the first of equal rows is written last
+    kept[number[::-1]] = np.arange(number.size)[::-1]
+    if all(np.array_equal(column[kept][number], column) for column in columns):
+        return kept, number
+    everyone = np.arange(number.size)  # two different rows fell on one number
+    return everyone, everyone
