@@ -17,6 +17,7 @@ from kernelsight.dataflow.contract import conform
 from kernelsight.dataflow.graph import Graph, Node
 from kernelsight.dataflow.kept import Kept, program_digest
 from kernelsight.dataflow.locations import folder
+from kernelsight.dataflow.rows import is_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.kernels.families import LOWERED
 
@@ -113,6 +114,23 @@ class Session(dataflow.Session):
 
             for table, rows in loads_of_requests(self.table("requests")).items():
                 super().give(table, rows, trusted=True)
+
+    def extend(self, name: str, rows: Any) -> None:
+        """Add rows to a table, such as a hypothetical GPU; a row with the same key is replaced.
+
+        A GPU as a dict may name a GPU that it is ``like``: it takes from that one what it does not state.
+
+        >>> with connect() as session:
+        ...     session.extend("gpus", [{"gpu": "wide", "like": "h100_sxm", "memory_bandwidth_bytes_per_s": 6.7e12}])
+        ...     session.table("gpus").to_pylist()[-1]["measured_as"]
+        'h100_sxm'
+        """
+        if name == "gpus" and is_rows(rows):
+            from kernelsight.scenario.given_facts import gpu_rows
+
+            super().extend(name, gpu_rows(self, rows, "rows of extend", "given in Python"))
+        else:
+            super().extend(name, rows)
 
     def predict(
         self,

@@ -87,6 +87,35 @@ def test_a_file_of_another_format_is_not_written(session: Session, tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
+def test_pages_and_timelines_have_their_own_endings(session: Session, tmp_path: Path) -> None:
+    run, found = session.simulate(**FLAGS), session.what_if(FLAGS | {"gpu": ["l4", "t4"]})
+    for write, name in ((run.report, "a.pdf"), (run.timeline, "a.txt"), (found.report, "a"), (run.timeline, "a.html")):
+        with pytest.raises(InvalidInput, match=f"{name} ends in .*; what is written is"):
+            write(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_gpu_like_another_is_a_dict() -> None:
+    with connect() as session:
+        session.extend("gpus", [{"gpu": "wide", "like": "h100_sxm", "memory_bandwidth_bytes_per_s": 6.7e12}])
+        row = session.table("gpus").to_pylist()[-1]
+        assert (row["gpu"], row["measured_as"], row["sm_count"]) == ("wide", "h100_sxm", 132)
+        assert row["source"] == "given in Python"
+        assert (
+            session.predict(**STEP | {"gpu": "wide"}).total_us < session.predict(**STEP | {"gpu": "h100_sxm"}).total_us
+        )
+        for wrong, said in (
+            (
+                {"gpu": "x", "like": "h100_sxm", "memory_bandwidth_bytes_per_s": 8},
+                "is 8; give bytes a second as a number",
+            ),
+            ({"gpu": "x"}, "rows of extend, GPU x: missing fields sm_count, sm_clock_hz"),
+            ({"gpu": "x", "like": "h100"}, "unknown GPU 'h100'"),
+        ):
+            with pytest.raises((InvalidInput, UnknownName), match=said):
+                session.extend("gpus", [wrong])
+
+
 def test_a_file_that_is_open_elsewhere_is_named_so(tmp_path: Path) -> None:
     with connect(tmp_path / "a.duckdb"), pytest.raises(InvalidInput, match="another session of this program has it"):
         connect(tmp_path / "a.duckdb")

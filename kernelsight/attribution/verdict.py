@@ -44,6 +44,11 @@ def _found(answer: Mapping[str, Any], enough: bool, fit: str) -> str:
     said = f"mean {name} agrees within {abs(off):.1%} ({times})"
     if abs(off) >= AGREES:
         said = f"mean {name} is {abs(off):.1%} {'longer' if off > 0 else 'shorter'} than predicted ({times})"
+    unit = _other_unit(e2e["measured"] / e2e["predicted"])
+    if unit:
+        return (
+            f"{said}; its times look like {unit} that were read as ms: --columns names a unit, as in ttft_ms=first[s]."
+        )
     for load in (cause for cause in answer["causes"] if cause["cause"] == "workload"):
         more = "longer" if load["added_ms"] > 0 else "shorter"
         said += f", and {_ms(abs(load['added_ms']), 3)} ms {more} with the load as sent than as described"
@@ -99,6 +104,11 @@ def not_separated(
     *first, last = sorted(wide, reverse=True)
     apart = f"{first[0]} from {last}" if len(wide) == 2 else f"{', '.join(first)} and {last} from each other"
     return [f"this log does not separate {apart}: only their sum is known{would}"]
+
+
+def _other_unit(ratio: float) -> str | None:
+    """Return the unit that measured times are in, where they are about a thousandth or a thousandfold of predicted."""
+    return "seconds" if 2e-4 < ratio < 5e-3 else "microseconds" if 2e2 < ratio < 5e3 else None
 
 
 def _ms(value: float, digits: int = 4) -> str:

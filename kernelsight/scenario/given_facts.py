@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.read.rows import read_rows
 
@@ -41,41 +43,52 @@ LEAST = {
 def extend_gpus(session: Session, path: Path) -> list[str]:
     """Add the GPUs of a CSV or JSON file to the catalogue's; return the catalogue names that its rows replace.
 
-    A row with the name of a catalogue GPU, or with one in the field ``like``, takes missing columns and the fit
-    (``measured_as``) from it. InvalidInput: the file cannot be read, or a new GPU lacks columns (all are listed).
+    InvalidInput: the file cannot be read, or what ``gpu_rows`` refuses.
     """
-    known = {row["gpu"]: row for row in session.table("gpus").to_pylist()}
-    columns = [column.name for column in session.graph.known("gpus").columns]
+    known = set(session.table("gpus")["gpu"].to_pylist())
     texts = {column.name for column in session.graph.known("gpus").columns if column.type == "string"} | {"like"}
-    rows = []
-    for number, stated in enumerate(read_rows(path, texts, "--gpus", "GPU"), start=1):
-        name = stated.get("gpu")
-        if not name:
-            raise InvalidInput(f"{path}, GPU {number}: the field gpu (its name) is missing; add it.")
-        if not isinstance(name, str):
-            raise InvalidInput(f"{path}, GPU {number}: its name is {name!r}; give a string.")
-        like = stated.pop("like", None)
-        if like is not None and str(like) not in known:
-            raise unknown("GPU", str(like), known, f"It is in the field like of {path}.")
-        base = known.get(like or name, {})
-        plain = {"name": name, "vendor": "nvidia", "architecture": "hypothetical", "source": f"given in {path.name}"}
-        row = {**({} if base else plain), **base, **stated, "source": stated.get("source", f"given in {path.name}")}
-        row["measured_as"] = stated.get("measured_as", base.get("measured_as") or base.get("gpu"))
-        if row["measured_as"] is not None and str(row["measured_as"]) not in {name, *known}:
-            raise unknown("GPU", str(row["measured_as"]), known, f"It is in the field measured_as of {path}.")
-        missing = [column for column in columns if row.get(column) is None and column not in UNSTATED]
-        if missing:
-            raise InvalidInput(
-                f"{path}, GPU {name}: missing fields {', '.join(missing)}; add them, or name a catalogue GPU in the "
-                "field like."
-            )
-        _refuse_implausible(row, path, texts)
-        rows.append(row)
-    session.extend("gpus", _without_strange(rows, columns, path))
+    rows = gpu_rows(session, read_rows(path, texts, "--gpus", "GPU"), path, f"given in {path.name}")
+    session.extend("gpus", as_table(session.graph.known("gpus"), rows))
     return [row["gpu"] for row in rows if row["gpu"] in known]
 
 
-def _refuse_implausible(row: dict[str, Any], path: Path, texts: set[str]) -> None:
+def gpu_rows(session: Session, given: Iterable[Mapping[str, Any]], place: object, source: str) -> list[dict[str, Any]]:
+    """Return rows of ``gpus`` from stated facts; ``place``: where they stand, for refusals.
+
+    A row with the name of a catalogue GPU, or with one in the field ``like``, takes missing columns and the fit
+    (``measured_as``) from it. InvalidInput: a new GPU lacks columns (all are listed), or a rate is in another unit.
+    """
+    known = {row["gpu"]: row for row in session.table("gpus").to_pylist()}
+    columns = [column.name for column in session.graph.known("gpus").columns]
+    texts = {column.name for column in session.graph.known("gpus").columns if column.type == "string"}
+    rows = []
+    for number, stated in enumerate(map(dict, given), start=1):
+        name = stated.get("gpu")
+        if not name:
+            raise InvalidInput(f"{place}, GPU {number}: the field gpu (its name) is missing; add it.")
+        if not isinstance(name, str):
+            raise InvalidInput(f"{place}, GPU {number}: its name is {name!r}; give a string.")
+        like = stated.pop("like", None)
+        if like is not None and str(like) not in known:
+            raise unknown("GPU", str(like), known, f"It is in the field like of {place}.")
+        base = known.get(like or name, {})
+        plain = {"name": name, "vendor": "nvidia", "architecture": "hypothetical", "source": source}
+        row = {**({} if base else plain), **base, **stated, "source": stated.get("source", source)}
+        row["measured_as"] = stated.get("measured_as", base.get("measured_as") or base.get("gpu"))
+        if row["measured_as"] is not None and str(row["measured_as"]) not in {name, *known}:
+            raise unknown("GPU", str(row["measured_as"]), known, f"It is in the field measured_as of {place}.")
+        missing = [column for column in columns if row.get(column) is None and column not in UNSTATED]
+        if missing:
+            raise InvalidInput(
+                f"{place}, GPU {name}: missing fields {', '.join(missing)}; add them, or name a catalogue GPU in the "
+                "field like."
+            )
+        _refuse_implausible(row, place, texts)
+        rows.append(row)
+    return _without_strange(rows, columns, place)
+
+
+def _refuse_implausible(row: dict[str, Any], place: object, texts: set[str]) -> None:
     """Reject rates and sizes in another unit (GB, TB/s, GHz): kernels would take years, or no time."""
     for name, value in row.items():
         found = next((each for each in LEAST if name.endswith(each)), None)
@@ -84,15 +97,15 @@ def _refuse_implausible(row: dict[str, Any], path: Path, texts: set[str]) -> Non
         least, unit = LEAST[found]
         if not isinstance(value, int | float) or isinstance(value, bool) or value < least:
             raise InvalidInput(
-                f"{path}, GPU {row['gpu']}: {name} is {value!r}; give {unit} as a number, at least {least:g}."
+                f"{place}, GPU {row['gpu']}: {name} is {value!r}; give {unit} as a number, at least {least:g}."
             )
 
 
-def _without_strange(rows: list[dict[str, Any]], columns: list[str], path: Path) -> list[dict[str, Any]]:
+def _without_strange(rows: list[dict[str, Any]], columns: list[str], place: object) -> list[dict[str, Any]]:
     for row in rows:
         for name in row:
             if name not in columns:
-                raise unknown("column of gpus", name, columns, f"It is in {path}.")
+                raise unknown("column of gpus", name, columns, f"It is in {place}.")
     return rows
 
 

@@ -97,11 +97,11 @@ def words_of(command: str) -> list[str]:
 
 
 def check_parameters(command: str) -> None:
-    """Raise InvalidInput for a command without a parameter: it would run alike for every candidate."""
+    """Raise InvalidInput for a command without a parameter: it would be the same for every candidate."""
     if not any(PLACEHOLDER.search(word) for word in words_of(command)):
         raise InvalidInput(
-            f"--measure {command!r} names no parameter, so that every candidate would run alike; put {{parameters}} or "
-            "the {name} of a parameter into it."
+            f"--measure {command!r} names no parameter, so that every candidate would run the same command; put "
+            "{parameters} or the {name} of a parameter into it."
         )
 
 

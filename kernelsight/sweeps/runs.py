@@ -115,6 +115,7 @@ class Run:
         """Write the run as one HTML page with its figures and tables (needs the extra ``report``)."""
         from kernelsight.views.report import write_report
 
+        _check_ending(path, ".html")
         self._session.compute(*TABLES, "request_metrics", "steps")
         write_report(self._session, path)
 
@@ -133,6 +134,7 @@ class Run:
         """
         from kernelsight.views.timeline import write_timeline
 
+        _check_ending(path, ".json")
         self._session.compute(*SERVED, "request_metrics", "steps")
         return write_timeline(self._session, path, start_s, end_s)
 
@@ -249,6 +251,7 @@ class WhatIf:
         """Write the sweep as one HTML page: Pareto front of each load, and scenarios (needs the extra ``report``)."""
         from kernelsight.views.report import write_report
 
+        _check_ending(path, ".html")
         write_report(self._all, path)
 
     @cached_property
@@ -273,6 +276,11 @@ class WhatIf:
         shown = [*names[2 : names.index("status")], "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "output_throughput"]
         rows = self._summary.slice(0, 20).select(shown).to_pylist()
         return _html_table(repr(self), shown, [list(row.values()) for row in rows])
+
+
+def _check_ending(path: str | Path, ending: str) -> None:
+    if Path(path).suffix.lower() != ending:
+        raise InvalidInput(f"{path} ends in {Path(path).suffix or 'nothing'}; what is written is {ending}: name it so.")
 
 
 def _number(value: Any) -> str:

@@ -223,6 +223,16 @@ def test_another_model_or_gpu_in_the_log_is_a_contradiction(
     assert "<th>miss_ms</th>" in found._repr_html_() and found.summary["verdict"][:20] in found._repr_html_()
 
 
+@pytest.mark.parametrize(("factor", "unit"), [(1e-3, "seconds"), (1e3, "microseconds")])
+def test_times_in_another_unit_are_called_so(session: Session, factor: float, unit: str) -> None:
+    load = drawn(60, 2.0)
+    log = log_of(load, replay(session, load, [Variant(FLAGS)])[0])
+    for name in ("ttft_ms", "e2e_ms"):
+        log = log.set_column(log.column_names.index(name), name, pa.array(log[name].to_numpy() * factor))
+    answer = session.compare(requests=log, deployment=FLAGS, fit="none", suspects="none").summary
+    assert f"its times look like {unit} that were read as ms" in answer["verdict"]
+
+
 def test_flags_are_arguments_or_a_deployment_and_metrics_are_spoken_of(session: Session) -> None:
     texts = [DATA / "metrics_before.txt", DATA / "metrics_after.txt"]
     found = session.compare(log=DATA / "vllm_bench.json", metrics=texts, fit="none", **FLAGS)

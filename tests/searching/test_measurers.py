@@ -118,7 +118,7 @@ def test_the_last_failure_says_what_the_command_complained_of(script) -> None:
 
 def test_a_command_without_a_parameter_is_refused() -> None:
     check_parameters("./bench {x}")
-    with pytest.raises(InvalidInput, match="names no parameter, so that every candidate would run alike"):
+    with pytest.raises(InvalidInput, match="names no parameter, so that every candidate would run the same command"):
         check_parameters("./bench --fast")
 
 
