@@ -115,6 +115,15 @@ def variant_rows(name: str, found: Variant, row: Mapping[str, Any], layers: Iter
     return own, [dict(layer) | {"model": own["model"]} for layer in layers]
 
 
+def longer_rows(positions: int, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> Rows:
+    """Return the rows of a model whose RoPE reaches further than its config says (``--max-position-embeddings``)."""
+    name = f"{row['model']}-{positions}-positions"
+    said = f"{row['model']} is taken to reach {positions:,} positions (--max-position-embeddings)"
+    own = dict(row) | {"model": name, "max_positions": positions, "source": f"{row['source']}; {said}"}
+    own["notes"] = "; ".join(note for note in (row["notes"], said) if note)
+    return own, [dict(layer) | {"model": name} for layer in layers]
+
+
 def alike_rows(name: str, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> Rows:
     """Return the rows of a model of one's own that has the shape and the formats of another (``--model-like``)."""
     said = f"{name} is taken to have the shape and formats of {row['model']} (--model-like)"

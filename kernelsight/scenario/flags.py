@@ -80,6 +80,12 @@ DEPLOYMENT = (
         help="model of the same shape and formats, for a private model without a config.json",
         metavar="M",
     ),
+    Flag(
+        "max_position_embeddings",
+        "whole",
+        help="positions that the model's RoPE reaches, such as with YaRN (default: as in the model's config)",
+        metavar="N",
+    ),
     _of_deployment(
         "gpu", help="catalogue name, name in nvidia-smi or of a cloud instance, or a GPU of the --gpus file"
     ),
@@ -409,7 +415,7 @@ FLAGS = {
 # flag: column of ``deployments``
 DEPLOYMENT_FLAGS = {flag.name: flag.column for flag in FLAGS.values() if flag.column}
 # flags that come before a deployment: they say what others are
-SHORTHANDS = ("launch", "model_like")
+SHORTHANDS = ("launch", "model_like", "max_position_embeddings")
 # flags that define a second deployment: the draft model
 DRAFT_FLAGS = tuple(flag.name for flag in SPECULATION if not flag.column)
 # prefill-pool flag -> decode-pool flag it overrides

@@ -125,7 +125,7 @@ def _option(engine: str, flag: str, value: Any) -> tuple[str, str | None] | None
     for option in _of_flag(engine, flag):
         if option.rule == "negated":
             return option.option, str(not value).lower()
-        if option.rule in ("draft_tokens", "draft_tree", "attention_dp", "largest"):
+        if option.rule in ("draft_tokens", "draft_tree", "attention_dp", "largest", "rope"):
             continue
         theirs = option.written(text)
         if option.takes == "optional":

@@ -16,6 +16,8 @@ from kernelsight.scenario.launch_rules import RULES
 
 # names so much alike differ by a letter or two
 NEAR = 0.9
+# variables by which an engine serves longer sequences than the model's config says
+LONGER = ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
 ENGINE_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 
 
@@ -116,6 +118,9 @@ def _read(command: Command) -> LaunchLine:
     for name, value in command.environment.items():
         option = find_variable(command.engine, name)
         setting = Setting(name, value, f"{name}={'…' if 'TOKEN' in name or 'KEY' in name else value}")
+        if name in LONGER and value.lower() in ("1", "true") and "max_model_len" in reading.flags:
+            reading.use(setting, "max_position_embeddings", reading.flags["max_model_len"], "as far as is asked")
+            continue
         effect = (option.effect, option.reason) if option else ("unknown", UNKNOWN)
         reading.ignore(setting, *effect)
     for words, reason in command.around:

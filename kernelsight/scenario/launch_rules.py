@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput, KernelSightError
+from kernelsight.read.fields import ConfigFields
+from kernelsight.read.sizes import longest_context
 
 if TYPE_CHECKING:
     from kernelsight.read.command_options import Setting
@@ -102,6 +105,28 @@ def _expert_group(reading: Reading, option: Option, setting: Setting, value: str
     reading.use(setting, "expert_parallel_size", size, "the engine spreads the experts over its tensor-parallel group")
 
 
+def _rope(reading: Reading, option: Option, setting: Setting, value: str) -> None:
+    """JSON of a config's fields, or of its rope_scaling: with YaRN the model reaches further."""
+    try:
+        fields = json.loads(value)
+    except ValueError:
+        fields = None
+    stated = fields if isinstance(fields, dict) else {}
+    inner = stated.get("text_config")
+    reach = max(
+        _positions(each) for each in ({"rope_scaling": stated}, stated, inner if isinstance(inner, dict) else {})
+    )
+    if reach:
+        reading.use(setting, option.flag, reach, "so far reaches the model's RoPE")
+    else:
+        reading.ignore(setting, "not_modelled", "the shape of the model is that of its config.json")
+
+
+def _positions(config: dict[str, Any]) -> int:
+    stated = config.get("max_position_embeddings")
+    return longest_context(ConfigFields(config, "the launch line"), stated if isinstance(stated, int) else 0)
+
+
 def _speculation(reading: Reading, option: Option, setting: Setting, value: str) -> None:
     """The three facts of drafts; all are left out where the method is not predicted."""
     method = _drafts(reading)
@@ -167,6 +192,7 @@ RULES: dict[str, Callable[[Reading, Option, Setting, Any], None]] = {
     "chunked_prefill": _chunked_prefill,
     "attention_dp": _attention_dp,
     "expert_group": _expert_group,
+    "rope": _rope,
     "speculation": _speculation,
     "draft_tokens": _draft_tokens,
     "draft_tree": _draft_tree,

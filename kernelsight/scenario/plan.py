@@ -176,6 +176,8 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
         flags["model"] = give_alike(session, flags.get("model"), flags.pop("model_like"))
     for name in [flag for flag in ("model", "speculative_model") if flag in flags]:
         flags[name] = resolve_model(session, str(flags[name]))
+    if "model" in flags and "max_position_embeddings" in flags:
+        flags["model"] = give_longer(session, flags["model"], flags.pop("max_position_embeddings"))
     if flags.get("speculative_method") == "mtp":
         flags["speculative_model"] = give_mtp(session, flags["model"])
     for name in [flag for flag in ("gpu", "prefill_gpu") if flag in flags]:
@@ -266,6 +268,18 @@ def give_alike(session: Session, name: str | None, like: str) -> str:
         return base
     give_model(session, *alike_rows(own, *model_rows(session, base)))
     return own
+
+
+def give_longer(session: Session, name: str, positions: int) -> str:
+    """Add a model whose RoPE reaches further to a session's tables, and return its name; its own where it does so."""
+    from kernelsight.read.model_names import longer_rows
+
+    row, layers = model_rows(session, name)
+    if positions <= row["max_positions"]:
+        return name
+    longer, layers = longer_rows(positions, row, layers)
+    give_model(session, longer, layers)
+    return longer["model"]
 
 
 def model_rows(session: Session, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

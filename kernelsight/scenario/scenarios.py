@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # flags that are names, which catalogues spell in their own way
 NAMES = (
-    *("model", "model_like", "gpu", "quantization", "prefill_gpu", "kv_transfer_fabric"),
+    *("model", "model_like", "max_position_embeddings", "gpu", "quantization", "prefill_gpu", "kv_transfer_fabric"),
     *("speculative_method", "speculative_model"),
 )
 

@@ -61,7 +61,7 @@ select deployment_id, 'dtype',
 from facts where dtype = 'bf16' and bf16_flops_per_s is null
 union
 select deployment_id, 'model_len',
-       format('max_model_len {} exceeds the {} tokens that {} supports; use at most that, or a config.json with YaRN in its rope_scaling',
+       format('max_model_len {} exceeds the {} tokens that {} supports; use at most that, or state how far its RoPE reaches (--max-position-embeddings)',
               max_model_len, max_positions, model)
 from facts where max_model_len > max_positions
 union

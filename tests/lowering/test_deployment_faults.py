@@ -65,7 +65,7 @@ def faults(ask, **deployment):
             {"model": "qwen3-32b", "max_model_len": 40961},
             {
                 "model_len": "max_model_len 40961 exceeds the 40960 tokens that qwen3-32b supports; use at most that, "
-                "or a config.json with YaRN in its rope_scaling"
+                "or state how far its RoPE reaches (--max-position-embeddings)"
             },
         ),
         (

@@ -71,6 +71,16 @@ def test_a_catalogue_entry_comes_before_a_variant():
     assert (row["model"], row["notes"]) == ("llama-3.1-70b-fp8", None)
 
 
+def test_a_model_whose_rope_reaches_further():
+    row, layers = rows("qwen3-32b", max_position_embeddings=131072)
+    base, base_layers = rows("qwen3-32b")
+    assert (row["model"], row["max_positions"]) == ("qwen3-32b-131072-positions", 131072)
+    assert "qwen3-32b is taken to reach 131,072 positions (--max-position-embeddings)" in row["notes"]
+    assert [layer | {"model": ""} for layer in layers] == [layer | {"model": ""} for layer in base_layers]
+    # what a model reaches by itself is the model
+    assert rows("qwen3-32b", max_position_embeddings=base["max_positions"])[0] == base
+
+
 def test_a_private_model_like_another():
     row, layers = rows("acme/Support-Bot", model_like="Qwen/Qwen3-30B-A3B-FP8")
     base, _ = rows("qwen3-30b-a3b-fp8")

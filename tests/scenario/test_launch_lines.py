@@ -105,6 +105,12 @@ VLLM = {
         "speculative_model": "Qwen/Qwen3-0.6B",
         "num_speculative_tokens": 2,
     },
+    """--rope-scaling '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}' """
+    "--max-model-len 131072": {"max_position_embeddings": 131072, "max_model_len": 131072},
+    """--hf-overrides '{"rope_parameters": {"rope_type": "yarn", "factor": 2.0, """
+    """"original_max_position_embeddings": 32768}}'""": {"max_position_embeddings": 65536},
+    """--hf-overrides '{"max_position_embeddings": 65536}'""": {"max_position_embeddings": 65536},
+    """--hf-overrides '{"architectures": ["X"]}'""": {},
     """-sc '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 2}'""": {},
 }
 SGLANG = {
@@ -137,6 +143,8 @@ SGLANG = {
         "expert_parallel_size": 8,
         "expert_exchange": "all_to_all",
     },
+    """--json-model-override-args '{"rope_scaling": {"type": "yarn", "factor": 4, """
+    """"original_max_position_embeddings": 32768}}'""": {"max_position_embeddings": 131072},
     "--tp 8 --moe-a2a-backend none": {"tensor_parallel_size": 8, "expert_exchange": "all_gather"},
     "--tp 8 --enable-ep-moe": {"tensor_parallel_size": 8, "expert_parallel_size": 8},
     "--enable-deepep-moe --tp 8": {
@@ -164,6 +172,13 @@ def test_options_of_vllm(options, expected):
 @pytest.mark.parametrize(("options", "expected"), SGLANG.items())
 def test_options_of_sglang(options, expected):
     assert flags_of(f"python3 -m sglang.launch_server --model-path a/b {options}") == {"model": "a/b", **expected}
+
+
+def test_a_variable_that_allows_longer_sequences_reaches_as_far_as_is_asked():
+    line = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve Qwen/Qwen3-8B --max-model-len 65536"
+    assert flags_of(line)["max_position_embeddings"] == 65536
+    assert "max_position_embeddings" not in flags_of(line.replace("=1", "=0"))
+    assert "max_position_embeddings" not in flags_of("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve Qwen/Qwen3-8B")
 
 
 def test_the_method_of_a_quantised_checkpoint_is_not_applied_again():
