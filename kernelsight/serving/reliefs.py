@@ -21,6 +21,8 @@ from kernelsight.serving.world import World, first_requests, split_by_deployment
 METRICS = ("e2e", "ttft", "tpot")
 # the part of the steps' GPU time that a resource of the GPU relieves
 RATES = {"prefill compute": "compute_us", "decode bandwidth": "memory_us", "link": "link_us"}
+# of a scenario: what spreads the requests of a client, whatever their largest number at once
+SENT = ("trace", "request_rate", "ramp_up_strategy", "think_time_s")
 
 
 def gains_of_resources(
@@ -93,7 +95,8 @@ def _reliefs(
 
     def sooner() -> World:
         columns = {name: world.columns[name] / RELIEF for name in ("arrival_s", "think_s")}
-        rows = [row for row in world.scenarios if row["max_concurrency"] is None]
+        # in a closed loop the end of a request is the arrival of the next: only what the client adds can come sooner
+        rows = [row for row in world.scenarios if row["max_concurrency"] is None or any(row[name] for name in SENT)]
         return world._replace(scenarios=rows, columns=world.columns | columns)
 
     return {
