@@ -62,7 +62,7 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> Unkno
     >>> str(unknown("GPU", "h100", ["h100_sxm", "h100_pcie", "t4"]))
     "unknown GPU 'h100'. Did you mean h100_sxm or h100_pcie?"
     """
-    close = nearest(name, known)
+    close = nearest(str(name), known)
     if len(close) > 1:
         tail = f"Did you mean {', '.join(close[:-1])} or {close[-1]}?"
     elif close:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from kernelsight.catalog import tables as catalog
 from kernelsight.dataflow import session as dataflow
 from kernelsight.dataflow.cache import remembered
-from kernelsight.dataflow.contract import conform
+from kernelsight.dataflow.contract import as_arrow, conform
 from kernelsight.dataflow.graph import Graph, Node
 from kernelsight.dataflow.kept import Kept, program_digest
 from kernelsight.dataflow.locations import folder
@@ -202,15 +202,26 @@ class Session(dataflow.Session):
         ``correction``: corrections that ``compare`` fitted (a file, or its table ``fitted_corrections``), for the
         deployments that it is for.
         """
+        from kernelsight.scenario.asked import goodput_of, one_of
         from kernelsight.scenario.grid import grid_rows
         from kernelsight.scenario.objectives import stated_slo
         from kernelsight.sweeps.runs import WhatIf
         from kernelsight.sweeps.sweep import Execution
 
+        one_of("executor", executor, ("local", "ray"))
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+            raise InvalidInput(f"workers is {workers!r}; give a whole number of processes of at least 1.")
+        if resume and not folder:
+            raise InvalidInput("resume needs the folder in which the partitions of the sweep were kept.")
         kept = Path(folder) if folder else None
         how = {"workers": workers, "executor": executor, "connect": connect, "intervals": intervals}
         execution = Execution(folder=kept, resume=resume, **how)
-        asked = {"goodput": goodput, "slo": slo and stated_slo(slo), "execution": execution, "correction": correction}
+        asked = {
+            "goodput": goodput_of(goodput) or None,
+            "slo": slo and stated_slo(slo),
+            "execution": execution,
+            "correction": correction,
+        }
         return WhatIf.of(self, grid_rows(grid), **asked)
 
     def find_rates(
@@ -253,12 +264,19 @@ class Session(dataflow.Session):
         searched. ``report`` is called with progress.
         InvalidInput: a question that cannot be answered, or a model that no GPU holds, and what would.
         """
+        from kernelsight.scenario.asked import values_of
         from kernelsight.scenario.objectives import stated_slo
         from kernelsight.sizing.question import size_deployment
 
         names = gpus.split(",") if isinstance(gpus, str) else gpus
         asked = {"gpus": names, "slo": stated_slo(slo), "rate": rate, "requests_per_day": requests_per_day}
-        asked |= {"prices": prices, "max_gpus": max_gpus, "search": search, "tune": tune, "correction": correction}
+        asked |= {
+            "prices": prices,
+            "max_gpus": max_gpus,
+            "search": values_of(search),
+            "tune": tune,
+            "correction": correction,
+        }
         return size_deployment(self, flags, **asked, report=report)
 
     def compare(
@@ -292,13 +310,18 @@ class Session(dataflow.Session):
         from kernelsight.attribution.comparison import Comparison, Question
         from kernelsight.attribution.stage_comparison import StageComparison
         from kernelsight.logs.read import read_logs, read_table
+        from kernelsight.scenario.asked import mapping_of, one_of
 
-        stated_twice = sorted({*flags} & {*(deployment or {})})
+        own = mapping_of("deployment", deployment, "{'model': 'qwen3-32b', 'gpu': 'h100_sxm'}")
+        stated_twice = sorted({*flags} & {*own})
         if stated_twice:
             raise InvalidInput(f"{stated_twice[0]} is an argument, and in deployment too; give it once.")
-        own = {**(deployment or {}), **flags}
-        if not 0.0 < hold_out < 1.0:
-            raise InvalidInput(f"hold_out is {hold_out}; give a share of the time above 0 and below 1.")
+        own |= flags
+        stated = mapping_of("stated", stated, "{'request_rate': 4.0}") or None
+        one_of("fit", fit, ("none", "host", "parts"))
+        one_of("suspects", suspects, ("all", "none"))
+        if not isinstance(hold_out, int | float) or not 0.0 < hold_out < 1.0:
+            raise InvalidInput(f"hold_out is {hold_out!r}; give a share of the time above 0 and below 1.")
         if requests is not None:
             table = pa.Table.from_pylist(requests) if isinstance(requests, list) else requests
             tables = read_table(table, columns, steps, metrics, kernels)
@@ -336,7 +359,9 @@ class Session(dataflow.Session):
             paths = [space] if isinstance(space, str | Path) else list(space)
             for name, table in read_spaces(paths)._asdict().items():
                 self.give(name, table)
-        rows = scenarios if isinstance(scenarios, list) else pa.table(scenarios).to_pylist()
+        if isinstance(scenarios, Mapping):
+            scenarios = [dict(scenarios)]
+        rows = scenarios if isinstance(scenarios, list) else as_arrow(scenarios, "search_scenarios").to_pylist()
         self.give("search_scenarios", scenario_rows(rows))
         return self.table("search_summary")
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from kernelsight import launch_command
 from kernelsight.errors import InvalidInput, UnknownName
 from kernelsight.session import Session, connect
 
@@ -65,6 +66,47 @@ def test_objectives_are_a_mapping_or_the_words_of_the_command_line(session: Sess
         session.size(slo={"ttft_p95": 1000.0}, **asked)
     with pytest.raises(InvalidInput, match="the objectives are 5; give a mapping"):
         session.size(slo=5, **asked)
+
+
+@pytest.mark.parametrize(
+    ("verb", "wrong", "said"),
+    [
+        ("sweep", {"workers": 0}, "workers is 0; give a whole number"),
+        ("sweep", {"executor": "dask"}, "executor is 'dask'; give one of local, ray"),
+        ("sweep", {"resume": True}, "resume needs the folder"),
+        ("sweep", {"goodput": 5}, "goodput is 5; give a mapping"),
+        ("compare", {"fit": "all"}, "fit is 'all'; give one of none, host, parts"),
+        ("compare", {"suspects": True}, "suspects is True; give one of all, none"),
+        ("compare", {"hold_out": "x"}, "hold_out is 'x'; give a share"),
+        ("compare", {"stated": "--request-rate 4"}, "stated is '--request-rate 4'; give a mapping"),
+        ("compare", {"deployment": "qwen3-8b"}, "deployment is 'qwen3-8b'; give a mapping"),
+        ("size", {"search": ["quantization"]}, r"search is \['quantization'\]; give a mapping"),
+    ],
+)
+def test_arguments_of_a_wrong_kind(session: Session, verb: str, wrong: dict[str, Any], said: str) -> None:
+    given = {
+        "sweep": {"grid": FLAGS},
+        "compare": {"log": ()},
+        "size": {"gpus": "l4", "slo": "ttft_p95:1000", "rate": 1.0, "model": "qwen3-0.6b"},
+    }
+    with pytest.raises(InvalidInput, match=said):
+        getattr(session, verb)(**given[verb] | wrong)
+
+
+def test_paths_and_single_values_are_understood(session: Session, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,3\n1,10,3\n")
+    assert session.simulate(model="qwen3-0.6b", gpu="l4", trace=trace).summary["completed"] == 2
+    found = session.sweep(FLAGS, goodput="ttft:5000").summary.to_pylist()[0]
+    assert found["goodput"] == found["request_throughput"]
+    with pytest.raises(InvalidInput, match="unknown quantization 'fp88'"):
+        session.size(
+            gpus="l4", slo="ttft_p95:1000", rate=1.0, model="qwen3-0.6b", input_len=8, output_len=8,
+            search={"quantization": "fp88"},
+        )  # fmt: skip
+    assert "--tensor-parallel-size 4" in launch_command({"model": "qwen3-32b", "tensor_parallel_size": 4}).line
+    with pytest.raises(InvalidInput, match="names no model"):
+        launch_command({})
 
 
 def test_one_gpu_of_a_sizing_may_be_a_word(session: Session) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 import re
 import reprlib
 from collections.abc import Mapping
@@ -451,6 +452,8 @@ def checked(name: str, value: Any) -> Any:
     flag = FLAGS[name]
     if isinstance(value, Decimal) and value.is_finite():  # SQL's sums and literals: 64 as HUGEINT, 0.5
         value = int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
     if hasattr(value, "__len__") and not isinstance(value, str):
         raise InvalidInput(
             f"{name} is {reprlib.repr(value)}; one scenario takes one value, a grid of what_if takes lists."

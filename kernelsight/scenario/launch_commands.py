@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from kernelsight.catalog.tables import facts
+from kernelsight.errors import InvalidInput
 from kernelsight.scenario.engine_options import Option, options
 from kernelsight.scenario.flags import DEPLOYMENT_FLAGS
 from kernelsight.scenario.launch_rules import BLOCK_TOKENS
@@ -45,7 +46,7 @@ class LaunchCommand(NamedTuple):
 def launch_command(
     deployment: Mapping[str, Any], model: Mapping[str, Any] | None = None, speculative_model: str | None = None
 ) -> LaunchCommand:
-    """Return the command that launches a row of ``deployments``; ``model``: its row of ``models``.
+    """Return the command that launches a row of ``deployments``, or flags; ``model``: its row of ``models``.
 
     ``speculative_model``: the draft model's name. A setting that is the engine's default is left out.
 
@@ -54,8 +55,14 @@ def launch_command(
     >>> launch_command({"model": "m", "engine": "sglang", "tp": 1, "enable_prefix_caching": False}).line
     'python -m sglang.launch_server --model-path m --disable-radix-cache'
     """
+    if not deployment.get("model"):
+        raise InvalidInput("the row of the deployment names no model; give model, such as qwen3-32b.")
     engine = deployment.get("engine") or "vllm"
-    stated = {flag: deployment.get(column) for flag, column in DEPLOYMENT_FLAGS.items() if flag not in BESIDE}
+    stated = {
+        flag: deployment.get(column, deployment.get(flag))
+        for flag, column in DEPLOYMENT_FLAGS.items()
+        if flag not in BESIDE
+    }
     stated["speculative_model"] = speculative_model
     stated = {flag: value for flag, value in stated.items() if value is not None}
     named = (model or {}).get("huggingface_id") or deployment["model"]

@@ -1,0 +1,52 @@
+"""Arguments of the Python verbs: a value of a wrong kind is answered with one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kernelsight.errors import InvalidInput
+from kernelsight.scenario.objectives import parse_objectives
+
+
+def one_of(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise InvalidInput for a word that is none of the choices.
+
+    >>> one_of("fit", "host", ("none", "host"))
+    """
+    if value not in choices:
+        raise InvalidInput(f"{name} is {value!r}; give one of {', '.join(choices)}.")
+
+
+def mapping_of(name: str, value: Any, example: str) -> dict[str, Any]:
+    """Return a mapping as a dict, nothing as an empty one; InvalidInput for anything else.
+
+    >>> mapping_of("stated", None, "{'request_rate': 4}"), mapping_of("search", {"quantization": None}, "")
+    ({}, {'quantization': None})
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidInput(f"{name} is {value!r}; give a mapping such as {example}.")
+    return dict(value)
+
+
+def values_of(search: Any) -> dict[str, list[Any]]:
+    """Return the values to search by flag; a single one is a list of it.
+
+    >>> values_of({"quantization": "fp8", "max_num_seqs": [64, 128]})
+    {'quantization': ['fp8'], 'max_num_seqs': [64, 128]}
+    """
+    stated = mapping_of("search", search, "{'quantization': [None, 'fp8']}")
+    return {name: list(value) if isinstance(value, list | tuple) else [value] for name, value in stated.items()}
+
+
+def goodput_of(stated: Any) -> dict[str, float]:
+    """Return objectives per request: a mapping, or words as the command line takes them.
+
+    >>> goodput_of("ttft:500 tpot:40"), goodput_of({"goodput_ttft_ms": 500.0})
+    ({'goodput_ttft_ms': 500.0, 'goodput_tpot_ms': 40.0}, {'goodput_ttft_ms': 500.0})
+    """
+    if isinstance(stated, str):
+        return parse_objectives(stated.split())
+    return mapping_of("goodput", stated, "{'goodput_ttft_ms': 500.0}")
