@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernelsight.attribution.factors import (
+    LEAST_SHARE,
     PARAMETERS,
     Witness,
     limited,
@@ -19,7 +20,7 @@ from kernelsight.attribution.factors import (
     observe,
     variant_of,
 )
-from kernelsight.attribution.left import Left, averaged, misfit, variance_of
+from kernelsight.attribution.left import ALLOWED, Left, averaged, misfit, variance_of
 from kernelsight.attribution.measured import Measured
 from kernelsight.attribution.replay import Replayed, Variant
 
@@ -158,25 +159,23 @@ def _by_secants(log: Log, states: Sequence[State]) -> list[State]:
     """Take one Gauss-Newton step on what is left by group; the slopes are those between replays on either side."""
     widths = [_widths(log, state) for state in states]
     points = [
-        (place, side * basis_column * width)
-        for place, (state, width_of) in enumerate(zip(states, widths, strict=True))
-        for basis_column, width in zip(state.basis.T, width_of, strict=True)
+        (state, state.values + side * width * direction)
+        for state, own in zip(states, widths, strict=True)
+        for direction, width in zip(state.basis.T, own, strict=True)
         for side in (-1.0, 1.0)
     ]
-    tried = log.states([states[place] for place, _ in points], [states[place].values + move for place, move in points])
-    moves = []
-    for place, (state, width_of) in enumerate(zip(states, widths, strict=True)):
-        own = [one.left for one, (at, _) in zip(tried, points, strict=True) if at == place]
-        center = averaged([state.left, *own])
-        slopes = [
-            (high.mean - low.mean) / (2.0 * width)
-            for low, high, width in zip(own[::2], own[1::2], width_of, strict=True)
-        ]
-        moves.append(_step_by_groups(log, state, center, slopes))
-    return log.states(states, [state.values + move for state, move in zip(states, moves, strict=True)])
+    tried = iter([one.left for one in log.states([state for state, _ in points], [values for _, values in points])])
+    moved = []
+    for state, own in zip(states, widths, strict=True):
+        sides = [(next(tried), next(tried)) for _ in own]
+        center = averaged([state.left, *(left for pair in sides for left in pair)])
+        slopes = [(high.mean - low.mean) / (2.0 * width) for (low, high), width in zip(sides, own, strict=True)]
+        moved.append(state.values + _step_by_groups(log, state, center, slopes))
+    return log.states(states, moved)
 
 
 def _step_by_groups(log: Log, state: State, center: Left, slopes: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the step of PARAMETERS; ``center``: what is left about the state, ``slopes``: of its mean by each size."""
     basis, there = state.basis, center.count > 0
     slope = np.array([own[there] for own in slopes]).T
     weight = 1.0 / variance_of(center)[there]
@@ -194,8 +193,8 @@ def _step_by_groups(log: Log, state: State, center: Left, slopes: Sequence[np.nd
 def _widths(log: Log, state: State) -> list[float]:
     """Return how far a replay on either side of each size is from it: far enough to tell from chance."""
     seen = observe(log.measured, state.replayed, log.chosen)
-    slope = np.abs(seen.derivative @ state.basis) / np.maximum(seen.scale_ms, 1e-9)[:, None] * 0.01
-    noise = max(float(np.sqrt(np.mean(np.square(state.left.spread)))), 0.003)
+    slope = LEAST_SHARE * (seen.derivative @ state.basis) / seen.scale_ms[:, None]
+    noise = max(float(np.sqrt(np.mean(np.square(state.left.spread)))), ALLOWED)
     clear = CLEAR * noise / np.maximum(np.sqrt((slope**2).sum(axis=0)), 1e-12)
     names = [GROUPS[name][0] for name in state.causes if name in GROUPS]
     return [
