@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernelsight.attribution.causes import GROUPS, State
 from kernelsight.attribution.factors import PARAMETERS
 from kernelsight.attribution.measured import Measured
 from kernelsight.attribution.replay import KERNELS, Replayed
+from kernelsight.attribution.sizes import GROUPS, State
 
 PARTS = (
     *("client", "workload", "front_end", "queue", "prefill_gemm", "prefill_attention", "decode_gemm"),

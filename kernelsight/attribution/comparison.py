@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from kernelsight.attribution.attribution import PARTS, Misses, misses_of
 from kernelsight.attribution.by_request import by_request
-from kernelsight.attribution.causes import State, explain
+from kernelsight.attribution.causes import explain
 from kernelsight.attribution.evidence import Witnesses
 from kernelsight.attribution.factors import (
     PARAMETERS,
@@ -47,6 +47,7 @@ from kernelsight.attribution.scores import (
     predicted_of,
 )
 from kernelsight.attribution.settings import contradictions, stated_settings, with_stated
+from kernelsight.attribution.sizes import State
 from kernelsight.attribution.steps import Seen, seen_of, typical_context
 from kernelsight.attribution.verdict import as_html, not_separated, verdict_of
 from kernelsight.catalog.tables import contracts

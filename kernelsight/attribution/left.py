@@ -37,6 +37,11 @@ class Left(NamedTuple):
         """How many groups of a phase have a request."""
         return max(np.count_nonzero(self.count), 1)
 
+    @property
+    def is_chance(self) -> bool:
+        """Whether it is no more than the scatter of requests makes it."""
+        return misfit(self, self) <= self.groups
+
 
 NOTHING = Left(np.zeros((1, 0)), np.zeros((1, 0)), np.zeros(1))
 
@@ -47,8 +52,12 @@ def misfit(left: Left, noise: Left) -> float:
     Which requests share a step is chance, so that single requests scatter; the model may be off by ALLOWED.
     """
     there = left.count > 0
-    variance = noise.spread[:, None] ** 2 / np.maximum(left.count, 1.0) + ALLOWED**2
-    return float((left.mean**2 / variance)[there].sum())
+    return float((left.mean**2 / variance_of(noise))[there].sum())
+
+
+def variance_of(noise: Left) -> np.ndarray:
+    """Return the variance of each group's mean, shape [phases, groups]: chance, and what the model may be off by."""
+    return noise.spread[:, None] ** 2 / np.maximum(noise.count, 1.0) + ALLOWED**2
 
 
 def explains(after: Left, before: Left) -> bool:

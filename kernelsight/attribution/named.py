@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.attribution.causes import GROUPS, State
 from kernelsight.attribution.factors import PARAMETERS
+from kernelsight.attribution.sizes import GROUPS, State
 
 # a smaller share of E2E is agreement: repeats of one run differ by 2 to 5 % in TTFT
 AGREES = 0.02
