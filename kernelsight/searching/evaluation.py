@@ -74,6 +74,8 @@ def _cases(
 ) -> Iterator[Case]:
     chosen = {space: gpus_of(arrays, gpus) for space, arrays in spaces.items()}
     known = sorted({gpu for arrays in spaces.values() for gpu in arrays.gpus})
+    if not known:
+        raise InvalidInput("no configuration of these spaces was measured on any GPU, so no search can be replayed.")
     if gpus != "all" and list(gpus) != ["all"]:
         for name in gpus:
             if name not in known:

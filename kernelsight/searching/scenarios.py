@@ -73,8 +73,8 @@ def check_in(arrays: SpaceArrays, gpu: str, budget: int, replayed: bool = True) 
     if replayed and gpu not in arrays.gpus:
         close = " or ".join(nearest(gpu, arrays.gpus)) or ", ".join(arrays.gpus)
         raise InvalidInput(
-            f"GPU {gpu!r} has no measurements in space {arrays.space!r} that could be replayed; use {close}, or "
-            "measure on the GPU itself."
+            f"GPU {gpu!r} has no measurements in space {arrays.space!r} that could be replayed; "
+            f"{f'use {close}, or ' if close else ''}measure on the GPU itself (--measure)."
         )
     count = int((arrays.gpus[gpu].status > 0).sum()) if replayed else len(arrays.ids)
     if budget > count:

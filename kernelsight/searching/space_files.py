@@ -23,6 +23,8 @@ STATUS = {
     **{"CompilationFailedConfig": "compile_failed", "RuntimeFailedConfig": "runtime_failed"},
     **{"compile": "compile_failed", "runtime": "runtime_failed", "correctness": "wrong_result"},
 }
+# of a configuration that was measured on no GPU: a candidate alone
+UNMEASURED = "unmeasured"
 
 
 class SpaceTables(NamedTuple):
@@ -91,12 +93,12 @@ def _read(path: Path) -> pa.Table:
 
 def space_tables(rows: pa.Table, origin: str) -> SpaceTables:
     """Return the given tables of rows by ``NEEDED`` and ``OPTIONAL``; InvalidInput as ``read_spaces``."""
-    for name in TEXTS:
-        if rows[name].null_count:
-            raise InvalidInput(f"{origin}: {rows[name].null_count:,} rows have no {name}; remove them.")
+    candidates, ids = _candidates(_whole(rows, ("space", "parameters", "status"), origin), origin)
+    spaces = sorted(set(pc.unique(rows["space"]).to_pylist()))
+    there = pc.not_equal(rows["status"], UNMEASURED)
+    ids, rows = pc.filter(ids, there.combine_chunks()), _whole(rows.filter(there), ("gpu",), origin)
     status = _mapped(rows["status"], STATUS, origin)
     _refuse_times(rows, status, origin)
-    candidates, ids = _candidates(rows, origin)
     measured = pa.table(
         {
             **{"space": rows["space"], "gpu": rows["gpu"], "candidate_id": ids},
@@ -106,7 +108,6 @@ def space_tables(rows: pa.Table, origin: str) -> SpaceTables:
             **{"driver": pa.nulls(len(rows), pa.string()), "source": rows["source"]},
         }
     )
-    spaces = sorted(set(pc.unique(rows["space"]).to_pylist()))
     nothing = pa.nulls(len(spaces))
     known = pa.table(
         {
@@ -119,13 +120,21 @@ def space_tables(rows: pa.Table, origin: str) -> SpaceTables:
     return SpaceTables(known, candidates, _once(measured, origin))
 
 
+def _whole(rows: pa.Table, names: Sequence[str], origin: str) -> pa.Table:
+    for name in names:
+        if rows[name].null_count:
+            raise InvalidInput(f"{origin}: {rows[name].null_count:,} rows have no {name}; remove them.")
+    return rows
+
+
 def _mapped(column: pa.ChunkedArray, known: dict[str, str], origin: str) -> pa.Array:
     coded = pc.dictionary_encode(column.combine_chunks())
     words = coded.dictionary.to_pylist()
     strange = [word for word in words if word not in known]
     if strange:
         raise InvalidInput(
-            f"{origin}: status {strange[0]!r} is not known; use ok, compile_failed, runtime_failed or wrong_result."
+            f"{origin}: status {strange[0]!r} is not known; use ok, compile_failed, runtime_failed, wrong_result or "
+            "unmeasured."
         )
     return pa.array([known[word] for word in words], pa.string()).take(coded.indices)
 

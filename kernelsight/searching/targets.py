@@ -52,7 +52,9 @@ def target_of(arrays: SpaceArrays, gpu: str, sources: Sequence[str] | None = Non
         if name == gpu:
             raise InvalidInput(f"GPU {gpu!r} is searched for, so it cannot be a source; name other GPUs of the space.")
         if name not in arrays.gpus:
-            raise unknown("source GPU", name, known, f"Space {arrays.space!r} was measured on {', '.join(known)}.")
+            raise unknown(
+                "source GPU", name, known, f"Space {arrays.space!r} was measured on {', '.join(known) or 'no GPU'}."
+            )
     rows, notes = _measurable(arrays, gpu)
     kept, columns, fails = [], [], []
     for name in sources:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,6 +18,38 @@ def space(tmp_path_factory):
     path = tmp_path_factory.mktemp("spaces") / "made.parquet"
     pq.write_table(made_rows(), path)
     return path
+
+
+BENCH = """
+import sys
+x, y, layout = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+if x == 128 and y == 8:
+    sys.exit("too many registers")
+print(100 + abs(x - 64) / 2 + 5 * abs(y - 4) + 9 * (layout == "col"))
+"""
+
+
+def test_a_kernel_that_nobody_measured_is_searched(command, refusal, tmp_path):
+    stated = {"name": "own", "tune_params": {"x": [16, 32, 64, 128], "y": [1, 2, 4, 8], "layout": ["row", "col"]}}
+    stated["restrictions"] = ["x * y <= 1024", "y < 8 or layout == 'row'"]
+    (tmp_path / "own.json").write_text(json.dumps(stated))
+    (tmp_path / "bench.py").write_text(BENCH)
+    space = tmp_path / "own.parquet"
+    found = command("search", "import", "parameters", tmp_path / "own.json", "-o", space, "--format", "json")
+    assert [(row["space"], row["gpu"], row["rows"]) for row in found.json] == [("own", None, 28), ("own", None, 4)]
+    asked = ("search", "run", "--space", space, "--gpu", "l4", "--budget", "20")
+    run = command(
+        *asked, "--measure", f"{sys.executable} {tmp_path / 'bench.py'} {{x}} {{y}} {{layout}}", "--format", "json"
+    )
+    assert (run.json["best_candidate"], run.json["best_us"]) == ("layout=row,x=64,y=4", pytest.approx(100.0))
+    refused = {
+        asked: "GPU 'l4' has no measurements in space 'own' that could be replayed; measure on the GPU itself",
+        (*asked, "--sources", "h100_sxm", "--measure", "true {x}"): "Space 'own' was measured on no GPU.",
+        ("search", "evaluate", "--space", space): "no configuration of these spaces was measured on any GPU",
+        ("search", "import", "parameters", tmp_path / "own.json", "--gpu", "l4"): "belong to no GPU",
+    }
+    for line, sentence in refused.items():
+        assert sentence in refusal(*line)
 
 
 def test_a_cache_is_imported_and_searched(command, tmp_path):

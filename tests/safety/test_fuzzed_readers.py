@@ -27,6 +27,7 @@ from kernelsight.read.sweeps.importing import import_sweep
 from kernelsight.read.sweeps.sources import READERS
 from kernelsight.read.traces import read_trace
 from kernelsight.read.tuner_files import read_tuner_file
+from kernelsight.read.tuning_parameters import read_parameters
 from kernelsight.scenario.forward_step import predict_calls
 from kernelsight.scenario.given_facts import extend_gpus, give_host_overheads
 from kernelsight.scenario.grid import read_grid
@@ -70,6 +71,7 @@ CACHE = {
     "device_name": "l4", "kernel_name": "conv", "tune_params_keys": ["tile"],
     "cache": {str(tile): {"tile": tile, "time": 1.5, "times": [1.0, 2.0], "compile_time": 9} for tile in range(4)},
 }  # fmt: skip
+TUNING = {"name": "own", "tune_params": {"x": [16, 32], "w": ["row"]}, "restrictions": ["x % 16 == 0 and w in ['row']"]}
 SPACES = [
     {"space": "conv", "gpu": "l4", "parameters": f'{{"tile": {tile}}}', "latency_us": 2.0 * tile, "status": "ok"}
     for tile in range(1, 5)
@@ -171,6 +173,7 @@ FILES: dict[str, tuple[Callable[[Path], bytes], Reader]] = {
     "run.duckdb": (saved_bytes, read_saved),
     "cache.json": (lambda _: config_bytes(CACHE), lambda _, path: read_tuner_file(path)),
     "cache.json.gz": (lambda _: gzip.compress(config_bytes(CACHE)), lambda _, path: read_tuner_file(path)),
+    "tuning.json": (lambda _: config_bytes(TUNING), lambda _, path: read_parameters(path)),
     "spaces.parquet": (lambda _: parquet(SPACES), lambda _, path: read_spaces([path])),
 }
 SPICE = [
@@ -270,6 +273,7 @@ def test_a_file_that_was_changed_is_read_or_refused(
 
 
 OBJECTS = {
+    "tuning.json": TUNING,
     "config.json": TINY_CONFIG,
     "grid.json": GRID[0],
     "gpus.json": GPU,

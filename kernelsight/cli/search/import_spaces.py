@@ -1,4 +1,7 @@
-"""``search import``: converts search spaces that a kernel tuner measured to one Parquet file, and counts its rows."""
+"""``search import``: converts search spaces to one Parquet file, and counts its rows.
+
+Spaces that a kernel tuner measured, or the tuning parameters of a kernel without measurements.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,19 @@ from kernelsight.cli.options import add_output
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.report.output import check_ending, note, print_rows
 
-TUNERS = ("kernel-tuner",)
+TUNERS = ("kernel-tuner", "parameters")
 SUMMARY = ("file", "space", "gpu", "reason", "rows")
 
 
 def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    verb.add_argument("tuner", metavar="TUNER", help="kernel-tuner: its cache files and T4 results, .gz too")
-    verb.add_argument("files", nargs="+", metavar="FILE", help="files that the tuner wrote")
+    verb.add_argument(
+        "tuner",
+        metavar="TUNER",
+        help="kernel-tuner: its cache files and T4 results, .gz too; parameters: tuning parameters and their "
+        "restrictions in JSON, of a kernel that was not measured yet",
+    )
+    verb.add_argument("files", nargs="+", metavar="FILE", help="files that the tuner wrote, or that state parameters")
     verb.add_argument("--space-name", metavar="NAME", help="name of the search space (default: the file's own)")
     verb.add_argument("--gpu", metavar="G", help="name of the GPU (default: the file's own)")
     add_output(verb, "file to write the search spaces to: .parquet")
@@ -25,18 +33,23 @@ def declare(verb: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Import the files: write their rows, print how many were kept and rejected."""
     from kernelsight.read.tuner_files import COLUMNS, read_tuner_file
+    from kernelsight.read.tuning_parameters import read_parameters
     from kernelsight.searching.space_files import write_space
 
     if arguments.tuner not in TUNERS:
         raise unknown("kernel tuner", arguments.tuner, TUNERS, f"Known: {', '.join(TUNERS)}.")
+    declared = arguments.tuner == "parameters"
+    if declared and arguments.gpu:
+        raise InvalidInput("tuning parameters belong to no GPU: leave out --gpu, and name it in `search run`.")
     target = check_ending(arguments.output, (".parquet",))
     rows, counts = [], []
     for name in arguments.files:
-        found = read_tuner_file(Path(name), arguments.space_name, arguments.gpu)
+        path = Path(name)
+        space = arguments.space_name
+        found = read_parameters(path, space) if declared else read_tuner_file(path, space, arguments.gpu)
         for text in found.notes:
             note(text)
-        names = {(row["space"], row["gpu"]) for row in found.rows} or {(None, None)}
-        space, gpu = names.pop()
+        space, gpu = next(((row["space"], row["gpu"]) for row in found.rows), (None, None))
         first = {"file": Path(name).name, "space": space, "gpu": gpu}
         counts.append(first | {"reason": "kept", "rows": len(found.rows)})
         counts += [first | {"reason": f"rejected: {reason}", "rows": n} for reason, n in found.rejected.items()]
