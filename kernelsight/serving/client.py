@@ -116,7 +116,7 @@ def end_warmup(client: np.void, requests: np.ndarray) -> None:
 
 @compiled
 def forget_gaps(engines: np.ndarray, histogram: np.ndarray) -> None:
-    """Drop the inter-token gaps so far: all of warm-ups, when the last one has finished and no other has begun."""
+    """Drop the inter-token gaps so far: all of warm-ups, when the last one has ended and no other has begun."""
     histogram[:] = 0
     for i in range(engines.size):
         engines[i].gap_sum_us = 0.0

@@ -288,6 +288,7 @@ def serve_until_full(
         send_us = next_send_us(client, requests, turns)
         sends = send_us < engine_us or (send_us == engine_us and not engines[due].underway)
         client.now = min(send_us, engine_us)
+        warming = client.warmups_left > 0
         r = NOBODY
         if sends:
             r, due = take_send(client, engines, requests, turns, hashes, sent)
@@ -303,6 +304,8 @@ def serve_until_full(
                 accepted = deliver(client, engine, requests, own, limits[limits.size - 1], hst, i, r)
             if not accepted:
                 note_rejected(client, requests, r)
+                if warming and client.warmups_left == 0:
+                    forget_gaps(engines, histogram)
             elif engine.planned and not engine.blocked and requests[r].visible_us - own.batch_wait_us < engine.due_us:
                 take_planned(
                     engine, requests, own_heaps, own, hst, own_entries, costs, layout[i], uses, histogram, own_rows,
@@ -333,7 +336,6 @@ def serve_until_full(
                 engine.underway = False
             if sums.shape[0] > 0:
                 note_finished(engine, requests, sums)
-            warming = client.warmups_left > 0
             note_ended(client, engine, requests, turns)
             if warming and client.warmups_left == 0:
                 forget_gaps(engines, histogram)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from kernelsight.kernels import step_costs
 from kernelsight.session import connect
 
 ROW = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 8, "input_len": 64, "output_len": 4}
@@ -26,8 +27,11 @@ def held() -> tuple[int, int, int]:
 def test_many_questions_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every call asks for another deployment, whose tables are kept on disk."""
     monkeypatch.setenv("KERNELSIGHT_CACHE", str(tmp_path / "kept"))
+    # what the last signatures cost is kept, at most so many; of facts of its own this session has kept none yet
+    monkeypatch.setattr(step_costs, "MOST_KNOWN", 1)
     marks = []
     with connect() as session:
+        session.extend("gpus", [{**session.table("gpus").to_pylist()[0], "gpu": "unlike"}])
         for number in range((WINDOWS + 1) * CALLS):
             row = ROW | {"max_num_seqs": 8 + number, "max_concurrency": 1 + number}
             assert session.what_if([row]).table("scenario_summary").num_rows == 1

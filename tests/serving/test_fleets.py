@@ -51,7 +51,9 @@ def test_fleets_agree_with_reference(fleet: Fleet) -> None:
         assert totals.steps == len(run.steps)
         assert totals.idle_us == run.idle_us
         assert totals.gpu_us == near(sum(s.gpu_us for s in run.steps))
-    assert served.histogram.sum() == sum(max(len(r.token_times_us) - 1, 0) for r in requests)
+    # gaps of warm-ups are forgotten when the last of them has ended
+    measured = requests[world.load.warmups :]
+    assert served.histogram.sum() == sum(max(len(r.token_times_us) - 1, 0) for r in measured)
 
 
 @random_worlds(100)
