@@ -1,0 +1,79 @@
+"""Corrections from a log: worlds that differ in everything, fitted on the first part of the time, scored on the rest.
+
+``python benches/corrections.py --worlds 16`` draws deployments and loads as `benches/compare.py` does. The truth is the
+deployment with a factor on every kind of kernels, host time and a front end of its own, or another engine altogether;
+some loads grow over time. Times of each request have noise (``--noise 0.03``). Printed are median absolute percentage
+errors on later time: uncorrected, one factor a metric, and corrected as `kernelsight compare` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from compare import DEPLOYMENTS, draw_load
+
+import kernelsight as ks
+from kernelsight.attribution.replay import KERNELS, Variant, replay
+
+KINDS = ("factors", "engine", "factors", "growing load")
+OTHER = {"vllm": "sglang", "sglang": "vllm"}
+METRICS, SCORED = ("ttft", "tpot", "e2e"), ("uncorrected", "one_factor", "corrected")
+
+
+def world(session: ks.Session, dice: np.random.Generator, kind: str, n: int, noise: float, hold_out: float) -> Any:
+    """Return what `compare` says of the fit to one world's log, and CPU seconds."""
+    flags, rate = DEPLOYMENTS[int(dice.integers(len(DEPLOYMENTS)))]
+    load = draw_load(dice, rate, n, 1.0, False)
+    if kind == "growing load":
+        gaps = np.diff(load["arrival_s"].to_numpy(), prepend=0.0) * np.linspace(1.8, 0.7, n)
+        place = load.column_names.index("arrival_s")
+        load = load.set_column(place, "arrival_s", pa.array(np.cumsum(gaps)))
+    factors = {part: float(np.exp(0.12 * dice.standard_normal())) for part in KERNELS}
+    step_us, request_us = float(dice.uniform(-200, 800)), float(dice.uniform(0, 20_000))
+    truth = Variant(flags, factors, step_us, request_us)
+    if kind == "engine":
+        truth = Variant({**flags, "engine": OTHER[flags.get("engine", "vllm")]}, {}, 0.0, request_us)
+    (served,) = replay(session, load, [truth])
+    blur = np.exp(noise * dice.standard_normal((2, n)))
+    ttft_ms = served.ttft_ms * blur[0]
+    log = {name: load[name] for name in ("arrival_s", "prompt_tokens", "output_tokens")}
+    log |= {"ttft_ms": ttft_ms, "e2e_ms": ttft_ms + (served.e2e_ms - served.ttft_ms) * blur[1]}
+    started = time.process_time()
+    found = session.compare(requests=pa.table(log | {"ttft_clock": ["client_send"] * n}), deployment=flags,
+                            hold_out=hold_out)  # fmt: skip
+    return flags["model"], found.summary["fit"], time.process_time() - started
+
+
+def main() -> None:
+    """Draw worlds, print each, and the medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worlds", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=1500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--noise", type=float, default=0.03, help="standard deviation of the logarithm of each time")
+    parser.add_argument("--hold-out", type=float, default=0.7, help="last share of the time, on which fits are scored")
+    asked = parser.parse_args()
+    errors = []
+    print(
+        f"{'world':14} {'model':14} " + " ".join(f"{f'{metric} {name}':>16}" for metric in METRICS for name in SCORED)
+    )
+    with ks.connect() as session:
+        for number in range(asked.worlds):
+            dice, kind = np.random.default_rng([asked.seed, number]), KINDS[number % len(KINDS)]
+            model, fit, cpu_s = world(session, dice, kind, asked.requests, asked.noise, asked.hold_out)
+            own = [[fit[name][metric]["median_ape"] for name in SCORED] for metric in METRICS]
+            errors.append(own)
+            cells = " ".join(f"{error:16.1%}" for row in own for error in row)
+            print(f"{kind:14} {model:14} {cells} {cpu_s:6.1f} CPU-s", flush=True)
+    found = np.array(errors)
+    print(f"{'median':29} " + " ".join(f"{error:16.1%}" for error in np.median(found, axis=0).ravel()))
+    ahead = (found[..., 2] < found[..., 1]).mean(axis=0)
+    print("ahead of one factor: " + ", ".join(f"{m} {share:.0%}" for m, share in zip(METRICS, ahead, strict=True)))
+
+
+if __name__ == "__main__":
+    main()
