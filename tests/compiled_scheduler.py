@@ -16,10 +16,8 @@ LOAD = {"model": "qwen3-0.6b", "gpu": "l4", "request_rate": 1.0, "num_prompts": 
 
 def start_compiling() -> subprocess.Popen | None:
     """Start to compile beside the tests, unless the cache is there; the process holds the cache's lock to its end."""
-    from kernelsight.serving.compiled import cache_folder
-
-    folder = cache_folder()
-    if (folder / "whole").exists():
+    folder = kept_in()
+    if folder is None or ((folder / "whole").exists() and any(folder.glob("*.nbc"))):
         return None
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -31,23 +29,29 @@ def start_compiling() -> subprocess.Popen | None:
 @cache
 def wait_for_compiled() -> None:
     """Wait, once a process, until nobody compiles: two that compile the same take twice the time."""
-    from kernelsight.serving.compiled import cache_folder
+    if (folder := kept_in()) is not None:
+        with (folder / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
 
-    with (cache_folder() / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
+
+def kept_in() -> Path | None:
+    """Return the folder that keeps the compiled scheduler; None where none is fit for it."""
+    from kernelsight.serving.machine_code import code_folder
+
+    folder = code_folder()
+    return None if folder is None else folder.path
 
 
 def main() -> None:
     """Simulate one scenario, and sweep: the loop's two entries."""
     from kernelsight.cli.main import main as run
-    from kernelsight.serving.compiled import cache_folder
 
     flags = [word for name, value in LOAD.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     with tempfile.NamedTemporaryFile("w", suffix=".json") as grid:
         json.dump(LOAD, grid)
         grid.flush()
-        if run(["simulate", *flags]) == run(["sweep", grid.name]) == 0:
-            (cache_folder() / "whole").touch()
+        if run(["simulate", *flags]) == run(["sweep", grid.name]) == 0 and (folder := kept_in()) is not None:
+            (folder / "whole").touch()
 
 
 if __name__ == "__main__":

@@ -78,6 +78,7 @@ VERBS: dict[str, tuple[str, str | None]] = {
         "plan which few shapes to measure first to choose implementations well",
         "kernelsight.cli.search.plan",
     ),
+    "cache": ("show where the caches are and how large, or empty them", "kernelsight.cli.cache"),
     "completion": ("print a completion script for a shell", "kernelsight.cli.completion"),
     "backtest": ("simulate measured end-to-end runs and score the predictions", "kernelsight.cli.backtest"),
 }

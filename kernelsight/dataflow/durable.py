@@ -1,10 +1,9 @@
-"""Files that appear whole and on the disk, or not at all, that one process writes, in folders that are ours."""
+"""Files that appear whole and on the disk, or not at all, and that one process writes at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -102,23 +101,3 @@ def _lock(file: IO[bytes], path: Path) -> bool:
         return False
     except (ImportError, OSError):
         return True
-
-
-def is_private(folder: Path) -> bool:
-    """Return whether a folder is ours and nobody else may write in it: what lies there may be run.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     mine = is_private(Path(folder))
-    ...     Path(folder).chmod(0o777)
-    ...     mine, is_private(Path(folder))
-    (True, False)
-    """
-    try:
-        found = folder.lstat()
-    except OSError:
-        return False
-    if not stat.S_ISDIR(found.st_mode) or not os.access(folder, os.W_OK):
-        return False
-    # where there are no owners, such as on Windows, access rights are not in the mode
-    return not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o022)

@@ -1,7 +1,7 @@
 """Tables kept on disk between processes, by the hash of all that they are made from.
 
 What a table is made from: the program with its facts and queries, and the contents of the given tables that its node
-depends on. Nothing has to be declared stale: another hash is another file. The folder is ours alone, or none
+depends on. Nothing has to be declared stale: another hash is another file. The folder is ours alone to write, or none
 is used.
 """
 
@@ -14,22 +14,22 @@ import platform
 from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 
 from kernelsight.dataflow.cache import remembered
-from kernelsight.dataflow.durable import is_private
+from kernelsight.dataflow.private_folder import Damaged, PrivateFolder, user_cache
 
-# names the folder; empty: nothing is kept
+Read = TypeVar("Read")
+
+# names the folder that ours is in; empty: nothing is kept
 VARIABLE = "KERNELSIGHT_CACHE"
 LARGEST_TABLE = 16 * 2**20
 LARGEST_FOLDER = 512 * 2**20
 PROGRAM_FILES = (".py", ".csv", ".jsonl", ".parquet", ".sql", ".json")
-# what this process wrote since it looked at the folder's size
-_written = {"bytes": 0}
-_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class Kept:
@@ -96,70 +96,60 @@ def _files(folder: str) -> Iterator[str]:
             yield from _files(entry.path)
 
 
-@cache
-def kept_folder(named: str | None) -> Path | None:
-    """Return the folder of kept files, made where it is not there yet; None where it cannot be ours alone.
+def table_folder() -> Path | None:
+    """Return the folder of kept files; None where the environment variable KERNELSIGHT_CACHE is set to nothing.
 
-    ``named``: what the environment variable KERNELSIGHT_CACHE says, None where it is unset.
+    OSError: nobody has a home.
     """
+    named = os.environ.get(VARIABLE)
     if named == "":
         return None
-    try:
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        place = Path(named) if named else home / "kernelsight" / "kept"
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # the latter where nobody has a home
-        return None
-    if not is_private(place):
-        return None
-    _prune(place)
-    return place
+    return (Path(named) if named else user_cache()) / "kernelsight" / "kept"
 
 
-def _prune(place: Path) -> None:
-    """Remove the files that were not read for longest, until the folder is as small as it may be."""
+def opened(path: Path) -> PrivateFolder:
+    """Return the folder of kept files, opened. OSError: it cannot be ours alone."""
+    return PrivateFolder(path, LARGEST_FOLDER)
+
+
+@cache
+def _folder(named: str | None) -> PrivateFolder | None:
+    """Return the folder of kept files, opened once for each value of the environment variable; None: there is none."""
     with contextlib.suppress(OSError):
-        found = [(entry.stat(), entry.path) for entry in os.scandir(place)]
-        size = sum(stat.st_size for stat, _ in found)
-        for stat, path in sorted(found, key=lambda each: each[0].st_mtime):
-            if size <= LARGEST_FOLDER:
-                return
-            os.unlink(path)
-            size -= stat.st_size
+        if (path := table_folder()) is not None:
+            folder = opened(path)
+            folder.shrink()
+            return folder
+    return None
 
 
-def read_kept(key: str) -> bytes | None:
-    """Return what was kept under a key, or None; a damaged file is as good as none."""
-    place = kept_folder(os.environ.get(VARIABLE))
-    if place is None:
+def read_kept(key: str, decode: Callable[[bytes], Read]) -> Read | None:
+    """Return what was kept under a key, decoded, or None; a damaged file is as good as none."""
+    folder = _folder(os.environ.get(VARIABLE))
+    if folder is None:
         return None
-    with contextlib.suppress(OSError):
-        content = (place / key).read_bytes()
-        if content[:_DIGEST_BYTES] == hashlib.sha256(content[_DIGEST_BYTES:]).digest():
-            os.utime(place / key)
-            return content[_DIGEST_BYTES:]
+    with contextlib.suppress(Damaged):
+        return folder.read(key, decode)
     return None
 
 
 def keep(key: str, content: bytes) -> None:
     """Keep bytes under a key; a disk that refuses is no fault: they are made again."""
-    place = kept_folder(os.environ.get(VARIABLE))
-    if place is None:
-        return
-    draft = place / f".{key}.{os.getpid()}"
-    with contextlib.suppress(OSError):
-        draft.write_bytes(hashlib.sha256(content).digest() + content)
-        os.replace(draft, place / key)
-    _written["bytes"] += len(content)
-    if _written["bytes"] > LARGEST_FOLDER // 8:
-        _written["bytes"] = 0
-        _prune(place)
+    folder = _folder(os.environ.get(VARIABLE))
+    if folder is not None:
+        folder.write(key, content)
 
 
-def read_table(key: str) -> pa.Table | None:
-    """Return the table kept under a key, or None."""
-    content = read_kept(key)
-    return None if content is None else pa.ipc.open_stream(content).read_all()
+def read_table(key: str, schema: pa.Schema) -> pa.Table | None:
+    """Return the table of a schema that is kept under a key, or None."""
+
+    def decode(content: bytes) -> pa.Table:
+        table = pa.ipc.open_stream(content).read_all()
+        if not table.schema.equals(schema):
+            raise ValueError("the columns of another table")
+        return table
+
+    return read_kept(key, decode)
 
 
 def keep_table(key: str, table: pa.Table) -> None:

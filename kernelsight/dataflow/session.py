@@ -349,7 +349,8 @@ class Session:
                 continue
             seen.add(name)
             node = self.graph.node(name)
-            rows = read_kept_table(key) if name in kept.tables and (key := self._kept_key(name, kept)) else None
+            key = self._kept_key(name, kept) if name in kept.tables else None
+            rows = read_kept_table(key, self.graph.contracts[name].schema) if key else None
             if rows is not None:
                 self._tables[name] = rows
             elif node is not None:

@@ -90,13 +90,17 @@ def parse_node(text: str) -> Query | str:
     """Return what ``parse_query`` does; what was parsed once by the same parser is kept on disk."""
     sources = (Path(__file__).read_bytes(), duckdb.__version__.encode(), text.encode())
     key = hashlib.sha256(b"\0".join(sources)).hexdigest()
-    if (found := read_kept(key)) is not None:
-        stated = json.loads(found)
-        return Query(**{name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()})
+    if (found := read_kept(key, _read_query)) is not None:
+        return found
     query = parse_query(text)
     if isinstance(query, Query):
         keep(key, json.dumps(asdict(query)).encode())
     return query
+
+
+def _read_query(content: bytes) -> Query:
+    stated = json.loads(content)
+    return Query(**{name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()})
 
 
 def _kinds(node: dict) -> Iterator[str]:

@@ -11,22 +11,19 @@ numba's own pipeline: the same results, a longer first compilation.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import numba
 from numba import _dynfunc, types
-from numba.core.caching import FunctionCache
 from numba.core.codegen import CodeLibrary, JITCodeLibrary
 from numba.core.compiler import Compiler, CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.registry import CPUDispatcher
 from numba.core.typed_passes import NativeLowering
 
-log = logging.getLogger(__name__)
-# what was said once is not said for the next entry point
-_noticed: set[str] = set()
+from kernelsight.serving.machine_code import EntryCache, announce_compiling
+
 TESTED = ((0, 61), (0, 68))
 
 
@@ -126,18 +123,6 @@ class RuleDispatcher(CPUDispatcher):
         raise TypeError(f"{self.__name__} is a rule of the scheduler; call it through entry({self.__name__}.py_func)")
 
 
-class EntryCache(FunctionCache):
-    """numba's cache on disk, of which an entry is read without the rules of typing and lowering.
-
-    Machine code needs none of them, and to import and register them takes longer than to read it.
-    """
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return what was compiled for a signature, or None."""
-        with self._guard_against_spurious_io_errors():
-            return self._load_overload(sig, target_context)
-
-
 class EntryDispatcher(CPUDispatcher):
     """An entry point: Python calls its machine code, rules and other entry points call it as a rule.
 
@@ -147,14 +132,13 @@ class EntryDispatcher(CPUDispatcher):
     def __init__(self, rule: RuleDispatcher, options: dict[str, Any], notice: str = "") -> None:
         class Announced(_compilers()[1]):
             def compile_extra(self, func: Any) -> Any:
-                if notice and notice not in _noticed:
-                    _noticed.add(notice)
-                    log.info(notice)
+                if notice:
+                    announce_compiling(notice)
                 return super().compile_extra(func)
 
         super().__init__(rule.py_func, targetoptions=options, pipeline_class=Announced)
         self.get_call_template, self.get_overload = rule.get_call_template, rule.get_overload
-        self._cache = EntryCache(self.py_func) if _is_tested() else FunctionCache(self.py_func)
+        self._cache = EntryCache(self.py_func, lean=_is_tested())
 
 
 def rule_of(function: Callable[..., Any], options: dict[str, Any]) -> RuleDispatcher:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,22 +17,30 @@ from kernelsight.dataflow import kept
 from kernelsight.dataflow.sql_nodes import parse_node, parse_query
 
 ROW = {"deployment_id": "d", "model": "qwen3-0.6b", "gpu": "l4", "tp": 1, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
+QUICK = ("memory_plan", "deployment_settings")
 TABLES = ("memory_plan", "step_costs", "assumptions", "kernel_latencies", "deployment_settings")
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(kept.VARIABLE, str(tmp_path / "kept"))
-    return tmp_path / "kept"
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that the environment variable names."""
+    (tmp_path / "named").mkdir(mode=0o700)
+    monkeypatch.setenv(kept.VARIABLE, str(tmp_path / "named"))
+    return tmp_path / "named"
 
 
-def answers(row: dict = ROW) -> tuple[dict[str, pa.Table], list[str]]:
+@pytest.fixture
+def place(named: Path) -> Path:
+    return named / "kernelsight" / "kept"
+
+
+def answers(row: dict = ROW, tables: tuple[str, ...] = TABLES) -> tuple[dict[str, pa.Table], list[str]]:
     """Return tables of one deployment, and the tables that a node ran for."""
     ran: list[str] = []
     with connect() as session:
         session.progress = lambda names, seconds: ran.extend(names.split(", "))
         session.give("deployments", [row])
-        return {name: session.table(name) for name in TABLES}, ran
+        return {name: session.table(name) for name in tables}, ran
 
 
 def test_another_session_takes_the_same_tables(place: Path) -> None:
@@ -67,45 +80,94 @@ def test_what_replays_correct_is_not_kept(place: Path) -> None:
     assert set(place.iterdir()) == before
 
 
-def test_a_damaged_file_is_computed_anew(place: Path) -> None:
-    first, _ = answers()
+def same(some: dict[str, pa.Table], others: dict[str, pa.Table]) -> bool:
+    """Return whether tables have the same rows: a join promises no order."""
+    return all(
+        sorted(map(repr, some[name].to_pylist())) == sorted(map(repr, others[name].to_pylist())) for name in some
+    )
+
+
+def damaged_on_the_disk(place: Path) -> None:
+    for number, path in enumerate(sorted(place.iterdir())):
+        content = path.read_bytes()
+        flipped = content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
+        path.write_bytes((flipped, b"", content[: len(content) // 2])[number % 3])
+
+
+def swapped(place: Path) -> None:
+    paths = sorted(place.iterdir())
+    contents = [path.read_bytes() for path in paths]
+    for path, content in zip(paths, contents[1:] + contents[:1], strict=True):
+        path.write_bytes(content)
+
+
+def garbage_with_its_digest(place: Path) -> None:
     for path in place.iterdir():
-        path.write_bytes(path.read_bytes()[:-3] + b"xxx")
-    again, ran = answers()
-    assert set(TABLES) <= set(ran)
-    for name in TABLES:  # a join promises no order of rows
-        assert sorted(map(repr, again[name].to_pylist())) == sorted(map(repr, first[name].to_pylist())), name
+        kept.keep(path.name, b"\xffgarbage")
 
 
-def test_nothing_is_kept_where_others_may_write(place: Path) -> None:
-    place.mkdir()
-    place.chmod(0o777)
-    answers()
-    assert not list(place.iterdir())
+def another_table_with_its_digest(place: Path) -> None:
+    for path in place.iterdir():
+        kept.keep_table(path.name, pa.table({"x": [1]}))
+
+
+DAMAGES = (damaged_on_the_disk, swapped, garbage_with_its_digest, another_table_with_its_digest)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_files_are_computed_again(place: Path, damage: Callable[[Path], None]) -> None:
+    first, _ = answers(tables=QUICK)
+    names = {path.name for path in place.iterdir()}
+    damage(place)
+    again, ran = answers(tables=QUICK)
+    assert set(QUICK) <= set(ran) and same(again, first)
+    assert {path.name for path in place.iterdir()} == names
+    assert not set(QUICK) & set(answers(tables=QUICK)[1])
+
+
+def test_the_files_of_the_user_stay(named: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files in the named folder, and in ours, are no business of the cache, however large it may be."""
+    monkeypatch.setattr(kept, "LARGEST_FOLDER", 250)
+    place.mkdir(parents=True, mode=0o700)
+    for path in (named / "thesis.tar", place / "photos.zip", place / ".thesis.tar.1.draft"):
+        path.write_bytes(bytes(10_000))
+        os.utime(path, (0, 0))
+    answers(tables=QUICK)
+    assert sorted(path.name for path in named.iterdir()) == ["kernelsight", "thesis.tar"]
+    assert {".thesis.tar.1.draft", "photos.zip"} <= {path.name for path in place.iterdir()}
+
+
+def test_the_folder_stays_small(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "LARGEST_FOLDER", 2_000)
+    place.mkdir(parents=True, mode=0o700)
+    for number in range(5):
+        (place / f"{number:064}").write_bytes(bytes(1_000))
+    kept.keep(64 * "f", b"rows")
+    assert len(list(place.iterdir())) == 3
+
+
+def test_nothing_is_kept_where_others_may_write(named: Path) -> None:
+    named.chmod(0o777)
+    answers(tables=QUICK)
+    assert not list(named.iterdir())
+
+
+def test_pipes_and_folders_with_names_of_ours_are_left(place: Path) -> None:
+    first, _ = answers(tables=QUICK)
+    names = sorted(path.name for path in place.iterdir())
+    for number, path in enumerate(map(place.joinpath, names)):
+        path.unlink()
+        os.mkfifo(path) if number % 2 else path.mkdir()
+    assert same(answers(tables=QUICK)[0], first)
+    assert sorted(path.name for path in place.iterdir()) == names
+    assert all(path.is_fifo() or path.is_dir() for path in place.iterdir())
 
 
 def test_nothing_is_kept_where_the_variable_is_empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(kept.VARIABLE, "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    answers()
+    answers(tables=QUICK)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_folder_stays_small(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "LARGEST_FOLDER", 250)
-    place.mkdir(mode=0o700)
-    for number in range(5):
-        (place / str(number)).write_bytes(bytes(100))
-    kept.kept_folder.cache_clear()
-    kept.keep("new", b"rows")
-    assert len(list(place.iterdir())) == 3
-
-
-def test_a_long_process_keeps_the_folder_small(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "LARGEST_FOLDER", 8_000)
-    for number in range(100):
-        kept.keep(str(number), bytes(500))
-    assert sum(path.stat().st_size for path in place.iterdir()) <= 8_000 + 1_000 + 3 * 532
 
 
 def test_a_program_is_told_apart_by_its_files(tmp_path: Path) -> None:
@@ -120,3 +182,34 @@ def test_a_parsed_query_is_the_same_from_disk(place: Path, monkeypatch: pytest.M
     first = parse_node(text)
     monkeypatch.setattr("kernelsight.dataflow.sql_nodes.parse_query", lambda text: pytest.fail("parsed again"))
     assert parse_node(text) == first == parse_query(text)
+
+
+def test_a_query_is_parsed_again_where_its_file_is_garbage(place: Path) -> None:
+    text = "select * from gpus"
+    first = parse_node(text)
+    for content in (b"\xff", b"{}", b"[1]", b"null", b'{"tables": []}', b"["):
+        [path] = place.iterdir()
+        kept.keep(path.name, content)
+        assert parse_node(text) == first, content
+        assert [each.name for each in place.iterdir()] == [path.name]
+
+
+TWO = """
+import sys
+from kernelsight.cli.main import main
+sys.stdin.read(1)  # all begin together
+sys.exit(main("predict --model qwen3-0.6b --gpu l4 --context-len 100 --format json".split()))
+"""
+
+
+def test_two_processes_with_an_empty_cache_predict_the_same(named: Path, place: Path) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = os.environ | {"PYTHONPATH": str(Path(kept.__file__).parents[2])}
+    running = [subprocess.Popen([sys.executable, "-c", TWO], **pipes, env=environment) for _ in range(2)]
+    for process in running:
+        process.stdin.write("!")
+        process.stdin.flush()
+    said = [process.communicate() for process in running]
+    assert said[0] == said[1] and json.loads(said[0][0])["total_us"] > 0 and said[0][1] == ""
+    names = [path.name for path in place.iterdir()]
+    assert names and not [name for name in names if name.startswith(".")]

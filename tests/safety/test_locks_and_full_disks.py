@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.cli.calibrate import fit
-from kernelsight.dataflow.durable import durable_file, is_private, locked
+from kernelsight.dataflow.durable import durable_file, locked
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.session import Session, connect
 from tests.asked import sweep
@@ -188,36 +188,3 @@ def test_a_fitted_model_is_not_lost_with_the_disk(tmp_path: Path, monkeypatch: p
         "is space."
     )
     assert pq.read_table(kept).equals(pack) and not list(target.parent.iterdir())
-
-
-def test_folders_of_others_are_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = tmp_path / "mine"
-    mine.mkdir(mode=0o700)
-    assert is_private(mine)
-    for mode in (0o770, 0o702, 0o777, 0o1777):
-        mine.chmod(mode)
-        assert not is_private(mine), oct(mode)
-    mine.chmod(0o755)
-    assert is_private(mine)
-    (tmp_path / "link").symlink_to(mine)
-    (tmp_path / "file").touch()
-    assert not any(map(is_private, (tmp_path / "link", tmp_path / "file", tmp_path / "missing")))
-    monkeypatch.setattr(os, "getuid", lambda: mine.stat().st_uid + 1)
-    assert not is_private(mine)
-
-
-def test_compiled_code_is_kept_only_where_nobody_else_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernelsight.serving.compiled import cache_folder
-
-    sources = tmp_path / "sources"
-    sources.mkdir()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    beside = cache_folder(sources)
-    assert beside.parent == sources / "__pycache__" and beside.stat().st_mode & 0o077 == 0
-    beside.chmod(0o777)
-    at_home = cache_folder(sources)
-    assert at_home.parent == tmp_path / "home" / "kernelsight"
-    at_home.chmod(0o777)
-    other = cache_folder(sources)
-    assert other not in (beside, at_home) and is_private(other)
-    other.rmdir()

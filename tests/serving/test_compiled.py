@@ -1,67 +1,12 @@
-"""numba's cache sees every edit of the scheduler's rules, though they stand in several modules."""
+"""Rules and entry points: what they may do, and who may call them."""
 
 from __future__ import annotations
-
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numba
 import numpy as np
 import pytest
 
 from kernelsight.serving import compiled, linking
-
-FOLDER = Path(compiled.__file__).parent
-# asks a rule that calls another one from another module
-ASK = (
-    "import numpy as np; from kernelsight.serving import limits as declared;"
-    "from kernelsight.serving.admission import first_chunk; from kernelsight.serving.compiled import entry;"
-    "limits = np.zeros(1, declared.LIMITS)[0]; print(entry(first_chunk.py_func)(10, 7, limits))"
-)
-
-
-def test_the_cache_folder_is_named_by_the_sources(tmp_path: Path) -> None:
-    copy = tmp_path / "serving"
-    shutil.copytree(FOLDER, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    before = compiled.cache_folder(copy)
-    assert compiled.cache_folder(copy) == before
-    (copy / "scheduler.py").write_text((copy / "scheduler.py").read_text() + "\n# edited\n")
-    assert compiled.cache_folder(copy) != before
-
-
-def test_an_edited_rule_is_compiled_anew(tmp_path: Path) -> None:
-    package = tmp_path / "kernelsight"
-    shutil.copytree(FOLDER.parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-
-    def answer() -> str:
-        asked = subprocess.run([sys.executable, "-c", ASK], cwd=tmp_path, capture_output=True, text=True, check=True)
-        return asked.stdout.strip()
-
-    assert answer() == "7"
-    rule = package / "serving" / "admission.py"
-    assert rule.read_text().count("    return min(needed, budget)\n") == 1
-    rule.write_text(
-        rule.read_text().replace("    return min(needed, budget)\n", "    return min(needed, budget) + 1\n")
-    )
-    assert answer() == "8"
-
-
-def test_a_folder_that_cannot_be_written_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Path.mkdir
-
-    def refuse(self: Path, *arguments: object, **flags: object) -> None:
-        if "__pycache__" in self.parts:
-            raise PermissionError(13, "read-only", str(self))
-        real(self, *arguments, **flags)
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    place = compiled.cache_folder()
-    assert place.is_relative_to(tmp_path)
-    assert os.access(place, os.W_OK)
 
 
 def test_a_rule_that_makes_an_array_is_refused() -> None:
@@ -116,21 +61,3 @@ def test_other_versions_of_numba_compile_rules_themselves(monkeypatch: pytest.Mo
     rule = compiled.compiled(triple)
     one = compiled.entry(lambda number: rule(number) + 1)
     assert one(3) == 10
-
-
-def test_compiling_the_scheduler_is_logged_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-
-    @compiled.loop_entry
-    def serve(number: int) -> int:
-        return number
-
-    @compiled.entry
-    def count(number: int) -> int:
-        return number
-
-    with caplog.at_level("INFO", logger="kernelsight"):
-        assert (count(1), serve(1), serve(2)) == (1, 1, 2)
-    assert caplog.messages == ["compiling the scheduler, once after an installation"]

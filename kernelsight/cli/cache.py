@@ -1,0 +1,132 @@
+"""`kernelsight cache`: where tables and the compiled scheduler are kept between processes, how large, and --clear."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.cli.options import TABLE_ENDINGS, add_output, show_table
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.private_folder import PrivateFolder
+
+TABLES, CODE = "tables", "compiled scheduler"
+COLUMNS = {
+    "cache": "string",
+    "folder": "string",
+    "files": "int64",
+    "bytes": "int64",
+    "limit_bytes": "int64",
+    "removed_files": "int64",
+    "removed_bytes": "int64",
+    "not_used": "string",
+}
+
+
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    verb.add_argument(
+        "--clear", action="store_true", help="remove the files that kernelsight wrote there, and no others"
+    )
+    add_output(verb, "also write the list: .parquet, .csv, .json")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print a row per folder; with --clear, empty the folders first."""
+    import pyarrow as pa
+
+    from kernelsight.report.output import as_text, check_ending, terminal_width, write_table
+
+    target = check_ending(arguments.output, TABLE_ENDINGS)
+    rows = [*_tables(arguments.clear), *_compiled(arguments.clear)]
+    table = pa.Table.from_pylist(rows, pa.schema([(name, pa.type_for_alias(kind)) for name, kind in COLUMNS.items()]))
+    if target:
+        write_table(table, target)
+    if arguments.format == "table":
+        print(_answer(rows, arguments.clear))
+        shown = [_shown(row) for row in rows]
+        columns = [name for name in shown[0] if any(row[name] is not None for row in shown)]
+        print(as_text(shown, columns, terminal_width()))
+    else:
+        show_table(table, arguments, written=True)
+
+
+def _answer(rows: list[dict[str, Any]], clear: bool) -> str:
+    """Return the sentence above the table."""
+    done = "removed_" if clear else ""
+    files, size = (sum(row[f"{done}{name}"] for row in rows) for name in ("files", "bytes"))
+    return f"{'Removed ' if clear else ''}{files:,} file{'s' * (files != 1)}, {size / 2**20:.1f} MiB."
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    limit = row["limit_bytes"]
+    return {
+        "cache": row["cache"],
+        "files": row["files"],
+        "MiB": round(row["bytes"] / 2**20, 1),
+        "limit MiB": None if limit is None else limit // 2**20,
+        "folder": row["folder"],
+        "not used because": row["not_used"],
+    }
+
+
+def _tables(clear: bool) -> Iterator[dict[str, Any]]:
+    from kernelsight.dataflow import kept
+
+    try:
+        path = kept.table_folder()
+    except OSError as error:
+        yield _unused(TABLES, None, str(error.strerror))
+        return
+    if path is None:
+        yield _unused(TABLES, None, f"the environment variable {kept.VARIABLE} is empty")
+    else:
+        yield _row(TABLES, path, kept.opened, clear)
+
+
+def _compiled(clear: bool) -> Iterator[dict[str, Any]]:
+    """Yield the folders up to the first one that is fit, then those of other versions that hold files."""
+    from kernelsight.serving import machine_code
+
+    seen = []
+    for path in machine_code.PLACES:
+        seen.append(path)
+        row = _row(CODE, path, machine_code.opened, clear)
+        yield row
+        if row["not_used"] is None:
+            break
+    for path in machine_code.folders_there():
+        if path not in seen:
+            row = _row(f"{CODE}, other version", path, machine_code.opened, clear)
+            if row["files"] or row["removed_files"]:
+                yield row
+
+
+def _row(name: str, path: Path, opened: Callable[[Path], PrivateFolder], clear: bool) -> dict[str, Any]:
+    try:
+        folder = opened(path)
+        before = folder.sizes()
+        if clear:
+            folder.clear()
+        after = folder.sizes() if clear else before
+    except OSError as error:
+        where = "" if error.filename in (None, str(path.absolute())) else f"{error.filename}: "
+        return _unused(name, path, f"{where}{error.strerror}")
+    return {
+        "cache": name,
+        "folder": str(path.absolute()),
+        "files": len(after),
+        "bytes": sum(after),
+        "limit_bytes": folder.limit,
+        "removed_files": len(before) - len(after),
+        "removed_bytes": sum(before) - sum(after),
+        "not_used": None,
+    }
+
+
+def _unused(name: str, path: Path | None, why: str) -> dict[str, Any]:
+    folder = None if path is None else str(path.absolute())
+    nothing = dict.fromkeys(("files", "bytes", "removed_files", "removed_bytes"), 0)
+    return {"cache": name, "folder": folder, "limit_bytes": None, "not_used": why, **nothing}

@@ -1,0 +1,288 @@
+"""Folders that their user alone can write, and files in them that carry their own digest: where caches are kept.
+
+What is read from such a folder is believed, and machine code from it is run. So every folder on the way from the root
+is checked, and from then on the folder is known by its handle: one that is put in its place later changes nothing.
+Only files of our own names are read, replaced or removed, whatever else lies there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+Read = TypeVar("Read")
+
+LARGEST_FILE = 64 * 2**20
+MOST_LINKS = 40
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+# where there are no owners and no handles of folders, such as on Windows, access rights are not in the mode
+_HAS_OWNERS = hasattr(os, "getuid")
+_HAS_HANDLES = os.open in os.supports_dir_fd
+
+
+class Damaged(Exception):
+    """A file that was there is not what was written; it was removed, and has to be made again."""
+
+
+class PrivateFolder:
+    """A folder that no other user can write, made where it is not there yet.
+
+    Its files are named by 64 hexadecimal digits and ``ending``; those that were not read for longest are removed where
+    all are larger than ``limit`` bytes. OSError: it cannot be made, or others could change it or a folder above it.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     folder, key = PrivateFolder(Path(place) / "mine", limit=2**20), "0" * 64
+    ...     folder.write(key, b"rows")
+    ...     folder.read(key, bytes.decode)
+    'rows'
+    """
+
+    def __init__(self, path: Path, limit: int, ending: str = "") -> None:
+        self.handle: int | None = None
+        self.path, self.limit, self._ending = path, limit, ending
+        self._name = re.compile(rf"[0-9a-f]{{64}}{re.escape(ending)}")
+        self._draft = re.compile(rf"\.{self._name.pattern}\.(\d+)(\.[0-9a-f]+)?")
+        # written since the folder's size was last looked at
+        self._written = 0
+        self.handle = _open(path)
+
+    def __del__(self) -> None:
+        if self.handle is not None:
+            os.close(self.handle)
+
+    def read(self, key: str, decode: Callable[[bytes], Read]) -> Read | None:
+        """Return a file's content, decoded; None where there is none. Damaged: it is not what was written."""
+        name = key + self._ending
+        try:
+            content = self._content(name)
+        except OSError:
+            return None
+        if content is None:
+            return None
+        try:
+            if content[:_DIGEST_BYTES] != _digest(key, memoryview(content)[_DIGEST_BYTES:]):
+                raise ValueError("another digest")
+            return decode(content[_DIGEST_BYTES:])
+        except Exception:  # whatever a decoder raises
+            self._remove(name)
+            raise Damaged(f"{self.path / name} is damaged") from None
+
+    def write(self, key: str, content: bytes) -> None:
+        """Write a file; where the disk refuses, or something else has its name, nothing is written."""
+        name = key + self._ending
+        with contextlib.suppress(OSError):
+            if len(content) < LARGEST_FILE and self._is_free(name):
+                self._replace(name, _digest(key, content), content)
+        self._written += len(content)
+        if self._written > self.limit // 8:
+            self.shrink()
+
+    def shrink(self) -> None:
+        """Remove drafts of processes that ended, and the files that were not read for longest, down to the limit."""
+        self._written = 0
+        with contextlib.suppress(OSError):
+            files, drafts = self._own()
+            for name in drafts:
+                self._remove(name)
+            size = sum(found.st_size for found in files.values())
+            for name, found in sorted(files.items(), key=lambda each: each[1].st_mtime):
+                if size <= self.limit:
+                    return
+                self._remove(name)
+                size -= found.st_size
+
+    def sizes(self) -> list[int]:
+        """Return the size of each of our files, in bytes. OSError: the folder cannot be read any more."""
+        return [found.st_size for found in self._own()[0].values()]
+
+    def clear(self) -> None:
+        """Remove our files, and drafts of processes that ended. OSError: the folder cannot be read any more."""
+        files, drafts = self._own()
+        for name in (*files, *drafts):
+            self._remove(name)
+
+    def _own(self) -> tuple[dict[str, os.stat_result], list[str]]:
+        """Return our files by name, and the names of drafts of processes that ended."""
+        files, drafts = {}, []
+        with os.scandir(self.path if self.handle is None else self.handle) as entries:
+            for entry in entries:
+                draft = self._draft.fullmatch(entry.name)
+                if not draft and not self._name.fullmatch(entry.name):
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # another process may remove it now
+                    found = entry.stat(follow_symlinks=False)
+                    if draft and _is_own(found) and not _is_running(int(draft[1])):
+                        drafts.append(entry.name)
+                    elif not draft and _is_own(found):
+                        files[entry.name] = found
+        return files, drafts
+
+    def _content(self, name: str) -> bytes | None:
+        """Return the bytes of one of our files, which counts as read now; None where that name is something else's."""
+        handle = os.open(self._at(name), _READ, dir_fd=self.handle)
+        try:
+            found = os.fstat(handle)
+            if not _is_own(found):
+                return None
+            if os.utime in os.supports_fd:
+                os.utime(handle)
+            with open(handle, "rb", closefd=False) as file:
+                return file.read() if found.st_size <= LARGEST_FILE else b""
+        finally:
+            os.close(handle)
+
+    def _is_free(self, name: str) -> bool:
+        """Return whether a name is ours to write: nothing, or a file of ours, has it."""
+        try:
+            return _is_own(os.stat(self._at(name), dir_fd=self.handle, follow_symlinks=False))
+        except FileNotFoundError:
+            return True
+
+    def _replace(self, name: str, *parts: bytes) -> None:
+        draft = f".{name}.{os.getpid()}.{secrets.token_hex(4)}"
+        handle = os.open(self._at(draft), _CREATE, 0o600, dir_fd=self.handle)
+        try:
+            with open(handle, "wb") as file:
+                file.writelines(parts)
+            os.replace(self._at(draft), self._at(name), src_dir_fd=self.handle, dst_dir_fd=self.handle)
+        except BaseException:
+            self._remove(draft)
+            raise
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self._at(name), dir_fd=self.handle)
+
+    def _at(self, name: str) -> str:
+        """Return how a file is named to the system, which takes it from our handle where it can."""
+        return str(self.path / name) if self.handle is None else name
+
+
+def user_cache() -> Path:
+    """Return the folder of this user's caches; OSError: nobody has a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        raise OSError(errno.ENOENT, "this user has no home folder") from None
+
+
+def _digest(key: str, content: bytes | memoryview) -> bytes:
+    """Return the SHA-256 of a file's key and content: under another key it is another one."""
+    digest = hashlib.sha256(f"{key}\n".encode())
+    digest.update(content)
+    return digest.digest()
+
+
+def _is_own(found: os.stat_result) -> bool:
+    """Return whether something is a plain file of this user."""
+    return stat.S_ISREG(found.st_mode) and (not _HAS_OWNERS or found.st_uid == os.getuid())
+
+
+def _is_running(process: int) -> bool:
+    if os.name == "nt":  # where signal 0 would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # that of another user
+        return True
+    return True
+
+
+def _open(path: Path) -> int | None:
+    """Return the handle of a folder, each step from the root checked before the next one is taken from its handle.
+
+    Links are followed where their owner may be believed, so that nobody else chooses where they lead.
+    """
+    if not _HAS_HANDLES:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return None
+    with contextlib.ExitStack() as opened:
+        begin, *parts = path.absolute().parts
+        way, links = Path(begin), 0
+        handle = _held(opened, begin)
+        waiting = parts[::-1]
+        while waiting:
+            _check_folder(os.fstat(handle), way)
+            name = waiting.pop()
+            way /= name
+            with _naming(way):
+                found = _look(handle, name, last=not waiting)
+                if stat.S_ISLNK(found.st_mode):
+                    _check_owner(found, way)
+                    links += 1
+                    if links > MOST_LINKS:
+                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                    target = Path(os.readlink(name, dir_fd=handle))
+                    way = way.parent
+                    if target.is_absolute():
+                        way, handle = Path(begin), _held(opened, begin)
+                    waiting += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+                else:
+                    handle = _held(opened, name, handle)
+        _check_last(handle, way)
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=handle)
+
+
+def _held(opened: contextlib.ExitStack, name: str, above: int | None = None) -> int:
+    """Return the handle of a folder that need not be readable, closed with ``opened``; a link is refused."""
+    handle = os.open(name, os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY), dir_fd=above)
+    opened.callback(os.close, handle)
+    return handle
+
+
+def _look(handle: int, name: str, last: bool) -> os.stat_result:
+    """Return what is known of a folder or link below ``handle``; a folder is made where it is not there."""
+    look = partial(os.stat, name, dir_fd=handle, follow_symlinks=False)
+    with contextlib.suppress(FileNotFoundError):
+        return look()
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o700 if last else 0o755, dir_fd=handle)
+    return look()
+
+
+@contextlib.contextmanager
+def _naming(way: Path) -> Iterator[None]:
+    """Name the whole path in errors of the system, which know its last part alone."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename == str(way):
+            raise
+        raise OSError(error.errno, error.strerror, str(way)) from None
+
+
+def _check_owner(found: os.stat_result, way: Path) -> None:
+    if found.st_uid not in (0, os.getuid()):
+        raise OSError(errno.EPERM, f"it belongs to another user ({found.st_uid})", str(way))
+
+
+def _check_folder(found: os.stat_result, way: Path) -> None:
+    """Refuse a folder in which others may rename or replace what is ours: sticky ones, such as /tmp, forbid that."""
+    _check_owner(found, way)
+    if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+        raise OSError(errno.EPERM, f"other users can write it (mode {stat.S_IMODE(found.st_mode):o})", str(way))
+
+
+def _check_last(handle: int, way: Path) -> None:
+    """Refuse a folder that this user cannot write, or not alone."""
+    found = os.fstat(handle)
+    if found.st_uid != os.getuid():
+        raise OSError(errno.EPERM, f"it belongs to another user ({found.st_uid})", str(way))
+    if found.st_mode & 0o022:
+        raise OSError(errno.EPERM, f"other users can write it (mode {stat.S_IMODE(found.st_mode):o})", str(way))
+    if not os.access(".", os.W_OK, dir_fd=handle):
+        raise OSError(errno.EACCES, "it cannot be written", str(way))
