@@ -186,8 +186,10 @@ def _digest(key: str, content: bytes | memoryview) -> bytes:
 
 
 def _is_own(found: os.stat_result) -> bool:
-    """Return whether something is a plain file of this user."""
-    return stat.S_ISREG(found.st_mode) and (not _HAS_OWNERS or found.st_uid == os.getuid())
+    """Return whether something is a plain file of this user, which no other one can write."""
+    if not stat.S_ISREG(found.st_mode):
+        return False
+    return not _HAS_OWNERS or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
 
 
 def _is_running(process: int) -> bool:

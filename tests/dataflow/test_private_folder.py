@@ -17,6 +17,7 @@ from kernelsight.dataflow.private_folder import Damaged, PrivateFolder
 ROOT = Path(__file__).resolve().parents[2]
 KEY, OTHER = "0" * 64, "1" * 64
 LIMIT = 2**20
+ANOTHER = os.getuid() + 1  # a user
 DAMAGES = {
     "a bit of the digest": lambda content: bytes([content[0] ^ 1]) + content[1:],
     "a bit of the content": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
@@ -110,17 +111,30 @@ def put_broken_link(path: Path) -> None:
 
 
 def put_file_of_another_user(path: Path) -> None:
-    if os.getuid() != 0:
-        pytest.skip("only root can give a file to another user")
+    """As root give it away; any other user is somebody else from now on."""
     path.write_bytes(b"theirs")
-    os.chown(path, 12345, 12345)
+    if os.getuid() == 0:
+        os.chown(path, ANOTHER, ANOTHER)
+    else:
+        os.getuid = lambda: ANOTHER
 
 
-THINGS = [Path.mkdir, put_pipe, put_link, put_broken_link, put_file_of_another_user]
+def put_file_that_others_can_write(path: Path) -> None:
+    PrivateFolder(path.parent, LIMIT).write(path.name, b"perhaps theirs")
+    path.chmod(0o606)
+
+
+THINGS = [
+    *(Path.mkdir, put_pipe, put_link, put_broken_link),
+    *(put_file_of_another_user, put_file_that_others_can_write),
+]
 
 
 @pytest.mark.parametrize("put", THINGS)
-def test_other_things_with_our_names_are_left(place: Path, put: Callable[[Path], None]) -> None:
+def test_other_things_with_our_names_are_left(
+    place: Path, put: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getuid", os.getuid)  # set back at the end
     folder = PrivateFolder(place, 1)
     put(place / KEY)
     before = names(place), (place / KEY).lstat()
@@ -239,9 +253,9 @@ def test_a_folder_above_that_others_own_is_refused(place: Path, monkeypatch: pyt
     folder = PrivateFolder(place, LIMIT)
     folder.write(KEY, b"rows")
     if os.getuid() == 0:
-        os.chown(place.parent, 12345, 12345)
+        os.chown(place.parent, ANOTHER, ANOTHER)
     else:
-        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        monkeypatch.setattr(os, "getuid", lambda: ANOTHER)
     with pytest.raises(PermissionError, match=r"it belongs to another user \(\d+\)"):
         PrivateFolder(place, LIMIT)
 
@@ -249,9 +263,9 @@ def test_a_folder_above_that_others_own_is_refused(place: Path, monkeypatch: pyt
 def test_a_folder_of_another_user_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     PrivateFolder(place, LIMIT)
     if os.getuid() == 0:
-        os.chown(place, 12345, 12345)
+        os.chown(place, ANOTHER, ANOTHER)
     else:
-        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        monkeypatch.setattr(os, "getuid", lambda: ANOTHER)
     with pytest.raises(PermissionError, match=r"it belongs to another user \(\d+\)"):
         PrivateFolder(place, LIMIT)
 
@@ -265,7 +279,7 @@ def test_links_on_the_way_are_followed_where_their_owner_is_believed(tmp_path: P
     folder.write(KEY, b"rows")
     assert names(tmp_path / "disk" / "mine") == [KEY]
     if os.getuid() == 0:
-        os.chown(tmp_path / "home" / "absolute", 12345, 12345, follow_symlinks=False)
+        os.chown(tmp_path / "home" / "absolute", ANOTHER, ANOTHER, follow_symlinks=False)
         with pytest.raises(PermissionError, match="it belongs to another user"):
             PrivateFolder(tmp_path / "home" / "absolute" / "mine", LIMIT)
 
