@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 ENDING = ".nbc"
 LARGEST_FOLDER = 256 * 2**20
 DAMAGED = "compiled code of the scheduler was damaged; compiling it again"
-NOT_KEPT = "compiling the scheduler, in each process: no folder may keep it (`kernelsight cache` shows why)"
+NOT_KEPT = "compiling the scheduler, again in each process: no folder is fit to keep it (`kernelsight cache` shows why)"
 # what was said once is not said for the next entry point
 _noticed: set[str] = set()
 
