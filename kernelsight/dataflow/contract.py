@@ -26,7 +26,7 @@ _TABLE_FIELDS = {
     "grain": str,
     "doc": str,
     "columns": list,
-    "like": str,
+    "like": str | list,
     "without": list,
     "optional": bool,
 }
@@ -106,7 +106,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _stated_columns(path: Path, stated: Mapping[str, dict[str, Any]], passed: tuple[str, ...] = ()) -> list[Any]:
-    """Return a contract's columns: its own, then those of the table in ``like``, except those in ``without``.
+    """Return a contract's columns: its own, then those of the tables in ``like``, except those in ``without``.
 
     ``optional``: those may be null here, and their checks hold for what is not.
     """
@@ -114,15 +114,18 @@ def _stated_columns(path: Path, stated: Mapping[str, dict[str, Any]], passed: tu
     own = contract.get("columns", [])
     if "like" not in contract:
         return own
-    other = contract["like"]
-    if other not in stated or other in passed:
-        why = "refers back to itself" if other in passed else f"is {other!r}, which has no contract"
-        raise _malformed(path, f"its 'like' {why}")
-    theirs = _stated_columns(path.with_name(f"{other}.json"), stated, passed)
+    others = [contract["like"]] if isinstance(contract["like"], str) else contract["like"]
+    theirs = []
+    for other in others:
+        if other not in stated or other in passed:
+            why = "refers back to itself" if other in passed else f"is {other!r}, which has no contract"
+            raise _malformed(path, f"its 'like' {why}")
+        theirs += _stated_columns(path.with_name(f"{other}.json"), stated, passed)
     left_out = contract.get("without", [])
     unknown_names = set(left_out) - {column.get("name") for column in theirs}
     if unknown_names:
-        raise _malformed(path, f"its 'without' names {sorted(unknown_names)[0]!r}, which {other} does not have")
+        table = " or ".join(others)
+        raise _malformed(path, f"its 'without' names {sorted(unknown_names)[0]!r}, which {table} does not have")
     shared = [column for column in theirs if column.get("name") not in left_out]
     return own + ([_optional(column) for column in shared] if contract.get("optional") else shared)
 

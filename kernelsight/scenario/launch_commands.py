@@ -27,6 +27,8 @@ OF_TRTLLM_SERVE = frozenset(
 OPTIONS_FILE = "options.yaml"
 # what no launch line says: where it runs, how it is predicted, and what the load decides
 BESIDE = frozenset("model gpu engine engine_version tier draft_acceptance_rate".split())
+# the tables of engines' defaults
+DEFAULTS = ("engine_presets", "engine_sizes", "engine_memory")
 PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel_size")
 
 
@@ -71,10 +73,13 @@ def launch_command(
         stated.pop("max_num_batched_tokens", None)
         said["--chunked-prefill-size"] = "-1"
     for flag, value in stated.items():
-        if flag in PARALLEL or value == _default(engine, flag):
-            continue
         if flag == "kv_cache_tokens" and engine == "vllm":  # its option counts blocks
             value //= stated.get("block_size", BLOCK_TOKENS[engine])
+        if flag == "max_num_seqs" and engine == "trtllm":  # its option counts the requests of a micro-batch
+            value, beyond = divmod(value, stated.get("pipeline_parallel_size", 1))
+            unsaid |= {flag: stated[flag]} if beyond else {}
+        if flag in (*PARALLEL, *unsaid) or value == _default(engine, flag, bool(deployment.get("engine_version"))):
+            continue
         option = _option(engine, flag, value)
         if option is None:
             if not (flag == "enable_chunked_prefill" and engine == "sglang"):
@@ -119,10 +124,15 @@ def _first(engine: str, flag: str) -> Option:
     return _of_flag(engine, flag)[0]
 
 
-def _default(engine: str, flag: str) -> Any:
-    """Return the engine's default of a flag if it has one for all GPUs, else None."""
-    rows = [row for row in facts("engine_presets").to_pylist() if row["engine"] == engine]
-    found = {row.get(flag) for row in rows}
+def _default(engine: str, flag: str, versioned: bool) -> Any:
+    """Return the engine's default of a flag if it has one for all GPUs and sizes, else None.
+
+    Of a version that is stated only what is the default in all versions is known here, else the newest rows hold.
+    """
+    found = set()
+    for table in DEFAULTS:
+        rows = [row for row in facts(table).to_pylist() if row["engine"] == engine and flag in row]
+        found |= {row[flag] for row in rows if versioned or row["from_version"] == rows[-1]["from_version"]}
     return found.pop() if len(found) == 1 else {"enforce_eager": False}.get(flag)
 
 

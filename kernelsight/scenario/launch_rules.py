@@ -41,6 +41,13 @@ def _blocks(reading: Reading, option: Option, setting: Setting, value: str) -> N
     reading.use(setting, option.flag, _whole(setting, value) * tokens, option.reason)
 
 
+def _per_stage(reading: Reading, option: Option, setting: Setting, value: str) -> None:
+    """TensorRT-LLM: the requests of a micro-batch; every pipeline stage holds as many."""
+    stages = reading.flags.get("pipeline_parallel_size", 1)
+    reason = f"requests of a micro-batch, times {stages} pipeline stages" if stages > 1 else option.reason
+    reading.use(setting, option.flag, _whole(setting, value) * stages, reason)
+
+
 def _largest(reading: Reading, option: Option, setting: Setting, value: str) -> None:
     numbers = value.strip("[]").replace(",", " ").split()
     if numbers:
@@ -187,6 +194,7 @@ def _whole(setting: Setting, text: str) -> int:
 RULES: dict[str, Callable[[Reading, Option, Setting, Any], None]] = {
     "quantization": _quantization,
     "blocks": _blocks,
+    "per_stage": _per_stage,
     "largest": _largest,
     "negated": _negated,
     "chunked_prefill": _chunked_prefill,

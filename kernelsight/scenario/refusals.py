@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 PARALLEL_SIZES = (1, 2, 4, 8, 16, 32, 64)
 # the faults of deployment_faults, in the order in which they are reported
 ORDER = (
-    *("expert_parallel", "heads", "kv_heads", "width", "experts", "blocks", "pipeline", "dtype", "model_len"),
+    *("engine", "expert_parallel", "heads", "kv_heads", "width", "experts", "blocks", "pipeline", "dtype", "model_len"),
     *("limit",),
     *("chunking", "partial_prefills", "batch_wait", "kv_cache_tokens", "kv_cache", "memory"),
 )
@@ -23,11 +24,9 @@ def refuse_faults(session: Session) -> None:
     faults = session.table("deployment_faults").to_pylist()
     if not faults:
         return
-    # a figure that cannot be simulated makes what else was computed from it meaningless
-    faults = [fault for fault in faults if fault["fault"] == "limit"] or faults
     rows = {row["deployment_id"]: row for row in session.table("deployments").to_pylist()}
     sentences = []
-    for fault in sorted(faults, key=lambda fault: ORDER.index(fault["fault"])):
+    for fault in decisive(faults):
         sentence = fault["sentence"]
         if fault["fault"] in ("memory", "kv_cache"):
             sentence = f"{sentence.rstrip(' ;')}; {what_fits(session, rows[fault['deployment_id']])}"
@@ -35,21 +34,43 @@ def refuse_faults(session: Session) -> None:
     raise InvalidInput("; ".join(dict.fromkeys(sentences)) + ".")
 
 
-def what_fits(session: Session, deployment: dict[str, Any]) -> str:
-    """Return the smallest tensor-parallel size without a fault, checking all sizes in one query."""
+def decisive(faults: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of ``deployment_faults`` that are reported, in their order.
 
+    Of an engine that does not exist for a GPU, or with a figure that cannot be simulated, nothing else means anything.
+    """
+    found = sorted(faults, key=lambda fault: ORDER.index(fault["fault"]))
+    for alone in ("engine", "limit"):
+        found = [fault for fault in found if fault["fault"] == alone] or found
+    return found
+
+
+def what_fits(session: Session, deployment: dict[str, Any]) -> str:
+    """Return the smallest tensor-parallel size without a fault, checking all sizes in one query.
+
+    ``deployment``: a row of the session's ``deployments``; its draft model shares the GPUs, and must fit beside it.
+    """
     candidates = []
     for size in PARALLEL_SIZES:
-        experts = size * deployment["dp"] if deployment["ep"] > 1 else 1
-        candidates.append({**deployment, "tp": size, "ep": experts, "deployment_id": f"tp{size}"})
+        candidates.append(_at_size(deployment, size))
+        if deployment.get("draft_deployment_id"):
+            rows = session.table("deployments").to_pylist()
+            draft = next(row for row in rows if row["deployment_id"] == deployment["draft_deployment_id"])
+            candidates[-1]["draft_deployment_id"] = f"draft of tp{size}"
+            candidates.append({**_at_size(draft, size), "deployment_id": f"draft of tp{size}"})
     with session.fork() as fork:
         fork.give("deployments", candidates)
         broken = set(fork.table("deployment_faults")["deployment_id"].to_pylist())
     for size in PARALLEL_SIZES:
-        if f"tp{size}" not in broken:
+        if not broken & {f"tp{size}", f"draft of tp{size}"}:
             replicas = f" (on each of {deployment['dp']} data-parallel replicas)" if deployment["dp"] > 1 else ""
             return f"the smallest tensor-parallel size that fits is {size}{replicas}"
     return (
         f"no tensor-parallel size up to {PARALLEL_SIZES[-1]} fits; "
         "use another GPU, a quantisation, or pipeline parallelism"
     )
+
+
+def _at_size(deployment: dict[str, Any], size: int) -> dict[str, Any]:
+    experts = size * deployment["dp"] if deployment["ep"] > 1 else 1
+    return {**deployment, "tp": size, "ep": experts, "deployment_id": f"tp{size}"}

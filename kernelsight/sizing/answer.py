@@ -128,8 +128,9 @@ def answer_of(
         for sized in ranked
     ]  # fmt: skip
     left_out = [{**stated_flags(left.flags), "reason": left.reason} for left in search.left_out.values()]
+    answer = _sentence(ranked, rows, rate) if rows else _nearest(search, objectives)
     return {
-        "answer": _sentence(ranked, rows, rate) if rows else _nearest(search, objectives),
+        "answer": " ".join([answer, *(f"{says}." for says in search.unsupported)]),
         "chosen": rows[0] if rows else None,
         "rows": rows,
         "left_out": left_out,

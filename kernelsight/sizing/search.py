@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.launch_commands import PARALLEL
 from kernelsight.scenario.objectives import Objective
+from kernelsight.scenario.refusals import decisive, what_fits
 from kernelsight.scenario.scenarios import Plan
 from kernelsight.sizing.candidates import STEP_TOKENS, Candidate, planned
 from kernelsight.sweeps.find_rate import open_trials, status_of
@@ -71,7 +72,10 @@ class LeftOut(NamedTuple):
 
 
 class SizeSearch:
-    """Searches deployments for the cheapest at a rate; sessions with their tables stay open until ``close``."""
+    """Searches deployments for the cheapest at a rate; sessions with their tables stay open until ``close``.
+
+    ``unsupported``: sentences of engines that do not exist for GPUs of the search.
+    """
 
     def __init__(
         self,
@@ -89,6 +93,7 @@ class SizeSearch:
         self.plans: list[Plan] = []
         self.sized: dict[str, Sized] = {}
         self.left_out: dict[str, LeftOut] = {}
+        self.unsupported: dict[str, None] = {}
         self._sure: set[str] = set()
         self._tiers: dict[str, dict[str, Any]] = {}
         self._read: list[Session] = []
@@ -135,16 +140,18 @@ class SizeSearch:
             raise InvalidInput(next(fault for fault in plan.faults if fault))
         trials = open_trials(fork, plan)
         self._report(f"{len(trials.able):,} of {len(candidates):,} deployments fit")
-        faults: dict[str, list[str]] = {}
+        faults: dict[str, list[dict[str, Any]]] = {}
         for fault in fork.table("deployment_faults").to_pylist():
-            faults.setdefault(fault["deployment_id"], []).append(fault["sentence"])
+            faults.setdefault(fault["deployment_id"], []).append(fault)
         prospects = []
         for candidate in candidates:
             if candidate.scenario_id in trials.able:
                 search = RateSearch(trials, candidate.scenario_id, self._objectives)
                 prospects.append(Prospect(candidate, trials, search))
             else:
-                sentences = faults.get(candidate.deployment_id, ["its prefill replicas cannot run"])
+                found = decisive(faults.get(candidate.deployment_id, []))
+                self.unsupported |= {fault["sentence"]: None for fault in found if fault["fault"] == "engine"}
+                sentences = [fault["sentence"] for fault in found] or ["its prefill replicas cannot run"]
                 self.left_out[candidate.scenario_id] = LeftOut(candidate.flags, "; ".join(sentences))
         return prospects
 
@@ -310,8 +317,6 @@ class SizeSearch:
 
     def _nothing_fits(self) -> InvalidInput:
         """Build the error for a search in which no deployment can run."""
-        from kernelsight.scenario.refusals import what_fits
-
         reasons = list(dict.fromkeys(left.reason for left in self.left_out.values()))
         short = [left for left in self.left_out.values() if "GiB" in left.reason]
         if not short:

@@ -10,6 +10,21 @@ foreign_kernels as (
   where settings.tier <> 'roofline'
   group by all
 )
+select settings.deployment_id, 'engine' as subject, gpu_engines.says as sentence
+from deployment_settings as settings join gpu_engines using (gpu, engine)
+where gpu_engines.says is not null
+union all
+select deployment_id, 'engine defaults',
+       format('engine defaults: {}; sizes {}{} (tables engine_presets, engine_sizes, engine_memory){}', presets.presets_row, presets.sizes_row,
+              case when deployments.gpu_memory_utilization is null then '; memory ' || memory.memory_row else '' end, coalesce('; ' || presets.assumed, ''))
+from deployment_presets as presets join memory_defaults as memory using (deployment_id) join deployments using (deployment_id)
+union all
+select settings.deployment_id, 'kv cache tokens',
+       format('kv_cache_tokens {} is taken as stated, although {} fit by the memory plan, which estimates activations and CUDA graphs', settings.kv_cache_tokens,
+              plan.memory_units // (plan.full_units + plan.window_units) * plan.block_size)
+from deployment_settings as settings join memory_plan as plan using (deployment_id)
+where settings.kv_cache_tokens is not null and plan.capacity_units > plan.memory_units
+union all
 select deployment_id, 'vendor' as subject,
        format('on no {} GPU {} measured: general constants stand in on {}, and may be off by a factor of 4', upper(vendor),
               case when vendor in (select vendor from fitted) then format('were these kernels ({})', families) else 'was any kernel' end, gpu) as sentence

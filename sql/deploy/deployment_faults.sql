@@ -1,14 +1,15 @@
 -- Why a deployment cannot run, one sentence per fault: indivisible sizes, unsupported number formats, too little memory
 with facts as (
-  select settings.*, models.heads, models.vocab, models.experts, gpus.bf16_flops_per_s, plan.usable_bytes, plan.weights_bytes, plan.activations_bytes,
-         plan.graphs_bytes, plan.kv_bytes, plan.kv_cache_tokens as capacity_tokens, plan.capacity_units,
-         models.layer_count, models.max_positions, models.linear_key_heads, models.linear_value_heads,
+  select settings.*, models.heads, models.vocab, models.experts, gpus.bf16_flops_per_s, plan.usable_bytes, plan.weights_bytes,
+         plan.activations_bytes, plan.graphs_bytes, plan.kv_bytes, plan.capacity_units, plan.memory_units, plan.full_units, plan.window_units,
+         settings.model || coalesce(' with its draft model ' || drafts.model, '') as served, models.layer_count, models.max_positions, models.linear_key_heads, models.linear_value_heads,
          -- a draft model's memory is counted with the model that it drafts for
          settings.deployment_id in (select draft_deployment_id from deployment_settings where draft_deployment_id is not null) as is_draft
   from deployment_settings as settings
   join models on models.model = settings.model
   join gpus on gpus.gpu = settings.gpu
   join memory_plan as plan using (deployment_id)
+  left join deployment_settings as drafts on drafts.deployment_id = settings.draft_deployment_id
 ),
 attention_heads as (
   select facts.deployment_id, layers.heads, layers.kv_heads, layers.attention, facts.tp, facts.model
@@ -21,9 +22,17 @@ widths as (
          case when layers.ffn = 'moe' then facts.expert_format else facts.ffn_format end as format
   from facts join model_layers as layers on layers.model = facts.model
   where layers.ffn <> 'none'
+),
+-- engines that exist for each GPU
+engines as (
+  select gpu, string_agg(engine, ' or ' order by engine desc) as engines from gpu_engines where support <> 'none' group by gpu
 )
-select deployment_id, 'heads' as fault,
-       format('{} has {} attention heads, not divisible by tensor-parallel size {}; use a size that divides {}', model, heads, tp, heads) as sentence
+select deployment_id, 'engine' as fault, gpu_engines.says || coalesce('; use ' || engines.engines, '') as sentence
+from facts join gpu_engines using (gpu, engine) left join engines using (gpu)
+where gpu_engines.support = 'none' and not is_draft
+union
+select deployment_id, 'heads',
+       format('{} has {} attention heads, not divisible by tensor-parallel size {}; use a size that divides {}', model, heads, tp, heads)
 from attention_heads where heads % tp <> 0
 union
 select deployment_id, 'kv_heads',
@@ -94,15 +103,22 @@ select deployment_id, 'batch_wait',
        format('batch_wait_timeout_ms {} needs asynchronous scheduling; turn it on, or use batch_wait_timeout_iters', batch_wait_timeout_ms)
 from facts where batch_wait_timeout_ms > 0 and not async_scheduling
 union
+-- what is stated of the cache changes nothing of the weights
 select deployment_id, 'memory',
        format('{} does not fit on {} with tensor-parallel size {}: weights, activations and CUDA graphs take {:.1f} GiB, {:.1f} GiB are usable, so it needs {:.1f} GiB more',
-              model, gpu, tp, (weights_bytes + activations_bytes + graphs_bytes) / 1024.0 ** 3, usable_bytes / 1024.0 ** 3, -kv_bytes / 1024.0 ** 3)
-from facts where kv_bytes <= 0 and kv_cache_tokens is null and not is_draft
+              served, gpu, tp, (weights_bytes + activations_bytes + graphs_bytes) / 1024.0 ** 3, usable_bytes / 1024.0 ** 3, -kv_bytes / 1024.0 ** 3)
+from facts where kv_bytes <= 0 and not is_draft
 union
 select deployment_id, 'kv_cache',
        format('no KV cache block fits for {} on {}: {:.2f} GiB are left for the cache; use more GPUs, a smaller max_num_batched_tokens, or another kv_cache_dtype',
-              model, gpu, kv_bytes / 1024.0 ** 3)
-from facts where kv_bytes > 0 and capacity_units = 0 and kv_cache_tokens is null and not is_draft
+              served, gpu, kv_bytes / 1024.0 ** 3)
+from facts where kv_bytes > 0 and memory_units = 0 and not is_draft
+union
+-- the plan estimates activations: what an engine's log states may be a little more
+select deployment_id, 'kv_cache_tokens',
+       format('kv_cache_tokens {} is more than the {} tokens that fit beside {} on {}; use at most that', kv_cache_tokens,
+              memory_units // (full_units + window_units) * block_size, served, gpu)
+from facts where kv_bytes > 0 and memory_units > 0 and kv_cache_tokens is not null and not is_draft and exceeds_plan(capacity_units, memory_units)
 union
 select deployment_id, 'kv_cache_tokens',
        format('kv_cache_tokens {} is less than one block of {} tokens; use at least {}', kv_cache_tokens, block_size, block_size)

@@ -37,6 +37,7 @@ select
   coalesce(tiers.measured_share, 0) as measured_share,
   assumed.families as assumed_families,
   nullif(concat_ws('; ',
+    gpu_engines.says,
     case
       when settings.tier = 'roofline' then 'kernels and host time: bounds of the hardware alone'
       when foreign_kernels.families is not null then format('{} on a GPU of {}: general constants stand in', foreign_kernels.families, upper(gpus.vendor))
@@ -50,3 +51,4 @@ left join tiers using (deployment_id)
 left join assumed using (deployment_id)
 left join foreign_kernels using (deployment_id)
 left join host_settings as host using (deployment_id)
+left join gpu_engines on gpu_engines.gpu = settings.gpu and gpu_engines.engine = settings.engine

@@ -1,33 +1,14 @@
 -- Host overhead of each deployment: its engine's row of the latest version up to its own; the newest row if it has no version;
 -- with what its class of model adds: launches of latent attention (MLA), and requests of mixtures of experts
-with numbered as (
-  -- versions compare as lists of numbers; a release candidate sorts before its release, which ends in 0
+with held as (
   select
+    deployments.deployment_id,
+    deployments.model,
+    deployments.gpu,
+    deployments.engine_version,
     host_overheads.*,
-    regexp_extract_all(replace(from_version, 'rc', '.-1.') || '.0', '-?[0-9]+')::bigint[] as first_numbers
-  from host_overheads
-),
-asked as (
-  select
-    deployment_id,
-    model,
-    gpu,
-    engine,
-    engine_version,
-    case when regexp_matches(engine_version, '[0-9]') then
-      regexp_extract_all(replace(split_part(engine_version, '+', 1), 'rc', '.-1.') || '.0', '-?[0-9]+')::bigint[]
-    end as numbers
-  from deployments
-),
-held as (
-  select
-    asked.deployment_id,
-    asked.model,
-    asked.gpu,
-    asked.engine_version,
-    numbered.*,
-    asked.numbers is null or numbered.first_numbers <= asked.numbers as holds
-  from asked join numbered using (engine)
+    holding_version(host_overheads.from_version, deployments.engine_version) as holding
+  from deployments join host_overheads using (engine)
 ),
 added as (
   select
@@ -70,4 +51,4 @@ join models using (model)
 join gpus using (gpu)
 left join added using (deployment_id)
 -- older than every row: the oldest
-qualify row_number() over (partition by deployment_id order by case when holds then first_numbers end desc nulls last, first_numbers) = 1
+qualify row_number() over (partition by deployment_id order by holding desc nulls last, version_numbers(from_version)) = 1

@@ -47,9 +47,12 @@ used as (
   select
     *,
     weights_bytes + activations_bytes + graphs_bytes as used_bytes,
-    -- a share of all memory, or of what is left free: then the rest counts as usable too
-    case when memory_fraction_of = 'memory' then memory_bytes * gpu_memory_utilization
-         else used_bytes + (memory_bytes - used_bytes) * case when used_bytes < memory_bytes then gpu_memory_utilization else 1 end end as usable_bytes
+    -- a share of all memory; of it for weights and cache, beside which activations and graphs take the rest; or of what is left free
+    case memory_fraction_of
+      when 'memory' then memory_bytes * gpu_memory_utilization
+      when 'weights_and_cache' then least(memory_bytes * gpu_memory_utilization + activations_bytes + graphs_bytes, memory_bytes)
+      else used_bytes + (memory_bytes - used_bytes) * case when used_bytes < memory_bytes then gpu_memory_utilization else 1 end
+    end as usable_bytes
   from split
 ),
 units as (
@@ -75,9 +78,9 @@ counted as (
   select
     *,
     case when unit_bytes > 0 then ceil(sequence_bytes / unit_bytes) else 1 end::bigint as sequence_units,
-    case when stated_tokens is not null then least(stated_tokens // block_size, 1e15) * (full_units + window_units)
-         when unit_bytes > 0 then greatest(floor(kv_bytes / unit_bytes), 0)
-         else greatest(floor(kv_bytes / greatest(sequence_bytes, 1)), 0) end::bigint as capacity_units
+    greatest(floor(kv_bytes / case when unit_bytes > 0 then unit_bytes else greatest(sequence_bytes, 1) end), 0)::bigint as memory_units,
+    case when stated_tokens is not null then (least(stated_tokens // block_size, 1e15) * (full_units + window_units))::bigint
+         else memory_units end as capacity_units
   from sized
 )
 select
@@ -94,6 +97,7 @@ select
   window_units::bigint as window_units,
   case when window_units > 0 then window_blocks else 0 end::bigint as window_blocks,
   sequence_units,
+  memory_units,
   capacity_units,
   capacity_units / greatest(
     full_units * ceil(max_model_len / block_size)

@@ -62,6 +62,8 @@ def test_what_is_written_is_read_again(tmp_path_factory, stated):
         row |= {"draft_acceptance_rate": 0.8, "speculative_method": "mtp"}
     if row["engine"] == "trtllm" and row.get("enforce_eager"):
         row.pop("max_cudagraph_capture_size", None)  # one field says both
+    if row["engine"] == "trtllm" and "max_num_seqs" in row:
+        row["max_num_seqs"] *= row["pp"]  # each stage has as many
     command = launch_command(row, MOE)
     assert command.unsaid == {}
     again = read_again(command, tmp_path_factory.mktemp("launch"))

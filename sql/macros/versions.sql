@@ -1,0 +1,10 @@
+-- Versions of engines as lists of numbers, which compare as such: a release candidate sorts before its release, which ends in 0
+
+-- null: no release, such as a nightly build
+create macro version_numbers(version) as
+  case when regexp_matches(version, '^v?[0-9]') then
+    regexp_extract_all(replace(split_part(version, '+', 1), 'rc', '.-1.') || '.0', '-?[0-9]+')::bigint[] end;
+-- the numbers of a row's first version where it holds for a version, which is the newest if it has no numbers; else null
+create macro holding_version(from_version, version) as
+  case when version_numbers(version) is null or version_numbers(from_version) <= version_numbers(version)
+       then version_numbers(from_version) end;
