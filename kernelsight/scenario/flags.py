@@ -75,6 +75,11 @@ DEPLOYMENT = (
         "Kubernetes manifest): stands for the flags below; flags beside it have precedence",
         metavar="LINE",
     ),
+    Flag(
+        "read_launch_files",
+        "yes",
+        "read the files of options that the launch line names, such as --config; without this flag none is read",
+    ),
     _of_deployment("model", help="catalogue name, Hugging Face identifier, or path to a config.json"),
     Flag(
         "model_like",
@@ -416,7 +421,8 @@ FLAGS = {
 # flag: column of ``deployments``
 DEPLOYMENT_FLAGS = {flag.name: flag.column for flag in FLAGS.values() if flag.column}
 # flags that come before a deployment: they say what others are
-SHORTHANDS = ("launch", "model_like", "max_position_embeddings")
+OF_LAUNCH = ("launch", "read_launch_files")
+SHORTHANDS = (*OF_LAUNCH, "model_like", "max_position_embeddings")
 # flags that define a second deployment: the draft model
 DRAFT_FLAGS = tuple(flag.name for flag in SPECULATION if not flag.column)
 # prefill-pool flag -> decode-pool flag it overrides

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kernelsight.errors import InvalidInput
 from kernelsight.read.command_options import Setting, read_options
 from kernelsight.read.commands import Command, read_commands
+from kernelsight.read.redaction import REDACTED
 from kernelsight.scenario.engine_options import UNKNOWN, Option, find_option, find_variable, options
 from kernelsight.scenario.flags import FLAGS, checked
 from kernelsight.scenario.launch_reading import Reading, Word
@@ -18,6 +19,10 @@ from kernelsight.scenario.launch_rules import RULES
 NEAR = 0.9
 # variables by which an engine serves longer sequences than the model's config says
 LONGER = ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
+FILE_NOT_HERE = (
+    "the file is not here: its settings are not known; state them beside the line, or give the file and "
+    "--read-launch-files"
+)
 ENGINE_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 
 
@@ -79,32 +84,34 @@ def _used(words: tuple[Word, ...]) -> str:
     return "; ".join(said) or "no option"
 
 
-def read_launch_line(text: str) -> LaunchLine:
-    """Return what a launch line of vLLM, SGLang or TensorRT-LLM says; ``text``: as for ``read_commands``.
+def read_launch_line(text: str, read_files: bool = False) -> LaunchLine:
+    """Return what a launch line of vLLM, SGLang or TensorRT-LLM says: a line or a script, or ``@FILE`` with one.
 
-    Two lines, one of prefill and one of decode replicas, become one disaggregated deployment. InvalidInput: it starts
-    no known server or several, an option has no value or one out of range.
+    Its secrets are redacted. ``read_files``: whether files of options that it names, such as ``--config``, are read. Two
+    lines, one of prefill and one of decode replicas, become one disaggregated deployment. InvalidInput: it starts no
+    known server or several, an option has no value or one out of range, or names a file that is here and not read.
     """
     commands = read_commands(text)
     if len(commands) == 1:
-        return _read(commands[0])
+        return _read(commands[0], read_files)
     roles = {_role(command): command for command in commands}
     if len(commands) == 2 and set(roles) == {"prefill", "decode"}:
-        return _disaggregated(_read(roles["prefill"]), roles["prefill"], _read(roles["decode"]), roles["decode"])
+        prefill, decode = (_read(roles[name], read_files) for name in ("prefill", "decode"))
+        return _disaggregated(prefill, roles["prefill"], decode, roles["decode"])
     raise InvalidInput(
         f"the launch text starts {len(commands)} servers; give one, or the prefill and the decode replicas of one "
         "disaggregated deployment."
     )
 
 
-def _read(command: Command) -> LaunchLine:
+def _read(command: Command, read_files: bool) -> LaunchLine:
     reading = Reading(command.engine)
 
     def takes(name: str) -> str | None:
         option = find_option(command.engine, name)
         return option.takes if option else None
 
-    for setting in read_options(command.words, takes, command.folder):
+    for setting in read_options(command.words, takes, command.folder, read_files):
         _apply(reading, setting)
     # attention replicas divide what other options state
     for option, setting, value in sorted(reading.pending, key=lambda one: one[0].rule == "attention_dp"):
@@ -117,7 +124,7 @@ def _read(command: Command) -> LaunchLine:
         _use_selector(reading, selector)
     for name, value in command.environment.items():
         option = find_variable(command.engine, name)
-        setting = Setting(name, value, f"{name}={'…' if 'TOKEN' in name or 'KEY' in name else value}")
+        setting = Setting(name, value, f"{name}={value}")
         if name in LONGER and value.lower() in ("1", "true") and "max_model_len" in reading.flags:
             reading.use(setting, "max_position_embeddings", reading.flags["max_model_len"], "as far as is asked")
             continue
@@ -149,7 +156,7 @@ def _apply(reading: Reading, setting: Setting) -> None:
         _refuse_typing_error(reading.engine, setting)
         reading.ignore(setting, "unknown", UNKNOWN)
     elif option.takes == "file":
-        reading.ignore(setting, "not_modelled", "the file is not here: its settings are not known; give it beside")
+        reading.ignore(setting, "not_modelled", FILE_NOT_HERE)
     elif option.effect:
         reading.ignore(setting, option.effect, option.reason)
     elif option.flag is None:
@@ -159,8 +166,12 @@ def _apply(reading: Reading, setting: Setting) -> None:
         if option.takes in ("none", "optional") and setting.value == "false" and option.value is None:
             value = "false"
         if not understood:
-            reading.ignore(
-                setting, "not_modelled", f"{setting.value} is not predicted; understood are {_known(option)}"
+            what = "its value" if setting.of_file else setting.value
+            reading.ignore(setting, "not_modelled", f"{what} is not predicted; understood are {_known(option)}")
+        elif setting.value == REDACTED:
+            raise InvalidInput(
+                f"the value of {setting.name} in the launch line is redacted: it, or the variable that it comes from, "
+                "bears the name of a secret or holds a password; write a plain value."
             )
         elif "$" in setting.value:
             raise InvalidInput(f"{setting.words} of the launch line has a variable without a value; put it in.")
@@ -224,21 +235,25 @@ def _states_role(word: Word) -> bool:
     return word.words.startswith(("--disaggregation-mode", "--kv-transfer-config", "--server_role"))
 
 
-def with_launch_line(flags: Mapping[str, Any], known: dict[str, LaunchLine] | None = None) -> dict[str, Any]:
+def with_launch_line(flags: Mapping[str, Any], known: dict[tuple[str, bool], LaunchLine] | None = None) -> dict[str, Any]:
     """Return flags in which those of the flag ``launch`` are filled in; flags beside it have precedence.
 
-    ``known``: lines read before, by their text, which this fills.
+    ``read_launch_files`` goes with it: whether files that the line names are read.
+
+    ``known``: lines read before, by their text and ``read_launch_files``, which this fills.
 
     >>> with_launch_line({"launch": "vllm serve Qwen/Qwen3-8B -tp 2", "tensor_parallel_size": 1, "gpu": "l4"})
     {'engine': 'vllm', 'model': 'Qwen/Qwen3-8B', 'tensor_parallel_size': 1, 'gpu': 'l4'}
     """
-    if flags.get("launch") is None:
-        return {name: value for name, value in flags.items() if name != "launch"}
-    text = checked("launch", flags["launch"])
+    own = {name: value for name, value in flags.items() if name not in ("launch", "read_launch_files")}
+    text, read_files = flags.get("launch"), checked("read_launch_files", flags.get("read_launch_files") or False)
+    if text is None:
+        if read_files:
+            raise InvalidInput("read_launch_files needs launch, the line that names the files; give both, or neither.")
+        return own
     if not isinstance(text, str):
-        raise InvalidInput(f"launch is {text!r}; give a launch line as text, or @FILE.")
+        raise InvalidInput(f"launch is of type {type(text).__name__}; give a launch line as text, or @FILE.")
     lines = {} if known is None else known
-    if text not in lines:
-        lines[text] = read_launch_line(text)
-    beside = {name: value for name, value in flags.items() if name != "launch" and value is not None}
-    return lines[text].flags | beside
+    if (text, read_files) not in lines:
+        lines[text, read_files] = read_launch_line(text, read_files)
+    return lines[text, read_files].flags | {name: value for name, value in own.items() if value is not None}

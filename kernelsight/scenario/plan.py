@@ -45,7 +45,7 @@ AUTO_DTYPES = {
 def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return flags by their full names without unset ones; UnknownName for a flag that does not exist."""
     named = {ALIASES.get(name, name): value for name, value in flags.items() if value is not None}
-    if "launch" in named:
+    if "launch" in named or "read_launch_files" in named:
         from kernelsight.scenario.launch_lines import with_launch_line
 
         named = with_launch_line(named)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # what every row says, however it is left to the engine
 ALWAYS = ("gpu", "tensor_parallel_size")
-BESIDE = ("model", "launch", "model_like", "max_position_embeddings")
+BESIDE = ("model", "launch", "read_launch_files", "model_like", "max_position_embeddings")
 SHOWN = (
     *(
         "rate",

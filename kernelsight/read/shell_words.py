@@ -1,0 +1,50 @@
+"""Shell text as the words of its commands, and back."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+
+from kernelsight.errors import InvalidInput
+
+_COMMENT = re.compile(r"(^|\s)#(\s|!|$).*")
+_STREAM = re.compile(r"(?<=\s)\d(?=>)")  # the 2 of 2>&1
+
+
+def split_commands(text: str) -> Iterator[list[str]]:
+    """Yield the simple commands of a shell text as words, redirections left out; InvalidInput: an open quotation.
+
+    >>> list(split_commands("A=1 vllm serve 'm n' 2>&1 | tee log"))
+    [['A=1', 'vllm', 'serve', 'm n'], ['tee', 'log']]
+    """
+    lines = text.replace("\r\n", "\n").replace("\\\n", " ").split("\n")
+    lexer = shlex.shlex(
+        "\n".join(_STREAM.sub("", _COMMENT.sub("", line)) for line in lines), posix=True, punctuation_chars=";&|<>\n"
+    )
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    words: list[str] = []
+    skip = False
+    try:
+        for word in lexer:
+            if word and set(word) <= set(";&|<>\n"):
+                skip = bool(set(word) & set("<>"))
+                if not skip:
+                    yield words
+                    words = []
+            elif skip:
+                skip = False
+            else:
+                words.append(word)
+    except ValueError as error:  # no closing quotation, or nothing after the last backslash
+        raise InvalidInput(f"the launch line cannot be split into words: {str(error).lower()}; close it.") from None
+    yield words
+
+
+def join_commands(commands: Iterable[Sequence[str]]) -> str:
+    """Return commands as one line of shell text, which splits into the same words.
+
+    >>> join_commands([["A=1"], ["vllm", "serve", "m n"]])
+    "A=1; vllm serve 'm n'"
+    """
+    return "; ".join(shlex.join(words) for words in commands if words)
