@@ -117,8 +117,8 @@ def _of_file(name: str, value: str, word: str, folder: Path, takes: Takes, read_
         return
     if not read_files:
         raise InvalidInput(
-            f"{name} of the launch line names the file {value}, which is not read without --read-launch-files; add that "
-            f"flag, or take {name} out of the line."
+            f"{name} of the launch line names the file {value}, which is not read without --read-launch-files; add "
+            f"that flag, or take {name} out of the line."
         )
     import yaml
 

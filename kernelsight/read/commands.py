@@ -44,7 +44,8 @@ class Command(NamedTuple):
     """A command that starts a server: its engine, the words after the program, and what stands around them.
 
     ``around``: words that are no option of the engine, each with why it is ignored; ``folder``: where its files are;
-    ``selectors``: values that the nodes of a manifest must have, among them names of GPUs or instances.
+    ``selectors``: values that the nodes of a manifest must have, among them names of GPUs or instances; ``replicas``:
+    as a manifest states them, which may be a variable.
     """
 
     engine: str
@@ -53,7 +54,7 @@ class Command(NamedTuple):
     version: str | None = None
     around: tuple[tuple[str, str], ...] = ()
     selectors: tuple[str, ...] = ()
-    replicas: int | None = None
+    replicas: int | str | None = None
     folder: Path = Path()
 
 
@@ -227,7 +228,7 @@ def _containers(node: Any, outer: Mapping[str, Any]) -> Iterator[Command]:
     if not isinstance(node, Mapping):
         return
     facts = dict(outer)
-    if isinstance(node.get("replicas"), int):
+    if isinstance(node.get("replicas"), int | str):
         facts["replicas"] = node["replicas"]
     if isinstance(node.get("nodeSelector"), Mapping):
         facts["selectors"] = [str(value) for value in node["nodeSelector"].values()]
@@ -246,8 +247,10 @@ def _container(node: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Co
     limits = ((node.get("resources") or {}).get("limits") or {}) if isinstance(node.get("resources"), Mapping) else {}
     for name, number in limits.items():
         around.append((f"{name}: {number}", "the number of GPUs follows from the parallel sizes"))
+    deploy = node["deploy"] if isinstance(node.get("deploy"), Mapping) else {}  # of Compose, as scale is
+    replicas = deploy.get("replicas", node.get("scale", facts.get("replicas")))
     for command in _of_container(node["image"], words, environment, around):
-        yield command._replace(replicas=facts.get("replicas"), selectors=tuple(facts.get("selectors", ())))
+        yield command._replace(replicas=replicas, selectors=tuple(facts.get("selectors", ())))
 
 
 def _as_words(value: Any) -> list[str]:

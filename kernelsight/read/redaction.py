@@ -131,8 +131,8 @@ def _is_option(word: str) -> bool:
 def redacted_tree(value: Any, secret: bool = False) -> Any:
     """Return a JSON or YAML value without its secrets; ``secret``: what stands in it is one.
 
-    >>> redacted_tree({"password": "x", "num_key_value_heads": 8, "url": "http://u:p@h/", "args": ["--hf-token", "y"]})
-    {'password': '<redacted>', 'num_key_value_heads': 8, 'url': 'http://<redacted>@h/', 'args': ['--hf-token=<redacted>']}
+    >>> redacted_tree({"password": "x", "num_key_value_heads": 8, "args": ["--hf-token", "y"]})
+    {'password': '<redacted>', 'num_key_value_heads': 8, 'args': ['--hf-token=<redacted>']}
     """
     if isinstance(value, Mapping):
         variable = value.get("name") if "value" in value else None  # as Kubernetes writes an environment

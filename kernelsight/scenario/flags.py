@@ -246,7 +246,8 @@ SPECULATION = (
     _of_deployment(
         "draft_acceptance_rate",
         "share_or_none",
-        "probability that a draft token is accepted, given that all earlier ones were",
+        "probability that a draft token is accepted, given that all earlier ones were (default: that of the method in "
+        "the table draft_acceptance_rates)",
         "SHARE",
     ),
     _of_deployment(
@@ -366,6 +367,14 @@ LENGTHS = (
     Flag("num_prefixes", "whole", "number of distinct prefixes (default: 1)", "N"),
 )
 ROUTER = (
+    Flag(
+        "replicas",
+        "whole",
+        "copies of the deployment, each with GPUs of its own (default: 1); prefill and decode replicas of P/D "
+        "disaggregation have flags of their own",
+        "N",
+        most=LARGEST_PARALLEL_SIZE,
+    ),
     Flag(
         "router",
         "word",

@@ -87,24 +87,24 @@ def _used(words: tuple[Word, ...]) -> str:
 def read_launch_line(text: str, read_files: bool = False) -> LaunchLine:
     """Return what a launch line of vLLM, SGLang or TensorRT-LLM says: a line or a script, or ``@FILE`` with one.
 
-    Its secrets are redacted. ``read_files``: whether files of options that it names, such as ``--config``, are read. Two
-    lines, one of prefill and one of decode replicas, become one disaggregated deployment. InvalidInput: it starts no
-    known server or several, an option has no value or one out of range, or names a file that is here and not read.
+    Its secrets are redacted. ``read_files``: whether files of options that it names, such as ``--config``, are read.
+    Two lines, one of prefill and one of decode replicas, become one disaggregated deployment. InvalidInput: it starts
+    no known server or several, an option has no value or one out of range, or names a file that is here and not read.
     """
     commands = read_commands(text)
     if len(commands) == 1:
-        return _read(commands[0], read_files)
+        return _read(commands[0], read_files, "replicas")
     roles = {_role(command): command for command in commands}
     if len(commands) == 2 and set(roles) == {"prefill", "decode"}:
-        prefill, decode = (_read(roles[name], read_files) for name in ("prefill", "decode"))
-        return _disaggregated(prefill, roles["prefill"], decode, roles["decode"])
+        return _disaggregated(*(_read(roles[name], read_files, f"{name}_replicas") for name in ("prefill", "decode")))
     raise InvalidInput(
         f"the launch text starts {len(commands)} servers; give one, or the prefill and the decode replicas of one "
         "disaggregated deployment."
     )
 
 
-def _read(command: Command, read_files: bool) -> LaunchLine:
+def _read(command: Command, read_files: bool, replicas: str) -> LaunchLine:
+    """Return what a command says; ``replicas``: the flag that a manifest's number of replicas sets."""
     reading = Reading(command.engine)
 
     def takes(name: str) -> str | None:
@@ -122,6 +122,8 @@ def _read(command: Command, read_files: bool) -> LaunchLine:
         )
     for selector in command.selectors:
         _use_selector(reading, selector)
+    if command.replicas is not None:
+        _use_replicas(reading, command, replicas)
     for name, value in command.environment.items():
         option = find_variable(command.engine, name)
         setting = Setting(name, value, f"{name}={value}")
@@ -198,6 +200,23 @@ def _use_selector(reading: Reading, selector: str) -> None:
         reading.use(setting, "gpu", found.gpu, found.assumed)
 
 
+def _use_replicas(reading: Reading, command: Command, flag: str) -> None:
+    """Take the number of replicas; the pods of a server on several nodes are one replica."""
+    stated = command.replicas
+    setting = Setting("replicas", str(stated), f"replicas: {stated}")
+    words = " ".join(command.words).replace("=", " ").split()
+    nodes = words[words.index("--nnodes") + 1] if "--nnodes" in words[:-1] else "1"
+    number = int(stated) if str(stated).isdecimal() else 0
+    if not number or not nodes.isdecimal() or number % (int(nodes) or 1):
+        reading.ignore(
+            setting, "not_modelled", "no number of servers: one is predicted; state --replicas beside the line"
+        )
+    elif int(nodes) > 1:
+        reading.use(setting, flag, number // int(nodes), f"each server has {nodes} of them as its nodes")
+    else:
+        reading.use(setting, flag, number, "requests go to them in turn, unless --router is stated")
+
+
 def _role(command: Command) -> str | None:
     """Return prefill or decode, as a command's disaggregation options say, or None."""
     text = " ".join(command.words).lower()
@@ -209,16 +228,18 @@ def _role(command: Command) -> str | None:
     return next((role for role, signs in roles.items() if any(sign in text for sign in signs)), None)
 
 
-def _disaggregated(prefill: LaunchLine, first: Command, decode: LaunchLine, second: Command) -> LaunchLine:
+def _disaggregated(prefill: LaunchLine, decode: LaunchLine) -> LaunchLine:
     """Return one line of two: the decode replicas' flags, and those of the prefill replicas that differ."""
     if prefill.engine != decode.engine:
         raise InvalidInput("the prefill and the decode replicas of the launch text are of different engines; give one.")
-    flags = dict(decode.flags) | {"prefill_replicas": first.replicas or 1, "decode_replicas": second.replicas or 1}
+    flags = dict(decode.flags)
+    for name, line in (("prefill_replicas", prefill), ("decode_replicas", decode)):
+        flags[name] = line.flags.get(name, 1)
     words = [word._replace(words=f"decode: {word.words}") for word in decode.words if not _states_role(word)]
     for word in prefill.words:
         own = f"prefill_{word.flag}"
         said = word._replace(words=f"prefill: {word.words}")
-        if word.effect != "used" or word.flag in ("engine", "model"):
+        if word.effect != "used" or word.flag in ("engine", "model", "prefill_replicas"):
             words += [] if _states_role(word) else [said]
         elif own in FLAGS:
             flags[own] = word.value
@@ -235,7 +256,9 @@ def _states_role(word: Word) -> bool:
     return word.words.startswith(("--disaggregation-mode", "--kv-transfer-config", "--server_role"))
 
 
-def with_launch_line(flags: Mapping[str, Any], known: dict[tuple[str, bool], LaunchLine] | None = None) -> dict[str, Any]:
+def with_launch_line(
+    flags: Mapping[str, Any], known: dict[tuple[str, bool], LaunchLine] | None = None
+) -> dict[str, Any]:
     """Return flags in which those of the flag ``launch`` are filled in; flags beside it have precedence.
 
     ``read_launch_files`` goes with it: whether files that the line names are read.

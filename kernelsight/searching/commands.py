@@ -44,7 +44,9 @@ def split_words(command: str, flag: str, example: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise InvalidInput(f"{flag} {redacted_text(command)!r} cannot be split into words: {str(error).lower()}.") from None
+        raise InvalidInput(
+            f"{flag} {redacted_text(command)!r} cannot be split into words: {str(error).lower()}."
+        ) from None
     if not words:
         raise InvalidInput(f"{flag} is empty; give {example}.")
     return words

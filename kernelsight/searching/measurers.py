@@ -101,8 +101,8 @@ def check_parameters(command: str) -> None:
     """Raise InvalidInput for a command without a parameter: it would be the same for every candidate."""
     if not any(PLACEHOLDER.search(word) for word in words_of(command)):
         raise InvalidInput(
-            f"--measure {redacted_text(command)!r} names no parameter, so that every candidate would run the same command; put "
-            "{parameters} or the {name} of a parameter into it."
+            f"--measure {redacted_text(command)!r} names no parameter, so that every candidate would run the same "
+            "command; put {parameters} or the {name} of a parameter into it."
         )
 
 

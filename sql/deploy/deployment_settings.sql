@@ -35,6 +35,13 @@ limits as (
   select deployment_id, any_value(columns(* exclude (deployment_id, level)) order by level)
   from (select 0 as level, * from deployments union all by name select 1 as level, * from preset)
   group by deployment_id
+),
+-- where draft tokens come from; null: there are none
+proposing as (
+  select
+    deployment_id,
+    case when num_speculative_tokens > 0 then coalesce(speculative_method, case when draft_deployment_id is null then 'ngram' else 'draft_model' end) end as method
+  from limits
 )
 select
   limits.* exclude (engine_version, quantization, enforce_eager, max_cudagraph_capture_size, min_memory_bytes, excludes, assumed, source) replace (
@@ -58,8 +65,8 @@ select
       else limits.capacity_policy
     end as capacity_policy,
     coalesce(limits.num_speculative_tokens, 0) as num_speculative_tokens,
-    coalesce(limits.draft_acceptance_rate, 0) as draft_acceptance_rate,
-    case when limits.num_speculative_tokens > 0 then coalesce(limits.speculative_method, case when limits.draft_deployment_id is null then 'ngram' else 'draft_model' end) end as speculative_method,
+    case when limits.num_speculative_tokens > 0 then coalesce(limits.draft_acceptance_rate, usual.acceptance_rate) else 0 end as draft_acceptance_rate,
+    proposing.method as speculative_method,
     case when limits.num_speculative_tokens > 0 then limits.draft_deployment_id end as draft_deployment_id,
     -- vLLM schedules a step ahead by default from version 0.14 on
     case when deployments.async_scheduling is null and releases.vllm < [0, 14] then false else limits.async_scheduling end as async_scheduling,
@@ -82,4 +89,6 @@ from limits
 join deployments using (deployment_id)
 join formats using (deployment_id)
 join releases using (deployment_id)
+join proposing using (deployment_id)
 join models on models.model = limits.model
+left join draft_acceptance_rates as usual on usual.method = proposing.method
