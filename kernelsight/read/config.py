@@ -277,7 +277,7 @@ def _identifiers() -> dict[str, str]:
 
 
 def served_name(asked: str, identifier: str | None = None) -> str:
-    """Return the name by which an engine serves the model that was asked for: an identifier or a folder stays.
+    """Return the name by which an engine serves a model as a user named it: an identifier or a folder stays.
 
     A catalogue name becomes its identifier, tuned for instructions where the name says so. ``identifier``: of the
     model's row, where it is known.

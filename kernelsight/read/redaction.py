@@ -157,7 +157,7 @@ def redacted_text(text: str, depth: int = 0) -> str:
     >>> redacted_text("http://me:x@host/?api_key=y&n=2"), redacted_text("Authorization: Bearer x")
     ('http://<redacted>@host/?api_key=<redacted>&n=2', 'Authorization: <redacted>')
     >>> redacted_text("vllm serve m --hf-token x"), redacted_text('{"token": "x"}')
-    ("vllm serve m '--hf-token=<redacted>'", '{"token": "<redacted>"}')
+    ("vllm serve m --hf-token='<redacted>'", '{"token": "<redacted>"}')
     """
     if not _MARK.search(text):
         return text

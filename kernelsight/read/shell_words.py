@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from kernelsight.errors import InvalidInput
 
 _COMMENT = re.compile(r"(^|\s)#(\s|!|$).*")
+_NAMED = re.compile(r"(--?[A-Za-z][\w.+-]*|[A-Za-z_]\w*)=")  # of a variable or an option, before its value
 _STREAM = re.compile(r"(?<=\s)\d(?=>)")  # the 2 of 2>&1
 
 
@@ -44,7 +45,13 @@ def split_commands(text: str) -> Iterator[list[str]]:
 def join_commands(commands: Iterable[Sequence[str]]) -> str:
     """Return commands as one line of shell text, which splits into the same words.
 
-    >>> join_commands([["A=1"], ["vllm", "serve", "m n"]])
-    "A=1; vllm serve 'm n'"
+    >>> join_commands([["A=x y"], ["vllm", "serve", "m n"]])
+    "A='x y'; vllm serve 'm n'"
     """
-    return "; ".join(shlex.join(words) for words in commands if words)
+    return "; ".join(" ".join(map(_quoted, words)) for words in commands if words)
+
+
+def _quoted(word: str) -> str:
+    named = _NAMED.match(word)
+    end = named.end() if named else 0
+    return word[:end] + shlex.quote(word[end:])

@@ -52,7 +52,7 @@ def launch_command(
 ) -> LaunchCommand:
     """Return the command that launches a row of ``deployments``, or flags; ``model``: its row of ``models``.
 
-    ``speculative_model``: the draft model's name; ``asked``: the model as it was asked for, where the row has its name
+    ``speculative_model``: the draft model's name; ``asked``: the model as a user named it, where the row has its name
     in the catalogue. A setting that is the engine's default is left out.
 
     >>> launch_command({"model": "qwen3-32b", "engine": "vllm", "tp": 4, "max_num_seqs": 128}).line

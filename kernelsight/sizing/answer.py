@@ -118,7 +118,7 @@ class Sizing:
 def answer_of(
     search: SizeSearch, ranked: Sequence[Sized], objectives: Sequence[Objective], rate: float, model: str
 ) -> dict[str, Any]:
-    """Return the answer of a search as a dict; see ``Sizing``. ``model``: as it was asked for."""
+    """Return the answer of a search as a dict; see ``Sizing``. ``model``: as the user named it."""
     evidence = evidence_of(zip(search.forks, search.plans, strict=True), ranked, search.sure, objectives)
     rows = [
         row_of(

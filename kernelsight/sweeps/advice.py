@@ -34,8 +34,8 @@ def advice(session: Session, flags: Mapping[str, Any]) -> pa.Table:
     (before,) = session.table("scenario_summary").to_pylist()
     settings = {row["deployment_id"]: row for row in session.table("deployment_settings").to_pylist()}
     own = settings[before["deployment_id"]]
-    (scenario,) = session.table("scenarios").to_pylist()
-    changes = [*alternatives(own, flags), *_replicas(own, scenario)]
+    (planned,) = session.table("scenarios").to_pylist()
+    changes = [*alternatives(own, flags), *_replicas(own, planned)]
     with session.fork() as fork:
         plan = plan_rows(fork, [{**flags, **change} for _, change in changes], on_fault="collect", origin="")
         named = [
@@ -56,7 +56,7 @@ def advice(session: Session, flags: Mapping[str, Any]) -> pa.Table:
         # fewer GPUs serve an open loop at a higher rate a GPU, and longer: no help
         if e2e < LEAST_GAIN and (throughput < LEAST_GAIN or e2e < -LEAST_GAIN):
             continue
-        stated = own.get(COLUMNS.get(setting, setting), scenario.get(setting) or 1)
+        stated = own.get(COLUMNS.get(setting, setting), planned.get(setting) or 1)
         if setting == "enforce_eager":
             stated = own["graph_max_tokens"] == 0
         rows.append(
