@@ -8,17 +8,26 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kernelsight.errors import InvalidInput
 
+# of a text; an argument of a Linux command has 131,072 bytes at most (execve(2): MAX_ARG_STRLEN)
+MOST_CHARACTERS = 2**18
 _COMMENT = re.compile(r"(^|\s)#(\s|!|$).*")
 _NAMED = re.compile(r"(--?[A-Za-z][\w.+-]*|[A-Za-z_]\w*)=")  # of a variable or an option, before its value
 _STREAM = re.compile(r"(?<=\s)\d(?=>)")  # the 2 of 2>&1
 
 
 def split_commands(text: str) -> Iterator[list[str]]:
-    """Yield the simple commands of a shell text as words, redirections left out; InvalidInput: an open quotation.
+    """Yield the simple commands of a shell text as words, redirections left out.
+
+    InvalidInput: a quotation is not closed, or the text is too long.
 
     >>> list(split_commands("A=1 vllm serve 'm n' 2>&1 | tee log"))
     [['A=1', 'vllm', 'serve', 'm n'], ['tee', 'log']]
     """
+    if len(text) > MOST_CHARACTERS:
+        raise InvalidInput(
+            f"the launch line has {len(text):,} characters; give the command of the server alone, {MOST_CHARACTERS:,} "
+            "at most."
+        )
     lines = text.replace("\r\n", "\n").replace("\\\n", " ").split("\n")
     lexer = shlex.shlex(
         "\n".join(_STREAM.sub("", _COMMENT.sub("", line)) for line in lines), posix=True, punctuation_chars=";&|<>\n"

@@ -148,6 +148,10 @@ def test_shells_within_shells_are_bounded():
     assert SECRET not in str(redacted_words(["--launch", nested(deep, 4)]))
     with pytest.raises(InvalidInput, match=f"shells within shells, more than {MOST_NESTED} deep"):
         read_launch_line(nested(SERVE, MOST_NESTED + 1))
+    # every shell makes the text three times as long
+    with pytest.raises(InvalidInput, match="characters; give the command of the server alone"):
+        read_launch_line(nested(SERVE, 12))
+    assert redacted_text(nested(f"{SERVE} --api-key {SECRET}", 12)) == REDACTED
 
 
 @pytest.mark.parametrize("words", [["a b", "c'd", 'e"f', "$X", "<redacted>", "", "x=y z"], ["A=1", "b\nc"]])

@@ -140,3 +140,41 @@ def test_settings_of_a_log_hold_no_secret():
     stated = {"api_key": SECRET, "hf-token": SECRET, "otlp_traces_endpoint": f"http://u:{SECRET}@h", "max_num_seqs": 8}
     found = flat_settings(stated, "server_info")
     assert set(found) == {"otlp_traces_endpoint", "max_num_seqs"} and SECRET not in str(found)
+
+
+MANIFEST = f"""
+apiVersion: apps/v1
+kind: Deployment
+spec:
+  template:
+    spec:
+      containers:
+        - image: vllm/vllm-openai:v0.11.0
+          command: ["vllm", "serve", "Qwen/Qwen3-8B"]
+          args: ["--api-key", "{SECRET}", "--otlp-traces-endpoint", "http://$(USER):$(PASS)@h/", "--x=$(B_TOKEN)"]
+          envFrom: [{{secretRef: {{name: keys}}}}]
+          env:
+            - {{name: USER, value: me}}
+            - {{name: PASS, value: {SECRET}}}
+            - {{name: A_SECRET, value: {SECRET}}}
+            - {{name: DSN, value: "postgres://me:{SECRET}@db/x"}}
+            - {{name: B_TOKEN, valueFrom: {{secretKeyRef: {{name: keys, key: b}}}}}}
+"""
+COMPOSE = f"""
+services:
+  llm:
+    image: user:{SECRET}@registry/vllm/vllm-openai:v0.11.0
+    command: sh -c "API_KEY={SECRET} vllm serve Qwen/Qwen3-8B --api-key {SECRET}"
+    environment: [ADMIN_PASSWORD={SECRET}, "URL=http://me:{SECRET}@h"]
+"""
+
+
+@pytest.mark.parametrize("text", [MANIFEST, COMPOSE])
+def test_a_manifest_shows_no_secret(as_command, tmp_path, text):
+    (tmp_path / "own.yaml").write_text(text)
+    line = ks.read_launch_line(text)
+    assert line.flags["model"] == "Qwen/Qwen3-8B" and REDACTED in str(line)
+    words = ("predict", "--gpu", "h100_sxm", "--phase", "decode", "--context-len", 9, "--format", "json")
+    for given in (f"@{tmp_path}/own.yaml", text):
+        answer = as_command(*words, "--launch", given)
+        assert answer.status == 0 and SECRET not in answer.out + answer.err
