@@ -19,13 +19,14 @@ SHAPE = ("layer_count", "hidden", "heads", "kv_heads", "vocab", "intermediate")
 
 
 def stated_settings(session: Session, flags: Mapping[str, Any], no_load: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of ``deployment_settings`` of flags."""
+    """Return the row of ``deployment_settings`` of flags, and how many replicas they state."""
     with session.fork() as fork:
         plan = plan_rows(fork, [{**no_load, **flags}], origin="")
         give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
         name = plan.planned[0]["deployment_id"]
         rows = fork.table("deployment_settings").to_pylist()
-        return next(row for row in rows if row["deployment_id"] == name)
+        own = next(row for row in rows if row["deployment_id"] == name)
+        return {**own, "replicas": plan.planned[0].get("replicas") or 1}
 
 
 def with_stated(found: pa.Table, settings: Mapping[str, Any], flags: Mapping[str, Any]) -> pa.Table:
@@ -67,7 +68,7 @@ def contradictions(
     windows = tables.get("production_windows")
     if windows is not None and windows.num_rows:
         running = max((value for value in windows["running"].to_pylist() if value is not None), default=0)
-        if running > settings["max_num_seqs"] * settings["dp"]:
+        if running > settings["max_num_seqs"] * settings["dp"] * settings["replicas"]:
             add("max_num_seqs", settings["max_num_seqs"], f"at least {running:.0f}: that many requests ran at once")
     for row in tables["production_settings"].to_pylist():
         value = settings.get(_column(row["setting"]) or "")

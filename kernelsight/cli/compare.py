@@ -122,14 +122,15 @@ def _stated(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     from kernelsight.cli.options import add_flags
+    from kernelsight.read.redaction import redacted_words
     from kernelsight.scenario.flags import LENGTHS, LOAD, LOAD_FLAGS
 
     reader = argparse.ArgumentParser(prog="--stated", add_help=False, exit_on_error=False)
     add_flags(reader, (*LOAD, *LENGTHS))
     try:
-        stated, strange = reader.parse_known_args(shlex.split(text))
+        stated, strange = reader.parse_known_args(redacted_words(shlex.split(text)))
     except (argparse.ArgumentError, ValueError) as error:
-        raise InvalidInput(f"--stated {text!r} cannot be read: {error}.") from None
+        raise InvalidInput(f"--stated cannot be read: {error}.") from None
     if strange:
         raise InvalidInput(f"--stated has {strange[0]!r}, which is no flag of a load; `simulate --help` lists them.")
     return {name: value for name in LOAD_FLAGS if (value := getattr(stated, name, None)) is not None}

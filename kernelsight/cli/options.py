@@ -59,7 +59,7 @@ def launch_line(arguments: Any, stated: Mapping[str, Any]) -> LaunchLine | None:
     from kernelsight.report.output import note
     from kernelsight.scenario.launch_lines import read_launch_line
 
-    line = read_launch_line(arguments.launch).overridden_by(stated)
+    line = read_launch_line(arguments.launch, bool(arguments.read_launch_files)).overridden_by(stated)
     for text in line.notes():
         note(text)
     return line

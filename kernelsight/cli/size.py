@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from kernelsight.session import Session
     from kernelsight.sizing.answer import Sizing
 
-# the load's flags, but for those that set its rate
-VARIED = frozenset("trace request_rate max_concurrency ramp_up_strategy ramp_up_start_rps ramp_up_end_rps".split())
+# flags of the load and the router that the search sets
+VARIED = frozenset(
+    "replicas trace request_rate max_concurrency ramp_up_strategy ramp_up_start_rps ramp_up_end_rps".split()
+)
 MOST_SHOWN = 20
 # flags that a row may leave to the engine
 LIMITS_OF_ENGINE = tuple(flag.name for group in (flags.DEPLOYMENT, flags.LIMITS, flags.POLICIES) for flag in group)
@@ -83,7 +85,10 @@ def declare(verb: argparse.ArgumentParser) -> None:
     load = verb.add_argument_group("workload")
     add_flags(load, tuple(flag for flag in flags.LOAD if flag.name not in VARIED))
     add_flags(verb.add_argument_group("lengths"), flags.LENGTHS)
-    add_flags(verb.add_argument_group("router (in front of data-parallel replicas)"), flags.ROUTER)
+    add_flags(
+        verb.add_argument_group("router (in front of data-parallel replicas)"),
+        tuple(flag for flag in flags.ROUTER if flag.name not in VARIED),
+    )
     add_output(verb, "also write the rows: .parquet, .csv, .json, .duckdb")
 
 
@@ -95,8 +100,9 @@ def run(arguments: Any) -> None:
     slo = parse_slo(arguments.slo)
     stated = deployment_flags(arguments)
     stated |= {name: value for name in LOAD_FLAGS if (value := getattr(arguments, name, None)) is not None}
-    if launch_line(arguments, stated):
-        stated["launch"] = arguments.launch
+    line = launch_line(arguments, stated)
+    if line and "replicas" in line.flags:
+        note("launch line: its number of replicas is not used, since the answer says how many instances are needed")
     names, files = _gpus(arguments.gpus)
     arguments.gpus = None  # here a list of names; the files among them are read below
     with open_session(arguments) as session:

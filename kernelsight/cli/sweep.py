@@ -23,7 +23,7 @@ from kernelsight.cli.sweep_page import print_sweep
 from kernelsight.dataflow.durable import locked
 from kernelsight.errors import InvalidInput
 from kernelsight.report.output import check_ending, note, write_table
-from kernelsight.scenario.flags import DEPLOYMENT
+from kernelsight.scenario.flags import FLAGS, OF_LAUNCH
 from kernelsight.scenario.grid import read_grid
 from kernelsight.scenario.objectives import parse_objectives, parse_slo
 from kernelsight.scenario.plan import gpu_assumptions
@@ -44,7 +44,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
         help="JSON file of axes (flags of simulate with underscores, each a scalar or a list), Parquet or CSV file of "
         "scenarios, or a SQL query; the column price_per_gpu_hour is optional",
     )
-    add_flags(verb, DEPLOYMENT[:1])
+    add_flags(verb, tuple(FLAGS[name] for name in OF_LAUNCH))
     add_kernel_model(verb)
     add_no_files(verb)
     add_correction(verb)
@@ -90,8 +90,9 @@ def run(arguments: Any) -> None:
     with locked(target) if target else contextlib.nullcontext(), open_session(arguments) as session:
         session.progress = None
         rows = read_grid(session, arguments.grid)
-        if launch_line(arguments, {}):
-            rows = [{"launch": arguments.launch, **row} for row in rows]
+        launch_line(arguments, {})
+        base = {name: value for name in OF_LAUNCH if (value := getattr(arguments, name)) is not None}
+        rows = [{**base, **row} for row in rows]
         for sentence in dict.fromkeys(text for row in rows for text in gpu_assumptions(session, row)):
             note(sentence)
         if arguments.prices:

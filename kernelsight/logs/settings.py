@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-SECRET = re.compile(r"api_?keys?$|password|secret|credential|(^|_)token$|ssl|certfile|keyfile", re.IGNORECASE)
+from kernelsight.read.redaction import names_secret, redacted_text
+
 LONGEST_VALUE = 200
 _ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
 
@@ -21,8 +22,8 @@ def flat_settings(values: Mapping[str, Any], where: str) -> dict[str, tuple[str,
     found = {}
     for name, value in values.items():
         plain = str(name).lstrip("-").replace("-", "_")
-        if isinstance(value, (str, int, float, bool)) and not SECRET.search(plain):
-            text = str(value).lower() if isinstance(value, bool) else str(value)
+        if isinstance(value, (str, int, float, bool)) and not names_secret(plain):
+            text = str(value).lower() if isinstance(value, bool) else redacted_text(str(value))
             if len(text) <= LONGEST_VALUE:
                 found[plain] = (text, where)
     return found

@@ -10,6 +10,7 @@ import polars as pl
 
 from kernelsight.logs.files import LogFile, documents, unusable
 from kernelsight.logs.found import Found, LogFormat, kind_of_error
+from kernelsight.logs.settings import flat_settings
 from kernelsight.logs.summaries import milliseconds_by_name
 
 NAME = "vllm-bench"
@@ -128,9 +129,8 @@ def gap_lists(gaps: Sequence[Sequence[float] | None]) -> pl.Series:
 
 def _settings(result: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     settings = {"model": (str(result["model_id"]), "model_id")} if result.get("model_id") else {}
-    for name, value in result.items():
-        if isinstance(value, (str, int, float, bool)) and name not in _OWN and not _RESULTS.fullmatch(name):
-            settings[name.lstrip("-").replace("-", "_")] = (str(value), "--metadata")
+    stated = {name: value for name, value in result.items() if name not in _OWN and not _RESULTS.fullmatch(name)}
+    settings |= flat_settings(stated, "--metadata")
     for name in ("spec_decode_acceptance_length", "spec_decode_acceptance_rate"):
         if result.get(name) is not None:
             settings[name] = (str(result[name]), "result")

@@ -16,17 +16,22 @@ _SHORT_LEVEL = re.compile(r"-O=?(\w+)")
 
 
 class Setting(NamedTuple):
-    """One option as written: its name, its value as text, and the words that said it."""
+    """One option as written: its name, its value as text, and the words that said it.
+
+    ``words`` are shown. Of a setting of a file they say where it is, and ``of_file`` is true: nothing else is shown.
+    """
 
     name: str
     value: str
     words: str
+    of_file: bool = False
 
 
-def read_options(words: list[str], takes: Takes, folder: Path) -> Iterator[Setting]:
+def read_options(words: list[str], takes: Takes, folder: Path, read_files: bool = False) -> Iterator[Setting]:
     """Yield the settings of a command's words; a word that belongs to no option is the setting MODEL.
 
-    InvalidInput: an option that takes a value is the last word, or its JSON cannot be read.
+    ``folder``: where the files that options name are; ``read_files``: whether they may be read. InvalidInput: an option
+    that takes a value is the last word, its JSON cannot be read, or its file is there and may not be read.
     """
     place = 0
     while place < len(words):
@@ -63,24 +68,25 @@ def read_options(words: list[str], takes: Takes, folder: Path) -> Iterator[Setti
             word = f"{word} {value}"
         if name == "-O" and value.startswith("{"):  # until vLLM 0.11, the short form of the whole configuration
             name, kind = "--compilation-config", "json"
-        yield from _valued(name, value, word, kind, folder, takes)
+        if kind == "file":
+            yield from _of_file(name, value, word, folder, takes, read_files)
+        else:
+            yield from _valued(name, value, word, kind, takes)
 
 
 def _is_option(words: list[str], place: int) -> bool:
     return place == len(words) or (words[place].startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", words[place]))
 
 
-def _valued(name: str, value: str, word: str, kind: str | None, folder: Path, takes: Takes) -> Iterator[Setting]:
+def _valued(name: str, value: str, word: str, kind: str | None, takes: Takes) -> Iterator[Setting]:
     if kind == "json":
         try:
             fields = json.loads(value)
         except ValueError as error:
             raise InvalidInput(f"{name} of the launch line is not JSON: {error}.") from None
         if not isinstance(fields, Mapping):
-            raise InvalidInput(f"{name} of the launch line is no JSON object: {value:.60}; give its fields.")
+            raise InvalidInput(f"{name} of the launch line is no JSON object; give its fields.")
         yield from _nested(name, fields, takes)
-    elif kind == "file":
-        yield from _of_file(name, value, word, folder, takes)
     else:
         yield Setting(name, value, word)
 
@@ -100,19 +106,35 @@ def _nested(name: str, value: Any, takes: Takes) -> Iterator[Setting]:
     yield Setting(name, text, f"{name} {text}")
 
 
-def _of_file(name: str, value: str, word: str, folder: Path, takes: Takes) -> Iterator[Setting]:
-    """Yield the settings of a YAML file of options; one that is not here is a setting by itself."""
+def _of_file(name: str, value: str, word: str, folder: Path, takes: Takes, read_files: bool) -> Iterator[Setting]:
+    """Yield the settings of a YAML file of options; one that is not here is a setting by itself.
+
+    What is shown of them is the file and names of options: a line from elsewhere may name any file of this machine.
+    """
     path = next((path for path in (folder / value, Path(value)) if path.is_file()), None)
     if path is None:
         yield Setting(name, value, word)
         return
+    if not read_files:
+        raise InvalidInput(
+            f"{name} of the launch line names the file {value}, which is not read without --read-launch-files; add "
+            f"that flag, or take {name} out of the line."
+        )
     import yaml
 
     try:
         fields = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InvalidInput(f"{path} of {name} is not YAML: {' '.join(str(error).split())}.") from None
+        raise InvalidInput(f"{path} of {name} is not YAML{_line_of(error)}; give one `name: value` a line.") from None
     if not isinstance(fields, Mapping):
         raise InvalidInput(f"{path} of {name} has no options; give one `name: value` a line.")
-    for field, inner in fields.items():
-        yield from _nested(f"--{field}", inner, takes)
+    for number, (field, inner) in enumerate(fields.items(), start=1):
+        for one in _nested(f"--{field}", inner, takes):
+            what = one.name if takes(one.name) else f"option {number}"
+            yield one._replace(words=f"{value}: {what}", of_file=True)
+
+
+def _line_of(error: Exception) -> str:
+    """Return in which line a parser stopped, without what stands there."""
+    mark = getattr(error, "problem_mark", None)
+    return f" in line {mark.line + 1}" if mark else ""

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
+from kernelsight.read.redaction import (
+    MOST_NESTED,
+    REDACTED,
+    names_secret,
+    redacted_text,
+    redacted_variable,
+    redacted_words,
+)
+from kernelsight.read.shell_words import split_commands
 
 ENGINES = ("vllm", "sglang", "trtllm")
 # module after python -m, and the script of the same name
@@ -30,15 +38,14 @@ DOCKER_SWITCHES = frozenset(
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$\((\w+)\)|\$(\w+)")
 _VERSION = re.compile(r"v?(\d+\.\d+[\w.]*)")
-_COMMENT = re.compile(r"(^|\s)#(\s|!|$).*")
-_STREAM = re.compile(r"(?<=\s)\d(?=>)")  # the 2 of 2>&1
 
 
 class Command(NamedTuple):
     """A command that starts a server: its engine, the words after the program, and what stands around them.
 
     ``around``: words that are no option of the engine, each with why it is ignored; ``folder``: where its files are;
-    ``selectors``: values that the nodes of a manifest must have, among them names of GPUs or instances.
+    ``selectors``: values that the nodes of a manifest must have, among them names of GPUs or instances; ``replicas``:
+    as a manifest states them, which may be a variable.
     """
 
     engine: str
@@ -47,7 +54,7 @@ class Command(NamedTuple):
     version: str | None = None
     around: tuple[tuple[str, str], ...] = ()
     selectors: tuple[str, ...] = ()
-    replicas: int | None = None
+    replicas: int | str | None = None
     folder: Path = Path()
 
 
@@ -75,57 +82,33 @@ def read_commands(text: str) -> list[Command]:
         found = list(_of_shell(text, {}))
     if not found:
         raise InvalidInput(
-            f"the launch line {_shortened(text)!r} starts no known server; give a line with `vllm serve`, `sglang "
+            "the launch line starts no known server; give a line with `vllm serve`, `sglang "
             "serve`, `python -m sglang.launch_server` or `trtllm-serve`, a docker run line, or @FILE with one or with "
             "a Kubernetes manifest."
         )
     return [command._replace(folder=folder) for command in found]
 
 
-def _shortened(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 60 else line[:57] + "..."
+def _of_shell(text: str, environment: Mapping[str, str], depth: int = 0) -> Iterator[Command]:
+    """Yield the server commands of a shell script; assignments and exports hold for what follows.
 
-
-def _of_shell(text: str, environment: Mapping[str, str]) -> Iterator[Command]:
-    """Yield the server commands of a shell script; assignments and exports hold for what follows."""
+    ``depth``: shells around it. InvalidInput: too many, each of which makes the text longer by its quotes.
+    """
+    if depth > MOST_NESTED:
+        raise InvalidInput(
+            f"the launch line has shells within shells, more than {MOST_NESTED} deep; give the command of the "
+            "innermost one."
+        )
     known = dict(environment)
-    for words in _segments(text):
-        words = [expanded(word, known) for word in words]
+    for words in split_commands(text):
+        words = redacted_words([expanded(word, known) for word in words], depth)
         if words and words[0] in ("export", "set", "declare"):
             words = words[1:]
         named, words = _leading_assignments(words)
         if not words:
             known |= named
             continue
-        yield from _of_words(words, known | named)
-
-
-def _segments(text: str) -> Iterator[list[str]]:
-    """Yield the simple commands of a shell text as words, redirections left out."""
-    lines = text.replace("\r\n", "\n").replace("\\\n", " ").split("\n")
-    lexer = shlex.shlex(
-        "\n".join(_STREAM.sub("", _COMMENT.sub("", line)) for line in lines), posix=True, punctuation_chars=";&|<>\n"
-    )
-    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
-    words: list[str] = []
-    skip = False
-    try:
-        for word in lexer:
-            if word and set(word) <= set(";&|<>\n"):
-                skip = bool(set(word) & set("<>"))
-                if not skip:
-                    yield words
-                    words = []
-            elif skip:
-                skip = False
-            else:
-                words.append(word)
-    except ValueError as error:
-        raise InvalidInput(
-            f"the launch line {_shortened(text)!r} cannot be split into words: {str(error).lower()}; close it."
-        ) from None
-    yield words
+        yield from _of_words(words, known | named, depth)
 
 
 def _leading_assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -141,22 +124,24 @@ def expanded(word: str, environment: Mapping[str, str]) -> str:
     """
 
     def value(found: re.Match) -> str:
-        default = found[2] if found[2] is not None else found[0]
-        return environment.get(found[1] or found[3] or found[4], default)
+        name, default = found[1] or found[3] or found[4], found[2]
+        if default and name not in environment and names_secret(name, variable=True):
+            return REDACTED
+        return environment.get(name, found[0] if default is None else default)
 
     return _VARIABLE.sub(value, word)
 
 
-def _of_words(words: list[str], environment: Mapping[str, str]) -> Iterator[Command]:
+def _of_words(words: list[str], environment: Mapping[str, str], depth: int = 0) -> Iterator[Command]:
     """Yield the server command in the words of one simple command, whatever wraps it."""
     if words[0] in ("docker", "podman", "nerdctl") and "run" in words:
-        yield from _of_docker(words, environment)
+        yield from _of_docker(words, environment, depth)
         return
     for place, word in enumerate(words):
         if Path(word).name in SHELLS and place + 1 < len(words):
             inner = next((place + 2 + n for n, w in enumerate(words[place + 1 :]) if re.fullmatch(r"-\w*c", w)), None)
             if inner is not None and inner < len(words):
-                for command in _of_shell(words[inner], environment):
+                for command in _of_shell(words[inner], environment, depth + 1):
                     yield command._replace(around=(*_wrapping(words[:place]), *command.around))
                 return
     found = _program(words)
@@ -186,7 +171,7 @@ def _program(words: Sequence[str]) -> tuple[str, int, int] | None:
     return None
 
 
-def _of_docker(words: list[str], environment: Mapping[str, str]) -> Iterator[Command]:
+def _of_docker(words: list[str], environment: Mapping[str, str], depth: int) -> Iterator[Command]:
     """Yield the server command of a docker run line; an image of vLLM starts `vllm serve` by itself."""
     own, around, entrypoint = dict(environment), [], []
     place = words.index("run") + 1
@@ -203,17 +188,17 @@ def _of_docker(words: list[str], environment: Mapping[str, str]) -> Iterator[Com
             around.append((f"{option} {value}".strip(), "option of the container: no step takes longer"))
         place += 1
     if place < len(words):
-        yield from _of_container(words[place], [*entrypoint, *words[place + 1 :]], own, around)
+        yield from _of_container(words[place], [*entrypoint, *words[place + 1 :]], own, around, depth)
 
 
 def _of_container(
-    image: str, words: list[str], environment: Mapping[str, str], around: Sequence[tuple[str, str]]
+    image: str, words: list[str], environment: Mapping[str, str], around: Sequence[tuple[str, str]], depth: int = 0
 ) -> Iterator[Command]:
     _, _, tag = image.rpartition("/")[2].partition(":")
     engine = next((engine for part, engine in IMAGES.items() if part in image.lower()), None)
     version = _VERSION.match(tag)
     shipped = version[1] if version and engine else None
-    found = list(_of_words(words, environment)) if words else []
+    found = list(_of_words(words, environment, depth)) if words else []
     if not found and engine and (not words or words[0].startswith("-") or engine == "vllm"):
         found = [Command(engine, words, dict(environment))]
     for command in found:
@@ -228,7 +213,9 @@ def _of_manifest(text: str) -> Iterator[Command]:
     try:
         documents = list(yaml.safe_load_all(text))
     except yaml.YAMLError as error:
-        raise InvalidInput(f"the launch file is not YAML: {' '.join(str(error).split())}.") from None
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise InvalidInput(f"the launch file is not YAML{where}; correct it.") from None
     for document in documents:
         yield from _containers(document, {})
 
@@ -241,7 +228,7 @@ def _containers(node: Any, outer: Mapping[str, Any]) -> Iterator[Command]:
     if not isinstance(node, Mapping):
         return
     facts = dict(outer)
-    if isinstance(node.get("replicas"), int):
+    if isinstance(node.get("replicas"), int | str):
         facts["replicas"] = node["replicas"]
     if isinstance(node.get("nodeSelector"), Mapping):
         facts["selectors"] = [str(value) for value in node["nodeSelector"].values()]
@@ -255,29 +242,33 @@ def _containers(node: Any, outer: Mapping[str, Any]) -> Iterator[Command]:
 def _container(node: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Command]:
     environment = _environment(node.get("env", node.get("environment")))
     words = [expanded(word, environment) for key in ("command", "args") for word in _as_words(node.get(key))]
-    around = [(f"image {node['image']}", "the engine's version is that of its tag")]
+    words = redacted_words(words)
+    around = [(f"image {redacted_text(node['image'])}", "the engine's version is that of its tag")]
     limits = ((node.get("resources") or {}).get("limits") or {}) if isinstance(node.get("resources"), Mapping) else {}
     for name, number in limits.items():
         around.append((f"{name}: {number}", "the number of GPUs follows from the parallel sizes"))
+    deploy = node["deploy"] if isinstance(node.get("deploy"), Mapping) else {}  # of Compose, as scale is
+    replicas = deploy.get("replicas", node.get("scale", facts.get("replicas")))
     for command in _of_container(node["image"], words, environment, around):
-        yield command._replace(replicas=facts.get("replicas"), selectors=tuple(facts.get("selectors", ())))
+        yield command._replace(replicas=replicas, selectors=tuple(facts.get("selectors", ())))
 
 
 def _as_words(value: Any) -> list[str]:
     if isinstance(value, str):
-        return [word for words in _segments(value) for word in words]
+        return [word for words in split_commands(value) for word in words]
     return [str(word) for word in value or []]
 
 
 def _environment(value: Any) -> dict[str, str]:
     """Return environment variables from Kubernetes's list of name and value, or Compose's mapping or list of a=b."""
-    if isinstance(value, Mapping):
-        return {str(name): str(setting) for name, setting in value.items()}
     named = {}
+    if isinstance(value, Mapping):
+        named = {str(name): str(setting) for name, setting in value.items()}
+        value = None
     for item in value or []:
         if isinstance(item, Mapping) and item.get("value") is not None:
             named[str(item.get("name"))] = str(item["value"])
         elif isinstance(item, str):
             name, _, setting = item.partition("=")
             named[name] = setting
-    return named
+    return {name: redacted_variable(name, setting) for name, setting in named.items()}

@@ -270,6 +270,34 @@ def _names() -> tuple[dict[str, str], tuple[str, ...]]:
     return by_key, tuple(names)
 
 
+@cache
+def _identifiers() -> dict[str, str]:
+    """Return the Hugging Face identifiers of the catalogue by its names."""
+    return {entry["model"]: entry["huggingface_id"] for entry in _entries(CATALOGUE)}
+
+
+def served_name(asked: str, identifier: str | None = None) -> str:
+    """Return the name by which an engine serves a model as a user named it: an identifier or a folder stays.
+
+    A catalogue name becomes its identifier, tuned for instructions where the name says so. ``identifier``: of the
+    model's row, where it is known.
+
+    >>> served_name("meta-llama/Llama-3.1-8B-Instruct"), served_name("llama-3.1-8b")
+    ('meta-llama/Llama-3.1-8B-Instruct', 'meta-llama/Llama-3.1-8B')
+    >>> served_name("llama-3.1-8b-instruct"), served_name("models/mine/config.json")
+    ('meta-llama/Llama-3.1-8B-Instruct', 'models/mine')
+    """
+    if asked.endswith(".json"):
+        return str(Path(asked).parent)
+    if "/" in asked:
+        return asked
+    by_key, _ = _names()
+    found = identifier or _identifiers().get(by_key.get(_lookup_key(asked), ""))
+    if found is None:
+        return asked
+    return found + "-Instruct" if "-instruct" in asked.lower() and "-instruct" not in found.lower() else found
+
+
 def resolve(name: str) -> str:
     """Return the catalogue name of a model, given by that name or by its Hugging Face identifier, in any case.
 

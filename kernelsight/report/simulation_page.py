@@ -17,7 +17,7 @@ def simulation_page(answer: dict[str, Any]) -> str:
     """Return the report of one simulated scenario; ``answer`` as printed by `simulate --format json`."""
     rejected = [f"{count} {name}" for name, count in answer["status"].items() if name != "finished"]
     parts = (
-        [_headline(answer["settings"]), *_prefill_lines(answer), rests_on(answer)],
+        [_headline(answer["settings"]), *_replica_lines(answer), rests_on(answer)],
         [*_figures(answer), *([answer["verdict"]] if answer["verdict"] else [])],
         _advised(answer),
         [_latencies(answer)],
@@ -38,8 +38,10 @@ def _headline(settings: dict[str, Any]) -> str:
     )
 
 
-def _prefill_lines(answer: dict[str, Any]) -> list[str]:
-    """Return a line on the prefill replicas, if prefill and decode are disaggregated."""
+def _replica_lines(answer: dict[str, Any]) -> list[str]:
+    """Return a line on the replicas, if there are several, or prefill and decode are disaggregated."""
+    if "replicas" in answer:
+        return [f"replicas: {answer['replicas']} x the above; {answer['gpus']} GPUs"]
     if "prefill_settings" not in answer:
         return []
     prefill = answer["prefill_settings"]

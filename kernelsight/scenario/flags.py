@@ -75,6 +75,11 @@ DEPLOYMENT = (
         "Kubernetes manifest): stands for the flags below; flags beside it have precedence",
         metavar="LINE",
     ),
+    Flag(
+        "read_launch_files",
+        "yes",
+        "read the files of options that the launch line names, such as --config; without this flag none is read",
+    ),
     _of_deployment("model", help="catalogue name, Hugging Face identifier, or path to a config.json"),
     Flag(
         "model_like",
@@ -241,7 +246,8 @@ SPECULATION = (
     _of_deployment(
         "draft_acceptance_rate",
         "share_or_none",
-        "probability that a draft token is accepted, given that all earlier ones were",
+        "probability that a draft token is accepted, given that all earlier ones were (default: that of the method in "
+        "the table draft_acceptance_rates)",
         "SHARE",
     ),
     _of_deployment(
@@ -362,6 +368,14 @@ LENGTHS = (
 )
 ROUTER = (
     Flag(
+        "replicas",
+        "whole",
+        "copies of the deployment, each with GPUs of its own (default: 1); prefill and decode replicas of P/D "
+        "disaggregation have flags of their own",
+        "N",
+        most=LARGEST_PARALLEL_SIZE,
+    ),
+    Flag(
         "router",
         "word",
         "round_robin (default, but for ranks that share experts, where it is the engine's); least_loaded: fewest "
@@ -416,7 +430,8 @@ FLAGS = {
 # flag: column of ``deployments``
 DEPLOYMENT_FLAGS = {flag.name: flag.column for flag in FLAGS.values() if flag.column}
 # flags that come before a deployment: they say what others are
-SHORTHANDS = ("launch", "model_like", "max_position_embeddings")
+OF_LAUNCH = ("launch", "read_launch_files")
+SHORTHANDS = (*OF_LAUNCH, "model_like", "max_position_embeddings")
 # flags that define a second deployment: the draft model
 DRAFT_FLAGS = tuple(flag.name for flag in SPECULATION if not flag.column)
 # prefill-pool flag -> decode-pool flag it overrides

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput
+from kernelsight.read.config import served_name
 from kernelsight.scenario.engine_options import Option, options
 from kernelsight.scenario.flags import DEPLOYMENT_FLAGS
 from kernelsight.scenario.launch_rules import BLOCK_TOKENS
@@ -46,14 +47,18 @@ class LaunchCommand(NamedTuple):
 
 
 def launch_command(
-    deployment: Mapping[str, Any], model: Mapping[str, Any] | None = None, speculative_model: str | None = None
+    deployment: Mapping[str, Any],
+    model: Mapping[str, Any] | None = None,
+    speculative_model: str | None = None,
+    asked: str | None = None,
 ) -> LaunchCommand:
     """Return the command that launches a row of ``deployments``, or flags; ``model``: its row of ``models``.
 
-    ``speculative_model``: the draft model's name. A setting that is the engine's default is left out.
+    ``speculative_model``: the draft model's name; ``asked``: the model as a user named it, where the row has its name
+    in the catalogue. A setting that is the engine's default is left out.
 
     >>> launch_command({"model": "qwen3-32b", "engine": "vllm", "tp": 4, "max_num_seqs": 128}).line
-    'vllm serve qwen3-32b --tensor-parallel-size 4 --max-num-seqs 128'
+    'vllm serve Qwen/Qwen3-32B --tensor-parallel-size 4 --max-num-seqs 128'
     >>> launch_command({"model": "m", "engine": "sglang", "tp": 1, "enable_prefix_caching": False}).line
     'python -m sglang.launch_server --model-path m --disable-radix-cache'
     """
@@ -65,9 +70,9 @@ def launch_command(
         for flag, column in DEPLOYMENT_FLAGS.items()
         if flag not in BESIDE
     }
-    stated["speculative_model"] = speculative_model
+    stated["speculative_model"] = speculative_model and served_name(speculative_model)
     stated = {flag: value for flag, value in stated.items() if value is not None}
-    named = (model or {}).get("huggingface_id") or deployment["model"]
+    named = served_name(asked or deployment["model"], (model or {}).get("huggingface_id"))
     said, unsaid = _parallel(engine, stated, bool((model or {}).get("experts")))
     if stated.get("enable_chunked_prefill") is False and engine == "sglang":
         stated.pop("max_num_batched_tokens", None)

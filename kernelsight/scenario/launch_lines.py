@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kernelsight.errors import InvalidInput
 from kernelsight.read.command_options import Setting, read_options
 from kernelsight.read.commands import Command, read_commands
+from kernelsight.read.redaction import REDACTED
 from kernelsight.scenario.engine_options import UNKNOWN, Option, find_option, find_variable, options
 from kernelsight.scenario.flags import FLAGS, checked
 from kernelsight.scenario.launch_reading import Reading, Word
@@ -18,6 +19,10 @@ from kernelsight.scenario.launch_rules import RULES
 NEAR = 0.9
 # variables by which an engine serves longer sequences than the model's config says
 LONGER = ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
+FILE_NOT_HERE = (
+    "the file is not here: its settings are not known; state them beside the line, or give the file and "
+    "--read-launch-files"
+)
 ENGINE_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 
 
@@ -79,32 +84,34 @@ def _used(words: tuple[Word, ...]) -> str:
     return "; ".join(said) or "no option"
 
 
-def read_launch_line(text: str) -> LaunchLine:
-    """Return what a launch line of vLLM, SGLang or TensorRT-LLM says; ``text``: as for ``read_commands``.
+def read_launch_line(text: str, read_files: bool = False) -> LaunchLine:
+    """Return what a launch line of vLLM, SGLang or TensorRT-LLM says: a line or a script, or ``@FILE`` with one.
 
+    Its secrets are redacted. ``read_files``: whether files of options that it names, such as ``--config``, are read.
     Two lines, one of prefill and one of decode replicas, become one disaggregated deployment. InvalidInput: it starts
-    no known server or several, an option has no value or one out of range.
+    no known server or several, an option has no value or one out of range, or names a file that is here and not read.
     """
     commands = read_commands(text)
     if len(commands) == 1:
-        return _read(commands[0])
+        return _read(commands[0], read_files, "replicas")
     roles = {_role(command): command for command in commands}
     if len(commands) == 2 and set(roles) == {"prefill", "decode"}:
-        return _disaggregated(_read(roles["prefill"]), roles["prefill"], _read(roles["decode"]), roles["decode"])
+        return _disaggregated(*(_read(roles[name], read_files, f"{name}_replicas") for name in ("prefill", "decode")))
     raise InvalidInput(
         f"the launch text starts {len(commands)} servers; give one, or the prefill and the decode replicas of one "
         "disaggregated deployment."
     )
 
 
-def _read(command: Command) -> LaunchLine:
+def _read(command: Command, read_files: bool, replicas: str) -> LaunchLine:
+    """Return what a command says; ``replicas``: the flag that a manifest's number of replicas sets."""
     reading = Reading(command.engine)
 
     def takes(name: str) -> str | None:
         option = find_option(command.engine, name)
         return option.takes if option else None
 
-    for setting in read_options(command.words, takes, command.folder):
+    for setting in read_options(command.words, takes, command.folder, read_files):
         _apply(reading, setting)
     # attention replicas divide what other options state
     for option, setting, value in sorted(reading.pending, key=lambda one: one[0].rule == "attention_dp"):
@@ -115,9 +122,11 @@ def _read(command: Command) -> LaunchLine:
         )
     for selector in command.selectors:
         _use_selector(reading, selector)
+    if command.replicas is not None:
+        _use_replicas(reading, command, replicas)
     for name, value in command.environment.items():
         option = find_variable(command.engine, name)
-        setting = Setting(name, value, f"{name}={'…' if 'TOKEN' in name or 'KEY' in name else value}")
+        setting = Setting(name, value, f"{name}={value}")
         if name in LONGER and value.lower() in ("1", "true") and "max_model_len" in reading.flags:
             reading.use(setting, "max_position_embeddings", reading.flags["max_model_len"], "as far as is asked")
             continue
@@ -149,7 +158,7 @@ def _apply(reading: Reading, setting: Setting) -> None:
         _refuse_typing_error(reading.engine, setting)
         reading.ignore(setting, "unknown", UNKNOWN)
     elif option.takes == "file":
-        reading.ignore(setting, "not_modelled", "the file is not here: its settings are not known; give it beside")
+        reading.ignore(setting, "not_modelled", FILE_NOT_HERE)
     elif option.effect:
         reading.ignore(setting, option.effect, option.reason)
     elif option.flag is None:
@@ -159,8 +168,12 @@ def _apply(reading: Reading, setting: Setting) -> None:
         if option.takes in ("none", "optional") and setting.value == "false" and option.value is None:
             value = "false"
         if not understood:
-            reading.ignore(
-                setting, "not_modelled", f"{setting.value} is not predicted; understood are {_known(option)}"
+            what = "its value" if setting.of_file else setting.value
+            reading.ignore(setting, "not_modelled", f"{what} is not predicted; understood are {_known(option)}")
+        elif setting.value == REDACTED:
+            raise InvalidInput(
+                f"the value of {setting.name} in the launch line is redacted: it, or the variable that it comes from, "
+                "bears the name of a secret or holds a password; write a plain value."
             )
         elif "$" in setting.value:
             raise InvalidInput(f"{setting.words} of the launch line has a variable without a value; put it in.")
@@ -187,6 +200,23 @@ def _use_selector(reading: Reading, selector: str) -> None:
         reading.use(setting, "gpu", found.gpu, found.assumed)
 
 
+def _use_replicas(reading: Reading, command: Command, flag: str) -> None:
+    """Take the number of replicas; the pods of a server on several nodes are one replica."""
+    stated = command.replicas
+    setting = Setting("replicas", str(stated), f"replicas: {stated}")
+    words = " ".join(command.words).replace("=", " ").split()
+    nodes = words[words.index("--nnodes") + 1] if "--nnodes" in words[:-1] else "1"
+    number = int(stated) if str(stated).isdecimal() else 0
+    if not number or not nodes.isdecimal() or number % (int(nodes) or 1):
+        reading.ignore(
+            setting, "not_modelled", "no number of servers: one is predicted; state --replicas beside the line"
+        )
+    elif int(nodes) > 1:
+        reading.use(setting, flag, number // int(nodes), f"each server has {nodes} of them as its nodes")
+    else:
+        reading.use(setting, flag, number, "requests go to them in turn, unless --router is stated")
+
+
 def _role(command: Command) -> str | None:
     """Return prefill or decode, as a command's disaggregation options say, or None."""
     text = " ".join(command.words).lower()
@@ -198,16 +228,18 @@ def _role(command: Command) -> str | None:
     return next((role for role, signs in roles.items() if any(sign in text for sign in signs)), None)
 
 
-def _disaggregated(prefill: LaunchLine, first: Command, decode: LaunchLine, second: Command) -> LaunchLine:
+def _disaggregated(prefill: LaunchLine, decode: LaunchLine) -> LaunchLine:
     """Return one line of two: the decode replicas' flags, and those of the prefill replicas that differ."""
     if prefill.engine != decode.engine:
         raise InvalidInput("the prefill and the decode replicas of the launch text are of different engines; give one.")
-    flags = dict(decode.flags) | {"prefill_replicas": first.replicas or 1, "decode_replicas": second.replicas or 1}
+    flags = dict(decode.flags)
+    for name, line in (("prefill_replicas", prefill), ("decode_replicas", decode)):
+        flags[name] = line.flags.get(name, 1)
     words = [word._replace(words=f"decode: {word.words}") for word in decode.words if not _states_role(word)]
     for word in prefill.words:
         own = f"prefill_{word.flag}"
         said = word._replace(words=f"prefill: {word.words}")
-        if word.effect != "used" or word.flag in ("engine", "model"):
+        if word.effect != "used" or word.flag in ("engine", "model", "prefill_replicas"):
             words += [] if _states_role(word) else [said]
         elif own in FLAGS:
             flags[own] = word.value
@@ -224,21 +256,27 @@ def _states_role(word: Word) -> bool:
     return word.words.startswith(("--disaggregation-mode", "--kv-transfer-config", "--server_role"))
 
 
-def with_launch_line(flags: Mapping[str, Any], known: dict[str, LaunchLine] | None = None) -> dict[str, Any]:
+def with_launch_line(
+    flags: Mapping[str, Any], known: dict[tuple[str, bool], LaunchLine] | None = None
+) -> dict[str, Any]:
     """Return flags in which those of the flag ``launch`` are filled in; flags beside it have precedence.
 
-    ``known``: lines read before, by their text, which this fills.
+    ``read_launch_files`` goes with it: whether files that the line names are read.
+
+    ``known``: lines read before, by their text and ``read_launch_files``, which this fills.
 
     >>> with_launch_line({"launch": "vllm serve Qwen/Qwen3-8B -tp 2", "tensor_parallel_size": 1, "gpu": "l4"})
     {'engine': 'vllm', 'model': 'Qwen/Qwen3-8B', 'tensor_parallel_size': 1, 'gpu': 'l4'}
     """
-    if flags.get("launch") is None:
-        return {name: value for name, value in flags.items() if name != "launch"}
-    text = checked("launch", flags["launch"])
+    own = {name: value for name, value in flags.items() if name not in ("launch", "read_launch_files")}
+    text, read_files = flags.get("launch"), checked("read_launch_files", flags.get("read_launch_files") or False)
+    if text is None:
+        if read_files:
+            raise InvalidInput("read_launch_files needs launch, the line that names the files; give both, or neither.")
+        return own
     if not isinstance(text, str):
-        raise InvalidInput(f"launch is {text!r}; give a launch line as text, or @FILE.")
+        raise InvalidInput(f"launch is of type {type(text).__name__}; give a launch line as text, or @FILE.")
     lines = {} if known is None else known
-    if text not in lines:
-        lines[text] = read_launch_line(text)
-    beside = {name: value for name, value in flags.items() if name != "launch" and value is not None}
-    return lines[text].flags | beside
+    if (text, read_files) not in lines:
+        lines[text, read_files] = read_launch_line(text, read_files)
+    return lines[text, read_files].flags | {name: value for name, value in own.items() if value is not None}

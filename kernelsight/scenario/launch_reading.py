@@ -55,4 +55,5 @@ def _typed(flag: str, value: Any, setting: Setting) -> Any:
     try:
         return checked(flag, value)
     except InvalidInput as error:
-        raise InvalidInput(f"{setting.words} of the launch line: {error}") from None
+        what = f"the value is none of {flag}; correct the file." if setting.of_file else error
+        raise InvalidInput(f"{setting.words} of the launch line: {what}") from None

@@ -188,7 +188,8 @@ def _whole(setting: Setting, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise InvalidInput(f"{setting.words} of the launch line needs whole numbers, and has {text!r}.") from None
+        has = "" if setting.of_file else f", and has {text!r}"
+        raise InvalidInput(f"{setting.words} of the launch line needs whole numbers{has}.") from None
 
 
 RULES: dict[str, Callable[[Reading, Option, Setting, Any], None]] = {

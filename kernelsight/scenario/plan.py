@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 NOT_INHERITED_BY_DRAFT = ("pipeline_parallel_size", "kv_cache_tokens")
 DEPLOYMENT_DEFAULTS = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
 LOAD_DEFAULTS = {"burstiness": 1.0, "range_ratio": 1.0, "seed": 0}
-SAME_AS_LEFT_OUT = {"num_warmups": 0, "num_turns": 1, "router": "round_robin"}
+SAME_AS_LEFT_OUT = {"num_warmups": 0, "num_turns": 1, "router": "round_robin", "replicas": 1}
 AUTO_DTYPES = {
     "bfloat16": "bf16",
     "float16": "fp16",
@@ -45,7 +45,7 @@ AUTO_DTYPES = {
 def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return flags by their full names without unset ones; UnknownName for a flag that does not exist."""
     named = {ALIASES.get(name, name): value for name, value in flags.items() if value is not None}
-    if "launch" in named:
+    if "launch" in named or "read_launch_files" in named:
         from kernelsight.scenario.launch_lines import with_launch_line
 
         named = with_launch_line(named)
@@ -121,6 +121,8 @@ def prefill_flags(flags: Mapping[str, Any]) -> dict[str, Any] | None:
         if stated:
             raise InvalidInput(f"{stated[0]} needs P/D disaggregation, but prefill_replicas is unset; set it.")
         return None
+    if "replicas" in flags:
+        raise InvalidInput("replicas cannot be used with prefill_replicas; set prefill_replicas and decode_replicas.")
     if flags.get("scheduling") == "static":
         raise InvalidInput("static scheduling cannot be used with prefill_replicas; remove one of them.")
     own = dict(flags) | {flag: flags[name] for name, flag in PREFILL_FLAGS.items() if name in flags}

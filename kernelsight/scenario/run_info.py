@@ -7,6 +7,9 @@ import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from kernelsight.read.redaction import redacted_words
+from kernelsight.read.shell_words import join_commands
+
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
@@ -29,8 +32,8 @@ def inputs_of(session: Session) -> list[str]:
 
 
 def give_run_info(session: Session, seed: int | None = None) -> None:
-    """Give ``run_info``: versions, command, seed, and hashes of what the run rests on."""
-    facts = {**run_facts(session), "command": " ".join(["kernelsight", *sys.argv[1:]])}
+    """Give ``run_info``: versions, the command without its secrets, seed, and hashes of what the run rests on."""
+    facts = {**run_facts(session), "command": join_commands([["kernelsight", *redacted_words(sys.argv[1:])]])}
     facts |= {} if seed is None else {"seed": str(seed)}
     session.give(RUN_INFO, [{"fact": fact, "value": value} for fact, value in facts.items()])
 

@@ -84,7 +84,7 @@ def plan_rows(
     plan = Plan([], {}, [], [], [])
     seen: dict[str, int] = {}
     known_names: dict[tuple, dict[str, Any]] = {}
-    lines: dict[str, LaunchLine] = {}
+    lines: dict[tuple[str, bool], LaunchLine] = {}
     for number, row in enumerate(rows, start=1):
         try:
             flags, price = _row_flags(session, with_launch_line(row, lines), goodput or {}, known_names)

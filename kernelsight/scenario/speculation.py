@@ -23,11 +23,6 @@ def with_method(flags: Mapping[str, Any]) -> dict[str, Any]:
         if stated:
             raise InvalidInput(f"{stated[0]} needs speculative decoding, but num_speculative_tokens is unset; set it.")
         return dict(flags)
-    if "draft_acceptance_rate" not in flags:
-        raise InvalidInput(
-            "num_speculative_tokens is set, but draft_acceptance_rate is not; set it to the acceptance rate of the "
-            "first draft token in the engine's log."
-        )
     method = flags.get("speculative_method", "draft_model" if "speculative_model" in flags else "mtp")
     if (method == "draft_model") != ("speculative_model" in flags):
         raise InvalidInput(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from kernelsight.errors import InvalidInput
+from kernelsight.read.redaction import redacted_text
 
 # how often the size of the output is looked at, seconds
 LOOK = 0.05
@@ -43,7 +44,9 @@ def split_words(command: str, flag: str, example: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise InvalidInput(f"{flag} {command!r} cannot be split into words: {str(error).lower()}.") from None
+        raise InvalidInput(
+            f"{flag} {redacted_text(command)!r} cannot be split into words: {str(error).lower()}."
+        ) from None
     if not words:
         raise InvalidInput(f"{flag} is empty; give {example}.")
     return words

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.read.redaction import redacted_text
 
 # where a key may stand; it is read from nowhere else, and neither kept nor shown
 KEYS = ("KERNELSIGHT_LLM_KEY", "OPENAI_API_KEY")
@@ -49,7 +50,9 @@ def server_of(url: str, model: str, timeout_s: float, retries: int) -> Server:
     """Return a server after checks; InvalidInput for an address that is not http(s), or limits that are no limits."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise InvalidInput(f"--llm-url is {url!r}; give an http or https address such as http://127.0.0.1:8000/v1.")
+        raise InvalidInput(
+            f"--llm-url is {redacted_text(url)!r}; give an http or https address such as http://127.0.0.1:8000/v1."
+        )
     if not model:
         raise InvalidInput("--llm-model is empty; name a model that the server holds.")
     if not 0.0 < timeout_s < math.inf:
@@ -74,9 +77,11 @@ def ask(server: Server, request: Mapping[str, Any]) -> Reply:
         if attempt < server.retries:
             server.wait(min(pause if pause is not None else FIRST_WAIT_S * 2.0**attempt, MOST_WAIT_S))
     if status in (401, 403):
-        raise InvalidInput(f"{server.url} refuses the key (HTTP {status}); set the environment variable {KEYS[0]}.")
+        raise InvalidInput(
+            f"{redacted_text(server.url)} refuses the key (HTTP {status}); set the environment variable {KEYS[0]}."
+        )
     if failure == "no_connection":
-        raise RunFailed(f"no server answers at {server.url}; start one, or give another --llm-url.")
+        raise RunFailed(f"no server answers at {redacted_text(server.url)}; start one, or give another --llm-url.")
     return Reply(body, None if body is not None else failure, status, spent)
 
 

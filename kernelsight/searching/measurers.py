@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.errors import InvalidInput
+from kernelsight.read.redaction import redacted_text
 from kernelsight.searching.commands import run_bounded, split_words
 
 EXIT = {0: "ok", 2: "compile_failed", 3: "wrong_result"}
@@ -100,8 +101,8 @@ def check_parameters(command: str) -> None:
     """Raise InvalidInput for a command without a parameter: it would be the same for every candidate."""
     if not any(PLACEHOLDER.search(word) for word in words_of(command)):
         raise InvalidInput(
-            f"--measure {command!r} names no parameter, so that every candidate would run the same command; put "
-            "{parameters} or the {name} of a parameter into it."
+            f"--measure {redacted_text(command)!r} names no parameter, so that every candidate would run the same "
+            "command; put {parameters} or the {name} of a parameter into it."
         )
 
 

@@ -15,10 +15,12 @@ from kernelsight.serving.knots import PARTS
 from kernelsight.serving.results import CostTables
 
 
-def prefill_and_decode_pools(
-    scenario: dict[str, Any], decode: replica.Pool, prefill: replica.Pool
+def replicated(
+    scenario: dict[str, Any], decode: replica.Pool, prefill: replica.Pool | None = None
 ) -> list[replica.Pool]:
-    """Return all engines that compute prompts, and all that decode, where these are others."""
+    """Return the engines of all replicas: those that compute prompts, and those that decode, where these are others."""
+    if prefill is None:
+        return [decode._replace(engines=decode.engines * (scenario["replicas"] or 1))]
     return [
         prefill._replace(engines=prefill.engines * (scenario["prefill_replicas"] or 1)),
         decode._replace(

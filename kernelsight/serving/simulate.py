@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from kernelsight.scenario.plan import and_drafts, deployments_of
 from kernelsight.serving import replica
-from kernelsight.serving.pools import prefill_and_decode_pools, transfer_of
+from kernelsight.serving.pools import replicated, transfer_of
 from kernelsight.serving.results import (
     Replica,
     event_rows,
@@ -97,12 +97,11 @@ def serve_replicas(
         start_us = columns["arrival_s"][world.spans[scenario["scenario_id"]][0]] * 1e6
         keep = {"keep_steps": keep_steps, "scratch": scratch, "split": split}
         keep["windows_from_us"] = start_us if count_uses else None
-        pools = [pool_of(world, key) for key in keys]
+        pools = replicated(scenario, *(pool_of(world, key) for key in keys))
         if number is not None:
             served = replica.serve(load, *pools[0][:3], layers=pools[0].layers, draft=pools[0].draft, **keep)
             return [Replica(scenario["scenario_id"], front, number, rows, served)]
         if len(keys) > 1:
-            pools = prefill_and_decode_pools(scenario, *pools)
             keep["transfer"] = transfer_of(world.links[scenario["scenario_id"]])
         together = replica.serve_scenario(load, pools, routing_of(scenario, deployments[front]), **keep)
         sizes = [(key, pool.engines) for key, pool in zip(reversed(keys), pools, strict=True)]
@@ -112,7 +111,7 @@ def serve_replicas(
     for row in world.scenarios:
         start, stop = world.spans.get(row["scenario_id"], (0, 0))
         rows, deployment = np.arange(start, stop), deployments[row["deployment_id"]]
-        engines = deployment["dp"]
+        engines = deployment["dp"] * (row["replicas"] or 1)
         if len(deployments_of(row)) > 1 or (engines > 1 and replicas_interact(row, deployment, columns, rows)):
             jobs.append((row, rows, None))
         else:

@@ -82,7 +82,7 @@ def _is_single_engine(world: World, scenario: dict[str, Any], shared: np.ndarray
     rows = slice(*world.spans[scenario["scenario_id"]])
     return (
         not prefills
-        and settings["dp"] == settings["pp"] == 1
+        and settings["dp"] == settings["pp"] == (scenario["replicas"] or 1) == 1
         and settings["num_speculative_tokens"] == 0
         and 0 < plan["block_size"] <= LARGEST_BLOCK
         and not (world.columns["follows"][rows] >= 0).any()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # what every row says, however it is left to the engine
 ALWAYS = ("gpu", "tensor_parallel_size")
-BESIDE = ("model", "launch", "model_like", "max_position_embeddings")
+BESIDE = ("model", "launch", "read_launch_files", "model_like", "max_position_embeddings")
 SHOWN = (
     *(
         "rate",
@@ -116,9 +116,9 @@ class Sizing:
 
 
 def answer_of(
-    search: SizeSearch, ranked: Sequence[Sized], objectives: Sequence[Objective], rate: float
+    search: SizeSearch, ranked: Sequence[Sized], objectives: Sequence[Objective], rate: float, model: str
 ) -> dict[str, Any]:
-    """Return the answer of a search as a dict; see ``Sizing``."""
+    """Return the answer of a search as a dict; see ``Sizing``. ``model``: as the user named it."""
     evidence = evidence_of(zip(search.forks, search.plans, strict=True), ranked, search.sure, objectives)
     rows = [
         row_of(
@@ -134,7 +134,7 @@ def answer_of(
         "chosen": rows[0] if rows else None,
         "rows": rows,
         "left_out": left_out,
-        "launch": _launch(search, ranked[0]) if rows else [],
+        "launch": _launch(search, ranked[0], model) if rows else [],
     }
 
 
@@ -263,7 +263,7 @@ def _nearest(search: SizeSearch, objectives: Sequence[Objective]) -> str:
     return f"No deployment keeps {asked}; the nearest is {where}, {nearest.miss - 1.0:.0%} above: {why}."
 
 
-def _launch(search: SizeSearch, sized: Sized) -> list[str]:
+def _launch(search: SizeSearch, sized: Sized, asked: str) -> list[str]:
     """Return the launch commands of one instance: of what decodes, and of what computes prompts."""
     row = sized.prospect.trials.scenario(sized.candidate.scenario_id)
     deployments = {key: value for plan in search.plans for key, value in plan.deployments.items()}
@@ -273,8 +273,9 @@ def _launch(search: SizeSearch, sized: Sized) -> list[str]:
     for key in keys:
         deployment = deployments[key]
         draft = deployments.get(deployment.get("draft_deployment_id"))
-        model = models.get(deployment["model"])
-        found.append(str(launch_command(deployment, model, draft["model"] if draft else None)))
+        proposing = sized.candidate.flags.get("speculative_method") == "draft_model" and draft
+        name = models[draft["model"]]["huggingface_id"] or draft["model"] if proposing else None
+        found.append(str(launch_command(deployment, models.get(deployment["model"]), name, asked)))
     return found
 
 

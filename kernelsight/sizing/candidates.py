@@ -21,7 +21,10 @@ MOST_GPUS = 8
 # tokens of a step that are tried on what is best with the engine's own
 STEP_TOKENS = (2048, 4096, 16384)
 FIRST_RATE = 1.0
-VARIED = ("request_rate", "max_concurrency", "trace", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
+VARIED = (
+    *("request_rate", "max_concurrency", "trace", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
+    "replicas",
+)
 MOST_CANDIDATES = 2_000
 
 
@@ -55,6 +58,7 @@ def rows_of(
     ``search``: more values of flags, None for the default. InvalidInput: flags that sizing varies, or none to search.
     """
     stated = normalise(with_launch_line(flags))
+    stated.pop("replicas", None)  # of a launch line: sizing finds how many
     for name in VARIED:
         if stated.get(name) is not None:
             raise InvalidInput(f"size varies the load to find the highest rate; remove {name}, and give --rate.")

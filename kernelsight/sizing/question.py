@@ -53,7 +53,8 @@ def size_deployment(
     stated = {name: value for name, value in flags.items() if value is not None}
     for name in VARIED:
         if name in stated:
-            raise InvalidInput(f"size varies the load to find the highest rate; remove {name}.")
+            what = "finds the number of replicas" if name == "replicas" else "varies the load to find the highest rate"
+            raise InvalidInput(f"size {what}; remove {name}.")
     load = normalise(_load(stated))
     given = {name: value for name, value in stated.items() if ALIASES.get(name, name) not in LOAD_FLAGS}
     with session.fork() as fork:
@@ -66,7 +67,7 @@ def size_deployment(
             ranked = searching.run(rows, tune)
             if correction is not None:
                 refuse_unused_corrections(searching.forks[0], correction)
-            return Sizing(answer_of(searching, ranked, objectives, asked))
+            return Sizing(answer_of(searching, ranked, objectives, asked, str(rows[0]["model"])))
         finally:
             searching.close()
 

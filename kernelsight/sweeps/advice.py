@@ -34,7 +34,8 @@ def advice(session: Session, flags: Mapping[str, Any]) -> pa.Table:
     (before,) = session.table("scenario_summary").to_pylist()
     settings = {row["deployment_id"]: row for row in session.table("deployment_settings").to_pylist()}
     own = settings[before["deployment_id"]]
-    changes = [*alternatives(own, flags), *_replicas(own, flags)]
+    (planned,) = session.table("scenarios").to_pylist()
+    changes = [*alternatives(own, flags), *_replicas(own, planned)]
     with session.fork() as fork:
         plan = plan_rows(fork, [{**flags, **change} for _, change in changes], on_fault="collect", origin="")
         named = [
@@ -55,7 +56,7 @@ def advice(session: Session, flags: Mapping[str, Any]) -> pa.Table:
         # fewer GPUs serve an open loop at a higher rate a GPU, and longer: no help
         if e2e < LEAST_GAIN and (throughput < LEAST_GAIN or e2e < -LEAST_GAIN):
             continue
-        stated = own.get(COLUMNS.get(setting, setting), flags.get(setting, 1))
+        stated = own.get(COLUMNS.get(setting, setting), planned.get(setting) or 1)
         if setting == "enforce_eager":
             stated = own["graph_max_tokens"] == 0
         rows.append(
@@ -76,10 +77,12 @@ def advice(session: Session, flags: Mapping[str, Any]) -> pa.Table:
     return as_table(contracts()["setting_advice"], rows)
 
 
-def _replicas(own: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the change to twice the replicas: of a pool that decodes, else of the deployment."""
-    name, column = ("decode_replicas", None) if flags.get("prefill_replicas") else ("data_parallel_size", "dp")
-    value = 2 * (own[column] if column else flags.get(name) or 1)
+def _replicas(own: Mapping[str, Any], scenario: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the change to twice the replicas: of a pool that decodes, of all where several are stated, else dp."""
+    name = next((name for name in ("decode_replicas", "replicas") if scenario[name]), None)
+    if name is None:
+        name = "decode_replicas" if scenario["prefill_deployment_id"] else "data_parallel_size"
+    value = 2 * (own["dp"] if name == "data_parallel_size" else scenario[name] or 1)
     return [(f"{name}={value}", {name: value})]
 
 

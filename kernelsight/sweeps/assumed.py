@@ -37,12 +37,13 @@ def _shares(session: Session, row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _routing(session: Session, settings_of: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return what becomes of a prefix-aware router that has no prefixes to look at."""
+    """Return how replicas step, and what becomes of a prefix-aware router that has no prefixes to look at."""
     scenario = session.table("scenarios").to_pylist()[0]
     front = scenario["prefill_deployment_id"] or scenario["deployment_id"]
-    engines = settings_of[front]["dp"] * (scenario["prefill_replicas"] or 1)
+    engines = settings_of[front]["dp"] * (scenario["prefill_replicas"] or scenario["replicas"] or 1)
+    found = [f"the {scenario['replicas']} replicas step independently"] if scenario["replicas"] else []
     if scenario["router"] != "prefix_aware" or engines == 1:
-        return []
+        return found
     plan = next(row for row in session.table("memory_plan").to_pylist() if row["deployment_id"] == front)
     requests = session.table("requests")
     if requests["hash_ids"].null_count == requests.num_rows:
@@ -52,5 +53,5 @@ def _routing(session: Session, settings_of: Mapping[str, Mapping[str, Any]]) -> 
     elif plan["full_units"] == 0 or plan["sequence_units"] > 0:
         why = f"prefixes of {settings_of[front]['model']} cannot be shared"
     else:
-        return []
-    return [f"{why}: the prefix-aware router sends each request to the least loaded replica"]
+        return found
+    return [*found, f"{why}: the prefix-aware router sends each request to the least loaded replica"]

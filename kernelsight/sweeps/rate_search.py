@@ -104,7 +104,8 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
     if missed or alone.lost:
         return Capacity(alone, 0.0, missed)
     settings = trials.settings(scenario_id)
-    seats = settings["max_num_seqs"] * settings["dp"] * (trials.scenario(scenario_id)["decode_replicas"] or 1)
+    scenario = trials.scenario(scenario_id)
+    seats = settings["max_num_seqs"] * settings["dp"] * (scenario["decode_replicas"] or scenario["replicas"] or 1)
     longest_gap_ms = min((each.most_ms for each in objectives if each.metric == "tpot"), default=math.inf)
     best, level = 0.0, 1
     while True:

@@ -82,7 +82,7 @@ def run_summary(session: Session) -> dict[str, Any]:
         "settings": settings,
         "breakdown": session.table("kernel_breakdown").drop_columns(["scenario_id"]).to_pylist(),
         "assumed": assumed_of(session, row, settings_of),
-        **_prefill_side(session, settings_of, statistics),
+        **_replicas(session, settings_of, statistics),
     }
 
 
@@ -93,13 +93,14 @@ def _statuses(statistics: dict[str, Any]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def _prefill_side(
-    session: Session, settings_of: dict[str, dict[str, Any]], statistics: dict[str, Any]
-) -> dict[str, Any]:
-    """Return what disaggregated serving adds: the engines that compute prompts, and the mean transfer of their KV."""
+def _replicas(session: Session, settings_of: dict[str, dict[str, Any]], statistics: dict[str, Any]) -> dict[str, Any]:
+    """Return how many replicas there are, where there are several; with disaggregation those of prefill and decode.
+
+    Disaggregation adds the settings of the engines that compute prompts, and the mean transfer of their KV.
+    """
     scenario = session.table("scenarios").to_pylist()[0]
     if scenario["prefill_deployment_id"] is None:
-        return {}
+        return {"replicas": scenario["replicas"]} if scenario["replicas"] else {}
     replicas = {name: scenario[name] or 1 for name in ("prefill_replicas", "decode_replicas")}
     transfer_ms = statistics.get("kv_transfer_mean_ms")
     prefill = settings_of[scenario["prefill_deployment_id"]]

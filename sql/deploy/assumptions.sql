@@ -92,9 +92,13 @@ select settings.deployment_id, 'pipeline',
 from deployment_settings as settings where settings.pp > 1
 union all
 select settings.deployment_id, 'speculative decoding',
-       format('num_speculative_tokens {}: each draft token is accepted with probability {:.2f} if all earlier ones were; {}', settings.num_speculative_tokens, settings.draft_acceptance_rate,
+       format('num_speculative_tokens {}: each draft token is accepted with probability {:.2f} if all earlier ones were{}; {}', settings.num_speculative_tokens, settings.draft_acceptance_rate,
+              coalesce(format(' (assumed: no draft_acceptance_rate is stated; {})', usual.source), ''),
               case when settings.draft_deployment_id is null then 'drafting takes no time' else 'attention over them costs as much as over that many additional heads' end)
-from deployment_settings as settings where settings.num_speculative_tokens > 0
+from deployment_settings as settings
+join deployments using (deployment_id)
+left join draft_acceptance_rates as usual on usual.method = settings.speculative_method and deployments.draft_acceptance_rate is null
+where settings.num_speculative_tokens > 0
 union all
 select settings.deployment_id, 'data parallel', case when settings.lock_step then 'data-parallel ranks begin and end each step together; one without requests takes no time of its own'
                                             when models.experts is null then 'data-parallel replicas step independently'

@@ -24,6 +24,13 @@ limits as (
   select deployment_id, any_value(columns(* exclude (deployment_id, level)) order by level)
   from (select 0 as level, * from deployments union all by name select 1 as level, * from presets)
   group by deployment_id
+),
+-- where draft tokens come from; null: there are none
+proposing as (
+  select
+    deployment_id,
+    case when num_speculative_tokens > 0 then coalesce(speculative_method, case when draft_deployment_id is null then 'ngram' else 'draft_model' end) end as method
+  from limits
 )
 select
   limits.* exclude (
@@ -47,8 +54,8 @@ select
       as capacity_policy,
     limits.schedule_conservativeness * case when lock_step then rank_conservativeness else 1 end as schedule_conservativeness,
     coalesce(limits.num_speculative_tokens, 0) as num_speculative_tokens,
-    coalesce(limits.draft_acceptance_rate, 0) as draft_acceptance_rate,
-    case when limits.num_speculative_tokens > 0 then coalesce(limits.speculative_method, case when limits.draft_deployment_id is null then 'ngram' else 'draft_model' end) end as speculative_method,
+    case when limits.num_speculative_tokens > 0 then coalesce(limits.draft_acceptance_rate, usual.acceptance_rate) else 0 end as draft_acceptance_rate,
+    proposing.method as speculative_method,
     case when limits.num_speculative_tokens > 0 then limits.draft_deployment_id end as draft_deployment_id,
     -- TensorRT-LLM gathers tokens unless there are more expert ranks than a token has experts
     case when deployments.expert_exchange is null and limits.engine = 'trtllm' and limits.ep <= coalesce(models.top_k, 0) then 'all_gather'
@@ -64,4 +71,6 @@ select
 from limits
 join deployments using (deployment_id)
 join formats using (deployment_id)
+join proposing using (deployment_id)
 join models on models.model = limits.model
+left join draft_acceptance_rates as usual on usual.method = proposing.method

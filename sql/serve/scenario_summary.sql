@@ -17,7 +17,7 @@ replicas as (
 ),
 pools as (
   -- with disaggregated serving two: one that decodes, one that computes prompts
-  select scenario_id, deployment_id, coalesce(decode_replicas, 1) as replicas from scenarios
+  select scenario_id, deployment_id, coalesce(decode_replicas, replicas, 1) as replicas from scenarios
   union all
   select scenario_id, prefill_deployment_id, coalesce(prefill_replicas, 1) from scenarios where prefill_deployment_id is not null
 ),

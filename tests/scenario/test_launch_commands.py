@@ -19,7 +19,7 @@ def read_again(command: LaunchCommand, folder: Path) -> dict:
     (folder / "start.sh").write_text(command.line)
     if command.options_file is not None:
         (folder / OPTIONS_FILE).write_text(command.options_file)
-    line = read_launch_line(f"@{folder}/start.sh")
+    line = read_launch_line(f"@{folder}/start.sh", read_files=True)
     assert [word for word in line.words if word.effect != "used"] == []
     flags = normalise(line.flags | {"gpu": "h200_sxm"} | _acceptance(line.flags))
     return {name: value for name, value in deployment_row(flags).items() if name != "deployment_id"}
@@ -96,3 +96,25 @@ def test_a_draft_model_is_named(engine):
     row = {"model": "m", "engine": engine, "num_speculative_tokens": 2, "speculative_method": "draft_model"}
     flags = read_launch_line(launch_command(row, speculative_model="d").line).flags
     assert (flags["speculative_model"], flags["num_speculative_tokens"]) == ("d", 2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "served"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("llama-3.1-8b-instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("llama-3.1-8b", "meta-llama/Llama-3.1-8B"),
+        ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("qwen3-32b", "Qwen/Qwen3-32B"),
+        ("RedHatAI/Qwen3-32B-FP8-dynamic", "RedHatAI/Qwen3-32B-FP8-dynamic"),
+        ("/models/mine/config.json", "/models/mine"),
+        ("/models/mine", "/models/mine"),
+        ("unheard-of", "unheard-of"),
+    ],
+)
+def test_the_model_that_a_user_names_is_served(asked, served):
+    assert launch_command({"model": asked}).line == f"vllm serve {served}"
+    # a row of deployments has the name of the catalogue, whatever was asked
+    row = {"model": "llama-3.1-8b", "engine": "sglang"}
+    assert launch_command(row, asked=asked).line.endswith(f"--model-path {served}")
+    assert served in launch_command({"model": asked}, speculative_model=asked).line.split()

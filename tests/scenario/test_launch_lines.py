@@ -197,7 +197,7 @@ def test_options_of_trtllm_serve_and_of_its_yaml_file(tmp_path):
         "mpirun -n 8 trtllm-llmapi-launch trtllm-serve serve nvidia/DeepSeek-R1-FP4 \\\n"
         "  --tp_size $TP --ep_size 8 --max_batch_size=64 --max_num_tokens 2k --extra_llm_api_options extra.yaml\n"
     )
-    line = read_launch_line(f"@{tmp_path}/start.sh")
+    line = read_launch_line(f"@{tmp_path}/start.sh", read_files=True)
     assert line.flags == {
         "engine": "trtllm",
         "model": "nvidia/DeepSeek-R1-FP4",
@@ -219,7 +219,7 @@ def test_options_of_trtllm_serve_and_of_its_yaml_file(tmp_path):
         "attention_dp_batching_wait_iters": 0,
     }
     said = {word.words: word.effect for word in line.words}
-    assert said["--print_iter_log true"] == said["mpirun -n 8 trtllm-llmapi-launch"] == "none"
+    assert said["extra.yaml: --print_iter_log"] == said["mpirun -n 8 trtllm-llmapi-launch"] == "none"
 
 
 def test_a_file_of_options_that_is_not_here_is_listed():
@@ -253,7 +253,7 @@ def test_docker_run_tells_the_version_of_the_engine():
     )
     expected = {"model": "mistralai/Mistral-7B-v0.1", "tensor_parallel_size": 2, "engine_version": "0.11.0"}
     assert flags_of(text) == expected
-    assert effects(text)["HF_TOKEN=…"] == effects(text)["--gpus all"] == "none"
+    assert effects(text)["HF_TOKEN=<redacted>"] == effects(text)["--gpus all"] == "none"
     other = "docker run --gpus all lmsysorg/sglang:v0.5.5.post1-cu129 bash -c 'sglang serve --model-path m --tp 2'"
     assert flags_of(other) == {"model": "m", "tensor_parallel_size": 2, "engine_version": "0.5.5.post1"}
 
@@ -269,8 +269,9 @@ def test_a_kubernetes_manifest_tells_the_gpu_too(tmp_path):
         "max_num_seqs": 64,
         "engine_version": "0.11.0",
         "gpu": "h100_sxm",
+        "replicas": 2,
     }
-    assert {"HF_TOKEN=…", "VLLM_USE_V1=1", "nvidia.com/gpu: 4"} <= {word.words for word in line.words}
+    assert {"HF_TOKEN=<redacted>", "VLLM_USE_V1=1", "nvidia.com/gpu: 4"} <= {word.words for word in line.words}
 
 
 def test_prefill_and_decode_replicas_are_one_deployment(tmp_path):
@@ -309,7 +310,7 @@ def test_flags_beside_the_line_have_precedence():
         ("vllm serve 'm", "no closing quotation; close it"),
         ("vllm serve $MODEL", "has a variable without a value"),
         ("vllm serve m --speculative-config '{a'", "is not JSON"),
-        ("vllm serve m --speculative-config '[1]'", "is no JSON object: [1]; give its fields"),
+        ("vllm serve m --speculative-config '[1]'", "is no JSON object; give its fields"),
         ("vllm serve m & vllm serve n", "starts 2 servers"),
         ("@/no/such/file.sh", "launch file /no/such/file.sh cannot be read: No such file or directory"),
         (
@@ -326,3 +327,55 @@ def test_refusals(text, sentence):
         read_launch_line(text)
     except InvalidInput as error:
         assert sentence in str(error)
+
+
+COMPOSE = """
+services:
+  llm:
+    image: vllm/vllm-openai:v0.11.0
+    command: --model Qwen/Qwen3-8B
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "said"),
+    [
+        (MANIFEST, {"replicas": 2}, "requests go to them in turn"),
+        (MANIFEST.replace("replicas: 2", "replicas: 1"), {"replicas": 1}, "requests go to them in turn"),
+        (MANIFEST.replace("replicas: 2", "replicas: 0"), {}, "one is predicted; state --replicas"),
+        (MANIFEST.replace("replicas: 2", 'replicas: "${N}"'), {}, "one is predicted; state --replicas"),
+        (
+            MANIFEST.replace("replicas: 2", "replicas: 4").replace("--port", "--nnodes 2 --port"),
+            {"replicas": 2},
+            "each server has 2 of them as its nodes",
+        ),
+        (MANIFEST.replace("--port", "--nnodes=3 --port"), {}, "one is predicted; state --replicas"),
+        (COMPOSE.format("deploy: {replicas: 3}"), {"replicas": 3}, "requests go to them in turn"),
+        (COMPOSE.format("scale: 3"), {"replicas": 3}, "requests go to them in turn"),
+    ],
+)
+def test_replicas_of_a_manifest_count_or_are_named(text, flags, said):
+    line = read_launch_line(text)
+    assert {name: value for name, value in line.flags.items() if name == "replicas"} == flags
+    (word,) = (word for word in line.words if word.words.startswith("replicas: "))
+    assert said in word.reason and word.effect == ("used" if flags else "not_modelled")
+    if flags.get("replicas", 1) > 1:
+        beside = read_launch_line(text).overridden_by({"replicas": 7})
+        assert [word.effect for word in beside.words if word.words.startswith("replicas: ")] == ["overridden"]
+
+
+def test_more_replicas_than_there_can_be_are_refused():
+    with pytest.raises(InvalidInput, match="replicas: 9999 of the launch line: replicas is 9999; give a whole number"):
+        read_launch_line(MANIFEST.replace("replicas: 2", "replicas: 9999"))
+
+
+def test_replicas_of_prefill_and_decode_are_those_of_their_manifests():
+    options = "--disaggregation-mode prefill --model-path m"
+    prefill = COMPOSE.format("scale: 3").replace("vllm/vllm-openai", "lmsysorg/sglang").replace(
+        "--model Qwen/Qwen3-8B", f"python -m sglang.launch_server {options}"
+    )  # fmt: skip
+    decode = prefill.replace("services:\n", "").replace("llm:", "other:").replace("prefill", "decode")
+    line = read_launch_line(prefill + decode.replace("scale: 3", "scale: 2"))
+    assert (line.flags["prefill_replicas"], line.flags["decode_replicas"]) == (3, 2)
+    assert {"prefill: replicas: 3", "decode: replicas: 2"} <= {word.words for word in line.words}

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from kernelsight.catalog.tables import facts
 from kernelsight.errors import ContractBroken, InvalidInput
+from kernelsight.scenario.flags import FLAGS
 from kernelsight.scenario.plan import deployment_rows, normalise
 from kernelsight.session import Session
 from tests.asked import give_plan, sweep
@@ -70,7 +72,6 @@ def test_words_for_what_does_not_go_together(session: Session) -> None:
             {"draft_acceptance_rate": 0.5},
             "draft_acceptance_rate needs speculative decoding, but num_speculative_tokens",
         ),
-        ({"num_speculative_tokens": 2}, "num_speculative_tokens is set, but draft_acceptance_rate is not"),
         ({**DRAFTS, "speculative_method": "draft_model"}, "speculative_model is unset"),
         ({**DRAFTS, "speculative_method": "ngram", "speculative_model": "qwen3-0.6b"}, "speculative_method is ngram"),
         ({**DRAFTS, "draft_acceptance_rate": 1.5}, "draft_acceptance_rate is 1.5; give a number from 0 to 1"),
@@ -80,7 +81,7 @@ def test_words_for_what_does_not_go_together(session: Session) -> None:
             normalise(flags)
     with session.fork() as fork, pytest.raises(InvalidInput, match=r"qwen3-0\.6b has no multi-token-prediction layer"):
         give_plan(fork, [row_of(**DRAFTS)])
-    row = {"deployment_id": "d", "engine": "vllm", "model": "qwen3-0.6b", "gpu": "l4", "num_speculative_tokens": 2}
+    row = {"deployment_id": "d", "engine": "vllm", "model": "qwen3-0.6b", "gpu": "l4", "draft_acceptance_rate": 1.5}
     row |= dict.fromkeys(("tp", "pp", "dp", "ep"), 1)
     with session.fork() as fork, pytest.raises(ContractBroken, match="draft_acceptance_rate"):
         fork.give("deployments", [row])
@@ -193,5 +194,26 @@ def test_the_command_tells_what_was_accepted(command) -> None:
     alone = json.loads(command(*words.split(), "--format", "json")[1])
     # two passes of 24 layers beside the model's 28, in every step
     assert attentions(json.loads(out)) / attentions(alone) == pytest.approx((28 + 2 * 24) / 28, rel=0.1)
-    status, out, err = command(*words.split(), "--num-speculative-tokens", 2)
-    assert (status, out) == (2, "") and "draft_acceptance_rate is not; set it" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "rate", "source"),
+    [
+        ({"speculative_method": "ngram"}, 0.42, "PLD keeps 1.73 tokens a step"),
+        ({"speculative_model": "qwen2.5-0.5b"}, 0.56, "SpS keeps 2.28 tokens a step"),
+    ],
+)
+def test_an_acceptance_rate_that_is_not_stated_is_assumed_and_said(session: Session, flags, rate, source) -> None:
+    load = {"max_concurrency": 1, "num_prompts": 2, "input_len": 30, "output_len": 10, "gpu": "l4"}
+    flags |= load | {"model": "qwen3-0.6b", "num_speculative_tokens": 2}
+    assumed, stated = (session.simulate(**flags, **more) for more in ({}, {"draft_acceptance_rate": rate}))
+    (said,) = (text for text in assumed.summary["assumed"] if "each draft token" in text)
+    assert f"probability {rate:.2f}" in said and "no draft_acceptance_rate is stated" in said and source in said
+    assert not [text for text in stated.summary["assumed"] if "is stated" in text]
+    assert assumed.summary["tpot_ms"] == stated.summary["tpot_ms"]
+
+
+def test_every_method_has_a_rate_with_its_source() -> None:
+    rows = facts("draft_acceptance_rates").to_pylist()
+    assert {row["method"] for row in rows} == set(FLAGS["speculative_method"].choices)
+    assert all(0 < row["acceptance_rate"] < 1 and row["source"] for row in rows)

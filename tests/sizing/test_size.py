@@ -80,6 +80,13 @@ def test_the_answer_is_a_sentence_and_a_command(found: Sizing) -> None:
     assert stated["max_num_seqs"] == 16 and stated["max_num_batched_tokens"] == 512
 
 
+@pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b-instruct", "llama-3.1-8b"])
+def test_the_command_serves_the_model_that_a_user_names(session: Session, name: str) -> None:
+    (line,) = size(session, rate=1.0, model=name, gpus=["h100_sxm"], max_gpus=1).launch
+    wanted = "meta-llama/Llama-3.1-8B" + ("-Instruct" if "nstruct" in name else "")
+    assert ks.read_launch_line(line).flags["model"] == wanted
+
+
 def test_longer_runs_keep_the_winners_rate(session: Session, found: Sizing) -> None:
     row = found.chosen
     deployment = FLAGS | {name: row[name] for name in ("gpu", "tensor_parallel_size")}

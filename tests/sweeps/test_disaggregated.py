@@ -60,6 +60,8 @@ def test_words_for_what_does_not_go_together(session: Session) -> None:
         prefill_row(normalise({**SMALL, "prefill_tp": 2}))
     with pytest.raises(InvalidInput, match="decode_replicas needs P/D disaggregation"):
         prefill_row(normalise({**SMALL, "decode_replicas": 2}))
+    with pytest.raises(InvalidInput, match="replicas cannot be used with prefill_replicas; set prefill_replicas and"):
+        prefill_row(normalise({**SMALL, "replicas": 2, "prefill_replicas": 1}))
     with pytest.raises(InvalidInput, match="static scheduling cannot be used with prefill_replicas"):
         prefill_row(normalise({**SMALL, "scheduling": "static", "prefill_replicas": 1}))
     with pytest.raises(InvalidInput, match="prefill_replicas is 0; give a whole number from 1 to 1024"):

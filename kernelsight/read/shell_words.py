@@ -1,0 +1,66 @@
+"""Shell text as the words of its commands, and back."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+
+from kernelsight.errors import InvalidInput
+
+# of a text; an argument of a Linux command has 131,072 bytes at most (execve(2): MAX_ARG_STRLEN)
+MOST_CHARACTERS = 2**18
+_COMMENT = re.compile(r"(^|\s)#(\s|!|$).*")
+_NAMED = re.compile(r"(--?[A-Za-z][\w.+-]*|[A-Za-z_]\w*)=")  # of a variable or an option, before its value
+_STREAM = re.compile(r"(?<=\s)\d(?=>)")  # the 2 of 2>&1
+
+
+def split_commands(text: str) -> Iterator[list[str]]:
+    """Yield the simple commands of a shell text as words, redirections left out.
+
+    InvalidInput: a quotation is not closed, or the text is too long.
+
+    >>> list(split_commands("A=1 vllm serve 'm n' 2>&1 | tee log"))
+    [['A=1', 'vllm', 'serve', 'm n'], ['tee', 'log']]
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise InvalidInput(
+            f"the launch line has {len(text):,} characters; give the command of the server alone, {MOST_CHARACTERS:,} "
+            "at most."
+        )
+    lines = text.replace("\r\n", "\n").replace("\\\n", " ").split("\n")
+    lexer = shlex.shlex(
+        "\n".join(_STREAM.sub("", _COMMENT.sub("", line)) for line in lines), posix=True, punctuation_chars=";&|<>\n"
+    )
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    words: list[str] = []
+    skip = False
+    try:
+        for word in lexer:
+            if word and set(word) <= set(";&|<>\n"):
+                skip = bool(set(word) & set("<>"))
+                if not skip:
+                    yield words
+                    words = []
+            elif skip:
+                skip = False
+            else:
+                words.append(word)
+    except ValueError as error:  # no closing quotation, or nothing after the last backslash
+        raise InvalidInput(f"the launch line cannot be split into words: {str(error).lower()}; close it.") from None
+    yield words
+
+
+def join_commands(commands: Iterable[Sequence[str]]) -> str:
+    """Return commands as one line of shell text, which splits into the same words.
+
+    >>> join_commands([["A=x y"], ["vllm", "serve", "m n"]])
+    "A='x y'; vllm serve 'm n'"
+    """
+    return "; ".join(" ".join(map(_quoted, words)) for words in commands if words)
+
+
+def _quoted(word: str) -> str:
+    named = _NAMED.match(word)
+    end = named.end() if named else 0
+    return word[:end] + shlex.quote(word[end:])
