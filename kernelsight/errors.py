@@ -9,6 +9,8 @@ import difflib
 import reprlib
 from collections.abc import Iterable
 
+from kernelsight.escape import visible
+
 
 class KernelSightError(Exception):
     """Base of all errors raised on purpose. ``exit_code`` is the exit status of the command line."""
@@ -16,8 +18,8 @@ class KernelSightError(Exception):
     exit_code = 2
 
     def __str__(self) -> str:
-        """Return the message on one line: names from files may have line ends."""
-        return " ".join(super().__str__().splitlines())
+        """Return the message on one line: names from files may have line ends and control characters."""
+        return visible(" ".join(super().__str__().splitlines()))
 
 
 class UnknownName(KernelSightError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from kernelsight.dataflow.kept import Kept, program_digest
 from kernelsight.dataflow.locations import folder
 from kernelsight.dataflow.rows import is_rows
 from kernelsight.errors import InvalidInput
+from kernelsight.escape import as_html, visible
 from kernelsight.kernels.families import LOWERED
 
 if TYPE_CHECKING:
@@ -386,7 +386,7 @@ class Session(dataflow.Session):
     def __repr__(self) -> str:
         place = f" on {self.path}" if self.path else ""
         given = ", ".join(sorted(self.given() | self._own)) or "nothing"
-        return f"Session{place}: given {given}; .tables() lists all, .sql(...) asks"
+        return visible(f"Session{place}: given {given}; .tables() lists all, .sql(...) asks")
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self))}</p>"
+        return f"<p>{as_html(repr(self))}</p>"

@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "kernelsight"
 # from the ground up: a room imports what stands before it
 ROOMS = (
     *(
+        "escape",
         "errors",
         "dataflow",
         "catalog",

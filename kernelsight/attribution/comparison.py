@@ -49,11 +49,12 @@ from kernelsight.attribution.scores import (
 from kernelsight.attribution.settings import contradictions, stated_settings, with_stated
 from kernelsight.attribution.sizes import State
 from kernelsight.attribution.steps import Seen, seen_of, typical_context
-from kernelsight.attribution.verdict import as_html, not_separated, verdict_of
+from kernelsight.attribution.verdict import not_separated, verdict_of, verdict_table
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
+from kernelsight.escape import visible
 from kernelsight.scenario.alternatives import alternatives
 from kernelsight.scenario.corrections import fingerprint
 
@@ -402,7 +403,7 @@ class Comparison:
         return self._session.sql(query)
 
     def __repr__(self) -> str:
-        return f"Comparison({self.summary['verdict']})"
+        return visible(f"Comparison({self.summary['verdict']})")
 
     def _repr_html_(self) -> str:
-        return as_html(self.summary, self.parts, ("part", "miss_ms", "share"))
+        return verdict_table(self.summary, self.parts, ("part", "miss_ms", "share"))

@@ -13,11 +13,12 @@ import pyarrow as pa
 from kernelsight.attribution.replay import NO_LOAD, conformed
 from kernelsight.attribution.scores import METRICS
 from kernelsight.attribution.stages import Stage, client_of, findings, load_of_stage, stages_of
-from kernelsight.attribution.verdict import as_html
+from kernelsight.attribution.verdict import verdict_table
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
+from kernelsight.escape import visible
 from kernelsight.scenario.scenarios import give_plan, plan_rows
 
 STATISTICS = ("mean", "p50", "p90", "p99")
@@ -206,10 +207,10 @@ class StageComparison:
         return self._session.sql(query)
 
     def __repr__(self) -> str:
-        return f"StageComparison({self.summary['verdict']})"
+        return visible(f"StageComparison({self.summary['verdict']})")
 
     def _repr_html_(self) -> str:
-        return as_html(self.summary, self.rows, ("part", "metric", "statistic", "measured", "predicted", "error"))
+        return verdict_table(self.summary, self.rows, ("part", "metric", "statistic", "measured", "predicted", "error"))
 
 
 def _counted(faults: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelsight.attribution.named import AGREES
+from kernelsight.escape import html_table
 
 WORDS = {
     "client": "the client or the network before the server",
@@ -64,13 +64,10 @@ def _found(answer: Mapping[str, Any], enough: bool, fit: str) -> str:
     return f"{said}; no single cause explains it."
 
 
-def as_html(answer: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+def verdict_table(answer: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     """Return the verdict and the rows that are not 0 as HTML, for notebooks."""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    shown = [[f"{row[name]:,.4g}" if isinstance(row[name], float) else str(row[name]) for name in names] for row in rows
-             if row.get("miss_ms", 1.0)]  # fmt: skip
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in shown)
-    return f"<p>{html.escape(answer['verdict'])}</p><table><tr>{head}</tr>{body}</table>"
+    shown = [[row[name] for name in names] for row in rows if row.get("miss_ms", 1.0)]
+    return html_table(answer["verdict"], names, shown)
 
 
 # a posterior as wide as this share of the prior has learned nothing of a part; smaller parts matter to nobody

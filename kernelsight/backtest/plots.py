@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight.backtest.scores import GROUP
+from kernelsight.dataflow.durable import durable_file
 from kernelsight.errors import InvalidInput
+from kernelsight.views.page import chart, page, plain
 
 ENDINGS = (".svg", ".png", ".html", ".json")
+TITLE = "Predicted against measured, error against load, median error of each group"
 METRICS = (("ttft", "TTFT"), ("tpot", "TPOT"))
 SIZE = 300
 SHOWN_RUNS = 20
@@ -79,7 +82,7 @@ def draw(rows: Sequence[Mapping[str, Any]], answer: Mapping[str, Any], target: P
     import altair as alt
 
     alt.data_transformers.disable_max_rows()
-    data = alt.Data(values=points(rows))
+    data = alt.Data(values=[plain(row) for row in points(rows)])
     panels = []
     for metric, name in METRICS:
         measured, predicted = f"{metric}_measured", f"{metric}_predicted"
@@ -99,7 +102,7 @@ def draw(rows: Sequence[Mapping[str, Any]], answer: Mapping[str, Any], target: P
         left = (scatter + diagonal).properties(width=SIZE, height=SIZE)
         panels.append(left | load.properties(width=SIZE, height=SIZE))
     groups = (
-        alt.Chart(alt.Data(values=group_points(answer)))
+        alt.Chart(alt.Data(values=[plain(row) for row in group_points(answer)]))
         .mark_point(filled=True, size=40)
         .encode(
             x=alt.X("median_ape:Q", scale=alt.Scale(type="symlog"), title="median error (%)"),
@@ -110,4 +113,10 @@ def draw(rows: Sequence[Mapping[str, Any]], answer: Mapping[str, Any], target: P
         )
         .properties(width=SIZE)
     )
-    alt.vconcat(*panels, groups).resolve_scale(color="independent", shape="independent").save(str(target))
+    figure = alt.vconcat(*panels, groups).resolve_scale(color="independent", shape="independent")
+    if target.suffix != ".html":
+        figure.save(str(target))
+        return
+    # the page of Altair fetches its libraries, and a name with </script> ends its script
+    with durable_file(target) as draft:
+        draft.write_text(page(TITLE, [f"<h1>{TITLE}</h1>", chart("figure-0", figure.to_dict())]), encoding="utf-8")

@@ -21,6 +21,7 @@ from kernelsight.report.output import (
     as_json,
     check_ending,
     note,
+    print_page,
     print_rows,
     write_table,
     write_text,
@@ -140,7 +141,7 @@ def _print(answer: dict, form: str) -> None:
     if form == "csv":
         print_rows(score_rows(answer), list(SCORE_COLUMNS), form)
         return
-    print("\n".join(page(answer)))
+    print_page(page(answer))
     for excluded in answer["excluded"]:
         note(f"excluded {excluded['n']:,}: {excluded['reason']}")
     for fault in answer["not_simulated"]:

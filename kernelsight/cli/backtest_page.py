@@ -7,7 +7,7 @@ from typing import Any
 
 from kernelsight.backtest.coverage import METRICS as COVERED
 from kernelsight.backtest.scores import GROUP, METRICS
-from kernelsight.report.output import as_text, terminal_width
+from kernelsight.report.output import table_lines, terminal_width
 
 SHOWN = ("n", "ttft", "tpot", "throughput")
 
@@ -36,11 +36,11 @@ def _kinds(answer: Mapping[str, Any]) -> list[str]:
     for axis, groups in answer["by"].items():
         if axis != "length":
             rows += [_line(f"{axis} {group[axis]}", group) for group in groups]
-    return [_scores(rows)]
+    return _scores(rows)
 
 
 def _levels(answer: Mapping[str, Any]) -> list[str]:
-    return ["by host constants:", _scores(level_lines(answer, _line))]
+    return ["by host constants:", *_scores(level_lines(answer, _line))]
 
 
 def _basis(answer: Mapping[str, Any]) -> list[str]:
@@ -52,7 +52,7 @@ def _basis(answer: Mapping[str, Any]) -> list[str]:
     ]
     return [
         "by basis of the launch flags (recipes); recipes that are not published, with the runs that each touches:",
-        _scores(rows),
+        *_scores(rows),
         ", ".join(f"{each['recipe']} ({each['basis']}) {each['scored']}" for each in basis["recipes"]),
     ]
 
@@ -61,19 +61,19 @@ def _intervals(answer: Mapping[str, Any]) -> list[str]:
     return [
         "90 % intervals, their spread beyond kernels and host fitted on other groups; median p95 / p05, and in "
         "brackets that of one fixed factor a metric that covers as many runs:",
-        as_text(_interval_rows(answer["levels"]), ["", *COVERED], terminal_width()),
+        *table_lines(_interval_rows(answer["levels"]), ["", *COVERED], terminal_width()),
     ]
 
 
 def _groups(answer: Mapping[str, Any]) -> list[str]:
-    return [_scores([_line(_name(group), group) for group in answer["groups"]])]
+    return _scores([_line(_name(group), group) for group in answer["groups"]])
 
 
 def _implausible(answer: Mapping[str, Any]) -> list[str]:
     if not answer["signs"]:
         return []
     rows = [_line(group["sign"], group) for group in answer["signs"]]
-    return ["runs with implausible measurements (included in the scores above):", _scores(rows)]
+    return ["runs with implausible measurements (included in the scores above):", *_scores(rows)]
 
 
 def _disaggregated(answer: Mapping[str, Any]) -> list[str]:
@@ -81,14 +81,14 @@ def _disaggregated(answer: Mapping[str, Any]) -> list[str]:
     if not found["ttft"]["n"]:
         return []
     rows = [_line("all", found), *(_line(_name(group), group) for group in found["groups"])]
-    return ["disaggregated prefill and decode, not fitted on (not included above):", _scores(rows)]
+    return ["disaggregated prefill and decode, not fitted on (not included above):", *_scores(rows)]
 
 
 def _separate(answer: Mapping[str, Any]) -> list[str]:
     lines = []
     for found in answer["separate"]:
         rows = [_line("all", found), *(_line(_name(group), group) for group in found["groups"])]
-        lines += [f"{found['reason']}, not fitted on (not included above):", _scores(rows)]
+        lines += [f"{found['reason']}, not fitted on (not included above):", *_scores(rows)]
     return lines
 
 
@@ -105,7 +105,7 @@ def _speculative(answer: Mapping[str, Any]) -> list[str]:
     return [
         "runs with and without speculative decoding, inferred from pairs of TPOTs (not included above); acceptance "
         f"rates fitted on the fitting fifth: {fitted}",
-        _scores(rows),
+        *_scores(rows),
     ]
 
 
@@ -114,7 +114,7 @@ def _parts(answer: Mapping[str, Any]) -> list[str]:
         return []
     return [
         "error by part, in % of the measured value (+: predicted too short), largest first:",
-        _whole(_attribution_rows(answer["attribution"])),
+        *_whole(_attribution_rows(answer["attribution"])),
     ]
 
 
@@ -122,19 +122,19 @@ def _peer(answer: Mapping[str, Any]) -> list[str]:
     if "peer" not in answer:
         return []
     asked = f"compared with AIConfigurator, on the {answer['peer']['n']:,} runs that it predicts:"
-    return [asked, _whole(_peer_rows(answer["peer"]))]
+    return [asked, *_whole(_peer_rows(answer["peer"]))]
 
 
 def _line(scope: str, found: Mapping[str, Any]) -> dict[str, Any]:
     return {"": scope, "n": found["ttft"]["n"], **{metric: _percent(found[metric]) for metric in METRICS}}
 
 
-def _scores(rows: Sequence[Mapping[str, Any]]) -> str:
-    return as_text(rows, ["", *SHOWN], terminal_width())
+def _scores(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return table_lines(rows, ["", *SHOWN], terminal_width())
 
 
-def _whole(rows: Sequence[Mapping[str, Any]]) -> str:
-    return as_text(rows, list(rows[0]), terminal_width())
+def _whole(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return table_lines(rows, list(rows[0]), terminal_width())
 
 
 def _name(group: Mapping[str, Any]) -> str:

@@ -13,10 +13,11 @@ from kernelsight.report.output import (
     Waiting,
     as_csv,
     as_json,
-    as_text,
     check_ending,
     note,
+    print_page,
     show_number,
+    table_lines,
     terminal_width,
     write_table,
 )
@@ -96,7 +97,7 @@ def run(arguments: Any) -> None:
             rows = found.table("stage_vs_prediction" if "stages" in answer else "miss_by_part")
             print(as_csv(rows.to_pylist(), rows.column_names), end="")
         else:
-            print(_page(answer))
+            print_page(_page(answer))
         if target and target.suffix == ".duckdb":
             found.save(target)
         elif target and "stages" in answer:
@@ -136,8 +137,8 @@ def _stated(text: str | None) -> dict[str, Any] | None:
     return {name: value for name in LOAD_FLAGS if (value := getattr(stated, name, None)) is not None}
 
 
-def _page(answer: dict[str, Any]) -> str:
-    """Return the comparison as text: verdict, errors, parts, suspects, corrections."""
+def _page(answer: dict[str, Any]) -> list[str]:
+    """Return the lines of the comparison: verdict, errors, parts, suspects, corrections."""
     page = [answer["verdict"][0].upper() + answer["verdict"][1:], ""]
     page.append(f"{answer['requests']:,} requests compared")
     page += [f"  {row['rows']}: {row['n']:,} x {row['reason']}" for row in answer["dropped"]]
@@ -158,18 +159,18 @@ def _page(answer: dict[str, Any]) -> str:
         for row in rows
     ]
     if shown:
-        page += ["", as_text(shown, list(shown[0]), terminal_width())]
+        page += ["", *table_lines(shown, list(shown[0]), terminal_width())]
     if "stages" in answer:
-        return "\n".join([*page, *_stages(answer)])
+        return [*page, *_stages(answer)]
     parts = [row for row in answer["parts"] if abs(row["miss_ms"]) >= 0.005][:MOST_SHOWN]
     if parts:
         named = [{"part of the E2E miss": row["part"], "ms a request": row["miss_ms"]} for row in parts]
-        page += ["", as_text(named, list(named[0]), terminal_width())]
+        page += ["", *table_lines(named, list(named[0]), terminal_width())]
     if said := answer["not_separated"] + _evidence(answer["evidence"]):
         page += ["", *said]
     if answer["suspects"]:
         columns = ["setting", "stated", "value", "gain", "evidence"]
-        page += ["", as_text(answer["suspects"][:MOST_SHOWN], columns, terminal_width())]
+        page += ["", *table_lines(answer["suspects"][:MOST_SHOWN], columns, terminal_width())]
     for row in answer["drift"]:
         page += [
             "",
@@ -182,8 +183,8 @@ def _page(answer: dict[str, Any]) -> str:
             | {metric.upper(): _share(answer["fit"][name][metric]["median_ape"]) for metric in METRICS}
             for name in ("uncorrected", "one_factor", "corrected")
         ]
-        page.append(as_text(table, list(table[0]), terminal_width()))
-    return "\n".join(page)
+        page += table_lines(table, list(table[0]), terminal_width())
+    return page
 
 
 def _evidence(found: dict[str, Any]) -> list[str]:
@@ -213,8 +214,8 @@ def _stages(answer: dict[str, Any]) -> list[str]:
             name = "req/s" if row["metric"] == "request_throughput" else f"{row['metric'].split('_')[0].upper()} (ms)"
             own[name] = f"{show_number(row['measured'])} / {show_number(row['predicted'])}  {row['error']:+.1%}"
     columns = list(dict.fromkeys(name for own in rows.values() for name in own))
-    table = as_text(list(rows.values()), columns, terminal_width())
-    return ["", "means of each stage, measured / predicted, and the error:", table, "", *answer["findings"]]
+    table = table_lines(list(rows.values()), columns, terminal_width())
+    return ["", "means of each stage, measured / predicted, and the error:", *table, "", *answer["findings"]]
 
 
 def _share(value: float | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from kernelsight.cli.options import TABLE_ENDINGS, show_table
-from kernelsight.report.output import check_ending, write_table
+from kernelsight.report.output import check_ending, print_page, write_table
 
 
 def declare(verb: argparse.ArgumentParser) -> None:
@@ -38,4 +38,4 @@ def run(arguments: argparse.Namespace) -> None:
             return
         if target:
             write_table(pa.table(columns), target)
-        print(session.explain(arguments.table, format=arguments.format))
+        print_page(session.explain(arguments.table, format=arguments.format).split("\n"))

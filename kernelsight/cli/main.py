@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from kernelsight import __version__
 from kernelsight.errors import InvalidInput, KernelSightError, unknown
+from kernelsight.escape import visible
 from kernelsight.report.output import QUIET, USUAL, VERBOSE, say
 
 # what a verb is for, and its module: declare() adds its arguments to a parser, run() answers them. A module is imported
@@ -87,7 +88,7 @@ VERBS: dict[str, tuple[str, str | None]] = {
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Reject wrong arguments in one sentence, with exit status 2."""
-        print(f"kernelsight: {message}; `{self.prog} --help` shows the flags.", file=sys.stderr)
+        print(f"kernelsight: {visible(message)}; `{self.prog} --help` shows the flags.", file=sys.stderr)
         sys.exit(2)
 
 
@@ -95,7 +96,7 @@ class _Notes(logging.Handler):
     """Prints what the package logs as notes on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(record.getMessage(), file=sys.stderr)
+        print(visible(record.getMessage()), file=sys.stderr)
 
 
 def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
@@ -154,7 +155,7 @@ def main(words: list[str] | None = None) -> int:
     except OSError as error:
         _silence_stdout()
         what = f"{error.filename} could not be read or written" if error.filename else "the output could not be written"
-        print(f"kernelsight: {what}: {error.strerror}.", file=sys.stderr)
+        print(f"kernelsight: {visible(what)}: {error.strerror}.", file=sys.stderr)
         return 1
     except MemoryError:
         print("kernelsight: out of memory; request fewer rows at once.", file=sys.stderr)

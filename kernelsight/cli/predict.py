@@ -12,11 +12,12 @@ from kernelsight.report.formats import formats_said, rests_on
 from kernelsight.report.output import (
     as_csv,
     as_json,
-    as_text,
     check_ending,
     note,
+    print_page,
     print_rows,
     show_number,
+    table_lines,
     terminal_width,
     write_table,
     write_text,
@@ -100,7 +101,7 @@ def run(arguments: Any) -> None:
         elif arguments.format == "csv":
             print(as_csv(step["kernels"], COLUMNS), end="")
         else:
-            print(_as_page(step))
+            print_page(_as_page(step))
 
 
 def _write_kernels(rows: list[dict[str, Any]], target: Path) -> None:
@@ -142,7 +143,7 @@ def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _as_page(step: dict[str, Any]) -> str:
+def _as_page(step: dict[str, Any]) -> list[str]:
     memory, settings = step["memory"], step["settings"]
     gib = 1024.0**3
     rows = [
@@ -167,7 +168,7 @@ def _as_page(step: dict[str, Any]) -> str:
         f"GPU {show_number(step['gpu_us'])} us, exposed host {show_number(step['host_us'])} us",
         rests_on(step),
         "",
-        as_text(rows, list(rows[0]), terminal_width()),
+        *table_lines(rows, list(rows[0]), terminal_width()),
         "",
         f"memory per GPU: {memory['memory_bytes'] / gib:.1f} GiB, usable {memory['usable_bytes'] / gib:.1f}: "
         f"weights {memory['weights_bytes'] / gib:.1f}, "
@@ -178,4 +179,4 @@ def _as_page(step: dict[str, Any]) -> str:
         "assumed:",
         *(f"  - {sentence}" for sentence in step["assumed"]),
     ]
-    return "\n".join(lines)
+    return lines

@@ -16,7 +16,7 @@ from kernelsight.cli.options import (
     open_session,
 )
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.report.output import Waiting, as_csv, as_json, check_ending, note, write_table
+from kernelsight.report.output import Waiting, as_csv, as_json, check_ending, note, print_page, write_table
 from kernelsight.report.simulation_page import simulation_page
 from kernelsight.scenario.flags import LENGTHS, LOAD, LOAD_FLAGS, POOLS, PREFILL, ROUTER
 from kernelsight.scenario.load_rules import distribution, first_fault, with_finite_rate
@@ -109,4 +109,4 @@ def _print(run: Run, form: str, line: LaunchLine | None) -> None:
         summary = run.table("scenario_summary")
         print(as_csv(summary.to_pylist(), summary.column_names), end="")
     else:
-        print(simulation_page(run.summary))
+        print_page(simulation_page(run.summary))

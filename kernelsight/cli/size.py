@@ -18,7 +18,17 @@ from kernelsight.cli.options import (
 )
 from kernelsight.errors import InvalidInput
 from kernelsight.read.numbers import read_number
-from kernelsight.report.output import as_csv, as_json, as_text, check_ending, note, terminal_width, write_table
+from kernelsight.report.output import (
+    as_csv,
+    as_json,
+    check_ending,
+    note,
+    print_page,
+    status,
+    table_lines,
+    terminal_width,
+    write_table,
+)
 from kernelsight.scenario import flags
 from kernelsight.scenario.flags import LOAD_FLAGS
 from kernelsight.scenario.objectives import parse_slo
@@ -169,7 +179,7 @@ def _search(words: list[str]) -> dict[str, list[Any]]:
 
 
 def _show(text: str) -> None:
-    print(f"\r\033[K  {text}", end="", file=sys.stderr, flush=True)
+    status(f"  {text}")
 
 
 def _write(session: Session, found: Sizing, target: Path) -> None:
@@ -185,7 +195,7 @@ def _print(found: Sizing, form: str) -> None:
     from kernelsight.sizing.answer import SHORT, columns_shown
 
     if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
+        status()
     if form == "json":
         print(as_json(found.as_dict()))
         return
@@ -201,18 +211,18 @@ def _print(found: Sizing, form: str) -> None:
             {SHORT.get(name, name): left.get(name) if row.get(name) is None else row[name] for name in shown}
             for row in found.rows[:MOST_SHOWN]
         ]
-        page += ["", as_text(rows, list(rows[0]), terminal_width())]
+        page += ["", *table_lines(rows, list(rows[0]), terminal_width())]
         if len(found.rows) > MOST_SHOWN:
             page.append(f"... and {len(found.rows) - MOST_SHOWN:,} more; -o FILE keeps all")
         page += ["", "not measured:"]
         page += [f"  {gpu}: {text}" for gpu, text in _not_measured(found.rows).items()]
-        page += ["", "one instance:", *found.launch]
+        page += ["", "one instance:", *(line for command in found.launch for line in command.split("\n"))]
     reasons: dict[str, int] = {}
     for left in found.left_out:
         reasons[_kind(left["reason"])] = reasons.get(_kind(left["reason"]), 0) + 1
     if reasons:
         page += ["", "left out: " + "; ".join(f"{count} {why}" for why, count in reasons.items())]
-    print("\n".join(page))
+    print_page(page)
 
 
 def _not_measured(rows: list[dict[str, Any]]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from kernelsight.cli.options import (
 from kernelsight.cli.sweep_page import print_sweep
 from kernelsight.dataflow.durable import locked
 from kernelsight.errors import InvalidInput
-from kernelsight.report.output import check_ending, note, write_table
+from kernelsight.report.output import check_ending, note, status, write_table
 from kernelsight.scenario.flags import FLAGS, OF_LAUNCH
 from kernelsight.scenario.grid import read_grid
 from kernelsight.scenario.objectives import parse_objectives, parse_slo
@@ -158,14 +158,12 @@ def _show_progress(progress: Progress) -> None:
     """Write on the terminal how many scenarios are served, and how long the others may take."""
     done, total, spent = progress
     text = f"{done:,} of {total:,} scenarios, {done / spent:,.0f} a second, {spent / done * (total - done):.0f} s left"
-    print(f"\r\033[K  {text}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+    status(f"  {text}", end="\n" if done == total else "")
 
 
 def _show_rows(done: int, total: int) -> None:
     """Write on the terminal of how many rows the rate is found."""
-    print(
-        f"\r\033[K  rates of {done:,} of {total:,} rows", end="\n" if done == total else "", file=sys.stderr, flush=True
-    )
+    status(f"  rates of {done:,} of {total:,} rows", end="\n" if done == total else "")
 
 
 def _check_words(arguments: Any, target: Path | None) -> None:

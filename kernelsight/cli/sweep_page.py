@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.report.output import as_csv, as_json, as_text, show_number, terminal_width
+from kernelsight.report.output import as_csv, as_json, print_page, show_number, table_lines, terminal_width
 from kernelsight.scenario.objectives import METRICS, PRICE, cheapest, parse_slo
 from kernelsight.sweeps.intervals import interval_columns
 
@@ -80,7 +80,7 @@ def print_sweep(table: pa.Table, front: pa.Table | None, arguments: Any) -> None
         if ranked:
             page += ["", title] if title else [""]
             cells = [_shown(row, columns) for row in _with_defaults(ranked[:MOST_SHOWN], flags)]
-            page.append(as_text(cells, list(cells[0]), terminal_width()))
+            page += table_lines(cells, list(cells[0]), terminal_width())
         if len(ranked) > MOST_SHOWN:
             page.append(f"... and {len(ranked) - MOST_SHOWN:,} more; -o FILE keeps all, --format csv prints them")
     tiers = sorted({row["tier"] for row in rows if row.get("tier") and row["completed"]})
@@ -95,7 +95,7 @@ def print_sweep(table: pa.Table, front: pa.Table | None, arguments: Any) -> None
             )
     if best:
         page += ["", *_cheapest_lines(best, flags, arguments.at_rate)]
-    print("\n".join(page))
+    print_page(page)
 
 
 def _cheapest_of_each_load(

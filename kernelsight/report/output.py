@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import io
 import json
 import math
 import os
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kernelsight.dataflow.durable import draft_of, durable_file
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
+from kernelsight.escape import json_for_terminals, visible
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +42,17 @@ def say(how_much: int) -> None:
 def note(text: str) -> None:
     """Write a line to stderr, unless nothing is to be said."""
     if _said > QUIET:
-        print(text, file=sys.stderr)
+        print(visible(text), file=sys.stderr)
+
+
+def status(text: str = "", end: str = "") -> None:
+    """Write over the line of a terminal's stderr on which the cursor is."""
+    print(f"\r\033[K{visible(text)}", end=end, file=sys.stderr, flush=True)
+
+
+def print_page(lines: Iterable[str]) -> None:
+    """Print lines for people on stdout; names in them that hold control characters cannot drive the terminal."""
+    print("\n".join(map(visible, lines)))
 
 
 def progress(names: str, seconds: float) -> None:
@@ -78,7 +88,7 @@ class Waiting:
         if self._thread.is_alive():
             self._thread.join()
             if self._on_terminal:
-                print("\r\033[K", end="", file=sys.stderr, flush=True)
+                status()
 
 
 def clean(value: Any) -> Any:
@@ -98,13 +108,13 @@ def clean(value: Any) -> Any:
 
 def as_json(value: Any) -> str:
     """Return indented JSON."""
-    return json.dumps(clean(value), indent=1, ensure_ascii=False, allow_nan=False)
+    return json_for_terminals(json.dumps(clean(value), indent=1, ensure_ascii=False, allow_nan=False))
 
 
 def as_csv(rows: Iterable[Mapping[str, Any]], columns: list[str]) -> str:
     """Return rows as CSV with a header; structs as JSON."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    lines = _Lines()
+    writer = csv.writer(lines)
     writer.writerow(columns)
     for row in rows:
         writer.writerow(
@@ -113,7 +123,14 @@ def as_csv(rows: Iterable[Mapping[str, Any]], columns: list[str]) -> str:
                 for value in (row.get(name) for name in columns)
             ]
         )
-    return text.getvalue()
+    return "".join(lines)
+
+
+class _Lines(list[str]):
+    """Lines of CSV, ended with a line feed; csv.writer quotes a lone \\r only where its own line end holds one."""
+
+    def write(self, line: str) -> None:
+        self.append(f"{line[:-2]}\n")
 
 
 def show_number(value: Any) -> str:
@@ -142,15 +159,21 @@ def show_number(value: Any) -> str:
 
 
 def as_text(rows: list[Mapping[str, Any]], columns: list[str], width: int | None = None) -> str:
+    """Return rows as aligned columns, as ``table_lines``."""
+    return "\n".join(table_lines(rows, columns, width))
+
+
+def table_lines(rows: list[Mapping[str, Any]], columns: list[str], width: int | None = None) -> list[str]:
     """Return rows as aligned columns, numbers right-aligned; cells too wide for the line end in an ellipsis."""
     if not columns:
-        return ""
-    cells = [[show_number(row.get(name)).replace("\n", " ") for name in columns] for row in rows]
+        return []
+    heads = [visible(name) for name in columns]
+    cells = [[visible(show_number(row.get(name)).replace("\n", " ")) for name in columns] for row in rows]
     right = [
         any(isinstance(row.get(name), int | float) and not isinstance(row.get(name), bool) for row in rows)
         for name in columns
     ]
-    widths = [max([len(name), *(len(line[i]) for line in cells)]) for i, name in enumerate(columns)]
+    widths = [max([len(name), *(len(line[i]) for line in cells)]) for i, name in enumerate(heads)]
     if width:
         while sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > 24:
             widths[widths.index(max(widths))] -= 1
@@ -162,7 +185,7 @@ def as_text(rows: list[Mapping[str, Any]], columns: list[str], width: int | None
             parts.append(cut.rjust(size) if to_right else cut.ljust(size))
         return "  ".join(parts).rstrip()
 
-    return "\n".join([line(list(columns)), line(["-" * size for size in widths]), *(line(texts) for texts in cells)])
+    return [line(heads), line(["-" * size for size in widths]), *(line(texts) for texts in cells)]
 
 
 def terminal_width() -> int | None:

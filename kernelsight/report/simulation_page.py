@@ -6,26 +6,26 @@ from typing import Any
 
 from kernelsight.report.advised import advice_lines
 from kernelsight.report.formats import formats_said, rests_on
-from kernelsight.report.output import as_text, show_number, terminal_width
+from kernelsight.report.output import show_number, table_lines, terminal_width
 from kernelsight.sweeps.run_summary import METRICS, PERCENTILES
 
 LARGEST_KERNELS = 16
 GIB = 1024.0**3
 
 
-def simulation_page(answer: dict[str, Any]) -> str:
-    """Return the report of one simulated scenario; ``answer`` as printed by `simulate --format json`."""
+def simulation_page(answer: dict[str, Any]) -> list[str]:
+    """Return the lines of the report of one simulated scenario; ``answer`` as printed by `simulate --format json`."""
     rejected = [f"{count} {name}" for name, count in answer["status"].items() if name != "finished"]
     parts = (
         [_headline(answer["settings"]), *_replica_lines(answer), rests_on(answer)],
         [*_figures(answer), *([answer["verdict"]] if answer["verdict"] else [])],
         _advised(answer),
-        [_latencies(answer)],
+        _latencies(answer),
         [f"rejected requests: {', '.join(rejected)}", *_why_rejected(answer)] if rejected else [],
         _kernels(answer["breakdown"]),
         [*_memory(answer["memory"], answer["settings"]), "assumed:", *(f"  - {why}" for why in answer["assumed"])],
     )
-    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+    return [line for lines in parts if lines for line in ["", *lines]][1:]
 
 
 def _headline(settings: dict[str, Any]) -> str:
@@ -105,7 +105,7 @@ def _accepted(answer: dict[str, Any]) -> str | None:
     return f"{accepted:,} of {proposed:,}: {1 + accepted / steps:.2f} tokens per step"
 
 
-def _latencies(answer: dict[str, Any]) -> str:
+def _latencies(answer: dict[str, Any]) -> list[str]:
     rows = [
         {
             "latency (ms)": metric.upper(),
@@ -117,7 +117,7 @@ def _latencies(answer: dict[str, Any]) -> str:
         }
         for metric in METRICS
     ]
-    return as_text(rows, list(rows[0]), terminal_width())
+    return table_lines(rows, list(rows[0]), terminal_width())
 
 
 def _ends(interval: list[float] | None) -> str | None:
@@ -143,7 +143,7 @@ def _kernels(breakdown: list[dict[str, Any]]) -> list[str]:
     ]
     left = len(breakdown) - len(rows)
     more = [f"... and {left} smaller rows in table kernel_breakdown"] if left else []
-    return [as_text(rows, list(rows[0]), terminal_width()), *more]
+    return [*table_lines(rows, list(rows[0]), terminal_width()), *more]
 
 
 def _memory(memory: dict[str, Any], settings: dict[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
+from kernelsight.escape import html_table, visible
 from kernelsight.scenario.plan import deployment_row, gpu_assumptions, normalise, resolve_names
 from kernelsight.scenario.refusals import refuse_faults
 
@@ -85,22 +86,14 @@ class Prediction:
 
     def __repr__(self) -> str:
         step = self._step
-        return (
+        return visible(
             f"Prediction({step['model']} on {step['gpu']}, {step['phase']} of {step['tokens']:,} tokens: "
             f"{step['total_us']:,.0f} us, 90 % interval {step['p05_us']:,.0f} to {step['p95_us']:,.0f} us)"
         )
 
     def _repr_html_(self) -> str:
         names = ("name", "family", "count", "latency_us", "share", "bound", "tier")
-        head = "".join(f"<th>{name}</th>" for name in names)
-        body = "".join(
-            f"<tr>{''.join(f'<td>{_shown(row[name])}</td>' for name in names)}</tr>" for row in self._step["kernels"]
-        )
-        return f"<p>{self!r}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _shown(value: Any) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+        return html_table(repr(self), names, [[row[name] for name in names] for row in self._step["kernels"]])
 
 
 def step_shape(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.escape import html_table, visible
 from kernelsight.scenario.flags import FLAGS, LOAD_FLAGS
 from kernelsight.scenario.launch_commands import launch_command
 from kernelsight.scenario.objectives import Objective
@@ -103,16 +103,12 @@ class Sizing:
         return pa.Table.from_pylist(self.rows) if self.rows else pa.table({})
 
     def __repr__(self) -> str:
-        return f"Sizing({self.answer})"
+        return visible(f"Sizing({self.answer})")
 
     def _repr_html_(self) -> str:
         names = columns_shown(self.rows)
-        head = "".join(f"<th>{html.escape(SHORT.get(name, name))}</th>" for name in names)
-        body = "".join(
-            f"<tr>{''.join(f'<td>{html.escape(_cell(row.get(name)))}</td>' for name in names)}</tr>"
-            for row in self.rows
-        )
-        return f"<p>{html.escape(self.answer)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        rows = [[row.get(name) for name in names] for row in self.rows]
+        return html_table(self.answer, [SHORT.get(name, name) for name in names], rows)
 
 
 def answer_of(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput, unknown
+from kernelsight.escape import html_table, visible
 from kernelsight.scenario.corrections import give_corrections, refuse_unused_corrections
 from kernelsight.scenario.launch_lines import with_launch_line
 from kernelsight.scenario.plan import gpu_assumptions
@@ -145,7 +145,7 @@ class Run:
     def __repr__(self) -> str:
         found = self.summary
         latencies = ", ".join(f"{name.upper()} p50 {_number(found[f'{name}_ms']['p50'])} ms" for name in METRICS[:2])
-        return (
+        return visible(
             f"Run({found['model']} on {found['gpu']}: {found['completed']:,} of {found['requests']:,} requests in "
             f"{_number(found['duration_s'])} s, {latencies}, {_number(found['output_throughput'])} output tokens/s)"
         )
@@ -156,7 +156,7 @@ class Run:
         rows = [
             [f"{metric.upper()} (ms)", *(found[f"{metric}_ms"][name] for name in PERCENTILES)] for metric in METRICS
         ]
-        return _html_table(title, ["", *PERCENTILES], rows)
+        return html_table(title, ["", *PERCENTILES], rows)
 
 
 class WhatIf:
@@ -275,7 +275,7 @@ class WhatIf:
         names = self._summary.column_names
         shown = [*names[2 : names.index("status")], "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "output_throughput"]
         rows = self._summary.slice(0, 20).select(shown).to_pylist()
-        return _html_table(repr(self), shown, [list(row.values()) for row in rows])
+        return html_table(repr(self), shown, [list(row.values()) for row in rows])
 
 
 def _check_ending(path: str | Path, ending: str) -> None:
@@ -285,9 +285,3 @@ def _check_ending(path: str | Path, ending: str) -> None:
 
 def _number(value: Any) -> str:
     return "-" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)
-
-
-def _html_table(title: str, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(_number(value))}</td>' for value in row)}</tr>" for row in rows)
-    return f"<p>{html.escape(title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import html
-import json
+import base64
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from kernelsight.errors import InvalidInput
+from kernelsight.escape import as_html, json_in_script, script
 from kernelsight.views.run_figures import Figure
 
-DRAW = "window.drawChart = (place, spec) => vegaEmbed(place, spec, {actions: false, renderer: 'svg'});"
+# ast: Vega interprets its expressions (vega-interpreter, in the bundle) and compiles none, which the policy forbids
+DRAW = "window.drawChart = (place, spec) => vegaEmbed(place, spec, {actions: false, renderer: 'svg', ast: true});"
 FONT = "system-ui, 'DejaVu Sans', sans-serif"
 CONFIG = {
     "font": FONT,
@@ -29,28 +31,32 @@ def chart_library() -> str:
         import vl_convert
     except ImportError:
         raise InvalidInput("report needs vl-convert: pip install 'kernelsight[report]'.") from None
-    return vl_convert.javascript_bundle(DRAW).replace("</script", "<\\/script")
+    return script(vl_convert.javascript_bundle(DRAW))
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """Return the page of a title and parts, which are HTML."""
-    text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    fields = {"title": html.escape(title), "body": "\n".join(parts), "library": chart_library()}
+    """Return the page of a title and parts, which are HTML; its policy lets the two scripts of its own run alone."""
+    text, behaviour = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.html", "page.js"))
+    scripts = {"library": chart_library(), "behaviour": script(behaviour)}
+    policy = " ".join(f"'sha256-{_digest(own)}'" for own in scripts.values())
+    fields = {"title": as_html(title), "body": "\n".join(parts), "scripts_allowed": policy, **scripts}
     return Template(text).substitute(fields)
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def head(title: str, about: str, sentences: Sequence[str]) -> str:
     """Return the head of a page: what it shows, and what follows from it in sentences."""
-    said = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
-    return (
-        f'<h1>{html.escape(title)}</h1><p class="note">{html.escape(about)}</p><div class="card verdict">{said}</div>'
-    )
+    said = "".join(f"<p>{as_html(sentence)}</p>" for sentence in sentences)
+    return f'<h1>{as_html(title)}</h1><p class="note">{as_html(about)}</p><div class="card verdict">{said}</div>'
 
 
 def tiles(figures: Mapping[str, str]) -> str:
     """Return figures in large letters, each under what it is."""
     shown = "".join(
-        f'<div class="tile"><span>{html.escape(name)}</span><b>{html.escape(value)}</b></div>'
+        f'<div class="tile"><span>{as_html(name)}</span><b>{as_html(value)}</b></div>'
         for name, value in figures.items()
     )
     return f'<div class="tiles">{shown}</div>'
@@ -71,12 +77,17 @@ def _card(name: str, figure: Figure, rows: Sequence[Mapping[str, Any]]) -> str:
         spec = {"data": {"values": [plain(row) for row in rows]}, **figure.spec, "config": CONFIG}
         if "facet" not in figure.spec:
             spec |= {"width": "container", "height": TALL if figure.wide else HEIGHT}
-        text = json.dumps(spec, allow_nan=False).replace("</", "<\\/")
-        shown = f'<div class="chart" id="{name}"></div><script type="application/json" id="{name}-spec">{text}</script>'
-    query = f"<details><summary>SQL</summary><pre>{html.escape(figure.sql.strip())}</pre></details>"
-    note = f'<p class="note">{html.escape(figure.note)}</p>'
+        shown = chart(name, spec)
+    query = f"<details><summary>SQL</summary><pre>{as_html(figure.sql.strip())}</pre></details>"
+    note = f'<p class="note">{as_html(figure.note)}</p>'
     wide = " wide" if figure.wide else ""
-    return f'<section class="card{wide}"><h2>{html.escape(figure.title)}</h2>{note}{shown}{query}</section>'
+    return f'<section class="card{wide}"><h2>{as_html(figure.title)}</h2>{note}{shown}{query}</section>'
+
+
+def chart(name: str, spec: Mapping[str, Any]) -> str:
+    """Return the place of a chart in the page, and beside it the Vega-Lite specification that is drawn there."""
+    data = json_in_script(spec)
+    return f'<div class="chart" id="{name}"></div><script type="application/json" id="{name}-spec">{data}</script>'
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,9 +121,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         )
         for name in names
     }
-    heads = "".join(
-        f'<th{_class(numeric[name])}><button type="button">{html.escape(name)}</button></th>' for name in names
-    )
+    heads = "".join(f'<th{_class(numeric[name])}><button type="button">{as_html(name)}</button></th>' for name in names)
     lines = "".join(f"<tr>{''.join(_cell(row[name], numeric[name]) for name in names)}</tr>" for row in values)
     return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></div>'
 
@@ -120,7 +129,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _cell(value: Any, numeric: bool) -> str:
     sorted_by = "" if value is None else str(value)
     long = ' class="long"' if isinstance(value, str) and len(value) > 60 else ""
-    return f'<td{_class(numeric) or long} data-v="{html.escape(sorted_by)}">{html.escape(number(value))}</td>'
+    return f'<td{_class(numeric) or long} data-v="{as_html(sorted_by)}">{as_html(number(value))}</td>'
 
 
 def _class(numeric: bool) -> str:

@@ -1,5 +1,7 @@
 """Events of Chrome's trace format, each as its JSON text: times in us with three decimals, whole nanoseconds.
 
+Names are written by ``json``, once each: what differs between the slices of a kernel are numbers.
+
 A process is a replica; its first thread holds the steps with their kernels inside. Steps of pipeline stages overlap:
 they lie on as many threads as run at once. A kernel's slice is its launches in all layers, in the order of the first.
 """
@@ -18,6 +20,7 @@ from kernelsight.views.step_kernels import PHASES, StepKernels, gpu_ns_of, phase
 
 STEP_ARGS = ("prefill_tokens", "decode_tokens", "running", "waiting", "preemptions")
 REQUEST_ARGS = ("prompt_tokens", "output_tokens", "cached_tokens", "preemptions")
+WAIT = "wait for the next stage"
 MOMENTS = (("queued", "sent_ns"), ("prefill", "scheduled_ns"), ("KV transfer", "first_token_ns"))
 
 
@@ -46,30 +49,31 @@ def names(replicas: Replicas) -> Iterator[str]:
     """Yield what processes and threads are called."""
     threads = range(1, int(replicas.thread.max(initial=1)) + 1)
     for number, title in zip(replicas.numbers, replicas.titles, strict=True):
-        yield _named(number, 0, "process_name", title)
+        yield _title(number, 0, "process_name", title)
         for thread in threads:
-            yield _named(number, thread, "thread_name", "steps" if len(threads) == 1 else f"steps in flight {thread}")
+            yield _title(number, thread, "thread_name", "steps" if len(threads) == 1 else f"steps in flight {thread}")
 
 
 def slices(replicas: Replicas, steps: pa.Table, parts: Sequence[StepKernels]) -> Iterator[str]:
     """Yield the steps, each with its exposed host time, kernels and waits inside, thread after thread, in time."""
     start, end, host, wait = (steps[name].to_numpy() for name in ("start_ns", "end_ns", "host_ns", "stage_wait_ns"))
     phase, numbers = phases_of(steps), steps["replica"].to_numpy()
-    bounds, labels = _kernels(steps, parts)
+    bounds, kernels = _kernels(steps, parts)
+    phases, waits, hosts = [_named(word, "step") for word in PHASES], _named(WAIT, "wait"), _named("host", "host")
     values = [steps[name].to_numpy() for name in STEP_ARGS]
     for i in np.lexsort((start, replicas.thread, numbers)).tolist():
         track = f'"pid":{numbers[i] + 1},"tid":{replicas.thread[i]}'
         stated = ",".join(f'"{name}":{column[i]}' for name, column in zip(STEP_ARGS, values, strict=True))
         args = f',"args":{{"step":{steps["step"][i].as_py()},{stated}}}'
-        yield _slice(PHASES[phase[i]], "step", track, start[i], end[i] - start[i], args)
+        yield _slice(phases[phase[i]], track, start[i], end[i] - start[i], args)
         at = start[i]
         if host[i] > 0:
-            yield _slice("host", "host", track, at, host[i])
+            yield _slice(hosts, track, at, host[i])
             at += host[i]
-        for (name, family), low, high in zip(labels[i], bounds[i][:-1], bounds[i][1:], strict=True):
-            yield _slice(name, family, track, at + low, high - low)
+        for kernel, low, high in zip(kernels[i], bounds[i][:-1], bounds[i][1:], strict=True):
+            yield _slice(kernel, track, at + low, high - low)
         if wait[i] > 0:
-            yield _slice("wait for the next stage", "wait", track, end[i] - wait[i], wait[i])
+            yield _slice(waits, track, end[i] - wait[i], wait[i])
 
 
 def counters(replicas: Replicas, steps: pa.Table) -> Iterator[str]:
@@ -94,15 +98,16 @@ def requests(events: pa.Table, start_ns: float, end_ns: float) -> Iterator[str]:
         moments.append(("decode", row["kv_received_ns"] or row["first_token_ns"]))
         bounds = [float(np.clip(moment, start_ns, end_ns)) for _, moment in moments]
         bounds.append(float(np.clip(row["finish_ns"], start_ns, end_ns)))
-        head = f'"cat":"request","id":"{row["request_id"]}","pid":{row["replica"] + 1},"tid":0'
-        title = json.dumps(row["external_id"] or f"request {row['request_id']}")
+        track = f'"id":"{row["request_id"]}","pid":{row["replica"] + 1},"tid":0'
+        own = _named(row["external_id"] or f"request {row['request_id']}", "request")
         stated = ",".join(f'"{name}":{row[name]}' for name in REQUEST_ARGS)
-        yield f'{{"name":{title},"ph":"b",{head},"ts":{_us(bounds[0])},"args":{{{stated}}}}}'
+        yield f'{{{own},"ph":"b",{track},"ts":{_us(bounds[0])},"args":{{{stated}}}}}'
         for (name, _), low, high in zip(moments, bounds[:-1], bounds[1:], strict=True):
             if high > low:
-                yield f'{{"name":"{name}","ph":"b",{head},"ts":{_us(low)}}}'
-                yield f'{{"name":"{name}","ph":"e",{head},"ts":{_us(high)}}}'
-        yield f'{{"name":{title},"ph":"e",{head},"ts":{_us(bounds[-1])}}}'
+                part = _named(name, "request")
+                yield f'{{{part},"ph":"b",{track},"ts":{_us(low)}}}'
+                yield f'{{{part},"ph":"e",{track},"ts":{_us(high)}}}'
+        yield f'{{{own},"ph":"e",{track},"ts":{_us(bounds[-1])}}}'
 
 
 def in_flight(events: pa.Table, start_ns: float, end_ns: float) -> pa.Table:
@@ -111,22 +116,20 @@ def in_flight(events: pa.Table, start_ns: float, end_ns: float) -> pa.Table:
     return events.filter(pc.and_(pc.equal(events["status"], "finished"), pc.fill_null(there, False)))
 
 
-def _kernels(
-    steps: pa.Table, parts: Sequence[StepKernels]
-) -> tuple[list[Sequence[int]], list[Sequence[tuple[str, str]]]]:
-    """Return of each step where its kernels begin and end, in ns from the first, and their names and families."""
+def _kernels(steps: pa.Table, parts: Sequence[StepKernels]) -> tuple[list[Sequence[int]], list[Sequence[str]]]:
+    """Return of each step where its kernels begin and end, in ns from the first, and what they are, as ``_named``."""
     gpu_ns = gpu_ns_of(steps)
     bounds: list[Sequence[int]] = [(0,)] * steps.num_rows
-    labels: list[Sequence[tuple[str, str]]] = [()] * steps.num_rows
+    kernels: list[Sequence[str]] = [()] * steps.num_rows
     for part in parts:
         until = np.cumsum(np.maximum(part.us, 0.0), axis=1)
         # the last kernel ends with the step's GPU time, to the nanosecond
         until *= (gpu_ns[part.rows] / np.maximum(until[:, -1], 1e-300))[:, None]
         whole = np.rint(np.hstack([np.zeros((part.rows.size, 1)), until])).astype(np.int64)
-        shown = [(name, family) for family, name in part.kernels]
+        shown = [_named(name, family) for family, name in part.kernels]
         for row, ends in zip(part.rows.tolist(), whole.tolist(), strict=True):
-            bounds[row], labels[row] = ends, shown
-    return bounds, labels
+            bounds[row], kernels[row] = ends, shown
+    return bounds, kernels
 
 
 def _threads(steps: pa.Table) -> np.ndarray:
@@ -151,11 +154,14 @@ def _us(nanoseconds: float) -> str:
     return f"{whole // 1000}.{whole % 1000:03d}"
 
 
-def _slice(name: str, category: str, track: str, start_ns: int, length_ns: int, args: str = "") -> str:
-    times = f'"ts":{_us(start_ns)},"dur":{_us(length_ns)}'
-    return f'{{"name":"{name}","cat":"{category}","ph":"X",{track},{times}{args}}}'
+def _named(name: str, category: str) -> str:
+    return f'"name":{json.dumps(name)},"cat":{json.dumps(category)}'
 
 
-def _named(replica: int, thread: int, what: str, title: str) -> str:
+def _slice(named: str, track: str, start_ns: int, length_ns: int, args: str = "") -> str:
+    return f'{{{named},"ph":"X",{track},"ts":{_us(start_ns)},"dur":{_us(length_ns)}{args}}}'
+
+
+def _title(replica: int, thread: int, what: str, title: str) -> str:
     track = f'"pid":{replica + 1},"tid":{thread}'
     return f'{{"name":"{what}","ph":"M",{track},"ts":0,"args":{{"name":{json.dumps(title)}}}}}'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import re
 from pathlib import Path
@@ -149,6 +151,31 @@ def test_a_browser_draws_every_chart_in_silence(run_page: Path, sweep_page: Path
         assert without_scripts(elements).count("<svg") == charts
 
 
+def with_script(page: str, script: str) -> str:
+    before, _, after = page.rpartition("</body>")
+    return f"{before}<script>{script}</script></body>{after}"
+
+
+def test_the_policy_names_the_scripts_of_the_page_and_compiles_no_text(run_page: Path) -> None:
+    text = run_page.read_text(encoding="utf-8")
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
+    (scripts,) = [part.split()[1:] for part in policy.split("; ") if part.startswith("script-src")]
+    bodies = re.findall("<script>(.*?)</script>", text, re.S)
+    assert scripts == [
+        f"'sha256-{base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()}'" for body in bodies
+    ]
+    assert len(scripts) == 2 and "unsafe-eval" not in policy
+
+
+@needs_browser
+def test_a_script_of_others_does_not_run(run_page: Path, tmp_path: Path) -> None:
+    page = with_script(run_page.read_text(encoding="utf-8"), "document.title = 'changed'; eval('1')")
+    (tmp_path / "injected.html").write_text(page, encoding="utf-8")
+    elements, console = open_in_browser(tmp_path / "injected.html", tmp_path)
+    assert len(console) == 1 and "violates the following Content Security Policy" in console[0]
+    assert "<title>changed" not in elements
+
+
 @needs_browser
 def test_a_click_on_a_head_sorts_the_table(run_page: Path, tmp_path: Path) -> None:
     script = """
@@ -160,8 +187,9 @@ def test_a_click_on_a_head_sorts_the_table(run_page: Path, tmp_path: Path) -> No
       document.title = rows.map(row => row.cells[column].dataset.v).join(" ");
     """
     clicked = tmp_path / "clicked.html"
-    before, _, after = run_page.read_text(encoding="utf-8").rpartition("</body>")
-    clicked.write_text(f"{before}<script>{script}</script></body>{after}", encoding="utf-8")
+    page = with_script(run_page.read_text(encoding="utf-8"), script)
+    own = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    clicked.write_text(page.replace("script-src ", f"script-src 'sha256-{own}' "), encoding="utf-8")
     elements, console = open_in_browser(clicked, tmp_path)
     assert console == []
     values = [float(value) for value in re.search(r"<title>(.*?)</title>", elements)[1].split()]

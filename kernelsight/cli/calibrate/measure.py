@@ -10,6 +10,7 @@ from typing import Any
 
 from kernelsight.cli.options import add_device, add_output
 from kernelsight.errors import InvalidInput, KernelSightError, RunFailed
+from kernelsight.escape import visible
 
 COLUMNS = ("family", "measured", "failed", "reason")
 
@@ -48,7 +49,10 @@ def main(words: list[str] | None = None) -> int:
         print("kernelsight: interrupted.", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"kernelsight: {error.filename} could not be read or written: {error.strerror}.", file=sys.stderr)
+        print(
+            f"kernelsight: {visible(str(error.filename))} could not be read or written: {error.strerror}.",
+            file=sys.stderr,
+        )
         return 1
     return 0
 

@@ -60,7 +60,7 @@ def add_inputs(verb: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Choose, write the choices, and print per number format how often which implementation was chosen."""
     from kernelsight.dataflow.blas import one_blas_thread
-    from kernelsight.report.output import Waiting, as_json, check_ending, print_rows, write_table
+    from kernelsight.report.output import Waiting, as_json, check_ending, print_page, print_rows, write_table
     from kernelsight.searching.choices import choice_candidates, contrasts
 
     target, every = check_ending(arguments.output), check_ending(arguments.candidates, flag="--candidates")
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> None:
             write_table(found, target)
         rows = [dict(zip(SHOWN, row, strict=True)) for row in session.sql(SUMMARY).fetchall()]
     if arguments.format == "table":
-        print(_sentence(arguments, found) + "\n")
+        print_page([_sentence(arguments, found), ""])
     if arguments.format == "json":
         print(as_json({**_totals(found), "rows": rows}))
     else:

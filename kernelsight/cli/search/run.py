@@ -87,7 +87,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Search, save the run, and print what was found."""
-    from kernelsight.report.output import Waiting, as_json, check_ending, note, print_rows
+    from kernelsight.report.output import Waiting, as_json, check_ending, note, print_page, print_rows
     from kernelsight.searching.llm import failures
     from kernelsight.searching.scenarios import scenario_rows
     from kernelsight.searching.search import save_search, search
@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(as_json(summary | {"scenario": scenario, "rounds": rounds}))
     else:
         if arguments.format == "table":
-            print(_sentence(summary, scenario) + "\n")
+            print_page([_sentence(summary, scenario), ""])
         print_rows(rounds, list(SHOWN), arguments.format)
     if summary["notes"]:
         note(summary["notes"])
