@@ -1,7 +1,10 @@
-"""Write what the documentation takes from the program: reference pages, and what the examples print.
+"""Write what the documentation takes from the program: reference pages, figures of benches, what the examples print.
 
     python docs/generate.py            # everything
-    python docs/generate.py README.md  # the examples of some pages
+    python docs/generate.py README.md  # the figures and examples of some pages
+    python docs/generate.py --figures  # the figures of benches alone, in all pages: nothing is run
+
+Figures come from ``benches/results/``, through the views of ``docs/figures/`` (blocks.py has the form of their blocks).
 
 An example is a fenced block behind one of these comments, run page by page, each page in a folder of its own:
 
@@ -25,6 +28,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from figures.blocks import with_figures
 
 import kernelsight as ks
 from kernelsight.cli.main import main as kernelsight_main
@@ -335,15 +341,16 @@ def main() -> None:
     """Write the reference and the outputs of all pages, or the outputs of the pages that are named."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="default: all, and the reference")
-    named = words.parse_args().pages
-    for name, page in REFERENCE.items() if not named else ():
+    words.add_argument("--figures", action="store_true", help="figures of benches alone; no example is run")
+    asked = words.parse_args()
+    for name, page in REFERENCE.items() if not asked.pages and not asked.figures else ():
         (DOCS / "reference" / name).write_text(page(), encoding="utf-8")
-    for path in named or pages():
+    for path in asked.pages or pages():
         before = path.read_text(encoding="utf-8")
-        after = with_examples(before)
+        after = with_figures(before if asked.figures else with_examples(before))
         if after != before:
             path.write_text(after, encoding="utf-8")
-            print(f"{path}: outputs renewed", file=sys.stderr)
+            print(f"{path}: renewed", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -13,22 +13,52 @@ from kernelsight.errors import InvalidInput, RunFailed
 
 PACKAGE = "aiconfigurator_core"
 WORKER = "kernelsight.backtest.peer_worker"
+# what the package has words for
+ASKED = ("run_id", "model", "gpu", "engine", "tp", "ep", "isl", "osl", "max_concurrency", "workers")
+ASKED += ("gemm_label", "expert_label")
 
 
-def predictions(runs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
-    """Return TTFT and TPOT in ms by run, for the closed loops that the package can predict.
+# how it is asked: with the lengths of the table and a prompt a step, or with what the launch flags say of both
+NOMINAL, LAUNCHED = "nominal", "launched"
+Predictions = dict[str, tuple[float, float]]
 
-    InvalidInput: it is not installed; RunFailed: it cannot be started.
+
+def predictions(runs: Sequence[Mapping[str, Any]]) -> dict[str, Predictions]:
+    """Return by how it was asked TTFT and TPOT in ms by run, for the closed loops that the package can predict.
+
+    ``runs``: replayed runs, with ``flags`` and ``step_tokens``. InvalidInput: the package is not installed; RunFailed:
+    it cannot be started.
     """
     if importlib.util.find_spec(PACKAGE) is None:
         raise InvalidInput("--against aiconfigurator needs aiconfigurator-core; pip install 'kernelsight[silicon]'.")
     closed = [run for run in runs if run["max_concurrency"] and not run.get("prefill_workers")]
-    asked = "\n".join(json.dumps(dict(run)) for run in closed)
+    asked = "\n".join(json.dumps(question) for run in closed for question in questions(run))
     done = subprocess.run([sys.executable, "-m", WORKER], input=asked, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise RunFailed(f"AIConfigurator failed ({last}); install aiconfigurator-core with its requirements.")
-    found = (json.loads(line) for line in done.stdout.splitlines())
-    return {
-        row["run_id"]: (row["ttft_ms"], row["tpot_ms"]) for row in found if row.get("ttft_ms") and row.get("tpot_ms")
-    }
+    found: dict[str, Predictions] = {NOMINAL: {}, LAUNCHED: {}}
+    for row in map(json.loads, done.stdout.splitlines()):
+        if row.get("ttft_ms") and row.get("tpot_ms"):
+            found[row["asked"]][row["run_id"]] = (row["ttft_ms"], row["tpot_ms"])
+    return found
+
+
+def questions(run: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what the package is asked about a replayed run: nominal, and with its launch flags as far as it has them.
+
+    Those are the mean lengths (drawn from ``range_ratio`` to 1 times the nominal ones), the format of the KV cache and
+    the tokens of a step. It has no word for whole prompts, waiting batches, graphs or scheduling ahead.
+
+    >>> run = {"run_id": "a", "isl": 1000, "osl": 100, "max_concurrency": 8, "step_tokens": 8192}
+    >>> [nominal, launched] = questions(run | {"flags": {"range_ratio": 0.8, "kv_cache_dtype": "fp8"}})
+    >>> nominal["isl"], nominal["step_tokens"], launched["isl"], launched["osl"], launched["step_tokens"]
+    (1000, 1000, 900, 90, 8192)
+    """
+    flags = run["flags"]
+    plain = {name: value for name, value in run.items() if name in ASKED} | {"step_tokens": run["isl"]}
+    share = (1.0 + flags.get("range_ratio", 1.0)) / 2.0
+    launched = {name: max(round(share * run[name]), 1) for name in ("isl", "osl")}
+    launched |= {"step_tokens": run["step_tokens"] or launched["isl"]}
+    launched |= {"kv_cache": "fp8" if str(flags.get("kv_cache_dtype")).startswith("fp8") else None}
+    return [plain | {"asked": NOMINAL}, plain | launched | {"asked": LAUNCHED}]
