@@ -18,8 +18,10 @@ from typing import Any
 import samples
 from record import ROOT, record
 
-from kernelsight.backtest.scores import GROUP
+from kernelsight.backtest.scores import GROUP, is_fitting, is_scored_separately
+from kernelsight.backtest.subsets import by_group, scored_runs
 from kernelsight.cli.main import main as kernelsight
+from kernelsight.read.measured_runs import read_runs
 
 WORDS = "backtest --runs aiconfigurator --constants transfer,group,shipped,none --against aiconfigurator"
 KEPT = ("levels", "by_basis", "read", "excluded", "runs", "fitted_on", "stated_again", "repeated", "not_simulated")
@@ -35,19 +37,26 @@ def figures_of(report: Mapping[str, Any]) -> dict[str, Any]:
     found["separate"] = {name: scored(each) for name, each in separate.items()}
     found["draft_acceptance_rate"] = report["speculative"]["draft_acceptance_rate"]
     found["groups"] = [scored(group) for group in report["groups"]]
-    for name in ("peer", "peer_nominal"):
-        found[name] = {
-            key: report[name][key]
-            for key in ("n", "not_predicted", "dense", "moe", "all", "behind", "levels")
-            if key in report[name]
-        }
-        found[name]["all"] = {key: report[name][key] for key in ("peer", "calibrated", "ours")}
+    for name in ("peer", "peer_step_tokens", "peer_nominal"):
+        peer = report[name]
+        found[name] = {key: peer[key] for key in ("n", "not_predicted", "dense", "moe", "behind", "levels")}
+        found[name]["all"] = {key: peer[key] for key in ("peer", "calibrated", "ours")}
         found[name]["groups"] = [
             {key: group[key] for key in (*GROUP, "n")}
             | {who: {metric: group[who][metric]["median_ape"] for metric in METRICS} for who in ("peer", "ours")}
-            for group in report[name]["groups"]
+            for group in peer["groups"]
         ]
-    return found
+    return found | {"lone_models": lone_models()}
+
+
+def lone_models() -> int:
+    """Return the number of scored runs whose model has no fitting run in another group."""
+    runs = [run | {"fitting": is_fitting(run["run_id"])} for run in read_runs("aiconfigurator").table.to_pylist()]
+    fitting = {(run["model"], by_group(run)) for run in runs if run["fitting"] and not is_scored_separately(run)}
+    return sum(
+        not any(model == run["model"] and group != by_group(run) for model, group in fitting)
+        for run in scored_runs(runs)
+    )
 
 
 def scored(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,6 +60,7 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "speed_million_log": ("serving", "compare"),
     "speed_kernels": ("kernels",),
     "speed_sweep": ("kernels", "deployments", "serving", "sweep"),
+    "speed_peers": ("serving",),
     "speed_waits": ("kernels", "deployments", "serving", "sweep"),
 }
 

@@ -16,10 +16,8 @@ WORKER = "kernelsight.backtest.peer_worker"
 # what the package has words for
 ASKED = ("run_id", "model", "gpu", "engine", "tp", "ep", "isl", "osl", "max_concurrency", "workers")
 ASKED += ("gemm_label", "expert_label")
-
-
-# how it is asked: with the lengths of the table and a prompt a step, or with what the launch flags say of both
-NOMINAL, LAUNCHED = "nominal", "launched"
+# how it is asked: with nominal lengths; with the launch flags that it has words for; and with the tokens of a step, too
+NOMINAL, LAUNCHED, STEP_TOKENS = "nominal", "launched", "step_tokens"
 Predictions = dict[str, tuple[float, float]]
 
 
@@ -37,7 +35,7 @@ def predictions(runs: Sequence[Mapping[str, Any]]) -> dict[str, Predictions]:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise RunFailed(f"AIConfigurator failed ({last}); install aiconfigurator-core with its requirements.")
-    found: dict[str, Predictions] = {NOMINAL: {}, LAUNCHED: {}}
+    found: dict[str, Predictions] = {NOMINAL: {}, LAUNCHED: {}, STEP_TOKENS: {}}
     for row in map(json.loads, done.stdout.splitlines()):
         if row.get("ttft_ms") and row.get("tpot_ms"):
             found[row["asked"]][row["run_id"]] = (row["ttft_ms"], row["tpot_ms"])
@@ -47,18 +45,20 @@ def predictions(runs: Sequence[Mapping[str, Any]]) -> dict[str, Predictions]:
 def questions(run: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return what the package is asked about a replayed run: nominal, and with its launch flags as far as it has them.
 
-    Those are the mean lengths (drawn from ``range_ratio`` to 1 times the nominal ones), the format of the KV cache and
-    the tokens of a step. It has no word for whole prompts, waiting batches, graphs or scheduling ahead.
+    Those are the mean lengths (drawn from ``range_ratio`` to 1 times the nominal ones) and the format of the KV cache,
+    with one prompt a step. The tokens of a step are asked separately: its steady state of prompts that fill each step
+    is another one than that of a run. It has no word for whole prompts, waiting batches, graphs or scheduling ahead.
 
     >>> run = {"run_id": "a", "isl": 1000, "osl": 100, "max_concurrency": 8, "step_tokens": 8192}
-    >>> [nominal, launched] = questions(run | {"flags": {"range_ratio": 0.8, "kv_cache_dtype": "fp8"}})
-    >>> nominal["isl"], nominal["step_tokens"], launched["isl"], launched["osl"], launched["step_tokens"]
-    (1000, 1000, 900, 90, 8192)
+    >>> asked = questions(run | {"flags": {"range_ratio": 0.8, "kv_cache_dtype": "fp8"}})
+    >>> [(each["asked"], each["isl"], each["osl"], each["step_tokens"]) for each in asked]
+    [('nominal', 1000, 100, 1000), ('launched', 900, 90, 900), ('step_tokens', 900, 90, 8192)]
     """
     flags = run["flags"]
     plain = {name: value for name, value in run.items() if name in ASKED} | {"step_tokens": run["isl"]}
     share = (1.0 + flags.get("range_ratio", 1.0)) / 2.0
-    launched = {name: max(round(share * run[name]), 1) for name in ("isl", "osl")}
-    launched |= {"step_tokens": run["step_tokens"] or launched["isl"]}
+    launched = plain | {name: max(round(share * run[name]), 1) for name in ("isl", "osl")}
+    launched |= {"step_tokens": launched["isl"]}
     launched |= {"kv_cache": "fp8" if str(flags.get("kv_cache_dtype")).startswith("fp8") else None}
-    return [plain | {"asked": NOMINAL}, plain | launched | {"asked": LAUNCHED}]
+    whole = launched | {"step_tokens": run["step_tokens"] or launched["isl"]}
+    return [each | {"asked": name} for name, each in ((NOMINAL, plain), (LAUNCHED, launched), (STEP_TOKENS, whole))]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight.backtest.levels import check_levels, constant_rows
-from kernelsight.backtest.peer import LAUNCHED, NOMINAL, predictions
+from kernelsight.backtest.peer import LAUNCHED, NOMINAL, STEP_TOKENS, predictions
 from kernelsight.backtest.plots import check_picture, draw
 from kernelsight.backtest.replay import replay
 from kernelsight.backtest.report import level_scores, report_of, report_of_peer, spread_rows
@@ -87,6 +87,7 @@ def run(arguments: Any) -> None:
             asked = predictions(rows)
             answer["peer"] = report_of_peer(replayed, asked[LAUNCHED])
             answer["peer_nominal"] = report_of_peer(replayed, asked[NOMINAL])
+            answer["peer_step_tokens"] = report_of_peer(replayed, asked[STEP_TOKENS])
     if picture:
         draw(rows, answer, picture)
     if target:

@@ -10,6 +10,11 @@ from kernelsight.backtest.scores import GROUP, METRICS
 from kernelsight.backtest.subsets import KINDS
 from kernelsight.report.output import as_text, terminal_width
 
+PEERS = {
+    "peer": ", flags as launched",
+    "peer_step_tokens": ", tokens of a step, too",
+    "peer_nominal": ", nominal lengths",
+}
 SHOWN = ("n", "ttft", "tpot", "throughput")
 
 
@@ -161,7 +166,7 @@ def _percent(found: Mapping[str, Any]) -> str:
 def level_lines(answer: Mapping[str, Any], line: Callable[[str, Mapping], dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a line for each level of host constants and kind of model, and the other tool's below."""
     lines = [line(f"{level}, {scope}", found[scope]) for level, found in answer["levels"].items() for scope in KINDS]
-    for asked, words in (("peer", ", flags as launched"), ("peer_nominal", ", nominal lengths")):
+    for asked, words in PEERS.items():
         for name, kept in (("peer", "as it comes"), ("calibrated", "one factor on TTFT and TPOT a group")):
             if asked in answer:
                 both = [(kind, answer[asked][kind][name]) for kind in ("dense", "moe")]

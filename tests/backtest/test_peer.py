@@ -35,14 +35,18 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> None:
 
 def test_closed_loops_are_asked_for_and_what_is_not_predicted_is_left_out(tmp_path, monkeypatch) -> None:
     stand_in(monkeypatch, tmp_path, ANSWERS)
-    # nominal lengths and a prompt a step; mean lengths and the tokens of a step that the run had
-    assert peer.predictions(RUNS) == {"nominal": {"a": (1000.0, 1000.0)}, "launched": {"a": (900.0, 2048.0)}}
+    # nominal lengths and a prompt a step; mean lengths; and the tokens of a step that the run had
+    assert peer.predictions(RUNS) == {
+        "nominal": {"a": (1000.0, 1000.0)},
+        "launched": {"a": (900.0, 900.0)},
+        "step_tokens": {"a": (900.0, 2048.0)},
+    }
 
 
 def test_the_format_of_the_cache_is_asked_with_the_launch_flags_alone() -> None:
-    nominal, launched = peer.questions(RUNS[0])
+    nominal, launched, whole = peer.questions(RUNS[0])
     assert "kv_cache" not in nominal
-    assert launched["kv_cache"] == "fp8"
+    assert launched["kv_cache"] == whole["kv_cache"] == "fp8"
     plain = peer.questions(RUNS[0] | {"flags": {}})[1]
     assert (plain["isl"], plain["kv_cache"]) == (1000, None)
 
