@@ -34,9 +34,9 @@ def evaluated(sweep: Path, words: list[str], tree: Path = ROOT) -> dict[str, Any
     """Return the report of `calibrate evaluate` by the program in a tree."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "kernelsight", *EVALUATE.format(sweep=sweep).split(), *words]
+        command = [sys.executable, "-m", "kernelsight", *EVALUATE.format(sweep=sweep.resolve()).split(), *words]
         environment = os.environ | {"PYTHONPATH": str(tree), "KERNELSIGHT_CACHE": ""}
-        subprocess.run([*command, "-o", str(target)], check=True, env=environment, stdout=subprocess.PIPE)
+        subprocess.run([*command, "-o", str(target)], check=True, cwd=tree, env=environment, stdout=subprocess.PIPE)
         return json.loads(target.read_text(encoding="utf-8"))
 
 

@@ -51,15 +51,20 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "kernels_new": KERNELS,
     "search": ("search",),
     "search_tuner": ("search",),
-    "compare": (*SIMULATION, "compare"),
+    "compare_plain": (*SIMULATION, "compare"),
+    "compare_noise": (*SIMULATION, "compare"),
+    "compare_steps": (*SIMULATION, "compare"),
     "corrections": (*SIMULATION, "compare"),
+    "limits": ("deployments", "serving"),
     "rates": (*SIMULATION, "sizing"),
     "sizes": (*SIMULATION, "sizing"),
+    "sizes_limits": (*SIMULATION, "sizing"),
     "speed_serving": ("serving",),
     "speed_million": ("serving", "sweep"),
     "speed_million_log": ("serving", "compare"),
     "speed_kernels": ("kernels",),
     "speed_sweep": ("kernels", "deployments", "serving", "sweep"),
+    "peer_audit": (),
     "speed_peers": ("serving",),
     "speed_waits": ("kernels", "deployments", "serving", "sweep"),
 }
@@ -76,6 +81,8 @@ def record(
 
     ``sample``: what ``benches/samples.py`` computes of it now, where it has one.
     """
+    if name not in RESTS_ON:
+        raise ValueError(f"{name!r} is no result: RESTS_ON of benches/record.py says what each result rests on.")
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return write(
         name,
@@ -95,8 +102,6 @@ def record(
 
 def write(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
     """Write a result; return its file."""
-    if name not in RESTS_ON:
-        raise ValueError(f"{name!r} is no result: RESTS_ON of benches/record.py says what each result rests on.")
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False, default=float) + "\n", encoding="utf-8")

@@ -126,11 +126,12 @@ def speed_serving() -> dict[str, float]:
     return {name: float(totals[name]) for name in ("steps", "preemptions")}
 
 
+# by name of result
 SAMPLES: dict[str, Callable[[], dict[str, float]]] = {
     "end_to_end": end_to_end,
     "kernels_gb200": kernels_gb200,
     "search": search,
-    "compare": compare,
+    "compare_plain": compare,
     "speed_serving": speed_serving,
 }
 

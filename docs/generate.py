@@ -1,18 +1,14 @@
 """Write what the documentation takes from the program: reference pages, figures of benches, what the examples print.
 
-    python docs/generate.py            # everything
-    python docs/generate.py README.md  # the figures and examples of some pages
-    python docs/generate.py --figures  # the figures of benches alone, in all pages: nothing is run
-
-Figures come from ``benches/results/``, through the views of ``docs/figures/`` (blocks.py has the form of their blocks).
+    python docs/generate.py            # everything; README.md: the figures and examples of some pages
+    python docs/generate.py --figures  # the figures of benches alone (docs/figures/blocks.py): nothing is run
 
 An example is a fenced block behind one of these comments, run page by page, each page in a folder of its own:
 
     <!-- run -->             `kernelsight` commands (bash) or Python, run in this process
     <!-- run COMMAND -->     one command that the page shows elsewhere, among others; no block
     <!-- file NAME -->       written to NAME before the next block runs
-    <!-- output 1-4 9-12 --> replaced by what the last command or Python block printed: all lines, these, and such as
-                             begin like a text in quotes, "TTFT"
+    <!-- output 1-4 "TTFT" -->  replaced by what the last one printed: all lines, these, and such as begin so
 """
 
 from __future__ import annotations

@@ -6,8 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from figures.blocks import result
-from figures.end_to_end import HEAD, KINDS, METRICS
+from figures.end_to_end import HEAD, KINDS, METRICS, asked
 from figures.text import count, percent, table
+
+SHORT = {
+    "peer": "AIConfigurator 0.12, same lengths and KV format ¹",
+    "peer_step_tokens": "AIConfigurator 0.12, same tokens of a step ¹",
+    "peer_nominal": "AIConfigurator 0.12, nominal lengths ¹",
+}
 
 
 def medians(scores: Mapping[str, Any]) -> list[str]:
@@ -23,14 +29,15 @@ def runs(scores: Mapping[str, Any]) -> str:
 def end_to_end() -> str:
     """Medians by host constants and of the peer, the number of runs in each row."""
     found = result("end_to_end")
-    levels, peer = found["levels"], found["peer"]
+    levels, (way, _) = found["levels"], asked(found)[0]
+    peer = found[way]
     transfer, flags = levels["transfer"], levels["transfer"]["by_flags"]
     own = transfer["over_groups"]
     groups = flags["fitted"]["groups"] + flags["not_fitted"]["groups"]
     rows = [
         ["other groups", runs(transfer), *medians(transfer)],
         [
-            "– groups whose launch flags were not fitted either",
+            "– groups without fitted launch flags",
             runs(flags["not_fitted"]),
             *medians(flags["not_fitted"]),
         ],
@@ -39,13 +46,13 @@ def end_to_end() -> str:
             "",
             *(percent(own[kind][metric]) for kind in KINDS for metric in METRICS),
         ],
-        ["the same group: calibrated", runs(levels["group"]), *medians(levels["group"])],
-        ["nowhere: published gaps between kernels", runs(levels["none"]), *medians(levels["none"])],
+        ["the own group: calibrated", runs(levels["group"]), *medians(levels["group"])],
+        ["nothing fitted", runs(levels["none"]), *medians(levels["none"])],
     ]
     ours = peer["levels"]["transfer"]
-    rows.append(["other groups, on the runs that AIConfigurator predicts", runs(ours), *medians(ours)])
+    rows.append(["other groups, AIConfigurator's runs", runs(ours), *medians(ours)])
     for who, words in (
-        ("peer", "AIConfigurator 0.12, same launch flags ¹"),
+        ("peer", SHORT[way]),
         ("calibrated", "– one factor a metric and group"),
     ):
         scores = {kind: peer[kind][who] for kind in KINDS}
@@ -53,5 +60,18 @@ def end_to_end() -> str:
     fitted = flags["fitted"]
     return table(["host time from", "runs", *HEAD], rows) + (
         f"\n\nFlags of {fitted['groups']} groups ({count(fitted['all']['ttft']['n'])} runs) were fitted on their own fifth, "
-        "drawn by run id: whole campaigns held out are to come."
+        "drawn by run id: whole campaigns are not held out yet."
+    )
+
+
+def speed() -> str:
+    """Ratios to BLIS and to AIConfigurator, and what a process takes."""
+    whole, short, *_ = result("speed_peers")["rows"]
+    found = result("speed_kernels")
+    predict = next(row for row in result("speed_waits")["rows"] if row["wait"].startswith("predict"))
+    return (
+        f"- Serving 10,000 requests takes {whole['ours']} as a process, BLIS {whole['theirs']}; 100 requests {short['ours']}, BLIS "
+        f"{short['theirs']}.\n"
+        f"- Kernels: {found['expression']['gemm'] / 1e6:.0f} to {found['expression']['mixed'] / 1e6:.0f} million latencies a second with "
+        f"intervals; `predict` takes {predict['again CPU s']:.1f} CPU-s."
     )

@@ -7,6 +7,8 @@ from typing import Any
 from figures.blocks import result
 from figures.text import percent, table
 
+TITLES = {"order": "order of the others"}
+
 
 def number(value: float | None) -> str:
     """Return a number of measurements; None: it never came so near."""
@@ -17,11 +19,12 @@ def policies() -> str:
     """Every policy, with all sources and without the most similar GPU."""
     rows = [
         [
-            row["policy"] + (", without the most similar GPU" if row["without_nearest"] else ""),
+            TITLES.get(row["policy"], row["policy"])
+            + (", without the most similar GPU" if row["without_nearest"] else ""),
             f"{percent(row['within_5'], 0, '')} / {percent(row['within_2'], 0)}",
             f"{number(row['n_to_5'])} / {number(row['n_to_2'])}",
             " / ".join(percent(row[f"regret_{n}"], sign="") for n in (20, 50, 100)) + " %",
-            f"{row['score_p']:.2f}",
+            f"{row['score']:.2f}",
         ]
         for row in result("search")["policies"]
     ]
@@ -49,25 +52,28 @@ def calibration() -> str:
         f"({percent(cover['20 without nearest'], 0)} and {percent(cover['50 without nearest'], 0)} without the most similar GPU); the "
         f"calibration error of the eight speed-up bins is {ece['20']:.2f} and {ece['50']:.2f} ({ece['20 without nearest']:.2f} and "
         f"{ece['50 without nearest']:.2f}). {stops['n']} of the {found['runs']} searches would have stopped by themselves "
-        f"(`--stop 0.1`), after {stops['median']} measurements in the median, {percent(stops['within_2'], 0)} of them within 2 %."
+        f"(`--stop 0.1`), after {stops['median_measurements']:g} measurements in the median, {percent(stops['within_2'], 0)} of them within 2 %."
     )
 
 
 def kernel_tuner() -> str:
     """Against strategies that see no other GPU, and the plain order of the others, which sees them too."""
     found = result("search_tuner")
-    best, second = found["best"], found["second"]
+    never = float("inf")
+    best, second, *_ = sorted(found["strategies"], key=lambda row: row["n_to_5"] or never)
+    ours = {(row["policy"], row["without_nearest"]): row for row in result("search")["policies"]}
 
     def to(row: dict[str, Any]) -> str:
         return f"{number(row['n_to_5'])} and {number(row['n_to_2'])}"
 
+    order = ours["order", False]
+    same = to(order) == to(ours["selective", False])
     return (
         f"The strategies of Kernel Tuner {found['version']} see no other GPU (default settings, {found['measurements']} measurements, "
-        f"{found['seeds']} seeds, {found['strategies']} strategies): the best takes {to(best)} measurements to 5 and 2 % in the median "
-        f"(`{best['name']}`; `{second['name']}` {to(second)}). A selective search has the measurements of other GPUs: it takes "
-        f"{to(found['selective'])}, and the plain order of the other GPUs takes the same {to(found['order'])}; without the most similar "
-        f"GPU {to(found['selective_without_nearest'])}, the plain order {to(found['order_without_nearest'])}. What is saved is what "
-        "other GPUs know; a search of a kernel that no other GPU measured saves none of it."
+        f"{found['seeds']} seeds): the best takes {to(best)} measurements to 5 and 2 % in the median (`{best['name']}`; `{second['name']}` "
+        f"{to(second)}). A selective search has the measurements of other GPUs: it takes {to(ours['selective', False])}, and the plain order "
+        f"of the other GPUs takes {'the same ' if same else ''}{to(order)}; without the most similar GPU {to(ours['selective', True])}, the plain "
+        f"order {to(ours['order', True])}. What is saved is what other GPUs know; a search of a kernel that no other GPU measured saves none of it."
     )
 
 
@@ -75,5 +81,8 @@ def misleading() -> str:
     """Spaces in which sources do harm."""
     found = result("search_tuner")["misleading"]
     spaces = result("search")["spaces"]
-    rows = [[name, f"{row['worse']} of {spaces}: {row['most']}"] for name, row in found.items()]
+    rows = [
+        [name, f"{len(worse)} of {spaces}: " + ", ".join(f"{each['where']} {each['points']:g}" for each in worse)]
+        for name, worse in found.items()
+    ]
     return table(["sources", "spaces more than 2 points worse"], rows)

@@ -80,12 +80,7 @@ def kernels() -> str:
             "with the correction of a measured GPU: GEMM, mixed families (goals: 10 and 5)",
             f"{of('corrected')} million rows/s; {of('corrected_per_cpu_s')} million a CPU-second",
         ],
-        [
-            "a million calls of a Parquet file (35,000 different ones), in process",
-            f"{found['million_calls_cpu_s']} CPU-seconds",
-        ],
         ["lowering in SQL, 50 deployments", f"{million(found['lowering'])} million rows/s"],
-        ["`predict` from a cold start, `--help` (whole process)", f"{found['predict_cold_s']} s, {found['help_s']} s"],
     ]
     return table(["work", "speed"], rows)
 
@@ -97,9 +92,8 @@ def sweeps() -> str:
 
 
 def decisions() -> str:
-    """Whether rates and sizes that were found hold."""
-    rates, sizes = result("rates"), result("sizes")
-    limits = sizes["limits"]
+    """Whether rates, sizes and limits that were found hold."""
+    rates, sizes, limits, named = (result(name) for name in ("rates", "sizes", "sizes_limits", "limits"))
     rows = [
         [f"found rates, served again with ten times the prompts and other seeds: all objectives kept, {rates['cases']} deployments, {rates['cases'] * rates['checks']} runs",
          f"{percent(rates['kept'])}; at the lower end of the range {percent(rates['kept_low'])}"],
@@ -108,14 +102,9 @@ def decisions() -> str:
          f"{percent(sizes['same'], 0)} of {sizes['cases']} questions; mean CPU seconds {sizes['size_cpu_s']} and {sizes['all_cpu_s']}"],
         ["the limit that `size` names is the resource of which a fifth more raises the rate most",
          f"{limits['right']} of {limits['cases']}; in {limits['near']} within 2 % of the rate"],
+        ["the limit that `simulate` names is the resource whose relief gains most", f"{named['right']} of {named['worlds']} worlds (seed {named['seed']})"],
     ]  # fmt: skip
     return table(["", "found"], rows)
-
-
-def limit() -> str:
-    """How often the limit that `size` names is the right one."""
-    limits = result("sizes")["limits"]
-    return f"in {limits['right']} of {limits['cases']} random questions it is the one that raises the rate most, in {limits['near']} within 2 % of that rate"
 
 
 def waits() -> str:

@@ -23,23 +23,31 @@ def median_mean(score: Mapping[str, Any]) -> str:
     >>> median_mean({"n": 1, "median_ape": 0.081, "mape": 0.1234}), median_mean({"n": 0})
     ('8.1 / 12.3', '–')
     """
-    return f"{100 * score['median_ape']:.1f} / {100 * score['mape']:.1f}" if score["n"] else NONE
+    return pair(score, "median_ape", "mape")
 
 
 def mean_median(score: Mapping[str, Any]) -> str:
     """Return "mean / median" of absolute errors in per cent, as tables of kernels have it."""
-    return f"{100 * score['mape']:.1f} / {100 * score['median_ape']:.1f}" if score["n"] else NONE
+    return pair(score, "mape", "median_ape")
+
+
+def pair(score: Mapping[str, Any], *names: str) -> str:
+    """Return two errors in per cent; one that was not published is a dash."""
+    return " / ".join(percent(score[name], sign="") for name in names) if score["n"] else NONE
 
 
 def full(score: Mapping[str, Any]) -> str:
-    """Return all of median, mean, 90th percentile and bias (mean signed error) in per cent.
+    """Return all of median, mean, 90th percentile and bias (mean signed error) in per cent; what is not known is left out.
 
     >>> full({"n": 1, "median_ape": 0.081, "mape": 0.1234, "p90_ape": 0.3, "bias": -0.021})
     '8.1 / 12.3, 30, -2'
     """
-    if not score["n"]:
-        return NONE
-    return f"{median_mean(score)}, {100 * score['p90_ape']:.0f}, {100 * score['bias']:+.0f}"
+    more = [
+        f"{100 * score[name]:{form}}"
+        for name, form in (("p90_ape", ".0f"), ("bias", "+.0f"))
+        if score.get(name) is not None
+    ]
+    return ", ".join([median_mean(score), *more])
 
 
 def count(value: float) -> str:
