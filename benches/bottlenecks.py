@@ -14,6 +14,7 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
+from record import record
 
 import kernelsight as ks
 
@@ -115,6 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worlds", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1000)
+    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
     asked = parser.parse_args()
     session = ks.connect()
     session.progress = None
@@ -145,6 +147,9 @@ def main() -> None:
             print(seed - 1, flags["model"], flags["gpu"], f"said {said};", *(f"{k} {v:+.1%}" for k, v in largest))
     for name, count in counts.items():
         print(f"{name:<28}{count}")
+    if asked.record:
+        figures = {"worlds": counts["worlds"], "right": counts["best"], "seed": asked.seed}
+        record("limits", figures, f"python benches/bottlenecks.py --worlds {asked.worlds} --seed {asked.seed}")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from record import record
 
 import kernelsight as ks
 from kernelsight.attribution.replay import Variant, given, replay
@@ -226,6 +227,7 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of the logarithm of each time")
     parser.add_argument("--kinds", nargs="+", choices=sorted(set(KINDS)), default=KINDS)
     parser.add_argument("-o", "--output", type=Path, help="write every world as a line of JSON")
+    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
     asked = parser.parse_args()
     rows = []
     with ks.connect() as session:
@@ -245,13 +247,28 @@ def main() -> None:
     print(f"{'fault':24} {'worlds':>6} {'named first':>12} {'size in 20 %':>12} {'CPU-s':>6}")
     for name in sorted(by_fault):
         own = by_fault[name]
-        right = [not row["causes"] for row in own] if name == "clean" else [is_right(row) for row in own]
-        sized = [value for row in own if row["planted"] and (value := is_sized(row)) is not None]
-        size = f"{np.mean(sized):.0%}" if sized else "-"
+        right, sized = shares_of(name, own)
+        size = "-" if sized is None else f"{sized:.0%}"
         label = f"{name} (no cause named)" if name == "clean" else name
-        print(
-            f"{label:24} {len(own):6} {np.mean(right):12.0%} {size:>12} {np.mean([row['cpu_s'] for row in own]):6.1f}"
-        )
+        print(f"{label:24} {len(own):6} {right:12.0%} {size:>12} {np.mean([row['cpu_s'] for row in own]):6.1f}")
+    if asked.record:
+        kinds = {"one": by_fault["one fault"], "two": by_fault["two"], "clean": by_fault["clean"]}
+        shares = {name: shares_of(name, own) for name, own in kinds.items()}
+        figures = {
+            "worlds": {name: len(own) for name, own in kinds.items()},
+            "named": {name: right for name, (right, _) in shares.items()},
+            "sized": {name: sized for name, (_, sized) in shares.items()},
+        }
+        log = "steps" if asked.steps != "none" else "noise" if asked.noise else "plain"
+        words = f"--worlds {asked.worlds} --seed {asked.seed} --noise {asked.noise:g} --steps {asked.steps}"
+        record(f"compare_{log}", figures, f"python benches/compare.py {words}")
+
+
+def shares_of(name: str, rows: list[dict[str, Any]]) -> tuple[float, float | None]:
+    """Return in which share of worlds all faults are named first (of clean ones: none), and sized within a fifth."""
+    right = [not row["causes"] for row in rows] if name == "clean" else [is_right(row) for row in rows]
+    sized = [value for row in rows if row["planted"] and (value := is_sized(row)) is not None]
+    return float(np.mean(right)), float(np.mean(sized)) if sized else None
 
 
 if __name__ == "__main__":

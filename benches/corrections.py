@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from compare import DEPLOYMENTS, draw_load
+from record import record
 
 import kernelsight as ks
 from kernelsight.attribution.replay import KERNELS, Variant, replay
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--noise", type=float, default=0.03, help="standard deviation of the logarithm of each time")
     parser.add_argument("--hold-out", type=float, default=0.7, help="last share of the time, on which fits are scored")
+    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
     asked = parser.parse_args()
     errors = []
     print(
@@ -72,6 +74,11 @@ def main() -> None:
     found = np.array(errors)
     print(f"{'median':29} " + " ".join(f"{error:16.1%}" for error in np.median(found, axis=0).ravel()))
     ahead = (found[..., 2] < found[..., 1]).mean(axis=0)
+    if asked.record:
+        errors_of = dict(zip(SCORED, np.median(found, axis=0).T.tolist(), strict=True))
+        figures = {"worlds": asked.worlds, "seed": asked.seed, "noise": asked.noise, "errors": errors_of}
+        words = f"--worlds {asked.worlds} --seed {asked.seed}"
+        record("corrections", figures | {"ahead": ahead.tolist()}, f"python benches/corrections.py {words}")
     print("ahead of one factor: " + ", ".join(f"{m} {share:.0%}" for m, share in zip(METRICS, ahead, strict=True)))
 
 

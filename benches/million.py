@@ -15,6 +15,8 @@ import sys
 import time
 from typing import Any
 
+from record import record
+
 from kernelsight.report.output import as_text
 
 START_UP = 1_000
@@ -41,6 +43,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[200_000, 1_000_000])
     parser.add_argument("-o", "--output", help="also write the rows as JSON")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(run(arguments.one)))
@@ -57,6 +60,10 @@ def main() -> None:
         )
         row["requests/CPU-s"] = round(row["requests"] / row["cpu_s"])
     print(as_text(found, list(found[0])))
+    if arguments.record:
+        last = found[-1]
+        figures = {"requests": last["requests"], "cpu_s": last["cpu_s"], "bytes_per_request": last["bytes a request"]}
+        record("speed_million", figures, "python benches/million.py")
     if arguments.output:
         with open(arguments.output, "w", encoding="utf-8") as file:
             json.dump(found, file, indent=1)

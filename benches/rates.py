@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from record import record
+
 import kernelsight as ks
 from kernelsight.report.output import as_text
 from kernelsight.session import Session
@@ -66,6 +68,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of what is drawn (default: 0)")
     parser.add_argument("--checks", type=int, default=3, metavar="N", help="runs that check each rate (default: 3)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write figures as JSON")
+    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
     arguments = parser.parse_args()
     source, found = random.Random(arguments.seed), []
     with ks.connect() as session:
@@ -101,6 +104,10 @@ def main() -> None:
         end="",
     )
     print(f"CPU seconds a deployment, mean {sum(cpu_s) / len(cpu_s):.2f}, largest {max(cpu_s):.2f}")
+    if arguments.record:
+        figures = {"cases": len(found), "checks": arguments.checks, "seed": arguments.seed, **shares}
+        figures |= {"cpu_s": {"mean": round(sum(cpu_s) / len(cpu_s), 2), "largest": round(max(cpu_s), 1)}}
+        record("rates", figures, f"python benches/rates.py --cases {len(found)} --seed {arguments.seed}")
     if arguments.output:
         Path(arguments.output).write_text(json.dumps({**shares, "rows": found}, indent=1))
 

@@ -20,6 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from record import record
+from samples import SPACES
+from samples import search as sample
+from search_figures import figures_of, tuner_figures
 
 from kernelsight.report.output import as_text
 from kernelsight.searching import scores
@@ -258,6 +262,7 @@ def main(words: Iterable[str] | None = None) -> None:
     parser.add_argument("--parts", default="policies", metavar="A,B", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--plot", type=Path, metavar="FOLDER")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.json")
+    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
     arguments = parser.parse_args(None if words is None else list(words))
     parts, named = arguments.parts.split(","), arguments.gpus.split(",")
     gpus = set() if named == ["all"] else set(named)
@@ -284,6 +289,9 @@ def main(words: Iterable[str] | None = None) -> None:
         print(f"CPU seconds of this process: {time.process_time() - began:.0f}")
         if arguments.plot:
             draw(found, arguments.plot)
+        if arguments.record:
+            command = f"python benches/search.py --space {SPACES.name} --seeds {arguments.seeds}"
+            record("search", figures_of(found, arguments.seeds), command, sample())
     every = (spaces, gpus, arguments.seeds)
     if "free" in parts or "misleading" in parts:
         columns = {
@@ -296,7 +304,14 @@ def main(words: Iterable[str] | None = None) -> None:
         if "tuner" in parts:
             against = tuner_results(*every)
             show("measurements against Kernel Tuner's strategies", tuner_rows(against))
-            show("points of regret worse than the best search without other GPUs", harm_rows(columns, against))
+            harm = harm_rows(columns, against)
+            show("points of regret worse than the best search without other GPUs", harm)
+            if arguments.record and "misleading" in parts:
+                command = f"python benches/search.py --space {SPACES.name} --parts tuner,misleading"
+                figures = tuner_figures(
+                    answer["measurements against Kernel Tuner's strategies"], harm, TUNER_BUDGET, HARM
+                )
+                record("search_tuner", figures | {"seeds": arguments.seeds}, f"{command} --seeds {arguments.seeds}")
     elif "tuner" in parts:
         show("measurements against Kernel Tuner's strategies", tuner_rows(tuner_results(*every)))
     if "neighbours" in parts:

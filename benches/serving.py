@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from record import record
+
 from kernelsight.report.output import as_text
 from kernelsight.scenario.scenarios import give_plan, plan_rows
 from kernelsight.serving import replica
@@ -40,15 +42,15 @@ def loads(requests: int) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
-def cpu_seconds(work: Callable[[], object], repeats: int) -> float:
-    """Return the median CPU time of ``work``, after one run that is not counted."""
+def cpu_seconds(work: Callable[[], object], repeats: int) -> list[float]:
+    """Return the CPU times of ``work``, sorted, after one run that is not counted."""
     work()
     times = []
     for _ in range(repeats):
         started = time.process_time()
         work()
         times.append(time.process_time() - started)
-    return statistics.median(times)
+    return sorted(times)
 
 
 def measure(name: str, flags: dict[str, Any], repeats: int) -> dict[str, Any]:
@@ -81,8 +83,8 @@ def measure(name: str, flags: dict[str, Any], repeats: int) -> dict[str, Any]:
         arguments, named = calls[0]
         # as sweeps run it; windows of time cost 35 to 50 ns a step more, and are part of the tables
         bare = named | {"windows_from_us": None}
-        loop = cpu_seconds(lambda: served(*arguments, **bare), repeats)
-        whole = cpu_seconds(simulate, repeats)
+        loops = cpu_seconds(lambda: served(*arguments, **bare), repeats)
+        loop, whole = statistics.median(loops), statistics.median(cpu_seconds(simulate, repeats))
     n = flags["num_prompts"]
     return {
         "load": name,
@@ -90,6 +92,8 @@ def measure(name: str, flags: dict[str, Any], repeats: int) -> dict[str, Any]:
         "steps": totals["steps"],
         "preempted": f"{totals['preemptions'] / n:.1%}",
         "requests/CPU-s, loop": round(n / loop),
+        "slowest": round(n / loops[-1]),
+        "fastest": round(n / loops[0]),
         "steps/CPU-s, loop": round(totals["steps"] / loop),
         "requests/CPU-s, with tables": round(n / whole),
     }
@@ -101,9 +105,21 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("-o", "--output", help="also write the rows as JSON")
+    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
     arguments = parser.parse_args()
     rows = [measure(name, flags, arguments.repeats) for name, flags in loads(arguments.requests).items()]
     print(as_text(rows, list(rows[0])))
+    if arguments.record:
+        kept = [
+            {
+                "load": f"{row['requests']:,} requests, {row['load']}",
+                "requests_per_cpu_s": [row["slowest"], row["fastest"]],
+                "with_tables": row["requests/CPU-s, with tables"],
+                "steps_per_cpu_s": row["steps/CPU-s, loop"],
+            }
+            for row in rows
+        ]
+        record("speed_serving", {"loads": kept}, f"python benches/serving.py --repeats {arguments.repeats}")
     if arguments.output:
         with open(arguments.output, "w", encoding="utf-8") as file:
             json.dump(rows, file, indent=1)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bottlenecks import RATES, RELIEF, quick_host_of, with_faster_gpus
+from record import record
 
 import kernelsight as ks
 from kernelsight.report.output import as_text
@@ -88,8 +89,8 @@ def rates_with_more(
     return found | {"host": host / own - 1.0}
 
 
-def main_limits(cases: int, source: random.Random) -> None:
-    """Print in how many cases the named limit is the one of which a fifth more raises the rate most."""
+def main_limits(cases: int, source: random.Random) -> dict[str, int]:
+    """Print and return in how many cases the named limit is the one of which a fifth more raises the rate most."""
     right = near = done = 0
     with ks.connect() as session:
         with_faster_gpus(session, sorted(PRICES))
@@ -113,6 +114,7 @@ def main_limits(cases: int, source: random.Random) -> None:
                 flush=True,
             )
     print(f"{done} questions: the limit is the best of all in {right}, within 2 % of the rate in {near}")
+    return {"cases": done, "right": right, "near": near}
 
 
 def main() -> None:
@@ -121,10 +123,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of what is drawn (default: 0)")
     parser.add_argument("--limits", action="store_true", help="ask whether the named limits are right")
     parser.add_argument("-o", "--output", metavar="FILE", help="write figures as JSON")
+    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
     arguments = parser.parse_args()
     source, found = random.Random(arguments.seed), []
     if arguments.limits:
-        main_limits(arguments.cases, source)
+        limits = main_limits(arguments.cases, source) | {"seed": arguments.seed}
+        if arguments.record:
+            words = f"--limits --cases {arguments.cases} --seed {arguments.seed}"
+            record("sizes_limits", limits, f"python benches/sizes.py {words}")
         return
     with ks.connect() as session:
         while len(found) < arguments.cases:
@@ -158,6 +164,10 @@ def main() -> None:
     size_s, all_s = (sum(row[name] for row in found) / len(found) for name in ("size_cpu_s", "all_cpu_s"))
     print(f"{len(found)} questions: the same, or within 2 % of the cheapest of all, in {same:.1%}; ", end="")
     print(f"CPU seconds, mean: size {size_s:.1f}, everything {all_s:.1f}")
+    if arguments.record:
+        figures = {"cases": len(found), "seed": arguments.seed, "same": same}
+        figures |= {"size_cpu_s": round(size_s, 1), "all_cpu_s": round(all_s, 1)}
+        record("sizes", figures, f"python benches/sizes.py --cases {len(found)} --seed {arguments.seed}")
     if arguments.output:
         Path(arguments.output).write_text(json.dumps({"same": same, "rows": found}, indent=1))
 

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import pyarrow as pa
+from record import record
 
 from kernelsight.dataflow.columns import by_blocks, numeric
 from kernelsight.kernels import latency
@@ -192,12 +193,29 @@ def show(found: list[dict[str, Any]]) -> None:
         print(f"{row['measured']:{width}} {rows:>9} {times} {speed:>12} {cpu_speed:>12}")
 
 
+def figures_of(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what pages show: rows a second by the expression and corrected, and of lowering 50 deployments."""
+    bulk = [row for row in found if row["measured"].startswith("columns to latency")]
+    # the tiers and mixes in the order of bulk_measurements
+    parts = {"expression": bulk[:2], "corrected": bulk[2:]}
+    figures: dict[str, Any] = {
+        name: {mix: row["rows_per_s"] for mix, row in zip(("gemm", "mixed"), rows, strict=True)}
+        for name, rows in parts.items()
+    }
+    figures["corrected_per_cpu_s"] = {
+        mix: row["rows_per_cpu_s"] for mix, row in zip(("gemm", "mixed"), parts["corrected"], strict=True)
+    }
+    lowered = [row["rows_per_s"] for row in found if row["measured"] == "lowering in SQL, 50 deployments"]
+    return figures | {"lowering": lowered[0] if lowered else None}
+
+
 def main() -> None:
     """Measure, print, and write where asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.json", help="also write the measurements as JSON")
     parser.add_argument("--repeats", type=int, default=3, help="runs of which the fastest counts (default 3)")
     parser.add_argument("--bulk-only", action="store_true", help="numeric columns to latencies alone, no session")
+    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
     words = parser.parse_args()
     if words.repeats < 1:
         parser.error(f"--repeats is {words.repeats}; give at least 1.")
@@ -205,6 +223,8 @@ def main() -> None:
     if not words.bulk_only:
         found += expression_measurements(words.repeats) + session_measurements(words.repeats)
     show(found)
+    if words.record:
+        record("speed_kernels", figures_of(found), f"python benches/speed.py --repeats {words.repeats}")
     if words.output:
         words.output.write_text(json.dumps(found, indent=2) + "\n")
 

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from record import record
+
 from kernelsight.report.output import as_text
 from kernelsight.scenario.scenarios import give_plan, plan_rows
 from kernelsight.session import Session, connect
@@ -129,6 +131,7 @@ def main() -> None:
     parser.add_argument("--parts-only", action="store_true", help="leave out how the cost grows")
     parser.add_argument("--plot", metavar="FILE", help="also draw how the cost grows, as .svg, .png or .html")
     parser.add_argument("-o", "--output", help="also write the rows as JSON")
+    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
     arguments = parser.parse_args()
     with connect() as session:
         rows = grid(arguments.scenarios)
@@ -148,6 +151,17 @@ def main() -> None:
             print(as_text(costs, list(costs[0])))
     if costs and arguments.plot:
         plot(costs, arguments.plot)
+    if arguments.record:
+        kept = {(row["scenarios"], row["requests each"], row["output tokens"]): row for row in costs}
+        named = [
+            [
+                f"{n:,} scenarios of {each:,} requests, {tokens:,} output tokens",
+                n / row["wall s"],
+                row["CPU ms a scenario"],
+            ]
+            for (n, each, tokens), row in kept.items()
+        ]
+        record("speed_sweep", {"rows": named}, "python benches/sweep.py")
     if arguments.output:
         with open(arguments.output, "w", encoding="utf-8") as file:
             json.dump({"parts": parts, "costs": costs}, file, indent=1)

@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from record import record
+
 from kernelsight.report.output import as_text
 
 HERE = Path(__file__).resolve().parents[1]
@@ -138,10 +140,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="rows whose name has one of these words")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("-o", "--output", help="also write the rows as JSON")
+    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
     arguments = parser.parse_args()
     names = [name for name in (*COMMANDS, *WORK) if any(word in name for word in arguments.only or [""])]
     found = measure([tree.resolve() for tree in arguments.tree], names, arguments.repeats)
     print(as_text(found, list(found[0])))
+    if arguments.record:
+        record("speed_waits", {"rows": found, "repeats": arguments.repeats}, "python benches/waits.py")
     if arguments.output:
         Path(arguments.output).write_text(json.dumps(found, indent=1))
 

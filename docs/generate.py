@@ -1,15 +1,14 @@
-"""Write what the documentation takes from the program: reference pages, and what the examples print.
+"""Write what the documentation takes from the program: reference pages, figures of benches, what the examples print.
 
-    python docs/generate.py            # everything
-    python docs/generate.py README.md  # the examples of some pages
+    python docs/generate.py            # everything; README.md: the figures and examples of some pages
+    python docs/generate.py --figures  # the figures of benches alone (docs/figures/blocks.py): nothing is run
 
 An example is a fenced block behind one of these comments, run page by page, each page in a folder of its own:
 
     <!-- run -->             `kernelsight` commands (bash) or Python, run in this process
     <!-- run COMMAND -->     one command that the page shows elsewhere, among others; no block
     <!-- file NAME -->       written to NAME before the next block runs
-    <!-- output 1-4 9-12 --> replaced by what the last command or Python block printed: all lines, these, and such as
-                             begin like a text in quotes, "TTFT"
+    <!-- output 1-4 "TTFT" -->  replaced by what the last one printed: all lines, these, and such as begin so
 """
 
 from __future__ import annotations
@@ -25,6 +24,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from figures.blocks import with_figures
 
 import kernelsight as ks
 from kernelsight.cli.main import main as kernelsight_main
@@ -335,15 +337,16 @@ def main() -> None:
     """Write the reference and the outputs of all pages, or the outputs of the pages that are named."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="default: all, and the reference")
-    named = words.parse_args().pages
-    for name, page in REFERENCE.items() if not named else ():
+    words.add_argument("--figures", action="store_true", help="figures of benches alone; no example is run")
+    asked = words.parse_args()
+    for name, page in REFERENCE.items() if not asked.pages and not asked.figures else ():
         (DOCS / "reference" / name).write_text(page(), encoding="utf-8")
-    for path in named or pages():
+    for path in asked.pages or pages():
         before = path.read_text(encoding="utf-8")
-        after = with_examples(before)
+        after = with_figures(before if asked.figures else with_examples(before))
         if after != before:
             path.write_text(after, encoding="utf-8")
-            print(f"{path}: outputs renewed", file=sys.stderr)
+            print(f"{path}: renewed", file=sys.stderr)
 
 
 if __name__ == "__main__":

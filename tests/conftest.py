@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.compiled_scheduler import start_compiling, wait_for_compiled
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benches"))
+import record
 
 # percent of the random worlds that tests draw; .ci/run draws them all
 WORLDS_PERCENT = float(os.environ.get("KERNELSIGHT_WORLDS", "20"))
@@ -72,6 +76,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if compiling := session.config.stash.get(COMPILING, None):
         compiling.terminate()
         compiling.wait()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List results of benches that are older than what they rest on: no test fails for it, pages say so too."""
+    stale = record.stale()
+    if stale and not worker_of(terminalreporter.config):
+        terminalreporter.section(f"{len(stale)} results of benches are older than the program (benches/record.py)")
+        for name, parts in stale.items():
+            terminalreporter.line(f"{name}: before changes of {', '.join(parts)}")
 
 
 def worker_of(config: pytest.Config) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import recorded
 import tables
 
 from kernelsight.fitting.baselines import systems_folder
@@ -57,18 +58,23 @@ def main() -> None:
     words.add_argument("--only", nargs="+", choices=list(splits()), default=list(splits()))
     words.add_argument("--families", help="left open: all")
     words.add_argument("-o", "--output", type=Path, help="folder for reports, tables and pictures")
+    words.add_argument("--record", action="store_true", help="keep what pages show in benches/results/")
     arguments = words.parse_args()
     families = arguments.families.split(",") if arguments.families else None
     if arguments.output:
         arguments.output.mkdir(parents=True, exist_ok=True)
-    printed = []
+    printed, sections = [], {}
     for section in arguments.only:
         asked = families or (["moe"] if section == LAYERS else None)
         reports, scored = run(arguments.sweep, splits()[section], asked, arguments.output)
+        sections[section] = reports
         printed.append(f"## {section}\n\n{text(section, reports)}")
         print(printed[-1], flush=True)
         if arguments.output and section in ("cross-generation", "leave-one-generation-out"):
             picture(scored, arguments.output / section)
+    if arguments.record and not families:
+        for path in recorded.keep(sections):
+            note(f"wrote {path}")
     if arguments.output:
         (arguments.output / "tables.md").write_text("\n\n".join(printed) + "\n", encoding="utf-8")
 

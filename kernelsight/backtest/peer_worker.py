@@ -37,9 +37,16 @@ def answers() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
 
     @cache
     def model(
-        name: str, engine: str, tp: int, ep: int, gemm: str | None, moe: str | None, attention: str | None
+        name: str,
+        engine: str,
+        tp: int,
+        ep: int,
+        gemm: str | None,
+        moe: str | None,
+        attention: str | None,
+        kv: str | None,
     ) -> Any:
-        return get_model(name, build_model_config(tp, 1, 1, tp // ep, ep, gemm, None, attention, moe), engine)
+        return get_model(name, build_model_config(tp, 1, 1, tp // ep, ep, gemm, kv, attention, moe), engine)
 
     def predict(run: Mapping[str, Any], mode: str, lanes: tuple[str | None, ...]) -> tuple[float, float]:
         load = config.RuntimeConfig(
@@ -47,23 +54,24 @@ def answers() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         )
         served = model(NAMES.get(run["model"], run["model"]), run["engine"], run["tp"], run["ep"], *lanes)
         found = get_backend(run["engine"]).run_agg(
-            served, database(run["gpu"], run["engine"], mode), load, ctx_tokens=run["isl"]
+            served, database(run["gpu"], run["engine"], mode), load, ctx_tokens=run["step_tokens"]
         )
         row = found.get_summary_df().iloc[0]
         return float(row["ttft"]), float(row["tpot"])
 
     def answer(run: Mapping[str, Any]) -> dict[str, Any]:
-        reason = ""
-        # formats by the run's labels, then attention in bf16, then by the model's config
+        named, reason = {"run_id": run["run_id"], "asked": run["asked"]}, ""
+        # formats by the run's labels, then attention in bf16, then by the model's config; KV cache as stated if it can
         stated = (run.get("gemm_label"), run.get("expert_label"))
-        lanes_tried = dict.fromkeys(((*stated, None), (*stated, "bfloat16"), (None, None, None)))
+        lanes = ((*stated, None), (*stated, "bfloat16"), (None, None, None))
+        lanes_tried = dict.fromkeys((*each, kv) for kv in (run.get("kv_cache"), None) for each in lanes)
         for mode, lanes in ((mode, lanes) for mode in MODES for lanes in lanes_tried):
             try:
                 ttft, tpot = predict(run, mode, lanes)
-                return {"run_id": run["run_id"], "ttft_ms": ttft, "tpot_ms": tpot, "mode": mode}
+                return named | {"ttft_ms": ttft, "tpot_ms": tpot, "mode": mode}
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
-        return {"run_id": run["run_id"], "reason": reason}
+        return named | {"reason": reason}
 
     return answer
 

@@ -11,7 +11,7 @@ from kernelsight.backtest.host_constants import Constants
 from kernelsight.backtest.levels import fit_levels
 from kernelsight.backtest.recipes import flags_of, is_prose, prompt_text_of
 from kernelsight.backtest.scores import is_fitting, is_scored_separately, repeats, with_errors
-from kernelsight.backtest.serve import Planned, host_versions, plan_runs, serve_runs
+from kernelsight.backtest.serve import Planned, plan_runs, serve_runs, settings_of
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -30,16 +30,19 @@ def replay(
     stated = [flags_of(run, recipes) for run in runs]
     flags = [{**flags, **({"tier": tier} if tier else {})} for flags, _ in stated]
     planned = plan_runs(session, [with_acceptance_rate(named, None) for named in flags])
+    versions = settings_of(session, planned, "host_settings", "from_version")
+    budgets = settings_of(session, planned, "deployment_settings", "max_num_batched_tokens")
     replayed = [
         {
             **run,
             "host_version": version,
+            "step_tokens": tokens,
             "engine_version_used": named.get("engine_version") or f"newest ({version})",
             **{"flags": named, "recipes": names, "fitting": is_fitting(run["run_id"])},
             "is_moe": bool(experts.get(named["model"])),
             "prompt_text": prompt_text_of(run, recipes),
         }
-        for run, named, (_, names), version in zip(runs, flags, stated, host_versions(session, planned), strict=True)
+        for run, named, (_, names), version, tokens in zip(runs, flags, stated, versions, budgets, strict=True)
     ]
     fitted = fit_levels(session, replayed, planned, levels)
     fill_acceptance_rates(session, replayed, planned, fitted[levels[0]])

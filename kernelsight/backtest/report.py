@@ -22,6 +22,7 @@ from kernelsight.backtest.scores import (
     stated_again,
     with_errors,
 )
+from kernelsight.backtest.subsets import KINDS, by_basis, by_fitted_flags, by_group, kinds_of, over_groups, scored_runs
 from kernelsight.read.measured_runs import Runs
 
 AXES = {
@@ -34,18 +35,12 @@ AXES = {
 }
 
 
-def by_group(row: Mapping[str, Any]) -> tuple:
-    """Return the names of a run's group: model, GPU, engine, precision."""
-    return tuple(row[name] for name in GROUP)
-
-
-def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, float]] | None = None) -> dict[str, Any]:
+def report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the scores of replayed runs.
 
     ``rows``: runs with ``status``, ``errors`` if served, ``is_moe``, ``fitting``. Runs of the fitting fifth are not
     scored, and a measurement that several rows state is scored once. Disaggregated runs, runs with inferred speculative
-    decoding and those with a reason of their own (``scored_separately``) are scored separately. ``peer``: TTFT and TPOT
-    in ms predicted by another tool, by run; both tools are scored on these runs.
+    decoding and those with a reason of their own (``scored_separately``) are scored separately.
     """
     scored = [dict(row) for row in scored_runs(rows)]
     inferred = [row for row in rows if not row["fitting"] and row.get("speculative") is not None]
@@ -57,7 +52,7 @@ def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, fl
     for row, sign in zip(scored, signs_of(scored), strict=True):
         row["sign"] = sign
     served = [row for row in scored if row.get("errors")]
-    answer: dict[str, Any] = {
+    return {
         **scores(served),
         "dense": scores(row for row in served if not row["is_moe"]),
         "moe": scores(row for row in served if row["is_moe"]),
@@ -99,37 +94,21 @@ def report(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, fl
             )
         },
     }
-    if peer is not None:
-        answer["peer"] = compared_with(served, calibrated(rows, peer), peer)
-    return answer
 
 
-def scored_runs(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the runs outside the fitting fifth that are scored together, each measurement once."""
-    together = [row for row in rows if not is_scored_separately(row)]
-    again = stated_again(together)
-    return [row for row in together if not row["fitting"] and row["run_id"] not in again]
+def report_of_peer(
+    replayed: Mapping[str, Sequence[Mapping[str, Any]]], peer: Mapping[str, tuple[float, float]]
+) -> dict[str, Any]:
+    """Return another tool's scores beside ours: TTFT and TPOT in ms that it predicts, by run.
 
-
-def by_basis(rows: Sequence[Mapping[str, Any]], basis: Mapping[str, str]) -> dict[str, Any]:
-    """Return the scores of runs whose recipes are all published, those of the others, and the runs that each touches.
-
-    ``basis``: of each recipe. A recipe that touches every run (of the client) divides none.
+    ``replayed``: runs by level of host constants. On the runs that the tool predicts there are the first level's scores
+    in full, by group too, and under ``levels`` those of all levels.
     """
-    served = [row for row in scored_runs(rows) if row.get("errors")]
-    touched = {name: sum(name in row["recipes"] for row in served) for name in basis}
-    doubtful = {name for name, n in touched.items() if basis[name] != "published" and n < len(served)}
-    parts = {
-        "published": [row for row in served if not doubtful.intersection(row["recipes"])],
-        "fitted_or_assumed": [row for row in served if doubtful.intersection(row["recipes"])],
-    }
-    return {
-        **{name: kinds_of(members) for name, members in parts.items()},
-        "recipes": [
-            {"recipe": name, "basis": basis[name], "scored": n}
-            for name, n in sorted(touched.items(), key=lambda item: -item[1])
-            if basis[name] != "published" and n
-        ],
+    served = {level: [row for row in scored_runs(rows) if row.get("errors")] for level, rows in replayed.items()}
+    first = next(iter(replayed))
+    return compared_with(served[first], calibrated(replayed[first], peer), peer) | {
+        "behind": {level: behind(rows, peer) for level, rows in replayed.items()},
+        "levels": {level: kinds_of(row for row in rows if row["run_id"] in peer) for level, rows in served.items()},
     }
 
 
@@ -147,11 +126,10 @@ def report_of(
     runs: Runs,
     rows: Sequence[Mapping[str, Any]],
     tier: str | None,
-    peer: Mapping | None,
     basis: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return the report of replayed runs, with the numbers of rows read and excluded; ``basis``: of each recipe."""
-    return report(rows, peer) | {
+    return report(rows) | {
         "by_basis": by_basis(rows, basis),
         "stated_again": len(stated_again([row for row in rows if not is_scored_separately(row)])),
         "read": runs.read,
@@ -166,14 +144,14 @@ def report_of(
 # classes of runs whose errors scatter alike: kind of model, and more requests in flight than this
 CROWD = 32.0
 CLASSES = (("dense", 0.0), ("dense", CROWD), ("moe", 0.0), ("moe", CROWD))
-KINDS = {"all": (False, True), "dense": (False,), "moe": (True,)}
 
 
 def level_scores(
-    rows: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]], basis: Mapping[str, str]
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the scores of all, dense and mixture-of-experts runs outside the fitting fifth, and of their intervals.
 
+    Beside them the median over groups, and the scores of groups by whether their launch flags were fitted (``basis``).
     ``held``: the rows of ``serving_spread`` with which they were simulated. Intervals are scored with the spread that
     the fitting runs of other groups have: no run of a group widens or narrows the intervals of that group.
     """
@@ -183,7 +161,7 @@ def level_scores(
     for kind, those in KINDS.items():
         for metric, covered in coverage(row for row in respread if row["is_moe"] in those).items():
             found[kind][metric] = found[kind].get(metric, {}) | covered
-    return found
+    return found | {"over_groups": over_groups(served), "by_flags": by_fitted_flags(served, basis)}
 
 
 def class_of(row: Mapping[str, Any]) -> tuple[str, float]:
@@ -214,11 +192,6 @@ def fitting_runs(rows: Sequence[Mapping[str, Any]], wanted: tuple[str, float]) -
         for row in rows
         if row["fitting"] and row.get("errors") and not is_scored_separately(row) and class_of(row) == wanted
     ]
-
-
-def kinds_of(served: Sequence[Mapping[str, Any]]) -> dict[str, dict]:
-    """Return the scores of all, dense and mixture-of-experts runs."""
-    return {kind: scores(row for row in served if row["is_moe"] in those) for kind, those in KINDS.items()}
 
 
 def spread_rows(rows: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

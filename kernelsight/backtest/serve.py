@@ -63,16 +63,16 @@ def plan_runs(session: Session, flags: Sequence[Mapping[str, Any]]) -> list[Plan
     ]
 
 
-def host_versions(session: Session, planned: Sequence[Planned]) -> list[str | None]:
-    """Return ``from_version`` of the row of ``host_overheads`` that each run takes; None for one without a plan."""
+def settings_of(session: Session, planned: Sequence[Planned], table: str, column: str) -> list[Any]:
+    """Return a column of a table of deployments, such as ``host_settings``, for each run; None: it has no plan."""
     known = {row["deployment_id"]: row for plan in planned for row in plan.deployments[:1]}
     if not known:
         return [None] * len(planned)
     with session.fork() as fork:
         fork.progress = None
         fork.give("deployments", list(known.values()))
-        settings = fork.table("host_settings")
-    found = dict(zip(*(settings[name].to_pylist() for name in ("deployment_id", "from_version")), strict=True))
+        settings = fork.table(table)
+    found = dict(zip(*(settings[name].to_pylist() for name in ("deployment_id", column)), strict=True))
     return [found[plan.deployments[0]["deployment_id"]] if plan.deployments else None for plan in planned]
 
 

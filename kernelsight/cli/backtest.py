@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from kernelsight.backtest.levels import check_levels, constant_rows
+from kernelsight.backtest.peer import LAUNCHED, NOMINAL, STEP_TOKENS, predictions
 from kernelsight.backtest.plots import check_picture, draw
 from kernelsight.backtest.replay import replay
-from kernelsight.backtest.report import behind, level_scores, report_of, spread_rows
+from kernelsight.backtest.report import level_scores, report_of, report_of_peer, spread_rows
 from kernelsight.backtest.scores import GROUP, METRICS
 from kernelsight.cli.backtest_page import page
 from kernelsight.cli.options import add_output, add_pack, open_session
 from kernelsight.errors import InvalidInput
-from kernelsight.read.measured_runs import Runs, read_runs
+from kernelsight.read.measured_runs import read_runs
 from kernelsight.report.output import (
     as_json,
     check_ending,
@@ -35,12 +35,6 @@ SCORE_COLUMNS = (
     *(f"{metric}_{what}" for metric in METRICS for what in ("median_ape", "mape", "p90_ape", "bias")),
 )
 NESTED = ("flags", "recipes", "errors", "interval_factors")
-
-
-def _peer(tool: str | None, runs: Runs) -> dict[str, tuple[float, float]] | None:
-    from kernelsight.backtest.peer import predictions
-
-    return predictions(runs.table.to_pylist()) if tool else None
 
 
 def declare(verb: argparse.ArgumentParser) -> None:
@@ -76,25 +70,25 @@ def run(arguments: Any) -> None:
     runs = read_runs(arguments.runs)
     if runs.table.num_rows == 0:
         raise InvalidInput(f"{arguments.runs} has no run that can be replayed: all rows were excluded.")
-    _peer(arguments.against, runs._replace(table=runs.table.slice(0, 0)))  # fail early if the tool cannot start
+    if arguments.against:
+        predictions([])  # fails early if the tool cannot start
     with open_session(arguments) as session:
         session.progress = None
-        with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(_peer, arguments.against, runs)  # runs concurrently
-            replayed, fitted = replay(session, runs.table.to_pylist(), arguments.tier, levels)
-            rows = replayed[levels[0]]
-            if all(row["status"] != "served" for row in rows):
-                raise InvalidInput(f"none of the {len(rows)} runs could be simulated: {rows[0]['status']}")
-            basis = dict(
-                zip(*(session.table("recipes")[name].to_pylist() for name in ("recipe", "basis")), strict=True)
-            )
-            answer = report_of(runs, rows, arguments.tier, asked.result(), basis)
-            answer |= {"constants": levels[0], "fitted_constants": constant_rows(fitted[levels[0]], rows)}
-            spread = session.table("serving_spread").to_pylist()
-            answer["serving_spread"] = spread_rows(rows, spread)
-            answer["levels"] = {level: level_scores(replayed[level], spread) for level in levels}
-            if "peer" in answer:
-                answer["peer"]["behind"] = {level: behind(replayed[level], asked.result()) for level in levels}
+        replayed, fitted = replay(session, runs.table.to_pylist(), arguments.tier, levels)
+        rows = replayed[levels[0]]
+        if all(row["status"] != "served" for row in rows):
+            raise InvalidInput(f"none of the {len(rows)} runs could be simulated: {rows[0]['status']}")
+        basis = dict(zip(*(session.table("recipes")[name].to_pylist() for name in ("recipe", "basis")), strict=True))
+        answer = report_of(runs, rows, arguments.tier, basis)
+        answer |= {"constants": levels[0], "fitted_constants": constant_rows(fitted[levels[0]], rows)}
+        spread = session.table("serving_spread").to_pylist()
+        answer["serving_spread"] = spread_rows(rows, spread)
+        answer["levels"] = {level: level_scores(replayed[level], spread, basis) for level in levels}
+        if arguments.against:
+            asked = predictions(rows)
+            answer["peer"] = report_of_peer(replayed, asked[LAUNCHED])
+            answer["peer_nominal"] = report_of_peer(replayed, asked[NOMINAL])
+            answer["peer_step_tokens"] = report_of_peer(replayed, asked[STEP_TOKENS])
     if picture:
         draw(rows, answer, picture)
     if target:

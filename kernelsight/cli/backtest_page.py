@@ -7,14 +7,28 @@ from typing import Any
 
 from kernelsight.backtest.coverage import METRICS as COVERED
 from kernelsight.backtest.scores import GROUP, METRICS
+from kernelsight.backtest.subsets import KINDS
 from kernelsight.report.output import table_lines, terminal_width
 
+PEERS = {
+    "peer": ", flags as launched",
+    "peer_step_tokens": ", tokens of a step, too",
+    "peer_nominal": ", nominal lengths",
+}
 SHOWN = ("n", "ttft", "tpot", "throughput")
 
 
 def page(answer: Mapping[str, Any]) -> list[str]:
     """Return the lines of the report for a terminal."""
-    parts = (_head(answer), _kinds(answer), _levels(answer), _basis(answer), _intervals(answer), _groups(answer))
+    parts = (
+        _head(answer),
+        _kinds(answer),
+        _levels(answer),
+        _flags_and_groups(answer),
+        _basis(answer),
+        _intervals(answer),
+        _groups(answer),
+    )
     separate = (_implausible(answer), _disaggregated(answer), _separate(answer), _speculative(answer))
     separate += (_parts(answer), _peer(answer))
     return [line for lines in (*parts, *separate) if lines for line in (*lines, "")][:-1]
@@ -151,14 +165,35 @@ def _percent(found: Mapping[str, Any]) -> str:
 
 def level_lines(answer: Mapping[str, Any], line: Callable[[str, Mapping], dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a line for each level of host constants and kind of model, and the other tool's below."""
-    lines = [line(f"{level}, {scope}", found[scope]) for level, found in answer["levels"].items() for scope in found]
-    for name, words in (("peer", "as it comes"), ("calibrated", "one factor on TTFT and TPOT a group")):
-        if "peer" in answer:
-            lines += [line(f"AIConfigurator {words}, {kind}", answer["peer"][kind][name]) for kind in ("dense", "moe")]
+    lines = [line(f"{level}, {scope}", found[scope]) for level, found in answer["levels"].items() for scope in KINDS]
+    for asked, words in PEERS.items():
+        for name, kept in (("peer", "as it comes"), ("calibrated", "one factor on TTFT and TPOT a group")):
+            if asked in answer:
+                both = [(kind, answer[asked][kind][name]) for kind in ("dense", "moe")]
+                lines += [line(f"AIConfigurator {kept}{words}, {kind}", found) for kind, found in both]
     for level, found in answer.get("peer", {}).get("behind", {}).items():
         words = f"{level}: groups behind AIConfigurator of {found['groups']}"
         lines.append({"": words, "n": None, "ttft": found["ttft"], "tpot": found["tpot"]})
     return lines
+
+
+def _flags_and_groups(answer: Mapping[str, Any]) -> list[str]:
+    level, found = next(iter(answer["levels"].items()))
+    rows = [
+        _line(f"{found['by_flags'][name]['groups']} groups with flags {words}, {kind}", found["by_flags"][name][kind])
+        for name, words in (("fitted", "fitted on their own fifth"), ("not_fitted", "not fitted"))
+        for kind in ("dense", "moe")
+    ]
+    of_groups = found["over_groups"]
+    return [
+        f"{level}, by whether launch flags of the group were fitted; median over groups of their median APE: "
+        + "; ".join(
+            f"{kind} TTFT {100 * of_groups[kind]['ttft']:.1f}, TPOT {100 * of_groups[kind]['tpot']:.1f} %"
+            for kind in ("dense", "moe")
+            if of_groups[kind]["groups"]
+        ),
+        _scores(rows),
+    ]
 
 
 def _interval_rows(levels: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -171,7 +206,7 @@ def _interval_rows(levels: Mapping[str, Mapping[str, Any]]) -> list[dict[str, An
             if found.get("coverage_90") is not None
         }
         for level, kinds in levels.items()
-        for kind, scores in kinds.items()
+        for kind, scores in ((kind, kinds[kind]) for kind in KINDS)
     ]
 
 

@@ -17,7 +17,7 @@ from kernelsight.searching.choices import Contrasts, contrasts, shape_texts
 from kernelsight.searching.contrasts import Sizes, distances, matern
 
 # the share of a budget that is spread by chance before expected regret decides: where nothing was measured, what is
-# expected misleads (docs/accuracy/choices.md)
+# expected misleads (docs/lab/choices.md)
 BY_CHANCE = 0.3
 # sites of one of these kinds behave alike; of each, so many come before all others
 KINDS, OF_KIND = ("dtype", "distribution", "head_dim", "window"), 2

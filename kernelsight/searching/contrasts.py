@@ -6,7 +6,7 @@ log latency of a candidate = level of its site + w x likely contrast
 where the likely contrast is that of a GPU of the same generation, measured at this very shape, or else the kernel
 model's, against the site's mean. Each effect is a Gaussian process over the shape (Matern 5/2 and a constant;
 Rasmussen and Williams 2006, section 4.2). The level of a site is left free, so that only contrasts teach and are
-learned. Sizes of the effects were chosen by leaving generations out (docs/accuracy/choices.md); measurements of the
+learned. Sizes of the effects were chosen by leaving generations out (docs/lab/choices.md); measurements of the
 target move them within their priors.
 """
 

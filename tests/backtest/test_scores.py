@@ -9,8 +9,9 @@ import pytest
 
 from kernelsight.backtest.attribution import PARTS, attribute, parts_of
 from kernelsight.backtest.data_quality import FRONT_END, MANY_WORKERS, STALLS, signs_of
-from kernelsight.backtest.report import behind, by_basis, calibrated, compared_with, report
+from kernelsight.backtest.report import behind, calibrated, compared_with, report, report_of_peer
 from kernelsight.backtest.scores import is_fitting, repeats, score, stated_again, with_errors
+from kernelsight.backtest.subsets import by_basis, by_fitted_flags, over_groups
 
 RUN = {
     "harness": "inferencex",
@@ -139,7 +140,7 @@ def test_the_report_scores_held_out_runs_and_counts_the_others() -> None:
         run("f", scored_separately="of its own", errors={"ttft": 0.7, "tpot": 0.2, "throughput": 0.2}),
         run("g", scored_separately="of its own", fitting=True),
     ]
-    answer = report(rows, {"a": (80.0, 10.0)})
+    answer = report(rows)
     assert (answer["ttft"]["n"], answer["dense"]["ttft"]["n"], answer["moe"]["ttft"]["n"]) == (2, 1, 1)
     assert answer["ttft"]["mape"] == pytest.approx(0.3)
     assert [(group["engine"], group["n"]) for group in answer["groups"]] == [("sglang", 1), ("vllm", 1)]
@@ -148,10 +149,11 @@ def test_the_report_scores_held_out_runs_and_counts_the_others() -> None:
     assert (answer["disaggregated"]["ttft"]["n"], answer["disaggregated"]["ttft"]["mape"]) == (1, pytest.approx(0.9))
     [separate] = answer["separate"]
     assert (separate["reason"], separate["ttft"]["n"], separate["ttft"]["mape"]) == ("of its own", 1, 0.7)
-    assert answer["peer"]["n"] == 1
-    assert answer["peer"]["not_predicted"] == 1
-    assert answer["peer"]["ours"]["ttft"]["mape"] == pytest.approx(0.1)
-    assert answer["peer"]["peer"]["ttft"]["mape"] == pytest.approx(abs(80.0 / rows[0]["ttft_ms"] - 1))
+    beside = report_of_peer({"shipped": rows}, {"a": (80.0, 10.0)})
+    assert beside["n"] == 1
+    assert beside["not_predicted"] == 1
+    assert beside["ours"]["ttft"]["mape"] == pytest.approx(0.1)
+    assert beside["peer"]["ttft"]["mape"] == pytest.approx(abs(80.0 / rows[0]["ttft_ms"] - 1))
 
 
 def test_another_tool_is_scored_only_where_it_predicts() -> None:
@@ -203,6 +205,10 @@ def test_another_tool_gets_one_factor_a_metric_and_group() -> None:
     assert compared["calibrated"]["ttft"]["mape"] == pytest.approx((0.09 + 0.0) / 2)
     # one group is met exactly by the other tool's TTFT, which is half of the other's measured one
     assert behind(rows, peer) == {"groups": 2, "ttft": 1, "tpot": 0}
+    # all levels on the runs that the other tool predicts, and on no others
+    both = report_of_peer({"first": rows, "second": rows}, {scored: (50.0, 5.0)})
+    assert both["n"] == both["levels"]["second"]["all"]["ttft"]["n"] == 1
+    assert both["levels"]["second"]["all"]["ttft"]["mape"] == pytest.approx(0.2)
 
 
 def test_runs_are_split_by_the_basis_of_their_flags() -> None:
@@ -218,3 +224,22 @@ def test_runs_are_split_by_the_basis_of_their_flags() -> None:
     assert found["fitted_or_assumed"]["dense"]["ttft"]["mape"] == pytest.approx(0.3)
     assert found["fitted_or_assumed"]["moe"]["ttft"]["n"] == 1
     assert [(each["recipe"], each["scored"]) for each in found["recipes"]] == [("client", 3), ("guess", 1), ("fit", 1)]
+
+
+def test_a_group_is_called_fitted_by_its_recipes_and_the_median_goes_over_groups() -> None:
+    first, second, third, fourth, *_ = names(fitting=False)
+    rows = [
+        scored_run(first, 0.1, recipes=["client", "script"], model="a"),
+        scored_run(second, 0.3, recipes=["client", "script"], model="b"),
+        # one run of the group has fitted flags: so has the group
+        scored_run(third, 0.5, recipes=["client", "fit"], model="c"),
+        scored_run(fourth, 0.7, recipes=["client", "script"], model="c"),
+    ]
+    found = by_fitted_flags(rows, {"client": "fitted", "script": "published", "fit": "fitted"})
+    assert (found["fitted"]["groups"], found["not_fitted"]["groups"]) == (1, 2)
+    assert found["fitted"]["dense"]["ttft"]["mape"] == pytest.approx(0.6)
+    assert found["not_fitted"]["all"]["ttft"]["n"] == 2
+    # medians of the groups: 0.1, 0.3 and 0.6; of the runs it would be 0.4
+    assert over_groups(rows)["all"]["groups"] == 3
+    assert over_groups(rows)["all"]["ttft"] == pytest.approx(0.3)
+    assert over_groups(rows)["moe"] == {"groups": 0, "ttft": None, "tpot": None, "throughput": None}

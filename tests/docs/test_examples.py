@@ -15,16 +15,35 @@ PAGES = load_generator().pages()
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.py"))
 
 
-def masked(text: str) -> list[str]:
-    """Return a page's lines without its numbers and the width of its columns: another machine may round otherwise."""
-    lines = (re.sub(r"[-+]?\d[\d,.]*(e[-+]?\d+)?", "#", line) for line in text.splitlines())
+NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
+# relative difference between two machines that is no change of the program: their last bits differ, and so may
+# which of two requests is scheduled first
+SAME = 0.002
+
+
+def words_of(text: str) -> list[str]:
+    """Return a page's lines without its numbers and the width of its columns."""
+    lines = (NUMBER.sub("#", line) for line in text.splitlines())
     return [re.sub(r"-{2,}", "-", re.sub(r"\s+", " ", line)).strip() for line in lines]
+
+
+def changed_numbers(made: str, shown: str) -> list[str]:
+    """Return the numbers of a page that are others now, by more than one in their last digit and more than SAME."""
+    changed = []
+    for now, before in zip(NUMBER.findall(made), NUMBER.findall(shown), strict=True):
+        digits = len(before.partition(".")[2].partition("e")[0])
+        both = [float(text.replace(",", "")) for text in (now, before)]
+        if abs(both[0] - both[1]) > max(1.01 * 10.0**-digits, SAME * abs(both[1])):
+            changed.append(f"{before} before, {now} now")
+    return changed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_print_what_the_page_shows(generator: ModuleType, page: Path) -> None:
     shown = page.read_text(encoding="utf-8")
-    assert masked(generator.with_examples(shown)) == masked(shown), f"{page.name} shows old outputs; {RENEW}"
+    made = generator.with_examples(shown)
+    assert words_of(made) == words_of(shown), f"{page.name} shows old outputs; {RENEW}"
+    assert changed_numbers(made, shown) == [], f"{page.name} shows old numbers; {RENEW}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -54,7 +73,17 @@ def test_there_are_three_notebooks() -> None:
 
 def test_an_output_that_changed_is_seen(generator: ModuleType) -> None:
     page = "<!-- run -->\n\n```bash\nkernelsight tables gpus\n```\n\n<!-- output 1-1 -->\n\n```text\nold words\n```\n"
-    assert masked(generator.with_examples(page)) != masked(page)
+    assert words_of(generator.with_examples(page)) != words_of(page)
+
+
+def test_a_number_that_changed_is_seen() -> None:
+    shown = "TTFT  65.56 ms, 1,630 requests, 12 runs, 1e-3"
+    assert changed_numbers(shown, shown) == []
+    # the last digit may differ, and larger numbers by two in a thousand
+    assert changed_numbers("TTFT  65.57 ms, 1,632 requests, 12 runs, 1e-3", shown) == []
+    assert changed_numbers("TTFT  65.76 ms, 1,650 requests, 14 runs, 1e-3", shown) == [
+        "65.56 before, 65.76 now", "1,630 before, 1,650 now", "12 before, 14 now"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,88 @@
+"""End-to-end errors of every level of host constants, beside AIConfigurator: ``python benches/end_to_end.py``.
+
+Runs `kernelsight backtest` over all published runs (about 15 CPU-minutes), draws the picture of the documentation, and
+keeps what the pages show in ``benches/results/end_to_end.json``. ``--report FILE`` keeps one that is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import samples
+from record import ROOT, record
+
+from kernelsight.backtest.scores import GROUP, is_fitting, is_scored_separately
+from kernelsight.backtest.subsets import by_group, scored_runs
+from kernelsight.cli.main import main as kernelsight
+from kernelsight.read.measured_runs import read_runs
+
+WORDS = "backtest --runs aiconfigurator --constants transfer,group,shipped,none --against aiconfigurator"
+KEPT = ("levels", "by_basis", "read", "excluded", "runs", "fitted_on", "stated_again", "repeated", "not_simulated")
+METRICS = ("ttft", "tpot", "throughput")
+
+
+def figures_of(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what pages show of a report of `kernelsight backtest`."""
+    found = {name: report[name] for name in KEPT}
+    separate = {"disaggregated": report["disaggregated"]}
+    separate |= {each["reason"]: each for each in report["separate"]}
+    separate |= {name: report["speculative"][name] for name in ("with_drafts", "without_drafts")}
+    found["separate"] = {name: scored(each) for name, each in separate.items()}
+    found["draft_acceptance_rate"] = report["speculative"]["draft_acceptance_rate"]
+    found["groups"] = [scored(group) for group in report["groups"]]
+    for name in ("peer", "peer_step_tokens", "peer_nominal"):
+        peer = report[name]
+        found[name] = {key: peer[key] for key in ("n", "not_predicted", "dense", "moe", "behind", "levels")}
+        found[name]["all"] = {key: peer[key] for key in ("peer", "calibrated", "ours")}
+        found[name]["groups"] = [
+            {key: group[key] for key in (*GROUP, "n")}
+            | {who: {metric: group[who][metric]["median_ape"] for metric in METRICS} for who in ("peer", "ours")}
+            for group in peer["groups"]
+        ]
+    return found | {"lone_models": lone_models()}
+
+
+def lone_models() -> int:
+    """Return the number of scored runs whose model has no fitting run in another group."""
+    runs = [run | {"fitting": is_fitting(run["run_id"])} for run in read_runs("aiconfigurator").table.to_pylist()]
+    fitting = {(run["model"], by_group(run)) for run in runs if run["fitting"] and not is_scored_separately(run)}
+    return sum(
+        not any(model == run["model"] and group != by_group(run) for model, group in fitting)
+        for run in scored_runs(runs)
+    )
+
+
+def scored(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the scores of some runs, those of their groups, and how many could not be simulated."""
+    names = [name for name in (*GROUP, *METRICS) if name in found]
+    groups = {"groups": [scored(group) for group in found["groups"]]} if "groups" in found else {}
+    failed = {"not_simulated": sum(each["n"] for each in found["not_simulated"])} if "not_simulated" in found else {}
+    return {name: found[name] for name in names} | groups | failed
+
+
+def main() -> None:
+    """Run, and keep the figures."""
+    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    words.add_argument("--report", type=Path, help="a report that the command wrote (.json), instead of running it")
+    asked = words.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = asked.report or Path(folder) / "report.json"
+        picture = ROOT / "docs" / "pictures" / "end_to_end.png"
+        if not asked.report:
+            with contextlib.redirect_stdout(io.StringIO()):
+                status = kernelsight([*WORDS.split(), "--plot", str(picture), "-o", str(path)])
+            if status:
+                raise SystemExit(status)
+        report = json.loads(path.read_text(encoding="utf-8"))
+    print(record("end_to_end", figures_of(report), f"kernelsight {WORDS}", samples.end_to_end()))
+
+
+if __name__ == "__main__":
+    main()

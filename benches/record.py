@@ -1,0 +1,184 @@
+"""Results of benches as files: what was measured, by which command, where, and what it rests on.
+
+A bench ends with ``record("name", figures, command)``, which writes ``benches/results/name.json``. The documentation
+takes its figures from these files alone (``docs/figures/``). A file also holds digests of what the result rests on: the
+pack, the catalogue, the code of its parts. ``python benches/record.py`` lists the results that are older than these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import resource
+import subprocess
+import tokenize
+from collections.abc import Iterable, Mapping
+from datetime import date
+from functools import cache
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).resolve().parent / "results"
+# parts of the program that results rest on: files and folders
+PARTS: dict[str, tuple[str, ...]] = {
+    "pack": ("kernelsight/packs",),
+    "catalogue": ("kernelsight/catalog",),
+    "kernels": ("kernelsight/kernels", "sql/kernel", "sql/lower", "sql/macros"),
+    "deployments": ("kernelsight/scenario", "sql/deploy"),
+    "serving": ("kernelsight/serving", "sql/serve"),
+    "backtest": ("kernelsight/backtest", "kernelsight/read/measured_runs.py"),
+    "fitting": ("kernelsight/fitting",),
+    "sweeps": ("kernelsight/read/sweeps",),
+    "search": ("kernelsight/searching",),
+    "compare": ("kernelsight/attribution", "kernelsight/logs"),
+    "sizing": ("kernelsight/sizing",),
+    "sweep": ("kernelsight/sweeps",),
+}
+SIMULATION = ("pack", "catalogue", "kernels", "deployments", "serving")
+KERNELS = ("catalogue", "kernels", "fitting", "sweeps")
+RESTS_ON: dict[str, tuple[str, ...]] = {
+    "end_to_end": (*SIMULATION, "backtest"),
+    "kernels_gb200": KERNELS,
+    "kernels_facts": KERNELS,
+    "kernels_splits": KERNELS,
+    "kernels_sites": KERNELS,
+    "kernels_layers": KERNELS,
+    "kernels_new": KERNELS,
+    "search": ("search",),
+    "search_tuner": ("search",),
+    "compare_plain": (*SIMULATION, "compare"),
+    "compare_noise": (*SIMULATION, "compare"),
+    "compare_steps": (*SIMULATION, "compare"),
+    "corrections": (*SIMULATION, "compare"),
+    "limits": ("deployments", "serving"),
+    "rates": (*SIMULATION, "sizing"),
+    "sizes": (*SIMULATION, "sizing"),
+    "sizes_limits": (*SIMULATION, "sizing"),
+    "speed_serving": ("serving",),
+    "speed_million": ("serving", "sweep"),
+    "speed_million_log": ("serving", "compare"),
+    "speed_kernels": ("kernels",),
+    "speed_sweep": ("kernels", "deployments", "serving", "sweep"),
+    "peer_audit": (),
+    "speed_peers": ("serving",),
+    "speed_waits": ("kernels", "deployments", "serving", "sweep"),
+}
+
+
+def record(
+    name: str,
+    figures: Mapping[str, Any],
+    command: str,
+    sample: Mapping[str, Any] | None = None,
+    folder: Path = RESULTS,
+) -> Path:
+    """Write a result that was measured now, by this process and its children; return its file.
+
+    ``sample``: what ``benches/samples.py`` computes of it now, where it has one.
+    """
+    if name not in RESTS_ON:
+        raise ValueError(f"{name!r} is no result: RESTS_ON of benches/record.py says what each result rests on.")
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return write(
+        name,
+        {
+            "command": command,
+            "commit": commit(),
+            "date": date.today().isoformat(),
+            "machine": {"cores": len(os.sched_getaffinity(0)), "cpu": cpu_name(), "load": round(os.getloadavg()[1], 1)},
+            "cpu_s": round(sum(used.ru_utime + used.ru_stime for used in (own, children))),
+            "rests_on": {part: digest(part) for part in RESTS_ON[name]},
+            "sample": {"of_run": sample, "now": sample},
+            "figures": figures,
+        },
+        folder,
+    )
+
+
+def write(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
+    """Write a result; return its file."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False, default=float) + "\n", encoding="utf-8")
+    return path
+
+
+def read(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """Return a recorded result."""
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def names(folder: Path = RESULTS) -> list[str]:
+    """Return the names of all recorded results."""
+    return sorted(path.stem for path in folder.glob("*.json") if path.stem in RESTS_ON)
+
+
+def changed(result: Mapping[str, Any]) -> list[str]:
+    """Return the parts that a result rests on and that have changed since; all of them where that is not known."""
+    return [part for part, known in result["rests_on"].items() if known != digest(part)]
+
+
+@cache
+def digest(part: str) -> str:
+    """Return the SHA-256 of a part's files, comments and white space of code left out."""
+    found = hashlib.sha256()
+    for path in files_of(PARTS[part]):
+        found.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + content(path) + b"\0")
+    return found.hexdigest()[:16]
+
+
+def files_of(places: Iterable[str]) -> list[Path]:
+    """Return the files of a part, in order."""
+    paths = (ROOT / place for place in places)
+    every = (each for path in paths for each in ([path] if path.is_file() else sorted(path.rglob("*"))))
+    return [path for path in every if path.is_file() and "__pycache__" not in path.parts]
+
+
+def content(path: Path) -> bytes:
+    """Return what a file means: of Python and SQL without comments and the width of white space, else its bytes."""
+    if path.suffix not in (".py", ".sql"):
+        return path.read_bytes()
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".sql":
+        return " ".join(re.sub(r"--[^\n]*", "", text).split()).encode()
+    lines = text.splitlines(keepends=True)
+    for token in tokenize.generate_tokens(StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column] + "\n"
+    return "\n".join(line.rstrip() for line in "".join(lines).splitlines() if line.strip()).encode()
+
+
+def commit() -> str:
+    """Return the commit that is checked out, marked where the program differs from it."""
+    words = ["git", "-C", str(ROOT)]
+    head = subprocess.run([*words, "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True)
+    places = ("kernelsight", "sql", "schemas")
+    differs = subprocess.run([*words, "status", "--porcelain", *places], capture_output=True, text=True)
+    return (head.stdout.strip() or "unknown") + (" with changes" if differs.stdout.strip() else "")
+
+
+def cpu_name() -> str:
+    """Return the model of the processor."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
+    return found[1].strip() if found else platform.machine()
+
+
+def stale() -> dict[str, list[str]]:
+    """Return the results that are older than what they rest on, with the parts that have changed."""
+    found = {name: changed(read(name)) for name in names()}
+    return {name: parts for name, parts in found.items() if parts}
+
+
+if __name__ == "__main__":
+    for result, parts in stale().items():
+        print(f"{result}: measured at {read(result)['commit']}, before changes of {', '.join(parts)}")

@@ -1,0 +1,332 @@
+"""Views of `benches/results/end_to_end.json`: published runs replayed, by level of host constants, group and basis."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import record
+
+from figures.blocks import result
+from figures.text import NONE, count, full, group_name, median_mean, percent, table
+
+METRICS = ("ttft", "tpot")
+KINDS = {"dense": "dense", "moe": "MoE"}
+LEVELS = {
+    "transfer": "`transfer`: constants of other groups",
+    "shipped": "`shipped`: one set for all groups, fitted on the fitting fifth of all (the own group's among them)",
+    "group": "`group`: constants and one factor on kernels of the group's own fitting runs: calibrated",
+    "none": "`none`: nothing fitted; the published gap between kernels is all the host time there is",
+}
+ASKED = {
+    "peer": "AIConfigurator 0.12, launch flags that it has words for (mean lengths, KV format)",
+    "peer_step_tokens": "AIConfigurator 0.12, the same and the tokens of a step",
+    "peer_nominal": "AIConfigurator 0.12, nominal lengths, 16-bit cache",
+}
+RAW = {"peer": "as it comes", "calibrated": "one factor on TTFT and one on TPOT a group, from the same fitting runs"}
+HEAD = ["dense TTFT", "dense TPOT", "MoE TTFT", "MoE TPOT"]
+INTERVALS = ("ttft", "tpot", "e2e")
+
+
+def figures() -> dict[str, Any]:
+    """Return the figures of the result."""
+    return result("end_to_end")
+
+
+def four(scores: Mapping[str, Any], shown: Callable[[Mapping[str, Any]], str]) -> list[str]:
+    """Return cells of dense TTFT, dense TPOT, MoE TTFT, MoE TPOT."""
+    return [shown(scores[kind][metric]) for kind in KINDS for metric in METRICS]
+
+
+def in_order(levels: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return levels of host constants in the order of LEVELS."""
+    return [(level, levels[level]) for level in LEVELS if level in levels]
+
+
+def asked(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the ways in which the other tool was asked, with their titles."""
+    return [(name, words) for name, words in ASKED.items() if name in found]
+
+
+def runs_of(scores: Mapping[str, Any]) -> str:
+    """Return how many dense and MoE runs are behind some scores."""
+    return " + ".join(count(scores[kind]["ttft"]["n"]) for kind in KINDS)
+
+
+def levels() -> str:
+    """Every level and tool: median / mean, 90th percentile, bias; the number of dense and MoE runs in each row."""
+    found = figures()
+    rows = [
+        [LEVELS[level], runs_of(scores), *four(scores, full), full(scores["all"]["throughput"])]
+        for level, scores in in_order(found["levels"])
+    ]
+    for name, words in asked(found):
+        peer = found[name]
+        for who, how in RAW.items():
+            scores = {kind: peer[kind][who] for kind in ("dense", "moe", "all")}
+            rows.append([f"{words}: {how}", runs_of(scores), *four(scores, full), full(scores["all"]["throughput"])])
+    return table(["host constants", "runs (dense + MoE)", *HEAD, "output throughput"], rows)
+
+
+def equal_runs() -> str:
+    """All levels and tools on the runs that the other tool predicts: median / mean."""
+    found = figures()
+    rows: list[list[str]] = []
+    for name, words in asked(found):
+        peer = found[name]
+        theirs = {f"{words}: {how}": {kind: peer[kind][who] for kind in KINDS} for who, how in RAW.items()}
+        own = [(LEVELS[level].split(":")[0], scores) for level, scores in in_order(peer["levels"])]
+        # ours once where the tool predicts the same runs however it is asked
+        shown = [*theirs.items()] if rows and rows[0][1] == runs_of(own[0][1]) else [*own, *theirs.items()]
+        rows += [[title, runs_of(scores), *four(scores, median_mean)] for title, scores in shown]
+    return table(["on the same runs", "runs (dense + MoE)", *HEAD], rows)
+
+
+def with_part(name: str) -> list[tuple[str, Any]]:
+    """Return the levels of which a part of the scores is known."""
+    return [(level, scores) for level, scores in in_order(figures()["levels"]) if name in scores]
+
+
+def over_groups() -> str:
+    """Median over groups of the median APE of each: what one user meets, whose deployment is one group."""
+    rows = []
+    for level, scores in with_part("over_groups"):
+        own = scores["over_groups"]
+        groups = " + ".join(str(own[kind]["groups"]) for kind in KINDS)
+        rows.append([f"`{level}`", groups, *(percent(own[kind][metric]) for kind in KINDS for metric in METRICS)])
+    return table(["median over groups", "groups (dense + MoE)", *HEAD], rows)
+
+
+def by_flags() -> str:
+    """Scores by whether launch flags of the group were fitted on its own fitting runs."""
+    words = {"not_fitted": "no flag fitted", "fitted": "flags fitted on the group's own fifth"}
+    rows = []
+    for level, scores in with_part("by_flags"):
+        for name, title in words.items():
+            part = scores["by_flags"][name]
+            own = part["over_groups"]
+            middle = [percent(own[kind][metric], sign="") for kind in KINDS for metric in METRICS]
+            cells = [f"{cell} ({each})" for cell, each in zip(four(part, full), middle, strict=True)]
+            rows.append([f"`{level}`", f"{title}: {part['groups']} groups", runs_of(part), *cells])
+    return table(["", "launch flags", "runs (dense + MoE)", *HEAD], rows)
+
+
+def what_is_fitted() -> str:
+    """What of a group's own is in its prediction at the level `transfer`, and what the split by id hides."""
+    found = figures()
+    flags = found["levels"]["transfer"]["by_flags"]
+    fitted, other = flags["fitted"], flags["not_fitted"]
+    runs, dense = fitted["all"]["ttft"]["n"], fitted["dense"]["ttft"]["n"]
+    scored, every = found["levels"]["transfer"]["all"]["ttft"]["n"], found["levels"]["transfer"]["dense"]["ttft"]["n"]
+    return (
+        f"`transfer` takes the constants of host time from other groups. Launch flags of {fitted['groups']} of "
+        f"{fitted['groups'] + other['groups']} groups ({count(runs)} of {count(scored)} runs, {percent(dense / every, 0)} of the "
+        "dense ones) were fitted on the group's own fitting runs, and every form, recipe and constant was chosen on the "
+        "fitting fifth of the groups that are scored. That fifth is drawn by the id of the run: only "
+        f"{found['lone_models']} scored runs are of a model without a fitting run in another group. What a campaign, a "
+        "client or a model that nobody fitted brings is hidden by this split; whole campaigns held out are to come."
+    )
+
+
+def split() -> str:
+    """Numbers of rows read, clean, fitted on and scored."""
+    found = figures()
+    scored = found["levels"]["transfer"]["all"]["ttft"]["n"]
+    failed = sum(each["n"] for each in found["not_simulated"])
+    return (
+        f"- **Runs.** `aiconfigurator-core` 0.12 ships {count(found['read'])} measured rows; {count(found['runs'])} can be "
+        f"simulated (the command prints every exclusion), some of which are scored separately.\n"
+        f"- **Split.** {found['fitted_on']} runs (SHA-256 of the id modulo 5 is 0) are for fitting, {found['repeated']} of "
+        f"them not used because they repeat a scored measurement; {count(scored)} are scored, {failed} cannot be simulated. "
+        f"A measurement that several rows state is scored once: {found['stated_again']} rows state another scored one again."
+    )
+
+
+def recipes() -> str:
+    """How many rows of the table `recipes` rest on published launch scripts."""
+    with (record.ROOT / "kernelsight" / "catalog" / "recipes.csv").open(encoding="utf-8") as file:
+        basis = Counter(row["basis"] for row in csv.DictReader(file))
+    doubtful = sum(n for name, n in basis.items() if name != "published")
+    return (
+        "- **Flags.** Each run is one scenario by the table `recipes` (`kernelsight/catalog/recipes.csv`): what the launch "
+        f"scripts of InferenceX state by model, GPU, engine, precision and date. {doubtful} of {sum(basis.values())} rows "
+        f"are not published ({basis['fitted']} fitted, {basis['assumed']} assumed): scripts of gap-analysis runs are not, "
+        "but AIConfigurator's own generator and benchmark scripts are, and say what to try."
+    )
+
+
+def by_basis() -> str:
+    """Scores by the basis of the launch flags of a run, and the runs that each unpublished recipe touches."""
+    basis = figures()["by_basis"]
+    rows = [
+        [title, *(f"{' / '.join(percent(basis[name][kind][metric]['median_ape'], sign='') for metric in METRICS)} "
+                  f"({count(basis[name][kind]['ttft']['n'])} runs)" for kind in KINDS)]
+        for name, title in (("published", "all published"), ("fitted_or_assumed", "one or more fitted or assumed"))
+    ]  # fmt: skip
+    touched = ", ".join(f"`{each['recipe']}` ({each['basis']}) {count(each['scored'])}" for each in basis["recipes"])
+    return (
+        table(["flags", *KINDS.values()], rows)
+        + f"\n\nFitted or assumed rows, with the scored runs that each touches: {touched}."
+    )
+
+
+def intervals() -> str:
+    """Share of runs inside their 90 % interval, its width, and the width of one factor that covers as many."""
+    scores = figures()["levels"]["transfer"]
+    rows, wider = [], []
+    for kind, words in KINDS.items():
+        cells = []
+        for metric in INTERVALS:
+            found = scores[kind][metric]
+            cells += [f"{percent(found['coverage_90'], 0)}, {found['width_90']:.2f}", f"{found['width_fixed']:.2f}"]
+            if found["width_90"] > found["width_fixed"]:
+                wider.append(
+                    f"{metric.upper()} of {words} models ({found['width_90']:.2f} against {found['width_fixed']:.2f})"
+                )
+        rows.append([words, count(scores[kind]["ttft"]["n"]), *cells])
+    head = [f"{'' if number else metric.upper() + ': covered, p95 / p05'}{'one factor' if number else ''}"
+            for metric in INTERVALS for number in (0, 1)]  # fmt: skip
+    lowest = min(scores[kind][metric]["coverage_90"] for kind in KINDS for metric in INTERVALS)
+    verdict = f"Covered are {percent(lowest, 0)} or more (the goal is 85 %). "
+    verdict += f"Not narrower than one factor: {'; '.join(wider)}." if wider else "All are narrower than one factor."
+    return table(["", "runs", *head], rows) + "\n\n" + verdict
+
+
+def behind() -> str:
+    """Groups in which the other tool's median is lower, by level; and which these are at the first level."""
+    every = figures()
+    way, words = asked(every)[0]
+    found = every[way]
+    rows = [[f"`{level}`", *(str(each[metric]) for metric in METRICS)] for level, each in in_order(found["behind"])]
+    lost = [
+        f"{group_name(group)} ({metric.upper()} {percent(group['ours'][metric], sign='')} against "
+        f"{percent(group['peer'][metric])}, {group['n']} run{'s' if group['n'] > 1 else ''})"
+        for group in found["groups"]
+        for metric in METRICS
+        if group["ours"][metric] > group["peer"][metric]
+    ]
+    groups = next(iter(found["behind"].values()))["groups"]
+    which = f"\n\nBehind in `transfer`: {'; '.join(lost)}." if lost else ""
+    return (
+        f"Of the {groups} groups that both predict, those with a higher median than the other tool's ({words}):\n\n"
+        + table(["level", "TTFT", "TPOT"], rows)
+        + which
+    )
+
+
+SEPARATE = {
+    "data-parallel attention": "data-parallel attention, aggregated (in-sample: its rules were changed after looks at these runs)",
+    "disaggregated": "disaggregated, attention not data-parallel",
+    "disaggregated, data-parallel attention": "disaggregated, data-parallel attention",
+    "parallel sizes restored": "parallel sizes restored",
+    "with_drafts": "DeepSeek-R1, with multi-token prediction (inferred)",
+    "without_drafts": "DeepSeek-R1, without (inferred)",
+}
+
+
+def separate() -> str:
+    """Runs that are scored separately, constants of `transfer`: median / mean, 90th percentile, bias."""
+    found = figures()["separate"]
+    rows = [[title, count(found[name]["ttft"]["n"]), *(full(found[name][metric]) for metric in METRICS)]
+            for name, title in ordered(found)]  # fmt: skip
+    return table(["scored separately", "runs", "TTFT", "TPOT"], rows)
+
+
+def ordered(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the names of separate parts with their titles, in the order of SEPARATE, the others behind it."""
+    known = [(name, title) for start, title in SEPARATE.items() for name in found if is_named(name, start)]
+    yield from known
+    yield from ((name, name) for name in found if name not in dict(known))
+
+
+def is_named(name: str, start: str) -> bool:
+    """Return whether a separate part is the one that begins so: a reason may follow behind a colon."""
+    return name.split(":")[0] == start
+
+
+def separate_groups(*words: str) -> str:
+    """The groups of one separate part: median / mean, 90th percentile (median error)."""
+    (part,) = (part for name, part in figures()["separate"].items() if is_named(name, " ".join(words)))
+
+    def cell(score: Mapping[str, Any]) -> str:
+        if not score["n"]:
+            return NONE
+        return f"{median_mean(score)}, {100 * score['p90_ape']:.0f} ({100 * score['median_error']:+.0f})"
+
+    rows = [[group_name(group), str(group["ttft"]["n"]), *(cell(group[metric]) for metric in METRICS)]
+            for group in part["groups"] if group["ttft"]["n"]]  # fmt: skip
+    return table(["", "runs", "TTFT", "TPOT"], rows)
+
+
+def acceptance() -> str:
+    """The fitted acceptance of drafts, one rate an engine and model."""
+    rates = figures()["draft_acceptance_rate"]
+    return "Fitted acceptance: " + ", ".join(f"{name} {percent(rate, 0)}" for name, rate in sorted(rates.items())) + "."
+
+
+def groups() -> str:
+    """Every scored group at the level `transfer`."""
+    rows = [[group_name(group), str(group["ttft"]["n"]), *(full(group[metric]) for metric in METRICS)]
+            for group in figures()["groups"]]  # fmt: skip
+    return table(["group", "runs", "TTFT", "TPOT"], rows)
+
+
+def audit() -> str:
+    """What an independent audit gave the other tool."""
+    found = result("peer_audit")
+
+    def cells(who: str) -> str:
+        return ", ".join(
+            f"{' / '.join(percent(value, sign='') for value in found[who][kind])} {words}"
+            for kind, words in KINDS.items()
+        )
+
+    return (
+        f"An independent audit gave it {found['constants']} constants a group, fitted on the same fitting runs (22 November 2026, nominal lengths, "
+        f"{count(found['runs'])} runs of an older split): median TTFT / TPOT {cells('peer')} in %. Our calibrated constants had {cells('ours')} on these runs "
+        "then. Neither is comparable with the rows above, which are of another set of runs."
+    )
+
+
+def host_constants() -> str:
+    """The fitted constants of host time, from the rows of `host_overheads` that hold for the newest versions."""
+    with (record.ROOT / "kernelsight" / "catalog" / "host_overheads.csv").open(encoding="utf-8") as file:
+        newest = {row["engine"]: row for row in csv.DictReader(file)}
+    vllm, sglang, trtllm = (newest[name] for name in ("vllm", "sglang", "trtllm"))
+    with (record.ROOT / "kernelsight" / "catalog" / "gpus.csv").open(encoding="utf-8") as file:
+        gaps = {row["gpu"]: row["kernel_gap_us"] for row in csv.DictReader(file)}
+
+    def ms(us: str) -> str:
+        return f"{float(us) / 1000:g} ms"
+
+    half = vllm["exposed_requests_half"]
+    rows = [
+        [
+            "the GPU idles between two kernels, inside CUDA graphs too",
+            f"{gaps['h100_sxm']} µs on Hopper, {gaps['b200_sxm']} µs on Blackwell: published (`gpus.kernel_gap_us`), not fitted; {trtllm['launch_gap_us']} µs from TensorRT-LLM {trtllm['from_version']} on, whose dependent launches are on by default: fitted on B200, for its own groups too",
+        ],
+        [
+            f"each running request, in every step; of *n* requests *n* / (1 + *n* / {half}) are seen",
+            f"{vllm['exposed_per_request_us']} µs",
+        ],
+        [
+            "each kernel that no CUDA graph holds: in every step with prompts on SGLang and TensorRT-LLM, above the captured sizes on vLLM",
+            f"{vllm['per_eager_launch_us']} µs of the host, beside the GPU",
+        ],
+        [
+            "the same with latent attention (DeepSeek-V3, Kimi, GLM-5), whose prompts take more operations",
+            f"{vllm['latent_launch_us']} µs more",
+        ],
+        ["each request: HTTP, queues, the first answer", ms(vllm["request_us"])],
+        [
+            "each prompt token, where prompts are text of random tokens",
+            f"{vllm['per_prompt_token_us']} µs; nothing for prose",
+        ],
+        [
+            f"each request to a mixture of experts on SGLang from {sglang['from_version']} on",
+            f"{ms(sglang['experts_request_us'])}; the cause is not known",
+        ],
+    ]
+    return table(["cause", "figure"], rows)

@@ -1,0 +1,77 @@
+"""What README quotes: the shortest tables of accuracy and speed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from figures.blocks import result
+from figures.end_to_end import HEAD, KINDS, METRICS, asked
+from figures.text import count, percent, table
+
+SHORT = {
+    "peer": "AIConfigurator 0.12, same lengths and KV format ¹",
+    "peer_step_tokens": "AIConfigurator 0.12, same tokens of a step ¹",
+    "peer_nominal": "AIConfigurator 0.12, nominal lengths ¹",
+}
+
+
+def medians(scores: Mapping[str, Any]) -> list[str]:
+    """Return the medians of dense TTFT, dense TPOT, MoE TTFT and MoE TPOT."""
+    return [percent(scores[kind][metric]["median_ape"]) for kind in KINDS for metric in METRICS]
+
+
+def runs(scores: Mapping[str, Any]) -> str:
+    """Return the number of runs behind some scores."""
+    return count(sum(scores[kind]["ttft"]["n"] for kind in KINDS))
+
+
+def end_to_end() -> str:
+    """Medians by host constants and of the peer, the number of runs in each row."""
+    found = result("end_to_end")
+    levels, (way, _) = found["levels"], asked(found)[0]
+    peer = found[way]
+    transfer, flags = levels["transfer"], levels["transfer"]["by_flags"]
+    own = transfer["over_groups"]
+    groups = flags["fitted"]["groups"] + flags["not_fitted"]["groups"]
+    rows = [
+        ["other groups", runs(transfer), *medians(transfer)],
+        [
+            "– groups without fitted launch flags",
+            runs(flags["not_fitted"]),
+            *medians(flags["not_fitted"]),
+        ],
+        [
+            f"– median over the {groups} groups",
+            "",
+            *(percent(own[kind][metric]) for kind in KINDS for metric in METRICS),
+        ],
+        ["the own group: calibrated", runs(levels["group"]), *medians(levels["group"])],
+        ["nothing fitted", runs(levels["none"]), *medians(levels["none"])],
+    ]
+    ours = peer["levels"]["transfer"]
+    rows.append(["other groups, AIConfigurator's runs", runs(ours), *medians(ours)])
+    for who, words in (
+        ("peer", SHORT[way]),
+        ("calibrated", "– one factor a metric and group"),
+    ):
+        scores = {kind: peer[kind][who] for kind in KINDS}
+        rows.append([words, runs(scores), *medians(scores)])
+    fitted = flags["fitted"]
+    return table(["host time from", "runs", *HEAD], rows) + (
+        f"\n\nFlags of {fitted['groups']} groups ({count(fitted['all']['ttft']['n'])} runs) were fitted on their own fifth, "
+        "drawn by run id: whole campaigns are not held out yet."
+    )
+
+
+def speed() -> str:
+    """Ratios to BLIS and to AIConfigurator, and what a process takes."""
+    whole, short, *_ = result("speed_peers")["rows"]
+    found = result("speed_kernels")
+    predict = next(row for row in result("speed_waits")["rows"] if row["wait"].startswith("predict"))
+    return (
+        f"- Serving 10,000 requests takes {whole['ours']} as a process, BLIS {whole['theirs']}; 100 requests {short['ours']}, BLIS "
+        f"{short['theirs']}.\n"
+        f"- Kernels: {found['expression']['gemm'] / 1e6:.0f} to {found['expression']['mixed'] / 1e6:.0f} million latencies a second with "
+        f"intervals; `predict` takes {predict['again CPU s']:.1f} CPU-s."
+    )

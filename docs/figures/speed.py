@@ -1,0 +1,115 @@
+"""Views of speed: ours as the benches recorded it, ratios to peers measured beside it, rates and sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from figures.blocks import result
+from figures.text import NONE, count, day, percent, table
+
+
+def million(value: float) -> str:
+    """Return a number in millions with three digits.
+
+    >>> million(2_310_000.0), million(13_100_000.0)
+    ('2.31', '13.1')
+    """
+    return f"{value / 1e6:.3g}"
+
+
+def span(values: list[float]) -> str:
+    """Return the range of some figures in millions."""
+    low, high = map(million, values)
+    return low if low == high else f"{low} to {high}"
+
+
+def ratio(row: dict[str, Any]) -> str:
+    """Return how many times less (or more) we take than the peer, as a range where several runs are known."""
+    low, high = row["ratio"]
+    words = f"{low:,.3g}" if low == high else f"{low:,.4g} to {high:,.4g}"
+    return f"{words} times {'faster' if low > 1 else 'as fast'}"
+
+
+def peers() -> str:
+    """Ratios to other programs, each with its version, load and date; what nobody wrote down is said."""
+    rows = [
+        [
+            row["peer"],
+            row["work"],
+            row["theirs"],
+            row["ours"],
+            ratio(row) if row["ratio"] else NONE,
+            (f"{day(row['date'])}; " if row["date"] else "") + row["how"],
+        ]
+        for row in result("speed_peers")["rows"]
+    ]
+    return table(["peer", "work", "peer", "KernelSight", "ratio", "measured"], rows)
+
+
+def serving() -> str:
+    """Requests a CPU-second of the loop."""
+    rows = [[row["load"], span(row["requests_per_cpu_s"]), million(row["with_tables"]), million(row["steps_per_cpu_s"])]
+            for row in result("speed_serving")["loads"]]  # fmt: skip
+    return table(["load", "million requests a CPU-second", "with result tables", "million steps a CPU-second"], rows)
+
+
+def memory() -> str:
+    """A million requests, and a log of as many."""
+    sweep, log = result("speed_million"), result("speed_million_log")
+    return (
+        f"- A million requests at 20 a second: {sweep['cpu_s']:.1f} CPU-seconds, {count(sweep['bytes_per_request'])} bytes a request above start-up.\n"
+        f"- A log of a million requests, read, replayed, explained, joined: {log['cpu_s']} CPU-seconds ({log['causes_cpu_s']} of them for causes, on "
+        f"4,000 of its requests), {log['bytes_per_request'] / 1e3:.2f} kB a request above start-up."
+    )
+
+
+def kernels() -> str:
+    """Latencies a second, lowering, cold starts."""
+    found = result("speed_kernels")
+    pair = "gemm", "mixed"
+
+    def of(name: str) -> str:
+        return " and ".join(million(found[name][key]) for key in pair)
+
+    rows = [
+        [
+            "latency, p05 and p95, float32, by the expression: GEMM, mixed families",
+            f"{of('expression')} million rows/s on two cores",
+        ],
+        [
+            "with the correction of a measured GPU: GEMM, mixed families (goals: 10 and 5)",
+            f"{of('corrected')} million rows/s; {of('corrected_per_cpu_s')} million a CPU-second",
+        ],
+        ["lowering in SQL, 50 deployments", f"{million(found['lowering'])} million rows/s"],
+    ]
+    return table(["work", "speed"], rows)
+
+
+def sweeps() -> str:
+    """Scenarios a second."""
+    rows = [[name, count(speed), f"{cpu:g}"] for name, speed, cpu in result("speed_sweep")["rows"]]
+    return table(["sweep", "scenarios/s", "CPU ms a scenario"], rows)
+
+
+def decisions() -> str:
+    """Whether rates, sizes and limits that were found hold."""
+    rates, sizes, limits, named = (result(name) for name in ("rates", "sizes", "sizes_limits", "limits"))
+    rows = [
+        [f"found rates, served again with ten times the prompts and other seeds: all objectives kept, {rates['cases']} deployments, {rates['cases'] * rates['checks']} runs",
+         f"{percent(rates['kept'])}; at the lower end of the range {percent(rates['kept_low'])}"],
+        ["CPU seconds to find the rate of a deployment, mean / largest", f"{rates['cpu_s']['mean']} / {rates['cpu_s']['largest']}"],
+        ["`size` against a search of every GPU, parallel size and size of a step: the same answer, or within 2 % of the lowest cost",
+         f"{percent(sizes['same'], 0)} of {sizes['cases']} questions; mean CPU seconds {sizes['size_cpu_s']} and {sizes['all_cpu_s']}"],
+        ["the limit that `size` names is the resource of which a fifth more raises the rate most",
+         f"{limits['right']} of {limits['cases']}; in {limits['near']} within 2 % of the rate"],
+        ["the limit that `simulate` names is the resource whose relief gains most", f"{named['right']} of {named['worlds']} worlds (seed {named['seed']})"],
+    ]  # fmt: skip
+    return table(["", "found"], rows)
+
+
+def waits() -> str:
+    """What users wait for, in multiples of a loop of five million additions in Python, measured beside each."""
+    rows = [
+        [row["wait"], f"{row['yardsticks']:.1f}", f"{row['again CPU s']:.2f}"] for row in result("speed_waits")["rows"]
+    ]
+    return table(["wait", "yardsticks", "CPU-seconds"], rows)

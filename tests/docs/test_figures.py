@@ -1,0 +1,136 @@
+"""Figures of benches in README and docs: equal to the recorded results, none by hand, where they come from, how old."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.docs.conftest import ROOT, load_generator
+
+RENEW = "run `python docs/generate.py --figures`"
+GENERATOR = load_generator()
+PAGES = GENERATOR.pages()
+# pages that state what was measured, with the shares of their words that are no figures: widths of intervals, goals,
+# shares of sites and of time, settings of a bench
+BY_HAND = {
+    "README.md": {"90 %"},
+    "docs/accuracy.md": {"10 %"},
+    "docs/accuracy/end_to_end.md": {"5 %", "90 %"},
+    "docs/accuracy/kernels.md": {"10 and 50 %"},
+    "docs/accuracy/looks.md": set(),
+    "docs/performance.md": set(),
+    "docs/guides/search_kernels.md": {"2 %", "90 %"},
+    "docs/guides/compare_with_a_log.md": {"0.3 %", "1 %", "1 to 10 %", "12 %", "2 %", "3 %", "30 %"},
+}
+
+
+@pytest.fixture(scope="module")
+def blocks() -> ModuleType:
+    import figures.blocks
+
+    return figures.blocks
+
+
+@pytest.fixture(scope="module")
+def record(blocks: ModuleType) -> ModuleType:
+    return blocks.record
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_figures_are_those_of_the_results(blocks: ModuleType, page: Path) -> None:
+    shown = page.read_text(encoding="utf-8")
+    made = blocks.with_figures(shown)
+    assert blocks.without_staleness(made) == blocks.without_staleness(shown), f"{name_of(page)} is old; {RENEW}"
+
+
+@pytest.mark.parametrize("page", BY_HAND)
+def test_no_share_is_stated_by_hand(blocks: ModuleType, page: str) -> None:
+    assert set(blocks.by_hand((ROOT / page).read_text(encoding="utf-8"))) <= BY_HAND[page]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "README.md"], ids=name_of)
+def test_a_page_says_where_its_results_come_from(blocks: ModuleType, page: Path) -> None:
+    used, stated = blocks.shown(page.read_text(encoding="utf-8"))
+    assert used - stated == set()
+
+
+def test_a_digit_that_was_changed_is_seen(blocks: ModuleType) -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = blocks.BLOCK.search(page)
+    assert block
+    place = block.start(5) + re.search(r"\d\.\d", block[5]).start()
+    changed = page[:place] + str((int(page[place]) + 1) % 10) + page[place + 1 :]
+    assert blocks.without_staleness(blocks.with_figures(changed)) != blocks.without_staleness(changed)
+
+
+def test_a_share_by_hand_is_seen(blocks: ModuleType) -> None:
+    page = "<!-- figures a.b -->\n12.3 %\n<!-- end -->\n\n`7 %`\n\n```text\n8 %\n```\n\nmedian 21.3 and 4 %"
+    assert list(blocks.by_hand(page)) == ["21.3 and 4 %"]
+
+
+def test_every_result_has_its_origin_and_is_shown(record: ModuleType, blocks: ModuleType) -> None:
+    shown: set[str] = set()
+    for page in PAGES:
+        shown |= blocks.shown(page.read_text(encoding="utf-8"))[0]
+    assert set(record.names()) == shown
+    for name in record.names():
+        result = record.read(name)
+        assert set(result["rests_on"]) == set(record.RESTS_ON[name])
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d", result["date"])
+        assert result["command"]
+        assert result.get("transcribed") or {"cores", "cpu"} <= set(result["machine"])
+        assert not result.get("transcribed") or {"source", "run_at_commit"} <= set(result)
+
+
+def test_a_comment_changes_no_digest_and_code_does(record: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "code.py"
+    contents = []
+    for text in ("x = 1\n", "# why\nx = 1  # one\n\n", "x = 2\n", "x = '# 1'\n"):
+        path.write_text(text)
+        contents.append(record.content(path))
+    assert contents[0] == contents[1] != contents[2]
+    assert contents[3] != contents[0]
+    query = tmp_path / "query.sql"
+    query.write_text("-- why\nselect 1\n  as one")
+    assert record.content(query) == b"select 1 as one"
+
+
+def test_a_result_older_than_what_it_rests_on_is_named(
+    record: ModuleType, blocks: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from figures.measured import sentence
+
+    result = {"commit": "abc1234", "date": "2026-11-23", "command": "c", "sample": {}, "rests_on": {}}
+    result["rests_on"] = {part: record.digest(part) for part in ("search", "fitting")}
+    assert "before changes of" not in sentence("search", result)
+    result["rests_on"]["search"] = "0" * 16
+    assert record.changed(result) == ["search"]
+    old = sentence("search", result)
+    assert "measured at abc1234, 23 Nov 2026, before changes of search: `c`" in old
+    # a page is not called old for it
+    assert "before changes" not in blocks.without_staleness(old)
+
+
+def test_a_sample_that_moved_is_shown_beside_its_result() -> None:
+    from figures.measured import moved
+
+    assert moved({"of_run": {"a": 0.1}, "now": {"a": 0.1}}) == ""
+    assert moved({"of_run": {"a": 0.1}, "now": {"a": 0.2}}) == " Its sample gives other figures now: a 0.1 → 0.2."
+
+
+def test_a_result_is_written_with_what_it_rests_on(record: ModuleType, tmp_path: Path) -> None:
+    path = record.record("search", {"n": 1}, "python benches/search.py", {"a": 1.0}, tmp_path)
+    result = json.loads(path.read_text())
+    assert result["figures"] == {"n": 1}
+    assert result["rests_on"] == {"search": record.digest("search")}
+    assert result["sample"] == {"of_run": {"a": 1.0}, "now": {"a": 1.0}}
+    with pytest.raises(ValueError, match="RESTS_ON"):
+        record.record("unknown", {}, "", None, tmp_path)
