@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
 from kernelsight.read.redaction import (
-    MOST_NESTED,
     REDACTED,
     names_secret,
     redacted_text,
@@ -30,6 +29,7 @@ MODULES = {
 PROGRAMS = {"vllm": "vllm", "sglang": "sglang", "trtllm-serve": "trtllm"}
 IMAGES = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm", "tensorrt_llm": "trtllm", "trtllm": "trtllm"}
 SHELLS = ("sh", "bash", "zsh", "dash")
+MOST_NESTED = 4  # shells within shells: each makes the text up to three times as long by its quotes
 # options of docker run that take no value; every other one takes one
 DOCKER_SWITCHES = frozenset(
     "--rm -i -t -d -it -ti -dit -itd --interactive --tty --detach --privileged --init --read-only -P --publish-all "
@@ -92,7 +92,7 @@ def read_commands(text: str) -> list[Command]:
 def _of_shell(text: str, environment: Mapping[str, str], depth: int = 0) -> Iterator[Command]:
     """Yield the server commands of a shell script; assignments and exports hold for what follows.
 
-    ``depth``: shells around it. InvalidInput: too many, each of which makes the text longer by its quotes.
+    ``depth``: shells around it. InvalidInput: there are too many.
     """
     if depth > MOST_NESTED:
         raise InvalidInput(
@@ -101,7 +101,7 @@ def _of_shell(text: str, environment: Mapping[str, str], depth: int = 0) -> Iter
         )
     known = dict(environment)
     for words in split_commands(text):
-        words = redacted_words([expanded(word, known) for word in words], depth)
+        words = redacted_words([expanded(word, known) for word in words])
         if words and words[0] in ("export", "set", "declare"):
             words = words[1:]
         named, words = _leading_assignments(words)

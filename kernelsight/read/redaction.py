@@ -18,8 +18,6 @@ REDACTED = "<redacted>"
 # options that carry a secret: all of vLLM 0.33.0 and SGLang 0.5.23; TensorRT-LLM 1.x has none. The engines take
 # shorter forms of an option, so that its beginning up to within the last word counts too
 OPTIONS = ("--api-key", "--hf-token", "--admin-api-key", "--ssl-keyfile-password")
-# shells within shells that are looked into
-MOST_NESTED = 4
 # options that turn something on or off
 _SWITCHES = frozenset("allow enable disable no use skip return".split())
 _WORD = re.compile(r"[a-z0-9]+")
@@ -86,8 +84,8 @@ def redacted_variable(name: str, value: str) -> str:
     return REDACTED if names_secret(name, variable=True) else redacted_text(value)
 
 
-def redacted_words(words: Sequence[str], depth: int = 0) -> list[str]:
-    """Return the words of a command without its secrets; ``depth``: shells around it.
+def redacted_words(words: Sequence[str]) -> list[str]:
+    """Return the words of a command without its secrets.
 
     An option and its secret become one word, so that no reader takes the secret for a word of its own.
 
@@ -114,13 +112,13 @@ def redacted_words(words: Sequence[str], depth: int = 0) -> list[str]:
             secret = names_secret(name)
             awaited = secret and not equals
             several = awaited and _WORD.findall(name.lower())[-2:-1] == ["api"]  # vLLM takes several keys
-            found.append(f"{name}={REDACTED if secret and value else redacted_text(value, depth)}" if equals else word)
+            found.append(f"{name}={REDACTED if secret and value else redacted_text(value)}" if equals else word)
         elif _VARIABLE.match(word) and not (place and _COMMAND_NEXT.fullmatch(words[place - 1])):
             found.append(f"{name}={redacted_variable(name, value)}")
         else:
             awaited = word[-1:] in (":", "=") and names_secret(word)
             several = awaited and "auth" in word.lower()  # Authorization: Bearer x
-            found.append(redacted_text(word, depth))
+            found.append(redacted_text(word))
     return found
 
 
@@ -149,10 +147,10 @@ def redacted_tree(value: Any, secret: bool = False) -> Any:
     return redacted_text(value) if isinstance(value, str) else value
 
 
-def redacted_text(text: str, depth: int = 0) -> str:
+def redacted_text(text: str) -> str:
     """Return one word without its secrets: an address, JSON, a header, or a command in quotes.
 
-    YAML and what is no command are redacted as a whole where they could hold a secret. ``depth``: shells around it.
+    YAML, what is no command, and what is too long for one are redacted as a whole where they could hold a secret.
 
     >>> redacted_text("http://me:x@host/?api_key=y&n=2"), redacted_text("Authorization: Bearer x")
     ('http://<redacted>@host/?api_key=<redacted>&n=2', 'Authorization: <redacted>')
@@ -171,17 +169,13 @@ def redacted_text(text: str, depth: int = 0) -> str:
     text = _HEADER.sub(lambda found: f"{found[1] or found[2]}{REDACTED}", text)
     if text.split() == [text]:
         return _without_pairs(_USER_ALONE.sub(f"{REDACTED}@", _USER.sub(rf"\1{REDACTED}@", text)))
-    return _redacted_commands(text, depth)
-
-
-def _redacted_commands(text: str, depth: int) -> str:
-    if depth >= MOST_NESTED or ("\n" in text and _YAML.search(text)):
+    if "\n" in text and _YAML.search(text):
         return REDACTED
     try:
         commands = list(split_commands(text))
     except InvalidInput:
         return REDACTED
-    clean = [redacted_words(words, depth + 1) for words in commands]
+    clean = [redacted_words(words) for words in commands]
     return text if clean == commands else join_commands(clean)
 
 

@@ -11,8 +11,8 @@ import pytest
 from kernelsight.catalog.tables import facts
 from kernelsight.cli.main import parser
 from kernelsight.errors import InvalidInput
+from kernelsight.read.commands import MOST_NESTED
 from kernelsight.read.redaction import (
-    MOST_NESTED,
     OPTIONS,
     REDACTED,
     names_secret,
@@ -55,7 +55,9 @@ FORMS = {
     "a token as user": f"{SERVE} --otlp-traces-endpoint https://{SECRET}@host/",
     "without a scheme": f"{SERVE} --otlp-traces-endpoint user:{SECRET}@host:4317",
     "a query": f"{SERVE} --otlp-traces-endpoint 'http://h/?x=1&api_key={SECRET}&token={SECRET}#access_token={SECRET}'",
-    "a header": f"{SERVE} --middleware 'Authorization: Bearer {SECRET}' 'X-Api-Key: {SECRET}' 'Cookie: a={SECRET}; b'",
+    "a header": f"{SERVE} --middleware 'Authorization: Bearer {SECRET}' 'X-Api-Key: {SECRET}'",
+    "a cookie": f"{SERVE} --middleware 'Cookie: a={SECRET}; sid={SECRET}'",
+    "a header in JSON": f"""{SERVE} --opts '{{"list": ["Bearer {SECRET}"], "h": "authorization: a {SECRET}"}}'""",
     "a header in pieces": f"{SERVE} --middleware Authorization: Basic {SECRET}",
     "JSON": f"{SERVE} --kv-transfer-config {shlex.quote(JSON)}",
     "JSON with =": f"{SERVE} --kv-transfer-config={shlex.quote(JSON)}",
