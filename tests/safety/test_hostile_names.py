@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import io
 import json
 import re
 import shlex
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 
 from kernelsight.cli.main import main, parser
 from kernelsight.errors import InvalidInput
+from kernelsight.escape import shell_line
 from kernelsight.session import Session, connect
 from kernelsight.views import page as pages
 from tests.cli.conftest import run_command
@@ -231,6 +234,30 @@ def test_a_sentence_of_the_parser(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         parser([]).error(HOSTILE)
     check_lines(capsys.readouterr().err)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash is installed")
+def test_a_shell_reads_the_name_of_a_launch_line_back() -> None:
+    words = [HOSTILE.replace("\0", ""), FILE_NAME, "it's", "a b", "plain"]
+    line = shell_line(words)
+    check_lines(line)
+    assert line.endswith(" 'a b' plain") and "\n" not in line
+    command = ["bash", "-c", f"printf '%s\\0' {line}"]
+    done = subprocess.run(command, capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"})
+    assert done.stdout.decode().split("\0") == [*words, ""]
+
+
+def test_verbs_print_data_alone_and_pages_by_print_page() -> None:
+    found = []
+    for path in (Path(__file__).parents[2] / "kernelsight" / "cli").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+                to_stderr = any(word.arg == "file" for word in node.keywords)
+                if not to_stderr and not re.match(
+                    r"(as_json|as_csv|shtab\.complete)\(|text$", ast.unparse(node.args[0])
+                ):
+                    found.append(f"{path.name}:{node.lineno}: {ast.unparse(node)}")
+    assert found == []
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------
