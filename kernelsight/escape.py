@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -76,11 +77,31 @@ def json_for_terminals(text: str) -> str:
     >>> json_for_terminals('["\x9b2J \u202e Ü"]')
     '["\\u009b2J \\u202e Ü"]'
     """
-    return _HIDDEN_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _HIDDEN_IN_JSON.sub(_as_code_point, text)
+
+
+def shell_line(words: Iterable[str]) -> str:
+    r"""Return words as one line of a shell, quoted where they need it: with $'...' where one has control characters.
+
+    >>> shell_line(["vllm", "serve", "my model", "it's\nbad"])
+    "vllm serve 'my model' $'it\\'s\\u000abad'"
+    """
+    return " ".join(map(_shell_word, words))
+
+
+def _shell_word(word: str) -> str:
+    if not _HIDDEN.search(word):
+        return shlex.quote(word)
+    quoted = re.sub(r"[\\']", r"\\\g<0>", word)
+    return f"$'{_HIDDEN.sub(_as_code_point, quoted)}'"
 
 
 def _cell(value: Any) -> str:
     return "" if value is None else f"{value:,.4g}" if isinstance(value, float) else as_html(value)
+
+
+def _as_code_point(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
 
 
 def _as_python(found: re.Match[str]) -> str:

@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Print a row per folder; with --clear, empty the folders first."""
     import pyarrow as pa
 
-    from kernelsight.report.output import as_text, check_ending, terminal_width, write_table
+    from kernelsight.report.output import check_ending, print_page, table_lines, terminal_width, write_table
 
     target = check_ending(arguments.output, TABLE_ENDINGS)
     rows = [*_tables(arguments.clear), *_compiled(arguments.clear)]
@@ -45,10 +45,9 @@ def run(arguments: argparse.Namespace) -> None:
     if target:
         write_table(table, target)
     if arguments.format == "table":
-        print(_answer(rows, arguments.clear))
         shown = [_shown(row) for row in rows]
         columns = [name for name in shown[0] if any(row[name] is not None for row in shown)]
-        print(as_text(shown, columns, terminal_width()))
+        print_page([_answer(rows, arguments.clear), *table_lines(shown, columns, terminal_width())])
     else:
         show_table(table, arguments, written=True)
 

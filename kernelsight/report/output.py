@@ -112,7 +112,11 @@ def as_json(value: Any) -> str:
 
 
 def as_csv(rows: Iterable[Mapping[str, Any]], columns: list[str]) -> str:
-    """Return rows as CSV with a header; structs as JSON."""
+    r"""Return rows as CSV with a header; structs as JSON.
+
+    >>> as_csv([{"name": "a\rb", "n": 1}, {"name": "a,b", "n": None}], ["name", "n"])
+    'name,n\n"a\rb",1\n"a,b",\n'
+    """
     lines = _Lines()
     writer = csv.writer(lines)
     writer.writerow(columns)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput
+from kernelsight.escape import shell_line
 from kernelsight.read.config import served_name
 from kernelsight.scenario.engine_options import Option, options
 from kernelsight.scenario.flags import DEPLOYMENT_FLAGS
@@ -176,10 +176,10 @@ def _written(engine: str, model: str, said: Mapping[str, str | None], unsaid: di
     if engine != "trtllm":
         for option, fields in nested.items():
             words += [option, json.dumps(fields)]
-        return LaunchCommand(shlex.join(words), None, unsaid)
+        return LaunchCommand(shell_line(words), None, unsaid)
     text = _as_yaml(nested)
     words += ["--config", OPTIONS_FILE] if nested else []
-    return LaunchCommand(shlex.join(words), text if nested else None, unsaid)
+    return LaunchCommand(shell_line(words), text if nested else None, unsaid)
 
 
 def _put(fields: dict[str, Any], path: list[str], value: str | None) -> None:

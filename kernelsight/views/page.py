@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -25,6 +26,7 @@ CONFIG = {
 HEIGHT, TALL = 240, 300
 
 
+@cache
 def chart_library() -> str:
     """Return Vega-Lite with all it needs as one script; InvalidInput: the extra ``report`` is not installed."""
     try:
