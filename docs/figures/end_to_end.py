@@ -81,7 +81,9 @@ def equal_runs() -> str:
         # ours once where the tool predicts the same runs however it is asked
         shown = [*theirs.items()] if rows and rows[0][1] == runs_of(own[0][1]) else [*own, *theirs.items()]
         rows += [[title, runs_of(scores), *four(scores, median_mean)] for title, scores in shown]
-    return table(["on the same runs", "runs (dense + MoE)", *HEAD], rows)
+    missing = [words for name, words in ASKED.items() if name not in found]
+    said = f"\n\nNot measured yet: {'; '.join(missing)}." if missing else ""
+    return table(["on the same runs", "runs (dense + MoE)", *HEAD], rows) + said
 
 
 def with_part(name: str) -> list[tuple[str, Any]]:

@@ -16,9 +16,9 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.py"))
 
 
 NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
-# relative difference between two machines that is no change of the program: their last bits differ, and so may
-# which of two requests is scheduled first
-SAME = 0.002
+# relative difference between two machines that is no change of the program (without AVX, and compiled for any x86-64,
+# three pages gave the same digits)
+SAME = 0.0005
 
 
 def words_of(text: str) -> list[str]:
@@ -77,12 +77,12 @@ def test_an_output_that_changed_is_seen(generator: ModuleType) -> None:
 
 
 def test_a_number_that_changed_is_seen() -> None:
-    shown = "TTFT  65.56 ms, 1,630 requests, 12 runs, 1e-3"
+    shown = "TTFT  65.56 ms, 16,300 requests, 12 runs, 1e-3"
     assert changed_numbers(shown, shown) == []
-    # the last digit may differ, and larger numbers by two in a thousand
-    assert changed_numbers("TTFT  65.57 ms, 1,632 requests, 12 runs, 1e-3", shown) == []
-    assert changed_numbers("TTFT  65.76 ms, 1,650 requests, 14 runs, 1e-3", shown) == [
-        "65.56 before, 65.76 now", "1,630 before, 1,650 now", "12 before, 14 now"
+    # the last digit may differ, and larger numbers by one in two thousand
+    assert changed_numbers("TTFT  65.57 ms, 16,305 requests, 12 runs, 1e-3", shown) == []
+    assert changed_numbers("TTFT  65.76 ms, 16,350 requests, 14 runs, 1e-3", shown) == [
+        "65.56 before, 65.76 now", "16,300 before, 16,350 now", "12 before, 14 now"
     ]  # fmt: skip
 
 
