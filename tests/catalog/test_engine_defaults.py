@@ -1,4 +1,4 @@
-"""Engine defaults by version, GPU memory and tensor-parallel size: both sides of every boundary that their sources have.
+"""Engine defaults by version, GPU memory and tensor-parallel size: both sides of each boundary of their sources.
 
 Expected figures are read from the engines' own code (the ``source`` of each row), not from the catalogue.
 """
@@ -79,8 +79,11 @@ VLLM = {
     ("0.8.5.post1", 70.0, "NVIDIA A100"): (8192, 1024, 512),
     ("0.9.0", 80.0, "NVIDIA A100"): (2048, 256, 512),
     ("0.9.2", 70.0, "NVIDIA H100"): (8192, 1024, 512),
-    **{(version, 70.0 - BEYOND, "NVIDIA H100"): (2048, 256, 512) for version in ("0.10.0", "0.27.1", "0.28.0", "0.33.0")},
-    **{(version, 70.0, "NVIDIA H100"): (8192, 1024, 512) for version in ("0.10.0", "0.27.1", "0.28.0", "0.33.0")},
+    **{
+        (version, gib, "NVIDIA H100"): sizes
+        for version in ("0.10.0", "0.27.1", "0.28.0", "0.33.0")
+        for gib, sizes in ((70.0 - BEYOND, (2048, 256, 512)), (70.0, (8192, 1024, 512)))
+    },
     ("0.27.0", 160.0, "NVIDIA B200"): (8192, 1024, 512),
     ("0.28.0", 160.0 - BEYOND, "NVIDIA B200"): (8192, 1024, 512),
     ("0.28.0", 160.0, "NVIDIA B200"): (16384, 1024, 1024),
@@ -92,20 +95,20 @@ VLLM = {
 CAPABILITIES = {"NVIDIA B200": "10.0", "NVIDIA GB10": "12.1", "AMD Instinct MI300X": "gfx942"}
 # SGLang 0.5.9's class of every NVIDIA GPU: the MiB that it begins with, by what nvidia-smi shows (memory.total, MiB)
 CLASSES = {
-    **{gpu: (0, 15_360) for gpu in ("p100_sxm", "t4")},
-    **{gpu: (20_480, 32_768) for gpu in ("v100_sxm", "v100_pcie")},
-    **{gpu: (20_480, 23_028) for gpu in ("a10g", "a10", "l4")},
-    **{gpu: (20_480, 24_576) for gpu in ("a30", "rtx_3090", "rtx_4090")},
+    **dict.fromkeys(("p100_sxm", "t4"), (0, 15360)),
+    **dict.fromkeys(("v100_sxm", "v100_pcie"), (20480, 32768)),
+    **dict.fromkeys(("a10g", "a10", "l4"), (20480, 23028)),
+    **dict.fromkeys(("a30", "rtx_3090", "rtx_4090"), (20480, 24576)),
     "rtx_5090": (20_480, 32_607),
     "a100_sxm_40gb": (35_840, 40_960),
-    **{gpu: (35_840, 46_068) for gpu in ("a40", "l20", "l40", "l40s")},
-    **{gpu: (35_840, 49_140) for gpu in ("a6000", "rtx_6000_ada")},
-    **{gpu: (61_440, 81_920) for gpu in ("a100_sxm", "a100_pcie", "a800_sxm")},
-    **{gpu: (61_440, 81_559) for gpu in ("h100_sxm", "h100_pcie", "h800_sxm")},
+    **dict.fromkeys(("a40", "l20", "l40", "l40s"), (35840, 46068)),
+    **dict.fromkeys(("a6000", "rtx_6000_ada"), (35840, 49140)),
+    **dict.fromkeys(("a100_sxm", "a100_pcie", "a800_sxm"), (61440, 81920)),
+    **dict.fromkeys(("h100_sxm", "h100_pcie", "h800_sxm"), (61440, 81559)),
     "h100_nvl": (92_160, 95_830),
-    **{gpu: (92_160, 97_871) for gpu in ("h20", "gh200", "rtx_pro_6000_server", "rtx_pro_6000_workstation")},
+    **dict.fromkeys(("h20", "gh200", "rtx_pro_6000_server", "rtx_pro_6000_workstation"), (92160, 97871)),
     "gb10": (92_160, 122_572),
-    **{gpu: (92_160, 143_771) for gpu in ("h200_sxm", "h200_nvl", "gh200_144gb")},
+    **dict.fromkeys(("h200_sxm", "h200_nvl", "gh200_144gb"), (92160, 143771)),
     "b200_sxm": (163_840, 183_359),
     "gb200": (163_840, 189_471),
     "b300_sxm": (163_840, 275_040),
