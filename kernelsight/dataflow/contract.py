@@ -117,8 +117,8 @@ def _stated_columns(path: Path, stated: Mapping[str, dict[str, Any]], passed: tu
     others = [contract["like"]] if isinstance(contract["like"], str) else contract["like"]
     theirs = []
     for other in others:
-        if other not in stated or other in passed:
-            why = "refers back to itself" if other in passed else f"is {other!r}, which has no contract"
+        if not isinstance(other, str) or other not in stated or other in passed:
+            why = f"is {other!r}, which has no contract" if other not in passed else "refers back to itself"
             raise _malformed(path, f"its 'like' {why}")
         theirs += _stated_columns(path.with_name(f"{other}.json"), stated, passed)
     left_out = contract.get("without", [])
@@ -175,7 +175,9 @@ def _check_fields(path: Path, label: str, stated: Any, known: Mapping[str, type]
         if name not in known:
             raise _malformed(path, f"{label} has the unknown field {name!r}; known fields: {', '.join(known)}")
         if not isinstance(value, known[name]):
-            raise _malformed(path, f"{label} has {name} = {value!r}, which is not a {known[name].__name__}")
+            raise _malformed(
+                path, f"{label} has {name} = {value!r}, which is not a {getattr(known[name], '__name__', known[name])}"
+            )
 
 
 def _malformed(path: Path, what: str) -> InvalidInput:

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import math
+import re
 
 import duckdb
 import numpy as np
@@ -300,6 +301,29 @@ def test_a_launch_line_stands_for_the_flags(command):
     beside = command("simulate", "--launch", line, "--gpu", "l4", "--max-num-seqs", 8, *load)
     assert beside.json["settings"]["max_num_seqs"] == 8
     assert "launch line, overridden: --max-num-seqs 4 (max_num_seqs 8 is stated beside the line)" in beside.err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm serve Qwen/Qwen3-0.6B --max-model-len 2k --num-gpu-blocks-override 62500000",
+        "python -m sglang.launch_server --model-path Qwen/Qwen3-0.6B --context-length 2k --max-total-tokens 1000000000",
+    ],
+)
+def test_a_launch_line_with_more_cache_than_fits_is_refused(line, command):
+    load = ("--max-concurrency", 4, "--num-prompts", 8, "--isl", 64, "--osl", 8)
+    answer = command("simulate", "--launch", line, "--gpu", "l4", *load)
+    sentence = r"kernelsight: kv_cache_tokens 1000000000 is more than the \d+ tokens that fit beside qwen3-0.6b on l4;"
+    assert answer.status == 2 and re.match(sentence, answer.err.splitlines()[-1])
+
+
+def test_an_engine_that_is_a_plugin_is_said_in_the_headline(command):
+    load = ("--max-concurrency", 1, "--num-prompts", 1, "--isl", 64, "--osl", 2)
+    answer = command("simulate", "--model", "qwen3-0.6b", "--gpu", "gaudi2", *load)
+    sentence = "vLLM itself has no backend for gaudi2: Intel's plugin vllm-gaudi serves there"
+    assert sentence in answer.out.splitlines()[1]
+    said = command("simulate", "--model", "qwen3-0.6b", "--gpu", "gaudi2", *load, "--format", "json").json["assumed"]
+    assert any(each.startswith(sentence) for each in said)
 
 
 def test_a_gpu_name_that_leaves_the_board_open_is_assumed_aloud(command):

@@ -82,6 +82,8 @@ GOOD = {
         (lambda c: c.pop("columns"), "it declares its columns in 'columns', or as those of another table in 'like'"),
         (lambda c: c.update(without=[3]), "'without' is about the columns of another table, and there is no 'like'"),
         (lambda c: c.update(optional=True), "'optional' is about the columns of another table, and there is no 'like'"),
+        (lambda c: c.update(like=3), "the contract has like = 3, which is not a str | list"),
+        (lambda c: c.update(like=[["nuts"]]), "its 'like' is ['nuts'], which has no contract"),
         (lambda c: c.update(rows=3), "the contract has the unknown field 'rows'"),
         (lambda c: c["columns"][0].update(type="text"), "column part: 'text' is not a column type"),
         (lambda c: c["columns"][0].pop("doc"), "column part is missing doc"),
@@ -127,6 +129,14 @@ def test_a_contract_may_take_the_columns_of_another(tmp_path: Path) -> None:
     (tmp_path / "bolts.json").write_text(json.dumps(more | {"without": ["nut"]}))
     with pytest.raises(InvalidInput, match="its 'without' names 'nut', which parts does not have"):
         load_contracts(tmp_path)
+    (tmp_path / "nuts.json").write_text(json.dumps({**alike, "table": "nuts", "columns": [{**own, "name": "nut"}]}))
+    several = {**more, "like": ["parts", "nuts"], "without": ["nut"]}
+    (tmp_path / "bolts.json").write_text(json.dumps(several))
+    assert load_contracts(tmp_path)["bolts"].column_names == ["bolt", *names]
+    (tmp_path / "bolts.json").write_text(json.dumps(several | {"without": ["screw"]}))
+    with pytest.raises(InvalidInput, match="its 'without' names 'screw', which parts or nuts does not have"):
+        load_contracts(tmp_path)
+    (tmp_path / "nuts.json").unlink()
     (tmp_path / "bolts.json").write_text(json.dumps({**alike, "table": "bolts", "like": "parts"}))
     (tmp_path / "parts.json").write_text(json.dumps({**alike, "table": "parts", "like": "bolts"}))
     with pytest.raises(InvalidInput, match="is not a table contract: its 'like' refers back to itself"):

@@ -222,6 +222,16 @@ def test_options_of_trtllm_serve_and_of_its_yaml_file(tmp_path):
     assert said["extra.yaml: --print_iter_log"] == said["mpirun -n 8 trtllm-llmapi-launch"] == "none"
 
 
+@pytest.mark.parametrize(
+    ("stages", "seats"), [("", 64), (" --pp_size 1", 64), (" --pp_size 2", 128), (" --pp_size 8", 512)]
+)
+def test_the_seats_of_trtllm_serve_are_those_of_a_micro_batch(stages, seats):
+    line = read_launch_line(f"trtllm-serve meta-llama/Llama-3.1-8B --max_batch_size 64{stages}")
+    assert line.flags["max_num_seqs"] == seats
+    reason = next(word.reason for word in line.words if "max_batch_size" in word.words)
+    assert ("pipeline stages" in (reason or "")) == (seats > 64)
+
+
 def test_a_file_of_options_that_is_not_here_is_listed():
     assert effects("trtllm-serve m --config gone.yaml")["--config gone.yaml"] == "not_modelled"
 

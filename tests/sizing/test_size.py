@@ -145,6 +145,29 @@ def test_what_is_not_measured_is_said(session: Session) -> None:
     assert "gemm" in found.answer and "on a GPU of INTEL: general constants stand in" in found.answer
 
 
+def test_engines_that_do_not_exist_for_a_gpu_are_skipped_and_said(session: Session) -> None:
+    sentence = "TensorRT-LLM does not exist for mi300x; use vllm or sglang"
+    pair = {"gpus": ["mi300x", "h100_sxm"], "prices": {"mi300x": 0.1, "h100_sxm": 9.0}, "max_gpus": 1}
+    found = size(session, rate=3.0, engine="trtllm", **pair)
+    assert {row["gpu"] for row in found.rows} == {"h100_sxm"} and f" {sentence}." in found.answer
+    assert [(row["gpu"], row["reason"]) for row in found.left_out] == [("mi300x", sentence)]
+    both = size(session, rate=3.0, search={"engine": ["vllm", "trtllm"]}, **pair)
+    assert {(row["gpu"], row.get("engine", "vllm")) for row in both.rows} == {
+        ("mi300x", "vllm"),
+        ("h100_sxm", "vllm"),
+        ("h100_sxm", "trtllm"),
+    }
+    assert f" {sentence}." in both.answer
+    with pytest.raises(KernelSightError, match=f"^no deployment can run: {sentence}\\.$"):
+        size(session, rate=3.0, engine="trtllm", **pair | {"gpus": ["mi300x"]})
+
+
+@pytest.mark.parametrize("tokens", [64, 31_080, 10**11])
+def test_no_stated_cache_makes_room_for_weights(session: Session, tokens: int) -> None:
+    with pytest.raises(KernelSightError, match="llama-3.1-70b does not fit on l4 with tensor-parallel size 1"):
+        size(session, rate=3.0, model="llama-3.1-70b", gpus=["l4"], max_gpus=1, kv_cache_tokens=tokens)
+
+
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
