@@ -158,7 +158,8 @@ def cli_page() -> str:
         "# Commands",
         GENERATED,
         "Results go to stdout, notes and progress to stderr. Exit status: 0 done, 1 the run failed, 2 the words or the "
-        "input were wrong.",
+        "input were wrong. SIGTERM and SIGHUP do what Ctrl-C does: drafts and locks are removed and workers end; the "
+        "status is 128 plus the signal's number. Compiled code runs to its end first, for seconds.",
     ]
     for name, verb in verbs(parser()):
         parts += [f"## kernelsight {name}", verb.description or "", f"```text\n{usage(name, verb)}\n```"]

@@ -16,7 +16,7 @@ from kernelsight.dataflow.contract import as_arrow, conform
 from kernelsight.dataflow.graph import Graph, Node
 from kernelsight.dataflow.kept import Kept, program_digest
 from kernelsight.dataflow.locations import folder
-from kernelsight.dataflow.rows import is_rows
+from kernelsight.dataflow.rows import is_rows, python_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import as_html, visible
 from kernelsight.kernels.families import LOWERED
@@ -361,7 +361,7 @@ class Session(dataflow.Session):
                 self.give(name, table)
         if isinstance(scenarios, Mapping):
             scenarios = [dict(scenarios)]
-        rows = scenarios if isinstance(scenarios, list) else as_arrow(scenarios, "search_scenarios").to_pylist()
+        rows = scenarios if isinstance(scenarios, list) else python_rows(as_arrow(scenarios, "search_scenarios"))
         self.give("search_scenarios", scenario_rows(rows))
         return self.table("search_summary")
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from kernelsight import __version__
+from kernelsight.dataflow.signals import ending_signals
 from kernelsight.errors import InvalidInput, KernelSightError, unknown
 from kernelsight.escape import visible
 from kernelsight.report.output import QUIET, USUAL, VERBOSE, say
@@ -126,15 +127,23 @@ def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run one command; return 0 on success, 1 if the run failed, 2 for wrong arguments or input."""
-    words = sys.argv[1:] if words is None else words
-    arguments, strange = parser(words).parse_known_args(words)
-    _open_streams()
-    log = logging.getLogger("kernelsight")
-    log.handlers = [_Notes()]
-    log.setLevel(logging.WARNING if arguments.quiet else logging.INFO)
-    say(QUIET if arguments.quiet else VERBOSE if arguments.verbose else USUAL)
+    """Run one command; return 0 on success, 1 if the run failed, 2 for wrong arguments or input.
+
+    A command that SIGTERM or SIGHUP ends returns 128 plus the signal's number.
+    """
+    with ending_signals() as ended:
+        return ended.status(_run(sys.argv[1:] if words is None else words))
+
+
+def _run(words: list[str]) -> int:
+    arguments = argparse.Namespace()
     try:
+        arguments, strange = parser(words).parse_known_args(words)
+        _open_streams()
+        log = logging.getLogger("kernelsight")
+        log.handlers = [_Notes()]
+        log.setLevel(logging.WARNING if arguments.quiet else logging.INFO)
+        say(QUIET if arguments.quiet else VERBOSE if arguments.verbose else USUAL)
         if strange:
             raise _unknown_words(arguments, strange)
         _leave_pandas_out()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight.cli.options import add_deployment, add_output, deployment_flags, launch_line, open_session, whole
+from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.report.formats import formats_said, rests_on
 from kernelsight.report.output import (
@@ -136,7 +137,7 @@ def _run_calls(arguments: Any) -> None:
         write_table(table, target)
         note(f"wrote {_counted(table.num_rows, 'row')} to {target}")
     else:
-        print_rows(table.to_pylist(), table.column_names, arguments.format)
+        print_rows(python_rows(table), table.column_names, arguments.format)
 
 
 def _counted(number: int, noun: str) -> str:

@@ -49,32 +49,62 @@ def as_table(contract: Contract, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def python_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows of a table; a column with dates or times that Python cannot hold becomes text.
+    """Return the rows of a table, their values by ``python_values``.
 
     >>> import duckdb
     >>> python_rows(duckdb.sql("select 'infinity'::date as day, 1 as n").to_arrow_table())
     [{'day': 'infinity', 'n': 1}]
     """
-    try:
-        return table.to_pylist()
-    except (OverflowError, ValueError):
-        pass
-    for number, field in enumerate(table.schema):
+    columns = [python_values(column) for column in table.columns]
+    if not columns:
+        return [{} for _ in range(table.num_rows)]
+    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def python_values(values: pa.ChunkedArray) -> list[Any]:
+    """Return the values of a column; all become text if they have nanoseconds, or dates that Python cannot hold.
+
+    >>> import pyarrow as pa
+    >>> python_values(pa.chunked_array([pa.array([1], pa.time64("ns"))]))
+    ['00:00:00.000000001']
+    """
+    if not _has_nanoseconds(values.type):  # Arrow makes them pandas' types, or fails where pandas is not installed
         try:
-            table.column(number).to_pylist()
+            return values.to_pylist()
         except (OverflowError, ValueError):
-            table = table.set_column(number, field.name, _as_text(table.column(number)))
-    return table.to_pylist()
+            pass
+    return _as_text(values)
 
 
-def _as_text(values: pa.ChunkedArray) -> pa.ChunkedArray:
+def _has_nanoseconds(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
-    from kernelsight.dataflow.engine import private_cursor
+    if pa.types.is_dictionary(kind):
+        return _has_nanoseconds(kind.value_type)
+    parts = [kind.field(number).type for number in range(kind.num_fields)]
+    return getattr(kind, "unit", None) == "ns" or any(map(_has_nanoseconds, parts))
 
-    cursor = private_cursor()
-    cursor.register("rows_shown", pa.table({"value": values}))
-    return cursor.sql("select value::varchar as value from rows_shown").to_arrow_table().column("value")
+
+def _as_text(values: pa.ChunkedArray) -> list[str | None]:
+    """Return values as DuckDB writes them, or as Arrow does where DuckDB cannot read them."""
+    import duckdb
+    import pyarrow as pa
+
+    from kernelsight.dataflow.engine import open_database
+
+    # a database of its own: a time that DuckDB cannot hold makes it unusable
+    with open_database() as database:
+        database.register("shown", pa.table({"value": values}))
+        try:
+            return database.sql("select value::varchar as value from shown").to_arrow_table()["value"].to_pylist()
+        except (duckdb.Error, UnicodeDecodeError):
+            return [_arrow_text(value) for value in values]
+
+
+def _arrow_text(value: pa.Scalar) -> str | None:
+    import pyarrow as pa
+
+    return pa.array([value], value.type).to_string(indent=0)[1:-1].strip() if value.is_valid else None
 
 
 def _keeps_value(value: Any, kind: pa.DataType) -> bool:

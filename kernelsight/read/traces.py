@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight import errors
+from kernelsight.dataflow.rows import python_values
 from kernelsight.read.trace_files import read_container
 from kernelsight.read.trace_formats import CORRECT_LINE, RawTrace, shown
 
@@ -26,7 +27,7 @@ TRACE_SCHEMA = pa.schema(
 )
 LARGEST_SIZE = 2**53  # float64 represents every whole number up to here
 LONGEST_S = 1e9  # the simulated clock counts nanoseconds in 64 bits
-NANOSECONDS_PER_SECOND = 1e9
+UNITS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
 Fault = tuple[int, str, str]  # row, what was found, what to do
 
@@ -71,7 +72,7 @@ def _note_first(faults: list[Fault], bad: np.ndarray, raw: RawTrace, field: str,
     """Record the first row of the boolean array ``bad``, with its value of ``field`` as in the file."""
     if bad.any():
         row = int(bad.argmax())
-        value = raw.columns[field][row].as_py()
+        (value,) = python_values(raw.columns[field].slice(row, 1))
         if isinstance(value, float) and abs(value) <= LARGEST_SIZE and value.is_integer():
             value = int(value)  # JSON's 0 was read as 0.0
         found = f"{field} is missing" if value is None else f"{field} is {shown(value)}"
@@ -137,18 +138,20 @@ def _clock_seconds(column: pa.ChunkedArray) -> np.ndarray:
     """
     import polars as pl
 
+    per_second = UNITS_PER_SECOND["ns"]
     if pa.types.is_timestamp(column.type):
-        nanoseconds = pl.Series(column.cast(pa.timestamp("ns"))).cast(pl.Int64)
+        # in its own unit: not every date in seconds is one in nanoseconds
+        counts, per_second = pl.Series(column.cast(pa.int64())), UNITS_PER_SECOND[column.type.unit]
     elif _is_text(column):
         text = pl.Series(column).str.strip_chars().str.replace("T", " ").str.replace("Z$", "+00:00")
         local = text.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="ns", strict=False)
         zoned = text.str.to_datetime("%Y-%m-%d %H:%M:%S%.f%:z", time_unit="ns", strict=False)
-        nanoseconds = local.cast(pl.Int64).zip_with(local.is_not_null(), zoned.cast(pl.Int64))
+        counts = local.cast(pl.Int64).zip_with(local.is_not_null(), zoned.cast(pl.Int64))
     else:
         return np.full(len(column), np.nan)
-    # subtract whole nanoseconds first: an epoch in seconds as float64 has a resolution of 0.2 us
+    # subtract whole numbers first: an epoch in seconds as float64 has a resolution of 0.2 us
     # (polars would multiply by 1e-9 instead of dividing: numpy divides)
-    return (nanoseconds - nanoseconds.drop_nulls().first()).to_numpy() / NANOSECONDS_PER_SECOND
+    return (counts - counts.drop_nulls().first()).to_numpy() / per_second
 
 
 def _names(raw: RawTrace) -> pa.ChunkedArray:

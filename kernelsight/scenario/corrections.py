@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.contract import as_arrow
+from kernelsight.dataflow.rows import python_rows
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
 
@@ -44,7 +45,7 @@ def give_corrections(session: Session, given: Any) -> str:
 
     ``given``: a Parquet file, or a table of them (``fitted_corrections``). InvalidInput: there are none in it.
     """
-    rows = _rows_of_file(given) if isinstance(given, str | Path) else as_arrow(given, "correction").to_pylist()
+    rows = _rows_of_file(given) if isinstance(given, str | Path) else python_rows(as_arrow(given, "correction"))
     if not rows or not {"part", "factor", "exposed_us", "fingerprint"} <= rows[0].keys():
         raise InvalidInput(f"{_named(given)} holds no corrections; write one with `kernelsight compare -o FILE`.")
     session.give("log_corrections", rows)
@@ -57,7 +58,7 @@ def _rows_of_file(path: str | Path) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_table(path).to_pylist()
+        return python_rows(pq.read_table(path))
     except FileNotFoundError:
         raise InvalidInput(f"--correction {path} does not exist; write one with compare.") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:

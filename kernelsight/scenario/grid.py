@@ -111,7 +111,7 @@ def grid_rows(grid: Any) -> list[dict[str, Any]]:
     if hasattr(grid, "__arrow_c_stream__"):
         import pyarrow as pa
 
-        grid = pa.table(grid).to_pylist()
+        grid = python_rows(pa.table(grid))
     if not isinstance(grid, list) or not grid or not all(isinstance(row, Mapping) for row in grid):
         raise InvalidInput(
             "a grid is a dict of axes, a list of dicts or an Arrow table with one row of flags or more, and was "

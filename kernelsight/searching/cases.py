@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kernelsight.dataflow.blas import one_blas_thread
-from kernelsight.dataflow.workers import end_with_parent
+from kernelsight.dataflow.workers import work, worker_pool
 from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching import scores, tuner_strategies
 from kernelsight.searching.arrays import SpaceArrays
@@ -73,7 +72,6 @@ def _begin(spaces: Mapping[str, SpaceArrays]) -> None:
     global _spaces
     _spaces = spaces
     _targets.clear()
-    end_with_parent()
 
 
 def replayed(spaces: Mapping[str, SpaceArrays], cases: Sequence[Case]) -> Iterator[Result]:
@@ -83,10 +81,8 @@ def replayed(spaces: Mapping[str, SpaceArrays], cases: Sequence[Case]) -> Iterat
         _begin(spaces)
         yield from map(_replay, cases)
         return
-    # compiled code and threads do not survive a fork
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin, initargs=(spaces,)) as pool:
-        yield from pool.map(_replay, cases, chunksize=4)
+    with worker_pool(workers, _begin, spaces) as pool:
+        yield from pool.map(partial(work, _replay), cases, chunksize=4)
 
 
 def _replay(case: Case) -> Result:

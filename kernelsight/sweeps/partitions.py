@@ -156,25 +156,20 @@ def _session_of_worker(connect: Connect) -> Session:
 
 def run_in_processes(parts: list[Partition], workers: int, connect: Connect) -> Iterator[tuple[int, pa.Table]]:
     """Serve partitions in processes of their own, as they finish; RunFailed where one dies."""
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures import as_completed
     from concurrent.futures.process import BrokenProcessPool
 
-    from kernelsight.dataflow.workers import end_with_parent
+    from kernelsight.dataflow.workers import work, worker_pool
 
-    # after a parallel region of compiled code a forked child dies: spawn
-    spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(workers, len(parts)), mp_context=spawn, initializer=end_with_parent)
     try:
-        waiting = {pool.submit(_serve_in_worker, part, connect): number for number, part in enumerate(parts)}
-        for future in as_completed(waiting):
-            yield waiting[future], future.result()
+        with worker_pool(min(workers, len(parts))) as pool:
+            waiting = {pool.submit(work, _serve_in_worker, part, connect): number for number, part in enumerate(parts)}
+            for future in as_completed(waiting):
+                yield waiting[future], future.result()
     except BrokenProcessPool:
         raise RunFailed(
             "a worker died, possibly out of memory; use fewer --workers, and continue with --resume."
         ) from None
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def run_on_ray(parts: list[Partition], connect: Connect) -> Iterator[tuple[int, pa.Table]]:

@@ -89,11 +89,16 @@ def test_a_disk_that_fills_loses_no_answer_and_leaves_no_half_file(
     words = ["sh", "-c", 'ulimit -f 390; exec "$@"', "sh", *START, *MANY, "--num-prompts", "3000", "-o", str(target)]
     found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert found.returncode == 1, found.stderr
-    # a slow machine also shows how long it simulates
-    said = [line for line in found.stderr.splitlines() if not line.startswith("simulating ")]
-    assert [line.partition(" could not be written: ")[0] for line in said] == [f"kernelsight: {target}"]
+    assert [line.partition(" could not be written: ")[0] for line in sentences(found.stderr)] == [
+        f"kernelsight: {target}"
+    ]
     assert "requests completed" in found.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def sentences(err: str) -> list[str]:
+    """Return the lines of stderr but for how long a slow machine has simulated."""
+    return [line for line in err.splitlines() if not line.startswith("simulating ")]
 
 
 def worked_s(process: int) -> float:
@@ -105,8 +110,15 @@ def worked_s(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.parametrize("moment", ["while it serves", "while the file is written"])
-def test_ctrl_c_stops_with_one_sentence_and_no_half_file(moment, saved_run, tmp_path):
+@pytest.mark.parametrize(
+    ("moment", "number", "status"),
+    [
+        ("while it serves", signal.SIGINT, 1),
+        ("while the file is written", signal.SIGINT, 1),
+        ("while the file is written", signal.SIGTERM, 143),
+    ],
+)
+def test_a_signal_stops_with_one_sentence_and_no_half_file(moment, number, status, saved_run, tmp_path):
     target = tmp_path / "run.duckdb"
     # requests to serve for long, or short ones whose rows take seconds to write
     load = ("2000000", "--osl", "100") if moment == "while it serves" else ("500000", "--osl", "1")
@@ -119,11 +131,19 @@ def test_ctrl_c_stops_with_one_sentence_and_no_half_file(moment, saved_run, tmp_
         and not any(tmp_path.iterdir())
     ):
         time.sleep(0.01)
-    serving.send_signal(signal.SIGINT)
+    serving.send_signal(number)
     out, err = serving.communicate(timeout=120)
-    assert (serving.returncode, out) == (1, ""), err
-    assert err == "kernelsight: interrupted; no partial file was written.\n"
+    assert (serving.returncode, out) == (status, ""), err
+    assert sentences(err) == ["kernelsight: interrupted; no partial file was written."]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 1)])
+def test_what_schedulers_and_closed_terminals_send_is_a_ctrl_c(number, status, refusal, monkeypatch):
+    import kernelsight.cli.tables
+
+    monkeypatch.setattr(kernelsight.cli.tables, "run", lambda arguments: signal.raise_signal(number))
+    assert refusal("tables", status=status) == "interrupted; no partial file was written."
 
 
 def test_a_fault_of_the_program_itself_is_not_hidden(monkeypatch):

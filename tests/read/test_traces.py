@@ -400,6 +400,14 @@ def test_parquet_rows_and_types(tmp_path):
     assert sentence(request_id=[[1], [2]]).startswith(": request_id has values of type list<")
     assert sentence(hash_ids=[1.5, 2.5]) == ": hash_ids has values of type double. Write lists of 64-bit whole numbers."
     assert sentence(arrival_s=[1.0, float("inf")]).startswith(", row 2: arrival_s is inf, but must be a finite number")
+    times = pa.array([1, 2], pa.time64("ns"))
+    assert sentence(arrival_s=times).startswith(", row 1: arrival_s is '00:00:00.000000001', but must be a finite")
+
+
+def test_a_date_that_nanoseconds_cannot_count_is_refused(tmp_path):
+    far = {"TIMESTAMP": pa.array([0, 2**60], pa.timestamp("ms")), "ContextTokens": [1, 2], "GeneratedTokens": [1, 2]}
+    pa.parquet.write_table(pa.table(far), tmp_path / "far.parquet")
+    assert "must be within 30 years of the first request" in refused(tmp_path / "far.parquet")
 
 
 def test_a_quarter_million_lines_are_read_in_bulk(written):

@@ -313,6 +313,7 @@ TYPES = [
     *(pa.int8(), pa.uint64(), pa.float16(), pa.float64(), pa.string(), pa.large_string(), pa.binary(), pa.bool_()),
     *(pa.date32(), pa.timestamp("us", "UTC"), pa.decimal128(38, 3), pa.list_(pa.int8()), pa.null(), pa.time64("ns")),
     *(pa.dictionary(pa.int32(), pa.string()), pa.struct([("m", pa.float64()), ("x", pa.int32())]), pa.duration("s")),
+    *(pa.timestamp("ns"), pa.timestamp("ms", "UTC"), pa.duration("ns"), pa.list_(pa.time64("ns"))),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Workers are processes: none is left behind when the command is killed."""
+"""Workers are processes: none is left behind when the command is killed or stopped."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from kernelsight.dataflow.workers import work, worker_pool
+
 from .conftest import LOAD, SMALL
 
 ROOT = Path(__file__).resolve().parents[2]
+INTERRUPTED = "interrupted; what is finished is kept; the same command with --resume goes on."
+from_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read from /proc")
 
 
 def children_of(parent: int) -> set[int]:
@@ -30,22 +34,64 @@ def children_of(parent: int) -> set[int]:
     return found
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read from /proc")
-def test_no_worker_outlives_the_command(tmp_path: Path) -> None:
+def running(tmp_path: Path) -> subprocess.Popen:
+    """Start a sweep in two workers and return it once its first partition is finished."""
     grid = tmp_path / "grid.json"
     grid.write_text(json.dumps(SMALL | LOAD | {"tp": [1, 2, 4], "max_concurrency": list(range(1, 25))}))
     words = [sys.executable, "-m", "kernelsight", "sweep", grid, "--workers", "2", "-o", tmp_path / "out.csv"]
     words += ["--partition-requests", "24"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
-        while run.poll() is None and not list(tmp_path.glob("out.csv.parts/*.parquet")):
-            time.sleep(0.02)
-        children = children_of(run.pid)
-        assert len(children) >= 2
-        os.kill(run.pid, signal.SIGKILL)
+    run = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while run.poll() is None and not list(tmp_path.glob("out.csv.parts/*.parquet")):
+        time.sleep(0.02)
+    return run
+
+
+def left_of(processes: set[int]) -> set[int]:
+    """Return those of some processes that have not ended within seconds."""
     for _ in range(100):
-        alive = {child for child in children if Path(f"/proc/{child}").exists()}
+        alive = {each for each in processes if Path(f"/proc/{each}").exists()}
         if not alive:
             break
         time.sleep(0.1)
-    assert not alive
+    return alive
+
+
+@from_proc
+def test_no_worker_outlives_the_command(tmp_path: Path) -> None:
+    with running(tmp_path) as run:
+        children = children_of(run.pid)
+        assert len(children) >= 2
+        os.kill(run.pid, signal.SIGKILL)
+    assert not left_of(children)
+
+
+@from_proc
+def test_a_signal_to_the_command_ends_its_workers_and_keeps_what_is_finished(tmp_path: Path) -> None:
+    with running(tmp_path) as run:
+        children = children_of(run.pid)
+        os.kill(run.pid, signal.SIGTERM)
+        _, err = run.communicate(timeout=120)
+    assert (run.returncode, err.splitlines()[-1:]) == (143, [f"kernelsight: {INTERRUPTED}"])
+    assert not left_of(children)
+    names = {path.name for path in tmp_path.rglob("*")} - {"grid.json", "out.csv.parts", "manifest.json"}
+    assert names and all(name.endswith(".parquet") and name[0] != "." for name in names)
+
+
+def test_a_pool_that_is_stopped_ends_its_tasks_and_runs_their_cleaning(tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    with pytest.raises(KeyboardInterrupt), worker_pool(1) as pool:
+        pool.submit(work, sleep_beside, draft)
+        while not draft.exists():
+            time.sleep(0.02)
+        raise KeyboardInterrupt
+    assert not draft.exists()
+
+
+def sleep_beside(draft: Path) -> None:
+    """Sleep for an hour while a draft is there."""
+    draft.touch()
+    try:
+        time.sleep(3600)
+    finally:
+        draft.unlink()

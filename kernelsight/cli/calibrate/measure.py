@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight.cli.options import add_device, add_output
+from kernelsight.dataflow.signals import ending_signals
 from kernelsight.errors import InvalidInput, KernelSightError, RunFailed
 from kernelsight.escape import visible
 
@@ -37,9 +38,14 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run the verb; return 0 on success, 1 if the run failed, 2 for wrong arguments or input."""
+    """Run the verb; return what ``kernelsight calibrate measure`` returns."""
     parser = argparse.ArgumentParser(prog="python -m kernelsight.measure", description=__doc__)
     declare(parser)
+    with ending_signals() as ended:
+        return ended.status(_status(parser, words))
+
+
+def _status(parser: argparse.ArgumentParser, words: list[str] | None) -> int:
     try:
         run(parser.parse_args(words))
     except KernelSightError as error:

@@ -1,0 +1,64 @@
+"""Signals that end a command, in this process."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kernelsight.dataflow import signals
+from kernelsight.dataflow.signals import ending_signals
+
+
+@pytest.fixture(autouse=True)
+def defaults() -> Iterator[None]:
+    before = [signal.signal(number, signal.SIG_DFL) for number in signals.ENDING]
+    yield
+    for number, handler in zip(signals.ENDING, before, strict=True):
+        signal.signal(number, handler)
+
+
+def test_the_first_signal_counts_and_one_that_follows_at_once_is_the_same_wish() -> None:
+    cleaned = False
+    with ending_signals() as ended, pytest.raises(KeyboardInterrupt):
+        assert ended.status(1) == 1
+        try:
+            signal.raise_signal(signal.SIGHUP)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            cleaned = True
+    assert cleaned and ended.status(1) == 129 and ended.status(0) == 0
+
+
+def test_a_signal_is_heard_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that swallows the first exception must not make a process that only SIGKILL ends."""
+    times = iter([10.0, 10.0 + signals.REPEAT_S])
+    monkeypatch.setattr(signals.time, "monotonic", lambda: next(times))
+    with ending_signals() as ended:
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(number)
+    assert ended.status(1) == 143
+
+
+def test_handlers_of_others_stay_and_ours_end_with_the_block() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup sets it
+    with ending_signals():
+        signal.raise_signal(signal.SIGHUP)
+        assert callable(signal.getsignal(signal.SIGTERM))
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_another_thread_sets_no_handler() -> None:
+    found = []
+
+    def command() -> None:
+        with ending_signals():
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=command)
+    thread.start()
+    thread.join()
+    assert found == [signal.SIG_DFL]
