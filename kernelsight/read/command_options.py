@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kernelsight.dataflow.bounded_files import read_text
+from kernelsight.dataflow.bounded_values import parse_json, parse_yaml
 from kernelsight.errors import InvalidInput
 
 # takes of an option, or None where it is not known: none, value, list, json, file, optional
@@ -72,10 +74,7 @@ def _is_option(words: list[str], place: int) -> bool:
 
 def _valued(name: str, value: str, word: str, kind: str | None, folder: Path, takes: Takes) -> Iterator[Setting]:
     if kind == "json":
-        try:
-            fields = json.loads(value)
-        except ValueError as error:
-            raise InvalidInput(f"{name} of the launch line is not JSON: {error}.") from None
+        fields = parse_json(value, lambda found: InvalidInput(f"{name} of the launch line {found}."))
         if not isinstance(fields, Mapping):
             raise InvalidInput(f"{name} of the launch line is no JSON object: {value:.60}; give its fields.")
         yield from _nested(name, fields, takes)
@@ -102,17 +101,16 @@ def _nested(name: str, value: Any, takes: Takes) -> Iterator[Setting]:
 
 def _of_file(name: str, value: str, word: str, folder: Path, takes: Takes) -> Iterator[Setting]:
     """Yield the settings of a YAML file of options; one that is not here is a setting by itself."""
-    path = next((path for path in (folder / value, Path(value)) if path.is_file()), None)
+    path = next((path for path in (folder / value, Path(value)) if path.exists()), None)
     if path is None:
         yield Setting(name, value, word)
         return
-    import yaml
 
-    try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InvalidInput(f"{path} of {name} is not YAML: {' '.join(str(error).split())}.") from None
+    def refuse(found: str) -> InvalidInput:
+        return InvalidInput(f"{path} of {name} {found}; give one `name: value` a line.")
+
+    fields = next(iter(parse_yaml(read_text(path, refuse), refuse)), None)
     if not isinstance(fields, Mapping):
-        raise InvalidInput(f"{path} of {name} has no options; give one `name: value` a line.")
+        raise refuse("has no options")
     for field, inner in fields.items():
         yield from _nested(f"--{field}", inner, takes)
