@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.bounded_files import decoded
+from kernelsight.dataflow.bounded_values import parse_json
 from kernelsight.dataflow.engine import first_line
+from kernelsight.dataflow.parquet_files import read_schema
 from kernelsight.errors import InvalidInput, breaks_contract, unknown
 from kernelsight.fitting import baselines
 from kernelsight.fitting.cells import is_covered, is_seen, is_serving, measured_by
@@ -63,18 +67,13 @@ def check_sweeps(sweeps: Sequence[Path]) -> None:
     """Refuse a sweep that is not there, that is no Parquet, or that lacks columns of sweep_points (all are listed)."""
     needed = [name for name in contracts()["sweep_points"].schema.names if name not in MEASURED_HERE]
     for path in sweeps:
-        if not path.is_file():
-            raise InvalidInput(
-                f"file {path} does not exist; `kernelsight calibrate import aiconfigurator -o FILE` writes one."
-            )
-        try:
-            found = pq.read_schema(path).names
-        except (pa.ArrowException, OSError, UnicodeDecodeError):
-            raise InvalidInput(
-                f"{path} is not a Parquet file; give a sweep written by `kernelsight calibrate import`."
-            ) from None
+        found = read_schema(path, partial(_no_sweep, path)).names
         if missing := [name for name in needed if name not in found]:
             raise breaks_contract("sweep_points", [f"missing column {name}" for name in missing], str(path))
+
+
+def _no_sweep(path: Path, found: str) -> InvalidInput:
+    return InvalidInput(f"file {path} {found}; `kernelsight calibrate import aiconfigurator -o FILE` writes a sweep.")
 
 
 def check_gpus(split: Split, measured: set[str], final: bool) -> None:
@@ -227,10 +226,21 @@ def rejected_rows(sweeps: Sequence[Path], gpus: Sequence[str], left_out: Mapping
     counts: dict[str, int] = {}
     for path in sweeps:
         noted = (pq.read_metadata(path).metadata or {}).get(REJECTED_KEY, b"[]")
-        for row in json.loads(noted):
+        for row in _noted_rows(path, noted):
             if row["gpu"] in gpus:
                 counts[row["reason"]] = counts.get(row["reason"], 0) + int(row["n"])
     return [{"reason": reason, "n": n} for reason, n in {**counts, **left_out}.items()]
+
+
+def _noted_rows(path: Path, noted: bytes) -> list[dict[str, Any]]:
+    def refuse(found: str) -> InvalidInput:
+        return _no_sweep(path, f"has a note of rejected rows that {found}")
+
+    rows = parse_json(decoded(noted, refuse), refuse)
+    fields = {"gpu", "reason", "n"}
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and fields <= row.keys() for row in rows):
+        raise refuse("is no list of objects with gpu, reason and n")
+    return rows
 
 
 def evaluate(

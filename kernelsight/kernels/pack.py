@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from kernelsight.dataflow.contract import conform
+from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.errors import InvalidInput
 from kernelsight.kernels.forms import Coefficient, Node, names_at
 
@@ -68,15 +68,11 @@ def shipped_pack() -> pa.Table:
 
 def read_pack(path: Path) -> pa.Table:
     """Read a pack; InvalidInput where there is none, ContractBroken where its columns are others."""
-    if not path.is_file():
-        raise InvalidInput(f"pack {path} does not exist; `kernelsight calibrate fit -o {path}` writes one.")
-    try:
-        table = pq.read_table(path)
-        table.validate(full=True)
-        _ = table.column_names  # text that is not UTF-8, in names too
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} cannot be read as a pack ({str(error).splitlines()[0]}).") from None
-    return conform(table, pack_contract(), origin=str(path))
+
+    def refuse(found: str) -> InvalidInput:
+        return InvalidInput(f"pack {path} {found}; `kernelsight calibrate fit -o {path}` writes one.")
+
+    return conform(read_parquet(path, refuse), pack_contract(), origin=str(path))
 
 
 def with_assumed(rows: pa.Table) -> pa.Table:

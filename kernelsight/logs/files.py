@@ -15,11 +15,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from kernelsight.dataflow.bounded_files import TOO_MUCH_MEMORY, WHOLE_BYTES, check_file, decoded, unpacked_file
+from kernelsight.dataflow.parquet_files import read_schema
 from kernelsight.errors import InvalidInput
 from kernelsight.logs.outline import outline
 
 HEAD_BYTES, PIECE_BYTES = 1 << 18, 1 << 20
-DAMAGED = "Copy or write it again."
+LONGEST_LINE = 1 << 25
+DAMAGED, UNPACK = "Copy or write it again.", "Where it is sound, unpack it first."
 _REFUSED = (
     (re.compile(rb"\x80[\x02-\x05]"), "is a Python pickle, which can run code when it is read"),
     (re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE), "is an HTML or XML page, often that of an error"),
@@ -34,14 +37,18 @@ _ADVICE = {
 }
 
 
+_REASONS = {RecursionError: "it nests too deep", MemoryError: TOO_MUCH_MEMORY}
+
+
 @dataclass(frozen=True)
 class LogFile:
-    """A file, its first decompressed bytes, and its container: json, parquet, sqlite or text."""
+    """A file, its first decompressed bytes, its container (json, parquet, sqlite or text), its decompressed size."""
 
     path: Path
     head: bytes
     kind: str
     compressed: bool
+    size: int = 0
     whole: bool = False
 
     @cached_property
@@ -89,12 +96,18 @@ class LogFile:
         return gzip.open(self.path, "rb") if self.compressed else self.path.open("rb")  # type: ignore[return-value]
 
     def read(self) -> bytes:
-        """Return the decompressed file; InvalidInput: its compression is damaged."""
-        try:
-            with self.open() as file:
-                return file.read()
-        except (OSError, EOFError, zlib.error) as problem:
-            raise unusable(self.path, f"cannot be decompressed ({problem})", DAMAGED) from None
+        """Return the decompressed file; InvalidInput: its compression is damaged, or it is too large for one piece."""
+        if self.size > WHOLE_BYTES:
+            raise unusable(self.path, f"has more than {WHOLE_BYTES >> 30} GiB in one document", "Give a part of it.")
+        return b"".join(self.pieces())
+
+    def text_of_all(self) -> str:
+        """Return the decompressed file as text; InvalidInput: it is not UTF-8, and what ``read`` refuses."""
+        return decoded(self.read(), self.refuse)
+
+    def refuse(self, found: str) -> InvalidInput:
+        """Build the error for a file of which ``found`` says what is wrong."""
+        return unusable(self.path, found, DAMAGED)
 
     def entire(self) -> LogFile:
         """Return the file with the fields of all of it, where its first bytes are not all."""
@@ -103,7 +116,10 @@ class LogFile:
     def pieces(self) -> Iterator[bytes]:
         """Yield the decompressed file in pieces; InvalidInput: its compression is damaged."""
         try:
-            with self.open() as file:
+            if self.compressed:
+                yield from unpacked_file(self.path, self.refuse)
+                return
+            with self.path.open("rb") as file:
                 while piece := file.read(PIECE_BYTES):
                     yield piece
         except (OSError, EOFError, zlib.error) as problem:
@@ -113,7 +129,10 @@ class LogFile:
         """Yield the lines of a text; InvalidInput: its compression is damaged."""
         try:
             with io.TextIOWrapper(self.open(), encoding="utf-8-sig", errors="replace") as file:
-                yield from file
+                while line := file.readline(LONGEST_LINE):
+                    if len(line) == LONGEST_LINE:
+                        raise self.refuse(f"has a line of more than {LONGEST_LINE >> 20} MiB")
+                    yield line
         except (OSError, EOFError, zlib.error) as problem:
             raise unusable(self.path, f"cannot be decompressed ({problem})", DAMAGED) from None
 
@@ -139,15 +158,14 @@ def open_log(path: str | os.PathLike[str]) -> LogFile:
     ('json', 'run', ['server', 'server.tp', 'ttfts'])
     """
     path = Path(path)
+    size = check_file(path, lambda found: unusable(path, found, "Give the path to a file."))
     try:
         with path.open("rb") as file:
             compressed = file.read(2) == b"\x1f\x8b"
+        if compressed:  # once from end to end: no reader of a format meets more than a log can have
+            size = sum(map(len, unpacked_file(path, lambda found: unusable(path, found, UNPACK))))
         with gzip.open(path) if compressed else path.open("rb") as file:
             head = file.read(HEAD_BYTES)
-    except FileNotFoundError:
-        raise unusable(path, "does not exist", "Give the path to a file.") from None
-    except IsADirectoryError:
-        raise unusable(path, "is a folder", "Give its files.") from None
     except (OSError, EOFError, zlib.error) as problem:
         raise unusable(path, f"cannot be read ({problem})", DAMAGED) from None
     if not head.strip():
@@ -155,7 +173,7 @@ def open_log(path: str | os.PathLike[str]) -> LogFile:
     for (pattern, found), advice in zip(_REFUSED, _ADVICE.values(), strict=True):
         if pattern.match(head):
             raise unusable(path, found, advice)
-    return LogFile(path, head, _kind(head), compressed)
+    return LogFile(path, head, _kind(head), compressed, size)
 
 
 def _kind(head: bytes) -> str:
@@ -175,13 +193,7 @@ def _is_object(line: str) -> bool:
 
 
 def _parquet_columns(path: Path) -> list[str]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.read_schema(path).names
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
-        raise unusable(path, f"is not a complete Parquet file ({str(problem).splitlines()[0]})", DAMAGED) from None
+    return read_schema(path, lambda found: unusable(path, found, DAMAGED)).names
 
 
 def documents(file: LogFile) -> Iterator[tuple[str, Any]]:
@@ -189,19 +201,15 @@ def documents(file: LogFile) -> Iterator[tuple[str, Any]]:
 
     Raises InvalidInput with the place of what is not JSON; places count documents from 1.
     """
-    data = file.read()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise unusable(file.path, f"is not UTF-8 (byte {problem.start})", "Write it as UTF-8.") from None
+    text = file.text_of_all()
     decoder, at, number = json.JSONDecoder(), 0, 0
     space = re.compile(r"\s*")
     while (at := space.match(text, at).end()) < len(text):  # type: ignore[union-attr]
         number += 1
         try:
             value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError) as problem:
-            reason = problem.msg if isinstance(problem, json.JSONDecodeError) else type(problem).__name__
+        except (ValueError, RecursionError, MemoryError) as problem:
+            reason = _REASONS.get(type(problem)) or getattr(problem, "msg", "a number has thousands of digits")
             where = f"document {number}, byte {getattr(problem, 'pos', at)} of {len(text)}"
             raise unusable(file.path, f"is damaged or cut off ({where}: {reason})", DAMAGED) from None
         yield f"document {number}", value

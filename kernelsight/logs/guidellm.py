@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from kernelsight.dataflow.bounded_values import REPORT, parse_yaml
 from kernelsight.logs.files import LogFile, documents, unusable
 from kernelsight.logs.found import Found, LogFormat, kind_of_error
 from kernelsight.logs.vllm_bench import number
@@ -44,14 +45,7 @@ def _reports(file: LogFile) -> Iterator[Any]:
     if file.kind == "json":
         yield from (value for _, value in documents(file))
         return
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        yield yaml.load(file.read(), Loader=loader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as problem:
-        reason = " ".join(str(problem).split())[:120]
-        raise unusable(file.path, f"is damaged or cut off ({reason})", "Copy or write it again.") from None
+    yield from parse_yaml(file.text_of_all(), file.refuse, REPORT)
 
 
 def _run(file: LogFile, benchmark: Mapping[str, Any], version: object) -> Found:

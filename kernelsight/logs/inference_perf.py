@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from kernelsight.dataflow.bounded_values import REPORT, parse_yaml
 from kernelsight.logs.files import LogFile, documents, unusable
 from kernelsight.logs.found import Found, LogFormat, kind_of_error
 from kernelsight.logs.summaries import statistic
@@ -57,14 +58,8 @@ def _is_configuration(file: LogFile) -> bool:
 
 def _configuration(file: LogFile) -> Found:
     """Return what the client's configuration says of the load: different prompts, requests in flight, lengths."""
-    import yaml
-
     found = Found(file, NAME)
-    try:
-        stated = yaml.safe_load(file.read())
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as problem:
-        reason = " ".join(str(problem).split())[:120]
-        raise unusable(file.path, f"is damaged or cut off ({reason})", "Copy or write it again.") from None
+    stated = next(iter(parse_yaml(file.text_of_all(), file.refuse, REPORT)), None)
     load, data = _part(stated, "load"), _part(stated, "data")
     workers = number(load.get("num_workers")), number(load.get("worker_max_concurrency"))
     if all(workers):

@@ -11,7 +11,7 @@ from kernelsight.logs.files import HEAD_BYTES, LogFile
 from kernelsight.logs.found import Found, LogFormat
 from kernelsight.logs.settings import flat_settings
 from kernelsight.read.command_options import read_options
-from kernelsight.read.commands import Command, read_commands
+from kernelsight.read.commands import Command, commands_in
 
 NAME = "launch"
 # a text without one of these starts no server that is known
@@ -26,7 +26,7 @@ def _commands(file: LogFile) -> list[Command]:
     if file.kind != "text" or len(file.head) == HEAD_BYTES or not _SERVER.search(file.text):
         return []
     try:
-        return read_commands(file.text)
+        return commands_in(file.text, f"log {file.path}")
     except InvalidInput:
         return []
 

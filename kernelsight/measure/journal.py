@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kernelsight.dataflow.bounded_files import check_file
 from kernelsight.dataflow.durable import draft_of
 from kernelsight.errors import InvalidInput
 from kernelsight.measure.rows import sweep_schema
@@ -118,6 +119,7 @@ def read_journal(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the header and the valid records at the start of a journal; InvalidInput if it is not a journal."""
     records: list[dict[str, Any]] = []
     header: dict[str, Any] | None = None
+    check_file(path, lambda found: InvalidInput(f"the journal {path} {found}; use another -o FILE."))
     with path.open("rb") as file:
         try:
             reader = pa.ipc.open_stream(file)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kernelsight.dataflow.bounded_values import ROWS, read_json
 from kernelsight.dataflow.locations import folder
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.measure.families import FAMILIES, Family
@@ -82,15 +83,14 @@ def read_suite(name: str) -> Suite:
     """
     known = {path.stem: path for path in suites_folder().glob("*.json")}
     path = known.get(name, Path(name))
-    if not path.is_file():
+    if not path.exists():
         if path.suffix == ".json":
             raise InvalidInput(f"suite {name} does not exist; `kernelsight calibrate plan -o {name}` writes one.")
         raise unknown("suite", name, known, f"Known: {', '.join(sorted(known))}, or the path to a JSON file.")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"the suite {path} is not valid JSON: {error}.") from None
-    return suite_of(found, str(path))
+    advice = "give the name of a suite, or a JSON file as `kernelsight calibrate plan -o FILE` writes it"
+    return suite_of(
+        read_json(path, lambda found: InvalidInput(f"the suite {path} {found}; {advice}."), ROWS), str(path)
+    )
 
 
 def suite_of(found: Any, origin: str) -> Suite:

@@ -11,8 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kernelsight.dataflow.bounded_files import check_file
 from kernelsight.dataflow.columns import in_one_piece
 from kernelsight.dataflow.contract import Column, conform
+from kernelsight.dataflow.parquet_files import unreadable
 from kernelsight.errors import ContractBroken, InvalidInput
 
 if TYPE_CHECKING:
@@ -34,17 +36,17 @@ def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
     a column implementation, which asks for kernels by name, is kept. Columns of words may be dictionaries.
     InvalidInput: no such file, or not Parquet; ContractBroken lists all missing columns and wrong values.
     """
-    if not path.is_file():
-        raise InvalidInput(f"file {path} does not exist; --calls takes a Parquet table of kernel calls.")
+
+    def refuse(found: str) -> InvalidInput:
+        return InvalidInput(f"file {path} {found}; --calls takes a Parquet table of kernel calls.")
+
+    check_file(path, refuse)
     try:
         table = _read(path)
         table.validate(full=True)
         _ = table.column_names  # text that is not UTF-8, in names too
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(
-            f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}); --calls takes a Parquet table of "
-            "kernel calls."
-        ) from None
+        raise refuse(unreadable(error)) from None
     rows = table.num_rows
     defaults = {
         **{name: partial(_repeated, value, rows) for name, value in DEFAULTS.items()},

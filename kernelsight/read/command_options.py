@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kernelsight.dataflow.bounded_files import read_text
+from kernelsight.dataflow.bounded_values import parse_json, parse_yaml
 from kernelsight.errors import InvalidInput
 
 # takes of an option, or None where it is not known: none, value, list, json, file, optional
 Takes = Callable[[str], "str | None"]
+_PROBLEM = re.compile(r"(\(line \d+): [^)]*\)")  # what a parser says of a line may quote it
 _SHORT_LEVEL = re.compile(r"-O=?(\w+)")
 
 
@@ -80,10 +83,7 @@ def _is_option(words: list[str], place: int) -> bool:
 
 def _valued(name: str, value: str, word: str, kind: str | None, takes: Takes) -> Iterator[Setting]:
     if kind == "json":
-        try:
-            fields = json.loads(value)
-        except ValueError as error:
-            raise InvalidInput(f"{name} of the launch line is not JSON: {error}.") from None
+        fields = parse_json(value, lambda found: InvalidInput(f"{name} of the launch line {found}."))
         if not isinstance(fields, Mapping):
             raise InvalidInput(f"{name} of the launch line is no JSON object; give its fields.")
         yield from _nested(name, fields, takes)
@@ -111,7 +111,7 @@ def _of_file(name: str, value: str, word: str, folder: Path, takes: Takes, read_
 
     What is shown of them is the file and names of options: a line from elsewhere may name any file of this machine.
     """
-    path = next((path for path in (folder / value, Path(value)) if path.is_file()), None)
+    path = next((path for path in (folder / value, Path(value)) if path.exists()), None)
     if path is None:
         yield Setting(name, value, word)
         return
@@ -120,21 +120,15 @@ def _of_file(name: str, value: str, word: str, folder: Path, takes: Takes, read_
             f"{name} of the launch line names the file {value}, which is not read without --read-launch-files; add "
             f"that flag, or take {name} out of the line."
         )
-    import yaml
 
-    try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InvalidInput(f"{path} of {name} is not YAML{_line_of(error)}; give one `name: value` a line.") from None
+    def refuse(found: str) -> InvalidInput:
+        without_content = _PROBLEM.sub(r"\1)", found)
+        return InvalidInput(f"{path} of {name} {without_content}; give one `name: value` a line.")
+
+    fields = next(iter(parse_yaml(read_text(path, refuse), refuse)), None)
     if not isinstance(fields, Mapping):
-        raise InvalidInput(f"{path} of {name} has no options; give one `name: value` a line.")
+        raise refuse("has no options")
     for number, (field, inner) in enumerate(fields.items(), start=1):
         for one in _nested(f"--{field}", inner, takes):
             what = one.name if takes(one.name) else f"option {number}"
             yield one._replace(words=f"{value}: {what}", of_file=True)
-
-
-def _line_of(error: Exception) -> str:
-    """Return in which line a parser stopped, without what stands there."""
-    mark = getattr(error, "problem_mark", None)
-    return f" in line {mark.line + 1}" if mark else ""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kernelsight.dataflow.bounded_files import read_text
 from kernelsight.errors import InvalidInput
+from kernelsight.read.manifests import read_manifest
 from kernelsight.read.redaction import (
     REDACTED,
     names_secret,
@@ -28,6 +30,9 @@ MODULES = {
 }
 PROGRAMS = {"vllm": "vllm", "sglang": "sglang", "trtllm-serve": "trtllm"}
 IMAGES = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm", "tensorrt_llm": "trtllm", "trtllm": "trtllm"}
+INSTEAD = "give a file or line with the server's own command or manifest"
+# the most characters of a shell text, and of its words with their variables filled in
+MOST_SHELL = 1 << 20
 SHELLS = ("sh", "bash", "zsh", "dash")
 MOST_NESTED = 4  # shells within shells: each makes the text up to three times as long by its quotes
 # options of docker run that take no value; every other one takes one
@@ -36,7 +41,8 @@ DOCKER_SWITCHES = frozenset(
     "--no-healthcheck --oom-kill-disable --quiet -q".split()
 )
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$\((\w+)\)|\$(\w+)")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]{0,1000}))?\}|\$\((\w+)\)|\$(\w+)")
+_MANIFEST = re.compile(r"^[ \t]*(?:-[ \t]*)?(apiVersion|containers|services|spec):", re.MULTILINE)
 _VERSION = re.compile(r"v?(\d+\.\d+[\w.]*)")
 
 
@@ -66,18 +72,24 @@ def read_commands(text: str) -> list[Command]:
     >>> [(command.engine, command.words) for command in read_commands("vllm serve Qwen/Qwen3-8B -tp 2")]
     [('vllm', ['Qwen/Qwen3-8B', '-tp', '2'])]
     """
-    folder = Path()
-    if text.startswith("@"):
-        path = Path(text[1:])
-        folder = path.parent
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInput(
-                f"the launch file {path} cannot be read: {getattr(error, 'strerror', None) or error}."
-            ) from None
-    if re.search(r"^\s*-?\s*(apiVersion|containers|services|spec):", text, re.MULTILINE):
-        found = list(_of_manifest(text))
+    if not text.startswith("@"):
+        return commands_in(text, "the launch text")
+    path = Path(text[1:])
+    origin = f"the launch file {path}"
+    text = read_text(path, lambda found: InvalidInput(f"{origin} {found}; {INSTEAD}."), piped=True)
+    return [command._replace(folder=path.parent) for command in commands_in(text, origin)]
+
+
+def commands_in(text: str, origin: str) -> list[Command]:
+    """Return the server commands in a text, which names no file; ``origin``: where it is from, for errors."""
+
+    def refuse(found: str) -> InvalidInput:
+        return InvalidInput(f"{origin} {found}; {INSTEAD}.")
+
+    if _MANIFEST.search(text):
+        found = [command for document in read_manifest(text, refuse) for command in _containers(document, {})]
+    elif len(text) > MOST_SHELL:
+        raise refuse(f"has more than {MOST_SHELL >> 20} MiB, and is no manifest")
     else:
         found = list(_of_shell(text, {}))
     if not found:
@@ -86,7 +98,7 @@ def read_commands(text: str) -> list[Command]:
             "serve`, `python -m sglang.launch_server` or `trtllm-serve`, a docker run line, or @FILE with one or with "
             "a Kubernetes manifest."
         )
-    return [command._replace(folder=folder) for command in found]
+    return found
 
 
 def _of_shell(text: str, environment: Mapping[str, str], depth: int = 0) -> Iterator[Command]:
@@ -100,8 +112,11 @@ def _of_shell(text: str, environment: Mapping[str, str], depth: int = 0) -> Iter
             "innermost one."
         )
     known = dict(environment)
+    left = MOST_SHELL
     for words in split_commands(text):
-        words = redacted_words([expanded(word, known) for word in words])
+        words = expanded_words(words, known, left)
+        left -= sum(map(len, words))
+        words = redacted_words(words)
         if words and words[0] in ("export", "set", "declare"):
             words = words[1:]
         named, words = _leading_assignments(words)
@@ -116,8 +131,8 @@ def _leading_assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str
     return dict(word.split("=", 1) for word in words[:count]), list(words[count:])
 
 
-def expanded(word: str, environment: Mapping[str, str]) -> str:
-    """Return a word with the variables of an environment filled in; unknown ones stay.
+def expanded(word: str, environment: Mapping[str, str], most: int = MOST_SHELL) -> str:
+    """Return a word with the variables of an environment filled in; unknown ones stay. InvalidInput: it gets too long.
 
     >>> expanded("${MODEL:-none}/$SIZE/$OTHER", {"SIZE": "8b"})
     'none/8b/$OTHER'
@@ -129,7 +144,28 @@ def expanded(word: str, environment: Mapping[str, str]) -> str:
             return REDACTED
         return environment.get(name, found[0] if default is None else default)
 
-    return _VARIABLE.sub(value, word)
+    def bounded(found: re.Match) -> str:
+        nonlocal most
+        filled = value(found)
+        most -= len(filled)
+        if most < 0:
+            raise InvalidInput(f"the variables of the launch line make it longer than {MOST_SHELL >> 20} MiB.")
+        return filled
+
+    return _VARIABLE.sub(bounded, word)
+
+
+def expanded_words(words: Iterable[str], environment: Mapping[str, str], most: int = MOST_SHELL) -> list[str]:
+    """Return words with the variables filled in; InvalidInput for more than ``most`` characters: variables may double.
+
+    >>> expanded_words(["$A$A", "c"], {"A": "ab"})
+    ['abab', 'c']
+    """
+    found = []
+    for word in words:
+        found.append(expanded(word, environment, most))
+        most -= len(found[-1])
+    return found
 
 
 def _of_words(words: list[str], environment: Mapping[str, str], depth: int = 0) -> Iterator[Command]:
@@ -144,6 +180,7 @@ def _of_words(words: list[str], environment: Mapping[str, str], depth: int = 0) 
                 for command in _of_shell(words[inner], environment, depth + 1):
                     yield command._replace(around=(*_wrapping(words[:place]), *command.around))
                 return
+            break  # after a later shell there is no -c either
     found = _program(words)
     if found is None:
         return
@@ -206,20 +243,6 @@ def _of_container(
         yield command._replace(version=known, around=(*around, *command.around))
 
 
-def _of_manifest(text: str) -> Iterator[Command]:
-    """Yield the server commands of the containers in YAML documents: Kubernetes manifests, Compose files."""
-    import yaml
-
-    try:
-        documents = list(yaml.safe_load_all(text))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        raise InvalidInput(f"the launch file is not YAML{where}; correct it.") from None
-    for document in documents:
-        yield from _containers(document, {})
-
-
 def _containers(node: Any, outer: Mapping[str, Any]) -> Iterator[Command]:
     """Yield the server commands of all containers below a node of a manifest."""
     if isinstance(node, list):
@@ -241,7 +264,7 @@ def _containers(node: Any, outer: Mapping[str, Any]) -> Iterator[Command]:
 
 def _container(node: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Command]:
     environment = _environment(node.get("env", node.get("environment")))
-    words = [expanded(word, environment) for key in ("command", "args") for word in _as_words(node.get(key))]
+    words = expanded_words([word for key in ("command", "args") for word in _as_words(node.get(key))], environment)
     words = redacted_words(words)
     around = [(f"image {redacted_text(node['image'])}", "the engine's version is that of its tag")]
     limits = ((node.get("resources") or {}).get("limits") or {}) if isinstance(node.get("resources"), Mapping) else {}

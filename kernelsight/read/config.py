@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight import errors
+from kernelsight.dataflow.bounded_values import read_json
 from kernelsight.read.architectures import ARCHITECTURES
 from kernelsight.read.fields import ConfigFields
 from kernelsight.read.quantization import read_formats
-from kernelsight.read.rows import without_repeats
 from kernelsight.read.shapes import Shape
-from kernelsight.read.sizes import check_rope, check_total
+from kernelsight.read.sizes import check_heads, check_layers, check_rope, check_total
 
 CATALOGUE = Path(__file__).parent.parent / "catalog" / "models.jsonl"
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -92,9 +92,10 @@ def read_config(
         raise errors.config_unreadable(label, "it is not a JSON object")
     architecture = _architecture(ConfigFields(config, label))
     fields = _language_model(config, label)
+    check_layers(fields)
     shape = ARCHITECTURES[architecture](fields)
     columns = shape.columns
-    _check_heads(fields, columns)
+    check_heads(fields, columns)
     check_rope(fields)
     check_total(fields, columns)
     dtype = fields.choice("dtype", "torch_dtype", among=DTYPES, default=None)
@@ -123,12 +124,6 @@ def _language_model(config: Mapping[str, Any], label: str) -> ConfigFields:
         return ConfigFields(config, label)
     outer = {name: config[name] for name in OUTER_FIELDS if config.get(name) is not None}
     return ConfigFields(outer | {k: v for k, v in inner.values.items() if v is not None}, inner.label)
-
-
-def _check_heads(fields: ConfigFields, columns: Mapping[str, Any]) -> None:
-    if columns["rotary_dim"] > columns["head_dim"]:
-        expected = f"at most head_dim ({columns['head_dim']})"
-        raise errors.config_field_wrong(fields.label, "rotary_dim", columns["rotary_dim"], expected)
 
 
 def _representative_modules(shape: Shape) -> dict[str, list[str]]:
@@ -198,7 +193,7 @@ def read_config_file(path: str | Path) -> Rows:
     """
     path = Path(path)
     file = path / "config.json" if path.is_dir() else path
-    if path.is_dir() and not file.is_file():
+    if path.is_dir() and not file.exists():
         raise errors.config_unreadable(path, "the folder has no config.json")
     quant_file = file.with_name("hf_quant_config.json")
     return read_config(
@@ -206,19 +201,12 @@ def read_config_file(path: str | Path) -> Rows:
         model=catalogue_name(file.resolve().parent.name),
         huggingface_id=None,
         source=str(file),
-        quant_config=_json_object(quant_file) if quant_file.is_file() else None,
+        quant_config=_json_object(quant_file) if quant_file.exists() else None,
     )
 
 
 def _json_object(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8-sig"), object_pairs_hook=without_repeats)
-    except FileNotFoundError:
-        raise errors.config_unreadable(file, "the file does not exist") from None
-    except (OSError, UnicodeDecodeError) as problem:
-        raise errors.config_unreadable(file, str(problem)) from None
-    except (ValueError, RecursionError) as problem:
-        raise errors.config_unreadable(file, f"it is not JSON ({problem})") from None
+    content = read_json(file, lambda found: errors.config_unreadable(file, f"the file {found}"), piped=True)
     if not isinstance(content, dict):
         raise errors.config_unreadable(file, "it is not a JSON object")
     return content

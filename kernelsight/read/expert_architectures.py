@@ -11,6 +11,7 @@ from kernelsight.read.shapes import (
     Shape,
     attention_heads,
     listed_kinds,
+    listed_layers,
     routed_experts,
     trunk,
     with_windows,
@@ -65,7 +66,7 @@ def _roped(fields: ConfigFields, layers: int) -> list[str]:
 def _interleaved(fields: ConfigFields, layers: int) -> list[str]:
     """Return which layers are mixtures: those of moe_layers, or every interleave_moe_layer_step-th."""
     step = fields.size("interleave_moe_layer_step", default=1)
-    moe = fields.items("moe_layers", default=None)
+    moe = listed_layers(fields, "moe_layers", layers)
     if moe is None:
         moe = list(range(step - 1, layers, step))
     return ["moe" if layer in moe else "dense" for layer in range(layers)]

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from kernelsight.catalog.tables import contracts, read_facts
+from kernelsight.dataflow.bounded_files import ROWS_BYTES, check_file
 from kernelsight.dataflow.contract import conform
+from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.errors import InvalidInput
 from kernelsight.read.parallel_sizes import DATA_PARALLEL, measured_elsewhere, with_launched_sizes
 from kernelsight.read.sweeps.aiconfigurator import installed_package
@@ -107,39 +108,28 @@ def read_runs(source: str) -> Runs:
     A file is a Parquet or CSV of ``measured_runs``, or with the package's own columns. InvalidInput: none of these.
     """
     path = installed_package() / FILE if source == AICONFIGURATOR else Path(source)
-    if not path.is_file():
-        raise InvalidInput(
-            f"file {path} does not exist; --runs takes aiconfigurator, or a .csv or .parquet file of measured_runs."
-        )
+
+    def refuse(found: str) -> InvalidInput:
+        takes = "--runs takes aiconfigurator, or a .csv or .parquet file of measured_runs"
+        return InvalidInput(f"file {path} {found}; {takes}.")
+
+    check_file(path, refuse, ROWS_BYTES)
     if path.suffix not in (".csv", ".parquet"):
         raise InvalidInput(f"{path} ends in {path.suffix!r}; --runs takes a .csv or .parquet file of measured_runs.")
+    # pyarrow refuses damaged Parquet files at which polars panics
+    given = read_parquet(path, refuse) if path.suffix == ".parquet" else None
     try:
-        # pyarrow refuses damaged Parquet files at which polars panics
-        csv = path.suffix == ".csv"
-        raw = pl.read_csv(path, infer_schema_length=None) if csv else pl.DataFrame(_sound_table(path))
+        raw = pl.read_csv(path, infer_schema_length=None, glob=False) if given is None else pl.DataFrame(given)
+        if "silicon_ttft_ms" in raw.columns:
+            return _clean(raw, path)
+        contract = contracts()["measured_runs"]
+        table = read_facts(path, contract) if given is None else conform(given, contract, origin=path.name)
     except (pl.exceptions.PolarsError, pa.ArrowException, OSError, ValueError) as error:
-        raise _unreadable(path, error) from None
-    if "silicon_ttft_ms" in raw.columns:
-        return _clean(raw, path)
-    contract = contracts()["measured_runs"]
-    try:
-        table = read_facts(path, contract) if csv else conform(_sound_table(path), contract, origin=path.name)
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
-        raise _unreadable(path, error) from None
+        raise refuse(f"cannot be read ({str(error).splitlines()[0].rstrip('.')})") from None
     sealed = pa.compute.is_in(table["gpu"], pa.array(SEALED))
     counted = pa.compute.sum(sealed).as_py() or 0
     excluded = [(FILTERS[-1][0], counted)] if counted else []
     return Runs(table.filter(pa.compute.invert(sealed)), table.num_rows, excluded)
-
-
-def _sound_table(path: Path) -> pa.Table:
-    table = pq.read_table(path)
-    table.validate(full=True)  # the reader accepts text that is not UTF-8
-    return table
-
-
-def _unreadable(path: Path, error: Exception) -> InvalidInput:
-    return InvalidInput(f"{path} cannot be read: {str(error).splitlines()[0].rstrip('.')}.")
 
 
 def _kept(rows: pl.DataFrame, filters: tuple[tuple[str, pl.Expr], ...]) -> tuple[pl.DataFrame, list[tuple[str, int]]]:

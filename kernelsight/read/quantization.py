@@ -78,6 +78,8 @@ def _except(fields: ConfigFields, number_format: str, *names: str) -> FormatOf:
 def _fp8(fields: ConfigFields) -> tuple[FormatOf, str]:
     block = fields.items("weight_block_size", default=None)
     scales = fields.choice("activation_scheme", among={"dynamic": "dynamic", "static": "static"}, default="dynamic")
+    if block is not None and not (len(block) == 2 and all(type(side) is int and side > 0 for side in block)):
+        raise errors.config_field_wrong(fields.label, "weight_block_size", block, "two whole numbers above 0")
     number_format = "fp8" if block is None else "fp8_block"
     return _except(fields, number_format, "modules_to_not_convert", "ignored_layers"), scales
 

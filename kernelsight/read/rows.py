@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
+import io
 from pathlib import Path
 from typing import Any
 
+from kernelsight.dataflow.bounded_files import check_file, read_text
+from kernelsight.dataflow.bounded_values import SETTINGS, read_json
 from kernelsight.errors import InvalidInput
 
 
@@ -16,17 +18,20 @@ def read_rows(path: Path, texts: set[str], flag: str, what: str) -> list[dict[st
     ``texts``: columns whose CSV cells stay text, others become numbers or booleans; ``flag`` and ``what``: the flag of
     the file, and what a row is, for errors. InvalidInput: the file cannot be read, or has no rows.
     """
-    if not path.is_file():
-        raise InvalidInput(f"file {path} does not exist; {flag} takes a CSV or JSON file of {_plural(what)}.")
+
+    def refuse(found: str) -> InvalidInput:
+        return InvalidInput(f"file {path} {found}; {flag} takes a CSV or JSON file of {_plural(what)}.")
+
+    check_file(path, refuse, SETTINGS.bytes)
     if path.suffix.lower() == ".json":
-        return _json_rows(path, what)
+        return _json_rows(read_json(path, refuse), path, what)
     if path.suffix.lower() != ".csv":
         raise InvalidInput(f"{path} ends in {path.suffix or 'nothing'!r}; {flag} takes .csv or .json.")
+    reader = csv.reader(io.StringIO(read_text(path, refuse), newline=""))
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = [line for line in csv.reader(file) if line]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInput(f"{path} is not valid CSV: {error}.") from None
+        lines = [line for line in reader if line]
+    except csv.Error as error:
+        raise refuse(f"is not CSV (line {reader.line_num}: {error})") from None
     if len(lines) < 2:
         raise InvalidInput(f"{path} has no {what}; give a header, and a line for each.")
     header = lines[0]
@@ -44,28 +49,11 @@ def read_rows(path: Path, texts: set[str], flag: str, what: str) -> list[dict[st
     ]
 
 
-def _json_rows(path: Path, what: str) -> list[dict[str, Any]]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=without_repeats)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{path} is not valid JSON: {error}.") from None
+def _json_rows(found: Any, path: Path, what: str) -> list[dict[str, Any]]:
     rows = found if isinstance(found, list) else [found]
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise InvalidInput(f"{path} has no {what}; give an object, or an array of objects, with the table's columns.")
     return [dict(row) for row in rows]
-
-
-def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object whose names differ, for ``object_pairs_hook``; ValueError names the one that occurs twice.
-
-    >>> json.loads('{"a": 1, "b": 2}', object_pairs_hook=without_repeats)
-    {'a': 1, 'b': 2}
-    """
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice; keep one")
-    return found
 
 
 def _plural(what: str) -> str:

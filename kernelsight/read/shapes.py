@@ -99,6 +99,16 @@ def listed_kinds(
     return [known[kind] for kind in listed]
 
 
+def listed_layers(fields: ConfigFields, name: str, layer_count: int) -> list[int] | None:
+    """Return the numbers of layers in the list ``name``, or None if the config has no such list."""
+    listed = fields.items(name, default=None)
+    for layer in listed or ():
+        if type(layer) is not int or not 0 <= layer < layer_count:
+            expected = f"numbers of layers, 0 to {layer_count - 1}"
+            raise errors.config_field_wrong(fields.label, name, layer, expected)
+    return listed
+
+
 def listed_mixers(fields: ConfigFields, layer_count: int, otherwise: list[str]) -> list[str]:
     """Return full or sliding for each layer from layer_types, or ``otherwise``."""
     return listed_kinds(fields, "layer_types", WINDOWED, layer_count, otherwise)
@@ -144,7 +154,7 @@ def routed_experts(fields: ConfigFields, count: str, width: str, *older: str) ->
 def sparse_steps(fields: ConfigFields, layer_count: int) -> list[str]:
     """Return Qwen's pattern: every decoder_sparse_step-th layer (default 1) is a mixture, except mlp_only_layers."""
     step = fields.size("decoder_sparse_step", default=1)
-    dense = fields.items("mlp_only_layers", default=[])
+    dense = listed_layers(fields, "mlp_only_layers", layer_count) or []
     return ["moe" if layer not in dense and (layer + 1) % step == 0 else "dense" for layer in range(layer_count)]
 
 

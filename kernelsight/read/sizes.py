@@ -1,4 +1,4 @@
-"""Sizes of a config.json that no model has: sums that would not fit 64 bits, and scalings of RoPE that mean nothing."""
+"""What a config.json may state and no model has: sums that would not fit 64 bits, scalings of RoPE, windows, heads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,33 @@ from kernelsight.read.fields import LARGEST, ConfigFields
 
 # a thousand times the largest published model; bytes, FLOP of a step and their sums fit 64 bits below it
 MOST_PARAMETERS = 10**15
+# entries of layer_types: those of transformers 5.23.0 (configuration_utils.py, with older names), and of Nemotron-H
+LAYER_TYPES = frozenset(
+    "full_attention sliding_attention chunked_attention window_attention indexed_attention compressed_sparse_attention "
+    "heavily_compressed_attention minimax_m3_sparse conv moe hybrid hybrid_sliding reference_sliding_attention "
+    "linear_attention sparse dense mamba attention deepseek_sparse_attention qwen_sparse_attention mlp".split()
+)
 # fields of rope_scaling and rope_parameters that multiply or divide
 FACTORS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "rope_theta")
+
+
+def check_layers(fields: ConfigFields) -> None:
+    """Raise InvalidInput for a window or kinds of layers that no model has, also where the architecture has none."""
+    fields.size("sliding_window", default=None, least=0)
+    for kind in fields.items("layer_types", default=[]):
+        if not isinstance(kind, str) or kind not in LAYER_TYPES:
+            raise errors.config_unsupported(fields.label, "layer_types entry", kind, sorted(LAYER_TYPES))
+
+
+def check_heads(fields: ConfigFields, columns: Mapping[str, Any]) -> None:
+    """Raise InvalidInput for heads that cannot be rotated: in pairs, and no more of a head than it has."""
+    for name in ("head_dim", "rotary_dim"):
+        if columns[name] % 2:
+            expected = "an even number: positions rotate pairs of values"
+            raise errors.config_field_wrong(fields.label, name, columns[name], expected)
+    if columns["rotary_dim"] > columns["head_dim"]:
+        expected = f"at most head_dim ({columns['head_dim']})"
+        raise errors.config_field_wrong(fields.label, "rotary_dim", columns["rotary_dim"], expected)
 
 
 def check_total(fields: ConfigFields, columns: Mapping[str, Any]) -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import codecs
 import csv
-import gzip
 import io
 import json
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,8 +20,10 @@ import pyarrow.json
 import pyarrow.parquet
 
 from kernelsight import errors
+from kernelsight.dataflow.bounded_files import WHOLE_BYTES, pieces_of, read_bytes, unpacked, within_ratio
 from kernelsight.read.trace_formats import CORRECT_LINE, RawTrace, TraceFormat, recognise, shown
 
+ZSTD_PIECE = 1 << 20
 HUGE = 1e300  # JSON may have whole numbers beyond float64; capped here, rejected as a size later
 DAMAGED = "The file is truncated or damaged: download or write it again."
 
@@ -41,22 +43,28 @@ def read_container(path: Path) -> RawTrace:
 
 def _content(path: Path) -> bytes:
     """Return the decompressed bytes of a file without byte order mark; its first bytes identify the compression."""
-    try:
-        data = path.read_bytes()
-    except OSError as problem:
-        reason = "the file does not exist" if isinstance(problem, FileNotFoundError) else f"{problem.strerror}"
-        raise errors.trace_unusable(path, reason, "Give the path to a readable trace file.") from None
+
+    def refuse(found: str) -> errors.InvalidInput:
+        return errors.trace_unusable(path, f"the file {found}", "Give the path to a readable trace file.")
+
+    data = read_bytes(path, refuse, WHOLE_BYTES, piped=True)
     try:
         if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
+            data = b"".join(unpacked(pieces_of(data), len(data), partial(_too_dense, path)))
         elif data[:4] == b"\x28\xb5\x2f\xfd":
-            data = pa.input_stream(pa.py_buffer(data), compression="zstd").read()
+            stream = pa.input_stream(pa.py_buffer(data), compression="zstd")
+            pieces = iter(partial(stream.read, ZSTD_PIECE), b"")
+            data = b"".join(within_ratio(pieces, len(data), partial(_too_dense, path)))
     except (OSError, EOFError, zlib.error) as problem:
         raise errors.trace_unusable(path, f"it cannot be decompressed ({problem})", DAMAGED) from None
     data = data.removeprefix(b"\xef\xbb\xbf")
     if not data.strip():
         raise errors.trace_unusable(path, "the file is empty", "Give a file with at least one request.")
     return data
+
+
+def _too_dense(path: Path, found: str) -> errors.InvalidInput:
+    return errors.trace_unusable(path, f"the file {found}", "Where it is sound, unpack it first.")
 
 
 def _read_parquet(path: Path, data: bytes) -> RawTrace:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kernelsight.dataflow.bounded_files import ROWS_BYTES, pieces_of, read_bytes, unpacked
 from kernelsight.errors import InvalidInput
 
 # of a file of search spaces, in order
@@ -64,18 +65,20 @@ def read_tuner_file(path: Path, space: str | None = None, gpu: str | None = None
 
 def _text(path: Path) -> tuple[str, bool]:
     """Return the text of a file, as much as can be unpacked, and whether it is whole."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror or error}; give a cache or T4 file.") from None
-    whole = True
+
+    def refuse(found: str) -> InvalidInput:
+        return InvalidInput(f"{path} {found}; give a cache or T4 file.")
+
+    data, whole = read_bytes(path, refuse, ROWS_BYTES), True
     if data[:2] == b"\x1f\x8b":
-        unpacking = zlib.decompressobj(wbits=31)
+        pieces = []
         try:
-            data = unpacking.decompress(data)
+            pieces.extend(unpacked(pieces_of(data), len(data), refuse))
+        except EOFError:
+            whole = False
         except zlib.error as error:
-            raise InvalidInput(f"{path} cannot be unpacked ({error}); give the whole .gz file.") from None
-        whole = unpacking.eof
+            raise refuse(f"cannot be decompressed ({error})") from None
+        data = b"".join(pieces)
     return data.decode("utf-8", errors="replace"), whole
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kernelsight.dataflow.bounded_values import read_json
 from kernelsight.errors import InvalidInput
 from kernelsight.read.tuner_files import COLUMNS, TunerFile
 
@@ -57,12 +58,11 @@ def read_parameters(path: Path, space: str | None = None) -> TunerFile:
 
 
 def _stated(path: Path) -> dict[str, Any]:
-    try:
-        stated = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror or error}; give a JSON file.") from None
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{path.name} is no JSON ({str(error)[:80]}); give an object such as {FORM}.") from None
+
+    def refuse(found: str) -> InvalidInput:
+        return InvalidInput(f"{path} {found}; give a JSON object such as {FORM}.")
+
+    stated = read_json(path, refuse)
     if not isinstance(stated, dict):
         raise InvalidInput(f"{path.name} is no JSON object; give one such as {FORM}.")
     return stated

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.contract import as_arrow
+from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
@@ -54,17 +55,10 @@ def give_corrections(session: Session, given: Any) -> str:
 
 
 def _rows_of_file(path: str | Path) -> list[dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    def refuse(found: str) -> InvalidInput:
+        return InvalidInput(f"--correction {path} {found}; write one with `kernelsight compare -o FILE`.")
 
-    try:
-        return python_rows(pq.read_table(path))
-    except FileNotFoundError:
-        raise InvalidInput(f"--correction {path} does not exist; write one with compare.") from None
-    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise InvalidInput(
-            f"--correction {path} cannot be read as Parquet ({error}); write one with compare."
-        ) from None
+    return python_rows(read_parquet(path, refuse))
 
 
 def _named(given: Any) -> str:

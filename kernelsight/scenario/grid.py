@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.dataflow.bounded_files import check_file
+from kernelsight.dataflow.bounded_values import ROWS, read_json
+from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
-from kernelsight.read.rows import without_repeats
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kernelsight.dataflow.bounded_files import Refuse
     from kernelsight.dataflow.session import Session
 
 QUERY_WORDS = ("select", "with", "from", "values")
@@ -43,36 +47,40 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
             f"the grid {str(path)!r:.80} is neither a .json, .csv or .parquet file nor a query; a query starts with "
             f"{', '.join(QUERY_WORDS)}."
         )
-    if not path.is_file():
-        raise InvalidInput(f"grid {path} does not exist; give a JSON file of axes, a table of scenarios, or a query.")
-    if path.suffix == ".json":
-        return _read_json(path)
-    import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.parquet
 
-    try:
-        if path.suffix == ".parquet":
-            table = pa.parquet.read_table(path)
-            table.validate(full=True)  # the reader accepts text that is not UTF-8
-        else:
-            table = pa.csv.read_csv(
-                path, convert_options=pa.csv.ConvertOptions(strings_can_be_null=True, null_values=["", "null", "NULL"])
-            )
-        names = table.column_names
-        rows = python_rows(table)
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
-        raise InvalidInput(f"the grid {path} cannot be read: {str(error).splitlines()[0].rstrip('.')}.") from None
+    def refuse(found: str) -> InvalidInput:
+        return InvalidInput(
+            f"the grid {path} {found}; give a JSON file of axes, a table of scenarios as CSV or Parquet, or a query."
+        )
+
+    if path.suffix == ".json":
+        return _json_rows(read_json(path, refuse, ROWS), path)
+    table = read_parquet(path, refuse) if path.suffix == ".parquet" else _read_csv(path, refuse)
+    names = table.column_names
     if len(set(names)) < len(names):
         raise InvalidInput(f"the grid {path} has duplicate columns: {', '.join(names)}; keep one of each.")
-    return rows
-
-
-def _read_json(path: Path) -> list[dict[str, Any]]:
     try:
-        stated = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=without_repeats)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"the grid {path} is not JSON: {error}.") from None
+        return python_rows(table)
+    except ValueError as error:  # Arrow holds times that Python does not
+        raise refuse(f"cannot be read ({str(error).splitlines()[0].rstrip('.')})") from None
+
+
+def _read_csv(path: Path, refuse: Refuse) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.csv
+
+    check_file(path, refuse, ROWS.bytes)
+    nulls = pa.csv.ConvertOptions(strings_can_be_null=True, null_values=["", "null", "NULL"])
+    try:
+        table = pa.csv.read_csv(path, convert_options=nulls)
+        table.validate(full=True)
+        _ = table.column_names  # text that is not UTF-8
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise refuse(f"cannot be read as CSV ({str(error).splitlines()[0].rstrip('.')})") from None
+    return table
+
+
+def _json_rows(stated: Any, path: Path) -> list[dict[str, Any]]:
     if isinstance(stated, list) and all(isinstance(row, dict) for row in stated):
         return stated
     if not isinstance(stated, dict):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.dataflow.bounded_values import parse_json
 from kernelsight.errors import InvalidInput, KernelSightError
 from kernelsight.read.fields import ConfigFields
 from kernelsight.read.sizes import longest_context
@@ -115,8 +115,8 @@ def _expert_group(reading: Reading, option: Option, setting: Setting, value: str
 def _rope(reading: Reading, option: Option, setting: Setting, value: str) -> None:
     """JSON of a config's fields, or of its rope_scaling: with YaRN the model reaches further."""
     try:
-        fields = json.loads(value)
-    except ValueError:
+        fields = parse_json(value, InvalidInput)
+    except InvalidInput:
         fields = None
     stated = fields if isinstance(fields, dict) else {}
     inner = stated.get("text_config")

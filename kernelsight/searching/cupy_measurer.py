@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from kernelsight.dataflow.bounded_files import check_file, read_text
+from kernelsight.dataflow.bounded_values import read_json
 from kernelsight.errors import InvalidInput
 from kernelsight.searching.measurers import measurement_rows
 
@@ -54,12 +56,11 @@ class Launch(NamedTuple):
 
 def read_launch(path: Path) -> Launch:
     """Return the launch of a JSON file; InvalidInput says what is wrong with it."""
-    if not path.is_file():
-        raise InvalidInput(f"--launch {path} does not exist; --measure cupy needs a JSON file that says how to launch.")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"--launch {path} is not valid JSON: {error}.") from None
+
+    def refuse(found: str) -> InvalidInput:
+        return InvalidInput(f"--launch {path} {found}; --measure cupy needs a JSON file that says how to launch.")
+
+    found = read_json(path, refuse)
     if not isinstance(found, dict):
         raise InvalidInput(f"--launch {path} is no object; give one with {', '.join(REQUIRED)}.")
     missing = [name for name in REQUIRED if name not in found]
@@ -79,12 +80,17 @@ def read_launch(path: Path) -> Launch:
         tuple(sizes),
         tuple(map(tuple, found.get("grid_divisors", [[name] for name in BLOCK[: len(sizes)]]))),
         tuple(found["arguments"]),
-        (path.parent / found["source"]).read_text(encoding="utf-8") if "source" in found else None,
+        _source(path, found["source"]) if "source" in found else None,
         found.get("shared_bytes", 0),
         tuple(found.get("options", ())),
         None if expected is None else _expected(expected, len(found["arguments"]), path),
         max(1, found.get("samples", SAMPLES)),
     )
+
+
+def _source(path: Path, name: str) -> str:
+    file = path.parent / name
+    return read_text(file, lambda found: InvalidInput(f"--launch {path}: the source {file} {found}."))
 
 
 def _check_argument(argument: Any, path: Path) -> None:
@@ -101,9 +107,15 @@ def _expected(expected: Mapping[str, Any], arguments: int, path: Path) -> tuple[
     if not isinstance(place, int) or not 0 <= place < arguments or not isinstance(expected.get("file"), str):
         raise InvalidInput(f"--launch {path}: expected needs argument (0 to {arguments - 1}) and file, a .npy array.")
     file = path.parent / expected["file"]
-    if not file.is_file():
-        raise InvalidInput(f"--launch {path}: the expected values {file} do not exist.")
-    return place, np.load(file, allow_pickle=False), float(expected.get("tolerance", 1e-3))
+
+    def refuse(found: str) -> InvalidInput:
+        return InvalidInput(f"--launch {path}: the file of expected values {file} {found}.")
+
+    check_file(file, refuse)
+    try:
+        return place, np.load(file, allow_pickle=False), float(expected.get("tolerance", 1e-3))
+    except (ValueError, TypeError, EOFError, OSError) as error:
+        raise refuse(f"cannot be read ({error})") from None
 
 
 def measure_with_cupy(candidates: pa.Table, launch: Launch) -> pa.Table:

@@ -12,6 +12,7 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 
+from kernelsight.dataflow.bounded_files import ROWS_BYTES, read_bytes
 from kernelsight.errors import InvalidInput
 from kernelsight.searching.arrays import STATUS
 from kernelsight.searching.history import History, Outcome
@@ -66,10 +67,11 @@ def opened(path: Path, header: str, resume: bool) -> tuple[IO[str], list[dict[st
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+    data = read_bytes(path, lambda found: InvalidInput(f"the journal {path} {found}; remove it."), ROWS_BYTES)
+    for line in data.decode("utf-8", errors="replace").split("\n"):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         if not isinstance(row, dict):
             break

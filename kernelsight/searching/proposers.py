@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kernelsight.dataflow.bounded_files import ROWS_BYTES, Refuse, read_text
+from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.searching.arrays import STATUS, SpaceArrays
 from kernelsight.searching.commands import run_bounded, split_words
@@ -132,24 +134,19 @@ def read_configurations(path: Path) -> list[dict[str, Any]]:
     JSON: a list of objects (parameters, or candidate_id), JSON lines: an object per line, Parquet: a column
     candidate_id, or parameters as JSON texts.
     """
-    try:
-        found = _table_rows(path) if path.suffix == ".parquet" else parsed(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"--propose {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+
+    def refuse(found: str) -> InvalidInput:
+        return InvalidInput(f"--propose {path} {found}; give a JSON list of objects, or JSON lines.")
+
+    found = _table_rows(path, refuse) if path.suffix == ".parquet" else parsed(read_text(path, refuse, ROWS_BYTES))
     if not found:
-        raise InvalidInput(f"--propose {path} holds no configurations; give a JSON list of objects, or JSON lines.")
+        raise refuse("holds no configurations")
     return found
 
 
-def _table_rows(path: Path) -> list[dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path)
-        names = [name for name in ("candidate_id", "parameters") if name in table.column_names]
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise InvalidInput(f"--propose {path} cannot be read as Parquet ({str(error).splitlines()[0]}).") from None
+def _table_rows(path: Path, refuse: Refuse) -> list[dict[str, Any]]:
+    table = read_parquet(path, refuse)
+    names = [name for name in ("candidate_id", "parameters") if name in table.column_names]
     if not names:
         raise InvalidInput(f"--propose {path} has no column candidate_id or parameters.")
     if names[0] == "candidate_id":

@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from kernelsight.dataflow.bounded_values import parse_json
+from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.errors import InvalidInput, nearest
 
 NEEDED = ("space", "gpu", "parameters", "latency_us", "status")
@@ -48,12 +50,7 @@ def read_forecasts(path: Path) -> pa.Table:
 
     InvalidInput: no such file or columns, or a latency that is not above 0.
     """
-    try:
-        table = pq.read_table(path)
-        table.validate(full=True)
-        _ = table.column_names  # text that is not UTF-8, in names too
-    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}).") from None
+    table = read_parquet(path, lambda found: InvalidInput(f"{path} {found}; give a Parquet file of forecasts."))
     missing = [name for name in ("candidate_id", "latency_us") if name not in table.column_names]
     if missing:
         raise InvalidInput(f"{path} has no column {missing[0]}; forecasts have candidate_id and latency_us.")
@@ -66,14 +63,7 @@ def read_forecasts(path: Path) -> pa.Table:
 
 
 def _read(path: Path) -> pa.Table:
-    try:
-        table = pq.read_table(path)
-        table.validate(full=True)
-        _ = table.column_names  # text that is not UTF-8, in names too
-    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise InvalidInput(
-            f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}); give a file of `search import`."
-        ) from None
+    table = read_parquet(path, lambda found: InvalidInput(f"{path} {found}; give a file of `search import`."))
     missing = [name for name in NEEDED if name not in table.column_names]
     if missing:
         raise InvalidInput(
@@ -177,8 +167,8 @@ def _candidates(rows: pa.Table, origin: str) -> tuple[pa.Table, pa.Array]:
 
 def _parameters(text: str, origin: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-    except ValueError:
+        found = parse_json(text, InvalidInput)
+    except InvalidInput:
         found = None
     if not isinstance(found, dict) or not all(isinstance(value, int | float | str) for value in found.values()):
         raise InvalidInput(f"{origin}: parameters {text[:60]!r} are no JSON object of numbers and words; correct them.")

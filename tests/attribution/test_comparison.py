@@ -171,7 +171,7 @@ def test_corrections_hold_on_later_time_and_for_this_deployment_alone(session: S
     pq.write_table(pa.table({"a": [1]}), other)
     with pytest.raises(InvalidInput, match="holds no corrections; write one with `kernelsight compare -o FILE`"):
         session.simulate(correction=other, **FLAGS, **load)
-    with pytest.raises(InvalidInput, match="does not exist; write one with compare"):
+    with pytest.raises(InvalidInput, match="does not exist; write one with `kernelsight compare -o FILE`"):
         session.simulate(correction=tmp_path / "none.parquet", **FLAGS, **load)
 
 

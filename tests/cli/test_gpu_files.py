@@ -131,7 +131,7 @@ def test_a_catalogue_gpu_is_overridden_for_this_command(gpus, command):
 @pytest.mark.parametrize(
     ("content", "ending", "words"),
     [
-        ("{", ".json", "is not valid JSON: "),
+        ("{", ".json", "is not JSON (line 1, column 2: "),
         ("[]", ".json", "has no GPU; give an object, or an array of objects"),
         ("[1]", ".json", "has no GPU; give an object, or an array of objects"),
         ({"like": "h100_sxm"}, ".json", "GPU 1: the field gpu (its name) is missing; add it."),
@@ -201,8 +201,8 @@ def test_a_catalogue_gpu_is_overridden_for_this_command(gpus, command):
             ".csv",
             "GPU 1: 3 fields for 2 columns; leave fields without a value empty.",
         ),
-        (b"\xff\xfe\x00gpu", ".csv", "is not valid CSV: "),
-        (b"\xff\xfe\x00", ".json", "is not valid JSON: "),
+        (b"\xff\xfe\x00gpu", ".csv", "is not UTF-8 (line 1)"),
+        (b"\xff\xfe\x00", ".json", "is not UTF-8 (line 1)"),
         ("x", ".txt", "ends in '.txt'; --gpus takes .csv or .json."),
     ],
 )
@@ -212,8 +212,7 @@ def test_files_that_are_refused(content, ending, words, gpus, refusal):
 
 def test_a_file_that_is_not_there(refusal, tmp_path):
     assert (
-        refusal(*STEP, "--gpus", tmp_path)
-        == f"file {tmp_path} does not exist; --gpus takes a CSV or JSON file of GPUs."
+        refusal(*STEP, "--gpus", tmp_path) == f"file {tmp_path} is a folder; --gpus takes a CSV or JSON file of GPUs."
     )
 
 

@@ -82,7 +82,7 @@ def test_a_simulation_reads_them_too(command, rows):
 @pytest.mark.parametrize(
     ("content", "ending", "words"),
     [
-        ("{", ".json", "is not valid JSON: "),
+        ("{", ".json", "is not JSON (line 1, column 2: "),
         ([], ".json", "has no row of host overheads; give an object"),
         ({"step_base_us": 1}, ".json", "row 1: the field engine is missing; add it."),
         ({"engine": "vlm"}, ".json", "unknown engine 'vlm'. Did you mean vllm"),

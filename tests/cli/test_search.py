@@ -146,7 +146,10 @@ def test_searches_are_tables_of_a_session(space):
         (("--gpu", "two", "--minutes", "0"), "the budget is 0 s of measuring; give a finite time above 0."),
         (("--gpu", "two", "--anchor", "x=1"), "the anchor 'x=1' is no candidate of 'made'; give the id of one."),
         (("--gpu", "two", "--resume"), "--resume needs -o FILE.duckdb"),
-        (("--gpu", "two", "--propose", "none.json"), "--propose none.json cannot be read: No such file or directory."),
+        (
+            ("--gpu", "two", "--propose", "none.json"),
+            "--propose none.json does not exist; give a JSON list of objects, or JSON lines.",
+        ),
         (("--gpu", "two", "--propose", "x", "--proposer", "neighbours"), "--proposer neighbours exclude each other"),
     ],
 )

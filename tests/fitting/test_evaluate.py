@@ -247,7 +247,7 @@ def test_files_that_are_no_sweep_are_refused(tmp_path: Path):
     pq.write_table(pa.table({"gpu": ["gb200"], "family": ["gemm"]}), other)
     for path, error, sentence in (
         (tmp_path / "absent.parquet", InvalidInput, r"file .*absent\.parquet does not exist"),
-        (text, InvalidInput, "is not a Parquet file"),
+        (text, InvalidInput, "cannot be read as Parquet"),
         (other, ContractBroken, "missing column implementation; missing column engine;"),
     ):
         with pytest.raises(error, match=sentence):

@@ -86,7 +86,7 @@ def test_files_that_are_no_packs(tmp_path: Path) -> None:
     ):
         read_pack(path)
     path.write_bytes(b"PAR1 and no more")
-    with pytest.raises(InvalidInput, match=r"pack\.parquet cannot be read as a pack \(.+\)\."):
+    with pytest.raises(InvalidInput, match=r"pack\.parquet cannot be read as Parquet \(.+\); `kernelsight"):
         read_pack(path)
     pq.write_table(pa.table({"family": ["gemm"]}), path)
     with pytest.raises(ContractBroken, match=r"missing columns? part, level"):

@@ -75,4 +75,4 @@ def test_damaged_reports_are_refused(tmp_path):
     empty = BENCHMARK | {"requests": {"successful": []}}
     assert "benchmark without requests" in refusal(save(tmp_path / "b.json", REPORT | {"benchmarks": [empty]}))
     cut = "benchmarks:\n- scheduler_metrics: {a: [1,\n"
-    assert "is damaged or cut off" in refusal(save(tmp_path / "c.yaml", cut))
+    assert "is not YAML (line 3: " in refusal(save(tmp_path / "c.yaml", cut))

@@ -107,7 +107,7 @@ def test_damaged_tables_are_refused(tmp_path):
     pq.write_table(pa.table({"arrival_s": [1.0]}), tmp_path / "b.parquet")
     cut = tmp_path / "c.parquet"
     cut.write_bytes((tmp_path / "b.parquet").read_bytes()[:-20])
-    assert "is not a complete Parquet file" in refusal(cut)
+    assert "cannot be read as Parquet" in refusal(cut)
 
 
 def test_tables_in_memory_are_refused_as_files_are():

@@ -105,5 +105,5 @@ def test_names_and_files_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="suite no.json"):
         read_suite("no.json")
     (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(InvalidInput, match="is not valid JSON"):
+    with pytest.raises(InvalidInput, match="is not JSON .line 1"):
         read_suite(str(tmp_path / "broken.json"))

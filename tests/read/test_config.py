@@ -255,7 +255,7 @@ def test_files_and_folders(tmp_path):
     with pytest.raises(errors.InvalidInput, match="the file does not exist"):
         read_config_file(file)
     file.write_text("{")
-    with pytest.raises(errors.InvalidInput, match="it is not JSON"):
+    with pytest.raises(errors.InvalidInput, match="the file is not JSON .line 1, column 2: "):
         read_config_file(file)
     file.write_text("[1]")
     with pytest.raises(errors.InvalidInput, match="it is not a JSON object"):

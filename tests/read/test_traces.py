@@ -273,7 +273,7 @@ def test_an_unknown_format_names_what_was_found_and_what_is_known(written):
 
 def test_files_that_cannot_be_opened(written, tmp_path):
     assert refused(tmp_path / "none.csv") == ": the file does not exist. Give the path to a readable trace file."
-    assert refused(tmp_path) == ": Is a directory. Give the path to a readable trace file."
+    assert refused(tmp_path) == ": the file is a folder. Give the path to a readable trace file."
     whole = {gzip.compress: 20, zstd: 12}
     for compress, kept in whole.items():
         damaged = compress((OWN + "0,1,1\n" * 1000).encode())[:-kept]

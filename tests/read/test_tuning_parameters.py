@@ -77,9 +77,9 @@ def test_the_form_of_autotuners_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("stated", "sentence"),
     [
-        ("x", "is no JSON"),
+        ("x", "is not JSON (line 1, column 1: Expecting value"),
         ("[1]", "is no JSON object"),
-        ("[" * 100_000, "is no JSON"),
+        ("[" * 100_000, "nests deeper than 100 levels"),
         ({"a": 1}, "has no tune_params and no ConfigurationSpace"),
         ({"tune_params": {}}, "has no tuning parameter"),
         ({"tune_params": {"a b": [1]}}, "'a b' needs a name"),

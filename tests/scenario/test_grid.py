@@ -54,9 +54,9 @@ def test_an_empty_cell_leaves_the_flag_open(session: Session, tmp_path: Path):
     [
         ('{"tp": [], "gpu": "l4"}', "the axis tp is empty; give it a value, or remove it."),
         ('{"tp": [[1]]}', "the axis tp contains a list or an object; use scalars."),
-        ('{"tp": 1, "tp": 2}', "is not JSON: 'tp' occurs twice; keep one."),
+        ('{"tp": 1, "tp": 2}', "is not JSON ('tp' occurs twice; keep one); give a JSON file of axes"),
         ("[1]", "has no axes; give an object with a scalar or a list for each flag."),
-        ("{", "is not JSON: "),
+        ("{", "is not JSON (line 1, column 2: "),
         ("[]", "has no rows; give at least one scenario."),
         ("{}", "has no rows; give at least one scenario."),
         (
@@ -78,7 +78,7 @@ def test_files_that_are_no_grid(session: Session, tmp_path: Path, text: str, sen
     [
         (
             "absent.json",
-            "grid absent.json does not exist; give a JSON file of axes, a table of scenarios, or a query.",
+            "grid absent.json does not exist; give a JSON file of axes, a table of scenarios as CSV or Parquet, or a ",
         ),
         ("grid.txt", "the grid 'grid.txt' is neither a .json, .csv or .parquet file nor a query; a query starts with"),
         ("select * from gpus where false", "has no rows; give at least one scenario."),

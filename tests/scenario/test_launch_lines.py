@@ -322,7 +322,7 @@ def test_flags_beside_the_line_have_precedence():
         ("vllm serve m --speculative-config '{a'", "is not JSON"),
         ("vllm serve m --speculative-config '[1]'", "is no JSON object; give its fields"),
         ("vllm serve m & vllm serve n", "starts 2 servers"),
-        ("@/no/such/file.sh", "launch file /no/such/file.sh cannot be read: No such file or directory"),
+        ("@/no/such/file.sh", "launch file /no/such/file.sh does not exist"),
         (
             "python -m sglang.launch_server --model m --tp 4 --attn-dp-size 3",
             "do not divide the tensor-parallel size 4",

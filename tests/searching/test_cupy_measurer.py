@@ -141,7 +141,7 @@ def test_without_cupy_the_sentence_says_what_to_install(monkeypatch: pytest.Monk
         ),
         ({"arguments": [{"dtype": "float32"}]}, "a value, or the size of an array"),
         ({"expected": {"argument": 2, "file": "ones.npy"}}, "expected needs argument (0 to 1) and file"),
-        ({"expected": {"argument": 0, "file": "twos.npy"}}, "twos.npy do not exist"),
+        ({"expected": {"argument": 0, "file": "twos.npy"}}, "twos.npy does not exist"),
     ],
 )
 def test_launches_that_say_too_little_are_refused(tmp_path: Path, change: dict, sentence: str) -> None:
@@ -151,7 +151,7 @@ def test_launches_that_say_too_little_are_refused(tmp_path: Path, change: dict, 
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"), [("{", "is not valid JSON"), ("[]", "is no object"), ("{}", "lacks kernel")]
+    ("text", "sentence"), [("{", "is not JSON .line 1"), ("[]", "is no object"), ("{}", "lacks kernel")]
 )
 def test_files_that_are_no_launch_are_refused(tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "launch.json").write_text(text)

@@ -189,7 +189,7 @@ def test_what_an_earlier_round_proposed_is_not_new(script):
 @pytest.mark.parametrize(
     ("stated", "sentence"),
     [
-        ("missing.json", "--propose missing.json cannot be read: No such file"),
+        ("missing.json", "--propose missing.json does not exist; give a JSON list"),
         ("no-such-program --x", "--propose cannot run 'no-such-program': No such file"),
         ("", "--propose is empty; give a .json, .jsonl or .parquet file, or a command"),
         ("'open", "cannot be split into words"),

@@ -138,18 +138,15 @@ def keep_answers(path: str | None, kept: dict[tuple[str, int], dict]) -> None:
 def table_of(path: str, name: str, flag: str) -> pa.Table:
     """Return a Parquet file in a contract; columns that may be missing take their defaults."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     from kernelsight.catalog.tables import contracts
     from kernelsight.dataflow.contract import conform
+    from kernelsight.dataflow.parquet_files import read_parquet
 
-    if not Path(path).is_file():
-        raise InvalidInput(f"{flag} {path} does not exist; give a Parquet file of the table {name}.")
-    try:
-        table = pq.read_table(path)
-        _ = table.column_names  # text that is not UTF-8
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{flag} {path} cannot be read as Parquet ({str(error).splitlines()[0]}).") from None
+    def refuse(found: str) -> InvalidInput:
+        return InvalidInput(f"{flag} {path} {found}; give a Parquet file of the table {name}.")
+
+    table = read_parquet(path, refuse)
     for column, value in OPTIONAL.get(name, {}).items():
         if column not in table.column_names:
             kind = contracts()[name].schema.field(column).type

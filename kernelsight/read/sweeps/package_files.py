@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import polars as pl
 
+from kernelsight.dataflow.bounded_files import check_file
+from kernelsight.dataflow.parquet_files import unreadable
 from kernelsight.errors import InvalidInput
 
 PATTERN = "*/*/*/*/*.parquet"
@@ -49,7 +51,7 @@ def files_of(root: Path) -> dict[str, list[SweepFile]]:
 
     InvalidInput: there are none, or the wheel cannot be read.
     """
-    found = _in_wheel(root) if root.is_file() else _in_folder(root)
+    found = _in_folder(root) if root.is_dir() else _in_wheel(root)
     if not found:
         raise InvalidInput(f"{root} has no sweep: no file matches <gpu>/<family>/<engine>/<version>/*.parquet.")
     files: dict[str, list[SweepFile]] = {}
@@ -72,13 +74,16 @@ def _named(parts: Sequence[str]) -> tuple[str, str, str, str, str]:
 
 
 def _in_wheel(path: Path) -> list[SweepFile]:
+
+    def refuse(found: str) -> InvalidInput:
+        return InvalidInput(f"{path} {found}; give the .whl file or the unpacked folder.")
+
+    check_file(path, refuse)
     try:
         with zipfile.ZipFile(path) as wheel:
             members = [(one.filename, one.file_size) for one in wheel.infolist()]
     except (zipfile.BadZipFile, OSError) as error:
-        raise InvalidInput(
-            f"{path} cannot be read as a wheel ({error}); give the .whl file or the unpacked folder."
-        ) from None
+        raise refuse(f"cannot be read as a wheel ({error})") from None
     found = []
     for name, size in members:
         if match := IN_WHEEL.match(name):
@@ -92,8 +97,9 @@ def read_table(file: SweepFile) -> pl.DataFrame:
     """Read one table; InvalidInput where it is no Parquet."""
     try:
         if not file.member:
+            check_file(file.path, lambda found: InvalidInput(f"{file} {found}; give a Parquet file."))
             return pl.read_parquet(file.path, glob=False)
         with zipfile.ZipFile(file.path) as wheel:
             return pl.read_parquet(io.BytesIO(wheel.read(file.member)))
     except (pl.exceptions.PolarsError, zipfile.BadZipFile, OSError) as error:
-        raise InvalidInput(f"{file} cannot be read as Parquet: {str(error).splitlines()[0].rstrip('.')}.") from None
+        raise InvalidInput(f"{file} {unreadable(error)}.") from None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from kernelsight.catalog.tables import contracts, facts
+from kernelsight.dataflow.parquet_files import read_schema, unreadable
 from kernelsight.errors import InvalidInput, breaks_contract
 from kernelsight.read.sweeps.devices import NOT_IN_CATALOGUE
 from kernelsight.read.sweeps.points import MEASURED_HERE, Batch, without_family
@@ -43,11 +44,7 @@ def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str
 def _check(path: Path) -> set[str]:
     """Return the columns of the file; ContractBroken where they are not those of sweep_points."""
     contract = contracts()["sweep_points"]
-    try:
-        schema = pq.read_schema(path)
-        _ = schema.names  # names that are not UTF-8 are found here
-    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} cannot be read as Parquet: {str(error).splitlines()[0].rstrip('.')}.") from None
+    schema = read_schema(path, partial(_refused, path))
     needed = [name for name in contract.column_names if name not in MAY_LACK]
     faults = [f"missing column {name}" for name in needed if name not in schema.names]
     faults += [f"unknown column {name}" for name in schema.names if name not in contract.column_names]
@@ -63,11 +60,15 @@ def _check(path: Path) -> set[str]:
     return set(schema.names)
 
 
+def _refused(path: Path, found: str) -> InvalidInput:
+    return InvalidInput(f"{path} {found}; give a Parquet file with the columns of sweep_points.")
+
+
 def _collected(path: Path, points: pl.LazyFrame) -> pl.DataFrame:
     try:
         return points.collect()
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-        raise InvalidInput(f"{path} cannot be read as Parquet: {str(error).splitlines()[0].rstrip('.')}.") from None
+        raise _refused(path, unreadable(error)) from None
 
 
 def _check_nulls(path: Path, points: pl.LazyFrame) -> None:

@@ -7,6 +7,7 @@ two measurements.
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import polars as pl
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.bounded_files import check_file, unpacked_file
 from kernelsight.errors import InvalidInput
 
 # columns only of our own measurements: a published sweep may lack them
@@ -156,10 +158,19 @@ def csv_files(root: Path, name: str, publisher: str) -> list[Path]:
 
 def read_csv(file: Path, needed: Iterable[str], publisher: str) -> pl.DataFrame:
     """Read a CSV with a header; InvalidInput lists all missing columns of ``needed``."""
+
+    def refuse(found: str) -> InvalidInput:
+        return InvalidInput(f"{file} {found}; give a sweep of {publisher}.")
+
+    check_file(file, refuse)
     try:
+        with file.open("rb") as content:
+            packed = content.read(2) == b"\x1f\x8b"
+        for _ in unpacked_file(file, refuse) if packed else ():
+            pass  # polars unpacks as much as there is
         rows = pl.read_csv(file, infer_schema_length=None, glob=False)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise InvalidInput(f"{file} cannot be read as CSV: {str(error).splitlines()[0]}.") from None
+    except (pl.exceptions.PolarsError, OSError, EOFError, zlib.error) as error:
+        raise refuse(f"cannot be read as CSV ({str(error).splitlines()[0]})") from None
     lacking = [name for name in needed if name not in rows.columns]
     if lacking:
         raise InvalidInput(f"{file} is not a sweep of {publisher}: missing columns {', '.join(lacking)}.")

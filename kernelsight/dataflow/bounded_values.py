@@ -1,0 +1,211 @@
+"""Values of JSON and YAML that other people wrote, up to a number of values and levels, aliases counted each time."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from kernelsight.dataflow.bounded_files import (
+    ROWS_BYTES,
+    SETTINGS_BYTES,
+    TOO_MUCH_MEMORY,
+    WHOLE_BYTES,
+    Refuse,
+    read_text,
+)
+
+# a longer number is none that a setting has; some of YAML take the square of their length to read
+LONGEST_NUMBER = 1000
+# long texts count as several values: an alias repeats them too
+TEXT_OF_A_VALUE = 100
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
+_NUMERIC = re.compile(r"[-+]?[0-9.][-+0-9a-fA-FxX_.:]*")
+
+
+class Limits(NamedTuple):
+    """The most bytes of a file, and values and levels of what it holds."""
+
+    bytes: int
+    values: int
+    levels: int = 100
+
+
+# JSON of settings: a quantisation names every matrix of every expert
+SETTINGS = Limits(SETTINGS_BYTES, 1_000_000)
+# manifests and option files, whose every value is a Python object of its own
+MANIFEST = Limits(SETTINGS_BYTES, 100_000)
+# rows that are read whole, such as those of a grid
+ROWS = Limits(ROWS_BYTES, 100_000_000)
+# a log of many requests as YAML
+REPORT = Limits(WHOLE_BYTES, 20_000_000)
+
+
+def read_json(path: str | os.PathLike[str], refuse: Refuse, limits: Limits = SETTINGS, *, piped: bool = False) -> Any:
+    """Return the value of a JSON file; ``refuse`` makes the error of what is wrong, with its line."""
+    return parse_json(read_text(path, refuse, limits.bytes, piped=piped), refuse, limits)
+
+
+def parse_json(text: str, refuse: Refuse, limits: Limits = SETTINGS) -> Any:
+    """Return the value of a JSON text, in which no object has a name twice.
+
+    >>> from kernelsight.errors import InvalidInput
+    >>> parse_json('{"tp": }', lambda found: InvalidInput(f"grid.json {found}."))
+    Traceback (most recent call last):
+    kernelsight.errors.InvalidInput: grid.json is not JSON (line 1, column 8: Expecting value).
+    """
+    # signs within texts count too: at least as many as there are values, without parsing any
+    if 1 + text.count(",") + text.count("[") + text.count("{") > limits.values:
+        raise refuse(_too_many(limits))
+    try:
+        value = json.loads(text, object_pairs_hook=without_repeats)
+    except json.JSONDecodeError as problem:
+        place = f"line {problem.lineno}, column {problem.colno}"
+        raise refuse(f"is not JSON ({place}: {problem.msg})") from None
+    except RecursionError:
+        raise refuse(_too_deep(limits)) from None
+    except MemoryError:
+        raise refuse(TOO_MUCH_MEMORY) from None
+    except ValueError as problem:
+        twice = isinstance(problem, RepeatedName)
+        raise refuse(f"is not JSON ({problem if twice else 'a number has thousands of digits'})") from None
+    _check_levels(value, limits, refuse)
+    return value
+
+
+class RepeatedName(ValueError):
+    """A name that an object of JSON has twice."""
+
+
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object whose names differ, for ``object_pairs_hook``; RepeatedName says which is there twice.
+
+    >>> json.loads('{"a": 1, "b": 2}', object_pairs_hook=without_repeats)
+    {'a': 1, 'b': 2}
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise RepeatedName(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice; keep one")
+    return found
+
+
+def _check_levels(value: Any, limits: Limits, refuse: Refuse) -> None:
+    level, depth = [value], 0
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        if depth > limits.levels:
+            raise refuse(_too_deep(limits))
+        level = [each for holder in level for each in (holder.values() if isinstance(holder, dict) else holder)]
+
+
+def parse_yaml(text: str, refuse: Refuse, limits: Limits = MANIFEST) -> list[Any]:
+    """Return the values of the documents of a YAML text, whose anchors do not contain themselves.
+
+    >>> from kernelsight.errors import InvalidInput
+    >>> parse_yaml("a: &x 1\\nb: [*x, *x]", InvalidInput)
+    [{'a': 1, 'b': [1, 1]}]
+    >>> parse_yaml("a: 1\\nb: &x [*x]", lambda found: InvalidInput(f"the manifest {found}."))
+    Traceback (most recent call last):
+    kernelsight.errors.InvalidInput: the manifest is not YAML (line 2: the anchor 'x' contains itself).
+    """
+    import yaml
+
+    loader = _loader()
+    try:
+        _check_events(yaml.parse(text, Loader=loader), limits, refuse)
+        return list(yaml.load_all(text, Loader=loader))
+    except yaml.MarkedYAMLError as problem:
+        mark, what = problem.problem_mark or problem.context_mark, problem.problem or problem.context
+        raise refuse(_not_yaml(mark.line + 1 if mark else 1, what)) from None
+    except yaml.reader.ReaderError as problem:
+        line = text.encode()[: problem.position].count(b"\n") + 1
+        raise refuse(_not_yaml(line, problem.reason)) from None
+    except UnicodeEncodeError:  # bytes of a command line
+        raise refuse("is not UTF-8") from None
+    except MemoryError:
+        raise refuse(TOO_MUCH_MEMORY) from None
+
+
+@functools.cache
+def _loader() -> Any:
+    """Return the class that makes plain values of YAML, and states the line of one that is impossible."""
+    import yaml
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        def construct_object(self, node: Any, deep: bool = False) -> Any:
+            try:
+                return super().construct_object(node, deep=deep)
+            except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError):
+                kind = node.tag.rpartition(":")[2]
+                raise yaml.constructor.ConstructorError(None, None, f"no valid {kind}", node.start_mark) from None
+
+    return Loader
+
+
+class _Holder:
+    """An open list or mapping of YAML: its anchor, the values and the levels in it so far."""
+
+    def __init__(self, anchor: str | None) -> None:
+        self.anchor, self.values, self.levels = anchor, 1, 0
+
+
+def _check_events(events: Iterable[Any], limits: Limits, refuse: Refuse) -> None:
+    """Refuse too many values or levels, those of an alias counted where it stands, and anchors within themselves."""
+    import yaml
+
+    # values and levels by anchor, of a document
+    known: dict[str, tuple[int, int]] = {}
+    open_holders = [_Holder(None)]
+    for event in events:
+        if isinstance(event, yaml.DocumentStartEvent):
+            known.clear()
+        elif isinstance(event, yaml.CollectionStartEvent):
+            open_holders.append(_Holder(event.anchor))
+            _add(open_holders, 0, 0, event, limits, refuse)
+        elif isinstance(event, yaml.AliasEvent):
+            if any(holder.anchor == event.anchor for holder in open_holders):
+                raise refuse(_not_yaml(event.start_mark.line + 1, f"the anchor {event.anchor[:40]!r} contains itself"))
+            _add(open_holders, *known.get(event.anchor, (1, 1)), event, limits, refuse)
+        elif isinstance(event, yaml.ScalarEvent):
+            if len(event.value) > LONGEST_NUMBER and _is_number(event):
+                line = event.start_mark.line + 1
+                raise refuse(_not_yaml(line, f"a number has more than {LONGEST_NUMBER:,} digits"))
+            size = 1 + len(event.value) // TEXT_OF_A_VALUE
+            _add(open_holders, size, 1, event, limits, refuse)
+            if event.anchor:
+                known[event.anchor] = size, 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            ended = open_holders.pop()
+            _add(open_holders, ended.values, ended.levels + 1, event, limits, refuse)
+            if ended.anchor:
+                known[ended.anchor] = ended.values, ended.levels + 1
+
+
+def _add(holders: list[_Holder], values: int, levels: int, event: Any, limits: Limits, refuse: Refuse) -> None:
+    inner = holders[-1]
+    inner.values += values
+    inner.levels = max(inner.levels, levels)
+    if inner.values > limits.values:
+        raise refuse(f"{_too_many(limits)} (line {event.start_mark.line + 1})")
+    if len(holders) + levels - 1 > limits.levels:
+        raise refuse(f"{_too_deep(limits)} (line {event.start_mark.line + 1})")
+
+
+def _is_number(event: Any) -> bool:
+    return event.tag in _NUMBERS or (event.implicit[0] and _NUMERIC.fullmatch(event.value) is not None)
+
+
+def _not_yaml(line: int, what: object) -> str:
+    return f"is not YAML (line {line}: {what!s:.120})"
+
+
+def _too_many(limits: Limits) -> str:
+    return f"holds more than {limits.values:,} values"
+
+
+def _too_deep(limits: Limits) -> str:
+    return f"nests deeper than {limits.levels} levels"

@@ -1,0 +1,67 @@
+"""YAML manifests of containers, as Kubernetes and Compose have them: the types of the fields that are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from kernelsight.dataflow.bounded_files import Refuse
+from kernelsight.dataflow.bounded_values import parse_yaml
+
+
+def read_manifest(text: str, refuse: Refuse) -> list[Any]:
+    """Return the documents of a manifest; what ``refuse`` makes of one that is not YAML or has a field of another type.
+
+    >>> from kernelsight.errors import InvalidInput
+    >>> read_manifest("{image: vllm/vllm-openai, args: 5}", lambda found: InvalidInput(f"the launch text {found}."))
+    Traceback (most recent call last):
+    kernelsight.errors.InvalidInput: the launch text has a container whose args is no text and no list of texts.
+    """
+    documents = parse_yaml(text, refuse)
+    for container in _containers(documents):
+        for name, value in _fields(container):
+            is_sound, expected = _EXPECTED[name]
+            if value is not None and not is_sound(value):
+                raise refuse(f"has a container whose {name} is {expected}")
+    return documents
+
+
+def _containers(node: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(node, Mapping) and isinstance(node.get("image"), str):
+        yield node
+    elif isinstance(node, list | Mapping):
+        for inner in node if isinstance(node, list) else node.values():
+            yield from _containers(inner)
+
+
+def _fields(container: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a container that are read, and the limits within its resources."""
+    yield from ((name, container.get(name)) for name in _EXPECTED if name != "limits")
+    resources = container.get("resources")
+    if isinstance(resources, Mapping):
+        yield "limits", resources.get("limits")
+
+
+def _are_words(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list) and not any(isinstance(each, list | dict) for each in value)
+    )
+
+
+def _are_variables(value: Any) -> bool:
+    return isinstance(value, Mapping) or (
+        isinstance(value, list) and all(isinstance(each, str | Mapping) for each in value)
+    )
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+_WORDS = (_are_words, "no text and no list of texts")
+_VARIABLES = (_are_variables, "no list of variables and no mapping of names and values")
+_MAPPING = (_is_mapping, "no mapping")
+_EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **{"command": _WORDS, "args": _WORDS, "env": _VARIABLES, "environment": _VARIABLES},
+    **{"resources": _MAPPING, "limits": _MAPPING},
+}
