@@ -17,7 +17,7 @@ from kernelsight.read.redaction import (
     redacted_variable,
     redacted_words,
 )
-from kernelsight.read.shell_words import split_commands
+from kernelsight.read.shell_words import MOST_CHARACTERS, split_commands
 
 ENGINES = ("vllm", "sglang", "trtllm")
 # module after python -m, and the script of the same name
@@ -31,8 +31,6 @@ MODULES = {
 PROGRAMS = {"vllm": "vllm", "sglang": "sglang", "trtllm-serve": "trtllm"}
 IMAGES = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm", "tensorrt_llm": "trtllm", "trtllm": "trtllm"}
 INSTEAD = "give a file or line with the server's own command or manifest"
-# the most characters of a shell text, and of its words with their variables filled in
-MOST_SHELL = 1 << 20
 SHELLS = ("sh", "bash", "zsh", "dash")
 MOST_NESTED = 4  # shells within shells: each makes the text up to three times as long by its quotes
 # options of docker run that take no value; every other one takes one
@@ -88,8 +86,6 @@ def commands_in(text: str, origin: str) -> list[Command]:
 
     if _MANIFEST.search(text):
         found = [command for document in read_manifest(text, refuse) for command in _containers(document, {})]
-    elif len(text) > MOST_SHELL:
-        raise refuse(f"has more than {MOST_SHELL >> 20} MiB, and is no manifest")
     else:
         found = list(_of_shell(text, {}))
     if not found:
@@ -112,7 +108,7 @@ def _of_shell(text: str, environment: Mapping[str, str], depth: int = 0) -> Iter
             "innermost one."
         )
     known = dict(environment)
-    left = MOST_SHELL
+    left = MOST_CHARACTERS
     for words in split_commands(text):
         words = expanded_words(words, known, left)
         left -= sum(map(len, words))
@@ -131,7 +127,7 @@ def _leading_assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str
     return dict(word.split("=", 1) for word in words[:count]), list(words[count:])
 
 
-def expanded(word: str, environment: Mapping[str, str], most: int = MOST_SHELL) -> str:
+def expanded(word: str, environment: Mapping[str, str], most: int = MOST_CHARACTERS) -> str:
     """Return a word with the variables of an environment filled in; unknown ones stay. InvalidInput: it gets too long.
 
     >>> expanded("${MODEL:-none}/$SIZE/$OTHER", {"SIZE": "8b"})
@@ -149,13 +145,13 @@ def expanded(word: str, environment: Mapping[str, str], most: int = MOST_SHELL) 
         filled = value(found)
         most -= len(filled)
         if most < 0:
-            raise InvalidInput(f"the variables of the launch line make it longer than {MOST_SHELL >> 20} MiB.")
+            raise InvalidInput(f"the variables of the launch line make it longer than {MOST_CHARACTERS:,} characters.")
         return filled
 
     return _VARIABLE.sub(bounded, word)
 
 
-def expanded_words(words: Iterable[str], environment: Mapping[str, str], most: int = MOST_SHELL) -> list[str]:
+def expanded_words(words: Iterable[str], environment: Mapping[str, str], most: int = MOST_CHARACTERS) -> list[str]:
     """Return words with the variables filled in; InvalidInput for more than ``most`` characters: variables may double.
 
     >>> expanded_words(["$A$A", "c"], {"A": "ab"})
