@@ -275,11 +275,15 @@ def test_policies_by_version(settings) -> None:
     columns = ("async_scheduling", "enable_prefix_caching", "capacity_policy", "prompt_graphs", "graph_max_tokens")
     cases = {
         ("vllm", "0.7.3"): (False, False, "prompt_fits", "none", 256),
+        ("vllm", "0.8.0"): (False, True, "max_utilization", "piecewise", 512),
         ("vllm", "0.13.0"): (False, True, "max_utilization", "piecewise", 512),
         ("vllm", "0.14.0"): (True, True, "max_utilization", "piecewise", 512),
+        ("vllm", "0.18.1"): (True, True, "max_utilization", "piecewise", 512),
         ("vllm", "0.19.0"): (True, True, "prompt_fits", "piecewise", 512),
         ("trtllm", "0.16.0"): (False, False, "guaranteed_no_evict", "none", 0),
+        ("trtllm", "0.17.0"): (False, True, "guaranteed_no_evict", "none", 0),
         ("trtllm", "0.19.0"): (False, True, "guaranteed_no_evict", "none", 0),
+        ("trtllm", "0.20.0"): (True, True, "guaranteed_no_evict", "none", 0),
         ("trtllm", "0.21.0"): (True, True, "guaranteed_no_evict", "none", 0),
         ("trtllm", "1.0.0rc3"): (True, True, "guaranteed_no_evict", "none", 128),
     }
@@ -292,7 +296,8 @@ def test_drafts_stages_and_ranks_change_defaults(settings) -> None:
     drafts = {"num_speculative_tokens": 3, "draft_acceptance_rate": 0.5}
     ranks = {"model": "qwen3-30b-a3b", "dp": 4}
     rows = [
-        {"engine": "sglang", "engine_version": "0.4.4", **drafts},
+        {"engine": "sglang", "engine_version": "0.4.4.post1", **drafts},
+        {"engine": "sglang", "engine_version": "0.4.5", **drafts},
         {"engine": "sglang", "engine_version": "0.5.10", **drafts},
         {"engine": "sglang", "engine_version": "0.5.11", **drafts},
         {"engine": "sglang", "engine_version": "0.5.9", **ranks},
@@ -312,6 +317,7 @@ def test_drafts_stages_and_ranks_change_defaults(settings) -> None:
     found = [tuple(row[column] for column in columns) for row in settings([({}, row) for row in rows])]
     assert found == [
         (4096, 8192, 640, False, 1.0),
+        (48, 8192, 640, False, 1.0),
         (48, 8192, 1024, False, 1.0),
         (48, 8192, 1024, True, 1.0),
         # four ranks: as many graphs as at a tensor-parallel size of 4, a fourth of the chunk
