@@ -199,7 +199,7 @@ def intervals() -> str:
 def behind() -> str:
     """Groups in which the other tool's median is lower, by level; and which these are at the first level."""
     every = figures()
-    way, words = asked(every)[0]
+    way, words = next((way, words) for way, words in asked(every) if "behind" in every[way])
     found = every[way]
     rows = [[f"`{level}`", *(str(each[metric]) for metric in METRICS)] for level, each in in_order(found["behind"])]
     lost = [
