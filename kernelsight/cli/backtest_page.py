@@ -192,7 +192,7 @@ def _flags_and_groups(answer: Mapping[str, Any]) -> list[str]:
             for kind in ("dense", "moe")
             if of_groups[kind]["groups"]
         ),
-        _scores(rows),
+        *_scores(rows),
     ]
 
 
