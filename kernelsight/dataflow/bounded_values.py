@@ -23,6 +23,8 @@ LONGEST_NUMBER = 1000
 # long texts count as several values: an alias repeats them too
 TEXT_OF_A_VALUE = 100
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
+# how a parser names what it does not know; a password that begins with a sign of YAML is read as such a name
+_UNKNOWN = re.compile(r"\b(tag|alias|tag handle|duplicate anchor) ['\"].*", re.DOTALL)
 _NUMERIC = re.compile(r"[-+]?[0-9.][-+0-9a-fA-FxX_.:]*")
 
 
@@ -200,7 +202,8 @@ def _is_number(event: Any) -> bool:
 
 
 def _not_yaml(line: int, what: object) -> str:
-    return f"is not YAML (line {line}: {what!s:.120})"
+    named = _UNKNOWN.sub(r"\1", str(what))
+    return f"is not YAML (line {line}: {named:.120})"
 
 
 def _too_many(limits: Limits) -> str:

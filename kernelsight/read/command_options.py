@@ -14,7 +14,7 @@ from kernelsight.errors import InvalidInput
 
 # takes of an option, or None where it is not known: none, value, list, json, file, optional
 Takes = Callable[[str], "str | None"]
-_PROBLEM = re.compile(r"(\(line \d+): [^)]*\)")  # what a parser says of a line may quote it
+_PROBLEM = re.compile(r"(\(line \d+): .*\)", re.DOTALL)  # what a parser says of a line may quote it
 _SHORT_LEVEL = re.compile(r"-O=?(\w+)")
 
 

@@ -85,6 +85,8 @@ def test_a_grid_of_lines_prints_and_keeps_no_secret(as_command, tmp_path):
         LINE + " --max-num-seqz 3",
         LINE + " --max-model-len",
         LINE + " & " + LINE,
+        f"apiVersion: v1\nspec:\n  image: vllm/vllm-openai\n  env: [{{name: A, value: !{SECRET} }}]\n",
+        f"apiVersion: v1\nspec:\n  image: vllm/vllm-openai\n  env: [{{name: A, value: *{SECRET} }}]\n",
         f"apiVersion: v1\nspec:\n  image: x\n  env: [{{name: A_KEY, value: {SECRET}}}\n",
         f"apiVersion: v1\nspec:\n  image: vllm/vllm-openai\n  args: [--model, nothing]\n  env: {{A_KEY: {SECRET}}}\n",
     ],

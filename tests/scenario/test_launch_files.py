@@ -62,6 +62,7 @@ def test_of_a_file_only_names_of_options_are_shown(named):
     ("content", "sentence"),
     [
         (f"a: b\n  {HIDDEN}: c: [\n", "is not YAML (line 2)"),
+        (f"a: !x)y{HIDDEN} z\n", "is not YAML (line 1)"),
         (f"{HIDDEN}\n", "has no options"),
         (f"max-num-seqs: {HIDDEN}\n", "--max-num-seqs of the launch line: the value"),
         (f"num-gpu-blocks-override: {HIDDEN}\n", "--num-gpu-blocks-override of the launch line needs whole numbers"),
