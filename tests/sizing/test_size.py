@@ -186,8 +186,8 @@ def test_no_stated_cache_makes_room_for_weights(session: Session, tokens: int) -
         ),
         (
             {"rate": 1e12},
-            "--rate is 1,000,000,000,000 requests; size answers up to 10,000,000 a second, more than everybody on earth "
-            "sends: count requests, not tokens.",
+            "--rate is 1,000,000,000,000 requests; size answers up to 10,000,000 a second, more than everybody on "
+            "earth sends: count requests, not tokens.",
         ),
         (
             {"rate": None, "requests_per_day": 1e12},
