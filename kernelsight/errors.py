@@ -75,6 +75,18 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> Unkno
     return UnknownName(f"{sentence} {hint}".rstrip())
 
 
+def extra_missing(what: str, package: str, extra: str, otherwise: str = "") -> InvalidInput:
+    """Build the error for a package of an optional extra that is not installed; ``otherwise``: what does without it.
+
+    >>> str(extra_missing("report", "vl-convert", "report"))
+    "report needs vl-convert, which is not installed; run pip install -e '.[report]' in the checkout."
+    """
+    other = f", or {otherwise}" if otherwise else ""
+    return InvalidInput(
+        f"{what} needs {package}, which is not installed; run pip install -e '.[{extra}]' in the checkout{other}."
+    )
+
+
 # --- reading a Hugging Face config.json ---
 
 

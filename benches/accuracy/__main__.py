@@ -16,6 +16,7 @@ import pyarrow as pa
 import recorded
 import tables
 
+from kernelsight.errors import extra_missing
 from kernelsight.fitting.baselines import systems_folder
 from kernelsight.fitting.evaluate import evaluate
 from kernelsight.fitting.predict import fit_and_predict
@@ -134,7 +135,7 @@ def picture(scored: Mapping[str, pa.Table], folder: Path) -> None:
     try:
         import altair  # noqa: F401
     except ImportError:
-        note("no pictures: altair is not installed; pip install 'kernelsight[report]' brings it.")
+        note(f"no pictures: {extra_missing('a picture', 'altair', 'report')}")
         return
     import plots
 

@@ -49,6 +49,7 @@ from kernelsight.attribution.scores import (
 from kernelsight.attribution.settings import contradictions, stated_settings, with_stated
 from kernelsight.attribution.sizes import State
 from kernelsight.attribution.steps import Seen, seen_of, typical_context
+from kernelsight.attribution.unused import counted, rejected
 from kernelsight.attribution.verdict import not_separated, verdict_of, verdict_table
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.rows import as_table
@@ -322,11 +323,11 @@ class Comparison:
         """The comparison as ``kernelsight compare --format json`` prints it."""
         real, ours = measured_by_metric(self.measured), predicted_of(self.base, self.measured.output_tokens)
         found = self.explained[0]
-        faults = self._logs["log_faults"].to_pylist()
-        dropped = [{"reason": row["rule"], "n": row["n"], "rows": row["rows"]} for row in faults]
-        rejected = int((self.measured.ok & ~self.base.served).sum())
-        if rejected:
-            dropped.append({"reason": "rejected by the simulated engine", "n": rejected, "rows": "excluded"})
+        dropped = counted(self._logs["log_faults"].to_pylist())
+        refused = self.measured.ok & ~self.base.served
+        if refused.any():
+            longest = (self.measured.prompt_tokens + self.measured.output_tokens)[refused].max()
+            dropped.append(rejected(int(refused.sum()), int(longest), self.settings["max_model_len"]))
         answer: dict[str, Any] = {
             "requests": int(self.measured.ok.sum()),
             "dropped": dropped,

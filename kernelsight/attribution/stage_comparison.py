@@ -13,6 +13,7 @@ import pyarrow as pa
 from kernelsight.attribution.replay import NO_LOAD, conformed
 from kernelsight.attribution.scores import METRICS
 from kernelsight.attribution.stages import Stage, client_of, findings, load_of_stage, stages_of
+from kernelsight.attribution.unused import counted, unused
 from kernelsight.attribution.verdict import verdict_table
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.rows import as_table
@@ -130,7 +131,7 @@ class StageComparison:
         off = errors["e2e_ms"]["measured"] - errors["e2e_ms"]["predicted"] if errors["e2e_ms"]["n"] else 0.0
         return {
             "requests": sum(stage.requests for stage in self.stages),
-            "dropped": _counted(faults),
+            "dropped": counted(faults),
             "files": self._logs["production_files"].to_pylist(),
             **errors,
             "causes": [],
@@ -166,6 +167,7 @@ class StageComparison:
 
     def _verdict(self) -> str:
         """Return one sentence: how far the open stages are off in E2E, and full ones in the rate that is served."""
+        lost = unused(counted(self._logs["log_faults"].to_pylist()))
         means = [row for row in self.rows if row["statistic"] == "mean"]
         has_e2e = any(row["metric"] == "e2e_ms" and row["open_loop"] for row in means)
         # a report without E2E, such as vLLM's, has the other two
@@ -182,8 +184,8 @@ class StageComparison:
                 )
                 said.append(f"{what} of {stages} predicted {off} measured")
         if not said:
-            return "no stage of the log has a mean that is compared."
-        return "; ".join(said) + "; the log holds no requests, so that no cause was looked for."
+            return f"no stage of the log has a mean that is compared{lost}."
+        return "; ".join(said) + f"; the log holds no requests, so that no cause was looked for{lost}."
 
     def table(self, name: str) -> pa.Table:
         """Return ``stage_vs_prediction``, or a table of the log; InvalidInput for another name."""
@@ -211,12 +213,3 @@ class StageComparison:
 
     def _repr_html_(self) -> str:
         return verdict_table(self.summary, self.rows, ("part", "metric", "statistic", "measured", "predicted", "error"))
-
-
-def _counted(faults: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the faults of all stages together, by rule."""
-    counts: dict[tuple[str, str], int] = {}
-    for row in faults:
-        key = row["rule"], row["rows"]
-        counts[key] = counts.get(key, 0) + row["n"]
-    return [{"reason": reason, "n": n, "rows": rows} for (reason, rows), n in counts.items()]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelsight.attribution.named import AGREES
+from kernelsight.attribution.unused import unused
 from kernelsight.escape import html_table
 
 WORDS = {
@@ -23,8 +24,8 @@ WORDS = {
 
 
 def verdict_of(answer: Mapping[str, Any], enough: bool, fit: str) -> str:
-    """Return one sentence: how far E2E is off, what explains most of it, and what the prediction rests on."""
-    said = _found(answer, enough, fit)
+    """Return one sentence: how far E2E is off, what explains most of it, what was not used, and what it rests on."""
+    said = f"{_found(answer, enough, fit)[:-1]}{unused(answer['dropped'])}."
     if answer["tier"] == "unmeasured-vendor":
         return f"{said[:-1]}; many kernels were measured on no GPU of this vendor: any part may be the prediction's."
     if answer["tier"] == "cross-generation":

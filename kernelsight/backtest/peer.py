@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.errors import RunFailed, extra_missing
 
 PACKAGE = "aiconfigurator_core"
 WORKER = "kernelsight.backtest.peer_worker"
@@ -28,7 +28,7 @@ def predictions(runs: Sequence[Mapping[str, Any]]) -> dict[str, Predictions]:
     it cannot be started.
     """
     if importlib.util.find_spec(PACKAGE) is None:
-        raise InvalidInput("--against aiconfigurator needs aiconfigurator-core; pip install 'kernelsight[silicon]'.")
+        raise extra_missing("--against aiconfigurator", "aiconfigurator-core", "silicon")
     closed = [run for run in runs if run["max_concurrency"] and not run.get("prefill_workers")]
     asked = "\n".join(json.dumps(question) for run in closed for question in questions(run))
     done = subprocess.run([sys.executable, "-m", WORKER], input=asked, capture_output=True, text=True, check=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 from kernelsight.backtest.scores import GROUP
 from kernelsight.dataflow.durable import durable_file
-from kernelsight.errors import InvalidInput
+from kernelsight.errors import InvalidInput, extra_missing
 from kernelsight.views.page import chart, page, plain
 
 ENDINGS = (".svg", ".png", ".html", ".json")
@@ -30,7 +30,7 @@ def check_picture(path: str | None) -> Path | None:
     try:
         import altair  # noqa: F401
     except ImportError:
-        raise InvalidInput("--plot needs altair: pip install 'kernelsight[report]'.") from None
+        raise extra_missing("--plot", "altair", "report") from None
     return target
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from kernelsight.errors import InvalidInput
+from kernelsight.errors import extra_missing
 
 SHELLS = ("bash", "zsh", "tcsh")
 
@@ -24,5 +24,5 @@ def run(arguments: Any) -> None:
     try:
         import shtab
     except ModuleNotFoundError:
-        raise InvalidInput("completion needs the package shtab; pip install 'kernelsight[completion]'.") from None
+        raise extra_missing("completion", "shtab", "completion") from None
     print(shtab.complete(parser(), shell=arguments.shell))

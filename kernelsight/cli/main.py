@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import itertools
 import logging
 import os
 import sys
@@ -105,6 +106,7 @@ def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     top = _Parser(
         prog="kernelsight",
         description="Predict the latency of every GPU kernel of an LLM forward pass, and simulate serving from it.",
+        epilog="`kernelsight help VERB` shows the flags of a verb.",
     )
     top.add_argument("--version", action="version", version=f"kernelsight {__version__}")
     verbs = {"": top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)}
@@ -137,9 +139,10 @@ def main(words: list[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     arguments = argparse.Namespace()
+    _open_streams()
     try:
+        words = _with_help(words)
         arguments, strange = parser(words).parse_known_args(words)
-        _open_streams()
         log = logging.getLogger("kernelsight")
         log.handlers = [_Notes()]
         log.setLevel(logging.WARNING if arguments.quiet else logging.INFO)
@@ -170,6 +173,23 @@ def _run(words: list[str]) -> int:
         print("kernelsight: out of memory; request fewer rows at once.", file=sys.stderr)
         return 1
     return 0
+
+
+def _with_help(words: list[str]) -> list[str]:
+    """Return the words of a command, ``help VERB`` as ``VERB --help``; UnknownName: there is no such verb.
+
+    >>> _with_help(["help", "calibrate", "fit"])
+    ['calibrate', 'fit', '--help']
+    """
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    named = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    verb = " ".join(named[:1])
+    if verb in VERBS and VERBS[verb][1] is None:
+        verb = " ".join(named[:2])  # of a group
+    if verb and verb not in VERBS:
+        raise unknown("verb", verb, VERBS, "`kernelsight --help` lists them.")
+    return words
 
 
 class _NoPandas:

@@ -65,6 +65,17 @@ def launch_line(arguments: Any, stated: Mapping[str, Any]) -> LaunchLine | None:
     return line
 
 
+class _Once(argparse.Action):
+    """Stores a value that a second one would contradict, where another flag's last one replaces the others."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, _: Any = None
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{self.option_strings[0]} is given twice; give one line, which states one deployment")
+        setattr(namespace, self.dest, value)
+
+
 def whole(text: str) -> int:
     """Read a whole number, also as 16k (16,000) or 16K (16,384), as vLLM does."""
     number = read_number(text)
@@ -89,6 +100,8 @@ def add_flags(group: argparse._ActionsContainer, stated: tuple[Flag, ...]) -> No
                 how["choices"] = flag.choices
             elif flag.kind not in ("text", "version"):
                 how["type"] = float
+        if flag.name == "launch":
+            how["action"] = _Once
         group.add_argument(*flag.options, **how)
 
 

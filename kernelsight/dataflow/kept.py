@@ -46,8 +46,10 @@ class Kept:
         program: Callable[[], str],
         passing: Collection[str] = (),
     ) -> None:
-        self.tables, self.by_content, self.program = frozenset(tables), frozenset(by_content), program
-        self.passing = frozenset(passing)
+        self.tables: frozenset[str] = frozenset(tables)
+        self.by_content: frozenset[str] = frozenset(by_content)
+        self.passing: frozenset[str] = frozenset(passing)
+        self.program: Callable[[], str] = program
 
     def key(self, name: str, roots: dict[str, pa.Table | None]) -> str:
         """Return the hash of a table's roots: given tables by their rows; None for facts, which are the program's."""

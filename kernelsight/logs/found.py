@@ -29,7 +29,7 @@ RULES: Mapping[str, tuple[str, str]] = {
     "not_finite": ("excluded", "requests with a latency that is not a finite number"),
     "order_of_times": ("noted", "requests whose TTFT is longer than their E2E: they start at different times"),
     "cached_above_prompt": ("excluded", "requests with more cached tokens than prompt tokens: cached_tokens is unset"),
-    "unreadable_line": ("dropped", "lines that are not a JSON object of the format, or cut off"),
+    "unreadable_line": ("dropped", "lines that are cut off, or no record of the format"),
     "gateway_cache_hit": ("dropped", "requests that the gateway answered from its own cache: no engine saw them"),
     "other_call": ("dropped", "calls that are no text generation, such as embeddings"),
     "not_streamed": ("excluded", "requests that were not streamed: their TTFT is unknown"),

@@ -98,10 +98,20 @@ def csv_source(file: LogFile) -> str:
 
 
 def count_ragged(connection: duckdb.DuckDBPyConnection, file: LogFile, found: Found) -> None:
-    """Count the rows of a CSV file that have another number of fields than its header, once its rows were read."""
+    """Count the lines of a CSV file that are not one row of its header's fields, once its rows were read.
+
+    A quote that is not closed makes one row of all lines up to the next quote.
+    """
     if file.kind == "text":
-        count, first = connection.execute("select count(distinct line), min(line) from reject_errors").fetchall()[0]
-        found.faults.add("unreadable_line", count, f"line {first}")
+        rows = (
+            "select line, any_value(csv_line) as text, bool_or(error_type = 'UNQUOTED VALUE') as quoted "
+            "from reject_errors group by line"
+        )
+        lines = "len(string_split(rtrim(text, chr(10) || chr(13)), chr(10)))"
+        query = f"select coalesce(sum({lines}), 0)::bigint, min(line), bool_or(quoted) from ({rows})"
+        count, first, quoted = connection.execute(query).fetchall()[0]
+        more = f": a quote in line {first} or later is not closed" if quoted else ""
+        found.faults.add("unreadable_line", count, f"line {first}", more)
 
 
 def _text(value: str) -> str:

@@ -115,8 +115,8 @@ def variant_rows(name: str, found: Variant, row: Mapping[str, Any], layers: Iter
     return own, [dict(layer) | {"model": own["model"]} for layer in layers]
 
 
-def longer_rows(positions: int, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> Rows:
-    """Return the rows of a model whose RoPE reaches further than its config says (``--max-position-embeddings``)."""
+def reach_rows(positions: int, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> Rows:
+    """Return the rows of a model whose RoPE does not reach what its config says (``--max-position-embeddings``)."""
     name = f"{row['model']}-{positions}-positions"
     said = f"{row['model']} is taken to reach {positions:,} positions (--max-position-embeddings)"
     own = dict(row) | {"model": name, "max_positions": positions, "source": f"{row['source']}; {said}"}

@@ -310,8 +310,19 @@ LOAD = (
     Flag("ramp_up_end_rps", "positive", "requests per second at the last request", "R"),
     Flag("max_concurrency", "whole", "closed loop: maximum number of requests in flight", "C"),
     Flag("num_prompts", "whole", "number of requests, or the first N of the trace", "N"),
-    Flag("num_warmups", "whole", "warm-up requests before the measured ones", "N", least=0),
-    Flag("num_priorities", "whole", "priority levels, 0 served first, assigned at random in equal parts", "N"),
+    Flag(
+        "num_warmups",
+        "whole",
+        "warm-up requests beside the measured ones: copies of the first, sent before them (any number, as with vLLM)",
+        "N",
+        least=0,
+    ),
+    Flag(
+        "num_priorities",
+        "whole",
+        "priority levels, 0 served first, assigned at random in equal parts; with --scheduling-policy priority",
+        "N",
+    ),
     Flag("num_turns", "whole", "turns per conversation; each request starts after the previous one finishes", "N"),
     Flag(
         "think_time_s",

@@ -179,7 +179,8 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
     for name in [flag for flag in ("model", "speculative_model") if flag in flags]:
         flags[name] = resolve_model(session, str(flags[name]))
     if "model" in flags and "max_position_embeddings" in flags:
-        flags["model"] = give_longer(session, flags["model"], flags.pop("max_position_embeddings"))
+        positions = flags.pop("max_position_embeddings")
+        flags["model"] = give_reach(session, flags["model"], positions, flags.get("max_model_len"))
     if flags.get("speculative_method") == "mtp":
         flags["speculative_model"] = give_mtp(session, flags["model"])
     for name in [flag for flag in ("gpu", "prefill_gpu") if flag in flags]:
@@ -272,16 +273,19 @@ def give_alike(session: Session, name: str | None, like: str) -> str:
     return own
 
 
-def give_longer(session: Session, name: str, positions: int) -> str:
-    """Add a model whose RoPE reaches further to a session's tables, and return its name; its own where it does so."""
-    from kernelsight.read.model_names import longer_rows
+def give_reach(session: Session, name: str, positions: int, longest: int | None) -> str:
+    """Add a model whose RoPE reaches so many positions to a session's tables, and return its name.
+
+    Its own where its config says the same, or where sequences (``longest``, max_model_len) are within fewer positions.
+    """
+    from kernelsight.read.model_names import reach_rows
 
     row, layers = model_rows(session, name)
-    if positions <= row["max_positions"]:
+    if positions == row["max_positions"] or (longest or math.inf) <= positions < row["max_positions"]:
         return name
-    longer, layers = longer_rows(positions, row, layers)
-    give_model(session, longer, layers)
-    return longer["model"]
+    other, layers = reach_rows(positions, row, layers)
+    give_model(session, other, layers)
+    return other["model"]
 
 
 def model_rows(session: Session, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

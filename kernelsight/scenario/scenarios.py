@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from kernelsight.dataflow.session import Session
 
-# flags that are names, which catalogues spell in their own way
+# flags that are names, which catalogues spell in their own way, and what these rest on
 NAMES = (
-    *("model", "model_like", "max_position_embeddings", "gpu", "quantization", "prefill_gpu", "kv_transfer_fabric"),
-    *("speculative_method", "speculative_model"),
+    *("model", "model_like", "max_position_embeddings", "max_model_len", "gpu", "quantization", "prefill_gpu"),
+    *("kv_transfer_fabric", "speculative_method", "speculative_model"),
 )
 
 

@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 
-from kernelsight.errors import InvalidInput, RunFailed, unknown
+from kernelsight.errors import RunFailed, extra_missing, unknown
 from kernelsight.searching.arrays import COMPILE_FAILED, OK, Measured, SpaceArrays
 from kernelsight.searching.replay import replay
 
@@ -55,9 +55,7 @@ def check_strategy(policy: str) -> None:
     try:
         from kernel_tuner.interface import strategy_map
     except ImportError:
-        raise InvalidInput(
-            f"policy {policy!r} runs Kernel Tuner, which is not installed; pip install 'kernelsight[tuner]' adds it."
-        ) from None
+        raise extra_missing(f"policy {policy!r}", "Kernel Tuner", "tuner") from None
     known = sorted(set(strategy_map) - set(NOT_SEARCHES))
     name = policy.removeprefix(PREFIX)
     if name not in known:

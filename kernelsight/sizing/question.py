@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 DAY_S = 86_400.0
+# requests/s; every person on earth (8.2 billion, UN World Population Prospects 2024) asking a hundred times a day
+MOST_RATE = 1e7
 
 
 def size_deployment(
@@ -84,7 +86,14 @@ def asked_rate(rate: float | None, requests_per_day: float | None) -> float:
     name, value = ("rate", rate) if rate is not None else ("requests_per_day", requests_per_day)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
         raise InvalidInput(f"--{name.replace('_', '-')} is {value}; give a finite number above 0.")
-    return float(value) if rate is not None else value / DAY_S
+    per_s = float(value) if rate is not None else value / DAY_S
+    if per_s > MOST_RATE:
+        flag, found = f"--{name.replace('_', '-')}", "" if rate is not None else f", {per_s:,.0f} a second"
+        raise InvalidInput(
+            f"{flag} is {value:,.0f} requests{found}; size answers up to {MOST_RATE:,.0f} a second, more than "
+            "everybody on earth sends: count requests, not tokens."
+        )
+    return per_s
 
 
 def _load(stated: Mapping[str, Any]) -> dict[str, Any]:

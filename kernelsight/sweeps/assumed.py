@@ -21,7 +21,8 @@ def assumed_of(session: Session, row: Mapping[str, Any], settings_of: Mapping[st
         for sentence, share in sorted(found.items(), key=lambda item: -item[1])
     ]
     transfers = [item["assumed"] for item in session.table("kv_transfers").to_pylist()]
-    return list(dict.fromkeys([*stated, *transfers, *_routing(session, settings_of)]))
+    without_effect = [*_routing(session, settings_of), *_priorities(session, settings_of)]
+    return list(dict.fromkeys([*stated, *transfers, *without_effect]))
 
 
 def _shares(session: Session, row: Mapping[str, Any]) -> dict[str, float]:
@@ -55,3 +56,12 @@ def _routing(session: Session, settings_of: Mapping[str, Mapping[str, Any]]) -> 
     else:
         return found
     return [*found, f"{why}: the prefix-aware router sends each request to the least loaded replica"]
+
+
+def _priorities(session: Session, settings_of: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return what becomes of priority levels where no engine's queue goes by them."""
+    (scenario,) = session.table("scenarios").to_pylist()
+    levels = scenario["num_priorities"] or 1
+    if levels == 1 or any(one["scheduling_policy"] == "priority" for one in settings_of.values()):
+        return []
+    return [f"the {levels:,} priority levels have no effect: the scheduling policy is fcfs, not priority"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.dataflow.durable import draft_of, locked, reason
-from kernelsight.errors import InvalidInput, KernelSightError, RunFailed
+from kernelsight.errors import InvalidInput, KernelSightError, RunFailed, extra_missing
 from kernelsight.scenario.scenarios import give_plan
 from kernelsight.sweeps.intervals import with_intervals
 from kernelsight.sweeps.percentiles import with_percentiles
@@ -188,9 +188,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise InvalidInput(
-            "--executor ray needs Ray, which is not installed; pip install 'kernelsight[ray]', or use --executor local."
-        ) from None
+        raise extra_missing("--executor ray", "Ray", "ray", "use --executor local") from None
     return ray
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from kernelsight.errors import InvalidInput
+from kernelsight.errors import extra_missing
 from kernelsight.escape import as_html, json_in_script, script
 from kernelsight.views.run_figures import Figure
 
@@ -32,7 +32,7 @@ def chart_library() -> str:
     try:
         import vl_convert
     except ImportError:
-        raise InvalidInput("report needs vl-convert: pip install 'kernelsight[report]'.") from None
+        raise extra_missing("report", "vl-convert", "report") from None
     return script(vl_convert.javascript_bundle(DRAW))
 
 

@@ -109,6 +109,36 @@ def test_a_prefix_aware_router_says_where_it_sees_no_prefixes(command):
         assert not [sentence for sentence in seen["assumed"] if "prefix-aware" in sentence]
 
 
+def test_priority_levels_that_no_queue_goes_by_are_called_so(command):
+    words = (*LENGTHS, "--request-rate", 50, "--num-priorities", 3)
+    said = "the 3 priority levels have no effect: the scheduling policy is fcfs, not priority"
+    assert said in served(command, *words)["assumed"]
+    for heeded in ((*words, "--scheduling-policy", "priority"), (*words[:-1], 1)):
+        assert not [sentence for sentence in served(command, *heeded)["assumed"] if "priority level" in sentence]
+
+
+def test_a_model_that_reaches_less_far_takes_shorter_sequences(command, refusal):
+    words = (*LENGTHS, "--request-rate", 50, "--max-position-embeddings")
+    assert served(command, *words, 1)["status"] == {"rejected_too_long": 6}
+    assert served(command, *words, 1000)["completed"] == 6
+    # sequences that are within fewer positions anyhow do not change the model
+    assert served(command, *words, 1000, "--max-model-len", 1000)["model"] == "qwen3-0.6b"
+    said = refusal(*SIMULATE, *words, 1000, "--max-model-len", 2000)
+    assert said.startswith("max_model_len 2000 exceeds the 1000 tokens that qwen3-0.6b-1000-positions supports")
+
+
+def test_warm_ups_are_beside_the_measured_requests_however_many(command):
+    warm = served(command, *LENGTHS, "--request-rate", 50, "--num-warmups", 20)
+    plain = served(command, *LENGTHS, "--request-rate", 50)
+    assert (warm["requests"], plain["requests"]) == (6, 6) and warm["steps"] > plain["steps"]
+
+
+def test_two_launch_lines_are_refused(refusal):
+    lines = ("--launch", "vllm serve Qwen/Qwen3-0.6B", "--launch", "vllm serve Qwen/Qwen3-8B")
+    for verb in ("simulate", "predict", "size", "compare"):
+        assert refusal(verb, *lines).startswith("--launch is given twice; give one line, which states one deployment;")
+
+
 def test_a_closed_loop_is_one_for_all_replicas(command):
     # one request at a time, whatever the number of replicas
     one, two = (served(command, *LENGTHS, "--max-concurrency", 1, "-dp", n) for n in (1, 2))

@@ -18,9 +18,30 @@ START = (sys.executable, "-m", "kernelsight")
 MANY = ("simulate", "--model", "qwen3-0.6b", "--gpu", "l4", "--request-rate", "1e5", "--isl", "100", "--osl", "100")
 
 
-def test_no_verb_and_a_wrong_one_list_the_verbs(refusal):
+def test_no_verb_is_refused(refusal):
     assert refusal() == "the following arguments are required: VERB; `kernelsight --help` shows the flags."
-    assert "invalid choice: 'forecast' (choose from 'tables', 'explain', 'sql', 'predict'" in refusal("forecast")
+
+
+@pytest.mark.parametrize(
+    ("words", "nearest"),
+    [
+        (("simulat", "--gpu", "l4"), "unknown verb 'simulat'. Did you mean simulate?"),
+        (("forecast",), "unknown verb 'forecast'. Did you mean search forecast or predict?"),
+        (("calibrate", "fitt", "-o", "x"), "unknown verb 'calibrate fitt'. Did you mean calibrate fit"),
+        (("help", "prdict"), "unknown verb 'prdict'. Did you mean predict"),
+        (("zzz",), "unknown verb 'zzz'."),
+    ],
+)
+def test_a_misspelt_verb_gets_the_nearest_ones(words, nearest, refusal):
+    sentence = refusal(*words)
+    assert sentence.startswith(nearest) and sentence.endswith("`kernelsight --help` lists them.")
+
+
+@pytest.mark.parametrize("words", [(), ("predict",), ("calibrate",), ("calibrate", "fit")])
+def test_help_of_a_verb_is_what_its_flag_shows(words, command):
+    answer = command("help", *words)
+    assert answer.status == 0 and answer == command(*words, "--help")
+    assert answer.out.startswith(" ".join(("usage: kernelsight", *words)))
 
 
 def test_a_misspelt_flag_gets_the_nearest_ones(refusal):

@@ -85,6 +85,14 @@ def test_values_that_are_no_number_drop_their_row(tmp_path):
     assert [row["external_id"] for row in rows(tables)] == ["a", "c"]
 
 
+@pytest.mark.parametrize(("closed", "lost"), [(None, 9), (6, 4)])
+def test_a_quote_that_is_not_closed_loses_every_line_up_to_the_next(tmp_path, closed, lost):
+    names = [f'"{n}' if n in (3, closed) else str(n) for n in range(12)]
+    text = "".join(f"{name},{n},100,10,40\n" for n, name in enumerate(names))
+    tables = read_logs(save(tmp_path / "a.csv", f"request_id,arrival_s,prompt_tokens,output_tokens,ttft_ms\n{text}"))
+    assert faults(tables)["unreadable_line"] == lost and len(rows(tables)) == 12 - lost
+
+
 def test_a_clock_that_is_not_stated_is_noted(tmp_path):
     text = CSV.replace("ttft_clock", "other")
     assert faults(read_logs(save(tmp_path / "a.csv", text)))["ttft_clock_unknown"] == 2

@@ -184,6 +184,16 @@ def test_no_stated_cache_makes_room_for_weights(session: Session, tokens: int) -
             {"requests_per_day": 5},
             "--rate R or --requests-per-day N says how much is to be served; both are given, give one.",
         ),
+        (
+            {"rate": 1e12},
+            "--rate is 1,000,000,000,000 requests; size answers up to 10,000,000 a second, more than everybody on "
+            "earth sends: count requests, not tokens.",
+        ),
+        (
+            {"rate": None, "requests_per_day": 1e12},
+            "--requests-per-day is 1,000,000,000,000 requests, 11,574,074 a second; size answers up to 10,000,000 a "
+            "second, more than everybody on earth sends: count requests, not tokens.",
+        ),
         ({"gpus": []}, "no GPU is given; set --gpus, such as --gpus h100_sxm,h200_sxm."),
         (
             {"max_gpus": 1, "pipeline_parallel_size": 2},

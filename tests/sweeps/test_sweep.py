@@ -267,7 +267,8 @@ def test_refusals_of_the_command(command: Any, grid: Path, words: list[str], sen
 def test_ray_that_is_not_installed(command: Any, grid: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     sentence = (
-        "--executor ray needs Ray, which is not installed; pip install 'kernelsight[ray]', or use --executor local."
+        "--executor ray needs Ray, which is not installed; run pip install -e '.[ray]' in the checkout, or use "
+        "--executor local."
     )
     assert command("sweep", grid, "--executor", "ray") == (2, "", f"kernelsight: {sentence}\n")
 

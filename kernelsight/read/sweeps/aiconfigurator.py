@@ -12,7 +12,7 @@ from pathlib import Path
 
 import polars as pl
 
-from kernelsight.errors import InvalidInput, unknown
+from kernelsight.errors import InvalidInput, extra_missing, unknown
 from kernelsight.read.sweeps.aiconfigurator_tables import (
     MODULES,
     OPTIONAL,
@@ -89,9 +89,8 @@ def installed_package() -> Path:
     """Return the folder of the installed package, found without importing it."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise InvalidInput(
-            "aiconfigurator-core is not installed, and no PATH is given; "
-            "pip install 'kernelsight[silicon]', or give the folder with its systems/data."
+        raise extra_missing(
+            "an import without a PATH", "aiconfigurator-core", "silicon", "give the folder with its systems/data"
         )
     return Path(spec.submodule_search_locations[0])
 

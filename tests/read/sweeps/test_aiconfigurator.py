@@ -299,7 +299,7 @@ def test_refusals(put, import_from, tmp_path, monkeypatch) -> None:
     with pytest.raises(InvalidInput, match="has no sweep: no file matches"):
         import_from("aiconfigurator", tmp_path / "empty")
     monkeypatch.setattr(aiconfigurator.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InvalidInput, match="aiconfigurator-core is not installed, and no PATH is given"):
+    with pytest.raises(InvalidInput, match="an import without a PATH needs aiconfigurator-core, which is not"):
         import_from("aiconfigurator", None)
 
 

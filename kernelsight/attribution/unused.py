@@ -1,0 +1,53 @@
+"""The rows of a log that a comparison cannot use: how many, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+# rules by which a log loses requests that it holds; of those that failed or were cancelled nothing can be compared
+LOST = (
+    *("duplicate_id", "unreadable_line", "unreadable_value", "no_prompt_tokens", "no_latency", "no_output"),
+    *("negative_duration", "not_finite", "no_first_chunk"),
+)
+DOUBTFUL = ("order_of_times",)  # compared, but their times contradict each other
+REJECTED = "rejected by the simulated engine"
+
+
+def counted(faults: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of ``log_faults`` of all logs together, by rule.
+
+    >>> fault = {"rule": "duplicate_id", "rows": "dropped", "explanation": "requests whose id occurs before", "n": 2}
+    >>> counted([fault, fault | {"log_id": "other"}])[0]["n"]
+    4
+    """
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in faults:
+        first = {"reason": row["rule"], "n": 0, "rows": row["rows"], "explanation": row["explanation"]}
+        found.setdefault((row["rule"], row["rows"]), first)["n"] += row["n"]
+    return list(found.values())
+
+
+def rejected(n: int, longest: int, limit: int) -> dict[str, Any]:
+    """Return the row of requests that the simulated engine rejects; ``longest``: prompt and output of the longest."""
+    why = f"requests that the simulated engine rejects: up to {longest:,} tokens, where max_model_len is {limit:,}"
+    return {"reason": REJECTED, "n": n, "rows": "excluded", "explanation": why}
+
+
+def unused(dropped: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many rows of a log were not used or are doubtful, and why, for the end of a verdict; "" for none.
+
+    >>> unused(counted([{"rule": "no_output", "rows": "excluded", "explanation": "requests: why", "n": 1200}]))
+    '; not used: 1,200 × requests (why)'
+    """
+    groups = (("not used", (*LOST, REJECTED)), ("doubtful", DOUBTFUL))
+    return "".join(
+        f"; {what}: {', '.join(_said(row) for row in rows)}"
+        for what, reasons in groups
+        if (rows := sorted((row for row in dropped if row["reason"] in reasons), key=lambda row: -row["n"]))
+    )
+
+
+def _said(row: Mapping[str, Any]) -> str:
+    what, colon, why = row["explanation"].partition(": ")
+    return f"{row['n']:,} × {what}{f' ({why})' if colon else ''}"
