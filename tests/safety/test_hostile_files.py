@@ -137,7 +137,10 @@ MANIFESTS = {
         "A0=xxxxxxxx\n" + "".join(f"A{n}=$A{n - 1}$A{n - 1}\n" for n in range(1, 40)) + "vllm serve $A39\n",
         "the variables of the launch line make it longer than 262,144 characters",
     ),
-    "variables in many lines": ("A=" + "x" * 100_000 + "\n" + "$A\n" * 100_000, "make it longer than 262,144 characters"),
+    "variables in many lines": (
+        "A=" + "x" * 100_000 + "\n" + "$A\n" * 100_000,
+        "make it longer than 262,144 characters",
+    ),
     "a long script": ("vllm serve m " + "--port 80 " * 200_000, "the launch line has 2,000,013 characters"),
     "shells without end": ("sh " * 20_000, "starts no known server"),
     "lines without end": ("\n" * 2_000_000, "the launch line has 2,000,000 characters"),
