@@ -6,12 +6,14 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.compiled_scheduler import start_compiling, wait_for_compiled
+from tests.special_files import interrupted
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benches"))
 import record
@@ -39,6 +41,12 @@ def random_worlds(count: int) -> settings:
     """
     drawn = max(math.ceil(count * WORLDS_PERCENT / 100), min(count, LEAST_WORLDS))
     return settings(max_examples=drawn, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture
+def in_time() -> Iterator[None]:
+    """Fail a test that waits for a pipe, or reads a device without end, instead of waiting with it."""
+    yield from interrupted()
 
 
 def pytest_configure(config: pytest.Config) -> None:

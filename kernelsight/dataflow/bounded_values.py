@@ -38,8 +38,9 @@ class Limits(NamedTuple):
 
 # JSON of settings: a quantisation names every matrix of every expert
 SETTINGS = Limits(SETTINGS_BYTES, 1_000_000)
-# manifests and option files, whose every value is a Python object of its own
 MANIFEST = Limits(SETTINGS_BYTES, 100_000)
+# of which each is looked up among those of an engine
+OPTIONS = Limits(SETTINGS_BYTES, 10_000)
 # rows that are read whole, such as those of a grid
 ROWS = Limits(ROWS_BYTES, 100_000_000)
 # a log of many requests as YAML

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import glob
 import gzip
 import io
 import json
@@ -90,6 +91,11 @@ class LogFile:
         for ending in (".gz", ".jsonl", ".ndjson", ".json", ".csv", ".parquet", ".yaml", ".yml", ".log", ".txt"):
             name = name.removesuffix(ending)
         return name or self.path.name
+
+    @property
+    def sql_path(self) -> str:
+        """The path as SQL text, by which DuckDB reads this file alone: it takes brackets and stars for patterns."""
+        return "'" + glob.escape(str(self.path)).replace("'", "''") + "'"
 
     def open(self) -> BinaryIO:
         """Open the decompressed file."""

@@ -51,10 +51,9 @@ def _scan(file: LogFile, fields: Mapping[str, str]) -> str:
     layout = "newline_delimited" if file.by_line or start not in "[{" else "array" if start == "[" else "unstructured"
     tolerant = "true" if layout == "newline_delimited" else "false"
     columns = ", ".join(f"'{name}': '{kind}'" for name, kind in fields.items())
-    path = str(file.path).replace("'", "''")
     return (
-        f"select row_number() over () as line, * from read_json('{path}', format='{layout}', columns={{{columns}}}, "
-        f"ignore_errors={tolerant}, maximum_object_size={LONGEST_RECORD}, "
+        f"select row_number() over () as line, * from read_json({file.sql_path}, format='{layout}', "
+        f"columns={{{columns}}}, ignore_errors={tolerant}, maximum_object_size={LONGEST_RECORD}, "
         f"compression='{'gzip' if file.compressed else 'none'}')"
     )
 

@@ -65,10 +65,9 @@ def _run(file: LogFile, columns: dict[str, str]) -> Found:
 
 def _open(connection: duckdb.DuckDBPyConnection, file: LogFile, columns: Columns) -> None:
     """Make the view ``given`` of the file's columns: text from CSV and JSON, any type from Parquet."""
-    path = _text(str(file.path))
     packed = f"compression='{'gzip' if file.compressed else 'none'}'"
     if file.kind == "parquet":
-        source = f"read_parquet({path})"
+        source = f"read_parquet({file.sql_path})"
     elif file.kind == "json":
         lists = {"hash_ids": "BIGINT[]", "chunk_gaps_ms": "FLOAT[]"}
         kinds = {_source(ours, theirs).column: lists.get(ours, "VARCHAR") for ours, theirs in columns.items()}
@@ -79,7 +78,7 @@ def _open(connection: duckdb.DuckDBPyConnection, file: LogFile, columns: Columns
             raise unusable(file.path, "has no fields", "Give one object per line and request.")
         in_list = file.text.lstrip().startswith("[")
         layout = "format='array'" if in_list else "format='newline_delimited', ignore_errors=true"
-        source = f"read_json({path}, {layout}, columns={{{listed}}}, {packed})"
+        source = f"read_json({file.sql_path}, {layout}, columns={{{listed}}}, {packed})"
     else:
         source = csv_source(file)
     connection.execute(f"create temp view given as select * from {source}")
@@ -92,7 +91,7 @@ def csv_source(file: LogFile) -> str:
     listed = ", ".join(f"{_text(name)}: 'VARCHAR'" for name in file.columns)
     packed = "gzip" if file.compressed else "none"
     return (
-        f"read_csv({_text(str(file.path))}, columns={{{listed}}}, header=true, auto_detect=false, delim=',', "
+        f"read_csv({file.sql_path}, columns={{{listed}}}, header=true, auto_detect=false, delim=',', "
         f"quote='\"', escape='\"', store_rejects=true, compression='{packed}')"
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernelsight.dataflow.bounded_files import read_text
-from kernelsight.dataflow.bounded_values import parse_json, parse_yaml
+from kernelsight.dataflow.bounded_values import OPTIONS, parse_json, parse_yaml
 from kernelsight.errors import InvalidInput
 
 # takes of an option, or None where it is not known: none, value, list, json, file, optional
@@ -125,7 +125,7 @@ def _of_file(name: str, value: str, word: str, folder: Path, takes: Takes, read_
         without_content = _PROBLEM.sub(r"\1)", found)
         return InvalidInput(f"{path} of {name} {without_content}; give one `name: value` a line.")
 
-    fields = next(iter(parse_yaml(read_text(path, refuse), refuse)), None)
+    fields = next(iter(parse_yaml(read_text(path, refuse), refuse, OPTIONS)), None)
     if not isinstance(fields, Mapping):
         raise refuse("has no options")
     for number, (field, inner) in enumerate(fields.items(), start=1):

@@ -39,7 +39,7 @@ DOCKER_SWITCHES = frozenset(
     "--no-healthcheck --oom-kill-disable --quiet -q".split()
 )
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]{0,1000}))?\}|\$\((\w+)\)|\$(\w+)")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]{0,300}))?\}|\$\((\w+)\)|\$(\w+)")
 _MANIFEST = re.compile(r"^[ \t]*(?:-[ \t]*)?(apiVersion|containers|services|spec):", re.MULTILINE)
 _VERSION = re.compile(r"v?(\d+\.\d+[\w.]*)")
 

@@ -51,7 +51,9 @@ def give_corrections(session: Session, given: Any) -> str:
         raise InvalidInput(f"{_named(given)} holds no corrections; write one with `kernelsight compare -o FILE`.")
     session.give("log_corrections", rows)
     name = Path(given).name if isinstance(given, str | Path) else "a given table"
-    return f"kernels and host time are corrected by {name}: {rows[0]['fitted_on']} ({rows[0]['n']:,} requests)"
+    first = session.table("log_corrections").slice(0, 1).to_pylist()[0]
+    requests = "" if first["n"] is None else f" ({first['n']:,} requests)"
+    return f"kernels and host time are corrected by {name}: {first['fitted_on'] or 'fitted to a log'}{requests}"
 
 
 def _rows_of_file(path: str | Path) -> list[dict[str, Any]]:

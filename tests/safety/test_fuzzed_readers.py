@@ -21,6 +21,8 @@ from kernelsight.errors import KernelSightError
 from kernelsight.fitting.evaluate import check_sweeps, measured_gpus
 from kernelsight.fitting.pack_rows import write_pack
 from kernelsight.kernels.pack import default_pack, read_pack
+from kernelsight.logs import read_logs
+from kernelsight.measure.suite import read_suite
 from kernelsight.read.config import read_config_file
 from kernelsight.read.measured_runs import read_runs
 from kernelsight.read.sweeps.importing import import_sweep
@@ -28,10 +30,15 @@ from kernelsight.read.sweeps.sources import READERS
 from kernelsight.read.traces import read_trace
 from kernelsight.read.tuner_files import read_tuner_file
 from kernelsight.read.tuning_parameters import read_parameters
+from kernelsight.scenario.corrections import give_corrections
 from kernelsight.scenario.forward_step import predict_calls
 from kernelsight.scenario.given_facts import extend_gpus, give_host_overheads
 from kernelsight.scenario.grid import read_grid
+from kernelsight.scenario.launch_lines import read_launch_line
+from kernelsight.scenario.prices import read_prices
 from kernelsight.scenario.scenarios import plan_rows
+from kernelsight.searching.cupy_measurer import read_launch
+from kernelsight.searching.proposers import read_configurations
 from kernelsight.searching.space_files import read_spaces
 from kernelsight.session import Session, connect
 from tests.cli.conftest import TINY_CONFIG
@@ -72,6 +79,34 @@ CACHE = {
     "cache": {str(tile): {"tile": tile, "time": 1.5, "times": [1.0, 2.0], "compile_time": 9} for tile in range(4)},
 }  # fmt: skip
 TUNING = {"name": "own", "tune_params": {"x": [16, 32], "w": ["row"]}, "restrictions": ["x % 16 == 0 and w in ['row']"]}
+POD = b"""apiVersion: v1
+kind: Pod
+metadata: {creationTimestamp: 2026-01-02T03:04:05Z}
+spec: &spec
+  nodeSelector: {gpu: nvidia-l4}
+  containers:
+  - image: vllm/vllm-openai:v0.10.0
+    command: [vllm, serve]
+    args: [$(MODEL), --max-num-seqs, "8", --speculative-config, '{"method": "ngram", "num_speculative_tokens": 3}']
+    env: [{name: MODEL, value: Qwen/Qwen3-0.6B}]
+    resources: {limits: {nvidia.com/gpu: 1}}
+"""
+OPTIONS = b"""max-num-seqs: 8
+tensor-parallel-size: 1
+speculative-config: &drafts {method: ngram, num_speculative_tokens: 3}
+compilation-config: {cudagraph_capture_sizes: [1, 2, 4]}
+"""
+SUITE = {"suite": "own", "rule": {"block": 5}, "entries": [{"family": "gemm", "axes": {"m": [1, 2], "n": 64, "k": 64}}]}
+KERNEL = {"kernel": "add", "problem_size": [64], "arguments": [{"dtype": "float32", "size": 64}], "samples": 3}
+CORRECTIONS = [{"part": "host", "factor": 1.1, "exposed_us": 2.0, "fingerprint": "0" * 16, "fitted_on": "a", "n": 5}]
+REQUEST = {"arrival_s": 1.0, "prompt_tokens": 9, "output_tokens": 3, "ttft_ms": 5.0, "e2e_ms": 9.0}
+REPORT = b"""benchmarks:
+- config: {strategy: {type_: constant, rate: 2.0}}
+  scheduler_metrics: {measure_start_time: 0.0}
+  requests:
+    successful:
+    - {prompt_tokens: 9, output_tokens: 3, info: {timings: {request_start: 1.0, first_token_iteration: 1.5}}}
+"""
 SPACES = [
     {"space": "conv", "gpu": "l4", "parameters": f'{{"tile": {tile}}}', "latency_us": 2.0 * tile, "status": "ok"}
     for tile in range(1, 5)
@@ -107,6 +142,23 @@ def read_grid_and_plan(session: Session, path: Path) -> None:
 def read_gpus(session: Session, path: Path) -> None:
     with session.fork() as fork:
         extend_gpus(fork, path)
+
+
+def read_launch_file(session: Session, path: Path) -> None:
+    read_launch_line(f"@{path}")
+
+
+def read_option_file(session: Session, path: Path) -> None:
+    read_launch_line(f"vllm serve Qwen/Qwen3-0.6B --config {path}", read_files=True)
+
+
+def read_proposals(session: Session, path: Path) -> None:
+    read_configurations(path)
+
+
+def read_correction(session: Session, path: Path) -> None:
+    with session.fork() as fork:
+        give_corrections(fork, path)
 
 
 def read_host(session: Session, path: Path) -> None:
@@ -174,6 +226,16 @@ FILES: dict[str, tuple[Callable[[Path], bytes], Reader]] = {
     "cache.json": (lambda _: config_bytes(CACHE), lambda _, path: read_tuner_file(path)),
     "cache.json.gz": (lambda _: gzip.compress(config_bytes(CACHE)), lambda _, path: read_tuner_file(path)),
     "tuning.json": (lambda _: config_bytes(TUNING), lambda _, path: read_parameters(path)),
+    "pod.yaml": (lambda _: POD, read_launch_file),
+    "options.yaml": (lambda _: OPTIONS, read_option_file),
+    "suite.json": (lambda _: config_bytes(SUITE), lambda _, path: read_suite(str(path))),
+    "kernel.json": (lambda _: config_bytes(KERNEL), lambda _, path: read_launch(path)),
+    "proposals.jsonl": (lambda _: lines([{"tile": 1}, {"candidate_id": "tile=2"}]), read_proposals),
+    "correction.parquet": (lambda _: parquet(CORRECTIONS), read_correction),
+    "prices.csv": (lambda _: csv([{"gpu": "l4", "price_per_gpu_hour": 0.7}]), lambda s, path: read_prices(s, path)),
+    "log.csv": (lambda _: csv([REQUEST]), lambda _, path: read_logs(path)),
+    "log.jsonl.gz": (lambda _: gzip.compress(lines([REQUEST])), lambda _, path: read_logs(path)),
+    "report.yaml": (lambda _: REPORT, lambda _, path: read_logs(path)),
     "spaces.parquet": (lambda _: parquet(SPACES), lambda _, path: read_spaces([path])),
 }
 SPICE = [
@@ -194,6 +256,7 @@ SPICE = [
         b"-1",
         b"1e999",
     ),
+    *(b"&a ", b"*a", b"*spec", b"!!int ", b"!!timestamp ", b"<<: ", b": ", b"- ", b"2020-13-45", b"|\n", b"? "),
     *(b"0", b"1.5", b"true", b"\\ud800", b"9" * 25, b"-", b"\r", b";", b"PAR1", b"\x1f\x8b", b"'", b"  ", b"Infinity"),
 ]
 ONE_CHANGE = st.tuples(
@@ -279,6 +342,9 @@ OBJECTS = {
     "gpus.json": GPU,
     "host.json": HOST,
     "trace.jsonl": ROWS[0],
+    "suite.json": SUITE,
+    "kernel.json": KERNEL,
+    "proposals.jsonl": {"candidate_id": "a", "parameters": {"tile": 1}},
 }
 FIELDS = [
     "rope_scaling",
@@ -308,6 +374,8 @@ TABLES = {
     "calls.parquet": CALLS,
     "runs.parquet": [RUN],
     "sweep.parquet": [POINT],
+    "correction.parquet": CORRECTIONS,
+    "spaces.parquet": SPACES,
 }
 TYPES = [
     *(pa.int8(), pa.uint64(), pa.float16(), pa.float64(), pa.string(), pa.large_string(), pa.binary(), pa.bool_()),
