@@ -1,14 +1,18 @@
 """Faults put into a copy of the sources one at a time: which test of those named beside a fault fails.
 
 ``python benches/mutation.py [-o report.json] [WORD ...]`` tries every fault of ``faults.json``, or those whose
-description holds a word. A fault that no test finds is a test to write. The tree itself is never touched.
+description holds a word. A fault that no test finds is a test to write. Faults that no longer fit the sources, or
+that are there twice, are named first. ``--draw 40 --seed 27`` prints random lines of code, to think of new ones at.
+The tree itself is never touched.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -23,7 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FAULTS = Path(__file__).resolve().parent / "faults.json"
 # a fault may let a loop run for ever
 MOST_SECONDS = 900
-SURVIVED, STALE, ENDLESS = "SURVIVED", "STALE: its text is not in the file once", "killed: the tests do not end"
+SURVIVED, ENDLESS = "SURVIVED", "killed: the tests do not end"
+STALE, NO_CHANGE, TWICE = "STALE: its text is not in the file once", "STALE: it changes nothing", "TWICE: as fault"
 KILLED = "killed by "
 BROKEN = "NO VERDICT: this test fails without the fault"
 
@@ -35,12 +40,63 @@ class Fault(NamedTuple):
     file: str
     old: str
     new: str
-    tests: list[str]
+    tests: tuple[str, ...]
 
 
 def read_faults(path: Path) -> list[Fault]:
     """Return the faults of a JSON file."""
-    return [Fault(**fault) for fault in json.loads(path.read_text(encoding="utf-8"))]
+    return [Fault(**fault | {"tests": tuple(fault["tests"])}) for fault in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def misfit_of(place: int, faults: Sequence[Fault]) -> str | None:
+    """Return why a fault is not worth a try in the working tree; None: it is."""
+    fault = faults[place]
+    path = ROOT / fault.file
+    if not path.is_file() or path.read_text(encoding="utf-8").count(fault.old) != 1:
+        return STALE
+    if fault.old == fault.new:
+        return NO_CHANGE
+    missing = [test for test in fault.tests if not (ROOT / test.split("::")[0]).exists()]
+    if missing or not fault.tests:
+        return f"STALE: there is no test {', '.join(missing)}".rstrip()
+    for earlier, other in enumerate(faults[:place], start=1):
+        if fault.file == other.file and (fault.fault == other.fault or changed(fault) == changed(other)):
+            return f"{TWICE} {earlier}"
+    return None
+
+
+@cache
+def changed(fault: Fault) -> str:
+    """Return the content of the file of the working tree with the fault."""
+    return (ROOT / fault.file).read_text(encoding="utf-8").replace(fault.old, fault.new)
+
+
+def drawn_lines(count: int, seed: int) -> list[str]:
+    """Return random lines of code of the package and its SQL, as ``file:line: text``; all lines are as likely."""
+    files = sorted([*ROOT.glob("kernelsight/**/*.py"), *ROOT.glob("sql/**/*.sql")])
+    every = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}" for path in files for number, line in code_lines(path)
+    ]
+    return random.Random(seed).sample(every, count)
+
+
+def code_lines(path: Path) -> list[tuple[int, str]]:
+    """Return the lines of a file with their numbers, without empty ones, comments and docstrings."""
+    text = path.read_text(encoding="utf-8")
+    said: set[int] = set()
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(text)):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                said |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    comment = "#" if path.suffix == ".py" else "--"
+    numbered = enumerate(text.splitlines(), start=1)
+    return [
+        (n, line) for n, line in numbered if n not in said and line.strip() and not line.strip().startswith(comment)
+    ]
 
 
 def copy_tree(target: Path) -> None:
@@ -57,8 +113,6 @@ def attempt(fault: Fault, tree: Path) -> str:
     """Return what becomes of a fault in a copy of the tree, whose file is as it was afterwards."""
     path = tree / fault.file
     sound, times = path.read_text(encoding="utf-8"), path.stat()
-    if sound.count(fault.old) != 1:
-        return STALE
     try:
         path.write_text(sound.replace(fault.old, fault.new), encoding="utf-8")
         answer = verdict(tree, fault.tests)
@@ -91,13 +145,14 @@ def verdict(tree: Path, tests: Sequence[str]) -> str:
 
 def attempts(faults: Sequence[Fault], tree: Path) -> Iterator[tuple[Fault, str]]:
     """Yield each fault with what became of it; all share one copy of the tree."""
-    copy_tree(tree)
+    if faults:
+        copy_tree(tree)
     for fault in faults:
         yield fault, attempt(fault, tree)
 
 
 def main(words: list[str] | None = None) -> int:
-    """Try the faults, print a line for each, and return 1 where one survived or no longer fits its file."""
+    """Try the faults, print a line for each, and return 1 where one survived, no longer fits or is there twice."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*", metavar="WORD", help="only faults whose description or file holds one")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write what was found as JSON")
@@ -105,13 +160,21 @@ def main(words: list[str] | None = None) -> int:
         "--faults", type=Path, default=FAULTS, metavar="FILE", help="faults as JSON; unset: faults.json"
     )
     parser.add_argument("--copy", type=Path, metavar="FOLDER", help="where the copy is kept, with what it compiled")
+    parser.add_argument("--draw", type=int, metavar="N", help="print so many random lines of code, and try nothing")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of --draw (default: 0)")
     arguments = parser.parse_args(words)
-    chosen = [
-        fault
-        for fault in read_faults(arguments.faults)
-        if not arguments.words or any(word in f"{fault.fault} {fault.file}" for word in arguments.words)
-    ]
-    found = []
+    if arguments.draw:
+        print("\n".join(drawn_lines(arguments.draw, arguments.seed)))
+        return 0
+    faults, found, chosen = read_faults(arguments.faults), [], []
+    for place, fault in enumerate(faults):
+        if arguments.words and not any(word in f"{fault.fault} {fault.file}" for word in arguments.words):
+            continue
+        if misfit := misfit_of(place, faults):
+            print(f"{fault.file}: {fault.fault}: {misfit}", flush=True)
+            found.append({**fault._asdict(), "answer": misfit})
+        else:
+            chosen.append(fault)
     with tempfile.TemporaryDirectory(prefix="kernelsight-faults-") as folder:
         for fault, answer in attempts(chosen, arguments.copy or Path(folder)):
             print(f"{fault.file}: {fault.fault}: {answer}", flush=True)

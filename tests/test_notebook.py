@@ -64,8 +64,9 @@ def test_objectives_are_a_mapping_or_the_words_of_the_command_line(session: Sess
     asked = {"gpus": "l4", "rate": 1.0, "model": "qwen3-0.6b", "input_len": 64, "output_len": 8}
     with pytest.raises(UnknownName, match=r"unknown latency statistic 'ttft_p95'. Did you mean ttft_p95_ms\?"):
         session.size(slo={"ttft_p95": 1000.0}, **asked)
-    with pytest.raises(InvalidInput, match="the objectives are 5; give a mapping"):
-        session.size(slo=5, **asked)
+    for wrong, said in ((5, "5"), (["ttft_p95:1000", 5], r"\['ttft_p95:1000', 5\]")):
+        with pytest.raises(InvalidInput, match=f"the objectives are {said}; give a mapping"):
+            session.size(slo=wrong, **asked)
 
 
 @pytest.mark.parametrize(

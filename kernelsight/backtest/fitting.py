@@ -115,7 +115,11 @@ def _descend(cost: Callable[[Constants], float], names: Sequence[str], start: Co
 
 
 def _beside(name: str, at: Constants) -> list[float]:
-    """Return the grid values next to the current one."""
+    """Return the grid values next to the current one.
+
+    >>> _beside("gap", Constants(0.0, 0.0, gap=0.2)), _beside("gap", Constants(0.0, 0.0, gap=3.0))
+    ([0.0, 0.4], [2.5])
+    """
     choices = CHOICES[name]
     place = min(range(len(choices)), key=lambda number: abs(choices[number] - getattr(at, name)))
     return [choices[number] for number in (place - 1, place + 1) if 0 <= number < len(choices)]

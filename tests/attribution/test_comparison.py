@@ -311,3 +311,25 @@ def test_what_each_file_of_a_folder_was_taken_as_is_printed(session: Session, tm
     assert "  not read: 1 x notes.txt (no known format: it is a text without a header of fields)\n" in page.out
     found = session.compare(log=tmp_path, deployment=FLAGS, fit="none")
     assert [row["role"] for row in found.summary["files"]] == ["requests", "steps", None]
+
+
+def test_every_flag_of_the_command_reaches_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compare(_: Session, **asked: object) -> None:
+        given.update(asked)
+        raise InvalidInput("seen.")
+
+    given: dict[str, object] = {}
+    monkeypatch.setattr(Session, "compare", compare)
+    words = ["--log", "a", "b", "--log-format", "table", "--columns", "ttft_ms=first", "--steps", "c", "--metrics", "d"]
+    words += ["--kernels", "e", "--stated", "--request-rate 4", "--fit", "host", "--hold-out", "0.2"]
+    words += ["--suspects", "none", "--model", "llama-3.1-8b", "--gpu", "h100_sxm"]
+    assert run_command("compare", *words).err == "kernelsight: seen.\n"
+    files = {
+        "log": ["a", "b"],
+        "log_format": "table",
+        "columns": {"ttft_ms": "first"},
+        "steps": ["c"],
+        "metrics": ["d"],
+    }
+    how = {"kernels": ["e"], "stated": {"request_rate": 4.0}, "fit": "host", "hold_out": 0.2, "suspects": "none"}
+    assert given == {"deployment": {"model": "llama-3.1-8b", "gpu": "h100_sxm"}, **files, **how}

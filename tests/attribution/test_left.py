@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelsight.attribution.left import averaged, explains, left_by_group, misfit
+from kernelsight.attribution.left import Left, averaged, explains, left_by_group, misfit
 
 REQUESTS, GROUPS, SD = 2160, 27, 0.03
 
@@ -42,6 +42,14 @@ def test_a_cause_takes_away_more_than_chance() -> None:
 def test_what_the_model_is_off_by_everywhere_is_no_cause() -> None:
     """Where 5 % is left in every group, one more per cent is no explanation, however sure it is."""
     assert not explains(of_chance(2, shift=0.05), of_chance(2, shift=0.055))
+
+
+def test_what_the_model_may_be_off_by_is_chance_however_long_the_log_is() -> None:
+    """Of a million requests a mean is known to 0.02 %: 0.1 % is within what the model may be off by, 1 % is not."""
+    nothing = Left(np.zeros((2, GROUPS)), np.full((2, GROUPS), 4e4), np.full(2, SD))
+    within, beyond = (nothing._replace(mean=np.full((2, GROUPS), off)) for off in (0.001, 0.01))
+    assert within.is_chance and not explains(nothing, within)
+    assert not beyond.is_chance and explains(nothing, beyond)
 
 
 def test_replays_of_one_explanation_are_averaged() -> None:

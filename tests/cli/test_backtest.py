@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.backtest.scores import is_fitting
+from kernelsight.backtest.scores import is_fitting, score
+from kernelsight.cli.backtest_page import _peer_rows
 
 HEADER = (
     "run_id,harness,model,gpu,tp,pp,dp,ep,engine,isl,osl,max_concurrency,workers,request_rate,ttft_ms,tpot_ms,source"
@@ -67,6 +68,20 @@ def test_the_page_and_the_csv(command, runs: Path) -> None:
     lines = command("backtest", "--runs", runs, "--format", "csv").out.splitlines()
     assert lines[0].startswith("scope,model,gpu,engine,quantization,n,ttft_median_ape")
     assert lines[1].startswith("all,")
+
+
+def test_another_tool_stands_beside_us_in_columns_of_its_own() -> None:
+    errors = {"peer": {"ttft": [0.5, 0.3], "tpot": [-0.2]}, "ours": {"ttft": [0.1, -0.3], "tpot": [0.05]}}
+    scored = {tool: {metric: score(each) for metric, each in own.items()} for tool, own in errors.items()}
+    both, nothing = {"n": 2, **scored}, {"n": 0, **{tool: {"ttft": score([]), "tpot": score([])} for tool in errors}}
+    rows = _peer_rows(both | {"dense": both, "moe": nothing, "groups": []})
+    shown = {"ttft peer": "40.0 / 40.0  p90 48  +40", "ttft ours": "20.0 / 20.0  p90 28  -10"}
+    shown |= {"tpot peer": "20.0 / 20.0  p90 20  -20", "tpot ours": "5.0 / 5.0  p90 5  +5"}
+    assert rows == [
+        {"": "all", "n": 2, **shown},
+        {"": "dense", "n": 2, **shown},
+        {"": "mixture of experts", "n": 0, **dict.fromkeys(shown, "")},
+    ]
 
 
 def test_constants_are_fitted_on_the_fitting_fifth_and_printed(command, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from kernelsight.report.simulation_page import simulation_page
+
 SIMULATE = ("simulate", "--model", "qwen3-0.6b", "--gpu", "l4")
 LENGTHS = ("--num-prompts", 6, "--isl", 64, "--osl", 4)
 OPEN = (*LENGTHS, "--request-rate", 20)
@@ -107,6 +109,34 @@ def test_the_page_prints_settings_metrics_and_what_was_assumed(command):
         "assumed:",
     ):
         assert words in page
+
+
+def test_each_figure_of_the_page_stands_behind_its_name(saved_run):
+    counts = {"completed": 11, "requests": 12, "steps": 41, "preemptions": 3, "draft_tokens": 40}
+    rates = {"duration_s": 1.5, "request_throughput": 7.25, "output_throughput": 31.5, "total_throughput": 95.5}
+    shares = {"front_end": 0.05, "queue": 0.1, "prefill": 0.25, "decode": 0.6, "preempted": 0.15}
+    others = {"goodput": 2.5, "prefix_cache_hit_rate": 0.375, "mean_kv_share": 0.125, "peak_kv_share": 0.5}
+    times = {"gpu_s": 1.25, "host_exposed_s": 0.175, "idle_s": 0.075, "accepted_draft_tokens": 30}
+    answer = saved_run[1].json | counts | rates | others | times
+    answer |= {f"{name}_share": share for name, share in shares.items()}
+    answer["settings"] |= {"num_speculative_tokens": 4}
+    lines = [line.partition("  ") for line in simulation_page(answer).split("\n\n")[1].splitlines()]
+    assert {name: value.strip() for name, _, value in lines if value} == {
+        "requests completed": "11 of 12",
+        "duration (s)": "1.5",
+        "request throughput (req/s)": "7.25",
+        "output throughput (tok/s)": "31.5",
+        "total throughput (tok/s)": "95.5",
+        "goodput (req/s)": "2.5",
+        "engine steps": "41",
+        "preemptions": "3",
+        "prefix cache hit rate": "0.375",
+        "draft tokens accepted": "30 of 40: 4.00 tokens per step",
+        "KV cache in use, mean / peak": "12.5% / 50.0%",
+        "request time front end / queued / prefill / decode": "5.0% / 10.0% / 25.0% / 60.0%",
+        "of which preempted or recomputed": "15.0%",
+        "GPU busy / waiting for host / idle (s)": "1.25 / 0.175 / 0.075",
+    }
 
 
 def test_a_seed_repeats_itself_and_another_differs(command):

@@ -67,6 +67,12 @@ def test_scores_stand_beside_the_floor(old, new):
     assert {row["scope"] for row in rows if row["family"] == "(all)"} == set(by_scope)
 
 
+def test_a_gpu_that_the_old_sweeps_alone_hold_has_nothing_to_score(old, new, tmp_path):
+    another = write(tmp_path / "another.parquet", [gemm("a100_sxm", *SHAPE, 90.0, engine_version="0.24.0")])
+    with pytest.raises(UnknownName, match="unknown GPU 'a100_sxm'.*The sweeps hold no row of it"):
+        list(scored_versions([old, another], [new], PACK, gpus=["a100_sxm"]))
+
+
 def test_a_pack_predicts_a_sweep_within_what_it_learned(old, new):
     rows, _, _ = version_rows("gemm", "h100_sxm", [old], [new], [("vllm", "0.25.0")])
     latency, low, high = packed_latency("gemm", "h100_sxm", rows, PACK)

@@ -125,6 +125,17 @@ def test_a_part_filled_gpu_splits_the_sum_where_that_is_cheaper() -> None:
     assert split[-1] < 0.5 * whole[-1]
 
 
+@pytest.mark.parametrize("batch", [1.0, 48.0])
+def test_a_part_filled_tile_costs_as_much_as_a_full_one(batch: float) -> None:
+    """113 to 128 rows are as many tiles of 16, 64 or 128 rows; neither memory nor power bounds these products."""
+    gpu = {**H100, "memory_bytes_per_us": 1e12, "l2_bytes": 1e15, "tdp_w": 1e9}
+    call = product(np.array([113.0, 120.0, 128.0, 129.0]), 8192.0, 8192.0, batch=batch)
+    times, tiles = gemm.gemm(np, call, gpu, starts())
+    assert times[:2] == pytest.approx(times[2], rel=1e-4)
+    assert times[3] > 1.02 * times[2]
+    assert (tiles % batch == 0.0).all()
+
+
 def test_a_library_that_chooses_by_rows_pays_for_idle_multiprocessors() -> None:
     call = product(np.array([32.0, 128.0, 129.0, 257.0, 8192.0]), 2048.0, 7168.0)
     free, by_rows = (gemm.gemm(np, call, H100, starts(least_rows=share, split_clocks=2e4))[0] for share in (0.0, 0.5))

@@ -58,6 +58,13 @@ def test_single_tokens_stream_their_states() -> None:
     assert time_us("delta_rule", 512, 512) == pytest.approx(716.4, rel=0.2)
 
 
+def test_prompts_read_and_write_a_state_for_each_sequence() -> None:
+    """Of 4,096 channels and keys of 128: FP32 numbers, so that each sequence more moves 8 bytes of them a pass."""
+    slow = {**H100, "memory_bytes_per_us": 1e3}
+    few, many = (time_us("delta_rule", 65536, n, slow, chunk_sequence_us=0.0, state_passes=1.5) for n in (64, 4096))
+    assert many - few == pytest.approx(1.5 * 8.0 * (4096 - 64) * 4096 * 128 / 1e3, rel=1e-3)
+
+
 def test_states_that_stay_in_l2_cost_less() -> None:
     moved = float(call("delta_rule", 8, 8)["bytes"])
     warm, cold = time_us("delta_rule", 8, 8, kept=moved), time_us("delta_rule", 8, 8)

@@ -55,6 +55,33 @@ def test_answers_of_the_api(tmp_path):
     assert rows(tables, "production_logs")[0]["start_unix_s"] == START
 
 
+def test_series_of_one_server_are_added_but_its_share_of_the_cache_is_a_mean(tmp_path):
+    series = {
+        (name, rank): [n, 2 * n] for name in ("token_usage", "num_running_reqs") for rank, n in (("0", 0.2), ("1", 0.4))
+    }
+    answer = matrix({("sglang:" + name, rank): values for (name, rank), values in series.items()})
+    for one in answer["data"]["result"]:
+        one["metric"] |= {"instance": "a", "tp_rank": one["metric"]["instance"]}
+    [row] = rows(read_logs(metrics=save(tmp_path / "a.json", answer)), "production_windows")
+    assert (row["kv_share"], row["running"]) == (pytest.approx(0.45), pytest.approx(0.9))
+
+
+def test_stamps_of_texts_are_milliseconds(tmp_path):
+    texts = [
+        save(
+            tmp_path / f"{place}.txt",
+            "# TYPE vllm:generation_tokens_total counter\n"
+            f'vllm:generation_tokens_total{{model_name="demo"}} {tokens} {1e3 * (START + 15 * place):.0f}\n',
+        )
+        for place, tokens in enumerate((100, 160, 400))
+    ]
+    tables = read_logs(metrics=texts)
+    windows = [(row["start_s"], row["end_s"], row["output_tokens"]) for row in rows(tables, "production_windows")]
+    assert windows == [(0.0, 15.0, 60), (15.0, 30.0, 240)]
+    [log] = rows(tables, "production_logs")
+    assert (log["clock"], log["start_unix_s"]) == ("unix", START)
+
+
 def test_a_counter_that_falls_drops_its_interval(tmp_path):
     series = {("vllm:generation_tokens_total", "a"): [500, 700, 40, 90], ("vllm:num_requests_running", "a"): [1] * 4}
     tables = read_logs(metrics=save(tmp_path / "a.json", matrix(series)))

@@ -145,6 +145,7 @@ def test_ernie_experts_begin_after_the_first_layers():
     assert rows[0] | {"mtp_layers": 1, "shared_intermediate": 3072, "balanced_router": True} == rows[0]
     rows = catalogued("ernie-4.5-21b-a3b-pt", moe_layer_interval=2, moe_layer_end_index=20)
     assert kinds(rows) == [("full_dense", 18, 0), ("full_moe", 10, 0)]
+    assert catalogued("ernie-4.5-21b-a3b-pt", moe_k=64)[0]["top_k"] == 64
     with pytest.raises(errors.InvalidInput, match="'moe_k' is 65, but must be at most the number of experts"):
         catalogued("ernie-4.5-21b-a3b-pt", moe_k=65)
 

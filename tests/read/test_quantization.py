@@ -85,6 +85,7 @@ def test_a_router_that_stays_does_not_keep_its_layer():
             compressed(group("float", 4, "local", group_size=16), ignore=["re:.*self_attn.*"]),
             ("bf16", "nvfp4", "nvfp4", "dynamic", "bf16"),
         ),
+        (compressed(group("float", 4, True, group_size=32)), ("mxfp4", "mxfp4", "mxfp4", "dynamic", "bf16")),
         (
             compressed(group("float", 8, True), ignore=["re:.*self_attn", "re:.*mlp\\.(gate|up|down)_proj"]),
             ("bf16", "bf16", "fp8", "dynamic", "bf16"),
@@ -126,6 +127,7 @@ def test_hf_quant_config_wins():
         ({"quant_method": "gptq"}, "has no field 'bits'"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ' is not supported"),
         (compressed(group("float", 4, group_size=16)), "float4 weights, plain activations' is not supported"),
+        (compressed(group("float", 4, True, group_size=64)), "float4 weights, quantised activations' is not supported"),
         (compressed(group("int", 4, True)), "int4 weights, quantised activations' is not supported"),
         (compressed(group("int", 8), ignore=["re:(("]), r"'re:\(\(', but must be a list of module names and valid"),
         ({"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 4}}, "KV cache quantisation .* is not supported"),

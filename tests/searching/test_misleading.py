@@ -102,6 +102,15 @@ def test_views_worse_than_none_are_not_drawn():
     assert batches.drawn_view({"none": 0.0, "all": -40.0}, "none", draw) is None
 
 
+def test_of_other_views_the_one_that_explains_more_is_drawn_more_often():
+    """Half of the draws are even, the other half go by density: 1 to exp(-2), so that 69 % are the better view's."""
+    draw = np.random.default_rng(0)
+    evidence = {"none": 0.0, "source one": 0.0, "source three": -2.0}
+    drawn = [batches.drawn_view(evidence, "none", draw) for _ in range(1000)]
+    assert drawn.count("source one") / 1000 == pytest.approx(0.25 + 0.5 / (1.0 + np.exp(-2.0)), abs=0.05)
+    assert drawn.count("source one") + drawn.count("source three") == 1000
+
+
 def test_slopes_are_those_of_the_density(arrays):
     target = target_of(arrays, "two")
     inputs = inputs_of(target)

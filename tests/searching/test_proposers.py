@@ -234,3 +234,9 @@ def test_parameters_that_never_vary_may_be_left_out(tmp_path):
 
 def test_text_that_is_one_configuration_is_read():
     assert parsed('{"tile": 2}') == [{"tile": 2}]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"tile": 2}\n' + "[" * 100_000])
+def test_text_that_is_nested_too_deep_is_refused(text):
+    with pytest.raises(InvalidInput, match=r"^the proposal '\[{60}' is no JSON;"):
+        parsed(text)

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from kernelsight.errors import InvalidInput, UnknownName
+from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching.arrays import OK, space_arrays
-from kernelsight.searching.history import Outcome
+from kernelsight.searching.decisions import Best, by_gain, expected_better
+from kernelsight.searching.forecasts import Forecast
+from kernelsight.searching.history import History, Outcome, nothing
 from kernelsight.searching.replay import replay
 from kernelsight.searching.rounds import rounds
 from kernelsight.searching.scenarios import DEFAULTS, check, check_in
@@ -153,3 +156,35 @@ def test_a_budget_above_the_space_and_an_unknown_gpu_are_refused(arrays):
         check_in(arrays, "two", 400)
     with pytest.raises(InvalidInput, match="GPU 'thre' has no measurements in space 'made' .* use three"):
         check_in(arrays, "thre", 10)
+
+
+def small_forecast(values: list[float]) -> tuple[gp.Inputs, History, Forecast]:
+    """Return what a process expects of candidates at these parameters; those at 0, 0.1 and 1 were measured."""
+    features = np.array([[0.0], [0.1], [1.0], *([value] for value in values)])
+    inputs = gp.Inputs(
+        np.zeros((len(features), 0)), features, np.zeros(len(features)), np.zeros(len(features)), *gp.words_of(features)
+    )
+    history = nothing()._replace(rows=np.arange(3), logs=np.array([0.0, 0.1, 0.3]), noise=np.full(3, 1e-4))
+    fit = gp.given(inputs, history.rows, history.logs, history.noise, gp.start(inputs), 0.0)
+    rows = np.arange(len(features))
+    mean, variance, white = gp.predict(inputs, fit, rows)
+    sd = np.sqrt(variance)
+    return inputs, history, Forecast("gp", rows, mean, sd, sd, np.ones(len(rows)), "measured", 3, fit, white)
+
+
+def test_what_a_batch_has_chosen_counts_as_measured():
+    """Rows 3 and 4 are one configuration twice: the second says nothing more once the first is in the batch."""
+    inputs, history, forecast = small_forecast([0.5, 0.5, 0.9])
+    best = Best(0, 0.0)
+    alone = [by_gain(forecast, inputs, history, best, 1).rows.tolist()]
+    assert alone == [[3]]
+    both = by_gain(forecast, inputs, history, best, 3)
+    assert both.rows.tolist() == [3, 5, 4]
+    assert both.gains[2] < 0.1 * both.gains[0]
+
+
+def test_a_candidate_counts_as_better_from_two_percent_on():
+    _, history, forecast = small_forecast([0.4, 0.6, 0.8])
+    sure = forecast._replace(mean=np.log([0.5, 0.5, 0.5, 0.99, 0.98, 0.9]), sd=np.full(6, 1e-9))
+    assert expected_better(sure, history, best=0.0) == pytest.approx(1.5)
+    assert expected_better(sure._replace(works=np.full(6, 0.5)), history, best=0.0) == pytest.approx(0.75)

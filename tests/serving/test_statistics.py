@@ -18,6 +18,7 @@ LOADS = {
     "one token": {"output_len": 1, "range_ratio": 1.0, "request_rate": 5.0},
     "some turned away": {"input_len": 1020, "output_len": 9, "range_ratio": 0.9, "request_rate": 5.0},
     "all turned away": {"input_len": 2000, "range_ratio": 1.0, "request_rate": 5.0, "goodput_e2el_ms": 1.0},
+    "preemptions": {"kv_cache_tokens": 1040, "input_len": 300, "output_len": 300, "max_concurrency": 8},
     "stages": {"pipeline_parallel_size": 3, "data_parallel_size": 2, "max_concurrency": 9},
     "replicas": {"data_parallel_size": 3, "max_concurrency": 7, "goodput_e2el_ms": 100.0},
 }
@@ -70,6 +71,9 @@ def test_statistics_are_those_of_the_queries(sessions: tuple[Session, Session]):
     assert any(row["completed"] == 0 and row["requests"] > 0 for row in rows)
     assert len({row["good"] is None for row in rows}) == 2
     assert any(row["tpot_mean_ms"] is None and row["completed"] for row in rows)
+    recomputed = "select distinct scenario_id from request_events where recomputed_ns > 0"
+    preempted = {row["scenario_id"] for row in rows if row["preempted_ns"]}
+    assert {row["scenario_id"] for row in session.query(recomputed).to_pylist()} & preempted
 
 
 def test_rejections_are_counted_by_reason(sessions: tuple[Session, Session]):

@@ -65,7 +65,7 @@ def test_rows_say_what_the_contract_lists(found: Sizing) -> None:
     # every GPU that can is there, so that it can be seen why it was not chosen
     assert {row["gpu"] for row in found.rows} == set(PRICES)
     assert found.as_dict()["answer"] == found.answer and repr(found) == f"Sizing({found.answer})"
-    assert "<table>" in found._repr_html_() and found.table().num_rows == len(found.rows)
+    assert found._repr_html_().count("<tr>") == 1 + len(found.rows) == 1 + found.table().num_rows
 
 
 def test_the_answer_is_a_sentence_and_a_command(found: Sizing) -> None:

@@ -12,6 +12,8 @@ from kernelsight.read.sweeps.points import first_reason
 H100 = next(row for row in facts("gpus").to_pylist() if row["gpu"] == "h100_sxm")
 L40S = next(row for row in facts("gpus").to_pylist() if row["gpu"] == "l40s")
 ATTENTION = {"batch": 2, "heads": 8, "kv_heads": 2, "head_dim": 64, "format": "bf16"}
+EXPERTS = {"tokens": 5, "hidden": 64, "intermediate": 32, "top_k": 8, "moe_tp": 1, "moe_ep": 1, "expert_matrices": 3}
+EXPERTS |= {"distribution": "balanced"}
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,13 @@ ATTENTION = {"batch": 2, "heads": 8, "kv_heads": 2, "head_dim": 64, "format": "b
             2 * 2 * 320 * 10,
         ),
         ("mla_decode", {"batch": 1, "heads": 2, "kv_lora_rank": 512, "rope_dim": 64, "context": 3}, 2 * 2 * 1088 * 4),
+        ("moe", EXPERTS, 2 * 5 * 8 * 3 * 64 * 32),
+        ("moe", EXPERTS | {"expert_matrices": 2}, 2 * 5 * 8 * 2 * 64 * 32),
+        # shapes of Nemotron have two matrices, whatever the sweep says: by the number of experts of a token, or by both
+        # sizes, the second of which is sharded
+        ("moe", EXPERTS | {"top_k": 22}, 2 * 5 * 22 * 2 * 64 * 32),
+        ("moe", EXPERTS | {"hidden": 2688, "intermediate": 928, "moe_tp": 2}, 2 * 5 * 8 * 2 * 2688 * 928),
+        ("moe", EXPERTS | {"hidden": 2688, "intermediate": 928}, 2 * 5 * 8 * 3 * 2688 * 928),
     ],
 )
 def test_work(family: str, row: dict[str, object], flops: float) -> None:
