@@ -1,7 +1,7 @@
 """Says of tests that two runs skipped whether that is allowed: `both.py names FIRST` or `both.py check FIRST SECOND`.
 
-`names` prints the tests that the first run skipped, a line each. `check` prints both counts and exits 1 where a test was
-skipped twice for want of something that can be installed, or that lies in ../shared. Allowed is alone what no
+`names` prints the tests that the first run skipped, a line each. `check` prints both counts and exits 1 where a test
+was skipped twice for want of something that can be installed, or that lies in ../shared. Allowed is alone what no
 installation brings: a GPU or its driver, and what is the other way round where it is installed.
 """
 

@@ -25,13 +25,13 @@ import numpy as np
 import polars as pl
 
 from kernelsight.catalog.tables import facts
+from kernelsight.choices.candidates import Choice, laid_out, measured_rows, shared_sites, site_columns
+from kernelsight.choices.choices import SIGMAS, Contrasts, contrasts
+from kernelsight.choices.plan import budget_of, plan
 from kernelsight.dataflow.blas import one_blas_thread
 from kernelsight.fitting.cells import is_serving
 from kernelsight.fitting.splits import HEADLINE_TRAIN
-from kernelsight.report.output import as_text
-from kernelsight.searching.choice_plan import budget_of, plan
-from kernelsight.searching.choice_rows import Choice, laid_out, measured_rows, shared_sites, site_columns
-from kernelsight.searching.choices import SIGMAS, Contrasts, contrasts
+from kernelsight.present.output import as_text
 
 FAMILIES = ("decode_attention", "prefill_attention", "mla_decode", "mla_prefill", "moe", "gemm")
 SHARES = (0.01, 0.05, 0.1)

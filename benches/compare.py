@@ -23,7 +23,7 @@ import pyarrow as pa
 from record import record
 
 import kernelsight as ks
-from kernelsight.attribution.replay import Variant, given, replay
+from kernelsight.comparison.replay import Variant, given, replay
 
 DEPLOYMENTS = (
     ({"model": "llama-3.1-8b", "gpu": "h100_sxm"}, 12.0),
@@ -68,7 +68,7 @@ def plant(dice: np.random.Generator, name: str) -> tuple[str, float]:
 
 def draw_load(dice: np.random.Generator, rate: float, n: int, longer: float, shared: bool) -> pa.Table:
     """Draw a log's requests: lognormal lengths, bursts, prompts that share prefixes."""
-    from kernelsight.attribution.replay import LOAD, conformed
+    from kernelsight.comparison.replay import LOAD, conformed
 
     arrival = np.cumsum(dice.exponential(1.0 / (rate * dice.uniform(0.4, 0.9)), n))
     prompt = np.clip(dice.lognormal(6.6, 0.6, n), 64, 8000) * longer

@@ -18,7 +18,7 @@ from compare import DEPLOYMENTS, draw_load
 from record import record
 
 import kernelsight as ks
-from kernelsight.attribution.replay import KERNELS, Variant, replay
+from kernelsight.comparison.replay import KERNELS, Variant, replay
 
 KINDS = ("factors", "engine", "factors", "growing load")
 OTHER = {"vllm": "sglang", "sglang": "vllm"}

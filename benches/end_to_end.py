@@ -18,10 +18,10 @@ from typing import Any
 import samples
 from record import ROOT, record
 
-from kernelsight.backtest.scores import GROUP, is_fitting, is_scored_separately
-from kernelsight.backtest.subsets import by_group, scored_runs
 from kernelsight.cli.main import main as kernelsight
-from kernelsight.read.measured_runs import read_runs
+from kernelsight.evaluation.runs.measured_runs import read_runs
+from kernelsight.evaluation.runs.scores import GROUP, is_fitting, is_scored_separately
+from kernelsight.evaluation.runs.subsets import by_group, scored_runs
 
 WORDS = "backtest --runs aiconfigurator --constants transfer,group,shipped,none --against aiconfigurator"
 KEPT = ("levels", "by_basis", "read", "excluded", "runs", "fitted_on", "stated_again", "repeated", "not_simulated")

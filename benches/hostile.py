@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight.errors import KernelSightError
-from kernelsight.report.output import as_text
+from kernelsight.present.output import as_text
 from kernelsight.session import Session, connect
 
 MODELS = ("qwen3-0.6b", "qwen3-8b", "llama-3.1-8b", "gpt-oss-20b", "qwen3-30b-a3b", "gemma-2-9b", "llama-3.1-70b")

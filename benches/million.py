@@ -17,7 +17,7 @@ from typing import Any
 
 from record import record
 
-from kernelsight.report.output import as_text
+from kernelsight.present.output import as_text
 
 START_UP = 1_000
 LOAD = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "input_len": 256, "output_len": 256, "request_rate": 20.0}

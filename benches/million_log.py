@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from record import record
 
 import kernelsight as ks
-from kernelsight.report.output import as_text
+from kernelsight.present.output import as_text
 
 FLAGS = {"model": "llama-3.1-8b", "gpu": "h100_sxm"}
 

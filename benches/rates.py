@@ -19,7 +19,7 @@ from typing import Any
 from record import record
 
 import kernelsight as ks
-from kernelsight.report.output import as_text
+from kernelsight.present.output import as_text
 from kernelsight.session import Session
 
 MODELS = (

@@ -7,6 +7,7 @@ pack, the catalogue, the code of its parts. ``python benches/record.py`` lists t
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
@@ -29,18 +30,17 @@ PARTS: dict[str, tuple[str, ...]] = {
     "pack": ("kernelsight/packs",),
     "catalogue": ("kernelsight/catalog",),
     "kernels": ("kernelsight/kernels", "sql/kernel", "sql/lower", "sql/macros"),
-    "deployments": ("kernelsight/scenario", "sql/deploy"),
+    "deployments": ("kernelsight/scenario", "kernelsight/models", "sql/deploy"),
     "serving": ("kernelsight/serving", "sql/serve"),
-    "backtest": ("kernelsight/backtest", "kernelsight/read/measured_runs.py"),
-    "fitting": ("kernelsight/fitting",),
-    "sweeps": ("kernelsight/read/sweeps",),
-    "search": ("kernelsight/searching",),
-    "compare": ("kernelsight/attribution", "kernelsight/logs"),
+    "backtest": ("kernelsight/evaluation/runs",),
+    "fitting": ("kernelsight/fitting", "kernelsight/evaluation/kernels"),
+    "search": ("kernelsight/searching", "kernelsight/evaluation/searches"),
+    "compare": ("kernelsight/comparison", "kernelsight/logs"),
     "sizing": ("kernelsight/sizing",),
     "sweep": ("kernelsight/sweeps",),
 }
 SIMULATION = ("pack", "catalogue", "kernels", "deployments", "serving")
-KERNELS = ("catalogue", "kernels", "fitting", "sweeps")
+KERNELS = ("catalogue", "kernels", "fitting")
 RESTS_ON: dict[str, tuple[str, ...]] = {
     "end_to_end": (*SIMULATION, "backtest"),
     "kernels_gb200": KERNELS,
@@ -125,10 +125,10 @@ def changed(result: Mapping[str, Any]) -> list[str]:
 
 @cache
 def digest(part: str) -> str:
-    """Return the SHA-256 of a part's files, comments and white space of code left out."""
+    """Return the SHA-256 of what a part's files mean, wherever they lie: a file that is moved changes nothing."""
     found = hashlib.sha256()
-    for path in files_of(PARTS[part]):
-        found.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + content(path) + b"\0")
+    for meant in sorted(hashlib.sha256(content(path)).digest() for path in files_of(PARTS[part])):
+        found.update(meant)
     return found.hexdigest()[:16]
 
 
@@ -140,7 +140,7 @@ def files_of(places: Iterable[str]) -> list[Path]:
 
 
 def content(path: Path) -> bytes:
-    """Return what a file means: of Python and SQL without comments and the width of white space, else its bytes."""
+    """Return what a file means: of Python and SQL without comments, imports and the width of white space."""
     if path.suffix not in (".py", ".sql"):
         return path.read_bytes()
     text = path.read_text(encoding="utf-8")
@@ -151,6 +151,9 @@ def content(path: Path) -> bytes:
         if token.type == tokenize.COMMENT:
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column] + "\n"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            lines[node.lineno - 1 : node.end_lineno] = ["\n"] * ((node.end_lineno or node.lineno) - node.lineno + 1)
     return "\n".join(line.rstrip() for line in "".join(lines).splitlines() if line.strip()).encode()
 
 

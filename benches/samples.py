@@ -31,9 +31,9 @@ SPACES = ROOT.parent / "shared" / "data" / "kernel_spaces.parquet"
 
 def end_to_end() -> dict[str, float]:
     """Return mean errors of ten published runs, with the constants that ship and without any."""
-    from kernelsight.backtest.replay import replay
-    from kernelsight.backtest.scores import is_fitting, is_scored_separately
-    from kernelsight.read.measured_runs import read_runs
+    from kernelsight.evaluation.runs.measured_runs import read_runs
+    from kernelsight.evaluation.runs.replays import replay
+    from kernelsight.evaluation.runs.scores import is_fitting, is_scored_separately
 
     runs = read_runs("aiconfigurator").table.to_pylist()
     scored = [run for run in runs if not is_fitting(run["run_id"]) and not is_scored_separately(run)]
@@ -49,8 +49,8 @@ def end_to_end() -> dict[str, float]:
 
 def search() -> dict[str, float]:
     """Return the regret of one search a policy on two spaces, one seed, 30 measurements."""
+    from kernelsight.evaluation.searches.cases import Case, replayed
     from kernelsight.searching.arrays import space_arrays
-    from kernelsight.searching.cases import Case, replayed
     from kernelsight.searching.space_files import read_spaces
 
     tables = read_spaces([str(SPACES)])
@@ -70,9 +70,9 @@ def search() -> dict[str, float]:
 def kernels_gb200() -> dict[str, float]:
     """Return the errors of one small family on H100, fitted on two GPUs: no sample looks at held-out GPUs."""
     from kernelsight.cli.main import main as kernelsight
-    from kernelsight.fitting.baselines import systems_folder
-    from kernelsight.fitting.evaluate import evaluate
-    from kernelsight.fitting.predict import fit_and_predict
+    from kernelsight.evaluation.kernels.baselines import systems_folder
+    from kernelsight.evaluation.kernels.evaluate import evaluate
+    from kernelsight.evaluation.kernels.predict import fit_and_predict
     from kernelsight.fitting.splits import Split
     from kernelsight.kernels.families import FAMILIES
 

@@ -25,17 +25,17 @@ from samples import SPACES
 from samples import search as sample
 from search_figures import figures_of, tuner_figures
 
-from kernelsight.report.output import as_text
+from kernelsight.evaluation.searches.cases import Case, Result, replayed
+from kernelsight.evaluation.searches.evaluate import evaluate
+from kernelsight.evaluation.searches.tuner_strategies import check_strategy, expanded, is_tuner
+from kernelsight.present.output import as_text
 from kernelsight.searching import scores
 from kernelsight.searching.arrays import SpaceArrays, space_arrays
-from kernelsight.searching.cases import Case, Result, replayed
-from kernelsight.searching.evaluation import evaluate
 from kernelsight.searching.replay import replay
 from kernelsight.searching.rounds import rounds
 from kernelsight.searching.scenarios import DEFAULTS
 from kernelsight.searching.space_files import read_spaces
 from kernelsight.searching.targets import Target, target_of, truth_of
-from kernelsight.searching.tuner_strategies import check_strategy, expanded, is_tuner
 
 PARTS = ("policies", "free", "misleading", "neighbours", "tuner")
 BUDGET = 100

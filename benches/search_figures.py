@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.searching.tuner_strategies import is_tuner
+from kernelsight.evaluation.searches.tuner_strategies import is_tuner
 
 
 def figures_of(found: Mapping[str, Any], seeds: int) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from typing import Any
 
 from record import record
 
-from kernelsight.report.output import as_text
+from kernelsight.present.output import as_text
 from kernelsight.scenario.scenarios import give_plan, plan_rows
-from kernelsight.serving import replica
+from kernelsight.serving.engine import replica
 from kernelsight.session import connect
 
 DEPLOYMENT = {"model": "llama-3.1-8b", "gpu": "h100_sxm"}

@@ -24,7 +24,7 @@ from bottlenecks import RATES, RELIEF, quick_host_of, with_faster_gpus
 from record import record
 
 import kernelsight as ks
-from kernelsight.report.output import as_text
+from kernelsight.present.output import as_text
 from kernelsight.session import Session
 from kernelsight.sizing.candidates import STEP_TOKENS
 

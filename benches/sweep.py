@@ -19,7 +19,7 @@ from typing import Any
 
 from record import record
 
-from kernelsight.report.output import as_text
+from kernelsight.present.output import as_text
 from kernelsight.scenario.scenarios import give_plan, plan_rows
 from kernelsight.session import Session, connect
 from kernelsight.sweeps.partitions import split

@@ -25,9 +25,9 @@ from kernelsight.fitting.held_out import thinned_kernels
 from kernelsight.fitting.measured import correct, fit_measured, rows_of
 from kernelsight.fitting.splits import HEADLINE_TRAIN
 from kernelsight.fitting.training import training_rows
+from kernelsight.forward.forward_step import predict_step
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.pack import pack_table
-from kernelsight.scenario.forward_step import predict_step
 
 FORMATS = ("fp16", "bf16", "fp8", "fp4", "int8")
 LEFT = (1.0, 0.5, 0.25, 1.0 / 7.0, 0.1)

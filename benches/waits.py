@@ -24,7 +24,7 @@ from typing import Any
 
 from record import record
 
-from kernelsight.report.output import as_text
+from kernelsight.present.output import as_text
 
 HERE = Path(__file__).resolve().parents[1]
 DEPLOYMENT = ("--model", "qwen3-14b", "--gpu", "h100_sxm")
@@ -58,7 +58,7 @@ CALLS = """
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from kernelsight.scenario.forward_step import predict_calls
+from kernelsight.forward.forward_step import predict_calls
 row = dict(tp=4, pp=1, dp=1, ep=1, gpu="h100_sxm", engine="vllm")
 names = ["llama-3.1-8b", "qwen3-32b", "mixtral-8x7b-v0.1", "gpt-oss-120b"]
 session.give("deployments", [dict(row, deployment_id=name, model=name) for name in names])
@@ -69,8 +69,8 @@ pq.write_table(calls.drop_columns(["call"]).combine_chunks(), "calls.parquet")
 # the loop alone: step costs are laid out, and nothing is made of what it records
 LOOP = """
 from kernelsight.scenario.scenarios import give_plan, plan_rows
-from kernelsight.serving.simulate import serve_replicas
-from kernelsight.serving.world import read_world
+from kernelsight.serving.runs.simulate import serve_replicas
+from kernelsight.serving.runs.world import read_world
 row = dict(model="qwen3-14b", gpu="h100_sxm", request_rate=20.0, num_prompts=1_000_000, input_len=256, output_len=256)
 plan = plan_rows(session, [row])
 give_plan(session, list(plan.deployments.values()), plan.planned)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from kernelsight.version import VERSION
+
+__version__ = VERSION
 __all__ = [
     "Comparison",
     "KernelSightError",
@@ -40,11 +42,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from kernelsight.attribution.comparison import Comparison
+    from kernelsight.comparison.comparison import Comparison
     from kernelsight.errors import KernelSightError
-    from kernelsight.scenario.forward_step import Prediction
-    from kernelsight.scenario.launch_commands import launch_command
-    from kernelsight.scenario.launch_lines import read_launch_line
+    from kernelsight.forward.forward_step import Prediction
+    from kernelsight.scenario.launch.commands import launch_command
+    from kernelsight.scenario.launch.lines import read_launch_line
     from kernelsight.session import Session, connect
     from kernelsight.sizing.answer import Sizing
     from kernelsight.sweeps.runs import Run, WhatIf
@@ -53,14 +55,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "connect": "session",
     "Session": "session",
-    "Comparison": "attribution.comparison",
-    "Prediction": "scenario.forward_step",
+    "Comparison": "comparison.comparison",
+    "Prediction": "forward.forward_step",
     "Run": "sweeps.runs",
     "Sizing": "sizing.answer",
     "WhatIf": "sweeps.runs",
     "KernelSightError": "errors",
-    "launch_command": "scenario.launch_commands",
-    "read_launch_line": "scenario.launch_lines",
+    "launch_command": "scenario.launch.commands",
+    "read_launch_line": "scenario.launch.lines",
 }
 
 

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 def scenario_loads(scenarios: pa.Table) -> pa.Table:
     """Which scenarios share a load: equal arrivals and lengths."""
-    from kernelsight.serving.load import loads_of
+    from kernelsight.serving.load.requests import loads_of
 
     return loads_of(scenarios)
 
 
 def load_requests(scenarios: pa.Table, scenario_loads: pa.Table) -> pa.Table:
     """The requests of each different load: read from its trace, or drawn."""
-    from kernelsight.serving.load import draw_requests
+    from kernelsight.serving.load.requests import draw_requests
 
     firsts = pc.equal(scenario_loads["scenario_id"], scenario_loads["load_id"])
     named = scenarios.rename_columns({"scenario_id": "load_id"})
@@ -35,7 +35,7 @@ def load_requests(scenarios: pa.Table, scenario_loads: pa.Table) -> pa.Table:
 
 def requests(scenario_loads: pa.Table, load_requests: pa.Table) -> pa.Table:
     """The requests of each scenario: those of its load."""
-    from kernelsight.serving.load import requests_of
+    from kernelsight.serving.load.requests import requests_of
 
     return requests_of(scenario_loads, load_requests)
 
@@ -52,7 +52,7 @@ def corrections(deployment_settings: pa.Table, log_corrections: pa.Table) -> pa.
 @reads("scenarios", "scenario_loads", "load_requests")
 def deployment_reach(deployments: pa.Table, *, read: Reader) -> pa.Table:
     """The most that the loads of each deployment can bring about; without scenarios there is no bound."""
-    from kernelsight.serving.reach import reach_of, unbounded_reach
+    from kernelsight.serving.load.reach import reach_of, unbounded_reach
 
     if not read.is_available("scenarios"):
         return unbounded_reach(deployments)
@@ -69,7 +69,7 @@ def step_shapes(
     deployment_reach: pa.Table,
 ) -> pa.Table:
     """The knots of each deployment that can run: what step costs are interpolated between."""
-    from kernelsight.serving.knots import knot_shapes
+    from kernelsight.serving.costs.knots import knot_shapes
 
     return knot_shapes(
         deployment_settings, deployment_faults, kv_layout, models, kernel_implementations, deployment_reach
@@ -155,10 +155,10 @@ def simulation(
 
     The first of them again with fast and slow kernels, and with more of each resource, where these tables are wanted.
     """
-    from kernelsight.serving.ends import statistics_at_ends
-    from kernelsight.serving.reliefs import gains_of_resources
-    from kernelsight.serving.simulate import simulate_scenarios
-    from kernelsight.serving.world import read_world
+    from kernelsight.serving.runs.interval_ends import statistics_at_ends
+    from kernelsight.serving.runs.resource_gains import gains_of_resources
+    from kernelsight.serving.runs.simulate import simulate_scenarios
+    from kernelsight.serving.runs.world import read_world
 
     world = read_world(
         scenarios=scenarios,
@@ -187,7 +187,7 @@ def request_metrics(
     request_events: pa.Table, scenarios: pa.Table, host_settings: pa.Table, deployment_settings: pa.Table
 ) -> pa.Table:
     """Latencies of each finished request, as benchmark clients define them; without warm-ups."""
-    from kernelsight.serving.request_metrics import metrics_of
+    from kernelsight.serving.runs.request_metrics import metrics_of
 
     return metrics_of(request_events, scenarios, host_settings, deployment_settings)
 
@@ -203,8 +203,8 @@ def kernel_breakdown_over_time(
     knot_corrections: pa.Table,
 ) -> pa.Table:
     """Where the GPU time went, window by window: the kernels of each step."""
-    from kernelsight.views.knot_kernels import knot_kernels
-    from kernelsight.views.over_time import kernels_over_time
+    from kernelsight.serving.breakdown.knot_kernels import knot_kernels
+    from kernelsight.serving.breakdown.over_time import kernels_over_time
 
     knots = knot_kernels(kernel_latencies, step_shapes, knot_corrections)
     return kernels_over_time(steps, step_cost_uses, replica_totals, deployment_settings, serving_windows, knots)
@@ -214,7 +214,7 @@ def step_totals(
     kernel_latencies: pa.Table, step_shapes: pa.Table, deployment_settings: pa.Table, host_settings: pa.Table
 ) -> pa.Table:
     """GPU, exposed host and total time of each whole step."""
-    from kernelsight.serving.host import step_totals_of
+    from kernelsight.serving.engine.host import step_totals_of
 
     return step_totals_of(kernel_latencies, step_shapes, deployment_settings, host_settings)
 

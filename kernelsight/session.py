@@ -22,9 +22,9 @@ from kernelsight.escape import as_html, visible
 from kernelsight.kernels.families import LOWERED
 
 if TYPE_CHECKING:
-    from kernelsight.attribution.comparison import Comparison
-    from kernelsight.attribution.stage_comparison import StageComparison
-    from kernelsight.scenario.forward_step import Prediction
+    from kernelsight.comparison.comparison import Comparison
+    from kernelsight.comparison.stage_comparison import StageComparison
+    from kernelsight.forward.forward_step import Prediction
     from kernelsight.sizing.answer import Sizing
     from kernelsight.sweeps.runs import Run, WhatIf
 
@@ -75,7 +75,7 @@ def embedded_facts() -> dict[str, Callable[[], pa.Table]]:
 
 @cache
 def _models() -> dict[str, pa.Table]:
-    from kernelsight.read.config import load_catalogue
+    from kernelsight.models.config import load_catalogue
 
     contracts = catalog.contracts()
     return {
@@ -110,7 +110,7 @@ class Session(dataflow.Session):
         """
         super().give(name, data, trusted=trusted)
         if name == "requests":
-            from kernelsight.serving.load import loads_of_requests
+            from kernelsight.serving.load.requests import loads_of_requests
 
             for table, rows in loads_of_requests(self.table("requests")).items():
                 super().give(table, rows, trusted=True)
@@ -147,7 +147,7 @@ class Session(dataflow.Session):
         ``batch_size`` sequences with ``context_len`` tokens in the cache; mixed: these decodes and one chunk of
         ``input_len``. ``flags``: model, gpu, tensor_parallel_size and others of ``kernelsight predict``.
         """
-        from kernelsight.scenario.forward_step import Prediction, predict_step
+        from kernelsight.forward.forward_step import Prediction, predict_step
 
         sizes = {"batch_size": batch_size, "input_len": input_len, "context_len": context_len}
         with self.fork() as fork:
@@ -307,8 +307,8 @@ class Session(dataflow.Session):
         """
         import pyarrow as pa
 
-        from kernelsight.attribution.comparison import Comparison, Question
-        from kernelsight.attribution.stage_comparison import StageComparison
+        from kernelsight.comparison.comparison import Comparison, Question
+        from kernelsight.comparison.stage_comparison import StageComparison
         from kernelsight.logs.read import read_logs, read_table
         from kernelsight.scenario.asked import mapping_of, one_of
 

@@ -36,7 +36,7 @@ def wait_for_compiled() -> None:
 
 def kept_in() -> Path | None:
     """Return the folder that keeps the compiled scheduler; None where none is fit for it."""
-    from kernelsight.serving.machine_code import code_folder
+    from kernelsight.serving.engine.machine_code import code_folder
 
     folder = code_folder()
     return None if folder is None else folder.path

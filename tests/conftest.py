@@ -23,7 +23,7 @@ WORLDS_PERCENT = float(os.environ.get("KERNELSIGHT_WORLDS", "20"))
 # so many are cheap to draw, and all that a test with few worlds has
 LEAST_WORLDS = 60
 # folders whose tests do without the compiled scheduler: workers begin there
-UNCOMPILED = ("catalog", "dataflow", "fitting", "kernels", "logs", "lowering", "measure", "read", "sql")
+UNCOMPILED = ("catalog", "dataflow", "fitting", "kernels", "logs", "lowering", "measure", "models", "sql")
 HERE = Path(__file__).resolve().parent
 COMPILING = pytest.StashKey[subprocess.Popen | None]()
 

@@ -8,26 +8,17 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "kernelsight"
 # from the ground up: a room imports what stands before it
-ROOMS = (
-    *(
-        "escape",
-        "errors",
-        "dataflow",
-        "catalog",
-        "kernels",
-        "read",
-        "logs",
-        "fitting",
-        "scenario",
-        "serving",
-        "views",
-        "sweeps",
-        "sizing",
-        "attribution",
-        "backtest",
-    ),
-    *("report", "measure", "searching", "nodes", "session", "cli", "__init__", "__main__"),
+ROOMS = tuple(
+    """
+    version escape errors dataflow catalog models kernels fitting scenario forward serving logs present sweeps sizing
+    comparison searching measure choices nodes session __init__ evaluation cli __main__
+    """.split()
 )
+# folders within a room that have an order of their own
+WITHIN = {"serving": ("costs", "load", "engine", "runs", "breakdown")}
+# what serves users; `evaluation` scores it
+PRODUCT = ROOMS[: ROOMS.index("evaluation")]
+PUBLIC_FUNCTIONS = {"predict", "simulate", "what_if", "sweep", "find_rates", "size", "compare", "search", "connect"}
 
 
 def imports_of(path: Path) -> set[str]:
@@ -58,8 +49,32 @@ def room_of(module: str) -> str:
     return "__main__" if module.endswith(".__main__") else (module.split(".") + ["__init__"])[1]
 
 
-# what the package says of itself, such as its version, is no room
-IMPORTS = {module_of(path): imports_of(path) - {"kernelsight"} for path in sorted(PACKAGE.rglob("*.py"))}
+def place_of(module: str) -> str:
+    """Return the room of a module, with the folder in it where the room has an order of its own."""
+    room, parts = room_of(module), module.split(".")
+    return "/".join([room, *parts[2:3]]) if room in WITHIN and len(parts) > 2 else room
+
+
+def arrows() -> dict[str, dict[str, int]]:
+    """Return how many modules of each place import a module of each other place."""
+    found: dict[str, dict[str, int]] = {}
+    for module, others in IMPORTS.items():
+        own = found.setdefault(place_of(module), {})
+        for other in {place_of(other) for other in others} - {place_of(module)}:
+            own[other] = own.get(other, 0) + 1
+    return found
+
+
+def levels() -> dict[str, int]:
+    """Return the level of each place: one above the highest of those that it imports."""
+    graph = arrows()
+    found: dict[str, int] = {}
+    for place in graphlib.TopologicalSorter(graph).static_order():
+        found[place] = 1 + max((found[other] for other in graph.get(place, ())), default=0)
+    return found
+
+
+IMPORTS = {module_of(path): imports_of(path) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:
@@ -80,6 +95,31 @@ def test_nothing_is_imported_from_above() -> None:
     assert not upwards
 
 
+def test_folders_within_a_room_have_an_order() -> None:
+    upwards = [
+        (module, other)
+        for module, others in IMPORTS.items()
+        for other in others
+        if (room := room_of(module)) in WITHIN and room_of(other) == room and len(other.split(".")) > 2
+        if WITHIN[room].index(other.split(".")[2]) > WITHIN[room].index(module.split(".")[2])
+    ]
+    assert not upwards
+
+
+def test_places_have_levels() -> None:
+    assert set(levels()) == set(arrows())
+
+
+def test_what_serves_users_imports_nothing_that_scores_it() -> None:
+    users = {module for module, others in IMPORTS.items() if "evaluation" in {room_of(other) for other in others}}
+    assert not {module for module in users if room_of(module) in PRODUCT}
+
+
+def test_no_folder_bears_the_name_of_a_public_function() -> None:
+    """Importing kernelsight.compare.nodes would replace the function kernelsight.compare by a module."""
+    assert not {module.split(".")[1] for module in IMPORTS if "." in module} & PUBLIC_FUNCTIONS
+
+
 def test_predicting_imports_nothing_of_fitting() -> None:
     reached, waiting = set(), ["kernelsight.nodes", "kernelsight.session"]
     while waiting:
@@ -93,3 +133,11 @@ def test_predicting_imports_nothing_of_fitting() -> None:
 def test_the_command_line_alone_parses_words() -> None:
     users = {path for path in PACKAGE.rglob("*.py") if "import argparse" in path.read_text(encoding="utf-8")}
     assert {room_of(module_of(path)) for path in users} == {"cli"}
+
+
+if __name__ == "__main__":
+    found = levels()
+    for place, own in sorted(arrows().items(), key=lambda item: (found[item[0]], item[0])):
+        imported = ", ".join(f"{other} {count}" for other, count in sorted(own.items()))
+        print(f"{found[place]:2}  {place:18} <- {imported}")
+    print(f"{max(found.values())} levels, {sum(map(len, arrows().values()))} arrows")

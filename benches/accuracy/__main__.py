@@ -17,12 +17,12 @@ import recorded
 import tables
 
 from kernelsight.errors import extra_missing
-from kernelsight.fitting.baselines import systems_folder
-from kernelsight.fitting.evaluate import evaluate
-from kernelsight.fitting.predict import fit_and_predict
+from kernelsight.evaluation.kernels.baselines import systems_folder
+from kernelsight.evaluation.kernels.evaluate import evaluate
+from kernelsight.evaluation.kernels.predict import fit_and_predict
 from kernelsight.fitting.splits import GENERATIONS, HEADLINE_TRAIN, Split, generation_folds
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.report.output import as_json, note
+from kernelsight.present.output import as_json, note
 
 ALL_GPUS = tuple(gpu for members in GENERATIONS.values() for gpu in members)
 FP4_CELLS = ("nvfp4", "w4a8_mxfp4_mxfp8")

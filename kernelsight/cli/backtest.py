@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kernelsight.backtest.levels import check_levels, constant_rows
-from kernelsight.backtest.peer import LAUNCHED, NOMINAL, STEP_TOKENS, predictions
-from kernelsight.backtest.plots import check_picture, draw
-from kernelsight.backtest.replay import replay
-from kernelsight.backtest.report import level_scores, report_of, report_of_peer, spread_rows
-from kernelsight.backtest.scores import GROUP, METRICS
-from kernelsight.cli.backtest_page import page
 from kernelsight.cli.options import add_output, add_pack, open_session
+from kernelsight.cli.pages.backtest_page import page
 from kernelsight.errors import InvalidInput
-from kernelsight.read.measured_runs import read_runs
-from kernelsight.report.output import (
+from kernelsight.evaluation.runs.levels import check_levels, constant_rows
+from kernelsight.evaluation.runs.measured_runs import read_runs
+from kernelsight.evaluation.runs.peer import LAUNCHED, NOMINAL, STEP_TOKENS, predictions
+from kernelsight.evaluation.runs.plots import check_picture, draw
+from kernelsight.evaluation.runs.replays import replay
+from kernelsight.evaluation.runs.report import level_scores, report_of, report_of_peer, spread_rows
+from kernelsight.evaluation.runs.scores import GROUP, METRICS
+from kernelsight.present.output import (
     as_json,
     check_ending,
     note,

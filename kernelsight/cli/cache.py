@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Print a row per folder; with --clear, empty the folders first."""
     import pyarrow as pa
 
-    from kernelsight.report.output import check_ending, print_page, table_lines, terminal_width, write_table
+    from kernelsight.present.output import check_ending, print_page, table_lines, terminal_width, write_table
 
     target = check_ending(arguments.output, TABLE_ENDINGS)
     rows = [*_tables(arguments.clear), *_compiled(arguments.clear)]
@@ -87,7 +87,7 @@ def _tables(clear: bool) -> Iterator[dict[str, Any]]:
 
 def _compiled(clear: bool) -> Iterator[dict[str, Any]]:
     """Yield the folders up to the first one that is fit, then those of other versions that hold files."""
-    from kernelsight.serving import machine_code
+    from kernelsight.serving.engine import machine_code
 
     seen = []
     for path in machine_code.PLACES:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kernelsight.cli.options import add_deployment, add_output, deployment_flags, launch_line, open_session
 from kernelsight.errors import InvalidInput
-from kernelsight.report.output import (
+from kernelsight.present.output import (
     Waiting,
     as_csv,
     as_json,
@@ -123,7 +123,7 @@ def _stated(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     from kernelsight.cli.options import add_flags
-    from kernelsight.read.redaction import redacted_words
+    from kernelsight.dataflow.redaction import redacted_words
     from kernelsight.scenario.flags import LENGTHS, LOAD, LOAD_FLAGS
 
     reader = argparse.ArgumentParser(prog="--stated", add_help=False, exit_on_error=False)

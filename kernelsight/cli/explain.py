@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from kernelsight.cli.options import TABLE_ENDINGS, show_table
-from kernelsight.report.output import check_ending, print_page, write_table
+from kernelsight.present.output import check_ending, print_page, write_table
 
 
 def declare(verb: argparse.ArgumentParser) -> None:

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from kernelsight import __version__
 from kernelsight.dataflow.signals import ending_signals
 from kernelsight.errors import InvalidInput, KernelSightError, unknown
 from kernelsight.escape import visible
-from kernelsight.report.output import QUIET, USUAL, VERBOSE, say
+from kernelsight.present.output import QUIET, USUAL, VERBOSE, say
+from kernelsight.version import VERSION
 
 # what a verb is for, and its module: declare() adds its arguments to a parser, run() answers them. A module is imported
 # only for its own verb. A verb without a module is a group of the verbs that begin with its name.
@@ -108,7 +108,7 @@ def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         description="Predict the latency of every GPU kernel of an LLM forward pass, and simulate serving from it.",
         epilog="`kernelsight help VERB` shows the flags of a verb.",
     )
-    top.add_argument("--version", action="version", version=f"kernelsight {__version__}")
+    top.add_argument("--version", action="version", version=f"kernelsight {VERSION}")
     verbs = {"": top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)}
     asked = None if words is None else [word for word in words if not word.startswith("-")]
     for name, (text, module) in VERBS.items():
@@ -226,7 +226,7 @@ def _unknown_words(arguments: argparse.Namespace, strange: list[str]) -> KernelS
 def _engine_option(flag: str) -> str | None:
     """Return what to do about an option of a serving engine that is no flag here, or None."""
     from kernelsight.scenario import flags
-    from kernelsight.scenario.engine_options import options, spelled
+    from kernelsight.scenario.launch.engine_options import options, spelled
 
     found = next((option for engine in flags.ENGINES if (option := options(engine).get(spelled(flag)))), None)
     if found is None:

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.dataflow.numbers import read_number
 from kernelsight.errors import InvalidInput
-from kernelsight.read.numbers import read_number
 from kernelsight.scenario import flags
 from kernelsight.scenario.flags import DEPLOYMENT_FLAGS, DRAFT_FLAGS, POOL_FLAGS, PREFILL_FLAGS, SHORTHANDS, Flag
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kernelsight.scenario.launch_lines import LaunchLine
+    from kernelsight.scenario.launch.lines import LaunchLine
     from kernelsight.session import Session
 
 FORMATS = ("table", "json", "csv")
@@ -24,7 +24,7 @@ TABLE_ENDINGS = (".parquet", ".csv", ".json")
 
 def open_session(arguments: Any) -> Session:
     """Return an in-memory session with the rows of --gpus, --host-overheads and --pack."""
-    from kernelsight.report.output import note, progress
+    from kernelsight.present.output import note, progress
     from kernelsight.scenario.given_facts import extend_gpus, give_host_overheads
     from kernelsight.session import connect
 
@@ -56,8 +56,8 @@ def launch_line(arguments: Any, stated: Mapping[str, Any]) -> LaunchLine | None:
     """
     if getattr(arguments, "launch", None) is None:
         return None
-    from kernelsight.report.output import note
-    from kernelsight.scenario.launch_lines import read_launch_line
+    from kernelsight.present.output import note
+    from kernelsight.scenario.launch.lines import read_launch_line
 
     line = read_launch_line(arguments.launch, bool(arguments.read_launch_files)).overridden_by(stated)
     for text in line.notes():
@@ -188,7 +188,7 @@ def add_device(verb: argparse.ArgumentParser) -> None:
 def show_table(table: pa.Table, arguments: argparse.Namespace, written: bool = False) -> None:
     """Print a table in the format asked for, and write it to -o unless that is ``written`` already."""
     from kernelsight.dataflow.rows import python_rows
-    from kernelsight.report.output import check_ending, print_rows, write_table
+    from kernelsight.present.output import check_ending, print_rows, write_table
 
     target = None if written else check_ending(arguments.output, TABLE_ENDINGS)
     if target:

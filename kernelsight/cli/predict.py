@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight.cli.options import add_deployment, add_output, deployment_flags, launch_line, open_session, whole
+from kernelsight.cli.pages.formats_line import formats_said, rests_on
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
-from kernelsight.report.formats import formats_said, rests_on
-from kernelsight.report.output import (
+from kernelsight.forward.forward_step import predict_calls, predict_step
+from kernelsight.present.output import (
     as_csv,
     as_json,
     check_ending,
@@ -23,7 +24,6 @@ from kernelsight.report.output import (
     write_table,
     write_text,
 )
-from kernelsight.scenario.forward_step import predict_calls, predict_step
 
 COLUMNS = [
     "family",

@@ -6,7 +6,7 @@ import argparse
 
 from kernelsight.cli.options import open_saved
 from kernelsight.errors import InvalidInput
-from kernelsight.report.output import Waiting, check_ending, note
+from kernelsight.present.output import Waiting, check_ending, note
 
 
 def declare(verb: argparse.ArgumentParser) -> None:
@@ -20,7 +20,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the page."""
-    from kernelsight.views.report import write_report
+    from kernelsight.present.html.report import write_report
 
     if arguments.output is None:
         raise InvalidInput("report needs -o FILE, the page to write (.html).")

@@ -15,15 +15,15 @@ from kernelsight.cli.options import (
     launch_line,
     open_session,
 )
+from kernelsight.cli.pages.simulate_page import simulation_page
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.report.output import Waiting, as_csv, as_json, check_ending, note, print_page, write_table
-from kernelsight.report.simulation_page import simulation_page
+from kernelsight.present.output import Waiting, as_csv, as_json, check_ending, note, print_page, write_table
 from kernelsight.scenario.flags import LENGTHS, LOAD, LOAD_FLAGS, POOLS, PREFILL, ROUTER
 from kernelsight.scenario.load_rules import distribution, first_fault, with_finite_rate
 from kernelsight.scenario.objectives import parse_objectives
 
 if TYPE_CHECKING:
-    from kernelsight.scenario.launch_lines import LaunchLine
+    from kernelsight.scenario.launch.lines import LaunchLine
     from kernelsight.sweeps.runs import Run
 
 

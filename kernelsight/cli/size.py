@@ -16,9 +16,9 @@ from kernelsight.cli.options import (
     launch_line,
     open_session,
 )
+from kernelsight.dataflow.numbers import read_number
 from kernelsight.errors import InvalidInput
-from kernelsight.read.numbers import read_number
-from kernelsight.report.output import (
+from kernelsight.present.output import (
     as_csv,
     as_json,
     check_ending,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kernelsight.cli.options import TABLE_ENDINGS, add_gpus, add_no_files, add_output, open_session, show_table
 from kernelsight.errors import InvalidInput, MissingTable
-from kernelsight.report.output import check_ending, progress, write_table
+from kernelsight.present.output import check_ending, progress, write_table
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,10 +19,10 @@ from kernelsight.cli.options import (
     launch_line,
     open_session,
 )
-from kernelsight.cli.sweep_page import print_sweep
+from kernelsight.cli.pages.sweep_page import print_sweep
 from kernelsight.dataflow.durable import locked
 from kernelsight.errors import InvalidInput
-from kernelsight.report.output import check_ending, note, status, write_table
+from kernelsight.present.output import check_ending, note, status, write_table
 from kernelsight.scenario.flags import FLAGS, OF_LAUNCH
 from kernelsight.scenario.grid import read_grid
 from kernelsight.scenario.objectives import parse_objectives, parse_slo

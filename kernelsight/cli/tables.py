@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from kernelsight.cli.options import TABLE_ENDINGS, add_output, show_table
-from kernelsight.report.output import check_ending
+from kernelsight.present.output import check_ending
 
 LISTED = ("table", "kind", "grain", "doc")
 SHOWN_COLUMNS = ("column", "type", "nullable", "unit", "key", "reference", "doc")

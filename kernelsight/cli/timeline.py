@@ -6,7 +6,7 @@ import argparse
 
 from kernelsight.cli.options import open_saved
 from kernelsight.errors import InvalidInput
-from kernelsight.report.output import Waiting, as_json, check_ending, note
+from kernelsight.present.output import Waiting, as_json, check_ending, note
 
 ENDINGS = (".json",)
 
@@ -23,7 +23,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the trace; print what it shows."""
-    from kernelsight.views.timeline import write_timeline
+    from kernelsight.present.trace.timeline import write_timeline
 
     if arguments.output is None:
         raise InvalidInput("timeline needs -o FILE, the trace to write (.json).")

@@ -10,8 +10,8 @@ from kernelsight.errors import InvalidInput
 from kernelsight.logs.files import HEAD_BYTES, LogFile
 from kernelsight.logs.found import Found, LogFormat
 from kernelsight.logs.settings import flat_settings
-from kernelsight.read.command_options import read_options
-from kernelsight.read.commands import Command, commands_in
+from kernelsight.scenario.launch.command_options import read_options
+from kernelsight.scenario.launch.server_commands import Command, commands_in
 
 NAME = "launch"
 # a text without one of these starts no server that is known

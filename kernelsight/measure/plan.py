@@ -65,7 +65,7 @@ def served_calls(session: Session, gpu: str, models: Sequence[str]) -> list[dict
 
 
 def _steps() -> list[dict[str, Any]]:
-    from kernelsight.scenario.forward_step import step_shape
+    from kernelsight.forward.forward_step import step_shape
 
     steps = [step_shape("decode", batch, None, context, None) for batch, context in DECODES]
     steps += [step_shape("prefill", 1, chunk, cached, None) for chunk, cached in CHUNKS]

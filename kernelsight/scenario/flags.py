@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from kernelsight.dataflow.numbers import read_number
 from kernelsight.errors import InvalidInput
-from kernelsight.read.numbers import read_number
 
 LARGEST_PARALLEL_SIZE = 1024
 LARGEST_WHOLE_NUMBER = 2**53

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.small_files import read_rows
 from kernelsight.errors import InvalidInput, unknown
-from kernelsight.read.rows import read_rows
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session

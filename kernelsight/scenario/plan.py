@@ -46,7 +46,7 @@ def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return flags by their full names without unset ones; UnknownName for a flag that does not exist."""
     named = {ALIASES.get(name, name): value for name, value in flags.items() if value is not None}
     if "launch" in named or "read_launch_files" in named:
-        from kernelsight.scenario.launch_lines import with_launch_line
+        from kernelsight.scenario.launch.lines import with_launch_line
 
         named = with_launch_line(named)
     named = with_finite_rate(named)
@@ -211,8 +211,8 @@ def resolve_model(session: Session, name: str) -> str:
 
     UnknownName: neither a catalogue name nor an identifier nor a path, with the nearest names.
     """
-    from kernelsight.read.config import read_config_file, resolve
-    from kernelsight.read.model_names import find_variant, variant_rows
+    from kernelsight.models.config import read_config_file, resolve
+    from kernelsight.models.model_names import find_variant, variant_rows
 
     models = session.table("models")["model"].to_pylist()
     path = Path(name)
@@ -262,8 +262,8 @@ def gpu_assumptions(session: Session, flags: Mapping[str, Any]) -> list[str]:
 
 def give_alike(session: Session, name: str | None, like: str) -> str:
     """Add a model of the shape of another to a session's tables, and return its name."""
-    from kernelsight.read.config import catalogue_name
-    from kernelsight.read.model_names import alike_rows
+    from kernelsight.models.config import catalogue_name
+    from kernelsight.models.model_names import alike_rows
 
     base = resolve_model(session, str(like))
     own = catalogue_name(name.rstrip("/")) if name else f"like-{base}"
@@ -278,7 +278,7 @@ def give_reach(session: Session, name: str, positions: int, longest: int | None)
 
     Its own where its config says the same, or where sequences (``longest``, max_model_len) are within fewer positions.
     """
-    from kernelsight.read.model_names import reach_rows
+    from kernelsight.models.model_names import reach_rows
 
     row, layers = model_rows(session, name)
     if positions == row["max_positions"] or (longest or math.inf) <= positions < row["max_positions"]:

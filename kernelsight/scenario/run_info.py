@@ -7,8 +7,9 @@ import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from kernelsight.read.redaction import redacted_words
-from kernelsight.read.shell_words import join_commands
+from kernelsight.dataflow.redaction import redacted_words
+from kernelsight.dataflow.shell_words import join_commands
+from kernelsight.version import VERSION
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -43,13 +44,12 @@ def run_facts(session: Session, without: Collection[str] = ()) -> dict[str, str]
 
     ``without``: tables that say what was asked, not what the answer rests on.
     """
-    from kernelsight import __version__
     from kernelsight.dataflow.locations import folder
 
     names = sorted({*session.facts(), *session.given()} - {RUN_INFO, *without})
     tables = {name: _digest(_bytes_of(session, name)) for name in names}
     return {
-        "program_version": __version__,
+        "program_version": VERSION,
         "schema_sha256": _digest(*(path.read_bytes() for path in sorted(folder("schemas").glob("*.json")))),
         "catalogue_sha256": _digest(*(f"{name} {digest}\n".encode() for name, digest in tables.items())),
         "coefficients_sha256": tables.pop("eta_coefficients"),

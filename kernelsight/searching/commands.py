@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from kernelsight.dataflow.redaction import redacted_text
 from kernelsight.errors import InvalidInput
-from kernelsight.read.redaction import redacted_text
 
 # how often the size of the output is looked at, seconds
 LOOK = 0.05

@@ -11,10 +11,10 @@ from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.blas import one_blas_thread
 from kernelsight.errors import InvalidInput
 from kernelsight.searching.arrays import SpaceArrays, space_arrays
-from kernelsight.searching.courses import TABLES, Course, course_of
 from kernelsight.searching.replay import replay
 from kernelsight.searching.rounds import GIVEN
 from kernelsight.searching.scenarios import check, check_in
+from kernelsight.searching.search_tables import TABLES, Course, course_of
 from kernelsight.searching.targets import Target, target_of, truth_of
 
 

@@ -13,7 +13,6 @@ from kernelsight.dataflow.blas import one_blas_thread
 from kernelsight.dataflow.durable import locked
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.searching.arrays import SpaceArrays, space_arrays
-from kernelsight.searching.courses import TABLES, course_of
 from kernelsight.searching.forecast_sources import with_forecasts
 from kernelsight.searching.journal import digest, journal_path, journaled, journaled_proposals, measured_by, opened
 from kernelsight.searching.proposers import Proposer
@@ -21,6 +20,7 @@ from kernelsight.searching.replay import replay
 from kernelsight.searching.replays import as_table
 from kernelsight.searching.rounds import GIVEN, Measure
 from kernelsight.searching.scenarios import check, check_in
+from kernelsight.searching.search_tables import TABLES, course_of
 from kernelsight.searching.space_files import SpaceTables
 from kernelsight.searching.targets import Target, target_of, truth_of
 

@@ -10,7 +10,7 @@ import numpy as np
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching.arrays import OK, UNMEASURED, Measured, SpaceArrays
-from kernelsight.searching.vendors import weights
+from kernelsight.searching.gpu_makers import weights
 
 LEAST_SHARED = 10
 # of other GPUs only the order of slow candidates matters, not how slow they are

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.escape import html_table, visible
 from kernelsight.scenario.flags import FLAGS, LOAD_FLAGS
-from kernelsight.scenario.launch_commands import launch_command
+from kernelsight.scenario.launch.commands import launch_command
 from kernelsight.scenario.objectives import Objective
 from kernelsight.sizing.evidence import Evidence, evidence_of
 from kernelsight.sizing.search import MEASURED, Sized, SizeSearch

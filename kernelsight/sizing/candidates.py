@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.scenario.flags import ALIASES, FLAGS, LOAD_FLAGS
-from kernelsight.scenario.launch_lines import with_launch_line
+from kernelsight.scenario.launch.lines import with_launch_line
 from kernelsight.scenario.plan import model_rows, normalise, resolve_model
 from kernelsight.scenario.prices import no_price
 from kernelsight.scenario.scenarios import Plan, plan_rows

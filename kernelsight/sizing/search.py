@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.launch_commands import PARALLEL
+from kernelsight.scenario.launch.commands import PARALLEL
 from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.refusals import decisive, what_fits
 from kernelsight.scenario.scenarios import Plan

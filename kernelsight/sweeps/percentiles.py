@@ -44,7 +44,7 @@ def with_percentiles(session: Session, columns: Iterable[str]) -> pa.Table:
 
 def _of_requests(session: Session, objective: Objective) -> dict[str, float]:
     """Return the percentile of each scenario's requests."""
-    from kernelsight.serving.load import spans_of
+    from kernelsight.serving.load.requests import spans_of
 
     metrics = session.table("request_metrics")
     values = metrics[f"{objective.metric}_ms"].to_numpy()
@@ -59,7 +59,7 @@ def _of_requests(session: Session, objective: Objective) -> dict[str, float]:
 
 def _of_gaps(session: Session, objective: Objective) -> dict[str, float]:
     """Return the percentile of each scenario's gaps between tokens."""
-    from kernelsight.serving.statistics_tables import gap_percentiles
+    from kernelsight.serving.runs.statistics_tables import gap_percentiles
 
     rows = gap_percentiles(session.table("itl_histogram"), (objective.percent,)).to_pylist()
     return {row["scenario_id"]: row["itl_ms"] for row in rows}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.present.limits_sentence import verdict_of
 from kernelsight.sweeps.assumed import assumed_of
-from kernelsight.views.verdict import verdict_of
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.escape import html_table, visible
 from kernelsight.scenario.corrections import give_corrections, refuse_unused_corrections
-from kernelsight.scenario.launch_lines import with_launch_line
+from kernelsight.scenario.launch.lines import with_launch_line
 from kernelsight.scenario.plan import gpu_assumptions
 from kernelsight.scenario.run_info import ANSWERS, give_run_info, inputs_of
 from kernelsight.scenario.scenarios import Plan, give_plan, plan_rows
@@ -113,7 +113,7 @@ class Run:
 
     def report(self, path: str | Path) -> None:
         """Write the run as one HTML page with its figures and tables (needs the extra ``report``)."""
-        from kernelsight.views.report import write_report
+        from kernelsight.present.html.report import write_report
 
         _check_ending(path, ".html")
         self._session.compute(*TABLES, "request_metrics", "steps")
@@ -132,7 +132,7 @@ class Run:
         ...     s.simulate(model="qwen3-0.6b", gpu="l4", **load).timeline(Path(folder) / "trace.json")["requests"]
         8
         """
-        from kernelsight.views.timeline import write_timeline
+        from kernelsight.present.trace.timeline import write_timeline
 
         _check_ending(path, ".json")
         self._session.compute(*SERVED, "request_metrics", "steps")
@@ -249,7 +249,7 @@ class WhatIf:
 
     def report(self, path: str | Path) -> None:
         """Write the sweep as one HTML page: Pareto front of each load, and scenarios (needs the extra ``report``)."""
-        from kernelsight.views.report import write_report
+        from kernelsight.present.html.report import write_report
 
         _check_ending(path, ".html")
         write_report(self._all, path)

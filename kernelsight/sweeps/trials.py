@@ -11,13 +11,13 @@ import pyarrow as pa
 from kernelsight.scenario.flags import LARGEST_WHOLE_NUMBER
 from kernelsight.scenario.load_rules import distribution
 from kernelsight.scenario.plan import and_drafts, deployments_of
-from kernelsight.serving import client_metrics
-from kernelsight.serving.host import front_end_of
-from kernelsight.serving.load import LOAD_COLUMNS, draw_requests, spans_of
-from kernelsight.serving.records import FINISHED, ITL_BINS
-from kernelsight.serving.simulate import serve_replicas
-from kernelsight.serving.statistics_tables import bin_centres
-from kernelsight.serving.world import World, load_columns, read_world
+from kernelsight.serving.engine import client_metrics
+from kernelsight.serving.engine.host import front_end_of
+from kernelsight.serving.engine.records import FINISHED, ITL_BINS
+from kernelsight.serving.load.requests import LOAD_COLUMNS, draw_requests, spans_of
+from kernelsight.serving.runs.simulate import serve_replicas
+from kernelsight.serving.runs.statistics_tables import bin_centres
+from kernelsight.serving.runs.world import World, load_columns, read_world
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from kernelsight import errors
-from kernelsight.read.config import CATALOGUE, catalogue_name, load_catalogue, resolve
+from kernelsight.models.config import CATALOGUE, catalogue_name, load_catalogue, resolve
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
 MODELS, LAYERS = load_catalogue()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelsight.report.advised import advice_lines
+from kernelsight.cli.pages.advice_lines import advice_lines
 
 FLAGS = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 64, "input_len": 64, "output_len": 32}
 SHORT = {**FLAGS, "max_concurrency": 32, "max_num_seqs": 4}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.backtest.scores import is_fitting, score
-from kernelsight.cli.backtest_page import _peer_rows
+from kernelsight.cli.pages.backtest_page import _peer_rows
+from kernelsight.evaluation.runs.scores import is_fitting, score
 
 HEADER = (
     "run_id,harness,model,gpu,tp,pp,dp,ep,engine,isl,osl,max_concurrency,workers,request_rate,ttft_ms,tpot_ms,source"
@@ -140,8 +140,8 @@ def test_what_cannot_be_used_is_refused(command, words: tuple, sentence: str) ->
 
 
 def test_a_tool_that_cannot_be_started_is_told_before_anything_is_simulated(command, runs: Path, monkeypatch) -> None:
-    monkeypatch.setattr("kernelsight.backtest.peer.PACKAGE", "json")
-    monkeypatch.setattr("kernelsight.backtest.peer.WORKER", "kernelsight.backtest.no_such_worker")
+    monkeypatch.setattr("kernelsight.evaluation.runs.peer.PACKAGE", "json")
+    monkeypatch.setattr("kernelsight.evaluation.runs.peer.WORKER", "kernelsight.evaluation.runs.no_such_worker")
     monkeypatch.setattr("kernelsight.cli.backtest.replay", None)
     answer = command("backtest", "--runs", runs, "--against", "aiconfigurator")
     assert answer.status == 1

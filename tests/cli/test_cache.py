@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.dataflow import kept
-from kernelsight.serving import machine_code
+from kernelsight.serving.engine import machine_code
 
 KEY = 64 * "0"
 

@@ -14,7 +14,7 @@ import pytest
 from kernelsight.cli.calibrate import evaluate as calibrate_evaluate
 from kernelsight.cli.calibrate.evaluate import split_of
 from kernelsight.errors import InvalidInput
-from kernelsight.fitting.scores import COLUMNS
+from kernelsight.evaluation.kernels.scores import COLUMNS
 from kernelsight.fitting.splits import HEADLINE_TRAIN
 from tests.fitting.measured import gemm, write
 
@@ -69,7 +69,7 @@ def test_whole_layers_are_held_out_where_asked():
 def test_a_sweep_that_is_not_there_is_refused_before_anything_is_said(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("kernelsight.fitting.baselines.systems_folder", lambda: None)
+    monkeypatch.setattr("kernelsight.evaluation.kernels.baselines.systems_folder", lambda: None)
     with pytest.raises(InvalidInput, match="file nowhere.parquet does not exist; `kernelsight calibrate import"):
         calibrate_evaluate.run(words(sweep=["nowhere.parquet"]))
     printed = capsys.readouterr()
@@ -83,7 +83,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             f: (np.full(t.num_rows, 12.0), np.full(t.num_rows, 6.0), np.full(t.num_rows, 24.0)) for f, t in test.items()
         }
 
-    monkeypatch.setattr("kernelsight.fitting.predict.fit_and_predict", model)
+    monkeypatch.setattr("kernelsight.evaluation.kernels.predict.fit_and_predict", model)
     shapes = [(1, 1024, 1024), (1, 512, 512)]
     rows = [gemm(gpu, *shape, 10.0) for gpu in (*HEADLINE_TRAIN, "gb200") for shape in shapes]
     return write(tmp_path / "sweep.parquet", rows + [gemm("gb200", *shapes[0], 10.0, dtype="nvfp4")])

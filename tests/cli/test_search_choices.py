@@ -12,10 +12,10 @@ import pytest
 
 from kernelsight.cli.main import main
 from kernelsight.measure.suite import read_suite
-from tests.searching.llm_server import always, fields, serving, tool_answer
-from tests.searching.made_choices import SIZES, TARGET, rows, sweep
+from tests.choices.made_choices import SIZES, TARGET, rows, sweep
+from tests.searching.llm.llm_server import always, fields, serving, tool_answer
+from tests.searching.llm.test_llm import SURE, candidates, measured
 from tests.searching.made_spaces import made_rows
-from tests.searching.test_llm import SURE, candidates, measured
 
 
 @pytest.fixture(scope="module")

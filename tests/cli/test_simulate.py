@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.report.simulation_page import simulation_page
+from kernelsight.cli.pages.simulate_page import simulation_page
 
 SIMULATE = ("simulate", "--model", "qwen3-0.6b", "--gpu", "l4")
 LENGTHS = ("--num-prompts", 6, "--isl", 64, "--osl", 4)

@@ -163,12 +163,12 @@ def test_files_that_are_no_saved_run(refusal, tmp_path):
 
 
 def test_a_saved_run_is_read_without_simulating(saved_run, command, monkeypatch):
-    import kernelsight.serving.simulate
+    import kernelsight.serving.runs.simulate
 
     def refuse(*tables: object) -> None:
         raise AssertionError("a saved run was simulated")
 
-    monkeypatch.setattr(kernelsight.serving.simulate, "simulate_scenarios", refuse)
+    monkeypatch.setattr(kernelsight.serving.runs.simulate, "simulate_scenarios", refuse)
     path, answer = saved_run
     [row] = command("sql", "select completed, ttft_p90_ms from scenario_summary", "--db", path, "--format", "json").json
     assert row == {"completed": answer.json["completed"], "ttft_p90_ms": answer.json["ttft_ms"]["p90"]}

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from kernelsight.fitting.kernel_sweeps.devices import SEALED
 from kernelsight.fitting.splits import (
     GENERATIONS,
     HEADLINE_TRAIN,
@@ -16,7 +17,6 @@ from kernelsight.fitting.splits import (
     in_budget,
     site_names,
 )
-from kernelsight.read.sweeps.devices import SEALED
 
 # the first digits of the SHA-256 of each name
 HASHES = {

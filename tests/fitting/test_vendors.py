@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kernelsight.catalog.tables import facts
+from kernelsight.evaluation.kernels.predict import fit_and_predict
 from kernelsight.fitting.packing import fit_pack
-from kernelsight.fitting.predict import fit_and_predict
 from kernelsight.fitting.training import training_rows
 from kernelsight.fitting.vendors import ROWS_OF_ITS_OWN, SHARE_OF_FEW, by_vendor, onto, vendor_form
 from kernelsight.kernels.families import FAMILIES

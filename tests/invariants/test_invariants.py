@@ -15,12 +15,20 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import assume, given
 
-from kernelsight.serving import records
-from kernelsight.serving.limits import Limits
-from kernelsight.serving.served import Served
+from kernelsight.serving.engine import records
+from kernelsight.serving.engine.limits import Limits
+from kernelsight.serving.engine.served import Served
 from kernelsight.session import Session, connect
 from tests.conftest import random_worlds
-from tests.serving.worlds import World, caching_worlds, load_with_last, policy_worlds, run_loop, run_reference, worlds
+from tests.serving.engine.worlds import (
+    World,
+    caching_worlds,
+    load_with_last,
+    policy_worlds,
+    run_loop,
+    run_reference,
+    worlds,
+)
 
 START, END, PROMPT, DECODE, RUNNING, WAITING, UNITS = range(7)
 SLACK_US = 1e-6

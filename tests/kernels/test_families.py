@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kernelsight.fitting.kernel_sweeps.aiconfigurator_tables import TABLES
 from kernelsight.kernels.families import COMMUNICATION, FAMILIES, LOWERED, launched
 from kernelsight.measure.families import FAMILIES as MEASURABLE
-from kernelsight.read.sweeps.aiconfigurator_tables import TABLES
 from kernelsight.session import connect
 from tests.asked import give_plan
 from tests.kernels.calls import LINKED, STREAMING

@@ -9,7 +9,7 @@ import pytest
 from kernelsight.catalog.tables import facts
 from kernelsight.kernels import moe
 from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
-from kernelsight.serving.knots import edge_knots
+from kernelsight.serving.costs.knots import edge_knots
 
 COLD = 1e18  # bytes between two uses of a weight: nothing is left in L2
 KERNELS = {"cutlass": {}, "triton": {"least_tile": 64.0, "most_tile": 64.0}, "marlin": {"warp_level": 1.0}}

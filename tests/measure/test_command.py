@@ -46,7 +46,10 @@ def test_a_suite_is_measured_and_summed_up_by_family(
     assert main(words) == 2
     assert "add --resume to continue" in capsys.readouterr().err
     assert main([*words, "--resume", "--time-limit", "1"]) == 0
-    assert measure.main(["--suite", str(tmp_path / "mine.json"), "-o", str(tmp_path / "again.parquet")]) == 0
+    assert (
+        main(["calibrate", "measure", "--suite", str(tmp_path / "mine.json"), "-o", str(tmp_path / "again.parquet")])
+        == 0
+    )
 
 
 def test_a_device_is_shown_beside_the_catalogue_and_written_as_a_row(
@@ -112,7 +115,7 @@ def test_measuring_imports_numpy_and_pyarrow_alone() -> None:
 import sys
 from pathlib import Path
 import kernelsight.cli.calibrate.measure, kernelsight.measure.run, kernelsight.measure.cuda.kernels
-import kernelsight.measure.cuda.device, kernelsight.report.output
+import kernelsight.measure.cuda.device, kernelsight.present.output
 from kernelsight.measure.suite import read_suite
 from tests.measure.simulated import ROW, Simulated
 from kernelsight.measure.run import measure_suite

@@ -10,14 +10,14 @@ import pytest
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.fitting.evaluate import rejected_rows
+from kernelsight.evaluation.kernels.evaluate import rejected_rows
+from kernelsight.fitting.kernel_sweeps.importing import import_sweep
+from kernelsight.fitting.kernel_sweeps.sources import READERS
 from kernelsight.fitting.training import training_rows
 from kernelsight.measure.journal import journal_path, read_journal
 from kernelsight.measure.rows import sweep_schema
 from kernelsight.measure.run import Outcome, measure_suite
 from kernelsight.measure.suite import Point, Suite, suite_of
-from kernelsight.read.sweeps.importing import import_sweep
-from kernelsight.read.sweeps.sources import READERS
 from tests.measure.simulated import FLUSH_US, L2_BYTES, Simulated
 
 STATED = {

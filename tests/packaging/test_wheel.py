@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernelsight.kernels.families import LOWERED
-from kernelsight.serving import machine_code
+from kernelsight.serving.engine import machine_code
 from tests.conftest import WORLDS_PERCENT
 
 # the one test that compiles all of the scheduler again, a minute of work

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelsight.errors import InvalidInput
-from kernelsight.read.traces import read_trace
 from kernelsight.scenario.flags import FLAGS, checked
 from kernelsight.scenario.grid import read_grid
+from kernelsight.serving.load.traces import read_trace
 from kernelsight.session import Session, connect
 from tests.conftest import random_worlds
 

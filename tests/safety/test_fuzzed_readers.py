@@ -18,28 +18,28 @@ from hypothesis import strategies as st
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.errors import KernelSightError
-from kernelsight.fitting.evaluate import check_sweeps, measured_gpus
+from kernelsight.evaluation.runs.measured_runs import read_runs
+from kernelsight.fitting.kernel_sweeps.importing import import_sweep
+from kernelsight.fitting.kernel_sweeps.sources import READERS
 from kernelsight.fitting.pack_rows import write_pack
+from kernelsight.fitting.sweep_files import check_sweeps, measured_gpus
+from kernelsight.forward.forward_step import predict_calls
 from kernelsight.kernels.pack import default_pack, read_pack
 from kernelsight.logs import read_logs
 from kernelsight.measure.suite import read_suite
-from kernelsight.read.config import read_config_file
-from kernelsight.read.measured_runs import read_runs
-from kernelsight.read.sweeps.importing import import_sweep
-from kernelsight.read.sweeps.sources import READERS
-from kernelsight.read.traces import read_trace
-from kernelsight.read.tuner_files import read_tuner_file
-from kernelsight.read.tuning_parameters import read_parameters
+from kernelsight.models.config import read_config_file
 from kernelsight.scenario.corrections import give_corrections
-from kernelsight.scenario.forward_step import predict_calls
 from kernelsight.scenario.given_facts import extend_gpus, give_host_overheads
 from kernelsight.scenario.grid import read_grid
-from kernelsight.scenario.launch_lines import read_launch_line
+from kernelsight.scenario.launch.lines import read_launch_line
 from kernelsight.scenario.prices import read_prices
 from kernelsight.scenario.scenarios import plan_rows
 from kernelsight.searching.cupy_measurer import read_launch
 from kernelsight.searching.proposers import read_configurations
 from kernelsight.searching.space_files import read_spaces
+from kernelsight.searching.tuner_files import read_tuner_file
+from kernelsight.searching.tuning_parameters import read_parameters
+from kernelsight.serving.load.traces import read_trace
 from kernelsight.session import Session, connect
 from tests.cli.conftest import TINY_CONFIG
 from tests.conftest import random_worlds

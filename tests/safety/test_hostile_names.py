@@ -20,9 +20,10 @@ import pytest
 from kernelsight.cli.main import main, parser
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import shell_line
+from kernelsight.present.html import page as pages
 from kernelsight.session import Session, connect
-from kernelsight.views import page as pages
 from tests.cli.conftest import run_command
+from tests.present.html.browser import needs_browser, open_in_browser, without_scripts
 from tests.safety.hostile_names import (
     FILE_NAME,
     HOSTILE,
@@ -35,7 +36,6 @@ from tests.safety.hostile_names import (
     read_page,
 )
 from tests.safety.hostile_world import World
-from tests.views.browser import needs_browser, open_in_browser, without_scripts
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +116,8 @@ def test_pages(face: str, world: World, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("without_library")
 def test_the_page_of_a_backtest(tmp_path: Path) -> None:
     pytest.importorskip("altair", reason="the extra `report` is not installed")
-    from kernelsight.backtest.plots import draw
-    from tests.backtest.test_plots import ANSWER, row
+    from kernelsight.evaluation.runs.plots import draw
+    from tests.evaluation.runs.test_plots import ANSWER, row
 
     groups = [group | {"model": HOSTILE} for group in ANSWER["groups"]]
     draw([row(1, run_id=HOSTILE, engine=HOSTILE)], ANSWER | {"groups": groups}, tmp_path / "plot.html")

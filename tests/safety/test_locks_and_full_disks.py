@@ -138,7 +138,7 @@ def test_a_disk_that_fills_at_the_end_of_a_sweep_loses_no_partition(
         out = tmp_path / name
         with monkeypatch.context() as patch:
             if name == "out.csv":  # partitions and the manifest still find space
-                patch.setattr("kernelsight.report.output.write_text", full_text)
+                patch.setattr("kernelsight.present.output.write_text", full_text)
             else:
                 patch.setattr("kernelsight.dataflow.storage._write_database", full_disk)
             answer = command("sweep", grid, "-o", out)

@@ -11,10 +11,10 @@ import duckdb
 import pytest
 
 import kernelsight as ks
+from kernelsight.dataflow.redaction import REDACTED
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.logs.settings import flat_settings
-from kernelsight.read.redaction import REDACTED
-from kernelsight.searching import llm_client
+from kernelsight.searching.llm import client as llm_client
 from tests.cli.conftest import run_command
 
 SECRET = "S3CRETx9"

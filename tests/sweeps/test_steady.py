@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kernelsight.scenario.objectives import Objective
-from kernelsight.serving.records import ITL_BINS
+from kernelsight.serving.engine.records import ITL_BINS
 from kernelsight.sweeps.rate_search import FULL, RateSearch, _rounded, seeds_for
 from kernelsight.sweeps.steady import COUNTED, STAYS, judge, noise_of, student
 from kernelsight.sweeps.trials import Trial

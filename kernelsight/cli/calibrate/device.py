@@ -24,7 +24,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Print the device's properties next to the catalogue's, its state and libraries; with -o write a --gpus row."""
     from kernelsight.measure.catalogue import catalogue_rows, unlisted, write_row
-    from kernelsight.report.output import check_ending, note, print_rows
+    from kernelsight.present.output import check_ending, note, print_rows
 
     target = check_ending(arguments.output, (".json",))
     device = measure.open_device(arguments)

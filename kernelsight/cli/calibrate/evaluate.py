@@ -9,7 +9,7 @@ from typing import Any
 
 from kernelsight.cli.options import add_output, add_sweeps
 from kernelsight.errors import InvalidInput
-from kernelsight.fitting.scores import COLUMNS, score_rows
+from kernelsight.evaluation.kernels.scores import COLUMNS, score_rows
 from kernelsight.fitting.splits import HEADLINE_TRAIN, SITES_OF_A_GOAL, Split
 
 
@@ -46,11 +46,11 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Evaluate, and print the report as JSON or its scores as a table or CSV."""
-    from kernelsight.fitting.baselines import systems_folder
-    from kernelsight.fitting.evaluate import evaluate
-    from kernelsight.fitting.predict import fit_and_predict
+    from kernelsight.evaluation.kernels.baselines import systems_folder
+    from kernelsight.evaluation.kernels.evaluate import evaluate
+    from kernelsight.evaluation.kernels.predict import fit_and_predict
     from kernelsight.kernels.families import FAMILIES
-    from kernelsight.report.output import check_ending, note
+    from kernelsight.present.output import check_ending, note
 
     target = check_ending(arguments.output, (".json", ".csv", ".parquet"))
     sweeps = [Path(name) for name in arguments.sweep]
@@ -93,10 +93,10 @@ def split_of(arguments: Any) -> Split:
 
 def _score_versions(arguments: Any, sweeps: list[Path], target: Path | None) -> None:
     """Score a fitted kernel model on newer engine versions, and print the scores."""
-    from kernelsight.fitting import versions
-    from kernelsight.fitting.evaluate import check_sweeps
+    from kernelsight.evaluation.kernels import versions
+    from kernelsight.fitting.sweep_files import check_sweeps
     from kernelsight.kernels.pack import default_pack, read_pack
-    from kernelsight.report.output import as_json, note, print_rows, write_table, write_text
+    from kernelsight.present.output import as_json, note, print_rows, write_table, write_text
 
     if not arguments.test_versions or not arguments.train:
         raise InvalidInput("--test-versions and --train belong together: versions to score, and sweeps without them.")
@@ -137,7 +137,7 @@ def show(result: Mapping[str, Any], form: str, target: Path | None) -> None:
     """Print the report, and write it to a file: .json in full, .csv and .parquet only the scores."""
     import pyarrow as pa
 
-    from kernelsight.report.output import as_json, note, print_rows, write_table, write_text
+    from kernelsight.present.output import as_json, note, print_rows, write_table, write_text
 
     rows = score_rows(result)
     if form == "json":

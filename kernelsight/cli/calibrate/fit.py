@@ -30,11 +30,11 @@ def declare(verb: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Fit, write the pack, and print its number of rows per kernel family and part."""
     from kernelsight.catalog.tables import facts
-    from kernelsight.fitting.evaluate import check_sweeps, measured_gpus
     from kernelsight.fitting.packing import fit_pack
+    from kernelsight.fitting.sweep_files import check_sweeps, measured_gpus
     from kernelsight.fitting.vendors import onto
     from kernelsight.kernels.families import MEASURED
-    from kernelsight.report.output import check_ending, note, print_rows
+    from kernelsight.present.output import check_ending, note, print_rows
 
     target = check_ending(arguments.output, (".parquet",))
     if target is None:

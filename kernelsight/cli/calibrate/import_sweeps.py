@@ -8,10 +8,10 @@ from pathlib import Path
 
 from kernelsight.cli.options import add_families, add_output
 from kernelsight.errors import InvalidInput, unknown
-from kernelsight.read.sweeps.devices import SEALED
-from kernelsight.read.sweeps.importing import SUMMARY, import_sweep
-from kernelsight.read.sweeps.sources import READERS, SEVERAL_PATHS
-from kernelsight.report.output import check_ending, note, print_rows
+from kernelsight.fitting.kernel_sweeps.devices import SEALED
+from kernelsight.fitting.kernel_sweeps.importing import SUMMARY, import_sweep
+from kernelsight.fitting.kernel_sweeps.sources import READERS, SEVERAL_PATHS
+from kernelsight.present.output import check_ending, note, print_rows
 
 
 def declare(verb: argparse.ArgumentParser) -> None:

@@ -1,17 +1,14 @@
-"""``kernelsight calibrate measure``, also runnable as ``python -m kernelsight.measure`` with few dependencies."""
+"""``kernelsight calibrate measure``: it runs where numpy, pyarrow and CuPy alone are installed."""
 
 from __future__ import annotations
 
 import argparse
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 from kernelsight.cli.options import add_device, add_output
-from kernelsight.dataflow.signals import ending_signals
-from kernelsight.errors import InvalidInput, KernelSightError, RunFailed
-from kernelsight.escape import visible
+from kernelsight.errors import InvalidInput, RunFailed
 
 COLUMNS = ("family", "measured", "failed", "reason")
 
@@ -37,38 +34,12 @@ def declare(verb: argparse.ArgumentParser) -> None:
     add_output(verb, "file to write the sweep to: .parquet (required); its journal, for --resume, is kept next to it")
 
 
-def main(words: list[str] | None = None) -> int:
-    """Run the verb; return what ``kernelsight calibrate measure`` returns."""
-    parser = argparse.ArgumentParser(prog="python -m kernelsight.measure", description=__doc__)
-    declare(parser)
-    with ending_signals() as ended:
-        return ended.status(_status(parser, words))
-
-
-def _status(parser: argparse.ArgumentParser, words: list[str] | None) -> int:
-    try:
-        run(parser.parse_args(words))
-    except KernelSightError as error:
-        print(f"kernelsight: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("kernelsight: interrupted.", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(
-            f"kernelsight: {visible(str(error.filename))} could not be read or written: {error.strerror}.",
-            file=sys.stderr,
-        )
-        return 1
-    return 0
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Measure a suite on the local GPU, write the sweep, and print the measured and failed points."""
     from kernelsight.measure.catalogue import catalogue_rows, remarks, write_row
     from kernelsight.measure.run import measure_suite
     from kernelsight.measure.suite import read_suite
-    from kernelsight.report.output import check_ending, note, print_rows
+    from kernelsight.present.output import check_ending, note, print_rows
 
     target = check_ending(arguments.output, (".parquet",))
     if target is None:

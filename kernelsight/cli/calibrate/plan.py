@@ -32,7 +32,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Rank the candidate points, write the suite, and print time and expected error per family."""
-    from kernelsight.report.output import as_json, check_ending, note, print_rows, write_text
+    from kernelsight.present.output import as_json, check_ending, note, print_rows, write_text
 
     target = check_ending(arguments.output, (".json",))
     if target is None:

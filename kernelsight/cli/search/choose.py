@@ -13,8 +13,8 @@ from kernelsight.errors import InvalidInput
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kernelsight.choices.candidates import Choice
     from kernelsight.dataflow.session import Session
-    from kernelsight.searching.choice_rows import Choice
 
 SHOWN = ("dtype", "engine", "implementation", "shapes", "p_fastest", "expected_regret", "measure_first", "regret")
 SUMMARY = """
@@ -59,9 +59,9 @@ def add_inputs(verb: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Choose, write the choices, and print per number format how often which implementation was chosen."""
+    from kernelsight.choices.choices import choice_candidates, contrasts
     from kernelsight.dataflow.blas import one_blas_thread
-    from kernelsight.report.output import Waiting, as_json, check_ending, print_page, print_rows, write_table
-    from kernelsight.searching.choices import choice_candidates, contrasts
+    from kernelsight.present.output import Waiting, as_json, check_ending, print_page, print_rows, write_table
 
     target, every = check_ending(arguments.output), check_ending(arguments.candidates, flag="--candidates")
     if not 0.0 <= arguments.tolerance < math.inf:
@@ -87,9 +87,9 @@ def run(arguments: argparse.Namespace) -> None:
 def choice_for(session: Session, arguments: argparse.Namespace) -> Choice:
     """Return the candidates that the arguments name."""
     from kernelsight.catalog.tables import contracts
-    from kernelsight.read.calls import read_calls
+    from kernelsight.choices.inputs import choice_of
+    from kernelsight.forward.calls import read_calls
     from kernelsight.scenario.gpu_names import find_gpu
-    from kernelsight.searching.choice_inputs import choice_of
 
     gpus = session.table("gpus")
     alias = find_gpu(arguments.gpu)

@@ -58,8 +58,8 @@ def add_llm(verb: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Forecast, write the table, and print the forecasts, fastest first."""
-    from kernelsight.report.output import Waiting, check_ending, note, print_rows, write_table
-    from kernelsight.searching.llm import failures, llm_forecaster
+    from kernelsight.present.output import Waiting, check_ending, note, print_rows, write_table
+    from kernelsight.searching.llm.forecaster import failures, llm_forecaster
 
     target = check_ending(arguments.output)
     settings = llm_settings(arguments)
@@ -89,8 +89,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 def llm_settings(arguments: argparse.Namespace) -> Any:
     """Return how the language model is asked; InvalidInput for flags that say too little."""
-    from kernelsight.searching.llm import Settings
-    from kernelsight.searching.llm_client import server_of
+    from kernelsight.searching.llm.client import server_of
+    from kernelsight.searching.llm.forecaster import Settings
 
     for flag, value in (("--llm-url", arguments.llm_url), ("--llm-model", arguments.llm_model)):
         if not value:
@@ -117,7 +117,7 @@ def gpu_row(session: Session, gpu: str) -> dict[str, Any]:
 
 def kept_answers(path: str | None) -> dict[tuple[str, int], dict]:
     """Return the answers of a cache file by hash and sample; none where it does not exist yet."""
-    from kernelsight.report.output import check_ending
+    from kernelsight.present.output import check_ending
 
     file = check_ending(path, (".parquet",), "--llm-cache")
     if file is None or not file.exists():
@@ -128,8 +128,8 @@ def kept_answers(path: str | None) -> dict[tuple[str, int], dict]:
 
 def keep_answers(path: str | None, kept: dict[tuple[str, int], dict]) -> None:
     """Write the cache file, if one is named."""
-    from kernelsight.report.output import write_table
-    from kernelsight.searching.llm import answer_table
+    from kernelsight.present.output import write_table
+    from kernelsight.searching.llm.forecaster import answer_table
 
     if path:
         write_table(answer_table(kept), Path(path))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kernelsight.cli.options import add_output
 from kernelsight.errors import InvalidInput, unknown
-from kernelsight.report.output import check_ending, note, print_rows
+from kernelsight.present.output import check_ending, note, print_rows
 
 TUNERS = ("kernel-tuner", "parameters")
 SUMMARY = ("file", "space", "gpu", "reason", "rows")
@@ -32,9 +32,9 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Import the files: write their rows, print how many were kept and rejected."""
-    from kernelsight.read.tuner_files import COLUMNS, read_tuner_file
-    from kernelsight.read.tuning_parameters import read_parameters
     from kernelsight.searching.space_files import write_space
+    from kernelsight.searching.tuner_files import COLUMNS, read_tuner_file
+    from kernelsight.searching.tuning_parameters import read_parameters
 
     if arguments.tuner not in TUNERS:
         raise unknown("kernel tuner", arguments.tuner, TUNERS, f"Known: {', '.join(TUNERS)}.")

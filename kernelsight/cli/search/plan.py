@@ -26,9 +26,9 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Plan, write the suite or the list, and print what is measured of which implementation."""
+    from kernelsight.choices.plan import budget_of, plan, planned_rows, suite_of_plan
     from kernelsight.dataflow.blas import one_blas_thread
-    from kernelsight.report.output import Waiting, as_json, check_ending, note, print_rows, write_table, write_text
-    from kernelsight.searching.choice_plan import budget_of, plan, planned_rows, suite_of_plan
+    from kernelsight.present.output import Waiting, as_json, check_ending, note, print_rows, write_table, write_text
 
     target = check_ending(arguments.output, (".json", ".parquet", ".csv"))
     if target is None:

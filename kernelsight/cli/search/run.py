@@ -87,8 +87,8 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Search, save the run, and print what was found."""
-    from kernelsight.report.output import Waiting, as_json, check_ending, note, print_page, print_rows
-    from kernelsight.searching.llm import failures
+    from kernelsight.present.output import Waiting, as_json, check_ending, note, print_page, print_rows
+    from kernelsight.searching.llm.forecaster import failures
     from kernelsight.searching.scenarios import scenario_rows
     from kernelsight.searching.search import save_search, search
     from kernelsight.searching.space_files import chosen_space, read_spaces
@@ -138,7 +138,7 @@ def _forecasts(arguments: argparse.Namespace, tables: Any, scenario: dict[str, A
     if arguments.forecaster != "llm":
         return None
     from kernelsight.searching.forecast_sources import asked
-    from kernelsight.searching.llm import llm_forecaster
+    from kernelsight.searching.llm.forecaster import llm_forecaster
 
     # a resumed search must not meet other answers than the one that was killed
     settings = llm_settings(arguments)._replace(again=not arguments.resume)

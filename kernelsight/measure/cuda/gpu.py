@@ -15,6 +15,7 @@ from kernelsight.measure.catalogue import catalogue_name, catalogue_rows, device
 from kernelsight.measure.cuda.nvml import Nvml
 from kernelsight.measure.device import FLUSH_CACHES, NO_MEMORY, CannotMeasure, DeviceLost, Identity, Kernel, Readings
 from kernelsight.measure.suite import Point
+from kernelsight.version import VERSION
 
 # share of the free memory for buffers
 MEMORY_SHARE = 0.6
@@ -70,13 +71,11 @@ class Gpu:
 
     def versions(self) -> dict[str, str]:
         """Return the software versions that affect every measurement."""
-        import kernelsight
-
         return {
             "cuda": _version(self.runtime.runtimeGetVersion()),
             "driver_api": _version(self.runtime.driverGetVersion()),
             "cupy": self.cupy.__version__,
-            "kernelsight": kernelsight.__version__,
+            "kernelsight": VERSION,
         }
 
     def readings(self) -> Readings:

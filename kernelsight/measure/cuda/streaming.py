@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import kernelsight
 from kernelsight.measure.cuda.buffers import Memory, Prepared, function, launcher
 from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.device import NO_MEMORY, CannotMeasure
 from kernelsight.measure.suite import Point
+from kernelsight.version import VERSION
 
-OWN = ("kernelsight", kernelsight.__version__)
+OWN = ("kernelsight", VERSION)
 # rows of the embedding table, and of the table of rotary angles
 VOCABULARY, POSITIONS = 131072, 8192
 TOP_K, TOP_P = 50, 0.9

@@ -1,0 +1,201 @@
+"""Candidates of a choice: which implementations exist at which shape, what was measured, and what the model expects.
+
+A site is one shape with its number formats (and distribution of tokens) on one GPU; its candidates are the engines and
+implementations that could run it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from kernelsight.catalog.tables import facts
+from kernelsight.choices.contrasts import LEFT_TO_SIBLINGS, Candidates
+from kernelsight.choices.siblings import remainders, siblings
+from kernelsight.fitting.expressions import fit_family, predict_family
+from kernelsight.fitting.measured import features_of
+from kernelsight.fitting.placing import positions
+from kernelsight.fitting.splits import shape_columns
+from kernelsight.fitting.training import training_rows
+from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.pack import pack_table
+from kernelsight.kernels.resolve import family_facts, lineage_of
+
+# sites of each GPU and number format that others learn from: more teach little about GPUs that are not among them
+SITES_PER_GPU = 60
+# what decides whether an implementation exists at a shape, where a family has it
+EXISTS_BY = ("head_dim", "window")
+IDENTITY = ("gpu", "engine", "implementation")
+NOT_CALLS = {*IDENTITY, "engine_version", "dtype", "math", "format", "distribution", "latency_us"}
+
+
+class Choice(NamedTuple):
+    """The candidates of a family on one GPU, site by site, and of the GPUs that were measured before.
+
+    ``sources``: other GPUs with shapes that several implementations ran; ``rows``: training rows of the asked
+    candidates (latency_us is null where it was not measured); ``model_us``: what the kernel model expects of each;
+    ``level_errors``: log(measured / model) of the other GPUs' sites, each by a model without its generation.
+    """
+
+    family: str
+    gpu: str
+    sources: tuple[str, ...]
+    rows: pl.DataFrame
+    model_us: np.ndarray
+    asked: Candidates
+    others: Candidates
+    level_errors: np.ndarray
+
+
+def site_columns(family: str) -> list[str]:
+    """Return the columns of training rows that make a site, beside its GPU."""
+    return ["dtype", "distribution", *shape_columns(family)]
+
+
+def measured_rows(sweeps: Sequence[Path], family: str, gpus: Sequence[str]) -> pl.DataFrame:
+    """Return the measured rows of a family on some GPUs: of each candidate at each site the newest engine version."""
+    rows = pl.from_arrow(training_rows(sweeps, family, gpus))
+    versions = sorted(rows["engine_version"].unique().to_list(), key=_version)
+    age = pl.col("engine_version").replace_strict(versions, list(range(len(versions))), return_dtype=pl.Int64)
+    key = ["gpu", *site_columns(family), "engine", "implementation"]
+    return rows.sort([*key, age, "latency_us"]).unique(key, keep="last", maintain_order=True)
+
+
+def _version(text: str) -> tuple[list[int], str]:
+    return [int(number) for number in re.findall(r"\d+", text)], text
+
+
+def shared_sites(family: str, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of sites with at least two candidates."""
+    return rows.filter(pl.len().over(["gpu", *site_columns(family)]) > 1)
+
+
+def spread_sites(family: str, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of evenly spaced sites of each GPU and number format."""
+    sites = rows.select("gpu", *site_columns(family)).unique(maintain_order=True)
+    place = pl.int_range(pl.len()).over("gpu", "dtype")
+    count = pl.len().over("gpu", "dtype")
+    # the k-th of n sites is kept where k x SITES_PER_GPU / n passes a whole number
+    passes = (place * SITES_PER_GPU) // count != ((place - 1) * SITES_PER_GPU) // count
+    kept = sites.filter((count <= SITES_PER_GPU) | passes)
+    return rows.join(kept, on=kept.columns, how="semi", nulls_equal=True, maintain_order="left")
+
+
+def existing(family: str, shapes: pl.DataFrame, like: pl.DataFrame, gpu: str) -> pl.DataFrame:
+    """Return each shape with each candidate that ``like`` has at its number formats, head size and kind of window.
+
+    ``shapes``: call columns of sites; ``like``: measured rows, of the GPU itself or of one whose kernels it runs.
+    """
+    by = [name for name in EXISTS_BY if name in shapes.columns]
+    kinds = [
+        (pl.col(name) > 0).alias(f"_{name}") if name == "window" else pl.col(name).alias(f"_{name}") for name in by
+    ]
+    keys = ["dtype", *(f"_{name}" for name in by)]
+    kernels = like.with_columns(kinds).select(*keys, "engine", "implementation", "math", "format")
+    kernels = kernels.sort(kernels.columns).unique([*keys, "engine", "implementation"], maintain_order=True)
+    asked = shapes.drop([name for name in (*IDENTITY, "math", "format", "latency_us") if name in shapes.columns])
+    found = asked.unique(site_columns(family), maintain_order=True).with_columns(kinds)
+    found = found.join(kernels.sort(keys + ["engine", "implementation"]), on=keys, how="inner", maintain_order="left")
+    known = like.filter(pl.col("gpu") == gpu)
+    known = known.select(*site_columns(family), "engine", "implementation", "latency_us")
+    on = [*site_columns(family), "engine", "implementation"]
+    found = found.with_columns(gpu=pl.lit(gpu)).join(known, on=on, how="left", nulls_equal=True, maintain_order="left")
+    return found.drop([f"_{name}" for name in by])
+
+
+def laid_out(family: str, gpu: str, asked: pl.DataFrame, others: pl.DataFrame, gpus: pa.Table | None = None) -> Choice:
+    """Return the candidates with what the kernel model expects of each, fitted to the other GPUs.
+
+    ``asked``: candidates on ``gpu``, the latency null where it is not known; ``others``: measured rows of other GPUs.
+    Each generation of these is predicted by a fit without it, as the asked one has to be.
+    """
+    tables = facts("kernel_implementations"), gpus or facts("gpus"), facts("fabrics")
+    order = ["gpu", *site_columns(family), "engine", "implementation"]
+    columns = [*NOT_CALLS - {"engine_version"}, *(name for name in asked.columns if name not in NOT_CALLS)]
+    asked = asked.sort(order)
+    learned = spread_sites(family, shared_sites(family, others)).sort(order)
+    generations = family_facts(family, *tables[:2]).generation
+    latency = np.empty(learned.height)
+    of_row = np.array([generations.get(name) or name for name in learned["gpu"].to_list()], dtype=object)
+    of_other = np.array([generations.get(name) or name for name in others["gpu"].to_list()], dtype=object)
+    for name in np.unique(of_row) if learned.height else ():
+        rest = of_other != name
+        taught = others.filter(pl.Series(rest if rest.any() else ~rest))
+        here = pl.Series(of_row == name)
+        latency[of_row == name] = _model(family, taught, learned.filter(here), tables)
+    own = _model(family, others, asked, tables)
+    every = pl.concat([learned.select(columns), asked.select(columns)])
+    names = sorted(others["gpu"].unique().to_list())
+    alike = siblings(gpu, names, tables[1], generations)
+    beyond = remainders(every, np.concatenate([latency, own]), others, site_columns(family), alike)
+    rows = _candidates(family, every, np.concatenate([latency, own]), beyond, tables)
+    first = learned.height
+    errors = np.log(learned["latency_us"].to_numpy() / latency)
+    sources = tuple(sorted(learned["gpu"].unique().to_list()))
+    return Choice(family, gpu, sources, asked, own, rows.at(slice(first, None)), rows.at(slice(0, first)), errors)
+
+
+def _model(family: str, taught: pl.DataFrame, rows: pl.DataFrame, tables: tuple[pa.Table, ...]) -> np.ndarray:
+    form = FAMILIES[family].form
+    constants = pack_table(fit_family(family, form, taught.to_arrow(), *tables, "choice"))
+    table = _arrow(rows.with_columns(pl.col("latency_us").fill_null(1.0)))
+    return predict_family(family, form, table, constants, *tables, measured=False)
+
+
+def _arrow(rows: pl.DataFrame) -> pa.Table:
+    """Return rows as Arrow with plain strings, as training rows have them."""
+    table = rows.to_arrow()
+    plain = [pa.string() if pa.types.is_large_string(field.type) else field.type for field in table.schema]
+    return table.cast(pa.schema([field.with_type(kind) for field, kind in zip(table.schema, plain, strict=True)]))
+
+
+def _candidates(
+    family: str, rows: pl.DataFrame, model_us: np.ndarray, beyond: np.ndarray, tables: tuple[pa.Table, ...]
+) -> Candidates:
+    """Return the candidates; ``beyond``: how a GPU of the same generation differs from the model, in the log."""
+    site = rows.select(pl.struct("gpu", *site_columns(family)).rle_id()).to_series().to_numpy().astype(np.int64)
+    log_model = np.log(model_us)
+    level = np.bincount(site, log_model) / np.bincount(site)
+    table = _arrow(rows.with_columns(pl.col("latency_us").fill_null(1.0)))
+    seen = features_of(family, FAMILIES[family].form, table, *tables)
+    fastest = np.full(level.size, np.inf)
+    np.minimum.at(fastest, site, log_model)
+    known = family_facts(family, *tables[:2])
+    lineages = [lineage_of(known, name) for name in rows["implementation"].to_list()]
+    latency = rows["latency_us"].to_numpy().astype(float)
+    more = np.column_stack([fastest[site] / np.log(2.0), hidden_octaves(rows)])
+    sizes = np.log2(np.maximum(rows.select(shape_columns(family)).to_numpy().astype(float), 0.5))
+    shape = np.hstack([sizes, more])
+    return Candidates(
+        positions(shape[:, shape.std(axis=0) > 0]),
+        positions(np.hstack([seen, more])),
+        *(_codes(words) for words in (rows["engine"], rows["implementation"], lineages, rows["dtype"], rows["gpu"])),
+        site,
+        log_model - level[site],
+        np.log(latency) - level[site],
+        log_model - level[site] + beyond,
+        np.where(beyond == 0.0, 1.0, LEFT_TO_SIBLINGS),
+    )
+
+
+def hidden_octaves(rows: pl.DataFrame) -> np.ndarray:
+    """Return how many octaves longer the keys are than a sliding window: what kernels without one read in vain.
+
+    >>> hidden_octaves(pl.DataFrame({"context": [4095.0, 4095.0, 4095.0], "window": [0.0, 1024.0, 8192.0]})).tolist()
+    [0.0, 2.0, 0.0]
+    """
+    if "window" not in rows.columns:
+        return np.zeros(rows.height)
+    keys = pl.col("context") + 1.0 if "context" in rows.columns else pl.col("new_tokens") + pl.col("cached_tokens")
+    octaves = pl.when(pl.col("window") > 0).then((keys / pl.col("window")).log(2.0).clip(0.0)).otherwise(0.0)
+    return rows.select(octaves).to_series().to_numpy()
+
+
+def _codes(words: Sequence[str]) -> np.ndarray:
+    return np.unique(np.asarray(list(words), dtype=str), return_inverse=True)[1]

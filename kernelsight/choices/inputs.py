@@ -1,0 +1,193 @@
+"""From sweeps, a GPU and shapes to the candidates of a choice: what runs there, what was measured, and refusals."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.catalog.tables import contracts, facts
+from kernelsight.choices.candidates import (
+    Choice,
+    existing,
+    laid_out,
+    measured_rows,
+    shared_sites,
+    site_columns,
+)
+from kernelsight.errors import InvalidInput, unknown
+from kernelsight.fitting.cells import source_names
+from kernelsight.fitting.sweep_files import check_sweeps, measured_gpus
+from kernelsight.fitting.training import call_rows
+from kernelsight.kernels.families import MEASURED
+from kernelsight.kernels.kinds import dtype_of
+from kernelsight.kernels.pack import default_pack
+from kernelsight.kernels.resolve import choose, family_facts, rows_of_part
+
+_LOG = logging.getLogger(__name__)
+IDENTITY_OF_KERNELS = ["engine", "implementation", "dtype", "gpu"]
+
+
+def choice_of(
+    sweeps: Sequence[Path],
+    family: str,
+    gpu: str,
+    gpus: pa.Table,
+    sources: Sequence[str] | None = None,
+    calls: pa.Table | None = None,
+) -> Choice:
+    """Return the candidates of a family on a GPU, at the shapes of the sweeps or at those of ``calls``.
+
+    ``gpus``: the catalogue with the GPU's row; ``sources``: GPUs to learn from (None: all others of the sweeps);
+    ``calls``: rows of ``kernel_calls``. InvalidInput, UnknownName: names that do not exist, sweeps that hold nothing to
+    learn from or to choose among.
+    """
+    if family not in MEASURED:
+        raise unknown("kernel family", family, MEASURED, f"Families that sweeps hold: {', '.join(MEASURED)}.")
+    known = gpus["gpu"].to_pylist()
+    if gpu not in known:
+        raise unknown("GPU", gpu, known, "Give a row for it with --gpus.")
+    check_sweeps(sweeps)
+    others = _others(sweeps, family, gpu, sources)
+    _same_vendor(gpu, others, gpus, family)
+    own = measured_rows(sweeps, family, [gpu])
+    like = candidates_like(family, gpu, own, others, gpus)
+    shapes = pl.concat([own, others], how="diagonal") if calls is None else shapes_of_calls(family, calls)
+    asked = shared_sites(family, existing(family, shapes, like, gpu))
+    if not asked.height:
+        raise InvalidInput(
+            f"no shape of {family} has two implementations to choose from on {gpu}; give sweeps of several engines, or "
+            "calls in number formats that they hold."
+        )
+    left = shapes.select(site_columns(family)).n_unique() - asked.select(site_columns(family)).n_unique()
+    if calls is not None and left:
+        _LOG.info(
+            f"{left:,} shapes of the calls are left out: the sweeps hold no two implementations in their number "
+            "formats, head size and kind of window"
+        )
+    return laid_out(family, gpu, asked, others, gpus)
+
+
+def _others(sweeps: Sequence[Path], family: str, gpu: str, sources: Sequence[str] | None) -> pl.DataFrame:
+    there = sorted(measured_gpus(sweeps) - {gpu})
+    for name in sources or ():
+        if name == gpu:
+            raise InvalidInput(f"--sources names {gpu}, the GPU to choose for; name other GPUs of the sweeps.")
+        if name not in there:
+            raise unknown("GPU", name, there, f"The sweeps hold {', '.join(there)}.")
+    rows = measured_rows(sweeps, family, sources or there) if there else None
+    if rows is None or not rows.height:
+        raise InvalidInput(
+            f"the sweeps hold no {family} kernel of a GPU other than {gpu} to learn from; "
+            "`kernelsight calibrate import aiconfigurator` writes such sweeps."
+        )
+    return rows
+
+
+def _same_vendor(gpu: str, others: pl.DataFrame, gpus: pa.Table, family: str) -> None:
+    vendor = dict(zip(gpus["gpu"].to_pylist(), gpus["vendor"].to_pylist(), strict=True))
+    if vendor[gpu] not in {vendor.get(name) for name in others["gpu"].unique().to_list()}:
+        raise InvalidInput(
+            f"{gpu} is a GPU of {vendor[gpu]}, of which the sweeps hold no {family} kernel; kernels of another vendor "
+            "do not run there, so measure some of its shapes first."
+        )
+
+
+def candidates_like(family: str, gpu: str, own: pl.DataFrame, others: pl.DataFrame, gpus: pa.Table) -> pl.DataFrame:
+    """Return measured rows whose kernels run on the GPU: its own, and in other number formats those of the nearest GPU.
+
+    Nearest is the highest compute capability that is not above the GPU's own. Kernels that engines choose by compute
+    capability are renamed to what they choose on this one (table ``kernel_sources``).
+    """
+    missing = others.filter(~pl.col("dtype").is_in(own["dtype"].unique().implode()))
+    capability = {
+        name: _number(text)
+        for name, text in zip(gpus["gpu"].to_pylist(), gpus["compute_capability"].to_pylist(), strict=True)
+    }
+    nearest = []
+    for (_,), rows in missing.group_by("dtype", maintain_order=True):
+        levels = {capability.get(name, 0.0) for name in rows["gpu"].unique().to_list()}
+        below = [level for level in levels if level <= capability[gpu]]
+        level = max(below) if below else min(levels)
+        names = [name for name in rows["gpu"].unique().to_list() if capability.get(name, 0.0) == level]
+        nearest.append(_renamed(family, gpu, rows.filter(pl.col("gpu").is_in(names)), gpus))
+    return pl.concat([own, *nearest], how="diagonal")
+
+
+def _renamed(family: str, gpu: str, rows: pl.DataFrame, gpus: pa.Table) -> pl.DataFrame:
+    """Return rows under the implementations and arithmetic that their engines choose on this GPU.
+
+    By the table ``kernel_sources`` where a name there stands for another kernel on this GPU; else, where the shipped
+    kernel model counted the kernel on other generations only, what it counted of the same engine on this one.
+    """
+    known = family_facts(family, facts("kernel_implementations"), gpus)
+    capability = dict(zip(gpus["gpu"].to_pylist(), gpus["compute_capability"].to_pylist(), strict=True))[gpu]
+    sources = facts("kernel_sources").to_pylist()
+    sources = [row for row in sources if row["family"] == family]
+    ours = {
+        (row["engine"], row["kernel_source"], row["dtype"]): row
+        for row in sources
+        if row["compute_capability"] == capability
+    }
+    pack = default_pack()
+    counted = rows_of_part(pack, family, "choice").to_pylist()
+    mine = known.generation.get(gpu)
+    anywhere = {(row["engine"], row["implementation"]) for row in counted}
+    here = {(row["engine"], row["implementation"]) for row in counted if known.generation.get(row["gpu"]) == mine}
+    found = []
+    for (engine, name, dtype, like), part in rows.group_by(IDENTITY_OF_KERNELS, maintain_order=True):
+        names = sorted(source_names(family, engine, name, like))
+        keys = [(engine, one, text) for one in names for text in (dtype, "*")]
+        row = next((ours[key] for key in keys if key in ours), None)
+        if row is None and (engine, name) in anywhere - here:
+            chosen, seen = choose(known, pack, family, [{"engine": engine, "gpu": gpu, "dtype": dtype}])[0]
+            if seen and (engine, chosen) in here:
+                row = {"implementation": chosen, "math": _math(sources, engine, chosen, dtype)}
+        if row is not None:
+            math = pl.lit(row["math"]) if row["math"] else pl.col("math")
+            part = part.with_columns(implementation=pl.lit(row["implementation"]), math=math)
+        found.append(part)
+    return pl.concat(found)
+
+
+def _math(sources: Sequence[dict], engine: str, implementation: str, dtype: str) -> str | None:
+    rows = [row for row in sources if (row["engine"], row["implementation"]) == (engine, implementation)]
+    return next((row["math"] for text in (dtype, "*") for row in rows if row["dtype"] == text and row["math"]), None)
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or "")
+    except ValueError:
+        return 0.0
+
+
+def shapes_of_calls(family: str, calls: pa.Table) -> pl.DataFrame:
+    """Return the shapes of a family in rows of ``kernel_calls``, with the columns of training rows."""
+    calls = calls.filter(pc.equal(calls["family"], family))
+    if not calls.num_rows:
+        raise InvalidInput(f"the calls hold no {family} kernel; name a family that they hold with --family.")
+    fields = [field.name for field in contracts()["sweep_points"].schema.field("shape").type]
+    rows = [
+        {
+            "gpu": "none",
+            "family": family,
+            "implementation": "none",
+            "engine": "none",
+            "engine_version": "0",
+            "shape": {name: size for name, size in row["shape"].items() if name in fields},
+            "dtype": dtype_of(family, row),
+            "format": row["format"],
+            "math": row["math"],
+            "latency_us": 1.0,
+            "samples": 1,
+            "source": "calls",
+        }
+        for row in calls.select(["shape", "format", "math"]).to_pylist()
+    ]
+    points = pa.Table.from_pylist(rows, contracts()["sweep_points"].schema)
+    return pl.from_arrow(call_rows(points, family))

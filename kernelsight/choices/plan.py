@@ -1,0 +1,159 @@
+"""Which few shapes to measure on a GPU so that the fastest implementation can be chosen at all others."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from kernelsight.choices.candidates import Choice, hidden_octaves
+from kernelsight.choices.choices import Contrasts, contrasts, shape_texts
+from kernelsight.choices.contrasts import Sizes, distances, matern
+from kernelsight.errors import InvalidInput
+from kernelsight.measure.families import FAMILIES
+
+# the share of a budget that is spread by chance before expected regret decides: where nothing was measured, what is
+# expected misleads (docs/lab/choices.md)
+BY_CHANCE = 0.3
+# sites of one of these kinds behave alike; of each, so many come before all others
+KINDS, OF_KIND = ("dtype", "distribution", "head_dim", "window"), 2
+# kernels of the sweeps that `calibrate measure` runs under another name
+MEASURED_AS = dict.fromkeys(("flash_attention_2", "flash_attention_3", "flash_attention_4"), "flash_attention_vllm")
+
+
+def budget_of(choice: Choice, share: float) -> int:
+    """Return the number of shapes that a share of them allows, at least two; InvalidInput for a share out of (0, 1].
+
+    Shapes measured already count.
+    """
+    if not 0.0 < share <= 1.0:
+        raise InvalidInput(f"--budget is {share:g}; give the share of shapes to measure, above 0 and at most 1.")
+    return max(2, math.ceil(share * np.unique(choice.asked.site).size - 1e-9))
+
+
+def plan(choice: Choice, shapes: int, found: tuple[Contrasts, Sizes] | None = None) -> np.ndarray:
+    """Return the sites to measure next, in order, so that ``shapes`` are measured in all.
+
+    A part of the shapes by chance (in ascending SHA-256 of their names, two of every kind first), the others where the
+    expected regret is largest, each lowering what is expected near it. ``found``: the contrasts, where they are known.
+    """
+    sites, first = np.unique(choice.asked.site, return_index=True)
+    missing = np.bincount(choice.asked.site - sites[0], ~np.isfinite(choice.asked.log_us))[sites - sites[0]] > 0
+    wanted = max(0, shapes - int((~missing).sum()))
+    by_chance = min(wanted, max(0, math.ceil(BY_CHANCE * shapes) - int((~missing).sum())))
+    if missing.all():
+        by_chance = wanted
+    chosen = _by_chance(choice, first, missing)[:by_chance]
+    if wanted > by_chance:
+        known, sizes = found or contrasts(choice)
+        missing[chosen] = False
+        weight = np.where(missing, _site_regrets(choice, known)[first], -1.0)
+        place = choice.asked.seen[first] * sizes.own_scales
+        chosen = np.append(chosen, _greedy(weight, place, chosen, wanted - by_chance))
+    return sites[chosen]
+
+
+def _by_chance(choice: Choice, first: np.ndarray, missing: np.ndarray) -> np.ndarray:
+    rows = choice.rows[first[missing]]
+    names = zip(rows["dtype"], rows["distribution"], shape_texts(choice.family, rows), strict=True)
+    digests = [hashlib.sha256(f"{choice.family}|{'|'.join(map(str, name))}".encode()).hexdigest() for name in names]
+    kinds = rows.select(
+        pl.struct(*(name for name in KINDS if name in rows.columns), pl.Series("hides", hidden_octaves(rows) > 0))
+    )
+    # the first of each kind before the second of any: a rare kind is where a choice is dearest if nothing is known
+    ordered = pl.DataFrame({"row": np.flatnonzero(missing), "digest": digests, "kind": kinds.to_series()})
+    turn = pl.col("digest").rank("ordinal").over("kind")
+    return ordered.sort(turn.clip(1, OF_KIND + 1), "digest")["row"].to_numpy()
+
+
+def _site_regrets(choice: Choice, found: Contrasts) -> np.ndarray:
+    """Return of each candidate the expected regret of its site's pick."""
+    site = choice.asked.site - choice.asked.site.min()
+    pick = np.full(site.max() + 1, np.inf)
+    np.minimum.at(pick, site, np.where(found.ratio <= 0.0, found.regret, np.inf))
+    return pick[site]
+
+
+def _greedy(weight: np.ndarray, place: np.ndarray, taken: np.ndarray, count: int) -> np.ndarray:
+    weight, chosen = weight.copy(), []
+    for site in taken:
+        weight = _lowered(weight, place, site)
+    for _ in range(count):
+        best = int(np.argmax(weight))
+        if weight[best] < 0.0:
+            break
+        chosen.append(best)
+        weight = _lowered(weight, place, best)
+        weight[best] = -1.0
+    return np.array(chosen, dtype=np.int64)
+
+
+def _lowered(weight: np.ndarray, place: np.ndarray, site: int) -> np.ndarray:
+    near = matern(distances(place, place[site : site + 1]))[:, 0]
+    return np.where(weight < 0.0, weight, weight * (1.0 - near**2))
+
+
+def planned_rows(choice: Choice, sites: Sequence[int]) -> pl.DataFrame:
+    """Return the candidates of the planned sites in their order, with ``measured_as``: null where nothing here runs it.
+
+    Columns: place, dtype, distribution, shape (JSON), engine, implementation, measured_as.
+    """
+    order = {site: place for place, site in enumerate(sites)}
+    places = np.array([order.get(site, -1) for site in choice.asked.site.tolist()])
+    kept = np.flatnonzero(places >= 0)
+    kept = kept[np.argsort(places[kept], kind="stable")]
+    rows = choice.rows[kept]
+    columns = {
+        "place": places[kept] + 1,
+        "dtype": rows["dtype"],
+        "distribution": rows["distribution"],
+        "shape": shape_texts(choice.family, rows),
+        "engine": rows["engine"],
+        "implementation": rows["implementation"],
+        "measured_as": [
+            measured_as(choice.family, dtype, name)
+            for dtype, name in zip(rows["dtype"], rows["implementation"], strict=True)
+        ],
+    }
+    return pl.DataFrame(columns, schema_overrides={"measured_as": pl.String})
+
+
+def measured_as(family: str, dtype: str, implementation: str) -> str | None:
+    """Return the implementation of `calibrate measure` that runs a kernel, or None.
+
+    >>> measured_as("decode_attention", "bf16/fp8", "flash_attention_3"), measured_as("moe", "bf16", "cutlass_moe")
+    ('flash_attention_vllm', None)
+    """
+    known = FAMILIES.get(family)
+    if known is None or dtype not in known.dtypes:
+        return None
+    name = MEASURED_AS.get(implementation, implementation)
+    return name if name in known.implementations else None
+
+
+def suite_of_plan(choice: Choice, rows: pl.DataFrame, name: str) -> dict[str, Any]:
+    """Return the suite of the planned rows that `calibrate measure` can run; InvalidInput where it can run none."""
+    able = rows.filter(pl.col("measured_as").is_not_null())
+    if not able.height:
+        kernels = ", ".join(sorted(rows["implementation"].unique().to_list()))
+        raise InvalidInput(
+            f"`calibrate measure` cannot run any {choice.family} kernel of this plan ({kernels}); "
+            "give -o FILE.parquet to write the list of shapes for a collector of your own."
+        )
+    known = FAMILIES[choice.family]
+    fields = (*known.sizes, *known.defaults)
+    entries: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in able.iter_rows(named=True):
+        shape = pl.Series([row["shape"]]).str.json_decode(pl.Struct(dict.fromkeys(fields, pl.Int64)))[0]
+        key = (row["measured_as"], row["dtype"])
+        start = {"family": choice.family, "implementation": key[0], "dtype": key[1], "cache": known.caches[0]}
+        entry = entries.setdefault(key, {**start, "points": []})
+        point = {field: shape[field] for field in fields if shape[field] is not None}
+        if point not in entry["points"]:
+            entry["points"].append(point)
+    doc = f"Shapes of {choice.family} to measure on {choice.gpu} first, to choose the fastest implementation."
+    return {"suite": name, "doc": doc, "entries": list(entries.values())}

@@ -1,0 +1,236 @@
+"""What `kernelsight backtest` prints on a terminal: scores by kind, level and group, intervals, sources of error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kernelsight.evaluation.runs.coverage import METRICS as COVERED
+from kernelsight.evaluation.runs.scores import GROUP, METRICS
+from kernelsight.evaluation.runs.subsets import KINDS
+from kernelsight.present.output import table_lines, terminal_width
+
+PEERS = {
+    "peer": ", flags as launched",
+    "peer_step_tokens": ", tokens of a step, too",
+    "peer_nominal": ", nominal lengths",
+}
+SHOWN = ("n", "ttft", "tpot", "throughput")
+
+
+def page(answer: Mapping[str, Any]) -> list[str]:
+    """Return the lines of the report for a terminal."""
+    parts = (
+        _head(answer),
+        _kinds(answer),
+        _levels(answer),
+        _flags_and_groups(answer),
+        _basis(answer),
+        _intervals(answer),
+        _groups(answer),
+    )
+    separate = (_implausible(answer), _disaggregated(answer), _separate(answer), _speculative(answer))
+    separate += (_parts(answer), _peer(answer))
+    return [line for lines in (*parts, *separate) if lines for line in (*lines, "")][:-1]
+
+
+def _head(answer: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{answer['read']:,} rows read, {answer['runs']:,} replayed; {answer['fitted_on']:,} of them (SHA-256 of the "
+        f"id modulo 5 is 0) are for fitting and not scored ({answer['repeated']} of these repeat the measurement of a "
+        f"scored run and are not fitted on), {answer['stated_again']} state a scored measurement again; tier "
+        f"{answer['tier']}, host constants {answer['constants']}",
+        "median APE / MAPE, 90th percentile, median signed error, in %",
+    ]
+
+
+def _kinds(answer: Mapping[str, Any]) -> list[str]:
+    rows = [_line("all", answer), _line("dense", answer["dense"]), _line("mixture of experts", answer["moe"])]
+    rows += [_line(f"{kind}, plausible only", answer["without_signs"][kind]) for kind in ("dense", "moe")]
+    for axis, groups in answer["by"].items():
+        if axis != "length":
+            rows += [_line(f"{axis} {group[axis]}", group) for group in groups]
+    return _scores(rows)
+
+
+def _levels(answer: Mapping[str, Any]) -> list[str]:
+    return ["by host constants:", *_scores(level_lines(answer, _line))]
+
+
+def _basis(answer: Mapping[str, Any]) -> list[str]:
+    basis = answer["by_basis"]
+    rows = [
+        _line(f"{name.replace('_', ' ')}, {kind}", basis[name][kind])
+        for name in ("published", "fitted_or_assumed")
+        for kind in ("dense", "moe")
+    ]
+    return [
+        "by basis of the launch flags (recipes); recipes that are not published, with the runs that each touches:",
+        *_scores(rows),
+        ", ".join(f"{each['recipe']} ({each['basis']}) {each['scored']}" for each in basis["recipes"]),
+    ]
+
+
+def _intervals(answer: Mapping[str, Any]) -> list[str]:
+    return [
+        "90 % intervals, their spread beyond kernels and host fitted on other groups; median p95 / p05, and in "
+        "brackets that of one fixed factor a metric that covers as many runs:",
+        *table_lines(_interval_rows(answer["levels"]), ["", *COVERED], terminal_width()),
+    ]
+
+
+def _groups(answer: Mapping[str, Any]) -> list[str]:
+    return _scores([_line(_name(group), group) for group in answer["groups"]])
+
+
+def _implausible(answer: Mapping[str, Any]) -> list[str]:
+    if not answer["signs"]:
+        return []
+    rows = [_line(group["sign"], group) for group in answer["signs"]]
+    return ["runs with implausible measurements (included in the scores above):", *_scores(rows)]
+
+
+def _disaggregated(answer: Mapping[str, Any]) -> list[str]:
+    found = answer["disaggregated"]
+    if not found["ttft"]["n"]:
+        return []
+    rows = [_line("all", found), *(_line(_name(group), group) for group in found["groups"])]
+    return ["disaggregated prefill and decode, not fitted on (not included above):", *_scores(rows)]
+
+
+def _separate(answer: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for found in answer["separate"]:
+        rows = [_line("all", found), *(_line(_name(group), group) for group in found["groups"])]
+        lines += [f"{found['reason']}, not fitted on (not included above):", *_scores(rows)]
+    return lines
+
+
+def _speculative(answer: Mapping[str, Any]) -> list[str]:
+    found = answer["speculative"]
+    if not found["with_drafts"]["ttft"]["n"]:
+        return []
+    rates = found["draft_acceptance_rate"]
+    fitted = ", ".join(f"{proposer} {100 * rate:.0f} %" for proposer, rate in rates.items())
+    rows = []
+    for kind in ("with_drafts", "without_drafts"):
+        rows += [_line(kind.replace("_", " "), found[kind])]
+        rows += [_line(f"- {_name(group)}", group) for group in found[kind]["groups"]]
+    return [
+        "runs with and without speculative decoding, inferred from pairs of TPOTs (not included above); acceptance "
+        f"rates fitted on the fitting fifth: {fitted}",
+        *_scores(rows),
+    ]
+
+
+def _parts(answer: Mapping[str, Any]) -> list[str]:
+    if not answer["attribution"]:
+        return []
+    return [
+        "error by part, in % of the measured value (+: predicted too short), largest first:",
+        *_whole(_attribution_rows(answer["attribution"])),
+    ]
+
+
+def _peer(answer: Mapping[str, Any]) -> list[str]:
+    if "peer" not in answer:
+        return []
+    asked = f"compared with AIConfigurator, on the {answer['peer']['n']:,} runs that it predicts:"
+    return [asked, *_whole(_peer_rows(answer["peer"]))]
+
+
+def _line(scope: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    return {"": scope, "n": found["ttft"]["n"], **{metric: _percent(found[metric]) for metric in METRICS}}
+
+
+def _scores(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return table_lines(rows, ["", *SHOWN], terminal_width())
+
+
+def _whole(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return table_lines(rows, list(rows[0]), terminal_width())
+
+
+def _name(group: Mapping[str, Any]) -> str:
+    return " ".join(str(group[name] or "-") for name in GROUP)
+
+
+def _percent(found: Mapping[str, Any]) -> str:
+    """Return a score as median / MAPE, p90 and signed median error, in percent."""
+    if not found["n"]:
+        return ""
+    median, mape, p90, bias = (100 * found[name] for name in ("median_ape", "mape", "p90_ape", "median_error"))
+    return f"{median:.1f} / {mape:.1f}  p90 {p90:.0f}  {bias:+.0f}"
+
+
+def level_lines(answer: Mapping[str, Any], line: Callable[[str, Mapping], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a line for each level of host constants and kind of model, and the other tool's below."""
+    lines = [line(f"{level}, {scope}", found[scope]) for level, found in answer["levels"].items() for scope in KINDS]
+    for asked, words in PEERS.items():
+        for name, kept in (("peer", "as it comes"), ("calibrated", "one factor on TTFT and TPOT a group")):
+            if asked in answer:
+                both = [(kind, answer[asked][kind][name]) for kind in ("dense", "moe")]
+                lines += [line(f"AIConfigurator {kept}{words}, {kind}", found) for kind, found in both]
+    for level, found in answer.get("peer", {}).get("behind", {}).items():
+        words = f"{level}: groups behind AIConfigurator of {found['groups']}"
+        lines.append({"": words, "n": None, "ttft": found["ttft"], "tpot": found["tpot"]})
+    return lines
+
+
+def _flags_and_groups(answer: Mapping[str, Any]) -> list[str]:
+    level, found = next(iter(answer["levels"].items()))
+    rows = [
+        _line(f"{found['by_flags'][name]['groups']} groups with flags {words}, {kind}", found["by_flags"][name][kind])
+        for name, words in (("fitted", "fitted on their own fifth"), ("not_fitted", "not fitted"))
+        for kind in ("dense", "moe")
+    ]
+    of_groups = found["over_groups"]
+    return [
+        f"{level}, by whether launch flags of the group were fitted; median over groups of their median APE: "
+        + "; ".join(
+            f"{kind} TTFT {100 * of_groups[kind]['ttft']:.1f}, TPOT {100 * of_groups[kind]['tpot']:.1f} %"
+            for kind in ("dense", "moe")
+            if of_groups[kind]["groups"]
+        ),
+        *_scores(rows),
+    ]
+
+
+def _interval_rows(levels: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row per level of host constants and kind of model: covered, width, and width of a fixed factor."""
+    return [
+        {"": f"{level}, {kind}"}
+        | {
+            metric: f"{found['coverage_90']:.0%} covered, {found['width_90']:.2f} ({found['width_fixed']:.2f})"
+            for metric, found in scores.items()
+            if found.get("coverage_90") is not None
+        }
+        for level, kinds in levels.items()
+        for kind, scores in ((kind, kinds[kind]) for kind in KINDS)
+    ]
+
+
+def _attribution_rows(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    rows = []
+    for group in found:
+        for metric in ("ttft", "tpot"):
+            parts = {name: f"{100 * value:+.0f}" for name, value in group[metric].items()}
+            rows.append({"group": _name(group), "n": group["n"], "metric": metric, **parts})
+    return rows
+
+
+def _peer_rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    scopes = [("all", found), ("dense", found["dense"]), ("mixture of experts", found["moe"])]
+    scopes += [(_name(group), group) for group in found["groups"]]
+    return [
+        {
+            "": scope,
+            "n": pair["n"],
+            **{
+                f"{metric} {tool}": _percent(pair[tool][metric])
+                for metric in ("ttft", "tpot")
+                for tool in ("peer", "ours")
+            },
+        }
+        for scope, pair in scopes
+    ]

@@ -1,0 +1,171 @@
+"""The report of `simulate` on a terminal: settings, throughput, latencies, largest kernels, memory, assumptions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelsight.cli.pages.advice_lines import advice_lines
+from kernelsight.cli.pages.formats_line import formats_said, rests_on
+from kernelsight.present.output import show_number, table_lines, terminal_width
+from kernelsight.sweeps.run_summary import METRICS, PERCENTILES
+
+LARGEST_KERNELS = 16
+GIB = 1024.0**3
+
+
+def simulation_page(answer: dict[str, Any]) -> list[str]:
+    """Return the lines of the report of one simulated scenario; ``answer`` as printed by `simulate --format json`."""
+    rejected = [f"{count} {name}" for name, count in answer["status"].items() if name != "finished"]
+    parts = (
+        [_headline(answer["settings"]), *_replica_lines(answer), rests_on(answer)],
+        [*_figures(answer), *([answer["verdict"]] if answer["verdict"] else [])],
+        _advised(answer),
+        _latencies(answer),
+        [f"rejected requests: {', '.join(rejected)}", *_why_rejected(answer)] if rejected else [],
+        _kernels(answer["breakdown"]),
+        [*_memory(answer["memory"], answer["settings"]), "assumed:", *(f"  - {why}" for why in answer["assumed"])],
+    )
+    return [line for lines in parts if lines for line in ["", *lines]][1:]
+
+
+def _headline(settings: dict[str, Any]) -> str:
+    return (
+        f"{settings['model']} on {settings['gpu']}, tp {settings['tp']} pp {settings['pp']} dp {settings['dp']} "
+        f"ep {settings['ep']}, {settings['engine']}, {formats_said(settings)}; "
+        f"max_num_seqs {settings['max_num_seqs']}, max_num_batched_tokens {settings['max_num_batched_tokens']}, "
+        f"{settings['prefill_policy']}, chunked prefill {_on(settings['enable_chunked_prefill'])}, "
+        f"asynchronous scheduling {_on(settings['async_scheduling'])}"
+    )
+
+
+def _replica_lines(answer: dict[str, Any]) -> list[str]:
+    """Return a line on the replicas, if there are several, or prefill and decode are disaggregated."""
+    if "replicas" in answer:
+        return [f"replicas: {answer['replicas']} x the above; {answer['gpus']} GPUs"]
+    if "prefill_settings" not in answer:
+        return []
+    prefill = answer["prefill_settings"]
+    transfer_ms = show_number(answer["kv_transfer_mean_ms"]) or "-"
+    return [
+        f"disaggregated: decode on {answer['decode_replicas']} x the above, prefill on {answer['prefill_replicas']} x "
+        f"{prefill['gpu']} tp {prefill['tp']} pp {prefill['pp']} dp {prefill['dp']} ep {prefill['ep']}, "
+        f"max_num_batched_tokens {prefill['max_num_batched_tokens']}; {answer['gpus']} GPUs; "
+        f"mean KV transfer time {transfer_ms} ms"
+    ]
+
+
+def _figures(answer: dict[str, Any]) -> list[str]:
+    shares = [answer[f"{part}_share"] for part in ("front_end", "queue", "prefill", "decode")]
+    seconds = [show_number(answer[name]) or "-" for name in ("gpu_s", "host_exposed_s", "idle_s")]
+    figures = {
+        "requests completed": f"{answer['completed']:,} of {answer['requests']:,}",
+        "duration (s)": answer["duration_s"],
+        "request throughput (req/s)": answer["request_throughput"],
+        "output throughput (tok/s)": answer["output_throughput"],
+        "total throughput (tok/s)": answer["total_throughput"],
+        "goodput (req/s)": answer["goodput"],
+        "engine steps": answer["steps"],
+        "preemptions": answer["preemptions"],
+        "prefix cache hit rate": answer["prefix_cache_hit_rate"],
+        "draft tokens accepted": _accepted(answer),
+        "KV cache in use, mean / peak": _percents(answer["mean_kv_share"], answer["peak_kv_share"]),
+        "request time front end / queued / prefill / decode": _percents(*shares),
+        "of which preempted or recomputed": _percents(answer["preempted_share"]) if answer["preempted_share"] else None,
+        "GPU busy / waiting for host / idle (s)": " / ".join(seconds),
+    }
+    width = max(len(name) for name in figures)
+    return [f"{name:<{width}}  {show_number(value)}" for name, value in figures.items() if value is not None]
+
+
+def _why_rejected(answer: dict[str, Any]) -> list[str]:
+    """Return what would let requests in that are too long."""
+    settings = answer["settings"]
+    if "rejected_too_long" not in answer["status"]:
+        return []
+    longest = f"prompt and output may have {settings['max_model_len']:,} tokens (--max-model-len)"
+    budget = settings["max_num_batched_tokens"]
+    whole = f", the prompt {budget:,} (--max-num-batched-tokens, without chunked prefill)"
+    return [f"  too long: {longest}{'' if settings['enable_chunked_prefill'] else whole}"]
+
+
+def _advised(answer: dict[str, Any]) -> list[str]:
+    """Return what one change of a setting would bring, where that was asked for."""
+    if "advice" not in answer:
+        return []
+    lines = [f"  {line}" for line in advice_lines(answer["advice"])]
+    return ["changes of one setting that help, simulated on the same requests:", *(lines or ["  none by 1 % or more"])]
+
+
+def _accepted(answer: dict[str, Any]) -> str | None:
+    """Return how many draft tokens were accepted, and the mean number of tokens per request and step."""
+    proposed, accepted = answer["draft_tokens"], answer["accepted_draft_tokens"]
+    if not proposed:
+        return None
+    steps = proposed / answer["settings"]["num_speculative_tokens"]
+    return f"{accepted:,} of {proposed:,}: {1 + accepted / steps:.2f} tokens per step"
+
+
+def _latencies(answer: dict[str, Any]) -> list[str]:
+    rows = [
+        {
+            "latency (ms)": metric.upper(),
+            **{name: answer[f"{metric}_ms"][name] for name in PERCENTILES},
+            **{
+                f"90 % interval of {name}": _ends(answer["interval_90"].get(f"{metric}_{name}_ms"))
+                for name in ("mean", "p99")
+            },
+        }
+        for metric in METRICS
+    ]
+    return table_lines(rows, list(rows[0]), terminal_width())
+
+
+def _ends(interval: list[float] | None) -> str | None:
+    """Return an interval in words; None where there is none."""
+    return interval and f"{show_number(interval[0])} to {show_number(interval[1])}"
+
+
+def _kernels(breakdown: list[dict[str, Any]]) -> list[str]:
+    """Return the largest rows of ``kernel_breakdown`` as a table, and the number of rows not shown."""
+    if not breakdown:
+        return ["no GPU time was spent"]
+    rows = [
+        {
+            "phase": row["phase"],
+            "family": row["family"],
+            "kernel": row["name"],
+            "calls": row["calls"],
+            "total ms": row["total_us"] / 1000,
+            "share": f"{row['share']:.1%}",
+            "bound": row["bound"],
+        }
+        for row in sorted(breakdown, key=lambda row: -row["total_us"])[:LARGEST_KERNELS]
+    ]
+    left = len(breakdown) - len(rows)
+    more = [f"... and {left} smaller rows in table kernel_breakdown"] if left else []
+    return [*table_lines(rows, list(rows[0]), terminal_width()), *more]
+
+
+def _memory(memory: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+    parts = ", ".join(
+        f"{what} {memory[name] / GIB:.1f}"
+        for what, name in (
+            ("weights", "weights_bytes"),
+            ("activations", "activations_bytes"),
+            ("graphs", "graphs_bytes"),
+            ("KV cache", "kv_bytes"),
+        )
+    )
+    return [
+        f"memory per GPU: {memory['memory_bytes'] / GIB:.1f} GiB, usable {memory['usable_bytes'] / GIB:.1f}: {parts}",
+        f"KV cache: {memory['kv_cache_tokens']:,} tokens per replica; fits {memory['max_concurrency']:.1f} requests of "
+        f"{settings['max_model_len']:,} tokens",
+    ]
+
+
+def _percents(*shares: float | None) -> str:
+    return " / ".join("-" if share is None else f"{share:.1%}" for share in shares)
+
+
+def _on(switch: bool) -> str:
+    return "on" if switch else "off"

@@ -1,0 +1,203 @@
+"""What `kernelsight sweep` prints: rows, Pareto fronts, and the cheapest deployment of each load."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.present.output import as_csv, as_json, print_page, show_number, table_lines, terminal_width
+from kernelsight.scenario.objectives import METRICS, PRICE, cheapest, parse_slo
+from kernelsight.sweeps.intervals import interval_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SHOWN = (
+    *("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "output_throughput", "goodput"),
+    *("output_throughput_per_gpu", "output_throughput_per_user", "cost_per_million_tokens", "meets_slo"),
+)
+HEADERS = {
+    "tensor_parallel_size": "TP",
+    "pipeline_parallel_size": "PP",
+    "data_parallel_size": "DP",
+    "request_rate": "req/s",
+    "max_concurrency": "concurrency",
+    "max_num_batched_tokens": "step tokens",
+    "max_num_seqs": "seats",
+    "max_request_rate": "highest req/s",
+    "rate_low": "low",
+    "rate_high": "high",
+    "rate_if_slow": "if slow",
+    "rate_if_fast": "if fast",
+    "output_throughput": "tok/s",
+    "output_throughput_per_gpu": "tok/s/GPU",
+    "output_throughput_per_user": "tok/s/user",
+    "goodput": "good req/s",
+    "cost_per_million_tokens": "$/M tokens",
+    "meets_slo": "meets SLO",
+}
+# what --find-rate finds
+FOUND = ("max_request_rate", "rate_low", "rate_high", "rate_if_slow", "rate_if_fast", "steady")
+# beside it: the statistics of the objectives stand between them
+BESIDE_RATES = ("output_throughput_per_gpu", "cost_per_million_tokens", "meets_slo")
+# columns in which rows differ and that are no flags of theirs: a price follows its GPU, a found rate takes its requests
+NO_FLAGS = (*FOUND, PRICE)
+MOST_SHOWN, MOST_LOADS = 40, 8
+# flags that make loads different ones, as for Pareto fronts: not how many requests there are at once
+LOADS = (
+    *("trace", "lengths_from", "length_distribution", "input_len", "output_len", "range_ratio", "input_len_cv"),
+    *("output_len_cv", "prefix_len", "num_prefixes", "num_turns", "think_time_s"),
+)
+KINDS = ("", "input_", "output_")
+
+
+def print_sweep(table: pa.Table, front: pa.Table | None, arguments: Any) -> None:
+    """Print the rows of a sweep or of found rates in the asked format; ``front``: the Pareto front of a sweep."""
+    rows = table.to_pylist()
+    if arguments.format == "csv":
+        print(as_csv(rows, table.column_names), end="")
+        return
+    fronts = front.to_pylist() if front is not None else []
+    faults = [row for row in rows if row["completed"] == 0 and row["requests"] == 0]
+    answer = {"scenarios": len(rows), "served": len(rows) - len(faults), "faults": len(faults)}
+    flags, columns = _columns_shown(rows, parse_slo(arguments.slo or []))
+    best: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
+    if arguments.slo and (PRICE in table.column_names or arguments.at_rate is not None):
+        answer["cheapest"] = cheapest(table, arguments.at_rate)
+        best = _cheapest_of_each_load(table, [name for name in flags if name in LOADS], arguments.at_rate)
+        if len(best) > 1:
+            answer["cheapest_by_load"] = [{**load, "cheapest": found} for load, found in best]
+    if arguments.format == "json":
+        print(as_json({**answer, "pareto_front": fronts, "rows": rows}))
+        return
+    count = f"{len(rows):,} scenario{'s' if len(rows) != 1 else ''}"
+    page = [f"{count}, {answer['served']:,} served, {answer['faults']:,} cannot run"]
+    # no request rate is an infinite one, and stands last
+    rows.sort(key=lambda row: [((row[name] is not None) != (name == "request_rate"), row[name] or 0) for name in flags])
+    if len(rows) == 1:
+        fronts = []
+    for title, ranked in (("", rows), ("Pareto front, tokens/s per GPU against tokens/s per user", fronts)):
+        if ranked:
+            page += ["", title] if title else [""]
+            cells = [_shown(row, columns) for row in _with_defaults(ranked[:MOST_SHOWN], flags)]
+            page += table_lines(cells, list(cells[0]), terminal_width())
+        if len(ranked) > MOST_SHOWN:
+            page.append(f"... and {len(ranked) - MOST_SHOWN:,} more; -o FILE keeps all, --format csv prints them")
+    tiers = sorted({row["tier"] for row in rows if row.get("tier") and row["completed"]})
+    if tiers:
+        what = " (in brackets: 90 % intervals)" if "ttft_p99_low_ms" in rows[0] else ""
+        page += ["", f"kernel latencies: {', '.join(tiers)}{what}"]
+        if "unmeasured-vendor" in tiers:
+            named = sorted({row["gpu"] for row in rows if row["tier"] == "unmeasured-vendor" and "gpu" in row})
+            page.append(
+                f"many kernels were measured on no GPU of the maker of {', '.join(named)}: general constants stand in, "
+                "and may be off by a factor of 4"
+            )
+    if best:
+        page += ["", *_cheapest_lines(best, flags, arguments.at_rate)]
+    print_page(page)
+
+
+def _cheapest_of_each_load(
+    table: pa.Table, load: list[str], rate: float | None
+) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Return each load and its cheapest deployment: what is cheap at one load says nothing of another."""
+    import pyarrow.compute as pc
+
+    pairs = dict.fromkeys(zip(*(table[name].to_pylist() for name in load), strict=True)) if load else {(): None}
+    found = []
+    for values in pairs:
+        rows = table
+        for name, value in zip(load, values, strict=True):
+            column = rows[name]
+            rows = rows.filter(pc.is_null(column) if value is None else pc.equal(column, value))
+        found.append((dict(zip(load, values, strict=True)), cheapest(rows, rate)))
+    return found
+
+
+def _cheapest_lines(
+    best: list[tuple[dict[str, Any], dict[str, Any] | None]], flags: list[str], rate: float | None
+) -> list[str]:
+    """Return a line for each load with its cheapest deployment."""
+    lines = []
+    for load, found in best[:MOST_LOADS]:
+        (named,) = _with_defaults([load], list(load))
+        where = ", ".join(f"{name} {value}" for name, value in named.items())
+        said = _cheapest_said(found, [name for name in flags if name not in load], rate)
+        lines.append(f"{where}: {said}" if where else said)
+    return lines + ([f"... and {len(best) - MOST_LOADS:,} more loads"] if len(best) > MOST_LOADS else [])
+
+
+def _cheapest_said(found: dict[str, Any] | None, flags: list[str], rate: float | None) -> str:
+    """Return the cheapest deployment in a sentence."""
+    if found is None:
+        return "no deployment meets the objectives"
+    named = ", ".join(f"{name} {found[name]}" for name in flags if found[name] is not None and name != PRICE)
+    many = f"{found['instances']:,} instance{'s' if found['instances'] > 1 else ''}"
+    what = f"{many} of {named}" if named else many
+    at = "" if rate is None else f" for {rate:g} requests/s"
+    if "price_per_hour" not in found:
+        how = "no prices are given; --prices GPU=DOLLARS ranks by cost"
+        return f"fewest GPUs{at}: {what}, {found['gpus_needed']:,} GPUs ({how})"
+    costs = [f"{found[f'cost_per_million_{kind}tokens']:,.3g} $/M {kind.replace('_', ' ')}tokens" for kind in KINDS]
+    return f"lowest cost per token{at}: {what}, {found['price_per_hour']:,.4g} $/h, {', '.join(costs)}"
+
+
+def _shown(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
+    """Return a row under short headers with units; p99 with its interval, the others are in files and JSON."""
+    cells = {}
+    for name in columns:
+        low, high = (row.get(end) for end in interval_columns(name))
+        value = row[name]
+        if name.endswith("p99_ms") and low is not None and high is not None:
+            value = f"{show_number(value)} ({_rough(low)}-{_rough(high)})"
+        cells[_header(name)] = value
+    return cells
+
+
+def _rough(value: float) -> str:
+    """Return three digits of a number, or all that stand before its point: no power of ten.
+
+    >>> _rough(16114.2), _rough(94.86), _rough(5.0071)
+    ('16,114', '94.9', '5.01')
+    """
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _header(name: str) -> str:
+    """Return the short header of a column: ``TTFT p99.9 ms`` for ttft_p99.9_ms."""
+    metric, _, rest = name.partition("_")
+    if metric in METRICS and rest.endswith("_ms"):
+        return f"{metric.upper()} {rest.removesuffix('_ms')} ms"
+    return HEADERS.get(name, name)
+
+
+def _with_defaults(rows: list[dict[str, Any]], flags: list[str]) -> list[dict[str, Any]]:
+    """Return rows in which a flag that a row leaves to the engine is called so; no request rate is an infinite one."""
+    left = {"request_rate": "inf"}
+    return [row | {name: left.get(name, "default") for name in flags if row[name] is None} for row in rows]
+
+
+def _columns_shown(rows: list[dict[str, Any]], slo: Collection[str]) -> tuple[list[str], list[str]]:
+    """Flags that differ between rows, and what is looked at: columns without a value are left out.
+
+    ``slo``: columns of the objectives. The status, which is a sentence where a deployment cannot run, stands last, and
+    only where one does; so does the tier where rows rest on different ones.
+    """
+    names = list(rows[0])
+    finds = "max_request_rate" in names
+    flags = [name for name in names[2 : names.index("status")] if name not in NO_FLAGS]
+    differing = [
+        name for name in flags if len({row[name] for row in rows}) > 1 and (name != "num_prompts" or not finds)
+    ]
+    if not differing:
+        # rows that do not differ are named by what they are
+        differing = [name for name in ("model", "gpu", "tensor_parallel_size") if rows[0].get(name) is not None]
+    figures = (*FOUND, *slo, *BESIDE_RATES) if finds else (*SHOWN[:-1], *slo, SHOWN[-1])
+    chosen = [name for name in dict.fromkeys(figures) if name in names and name not in differing]
+    looked_at = [name for name in [*differing, *chosen] if any(row[name] is not None for row in rows)]
+    # what all rows found keeps the objectives
+    plain = {"meets_slo", "steady"} if finds and all(row["meets_slo"] and row["steady"] for row in rows) else set()
+    shown = [name for name in looked_at if name not in plain]
+    shown += ["tier"] if len({row.get("tier") for row in rows if row["completed"]}) > 1 else []
+    return differing, shown + (["status"] if any(row["status"] != "served" for row in rows) else [])

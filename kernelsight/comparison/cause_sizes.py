@@ -1,0 +1,203 @@
+"""How large causes are: steps of their sizes to where least is left, all explanations of a round in one call.
+
+First damped Newton steps from the parts of each request's time. Then Gauss-Newton steps on the mean residuals of groups
+of requests: how these change with a size is seen from replays on either side of it, queueing included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernelsight.comparison.factors import (
+    LEAST_SHARE,
+    PARAMETERS,
+    Witness,
+    limited,
+    newton_step,
+    observe,
+    variant_of,
+)
+from kernelsight.comparison.measured_requests import Measured
+from kernelsight.comparison.replay import Replayed, Variant
+from kernelsight.comparison.residuals import ALLOWED, Left, averaged, misfit, variance_of
+
+# PARAMETERS that err together are one cause
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "gemm": ("prefill_gemm", "decode_gemm"),
+    **{name: (name,) for name in ("prefill_gemm", "decode_gemm", "prefill_attention", "decode_attention")},
+    **{name: (name,) for name in ("moe", "communication", "host", "front_end")},
+}
+NEWTON_STEPS, SECANT_STEPS = 4, 2
+# explanations of a round whose sizes are looked at closely
+MOST_REFINED = 6
+# a step that made it worse is tried again from where it began, this much shorter
+SHORTER = 0.4
+# sizes beside a fitted one whose replays are averaged with it
+NEIGHBOURS = (0.98, 0.99, 1.01, 1.02)
+# a replay on either side of a size differs from it by this many standard errors, within these bounds: of the logarithm
+# of a factor, ms a step, ms a request
+CLEAR = 6.0
+NARROWEST, WIDEST = {"host": 0.02, "front_end": 0.5}, {"host": 1.0, "front_end": 20.0}
+NARROWEST_FACTOR, WIDEST_FACTOR = 0.01, 0.3
+# smaller sizes are no cause: of the logarithm of a factor, ms a step, ms a request
+LEAST_FACTOR, LEAST_STEP_MS, LEAST_REQUEST_MS = 0.03, 0.05, 1.0
+
+
+class State(NamedTuple):
+    """An explanation: the flags, the values of PARAMETERS, the causes that were chosen, and what it predicts."""
+
+    flags: Mapping[str, Any]
+    values: np.ndarray
+    causes: tuple[str, ...]
+    replayed: Replayed
+    left: Left
+    witness: Witness | None = None
+
+    @property
+    def basis(self) -> np.ndarray:
+        """The directions that the sizes of its causes may take, shape [PARAMETERS, causes that have a size]."""
+        sizes = [GROUPS[name] for name in self.causes if name in GROUPS]
+        return (
+            np.array([[float(part in parts) for part in PARAMETERS] for parts in sizes]).reshape(-1, len(PARAMETERS)).T
+        )
+
+    def is_material(self) -> bool:
+        """Whether the size of every cause is more than noise."""
+        sizes = dict(zip(PARAMETERS, np.abs(self.values), strict=True))
+        least = {"host": LEAST_STEP_MS, "front_end": LEAST_REQUEST_MS}
+        names = [part for cause in self.causes if cause in GROUPS for part in GROUPS[cause]]
+        return all(sizes[name] >= least.get(name, LEAST_FACTOR) for name in names)
+
+
+class Log(NamedTuple):
+    """What explanations are held against: how the log's requests are served, and what was measured of the chosen ones.
+
+    ``prior``: covariance of PARAMETERS; ``left_of``: what a replay leaves.
+    """
+
+    serve: Callable[[Sequence[Variant]], list[Replayed]]
+    measured: Measured
+    chosen: np.ndarray
+    prior: np.ndarray
+    left_of: Callable[[Replayed], Left]
+
+    def states(self, states: Sequence[State], values: Sequence[np.ndarray]) -> list[State]:
+        """Return explanations with other values of PARAMETERS."""
+        variants = [variant_of(state.flags, own) for state, own in zip(states, values, strict=True)]
+        replays = self.serve(variants) if variants else []
+        return [
+            state._replace(values=own, replayed=replayed, left=self.left_of(replayed))
+            for state, own, replayed in zip(states, values, replays, strict=True)
+        ]
+
+
+def with_sizes(log: Log, states: Sequence[State], noise: Left) -> list[State]:
+    """Fit the sizes of each explanation's causes, and return those whose causes all are more than noise.
+
+    ``noise``: what the best explanation so far leaves, in whose standard errors they are compared. Only the best are
+    looked at closely. What is left is the mean of several replays: which requests share a step is chance.
+    """
+    found, stuck = _by_parts(log, states, noise)
+    ranked = sorted(range(len(found)), key=lambda place: misfit(found[place].left, noise))
+    # steps from parts do not see queues grow, nor through chance
+    close = [place for place in ranked[:MOST_REFINED] if stuck[place] or not found[place].left.is_chance]
+    moved = [found[place] for place in close]
+    for _ in range(SECANT_STEPS):
+        moved = _by_secants(log, moved)
+    for place, state in zip(close, moved, strict=True):
+        if misfit(state.left, noise) < misfit(found[place].left, noise):
+            found[place] = state
+    return _averaged(log, [state for state in found if state.is_material()])
+
+
+def _averaged(log: Log, states: Sequence[State]) -> list[State]:
+    beside = [log.states(states, [state.values * share for state in states]) for share in NEIGHBOURS]
+    return [
+        state._replace(left=averaged([state.left, *(one.left for one in own)]))
+        for state, *own in zip(states, *beside, strict=True)
+    ]
+
+
+def _by_parts(log: Log, states: Sequence[State], noise: Left) -> tuple[list[State], list[bool]]:
+    """Take damped Newton steps from the parts of each request's time; return which ended without a better step."""
+    found, lengths, steps = list(states), [1.0] * len(states), [np.zeros(len(PARAMETERS))] * len(states)
+    for _ in range(NEWTON_STEPS):
+        steps = [
+            _step_by_parts(log, state) if length == 1.0 else step
+            for state, length, step in zip(found, lengths, steps, strict=True)
+        ]
+        moved = [state.values + length * step for state, length, step in zip(found, lengths, steps, strict=True)]
+        for place, state in enumerate(log.states(found, moved)):
+            better = misfit(state.left, noise) < misfit(found[place].left, noise)
+            found[place] = state if better else found[place]
+            lengths[place] = 1.0 if better else lengths[place] * SHORTER
+    return found, [length < 1.0 for length in lengths]
+
+
+def _step_by_parts(log: Log, state: State) -> np.ndarray:
+    """Return the Newton step of PARAMETERS that may only change along the state's basis."""
+    basis = state.basis
+    seen = observe(log.measured, state.replayed, log.chosen)
+    seen = seen._replace(derivative=seen.derivative @ basis)
+    inside = np.linalg.lstsq(basis, state.values, rcond=None)[0]
+    beside = None
+    if state.witness is not None:
+        beside = basis.T @ state.witness.precision @ basis, basis.T @ state.witness.pull(state.values)
+    step, _ = newton_step(inside, seen, state.replayed, _wide(log.prior, basis), beside)
+    return limited(basis @ step)
+
+
+def _wide(prior: np.ndarray, basis: np.ndarray) -> np.ndarray:
+    """Return a wide prior of sizes: which cause it is, not how large, is decided by what it explains."""
+    return np.diag(np.diag(basis.T @ prior @ basis) * 100.0)
+
+
+def _by_secants(log: Log, states: Sequence[State]) -> list[State]:
+    """Take one Gauss-Newton step on what is left by group; the slopes are those between replays on either side."""
+    widths = [_widths(log, state) for state in states]
+    points = [
+        (state, state.values + side * width * direction)
+        for state, own in zip(states, widths, strict=True)
+        for direction, width in zip(state.basis.T, own, strict=True)
+        for side in (-1.0, 1.0)
+    ]
+    tried = iter([one.left for one in log.states([state for state, _ in points], [values for _, values in points])])
+    moved = []
+    for state, own in zip(states, widths, strict=True):
+        sides = [(next(tried), next(tried)) for _ in own]
+        center = averaged([state.left, *(left for pair in sides for left in pair)])
+        slopes = [(high.mean - low.mean) / (2.0 * width) for (low, high), width in zip(sides, own, strict=True)]
+        moved.append(state.values + _step_by_groups(log, state, center, slopes))
+    return log.states(states, moved)
+
+
+def _step_by_groups(log: Log, state: State, center: Left, slopes: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the step of PARAMETERS; ``center``: what is left about the state, ``slopes``: of its mean by each size."""
+    basis, there = state.basis, center.count > 0
+    slope = np.array([own[there] for own in slopes]).T
+    weight = 1.0 / variance_of(center)[there]
+    weight /= max(misfit(center, center) / center.groups, 1.0)
+    precision = np.linalg.inv(_wide(log.prior, basis))
+    inside = np.linalg.lstsq(basis, state.values, rcond=None)[0]
+    hessian = (slope.T * weight) @ slope + precision
+    gradient = -(slope.T * weight) @ center.mean[there] - precision @ inside
+    if state.witness is not None:
+        hessian = hessian + basis.T @ state.witness.precision @ basis
+        gradient = gradient + basis.T @ state.witness.pull(state.values)
+    return limited(basis @ np.linalg.solve(hessian, gradient))
+
+
+def _widths(log: Log, state: State) -> list[float]:
+    """Return how far a replay on either side of each size is from it: far enough to tell from chance."""
+    seen = observe(log.measured, state.replayed, log.chosen)
+    slope = LEAST_SHARE * (seen.derivative @ state.basis) / seen.scale_ms[:, None]
+    noise = max(float(np.sqrt(np.mean(np.square(state.left.spread)))), ALLOWED)
+    clear = CLEAR * noise / np.maximum(np.sqrt((slope**2).sum(axis=0)), 1e-12)
+    names = [GROUPS[name][0] for name in state.causes if name in GROUPS]
+    return [
+        float(np.clip(own, NARROWEST.get(name, NARROWEST_FACTOR), WIDEST.get(name, WIDEST_FACTOR)))
+        for name, own in zip(names, clear, strict=True)
+    ]

@@ -1,0 +1,222 @@
+"""Factors on kernels and host time that explain a log: maximum a posteriori, with the kernels' intervals as prior.
+
+The forward model is the replay itself: Gauss-Newton steps from the parts of each request's time, with a replay after
+each step, so that queueing and batch sizes follow. Requests of one step are not independent: they count as many as
+could have been served one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from kernelsight.comparison.measured_requests import Measured
+from kernelsight.comparison.replay import KEPT, KERNELS, Replayed, Variant
+
+PARAMETERS = (*KERNELS, "host", "front_end")
+# prior standard deviations: milliseconds a step, milliseconds a request
+STEP_MS, REQUEST_MS = 1.5, 40.0
+# kernels of products of few and of many tokens err together
+GEMM_CORRELATION = 0.6
+# smallest standard deviation of a residual, as a share of what was measured, and in milliseconds
+LEAST_SHARE, LEAST_MS = 0.01, 0.1
+HUBER = 1.5
+LARGEST_STEP = 0.35
+ITERATIONS = 5
+
+
+class Estimate(NamedTuple):
+    """Values of PARAMETERS (logarithms of factors, then ms a step and ms a request), and the replay that they give.
+
+    ``covariance``: of the posterior; ``prior_sd``: of each. ``loss``: Huber loss of the relative residuals by request.
+    """
+
+    values: np.ndarray
+    covariance: np.ndarray
+    prior_sd: np.ndarray
+    replayed: Replayed
+    loss: np.ndarray
+
+    @property
+    def sd(self) -> np.ndarray:
+        """Posterior standard deviations."""
+        return np.sqrt(np.diag(self.covariance))
+
+
+def variant_of(flags: Mapping[str, object], values: np.ndarray) -> Variant:
+    """Return a deployment with the corrections that PARAMETERS of these values are."""
+    factors = {part: float(np.exp(value)) for part, value in zip(KERNELS, values, strict=False)}
+    return Variant(flags, factors, float(values[-2] * 1e3), float(values[-1] * 1e3))
+
+
+def prior_covariance(kernel_sd: Mapping[str, float]) -> np.ndarray:
+    """Return the prior's covariance of PARAMETERS; ``kernel_sd``: of the logarithm of each kernel part's factor."""
+    sd = np.array([*(kernel_sd[part] for part in KERNELS), STEP_MS, REQUEST_MS])
+    covariance = np.diag(sd**2)
+    few, many = PARAMETERS.index("decode_gemm"), PARAMETERS.index("prefill_gemm")
+    covariance[few, many] = covariance[many, few] = GEMM_CORRELATION * sd[few] * sd[many]
+    return covariance
+
+
+class Witness(Protocol):
+    """What is known of PARAMETERS beside the requests: a quadratic log likelihood."""
+
+    at: np.ndarray
+    precision: np.ndarray
+    misfit: float
+
+    def pull(self, values: np.ndarray) -> np.ndarray:
+        """Return its gradient at some values."""
+
+    def misfit_at(self, values: np.ndarray) -> float:
+        """Return how badly some values explain it, a sum of squares in standard deviations."""
+
+
+class Observations(NamedTuple):
+    """Residuals in ms and their derivatives by PARAMETERS; rows of TTFT, then of decode time.
+
+    ``scale_ms``: standard deviation that a residual has at least; ``rows``: the request of each.
+    """
+
+    residual_ms: np.ndarray
+    derivative: np.ndarray
+    scale_ms: np.ndarray
+    weight: np.ndarray
+    rows: np.ndarray
+
+
+def times_of(measured: Measured, replayed: Replayed) -> list[tuple[np.ndarray, np.ndarray, tuple[int, ...]]]:
+    """Return (measured, predicted, phases) of TTFT, of decode time, and of E2E where a request has neither; ms."""
+    decode = np.where(measured.output_tokens > 1, measured.decode_ms, np.nan)
+    alone = np.isnan(measured.ttft_ms) & np.isnan(decode)
+    return [
+        (measured.ttft_ms, replayed.ttft_ms, (0,)),
+        (decode, (replayed.finish_ns - replayed.first_ns) / 1e6, (1,)),
+        (np.where(alone, measured.e2e_ms, np.nan), replayed.e2e_ms, (0, 1)),
+    ]
+
+
+def observe(measured: Measured, replayed: Replayed, chosen: np.ndarray) -> Observations:
+    """Return what the chosen requests say; a TTFT that is mostly queueing says little about the steps behind it."""
+    kernels = [KEPT.index(part) for part in KERNELS]
+    found = []
+    for real, ours, phases in times_of(measured, replayed):
+        rows = np.flatnonzero(chosen & replayed.served & np.isfinite(real) & (real > 0.0))
+        derivative = np.zeros((rows.size, len(PARAMETERS)))
+        for column, kernel in enumerate(kernels):
+            derivative[:, column] = replayed.parts_ns[kernel][list(phases)].sum(axis=0)[rows] / 1e6
+        derivative[:, -2] = replayed.steps[list(phases)].sum(axis=0)[rows]
+        weight = np.ones(rows.size)
+        if 0 in phases:
+            derivative[:, -1] = 1.0
+            waits = replayed.queue_ms[rows] / np.maximum(ours[rows], 1e-9)
+            weight = 1.0 / (1.0 + (np.maximum(waits - 0.2, 0.0) / 0.2) ** 2)
+        scale = np.maximum(LEAST_SHARE * real[rows], LEAST_MS)
+        found.append(Observations((real - ours)[rows], derivative, scale, weight, rows))
+    return Observations(*(np.concatenate(each) for each in zip(*found, strict=True)))
+
+
+def relative_loss(measured: Measured, replayed: Replayed) -> np.ndarray:
+    """Return the Huber loss of each request's relative residuals of TTFT and decode time; NaN where there is none."""
+    residuals = relative_residuals(measured, replayed)
+    bent = np.where(np.abs(residuals) < 0.1, residuals**2 / 0.2, np.abs(residuals) - 0.05)
+    count = np.isfinite(bent).sum(axis=0)
+    return np.divide(np.nansum(bent, axis=0), count, out=np.full(count.size, np.nan), where=count > 0)
+
+
+def relative_residuals(measured: Measured, replayed: Replayed) -> np.ndarray:
+    """Return (measured - predicted) / measured of ``times_of``, shape [3, requests]; NaN where there is none.
+
+    A request that is rejected is as wrong as can be.
+    """
+    found = []
+    for real, ours, _ in times_of(measured, replayed):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = np.clip((real - ours) / np.maximum(real, 1.0), -1.0, 1.0)
+        share = np.where(replayed.served, share, 1.0)
+        found.append(np.where(measured.ok & np.isfinite(real), share, np.nan))
+    return np.array(found)
+
+
+def estimate(
+    serve: Callable[[Sequence[Variant]], list[Replayed]],
+    flags: Sequence[Mapping[str, object]],
+    measured: Measured,
+    chosen: np.ndarray,
+    prior: np.ndarray,
+    *,
+    first: Sequence[Replayed] | None = None,
+    iterations: int = ITERATIONS,
+    witnesses: Sequence[Witness | None] = (),
+) -> list[Estimate]:
+    """Return the estimate for each of some deployments, all replays of an iteration in one call.
+
+    ``chosen``: the requests that are fitted to; ``first``: replays without corrections, where they are at hand;
+    ``witnesses``: what steps and kernels say, by deployment: where they are most likely the search begins.
+    """
+    seen_by = list(witnesses) or [None] * len(flags)
+    values = [np.zeros(len(PARAMETERS)) if one is None else one.at for one in seen_by]
+    replays = (
+        list(first) if first else serve([variant_of(own, value) for own, value in zip(flags, values, strict=True)])
+    )
+    best: list[Estimate | None] = [None] * len(flags)
+    for turn in range(iterations + 1):
+        moved = []
+        for place, (value, replayed) in enumerate(zip(values, replays, strict=True)):
+            loss = relative_loss(measured, replayed)
+            own = None if (one := seen_by[place]) is None else (one.precision, one.pull(value))
+            step, covariance = newton_step(value, observe(measured, replayed, chosen), replayed, prior, own)
+            found = Estimate(value, covariance, np.sqrt(np.diag(prior)), replayed, loss)
+            if best[place] is None or np.nanmean(loss[chosen]) < np.nanmean(best[place].loss[chosen]):
+                best[place] = found
+            moved.append(value + limited(step))
+        if turn == iterations:
+            break
+        values = moved
+        replays = serve([variant_of(own, value) for own, value in zip(flags, values, strict=True)])
+    return best
+
+
+def newton_step(
+    value: np.ndarray,
+    seen: Observations,
+    replayed: Replayed,
+    prior: np.ndarray,
+    beside: tuple[np.ndarray, np.ndarray] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the step to the maximum of the linearised posterior, and its covariance.
+
+    ``beside``: precision and gradient of what is known beside the requests.
+    """
+    precision = np.linalg.inv(prior)
+    if not seen.rows.size and beside is None:
+        return -value, prior
+    spread = 1.4826 * np.median(np.abs(seen.residual_ms / seen.scale_ms)) if seen.rows.size else 1.0
+    scaled = seen.residual_ms / seen.scale_ms
+    sigma = max(1.0, min(spread, 30.0))
+    bend = np.minimum(1.0, HUBER * sigma / np.maximum(np.abs(scaled), 1e-12))
+    weight = seen.weight * bend / (seen.scale_ms * sigma) ** 2
+    weight *= independent(replayed) / replayed.served.sum()
+    hessian = (seen.derivative * weight[:, None]).T @ seen.derivative + precision
+    gradient = (seen.derivative * weight[:, None]).T @ seen.residual_ms - precision @ value
+    if beside is not None:
+        hessian, gradient = hessian + beside[0], gradient + beside[1]
+    covariance = np.linalg.inv(hessian)
+    return covariance @ gradient, covariance
+
+
+def limited(step: np.ndarray) -> np.ndarray:
+    """Return a step of PARAMETERS, shortened where it moves a factor too far to trust the derivatives."""
+    return step * min(1.0, LARGEST_STEP / max(np.abs(step[: len(KERNELS)]).max(), 1e-12))
+
+
+def independent(replayed: Replayed) -> float:
+    """Return how many requests could have been served one after the other: those of one batch err together."""
+    done = replayed.served
+    if not done.any():
+        return 1.0
+    busy = (replayed.finish_ns[done] - replayed.sent_ns[done]).sum()
+    span = replayed.finish_ns[done].max() - replayed.sent_ns[done].min()
+    return max(done.sum() / max(busy / max(span, 1), 1.0), 1.0)

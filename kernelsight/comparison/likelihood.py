@@ -1,0 +1,198 @@
+"""What engine steps and kernels of a log say of PARAMETERS: a Gaussian likelihood, before any request is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow.compute as pc
+
+from kernelsight.comparison.factors import PARAMETERS
+from kernelsight.comparison.observed_steps import Seen
+from kernelsight.comparison.replay import KERNELS, NO_LOAD
+from kernelsight.comparison.sample import part_of
+from kernelsight.dataflow.session import Session
+from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.serving.costs.cuda_graphs import padded_tokens
+from kernelsight.serving.engine.host import host_of, host_times
+
+HOST = PARAMETERS.index("host")
+# repeats of one step differ by as much; predictions of steps of like shapes err together, so that more than this many
+# observations say no more
+LEAST_SD, MOST_INDEPENDENT = 0.02, 100.0
+HUBER, ITERATIONS, WIDE = 1.5, 20, 9.0
+LARGEST_MOVE = 0.5
+# products of more tokens are bounded by arithmetic, as in knot_corrections
+FEW_TOKENS = 256
+# how well a context is known that the log does not state, and launches that a step waits for, which have no parameter
+CONTEXT_SD, LAUNCH_SD = 0.3, 0.3
+NEARLY = 0.9
+_TIMES = """
+select latencies.deployment_id, latencies.step_shape_id, latencies.family,
+       latencies.name in ('lm_head', 'logits') or latencies.family = 'sampling' as of_logits,
+       sum(latencies.count * latencies.latency_us) as us
+from kernel_latencies as latencies group by all
+"""
+
+
+class Evidence(NamedTuple):
+    """A likelihood of PARAMETERS for one deployment, quadratic around ``at``.
+
+    ``precision``, ``gradient``: of the log likelihood there; ``misfit``: sum of squared residuals in standard
+    deviations there; ``sd``: standard deviation of a logarithm of a time.
+    """
+
+    at: np.ndarray
+    precision: np.ndarray
+    gradient: np.ndarray
+    misfit: float
+    sd: float
+
+    def pull(self, values: np.ndarray) -> np.ndarray:
+        """Return the gradient of the log likelihood at other values."""
+        return self.gradient - self.precision @ (values - self.at)
+
+    def misfit_at(self, values: np.ndarray) -> float:
+        """Return the sum of squared residuals, in standard deviations, at other values.
+
+        >>> one = Evidence(np.zeros(2), np.diag([4.0, 0.0]), np.zeros(2), 1.0, 0.02)
+        >>> one.misfit_at(np.array([1.0, 9.0]))
+        5.0
+        """
+        moved = values - self.at
+        return float(max(self.misfit - 2.0 * self.gradient @ moved + moved @ self.precision @ moved, 0.0))
+
+
+class Predicted(NamedTuple):
+    """Microseconds of each step shape on one deployment: of KERNELS, shape [shapes, parts], and of the host.
+
+    A step takes ``exposed`` and the longer of ``hidden`` and its kernels; ``rest``: kernels of no part, and less what
+    runs beside others.
+    """
+
+    kernels: np.ndarray
+    rest: np.ndarray
+    hidden: np.ndarray
+    exposed: np.ndarray
+
+
+class Witnesses:
+    """The likelihoods of some step shapes for deployments as they are asked for, each found once."""
+
+    def __init__(self, session: Session, seen: Seen, prior: np.ndarray) -> None:
+        self._session, self._seen, self._prior = session, seen, prior
+        self._found: dict[str, Evidence | None] = {}
+        self._sd: float | None = None
+
+    def of(self, flags: Sequence[Mapping[str, Any]]) -> list[Evidence | None]:
+        """Return the evidence for each of some deployments; None for one that cannot be planned.
+
+        The first deployment that is ever asked for sets the noise: how well others explain the log is measured in it.
+        """
+        names = [repr(sorted(own.items(), key=lambda item: item[0])) for own in flags]
+        missing = {name: own for name, own in zip(names, flags, strict=True) if name not in self._found}
+        if missing:
+            for name, times in zip(missing, self._predict(list(missing.values())), strict=True):
+                found = None if times is None else likelihood(self._seen, times, self._prior, self._sd)
+                if found is not None and self._sd is None:
+                    self._sd = found.sd
+                self._found[name] = found
+        return [self._found[name] for name in names]
+
+    def _predict(self, flags: Sequence[Mapping[str, Any]]) -> list[Predicted | None]:
+        with self._session.fork() as fork:
+            plan = plan_rows(fork, [{**NO_LOAD, **own} for own in flags], on_fault="collect", origin="")
+            names = [None if row is None else row["deployment_id"] for row in plan.scenarios]
+            wanted = set(names) - {None}
+            if not wanted:
+                return [None] * len(flags)
+            give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
+            rows = {name: _by_deployment(fork, name) for name in ("kv_layout", "deployment_settings", "host_settings")}
+            whole, profiled = self._seen.shapes[: self._seen.steps], self._seen.shapes[self._seen.steps :]
+            times, totals = _priced(fork, whole, wanted, rows)
+            # a profile times each kernel, on whatever stream it runs
+            fusions = fork.table("engine_fusions")
+            fork.give("engine_fusions", fusions.filter(pc.not_equal(fusions["operation"], "shared_experts")))
+            times, totals = (a + b for a, b in zip((times, totals), _priced(fork, profiled, wanted, rows), strict=True))
+        count = len(self._seen.shapes)
+        found = {name: Predicted(np.zeros((count, len(KERNELS))), *np.zeros((3, count))) for name in wanted}
+        for row in times:
+            shape = self._seen.shapes[row["step_shape_id"]]
+            part = part_of(row["family"], "decode" if row["of_logits"] or shape["tokens"] <= FEW_TOKENS else "prefill")
+            if part and row["deployment_id"] in found:
+                found[row["deployment_id"]].kernels[row["step_shape_id"], KERNELS.index(part)] += row["us"]
+        for row in totals:
+            name, at = row["deployment_id"], row["step_shape_id"]
+            if name in found:
+                host = host_of(rows["host_settings"][name], rows["deployment_settings"][name], row["launches"])
+                shape = self._seen.shapes[at]
+                requests = shape["decode_requests"] + shape["prefill_requests"]
+                hidden, exposed, _ = host_times(requests, shape["tokens"], shape["prefill_requests"], host)
+                found[name].hidden[at], found[name].exposed[at] = hidden, exposed
+                found[name].rest[at] = row["gpu_us"] - found[name].kernels[at].sum()
+        return [None if name is None else found[name] for name in names]
+
+
+def _priced(
+    session: Session, steps: Sequence[Mapping[str, Any]], names: Collection[str], rows: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return what kernels take, and ``step_totals``, of some steps on each of some deployments."""
+    if not steps:
+        return [], []
+    shapes = [
+        _shape(row, name, rows["kv_layout"][name]["window_tokens"], rows["deployment_settings"][name])
+        for name in sorted(names)
+        for row in steps
+    ]
+    session.give("step_shapes", shapes)
+    return session.query(_TIMES).to_pylist(), session.table("step_totals").to_pylist()
+
+
+def _by_deployment(session: Session, table: str) -> dict[str, dict[str, Any]]:
+    return {row["deployment_id"]: row for row in session.table(table).to_pylist()}
+
+
+def _shape(row: Mapping[str, Any], name: str, window: int | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a step as a deployment runs it: padded to the size of its CUDA graph, windows in attention."""
+    context, tokens = row["decode_context"], row["tokens"]
+    inside = context if context is None or not window else min(context, window)
+    if tokens <= (largest := settings["graph_max_tokens"]):
+        tokens = int(padded_tokens(largest, largest)[tokens])
+    return {"deployment_id": name, **row, "tokens": tokens, "decode_window_context": inside}
+
+
+def likelihood(seen: Seen, times: Predicted, prior: np.ndarray, sd: float | None = None) -> Evidence:
+    """Return the likelihood of PARAMETERS: least squares of logarithms of times, with tails that count less.
+
+    ``sd``: standard deviation of these logarithms; None: that of what is left, at least LEAST_SD. The prior is wide
+    here, and only holds what steps say nothing of: it counts when requests are looked at.
+    """
+    precision, value = np.linalg.inv(prior * WIDE), np.zeros(len(PARAMETERS))
+    parts = np.where(seen.parts, times.kernels[seen.shape], 0.0)
+    rest = np.where(seen.parts.all(axis=1), times.rest[seen.shape], 0.0)
+    hidden, exposed = (np.where(seen.with_host, own[seen.shape], 0.0) for own in (times.hidden, times.exposed))
+    for turn in range(ITERATIONS):
+        spent = parts * np.exp(value[: len(KERNELS)])
+        gpu = spent.sum(axis=1) + rest
+        added = np.where(seen.with_host, value[HOST] * 1e3, 0.0)
+        total = np.maximum(exposed + np.maximum(hidden, gpu) + added, 1.0)
+        residual = seen.log_us - np.log(total)
+        slope = np.zeros((total.size, len(PARAMETERS)))
+        # kernels that end before the host does are not seen
+        slope[:, : len(KERNELS)] = np.where(gpu > hidden, 1.0 / total, 0.0)[:, None] * spent
+        slope[:, HOST] = np.where(seen.with_host, 1e3, 0.0) / total
+        # what is left is noise only once factors have been found
+        left = LEAST_SD if turn < ITERATIONS // 2 else 1.4826 * float(np.median(np.abs(residual)))
+        noise = sd or max(LEAST_SD, left)
+        attention = slope[:, KERNELS.index("decode_attention")]
+        own = np.hypot(noise, np.where(seen.context_known, 0.0, CONTEXT_SD * attention))
+        own = np.hypot(own, np.where(hidden > NEARLY * gpu, LAUNCH_SD * hidden / total, 0.0))
+        bend = np.minimum(1.0, HUBER * own / np.maximum(np.abs(residual), 1e-12))
+        weight = bend / own**2 * min(1.0, MOST_INDEPENDENT / residual.size) * (gpu > 0.0)
+        information, gradient = (slope.T * weight) @ slope, (slope.T * weight) @ residual
+        if turn == ITERATIONS - 1:
+            break
+        step = np.linalg.solve(information + precision, gradient - precision @ value)
+        value = value + step * min(1.0, LARGEST_MOVE / max(np.abs(step[: len(KERNELS)]).max(), 1e-12))
+    return Evidence(value, information, gradient, float((weight * residual**2).sum()), noise)

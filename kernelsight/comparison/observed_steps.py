@@ -1,0 +1,172 @@
+"""Engine steps and kernels of a log as observations: the shape of each step, and the times that were measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from kernelsight.comparison.measured_requests import Measured
+from kernelsight.comparison.replay import KERNELS
+from kernelsight.comparison.sample import part_of
+from kernelsight.forward.forward_step import whole_step
+
+# steps of each kind, with and without prompts, that are predicted: evenly over their sizes
+MOST_STEPS = 100
+LEAST_STEPS = 20
+SMALL_KERNELS = "norm"
+
+
+class Seen(NamedTuple):
+    """Measured times of steps: which step shape, which parts it holds, and its natural logarithm in microseconds.
+
+    ``shapes``: rows of ``step_shapes`` but for the deployment; ``parts``: shape [observations, KERNELS];
+    ``with_host``: whether host time is in it; ``steps``, ``kernels``: how many observations of each.
+    """
+
+    shapes: list[dict[str, Any]]
+    shape: np.ndarray
+    parts: np.ndarray
+    with_host: np.ndarray
+    context_known: np.ndarray
+    log_us: np.ndarray
+    steps: int
+    kernels: int
+    unused: list[str]
+
+
+def seen_of(
+    logs: Mapping[str, pa.Table], settings: Mapping[str, Any], until_s: float, share: float, context: int
+) -> Seen:
+    """Return what the steps and kernels of a log measured until a time of its requests.
+
+    ``until_s``: seconds from the start of the requests; where clocks cannot be compared the first ``share`` of the
+    steps counts. ``context``: tokens that a sequence holds on average, where the log does not say.
+    """
+    shapes: list[dict[str, Any]] = []
+    rows: list[tuple[int, str | None, bool, bool, float]] = []
+    unused: list[str] = []
+    taken = _steps(logs, settings, until_s, share, unused)
+    for row in taken:
+        known = row["decode_context_tokens"] is not None or not row["decode_requests"]
+        shapes.append(_shape_of_step(row, len(shapes), context))
+        rows.append((len(shapes) - 1, None, row["clock"] != "gpu_span", known, row["us"]))
+    first = len(rows)
+    for shape, times in _kernels(logs["production_kernels"], unused):
+        shapes.append(shape | {"step_shape_id": len(shapes)})
+        rows += [(len(shapes) - 1, part, False, True, us) for part, us in times.items()]
+    if not rows:
+        return Seen([], *(np.zeros(0) for _ in range(5)), 0, 0, unused)
+    parts = np.array([[own is None or name == own for name in KERNELS] for _, own, *_ in rows])
+    where, with_host, known, us = (np.array([row[at] for row in rows]) for at in (0, 2, 3, 4))
+    return Seen(shapes, where, parts, with_host, known, np.log(us), first, len(rows) - first, unused)
+
+
+def _steps(
+    logs: Mapping[str, pa.Table], settings: Mapping[str, Any], until_s: float, share: float, unused: list[str]
+) -> list[dict[str, Any]]:
+    """Return the steps that are used, with ``us``: the time from one step to the next, or the GPU's."""
+    table = logs["production_steps"]
+    if not table.num_rows:
+        return []
+    if settings["pp"] > 1:
+        unused.append("engine steps of several pipeline stages overlap: they are not used")
+        return []
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    frame = _in_time(frame, logs["production_logs"], until_s, share)
+    whole = pl.coalesce("period_us", "wall_us")
+    if settings["async_scheduling"]:
+        # the next step is scheduled while one runs: what execution takes, as the engine counts it, is no step's time
+        whole = pl.when(pl.col("clock") == "iteration").then(pl.col("period_us")).otherwise(whole)
+    frame = frame.with_columns(pl.when(pl.col("clock") == "gpu_span").then("wall_us").otherwise(whole).alias("us"))
+    if not frame["us"].count():
+        unused.append(
+            "engine steps have no time of their own with asynchronous scheduling: add timestamps with fractions of a "
+            "second to the log, or turn asynchronous scheduling off for a while"
+        )
+    drafted = pl.col("decode_tokens").fill_null(pl.col("decode_requests")) > pl.col("decode_requests")
+    empty = pl.col("prefill_tokens") + pl.col("decode_requests") == 0
+    frame = frame.filter(pl.col("us").is_not_null() & ~drafted & ~empty)
+    if frame.height < LEAST_STEPS:
+        return []
+    with_prompts = pl.col("prefill_tokens") > 0
+    kinds = (frame.filter(with_prompts), frame.filter(~with_prompts))
+    return [row for kind in kinds for row in _spread(kind).to_dicts()]
+
+
+def _in_time(frame: pl.DataFrame, production_logs: pa.Table, until_s: float, share: float) -> pl.DataFrame:
+    """Return the steps of the time that is fitted on."""
+    logs = production_logs.to_pylist()
+    starts = {row["log_id"]: row["start_unix_s"] for row in logs}
+    requests = [row["start_unix_s"] for row in logs if row["requests"]]
+    known = len(requests) == 1 and requests[0] is not None
+    if known and all(starts.get(name) is not None for name in frame["log_id"].unique()) and frame["at_s"].count():
+        offset = pl.col("log_id").replace_strict(
+            {name: starts[name] or 0.0 for name in starts}, return_dtype=pl.Float64
+        )
+        return frame.filter(offset + pl.col("at_s") <= requests[0] + until_s)
+    return frame.filter(pl.int_range(pl.len()).over("log_id", "replica") < share * pl.len().over("log_id", "replica"))
+
+
+def _spread(steps: pl.DataFrame) -> pl.DataFrame:
+    ordered = steps.sort("prefill_tokens", "decode_requests", "decode_context_tokens", "log_id", "replica", "step")
+    places = np.unique(np.linspace(0, max(ordered.height - 1, 0), min(MOST_STEPS, ordered.height)).astype(int))
+    return ordered[places] if ordered.height else ordered
+
+
+def _shape_of_step(row: Mapping[str, Any], number: int, context: int) -> dict[str, Any]:
+    prompts, decodes = row["prefill_requests"], row["decode_requests"]
+    if row["prefill_tokens"]:
+        prompts = max(prompts, 1)
+    read = row["decode_context_tokens"]
+    chunk = round(row["prefill_tokens"] / prompts) if prompts else 0
+    cached = round((row["prefill_cached_tokens"] or 0) / prompts) if prompts else 0
+    mean = context if read is None else round(read / decodes) if decodes else 0
+    return whole_step(number, decodes, max(mean, 1), prompts if chunk else 0, chunk, cached)
+
+
+def _kernels(table: pa.Table, unused: list[str]) -> list[tuple[dict[str, Any], dict[str, float]]]:
+    """Return the step shapes of profiles, and microseconds of each part on the mean rank."""
+    rows = table.to_pylist()
+    cases: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["query_lens"] and row["kv_lens"] and row["forwards"]:
+            cases.setdefault((row["log_id"].rpartition(".rank")[0] or row["log_id"], row["step_shape"]), []).append(row)
+    if rows and not cases:
+        unused.append(
+            "kernels of a profile over many steps say nothing of one step: vllm bench forward, with its --output-json, "
+            "states their shape"
+        )
+    return [(_shape_of_case(own[0]), _times(own)) for own in cases.values()]
+
+
+def _shape_of_case(row: Mapping[str, Any]) -> dict[str, Any]:
+    lengths = list(zip(row["query_lens"], row["kv_lens"], strict=True))
+    decodes = [held for new, held in lengths if new == 1]
+    # what is in the cache counts the new tokens
+    prompts = [(new, max(held - new, 0)) for new, held in lengths if new != 1]
+    chunk, cached = (round(float(np.mean([row[at] for row in prompts] or [0]))) for at in (0, 1))
+    return whole_step(0, len(decodes), max(round(float(np.mean(decodes or [0]))), 1), len(prompts), chunk, cached)
+
+
+def _times(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return microseconds by part; kernels of no known family are small ones, which stand beside the products."""
+    ranks = len({(row["log_id"], row["rank"]) for row in rows})
+    phase = "decode" if sum(rows[0]["query_lens"]) <= 256 else "prefill"
+    found: dict[str, float] = {}
+    for row in rows:
+        part = part_of(row["family"] or SMALL_KERNELS, phase)
+        if part:
+            found[part] = found.get(part, 0.0) + row["total_us"] / row["forwards"] / ranks
+    return {part: us for part, us in found.items() if us > 0.0}
+
+
+def typical_context(measured: Measured) -> int:
+    """Return the tokens that a sequence in decode holds on average: long outputs are there longer."""
+    ok, output = measured.ok, np.maximum(measured.output_tokens, 1.0)
+    held = measured.prompt_tokens + output / 2.0
+    return max(int(np.average(held[ok], weights=output[ok])), 1) if ok.any() else 1

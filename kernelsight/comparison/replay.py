@@ -1,0 +1,219 @@
+"""Replays of a log: its own arrivals, lengths and cache hits on variants of a deployment, all variants in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.dataflow.memory import return_freed_memory
+from kernelsight.dataflow.session import Session
+from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.serving.load.requests import spans_of
+
+LOAD = "log"
+# flags of a load that is never drawn: the log's requests stand in its place
+NO_LOAD = {"request_rate": 1.0, "num_prompts": 1, "input_len": 1, "output_len": 1}
+KERNELS = ("prefill_gemm", "prefill_attention", "decode_gemm", "decode_attention", "moe", "communication")
+# of a request's parts those that are kept: a million requests have a replay or two of them in memory
+KEPT = (*KERNELS, "host")
+# requests of a log whose replay takes memory enough to look after it
+LONG = 100_000
+
+
+class Variant(NamedTuple):
+    """A deployment as flags, and what is corrected of it: factors on kernels, microseconds a step and a request."""
+
+    flags: Mapping[str, Any]
+    factors: Mapping[str, float] = {}
+    step_us: float = 0.0
+    request_us: float = 0.0
+
+    def corrections(self) -> list[dict[str, Any]]:
+        """Return the rows of ``corrections`` but for the deployment; none where nothing is corrected."""
+        kernels = [{"part": part, "factor": factor, "exposed_us": 0.0} for part, factor in self.factors.items()]
+        host = {"host": self.step_us, "front_end": self.request_us}
+        return [row for row in kernels if row["factor"] != 1.0] + [
+            {"part": part, "factor": 1.0, "exposed_us": value} for part, value in host.items() if value
+        ]
+
+
+class Replayed(NamedTuple):
+    """Predicted moments of the log's requests on one variant, shape [requests]; -1 and 0 where one was rejected.
+
+    ``parts_ns``: one array of shape [phases, requests] for each of KEPT, see ``serving.parts``; ``steps``: likewise;
+    both are empty where parts were not wanted, see also ``only``.
+    """
+
+    cached_tokens: np.ndarray
+    sent_ns: np.ndarray
+    scheduled_ns: np.ndarray
+    first_ns: np.ndarray
+    finish_ns: np.ndarray
+    parts_ns: Sequence[np.ndarray]
+    steps: np.ndarray
+
+    @property
+    def served(self) -> np.ndarray:
+        """Which requests finished."""
+        return self.finish_ns >= 0
+
+    @property
+    def ttft_ms(self) -> np.ndarray:
+        """From sending to the first token; NaN where a request was rejected."""
+        return self._span_ms(self.sent_ns, self.first_ns)
+
+    @property
+    def e2e_ms(self) -> np.ndarray:
+        """From sending to the last token; NaN where a request was rejected."""
+        return self._span_ms(self.sent_ns, self.finish_ns)
+
+    @property
+    def queue_ms(self) -> np.ndarray:
+        """From sending until it is first scheduled; NaN where a request was rejected."""
+        return self._span_ms(self.sent_ns, self.scheduled_ns)
+
+    def _span_ms(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+        return np.where(self.served, (end - begin) / 1e6, np.nan)
+
+    def only(self, names: Collection[str]) -> Replayed:
+        """Return the same with these of KEPT alone, of both phases together: what a million requests do not need takes
+        no memory."""
+        none = np.zeros((1, 0), np.int64)
+        parts = [
+            values.sum(axis=0, keepdims=True) if name in names else none
+            for name, values in zip(KEPT, self.parts_ns, strict=False)
+        ]
+        steps = self.steps.sum(axis=0, keepdims=True) if "host" in names else none
+        return self._replace(parts_ns=parts, steps=steps)
+
+    def part(self, name: str) -> np.ndarray:
+        """Return a part of both phases together, nanoseconds, shape [requests]."""
+        return self.parts_ns[KEPT.index(name)].sum(axis=0)
+
+
+def replay(session: Session, load: pa.Table, variants: Sequence[Variant], *, with_parts: bool = True) -> list[Replayed]:
+    """Serve the requests of a log on every variant, in one call.
+
+    ``load``: ``load_requests`` of the log. InvalidInput: a variant that cannot be planned, and why.
+    """
+    if load.num_rows >= LONG:
+        return_freed_memory()
+    with session.fork() as fork:
+        places = given(fork, load, variants)
+        wanted = ("request_events", "request_parts") if with_parts else ("request_events",)
+        fork.compute(*wanted)
+        tables = [fork.table(name) for name in wanted]
+    found = dict.fromkeys(range(len(variants)))
+    n = load.num_rows
+    spans = [spans_of(table["scenario_id"]) for table in tables]
+    for name, number in places.items():
+        ends = (span.get(name, (0, 0)) for span in spans)
+        found[number] = _replayed(n, *(table.slice(a, b - a) for table, (a, b) in zip(tables, ends, strict=True)))
+    if len(places) < len(found):
+        empty = _replayed(n, *(table.slice(0, 0) for table in tables))
+        return [found[number] or empty for number in range(len(variants))]
+    return list(found.values())
+
+
+def given(fork: Session, load: pa.Table, variants: Sequence[Variant]) -> dict[str, int]:
+    """Give a session the log on every variant that can be planned; return the number of each scenario's variant."""
+    plan = plan_rows(fork, [{**NO_LOAD, **variant.flags} for variant in variants], on_fault="collect", origin="")
+    deployments, scenarios, corrections, places = {}, [], [], {}
+    for number, (variant, scenario) in enumerate(zip(variants, plan.scenarios, strict=True)):
+        if scenario is None:
+            continue
+        own = f"v{number}"
+        for row in plan.deployments_of([scenario]):
+            # variants of equal flags differ in their corrections
+            name = own if row["deployment_id"] == scenario["deployment_id"] else row["deployment_id"]
+            deployments[name] = {**row, "deployment_id": name}
+        scenarios.append({**scenario, "scenario_id": own, "deployment_id": own, "max_concurrency": None})
+        corrections += [{"deployment_id": own, **row} for row in variant.corrections()]
+        places[own] = number
+    give_plan(fork, list(deployments.values()), scenarios)
+    fork.give("scenario_loads", [{"scenario_id": name, "load_id": LOAD} for name in places])
+    fork.give("load_requests", load, trusted=True)
+    if corrections:
+        fork.give("corrections", corrections)
+    return places
+
+
+def interval_factors(session: Session, load: pa.Table, variant: Variant) -> dict[str, tuple[float, float]]:
+    """Return how far below and above its prediction each metric's mean may be measured (90 %), as factors.
+
+    Keys: ttft, tpot, e2e; none where no request is served. From ``scenario_intervals``.
+    """
+    with session.fork() as fork:
+        given(fork, load, [variant])
+        rows = {row["metric"]: row for row in fork.table("scenario_intervals").to_pylist()}
+    found = {name: rows.get(f"{name}_mean_ms") for name in ("ttft", "tpot", "e2e")}
+    return {name: (row["low"] / row["predicted"], row["high"] / row["predicted"]) for name, row in found.items() if row}
+
+
+def _replayed(n: int, events: pa.Table, parts: pa.Table | None = None) -> Replayed:
+    """Return what one variant's rows say of n requests: views of their columns where these hold every request."""
+    names, kinds = ("sent", "scheduled", "first_token", "finish"), 2
+    at = events["request_id"].to_numpy()
+    moments = [_placed(events[f"{name}_ns"], at, n, -1) for name in names]
+    cached = _placed(events["cached_tokens"], at, n, 0)
+    if parts is None:
+        return Replayed(cached, *moments, (), np.zeros((kinds, 0), np.int64))
+    place = parts["request_id"].to_numpy() + n * pc.equal(parts["phase"], "decode").to_numpy()
+    columns = [_placed(parts[name], place, kinds * n, 0) for name in (*(f"{name}_ns" for name in KEPT), "steps")]
+    *split, steps = (values.reshape(kinds, n) for values in columns)
+    return Replayed(cached, *moments, split, steps)
+
+
+def _placed(column: pa.ChunkedArray, place: np.ndarray, n: int, missing: int) -> np.ndarray:
+    """Return n whole numbers, those of a column at their places; a view of the column where it holds them in order."""
+    if column.num_chunks == 1 and not column.null_count and np.array_equal(place, np.arange(n)):
+        return column.chunk(0).to_numpy()
+    values = np.full(n, missing, np.int64)
+    values[place] = column.fill_null(missing).to_numpy()
+    return values
+
+
+def load_of_log(requests: pa.Table, block_tokens: int = 16) -> pa.Table:
+    """Return the requests of a log as ``load_requests``, in their order, numbered from 0.
+
+    Sent when the log says they were; prompts share prefixes as ``hash_ids`` say, or so that each finds as many cached
+    tokens as the log reports: a chain of blocks that all prompts begin with, up to that many tokens.
+    """
+    n = requests.num_rows
+    sent = requests["sent_s"].combine_chunks()
+    sent = sent.fill_null(0.0).to_numpy() if sent.null_count < n else requests["arrival_s"].to_numpy()
+    table = {
+        "load_id": pa.array(np.full(n, LOAD)),
+        "request_id": pa.array(np.arange(n)),
+        "arrival_s": pa.array(sent),
+        "prompt_tokens": requests["prompt_tokens"],
+        # a failed or unfinished request still occupied the server
+        "output_tokens": pa.array(np.maximum(requests["output_tokens"].to_numpy(), 1)),
+    }
+    hashes, cached = requests["hash_ids"].combine_chunks(), requests["cached_tokens"].combine_chunks()
+    if hashes.null_count < n:
+        table |= {"hash_ids": hashes, "hash_block_tokens": requests["hash_block_tokens"]}
+    elif cached.null_count < n:
+        blocks = requests["prompt_tokens"].to_numpy() // block_tokens
+        shared = np.minimum(cached.fill_null(0).to_numpy() // block_tokens, blocks)
+        offsets = np.concatenate([[0], np.cumsum(blocks)])
+        place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
+        own = np.arange(offsets[-1]) + blocks.max(initial=0)
+        numbers = np.where(place < np.repeat(shared, blocks), place, own)
+        table["hash_ids"] = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(numbers)).cast(
+            pa.list_(pa.int64())
+        )
+        table["hash_block_tokens"] = pa.array(np.full(n, block_tokens))
+    return conformed(table)
+
+
+def conformed(columns: Mapping[str, Any]) -> pa.Table:
+    """Return columns as a table of the contract of ``load_requests``."""
+    from kernelsight.catalog.tables import contracts
+    from kernelsight.dataflow.contract import conform
+
+    return conform(pa.table(dict(columns)), contracts()["load_requests"], trusted=True)

@@ -1,0 +1,146 @@
+"""A log in the order of sending, a sample of it, the spread of its kernels beforehand, and the load as described."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.comparison.measured_requests import Measured
+from kernelsight.comparison.replay import KERNELS, Replayed, Variant, replay
+from kernelsight.dataflow.session import Session
+
+# logs of several runs are replayed one after the other, with time to drain between them
+PAUSE_S = 60.0
+
+
+class Sample(NamedTuple):
+    """Some consecutive requests of a log, and how variants serve them."""
+
+    session: Session
+    load: pa.Table
+    whole: Measured
+    rows: np.ndarray
+
+    @property
+    def measured(self) -> Measured:
+        """What was measured of these requests."""
+        return Measured(*(value[self.rows] if isinstance(value, np.ndarray) else value for value in self.whole))
+
+    def serve(self, variants: Sequence[Variant]) -> list[Replayed]:
+        """Serve these requests on every variant."""
+        own = self.load.take(pa.array(self.rows))
+        at = own.column_names.index("request_id")
+        own = own.set_column(at, own.schema.field(at), pa.array(np.arange(self.rows.size)))
+        return replay(self.session, own, variants)
+
+
+def in_turn(requests: pa.Table, logs: pa.Table) -> pa.Table:
+    """Return the requests of all logs in order of sending.
+
+    Logs with unix times that overlap were sent at the same time, and stay so; others follow one another. ``logs``: the
+    table production_logs.
+    """
+    if not requests.num_rows:
+        return requests
+    names = pc.unique(requests["log_id"]).to_pylist()
+    if len(names) == 1 and _is_in_order(_sent(requests)):
+        return requests.combine_chunks()
+    starts = dict(zip(logs["log_id"].to_pylist(), logs["start_unix_s"].to_pylist(), strict=True))
+    parts, offset = [], 0.0
+    for group in _at_the_same_time(requests, names, starts):
+        first = starts.get(group[0]) or 0.0
+        moved = [_later(requests.filter(pc.equal(requests["log_id"], name)), offset, starts, first) for name in group]
+        own = pa.concat_tables(moved)
+        own = own.take(pc.sort_indices(pa.table({"sent": _sent(own)}), [("sent", "ascending")]))
+        parts.append(own)
+        offset = (pc.max(_sent(own)).as_py() or 0.0) + PAUSE_S
+    return pa.concat_tables(parts).combine_chunks()
+
+
+def _sent(requests: pa.Table) -> pa.ChunkedArray:
+    return pc.coalesce(requests["sent_s"], requests["arrival_s"])
+
+
+def _at_the_same_time(requests: pa.Table, names: list[str], starts: Mapping[str, float | None]) -> list[list[str]]:
+    """Return the logs in groups whose unix times overlap, by their start; those without unix times each alone."""
+    ends = {row["log_id"]: row["sent_max"] or 0.0 for row in _last_sent(requests)}
+    stamped = sorted((name for name in names if starts.get(name) is not None), key=lambda name: starts[name])
+    groups, end = [[name] for name in names if starts.get(name) is None], -np.inf
+    for name in stamped:
+        if starts[name] < end:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+        end = max(end, starts[name] + ends[name])
+    return groups
+
+
+def _last_sent(requests: pa.Table) -> list[dict[str, Any]]:
+    sent = pa.table({"log_id": requests["log_id"], "sent": _sent(requests)})
+    return sent.group_by("log_id", use_threads=False).aggregate([("sent", "max")]).to_pylist()
+
+
+def _later(own: pa.Table, offset: float, starts: Mapping[str, float | None], first: float) -> pa.Table:
+    """Return the requests of one log on the time line of its group, which begins at ``offset``."""
+    later = offset + (starts.get(own["log_id"][0].as_py()) or first) - first
+    for column in ("arrival_s", "sent_s"):
+        at = own.column_names.index(column)
+        own = own.set_column(at, own.schema.field(at), pc.add(own[column], later))
+    return own
+
+
+def _is_in_order(sent: pa.ChunkedArray) -> bool:
+    """Whether times ascend, so that a log as long as it may be need not be copied; equal times keep their order."""
+    times = sent.to_numpy()
+    return not sent.null_count and bool(np.all(times[1:] >= times[:-1]))
+
+
+def kernel_spread(session: Session, flags: Mapping[str, Any], measured: Measured) -> dict[str, float]:
+    """Return the standard deviation of the logarithm of each kernel part, from the intervals of two typical steps."""
+    from kernelsight.forward.forward_step import predict_step
+
+    context = int(np.median(measured.prompt_tokens) + np.median(measured.output_tokens) / 2)
+    few = {"batch_size": 16, "input_len": None, "context_len": max(context, 1)}
+    many = {"batch_size": 1, "input_len": max(int(np.median(measured.prompt_tokens)), 1), "context_len": None}
+    found = dict.fromkeys(KERNELS, 0.1)
+    for phase, sizes in (("decode", few), ("prefill", many)):
+        with session.fork() as fork:
+            kernels = predict_step(fork, dict(flags), phase, sizes)["kernels"]
+        sums: dict[str, list[float]] = {}
+        for row in kernels:
+            part = part_of(row["family"], phase)
+            if part and row["p05_us"] and row["latency_us"]:
+                spent = row["count"] * row["latency_us"]
+                own = sums.setdefault(part, [0.0, 0.0])
+                own[0] += spent
+                own[1] += spent * np.log(row["p95_us"] / row["p05_us"]) / 3.29
+        for part, (spent, spread) in sums.items():
+            found[part] = float(np.clip(spread / spent, 0.04, 0.4))
+    return found
+
+
+def part_of(family: str, phase: str) -> str | None:
+    if family in ("host", "overlap", "p2p"):
+        return None
+    if family == "moe":
+        return "moe"
+    if family in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        return "communication"
+    if family in ("prefill_attention", "mla_prefill"):
+        return "prefill_attention"
+    if family in ("decode_attention", "mla_decode"):
+        return "decode_attention"
+    return f"{phase}_gemm"
+
+
+def drawn_e2e(session: Session, flags: Mapping[str, Any], base: Replayed) -> np.ndarray:
+    """Return the E2E, in ns, that the load in flags predicts for each request: at the same rank among all."""
+    run = session.simulate(**flags)
+    times = np.sort(run.table("request_metrics")["e2e_ms"].to_numpy()) * 1e6
+    own = np.where(base.served, base.e2e_ms, np.inf)
+    rank = (np.argsort(np.argsort(own)) + 0.5) / max(int(base.served.sum()), 1)
+    return np.rint(np.quantile(times, np.clip(rank, 0.0, 1.0))).astype(np.int64)

@@ -1,0 +1,111 @@
+"""Settings of the stated deployment, and contradictions between them and the log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from kernelsight.dataflow.session import Session
+from kernelsight.errors import KernelSightError
+from kernelsight.models.model_names import find_variant
+from kernelsight.scenario.flags import DEPLOYMENT_FLAGS
+from kernelsight.scenario.plan import normalise, resolve_gpu
+from kernelsight.scenario.scenarios import give_plan, plan_rows
+
+# by which two models of a catalogue differ, whatever their formats
+SHAPE = ("layer_count", "hidden", "heads", "kv_heads", "vocab", "intermediate")
+
+
+def stated_settings(session: Session, flags: Mapping[str, Any], no_load: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of ``deployment_settings`` of flags, and how many replicas they state."""
+    with session.fork() as fork:
+        plan = plan_rows(fork, [{**no_load, **flags}], origin="")
+        give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
+        name = plan.planned[0]["deployment_id"]
+        rows = fork.table("deployment_settings").to_pylist()
+        own = next(row for row in rows if row["deployment_id"] == name)
+        return {**own, "replicas": plan.planned[0].get("replicas") or 1}
+
+
+def with_stated(found: pa.Table, settings: Mapping[str, Any], flags: Mapping[str, Any]) -> pa.Table:
+    """Return ``production_settings`` with what the user stated of the settings that the log has."""
+    stated = {_column(name) for name in normalise(flags)}
+    rows = found.to_pylist()
+    for row in rows:
+        column = _column(row["setting"])
+        value = settings.get(column) if column in stated else None
+        row["stated"] = None if value is None else str(value)
+    return pa.Table.from_pylist(rows, found.schema)
+
+
+def contradictions(
+    session: Session, settings: Mapping[str, Any], tables: Mapping[str, pa.Table]
+) -> list[dict[str, Any]]:
+    """Return rows of ``setting_suspects`` for what the log shows and the stated settings cannot do."""
+    found = []
+
+    def add(setting: str, stated: Any, value: str) -> None:
+        row = {"setting": setting, "stated": str(stated), "value": value, "gain": None}
+        found.append({**row, "evidence": "impossible"})
+
+    cached = tables["production_requests"]["cached_tokens"].drop_null()
+    if not settings["enable_prefix_caching"] and sum(cached.to_pylist()) > 0:
+        add("enable_prefix_caching", False, "true: requests found cached tokens")
+    steps = tables.get("production_steps")
+    if steps is not None and steps.num_rows:
+        tokens = max(
+            row["prefill_tokens"] + (row["decode_tokens"] or row["decode_requests"])
+            for row in steps.select(["prefill_tokens", "decode_tokens", "decode_requests"]).to_pylist()
+        )
+        if tokens > settings["max_num_batched_tokens"]:
+            add(
+                "max_num_batched_tokens",
+                settings["max_num_batched_tokens"],
+                f"at least {tokens}: one step had that many",
+            )
+    windows = tables.get("production_windows")
+    if windows is not None and windows.num_rows:
+        running = max((value for value in windows["running"].to_pylist() if value is not None), default=0)
+        if running > settings["max_num_seqs"] * settings["dp"] * settings["replicas"]:
+            add("max_num_seqs", settings["max_num_seqs"], f"at least {running:.0f}: that many requests ran at once")
+    for row in tables["production_settings"].to_pylist():
+        value = settings.get(_column(row["setting"]) or "")
+        if value is not None and row["found"] is not None and _differs(session, row["setting"], value, row["found"]):
+            add(row["setting"], value, f"{row['found']} in {row['found_in']}")
+    return found
+
+
+def _column(setting: str) -> str | None:
+    """Return the column of ``deployment_settings`` that holds a setting."""
+    return {**DEPLOYMENT_FLAGS, "model": "model"}.get(setting)
+
+
+def _differs(session: Session, setting: str, stated: Any, found: str) -> bool:
+    """Return whether a log has another value than was stated; names that nobody knows are no contradiction."""
+    if setting == "model":
+        return _other_shape(session, str(stated), found)
+    if setting == "gpu":
+        try:
+            return resolve_gpu(session, found) != str(stated)
+        except KernelSightError:
+            return False
+    one, other = str(stated).lower(), found.lower()
+    return one != other and not ("/" in other or one in other)
+
+
+def _other_shape(session: Session, stated: str, found: str) -> bool:
+    """Return whether a log names a known model of another shape; variants of one model and unknown names are none."""
+    shapes = {row["model"]: [row[name] for name in SHAPE] for row in session.table("models").to_pylist()}
+    ours, theirs = (shapes.get(name, shapes.get(_base(name) or "")) for name in (stated, found))
+    return ours is not None and theirs is not None and ours != theirs
+
+
+def _base(name: str) -> str | None:
+    """Return the catalogue's model of a name in a log; the name is no path to read."""
+    try:
+        variant = find_variant(name)
+    except KernelSightError:
+        return None
+    return variant.base if variant else None

@@ -1,0 +1,128 @@
+"""The comparison in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kernelsight.comparison.cause_names import AGREES
+from kernelsight.comparison.unused_rows import unused
+from kernelsight.escape import html_table
+
+WORDS = {
+    "client": "the client or the network before the server",
+    "front_end": "the front end",
+    "host": "host time",
+    "gemm": "matrix products",
+    "prefill_gemm": "matrix products of prefill",
+    "decode_gemm": "matrix products of decode",
+    "prefill_attention": "attention of prefill",
+    "decode_attention": "attention of decode",
+    "moe": "experts",
+    "communication": "collectives",
+}
+
+
+def verdict_of(answer: Mapping[str, Any], enough: bool, fit: str) -> str:
+    """Return one sentence: how far E2E is off, what explains most of it, what was not used, and what it rests on."""
+    said = f"{_found(answer, enough, fit)[:-1]}{unused(answer['dropped'])}."
+    if answer["tier"] == "unmeasured-vendor":
+        return f"{said[:-1]}; many kernels were measured on no GPU of this vendor: any part may be the prediction's."
+    if answer["tier"] == "cross-generation":
+        return f"{said[:-1]}; kernels of this GPU were not measured but predicted from other GPUs."
+    return said
+
+
+def _found(answer: Mapping[str, Any], enough: bool, fit: str) -> str:
+    e2e = answer["e2e_ms"] if answer["e2e_ms"]["n"] else answer["tpot_ms"]
+    if not e2e["n"]:
+        return "no request of the log was served in the replay, so that nothing is compared."
+    name = "E2E" if answer["e2e_ms"]["n"] else "TPOT"
+    off = e2e["measured"] / e2e["predicted"] - 1.0
+    times = f"measured {_ms(e2e['measured'])} ms, predicted {_ms(e2e['predicted'])} ms"
+    causes = [cause for cause in answer["causes"] if cause["cause"] != "workload"]
+    impossible = [row for row in answer["suspects"] if row["evidence"] == "impossible"]
+    said = f"mean {name} agrees within {abs(off):.1%} ({times})"
+    if abs(off) >= AGREES:
+        said = f"mean {name} is {abs(off):.1%} {'longer' if off > 0 else 'shorter'} than predicted ({times})"
+    unit = _other_unit(e2e["measured"] / e2e["predicted"])
+    if unit:
+        return (
+            f"{said}; its times look like {unit} that were read as ms: --columns names a unit, as in ttft_ms=first[s]."
+        )
+    for load in (cause for cause in answer["causes"] if cause["cause"] == "workload"):
+        more = "longer" if load["added_ms"] > 0 else "shorter"
+        said += f", and {_ms(abs(load['added_ms']), 3)} ms {more} with the load as sent than as described"
+    if impossible:
+        row = impossible[0]
+        return f"{said}; the log contradicts {row['setting']} {row['stated']}: {row['value']}."
+    if causes:
+        return f"{said}; explained by {' and '.join(_cause(cause) for cause in causes)}."
+    if not enough:
+        return f"{said}; fewer than 30 requests or 20 s of load, so that no cause was looked for."
+    if fit == "none" or abs(off) < AGREES:
+        return f"{said}."
+    return f"{said}; no single cause explains it."
+
+
+def verdict_table(answer: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """Return the verdict and the rows that are not 0 as HTML, for notebooks."""
+    shown = [[row[name] for name in names] for row in rows if row.get("miss_ms", 1.0)]
+    return html_table(answer["verdict"], names, shown)
+
+
+# a posterior as wide as this share of the prior has learned nothing of a part; smaller parts matter to nobody
+UNKNOWN, LEAST_SHARE = 0.8, 0.05
+
+
+def not_separated(
+    parts: Sequence[Mapping[str, Any]], e2e_ms: float | None, evidence: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Return what a log does not separate, and which records would: one sentence, or none.
+
+    ``parts``: rows of ``miss_by_part``; ``e2e_ms``: predicted mean E2E; ``evidence``: number of steps and of kernels
+    that the log has already.
+
+    >>> rows = [{"part": name, "predicted_ms": 40.0, "posterior_ratio": 0.9} for name in ("host", "decode_gemm")]
+    >>> not_separated(rows, 100.0)[0].split(":")[0]
+    'this log does not separate host from decode_gemm'
+    """
+    wide = [
+        row["part"]
+        for row in parts
+        if (row["posterior_ratio"] or 0.0) >= UNKNOWN and (row["predicted_ms"] or 0.0) >= LEAST_SHARE * (e2e_ms or 0.0)
+    ]
+    if len(wide) < 2:
+        return []
+    has = evidence or {}
+    steps = "engine steps (--steps: vLLM --enable-logging-iteration-details, forward-pass metrics)"
+    kernels = "kernels (--kernels: vllm bench forward)"
+    missing = [what for name, what in (("steps", steps), ("kernels", kernels)) if not has.get(name)]
+    would = f"; {' or '.join(missing)} would" if missing else ""
+    *first, last = sorted(wide, reverse=True)
+    apart = f"{first[0]} from {last}" if len(wide) == 2 else f"{', '.join(first)} and {last} from each other"
+    return [f"this log does not separate {apart}: only their sum is known{would}"]
+
+
+def _other_unit(ratio: float) -> str | None:
+    """Return the unit that measured times are in, where they are about a thousandth or a thousandfold of predicted."""
+    return "seconds" if 2e-4 < ratio < 5e-3 else "microseconds" if 2e2 < ratio < 5e3 else None
+
+
+def _ms(value: float, digits: int = 4) -> str:
+    """Return milliseconds as people write them: no power of ten.
+
+    >>> _ms(18634.4), _ms(64.9213), _ms(0.00123, 3)
+    ('18,634', '64.92', '0.00123')
+    """
+    return f"{value:,.0f}" if value >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
+def _cause(cause: Mapping[str, Any]) -> str:
+    name = cause["cause"]
+    if "value" in cause:
+        return f"{name} {cause['value']} instead of what was stated"
+    if "factor" in cause:
+        return f"{WORDS[name]} at {cause['factor']:.2f} times the predicted time"
+    sign, per = "+" if cause["added_ms"] >= 0 else "-", "a step" if name == "host" else "a request"
+    return f"{sign}{_ms(abs(cause['added_ms']), 3)} ms {per} in {WORDS[name]}"

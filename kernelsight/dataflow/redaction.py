@@ -1,0 +1,194 @@
+"""Words of commands, environments and addresses without their secrets: each secret is one fixed word.
+
+What is a secret is decided by names: of options, variables, fields and parameters. A password in an address is one
+whatever it is called. Redacting twice changes nothing more, and a redacted command reads as the same deployment.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kernelsight.dataflow.shell_words import join_commands, split_commands
+from kernelsight.errors import InvalidInput
+
+REDACTED = "<redacted>"
+# options that carry a secret: all of vLLM 0.33.0 and SGLang 0.5.23; TensorRT-LLM 1.x has none. The engines take
+# shorter forms of an option, so that its beginning up to within the last word counts too
+OPTIONS = ("--api-key", "--hf-token", "--admin-api-key", "--ssl-keyfile-password")
+# options that turn something on or off
+_SWITCHES = frozenset("allow enable disable no use skip return".split())
+_WORD = re.compile(r"[a-z0-9]+")
+_INNER_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+# in any name, wherever they stand
+_ALWAYS = re.compile(
+    r"passw|passphrase|passcode|(^|_)pwd|pwd$|secret|credential|authorization"
+    r"|(^|_)(api|access|auth|private|account|signing|encryption|master|license)_?(key|token)(s|id)?(_|$)"
+)
+# in a name of options, fields and parameters as the last word: --max-num-batched-tokens counts, --hf-token is one
+_LAST = frozenset("pass key keys apikey apikeys token auth jwt cookie bearer sig signature".split())
+_COUNTED = frozenset("per max min num first next".split())  # before token
+# in a name of variables as any word
+_ANY = _LAST | frozenset("tokens creds pat".split())
+_SIZE = re.compile(r"\d[\d.,_]*\s*[kmgt]?i?b?", re.IGNORECASE)
+# a text without one of these holds no secret
+_MARK = re.compile(r"pass|pwd|secret|cred|key|tok|auth|jwt|cook|bear|sig|pat\b|[:/]\S+@|://", re.IGNORECASE)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_PAIR = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)[\"']?\s*[:=]\s*")
+_VALUE = re.compile(r"\"[^\"]*\"?|'[^']*'?|[^\s\"']+")
+_PARAMETER = re.compile(r"[^\s\"'&#]+")
+_HEADER = re.compile(r"((?:authorization|cookie)\s*:\s*)[^\"']+|(\bbearer\s+)[^\s\"']+", re.IGNORECASE)
+# whoever stands before @ in an address; a password may hold slashes
+_USER = re.compile(r"(://)(?:[^\s\"'/?#]+|[^\s\"'/?#@:]*:(?!\d+(?:[/?#]|$))[^\s\"'@]*)@")
+_USER_ALONE = re.compile(r"^[^\s:/@=]+:[^\s/@]+@(?!sha\d+:)(?=[\w.-]+)")
+_OPTION = re.compile(r"--?[A-Za-z][\w.+-]*")
+_COMMAND_NEXT = re.compile(r"-[A-Za-z]*c|--launch")  # what follows is a command in quotes: sh -c "..."
+_YAML = re.compile(r"^\s*(- +)?[\w.-]+:(\s|$)", re.MULTILINE)
+
+
+def names_secret(name: str, variable: bool = False) -> bool:
+    """Return whether the value of a name is a secret; ``variable``: of the environment, where any word may say so.
+
+    >>> [names_secret(name) for name in ("--api-key", "--hf-t", "dbPassword", "X-Amz-Signature")]
+    [True, True, True, True]
+    >>> [names_secret(name) for name in ("--max-num-batched-tokens", "--speculative-token-map", "num_key_value_heads")]
+    [False, False, False]
+    >>> names_secret("HF_TOKEN_PATH", variable=True), names_secret("TOKENIZERS_PARALLELISM", variable=True)
+    (True, False)
+    """
+    words = _WORD.findall(_INNER_CAPITAL.sub("_", name).lower())
+    if not words or (name.startswith("-") and words[0] in _SWITCHES):
+        return False
+    if variable and any(word in _ANY or word.startswith("pass") or word.endswith("pass") for word in words):
+        return True
+    if words[-1] in _LAST and not (words[-1] == "token" and words[-2:-1] and words[-2] in _COUNTED):
+        return True
+    return _ALWAYS.search("_".join(words)) is not None or _begins_option(name)
+
+
+def _begins_option(name: str) -> bool:
+    spelled = name.replace("_", "-")
+    return any(option.startswith(spelled) and len(spelled) > option.rindex("-") + 1 for option in OPTIONS)
+
+
+def redacted_variable(name: str, value: str) -> str:
+    """Return the value of an environment variable without its secrets.
+
+    >>> redacted_variable("DB_PASSWORD", "x"), redacted_variable("MAX_TOKENS", "8k")
+    ('<redacted>', '8k')
+    """
+    if not value or (name.lower().endswith("tokens") and _SIZE.fullmatch(value)):
+        return value
+    return REDACTED if names_secret(name, variable=True) else redacted_text(value)
+
+
+def redacted_words(words: Sequence[str]) -> list[str]:
+    """Return the words of a command without its secrets.
+
+    An option and its secret become one word, so that no reader takes the secret for a word of its own.
+
+    >>> redacted_words(["A_PASSWORD=x", "vllm", "serve", "m", "--api-key", "a", "b", "--port", "80"])
+    ['A_PASSWORD=<redacted>', 'vllm', 'serve', 'm', '--api-key=<redacted>', '--port', '80']
+    """
+    found: list[str] = []
+    awaited = several = False
+    for place, word in enumerate(words):
+        if place and words[place - 1].endswith("sshpass") and word.startswith("-p"):
+            found.append(f"-p{REDACTED}")
+            awaited, several = word == "-p", False
+            continue
+        if awaited and not _is_option(word):
+            if _OPTION.fullmatch(found[-1]):
+                found[-1] += f"={REDACTED}"
+            elif not found[-1].endswith(REDACTED):
+                found.append(REDACTED)
+            awaited = several
+            continue
+        awaited = several = False
+        name, equals, value = word.partition("=")
+        if _OPTION.fullmatch(name):
+            secret = names_secret(name)
+            awaited = secret and not equals
+            several = awaited and _WORD.findall(name.lower())[-2:-1] == ["api"]  # vLLM takes several keys
+            found.append(f"{name}={REDACTED if secret and value else redacted_text(value)}" if equals else word)
+        elif _VARIABLE.match(word) and not (place and _COMMAND_NEXT.fullmatch(words[place - 1])):
+            found.append(f"{name}={redacted_variable(name, value)}")
+        else:
+            awaited = word[-1:] in (":", "=") and names_secret(word)
+            several = awaited and "auth" in word.lower()  # Authorization: Bearer x
+            found.append(redacted_text(word))
+    return found
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("--") or re.fullmatch(r"-[A-Za-z]{1,3}", word) is not None
+
+
+def redacted_tree(value: Any, secret: bool = False) -> Any:
+    """Return a JSON or YAML value without its secrets; ``secret``: what stands in it is one.
+
+    >>> redacted_tree({"password": "x", "num_key_value_heads": 8, "args": ["--hf-token", "y"]})
+    {'password': '<redacted>', 'num_key_value_heads': 8, 'args': ['--hf-token=<redacted>']}
+    """
+    if isinstance(value, Mapping):
+        variable = value.get("name") if "value" in value else None  # as Kubernetes writes an environment
+        named = {key: secret or names_secret(str(key)) for key in value}
+        if isinstance(variable, str) and names_secret(variable, variable=True):
+            named["value"] = True
+        return {key: redacted_tree(inner, named[key]) for key, inner in value.items()}
+    if isinstance(value, list):
+        if not secret and all(isinstance(item, str) for item in value):
+            return redacted_words(value)
+        return [redacted_tree(item, secret) for item in value]
+    if secret and isinstance(value, str | int | float) and not isinstance(value, bool):
+        return REDACTED
+    return redacted_text(value) if isinstance(value, str) else value
+
+
+def redacted_text(text: str) -> str:
+    """Return one word without its secrets: an address, JSON, a header, or a command in quotes.
+
+    YAML, what is no command, and what is too long for one are redacted as a whole where they could hold a secret.
+
+    >>> redacted_text("http://me:x@host/?api_key=y&n=2"), redacted_text("Authorization: Bearer x")
+    ('http://<redacted>@host/?api_key=<redacted>&n=2', 'Authorization: <redacted>')
+    >>> redacted_text("vllm serve m --hf-token x"), redacted_text('{"token": "x"}')
+    ("vllm serve m --hf-token='<redacted>'", '{"token": "<redacted>"}')
+    """
+    if not _MARK.search(text):
+        return text
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            tree = json.loads(text)
+        except (ValueError, RecursionError):
+            return REDACTED
+        clean = redacted_tree(tree)
+        return text if clean == tree else json.dumps(clean, ensure_ascii=False)
+    text = _HEADER.sub(lambda found: f"{found[1] or found[2]}{REDACTED}", text)
+    if text.split() == [text]:
+        return _without_pairs(_USER_ALONE.sub(f"{REDACTED}@", _USER.sub(rf"\1{REDACTED}@", text)))
+    if "\n" in text and _YAML.search(text):
+        return REDACTED
+    try:
+        commands = list(split_commands(text))
+    except InvalidInput:
+        return REDACTED
+    clean = [redacted_words(words) for words in commands]
+    return text if clean == commands else join_commands(clean)
+
+
+def _without_pairs(text: str) -> str:
+    """Return a text without spaces in which the values of secret names are redacted: name=value, name: value."""
+    value = _PARAMETER if "://" in text else _VALUE
+    parts, end = [], 0
+    for pair in _PAIR.finditer(text):
+        if pair.start() < end or not names_secret(pair["name"], variable=pair["name"].isupper()):
+            continue
+        found = value.match(text, pair.end())
+        if found:
+            quote = found[0][:1] if found[0][:1] in "\"'" else ""
+            parts += [text[end : pair.end()], quote, REDACTED, quote]
+            end = found.end()
+    return "".join([*parts, text[end:]])

@@ -1,0 +1,311 @@
+"""Score a kernel model on GPUs it was not fitted on: test rows with predictions and baselines, then the report.
+
+The model is a function, ``fit_and_predict(train, test, tier)``: tables of training and test rows by family, to
+(latency_us, p05_us, p95_us) of the test rows by family. It is called one family at a time, so that one is in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from kernelsight.dataflow.bounded_files import decoded
+from kernelsight.dataflow.bounded_values import parse_json
+from kernelsight.errors import InvalidInput, unknown
+from kernelsight.evaluation.kernels import baselines
+from kernelsight.evaluation.kernels.remeasurement import remeasurement_floors
+from kernelsight.evaluation.kernels.unmeasured import as_unmeasured
+from kernelsight.fitting.cells import is_covered, is_seen, is_serving, measured_by
+from kernelsight.fitting.kernel_sweeps.devices import SEALED
+from kernelsight.fitting.metrics import mean_of, score
+from kernelsight.fitting.splits import Split, in_budget, shape_columns
+from kernelsight.fitting.sweep_files import check_sweeps, measured_families, measured_gpus, no_sweep
+from kernelsight.fitting.training import to_learn, training_rows
+from kernelsight.kernels.families import MEASURED
+
+Prediction = tuple[np.ndarray, np.ndarray, np.ndarray]
+Model = Callable[[Mapping[str, pa.Table], Mapping[str, pa.Table], str], Mapping[str, Prediction]]
+# one call per graph replay carries some microseconds that no served graph pays: above this they matter little
+LONG_US = 20.0
+BASELINE_COLUMNS = {name: f"{name}_us" for name in baselines.NAMES}
+# predictions with an interval: of the kernel that the sweep names, and of the one that a GPU nobody measured is given
+NAMED = ("predicted_us", "p05_us", "p95_us")
+UNMEASURED = ("unmeasured_us", "unmeasured_p05_us", "unmeasured_p95_us")
+# what a score needs of a test row
+SCORED = (
+    *(
+        "family",
+        "dtype",
+        "gpu",
+        "engine",
+        "engine_version",
+        "implementation",
+        "covered",
+        "seen",
+        "same_kernel",
+        "serving",
+    ),
+    *("flops", "bytes", "latency_us", *NAMED, *UNMEASURED, *BASELINE_COLUMNS.values()),
+)
+# key of a Parquet file's metadata under which an import leaves what it rejected: JSON array of {gpu, reason, n}
+REJECTED_KEY = b"kernelsight.rejected"
+
+
+def check_gpus(split: Split, measured: set[str], final: bool) -> None:
+    """Refuse GPUs that no sweep holds, that train and test at once, or that are sealed until the final check."""
+    for gpu in (*split.train_gpus, *split.test_gpus):
+        if gpu in SEALED and not final:
+            raise InvalidInput(f"{gpu} is held out for the final evaluation; add --final to score it.")
+        if gpu not in measured:
+            raise unknown("GPU", gpu, measured, "The sweep has no rows of it.")
+    if both := sorted(set(split.train_gpus) & set(split.test_gpus)):
+        raise InvalidInput(f"{both[0]} is both a training and a test GPU; train on a share of its sites with --budget.")
+
+
+def scored_rows(
+    sweeps: Sequence[Path], split: Split, model: Model, families: Sequence[str], systems: Path | None
+) -> Iterator[tuple[str, pa.Table]]:
+    """Yield of each family its test rows: the columns SCORED, and the fields of the shape."""
+    for family in families:
+        train = training_rows(sweeps, family, split.train_gpus, extra="and not_fitted is null")
+        test = training_rows(sweeps, family, split.test_gpus)
+        roofline = baselines.roofline_us(family, train, systems)
+        taught = train
+        if split.budget:
+            chosen = in_budget(family, test, split.budget, split.whole_layers)
+            taught = pa.concat_tables([train, test.filter(pa.array(chosen))])
+            test = test.filter(pa.array(~chosen))
+        if not test.num_rows:
+            continue
+        taught = to_learn(family, taught)
+        unmeasured = test.num_rows and taught.num_rows and not split.budget
+        asked = as_unmeasured(family, sweeps, train, test) if unmeasured else None
+        predicted = _predictions(family, taught, test, asked, model, split.tier)
+        yield family, _labelled(family, train, taught, test, roofline, predicted, systems)
+
+
+def _predictions(
+    family: str, taught: pa.Table, test: pa.Table, asked: pa.Table | None, model: Model, tier: str
+) -> dict[str, np.ndarray]:
+    """Return the columns NAMED and UNMEASURED: ``asked`` are the test rows without what the target says of them."""
+    found = {name: np.full(test.num_rows, np.nan) for name in (*NAMED, *UNMEASURED)}
+    if not taught.num_rows:
+        return found
+    other = np.zeros(test.num_rows, dtype=bool)
+    for name in ("implementation", "math") if asked is not None else ():
+        other |= np.asarray(pc.not_equal(*(pc.fill_null(table[name], "") for table in (test, asked))))
+    rows = pa.concat_tables([test, asked.filter(pa.array(other))]) if asked is not None else test
+    for number, values in enumerate(model({family: taught}, {family: rows}, tier)[family]):
+        named = found[NAMED[number]] = np.asarray(values, dtype=float)[: test.num_rows]
+        if asked is not None:
+            found[UNMEASURED[number]][~other] = named[~other]
+            found[UNMEASURED[number]][other] = np.asarray(values, dtype=float)[test.num_rows :]
+    return found
+
+
+def _labelled(
+    family: str,
+    train: pa.Table,
+    taught: pa.Table,
+    test: pa.Table,
+    train_roofline: np.ndarray,
+    predicted: Mapping[str, np.ndarray],
+    systems: Path | None,
+) -> pa.Table:
+    """Put labels and baselines beside the predictions of one family's test rows."""
+    roofline = baselines.roofline_us(family, test, systems)
+    gpus = measured_by(train)
+    seen, same_kernel = is_seen(family, taught, test)
+    covered = {dtype: is_covered(found) for dtype, found in gpus.items()}
+    columns = {
+        "family": pa.repeat(family, test.num_rows).dictionary_encode(),
+        "covered": np.array([covered.get(dtype, False) for dtype in test["dtype"].to_pylist()], dtype=bool),
+        "seen": seen,
+        "same_kernel": same_kernel,
+        "serving": is_serving(family, test),
+        **predicted,
+        "roofline_us": roofline,
+        "roofline_waves_us": baselines.roofline_waves_us(family, test, roofline),
+        "affine_roofline_us": baselines.affine_roofline_us(train, train_roofline, test, roofline),
+        "nearest_gpu_us": baselines.nearest_gpu_us(shape_columns(family), train, train_roofline, test, roofline),
+    }
+    names = dict.fromkeys((*SCORED, *shape_columns(family)))
+    labelled = {name: columns[name] if name in columns else test[name] for name in names}
+    return pa.table(labelled).replace_schema_metadata({"train_gpus": json.dumps(gpus)})
+
+
+def report(scored: Mapping[str, pa.Table], rejected: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
+    """Return the evaluation of scored rows as interface.md words it, and more beside it.
+
+    ``families`` holds every row of a covered cell, seen or not; ``seen`` and ``unseen`` inside it are its two parts.
+    ``pooled`` is over the rows behind ``overall``; ``above_20_us`` over those that take far longer than the replay gap;
+    ``model_there`` over those that a baseline has an answer for. ``nothing_of_target``: the kernel is not the one that
+    the target's sweep names but the one that the training GPUs make likely. ``more`` is put beside it.
+    """
+    cells = [_cell(family, dtype, rows) for family, table in scored.items() for dtype, rows in _by(table, "dtype")]
+    covered = [cell for cell in cells if cell["covered"]]
+    known = {family: table.filter(pc.and_(table["covered"], table["seen"])) for family, table in scored.items()}
+    gpus = sorted({gpu for table in scored.values() for gpu in table["gpu"].unique().to_pylist()})
+    return {
+        "overall": _mean_pair([cell["seen"] for cell in covered]),
+        "overall_baselines": {
+            name: _mean_pair([cell["seen"]["baselines"][name] for cell in covered]) for name in baselines.NAMES
+        },
+        "pooled": _pair(list(known.values())),
+        "covered": _mean_pair(covered),
+        "nothing_of_target": {
+            "overall": _mean_pair([cell["seen"]["nothing_of_target"] for cell in covered]),
+            "pooled": _pair(list(known.values()), UNMEASURED),
+            "covered": _mean_pair([cell["nothing_of_target"] for cell in covered]),
+        },
+        "unseen_implementation": _mean_pair([cell["unseen"] for cell in covered]),
+        "by_family": [
+            {
+                "family": family,
+                **_mean_pair([cell["seen"] for cell in covered if cell["family"] == family]),
+                "pooled": _pair([known[family]]),
+            }
+            for family in scored
+            if known[family].num_rows
+        ],
+        "by_gpu": [
+            {"gpu": gpu, **_mean_pair(_seen_pairs_of(known, gpu)), "pooled": _pair(_of(known, gpu))}
+            for gpu in (gpus if len(gpus) > 1 else ())
+        ],
+        "families": [_without(cell, "covered") for cell in covered],
+        "uncovered": [_without(cell, "covered") for cell in cells if not cell["covered"]],
+        "rejected": list(rejected),
+        **more,
+    }
+
+
+def rejected_rows(sweeps: Sequence[Path], gpus: Sequence[str], left_out: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return rejected rows of these GPUs by reason: what imports noted in their files, and what is not scored."""
+    counts: dict[str, int] = {}
+    for path in sweeps:
+        noted = (pq.read_metadata(path).metadata or {}).get(REJECTED_KEY, b"[]")
+        for row in _noted_rows(path, noted):
+            if row["gpu"] in gpus:
+                counts[row["reason"]] = counts.get(row["reason"], 0) + int(row["n"])
+    return [{"reason": reason, "n": n} for reason, n in {**counts, **left_out}.items()]
+
+
+def _noted_rows(path: Path, noted: bytes) -> list[dict[str, Any]]:
+    def refuse(found: str) -> InvalidInput:
+        return no_sweep(path, f"has a note of rejected rows that {found}")
+
+    rows = parse_json(decoded(noted, refuse), refuse)
+    fields = {"gpu", "reason", "n"}
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and fields <= row.keys() for row in rows):
+        raise refuse("is no list of objects with gpu, reason and n")
+    return rows
+
+
+def evaluate(
+    sweeps: Sequence[Path],
+    split: Split,
+    model: Model,
+    *,
+    modelled: Container[str] = MEASURED,
+    families: Sequence[str] | None = None,
+    final: bool = False,
+    systems: Path | None = None,
+) -> tuple[dict[str, Any], dict[str, pa.Table]]:
+    """Fit without the test GPUs (or with a budgeted part of their sites) and score them: the report, and its rows.
+
+    ``modelled``: families that the model can predict; rows of others are counted under ``rejected``. InvalidInput or
+    UnknownName: GPUs or families that the sweeps do not hold, or that may not be looked at.
+    """
+    check_sweeps(sweeps)
+    check_gpus(split, measured_gpus(sweeps), final)
+    counts = measured_families(sweeps, split.test_gpus)
+    for family in families or ():
+        if family not in counts:
+            raise unknown(
+                "kernel family", family, counts, f"The sweep holds no such row of {', '.join(split.test_gpus)}."
+            )
+    able = [family for family in counts if family in MEASURED and family in modelled]
+    asked = [family for family in able if not families or family in families]
+    scored = dict(scored_rows(sweeps, split, model, asked, systems))
+    left_out = {}
+    for family, n in counts.items():
+        if families and family not in families:
+            continue
+        if family not in able:
+            left_out[f"no expression for the family {family}"] = n
+        elif family not in scored:
+            left_out[f"every site of the family {family} is in the budget"] = n
+    floors = remeasurement_floors(sweeps, split.test_gpus)
+    rejected = rejected_rows(sweeps, (*split.train_gpus, *split.test_gpus), left_out)
+    return report(scored, rejected, remeasurement=floors, split=split._asdict()), scored
+
+
+def _cell(family: str, dtype: str, rows: pa.Table) -> dict[str, Any]:
+    gpus = json.loads((rows.schema.metadata or {})[b"train_gpus"]).get(dtype, [])
+    seen = rows["seen"]
+    return {
+        "family": family,
+        "dtype": dtype,
+        "train_gpus": gpus,
+        "covered": bool(rows["covered"][0].as_py()),
+        **_with_baselines(rows),
+        "seen": _with_baselines(rows.filter(seen)),
+        "unseen": _with_baselines(rows.filter(pc.invert(seen))),
+    }
+
+
+def _with_baselines(rows: pa.Table) -> dict[str, Any]:
+    """Score rows on the grid and on serving shapes: the model, the model on long kernels, and each baseline."""
+    return {
+        **_pair([rows]),
+        "above_20_us": _pair([rows.filter(pc.greater(rows["latency_us"], LONG_US))]),
+        "nothing_of_target": _pair([rows], UNMEASURED),
+        "baselines": {
+            # a baseline without an answer for some rows is compared on those that it has one for
+            name: {**_pair([rows], (column,)), "model_there": _pair([rows.filter(pc.is_finite(rows[column]))])}
+            for name, column in BASELINE_COLUMNS.items()
+        },
+    }
+
+
+def _pair(tables: Sequence[pa.Table], columns: Sequence[str] = NAMED) -> dict[str, Any]:
+    """Return {"grid", "serving"} of the rows of some tables together; ``columns``: a prediction, and its interval."""
+    return {
+        "grid": _score(tables, columns),
+        "serving": _score([table.filter(table["serving"]) for table in tables], columns),
+    }
+
+
+def _score(tables: Sequence[pa.Table], columns: Sequence[str]) -> dict[str, Any]:
+    def all_of(name: str) -> np.ndarray:
+        return np.concatenate([np.empty(0), *(table[name].to_numpy() for table in tables)])
+
+    return score(all_of("latency_us"), *map(all_of, columns))
+
+
+def _mean_pair(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {shapes: mean_of([pair[shapes] for pair in pairs]) for shapes in ("grid", "serving")}
+
+
+def _seen_pairs_of(known: Mapping[str, pa.Table], gpu: str) -> list[dict[str, Any]]:
+    return [_pair([rows]) for table in _of(known, gpu) for _, rows in _by(table, "dtype")]
+
+
+def _of(known: Mapping[str, pa.Table], gpu: str) -> list[pa.Table]:
+    return [table.filter(pc.equal(table["gpu"], gpu)) for table in known.values()]
+
+
+def _by(table: pa.Table, name: str) -> Iterator[tuple[str, pa.Table]]:
+    for value in sorted(table[name].unique().to_pylist()):
+        yield value, table.filter(pc.equal(table[name], value))
+
+
+def _without(cell: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in cell.items() if key != name}

@@ -1,0 +1,192 @@
+"""A kernel model on sweeps of newer engine versions than it was fitted to: the split that every user lives in.
+
+Rows are new where no earlier sweep holds their engine in that version. How far two versions lie apart at the same key
+(GPU, engine, kernel, number formats, shape) is the floor: what a model that repeats its sweep would miss.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.catalog.tables import facts
+from kernelsight.errors import InvalidInput, unknown
+from kernelsight.fitting.cells import is_serving
+from kernelsight.fitting.expressions import predict_family
+from kernelsight.fitting.kernel_sweeps.devices import SEALED
+from kernelsight.fitting.measured import correct, has_correction, kernels_of
+from kernelsight.fitting.metrics import score
+from kernelsight.fitting.splits import shape_columns
+from kernelsight.fitting.training import training_rows
+from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.intervals import group_of, measured_half_widths, spread
+from kernelsight.kernels.resolve import rows_of_part
+
+NEW = "new"
+# a row of a new version: its key was measured in an earlier one, or its kernel was, or neither
+SCOPES = ("same key", "same kernel", "new kernel")
+COLUMNS = ("scope", "family", "dtype", "gpus", "versions", "n", "mape", "median_ape", "bias", "coverage_90", "width_90")
+COLUMNS += ("floor_n", "floor_mape", "floor_median_ape", "floor_bias")
+
+
+def new_versions(old: Sequence[Path], new: Sequence[Path], asked: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Return the (engine, version) of the new sweeps that the old ones do not hold, or those of them ``asked`` for.
+
+    ``asked``: engine:version each. UnknownName: one that is not among them; InvalidInput: there are none.
+    """
+    pairs = "select distinct engine, engine_version from read_parquet($files, union_by_name = true)"
+    connection = duckdb.connect()
+    held, found = (
+        set(connection.sql(pairs, params={"files": [str(path) for path in files]}).fetchall()) for files in (old, new)
+    )
+    names = {f"{engine}:{version}": (engine, version) for engine, version in sorted(found - held)}
+    if not names:
+        raise InvalidInput("the sweeps hold no engine version that the training sweeps lack; give newer ones.")
+    for name in asked:
+        if name not in names:
+            raise unknown("new engine version", name, names, f"Known: {', '.join(names)}.")
+    return [names[name] for name in (asked or names)]
+
+
+def version_rows(
+    family: str, gpu: str, old: Sequence[Path], new: Sequence[Path], versions: Sequence[tuple[str, str]]
+) -> tuple[pa.Table, list[str], np.ndarray]:
+    """Return a family's rows of a GPU in new versions, the scope of each, and its time in the newest old version in us.
+
+    NaN where the key was not measured before.
+    """
+    listed = ", ".join(f"({_text(engine)}, {_text(version)})" for engine, version in versions)
+    rows = training_rows(new, family, [gpu], extra=f"and (engine, engine_version) in ({listed})")
+    earlier = training_rows(old, family, [gpu])
+    kernel = ["engine", "implementation", "dtype"]
+    key = [*kernel, "math", "distribution", *shape_columns(family)]
+    known = pl.from_arrow(earlier.select([*key, "engine_version", "latency_us"]))
+    ages = {version: age for age, version in enumerate(sorted(known["engine_version"].unique(), key=_numbers))}
+    age = pl.col("engine_version").replace_strict(ages, return_dtype=pl.Int64)
+    newest = pl.col("latency_us").filter(age == age.max()).median()
+    medians = known.group_by(key).agg(newest.alias("earlier_us"))
+    kernels = known.select(kernel).unique().with_columns(pl.lit(True).alias("known"))
+    asked = pl.from_arrow(rows.select(key))
+    asked = asked.join(medians, on=key, how="left", nulls_equal=True, maintain_order="left")
+    asked = asked.join(kernels, on=kernel, how="left", nulls_equal=True, maintain_order="left")
+    scope = pl.when(pl.col("earlier_us").is_not_null()).then(pl.lit(SCOPES[0]))
+    scope = scope.when(pl.col("known")).then(pl.lit(SCOPES[1])).otherwise(pl.lit(SCOPES[2]))
+    earlier_us = asked["earlier_us"].fill_null(float("nan")).to_numpy()
+    return rows, asked.select(scope).to_series().to_list(), earlier_us
+
+
+def packed_latency(family: str, gpu: str, rows: pa.Table, pack: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (latency_us, p05_us, p95_us) of measured rows of one GPU as a pack predicts them in their own sweep.
+
+    Replay gaps and warm data are counted, as the sweep has them, and a served graph has not.
+    """
+    form = FAMILIES[family].form
+    tables = facts("kernel_implementations"), facts("gpus"), facts("fabrics")
+    latency = predict_family(family, form, rows, pack, *tables)
+    parts = {part: _rows_of(pack, family, part, gpu) for part in ("correction", "nearby", "interval")}
+    if has_correction(family) and parts["correction"]:
+        latency = correct(family, form, rows, latency, parts["correction"] + parts["nearby"], *tables)
+    own = {row["dtype"]: np.array(row["array"]) for row in parts["interval"]}
+    others = {row["dtype"]: np.array(row["array"]) for row in _rows_of(pack, family, "interval", None)}
+    fitted = set(pc.unique(rows_of_part(pack, family, "constant")["implementation"]).to_pylist())
+    names, place = np.unique(np.asarray(kernels_of(rows), dtype=str), return_inverse=True)
+    words = [name.split("|") for name in names.tolist()]
+    groups = [group_of(dtype, implementation in fitted) for _, implementation, dtype in words]
+    halves = [measured_half_widths(own, others, name, group) for name, group in zip(names, groups, strict=True)]
+    factor = spread(np, latency, np.array(halves)[place])
+    return latency, latency / factor, latency * factor
+
+
+def scored_versions(
+    old: Sequence[Path],
+    new: Sequence[Path],
+    pack: pa.Table,
+    *,
+    asked: Sequence[str] = (),
+    gpus: Sequence[str] = (),
+    families: Sequence[str] = (),
+) -> Iterator[pa.Table]:
+    """Yield of each family and GPU its rows of new versions with predictions; GPUs: those that the old sweeps hold.
+
+    InvalidInput or UnknownName: versions, GPUs or families that the sweeps do not hold, or that may not be looked at.
+    """
+    versions = new_versions(old, new, asked)
+    counts = duckdb.connect().sql(
+        "select distinct gpu, family from read_parquet($files, union_by_name = true)",
+        params={"files": [str(path) for path in new]},
+    )
+    there = set(counts.fetchall())
+    measured = {gpu for gpu in pc.unique(pack["gpu"]).to_pylist() if gpu}
+    for asked_for, index, kind in ((gpus, 0, "GPU"), (families, 1, "kernel family")):
+        for name in asked_for:
+            if name in SEALED:
+                raise InvalidInput(f"{name} is held out for the final evaluation; its new versions are not scored.")
+            if name not in {pair[index] for pair in there}:
+                raise unknown(kind, name, {pair[index] for pair in there}, "The sweeps hold no row of it.")
+    for gpu, family in sorted(there, key=lambda pair: (pair[1], pair[0])):
+        wanted = (not gpus or gpu in gpus) and (not families or family in families)
+        if not wanted or gpu not in measured or gpu in SEALED or family not in FAMILIES:
+            continue
+        rows, scope, earlier_us = version_rows(family, gpu, old, new, versions)
+        if not rows.num_rows:
+            continue
+        latency, low, high = packed_latency(family, gpu, rows, pack)
+        yield pa.table(
+            {
+                "family": pa.repeat(family, rows.num_rows),
+                **{name: rows[name] for name in ("gpu", "dtype", "engine", "engine_version", "implementation")},
+                **{"scope": scope, "serving": is_serving(family, rows)},
+                **{"latency_us": rows["latency_us"], "earlier_us": earlier_us},
+                **{"predicted_us": latency, "p05_us": low, "p95_us": high},
+            }
+        )
+
+
+def version_scores(scored: Sequence[pa.Table], *, serving: bool = True) -> list[dict[str, Any]]:
+    """Return COLUMNS for each scope, family and dtype, and for each scope over all rows; errors are fractions.
+
+    ``serving``: only shapes that served models have.
+    """
+    rows = pl.concat([pl.from_arrow(table) for table in scored])
+    rows = rows.filter(pl.col("serving")) if serving else rows
+    found = [_scores(scope, "(all)", "", part) for scope in SCOPES if (part := rows.filter(scope=scope)).height]
+    for scope in SCOPES:
+        parts = rows.filter(scope=scope).partition_by("family", "dtype", as_dict=True)
+        found += [_scores(scope, family, dtype, part) for (family, dtype), part in sorted(parts.items())]
+    return found
+
+
+def _scores(scope: str, family: str, dtype: str, rows: pl.DataFrame) -> dict[str, Any]:
+    measured = rows["latency_us"].to_numpy()
+    found = score(measured, *(rows[name].to_numpy() for name in ("predicted_us", "p05_us", "p95_us")))
+    floor = score(measured, rows["earlier_us"].to_numpy())
+    versions = sorted(set(pl.concat_str("engine", "engine_version", separator=" ").pipe(rows.select).to_series()))
+    named = {"gpus": " ".join(sorted(rows["gpu"].unique())), "versions": ", ".join(versions)}
+    floors = {f"floor_{name}": floor[name] for name in ("n", "mape", "median_ape", "bias")}
+    row: Mapping[str, Any] = {"scope": scope, "family": family, "dtype": dtype, **named, **found, **floors}
+    return {name: row[name] for name in COLUMNS}
+
+
+def _numbers(version: str) -> tuple[list[int], str]:
+    return [int(number) for number in re.findall(r"\d+", version)], version
+
+
+def _rows_of(pack: pa.Table, family: str, part: str, gpu: str | None) -> list[dict[str, Any]]:
+    """Return the rows of one GPU; None: those of the fit to all of NVIDIA's GPUs."""
+    rows = rows_of_part(pack, family, part)
+    if gpu is None:
+        whole = pc.and_(pc.is_null(rows["gpu"]), pc.and_(pc.is_null(rows["without"]), pc.is_null(rows["vendor"])))
+        return rows.filter(whole).to_pylist()
+    return rows.filter(pc.fill_null(pc.equal(rows["gpu"], gpu), False)).to_pylist()
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"

@@ -1,0 +1,72 @@
+"""Acceptance rates of draft tokens in measured runs: one per engine and model, fitted on the fitting fifth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kernelsight.evaluation.runs.constants import group_of
+from kernelsight.evaluation.runs.host_constants import Constants
+from kernelsight.evaluation.runs.simulate_runs import plan_runs, serve_runs
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+# rates at which runs are simulated; TPOT is interpolated in between
+GRID = (0.3, 0.45, 0.6, 0.7, 0.8, 0.9)
+FINE = np.linspace(GRID[0], GRID[-1], 121)
+FLAG = "draft_acceptance_rate"
+
+
+def needs_acceptance_rate(run: Mapping[str, Any]) -> bool:
+    """Return whether a run uses speculative decoding without a known acceptance rate."""
+    return bool(run["flags"].get("num_speculative_tokens")) and FLAG not in run["flags"]
+
+
+def with_acceptance_rate(flags: Mapping[str, Any], rate: float | None) -> dict[str, Any]:
+    """Return a run's flags with an acceptance rate if they need one; ``rate`` None: with the first of ``GRID``."""
+    if not flags.get("num_speculative_tokens") or FLAG in flags:
+        return dict(flags)
+    return {**flags, FLAG: GRID[0] if rate is None else rate}
+
+
+def proposer_of(run: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the engine and the model of a run: runs with the same pair share an acceptance rate."""
+    return run["engine"], run["model"]
+
+
+def fit_acceptance(
+    session: Session, runs: Sequence[Mapping[str, Any]], constants: Mapping[tuple, Constants]
+) -> dict[tuple[str, str], float]:
+    """Return by engine and model the rate at which the simulated TPOT of the fitting runs is closest to the measured.
+
+    A pair without fitting runs takes the rate of its engine's runs, else of all; empty if there are no fitting runs.
+    """
+    fitting = [run for run in runs if run["fitting"] and needs_acceptance_rate(run)]
+    if not fitting:
+        return {}
+    host = [constants.get(group_of(run)) for run in fitting]
+    misses = []
+    for rate in GRID:
+        planned = plan_runs(session, [with_acceptance_rate(run["flags"], rate) for run in fitting])
+        [rows] = serve_runs(session, planned, [host])
+        found = [row.get("tpot_mean_ms") or np.nan for row in rows]
+        misses.append(np.log(found) - np.log([run["tpot_ms"] for run in fitting]))
+    fine = np.array([np.interp(FINE, GRID, miss) for miss in np.array(misses).T])
+    proposers = [proposer_of(run) for run in fitting]
+
+    def nearest(chosen: np.ndarray) -> float:
+        means = np.nanmean(np.abs(chosen), axis=0)
+        return float(FINE[np.nanargmin(means)])
+
+    served = ~np.isnan(fine).any(axis=1)
+    wanted = dict.fromkeys(proposer_of(run) for run in runs if needs_acceptance_rate(run))
+    found = {}
+    for wants in wanted if served.any() else ():
+        own = served & np.array([each == wants for each in proposers])
+        of_engine = served & np.array([each[0] == wants[0] for each in proposers])
+        chosen = next(rows for rows in (own, of_engine, served) if rows.any())
+        found[wants] = round(nearest(fine[chosen]), 3)
+    return found

@@ -1,0 +1,70 @@
+"""Levels of host constants: shipped, none, or fitted on the fitting fifth: on other groups, the own one, or all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.errors import InvalidInput, unknown
+from kernelsight.evaluation.runs.acceptance import needs_acceptance_rate
+from kernelsight.evaluation.runs.constants import LEVELS, constants_of, group_of
+from kernelsight.evaluation.runs.host_constants import Constants
+from kernelsight.evaluation.runs.recipes import is_prose
+from kernelsight.evaluation.runs.responses import responses
+from kernelsight.evaluation.runs.scores import GROUP, is_scored_separately, repeats
+from kernelsight.evaluation.runs.simulate_runs import Planned
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+
+def check_levels(words: str) -> tuple[str, ...]:
+    """Return the requested levels of host constants; the first is reported in full.
+
+    >>> check_levels("transfer,none")
+    ('transfer', 'none')
+    """
+    levels = tuple(dict.fromkeys(words.split(",")))
+    for level in levels:
+        if level not in LEVELS:
+            raise unknown("level of --constants", level, LEVELS, f"Known: {', '.join(LEVELS)}.")
+    return levels
+
+
+def fit_levels(
+    session: Session, runs: Sequence[Mapping[str, Any]], planned: Sequence[Planned], levels: Sequence[str]
+) -> dict[str, dict[tuple, Constants]]:
+    """Return by level the constants of each group; runs of the fitting fifth are simulated once for all levels.
+
+    Not fitted on: runs that repeat the measurement of a scored run, and runs with an unknown acceptance rate.
+    """
+    known = repeats(runs)
+    chosen = [
+        number
+        for number, run in enumerate(runs)
+        if run["fitting"]
+        and not is_scored_separately(run)
+        and run["run_id"] not in known
+        and not needs_acceptance_rate(run)
+    ]
+    if set(levels) <= {"shipped", "none"}:
+        chosen = []
+    elif not chosen:
+        raise InvalidInput(
+            f"--constants {levels[0]} fits host times on the runs whose id has a SHA-256 of 0 modulo 5 and that do not "
+            f"repeat a scored run, but none of the {len(runs)} runs qualifies; use --constants shipped."
+        )
+    prose = [is_prose(runs[number]) for number in chosen]
+    found = responses(session, [planned[number] for number in chosen], prose)
+    fitting = [runs[number] for number in chosen]
+    return {level: {} if level == "shipped" else constants_of(level, runs, fitting, found) for level in levels}
+
+
+def constant_rows(fitted: Mapping[tuple, Constants], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the fitted constants of each group of the runs."""
+    known = {group_of(row) for row in rows}
+    return [
+        {**dict(zip(GROUP, group, strict=True)), **found._asdict()}
+        for group, found in sorted(fitted.items(), key=lambda item: str(item[0]))
+        if group in known
+    ]

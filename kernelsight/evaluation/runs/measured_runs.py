@@ -1,0 +1,230 @@
+"""Measured end-to-end runs: those shipped in ``aiconfigurator-core``, cleaned, or a file of ``measured_runs``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+import pyarrow as pa
+
+from kernelsight.catalog.tables import contracts, read_facts
+from kernelsight.dataflow.bounded_files import ROWS_BYTES, check_file
+from kernelsight.dataflow.contract import conform
+from kernelsight.dataflow.parquet_files import read_parquet
+from kernelsight.errors import InvalidInput
+from kernelsight.evaluation.runs.parallel_sizes import DATA_PARALLEL, measured_elsewhere, with_launched_sizes
+from kernelsight.fitting.kernel_sweeps.aiconfigurator import installed_package
+from kernelsight.fitting.kernel_sweeps.devices import SEALED
+
+AICONFIGURATOR = "aiconfigurator"
+FILE = "systems/silicon_sample.csv"
+# held out for the final evaluation: counted, never simulated, fitted or scored
+# parallel sizes of the prefill and decode workers of disaggregated runs
+WORKERS = (
+    *("prefill_num_workers", "prefill_tp_size", "prefill_pp_size", "prefill_attention_dp_size", "prefill_moe_ep_size"),
+    *("decode_num_workers", "decode_tp_size", "decode_pp_size", "decode_attention_dp_size", "decode_moe_ep_size"),
+)
+COLUMNS = (
+    *("id", "silicon_data_source", "backend", "backend_version", "model_path", "system", "precision", "mode"),
+    *(
+        "isl",
+        "osl",
+        "gemm_quant_mode",
+        "moe_quant_mode",
+        "batch_size",
+        "tp_size",
+        "pp_size",
+        "attention_dp_size",
+        "moe_tp_size",
+        "moe_ep_size",
+    ),
+    *("silicon_ttft_ms", "silicon_tpot_ms"),
+    *WORKERS,
+)
+# dumps of InferenceX, and two files of its runs with Qwen3.5 and Kimi-K2.5: most of their rows are in a dump too
+INFERENCEX = r"^db-dump/|^source_file=(\d{4}-|[a-z][^/]*-gap-analysis\.csv)"
+_source = pl.col("silicon_data_source")
+_concurrency = _source.str.extract(r"silicon_concurrency=(\d+)").cast(pl.Int64)
+UNRECORDED = "DeepSeek-R1: speculative decoding not recorded (pairs whose TPOTs show it are scored separately)"
+REPEATED = "same TTFT and TPOT as an earlier row"
+_unrecorded = pl.col("model_path").str.contains("DeepSeek-R1")
+_ranks = pl.col("attention_dp_size").fill_null(1)
+# in this order: the reason of an exclusion, and the condition to keep a row
+FILTERS: tuple[tuple[str, pl.Expr], ...] = (
+    ("concurrency unknown", _concurrency.is_not_null()),
+    ("marked as work in progress by its source", ~_source.str.contains("wip=True")),
+    (
+        "data-parallel attention not recorded",
+        (_ranks == 1) | ((pl.col("backend") != "vllm") & (_ranks > 1)),
+    ),
+    (
+        "more than one node: tensor x data parallelism above 8, or pipeline stages",
+        (pl.col("tp_size") * _ranks <= 8) & (pl.col("pp_size") == 1),
+    ),
+    (
+        "experts on other GPUs than attention",
+        pl.col("model_path").str.contains("Qwen3-32B|Llama-3.1")
+        | (pl.col("moe_tp_size") * pl.col("moe_ep_size") == pl.col("tp_size") * _ranks),
+    ),
+    (UNRECORDED, ~_unrecorded),
+    (REPEATED, pl.struct("silicon_ttft_ms", "silicon_tpot_ms").is_first_distinct()),
+    ("GPU held out for the final evaluation", ~pl.col("system").is_in(SEALED)),
+)
+SIDES = ("prefill", "decode")
+# the same for disaggregated runs
+DISAGGREGATED: tuple[tuple[str, pl.Expr], ...] = (
+    ("number of workers unknown", pl.all_horizontal(pl.col(f"{side}_num_workers").is_not_null() for side in SIDES)),
+    *(FILTERS[number] for number in (0, 1)),
+    (
+        "workers of more than one node: tensor parallelism above 8, or pipeline stages",
+        pl.all_horizontal(
+            (pl.col(f"{side}_tp_size") <= 8) & (pl.col(f"{side}_pp_size").fill_null(1) == 1) for side in SIDES
+        ),
+    ),
+    *FILTERS[-3:],
+)
+
+
+# minimum ratio of the TPOTs of otherwise equal runs with and without speculative decoding
+SPECULATIVE_RATIO = 1.05
+EQUAL_RUNS = (
+    *("backend", "system", "precision", "isl", "osl", "tp_size", "moe_tp_size", "moe_ep_size", "concurrency"),
+)
+SPECULATIVE = tuple(each for each in FILTERS if each[0] != UNRECORDED)
+
+
+class Runs(NamedTuple):
+    """``measured_runs`` to simulate, rows read, and exclusions: (reason, rows), in the order of the filters."""
+
+    table: pa.Table
+    read: int
+    excluded: list[tuple[str, int]]
+
+
+def read_runs(source: str) -> Runs:
+    """Return the runs of a file, or with ``aiconfigurator`` those shipped in the installed package.
+
+    A file is a Parquet or CSV of ``measured_runs``, or with the package's own columns. InvalidInput: none of these.
+    """
+    path = installed_package() / FILE if source == AICONFIGURATOR else Path(source)
+
+    def refuse(found: str) -> InvalidInput:
+        takes = "--runs takes aiconfigurator, or a .csv or .parquet file of measured_runs"
+        return InvalidInput(f"file {path} {found}; {takes}.")
+
+    check_file(path, refuse, ROWS_BYTES)
+    if path.suffix not in (".csv", ".parquet"):
+        raise InvalidInput(f"{path} ends in {path.suffix!r}; --runs takes a .csv or .parquet file of measured_runs.")
+    # pyarrow refuses damaged Parquet files at which polars panics
+    given = read_parquet(path, refuse) if path.suffix == ".parquet" else None
+    try:
+        raw = pl.read_csv(path, infer_schema_length=None, glob=False) if given is None else pl.DataFrame(given)
+        if "silicon_ttft_ms" in raw.columns:
+            return _clean(raw, path)
+        contract = contracts()["measured_runs"]
+        table = read_facts(path, contract) if given is None else conform(given, contract, origin=path.name)
+    except (pl.exceptions.PolarsError, pa.ArrowException, OSError, ValueError) as error:
+        raise refuse(f"cannot be read ({str(error).splitlines()[0].rstrip('.')})") from None
+    sealed = pa.compute.is_in(table["gpu"], pa.array(SEALED))
+    counted = pa.compute.sum(sealed).as_py() or 0
+    excluded = [(FILTERS[-1][0], counted)] if counted else []
+    return Runs(table.filter(pa.compute.invert(sealed)), table.num_rows, excluded)
+
+
+def _kept(rows: pl.DataFrame, filters: tuple[tuple[str, pl.Expr], ...]) -> tuple[pl.DataFrame, list[tuple[str, int]]]:
+    """Return the rows that pass all filters, and (reason, number of rows) of the others."""
+    excluded = []
+    for reason, stays in filters:
+        before, rows = rows.height, rows.filter(stays.fill_null(False))
+        if rows.height < before:
+            excluded.append((reason, before - rows.height))
+    return rows, excluded
+
+
+def _pairs(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the runs whose use of speculative decoding follows from otherwise equal runs, with ``speculative``.
+
+    Of two or more different TPOTs, the smallest was measured with speculative decoding, the largest without; runs in
+    between, and runs with equal TPOTs, are excluded.
+    """
+    known = rows.with_columns(concurrency=_concurrency, rounded=pl.col("silicon_tpot_ms").round(4))
+    key = (*EQUAL_RUNS, "rounded", pl.col("silicon_ttft_ms").round(2))
+    known = known.unique(key, keep="first", maintain_order=True)
+    least, most = (getattr(pl.col("rounded"), name)().over(EQUAL_RUNS) for name in ("min", "max"))
+    pairs = known.with_columns(least=least, most=most).filter(pl.col("most") > SPECULATIVE_RATIO * pl.col("least"))
+    pairs = pairs.with_columns(speculative=pl.col("rounded") == pl.col("least"))
+    pairs = pairs.filter(pl.col("speculative") | (pl.col("rounded") == pl.col("most")))
+    return pairs.select(*rows.columns, "speculative")
+
+
+def _clean(raw: pl.DataFrame, path: Path) -> Runs:
+    """Apply the filters in order, and return the remaining rows with the contract's column names."""
+    missing = [name for name in COLUMNS if name not in raw.columns]
+    if missing:
+        raise InvalidInput(
+            f"{path} is missing the columns {', '.join(missing)}; use the file of aiconfigurator-core 0.12."
+        )
+    stated = raw.select(COLUMNS).with_columns(pl.col(WORKERS).cast(pl.Int64))
+    served = with_launched_sizes(stated.filter(pl.col("mode") == "agg"))
+    # rows whose sizes were stated come first: of equal measurements the first is kept
+    together, excluded = _kept(served.sort(pl.col("scored_separately").is_not_null(), maintain_order=True), FILTERS)
+    before, together = together.height, measured_elsewhere(together, _concurrency)
+    excluded = [(reason, count + (before - together.height) * (reason == REPEATED)) for reason, count in excluded]
+    pairs = _pairs(_kept(served.filter(_unrecorded & pl.col("scored_separately").is_null()), SPECULATIVE)[0])
+    split, others = _kept(stated.filter(pl.col("mode") != "agg"), DISAGGREGATED)
+    excluded += [(f"disaggregated: {reason}", count) for reason, count in others]
+    split = split.with_columns(
+        # the image's version is Dynamo's, not TensorRT-LLM's
+        backend_version=pl.when(pl.col("backend") != "trtllm").then("backend_version"),
+        **{f"{name}_size": pl.col(f"decode_{name}_size") for name in ("tp", "pp", "moe_ep", "attention_dp")},
+        batch_size=pl.lit(None, together["batch_size"].dtype),
+        scored_separately=pl.when(
+            pl.any_horizontal(pl.col(f"{side}_attention_dp_size").fill_null(1) > 1 for side in SIDES)
+        ).then(pl.lit(f"disaggregated, {DATA_PARALLEL}")),
+    )
+    together, split = (each.with_columns(speculative=pl.lit(None, pl.Boolean)) for each in (together, split))
+    kept = pl.concat([together, pairs, split], how="vertical_relaxed")
+    disaggregated = pl.col("mode") != "agg"
+    batch, concurrency = pl.col("batch_size"), _concurrency
+    # with a batch size smaller than the concurrency, the concurrency is the total of several engines
+    workers = pl.when(batch.is_between(1, concurrency - 1)).then(concurrency // batch).otherwise(1)
+    rows = kept.select(
+        run_id="id",
+        harness=pl.when(_source.str.contains(INFERENCEX)).then(pl.lit("inferencex")).otherwise(pl.lit("gap_analysis")),
+        # the name of the same weights in later files of the source
+        model=pl.when(_unrecorded).then(pl.lit("deepseek-ai/DeepSeek-V3")).otherwise("model_path"),
+        gpu="system",
+        tp="tp_size",
+        pp="pp_size",
+        dp=_ranks,
+        ep=pl.col("moe_ep_size").fill_null(1),
+        prefill_workers=pl.when(disaggregated).then("prefill_num_workers"),
+        prefill_tp=pl.when(disaggregated).then("prefill_tp_size"),
+        prefill_dp=pl.when(disaggregated).then(pl.col("prefill_attention_dp_size").fill_null(1)),
+        prefill_ep=pl.when(disaggregated).then(pl.col("prefill_moe_ep_size").fill_null(1)),
+        decode_workers=pl.when(disaggregated).then("decode_num_workers"),
+        engine="backend",
+        engine_version=pl.col("backend_version").replace("", None),
+        quantization="precision",
+        gemm_label="gemm_quant_mode",
+        expert_label="moe_quant_mode",
+        measured_on=_source.str.extract(r"measured=(\d{4}-\d\d-\d\d)"),
+        isl="isl",
+        osl="osl",
+        max_concurrency=concurrency,
+        workers=workers,
+        request_rate=pl.lit(None, pl.Float64),
+        num_speculative_tokens=pl.lit(None, pl.Int64),
+        draft_acceptance_rate=pl.lit(None, pl.Float64),
+        speculative="speculative",
+        scored_separately="scored_separately",
+        ttft_ms="silicon_ttft_ms",
+        tpot_ms="silicon_tpot_ms",
+        source="silicon_data_source",
+    )
+    return Runs(
+        conform(rows.to_arrow(compat_level=pl.CompatLevel.oldest()), contracts()["measured_runs"], origin=path.name),
+        raw.height,
+        excluded,
+    )

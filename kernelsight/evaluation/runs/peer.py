@@ -1,0 +1,64 @@
+"""AIConfigurator's predictions for measured runs, from the installed package in a separate process."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kernelsight.errors import RunFailed, extra_missing
+
+PACKAGE = "aiconfigurator_core"
+WORKER = "kernelsight.evaluation.runs.peer_worker"
+# what the package has words for
+ASKED = ("run_id", "model", "gpu", "engine", "tp", "ep", "isl", "osl", "max_concurrency", "workers")
+ASKED += ("gemm_label", "expert_label")
+# how it is asked: with nominal lengths; with the launch flags that it has words for; and with the tokens of a step, too
+NOMINAL, LAUNCHED, STEP_TOKENS = "nominal", "launched", "step_tokens"
+Predictions = dict[str, tuple[float, float]]
+
+
+def predictions(runs: Sequence[Mapping[str, Any]]) -> dict[str, Predictions]:
+    """Return by how it was asked TTFT and TPOT in ms by run, for the closed loops that the package can predict.
+
+    ``runs``: replayed runs, with ``flags`` and ``step_tokens``. InvalidInput: the package is not installed; RunFailed:
+    it cannot be started.
+    """
+    if importlib.util.find_spec(PACKAGE) is None:
+        raise extra_missing("--against aiconfigurator", "aiconfigurator-core", "silicon")
+    closed = [run for run in runs if run["max_concurrency"] and not run.get("prefill_workers")]
+    asked = "\n".join(json.dumps(question) for run in closed for question in questions(run))
+    done = subprocess.run([sys.executable, "-m", WORKER], input=asked, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RunFailed(f"AIConfigurator failed ({last}); install aiconfigurator-core with its requirements.")
+    found: dict[str, Predictions] = {NOMINAL: {}, LAUNCHED: {}, STEP_TOKENS: {}}
+    for row in map(json.loads, done.stdout.splitlines()):
+        if row.get("ttft_ms") and row.get("tpot_ms"):
+            found[row["asked"]][row["run_id"]] = (row["ttft_ms"], row["tpot_ms"])
+    return found
+
+
+def questions(run: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what the package is asked about a replayed run: nominal, and with its launch flags as far as it has them.
+
+    Those are the mean lengths (drawn from ``range_ratio`` to 1 times the nominal ones) and the format of the KV cache,
+    with one prompt a step. The tokens of a step are asked separately: its steady state of prompts that fill each step
+    is another one than that of a run. It has no word for whole prompts, waiting batches, graphs or scheduling ahead.
+
+    >>> run = {"run_id": "a", "isl": 1000, "osl": 100, "max_concurrency": 8, "step_tokens": 8192}
+    >>> asked = questions(run | {"flags": {"range_ratio": 0.8, "kv_cache_dtype": "fp8"}})
+    >>> [(each["asked"], each["isl"], each["osl"], each["step_tokens"]) for each in asked]
+    [('nominal', 1000, 100, 1000), ('launched', 900, 90, 900), ('step_tokens', 900, 90, 8192)]
+    """
+    flags = run["flags"]
+    plain = {name: value for name, value in run.items() if name in ASKED} | {"step_tokens": run["isl"]}
+    share = (1.0 + flags.get("range_ratio", 1.0)) / 2.0
+    launched = plain | {name: max(round(share * run[name]), 1) for name in ("isl", "osl")}
+    launched |= {"step_tokens": launched["isl"]}
+    launched |= {"kv_cache": "fp8" if str(flags.get("kv_cache_dtype")).startswith("fp8") else None}
+    whole = launched | {"step_tokens": run["step_tokens"] or launched["isl"]}
+    return [each | {"asked": name} for name, each in ((NOMINAL, plain), (LAUNCHED, launched), (STEP_TOKENS, whole))]

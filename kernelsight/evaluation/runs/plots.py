@@ -1,0 +1,122 @@
+"""Plots of a backtest: predicted against measured, and error against load; needs the extra ``report``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kernelsight.dataflow.durable import durable_file
+from kernelsight.errors import InvalidInput, extra_missing
+from kernelsight.evaluation.runs.scores import GROUP
+from kernelsight.present.html.page import chart, page, plain
+
+ENDINGS = (".svg", ".png", ".html", ".json")
+TITLE = "Predicted against measured, error against load, median error of each group"
+METRICS = (("ttft", "TTFT"), ("tpot", "TPOT"))
+SIZE = 300
+SHOWN_RUNS = 20
+
+
+def check_picture(path: str | None) -> Path | None:
+    """Return the path of --plot; InvalidInput: an unknown extension, or altair is not installed."""
+    if path is None:
+        return None
+    target = Path(path)
+    if target.suffix not in ENDINGS:
+        raise InvalidInput(f"--plot {path!r} ends in {target.suffix!r}; use one of {', '.join(ENDINGS)}.")
+    if not target.resolve().parent.is_dir():
+        raise InvalidInput(f"--plot {path!r} cannot be written: folder {target.resolve().parent} does not exist.")
+    try:
+        import altair  # noqa: F401
+    except ImportError:
+        raise extra_missing("--plot", "altair", "report") from None
+    return target
+
+
+def points(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the plotted runs: those scored, with measured and predicted times in ms and signed errors in percent."""
+    return [
+        {
+            **{name: row[name] for name in ("run_id", "model", "gpu", "engine", "max_concurrency")},
+            "kind": "mixture of experts" if row["is_moe"] else "dense",
+            **{
+                key: value
+                for metric, _ in METRICS
+                for key, value in (
+                    (f"{metric}_measured", row[f"{metric}_ms"]),
+                    (f"{metric}_predicted", row[f"{metric}_mean_ms"]),
+                    (f"{metric}_error", 100.0 * row["errors"][metric]),
+                )
+            },
+        }
+        for row in rows
+        if row.get("errors") and not row["fitting"] and not row.get("prefill_workers")
+    ]
+
+
+def group_points(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of the lower plot: median error in percent per group of runs, ours and the other tool's."""
+    peer = answer.get("peer", {}).get("groups", [])
+    found = [("KernelSight", group, group) for group in answer["groups"]]
+    found += [("AIConfigurator", group, group["peer"]) for group in peer]
+    return [
+        {
+            "group": " ".join(str(group[key] or "").split("/")[-1] for key in GROUP),
+            "n": group["n"],
+            "tool": tool,
+            "metric": name,
+            "median_ape": 100.0 * scores[metric]["median_ape"],
+        }
+        for tool, group, scores in found
+        for metric, name in METRICS
+        if group["n"] >= SHOWN_RUNS
+    ]
+
+
+def draw(rows: Sequence[Mapping[str, Any]], answer: Mapping[str, Any], target: Path) -> None:
+    """Write one figure: a row each for TTFT and TPOT, predicted against measured left, error against load right.
+
+    Below, the median error of each group of ``SHOWN_RUNS`` runs or more. Errors beyond + 200 % are drawn at the edge.
+    """
+    import altair as alt
+
+    alt.data_transformers.disable_max_rows()
+    data = alt.Data(values=[plain(row) for row in points(rows)])
+    panels = []
+    for metric, name in METRICS:
+        measured, predicted = f"{metric}_measured", f"{metric}_predicted"
+        both = alt.Chart(data).transform_calculate(error=f"min(datum.{metric}_error, 200)")
+        scatter = both.mark_circle(size=14, opacity=0.5).encode(
+            x=alt.X(f"{measured}:Q", scale=alt.Scale(type="log"), title=f"measured {name} (ms)"),
+            y=alt.Y(f"{predicted}:Q", scale=alt.Scale(type="log"), title=f"predicted {name} (ms)"),
+            color=alt.Color("engine:N"),
+            tooltip=["run_id:N", f"{measured}:Q", f"{predicted}:Q"],
+        )
+        diagonal = both.mark_line(color="black", strokeWidth=1).encode(x=f"{measured}:Q", y=f"{measured}:Q")
+        load = both.mark_boxplot(size=7, outliers={"size": 4}).encode(
+            x=alt.X("max_concurrency:Q", scale=alt.Scale(type="log", base=2), title="concurrency"),
+            y=alt.Y("error:Q", title=f"error of {name} (%)"),
+            color=alt.Color("kind:N"),
+        )
+        left = (scatter + diagonal).properties(width=SIZE, height=SIZE)
+        panels.append(left | load.properties(width=SIZE, height=SIZE))
+    groups = (
+        alt.Chart(alt.Data(values=[plain(row) for row in group_points(answer)]))
+        .mark_point(filled=True, size=40)
+        .encode(
+            x=alt.X("median_ape:Q", scale=alt.Scale(type="symlog"), title="median error (%)"),
+            y=alt.Y("group:N", title=None, axis=alt.Axis(labelLimit=400)),
+            color=alt.Color("tool:N"),
+            shape=alt.Shape("tool:N"),
+            column=alt.Column("metric:N", title=None),
+        )
+        .properties(width=SIZE)
+    )
+    figure = alt.vconcat(*panels, groups).resolve_scale(color="independent", shape="independent")
+    if target.suffix != ".html":
+        figure.save(str(target))
+        return
+    # the page of Altair fetches its libraries, and a name with </script> ends its script
+    with durable_file(target) as draft:
+        draft.write_text(page(TITLE, [f"<h1>{TITLE}</h1>", chart("figure-0", figure.to_dict())]), encoding="utf-8")

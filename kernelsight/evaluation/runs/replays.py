@@ -1,0 +1,106 @@
+"""Measured runs simulated as they were run: their flags, host constants, acceptance of proposed tokens, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.evaluation.runs.acceptance import (
+    fit_acceptance,
+    needs_acceptance_rate,
+    proposer_of,
+    with_acceptance_rate,
+)
+from kernelsight.evaluation.runs.constants import group_of
+from kernelsight.evaluation.runs.host_constants import Constants
+from kernelsight.evaluation.runs.levels import fit_levels
+from kernelsight.evaluation.runs.recipes import flags_of, is_prose, prompt_text_of
+from kernelsight.evaluation.runs.scores import is_fitting, is_scored_separately, repeats, with_errors
+from kernelsight.evaluation.runs.simulate_runs import Planned, plan_runs, serve_runs, settings_of
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+
+def replay(
+    session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None = None, levels: Sequence[str] = ("shipped",)
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[tuple, Constants]]]:
+    """Return, by level of host constants, every run with its flags, recipes, predictions and errors.
+
+    Also returns, by level, the constants of each group fitted on the fitting fifth (none with ``shipped``).
+    InvalidInput: malformed recipes. A run that cannot be simulated has the reason in its ``status``.
+    """
+    recipes = session.table("recipes").to_pylist()
+    experts = dict(zip(*(session.table("models")[name].to_pylist() for name in ("model", "experts")), strict=True))
+    stated = [flags_of(run, recipes) for run in runs]
+    flags = [{**flags, **({"tier": tier} if tier else {})} for flags, _ in stated]
+    planned = plan_runs(session, [with_acceptance_rate(named, None) for named in flags])
+    versions = settings_of(session, planned, "host_settings", "from_version")
+    budgets = settings_of(session, planned, "deployment_settings", "max_num_batched_tokens")
+    replayed = [
+        {
+            **run,
+            "host_version": version,
+            "step_tokens": tokens,
+            "engine_version_used": named.get("engine_version") or f"newest ({version})",
+            **{"flags": named, "recipes": names, "fitting": is_fitting(run["run_id"])},
+            "is_moe": bool(experts.get(named["model"])),
+            "prompt_text": prompt_text_of(run, recipes),
+        }
+        for run, named, (_, names), version, tokens in zip(runs, flags, stated, versions, budgets, strict=True)
+    ]
+    fitted = fit_levels(session, replayed, planned, levels)
+    fill_acceptance_rates(session, replayed, planned, fitted[levels[0]])
+    hosts = [[fitted[level].get(group_of(run)) for run in replayed] for level in levels]
+    served = _served(session, replayed, planned, hosts)
+    scored = {
+        level: [scored_row(run, found) for run, found in zip(replayed, rows, strict=True)]
+        for level, rows in zip(levels, served, strict=True)
+    }
+    return scored, fitted
+
+
+def _served(
+    session: Session,
+    runs: Sequence[Mapping[str, Any]],
+    planned: Sequence[Planned],
+    hosts: Sequence[Sequence[Constants | None]],
+) -> list[list[dict[str, Any]]]:
+    """Return the predictions of every run by level; runs scored separately are served at the first level alone."""
+    other = "scored separately, with the first level of --constants alone"
+    found: list[list[dict[str, Any]]] = [[{"status": other} for _ in runs] for _ in hosts]
+    for apart, levels in ((False, len(hosts)), (True, 1)):
+        rows = [number for number, run in enumerate(runs) if is_scored_separately(run) == apart]
+        chosen = [[level[number] for number in rows] for level in hosts[:levels]]
+        prose = [is_prose(runs[number]) for number in rows]
+        for level, served in zip(found, serve_runs(session, [planned[i] for i in rows], chosen, prose), strict=False):
+            for number, row in zip(rows, served, strict=True):
+                level[number] = row
+    return found
+
+
+def fill_acceptance_rates(
+    session: Session, runs: Sequence[dict[str, Any]], planned: list[Planned], constants: Mapping[tuple, Constants]
+) -> None:
+    """Set the unknown acceptance rates of runs with speculative decoding, fitted on the fitting fifth."""
+    if not any(map(needs_acceptance_rate, runs)):
+        return
+    known = repeats(runs)
+    rates = fit_acceptance(session, [run for run in runs if run["run_id"] not in known], constants)
+    for number, run in enumerate(runs):
+        if needs_acceptance_rate(run) and proposer_of(run) in rates:
+            run["flags"] = with_acceptance_rate(run["flags"], rates[proposer_of(run)])
+            [planned[number]] = plan_runs(session, [run["flags"]])
+        elif needs_acceptance_rate(run):
+            fault = "the acceptance rate of draft tokens is unknown: the fitting fifth has no run to fit it on"
+            planned[number] = Planned([], None, fault)
+
+
+def scored_row(run: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run with its predictions, and their errors if it was served."""
+    row = {**run, **found}
+    if found["status"] == "served" and found.get("tpot_mean_ms") is not None:
+        row["errors"] = with_errors(run, found["ttft_mean_ms"], found["tpot_mean_ms"])
+    elif found["status"] == "served":
+        row["status"] = "no request was served: longer than the model or the KV cache allows"
+    return row

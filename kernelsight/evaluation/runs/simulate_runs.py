@@ -1,0 +1,161 @@
+"""Measured runs served as scenarios: all of them in one call, some deployments at a time, with where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kernelsight.kernels.families import COMMUNICATION
+from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.sweeps.partitions import Partition
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+    from kernelsight.evaluation.runs.host_constants import Constants
+
+# deployments whose knots are in memory at once
+DEPLOYMENTS = 24
+# what is multiplied where the kernels take longer than predicted
+TIMES = (
+    *("ttft_mean_ms", "tpot_mean_ms", "gpu_s", "host_exposed_s", "idle_s", "queue_ms"),
+    *("prefill_kernels_s", "decode_kernels_s", "prefill_communication_s", "decode_communication_s"),
+)
+INTERVALS = {"ttft_mean_ms": "ttft", "tpot_mean_ms": "tpot", "e2e_mean_ms": "e2e"}
+SUMMARY = (
+    *(
+        "ttft_mean_ms",
+        "tpot_mean_ms",
+        "front_end_mean_ms",
+        "queue_mean_ms",
+        "steps",
+        "preemptions",
+        "gpu_s",
+        "host_exposed_s",
+        "idle_s",
+    ),
+)
+# seconds of each scenario by phase of the step and kind of kernel
+PARTS_QUERY = f"""
+select scenario_id,
+       sum(total_us) filter (where phase <> 'decode' and not moves) / 1e6 as prefill_kernels_s,
+       sum(total_us) filter (where phase = 'decode' and not moves) / 1e6 as decode_kernels_s,
+       sum(total_us) filter (where phase <> 'decode' and moves) / 1e6 as prefill_communication_s,
+       sum(total_us) filter (where phase = 'decode' and moves) / 1e6 as decode_communication_s
+from (select *, family in ({", ".join(f"'{name}'" for name in COMMUNICATION)}) as moves from kernel_breakdown)
+group by scenario_id
+"""
+
+
+class Planned(NamedTuple):
+    """Deployments and scenario of a run's flags, the one that decodes first, or why there are none."""
+
+    deployments: list[dict[str, Any]]
+    scenario: dict[str, Any] | None
+    fault: str | None = None
+
+
+def plan_runs(session: Session, flags: Sequence[Mapping[str, Any]]) -> list[Planned]:
+    """Return the plan of each run's flags, in their order."""
+    plan = plan_rows(session, flags, on_fault="collect")
+    return [
+        Planned(plan.deployments_of([scenario]) if scenario else [], scenario, fault)
+        for scenario, fault in zip(plan.scenarios, plan.faults, strict=True)
+    ]
+
+
+def settings_of(session: Session, planned: Sequence[Planned], table: str, column: str) -> list[Any]:
+    """Return a column of a table of deployments, such as ``host_settings``, for each run; None: it has no plan."""
+    known = {row["deployment_id"]: row for plan in planned for row in plan.deployments[:1]}
+    if not known:
+        return [None] * len(planned)
+    with session.fork() as fork:
+        fork.progress = None
+        fork.give("deployments", list(known.values()))
+        settings = fork.table(table)
+    found = dict(zip(*(settings[name].to_pylist() for name in ("deployment_id", column)), strict=True))
+    return [found[plan.deployments[0]["deployment_id"]] if plan.deployments else None for plan in planned]
+
+
+def serve_runs(
+    session: Session,
+    planned: Sequence[Planned],
+    hosts: Sequence[Sequence[Constants | None]],
+    prose: Sequence[bool] | None = None,
+) -> list[list[dict[str, Any]]]:
+    """Return for each entry of ``hosts`` one row for each plan, in their order: predicted means, its parts, status.
+
+    Runs of equal flags are one scenario, served once. ``status`` is served, or why the run cannot be simulated.
+    An entry of ``hosts`` has a run's constants in the place of the catalogue's, or None; they are its deployment's.
+    ``prose``: whether a run's prompts are prose.
+    """
+    plain = _deployments_of_prose(planned, prose or [False] * len(planned))
+    overheads = [
+        {
+            deployment["deployment_id"]: constants
+            for plan, constants in zip(planned, host, strict=True)
+            for deployment in plan.deployments
+            if constants is not None
+        }
+        for host in hosts
+    ]
+    found: list[dict[str, dict[str, Any]]] = [{} for _ in hosts]
+    for part in partitions(planned):
+        with session.fork() as fork:
+            fork.progress = None
+            give_plan(fork, part.deployments, part.scenarios)
+            # what does not rest on host time is computed once for all forks
+            fork.compute("step_costs", "load_requests", "kernel_latencies")
+            for rows, constants in zip(found, overheads, strict=True):
+                with fork.fork() as one:
+                    rows |= {row["scenario_id"]: row for row in _serve(one, constants, plain)}
+    return [
+        [rows[plan.scenario["scenario_id"]] if plan.scenario else {"status": plan.fault} for plan in planned]
+        for rows in found
+    ]
+
+
+def partitions(planned: Sequence[Planned]) -> Iterator[Partition]:
+    """Yield scenarios with their deployments, a few deployments at a time, each scenario once."""
+    loads: dict[str, dict[str, Planned]] = {}
+    for plan in planned:
+        if plan.scenario:
+            loads.setdefault(plan.scenario["deployment_id"], {})[plan.scenario["scenario_id"]] = plan
+    keys = sorted(loads)
+    for first in range(0, len(keys), DEPLOYMENTS):
+        mine = [plan for key in keys[first : first + DEPLOYMENTS] for plan in loads[key].values()]
+        known = {row["deployment_id"]: row for plan in mine for row in plan.deployments}
+        yield Partition(list(known.values()), [plan.scenario for plan in mine if plan.scenario], {})
+
+
+def _deployments_of_prose(planned: Sequence[Planned], prose: Sequence[bool]) -> set[str]:
+    """Return the deployments all of whose runs have prompts of prose."""
+    known: dict[bool, set[str]] = {True: set(), False: set()}
+    for plan, plain in zip(planned, prose, strict=True):
+        known[plain] |= {row["deployment_id"] for row in plan.deployments}
+    return known[True] - known[False]
+
+
+def _serve(session: Session, overheads: Mapping[str, Constants], prose: Collection[str]) -> list[dict[str, Any]]:
+    from kernelsight.evaluation.runs.host_constants import with_host
+
+    def fitted(row: Mapping[str, Any]) -> Mapping[str, float] | None:
+        found = overheads.get(row["deployment_id"])
+        return None if found is None else found.host(row)
+
+    session.give("host_settings", with_host(session.table("host_settings"), fitted, prose), trusted=True)
+    session.compute("scenario_summary", "kernel_breakdown", "scenario_intervals")
+    summary = session.table("scenario_summary").select(["scenario_id", "deployment_id", "status", *SUMMARY])
+    rows = {row["scenario_id"]: row for row in summary.to_pylist()}
+    for row in rows.values():  # until its first step: in the front end and in the queue
+        waits = row.pop("front_end_mean_ms"), row.pop("queue_mean_ms")
+        row["queue_ms"] = None if None in waits else sum(waits)
+    for row in session.query(PARTS_QUERY).to_pylist():
+        rows[row["scenario_id"]] |= {name: value or 0.0 for name, value in row.items()}
+    for row in session.table("scenario_intervals").to_pylist():
+        if row["metric"] in INTERVALS:
+            factors = row["low"] / row["predicted"], row["high"] / row["predicted"]
+            rows[row["scenario_id"]].setdefault("interval_factors", {})[INTERVALS[row["metric"]]] = factors
+    for row in rows.values():
+        pace = overheads[row["deployment_id"]].pace if row["deployment_id"] in overheads else 1.0
+        row |= {name: pace * row[name] for name in TIMES if row.get(name) is not None}
+    return list(rows.values())

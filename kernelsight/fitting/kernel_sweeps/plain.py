@@ -1,0 +1,111 @@
+"""Sweeps that already have the columns of ``sweep_points``: own measurements, or an earlier import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+
+from kernelsight.catalog.tables import contracts, facts
+from kernelsight.dataflow.parquet_files import read_schema, unreadable
+from kernelsight.errors import InvalidInput, breaks_contract
+from kernelsight.fitting.kernel_sweeps.devices import NOT_IN_CATALOGUE
+from kernelsight.fitting.kernel_sweeps.points import MEASURED_HERE, Batch, without_family
+
+MAY_LACK = ("cv", "sm_clock_hz", "not_fitted", *MEASURED_HERE)
+
+
+def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str] | None) -> Iterator[Batch]:
+    """Yield the points of a Parquet file, by family and GPU, after checking its columns."""
+    if path is None:
+        raise InvalidInput("parquet needs PATH: a Parquet file with the columns of sweep_points.")
+    there = _check(path)
+    known = set(facts("gpus")["gpu"].to_pylist())
+    points = pl.scan_parquet(path, glob=False).with_columns(
+        # a column of which no row has a value may be of no type
+        pl.col(field.name).cast(pl.String)
+        for field in contracts()["sweep_points"].schema
+        if pa.types.is_string(field.type) and field.name in there
+    )
+    _check_nulls(path, points)
+    places = _collected(path, points.group_by("family", "gpu").len().sort("family", "gpu"))
+    for family, gpu, count in places.iter_rows():
+        if (gpus is None or gpu in gpus) and (families is None or family in families):
+            if gpu in known:
+                mine = _collected(path, points.filter((pl.col("family") == family) & (pl.col("gpu") == gpu)))
+                yield Batch(gpu, family, _flat(mine), {})
+            else:
+                yield without_family(gpu, NOT_IN_CATALOGUE, count)
+
+
+def _check(path: Path) -> set[str]:
+    """Return the columns of the file; ContractBroken where they are not those of sweep_points."""
+    contract = contracts()["sweep_points"]
+    schema = read_schema(path, partial(_refused, path))
+    needed = [name for name in contract.column_names if name not in MAY_LACK]
+    faults = [f"missing column {name}" for name in needed if name not in schema.names]
+    faults += [f"unknown column {name}" for name in schema.names if name not in contract.column_names]
+    for name in contract.column_names:
+        if name not in schema.names:
+            continue
+        column, found = contract.schema.field(name), schema.field(name).type
+        if not (_same_kind(column.type, found) or (column.nullable and pa.types.is_null(found))):
+            wanted = "a struct of sizes" if pa.types.is_struct(column.type) else column.type
+            faults.append(f"column {name} is {found}, not {wanted}")
+    if faults:
+        raise breaks_contract("sweep_points", faults, str(path))
+    return set(schema.names)
+
+
+def _refused(path: Path, found: str) -> InvalidInput:
+    return InvalidInput(f"{path} {found}; give a Parquet file with the columns of sweep_points.")
+
+
+def _collected(path: Path, points: pl.LazyFrame) -> pl.DataFrame:
+    try:
+        return points.collect()
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+        raise _refused(path, unreadable(error)) from None
+
+
+def _check_nulls(path: Path, points: pl.LazyFrame) -> None:
+    """Raise ContractBroken for columns that have rows without a value, and must not."""
+    contract = contracts()["sweep_points"]
+    whole = [column.name for column in contract.columns if not column.nullable and column.name not in MAY_LACK]
+    lacking = _collected(path, points.select(pl.col(whole).null_count())).row(0, named=True)
+    faults = [f"column {name} has {count} rows without a value" for name, count in lacking.items() if count]
+    if faults:
+        raise breaks_contract("sweep_points", faults, str(path))
+
+
+def _same_kind(expected: pa.DataType, found: pa.DataType) -> bool:
+    """Return whether a column's values can be those of the contract: text, numbers, a struct of numbers."""
+    if pa.types.is_struct(expected):
+        return pa.types.is_struct(found) and all(_is_number(field.type) for field in found)
+    if pa.types.is_string(expected):
+        return pa.types.is_string(found) or pa.types.is_large_string(found) or _is_words(found)
+    return _is_number(found)
+
+
+def _is_words(kind: pa.DataType) -> bool:
+    return pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
+
+
+def _flat(points: pl.DataFrame) -> pl.DataFrame:
+    rows = points.drop("family", "gpu").unnest("shape")
+    sizes = [name for name in rows.columns if rows[name].null_count() < rows.height or name in points.columns]
+    strays = [
+        name
+        for name in set(rows.columns) - set(points.columns)
+        if name not in contracts()["sweep_points"].schema.field("shape").type.names
+    ]
+    if strays:
+        raise breaks_contract("sweep_points", [f"shape has the unknown field {name}" for name in sorted(strays)])
+    return rows.select(sizes).with_columns(pl.lit(1.0).alias("weight"), pl.lit(None, pl.String).alias("reason"))

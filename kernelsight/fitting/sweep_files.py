@@ -1,0 +1,50 @@
+"""Sweeps as files: whether they are fit to be read, and which GPUs and families they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import duckdb
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.engine import first_line
+from kernelsight.dataflow.parquet_files import read_schema
+from kernelsight.errors import InvalidInput, breaks_contract
+from kernelsight.fitting.kernel_sweeps.points import MEASURED_HERE
+
+
+def check_sweeps(sweeps: Sequence[Path]) -> None:
+    """Refuse a sweep that is not there, that is no Parquet, or that lacks columns of sweep_points (all are listed)."""
+    needed = [name for name in contracts()["sweep_points"].schema.names if name not in MEASURED_HERE]
+    for path in sweeps:
+        found = read_schema(path, partial(no_sweep, path)).names
+        if missing := [name for name in needed if name not in found]:
+            raise breaks_contract("sweep_points", [f"missing column {name}" for name in missing], str(path))
+
+
+def no_sweep(path: Path, found: str) -> InvalidInput:
+    """Return the refusal of a file that ``found`` says is no sweep."""
+    return InvalidInput(f"file {path} {found}; `kernelsight calibrate import aiconfigurator -o FILE` writes a sweep.")
+
+
+def measured_families(sweeps: Sequence[Path], gpus: Sequence[str]) -> dict[str, int]:
+    """Return the rows of each family that the sweeps hold of these GPUs, by name."""
+    points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
+    counts = points.filter(f"gpu in ({', '.join(_text(gpu) for gpu in gpus)})").aggregate("family, count(*)", "family")
+    return dict(sorted(counts.fetchall()))
+
+
+def measured_gpus(sweeps: Sequence[Path]) -> set[str]:
+    """Return the GPUs that the sweeps hold."""
+    try:
+        points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
+        return {gpu for (gpu,) in points.aggregate("gpu", "gpu").fetchall()}
+    except duckdb.Error as error:
+        names = ", ".join(map(str, sweeps))
+        raise InvalidInput(f"{names} cannot be read as Parquet: {first_line(error)}; write the sweep again.") from None
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"

@@ -1,0 +1,276 @@
+"""One forward step, kernel by kernel, and the latencies of a table of kernel calls."""
+
+from __future__ import annotations
+
+import numbers
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.errors import InvalidInput
+from kernelsight.escape import html_table, visible
+from kernelsight.scenario.plan import deployment_row, gpu_assumptions, normalise, resolve_names
+from kernelsight.scenario.refusals import refuse_faults
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kernelsight.dataflow.session import Session
+
+PHASES = ("prefill", "decode", "mixed")
+# sizes without which a step of a phase has no shape
+NEEDED = {"prefill": ("input_len",), "decode": ("context_len",), "mixed": ("input_len", "context_len")}
+# larger steps have tensor sizes beyond 64 bits
+LARGEST_STEP_TOKENS = 10**9
+STEP_QUERY = """
+select calls.family, calls.name, min(calls.call) as call, sum(calls.count)::bigint as count,
+       calls.shape, calls.math, calls.format, calls.flops, calls.bytes,
+       latencies.roofline_us, latencies.bound, latencies.eta, latencies.latency_us,
+       latencies.latency_p05_us as p05_us, latencies.latency_p95_us as p95_us, latencies.tier, latencies.evidence
+from kernel_calls as calls
+join kernel_latencies as latencies using (deployment_id, step_shape_id, call)
+group by all  -- one row for the same kernel in several kinds of layers
+order by sum(calls.count) * any_value(latencies.latency_us) desc, min(calls.call)
+"""
+EVIDENCE_QUERY = """
+select deployment_id, calls.family, latencies.tier, latencies.evidence,
+       sum(calls.count * latencies.latency_us) as gpu_us
+from kernel_calls as calls
+join kernel_latencies as latencies using (deployment_id, step_shape_id, call)
+group by all
+"""
+
+
+class Prediction:
+    """One forward step, kernel by kernel, with its interval and what it rests on.
+
+    >>> import kernelsight as ks
+    >>> with ks.connect() as s:
+    ...     step = s.predict(model="qwen3-0.6b", gpu="l4", phase="decode", batch_size=8, context_len=1024)
+    ...     step.p05_us < step.total_us < step.p95_us, step.kernels.column("family")[0].as_py()
+    (True, 'decode_attention')
+    """
+
+    def __init__(self, step: dict[str, Any]) -> None:
+        self._step = step
+
+    @property
+    def total_us(self) -> float:
+        """Time of the step in microseconds, exposed host time included."""
+        return self._step["total_us"]
+
+    @property
+    def p05_us(self) -> float:
+        """Lower end of the 90 % interval of the step, microseconds."""
+        return self._step["p05_us"]
+
+    @property
+    def p95_us(self) -> float:
+        """Upper end of the 90 % interval of the step, microseconds."""
+        return self._step["p95_us"]
+
+    @property
+    def assumed(self) -> list[str]:
+        """What the prediction assumes without a measurement, one sentence each."""
+        return self._step["assumed"]
+
+    @property
+    def kernels(self) -> pa.Table:
+        """One row per kernel, the longest first: count, shape, FLOP, bytes, roofline, eta, latency, share, tier."""
+        import pyarrow as pa
+
+        return pa.Table.from_pylist(self._step["kernels"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the step in the shape that ``predict --format json`` prints."""
+        return self._step
+
+    def __repr__(self) -> str:
+        step = self._step
+        return visible(
+            f"Prediction({step['model']} on {step['gpu']}, {step['phase']} of {step['tokens']:,} tokens: "
+            f"{step['total_us']:,.0f} us, 90 % interval {step['p05_us']:,.0f} to {step['p95_us']:,.0f} us)"
+        )
+
+    def _repr_html_(self) -> str:
+        names = ("name", "family", "count", "latency_us", "share", "bound", "tier")
+        return html_table(repr(self), names, [[row[name] for name in names] for row in self._step["kernels"]])
+
+
+def step_shape(
+    phase: str, batch_size: int, input_len: int | None, context_len: int | None, window: int | None
+) -> dict[str, Any]:
+    """Return the ``step_shapes`` row of a whole step.
+
+    prefill: ``batch_size`` prompts of ``input_len`` new tokens after ``context_len`` cached ones.
+    decode: ``batch_size`` sequences with ``context_len`` tokens in the cache.
+    mixed: those decodes and one chunk of ``input_len`` tokens.
+    InvalidInput: a size is missing.
+    """
+    given = {"input_len": input_len, "context_len": context_len}
+    for name in NEEDED[phase]:
+        if given[name] is None:
+            raise InvalidInput(f"a {phase} step needs --{name.replace('_', '-')}; give it.")
+    chunk, context = (input_len or 0 if phase != "decode" else 0), context_len or 0
+    if phase == "decode" and input_len is not None:
+        raise InvalidInput(
+            "--input-len does not apply to a decode step, which has one new token per sequence; remove it, or use "
+            "--phase mixed."
+        )
+    decodes = batch_size if phase != "prefill" else 0
+    prompts = batch_size if phase == "prefill" else int(phase == "mixed")
+    shape = whole_step(0, decodes, context, prompts, chunk, context if phase == "prefill" else 0)
+    return {**shape, "decode_window_context": min(context, window) if decodes and window else shape["decode_context"]}
+
+
+def whole_step(number: int, decodes: int, context: int, prompts: int, chunk: int, cached: int) -> dict[str, Any]:
+    """Return the ``step_shapes`` row of ``decodes`` sequences with ``context`` tokens each, and ``prompts`` chunks.
+
+    ``chunk``, ``cached``: new and cached tokens of each chunk. Neither the deployment nor its attention windows are in
+    it.
+    """
+    return {
+        "step_shape_id": number,
+        "part": "whole",
+        "x": 0.0,
+        "y": 0.0,
+        "tokens": decodes + prompts * chunk,
+        "expert_tokens": None,
+        "sampled": decodes + prompts,
+        "decode_requests": decodes,
+        "decode_context": context if decodes else None,
+        "prefill_requests": prompts,
+        "prefill_tokens": chunk,
+        "prefill_cached": cached,
+    }
+
+
+def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Return one step as a dict: totals, kernels by their time, memory and assumptions.
+
+    ``flags``: deployment flags as ``simulate`` takes them; ``sizes``: batch_size (None: 1), input_len,
+    context_len.
+    """
+    if phase not in PHASES:
+        raise InvalidInput(f"--phase is {phase!r}; give one of {', '.join(PHASES)}.")
+    sizes = {name: _size(name, value) for name, value in sizes.items()}
+    named = normalise(flags)
+    gpus = gpu_assumptions(session, named)
+    deployment = deployment_row(resolve_names(session, named))
+    session.give("deployments", [deployment])
+    refuse_faults(session)
+    layout = session.table("kv_layout").to_pylist()[0]
+    model = next(row for row in session.table("models").to_pylist() if row["model"] == deployment["model"])
+    shape = step_shape(
+        phase,
+        sizes["batch_size"] or 1,
+        sizes["input_len"],
+        sizes["context_len"],
+        layout["window_tokens"] or model["index_top_k"],
+    )
+    settings = session.table("deployment_settings").to_pylist()[0]
+    longest = (sizes["context_len"] or 0) + (sizes["input_len"] or 1 if phase == "prefill" else 1)
+    if longest > settings["max_model_len"] or (phase == "mixed" and sizes["input_len"] > settings["max_model_len"]):
+        raise InvalidInput(
+            f"the step has a sequence of {max(longest, sizes['input_len'] or 0):,} tokens, more than "
+            f"max_model_len {settings['max_model_len']:,}; use shorter sequences."
+        )
+    if shape["tokens"] > LARGEST_STEP_TOKENS:
+        raise InvalidInput(f"the step has {shape['tokens']} tokens; use at most {LARGEST_STEP_TOKENS}.")
+    session.give("step_shapes", [{"deployment_id": deployment["deployment_id"], **shape}])
+    kernels = session.query(STEP_QUERY).to_pylist()
+    totals = session.table("step_totals").to_pylist()[0]
+    total = totals["total_us"]
+    kernels.append(_host_row(totals, settings["tier"]))
+    for kernel in kernels:
+        kernel["shape"] = {name: value for name, value in (kernel["shape"] or {}).items() if value is not None}
+        kernel["share"] = kernel["count"] * kernel["latency_us"] / total
+    plan = session.table("memory_plan").to_pylist()[0]
+    plan.pop("deployment_id")
+    session.give("kernel_evidence", session.query(EVIDENCE_QUERY))
+    tiers = session.table("deployment_tiers").to_pylist()[0]
+    return {
+        "model": deployment["model"],
+        "gpu": deployment["gpu"],
+        "phase": phase,
+        "tokens": shape["tokens"],
+        "sequences": shape["sampled"],
+        "total_us": total,
+        "p05_us": totals["p05_us"],
+        "p95_us": totals["p95_us"],
+        "gpu_us": totals["gpu_us"],
+        "host_us": totals["host_us"],
+        **{name: tiers[name] for name in ("tier", "measured_share", "not_measured")},
+        "kernels": kernels,
+        "memory": plan,
+        "settings": settings,
+        "assumed": gpus + _assumed(session, shape, plan),
+    }
+
+
+def _size(name: str, value: Any) -> int | None:
+    """Return a size of a step as a whole number; InvalidInput for another one."""
+    if value is None:
+        return None
+    smallest = 0 if name == "context_len" else 1
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or value != value // 1 or value < smallest:
+        raise InvalidInput(f"--{name.replace('_', '-')} is {value!r}; give a whole number of at least {smallest}.")
+    return int(value)
+
+
+def _host_row(totals: dict[str, Any], tier: str) -> dict[str, Any]:
+    host = totals["host_us"]
+    return {
+        "family": "host",
+        "name": "host",
+        "call": "host",
+        "count": 1,
+        "shape": {},
+        "math": None,
+        "format": None,
+        "flops": 0.0,
+        "bytes": 0.0,
+        "roofline_us": 0.0,
+        "bound": "host",
+        "eta": None,
+        "latency_us": host,
+        "p05_us": totals["host_p05_us"],
+        "p95_us": totals["host_p95_us"],
+        "tier": tier,
+        "evidence": "host_settings",
+    }
+
+
+def _assumed(session: Session, shape: dict[str, Any], plan: dict[str, Any]) -> list[str]:
+    sentences = [
+        row["sentence"]
+        for row in session.table("assumptions").to_pylist()
+        if row["subject"] not in ("prefix caching", "data parallel", "pipeline")
+    ]
+    if shape["prefill_requests"] and shape["decode_requests"]:
+        sentences.append("the chunk completes its prompt, so one token is sampled for it")
+    held = shape["decode_requests"] * ((shape["decode_context"] or 0) + 1) + shape["prefill_requests"] * (
+        shape["prefill_cached"] + shape["prefill_tokens"]
+    )
+    if held > plan["kv_cache_tokens"]:
+        sentences.append(
+            f"the step needs {held:,} tokens of KV cache, but only {plan['kv_cache_tokens']:,} fit: the engine "
+            "could not run it"
+        )
+    return sentences
+
+
+def predict_calls(session: Session, path: str, gpu: str, tier: str | None) -> pa.Table:
+    """Return ``kernel_latencies`` rows of a Parquet table of kernel calls on one GPU, in the file's order.
+
+    The file has the columns of ``kernel_calls``; deployment_id, step_shape_id, call, gpu and engine are optional.
+    """
+    from kernelsight.forward.calls import read_calls
+    from kernelsight.kernels.calls import call_latencies
+
+    gpu = resolve_names(session, {"gpu": gpu})["gpu"]
+    calls = read_calls(Path(path), gpu, session.graph.known("kernel_calls"))
+    return call_latencies(
+        calls,
+        tier or "auto",
+        *(session.table(name) for name in ("gpus", "fabrics", "eta_coefficients", "kernel_implementations")),
+    )

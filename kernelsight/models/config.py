@@ -1,0 +1,300 @@
+"""Converts a Hugging Face config.json to rows of ``models`` and ``model_layers`` (the catalogue too)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kernelsight import errors
+from kernelsight.dataflow.bounded_values import read_json
+from kernelsight.models.architectures import ARCHITECTURES
+from kernelsight.models.config_fields import ConfigFields
+from kernelsight.models.layer_shapes import Shape
+from kernelsight.models.limits import check_heads, check_layers, check_rope, check_total
+from kernelsight.models.quantization import read_formats
+
+CATALOGUE = Path(__file__).parent.parent / "catalog" / "models.jsonl"
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+# fields that multimodal configs have outside text_config and that apply to the language model
+OUTER_FIELDS = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config", "vision_config")
+# defaults of columns of ``models`` that an architecture does not set
+ABSENT = {
+    "intermediate": None,
+    "ffn_gated": True,
+    "norms_per_layer": 2,
+    "qk_norm": "none",
+    "rope_layers": "all",
+    "attention_output_gate": False,
+    "attention_sinks": False,
+    "balanced_router": False,
+    "sliding_window": None,
+    "experts": None,
+    "top_k": None,
+    "expert_intermediate": None,
+    "shared_intermediate": None,
+    "q_lora_rank": None,
+    "kv_lora_rank": None,
+    "qk_nope_head_dim": None,
+    "qk_rope_head_dim": None,
+    "v_head_dim": None,
+    "linear_key_heads": None,
+    "linear_value_heads": None,
+    "linear_key_head_dim": None,
+    "linear_value_head_dim": None,
+    "linear_conv_kernel": None,
+    "index_heads": None,
+    "index_head_dim": None,
+    "index_top_k": None,
+    "mtp_layers": 0,
+    "mtp_format": None,
+    "draft_inputs": None,
+}
+
+Rows = tuple[dict[str, Any], list[dict[str, Any]]]
+"""One ``models`` row and its ``model_layers`` rows."""
+
+
+def catalogue_name(huggingface_id: str) -> str:
+    """Return the repository's name in lower case, without owner and without -instruct.
+
+    >>> catalogue_name("mistralai/Mistral-Nemo-Instruct-2407")
+    'mistral-nemo-2407'
+    """
+    return huggingface_id.rsplit("/", 1)[-1].lower().replace("-instruct", "")
+
+
+def read_config(
+    config: Mapping[str, Any],
+    *,
+    model: str,
+    huggingface_id: str | None,
+    source: str,
+    quant_config: Mapping[str, Any] | None = None,
+) -> Rows:
+    """Return the ``models`` row of a config and its ``model_layers`` rows.
+
+    ``quant_config`` is the content of ModelOpt's hf_quant_config.json. Raises ``InvalidInput``, naming the field: it is
+    missing, a size is not a whole number above 0, the architecture or quantisation is not supported.
+
+    >>> config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
+    ...     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    ...     "max_position_embeddings": 131072, "torch_dtype": "bfloat16"}
+    >>> row, layers = read_config(config, model="mine", huggingface_id=None, source="by hand")
+    >>> row["head_dim"], layers[0]["layer_kind"], layers[0]["count"]
+    (128, 'full_dense', 32)
+    """
+    label = huggingface_id or source
+    if not isinstance(config, Mapping):
+        raise errors.config_unreadable(label, "it is not a JSON object")
+    architecture = _architecture(ConfigFields(config, label))
+    fields = _language_model(config, label)
+    check_layers(fields)
+    shape = ARCHITECTURES[architecture](fields)
+    columns = shape.columns
+    check_heads(fields, columns)
+    check_rope(fields)
+    check_total(fields, columns)
+    dtype = fields.choice("dtype", "torch_dtype", among=DTYPES, default=None)
+    # published configs without a dtype (gpt-oss, MiniMax-M2.5) belong to bfloat16 checkpoints
+    notes = [*shape.notes, *([] if dtype else ["the config has no dtype: bf16 assumed"])]
+    dtype = dtype or "bf16"
+    formats, format_notes = read_formats(fields, quant_config, _representative_modules(shape), dtype)
+    row = {"model": model, "huggingface_id": huggingface_id, "architecture": architecture}
+    row |= ABSENT | columns | formats
+    row |= {"dtype": dtype, "notes": "; ".join(notes + format_notes) or None, "source": source}
+    return row, _layer_rows(row, shape)
+
+
+def _architecture(fields: ConfigFields) -> str:
+    listed = fields.items("architectures")
+    name = listed[0] if listed else None
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise errors.config_unsupported(fields.label, "architecture", name, ARCHITECTURES)
+    return name
+
+
+def _language_model(config: Mapping[str, Any], label: str) -> ConfigFields:
+    """Return the fields of the language model, which multimodal configs keep in text_config."""
+    inner = ConfigFields(config, label).inside("text_config", default=None)
+    if inner is None:
+        return ConfigFields(config, label)
+    outer = {name: config[name] for name in OUTER_FIELDS if config.get(name) is not None}
+    return ConfigFields(outer | {k: v for k, v in inner.values.items() if v is not None}, inner.label)
+
+
+def _representative_modules(shape: Shape) -> dict[str, list[str]]:
+    """Return one layer's matrices of each class, from the middle of the model: first and last layers may differ."""
+    layers = range(len(shape.attention))
+
+    def middle(kinds: list[str], kind: str) -> str | None:
+        having = [layer for layer in layers if kinds[layer] == kind]
+        return f"model.layers.{having[len(having) // 2]}." if having else None
+
+    mixers = {"linear": "linear", "mla": "latent", "sparse": "latent"}
+    attention = []
+    for kind in [kind for kind in dict.fromkeys(shape.attention) if kind != "none"]:
+        attention += [middle(shape.attention, kind) + name for name in shape.modules[mixers.get(kind, "softmax")]]
+    dense, moe = middle(shape.ffn, "dense"), middle(shape.ffn, "moe")
+    # a shared expert represents the class: it is in many more layers than the leading dense ones
+    shared = bool(shape.columns.get("shared_intermediate"))
+    ffn_layer, ffn_kind = (moe, "shared") if shared and moe else (dense or moe, "dense")
+    modules = {
+        "attention": attention,
+        "ffn": [ffn_layer + name for name in shape.modules[ffn_kind]],
+        "expert": [(moe or dense) + name for name in shape.modules["expert"]],
+    }
+    if shape.columns.get("mtp_layers"):
+        # after the last layer; Qwen's hybrids name it
+        layer = "mtp.layers.0." if "linear" in shape.attention else f"model.layers.{len(layers)}."
+        modules["mtp"] = [layer + name for name in shape.modules["expert" if moe else "dense"]]
+    return modules
+
+
+def _layer_rows(row: Mapping[str, Any], shape: Shape) -> list[dict[str, Any]]:
+    """Count the layers of each kind, in the order in which the kinds first appear."""
+    return [
+        {"model": row["model"], "layer_kind": f"{attention}_{ffn}", "count": count}
+        | _mixer_columns(row, attention)
+        | _ffn_columns(row, ffn)
+        for (attention, ffn), count in Counter(zip(shape.attention, shape.ffn, strict=True)).items()
+    ]
+
+
+def _mixer_columns(row: Mapping[str, Any], attention: str) -> dict[str, Any]:
+    if attention == "none":
+        return {"attention": attention, "window": 0, "heads": 0, "kv_heads": 0, "head_dim": 0}
+    prefix = "linear_value_" if attention == "linear" else ""
+    return {
+        "attention": attention,
+        "window": row["sliding_window"] if attention == "sliding" else 0,
+        "heads": row[f"{prefix}heads"],
+        "kv_heads": row["linear_key_heads"] if attention == "linear" else row["kv_heads"],
+        "head_dim": row[f"{prefix}head_dim"],
+    }
+
+
+def _ffn_columns(row: Mapping[str, Any], ffn: str) -> dict[str, Any]:
+    if ffn in ("dense", "none"):
+        width = row["intermediate"] if ffn == "dense" else 0
+        return {"ffn": ffn, "intermediate": width, "experts": 0, "top_k": 0, "shared_intermediate": 0}
+    shared = row["shared_intermediate"]
+    columns = {"ffn": ffn, "intermediate": row["expert_intermediate"], "experts": row["experts"]}
+    return columns | {"top_k": row["top_k"], "shared_intermediate": shared}
+
+
+def read_config_file(path: str | Path) -> Rows:
+    """Return the rows of a config.json, given as file or folder; hf_quant_config.json in the same folder is used.
+
+    The model is named like the folder, in lower case and without -instruct. Raises ``InvalidInput``.
+    """
+    path = Path(path)
+    file = path / "config.json" if path.is_dir() else path
+    if path.is_dir() and not file.exists():
+        raise errors.config_unreadable(path, "the folder has no config.json")
+    quant_file = file.with_name("hf_quant_config.json")
+    return read_config(
+        _json_object(file),
+        model=catalogue_name(file.resolve().parent.name),
+        huggingface_id=None,
+        source=str(file),
+        quant_config=_json_object(quant_file) if quant_file.exists() else None,
+    )
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    content = read_json(file, lambda found: errors.config_unreadable(file, f"the file {found}"), piped=True)
+    if not isinstance(content, dict):
+        raise errors.config_unreadable(file, "it is not a JSON object")
+    return content
+
+
+def _entries(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def load_catalogue(path: str | Path | None = None) -> Rows:
+    """Return the ``models`` and ``model_layers`` rows of a catalogue: one JSON object a line, ``config`` in each.
+
+    >>> models, layers = load_catalogue()
+    >>> sum(layer["count"] for layer in layers if layer["model"] == "llama-3.1-8b")
+    32
+    """
+    models, layers = [], []
+    for entry in _entries(Path(path or CATALOGUE)):
+        row, kinds = read_config(
+            entry["config"],
+            model=entry["model"],
+            huggingface_id=entry["huggingface_id"],
+            source=entry["source"],
+            quant_config=entry.get("quant_config"),
+        )
+        models.append(row)
+        layers += kinds
+    return models, layers
+
+
+def _lookup_key(name: str) -> str:
+    """Normalise a name or identifier, so that all spellings of a model are equal."""
+    owner, _, repository = name.strip().lower().rpartition("/")
+    repository = catalogue_name(repository).removesuffix("-it").removeprefix("meta-")
+    return f"{owner}/{repository}" if owner else repository
+
+
+@cache
+def _names() -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return catalogue names by lookup key, and all catalogue names."""
+    names, by_key = [], {}
+    for entry in _entries(CATALOGUE):
+        names.append(entry["model"])
+        for name in (entry["model"], entry["huggingface_id"], *entry.get("aliases", ())):
+            by_key[_lookup_key(name)] = entry["model"]
+            by_key.setdefault(_lookup_key(name.rsplit("/", 1)[-1]), entry["model"])
+    return by_key, tuple(names)
+
+
+@cache
+def _identifiers() -> dict[str, str]:
+    """Return the Hugging Face identifiers of the catalogue by its names."""
+    return {entry["model"]: entry["huggingface_id"] for entry in _entries(CATALOGUE)}
+
+
+def served_name(asked: str, identifier: str | None = None) -> str:
+    """Return the name by which an engine serves a model as a user named it: an identifier or a folder stays.
+
+    A catalogue name becomes its identifier, tuned for instructions where the name says so. ``identifier``: of the
+    model's row, where it is known.
+
+    >>> served_name("meta-llama/Llama-3.1-8B-Instruct"), served_name("llama-3.1-8b")
+    ('meta-llama/Llama-3.1-8B-Instruct', 'meta-llama/Llama-3.1-8B')
+    >>> served_name("llama-3.1-8b-instruct"), served_name("models/mine/config.json")
+    ('meta-llama/Llama-3.1-8B-Instruct', 'models/mine')
+    """
+    if asked.endswith(".json"):
+        return str(Path(asked).parent)
+    if "/" in asked:
+        return asked
+    by_key, _ = _names()
+    found = identifier or _identifiers().get(by_key.get(_lookup_key(asked), ""))
+    if found is None:
+        return asked
+    return found + "-Instruct" if "-instruct" in asked.lower() and "-instruct" not in found.lower() else found
+
+
+def resolve(name: str) -> str:
+    """Return the catalogue name of a model, given by that name or by its Hugging Face identifier, in any case.
+
+    Raises ``UnknownName`` with the nearest names.
+
+    >>> resolve("meta-llama/Llama-3.1-8B-Instruct"), resolve("google/gemma-2-9b-it")
+    ('llama-3.1-8b', 'gemma-2-9b')
+    """
+    by_key, names = _names()
+    if _lookup_key(name) not in by_key:
+        raise errors.unknown("model", name, names, "Or give the path to a config.json.")
+    return by_key[_lookup_key(name)]

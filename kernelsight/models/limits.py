@@ -1,0 +1,105 @@
+"""What a config.json may state and no model has: sums that would not fit 64 bits, scalings of RoPE, windows, heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from kernelsight import errors
+from kernelsight.models.config_fields import LARGEST, ConfigFields
+
+# a thousand times the largest published model; bytes, FLOP of a step and their sums fit 64 bits below it
+MOST_PARAMETERS = 10**15
+# entries of layer_types: those of transformers 5.23.0 (configuration_utils.py, with older names), and of Nemotron-H
+LAYER_TYPES = frozenset(
+    "full_attention sliding_attention chunked_attention window_attention indexed_attention compressed_sparse_attention "
+    "heavily_compressed_attention minimax_m3_sparse conv moe hybrid hybrid_sliding reference_sliding_attention "
+    "linear_attention sparse dense mamba attention deepseek_sparse_attention qwen_sparse_attention mlp".split()
+)
+# fields of rope_scaling and rope_parameters that multiply or divide
+FACTORS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "rope_theta")
+
+
+def check_layers(fields: ConfigFields) -> None:
+    """Raise InvalidInput for a window or kinds of layers that no model has, also where the architecture has none."""
+    fields.size("sliding_window", default=None, least=0)
+    for kind in fields.items("layer_types", default=[]):
+        if not isinstance(kind, str) or kind not in LAYER_TYPES:
+            raise errors.config_unsupported(fields.label, "layer_types entry", kind, sorted(LAYER_TYPES))
+
+
+def check_heads(fields: ConfigFields, columns: Mapping[str, Any]) -> None:
+    """Raise InvalidInput for heads that cannot be rotated: in pairs, and no more of a head than it has."""
+    for name in ("head_dim", "rotary_dim"):
+        if columns[name] % 2:
+            expected = "an even number: positions rotate pairs of values"
+            raise errors.config_field_wrong(fields.label, name, columns[name], expected)
+    if columns["rotary_dim"] > columns["head_dim"]:
+        expected = f"at most head_dim ({columns['head_dim']})"
+        raise errors.config_field_wrong(fields.label, "rotary_dim", columns["rotary_dim"], expected)
+
+
+def check_total(fields: ConfigFields, columns: Mapping[str, Any]) -> None:
+    """Raise InvalidInput where the sizes make more parameters than any model has; ``columns`` as in ``models``."""
+
+    def size(name: str) -> int:
+        return columns.get(name) or 0
+
+    heads = (size("heads") + size("kv_heads")) * size("head_dim")
+    linear = (size("linear_key_heads") + size("linear_value_heads")) * (
+        size("linear_key_head_dim") + size("linear_value_head_dim")
+    )
+    experts = size("experts") * size("expert_intermediate") + size("shared_intermediate")
+    latent = size("q_lora_rank") + size("kv_lora_rank")
+    layer = 3 * (heads + linear + size("intermediate") + experts + latent)
+    total = size("hidden") * (2 * size("vocab") + size("layer_count") * layer)
+    if total > MOST_PARAMETERS:
+        raise errors.InvalidInput(
+            f"config of {fields.label}: its sizes make about {total:.1e} parameters, more than the "
+            f"{MOST_PARAMETERS:.0e} that can be simulated; correct hidden_size, vocab_size or the sizes of its layers."
+        )
+
+
+def check_rope(fields: ConfigFields) -> None:
+    """Raise InvalidInput for a ``rope_scaling`` that is no object or scales by what is not a finite number above 0."""
+    for name in ("rope_scaling", "rope_parameters"):
+        scaling = fields.inside(name, default=None)
+        if scaling is None:
+            continue
+        # newer configs have one object for each kind of layer
+        kinds = [scaling.inside(key) for key, value in scaling.values.items() if isinstance(value, Mapping)]
+        for each in (scaling, *kinds):
+            for factor in FACTORS:
+                value = each.values.get(factor)
+                if value is not None and not _is_factor(value):
+                    raise errors.config_field_wrong(each.label, factor, value, "a finite number above 0")
+
+
+def longest_context(fields: ConfigFields, positions: int) -> int:
+    """Return the positions that RoPE reaches: with YaRN, those it was trained with times its factor, where it is more.
+
+    As engines derive the longest context of a checkpoint whose max_position_embeddings was left as it was trained.
+
+    >>> yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    >>> longest_context(ConfigFields({"rope_scaling": yarn}, "my-model"), 40960)
+    131072
+    """
+    for name in ("rope_scaling", "rope_parameters"):
+        scaling = fields.inside(name, default=None)
+        if scaling is None or (scaling.values.get("rope_type") or scaling.values.get("type")) != "yarn":
+            continue
+        trained, factor = (scaling.values.get(each) for each in ("original_max_position_embeddings", "factor"))
+        if not _is_factor(trained) or not _is_factor(factor):
+            continue
+        reached = trained * factor
+        if reached > LARGEST:
+            raise errors.config_field_wrong(
+                scaling.label, "factor", factor, f"one that reaches at most {LARGEST} tokens"
+            )
+        return max(positions, int(reached))
+    return positions
+
+
+def _is_factor(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf

@@ -1,0 +1,132 @@
+"""Hugging Face identifiers beside the catalogue's: quantised variants, mirrors and local copies of its models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from kernelsight.catalog.tables import facts
+from kernelsight.errors import InvalidInput, KernelSightError
+from kernelsight.models.config import Rows, catalogue_name, load_catalogue, read_config_file, resolve
+
+# endings of formats that the kernels here do not have
+UNSUPPORTED = {
+    "-bnb-4bit": "bitsandbytes 4 bit",
+    "-bnb-8bit": "bitsandbytes 8 bit",
+    "-gguf": "GGUF",
+    "-exl2": "ExLlama",
+    "-exl3": "ExLlama",
+    "-mlx": "MLX",
+}
+FORMATS = ("attention_format", "ffn_format", "expert_format")
+
+
+class Variant(NamedTuple):
+    """A model that the catalogue has by another name: base, quantisation (None: as the base), source."""
+
+    base: str
+    quantization: str | None
+    source: str
+
+
+@cache
+def _endings() -> tuple[dict[str, Any], ...]:
+    """Return the rows of ``model_variants``, longest ending and named owner first."""
+    rows = facts("model_variants").to_pylist()
+    return tuple(sorted(rows, key=lambda row: (-len(row["suffix"]), row["owner"] == "*")))
+
+
+@cache
+def find_variant(name: str) -> Variant | None:
+    """Return the catalogue model that an identifier is a variant of, or None.
+
+    InvalidInput: its name says that it is in a format without kernels here.
+
+    >>> find_variant("RedHatAI/Qwen3-32B-FP8-dynamic")[:2], find_variant("/models/Qwen2.5-72B-Instruct-AWQ")[:2]
+    (('qwen3-32b', 'fp8'), ('qwen2.5-72b', 'int4_wo'))
+    >>> find_variant("unsloth/Qwen3-14B")[:2], find_variant("someone/else") is None
+    (('qwen3-14b', None), True)
+    """
+    owner, _, repository = name.rstrip("/").rpartition("/")
+    owner, lowered = owner.rpartition("/")[2].lower(), repository.lower()
+    for ending, what in UNSUPPORTED.items():
+        if lowered.endswith(ending) and _known(repository[: -len(ending)]):
+            raise InvalidInput(
+                f"{name} is quantised as {what}, which no kernel here has; use the model without {ending} and "
+                "--quantization, or give the path to a config.json."
+            )
+    for row in _endings():
+        base = _known(repository[: -len(row["suffix"])]) if lowered.endswith(row["suffix"]) else None
+        if base and row["owner"] in ("*", owner):
+            return Variant(base, row["quantization"], row["source"])
+    base = _known(repository)
+    return Variant(base, None, "a copy of the same name") if base else None
+
+
+def _known(repository: str) -> str | None:
+    try:
+        return resolve(repository)
+    except KernelSightError:
+        return None
+
+
+@cache
+def _rows() -> dict[str, dict[str, Any]]:
+    return {row["model"]: row for row in load_catalogue()[0]}
+
+
+def is_quantised(name: str) -> bool:
+    """Return whether a model's checkpoint is quantised, as its config or its name says.
+
+    >>> is_quantised("Qwen/Qwen3-8B"), is_quantised("Qwen/Qwen3-32B-FP8"), is_quantised("me/Qwen3-8B-AWQ")
+    (False, True, True)
+    """
+    row = _rows().get(name)
+    if row is None:
+        try:
+            row = _rows()[resolve(name)]
+        except KernelSightError:
+            found = find_variant(name)
+            if found is not None:
+                return found.quantization is not None or is_quantised(found.base)
+            row = read_config_file(name)[0]
+    return any(row[column] != row["dtype"] for column in FORMATS)
+
+
+def variant_rows(name: str, found: Variant, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> Rows:
+    """Return the ``models`` and ``model_layers`` rows of a variant, from those of its base, with a note.
+
+    A MoE model with latent attention keeps 16 bit outside its experts where the others are FP4.
+    """
+    quantization = found.quantization
+    if quantization == "nvfp4" and row["kv_lora_rank"] is not None:
+        quantization = "nvfp4_experts"
+    own = dict(row) | {"model": catalogue_name(name.rstrip("/")), "huggingface_id": name}
+    said = f"{name} is taken as {found.base}"
+    if quantization:
+        formats = next(one for one in facts("quantizations").to_pylist() if one["quantization"] == quantization)
+        own |= {column: formats[column] or row["dtype"] for column in FORMATS}
+        own["activation_scales"] = formats["activation_scales"]
+        own["kv_cache_format"] = row["dtype"]
+        said += f" with quantization {quantization}, as its name says ({found.source})"
+    own["notes"] = "; ".join(note for note in (row["notes"], said) if note)
+    own["source"] = f"{row['source']}; {said}"
+    return own, [dict(layer) | {"model": own["model"]} for layer in layers]
+
+
+def reach_rows(positions: int, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> Rows:
+    """Return the rows of a model whose RoPE does not reach what its config says (``--max-position-embeddings``)."""
+    name = f"{row['model']}-{positions}-positions"
+    said = f"{row['model']} is taken to reach {positions:,} positions (--max-position-embeddings)"
+    own = dict(row) | {"model": name, "max_positions": positions, "source": f"{row['source']}; {said}"}
+    own["notes"] = "; ".join(note for note in (row["notes"], said) if note)
+    return own, [dict(layer) | {"model": name} for layer in layers]
+
+
+def alike_rows(name: str, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> Rows:
+    """Return the rows of a model of one's own that has the shape and the formats of another (``--model-like``)."""
+    said = f"{name} is taken to have the shape and formats of {row['model']} (--model-like)"
+    own = dict(row) | {"model": name, "huggingface_id": None, "source": f"{row['source']}; {said}"}
+    own["notes"] = "; ".join(note for note in (row["notes"], said) if note)
+    return own, [dict(layer) | {"model": name} for layer in layers]

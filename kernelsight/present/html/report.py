@@ -1,0 +1,202 @@
+"""The report of a saved run or sweep: what follows, with which settings, and the figures behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.dataflow.durable import durable_file
+from kernelsight.errors import InvalidInput
+from kernelsight.present.html.comparison_figures import COMPARISON_FIGURES
+from kernelsight.present.html.page import figures, head, number, page, table, tiles
+from kernelsight.present.html.run_figures import RUN_FIGURES
+from kernelsight.present.html.search_report import search_page
+from kernelsight.present.html.sweep_figures import sweep_figures
+from kernelsight.present.limits_sentence import verdict_of
+from kernelsight.serving.breakdown.one_scenario import one_scenario, scenarios_of
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+SWEEP = "sweep"
+COMPARED = "comparison_findings"
+# computed in one go, so that the scenario is served once
+SERVED = ("steps", "request_events", "request_metrics", "scenario_summary", "kernel_breakdown", "cache_over_time")
+ALSO = ("kernel_breakdown_over_time", "itl_histogram", "replica_totals", "memory_plan")
+DECIDED = ("resource_gains", "scenario_intervals")
+KERNELS_QUERY = """
+with bounds as (select name, bound, 100.0 * sum(share) as percent from kernel_breakdown group by all)
+select name, sum(percent) as whole, max(percent) as most, arg_max(bound, percent) as bound
+from bounds group by name order by whole desc limit 3
+"""
+QUEUE_QUERY = """
+select start_s, end_s, sum(waiting_mean) as waiting, max(kv_share_mean) as kv, max(busy_share) as busy
+from cache_over_time group by all order by waiting desc, start_s limit 1
+"""
+
+
+def write_report(session: Session, path: str | Path, scenario: str | None = None) -> None:
+    """Write one HTML page that loads nothing: of a run, a sweep, one scenario of it, a comparison or a kernel search.
+
+    InvalidInput: nothing is saved there, a comparison has no such scenario, or ``report`` is not installed.
+    """
+    compared = COMPARED in session.available()
+    if compared and scenario is not None:
+        raise InvalidInput(f"{session.path} holds a comparison with a log, and no scenarios; remove --scenario.")
+    if "search_scenarios" in session.available():
+        text = search_page(session, scenario)
+    else:
+        text = _comparison_page(session) if compared else _simulated_page(session, scenario)
+    with durable_file(Path(path)) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+def _simulated_page(session: Session, scenario: str | None) -> str:
+    whole = scenario is None and (len(scenarios_of(session)) > 1 or SWEEP in session.available())
+    return _sweep_page(session) if whole else _run_page(one_scenario(session, scenario))
+
+
+def _comparison_page(session: Session) -> str:
+    sentences = [row["sentence"] for row in session.table(COMPARED).sort_by("place").to_pylist()]
+    requests = session.table("prediction_vs_production")
+    logs = ", ".join(sorted(set(requests["log_id"].to_pylist())))
+    drawn = [(figure, session.query(figure.sql).to_pylist()) for figure in COMPARISON_FIGURES]
+    title = f"{requests.num_rows:,} requests compared with their replay"
+    return page(title, [head(title, logs, sentences), figures(drawn)])
+
+
+def _run_page(session: Session) -> str:
+    session.compute(*SERVED, *ALSO, *DECIDED)
+    summary = session.table("scenario_summary").to_pylist()[0]
+    by_id = {row["deployment_id"]: row for row in session.table("deployment_settings").to_pylist()}
+    settings = by_id[summary["deployment_id"]]
+    title = f"{settings['model']} on {summary['gpus']} × {settings['gpu']}"
+    load = {
+        name: value
+        for name, value in session.table("scenarios").to_pylist()[0].items()
+        if value is not None and not name.endswith("_id")
+    }
+    about = ", ".join(f"{name} {number(value)}" for name, value in load.items())
+    drawn = [(figure, session.query(figure.sql).to_pylist()) for figure in RUN_FIGURES]
+    parts = [head(title, about, _run_sentences(session, summary, settings)), _run_tiles(summary), figures(drawn)]
+    return page(f"{title}: simulated serving", [*parts, *_facts(session, settings, load)])
+
+
+def _run_sentences(session: Session, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    """Return what a run shows, most important first; every figure is in a table of the run."""
+    text = {name: number(value) for name, value in summary.items()}
+    if not summary["completed"]:
+        return [f"None of {text['requests']} requests was served; table request_events has the reason of each."]
+    found = [
+        f"{text['completed']} of {text['requests']} requests were served in {text['duration_s']} s: "
+        f"{text['request_throughput']} requests/s, {text['output_throughput']} output tokens/s "
+        f"({text['output_throughput_per_gpu']} per GPU)."
+    ]
+    verdict = verdict_of(session.table("resource_gains").to_pylist())["verdict"]
+    if verdict:
+        found.append(f"{verdict[0].upper()}{verdict[1:]}.")
+    ends = {row["metric"]: row for row in session.table("scenario_intervals").to_pylist()}
+    sure = [
+        f"{name} p99 {number(row['low'])} to {number(row['high'])} ms"
+        for name in ("TTFT", "TPOT")
+        if (row := ends.get(f"{name.lower()}_p99_ms"))
+    ]
+    if sure:
+        found.append(f"90 % intervals: {', '.join(sure)}; kernel latencies are {summary['tier']}.")
+    if summary["goodput"] is not None:
+        found.append(f"{text['goodput']} requests/s keep the objectives.")
+    spent = {name: summary[f"{name}_s"] or 0.0 for name in ("gpu", "host_exposed", "idle")}
+    whole = sum(spent.values()) or 1.0
+    share = {name: f"{100.0 * value / whole:.0f} %" for name, value in spent.items()}
+    phases = {name: f"{100.0 * (summary[f'{name}_share'] or 0.0):.0f} %" for name in ("queue", "prefill", "decode")}
+    found.append(
+        f"The GPUs compute {share['gpu']} of the time, wait for the host {share['host_exposed']} and are idle "
+        f"{share['idle']}; requests spend {phases['queue']} of their time before their first step, "
+        f"{phases['prefill']} in prefill, {phases['decode']} in decode."
+    )
+    found += _worst_moment(session.query(QUEUE_QUERY).to_pylist())
+    kernels = session.query(KERNELS_QUERY).to_pylist()
+    listed = ", ".join(
+        f"{row['name']} {row['whole']:.0f} % ({row['most']:.0f} % {row['bound']}-bound)" for row in kernels
+    )
+    found.append(f"Most GPU time: {listed}.")
+    return found
+
+
+def _worst_moment(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not rows or rows[0]["waiting"] < 1.0:
+        return ["There is no queue: in every window less than one request waits on average."]
+    row = rows[0]
+    return [
+        f"Most requests wait from {number(row['start_s'])} s to {number(row['end_s'])} s: {row['waiting']:.0f} on "
+        f"average, with {100.0 * row['kv']:.0f} % of the KV cache in use and the engine in steps "
+        f"{100.0 * row['busy']:.0f} % of the time."
+    ]
+
+
+def _run_tiles(summary: Mapping[str, Any]) -> str:
+    shown = {
+        f"{metric.upper()} {stat} (ms)": number(summary[f"{metric}_{stat}_ms"])
+        for metric in ("ttft", "tpot", "e2e")
+        for stat in ("p50", "p99")
+    }
+    peak = summary["peak_kv_share"]
+    shown["KV cache, peak"] = "–" if peak is None else f"{100.0 * peak:.1f} %"
+    shown["preemptions"] = number(summary["preemptions"])
+    return tiles(shown)
+
+
+def _facts(session: Session, settings: Mapping[str, Any], load: Mapping[str, Any]) -> list[str]:
+    """Return the cards that say what a run rests on: settings, memory, what is assumed, versions."""
+    plan = {row["deployment_id"]: row for row in session.table("memory_plan").to_pylist()}[settings["deployment_id"]]
+    info = session.table("run_info").to_pylist() if "run_info" in session.available() else []
+    short = [row for row in info if not row["fact"].endswith("_sha256")]
+    tables = {
+        "Deployment": _pairs(settings),
+        "Load": _pairs(load),
+        "Memory of a GPU": _pairs(plan),
+        "Assumed": [{"assumed": row["sentence"]} for row in session.table("assumptions").to_pylist()],
+        "Program": [{"fact": row["fact"], "value": row["value"]} for row in short],
+    }
+    cards = [f'<section class="card"><h2>{name}</h2>{table(rows)}</section>' for name, rows in tables.items() if rows]
+    return [f'<div class="grid">{"".join(cards)}</div>']
+
+
+def _pairs(values: Mapping[str, Any]) -> list[dict[str, str]]:
+    return [{"setting": name, "value": number(value)} for name, value in values.items() if value is not None]
+
+
+def _sweep_page(session: Session) -> str:
+    rows = session.table(SWEEP if SWEEP in session.available() else "scenario_summary").to_pylist()
+    columns = list(rows[0])
+    constant = [name for name in columns if len({str(row[name]) for row in rows}) == 1]
+    served = [row for row in rows if row["output_throughput_per_gpu"] is not None]
+    fixed = ", ".join(
+        f"{name} {number(rows[0][name])}"
+        for name in columns[2 : columns.index("status")]
+        if name in constant and rows[0][name] is not None
+    )
+    drawn = [(figure, session.query(figure.sql).to_pylist()) for figure in sweep_figures(columns, constant)]
+    title = f"{len(rows):,} scenarios"
+    said = _sweep_sentences(served, len(rows), columns)
+    return page(f"{title}: simulated serving", [head(title, fixed, said), figures(drawn)])
+
+
+def _sweep_sentences(served: Sequence[Mapping[str, Any]], count: int, columns: Sequence[str]) -> list[str]:
+    found = [f"{len(served):,} of {count:,} scenarios were served."]
+    if not served:
+        return found
+    if "meets_slo" in columns:
+        meeting = [row for row in served if row["meets_slo"]]
+        found.append(f"{len(meeting):,} keep the objectives.")
+        served = meeting or served
+    best = max(served, key=lambda row: (row["output_throughput_per_gpu"], row["scenario_id"]))
+    flags = [name for name in columns[2 : columns.index("status")] if best[name] is not None]
+    stated = ", ".join(f"{name} {number(best[name])}" for name in flags)
+    found.append(
+        f"Most output tokens per GPU: scenario {best['scenario_id']} ({stated}) with "
+        f"{number(best['output_throughput_per_gpu'])} tokens/s a GPU, TTFT p99 {number(best['ttft_p99_ms'])} ms, TPOT "
+        f"p99 {number(best['tpot_p99_ms'])} ms."
+    )
+    return found

@@ -1,0 +1,95 @@
+"""The report of a saved kernel search: what was found, what was measured and deferred and why, how honest it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.errors import InvalidInput
+from kernelsight.present.html.page import figures, head, number, page, table, tiles
+from kernelsight.present.html.search_figures import DEFERRED_QUERY, FORECAST_QUERY, SEARCH_FIGURES
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+
+def search_page(session: Session, search: str | None = None) -> str:
+    """Return the page of the one search that a run holds; InvalidInput: it holds several, or not the named one."""
+    scenarios = session.table("search_scenarios").to_pylist()
+    known = [row["search_id"] for row in scenarios]
+    if len(known) != 1:
+        raise InvalidInput(
+            f"the run holds {len(known)} kernel searches; a report shows one, as `search run -o` saves it."
+        )
+    if search not in (None, known[0]):
+        raise InvalidInput(f"the run holds the kernel search {known[0]!r}, not {search!r}; leave out --scenario.")
+    scenario, summary = scenarios[0], session.table("search_summary").to_pylist()[0]
+    drawn = [(figure, session.query(figure.sql).to_pylist()) for figure in SEARCH_FIGURES]
+    title = f"Kernel search: {scenario['space']} on {scenario['gpu']}"
+    stated = {name: value for name, value in scenario.items() if value is not None}
+    about = ", ".join(f"{name} {number(value)}" for name, value in stated.items() if name != "search_id")
+    cards = {"Search": [{"setting": name, "value": number(value)} for name, value in stated.items()]}
+    cards["Best candidate"] = _parameters(session)
+    facts = [f'<section class="card"><h2>{name}</h2>{table(rows)}</section>' for name, rows in cards.items() if rows]
+    parts = [head(title, about, _sentences(session, scenario, summary)), _tiles(summary), figures(drawn)]
+    return page(title, [*parts, f'<div class="grid">{"".join(facts)}</div>'])
+
+
+def _sentences(session: Session, scenario: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
+    """Return what the search shows, most important first."""
+    found = [
+        f"The fastest candidate after {summary['measured']} measurements takes {number(summary['best_us'])} us: "
+        f"{summary['best_candidate']}."
+    ]
+    if summary["regret"] is not None:
+        found.append(
+            f"It is {100.0 * summary['regret']:.1f} % above the fastest that the file holds; the search was within 5 % "
+            f"after {number(summary['n_to_5'])} and within 2 % after {number(summary['n_to_2'])} measurements."
+        )
+    last = session.query("select expected_better from search_rounds order by round desc limit 1").to_pylist()[0]
+    if last["expected_better"] is not None:
+        ended = "It stopped by itself" if summary["stopped"] else "It ended with its budget"
+        found.append(
+            f"{ended}; before its last round it expected {number(last['expected_better'])} further candidates to be "
+            "faster than the best by 2 %."
+        )
+    deferred = session.query(DEFERRED_QUERY).to_pylist()
+    if deferred:
+        listed = "; ".join(f"{row['candidates']:,} {row['why']}" for row in deferred)
+        every = sum(row["candidates"] for row in deferred)
+        found.append(f"{every:,} candidates were forecast and not measured: {listed}.")
+    judged = session.query(FORECAST_QUERY).to_pylist()
+    if judged:
+        inside = sum(row["inside"] for row in judged)
+        found.append(
+            f"{inside} of {len(judged)} measured candidates lay within the 90 % interval that was forecast for them."
+        )
+    if summary["failed"]:
+        found.append(f"{summary['failed']} measurements failed.")
+    if summary["notes"]:
+        found.append(f"{summary['notes'][0].upper()}{summary['notes'][1:]}.")
+    return found
+
+
+def _tiles(summary: Mapping[str, Any]) -> str:
+    def percent(name: str) -> str:
+        return "–" if summary[name] is None else f"{100.0 * summary[name]:.1f} %"
+
+    return tiles(
+        {
+            **{"best (us)": number(summary["best_us"]), "above the fastest": percent("regret")},
+            **{"measurements": number(summary["measured"]), "failed": number(summary["failed"])},
+            **{"to 5 %": number(summary["n_to_5"]), "to 2 %": number(summary["n_to_2"])},
+            **{"measuring (s)": number(summary["gpu_s"]), "90 % intervals cover": percent("coverage_90")},
+            **{"calibration error": number(summary["ece"]), "score P": number(summary["score"])},
+        }
+    )
+
+
+def _parameters(session: Session) -> list[dict[str, Any]]:
+    rows = session.query(
+        "select parameters from kernel_candidates join search_summary on candidate_id = best_candidate "
+        "join search_scenarios using (search_id, space)"
+    ).to_pylist()
+    return [{"parameter": name, "value": str(value)} for name, value in json.loads(rows[0]["parameters"]).items()]

@@ -1,0 +1,167 @@
+"""Events of Chrome's trace format, each as its JSON text: times in us with three decimals, whole nanoseconds.
+
+Names are written by ``json``, once each: what differs between the slices of a kernel are numbers.
+
+A process is a replica; its first thread holds the steps with their kernels inside. Steps of pipeline stages overlap:
+they lie on as many threads as run at once. A kernel's slice is its launches in all layers, in the order of the first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.serving.breakdown.step_kernels import PHASES, StepKernels, gpu_ns_of, phases_of
+
+STEP_ARGS = ("prefill_tokens", "decode_tokens", "running", "waiting", "preemptions")
+REQUEST_ARGS = ("prompt_tokens", "output_tokens", "cached_tokens", "preemptions")
+WAIT = "wait for the next stage"
+MOMENTS = (("queued", "sent_ns"), ("prefill", "scheduled_ns"), ("KV transfer", "first_token_ns"))
+
+
+class Replicas(NamedTuple):
+    """The replicas that are shown: number of each, what it is called, KV units it has; and the thread of each step."""
+
+    numbers: list[int]
+    titles: list[str]
+    capacity: list[int]
+    thread: np.ndarray
+
+
+def replicas_of(totals: pa.Table, settings: pa.Table, plans: pa.Table, steps: pa.Table) -> Replicas:
+    """Return the replicas of one scenario, and on which thread each step lies."""
+    settings_of, plan_of = ({row["deployment_id"]: row for row in table.to_pylist()} for table in (settings, plans))
+    rows = totals.to_pylist()
+    titles = []
+    for row in rows:
+        own = settings_of[row["deployment_id"]]
+        titles.append(f"replica {row['replica']}: {own['model']} on {own['gpu']}, tp {own['tp']} pp {own['pp']}")
+    capacity = [plan_of[row["deployment_id"]]["capacity_units"] for row in rows]
+    return Replicas([row["replica"] for row in rows], titles, capacity, _threads(steps))
+
+
+def names(replicas: Replicas) -> Iterator[str]:
+    """Yield what processes and threads are called."""
+    threads = range(1, int(replicas.thread.max(initial=1)) + 1)
+    for number, title in zip(replicas.numbers, replicas.titles, strict=True):
+        yield _title(number, 0, "process_name", title)
+        for thread in threads:
+            yield _title(number, thread, "thread_name", "steps" if len(threads) == 1 else f"steps in flight {thread}")
+
+
+def slices(replicas: Replicas, steps: pa.Table, parts: Sequence[StepKernels]) -> Iterator[str]:
+    """Yield the steps, each with its exposed host time, kernels and waits inside, thread after thread, in time."""
+    start, end, host, wait = (steps[name].to_numpy() for name in ("start_ns", "end_ns", "host_ns", "stage_wait_ns"))
+    phase, numbers = phases_of(steps), steps["replica"].to_numpy()
+    bounds, kernels = _kernels(steps, parts)
+    phases, waits, hosts = [_named(word, "step") for word in PHASES], _named(WAIT, "wait"), _named("host", "host")
+    values = [steps[name].to_numpy() for name in STEP_ARGS]
+    for i in np.lexsort((start, replicas.thread, numbers)).tolist():
+        track = f'"pid":{numbers[i] + 1},"tid":{replicas.thread[i]}'
+        stated = ",".join(f'"{name}":{column[i]}' for name, column in zip(STEP_ARGS, values, strict=True))
+        args = f',"args":{{"step":{steps["step"][i].as_py()},{stated}}}'
+        yield _slice(phases[phase[i]], track, start[i], end[i] - start[i], args)
+        at = start[i]
+        if host[i] > 0:
+            yield _slice(hosts, track, at, host[i])
+            at += host[i]
+        for kernel, low, high in zip(kernels[i], bounds[i][:-1], bounds[i][1:], strict=True):
+            yield _slice(kernel, track, at + low, high - low)
+        if wait[i] > 0:
+            yield _slice(waits, track, end[i] - wait[i], wait[i])
+
+
+def counters(replicas: Replicas, steps: pa.Table) -> Iterator[str]:
+    """Yield running and waiting requests and the share of the KV cache in use, at the start of each step."""
+    start, numbers, running, waiting, used = (
+        steps[name].to_numpy() for name in ("start_ns", "replica", "running", "waiting", "kv_blocks_used")
+    )
+    capacity = dict(zip(replicas.numbers, replicas.capacity, strict=True))
+    for i in np.lexsort((start, numbers)).tolist():
+        head = f'"ph":"C","pid":{numbers[i] + 1},"tid":0,"ts":{_us(start[i])}'
+        yield f'{{"name":"requests",{head},"args":{{"running":{running[i]},"waiting":{waiting[i]}}}}}'
+        share = 100.0 * used[i] / max(capacity[numbers[i]], 1)
+        yield f'{{"name":"KV cache in use (%)",{head},"args":{{"used":{share:.3f}}}}}'
+
+
+def requests(events: pa.Table, start_ns: float, end_ns: float) -> Iterator[str]:
+    """Yield each finished request as an asynchronous slice with its phases inside, cut to the time that is shown."""
+    for row in events.to_pylist():
+        moments = [(name, row[column]) for name, column in MOMENTS]
+        if row["kv_received_ns"] is None:
+            moments.pop()
+        moments.append(("decode", row["kv_received_ns"] or row["first_token_ns"]))
+        bounds = [float(np.clip(moment, start_ns, end_ns)) for _, moment in moments]
+        bounds.append(float(np.clip(row["finish_ns"], start_ns, end_ns)))
+        track = f'"id":"{row["request_id"]}","pid":{row["replica"] + 1},"tid":0'
+        own = _named(row["external_id"] or f"request {row['request_id']}", "request")
+        stated = ",".join(f'"{name}":{row[name]}' for name in REQUEST_ARGS)
+        yield f'{{{own},"ph":"b",{track},"ts":{_us(bounds[0])},"args":{{{stated}}}}}'
+        for (name, _), low, high in zip(moments, bounds[:-1], bounds[1:], strict=True):
+            if high > low:
+                part = _named(name, "request")
+                yield f'{{{part},"ph":"b",{track},"ts":{_us(low)}}}'
+                yield f'{{{part},"ph":"e",{track},"ts":{_us(high)}}}'
+        yield f'{{{own},"ph":"e",{track},"ts":{_us(bounds[-1])}}}'
+
+
+def in_flight(events: pa.Table, start_ns: float, end_ns: float) -> pa.Table:
+    """Return the finished requests that were in flight in a span."""
+    there = pc.and_(pc.less(events["sent_ns"], end_ns), pc.greater(events["finish_ns"], start_ns))
+    return events.filter(pc.and_(pc.equal(events["status"], "finished"), pc.fill_null(there, False)))
+
+
+def _kernels(steps: pa.Table, parts: Sequence[StepKernels]) -> tuple[list[Sequence[int]], list[Sequence[str]]]:
+    """Return of each step where its kernels begin and end, in ns from the first, and what they are, as ``_named``."""
+    gpu_ns = gpu_ns_of(steps)
+    bounds: list[Sequence[int]] = [(0,)] * steps.num_rows
+    kernels: list[Sequence[str]] = [()] * steps.num_rows
+    for part in parts:
+        until = np.cumsum(np.maximum(part.us, 0.0), axis=1)
+        # the last kernel ends with the step's GPU time, to the nanosecond
+        until *= (gpu_ns[part.rows] / np.maximum(until[:, -1], 1e-300))[:, None]
+        whole = np.rint(np.hstack([np.zeros((part.rows.size, 1)), until])).astype(np.int64)
+        shown = [_named(name, family) for family, name in part.kernels]
+        for row, ends in zip(part.rows.tolist(), whole.tolist(), strict=True):
+            bounds[row], kernels[row] = ends, shown
+    return bounds, kernels
+
+
+def _threads(steps: pa.Table) -> np.ndarray:
+    """Return a thread for each step, from 1, so that the steps of a thread do not overlap."""
+    start, end, replica = (steps[name].to_numpy() for name in ("start_ns", "end_ns", "replica"))
+    found = np.ones(start.size, np.int64)
+    for number in np.unique(replica):
+        rows = np.flatnonzero(replica == number)
+        rows = rows[np.argsort(start[rows], kind="stable")]
+        if np.all(start[rows][1:] >= end[rows][:-1]):
+            continue
+        free_at: list[int] = []
+        for row in rows.tolist():
+            thread = next((i for i, moment in enumerate(free_at) if moment <= start[row]), len(free_at))
+            free_at[thread : thread + 1] = [end[row]]
+            found[row] = thread + 1
+    return found
+
+
+def _us(nanoseconds: float) -> str:
+    whole = round(nanoseconds)
+    return f"{whole // 1000}.{whole % 1000:03d}"
+
+
+def _named(name: str, category: str) -> str:
+    return f'"name":{json.dumps(name)},"cat":{json.dumps(category)}'
+
+
+def _slice(named: str, track: str, start_ns: int, length_ns: int, args: str = "") -> str:
+    return f'{{{named},"ph":"X",{track},"ts":{_us(start_ns)},"dur":{_us(length_ns)}{args}}}'
+
+
+def _title(replica: int, thread: int, what: str, title: str) -> str:
+    track = f'"pid":{replica + 1},"tid":{thread}'
+    return f'{{"name":"{what}","ph":"M",{track},"ts":0,"args":{{"name":{json.dumps(title)}}}}}'

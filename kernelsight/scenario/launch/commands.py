@@ -1,0 +1,198 @@
+"""The launch command of a deployment, written with the table by which launch lines are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from kernelsight.catalog.tables import facts
+from kernelsight.errors import InvalidInput
+from kernelsight.escape import shell_line
+from kernelsight.models.config import served_name
+from kernelsight.scenario.flags import DEPLOYMENT_FLAGS
+from kernelsight.scenario.launch.engine_options import Option, options
+from kernelsight.scenario.launch.rules import BLOCK_TOKENS
+
+PROGRAMS = {
+    "vllm": ["vllm", "serve"],
+    "sglang": ["python", "-m", "sglang.launch_server", "--model-path"],
+    "trtllm": ["trtllm-serve"],
+}
+# options of the command trtllm-serve; all others are fields of its YAML file
+OF_TRTLLM_SERVE = frozenset(
+    "--tp_size --pp_size --ep_size --max_batch_size --max_num_tokens --max_seq_len "
+    "--kv_cache_free_gpu_memory_fraction".split()
+)
+OPTIONS_FILE = "options.yaml"
+# what no launch line says: where it runs, how it is predicted, and what the load decides
+BESIDE = frozenset("model gpu engine engine_version tier draft_acceptance_rate".split())
+# the tables of engines' defaults
+DEFAULTS = ("engine_presets", "engine_sizes", "engine_memory")
+PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel_size")
+
+
+class LaunchCommand(NamedTuple):
+    """A launch line; the text of the options file that it names, or None; settings that no option says."""
+
+    line: str
+    options_file: str | None
+    unsaid: dict[str, Any]
+
+    def __str__(self) -> str:
+        if self.options_file is None:
+            return self.line
+        return f"cat > {OPTIONS_FILE} <<'EOF'\n{self.options_file}EOF\n{self.line}"
+
+
+def launch_command(
+    deployment: Mapping[str, Any],
+    model: Mapping[str, Any] | None = None,
+    speculative_model: str | None = None,
+    asked: str | None = None,
+) -> LaunchCommand:
+    """Return the command that launches a row of ``deployments``, or flags; ``model``: its row of ``models``.
+
+    ``speculative_model``: the draft model's name; ``asked``: the model as a user named it, where the row has its name
+    in the catalogue. A setting that is the engine's default is left out.
+
+    >>> launch_command({"model": "qwen3-32b", "engine": "vllm", "tp": 4, "max_num_seqs": 128}).line
+    'vllm serve Qwen/Qwen3-32B --tensor-parallel-size 4 --max-num-seqs 128'
+    >>> launch_command({"model": "m", "engine": "sglang", "tp": 1, "enable_prefix_caching": False}).line
+    'python -m sglang.launch_server --model-path m --disable-radix-cache'
+    """
+    if not deployment.get("model"):
+        raise InvalidInput("the row of the deployment names no model; give model, such as qwen3-32b.")
+    engine = deployment.get("engine") or "vllm"
+    stated = {
+        flag: deployment.get(column, deployment.get(flag))
+        for flag, column in DEPLOYMENT_FLAGS.items()
+        if flag not in BESIDE
+    }
+    stated["speculative_model"] = speculative_model and served_name(speculative_model)
+    stated = {flag: value for flag, value in stated.items() if value is not None}
+    named = served_name(asked or deployment["model"], (model or {}).get("huggingface_id"))
+    said, unsaid = _parallel(engine, stated, bool((model or {}).get("experts")))
+    if stated.get("enable_chunked_prefill") is False and engine == "sglang":
+        stated.pop("max_num_batched_tokens", None)
+        said["--chunked-prefill-size"] = "-1"
+    for flag, value in stated.items():
+        if flag == "kv_cache_tokens" and engine == "vllm":  # its option counts blocks
+            value //= stated.get("block_size", BLOCK_TOKENS[engine])
+        if flag == "max_num_seqs" and engine == "trtllm":  # its option counts the requests of a micro-batch
+            value, beyond = divmod(value, stated.get("pipeline_parallel_size", 1))
+            unsaid |= {flag: stated[flag]} if beyond else {}
+        if flag in (*PARALLEL, *unsaid) or value == _default(engine, flag, bool(deployment.get("engine_version"))):
+            continue
+        option = _option(engine, flag, value)
+        if option is None:
+            if not (flag == "enable_chunked_prefill" and engine == "sglang"):
+                unsaid[flag] = value
+        else:
+            said[option[0]] = option[1]
+    return _written(engine, named, said, unsaid)
+
+
+def _parallel(engine: str, stated: dict[str, Any], moe: bool) -> tuple[dict[str, str | None], dict[str, Any]]:
+    """Return the options of the parallel sizes; attention replicas of a MoE model share their engine's group."""
+    tp, pp, dp, ep = (stated.get(name, 1) for name in PARALLEL)
+    said: dict[str, str | None] = {}
+    unsaid: dict[str, Any] = {}
+    together = engine == "trtllm" or (engine == "sglang" and moe)
+    if dp > 1 and together:
+        if engine == "trtllm" and tp > 1:
+            unsaid["data_parallel_size"] = dp
+        else:
+            said["--enable_attention_dp" if engine == "trtllm" else "--enable-dp-attention"] = None
+            for name in ("max_num_seqs", "max_num_batched_tokens") if engine == "sglang" else ():
+                if name in stated:
+                    stated[name] *= dp
+    sizes = {PARALLEL[0]: tp * dp if together and not unsaid else tp, PARALLEL[1]: pp}
+    if engine != "trtllm":
+        sizes[PARALLEL[2]] = dp
+    if ep > 1 and engine == "vllm":
+        said |= {"--enable-expert-parallel": None} if ep == tp * dp else {}
+        unsaid |= {} if ep == tp * dp else {PARALLEL[3]: ep}
+    else:
+        sizes[PARALLEL[3]] = ep
+    written = {_first(engine, flag).option: str(size) for flag, size in sizes.items() if size > 1}
+    return written | said, unsaid
+
+
+@cache
+def _of_flag(engine: str, flag: str) -> tuple[Option, ...]:
+    return tuple(dict.fromkeys(row for row in options(engine).values() if row.flag == flag))
+
+
+def _first(engine: str, flag: str) -> Option:
+    return _of_flag(engine, flag)[0]
+
+
+def _default(engine: str, flag: str, versioned: bool) -> Any:
+    """Return the engine's default of a flag if it has one for all GPUs and sizes, else None.
+
+    Of a version that is stated only what is the default in all versions is known here, else the newest rows hold.
+    """
+    found = set()
+    for table in DEFAULTS:
+        rows = [row for row in facts(table).to_pylist() if row["engine"] == engine and flag in row]
+        found |= {row[flag] for row in rows if versioned or row["from_version"] == rows[-1]["from_version"]}
+    return found.pop() if len(found) == 1 else {"enforce_eager": False}.get(flag)
+
+
+def _option(engine: str, flag: str, value: Any) -> tuple[str, str | None] | None:
+    """Return the option that says a value, with its own value (None: a switch), or None."""
+    text = str(value).lower() if isinstance(value, bool) else _number(value)
+    for option in _of_flag(engine, flag):
+        if option.rule == "negated":
+            return option.option, str(not value).lower()
+        if option.rule in ("draft_tokens", "draft_tree", "attention_dp", "largest", "rope"):
+            continue
+        theirs = option.written(text)
+        if option.takes == "optional":
+            return (option.option if value or engine == "trtllm" else "--no-" + option.option[2:]), (
+                text if engine == "trtllm" else None
+            )
+        if theirs is not None:
+            return option.option, None if option.takes == "none" else theirs
+    return None
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _written(engine: str, model: str, said: Mapping[str, str | None], unsaid: dict[str, Any]) -> LaunchCommand:
+    """Return the command; options with a dot become one JSON value, those of TensorRT-LLM a file."""
+    words, nested = [*PROGRAMS[engine], model], {}
+    for option, value in said.items():
+        if engine == "trtllm" and option not in OF_TRTLLM_SERVE:
+            _put(nested, option.lstrip("-").split("."), value)
+        elif "." in option:
+            _put(nested, option.split("."), value)
+        else:
+            words += [option, *([] if value is None else [value])]
+    if engine != "trtllm":
+        for option, fields in nested.items():
+            words += [option, json.dumps(fields)]
+        return LaunchCommand(shell_line(words), None, unsaid)
+    text = _as_yaml(nested)
+    words += ["--config", OPTIONS_FILE] if nested else []
+    return LaunchCommand(shell_line(words), text if nested else None, unsaid)
+
+
+def _put(fields: dict[str, Any], path: list[str], value: str | None) -> None:
+    for name in path[:-1]:
+        fields = fields.setdefault(name, {})
+    plain = "true" if value is None else value
+    try:
+        fields[path[-1]] = json.loads(plain)
+    except ValueError:
+        fields[path[-1]] = plain
+
+
+def _as_yaml(fields: Mapping[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(dict(fields), sort_keys=False)

@@ -1,0 +1,282 @@
+"""A pasted launch line as flags of a deployment: every word is used, or listed as ignored with the reason."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kernelsight.dataflow.redaction import REDACTED
+from kernelsight.errors import InvalidInput
+from kernelsight.scenario.flags import FLAGS, checked
+from kernelsight.scenario.launch.command_options import Setting, read_options
+from kernelsight.scenario.launch.engine_options import UNKNOWN, Option, find_option, find_variable, options
+from kernelsight.scenario.launch.reading import Reading, Word
+from kernelsight.scenario.launch.rules import RULES
+from kernelsight.scenario.launch.server_commands import Command, read_commands
+
+# names so much alike differ by a letter or two
+NEAR = 0.9
+# variables by which an engine serves longer sequences than the model's config says
+LONGER = ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
+FILE_NOT_HERE = (
+    "the file is not here: its settings are not known; state them beside the line, or give the file and "
+    "--read-launch-files"
+)
+ENGINE_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+
+
+class LaunchLine(NamedTuple):
+    """What a launch line says: the engine, the flags that it stands for, and every word of it with what became of it.
+
+    >>> line = read_launch_line("vllm serve Qwen/Qwen3-8B -tp 2 --max-model-len 16k --port 80")
+    >>> line.flags
+    {'engine': 'vllm', 'model': 'Qwen/Qwen3-8B', 'tensor_parallel_size': 2, 'max_model_len': 16000}
+    >>> [(word.words, word.effect) for word in line.words][-1]
+    ('--port 80', 'none')
+    """
+
+    engine: str
+    flags: dict[str, Any]
+    words: tuple[Word, ...]
+
+    def overridden_by(self, flags: Mapping[str, Any]) -> LaunchLine:
+        """Return the line with the words marked whose flags are stated beside it with another value."""
+        words = [
+            word._replace(effect="overridden", reason=f"{word.flag} {flags[word.flag]} is stated beside the line")
+            if word.effect == "used" and flags.get(word.flag) is not None and flags[word.flag] != word.value
+            else word
+            for word in self.words
+        ]
+        return self._replace(words=tuple(words))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what ``--format json`` prints of the line."""
+        return {"engine": self.engine, "flags": self.flags, "words": [word._asdict() for word in self.words]}
+
+    def notes(self) -> list[str]:
+        """Return a line for each kind of words: used, overridden, ignored and why."""
+        lines = [f"launch line of {ENGINE_NAMES[self.engine]}: {_used(self.words)}"]
+        titles = {
+            "overridden": "launch line, overridden",
+            "not_modelled": "launch line, ignored although it may change times",
+            "unknown": "launch line, ignored",
+            "none": "launch line, ignored because it does not change times",
+        }
+        for effect, title in titles.items():
+            by_reason: dict[str | None, list[str]] = {}
+            for word in self.words:
+                if word.effect == effect:
+                    by_reason.setdefault(word.reason, []).append(word.words)
+            if by_reason:
+                said = "; ".join(f"{', '.join(words)} ({reason})" for reason, words in by_reason.items())
+                lines.append(f"{title}: {said}")
+        return lines
+
+
+def _used(words: tuple[Word, ...]) -> str:
+    used = [word for word in words if word.effect == "used"]
+    said = [
+        f"{word.words} → {f'{word.flag} {word.value}' if word.value is not None else 'default'}"
+        + (f" ({word.reason})" if word.reason else "")
+        for word in used
+    ]
+    return "; ".join(said) or "no option"
+
+
+def read_launch_line(text: str, read_files: bool = False) -> LaunchLine:
+    """Return what a launch line of vLLM, SGLang or TensorRT-LLM says: a line or a script, or ``@FILE`` with one.
+
+    Its secrets are redacted. ``read_files``: whether files of options that it names, such as ``--config``, are read.
+    Two lines, one of prefill and one of decode replicas, become one disaggregated deployment. InvalidInput: it starts
+    no known server or several, an option has no value or one out of range, or names a file that is here and not read.
+    """
+    commands = read_commands(text)
+    if len(commands) == 1:
+        return _read(commands[0], read_files, "replicas")
+    roles = {_role(command): command for command in commands}
+    if len(commands) == 2 and set(roles) == {"prefill", "decode"}:
+        return _disaggregated(*(_read(roles[name], read_files, f"{name}_replicas") for name in ("prefill", "decode")))
+    raise InvalidInput(
+        f"the launch text starts {len(commands)} servers; give one, or the prefill and the decode replicas of one "
+        "disaggregated deployment."
+    )
+
+
+def _read(command: Command, read_files: bool, replicas: str) -> LaunchLine:
+    """Return what a command says; ``replicas``: the flag that a manifest's number of replicas sets."""
+    reading = Reading(command.engine)
+
+    def takes(name: str) -> str | None:
+        option = find_option(command.engine, name)
+        return option.takes if option else None
+
+    for setting in read_options(command.words, takes, command.folder, read_files):
+        _apply(reading, setting)
+    # attention replicas divide what other options state
+    for option, setting, value in sorted(reading.pending, key=lambda one: one[0].rule == "attention_dp"):
+        RULES[option.rule](reading, option, setting, value)
+    if command.version:
+        reading.use(
+            Setting("image", command.version, f"image tag {command.version}"), "engine_version", command.version
+        )
+    for selector in command.selectors:
+        _use_selector(reading, selector)
+    if command.replicas is not None:
+        _use_replicas(reading, command, replicas)
+    for name, value in command.environment.items():
+        option = find_variable(command.engine, name)
+        setting = Setting(name, value, f"{name}={value}")
+        if name in LONGER and value.lower() in ("1", "true") and "max_model_len" in reading.flags:
+            reading.use(setting, "max_position_embeddings", reading.flags["max_model_len"], "as far as is asked")
+            continue
+        effect = (option.effect, option.reason) if option else ("unknown", UNKNOWN)
+        reading.ignore(setting, *effect)
+    for words, reason in command.around:
+        reading.ignore(Setting("", "", words), "none", reason)
+    return LaunchLine(command.engine, reading.flags, tuple(reading.words))
+
+
+def _refuse_typing_error(engine: str, setting: Setting) -> None:
+    """Raise InvalidInput for an option that is almost one that counts: the engine would not start with it either."""
+    counts = sorted(name for name, option in options(engine).items() if option.flag or option.rule)
+    near = difflib.get_close_matches(setting.name, counts, n=1, cutoff=NEAR)
+    if near:
+        raise InvalidInput(
+            f"{ENGINE_NAMES[engine]} has no option {setting.name}; did you mean {near[0]}? Correct the launch line, or "
+            "remove the word."
+        )
+
+
+def _apply(reading: Reading, setting: Setting) -> None:
+    option = find_option(reading.engine, setting.name)
+    if setting.name == "MODEL" and "model" in reading.flags:
+        reading.ignore(setting, "unknown", "a word that belongs to no option")
+    elif option is None and "." in setting.name and find_option(reading.engine, setting.name.partition(".")[0]):
+        reading.ignore(setting, "not_modelled", "this field is not known to the simulator")
+    elif option is None:
+        _refuse_typing_error(reading.engine, setting)
+        reading.ignore(setting, "unknown", UNKNOWN)
+    elif option.takes == "file":
+        reading.ignore(setting, "not_modelled", FILE_NOT_HERE)
+    elif option.effect:
+        reading.ignore(setting, option.effect, option.reason)
+    elif option.flag is None:
+        reading.ignore(setting, "none", option.reason or "holds other settings")
+    else:
+        understood, value = option.meaning(setting.value)
+        if option.takes in ("none", "optional") and setting.value == "false" and option.value is None:
+            value = "false"
+        if not understood:
+            what = "its value" if setting.of_file else setting.value
+            reading.ignore(setting, "not_modelled", f"{what} is not predicted; understood are {_known(option)}")
+        elif setting.value == REDACTED:
+            raise InvalidInput(
+                f"the value of {setting.name} in the launch line is redacted: it, or the variable that it comes from, "
+                "bears the name of a secret or holds a password; write a plain value."
+            )
+        elif "$" in setting.value:
+            raise InvalidInput(f"{setting.words} of the launch line has a variable without a value; put it in.")
+        elif option.rule:
+            reading.pending.append((option, setting, value))
+        else:
+            reading.use(setting, option.flag, value, option.reason)
+
+
+def _known(option: Option) -> str:
+    first = {ours: theirs for theirs, _, ours in reversed([pair.partition("=") for pair in option.value.split()])}
+    return ", ".join(reversed(first.values()))
+
+
+def _use_selector(reading: Reading, selector: str) -> None:
+    """Take the GPU from the label of a node, if it names one."""
+    from kernelsight.scenario.gpu_names import find_gpu
+
+    setting = Setting("nodeSelector", selector, f"nodeSelector {selector}")
+    found = find_gpu(selector)
+    if found is None:
+        reading.ignore(setting, "none", "names no known GPU")
+    else:
+        reading.use(setting, "gpu", found.gpu, found.assumed)
+
+
+def _use_replicas(reading: Reading, command: Command, flag: str) -> None:
+    """Take the number of replicas; the pods of a server on several nodes are one replica."""
+    stated = command.replicas
+    setting = Setting("replicas", str(stated), f"replicas: {stated}")
+    words = " ".join(command.words).replace("=", " ").split()
+    nodes = words[words.index("--nnodes") + 1] if "--nnodes" in words[:-1] else "1"
+    number = int(stated) if str(stated).isdecimal() else 0
+    if not number or not nodes.isdecimal() or number % (int(nodes) or 1):
+        reading.ignore(
+            setting, "not_modelled", "no number of servers: one is predicted; state --replicas beside the line"
+        )
+    elif int(nodes) > 1:
+        reading.use(setting, flag, number // int(nodes), f"each server has {nodes} of them as its nodes")
+    else:
+        reading.use(setting, flag, number, "requests go to them in turn, unless --router is stated")
+
+
+def _role(command: Command) -> str | None:
+    """Return prefill or decode, as a command's disaggregation options say, or None."""
+    text = " ".join(command.words).lower()
+    roles = {
+        "prefill": ("--disaggregation-mode prefill", "kv_producer", "--server_role context"),
+        "decode": ("--disaggregation-mode decode", "kv_consumer", "--server_role generation"),
+    }
+    text = text.replace("=", " ")
+    return next((role for role, signs in roles.items() if any(sign in text for sign in signs)), None)
+
+
+def _disaggregated(prefill: LaunchLine, decode: LaunchLine) -> LaunchLine:
+    """Return one line of two: the decode replicas' flags, and those of the prefill replicas that differ."""
+    if prefill.engine != decode.engine:
+        raise InvalidInput("the prefill and the decode replicas of the launch text are of different engines; give one.")
+    flags = dict(decode.flags)
+    for name, line in (("prefill_replicas", prefill), ("decode_replicas", decode)):
+        flags[name] = line.flags.get(name, 1)
+    words = [word._replace(words=f"decode: {word.words}") for word in decode.words if not _states_role(word)]
+    for word in prefill.words:
+        own = f"prefill_{word.flag}"
+        said = word._replace(words=f"prefill: {word.words}")
+        if word.effect != "used" or word.flag in ("engine", "model", "prefill_replicas"):
+            words += [] if _states_role(word) else [said]
+        elif own in FLAGS:
+            flags[own] = word.value
+            words.append(said._replace(flag=own))
+        elif decode.flags.get(word.flag) == word.value:
+            words.append(said._replace(reason="as for the decode replicas"))
+        else:
+            reason = "the prefill replicas take this from the decode replicas"
+            words.append(said._replace(effect="not_modelled", reason=reason))
+    return LaunchLine(decode.engine, flags, tuple(words))
+
+
+def _states_role(word: Word) -> bool:
+    return word.words.startswith(("--disaggregation-mode", "--kv-transfer-config", "--server_role"))
+
+
+def with_launch_line(
+    flags: Mapping[str, Any], known: dict[tuple[str, bool], LaunchLine] | None = None
+) -> dict[str, Any]:
+    """Return flags in which those of the flag ``launch`` are filled in; flags beside it have precedence.
+
+    ``read_launch_files`` goes with it: whether files that the line names are read.
+
+    ``known``: lines read before, by their text and ``read_launch_files``, which this fills.
+
+    >>> with_launch_line({"launch": "vllm serve Qwen/Qwen3-8B -tp 2", "tensor_parallel_size": 1, "gpu": "l4"})
+    {'engine': 'vllm', 'model': 'Qwen/Qwen3-8B', 'tensor_parallel_size': 1, 'gpu': 'l4'}
+    """
+    own = {name: value for name, value in flags.items() if name not in ("launch", "read_launch_files")}
+    text, read_files = flags.get("launch"), checked("read_launch_files", flags.get("read_launch_files") or False)
+    if text is None:
+        if read_files:
+            raise InvalidInput("read_launch_files needs launch, the line that names the files; give both, or neither.")
+        return own
+    if not isinstance(text, str):
+        raise InvalidInput(f"launch is of type {type(text).__name__}; give a launch line as text, or @FILE.")
+    lines = {} if known is None else known
+    if (text, read_files) not in lines:
+        lines[text, read_files] = read_launch_line(text, read_files)
+    return lines[text, read_files].flags | {name: value for name, value in own.items() if value is not None}

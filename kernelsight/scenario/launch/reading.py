@@ -1,0 +1,59 @@
+"""A launch line while it is read: the flags so far, and what became of each word."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kernelsight.errors import InvalidInput
+from kernelsight.scenario.flags import FLAGS, checked
+from kernelsight.scenario.launch.command_options import Setting
+from kernelsight.scenario.launch.engine_options import Option
+
+
+class Word(NamedTuple):
+    """One option of a launch line.
+
+    ``effect``: used, none (no effect on time), not_modelled, unknown, or overridden; ``reason``: why, or what to know.
+    """
+
+    words: str
+    effect: str
+    flag: str | None = None
+    value: Any = None
+    reason: str | None = None
+
+
+class Reading:
+    """The flags read so far, and what became of each word; rules work on it after all words are read."""
+
+    def __init__(self, engine: str) -> None:
+        self.engine = engine
+        self.flags: dict[str, Any] = {"engine": engine}
+        self.words: list[Word] = []
+        self.pending: list[tuple[Option, Setting, str]] = []
+
+    def use(self, setting: Setting, flag: str, value: Any, reason: str | None = None) -> None:
+        """Set a flag, in its own type; the last of two options holds, as in the engines. None: the default stays."""
+        if value is not None:
+            value = self.flags[flag] = _typed(flag, value, setting)
+        self.words = [
+            word._replace(effect="overridden", reason="stated again later in the line")
+            if word.effect == "used" and word.flag == flag and None not in (value, word.value) and word.value != value
+            else word
+            for word in self.words
+        ]
+        self.words.append(Word(setting.words, "used", flag, value, reason))
+
+    def ignore(self, setting: Setting, effect: str, reason: str) -> None:
+        """List a word as ignored."""
+        self.words.append(Word(setting.words, effect, reason=reason))
+
+
+def _typed(flag: str, value: Any, setting: Setting) -> Any:
+    if FLAGS[flag].kind in ("yes", "switch") and isinstance(value, str):
+        value = value == "true"
+    try:
+        return checked(flag, value)
+    except InvalidInput as error:
+        what = f"the value is none of {flag}; correct the file." if setting.of_file else error
+        raise InvalidInput(f"{setting.words} of the launch line: {what}") from None

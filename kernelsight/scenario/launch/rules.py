@@ -1,0 +1,208 @@
+"""Options of a launch line whose meaning depends on other options; one function for each rule of ``engine_flags``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.dataflow.bounded_values import parse_json
+from kernelsight.errors import InvalidInput, KernelSightError
+from kernelsight.models.config_fields import ConfigFields
+from kernelsight.models.limits import longest_context
+
+if TYPE_CHECKING:
+    from kernelsight.scenario.launch.command_options import Setting
+    from kernelsight.scenario.launch.engine_options import Option
+    from kernelsight.scenario.launch.reading import Reading
+
+BLOCK_TOKENS = {"vllm": 16, "sglang": 1, "trtllm": 32}
+
+
+def _quantization(reading: Reading, option: Option, setting: Setting, value: str | None) -> None:
+    """A method beside a checkpoint that is quantised names the checkpoint's own formats."""
+    from kernelsight.models.model_names import is_quantised
+
+    model = reading.flags.get("model")
+    if value is None or (model is not None and _is_quantised(is_quantised, model)):
+        reading.use(setting, option.flag, None, "the checkpoint's formats, which come from the model")
+    else:
+        reading.use(setting, option.flag, value, "weights are quantised while they are loaded")
+
+
+def _is_quantised(known: Callable[[str], bool], model: str) -> bool:
+    try:
+        return known(model)
+    except KernelSightError:
+        return False
+
+
+def _blocks(reading: Reading, option: Option, setting: Setting, value: str) -> None:
+    tokens = reading.flags.get("block_size", BLOCK_TOKENS[reading.engine])
+    reading.use(setting, option.flag, _whole(setting, value) * tokens, option.reason)
+
+
+def _per_stage(reading: Reading, option: Option, setting: Setting, value: str) -> None:
+    """TensorRT-LLM: the requests of a micro-batch; every pipeline stage holds as many."""
+    stages = reading.flags.get("pipeline_parallel_size", 1)
+    reason = f"requests of a micro-batch, times {stages} pipeline stages" if stages > 1 else option.reason
+    reading.use(setting, option.flag, _whole(setting, value) * stages, reason)
+
+
+def _largest(reading: Reading, option: Option, setting: Setting, value: str) -> None:
+    numbers = value.strip("[]").replace(",", " ").split()
+    if numbers:
+        reading.use(setting, option.flag, max(_whole(setting, number) for number in numbers), option.reason)
+    else:
+        reading.ignore(setting, "none", "an empty list: the engine chooses")
+
+
+def _negated(reading: Reading, option: Option, setting: Setting, value: str) -> None:
+    reading.use(setting, option.flag, "false" if value == "true" else "true")
+
+
+def _chunked_prefill(reading: Reading, option: Option, setting: Setting, value: str) -> None:
+    """SGLang: -1 turns chunks off, anything else is the tokens of a chunk."""
+    if value == "-1":
+        reading.use(setting, "enable_chunked_prefill", "false")
+    else:
+        reading.use(setting, option.flag, value)
+
+
+def _attention_dp(reading: Reading, option: Option, setting: Setting, value: str) -> None:
+    """Attention replicas share the GPUs of the tensor-parallel group: SGLang states their number, TensorRT-LLM all."""
+    flags, sizes = reading.flags, ("tensor_parallel_size", "data_parallel_size")
+    tp = flags.get(sizes[0], 1)
+    if value == "false":
+        reading.ignore(setting, "none", "the default")
+        return
+    if reading.engine == "trtllm":
+        replicas = tp
+    elif value == "true":
+        replicas = flags.get(sizes[1], 1)
+    else:
+        replicas = _whole(setting, value)
+    if tp % replicas:
+        raise InvalidInput(
+            f"{setting.words} of the launch line: {replicas} attention replicas do not divide the tensor-parallel size "
+            f"{tp}; use a size that does."
+        )
+    reading.use(setting, sizes[1], replicas, option.reason)
+    flags[sizes[0]] = tp // replicas
+    for name in ("max_num_seqs", "max_num_batched_tokens") if reading.engine == "sglang" else ():
+        if name in flags:
+            flags[name] = max(flags[name] // replicas, 1)
+    reading.words = [
+        word._replace(value=flags[word.flag], reason=f"divided by {replicas} attention replicas")
+        if word.effect == "used" and word.flag != sizes[1] and word.value != flags.get(word.flag)
+        else word
+        for word in reading.words
+    ]
+
+
+def _expert_group(reading: Reading, option: Option, setting: Setting, value: str) -> None:
+    """SGLang spreads the experts over the whole tensor-parallel group where tokens are sent from rank to rank."""
+    if value == "false":
+        reading.ignore(setting, "none", "the default")
+        return
+    if option.flag == "expert_exchange":
+        reading.use(setting, option.flag, value, option.reason)
+        if value != "all_to_all":
+            return
+    size = reading.flags.get("tensor_parallel_size", 1)
+    reading.use(setting, "expert_parallel_size", size, "the engine spreads the experts over its tensor-parallel group")
+
+
+def _rope(reading: Reading, option: Option, setting: Setting, value: str) -> None:
+    """JSON of a config's fields, or of its rope_scaling: with YaRN the model reaches further."""
+    try:
+        fields = parse_json(value, InvalidInput)
+    except InvalidInput:
+        fields = None
+    stated = fields if isinstance(fields, dict) else {}
+    inner = stated.get("text_config")
+    reach = max(
+        _positions(each) for each in ({"rope_scaling": stated}, stated, inner if isinstance(inner, dict) else {})
+    )
+    if reach:
+        reading.use(setting, option.flag, reach, "so far reaches the model's RoPE")
+    else:
+        reading.ignore(setting, "not_modelled", "the shape of the model is that of its config.json")
+
+
+def _positions(config: dict[str, Any]) -> int:
+    stated = config.get("max_position_embeddings")
+    return longest_context(ConfigFields(config, "the launch line"), stated if isinstance(stated, int) else 0)
+
+
+def _speculation(reading: Reading, option: Option, setting: Setting, value: str) -> None:
+    """The three facts of drafts; all are left out where the method is not predicted."""
+    method = _drafts(reading)
+    if method is None:
+        reading.ignore(setting, "not_modelled", "this source of drafts is not predicted: steps have no draft tokens")
+    elif option.flag == "speculative_model" and method != "draft_model":
+        reading.ignore(setting, "none", f"drafts of {method} need no other model")
+    else:
+        reading.use(setting, option.flag, value, option.reason if option.flag != "speculative_method" else None)
+
+
+def _drafts(reading: Reading) -> str | None:
+    """Return the source of drafts that a line states: ngram, mtp or draft_model; None: another, or none."""
+    stated = {
+        option.rule if option.rule != "speculation" else option.flag: value for option, _, value in reading.pending
+    }
+    refused = any("not predicted" in (word.reason or "") and _names_method(word.words) for word in reading.words)
+    if refused or stated.get("draft_tree", "1") != "1" or "num_speculative_tokens" not in stated | _counted(stated):
+        return None
+    method = stated.get("speculative_method")
+    if reading.engine == "sglang" and method == "mtp" and "speculative_model" in stated:
+        return None  # EAGLE with a head of its own
+    return method or ("draft_model" if "speculative_model" in stated else "mtp")
+
+
+def _counted(stated: dict[str, Any]) -> dict[str, Any]:
+    return {"num_speculative_tokens": None} if "draft_tokens" in stated else {}
+
+
+def _names_method(words: str) -> bool:
+    return any(name in words for name in ("method", "algo", "decoding_type"))
+
+
+def _draft_tokens(reading: Reading, option: Option, setting: Setting, value: str) -> None:
+    """SGLang: the tokens to verify, one more than the drafts of a chain."""
+    if _drafts(reading) is None:
+        reading.ignore(setting, "not_modelled", "this source of drafts is not predicted: steps have no draft tokens")
+    elif any(other.flag == option.flag and other.rule == "speculation" for other, _, _ in reading.pending):
+        reading.ignore(setting, "none", "the number of draft steps says it")
+    else:
+        reading.use(setting, option.flag, max(_whole(setting, value) - 1, 1), option.reason)
+
+
+def _draft_tree(reading: Reading, option: Option, setting: Setting, value: str) -> None:
+    if value == "1":
+        reading.ignore(setting, "none", option.reason)
+    else:
+        reading.ignore(setting, "not_modelled", "trees of drafts are not predicted: steps have no draft tokens")
+
+
+def _whole(setting: Setting, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        has = "" if setting.of_file else f", and has {text!r}"
+        raise InvalidInput(f"{setting.words} of the launch line needs whole numbers{has}.") from None
+
+
+RULES: dict[str, Callable[[Reading, Option, Setting, Any], None]] = {
+    "quantization": _quantization,
+    "blocks": _blocks,
+    "per_stage": _per_stage,
+    "largest": _largest,
+    "negated": _negated,
+    "chunked_prefill": _chunked_prefill,
+    "attention_dp": _attention_dp,
+    "expert_group": _expert_group,
+    "rope": _rope,
+    "speculation": _speculation,
+    "draft_tokens": _draft_tokens,
+    "draft_tree": _draft_tree,
+}

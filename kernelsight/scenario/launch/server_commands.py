@@ -1,0 +1,293 @@
+"""Commands that start an inference server, found in what people paste: shell lines, docker run, YAML manifests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kernelsight.dataflow.bounded_files import read_text
+from kernelsight.dataflow.redaction import (
+    REDACTED,
+    names_secret,
+    redacted_text,
+    redacted_variable,
+    redacted_words,
+)
+from kernelsight.dataflow.shell_words import MOST_CHARACTERS, split_commands
+from kernelsight.errors import InvalidInput
+from kernelsight.scenario.launch.manifests import read_manifest
+
+ENGINES = ("vllm", "sglang", "trtllm")
+# module after python -m, and the script of the same name
+MODULES = {
+    "vllm.entrypoints.openai.api_server": "vllm",
+    "vllm.entrypoints.api_server": "vllm",
+    "vllm.entrypoints.cli.main": "vllm",
+    "sglang.launch_server": "sglang",
+    "tensorrt_llm.commands.serve": "trtllm",
+}
+PROGRAMS = {"vllm": "vllm", "sglang": "sglang", "trtllm-serve": "trtllm"}
+IMAGES = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm", "tensorrt_llm": "trtllm", "trtllm": "trtllm"}
+INSTEAD = "give a file or line with the server's own command or manifest"
+SHELLS = ("sh", "bash", "zsh", "dash")
+MOST_NESTED = 4  # shells within shells: each makes the text up to three times as long by its quotes
+# options of docker run that take no value; every other one takes one
+DOCKER_SWITCHES = frozenset(
+    "--rm -i -t -d -it -ti -dit -itd --interactive --tty --detach --privileged --init --read-only -P --publish-all "
+    "--no-healthcheck --oom-kill-disable --quiet -q".split()
+)
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]{0,300}))?\}|\$\((\w+)\)|\$(\w+)")
+_MANIFEST = re.compile(r"^[ \t]*(?:-[ \t]*)?(apiVersion|containers|services|spec):", re.MULTILINE)
+_VERSION = re.compile(r"v?(\d+\.\d+[\w.]*)")
+
+
+class Command(NamedTuple):
+    """A command that starts a server: its engine, the words after the program, and what stands around them.
+
+    ``around``: words that are no option of the engine, each with why it is ignored; ``folder``: where its files are;
+    ``selectors``: values that the nodes of a manifest must have, among them names of GPUs or instances; ``replicas``:
+    as a manifest states them, which may be a variable.
+    """
+
+    engine: str
+    words: list[str]
+    environment: dict[str, str]
+    version: str | None = None
+    around: tuple[tuple[str, str], ...] = ()
+    selectors: tuple[str, ...] = ()
+    replicas: int | str | None = None
+    folder: Path = Path()
+
+
+def read_commands(text: str) -> list[Command]:
+    """Return the server commands in a text: a shell line or script, docker run, a YAML manifest, or ``@file`` with one.
+
+    InvalidInput: the file cannot be read, a quotation is not closed, or no command starts a known server.
+
+    >>> [(command.engine, command.words) for command in read_commands("vllm serve Qwen/Qwen3-8B -tp 2")]
+    [('vllm', ['Qwen/Qwen3-8B', '-tp', '2'])]
+    """
+    if not text.startswith("@"):
+        return commands_in(text, "the launch text")
+    path = Path(text[1:])
+    origin = f"the launch file {path}"
+    text = read_text(path, lambda found: InvalidInput(f"{origin} {found}; {INSTEAD}."), piped=True)
+    return [command._replace(folder=path.parent) for command in commands_in(text, origin)]
+
+
+def commands_in(text: str, origin: str) -> list[Command]:
+    """Return the server commands in a text, which names no file; ``origin``: where it is from, for errors."""
+
+    def refuse(found: str) -> InvalidInput:
+        return InvalidInput(f"{origin} {found}; {INSTEAD}.")
+
+    if _MANIFEST.search(text):
+        found = [command for document in read_manifest(text, refuse) for command in _containers(document, {})]
+    else:
+        found = list(_of_shell(text, {}))
+    if not found:
+        raise InvalidInput(
+            "the launch line starts no known server; give a line with `vllm serve`, `sglang "
+            "serve`, `python -m sglang.launch_server` or `trtllm-serve`, a docker run line, or @FILE with one or with "
+            "a Kubernetes manifest."
+        )
+    return found
+
+
+def _of_shell(text: str, environment: Mapping[str, str], depth: int = 0) -> Iterator[Command]:
+    """Yield the server commands of a shell script; assignments and exports hold for what follows.
+
+    ``depth``: shells around it. InvalidInput: there are too many.
+    """
+    if depth > MOST_NESTED:
+        raise InvalidInput(
+            f"the launch line has shells within shells, more than {MOST_NESTED} deep; give the command of the "
+            "innermost one."
+        )
+    known = dict(environment)
+    left = MOST_CHARACTERS
+    for words in split_commands(text):
+        words = expanded_words(words, known, left)
+        left -= sum(map(len, words))
+        words = redacted_words(words)
+        if words and words[0] in ("export", "set", "declare"):
+            words = words[1:]
+        named, words = _leading_assignments(words)
+        if not words:
+            known |= named
+            continue
+        yield from _of_words(words, known | named, depth)
+
+
+def _leading_assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    count = next((place for place, word in enumerate(words) if not _ASSIGNMENT.match(word)), len(words))
+    return dict(word.split("=", 1) for word in words[:count]), list(words[count:])
+
+
+def expanded(word: str, environment: Mapping[str, str], most: int = MOST_CHARACTERS) -> str:
+    """Return a word with the variables of an environment filled in; unknown ones stay. InvalidInput: it gets too long.
+
+    >>> expanded("${MODEL:-none}/$SIZE/$OTHER", {"SIZE": "8b"})
+    'none/8b/$OTHER'
+    """
+
+    def value(found: re.Match) -> str:
+        name, default = found[1] or found[3] or found[4], found[2]
+        if default and name not in environment and names_secret(name, variable=True):
+            return REDACTED
+        return environment.get(name, found[0] if default is None else default)
+
+    def bounded(found: re.Match) -> str:
+        nonlocal most
+        filled = value(found)
+        most -= len(filled)
+        if most < 0:
+            raise InvalidInput(f"the variables of the launch line make it longer than {MOST_CHARACTERS:,} characters.")
+        return filled
+
+    return _VARIABLE.sub(bounded, word)
+
+
+def expanded_words(words: Iterable[str], environment: Mapping[str, str], most: int = MOST_CHARACTERS) -> list[str]:
+    """Return words with the variables filled in; InvalidInput for more than ``most`` characters: variables may double.
+
+    >>> expanded_words(["$A$A", "c"], {"A": "ab"})
+    ['abab', 'c']
+    """
+    found = []
+    for word in words:
+        found.append(expanded(word, environment, most))
+        most -= len(found[-1])
+    return found
+
+
+def _of_words(words: list[str], environment: Mapping[str, str], depth: int = 0) -> Iterator[Command]:
+    """Yield the server command in the words of one simple command, whatever wraps it."""
+    if words[0] in ("docker", "podman", "nerdctl") and "run" in words:
+        yield from _of_docker(words, environment, depth)
+        return
+    for place, word in enumerate(words):
+        if Path(word).name in SHELLS and place + 1 < len(words):
+            inner = next((place + 2 + n for n, w in enumerate(words[place + 1 :]) if re.fullmatch(r"-\w*c", w)), None)
+            if inner is not None and inner < len(words):
+                for command in _of_shell(words[inner], environment, depth + 1):
+                    yield command._replace(around=(*_wrapping(words[:place]), *command.around))
+                return
+            break  # after a later shell there is no -c either
+    found = _program(words)
+    if found is None:
+        return
+    engine, first, last = found
+    own, wrapping = _leading_assignments([word for word in words[:first] if word != "env"])
+    yield Command(engine, words[last:], {**environment, **own}, around=tuple(_wrapping(wrapping)))
+
+
+def _wrapping(words: Sequence[str]) -> list[tuple[str, str]]:
+    return [(" ".join(words), "starts the server: no step takes longer")] if words else []
+
+
+def _program(words: Sequence[str]) -> tuple[str, int, int] | None:
+    """Return the engine, where its program stands, and where its options begin."""
+    for place, word in enumerate(words):
+        module = word.removesuffix(".py").replace("/", ".")
+        engine = MODULES.get(word) or next((e for name, e in MODULES.items() if module.endswith("." + name)), None)
+        if engine:
+            first = place - 2 if place > 1 and words[place - 1] == "-m" else max(place - 1, 0)
+            return engine, first, place + 1 + (list(words[place + 1 : place + 2]) == ["serve"])
+        engine = PROGRAMS.get(Path(word).name)
+        following = words[place + 1] if place + 1 < len(words) else ""
+        if engine and (following == "serve" or engine == "trtllm"):
+            return engine, place, place + 1 + (following == "serve")
+    return None
+
+
+def _of_docker(words: list[str], environment: Mapping[str, str], depth: int) -> Iterator[Command]:
+    """Yield the server command of a docker run line; an image of vLLM starts `vllm serve` by itself."""
+    own, around, entrypoint = dict(environment), [], []
+    place = words.index("run") + 1
+    while place < len(words) and words[place].startswith("-"):
+        option, equals, value = words[place].partition("=")
+        if not equals and option not in DOCKER_SWITCHES and place + 1 < len(words):
+            place, value = place + 1, words[place + 1]
+        if option in ("-e", "--env"):
+            name, _, setting = value.partition("=")
+            own[name] = setting
+        elif option == "--entrypoint":
+            entrypoint = [value]
+        else:
+            around.append((f"{option} {value}".strip(), "option of the container: no step takes longer"))
+        place += 1
+    if place < len(words):
+        yield from _of_container(words[place], [*entrypoint, *words[place + 1 :]], own, around, depth)
+
+
+def _of_container(
+    image: str, words: list[str], environment: Mapping[str, str], around: Sequence[tuple[str, str]], depth: int = 0
+) -> Iterator[Command]:
+    _, _, tag = image.rpartition("/")[2].partition(":")
+    engine = next((engine for part, engine in IMAGES.items() if part in image.lower()), None)
+    version = _VERSION.match(tag)
+    shipped = version[1] if version and engine else None
+    found = list(_of_words(words, environment, depth)) if words else []
+    if not found and engine and (not words or words[0].startswith("-") or engine == "vllm"):
+        found = [Command(engine, words, dict(environment))]
+    for command in found:
+        known = shipped if command.engine == engine else None
+        yield command._replace(version=known, around=(*around, *command.around))
+
+
+def _containers(node: Any, outer: Mapping[str, Any]) -> Iterator[Command]:
+    """Yield the server commands of all containers below a node of a manifest."""
+    if isinstance(node, list):
+        for item in node:
+            yield from _containers(item, outer)
+    if not isinstance(node, Mapping):
+        return
+    facts = dict(outer)
+    if isinstance(node.get("replicas"), int | str):
+        facts["replicas"] = node["replicas"]
+    if isinstance(node.get("nodeSelector"), Mapping):
+        facts["selectors"] = [str(value) for value in node["nodeSelector"].values()]
+    if isinstance(node.get("image"), str):
+        yield from _container(node, facts)
+        return
+    for value in node.values():
+        yield from _containers(value, facts)
+
+
+def _container(node: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Command]:
+    environment = _environment(node.get("env", node.get("environment")))
+    words = expanded_words([word for key in ("command", "args") for word in _as_words(node.get(key))], environment)
+    words = redacted_words(words)
+    around = [(f"image {redacted_text(node['image'])}", "the engine's version is that of its tag")]
+    limits = ((node.get("resources") or {}).get("limits") or {}) if isinstance(node.get("resources"), Mapping) else {}
+    for name, number in limits.items():
+        around.append((f"{name}: {number}", "the number of GPUs follows from the parallel sizes"))
+    deploy = node["deploy"] if isinstance(node.get("deploy"), Mapping) else {}  # of Compose, as scale is
+    replicas = deploy.get("replicas", node.get("scale", facts.get("replicas")))
+    for command in _of_container(node["image"], words, environment, around):
+        yield command._replace(replicas=replicas, selectors=tuple(facts.get("selectors", ())))
+
+
+def _as_words(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [word for words in split_commands(value) for word in words]
+    return [str(word) for word in value or []]
+
+
+def _environment(value: Any) -> dict[str, str]:
+    """Return environment variables from Kubernetes's list of name and value, or Compose's mapping or list of a=b."""
+    named = {}
+    if isinstance(value, Mapping):
+        named = {str(name): str(setting) for name, setting in value.items()}
+        value = None
+    for item in value or []:
+        if isinstance(item, Mapping) and item.get("value") is not None:
+            named[str(item.get("name"))] = str(item["value"])
+        elif isinstance(item, str):
+            name, _, setting = item.partition("=")
+            named[name] = setting
+    return {name: redacted_variable(name, setting) for name, setting in named.items()}

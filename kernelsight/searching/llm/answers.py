@@ -1,0 +1,128 @@
+"""From a language model's answer to eight probabilities, and from these to quantiles of the latency."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernelsight.searching.llm.prompt import BINS, EDGES
+
+# edges of the bins in the log of the speed-up; the outer ones are as wide as an octave
+LOG_EDGES = np.log(np.array([EDGES[0] / 2.0, *EDGES, EDGES[-1] * 2.0]))
+
+
+class Answer(NamedTuple):
+    """Eight probabilities that sum to 1 and their sum before that; or why there are none."""
+
+    probabilities: np.ndarray | None
+    raw_sum: float | None
+    failure: str | None
+
+
+def read_answer(body: Mapping[str, Any]) -> Answer:
+    """Return the probabilities of a chat completion: of its tool call, else of a JSON object in its text.
+
+    Failures: no_answer (neither), truncated (cut by the limit of tokens), missing_field, invalid_probability.
+    """
+    choices = body.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    message = choice.get("message")
+    message = message if isinstance(message, dict) else {}
+    found = _tool_fields(message) or _text_fields(message.get("content"))
+    if found is None:
+        return Answer(None, None, "truncated" if choice.get("finish_reason") == "length" else "no_answer")
+    if any(name not in found for name in BINS):
+        return Answer(None, None, "missing_field")
+    values = [found[name] for name in BINS]
+    if not all(_is_probability(value) for value in values) or sum(values) <= 0.0:
+        return Answer(None, None, "invalid_probability")
+    raw = float(sum(values))
+    return Answer(np.array(values, dtype=float) / raw, raw, None)
+
+
+def _is_probability(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0.0
+
+
+def _tool_fields(message: Mapping[str, Any]) -> dict[str, Any] | None:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list) or not calls or not isinstance(calls[0], dict):
+        return None
+    function = calls[0].get("function")
+    stated = function.get("arguments") if isinstance(function, dict) else None
+    if isinstance(stated, str):
+        try:
+            stated = json.loads(stated)
+        except (ValueError, RecursionError):
+            return None
+    return stated if isinstance(stated, dict) else None
+
+
+def _text_fields(text: Any) -> dict[str, Any] | None:
+    """Return the last JSON object in a text that has a field of the answer."""
+    if not isinstance(text, str):
+        return None
+    decoder, found, at = json.JSONDecoder(), None, text.find("{")
+    while at >= 0:
+        try:
+            value, length = decoder.raw_decode(text[at:])
+        except (ValueError, RecursionError):
+            length = 1
+        else:
+            if isinstance(value, dict) and any(name in value for name in BINS):
+                found = value
+        at = text.find("{", at + length)
+    return found
+
+
+def log_quantile(probabilities: np.ndarray, share: float) -> float:
+    """Return the log speed-up below which a share of the probability lies; it is spread evenly inside a bin.
+
+    >>> round(float(np.exp(log_quantile(np.array([0, 0, 0, 0.5, 0.5, 0, 0, 0]), 0.5))), 3)
+    1.0
+    """
+    return float(np.interp(share, *_rising(np.append(0.0, np.cumsum(probabilities)), LOG_EDGES)))
+
+
+def share_below(probabilities: np.ndarray, log_speed_up: float) -> float:
+    """Return the probability of a log speed-up below this one."""
+    return float(np.interp(log_speed_up, LOG_EDGES, np.append(0.0, np.cumsum(probabilities))))
+
+
+def _rising(shares: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Leave out empty bins, over which the inverse is not unique: their edges that end a bin with probability stay."""
+    kept = np.append(True, np.diff(shares) > 0.0)
+    starts = np.append(np.diff(shares) > 0.0, False)
+    keep = kept | starts
+    return shares[keep] + np.arange(int(keep.sum())) * 1e-15, edges[keep]
+
+
+def log_spread(probabilities: np.ndarray) -> float:
+    """Return the standard deviation of the log speed-up."""
+    middle = 0.5 * (LOG_EDGES[1:] + LOG_EDGES[:-1])
+    inside = np.diff(LOG_EDGES) ** 2 / 12.0
+    mean = float(probabilities @ middle)
+    return math.sqrt(float(probabilities @ ((middle - mean) ** 2 + inside)))
+
+
+def isotonic(confidence: np.ndarray, hit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (confidences, shares of hits): the non-decreasing steps of least squared error.
+
+    Pool adjacent violators (Barlow et al. 1972).
+
+    >>> isotonic(np.array([0.2, 0.4, 0.6, 0.8]), np.array([0.0, 1.0, 0.0, 1.0]))[1].tolist()
+    [0.0, 0.5, 0.5, 1.0]
+    """
+    found, place = np.unique(confidence, return_inverse=True)
+    hits, counts = np.bincount(place, hit.astype(float)), np.bincount(place)
+    blocks: list[tuple[float, int, int]] = []  # share, weight, distinct confidences
+    for share, count in zip(hits / counts, counts, strict=True):
+        blocks.append((float(share), int(count), 1))
+        while len(blocks) > 1 and blocks[-2][0] >= blocks[-1][0]:
+            (last, n, many), (before, m, more) = blocks.pop(), blocks.pop()
+            blocks.append(((last * n + before * m) / (n + m), n + m, many + more))
+    return found, np.repeat([share for share, _, _ in blocks], [many for _, _, many in blocks])

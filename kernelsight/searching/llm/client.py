@@ -1,0 +1,143 @@
+"""Asks an OpenAI-compatible server for chat completions: bounded time and retries, no redirects, no new library."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from kernelsight.dataflow.redaction import redacted_text
+from kernelsight.errors import InvalidInput, RunFailed
+
+# where a key may stand; it is read from nowhere else, and neither kept nor shown
+KEYS = ("KERNELSIGHT_LLM_KEY", "OPENAI_API_KEY")
+# statuses that may pass; after the others the same request fails again
+PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+# statuses by which a server says that it does not know some field, such as tools
+UNKNOWN_FIELD = frozenset({400, 404, 415, 422, 501})
+FIRST_WAIT_S, MOST_WAIT_S = 1.0, 30.0
+# bytes of an answer that are read
+MOST_BYTES = 8 * 2**20
+
+
+class Server(NamedTuple):
+    """Where to ask, what, and for how long; ``wait`` sleeps between retries."""
+
+    url: str
+    model: str
+    timeout_s: float = 120.0
+    retries: int = 3
+    wait: Callable[[float], None] = time.sleep
+
+
+class Reply(NamedTuple):
+    """What came back: the parsed body, or why there is none; seconds that it took, waits left out."""
+
+    body: dict[str, Any] | None
+    failure: str | None
+    status: int | None
+    elapsed_s: float
+
+
+def server_of(url: str, model: str, timeout_s: float, retries: int) -> Server:
+    """Return a server after checks; InvalidInput for an address that is not http(s), or limits that are no limits."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise InvalidInput(
+            f"--llm-url is {redacted_text(url)!r}; give an http or https address such as http://127.0.0.1:8000/v1."
+        )
+    if not model:
+        raise InvalidInput("--llm-model is empty; name a model that the server holds.")
+    if not 0.0 < timeout_s < math.inf:
+        raise InvalidInput(f"--llm-timeout is {timeout_s:g}; give a number of seconds above 0.")
+    if not 0 <= retries <= 20:
+        raise InvalidInput(f"--llm-retries is {retries}; give a whole number from 0 to 20.")
+    return Server(url.rstrip("/"), model, timeout_s, retries)
+
+
+def ask(server: Server, request: Mapping[str, Any]) -> Reply:
+    """Return the answer to one chat completion; after ``retries`` failures that may pass, why there is none.
+
+    InvalidInput: the server wants another key or path. RunFailed: nothing answers at the address.
+    """
+    spent, failure, status = 0.0, "", None
+    for attempt in range(server.retries + 1):
+        begun = time.perf_counter()
+        body, failure, status, pause = _once(server, request)
+        spent += time.perf_counter() - begun
+        if body is not None or (status is not None and status not in PASSING):
+            break
+        if attempt < server.retries:
+            server.wait(min(pause if pause is not None else FIRST_WAIT_S * 2.0**attempt, MOST_WAIT_S))
+    if status in (401, 403):
+        raise InvalidInput(
+            f"{redacted_text(server.url)} refuses the key (HTTP {status}); set the environment variable {KEYS[0]}."
+        )
+    if failure == "no_connection":
+        raise RunFailed(f"no server answers at {redacted_text(server.url)}; start one, or give another --llm-url.")
+    return Reply(body, None if body is not None else failure, status, spent)
+
+
+def _once(server: Server, request: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str, int | None, float | None]:
+    """Return (body, reason why there is none, HTTP status, seconds that the server asks to wait)."""
+    headers = {"Content-Type": "application/json"}
+    key = next((value for name in KEYS if (value := os.environ.get(name))), None)
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    data = json.dumps({"model": server.model, **request}).encode()
+    message = urllib.request.Request(f"{server.url}/chat/completions", data, headers, method="POST")
+    try:
+        with _opener().open(message, timeout=server.timeout_s) as answer:
+            raw = _read(answer, server.timeout_s)
+    except urllib.error.HTTPError as error:
+        with error:
+            return None, f"http_{error.code}", error.code, _pause(error.headers.get("Retry-After"))
+    except TimeoutError:
+        return None, "time_out", None, None
+    except urllib.error.URLError as error:
+        reason = "time_out" if isinstance(error.reason, TimeoutError) else "no_connection"
+        return None, reason, None, None
+    except (http.client.HTTPException, OSError):
+        return None, "broken_answer", None, None
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None, "broken_answer", None, None
+    return (found, "", 200, None) if isinstance(found, dict) else (None, "broken_answer", None, None)
+
+
+def _read(answer: Any, limit_s: float) -> bytes:
+    """Return the body, at most MOST_BYTES of it; TimeoutError where it trickles in for longer than the limit."""
+    end, parts, size = time.perf_counter() + limit_s, [], 0
+    while size < MOST_BYTES and (part := answer.read1(65_536)):
+        parts.append(part)
+        size += len(part)
+        if time.perf_counter() > end:
+            raise TimeoutError
+    return b"".join(parts)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: the key would go with it."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(_NoRedirect)
+
+
+def _pause(stated: str | None) -> float | None:
+    try:
+        seconds = float(stated or "")
+    except ValueError:
+        return None
+    return seconds if 0.0 <= seconds < math.inf else None

@@ -1,0 +1,258 @@
+"""Forecasts candidates by a language model behind an OpenAI-compatible server.
+
+Each candidate is compared with a measured anchor; the answer is a distribution over eight bins of its speed-up. Answers
+are averaged over samples and kept by the hash of model and prompt. A candidate without a readable answer has no
+forecast: the search has to do without, and the reasons are counted. The texts of kernels are never executed here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.errors import InvalidInput
+from kernelsight.searching.forecast_sources import Forecaster
+from kernelsight.searching.llm.answers import LOG_EDGES, isotonic, log_quantile, log_spread, read_answer, share_below
+from kernelsight.searching.llm.client import UNKNOWN_FIELD, Reply, Server, ask
+from kernelsight.searching.llm.prompt import TOOL, messages, prompt_hash, tool
+
+MOST_TOKENS = 8192
+# failures that the same question would meet again
+LASTING = ("no_answer", "truncated", "missing_field", "invalid_probability")
+# faster than the best so far by this share counts as faster
+LEAD = 0.02
+# measured candidates with a forecast from which on confidence and width are calibrated
+LEAST_CALIBRATED = 10
+SHARES = {"p05_us": 0.95, "p50_us": 0.5, "p95_us": 0.05}
+
+
+class Settings(NamedTuple):
+    """How the model is asked.
+
+    ``neighbours``: measured candidates that are shown beside the anchor; ``again``: ask again where a kept answer is
+    only a failure that may pass.
+    """
+
+    server: Server
+    samples: int = 1
+    neighbours: int = 4
+    parallel: int = 4
+    again: bool = True
+
+
+def llm_forecaster(settings: Settings, gpu: Mapping[str, Any], kept: dict[tuple[str, int], dict]) -> Forecaster:
+    """Return a forecaster: rows of ``kernel_candidates`` and ``kernel_measurements`` and a scenario to forecasts.
+
+    ``gpu``: the row of ``gpus``, or its name alone; ``kept``: answers by hash and sample, extended by what is asked.
+    """
+
+    def forecast(candidates: pa.Table, measurements: pa.Table, scenario: Mapping[str, Any]) -> pa.Table:
+        rows = {row["candidate_id"]: row for row in candidates.to_pylist()}
+        place = _place(scenario)
+        times = measured_times(measurements, place, rows)
+        anchor = anchor_of(times, scenario)
+        known = [{**rows[name], "latency_us": time, "on": place} for name, time in times.items()]
+        first = {**rows[anchor], "latency_us": times[anchor], "on": place}
+        asked = {
+            name: messages(gpu, first, row, nearest(row, known, settings.neighbours, (name, anchor)))
+            for name, row in rows.items()
+        }
+        answer_all(settings, asked, kept)
+        answers = {name: answers_to(settings, chat, kept) for name, chat in asked.items()}
+        return forecast_rows(answers, times, anchor, scenario)
+
+    return forecast
+
+
+def measured_times(measurements: pa.Table, gpu: str, candidates: Mapping[str, Any]) -> dict[str, float]:
+    """Return the median latency in us of each candidate that was measured on the GPU and worked, in their order."""
+    found: dict[str, list[float]] = {}
+    for row in measurements.select(["gpu", "candidate_id", "status", "latency_us"]).to_pylist():
+        if row["gpu"] == gpu and row["status"] == "ok" and row["candidate_id"] in candidates:
+            found.setdefault(row["candidate_id"], []).append(row["latency_us"])
+    return {name: float(np.median(found[name])) for name in candidates if name in found}
+
+
+def anchor_of(times: Mapping[str, float], scenario: Mapping[str, Any]) -> str:
+    """Return the candidate that speed-ups are relative to: the stated one, else that of median latency.
+
+    InvalidInput: it, or any at all, was not measured on the GPU.
+    """
+    stated = scenario.get("anchor")
+    if stated is not None and stated not in times:
+        raise InvalidInput(
+            f"the anchor {stated!r} has no working measurement on {_place(scenario)}; give its measurement, or another."
+        )
+    if not times:
+        raise InvalidInput(
+            f"no candidate has a working measurement on {_place(scenario)}; a language model forecasts speed-ups over "
+            "a measured one, so measure one first and give it with --measurements."
+        )
+    ordered = sorted(times, key=lambda name: (times[name], name))
+    return stated if stated is not None else ordered[(len(ordered) - 1) // 2]
+
+
+def _place(scenario: Mapping[str, Any]) -> str:
+    """Return the GPU that the anchor was measured on."""
+    return scenario.get("measured_on") or scenario["gpu"]
+
+
+def nearest(row: Mapping[str, Any], known: Sequence[Mapping], count: int, without: Sequence[str]) -> list[Mapping]:
+    """Return the measured candidates whose parameters differ least from a candidate's."""
+    own = json.loads(row["parameters"])
+
+    def differences(other: Mapping[str, Any]) -> tuple[int, str]:
+        theirs = json.loads(other["parameters"])
+        return sum(own.get(name) != theirs.get(name) for name in {*own, *theirs}), other["candidate_id"]
+
+    return sorted((one for one in known if one["candidate_id"] not in without), key=differences)[:count]
+
+
+def answer_all(settings: Settings, asked: Mapping[str, Sequence], kept: dict[tuple[str, int], dict]) -> None:
+    """Ask what is not kept yet, several questions at once, and keep the answers."""
+    server = settings.server
+    missing: dict[tuple[str, int], tuple[str, Sequence]] = {}
+    for name, chat in asked.items():
+        for sample in range(1, settings.samples + 1):
+            key = (prompt_hash(server.model, chat), sample)
+            passing = key in kept and kept[key]["failure"] and kept[key]["failure"] not in LASTING
+            if key not in kept or (passing and settings.again):
+                missing.setdefault(key, (name, chat))
+    with ThreadPoolExecutor(max(1, settings.parallel)) as pool:
+        jobs = {key: pool.submit(_answer, server, chat, key[1]) for key, (_, chat) in missing.items()}
+        try:
+            for key, job in jobs.items():
+                stated = {"prompt_hash": key[0], "sample": key[1], "model": server.model}
+                kept[key] = {**stated, "candidate_id": missing[key][0], **job.result()}
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _answer(server: Server, chat: Sequence[Mapping[str, str]], sample: int) -> dict[str, Any]:
+    """Ask with the tool, and where a server does not know tools, in plain text."""
+    request = {"messages": list(chat), "max_tokens": MOST_TOKENS, "seed": sample}
+    forced = {"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": TOOL}}}
+    reply = ask(server, {**request, **forced})
+    spent = reply.elapsed_s
+    if reply.body is None and reply.status in UNKNOWN_FIELD:
+        reply = ask(server, request)
+        spent += reply.elapsed_s
+    return {**_read(reply), "elapsed_s": spent}
+
+
+def _read(reply: Reply) -> dict[str, Any]:
+    body = reply.body or {}
+    usage = body.get("usage") if isinstance(body.get("usage"), dict) else {}
+    tokens = {
+        name: usage.get(stated)
+        for name, stated in (("tokens_in", "prompt_tokens"), ("tokens_out", "completion_tokens"))
+    }
+    tokens = {name: value if isinstance(value, int) else None for name, value in tokens.items()}
+    if reply.body is None:
+        return {"probabilities": None, "raw_probability_sum": None, "failure": reply.failure, **tokens}
+    found = read_answer(body)
+    probabilities = None if found.probabilities is None else found.probabilities.tolist()
+    return {"probabilities": probabilities, "raw_probability_sum": found.raw_sum, "failure": found.failure, **tokens}
+
+
+def answers_to(
+    settings: Settings, chat: Sequence[Mapping[str, str]], kept: Mapping[tuple[str, int], dict]
+) -> list[dict]:
+    """Return the answers to a question, one a sample."""
+    key = prompt_hash(settings.server.model, chat)
+    return [kept[key, sample] for sample in range(1, settings.samples + 1)]
+
+
+def answer_table(kept: Mapping[tuple[str, int], dict]) -> pa.Table:
+    """Return answers as rows of ``llm_answers``, ordered by their key."""
+    return pa.Table.from_pylist([kept[key] for key in sorted(kept)], contracts()["llm_answers"].schema)
+
+
+def failures(kept: Mapping[tuple[str, int], dict]) -> list[dict[str, Any]]:
+    """Return how many answers could not be read, by reason."""
+    counts = Counter(row["failure"] for row in kept.values() if row["failure"])
+    return [{"reason": reason, "answers": count} for reason, count in sorted(counts.items())]
+
+
+def forecast_rows(
+    answers: Mapping[str, Sequence[Mapping]], times: Mapping[str, float], anchor: str, scenario: Mapping[str, Any]
+) -> pa.Table:
+    """Return ``kernel_forecasts`` of the candidates with a readable answer, calibrated by those that were measured."""
+    bins = {
+        name: np.mean([one["probabilities"] for one in given if one["probabilities"]], axis=0)
+        for name, given in answers.items()
+        if any(one["probabilities"] for one in given)
+    }
+    best = math.log(min(times.values()))
+    start = math.log(times[anchor])
+    width, trust = _calibration(bins, times, start)
+    rows = []
+    for name, mass in bins.items():
+        median = start - log_quantile(mass, 0.5)
+        quantiles = {
+            column: math.exp(median + width * (start - log_quantile(mass, share) - median))
+            for column, share in SHARES.items()
+        }
+        needed = median + (best + math.log1p(-LEAD) - median) / width
+        rows.append(
+            {
+                "search_id": scenario["search_id"],
+                "round": scenario.get("round", 1),
+                "candidate_id": name,
+                "forecaster": "llm",
+                "latency_us": math.exp(median),
+                **quantiles,
+                "log_sd": width * log_spread(mass),
+                "p_ok": 1.0,
+                "p_faster": 1.0 - share_below(mass, start - needed),
+                "confidence": float(np.interp(mass.max(), *trust)) if trust else float(mass.max()),
+                **{f"bin_{number}": float(share) for number, share in enumerate(mass, start=1)},
+                "evidence": "llm",
+                "measured_n": len(times),
+                "raw_probability_sum": _mean(answers[name], "raw_probability_sum"),
+                "tokens_in": _total(answers[name], "tokens_in"),
+                "tokens_out": _total(answers[name], "tokens_out"),
+                "elapsed_s": sum(one["elapsed_s"] for one in answers[name]),
+            }
+        )
+    return pa.Table.from_pylist(rows, contracts()["kernel_forecasts"].schema)
+
+
+def _calibration(
+    bins: Mapping[str, np.ndarray], times: Mapping[str, float], start: float
+) -> tuple[float, tuple[np.ndarray, np.ndarray] | None]:
+    """Return what the widths are multiplied by, and the confidences with their share of right bins."""
+    known = [name for name in bins if name in times]
+    if len(known) < LEAST_CALIBRATED:
+        return 1.0, None
+    truth = np.array([start - math.log(times[name]) for name in known])
+    middle = np.array([log_quantile(bins[name], 0.5) for name in known])
+    half = np.array([0.5 * (log_quantile(bins[name], 0.95) - log_quantile(bins[name], 0.05)) for name in known])
+    # the order statistic that covers 90 % of one more (split conformal: Vovk et al. 2005)
+    place = min(len(known), math.ceil(0.9 * (len(known) + 1))) - 1
+    width = float(np.sort(np.abs(truth - middle) / half)[place])
+    right = [bins[name].argmax() == _bin_of(value) for name, value in zip(known, truth, strict=True)]
+    return max(width, 1e-3), isotonic(np.array([bins[name].max() for name in known]), np.array(right))
+
+
+def _bin_of(log_speed_up: float) -> int:
+    return int(np.searchsorted(LOG_EDGES[1:-1], log_speed_up, side="right"))
+
+
+def _mean(answers: Sequence[Mapping], name: str) -> float | None:
+    values = [one[name] for one in answers if one[name] is not None]
+    return float(np.mean(values)) if values else None
+
+
+def _total(answers: Sequence[Mapping], name: str) -> int | None:
+    values = [one[name] for one in answers if one[name] is not None]
+    return sum(values) if values else None

@@ -1,0 +1,243 @@
+"""Reads the tuning parameters of a kernel without measurements: all configurations that their restrictions allow."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernelsight.dataflow.bounded_values import read_json
+from kernelsight.errors import InvalidInput
+from kernelsight.searching.tuner_files import COLUMNS, TunerFile
+
+# a search forecasts every configuration in every round
+MOST_CONFIGURATIONS, MOST_TRIED = 200_000, 5_000_000
+FORM = '{"name": "gemm", "tune_params": {"tile": [16, 32]}, "restrictions": ["tile <= 32"]}'
+ARITHMETIC = {ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.Div: np.divide, ast.Pow: np.power}
+ARITHMETIC |= {ast.FloorDiv: np.floor_divide, ast.Mod: np.mod}
+DIVIDING = (ast.Div, ast.FloorDiv, ast.Mod)
+COMPARISONS = {ast.Eq: np.equal, ast.NotEq: np.not_equal, ast.Lt: np.less, ast.LtE: np.less_equal}
+COMPARISONS |= {ast.Gt: np.greater, ast.GtE: np.greater_equal}
+FUNCTIONS = {"min": np.minimum, "max": np.maximum, "abs": np.abs}
+
+
+class Restriction(NamedTuple):
+    """An expression over tuning parameters that has to be true, as Kernel Tuner and T1 files write it."""
+
+    text: str
+    body: ast.expr
+    names: frozenset[str]
+
+
+def read_parameters(path: Path, space: str | None = None) -> TunerFile:
+    """Read tuning parameters and their restrictions: rows of all configurations that are allowed, none measured.
+
+    A JSON object with ``tune_params`` (values by name) and ``restrictions``, or the T1 form of autotuners
+    (``ConfigurationSpace`` with ``TuningParameters`` and ``Conditions``). InvalidInput: neither, a restriction that
+    cannot be read, or too many configurations.
+    """
+    stated = _stated(path)
+    values, texts = _of_t1(stated, path) if "ConfigurationSpace" in stated else _of_tuner(stated, path)
+    restrictions = [restriction(text, values, path.name) for text in texts]
+    columns = allowed(values, restrictions, path.name)
+    count = len(next(iter(columns.values())))
+    general = stated.get("General")
+    own = general.get("BenchmarkName") if isinstance(general, dict) else stated.get("name")
+    name = space or (own if isinstance(own, str) and own else path.name.partition(".")[0])
+    shared = dict.fromkeys(COLUMNS) | {"space": name, "status": "unmeasured", "source": path.name}
+    lists = {each: column.tolist() for each, column in columns.items()}
+    rows = [shared | {"parameters": json.dumps({each: lists[each][n] for each in lists})} for n in range(count)]
+    left = math.prod(map(len, values.values())) - count
+    return TunerFile(rows, {"not allowed by the restrictions": left} if left else {}, [])
+
+
+def _stated(path: Path) -> dict[str, Any]:
+
+    def refuse(found: str) -> InvalidInput:
+        return InvalidInput(f"{path} {found}; give a JSON object such as {FORM}.")
+
+    stated = read_json(path, refuse)
+    if not isinstance(stated, dict):
+        raise InvalidInput(f"{path.name} is no JSON object; give one such as {FORM}.")
+    return stated
+
+
+def _of_tuner(stated: Mapping[str, Any], path: Path) -> tuple[dict[str, list[Any]], list[str]]:
+    values, texts = stated.get("tune_params"), stated.get("restrictions", [])
+    if not isinstance(values, dict):
+        raise InvalidInput(f"{path.name} has no tune_params and no ConfigurationSpace; give an object such as {FORM}.")
+    if not isinstance(texts, list):
+        raise InvalidInput(f"{path.name}: restrictions must be a list of expressions, not {str(texts)[:60]!r}.")
+    return {name: _values(name, each, path.name) for name, each in values.items()}, texts
+
+
+def _of_t1(stated: Mapping[str, Any], path: Path) -> tuple[dict[str, list[Any]], list[str]]:
+    try:
+        space = stated["ConfigurationSpace"]
+        values = {row["Name"]: _values(row["Name"], row["Values"], path.name) for row in space["TuningParameters"]}
+        return values, [row["Expression"] for row in space.get("Conditions") or []]
+    except (KeyError, TypeError, AttributeError):
+        raise InvalidInput(
+            f"{path.name}: a ConfigurationSpace has TuningParameters (Name and Values) and Conditions (Expression); "
+            "correct it."
+        ) from None
+
+
+def _values(name: str, stated: Any, origin: str) -> list[Any]:
+    """Return the values of a parameter; T1 files write them as a text."""
+    if isinstance(stated, str):
+        try:
+            stated = ast.literal_eval(stated)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            stated = None
+    found = list(dict.fromkeys(stated)) if isinstance(stated, list | tuple) and all(map(_is_plain, stated)) else []
+    if not found or not name.isidentifier():
+        raise InvalidInput(
+            f"{origin}: tuning parameter {name[:40]!r} needs a name of letters, digits and _, and a list of numbers or "
+            "words; correct it."
+        )
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value) and abs(value) < 2**53)
+
+
+def restriction(text: Any, parameters: Mapping[str, Any], origin: str) -> Restriction:
+    """Return an expression that was read and holds nothing but parameters, values, arithmetic and comparisons."""
+    try:
+        body = ast.parse(str(text).replace("&&", " and ").replace("||", " or ").strip(), mode="eval").body
+        strange = next((each for each in ast.walk(body) if not _is_known(each)), None)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        body, strange = None, text
+    if body is None or strange is not None or not isinstance(text, str):
+        raise InvalidInput(
+            f"{origin}: restriction {str(text)[:80]!r} cannot be read; it may hold tuning parameters, numbers, words, "
+            "+ - * / // % **, comparisons, and, or, not, in, min, max and abs."
+        )
+    called = {id(each.func) for each in ast.walk(body) if isinstance(each, ast.Call)}
+    names = {each.id for each in ast.walk(body) if isinstance(each, ast.Name) and id(each) not in called}
+    if unknown := sorted(names - set(parameters)):
+        raise InvalidInput(
+            f"{origin}: restriction {text[:80]!r} names {unknown[0]}, which is no tuning parameter; there are "
+            f"{', '.join(list(parameters)[:12])}."
+        )
+    return Restriction(text, body, frozenset(names))
+
+
+def _is_known(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        arity = 1 if isinstance(node.func, ast.Name) and node.func.id == "abs" else 2
+        named = isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS and not node.keywords
+        return named and (len(node.args) == 1 if arity == 1 else len(node.args) >= 2)
+    if isinstance(node, ast.Constant):
+        return _is_plain(node.value)
+    kinds = (ast.Name, ast.Load, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.List, ast.Tuple, ast.And, ast.Or)
+    return isinstance(node, (*kinds, ast.Not, ast.USub, ast.UAdd, ast.In, ast.NotIn, *ARITHMETIC, *COMPARISONS))
+
+
+def allowed(
+    values: Mapping[str, Sequence[Any]], restrictions: Sequence[Restriction], origin: str
+) -> dict[str, np.ndarray]:
+    """Return the configurations that all restrictions allow, by parameter; each is asked as soon as it can be.
+
+    >>> one = restriction("x * y <= 4", {"x": 0, "y": 0}, "file")
+    >>> {name: column.tolist() for name, column in allowed({"x": [1, 2], "y": [2, 4]}, [one], "file").items()}
+    {'x': [1, 1, 2], 'y': [2, 4, 2]}
+    """
+    columns: dict[str, np.ndarray] = {}
+    count, asked = 1, set[Restriction]()
+    for name, own in values.items():
+        if count * len(own) > MOST_TRIED:
+            raise _too_many(count * len(own), origin)
+        columns = {each: np.repeat(column, len(own)) for each, column in columns.items()}
+        columns[name] = np.tile(_array(own), count)
+        count *= len(own)
+        for each in [one for one in restrictions if one not in asked and one.names <= columns.keys()]:
+            asked.add(each)
+            kept = _holds(each, columns, count, origin)
+            columns = {known: column[kept] for known, column in columns.items()}
+            count = int(kept.sum())
+    if not count:
+        raise InvalidInput(f"{origin}: no configuration satisfies all restrictions; correct them.")
+    if count > MOST_CONFIGURATIONS or not columns:
+        raise _too_many(count, origin)
+    return columns
+
+
+def _too_many(count: int, origin: str) -> InvalidInput:
+    return InvalidInput(
+        f"{origin}: {count:,} configurations are more than a search can forecast ({MOST_CONFIGURATIONS:,}, and "
+        f"{MOST_TRIED:,} before restrictions); leave values out, or add restrictions."
+        if count > 1
+        else f"{origin} has no tuning parameter; give an object such as {FORM}."
+    )
+
+
+def _array(values: Sequence[Any]) -> np.ndarray:
+    """Return values as an array of their own kind: numbers beside words stay what they are."""
+    kinds = {bool if isinstance(value, bool) else str if isinstance(value, str) else float for value in values}
+    return np.array(values) if len(kinds) == 1 else np.array(values, object)
+
+
+def _holds(one: Restriction, columns: Mapping[str, np.ndarray], count: int, origin: str) -> np.ndarray:
+    try:
+        with np.errstate(all="ignore"):
+            return np.broadcast_to(_truth(_evaluated(one.body, columns)), (count,))
+    except (TypeError, ValueError, RecursionError, np.exceptions.DTypePromotionError):
+        raise InvalidInput(
+            f"{origin}: restriction {one.text[:80]!r} calculates with words; compare them by == or in."
+        ) from None
+
+
+def _evaluated(node: ast.expr, columns: Mapping[str, np.ndarray]) -> Any:
+    """Return the value of an expression for every configuration; what divides by zero is not a number, so not true."""
+    if isinstance(node, ast.Name):
+        return columns[node.id]
+    if isinstance(node, ast.Constant):
+        return np.asarray(node.value)
+    if isinstance(node, ast.BoolOp):
+        combine = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
+        return reduce(combine, (_truth(_evaluated(each, columns)) for each in node.values))
+    if isinstance(node, ast.UnaryOp):
+        inside = _evaluated(node.operand, columns)
+        return ~_truth(inside) if isinstance(node.op, ast.Not) else _signed(node.op, inside)
+    if isinstance(node, ast.BinOp):
+        left, right = (np.asarray(_evaluated(each, columns)).astype(float) for each in (node.left, node.right))
+        found = ARITHMETIC[type(node.op)](left, right)
+        return np.where(right == 0.0, np.nan, found) if isinstance(node.op, DIVIDING) else found
+    if isinstance(node, ast.Call):
+        arguments = [np.asarray(_evaluated(each, columns)).astype(float) for each in node.args]
+        function = FUNCTIONS[node.func.id]
+        return reduce(function, arguments) if len(arguments) > 1 else function(arguments[0])
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        pairs = zip(sides, node.ops, sides[1:], strict=False)
+        return reduce(np.logical_and, (_compared(left, how, right, columns) for left, how, right in pairs))
+    raise TypeError  # a list that is not behind `in`
+
+
+def _truth(value: Any) -> np.ndarray:
+    found = np.asarray(value)
+    return (found != 0) & ~np.isnan(found) if found.dtype.kind == "f" else found.astype(bool)
+
+
+def _signed(sign: ast.unaryop, inside: Any) -> np.ndarray:
+    return np.negative(np.asarray(inside).astype(float)) if isinstance(sign, ast.USub) else np.asarray(inside)
+
+
+def _compared(left: ast.expr, how: ast.cmpop, right: ast.expr, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    own = _evaluated(left, columns)
+    if isinstance(how, ast.In | ast.NotIn):
+        if not isinstance(right, ast.List | ast.Tuple):
+            raise TypeError
+        found = [np.equal(own, _evaluated(each, columns)) for each in right.elts]
+        there = reduce(np.logical_or, found) if found else np.zeros(1, bool)
+        return ~there if isinstance(how, ast.NotIn) else there
+    return COMPARISONS[type(how)](own, _evaluated(right, columns))

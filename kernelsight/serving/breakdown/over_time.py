@@ -1,0 +1,93 @@
+"""Kernels in windows of time: the kernels of each step, shared out by the step's time in each window."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.serving.breakdown.knot_kernels import KnotKernels
+from kernelsight.serving.breakdown.step_kernels import StepKernels, step_kernels
+
+COLUMNS = ("scenario_id", "window", "phase", "family", "name", "start_s", "end_s", "calls", "total_us")
+
+
+def kernels_over_time(
+    steps: pa.Table,
+    step_cost_uses: pa.Table,
+    replica_totals: pa.Table,
+    deployment_settings: pa.Table,
+    serving_windows: pa.Table,
+    knots: dict[str, KnotKernels],
+) -> pa.Table:
+    """Return ``kernel_breakdown_over_time`` of every scenario; windows without a kernel have no row."""
+    sums: dict[tuple[str, str, str, str], list[np.ndarray]] = {}
+    edges: dict[str, np.ndarray] = {}
+    start, end = (steps[name].to_numpy().astype(float) for name in ("start_ns", "end_ns"))
+    for part in step_kernels(steps, step_cost_uses, replica_totals, deployment_settings, knots):
+        if part.scenario_id not in edges:
+            edges[part.scenario_id] = widest_windows(serving_windows, part.scenario_id)
+        own = edges[part.scenario_id]
+        us, calls = _in_windows(part, start[part.rows], end[part.rows], own)
+        for column, (family, name) in enumerate(part.kernels):
+            key = (part.scenario_id, part.phase, family, name)
+            there = sums.setdefault(key, [np.zeros(own.size - 1), np.zeros(own.size - 1)])
+            there[0] += us[:, column]
+            there[1] += calls[:, column]
+    return _as_table(sums, edges)
+
+
+def widest_windows(serving_windows: pa.Table, scenario: str) -> np.ndarray:
+    """Return the edges in ns of a scenario's windows, shape [windows + 1]: the widest of its replicas', to the end."""
+    rows = serving_windows.filter(pc.equal(serving_windows["scenario_id"], scenario))
+    start, end, window = (rows[name].to_numpy() for name in ("start_ns", "end_ns", "window"))
+    origin, last = float(start.min()), float(end.max())
+    # the last window of a replica is cut at its last step; all others of a replica are equally wide
+    later = window > 0
+    width = ((start[later] - origin) / window[later]).max() if later.any() else last - origin
+    width = max(width, 1.0)
+    count = max(int(np.ceil((last - origin) / width - 1e-9)), 1)
+    edges = origin + width * np.arange(count + 1)
+    edges[-1] = max(last, edges[-2])
+    return edges
+
+
+def _in_windows(
+    part: StepKernels, start: np.ndarray, end: np.ndarray, edges: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return GPU time in us and launches by window, shape [windows, kernels] each."""
+    last = edges.size - 2
+    first, final = (
+        np.clip(np.searchsorted(edges, moments, side=side) - 1, 0, last)
+        for moments, side in ((start, "right"), (end, "left"))
+    )
+    pieces = np.maximum(final - first, 0) + 1
+    step = np.repeat(np.arange(start.size), pieces)
+    window = np.arange(step.size) - np.repeat(np.cumsum(pieces) - pieces, pieces) + first[step]
+    # the first and the last window also have what lies before and after all
+    low = np.where(window == first[step], start[step], edges[window])
+    high = np.where(window == first[step] + pieces[step] - 1, end[step], edges[window + 1])
+    share = np.where(pieces[step] == 1, 1.0, (high - low) / np.maximum(end[step] - start[step], 1.0))
+    return tuple(
+        np.stack([np.bincount(window, share * column[step], last + 1) for column in values.T], axis=1)
+        for values in (part.us, part.calls)
+    )
+
+
+def _as_table(sums: dict[tuple[str, str, str, str], list[np.ndarray]], edges: dict[str, np.ndarray]) -> pa.Table:
+    columns: dict[str, list] = {name: [] for name in COLUMNS}
+    for (scenario, phase, family, name), (us, calls) in sums.items():
+        windows = np.flatnonzero((us != 0.0) | (calls != 0.0))
+        moments = edges[scenario] / 1e9
+        values = (moments[windows], moments[windows + 1], calls[windows], us[windows])
+        for column, words in zip(
+            ("scenario_id", "phase", "family", "name"), (scenario, phase, family, name), strict=True
+        ):
+            columns[column] += [words] * windows.size
+        columns["window"] += windows.tolist()
+        for column, numbers in zip(COLUMNS[5:], values, strict=True):
+            columns[column] += numbers.tolist()
+    types = {"window": pa.int64(), **dict.fromkeys(COLUMNS[5:], pa.float64())}
+    table = pa.table({name: pa.array(columns[name], types.get(name, pa.string())) for name in COLUMNS})
+    order = [("scenario_id", "ascending"), ("window", "ascending"), ("phase", "ascending"), ("total_us", "descending")]
+    return table.sort_by([*order, ("name", "ascending")])

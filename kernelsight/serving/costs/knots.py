@@ -1,0 +1,235 @@
+"""Where step costs are computed: knots of each part of a step, so placed that interpolation errs by less than 0.5 %.
+
+Linear operations jump at tile edges, and collectives where their kernel changes: there, both sides are knots, and lines
+join them. Attention is
+smooth: its knots are spaced by a constant ratio. A step's GPU time is a weighted sum of knots, with weights that the
+loop adds up, so the same rows give the clock and the kernel breakdown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.kernels.costed import RELIEF
+from kernelsight.serving.costs.cuda_graphs import captured_sizes
+
+# the residual stream that collectives add up has 16 bits a number
+ACTIVATION_BYTES = 2.0
+PARTS = ("tokens", "logits", "decode_attention", "decode_window", "prefill_attention", "experts")
+
+
+# more than any engine admits, and than any model reads
+EVERYTHING = 1 << 62
+
+
+class Reach(NamedTuple):
+    """What a load can bring about on a deployment, at most: requests that run at once, tokens of one request."""
+
+    requests: int
+    tokens: int
+
+
+def edge_knots(largest: int) -> np.ndarray:
+    """Return token counts up to ``largest``, at both sides of every tile edge that shows, and the sizes of CUDA graphs.
+
+    Up to 512 every size that engines capture is a knot: decode steps are read there, not interpolated, and experts
+    become active fastest. Edges stand 64 apart up to 4096 tokens, then wider, as one more tile matters less.
+
+    >>> edge_knots(70).tolist()
+    [1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 40, 48, 56, 64, 65, 70]
+    """
+    captured = np.append(captured_sizes(512), [3, 6, 12, 17, 33])
+    spaced = ((64, 64, 4096), (4096, 128, 16384), (16384, 1024, 131072), (131072, 8192, largest + 1))
+    edges = np.concatenate([np.arange(first, last, width) for first, width, last in spaced])
+    knots = np.unique(np.concatenate([captured, edges, edges + 1, [largest]]))
+    return knots[knots <= largest]
+
+
+def ratio_knots(smallest: int, largest: int, per_octave: int) -> np.ndarray:
+    """Return whole numbers from ``smallest`` to ``largest``, ``per_octave`` of them to each doubling.
+
+    >>> ratio_knots(1, 16, 2).tolist()
+    [1, 2, 3, 4, 6, 8, 11, 16]
+    """
+    octaves = np.log2(max(largest, smallest) / smallest)
+    steps = smallest * 2.0 ** (np.arange(int(octaves * per_octave) + 1) / per_octave)
+    return np.unique(np.concatenate([np.rint(steps).astype(np.int64), [largest]]))
+
+
+def with_more(knots: np.ndarray) -> np.ndarray:
+    """Return knots and one beyond the last: what a higher limit of the engine would cost, for ``reliefs``.
+
+    >>> with_more(np.array([1, 8])).tolist()
+    [1, 8, 10]
+    """
+    return np.append(knots, math.ceil(knots[-1] * RELIEF))
+
+
+def switch_knots(switches_bytes: Sequence[float], bytes_per_token: float, largest: int) -> np.ndarray:
+    """Return the token counts on both sides of sizes at which engines pass to another kernel of a collective.
+
+    >>> switch_knots([2097152.0], 10240.0, 8192).tolist()
+    [204, 205]
+    """
+    first = np.ceil(np.asarray(switches_bytes, dtype=float) / bytes_per_token).astype(np.int64)
+    knots = np.unique(np.concatenate([first - 1, first]))
+    return knots[(knots >= 1) & (knots <= largest)]
+
+
+def part_knots(
+    max_tokens: int,
+    max_seqs: int,
+    max_len: int,
+    window: int,
+    switches: Sequence[int] = (),
+    query_tokens: int = 1,
+    lock_step: bool = False,
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return the two knot axes of each part: tokens, sequences, contexts; the second is [0] where it is unused.
+
+    ``switches``: token counts that are knots beside the tile edges; ``query_tokens``: of each decoding request.
+    ``lock_step``: ranks send different numbers of tokens to the experts, which are a part of their own.
+    """
+    none = np.array([0])
+    tokens = np.union1d(edge_knots(max(max_tokens, max_seqs)), np.asarray(switches, dtype=np.int64))
+    tokens = with_more(tokens)
+    requests = with_more(ratio_knots(1, max_seqs, 6))
+    contexts = np.concatenate([none, ratio_knots(min(64, max_len), max_len, 3)])
+    axes = {
+        "tokens": (tokens, none),
+        "logits": (with_more(edge_knots(min(max_seqs * query_tokens, max(max_tokens, max_seqs)))), none),
+        "decode_attention": (requests, contexts),
+        # what a chunk adds for the tokens before it begins with the first of them
+        "prefill_attention": (with_more(ratio_knots(1, max_tokens, 6)), np.unique(np.concatenate([[0, 1], contexts]))),
+    }
+    if window:
+        axes["decode_window"] = (requests, np.concatenate([none, ratio_knots(min(16, window), window, 3)]))
+    if lock_step:
+        axes["experts"] = (tokens, none)
+    return axes
+
+
+def within_reach(
+    axes: dict[str, tuple[np.ndarray, np.ndarray]], reach: Reach
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return the knots of attention up to the first that lies beyond all that can happen; the others are few.
+
+    Between two knots that stay nothing changes, so that a step costs to the last bit what it costs on all knots.
+
+    >>> axes = part_knots(2048, 256, 8192, 0)
+    >>> [knots[-1].item() for knots in within_reach(axes, Reach(20, 300))["decode_attention"]]
+    [23, 323]
+    """
+
+    def up_to(knots: np.ndarray, most: int) -> np.ndarray:
+        return knots[: np.searchsorted(knots, most, side="right") + 1]
+
+    cut = dict(axes)
+    for part, requests in (("decode_attention", reach.requests), ("prefill_attention", reach.tokens)):
+        xs, ys = axes[part]
+        cut[part] = (up_to(xs, requests), up_to(ys, reach.tokens))
+    if "decode_window" in axes:
+        xs, ys = axes["decode_window"]
+        # where these end is the width of the window
+        cut["decode_window"] = (up_to(xs, reach.requests), ys)
+    return cut
+
+
+def knot_shapes(
+    settings: pa.Table,
+    faults: pa.Table,
+    kv_layout: pa.Table,
+    models: pa.Table,
+    implementations: pa.Table,
+    reach: pa.Table,
+) -> pa.Table:
+    """Return the ``step_shapes`` of every deployment without a fault; ids count all its knots, reached or not.
+
+    ``reach`` (``deployment_reach``): what no load of a deployment can bring about has no knots; a deployment without a
+    row has none at all.
+    """
+    broken = set(faults["deployment_id"].to_pylist())
+    windows = dict(zip(kv_layout["deployment_id"].to_pylist(), kv_layout["window_tokens"].to_pylist(), strict=True))
+    selections = dict(zip(models["model"].to_pylist(), models["index_top_k"].to_pylist(), strict=True))
+    hidden = dict(zip(models["model"].to_pylist(), models["hidden"].to_pylist(), strict=True))
+    switches_bytes = _switches_bytes(implementations)
+    limits = zip(*(reach[name].to_pylist() for name in ("deployment_id", "requests", "tokens")), strict=True)
+    reaches = {name: Reach(requests or EVERYTHING, tokens or EVERYTHING) for name, requests, tokens in limits}
+    names = (
+        *("deployment_id", "model", "tp", "max_num_batched_tokens", "max_num_seqs", "max_model_len"),
+        *("query_tokens", "lock_step"),
+    )
+    tables, known = [], {}
+    rows = zip(*(settings[name].to_pylist() for name in names), strict=True)
+    for deployment, model, tp, max_tokens, max_seqs, max_len, query_tokens, lock_step in rows:
+        if deployment in broken or deployment not in reaches:
+            continue
+        window = windows[deployment] or selections[model] or 0
+        most = max(max_tokens, max_seqs)
+        switches = switch_knots(switches_bytes if tp > 1 else [], ACTIVATION_BYTES * hidden[model], most)
+        sizes = (max_tokens, max_seqs, max_len, min(window, max_len))
+        stated = (*sizes, tuple(switches.tolist()), query_tokens, lock_step)
+        mine = reaches[deployment]
+        if (stated, mine) not in known:
+            axes = part_knots(*stated)
+            known[stated, mine] = _shapes_of(within_reach(axes, mine), axes)
+        tables.append(_owned(deployment, known[stated, mine]))
+    return pa.concat_tables(tables) if tables else _owned("", _shapes_of({}, {}))
+
+
+def _switches_bytes(implementations: pa.Table) -> list[float]:
+    """Sizes below which some engine sums over GPUs by a kernel of its own."""
+    named = pc.fill_null(pc.match_substring(implementations["coefficient"], "_below_"), False)
+    values = implementations.filter(pc.and_(named, pc.equal(implementations["family"], "all_reduce")))["value"]
+    return sorted({value for value in values.to_pylist() if value})
+
+
+def _owned(deployment: str, shapes: pa.Table) -> pa.Table:
+    """Set the deployment before its shapes."""
+    names = pa.DictionaryArray.from_arrays(np.zeros(shapes.num_rows, np.int32), [deployment]).cast(pa.string())
+    return shapes.add_column(0, "deployment_id", names)
+
+
+def _shapes_of(
+    axes: dict[str, tuple[np.ndarray, np.ndarray]], every: dict[str, tuple[np.ndarray, np.ndarray]]
+) -> pa.Table:
+    """Return the step shapes of knots, which are the first ones of ``every`` axis: a knot has one id at any reach."""
+    parts = [part for part in PARTS if part in axes]
+    grids = [np.meshgrid(*axes[part], indexing="ij") for part in parts]
+    x = np.concatenate([grid[0].ravel() for grid in grids]) if grids else np.zeros(0, np.int64)
+    y = np.concatenate([grid[1].ravel() for grid in grids]) if grids else np.zeros(0, np.int64)
+    sizes = [[knots.size for knots in every[part]] for part in parts]
+    firsts = np.cumsum([0, *(rows * columns for rows, columns in sizes)])
+    places = [np.ogrid[: grid[0].shape[0], : grid[0].shape[1]] for grid in grids]
+    ids = [(first + i * size[1] + j).ravel() for first, size, (i, j) in zip(firsts, sizes, places, strict=False)]
+    part = np.repeat(np.arange(len(parts)), [grid[0].size for grid in grids])
+    of = {name: part == number for number, name in enumerate(parts)}
+    nowhere = np.zeros(x.size, dtype=bool)
+
+    def where(name: str, values: np.ndarray | int) -> np.ndarray:
+        return np.where(of.get(name, nowhere), values, 0).astype(np.int64)
+
+    decode, windowed = of.get("decode_attention", nowhere), of.get("decode_window", nowhere)
+    return pa.table(
+        {
+            "step_shape_id": np.concatenate([np.zeros(0, np.int64), *ids]),
+            "part": pa.DictionaryArray.from_arrays(part.astype(np.int32), parts or [""]).cast(pa.string()),
+            "x": x.astype(np.float64),
+            "y": y.astype(np.float64),
+            "tokens": where("tokens", x),
+            "expert_tokens": pa.array(where("experts", x), mask=np.full(x.size, "experts" not in axes)),
+            "sampled": where("logits", x),
+            "decode_requests": where("decode_attention", x) + where("decode_window", x),
+            "decode_context": pa.array(y.astype(np.int64), mask=~decode),
+            "decode_window_context": pa.array(y.astype(np.int64), mask=~windowed),
+            "prefill_requests": where("prefill_attention", 1),
+            "prefill_tokens": where("prefill_attention", x),
+            "prefill_cached": where("prefill_attention", y),
+        }
+    )

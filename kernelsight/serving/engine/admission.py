@@ -1,0 +1,266 @@
+"""Admission control: moves waiting requests into the running batch, sizes their first chunk, delays prefills."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.serving.engine.batch import join, make_ready, push_fresh, push_partial, start_decoding, units_held
+from kernelsight.serving.engine.compiled import compiled, inlined
+from kernelsight.serving.engine.policy import (
+    admission_closed,
+    admission_headroom,
+    candidate,
+    is_at_cap,
+    is_refused,
+    note_admission_failed,
+    partial_tokens,
+    seen_until,
+    stays_refused,
+    unfinished_prompts,
+    units_to_reserve,
+    waiting_tokens,
+)
+from kernelsight.serving.engine.prefix import cache_chunk, cached_prefix, keep_prefix, take_units
+from kernelsight.serving.engine.queue import take
+from kernelsight.serving.engine.records import MAX_UTILIZATION, NO_LIMIT, NOBODY
+
+UNKNOWN = NO_LIMIT  # headroom that is not computed yet
+
+
+@compiled
+def first_chunk(needed: int, budget: int, limits: np.void) -> int:
+    """Prompt tokens that this step may compute for a request."""
+    if limits.long_prefill_token_threshold > 0:
+        needed = min(needed, limits.long_prefill_token_threshold)
+    return min(needed, budget)
+
+
+@compiled
+def admission(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, budget: int) -> tuple:
+    """(cached tokens, first chunk, chunk if the budget were unlimited, units to allocate, unreferenced cached units).
+
+    A prompt whose KV was transferred is cached except for its first generated token, and allocates all its units.
+    """
+    if request.received > 0:
+        return request.received, min(1, budget), 1, units_held(request.known, limits), 0
+    cached, unkept = cached_prefix(request, hashes, entries, limits)
+    missing = request.known - cached
+    chunk = first_chunk(missing, budget, limits)
+    units = units_held(cached + chunk, limits) - cached // limits.block_size * limits.full_units
+    return cached, chunk, first_chunk(missing, missing, limits), units, unkept
+
+
+@compiled
+def units_to_admit(limits: np.void, request: np.void, cached: int, units: int) -> int:
+    """Units that have to be free for an admission; ``units``: those of its first chunk, which are allocated."""
+    if not limits.whole_prompts or request.received > 0:
+        return units
+    return max(units, units_held(request.known, limits) - cached // limits.block_size * limits.full_units)
+
+
+@compiled
+def admit(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    horizon: float,
+    prompt_tokens: int,
+    decode_tokens: int,
+) -> tuple:
+    """Admit waiting requests in order while budget, cap and KV blocks allow.
+
+    ``prompt_tokens``, ``decode_tokens``: already scheduled in this step. Returns (prompt tokens, decode tokens) of the
+    admitted requests and ``blocked``: the head of the queue cannot be admitted before a running request finishes. A
+    request whose KV was transferred decodes in this step.
+    """
+    budget = limits.max_num_batched_tokens - prompt_tokens - decode_tokens
+    empty = prompt_tokens + decode_tokens == 0
+    admitted = joined = unfinished = 0
+    headroom = UNKNOWN
+    while budget > 0:
+        if is_at_cap(engine, limits):
+            engine.forming = False
+            return admitted, joined, True
+        r = candidate(engine, requests, limits, horizon)
+        if r < 0:
+            engine.forming = False
+            return admitted, joined, admission_closed(engine, limits)
+        request = requests[r]
+        cached, chunk, whole, units, unkept = admission(request, hashes, entries, limits, budget)
+        engine.found = cached
+        # without chunked prefill a prompt that exceeds the budget waits, unless the step would be empty otherwise
+        if not limits.chunked and chunk < whole and not (empty and admitted + joined == 0):
+            return admitted, joined, stays_refused(engine, limits)
+        if not limits.plain:
+            if headroom == UNKNOWN:
+                headroom = admission_headroom(engine, requests, limits, decode_tokens > 0)
+                unfinished = unfinished_prompts(engine, requests) if limits.max_num_partial_prefills > 0 else 0
+            refused, headroom, unfinished = policies_refuse(
+                engine, limits, request, cached, chunk, units, unkept, headroom, unfinished
+            )
+            if refused:
+                return admitted, joined, stays_refused(engine, limits)
+        if units_to_admit(limits, request, cached, units) + unkept > engine.free_units:
+            note_admission_failed(engine, limits)
+            return admitted, joined, stays_refused(engine, limits)
+        take(engine, requests, r)
+        keep_prefix(engine, hashes, entries, limits, request, cached)
+        take_units(engine, entries, limits, units)
+        request.computed = cached
+        budget -= chunk
+        engine.joined += 1
+        join(engine, requests, r)
+        if request.received > 0:
+            decode_received(engine, requests, heaps, limits, r, chunk)
+            joined += chunk
+            continue
+        request.chunk = chunk
+        cache_chunk(engine, hashes, entries, limits, request)
+        push_partial(engine, requests, r)
+        admitted += chunk
+        note_admission(engine, request, cached)
+    return admitted, joined, engine.running == limits.max_num_seqs
+
+
+@compiled
+def policies_refuse(
+    engine: np.void,
+    limits: np.void,
+    request: np.void,
+    cached: int,
+    chunk: int,
+    units: int,
+    unkept: int,
+    headroom: int,
+    unfinished: int,
+) -> tuple:
+    """(refused by a policy, headroom and unfinished prompts after the admission)."""
+    if cached + chunk < request.known:
+        if 0 < limits.max_num_partial_prefills <= unfinished:
+            return True, headroom, unfinished
+        unfinished += 1
+    needed = units_to_reserve(limits, request, cached, units) + unkept
+    if is_refused(engine, limits, needed, headroom):
+        note_admission_failed(engine, limits)
+        return True, headroom, unfinished
+    # without reservations headroom is recomputed: a prefix-cache hit frees or takes more than ``needed``
+    return False, UNKNOWN if limits.capacity_policy == MAX_UTILIZATION else headroom - needed, unfinished
+
+
+@inlined
+def decode_received(
+    engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, r: int, chunk: int
+) -> None:
+    """Start decoding a request whose KV was transferred, in this step."""
+    request = requests[r]
+    request.received = 0
+    if limits.per_request_progress:
+        make_ready(engine, request)
+        request.chunk = chunk
+    else:
+        start_decoding(engine, requests, heaps, limits, r)
+        push_fresh(engine, requests, r)
+
+
+@inlined
+def note_admission(engine: np.void, request: np.void, cached: int) -> None:
+    """Record the first admission and its prefix-cache hit; after a preemption, the time spent waiting again."""
+    if request.scheduled_us < 0.0:
+        request.scheduled_us = engine.now
+        request.cached_tokens = cached
+        engine.step_found += cached
+        engine.step_looked_up += request.prompt
+    else:
+        request.requeued_us += engine.now - request.preempted_us
+        request.resumed_us = engine.now
+
+
+@compiled
+def shrinks_uncached(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> bool:
+    """Whether the refused head of the queue may fit before a request finishes, as its cached blocks are evicted.
+
+    A prompt longer than the budget is cut where the budget ends, which is earlier without its cached tokens.
+    """
+    if limits.hash_tokens == 0 or engine.found == 0:
+        return False
+    r = candidate(engine, requests, limits, horizon)
+    return r >= 0 and requests[r].known > first_chunk(requests[r].known, limits.max_num_batched_tokens, limits)
+
+
+@compiled
+def prefill_next(
+    engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, horizon: float
+) -> bool:
+    """Whether a prefill-first engine computes prompts next: one is partly computed, or the head of the queue fits."""
+    if engine.partial >= 0:
+        return True
+    r = candidate(engine, requests, limits, horizon)
+    if r < 0 or is_at_cap(engine, limits):
+        engine.forming = False
+        return False
+    if fits(engine, requests, limits, hashes, entries, r, 0):
+        return True
+    note_admission_failed(engine, limits)
+    return False
+
+
+@compiled
+def fits(
+    engine: np.void,
+    requests: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    r: int,
+    decode_tokens: int,
+) -> bool:
+    """Whether a waiting request could be admitted next to ``decode_tokens``, before the step allocates its units."""
+    budget = limits.max_num_batched_tokens - decode_tokens
+    cached, chunk, whole, units, unkept = admission(requests[r], hashes, entries, limits, budget)
+    engine.found = cached
+    if chunk == 0 or (not limits.chunked and chunk < whole and decode_tokens > 0):
+        return False
+    needed = units_to_reserve(limits, requests[r], cached, units) + unkept
+    headroom = admission_headroom(engine, requests, limits, False)
+    enough = units_to_admit(limits, requests[r], cached, units) + unkept <= engine.free_units
+    return enough and not is_refused(engine, limits, needed, headroom)
+
+
+@compiled
+def next_prompt(
+    engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, horizon: float
+) -> int:
+    """The request in the queue that a step with all decodes could admit; -1 for none."""
+    r = NOBODY if is_at_cap(engine, limits) else candidate(engine, requests, limits, horizon)
+    if r >= 0 and not fits(engine, requests, limits, hashes, entries, r, engine.decoding * (1 + limits.drafts)):
+        return NOBODY
+    return r
+
+
+@compiled
+def delay_prefills(
+    engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, horizon: float
+) -> bool:
+    """Whether this step decodes only, so that prompts batch up; counts the steps that they have been delayed.
+
+    Prompts run when the step would have ``batch_wait_tokens`` tokens, or after ``batch_wait_timeout_iters`` steps.
+    """
+    if limits.batch_wait_timeout_iters == 0 or engine.decoding == 0:
+        return False
+    decode_tokens = engine.decoding * (1 + limits.drafts)
+    r = next_prompt(engine, requests, limits, hashes, entries, horizon)
+    if engine.partial < 0 and r < 0:
+        return False
+    tokens = decode_tokens + partial_tokens(engine, requests)
+    if r >= 0:
+        most = limits.max_num_seqs - engine.running
+        until = seen_until(engine, limits, horizon)
+        tokens += waiting_tokens(engine, requests, until, most, limits.batch_wait_tokens - tokens)
+    if tokens >= limits.batch_wait_tokens or engine.waited_iters >= limits.batch_wait_timeout_iters:
+        engine.waited_iters = 0
+        return False
+    engine.waited_iters += 1
+    return True

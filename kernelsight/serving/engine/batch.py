@@ -1,0 +1,327 @@
+"""The running batch: its requests in order of admission, when each one finishes, and the KV units they hold.
+
+All decoding requests gain one token per decode step, so each one's context is stored as ``context_offset`` relative to
+one decode clock: sums, finishes and block demand are then known many steps ahead without looking at each request.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.serving.engine.compiled import compiled, inlined
+from kernelsight.serving.engine.records import NOBODY, NUMBER, TICKET_BITS
+
+LEAVING, FILLING = 0, 1
+
+
+@inlined
+def units_held(tokens: int, limits: np.void) -> int:
+    """KV units of a request with this many tokens in the KV cache; none before its first token."""
+    if tokens == 0:
+        return 0
+    blocks = (tokens + limits.block_size - 1) // limits.block_size
+    return limits.full_units * blocks + limits.window_units * min(blocks, limits.window_blocks) + limits.sequence_units
+
+
+@inlined
+def tokens_of(engine: np.void, request: np.void) -> int:
+    """Tokens of a running request in the KV cache."""
+    return request.context_offset + engine.clock if request.decoding else request.computed
+
+
+@inlined
+def tokens_held(engine: np.void, request: np.void) -> int:
+    """Tokens that a running request has KV units for: those in the cache, and those of rejected drafts."""
+    return max(tokens_of(engine, request), request.reserved)
+
+
+# ---------------------------------------------------------------- heaps of (clock, entrant), smallest clock first
+
+
+@inlined
+def entrant(requests: np.ndarray, r: int) -> int:
+    """The key of a request in a heap; keys are in order of admission."""
+    return (requests[r].ticket << TICKET_BITS) | r
+
+
+@inlined
+def comes_before(clock: int, name: int, other_clock: int, other: int) -> bool:
+    """Heap order: by clock, then by order of admission."""
+    return clock < other_clock or (clock == other_clock and name < other)
+
+
+@inlined
+def sift_up(heaps: np.ndarray, heap: int, size: int, clock: int, name: int) -> None:
+    """Add an entry to a heap of ``size`` entries."""
+    place = size
+    while place > 0:
+        parent = (place - 1) // 2
+        if not comes_before(clock, name, heaps[heap, parent, 0], heaps[heap, parent, 1]):
+            break
+        heaps[heap, place, 0], heaps[heap, place, 1] = heaps[heap, parent, 0], heaps[heap, parent, 1]
+        place = parent
+    heaps[heap, place, 0], heaps[heap, place, 1] = clock, name
+
+
+@inlined
+def sift_down(heaps: np.ndarray, heap: int, size: int) -> None:
+    """Remove the first of ``size`` entries."""
+    clock, name = heaps[heap, size - 1, 0], heaps[heap, size - 1, 1]
+    last, place = size - 1, 0
+    while True:
+        child = 2 * place + 1
+        if child >= last:
+            break
+        if child + 1 < last and comes_before(
+            heaps[heap, child + 1, 0], heaps[heap, child + 1, 1], heaps[heap, child, 0], heaps[heap, child, 1]
+        ):
+            child += 1
+        if not comes_before(heaps[heap, child, 0], heaps[heap, child, 1], clock, name):
+            break
+        heaps[heap, place, 0], heaps[heap, place, 1] = heaps[heap, child, 0], heaps[heap, child, 1]
+        place = child
+    heaps[heap, place, 0], heaps[heap, place, 1] = clock, name
+
+
+@inlined
+def is_due(requests: np.ndarray, heap: int, clock: int, name: int) -> bool:
+    """True for a valid entry; entries of requests that were preempted stay in the heap until they reach its top."""
+    request = requests[name & NUMBER]
+    return (request.leaves_at if heap == LEAVING else request.fills_at) == clock
+
+
+@inlined
+def heap_add(requests: np.ndarray, heaps: np.ndarray, heap: int, size: int, clock: int, r: int) -> int:
+    """Add an entry and return the new size; a full heap first drops its stale entries."""
+    if size == heaps.shape[1]:
+        kept = 0
+        for i in range(size):
+            entry, name = heaps[heap, i, 0], heaps[heap, i, 1]
+            if is_due(requests, heap, entry, name):
+                sift_up(heaps, heap, kept, entry, name)
+                kept += 1
+        size = kept
+    sift_up(heaps, heap, size, clock, entrant(requests, r))
+    return size + 1
+
+
+@inlined
+def next_departure(engine: np.void, requests: np.ndarray, heaps: np.ndarray) -> int:
+    """Decode clock at which the next request finishes, -1 for none."""
+    while engine.leaving > 0:
+        if is_due(requests, LEAVING, heaps[LEAVING, 0, 0], heaps[LEAVING, 0, 1]):
+            return heaps[LEAVING, 0, 0]
+        sift_down(heaps, LEAVING, engine.leaving)
+        engine.leaving -= 1
+    return NOBODY
+
+
+@inlined
+def next_filling(engine: np.void, requests: np.ndarray, heaps: np.ndarray) -> int:
+    """Decode clock at which the next request fills its attention window, -1 for none."""
+    while engine.filling > 0:
+        if is_due(requests, FILLING, heaps[FILLING, 0, 0], heaps[FILLING, 0, 1]):
+            return heaps[FILLING, 0, 0]
+        sift_down(heaps, FILLING, engine.filling)
+        engine.filling -= 1
+    return NOBODY
+
+
+# ---------------------------------------------------------------- joining and leaving
+
+
+@inlined
+def join(engine: np.void, requests: np.ndarray, r: int) -> None:
+    """Append a request to the running batch."""
+    request = requests[r]
+    request.ticket = engine.admitted
+    engine.admitted += 1
+    request.before, request.after = engine.newest, NOBODY
+    if engine.newest >= 0:
+        requests[engine.newest].after = r
+    else:
+        engine.oldest = r
+    engine.newest = r
+    engine.running += 1
+
+
+@inlined
+def push_partial(engine: np.void, requests: np.ndarray, r: int) -> None:
+    """Append a request to the list of partly computed prompts."""
+    requests[r].next_partial = NOBODY
+    if engine.partial >= 0:
+        requests[engine.last_partial].next_partial = r
+    else:
+        engine.partial = r
+    engine.last_partial = r
+    engine.partial_count += 1
+
+
+@compiled
+def forget_partial(engine: np.void, requests: np.ndarray, r: int) -> None:
+    """Remove a request from the list of partly computed prompts."""
+    previous, i = NOBODY, engine.partial
+    while i != r:
+        previous, i = i, requests[i].next_partial
+    following = requests[r].next_partial
+    if previous >= 0:
+        requests[previous].next_partial = following
+    else:
+        engine.partial = following
+    if engine.last_partial == r:
+        engine.last_partial = previous
+    engine.partial_count -= 1
+
+
+@inlined
+def unlink(engine: np.void, requests: np.ndarray, r: int) -> None:
+    """Remove a request from the running batch."""
+    request = requests[r]
+    if request.before >= 0:
+        requests[request.before].after = request.after
+    else:
+        engine.oldest = request.after
+    if request.after >= 0:
+        requests[request.after].before = request.before
+    else:
+        engine.newest = request.before
+    engine.running -= 1
+
+
+@inlined
+def start_decoding(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, r: int) -> None:
+    """Add a request, whose ``computed`` is up to date, to the decoding ones at the current decode clock."""
+    request = requests[r]
+    request.decoding = True
+    request.context_offset = request.computed - engine.clock
+    request.leaves_at = request.target - 1 - request.context_offset
+    engine.decoding += 1
+    engine.context_offset_sum += request.context_offset
+    engine.block_boundaries[(-request.context_offset) % limits.block_size] += 1
+    engine.leaving = heap_add(requests, heaps, LEAVING, engine.leaving, request.leaves_at, r)
+    request.fills_at = NOBODY
+    if limits.window_tokens > 0:
+        engine.inside += min(request.computed, limits.window_tokens)
+        if request.computed < limits.window_tokens:
+            engine.below += 1
+            request.fills_at = limits.window_tokens - request.context_offset
+            engine.filling = heap_add(requests, heaps, FILLING, engine.filling, request.fills_at, r)
+
+
+@inlined
+def stop_decoding(engine: np.void, requests: np.ndarray, limits: np.void, r: int) -> None:
+    """Remove a request from the decoding ones and bring its ``computed`` up to date."""
+    request = requests[r]
+    request.computed = request.context_offset + engine.clock
+    request.known = request.computed + 1
+    request.decoding = False
+    engine.decoding -= 1
+    engine.context_offset_sum -= request.context_offset
+    engine.block_boundaries[(-request.context_offset) % limits.block_size] -= 1
+    if limits.window_tokens > 0:
+        engine.inside -= min(request.computed, limits.window_tokens)
+        if request.computed < limits.window_tokens:
+            engine.below -= 1
+    request.fills_at = NOBODY
+    request.leaves_at = NOBODY
+
+
+@compiled
+def push_fresh(engine: np.void, requests: np.ndarray, r: int) -> None:
+    """Add a decoding request whose last token is not from the last decode step to the fresh list."""
+    requests[r].fresh = True
+    requests[r].next_fresh = engine.fresh
+    engine.fresh = r
+
+
+@compiled
+def forget_fresh(engine: np.void, requests: np.ndarray, r: int) -> None:
+    """Remove a request from the fresh list."""
+    requests[r].fresh = False
+    if engine.fresh == r:
+        engine.fresh = requests[r].next_fresh
+        return
+    i = engine.fresh
+    while requests[i].next_fresh != r:
+        i = requests[i].next_fresh
+    requests[i].next_fresh = requests[r].next_fresh
+
+
+# ---------------------------------------------------------------- per-request progress (pipeline stages, drafts)
+
+
+@inlined
+def make_ready(engine: np.void, request: np.void) -> None:
+    """Make a request eligible for the next decode batch: its last token has returned."""
+    request.all_in_flight = False
+    request.decoding = True
+    request.context_offset = request.computed - engine.clock
+    engine.decoding += 1
+
+
+@inlined
+def make_unready(engine: np.void, request: np.void) -> None:
+    """Make a request ineligible for decode batches: it is in one, or leaves the batch."""
+    request.decoding = False
+    engine.decoding -= 1
+
+
+# ---------------------------------------------------------------- KV units ahead
+
+
+@inlined
+def units_ahead(engine: np.void, requests: np.ndarray, limits: np.void, steps: int) -> int:
+    """Units that the decoding requests need for their next ``steps`` tokens each."""
+    if limits.window_units > 0:
+        return units_ahead_by_request(engine, requests, limits, steps)
+    blocks = steps // limits.block_size * engine.decoding
+    first = engine.clock % limits.block_size
+    for i in range(first, first + steps % limits.block_size):
+        blocks += engine.block_boundaries[i if i < limits.block_size else i - limits.block_size]
+    return blocks * limits.full_units
+
+
+@compiled
+def units_ahead_by_request(engine: np.void, requests: np.ndarray, limits: np.void, steps: int) -> int:
+    """``units_ahead`` by a pass over the requests: blocks of window layers stop growing at different times."""
+    units = 0
+    r = engine.oldest
+    while r >= 0:
+        request = requests[r]
+        if request.decoding:
+            held = tokens_held(engine, request)
+            tokens = max(tokens_of(engine, request) + steps, held)
+            units += units_held(tokens, limits) - units_held(held, limits)
+        r = request.after
+    return units
+
+
+@inlined
+def affordable_steps(engine: np.void, requests: np.ndarray, limits: np.void, most: int) -> int:
+    """Largest number of decode steps, 1 to ``most``, with enough free blocks; the first step has its own."""
+    if (
+        limits.window_units == 0
+        and (most // limits.block_size + 1) * engine.decoding * limits.full_units <= engine.free_units
+    ):
+        return most
+    free = engine.free_units + units_ahead(engine, requests, limits, 1)
+    low, high = 1, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if units_ahead(engine, requests, limits, middle) <= free:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@inlined
+def advance(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, steps: int) -> None:
+    """Advance the decode clock; the tokens inside attention windows grow linearly until the next window is full."""
+    engine.clock += steps
+    if limits.window_tokens == 0:
+        return
+    engine.inside += (engine.below - engine.skipped_below) * steps
+    while next_filling(engine, requests, heaps) == engine.clock:
+        requests[heaps[FILLING, 0, 1] & NUMBER].fills_at = NOBODY
+        engine.below -= 1

@@ -1,0 +1,162 @@
+"""The benchmark client: when requests are sent, and what follows when they finish.
+
+Requests are sent in order of arrival, each in a free slot of the closed loop (``max_concurrency``). A session keeps its
+slot until its last turn finishes; a later turn is sent one think time after the previous turn finished. The clock of
+measured requests starts when the last warm-up request has finished.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.serving.engine.compiled import compiled, inlined
+from kernelsight.serving.engine.records import EARLIER_TURN, FOREVER, NOBODY
+
+
+@inlined
+def next_send_us(client: np.void, requests: np.ndarray, turns: np.ndarray) -> float:
+    """When the next request will be sent, as far as is known now; infinite while none can be."""
+    turn_us = turns[0, 0] if client.turns > 0 else FOREVER
+    if client.next == requests.size or client.in_flight >= client.max_concurrency:
+        return turn_us
+    if client.next >= client.warmups and client.warmups_left > 0:
+        return turn_us
+    return min(turn_us, max(requests[client.next].arrival_us + client.offset_us, client.now))
+
+
+@inlined
+def take_next(client: np.void, requests: np.ndarray, turns: np.ndarray) -> int:
+    """The request that is sent now; at equal times later turns and finished KV transfers go first."""
+    if client.turns > 0 and turns[0, 0] <= client.now:
+        return pop_turn(client, turns)
+    r = client.next
+    client.next += 1
+    client.in_flight += 1
+    while client.next < requests.size and requests[client.next].follows:
+        client.next += 1
+    return r
+
+
+@inlined
+def note_ended(client: np.void, engine: np.void, requests: np.ndarray, turns: np.ndarray) -> None:
+    """Process an engine's finished requests: free their slots, or schedule the next turns of their sessions."""
+    r = engine.first_ended
+    if client.prefills:
+        r = in_order(requests, r)
+    while r >= 0:
+        following = requests[r].next_waiting
+        if requests[r].tokens_after_transfer > 0:
+            begin_transfer(client, engine, requests, turns, r)
+        else:
+            note_end(client, requests, turns, r)
+        r = following
+    engine.first_ended = NOBODY
+
+
+@compiled
+def in_order(requests: np.ndarray, r: int) -> int:
+    """Reverse a list of finished requests into order of admission; returns its first."""
+    previous = NOBODY
+    while r >= 0:
+        following = requests[r].next_waiting
+        requests[r].next_waiting = previous
+        previous, r = r, following
+    return previous
+
+
+@compiled
+def begin_transfer(client: np.void, engine: np.void, requests: np.ndarray, turns: np.ndarray, r: int) -> None:
+    """Transfer the KV of a computed prompt: in turn over the engine's link, then the latency."""
+    request, link = requests[r], client.link
+    sending_us = link.sequence_us + link.token_us * request.prompt
+    sending_us += link.window_token_us * min(request.prompt, link.window_tokens)
+    engine.link_free_us = max(engine.link_free_us, client.now) + sending_us
+    request.target += request.tokens_after_transfer
+    request.tokens_after_transfer = 0
+    request.finish_us = -1.0
+    request.moving = True
+    push_turn(client, turns, engine.link_free_us + link.latency_us, r)
+
+
+@inlined
+def note_end(client: np.void, requests: np.ndarray, turns: np.ndarray, r: int) -> None:
+    """Record that a request has finished."""
+    client.ended += 1
+    turn = requests[r].next_turn
+    if turn >= 0:
+        push_turn(client, turns, client.now + requests[turn].think_us, turn)
+    else:
+        client.in_flight -= 1
+    if r < client.warmups:
+        end_warmup(client, requests)
+
+
+@compiled
+def note_rejected(client: np.void, requests: np.ndarray, r: int) -> None:
+    """Record that a request was rejected: its session ends, its slot is free."""
+    client.ended += 1
+    client.in_flight -= 1
+    if r < client.warmups:
+        end_warmup(client, requests)
+    turn = requests[r].next_turn
+    while turn >= 0:
+        requests[turn].status = EARLIER_TURN
+        requests[turn].replica = requests[r].replica
+        client.ended += 1
+        turn = requests[turn].next_turn
+
+
+@compiled
+def end_warmup(client: np.void, requests: np.ndarray) -> None:
+    """Count a finished warm-up; with the last one the clock of the measured requests starts."""
+    client.warmups_left -= 1
+    if client.warmups_left == 0 and client.warmups < requests.size:
+        client.offset_us = client.now - requests[client.warmups].arrival_us
+
+
+@compiled
+def forget_gaps(engines: np.ndarray, histogram: np.ndarray) -> None:
+    """Drop the inter-token gaps so far: all of warm-ups, when the last one has ended and no other has begun."""
+    histogram[:] = 0
+    for i in range(engines.size):
+        engines[i].gap_sum_us = 0.0
+
+
+# ---------------------------------------------------------------- a heap of (time, request): later turns, KV transfers
+
+
+@compiled
+def push_turn(client: np.void, turns: np.ndarray, moment_us: float, r: int) -> None:
+    """Add a turn that is sent, or a transfer that ends, at ``moment_us``."""
+    place = client.turns
+    client.turns += 1
+    while place > 0:
+        parent = (place - 1) // 2
+        if turns[parent, 0] < moment_us or (turns[parent, 0] == moment_us and turns[parent, 1] < r):
+            break
+        turns[place, 0], turns[place, 1] = turns[parent, 0], turns[parent, 1]
+        place = parent
+    turns[place, 0], turns[place, 1] = moment_us, r
+
+
+@compiled
+def pop_turn(client: np.void, turns: np.ndarray) -> int:
+    """Remove and return the earliest entry; at equal times, the first in order of arrival."""
+    first = int(turns[0, 1])
+    client.turns -= 1
+    last = client.turns
+    moment_us, r = turns[last, 0], turns[last, 1]
+    place = 0
+    while 2 * place + 1 < last:
+        child = 2 * place + 1
+        if child + 1 < last and (
+            turns[child + 1, 0] < turns[child, 0]
+            or (turns[child + 1, 0] == turns[child, 0] and turns[child + 1, 1] < turns[child, 1])
+        ):
+            child += 1
+        if moment_us < turns[child, 0] or (moment_us == turns[child, 0] and r < turns[child, 1]):
+            break
+        turns[place, 0], turns[place, 1] = turns[child, 0], turns[child, 1]
+        place = child
+    turns[place, 0], turns[place, 1] = moment_us, r
+    return first

@@ -1,0 +1,74 @@
+"""Speculative decoding: draft tokens are verified in one step and accepted up to the first rejection.
+
+A draft token is accepted with a constant probability a if the ones before it were (Leviathan et al., arXiv 2211.17192),
+so a step yields (1 - a^(k + 1)) / (1 - a) tokens per sequence in the mean. Acceptance is a hash of the request's number
+and the token's position, so that it does not depend on anything else in the simulation.
+
+As in vLLM's ``EagleProposer``, the draft model first runs on all tokens of the step, then on one token per sequence for
+each further draft, and computes logits for each draft. Drafts from n-grams of the prompt cost nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.serving.engine.compiled import compiled, inlined
+from kernelsight.serving.engine.steps import cost_decodes, cost_layers
+
+# SplitMix64 (Steele, Lea, Flood 2014): a counter's step, and what mixes its bits
+STEP, FIRST_MIX, SECOND_MIX = (
+    np.uint64(0x9E3779B97F4A7C15),
+    np.uint64(0xBF58476D1CE4E5B9),
+    np.uint64(0x94D049BB133111EB),
+)
+REQUEST_STEP = np.uint64(0xD1342543DE82EF95)
+S30, S27, S31, S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
+
+
+@inlined
+def chance(number: int, token: int) -> float:
+    """A uniform number in [0, 1): the hash of a request's number and a token position."""
+    bits = np.uint64(number) * REQUEST_STEP + np.uint64(token) * STEP
+    bits = (bits ^ (bits >> S30)) * FIRST_MIX
+    bits = (bits ^ (bits >> S27)) * SECOND_MIX
+    return np.float64((bits ^ (bits >> S31)) >> S11) * 2.0**-53
+
+
+@compiled
+def accepted_drafts(number: int, known: int, drafts: int, acceptance: float) -> int:
+    """Number of accepted drafts of a request that has ``known`` tokens."""
+    accepted = 0
+    while accepted < drafts and chance(number, known + accepted) < acceptance:
+        accepted += 1
+    return accepted
+
+
+@compiled
+def cost_drafts(
+    engine: np.void,
+    requests: np.ndarray,
+    limits: np.void,
+    costs: np.ndarray,
+    layout: np.void,
+    weights: np.ndarray,
+    tokens: int,
+    decodes: int,
+    context: float,
+    windowed: float,
+    sequences: int,
+    all_context: float,
+    all_windowed: float,
+) -> float:
+    """GPU time of the draft model in a scheduled step; adds the knots that it uses to ``weights``.
+
+    ``tokens``: of the step; ``decodes``: requests that decode in it, with their mean contexts; ``sequences``: these and
+    the prompts that finish in it, which all get drafts, with their mean contexts.
+    """
+    gpu_us, _, _ = cost_layers(engine, requests, costs, layout, weights, tokens, decodes, context, windowed)
+    if sequences == 0:
+        return gpu_us
+    passes = limits.drafts - 1
+    weights[layout.tokens_at + sequences] += passes
+    weights[layout.sampled_at + sequences] += limits.drafts
+    gpu_us += passes * costs[layout.tokens_at + sequences] + limits.drafts * costs[layout.sampled_at + sequences]
+    return gpu_us + cost_decodes(engine, costs, layout, weights, sequences, all_context, all_windowed, passes)

@@ -1,0 +1,129 @@
+"""Host time of a step: the one statement of the rule, for whole steps in Python and for the compiled loop."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.serving.engine.inputs import Host
+
+# standard deviations from the middle of a normal distribution to the ends of its 90 % interval
+Z_90 = 1.6448536269514722
+
+
+def host_times(requests: int, tokens: int, prompts: int, host: Any) -> tuple:
+    """(hidden, exposed, launch) host time of a step, microseconds: it takes exposed + max(hidden, GPU time).
+
+    Launches always run beside the kernels; scheduling and input preparation do so where the engine overlaps them.
+    ``prompts``: chunks of prompts in the step, whose attention no graph holds.
+    ``host``: a ``Host``, or a HOST record of the loop, which compiles this function (``costs.host_times``).
+    """
+    cpu_us = host.base_us + host.per_request_us * requests + host.per_token_us * tokens
+    # a captured graph is one launch for all its kernels; with prompts, pieces of it alternate with attention
+    if prompts > 0:
+        launch_us = host.eager_launches_us if tokens > host.prompt_graph_max_tokens else host.piecewise_launches_us
+    else:
+        launch_us = host.eager_launches_us if tokens > host.graph_max_tokens else host.captured_launches_us
+    # of many requests a part is hidden behind longer steps
+    seen = requests / (1.0 + requests / host.exposed_requests_half)
+    exposed_us = host.exposed_us + host.exposed_per_request_us * seen
+    if not host.overlapped:
+        exposed_us += cpu_us
+        cpu_us = 0.0
+    # what a log corrects may take host time away, and never the gaps between kernels
+    return cpu_us + launch_us, exposed_us if exposed_us > host.gap_us else host.gap_us, launch_us
+
+
+def front_end_of(overhead: dict[str, Any], deployment: dict[str, Any]) -> tuple[float, float]:
+    """Return the time in an engine's front end before the queue: per request and per prompt token, microseconds.
+
+    ``overhead``: a row of ``host_settings``; ``deployment``: of ``deployment_settings``; none in the roofline tier.
+    """
+    if deployment["tier"] == "roofline":
+        return 0.0, 0.0
+    return overhead["request_us"], overhead["per_prompt_token_us"]
+
+
+def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int) -> Host:
+    """Return the engine's host overhead; none in the roofline tier, which bounds the GPU's work.
+
+    ``overhead``: a row of ``host_settings``; ``deployment``: of ``deployment_settings``; ``launches``: kernels of a
+    forward pass. A look for new requests that lasts ``batch_wait_timeout_ms`` is host work of every step.
+    """
+    wait_us = deployment["batch_wait_timeout_ms"] * 1e3
+    if deployment["tier"] == "roofline":
+        return Host(0.0, wait_us, 0.0, 0.0, 0.0, 0.0, True, 0)
+    gap_us = overhead["launch_gap_us"] * launches
+    launch_us = overhead["per_eager_launch_us"]
+    pieces = min(overhead["piecewise_launches"], launches)
+    largest, piecewise = deployment["graph_max_tokens"], deployment["prompt_graphs"] == "piecewise"
+    # graphs that hold decode steps alone are sized by requests, which verify several tokens with drafts
+    decodes = largest if piecewise else largest * deployment["query_tokens"]
+    half = overhead["exposed_requests_half"]
+    return Host(
+        overhead["step_exposed_us"] + gap_us, overhead["step_base_us"] + wait_us, overhead["per_request_us"],
+        overhead["per_token_us"], launch_us * launches, overhead["request_us"],
+        overhead["overlapped"] and deployment["async_scheduling"], decodes,
+        overhead["per_captured_launch_us"] * launches, gap_us, overhead["exposed_per_request_us"],
+        overhead["per_prompt_token_us"],
+        largest if piecewise else 0, launch_us * pieces, math.inf if half is None else half,
+    )  # fmt: skip
+
+
+def step_totals_of(
+    kernel_latencies: pa.Table, step_shapes: pa.Table, settings: pa.Table, host_settings: pa.Table
+) -> pa.Table:
+    """Return ``step_totals`` of the whole steps among ``step_shapes``: GPU, exposed host and total time.
+
+    Kernels add up in whole picoseconds. No step waits for requests here. The interval has a part of the kernels and one
+    of the host's constants, whose spread between groups of runs ``host_settings`` states.
+    """
+    by_id = {row["deployment_id"]: row | {"batch_wait_timeout_ms": 0.0} for row in settings.to_pylist()}
+    overheads = {row["deployment_id"]: row for row in host_settings.to_pylist()}
+    kernels = _kernel_sums(kernel_latencies)
+    rows = []
+    for shape in step_shapes.to_pylist():
+        key = shape["deployment_id"], shape["step_shape_id"]
+        if shape["part"] != "whole" or key not in kernels:
+            continue
+        launches, gpu_us, *ends_us = kernels[key]
+        host = host_of(overheads[key[0]], by_id[key[0]], launches)
+        requests = shape["decode_requests"] + shape["prefill_requests"]
+        hidden_us, exposed_us, _ = host_times(requests, shape["tokens"], shape["prefill_requests"], host)
+        total_us = exposed_us + max(hidden_us, gpu_us)
+        factors = [math.exp(end * Z_90 * overheads[key[0]]["step_log_sd"]) for end in (-1.0, 1.0)]
+        host_us, *host_ends_us = (
+            factor * exposed_us + max(factor * hidden_us - gpu_us, 0.0) for factor in (1.0, *factors)
+        )
+        # kernels and host err independently: their parts of the half-width add up in squares
+        below_us, above_us = (
+            math.hypot(exposed_us + max(hidden_us, kernels_us) - total_us, other_us - host_us)
+            for kernels_us, other_us in zip(ends_us, host_ends_us, strict=True)
+        )
+        ends = total_us - below_us, total_us + above_us
+        rows.append((*key, gpu_us, launches, host_us, *host_ends_us, total_us, *ends))
+    names = (
+        *("deployment_id", "step_shape_id", "gpu_us", "launches", "host_us", "host_p05_us", "host_p95_us"),
+        *("total_us", "p05_us", "p95_us"),
+    )
+    columns = zip(*rows, strict=True) if rows else [[]] * len(names)
+    return pa.table({name: list(values) for name, values in zip(names, columns, strict=True)})
+
+
+def _kernel_sums(latencies: pa.Table) -> dict[tuple[str, int], tuple]:
+    """Return by step shape: launches, and GPU time, its 5th and its 95th percentile in microseconds."""
+    names = latencies["deployment_id"].combine_chunks().dictionary_encode()
+    ids, count = latencies["step_shape_id"].to_numpy(), latencies["count"].to_numpy()
+    shapes, row_of = np.unique(np.stack([names.indices.to_numpy(), ids]), axis=1, return_inverse=True)
+    row_of = row_of.ravel()
+    launches = np.bincount(row_of, count, shapes.shape[1]).astype(np.int64).tolist()
+    sums = [
+        (np.bincount(row_of, np.floor(latencies[name].to_numpy() * 1e6 + 0.5) * count, shapes.shape[1]) / 1e6).tolist()
+        for name in ("latency_us", "latency_p05_us", "latency_p95_us")
+    ]
+    deployments = names.dictionary.to_pylist()
+    keys = [(deployments[code], number) for code, number in shapes.T.tolist()]
+    return dict(zip(keys, zip(launches, *sums, strict=True), strict=True))

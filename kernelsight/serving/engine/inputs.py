@@ -1,0 +1,99 @@
+"""Inputs of a simulation besides limits: host overhead, step costs, load, routing and KV transfers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelsight.serving.engine.records import NO_LIMIT, ROUND_ROBIN
+
+
+class Host(NamedTuple):
+    """Host overhead of one engine, microseconds (the fields of the record)."""
+
+    exposed_us: float
+    base_us: float
+    per_request_us: float
+    per_token_us: float
+    eager_launches_us: float
+    request_us: float
+    overlapped: bool
+    graph_max_tokens: int
+    captured_launches_us: float = 0.0
+    gap_us: float = 0.0
+    exposed_per_request_us: float = 0.0
+    per_prompt_token_us: float = 0.0
+    prompt_graph_max_tokens: int = 0
+    piecewise_launches_us: float = 0.0
+    exposed_requests_half: float = np.inf
+
+
+class Surface(NamedTuple):
+    """Step costs of one deployment: dense tables over tokens and sampled sequences, grids over knots, microseconds."""
+
+    token_us: np.ndarray
+    padded_tokens: np.ndarray
+    sampled_us: np.ndarray
+    decode_x: np.ndarray
+    decode_y: np.ndarray
+    decode_us: np.ndarray
+    window_x: np.ndarray
+    window_y: np.ndarray
+    window_us: np.ndarray
+    prefill_x: np.ndarray
+    prefill_y: np.ndarray
+    prefill_us: np.ndarray
+    # with pipeline stages: the parts of token_us that are the embedding and the transfers between stages, [tokens] each
+    embedding_us: np.ndarray = np.zeros(0)
+    transfer_us: np.ndarray = np.zeros(0)
+    # the parts of token_us that routed experts and collectives take, [tokens] each
+    moe_us: np.ndarray = np.zeros(0)
+    communication_us: np.ndarray = np.zeros(0)
+    sampled_communication_us: np.ndarray = np.zeros(0)  # part of sampled_us, [sequences]
+    # ranks that step together: routed experts and the exchange of tokens, which are no part of token_us then, by the
+    # mean number of tokens of a rank, [tokens]; and the exchange alone
+    experts_us: np.ndarray = np.zeros(0)
+    experts_communication_us: np.ndarray = np.zeros(0)
+
+
+class Load(NamedTuple):
+    """The requests of one client, in order of arrival; prompts as hash blocks if prefixes may be shared.
+
+    ``hashes``: the hash blocks of all prompts, concatenated, as numbers from 0; request i has those from
+    ``hash_offsets[i]`` to ``hash_offsets[i + 1]``. ``hash_tokens``: tokens per hash block; 0: no hashes.
+    ``priority``: lower goes first; empty: all equal.
+    ``follows``: the previous turn, ``think_us`` after whose end each request is sent; -1: sent at its arrival. The
+    first ``warmups`` requests finish before the clock of the others starts. ``max_concurrency``: sessions in progress.
+    """
+
+    arrival_us: np.ndarray
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+    hashes: np.ndarray = np.zeros(0, np.int64)
+    hash_offsets: np.ndarray = np.zeros(0, np.int64)
+    hash_tokens: int = 0
+    priority: np.ndarray = np.zeros(0, np.int64)
+    follows: np.ndarray | None = None
+    think_us: np.ndarray | None = None
+    warmups: int = 0
+    max_concurrency: int = NO_LIMIT
+
+
+class Routing(NamedTuple):
+    """How requests are routed over engines (fields of the CLIENT record); see ``router``."""
+
+    router: int = ROUND_ROBIN
+    cache_threshold: float = 0.5
+    balance_abs_threshold: int = 32
+    balance_rel_threshold: float = 1.0001
+
+
+class Transfer(NamedTuple):
+    """KV transfer from a prefill to a decode engine, microseconds (fields of the LINK record)."""
+
+    token_us: float
+    window_token_us: float = 0.0
+    window_tokens: int = 0
+    sequence_us: float = 0.0
+    latency_us: float = 0.0

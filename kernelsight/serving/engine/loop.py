@@ -1,0 +1,362 @@
+"""The event loop of one scenario: a client and its engines, from the first arrival to the last finish.
+
+Events in order of time; at equal times in this order: a step ends, the client sends a request (or a KV transfer to a
+decode engine ends), a step begins. Between two events that change the batch (a visible arrival, an admission, a finish,
+a shortage of KV blocks) all decode steps are advanced at once; steps with prompts are simulated singly.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.serving.engine.admission import shrinks_uncached
+from kernelsight.serving.engine.batch import (
+    advance,
+    affordable_steps,
+    next_departure,
+    next_filling,
+)
+from kernelsight.serving.engine.client import forget_gaps, next_send_us, note_ended, note_rejected, take_next
+from kernelsight.serving.engine.compiled import compiled, inlined, loop_entry
+from kernelsight.serving.engine.lookahead import run_end_us
+from kernelsight.serving.engine.pipeline import begin_batches, end_batch
+from kernelsight.serving.engine.policy import received_until, reset_ratio_when_idle, until_poll
+from kernelsight.serving.engine.queue import deliver, horizon_us, next_visible_us, queue_head, receive
+from kernelsight.serving.engine.ranks import begin_ranks
+from kernelsight.serving.engine.records import FOREVER, NOBODY
+from kernelsight.serving.engine.router import route, route_decode
+from kernelsight.serving.engine.scheduler import schedule
+from kernelsight.serving.engine.steps import (
+    DECODES,
+    END,
+    FOUND,
+    HOST_TIME,
+    LOOKED_UP,
+    PREEMPTED,
+    PROMPTS,
+    RUNNING,
+    START,
+    UNITS,
+    count_decode_gaps,
+    decode_run,
+    end_chunks,
+    end_decodes,
+    prompt_step,
+)
+from kernelsight.serving.engine.waits import keep_sums, note_admitted, note_computed, note_finished, note_returned
+
+
+@inlined
+def next_begin_us(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
+    """When an idle engine begins its next step, as far as is known now."""
+    horizon = horizon_us(engine, limits)
+    if engine.running > 0 or queue_head(engine, requests, limits, horizon) >= 0 or engine.batches > 0:
+        return engine.now
+    return max(next_visible_us(engine, requests, limits, horizon), engine.now) + limits.batch_wait_us
+
+
+@inlined
+def wake(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
+    """Begin a step: advance an idle engine's clock to the next visible request; returns the visibility horizon."""
+    horizon = horizon_us(engine, limits)
+    idle = engine.running == 0 and queue_head(engine, requests, limits, horizon) < 0
+    if not limits.plain and (idle or engine.steps == 0):
+        reset_ratio_when_idle(engine, limits)
+    if idle:
+        next_us = next_visible_us(engine, requests, limits, horizon)
+        engine.now = engine.previous_start = horizon = max(next_us, engine.now) + limits.batch_wait_us
+    # idle time is counted when a step follows: after the last finish there is none
+    engine.idle_us += engine.now - engine.last_us
+    engine.skipped = engine.skipped_tokens = engine.skipped_inside = engine.skipped_below = 0
+    engine.step_found = engine.step_looked_up = 0
+    engine.underway = True
+    return horizon if limits.plain else received_until(engine, limits, horizon)
+
+
+@inlined
+def pass_prompt_step(
+    engine: np.void, limits: np.void, rows: np.ndarray, decode_tokens: int, gpu_us: float, host_us: float
+) -> None:
+    """Advance the clock to the end of a step with prompts, and write its row."""
+    engine.previous_start = engine.now
+    engine.now += gpu_us + host_us
+    engine.steps += 1
+    engine.gpu_us += gpu_us
+    engine.host_us += host_us
+    engine.prompt_tokens += engine.step_prompt_tokens
+    engine.prompt_steps += 1
+    engine.step_kind_us[1] += gpu_us
+    if rows.shape[0] > 0:
+        row = rows[engine.rows]
+        row[START], row[END], row[HOST_TIME] = engine.previous_start, engine.now, host_us
+        row[PROMPTS], row[DECODES], row[RUNNING] = engine.step_prompt_tokens, decode_tokens, engine.running
+        row[UNITS] = limits.capacity_units - engine.free_units
+        row[FOUND], row[LOOKED_UP] = engine.step_found, engine.step_looked_up
+        row[PREEMPTED] = engine.step_preempted
+        engine.step_preempted = 0
+        engine.rows += 1
+
+
+@inlined
+def next_engine(engines: np.ndarray, requests: np.ndarray, limits: np.ndarray) -> tuple:
+    """(engine, time) of the next step that ends or begins; at equal times, ends go first."""
+    first, moment, ends = NOBODY, FOREVER, False
+    for i in range(engines.size):
+        engine = engines[i]
+        due = engine.due_us if engine.underway else next_begin_us(engine, requests, limits[i])
+        if due < moment or (due == moment and engine.underway and not ends):
+            first, moment, ends = i, due, engine.underway
+    return first, moment
+
+
+@compiled
+def take_planned(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    host: np.void,
+    entries: np.ndarray,
+    costs: np.ndarray,
+    layout: np.void,
+    uses: np.ndarray,
+    histogram: np.ndarray,
+    rows: np.ndarray,
+    stop_us: float,
+) -> None:
+    """Execute the planned decode run, up to the step that passes ``stop_us``."""
+    steps = engine.planned_steps
+    decode_run(engine, requests, heaps, limits, host, entries, costs, layout, uses, histogram, steps, stop_us, rows)
+    engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
+    engine.planned = False
+    engine.due_us = engine.now
+
+
+@compiled
+def plan_run(
+    engine: np.void, requests: np.ndarray, heaps: np.ndarray, host: np.void, costs: np.ndarray, layout: np.void
+) -> None:
+    """Plan a decode run and its end, which a request from the shared client may cut short."""
+    filling = next_filling(engine, requests, heaps)
+    if filling >= 0:
+        engine.planned_steps = min(engine.planned_steps, filling - engine.clock)
+    engine.planned = True
+    engine.due_us = run_end_us(engine, host, costs, layout, engine.planned_steps)
+
+
+@inlined
+def take_send(
+    client: np.void,
+    engines: np.ndarray,
+    requests: np.ndarray,
+    turns: np.ndarray,
+    hashes: np.ndarray,
+    sent: np.ndarray,
+) -> tuple:
+    """(request, engine) of what is sent now: a new request, or a prompt whose KV transfer to a decode engine ended."""
+    r = take_next(client, requests, turns)
+    if requests[r].moving:
+        return r, client.front + route_decode(client, engines[client.front :])
+    if client.front > 1:
+        return r, route(client, engines[: client.front], requests[r], hashes, sent)
+    return r, 0
+
+
+@inlined
+def decode_until(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    host: np.void,
+    again: bool,
+    horizon: float,
+    rows: np.ndarray,
+    send_us: float,
+    alone: bool,
+) -> tuple:
+    """(largest number of decode steps until the batch changes, time of the event that may end them earlier).
+
+    ``send_us``: when the client sends next; ``alone``: this engine is the client's only one.
+    """
+    most = 1
+    if not again and not shrinks_uncached(engine, requests, limits, horizon):
+        most = affordable_steps(engine, requests, limits, next_departure(engine, requests, heaps) - engine.clock)
+    if rows.shape[0] > 0:
+        most = min(most, rows.shape[0] - engine.rows)
+    stop_us = FOREVER
+    if not engine.blocked:
+        stop_us = next_visible_us(engine, requests, limits, horizon)
+        if alone:
+            stop_us = min(stop_us, send_us + host.request_us)
+        stop_us -= limits.batch_wait_us
+    if not limits.plain:
+        most, stop_us = until_poll(engine, limits, most, stop_us)
+    return most, stop_us
+
+
+@inlined
+def begin_step(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    host: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    costs: np.ndarray,
+    layout: np.void,
+    uses: np.ndarray,
+    histogram: np.ndarray,
+    rows: np.ndarray,
+    sums: np.ndarray,
+    send_us: float,
+    alone: bool,
+) -> None:
+    """Schedule a step and execute it, or the decode run that it begins; with several engines, only plan the run."""
+    horizon, ticket = wake(engine, requests, limits), engine.admitted
+    prompt_tokens, decode_tokens, again, blocked = schedule(engine, requests, heaps, limits, hashes, entries, horizon)
+    if sums.shape[0] > 0:
+        note_admitted(engine, requests, sums, ticket)
+    engine.step_prompt_tokens = prompt_tokens
+    engine.stalled = decode_tokens == 0 and engine.decoding > 0
+    engine.blocked = blocked
+    engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
+    if prompt_tokens == 0 and decode_tokens > 0:
+        most, stop_us = decode_until(engine, requests, heaps, limits, host, again, horizon, rows, send_us, alone)
+        if not alone and stop_us == FOREVER:
+            engine.planned_steps = most
+            plan_run(engine, requests, heaps, host, costs, layout)
+            return
+        decode_run(engine, requests, heaps, limits, host, entries, costs, layout, uses, histogram, most, stop_us, rows)
+        engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
+    elif prompt_tokens > 0:
+        gpu_us, host_us = prompt_step(engine, requests, host, costs, layout, uses, prompt_tokens, decode_tokens)
+        pass_prompt_step(engine, limits, rows, decode_tokens, gpu_us, host_us)
+        if decode_tokens > 0:
+            count_decode_gaps(engine, requests, histogram, decode_tokens, engine.now)
+            advance(engine, requests, heaps, limits, 1)
+        if not engine.stalled:
+            engine.last_decode_end = engine.now
+    engine.due_us = engine.now
+
+
+@inlined
+def are_full(ranks: np.ndarray, limits: np.void, rows: np.ndarray) -> bool:
+    """Whether the rows of one of these engines, which begin a step together, have no room for it."""
+    most = 0
+    for k in range(ranks.size):
+        most = max(most, ranks[k].rows)
+    return most > 0 and most > rows.shape[1] - limits.stages
+
+
+@loop_entry
+def serve_until_full(
+    clients: np.ndarray,
+    engines: np.ndarray,
+    requests: np.ndarray,
+    turns: np.ndarray,
+    sent: np.ndarray,
+    heaps: np.ndarray,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    limits: np.ndarray,
+    host: np.ndarray,
+    costs: np.ndarray,
+    layout: np.ndarray,
+    draft_layout: np.ndarray,
+    uses: np.ndarray,
+    histogram: np.ndarray,
+    stages: np.ndarray,
+    flights: np.ndarray,
+    rows: np.ndarray,
+    sums: np.ndarray,
+) -> None:
+    """Simulate until all requests have ended, or an engine's buffer of rows is full; call again then.
+
+    All state is in the arguments. ``clients``: one CLIENT record; ``engines``: ENGINE records (see ``replica``). heaps,
+    entries, limits, host, layout, draft_layout, stages, flights (see ``pipeline``) and rows have one item per engine.
+    ``turns``: a heap of later turns and KV transfers, shape [capacity, 2]; ``sent``: the prefix-aware router's memory.
+    ``uses`` and ``histogram`` are added to. ``rows``: step rows, shape [engines, rows, COLUMNS]; no rows: none kept.
+    ``sums``: what the steps of each request cost by part, see ``parts``; no rows: not kept.
+    """
+    i, client = 0, clients[0]
+    engine, own, hst, own_heaps, own_entries, own_rows = engines[0], limits[0], host[0], heaps[0], entries[0], rows[0]
+    alone = engines.size == 1
+    while client.ended < requests.size:
+        due, engine_us = next_engine(engines, requests, limits)
+        send_us = next_send_us(client, requests, turns)
+        sends = send_us < engine_us or (send_us == engine_us and not engines[due].underway)
+        client.now = min(send_us, engine_us)
+        warming = client.warmups_left > 0
+        r = NOBODY
+        if sends:
+            r, due = take_send(client, engines, requests, turns, hashes, sent)
+        if i != due:
+            i = due
+            engine, own, hst = engines[i], limits[i], host[i]
+            own_heaps, own_entries, own_rows = heaps[i], entries[i], rows[i]
+        if sends:
+            accepted = True
+            if requests[r].moving:
+                receive(client, engine, requests, own, i, r)
+            else:
+                accepted = deliver(client, engine, requests, own, limits[limits.size - 1], hst, i, r)
+            if not accepted:
+                note_rejected(client, requests, r)
+                if warming and client.warmups_left == 0:
+                    forget_gaps(engines, histogram)
+            elif engine.planned and not engine.blocked and requests[r].visible_us - own.batch_wait_us < engine.due_us:
+                take_planned(
+                    engine, requests, own_heaps, own, hst, own_entries, costs, layout[i], uses, histogram, own_rows,
+                    requests[r].visible_us - own.batch_wait_us,
+                )  # fmt: skip
+            continue
+        if engine.underway:
+            if own.per_request_progress:
+                if sums.shape[0] > 0:
+                    keep_sums(engine)
+                    place = engine.oldest_batch
+                    note_returned(engine, requests, sums, stages[i][place], flights[i][place])
+                end_batch(engine, requests, own, hashes, own_entries, stages[i], flights[i], histogram)
+            else:
+                if engine.planned:
+                    take_planned(
+                        engine, requests, own_heaps, own, hst, own_entries, costs, layout[i], uses, histogram,
+                        own_rows, FOREVER,
+                    )  # fmt: skip
+                    client.now = engine.now
+                if sums.shape[0] > 0:
+                    keep_sums(engine)
+                    note_computed(engine, requests, sums)
+                if engine.step_prompt_tokens > 0:
+                    end_chunks(engine, requests, own_heaps, own, hashes, own_entries, histogram, engine.stalled)
+                end_decodes(engine, requests, own_heaps, own, hashes, own_entries, engine.admitted)
+                engine.last_us = engine.now
+                engine.underway = False
+            if sums.shape[0] > 0:
+                note_finished(engine, requests, sums)
+            note_ended(client, engine, requests, turns)
+            if warming and client.warmups_left == 0:
+                forget_gaps(engines, histogram)
+            send_us = next_send_us(client, requests, turns)
+            if not alone or engine.running == 0 or send_us <= engine.now:
+                continue
+        first = i - own.rank
+        if are_full(engines[first : first + own.ranks], own, rows):
+            return
+        if own.ranks > 1:
+            begin_ranks(
+                engines, requests, heaps, limits, hst, hashes, entries, costs, layout[i], draft_layout[i], uses, stages,
+                flights, rows, sums, first, engine_us,
+            )  # fmt: skip
+        elif own.per_request_progress:
+            begin_batches(
+                engine, requests, own_heaps, own, hst, hashes, own_entries, costs, layout[i], draft_layout[i], uses,
+                stages[i], flights[i], own_rows, sums,
+            )  # fmt: skip
+        else:
+            begin_step(
+                engine, requests, own_heaps, own, hst, hashes, own_entries, costs, layout[i], uses, histogram, own_rows,
+                sums, send_us, alone,
+            )  # fmt: skip

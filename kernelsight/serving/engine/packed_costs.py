@@ -1,0 +1,96 @@
+"""Step costs as the loop reads them: one flat array and offsets; and back, from uses in that array to uses of knots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelsight.serving.engine.inputs import Surface
+from kernelsight.serving.engine.records import LAYOUT
+from kernelsight.serving.engine.served import Uses
+
+
+class PackedCosts(NamedTuple):
+    """A surface as the loop reads it: one flat array, and the offsets of its parts."""
+
+    values: np.ndarray
+    layout: np.void
+    surface: Surface
+
+
+def pack(surface: Surface) -> PackedCosts:
+    """Lay a surface out in one array; token costs are those of the CUDA-graph size that pads them."""
+    layout = np.zeros(1, LAYOUT)[0]
+    pieces: list[np.ndarray] = []
+    used = 0
+
+    def place(values: np.ndarray) -> int:
+        nonlocal used
+        pieces.append(np.ascontiguousarray(values, dtype=np.float64).ravel())
+        used += values.size
+        return used - values.size
+
+    layout["tokens_at"] = place(surface.token_us[surface.padded_tokens])
+    layout["sampled_at"] = place(surface.sampled_us)
+    if surface.embedding_us.size:
+        layout["embedding_at"] = place(surface.embedding_us[surface.padded_tokens])
+        layout["transfer_at"] = place(surface.transfer_us[surface.padded_tokens])
+    if surface.moe_us.size:
+        layout["moe_at"] = place(surface.moe_us[surface.padded_tokens])
+        layout["communication_at"] = place(surface.communication_us[surface.padded_tokens])
+        layout["sampled_communication_at"] = place(surface.sampled_communication_us)
+    if surface.experts_us.size:
+        layout["experts_at"] = place(surface.experts_us)
+        layout["experts_communication_at"] = place(surface.experts_communication_us)
+    most = {"decode": surface.sampled_us.size, "window": surface.sampled_us.size, "prefill": surface.token_us.size}
+    for name in ("decode", "window", "prefill"):
+        xs, ys, grid = (getattr(surface, f"{name}_{part}") for part in ("x", "y", "us"))
+        below, share = _between(xs, most[name] - 1)
+        layout[name] = (place(below), place(share), below.size, place(ys), ys.size, place(grid))
+    return PackedCosts(np.concatenate(pieces), layout, surface)
+
+
+def _between(knots: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each whole number up to ``largest``: the position of the knot below, and the weight of the one above."""
+    if knots.size == 0:
+        return np.zeros(0), np.zeros(0)
+    values = np.arange(largest + 1)
+    below = np.clip(np.searchsorted(knots, values, side="right") - 1, 0, max(knots.size - 2, 0))
+    above = np.minimum(below + 1, knots.size - 1)
+    gap = np.where(above > below, knots[above] - knots[below], 1.0)
+    return below.astype(float), np.where(above > below, (values - knots[below]) / gap, 0.0)
+
+
+def joined_costs(packed: Sequence[PackedCosts]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the costs of several pools in one array, and the LAYOUT of each, shape [pools]."""
+    if len(packed) == 1:
+        return packed[0].values, np.array([packed[0].layout])
+    layouts = np.array([costs.layout for costs in packed])
+    starts = np.concatenate([[0], np.cumsum([costs.values.size for costs in packed])])[:-1]
+    for layout, start in zip(layouts, starts, strict=True):
+        for name in ("tokens_at", "sampled_at", "embedding_at", "transfer_at", "moe_at", "communication_at"):
+            layout[name] += start
+        for name in ("sampled_communication_at", "experts_at", "experts_communication_at"):
+            layout[name] += start
+        for part in ("decode", "window", "prefill"):
+            for name in ("x_at", "share_at", "y_at", "at"):
+                layout[part][name] += start
+    return np.concatenate([costs.values for costs in packed]), layouts
+
+
+def unpack_uses(uses: np.ndarray, costs: PackedCosts, layout: np.void) -> Uses:
+    """Return the uses by part, of shape (3 phases, ...); tokens count at the CUDA-graph size that pads them."""
+    surface = costs.surface
+    counted = uses[:, layout["tokens_at"] :][:, : surface.padded_tokens.size]
+    tokens = np.zeros((3, surface.token_us.size))
+    paid = np.flatnonzero(counted.any(axis=0))
+    for phase in range(3):
+        np.add.at(tokens[phase], surface.padded_tokens[paid], counted[phase, paid])
+    grids = []
+    for name in ("decode", "window", "prefill"):
+        grid = getattr(surface, f"{name}_us")
+        grids.append(uses[:, layout[name]["at"] :][:, : grid.size].reshape(3, *grid.shape))
+    experts = uses[:, layout["experts_at"] :][:, : surface.experts_us.size]
+    return Uses(tokens, uses[:, layout["sampled_at"] :][:, : surface.sampled_us.size], *grids, experts)

@@ -1,0 +1,314 @@
+"""Simulate one scenario from Python: columns into records, the compiled loop, records into columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelsight.serving.engine.inputs import Host, Load, Routing, Transfer
+from kernelsight.serving.engine.limits import LIMITS, Limits, is_plain
+from kernelsight.serving.engine.loop import serve_until_full
+from kernelsight.serving.engine.packed_costs import PackedCosts, joined_costs, unpack_uses
+from kernelsight.serving.engine.records import (
+    CLIENT,
+    ENGINE,
+    ENTRY,
+    FOREVER,
+    HOST,
+    ITL_BINS,
+    LARGEST_BLOCK,
+    LAYOUT,
+    NO_LIMIT,
+    NOBODY,
+    PREFIX_AWARE,
+    REQUEST,
+    STAGE,
+)
+from kernelsight.serving.engine.request_columns import fill_requests, outcome_of
+from kernelsight.serving.engine.served import Served, ServedScenario, Totals
+from kernelsight.serving.engine.step_rows import StepRows
+from kernelsight.serving.engine.waits import fresh_sums, request_parts
+
+# fields of the engine record, in the order of Totals
+TOTALS = (
+    *("steps", "gpu_us", "host_us", "idle_us", "first_us", "last_us"),
+    *("preempted", "peak_units", "gap_sum_us", "prompt_tokens", "draft_tokens", "accepted_tokens"),
+)
+
+
+# fields of the engine record that hold the first or last request of a list: NOBODY in a fresh record
+QUEUES = (
+    *("first_waiting", "last_waiting", "first_ended", "oldest", "newest", "partial", "last_partial", "fresh"),
+    *("first_free", "last_free"),
+)
+
+
+def check_caching(load: Load, limits: Limits) -> None:
+    """ValueError: hash blocks that are not a multiple of the KV block size, or layers without prefix caching."""
+    if load.hash_tokens % limits.block_size:
+        raise ValueError(
+            f"hash blocks of {load.hash_tokens} tokens are no whole number of blocks of {limits.block_size}"
+        )
+    if limits.sequence_units or not limits.full_units:
+        raise ValueError("layers with a state of their own, or with windows alone, share nothing by prefix here")
+
+
+class Draft(NamedTuple):
+    """The draft model of a pool: its step costs and attention window (0: none)."""
+
+    costs: PackedCosts
+    window_tokens: int = 0
+
+
+class Pool(NamedTuple):
+    """Identical engines: one deployment's limits, host and costs, and the number of layers of each pipeline stage.
+
+    ``draft``: the draft model of speculative decoding (see ``Limits.drafts``); None: drafts cost nothing.
+    ``ranks``: as many engines, one after the other, begin and end each step together (see ``ranks``); 1: none.
+    """
+
+    limits: Limits
+    host: Host
+    costs: PackedCosts
+    engines: int = 1
+    layers: tuple[int, ...] = (1,)
+    draft: Draft | None = None
+    ranks: int = 1
+
+
+def decode_limits(limits: Limits) -> Limits:
+    """Return the limits of decode engines, which compute prompts only after preemptions.
+
+    These are recomputed in chunks beside the decodes; prefixes are cached on the prefill engines.
+    """
+    others = {"prefix_caching": False, "batch_wait_timeout_iters": 0, "balance": False}
+    return limits._replace(chunked=True, prefill_first=False, **others)
+
+
+def request_records(load: Load, hashed: bool, handed_over: bool) -> np.ndarray:
+    """Return fresh REQUEST records, shape [requests].
+
+    ``hashed``: with their prompts' hash blocks. ``handed_over``: prefilled on one engine, decoded on another.
+    """
+    requests = np.zeros(load.arrival_us.size, REQUEST)
+    fill_requests(requests, load.arrival_us, load.prompt_tokens, load.output_tokens)
+    if load.priority.size:
+        requests["priority"] = load.priority
+    if hashed:
+        requests["hash_at"], requests["hash_count"] = load.hash_offsets[:-1], np.diff(load.hash_offsets)
+    if load.follows is not None:
+        later = np.flatnonzero(load.follows >= 0)
+        requests["next_turn"][load.follows[later]] = later
+        requests["follows"][later] = True
+        requests["think_us"] = load.think_us
+    if handed_over:
+        requests["tokens_after_transfer"] = load.output_tokens - 1
+        requests["target"] = load.prompt_tokens + 1
+    return requests
+
+
+def client_record(load: Load, routing: Routing, front: int, transfer: Transfer | None) -> np.ndarray:
+    """Return a fresh CLIENT record, shape [1]; ``front``: number of engines that it sends to."""
+    client = np.zeros(1, CLIENT)
+    client["now"] = load.arrival_us[0]
+    client["warmups"] = client["warmups_left"] = load.warmups
+    client["max_concurrency"], client["hash_tokens"] = load.max_concurrency, load.hash_tokens
+    client["front"], client["prefills"] = front, transfer is not None
+    if transfer is not None:
+        client["link"] = tuple(transfer)
+    for name, value in routing._asdict().items():
+        client[name] = value
+    return client
+
+
+def engine_records(pools: Sequence[Pool], start_us: float) -> np.ndarray:
+    """Return fresh ENGINE records, pool after pool, shape [engines]."""
+    engines = np.zeros(sum(pool.engines for pool in pools), ENGINE)
+    for name in ("now", "previous_start", "first_us", "last_us"):
+        engines[name] = start_us
+    for name in QUEUES:
+        engines[name] = NOBODY
+    sizes = [pool.engines for pool in pools]
+    # a poll that takes time has not happened yet
+    engines["previous_start"][np.repeat([pool.limits.batch_wait_us > 0.0 for pool in pools], sizes)] = -FOREVER
+    capacity = np.repeat([pool.limits.capacity_units for pool in pools], sizes)
+    engines["free_units"] = engines["blank_units"] = capacity
+    engines["full_running"] = NO_LIMIT
+    return engines
+
+
+def limit_records(pools: Sequence[Pool], load: Load) -> np.ndarray:
+    """Return the LIMITS records of all engines, shape [engines]."""
+    stated = np.zeros(len(pools), LIMITS)
+    for record, pool in zip(stated, pools, strict=True):
+        for name, value in pool.limits._asdict().items():
+            record[name] = value
+        record["plain"] = is_plain(pool.limits)
+        record["hash_tokens"] = load.hash_tokens if pool.limits.prefix_caching else 0
+        record["stages"] = len(pool.layers)
+        record["per_request_progress"] = len(pool.layers) > 1 or pool.limits.drafts > 0 or pool.ranks > 1
+        record["ranks"] = pool.ranks
+        record["draft_model"] = pool.draft is not None
+        record["draft_window_tokens"] = pool.draft.window_tokens if pool.draft else 0
+    stated["requests"] = load.arrival_us.size
+    limits = np.repeat(stated, [pool.engines for pool in pools])
+    # the ranks of a replica stand one after the other
+    limits["rank"] = np.concatenate([np.arange(pool.engines) for pool in pools]) % limits["ranks"]
+    return limits
+
+
+def stage_records(pools: Sequence[Pool], start_us: float) -> np.ndarray:
+    """Return fresh STAGE records, shape [engines, largest number of stages]; the last of some are unused."""
+    stages = np.zeros((len(pools), max(len(pool.layers) for pool in pools)), STAGE)
+    for own, pool in zip(stages, pools, strict=True):
+        own["share"][: len(pool.layers)] = np.array(pool.layers) / sum(pool.layers)
+    stages["free_us"] = start_us
+    return np.repeat(stages, [pool.engines for pool in pools], axis=0)
+
+
+def close_stages(engine: np.void, stages: np.ndarray) -> None:
+    """Set an engine's end, and its idle time: the sum over its stages, until the last one is done."""
+    engine["last_us"] = max(engine["last_us"], stages["free_us"].max())
+    engine["idle_us"] = (stages["idle_us"] + engine["last_us"] - stages["free_us"]).sum()
+
+
+class Arrays(NamedTuple):
+    """The arguments of the loop except the step rows, in its order."""
+
+    clients: np.ndarray
+    engines: np.ndarray
+    requests: np.ndarray
+    turns: np.ndarray
+    sent: np.ndarray
+    heaps: np.ndarray
+    hashes: np.ndarray
+    entries: np.ndarray
+    limits: np.ndarray
+    host: np.ndarray
+    costs: np.ndarray
+    layout: np.ndarray
+    draft_layout: np.ndarray
+    uses: np.ndarray
+    histogram: np.ndarray
+    stages: np.ndarray
+    flights: np.ndarray
+
+
+def fresh_arrays(
+    load: Load, pools: Sequence[Pool], routing: Routing, transfer: Transfer | None, scratch: np.ndarray | None
+) -> Arrays:
+    """Return the arrays of a scenario before its first arrival; see ``serve_scenario``."""
+    n, sizes = load.arrival_us.size, [pool.engines for pool in pools]
+    engines, limits = engine_records(pools, load.arrival_us[0]), limit_records(pools, load)
+    front = engines.size if transfer is None else pools[0].engines
+    caching, routed = bool(limits["hash_tokens"].any()), routing.router == PREFIX_AWARE and load.hash_tokens > 0
+    blocks = int(load.hashes.max(initial=-1)) + 1 if caching or routed else 0
+    costs, layouts = joined_costs(
+        [*(pool.costs for pool in pools), *(pool.draft.costs for pool in pools if pool.draft)]
+    )
+    draft_layouts = np.zeros(len(pools), LAYOUT)
+    draft_layouts[[pool.draft is not None for pool in pools]] = layouts[len(pools) :]
+    stages, most_running = stage_records(pools, load.arrival_us[0]), min(int(limits["max_num_seqs"].max()), n)
+    return Arrays(
+        clients=client_record(load, routing, front, transfer),
+        engines=engines,
+        requests=request_records(load, caching or routed, transfer is not None),
+        turns=np.zeros((1 if load.follows is None and transfer is None else n, 2)),
+        sent=np.zeros((front, blocks if routed else 1), np.bool_),
+        heaps=np.zeros((engines.size, 2, 2 * most_running + 16, 2), np.int64),
+        hashes=load.hashes,
+        # the hash blocks, then the freed private blocks of each request
+        entries=np.zeros((engines.size, blocks + n if caching else 1), ENTRY),
+        limits=limits,
+        host=np.repeat(np.array([tuple(pool.host) for pool in pools], HOST), sizes),
+        costs=costs,
+        layout=np.repeat(layouts[: len(pools)], sizes),
+        draft_layout=np.repeat(draft_layouts, sizes),
+        uses=np.zeros((3, costs.size)) if scratch is None else scratch,
+        histogram=np.zeros(ITL_BINS, np.int64),
+        stages=stages,
+        flights=np.zeros(
+            (engines.size, stages.shape[1], most_running if limits["per_request_progress"].any() else 1, 3), np.int64
+        ),
+    )
+
+
+def serve_scenario(
+    load: Load,
+    pools: Sequence[Pool],
+    routing: Routing | None = None,
+    *,
+    transfer: Transfer | None = None,
+    keep_steps: bool = False,
+    windows_from_us: float | None = None,
+    scratch: np.ndarray | None = None,
+    split: bool = False,
+) -> ServedScenario:
+    """Simulate one client, its router and all engines, until every request is finished or rejected.
+
+    ``transfer``: the first pool prefills, the second decodes, and KV is transferred between them.
+    ``windows_from_us``: start of the first window of time; None: no windows. ``scratch``: an array of shape
+    (3, size of the pools' costs) for uses that are not read. ``split``: keep what steps cost by part (see ``parts``).
+    ValueError: no request, a block size above LARGEST_BLOCK, or pipeline stages without their costs.
+    """
+    n = load.arrival_us.size
+    for limits in (pool.limits for pool in pools):
+        if n == 0 or not 0 < limits.block_size <= LARGEST_BLOCK:
+            raise ValueError(
+                f"a replica needs a request and blocks of 1 to {LARGEST_BLOCK} tokens, not {n} and {limits.block_size}"
+            )
+        if limits.prefix_caching and load.hash_tokens:
+            check_caching(load, limits)
+    if any(len(pool.layers) > 1 and not pool.costs.surface.embedding_us.size for pool in pools):
+        raise ValueError("pipeline stages need to know what of a step's time is embedding, and what transfers")
+    arrays = fresh_arrays(load, pools, routing or Routing(), transfer, scratch)
+    engines, depths = arrays.engines, arrays.limits["stages"].tolist()
+    per_request_progress = arrays.limits["per_request_progress"].tolist()
+    rows = StepRows(depths, per_request_progress, keep_steps, windows_from_us)
+    sums = fresh_sums(n, split)
+    arrays.layout["split"] = split
+    while arrays.clients[0]["ended"] < n:
+        serve_until_full(*arrays, rows.buffer, sums)
+        rows.take(engines)
+    for engine, stages, depth, alone in zip(engines, arrays.stages, depths, per_request_progress, strict=True):
+        if alone:
+            close_stages(engine, stages[:depth])
+    steps, windows = rows.finish(engines, arrays.requests)
+    totals = [Totals(*(engine[name].item() for name in TOTALS)) for engine in engines]
+    paid = drafted = None
+    if scratch is None:
+        firsts = list(zip(pools, np.cumsum([0, *(pool.engines for pool in pools[:-1])]), strict=True))
+        paid = [unpack_uses(arrays.uses, pool.costs, arrays.layout[i]) for pool, i in firsts]
+        drafted = [
+            unpack_uses(arrays.uses, pool.draft.costs, arrays.draft_layout[i]) if pool.draft else None
+            for pool, i in firsts
+        ]
+    out, parts = outcome_of(arrays.requests), None
+    if split:
+        host = pools[0].host
+        parts = request_parts(out, load.prompt_tokens, sums, host.request_us, host.per_prompt_token_us)
+    return ServedScenario(out, paid, arrays.histogram, totals, steps, windows, drafted, parts)
+
+
+def serve(
+    load: Load,
+    limits: Limits,
+    host: Host,
+    costs: PackedCosts,
+    *,
+    layers: tuple[int, ...] = (1,),
+    draft: Draft | None = None,
+    keep_steps: bool = False,
+    windows_from_us: float | None = None,
+    scratch: np.ndarray | None = None,
+    split: bool = False,
+) -> Served:
+    """Simulate a single engine with its own client; see ``Pool`` and ``serve_scenario``."""
+    kept = {"keep_steps": keep_steps, "windows_from_us": windows_from_us, "scratch": scratch, "split": split}
+    served = serve_scenario(load, [Pool(limits, host, costs, layers=layers, draft=draft)], **kept)
+    uses = served.uses[0] if served.uses else None
+    windows = served.windows[0] if served.windows else None
+    drafted = served.draft_uses[0] if served.draft_uses else None
+    return Served(served.out, uses, served.histogram, served.totals[0], served.steps[0], windows, drafted, served.parts)

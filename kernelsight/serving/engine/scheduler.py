@@ -1,0 +1,356 @@
+"""The scheduler: one token budget, running requests first, then the waiting queue; preemption by recompute."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.serving.engine.admission import admit, delay_prefills, first_chunk, prefill_next
+from kernelsight.serving.engine.batch import (
+    forget_fresh,
+    forget_partial,
+    make_unready,
+    push_fresh,
+    start_decoding,
+    stop_decoding,
+    tokens_held,
+    tokens_of,
+    units_ahead,
+    units_ahead_by_request,
+    units_held,
+    unlink,
+)
+from kernelsight.serving.engine.compiled import compiled, inlined
+from kernelsight.serving.engine.policy import (
+    admission_closed,
+    candidate,
+    form_static_batch,
+    lowest_priority,
+    reset_ratio,
+    stays_refused,
+)
+from kernelsight.serving.engine.prefix import cache_chunk, keep_own_only, release, take_units
+from kernelsight.serving.engine.queue import requeue
+from kernelsight.serving.engine.records import NOBODY
+
+
+@compiled
+def preempt(
+    engine: np.void,
+    requests: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    victim: int,
+    scheduled: int,
+) -> None:
+    """Preempt a running request: free its blocks and put it back in the queue.
+
+    ``scheduled``: its tokens in this step, whose blocks are freed as well.
+    """
+    request = requests[victim]
+    tokens = max(tokens_of(engine, request) + scheduled, request.reserved)
+    release(engine, hashes, entries, limits, victim, request, tokens)
+    if request.all_in_flight:
+        request.all_in_flight = False
+    elif request.decoding and limits.per_request_progress:
+        make_unready(engine, request)
+    elif request.decoding:
+        if request.fresh:
+            forget_fresh(engine, requests, victim)
+        else:
+            request.last_token_us = engine.last_decode_end
+        stop_decoding(engine, requests, limits, victim)
+    else:
+        forget_partial(engine, requests, victim)
+    unlink(engine, requests, victim)
+    request.computed = request.reserved = 0
+    request.chunk = 0
+    if request.resumed_us >= 0.0:
+        request.recomputed_us += engine.now - request.resumed_us
+        request.resumed_us = -1.0
+    request.preempted_us = engine.now
+    engine.step_preempted += 1
+    requeue(engine, requests, limits, victim)
+    request.preemptions += 1
+    engine.preempted += 1
+    reset_ratio(engine, requests, limits)
+
+
+@compiled
+def retract(engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray) -> bool:
+    """Preempt decoding requests until the next tokens of the others fit, or one is left; True if any was preempted.
+
+    SGLang (``ScheduleBatch.retract_decode``): the one with the fewest generated tokens first, of those the one with the
+    longest prompt, of those the last admitted.
+    """
+    preempted = False
+    steps = 1 + limits.drafts
+    if limits.by_priority:
+        return False
+    while engine.decoding > 1 and units_ahead_by_request(engine, requests, limits, steps) > engine.free_units:
+        victim, r = NOBODY, engine.oldest
+        fewest = 0
+        while r >= 0:
+            request = requests[r]
+            if request.decoding:
+                generated = tokens_of(engine, request) + 1 - request.prompt
+                if (
+                    victim < 0
+                    or generated < fewest
+                    or (generated == fewest and request.prompt >= requests[victim].prompt)
+                ):
+                    victim, fewest = r, generated
+            r = request.after
+        preempt(engine, requests, limits, hashes, entries, victim, 0)
+        preempted = True
+    return preempted
+
+
+@compiled
+def preempt_until_free(
+    engine: np.void,
+    requests: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    r: int,
+    units: int,
+) -> tuple:
+    """Preempt the newest, or the lowest-priority, request until ``units`` are free for request ``r``.
+
+    Returns (whether ``r`` itself was preempted, prompt tokens and decode tokens of this step that others give back).
+    """
+    prompts = decodes = 0
+    while units > engine.free_units:
+        if engine.running == 1 and limits.hash_tokens > 0:
+            # as after a preemption, no request is admitted in this step
+            keep_own_only(engine, hashes, entries, limits, requests[r], tokens_held(engine, requests[r]))
+            break
+        victim, scheduled = engine.newest, 0
+        if limits.by_priority:
+            victim = lowest_priority(engine, requests)
+            scheduled = requests[victim].chunk
+            decodes += scheduled if requests[victim].decoding else 0
+            prompts += 0 if requests[victim].decoding else scheduled
+        preempt(engine, requests, limits, hashes, entries, victim, scheduled)
+        if victim == r:
+            return True, prompts, decodes
+    return False, prompts, decodes
+
+
+@inlined
+def chunk_partials(engine: np.void, requests: np.ndarray, limits: np.void, budget: int) -> tuple:
+    """Set the chunks of partly computed prompts, in their order; returns their (tokens, units)."""
+    tokens = units = 0
+    r = engine.partial
+    while r >= 0:
+        request = requests[r]
+        request.chunk = first_chunk(request.known - request.computed, budget - tokens, limits)
+        tokens += request.chunk
+        units += units_held(request.computed + request.chunk, limits) - units_held(request.computed, limits)
+        r = request.next_partial
+    return tokens, units
+
+
+@inlined
+def partials_are_newest(engine: np.void, requests: np.ndarray) -> bool:
+    """True if every partly computed prompt was admitted after every decoding request."""
+    r = engine.newest
+    for _ in range(engine.partial_count):
+        if requests[r].decoding:
+            return False
+        r = requests[r].before
+    return True
+
+
+@compiled
+def schedule_running(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    prompts_only: bool,
+) -> tuple:
+    """Schedule the running requests and allocate their units; returns (prompt tokens, decode tokens, preempted).
+
+    If the order of admission does not matter and blocks suffice for all, the batch is scheduled as a whole; otherwise,
+    and with per-request progress (pipeline stages, drafts), request by request.
+    """
+    if limits.fewest_generated and not prompts_only and retract(engine, requests, limits, hashes, entries):
+        tokens, decodes, _ = schedule_in_order(engine, requests, heaps, limits, hashes, entries, False)
+        return tokens, decodes, True
+    decodes = 0 if prompts_only else engine.decoding
+    if not limits.per_request_progress and (prompts_only or partials_are_newest(engine, requests)):
+        budget = 0 if engine.prefills_delayed else limits.max_num_batched_tokens - decodes
+        tokens, units = chunk_partials(engine, requests, limits, budget)
+        units += units_ahead(engine, requests, limits, 1) if decodes > 0 else 0
+        if units <= engine.free_units:
+            if limits.hash_tokens == 0:
+                take_units(engine, entries, limits, units)
+            else:
+                take_in_order(engine, requests, limits, hashes, entries, decodes > 0)
+            return tokens, decodes, False
+    return schedule_in_order(engine, requests, heaps, limits, hashes, entries, prompts_only)
+
+
+@compiled
+def schedule_in_order(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    prompts_only: bool,
+) -> tuple:
+    """Schedule running requests one at a time in order of admission, preempting others while blocks are short.
+
+    After a request that preempts itself, the next ones are still scheduled.
+    """
+    budget = limits.max_num_batched_tokens
+    prompt_tokens = decode_tokens = skipped = 0
+    preempted = False
+    if limits.by_priority:
+        forget_chunks(engine, requests)
+    r = engine.oldest
+    while r >= 0:
+        request = requests[r]
+        request.chunk = 0
+        if request.all_in_flight:
+            r = request.after
+            continue
+        if request.decoding and (prompts_only or budget == 0):
+            skipped += 1
+            r = request.after
+            continue
+        if engine.prefills_delayed and not request.decoding:
+            r = request.after
+            continue
+        tokens, held = tokens_of(engine, request), tokens_held(engine, request)
+        if request.decoding:
+            needed = min(1 + limits.drafts, budget, limits.max_model_len - 1 - tokens)
+        else:
+            needed = first_chunk(request.known - request.computed, budget, limits)
+        extra = units_held(max(tokens + needed, held), limits) - units_held(held, limits)
+        if extra > engine.free_units:
+            preempted = True
+            gone, prompts, decodes = preempt_until_free(engine, requests, limits, hashes, entries, r, extra)
+            budget += prompts + decodes
+            prompt_tokens -= prompts
+            decode_tokens -= decodes
+            if gone:
+                r = request.after
+                continue
+        take_units(engine, entries, limits, extra)
+        request.chunk = needed
+        if not request.decoding:
+            cache_chunk(engine, hashes, entries, limits, request)
+        budget -= needed
+        if request.decoding:
+            decode_tokens += needed
+        else:
+            prompt_tokens += needed
+        r = request.after
+    if skipped > 0 and decode_tokens > 0 and not limits.per_request_progress:
+        skip_decodes(engine, requests, heaps, limits)
+    return prompt_tokens, decode_tokens, preempted
+
+
+@compiled
+def forget_chunks(engine: np.void, requests: np.ndarray) -> None:
+    """Clear the scheduled tokens of all running requests."""
+    r = engine.oldest
+    while r >= 0:
+        requests[r].chunk = 0
+        r = requests[r].after
+
+
+@compiled
+def skip_decodes(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void) -> None:
+    """Keep the context of decoding requests without a token in this step while the decode clock advances."""
+    r = engine.oldest
+    while r >= 0:
+        request = requests[r]
+        if request.decoding and request.chunk == 0:
+            if not request.fresh:
+                request.last_token_us = engine.last_decode_end
+                push_fresh(engine, requests, r)
+            stop_decoding(engine, requests, limits, r)
+            # the step that begins now advances the clock, but not this request
+            engine.clock += 1
+            start_decoding(engine, requests, heaps, limits, r)
+            engine.clock -= 1
+            request.skipped = True
+            engine.skipped += 1
+            engine.skipped_tokens += request.computed
+            engine.skipped_inside += min(request.computed, limits.window_tokens)
+            engine.skipped_below += 1 if request.computed < limits.window_tokens else 0
+        r = request.after
+
+
+@compiled
+def take_in_order(
+    engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, decodes: bool
+) -> None:
+    """Allocate the units of decodes, then of each chunk, caching it before the next: that can free blocks."""
+    if decodes:
+        take_units(engine, entries, limits, units_ahead(engine, requests, limits, 1))
+    r = engine.partial
+    while r >= 0:
+        request = requests[r]
+        units = units_held(request.computed + request.chunk, limits) - units_held(request.computed, limits)
+        take_units(engine, entries, limits, units)
+        cache_chunk(engine, hashes, entries, limits, request)
+        r = request.next_partial
+
+
+@compiled
+def schedule(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    horizon: float,
+) -> tuple:
+    """Schedule one step; returns (prompt tokens, decode tokens, whether to schedule the next step anew, blocked)."""
+    if not limits.plain:
+        form_static_batch(engine, limits, horizon)
+        if engine.prefills_held or delay_prefills(engine, requests, limits, hashes, entries, horizon):
+            return schedule_decodes_only(engine, requests, heaps, limits, hashes, entries)
+    prompts_only = limits.prefill_first and prefill_next(engine, requests, limits, hashes, entries, horizon)
+    prompt_tokens, decode_tokens, preempted = schedule_running(
+        engine, requests, heaps, limits, hashes, entries, prompts_only
+    )
+    if limits.prefill_first and not prompts_only:
+        blocked = candidate(engine, requests, limits, horizon) >= 0 and stays_refused(engine, limits)
+        blocked = blocked or admission_closed(engine, limits)
+        return prompt_tokens, decode_tokens, preempted, blocked
+    blocked = False
+    if not preempted:
+        admitted, joined, blocked = admit(
+            engine, requests, heaps, limits, hashes, entries, horizon, prompt_tokens, decode_tokens
+        )
+        prompt_tokens += admitted
+        decode_tokens += joined
+    if prompts_only and prompt_tokens == 0:
+        # the partly computed prompt was preempted: decode instead, so that blocks become free
+        prompt_tokens, decode_tokens, _ = schedule_running(engine, requests, heaps, limits, hashes, entries, False)
+        return prompt_tokens, decode_tokens, True, True
+    return prompt_tokens, decode_tokens, preempted, blocked
+
+
+@compiled
+def schedule_decodes_only(
+    engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray
+) -> tuple:
+    """Schedule a step without prompts; if no decode is left after preemptions, the partly computed prompts run."""
+    engine.prefills_delayed = True
+    prompt_tokens, decode_tokens, _ = schedule_running(engine, requests, heaps, limits, hashes, entries, False)
+    if decode_tokens == 0:
+        engine.prefills_delayed = False
+        prompt_tokens, decode_tokens, _ = schedule_running(engine, requests, heaps, limits, hashes, entries, False)
+    return prompt_tokens, decode_tokens, True, True

@@ -1,0 +1,93 @@
+"""Collects the loop's step rows, buffer by buffer: keeps them, and sums them in windows of time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kernelsight.serving.engine.records import FINISHED
+from kernelsight.serving.engine.served import Windows
+from kernelsight.serving.engine.steps import COLUMNS, END, RUNNING, START, WAITING
+from kernelsight.serving.engine.windows import NARROWEST_US, add_steps, fresh, windows_of
+
+# step rows of all engines in one buffer; most scenarios have few times as many
+CHUNK = 16_384
+# step rows of one engine at least
+LEAST_CHUNK = 1024
+
+
+class StepRows:
+    """The step rows of a scenario's engines.
+
+    ``stages``: pipeline stages of each engine, whose steps overlap. ``per_request_progress``: of each engine, which
+    then counts waiting requests itself. ``keep``: return all rows. ``windows_from_us``: start of the first
+    window of time; None: no windows.
+    """
+
+    def __init__(
+        self, stages: Sequence[int], per_request_progress: Sequence[bool], keep: bool, windows_from_us: float | None
+    ) -> None:
+        self.stages, self.per_request_progress = stages, per_request_progress
+        self.keep, self.from_us = keep, windows_from_us
+        self.wanted = keep or windows_from_us is not None
+        size = max(CHUNK // len(stages), LEAST_CHUNK, *stages) if self.wanted else 0
+        self.buffer = np.zeros((len(stages), size, COLUMNS))  # the loop fills it
+        self.kept: list[list[np.ndarray]] = [[] for _ in stages]
+        self.last = [self.buffer[0, :0] for _ in stages]
+        self.sums, self.widths_us = [fresh() for _ in stages], [NARROWEST_US] * len(stages)
+
+    def take(self, engines: np.ndarray) -> None:
+        """Collect the rows that the engines have written, and free the buffer."""
+        for i, engine in enumerate(engines):
+            rows = self.buffer[i, : engine["rows"]]
+            if self.keep:
+                self.kept[i].append(rows.copy())
+            if self.from_us is not None:
+                if self.stages[i] > 1:
+                    rows, self.last[i] = one_after_another(np.concatenate([self.last[i], rows]))
+                self.add(i, rows)
+        engines["rows"] = 0
+
+    def add(self, i: int, rows: np.ndarray) -> None:
+        """Add rows that do not overlap to an engine's windows."""
+        self.widths_us[i] = add_steps(rows, *self.sums[i], self.from_us, self.widths_us[i])
+
+    def finish(self, engines: np.ndarray, requests: np.ndarray) -> tuple[list[np.ndarray], list[Windows] | None]:
+        """Return the rows of each engine, with its waiting requests, and its windows."""
+        steps, windows = [np.concatenate(each) if each else self.buffer[0, :0] for each in self.kept], []
+        for i in range(len(self.stages) if self.wanted else 0):
+            stays = stays_on(i, len(self.stages), requests)
+            if self.keep and not self.per_request_progress[i]:
+                steps[i][:, WAITING] = in_flight_at(steps[i][:, START], *stays) - steps[i][:, RUNNING]
+            if self.from_us is not None:
+                self.add(i, self.last[i])
+                last_us = engines["last_us"][i]
+                windows.append(windows_of(*self.sums[i], self.from_us, self.widths_us[i], last_us, *stays))
+        return steps, windows or None
+
+
+def one_after_another(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (rows cut where the next one starts; the last row, whose next one is not known)."""
+    cut = rows.copy()
+    cut[:-1, END] = np.minimum(rows[:-1, END], rows[1:, START])
+    return cut[:-1], cut[-1:]
+
+
+def stays_on(engine: int, engines: int, requests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return when the accepted requests of an engine arrived there and left it, in no common order."""
+    accepted = requests["status"] == FINISHED
+    if engines == 1:
+        return requests["sent_us"][accepted], requests["finish_us"][accepted]
+    own = requests[accepted & (requests["replica"] == engine)]
+    sent_on = requests[requests["prefill_replica"] == engine]
+    came = np.where(own["received_us"] >= 0.0, own["received_us"], own["sent_us"])
+    # a request leaves a prefill engine with its first token
+    left = np.concatenate([own["finish_us"], sent_on["first_token_us"]])
+    return np.concatenate([came, sent_on["sent_us"]]), left
+
+
+def in_flight_at(moments_us: np.ndarray, came_us: np.ndarray, left_us: np.ndarray) -> np.ndarray:
+    """Return the number of requests in flight at each moment, shape [moments]."""
+    came, left = np.sort(came_us), np.sort(left_us)
+    return np.searchsorted(came, moments_us, side="right") - np.searchsorted(left, moments_us, side="right")

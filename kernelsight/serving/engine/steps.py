@@ -1,0 +1,429 @@
+"""Executing scheduled steps: their times, the cost knots that they use, and the tokens that requests get.
+
+Decode steps between two events differ only by one more token of context each, so whole runs of them advance at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.serving.engine.batch import (
+    LEAVING,
+    advance,
+    next_departure,
+    next_filling,
+    push_fresh,
+    push_partial,
+    start_decoding,
+    stop_decoding,
+    units_ahead,
+    unlink,
+)
+from kernelsight.serving.engine.compiled import compiled, inlined
+from kernelsight.serving.engine.costs import (
+    add_gap_line,
+    add_use,
+    cut_line,
+    decode_line,
+    gap_bin,
+    host_times,
+    knot_below,
+    line_time,
+    surface_us,
+)
+from kernelsight.serving.engine.prefix import release, take_units
+from kernelsight.serving.engine.records import DECODE, FOREVER, MIXED, NOBODY, NUMBER, PREFILL
+
+# columns of a step row
+START, END, PROMPTS, DECODES, RUNNING, WAITING, UNITS, HOST_TIME, FOUND, LOOKED_UP, PREEMPTED, STAGE_WAIT = range(12)
+COLUMNS = 12  # WAITING is counted afterwards, except with per-request progress
+
+
+@inlined
+def count_decode_gaps(engine: np.void, requests: np.ndarray, histogram: np.ndarray, batch: int, end: float) -> None:
+    """Count the inter-token gaps of a decode step: since the last decode step, or a fresh request's last token."""
+    others = batch
+    r, kept = engine.fresh, NOBODY
+    while r >= 0:
+        request = requests[r]
+        following = request.next_fresh
+        if request.skipped:
+            request.skipped = False
+            request.next_fresh = kept
+            kept = r
+        else:
+            gap = end - request.last_token_us
+            histogram[gap_bin(histogram, gap)] += 1
+            engine.gap_sum_us += gap
+            request.fresh = False
+            others -= 1
+        r = following
+    engine.fresh = kept
+    if others > 0:
+        gap = end - engine.last_decode_end
+        histogram[gap_bin(histogram, gap)] += others
+        engine.gap_sum_us += gap * others
+
+
+@inlined
+def find_knots(engine: np.void, costs: np.ndarray, layout: np.void, y: float, windowed: float) -> None:
+    """Find the knots below the mean contexts of the decode batch, starting from the last ones."""
+    engine.decode_y = knot_below(costs, layout.decode, y, engine.decode_y)
+    engine.window_y = knot_below(costs, layout.window, windowed, engine.window_y)
+
+
+@inlined
+def prompt_step(
+    engine: np.void,
+    requests: np.ndarray,
+    host: np.void,
+    costs: np.ndarray,
+    layout: np.void,
+    uses: np.ndarray,
+    prompt_tokens: int,
+    decode_tokens: int,
+) -> tuple:
+    """(GPU time, exposed host time) of a scheduled step with prompts; adds the knots that it uses to ``uses``."""
+    y = windowed = 0.0
+    if decode_tokens > 0:
+        y = (
+            engine.context_offset_sum + engine.decoding * engine.clock - (engine.skipped_tokens - engine.skipped)
+        ) / decode_tokens
+        windowed = (engine.inside - engine.skipped_inside) / decode_tokens
+    gpu_us, chunks, _ = cost_step(
+        engine, requests, costs, layout, uses[MIXED if decode_tokens > 0 else PREFILL], prompt_tokens, decode_tokens,
+        decode_tokens, y, windowed,
+    )  # fmt: skip
+    tokens = prompt_tokens + decode_tokens
+    hidden_us, exposed_us, _ = host_times(chunks + decode_tokens, tokens, chunks, host)
+    return gpu_us, exposed_us + max(0.0, hidden_us - gpu_us)
+
+
+@inlined
+def cost_step(
+    engine: np.void,
+    requests: np.ndarray,
+    costs: np.ndarray,
+    layout: np.void,
+    weights: np.ndarray,
+    prompt_tokens: int,
+    decode_tokens: int,
+    decodes: int,
+    y: float,
+    windowed: float,
+) -> tuple:
+    """(GPU time, chunks, sampled tokens) of a scheduled step; adds the knots that it uses to ``weights``.
+
+    ``decodes``: decoding requests; ``y``, ``windowed``: their mean contexts, in full and inside the window.
+    """
+    gpu_us, chunks, ended = cost_layers(
+        engine, requests, costs, layout, weights, prompt_tokens + decode_tokens, decodes, y, windowed
+    )
+    sampled = decode_tokens + ended
+    weights[layout.sampled_at + sampled] += 1.0
+    if layout.split:
+        engine.communication_us[1 if chunks > 0 else 0] += costs[layout.sampled_communication_at + sampled]
+    return gpu_us + costs[layout.sampled_at + sampled], chunks, sampled
+
+
+@inlined
+def cost_layers(
+    engine: np.void,
+    requests: np.ndarray,
+    costs: np.ndarray,
+    layout: np.void,
+    weights: np.ndarray,
+    tokens: int,
+    decodes: int,
+    y: float,
+    windowed: float,
+) -> tuple:
+    """(GPU time, chunks, chunks that complete a prompt) of a scheduled step without logits; see ``cost_step``."""
+    ended = 0
+    chunks = 0
+    gpu_us = prompts_us = 0.0
+    r = engine.partial
+    while r >= 0:
+        request = requests[r]
+        if request.chunk > 0:
+            chunks += 1
+            if request.computed + request.chunk == request.known:
+                ended += 1
+            before = float(request.computed)
+            j = knot_below(costs, layout.prefill, before, 0)
+            chunk_us = surface_us(costs, layout.prefill, request.chunk, before, j)
+            gpu_us += chunk_us
+            prompts_us += chunk_us
+            add_use(weights, costs, layout.prefill, request.chunk, before, j, 1.0)
+        r = request.next_partial
+    if chunks > 1 and layout.prefill.y_size > 0:
+        # all chunks share one launch: subtract the cost of the smallest knot for every further chunk
+        gpu_us -= (chunks - 1) * costs[layout.prefill.at]
+        prompts_us -= (chunks - 1) * costs[layout.prefill.at]
+        weights[layout.prefill.at] -= chunks - 1
+    gpu_us += costs[layout.tokens_at + tokens]
+    weights[layout.tokens_at + tokens] += 1.0
+    decodes_us = 0.0
+    if decodes > 0:
+        decodes_us = cost_decodes(engine, costs, layout, weights, decodes, y, windowed, 1)
+        gpu_us += decodes_us
+    if layout.split:
+        kind = 1 if chunks > 0 else 0
+        engine.prefill_attention_us += prompts_us
+        engine.decode_attention_us[kind] += decodes_us
+        engine.moe_us[kind] += costs[layout.moe_at + tokens]
+        engine.communication_us[kind] += costs[layout.communication_at + tokens]
+    return gpu_us, chunks, ended
+
+
+@inlined
+def cost_decodes(
+    engine: np.void,
+    costs: np.ndarray,
+    layout: np.void,
+    weights: np.ndarray,
+    decodes: int,
+    y: float,
+    windowed: float,
+    times: int,
+) -> float:
+    """GPU time of ``times`` decode-attention steps of a batch; adds the knots that they use to ``weights``."""
+    find_knots(engine, costs, layout, y, windowed)
+    gpu_us = surface_us(costs, layout.decode, decodes, y, engine.decode_y)
+    gpu_us += surface_us(costs, layout.window, decodes, windowed, engine.window_y)
+    add_use(weights, costs, layout.decode, decodes, y, engine.decode_y, float(times))
+    add_use(weights, costs, layout.window, decodes, windowed, engine.window_y, float(times))
+    return gpu_us * times
+
+
+@inlined
+def end_request(
+    engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, r: int
+) -> None:
+    """Finish a request: free its blocks and its client slot."""
+    request = requests[r]
+    release(engine, hashes, entries, limits, r, request, request.computed)
+    unlink(engine, requests, r)
+    note_finish(engine, request, r)
+
+
+@inlined
+def note_finish(engine: np.void, request: np.void, r: int) -> None:
+    """Add a request to the finished ones that the client processes next."""
+    request.finish_us = engine.now
+    request.next_waiting = engine.first_ended
+    engine.first_ended = r
+    engine.in_flight -= 1
+
+
+@inlined
+def end_decodes(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    before: int,
+) -> None:
+    """Finish decoding requests with tickets below ``before`` that have their last token, in order."""
+    while next_departure(engine, requests, heaps) == engine.clock:
+        r = heaps[LEAVING, 0, 1] & NUMBER
+        if requests[r].ticket >= before:
+            break
+        stop_decoding(engine, requests, limits, r)
+        end_request(engine, requests, limits, hashes, entries, r)
+
+
+@inlined
+def end_chunks(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    histogram: np.ndarray,
+    stalled: bool,
+) -> None:
+    """Advance partly computed prompts by their chunks; completed ones get a token and start decoding.
+
+    ``stalled``: the decoding requests get no token in this step, so that the new ones are fresh.
+    """
+    r = engine.partial
+    engine.partial = engine.last_partial = NOBODY
+    engine.partial_count = 0
+    while r >= 0:
+        request = requests[r]
+        following = request.next_partial
+        end_decodes(engine, requests, heaps, limits, hashes, entries, request.ticket)
+        request.computed += request.chunk
+        request.chunk = 0
+        if request.computed < request.known:
+            push_partial(engine, requests, r)  # still partly computed
+            r = following
+            continue
+        note_token(engine, request, histogram)
+        if request.known == request.target:
+            end_request(engine, requests, limits, hashes, entries, r)
+        else:
+            start_decoding(engine, requests, heaps, limits, r)
+            if stalled:
+                push_fresh(engine, requests, r)
+        r = following
+
+
+@inlined
+def note_token(engine: np.void, request: np.void, histogram: np.ndarray) -> None:
+    """Give a request a token at the engine's time, and count its inter-token gap."""
+    if request.first_token_us < 0.0:
+        request.first_token_us = engine.now
+    else:
+        gap = engine.now - request.last_token_us
+        histogram[gap_bin(histogram, gap)] += 1
+        engine.gap_sum_us += gap
+    request.last_token_us = engine.now
+    if request.resumed_us >= 0.0:
+        request.recomputed_us += engine.now - request.resumed_us
+        request.resumed_us = -1.0
+    request.known += 1
+
+
+@compiled
+def write_run(
+    engine: np.void,
+    requests: np.ndarray,
+    limits: np.void,
+    rows: np.ndarray,
+    steps: int,
+    step_us: float,
+    slope: float,
+    gpu_us: float,
+    gpu_slope: float,
+    taken: int,
+) -> None:
+    """Write a row for each of ``steps`` decode steps with linear times.
+
+    ``taken``: units of the first step that are allocated already.
+    """
+    held = limits.capacity_units - engine.free_units - taken
+    for j in range(steps):
+        row = rows[engine.rows]
+        row[START] = engine.now + line_time(step_us, slope, j)
+        row[END] = engine.now + line_time(step_us, slope, j + 1)
+        row[DECODES], row[RUNNING] = engine.decoding, engine.running
+        row[UNITS] = held + units_ahead(engine, requests, limits, j + 1)
+        row[HOST_TIME] = step_us + slope * j - gpu_us - gpu_slope * j
+        # no request is admitted in a decode run, and only its first step may have preempted
+        row[PREEMPTED] = engine.step_preempted
+        engine.step_preempted = 0
+        row[PROMPTS] = row[FOUND] = row[LOOKED_UP] = 0.0
+        engine.rows += 1
+
+
+@inlined
+def count_run_gaps(
+    engine: np.void, requests: np.ndarray, histogram: np.ndarray, step_us: float, slope: float, steps: int
+) -> None:
+    """Count the inter-token gaps of decode steps with linear times that begin now."""
+    batch = engine.decoding
+    span_us = line_time(step_us, slope, steps)
+    if engine.fresh < 0 and engine.last_decode_end == engine.now:
+        # all requests have a token at this time: every gap is one step
+        engine.gap_sum_us += span_us * batch
+        add_gap_line(histogram, step_us, slope, steps, batch)
+    else:
+        count_decode_gaps(engine, requests, histogram, batch, engine.now + step_us)
+        engine.gap_sum_us += (span_us - step_us) * batch
+        add_gap_line(histogram, step_us + slope, slope, steps - 1, batch)
+
+
+@inlined
+def add_run_uses(
+    engine: np.void, costs: np.ndarray, layout: np.void, uses: np.ndarray, y: float, windowed: float, steps: int
+) -> None:
+    """Add the knots of ``steps`` decode steps to ``uses``, at the contexts in the middle of the run."""
+    batch, weights = engine.decoding, uses[DECODE]
+    middle = (steps - 1) / 2.0
+    weights[layout.tokens_at + batch] += steps
+    weights[layout.sampled_at + batch] += steps
+    add_use(weights, costs, layout.decode, batch, y + middle, engine.decode_y, float(steps))
+    middle_w = windowed + engine.below / batch * middle
+    add_use(weights, costs, layout.window, batch, middle_w, engine.window_y, float(steps))
+
+
+@compiled
+def decode_run(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    host: np.void,
+    entries: np.ndarray,
+    costs: np.ndarray,
+    layout: np.void,
+    uses: np.ndarray,
+    histogram: np.ndarray,
+    most: int,
+    stop_us: float,
+    rows: np.ndarray,
+) -> None:
+    """Advance a batch that only decodes by up to ``most`` steps.
+
+    Steps are advanced segment by segment: all steps with linear times at once. The run ends early when a request
+    becomes visible at ``stop_us``: see ``cut_line``.
+    """
+    batch = engine.decoding
+    linear_us = costs[layout.tokens_at + batch] + costs[layout.sampled_at + batch]
+    hidden_us, exposed_us, _ = host_times(batch, batch, 0, host)
+    taken = units_ahead(engine, requests, limits, 1)
+    last_start = engine.now
+    done, ends = 0, False
+    while done < most and not ends:
+        y = (engine.context_offset_sum + batch * engine.clock) / batch
+        windowed, slope_w = engine.inside / batch, engine.below / batch
+        find_knots(engine, costs, layout, y, windowed)
+        piece, step_us, slope, gpu_us, gpu_slope = decode_line(
+            costs,
+            layout,
+            batch,
+            y,
+            engine.decode_y,
+            windowed,
+            engine.window_y,
+            slope_w,
+            linear_us,
+            hidden_us,
+            exposed_us,
+        )
+        piece = min(float(most - done), piece)
+        if limits.window_tokens > 0:
+            filling = next_filling(engine, requests, heaps)
+            if filling >= 0:
+                piece = min(piece, float(filling - engine.clock))
+        steps, ends, seen = cut_line(step_us, slope, int(piece), stop_us - engine.now, limits.asynchronous)
+        if seen:
+            stop_us = -FOREVER
+        span_us = line_time(step_us, slope, steps)
+        gpu_span_us = line_time(gpu_us, gpu_slope, steps)
+        add_run_uses(engine, costs, layout, uses, y, windowed, steps)
+        if layout.split:
+            engine.step_kind_us[0] += gpu_span_us
+            engine.decode_attention_us[0] += gpu_span_us - linear_us * steps
+            engine.moe_us[0] += costs[layout.moe_at + batch] * steps
+            collectives_us = costs[layout.communication_at + batch] + costs[layout.sampled_communication_at + batch]
+            engine.communication_us[0] += collectives_us * steps
+        engine.steps += steps
+        engine.gpu_us += gpu_span_us
+        engine.host_us += span_us - gpu_span_us
+        if rows.shape[0] > 0:
+            write_run(engine, requests, limits, rows, steps, step_us, slope, gpu_us, gpu_slope, taken)
+        count_run_gaps(engine, requests, histogram, step_us, slope, steps)
+        take_units(engine, entries, limits, units_ahead(engine, requests, limits, steps) - taken)
+        taken = 0
+        last_start = engine.now + line_time(step_us, slope, steps - 1)
+        engine.now += span_us
+        engine.last_decode_end = engine.now
+        advance(engine, requests, heaps, limits, steps)
+        done += steps
+    engine.previous_start = last_start

@@ -1,0 +1,54 @@
+"""How far the loads of each deployment reach: step costs beyond that are never read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.scenario.plan import and_drafts
+from kernelsight.serving.costs.knots import Reach
+from kernelsight.serving.load.requests import spans_of
+
+
+def reach_of(scenarios: pa.Table, scenario_loads: pa.Table, load_requests: pa.Table, deployments: pa.Table) -> pa.Table:
+    """Return ``deployment_reach``; a draft model has the reach of the deployments that it proposes tokens for."""
+    load_of = dict(zip(*(scenario_loads[name].to_pylist() for name in ("scenario_id", "load_id")), strict=True))
+    loads = _load_reaches(load_requests)
+    by_id = {row["deployment_id"]: row for row in deployments.to_pylist()}
+    found: dict[str, Reach] = {}
+    names = ("scenario_id", "max_concurrency", "deployment_id", "prefill_deployment_id")
+    columns = (_column(scenarios, name) for name in names)
+    for scenario, concurrency, *serving in zip(*columns, strict=True):
+        load = loads.get(load_of[scenario])
+        if load is None:
+            continue
+        own = Reach(min(load.requests, concurrency or load.requests), load.tokens)
+        for deployment in and_drafts(filter(None, serving), by_id):
+            known = found.get(deployment, own)
+            found[deployment] = Reach(max(known.requests, own.requests), max(known.tokens, own.tokens))
+    return pa.table(
+        {
+            "deployment_id": pa.array(found, pa.string()),
+            "requests": pa.array([reach.requests for reach in found.values()], pa.int64()),
+            "tokens": pa.array([reach.tokens for reach in found.values()], pa.int64()),
+        }
+    )
+
+
+def unbounded_reach(deployments: pa.Table) -> pa.Table:
+    """Return ``deployment_reach`` of deployments without loads: every knot up to the engine's own limits."""
+    unset = pa.nulls(deployments.num_rows, pa.int64())
+    return pa.table({"deployment_id": deployments["deployment_id"], "requests": unset, "tokens": unset})
+
+
+def _load_reaches(load_requests: pa.Table) -> Mapping[str, Reach]:
+    """Return how many requests each load has, and the tokens of its longest one."""
+    tokens = load_requests["prompt_tokens"].to_numpy() + load_requests["output_tokens"].to_numpy()
+    spans = spans_of(load_requests["load_id"])
+    return {load: Reach(stop - start, int(np.max(tokens[start:stop]))) for load, (start, stop) in spans.items()}
+
+
+def _column(table: pa.Table, name: str) -> list:
+    return table[name].to_pylist() if name in table.column_names else [None] * table.num_rows

@@ -1,0 +1,225 @@
+"""File formats of traces: CSV, JSON lines and Parquet, plain or compressed with gzip or zstd.
+
+Arrow reads the files in bulk. The line of an error, which Arrow does not report, is only looked up when there is one.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet
+
+from kernelsight import errors
+from kernelsight.dataflow.bounded_files import WHOLE_BYTES, pieces_of, read_bytes, unpacked, within_ratio
+from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace, TraceFormat, recognise, shown
+
+ZSTD_PIECE = 1 << 20
+HUGE = 1e300  # JSON may have whole numbers beyond float64; capped here, rejected as a size later
+DAMAGED = "The file is truncated or damaged: download or write it again."
+
+
+def read_container(path: Path) -> RawTrace:
+    """Read a trace's own columns: text from CSV, numbers and lists from JSON lines, any type from Parquet.
+
+    Raises InvalidInput for a file that is missing, empty, damaged, of an unknown format, or without required columns.
+    """
+    data = _content(path)
+    if data[:4] == b"PAR1":
+        return _read_parquet(path, data)
+    if data.lstrip()[:1] in (b"{", b"["):
+        return _read_json_lines(path, data)
+    return _read_csv(path, data)
+
+
+def _content(path: Path) -> bytes:
+    """Return the decompressed bytes of a file without byte order mark; its first bytes identify the compression."""
+
+    def refuse(found: str) -> errors.InvalidInput:
+        return errors.trace_unusable(path, f"the file {found}", "Give the path to a readable trace file.")
+
+    data = read_bytes(path, refuse, WHOLE_BYTES, piped=True)
+    try:
+        if data[:2] == b"\x1f\x8b":
+            data = b"".join(unpacked(pieces_of(data), len(data), partial(_too_dense, path)))
+        elif data[:4] == b"\x28\xb5\x2f\xfd":
+            stream = pa.input_stream(pa.py_buffer(data), compression="zstd")
+            pieces = iter(partial(stream.read, ZSTD_PIECE), b"")
+            data = b"".join(within_ratio(pieces, len(data), partial(_too_dense, path)))
+    except (OSError, EOFError, zlib.error) as problem:
+        raise errors.trace_unusable(path, f"it cannot be decompressed ({problem})", DAMAGED) from None
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    if not data.strip():
+        raise errors.trace_unusable(path, "the file is empty", "Give a file with at least one request.")
+    return data
+
+
+def _too_dense(path: Path, found: str) -> errors.InvalidInput:
+    return errors.trace_unusable(path, f"the file {found}", "Where it is sound, unpack it first.")
+
+
+def _read_parquet(path: Path, data: bytes) -> RawTrace:
+    try:
+        file = pa.parquet.ParquetFile(pa.py_buffer(data))
+        trace_format = recognise(path, file.schema_arrow.names)
+        columns = file.read(columns=[f for f in trace_format.fields() if f in file.schema_arrow.names])
+        columns.validate(full=True)  # the reader accepts text that is not UTF-8
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
+        found = f"it is not a complete Parquet file ({_first_line(problem)})"
+        raise errors.trace_unusable(path, found, DAMAGED) from None
+    return RawTrace(path, trace_format, columns, lambda row: f"row {row + 1}")
+
+
+def _read_csv(path: Path, data: bytes) -> RawTrace:
+    """Read the fields of a CSV file as text; like Arrow, row numbers skip empty lines."""
+
+    def place(row: int) -> str:  # row -1 is the header
+        filled = [number for number, line in enumerate(data.splitlines(), 1) if line]
+        # text in quotes may have line ends: then rows are counted instead
+        return f"line {filled[row + 1]}" if row + 1 < len(filled) else f"row {row + 1}"
+
+    header = _csv_header(data)
+    trace_format = recognise(path, header)
+    _refuse_other_encodings(path, data)
+    used = [f for f in trace_format.fields() if f in header]
+    ragged: list[tuple[int, str]] = []
+
+    def keep_ragged(row: pa.csv.InvalidRow) -> str:
+        ragged.append((row.number - 2, f"{row.actual_columns} fields instead of {row.expected_columns}"))
+        return "skip"
+
+    try:
+        columns = pa.csv.read_csv(
+            pa.py_buffer(data if data.endswith(b"\n") else data + b"\n"),
+            read_options=pa.csv.ReadOptions(use_threads=False, block_size=1 << 24),  # threads lose the row's number
+            parse_options=pa.csv.ParseOptions(invalid_row_handler=keep_ragged),
+            convert_options=pa.csv.ConvertOptions(
+                include_columns=used,
+                column_types=dict.fromkeys(used, pa.string()),
+                null_values=[""],
+                strings_can_be_null=True,
+            ),
+        )
+    except pa.ArrowException as problem:
+        raise _unreadable_text(path, data, problem) from None
+    raw = RawTrace(path, trace_format, columns, place)
+    if ragged:
+        row, found = ragged[0]
+        raise raw.fault(row, found)
+    return raw
+
+
+def _refuse_other_encodings(path: Path, data: bytes) -> None:
+    """Raise InvalidInput for bytes that are not UTF-8: Arrow cannot show such a row to its handler."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(data), 1 << 24):
+            decoder.decode(data[start : start + (1 << 24)])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as problem:
+        raise _unreadable_text(path, data, problem) from None
+
+
+def _csv_header(data: bytes) -> list[str]:
+    start = next(line for line in data[: 1 << 20].splitlines() if line).decode("utf-8", "replace")
+    try:
+        return next(csv.reader([start]))
+    except csv.Error:  # not CSV: report the line as one field
+        return [start]
+
+
+def _unreadable_text(path: Path, data: bytes, problem: Exception) -> errors.InvalidInput:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as bad:
+        line = data[: bad.start].count(b"\n") + 1
+        return errors.trace_place_unusable(path, f"line {line}", "it is not valid UTF-8", "Write the file as UTF-8.")
+    return errors.trace_unusable(path, f"it cannot be read ({_first_line(problem)})", "Correct the file.")
+
+
+def _first_line(problem: Exception) -> str:
+    return str(problem).splitlines()[0].rstrip(".") if str(problem) else type(problem).__name__
+
+
+def _read_json_lines(path: Path, data: bytes) -> RawTrace:
+    """Read JSON lines with Arrow; if Arrow fails, or lines and rows differ, read them in Python to locate the error."""
+    first = next(_json_objects(path, data))[1]
+    trace_format = recognise(path, list(first))
+    id_type = pa.int64() if isinstance(first.get(trace_format.request_id), int) else pa.string()
+    types = {f: pa.float64() for f in trace_format.fields()}
+    types |= {trace_format.request_id: id_type, trace_format.hash_ids: pa.list_(pa.int64())}
+    schema = pa.schema([(f, types[f]) for f in trace_format.fields()])
+    options = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    try:
+        blocks = pa.json.ReadOptions(block_size=1 << 24)  # longest line
+        columns = pa.json.read_json(pa.py_buffer(data), read_options=blocks, parse_options=options)
+        columns.validate(full=True)  # the reader accepts text that is not UTF-8
+    except pa.ArrowInvalid:
+        return _read_json_line_by_line(path, data, trace_format)
+    if columns.num_rows != data.count(b"\n") + (not data.endswith(b"\n")):
+        return _read_json_line_by_line(path, data, trace_format)
+    return RawTrace(path, trace_format, columns, lambda row: f"line {row + 1}")
+
+
+def _json_objects(path: Path, data: bytes) -> Iterator[tuple[int, dict]]:
+    """Yield (line number, object) of each line that is not blank."""
+
+    def distinct(pairs: list[tuple[str, object]]) -> dict:
+        if len({key for key, _ in pairs}) < len(pairs):
+            raise ValueError("duplicate field")
+        return dict(pairs)
+
+    for number, line in enumerate(io.BytesIO(data), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line, object_pairs_hook=distinct)
+        except (ValueError, RecursionError) as problem:
+            found = f"not a JSON object ({_first_line(problem)})"
+            raise errors.trace_place_unusable(path, f"line {number}", found, CORRECT_LINE) from None
+        if not isinstance(value, dict):
+            found = f"a JSON {type(value).__name__} instead of an object"
+            advice = "Write one object per line and request."
+            raise errors.trace_place_unusable(path, f"line {number}", found, advice)
+        yield number, value
+
+
+def _read_json_line_by_line(path: Path, data: bytes, trace_format: TraceFormat) -> RawTrace:
+    """Read JSON lines with Python: slower than Arrow, with the same result, and a line number for each error."""
+    numbers, values = [], {field: [] for field in trace_format.fields()}
+
+    def checked(field: str, value: object) -> object:
+        kind = "a number"
+        if value is None:
+            return None
+        if field == trace_format.hash_ids:
+            whole = isinstance(value, list) and all(type(v) is int and -(2**63) <= v < 2**63 for v in value)
+            kind = "a list of 64-bit whole numbers"
+        elif field == trace_format.request_id:
+            value = str(value) if type(value) is int else value
+            whole, kind = isinstance(value, str), "a string or a whole number"
+        else:
+            whole = type(value) in (int, float)
+            value = float(min(max(value, -HUGE), HUGE)) if whole and value == value else value
+        if not whole:
+            found = f"{field} is {shown(value)} instead of {kind}"
+            raise errors.trace_place_unusable(path, f"line {numbers[-1]}", found, CORRECT_LINE)
+        return value
+
+    for number, record in _json_objects(path, data):
+        numbers.append(number)
+        for field, column in values.items():
+            column.append(checked(field, record.get(field)))
+    types = dict.fromkeys(values, pa.float64())
+    types |= {trace_format.request_id: pa.string(), trace_format.hash_ids: pa.list_(pa.int64())}
+    columns = pa.table({field: pa.array(column, types[field]) for field, column in values.items()})
+    return RawTrace(path, trace_format, columns, lambda row: f"line {numbers[row]}")

@@ -1,0 +1,231 @@
+"""Reads traces, checked, into the columns of ``requests``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight import errors
+from kernelsight.dataflow.rows import python_values
+from kernelsight.serving.load.trace_files import read_container
+from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace, shown
+
+TRACE_SCHEMA = pa.schema(
+    [
+        ("external_id", pa.string()),
+        ("arrival_s", pa.float64()),
+        ("prompt_tokens", pa.int64()),
+        ("output_tokens", pa.int64()),
+        ("hash_ids", pa.list_(pa.int64())),
+        ("hash_block_tokens", pa.int64()),
+        ("priority", pa.int64()),
+    ]
+)
+LARGEST_SIZE = 2**53  # float64 represents every whole number up to here
+LONGEST_S = 1e9  # the simulated clock counts nanoseconds in 64 bits
+UNITS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+
+Fault = tuple[int, str, str]  # row, what was found, what to do
+
+
+def read_trace(path: str | os.PathLike[str], *, limit: int | None = None) -> pa.Table:
+    """Read a trace as a table of ``TRACE_SCHEMA``, one row per request, arrivals in seconds after the first one.
+
+    The whole file is checked even if ``limit`` keeps only its first requests; a shorter trace is returned in full.
+    Raises InvalidInput with the file and, if known, the line of the decompressed file (from 1).
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "day.csv"
+    ...     _ = file.write_text("arrival_s,prompt_tokens,output_tokens\\n10.0,128,16\\n10.5,64,8\\n")
+    ...     read_trace(file).select(["arrival_s", "prompt_tokens"]).to_pylist()
+    [{'arrival_s': 0.0, 'prompt_tokens': 128}, {'arrival_s': 0.5, 'prompt_tokens': 64}]
+    """
+    path = Path(path)
+    if limit is not None and limit < 1:
+        raise errors.trace_unusable(path, f"the limit is {limit} requests", "Use a limit of at least 1.")
+    raw = read_container(path)
+    if raw.columns.num_rows == 0:
+        raise errors.trace_unusable(path, "it has no requests", "Give a file with at least one request.")
+    faults: list[Fault] = []
+    arrival_s = _arrivals(raw, faults)
+    prompt_tokens = _sizes(raw, raw.format.prompt_tokens, faults)
+    output_tokens = _sizes(raw, raw.format.output_tokens, faults)
+    _raise_first(raw, faults)
+    hash_ids, hash_block_tokens = _hashes(raw, prompt_tokens, faults)
+    priority = _priorities(raw, faults)
+    _raise_first(raw, faults)
+    columns = [_names(raw), arrival_s - arrival_s[0], prompt_tokens, output_tokens, hash_ids, hash_block_tokens]
+    return pa.table([*columns, priority], schema=TRACE_SCHEMA).slice(0, limit)
+
+
+def _raise_first(raw: RawTrace, faults: list[Fault]) -> None:
+    if faults:
+        raise raw.fault(*min(faults))
+
+
+def _note_first(faults: list[Fault], bad: np.ndarray, raw: RawTrace, field: str, rule: str, advice: str) -> None:
+    """Record the first row of the boolean array ``bad``, with its value of ``field`` as in the file."""
+    if bad.any():
+        row = int(bad.argmax())
+        (value,) = python_values(raw.columns[field].slice(row, 1))
+        if isinstance(value, float) and abs(value) <= LARGEST_SIZE and value.is_integer():
+            value = int(value)  # JSON's 0 was read as 0.0
+        found = f"{field} is missing" if value is None else f"{field} is {shown(value)}"
+        faults.append((row, f"{found}, but {rule}", advice))
+
+
+def _is_text(column: pa.ChunkedArray) -> bool:
+    return pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+
+
+def _numbers(column: pa.ChunkedArray) -> np.ndarray:
+    """Return the column as float64, NaN for values that are not numbers."""
+    import polars as pl
+
+    if pa.types.is_decimal(column.type):  # sums and literals of SQL
+        column = pc.cast(column, pa.float64(), safe=False)
+    if _is_text(column):  # Arrow's cast fails at the first text that is not a number; polars continues
+        column = pl.Series(column).cast(pl.Float64, strict=False).to_arrow()
+    elif not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        return np.full(len(column), np.nan)
+    return pc.fill_null(pc.cast(column, pa.float64(), safe=False), np.nan).to_numpy(zero_copy_only=False)
+
+
+def _sizes(raw: RawTrace, field: str, faults: list[Fault], *, optional: bool = False) -> np.ndarray:
+    """Return numbers of tokens, shape [requests] int64, 1 if missing; record the first invalid one."""
+    values = _numbers(raw.columns[field])
+    good = (values >= 1) & (values <= LARGEST_SIZE) & (values == np.floor(values))
+    if optional:
+        good |= raw.columns[field].is_null().to_numpy()
+    row = int((~good).argmax())
+    failed = field == raw.format.output_tokens and values[row] == 0
+    advice = raw.format.zero_output_advice if failed else CORRECT_LINE
+    _note_first(faults, ~good, raw, field, "must be a whole number of tokens, at least 1", advice)
+    return np.where((values >= 1) & (values <= LARGEST_SIZE), values, 1).astype(np.int64)
+
+
+def _arrivals(raw: RawTrace, faults: list[Fault]) -> np.ndarray:
+    """Return arrivals in seconds, shape [requests] float64; record the first that is invalid or out of order."""
+    field, per_second = raw.format.arrival, raw.format.arrivals_per_second
+    if per_second is None:
+        values, rule = (
+            _clock_seconds(raw.columns[field]),
+            "must be a date and time such as 2024-05-10 00:00:00.25+00:00",
+        )
+    else:
+        values, rule = _numbers(raw.columns[field]), "must be a finite number, at least 0"
+        values = np.where(values >= 0, values, np.nan) / per_second
+    bad = ~np.isfinite(values)
+    _note_first(faults, bad, raw, field, rule, CORRECT_LINE)
+    if not bad.any():
+        earlier = np.diff(values, prepend=values[0]) < 0
+        rule = "the previous request arrived later"
+        _note_first(faults, earlier, raw, field, rule, f"Sort the trace by {field}.")
+        late = values - values[0] > LONGEST_S
+        _note_first(faults, late, raw, field, "must be within 30 years of the first request", CORRECT_LINE)
+    return values
+
+
+def _clock_seconds(column: pa.ChunkedArray) -> np.ndarray:
+    """Return dates and times as seconds after the first one, to the nanosecond, NaN for invalid ones.
+
+    Azure's 2023 traces have seven fractional digits and no time zone; those of 2024 have six or none, and an offset.
+    """
+    import polars as pl
+
+    per_second = UNITS_PER_SECOND["ns"]
+    if pa.types.is_timestamp(column.type):
+        # in its own unit: not every date in seconds is one in nanoseconds
+        counts, per_second = pl.Series(column.cast(pa.int64())), UNITS_PER_SECOND[column.type.unit]
+    elif _is_text(column):
+        text = pl.Series(column).str.strip_chars().str.replace("T", " ").str.replace("Z$", "+00:00")
+        local = text.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="ns", strict=False)
+        zoned = text.str.to_datetime("%Y-%m-%d %H:%M:%S%.f%:z", time_unit="ns", strict=False)
+        counts = local.cast(pl.Int64).zip_with(local.is_not_null(), zoned.cast(pl.Int64))
+    else:
+        return np.full(len(column), np.nan)
+    # subtract whole numbers first: an epoch in seconds as float64 has a resolution of 0.2 us
+    # (polars would multiply by 1e-9 instead of dividing: numpy divides)
+    return (counts - counts.drop_nulls().first()).to_numpy() / per_second
+
+
+def _names(raw: RawTrace) -> pa.ChunkedArray:
+    """Return the trace's own request ids as text; null if it has none."""
+    column = raw.column(raw.format.request_id)
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowException:
+        found = f"{raw.format.request_id} has values of type {column.type}"
+        raise errors.trace_unusable(raw.path, found, "Write it as text or whole numbers.") from None
+
+
+def _priorities(raw: RawTrace, faults: list[Fault]) -> pa.Array:
+    """Return the priorities (int64), null if missing; record the first that is not a whole number."""
+    field = raw.format.priority
+    column = raw.column(field)
+    missing = column.is_null().to_numpy()
+    if missing.all():
+        return pa.nulls(len(column), pa.int64())
+    values = _numbers(column)
+    good = missing | ((np.abs(values) <= LARGEST_SIZE) & (values == np.floor(values)))
+    _note_first(faults, ~good, raw, field, "must be a whole number", CORRECT_LINE)
+    return pa.array(np.where(good & ~missing, values, 0).astype(np.int64), mask=missing)
+
+
+def _hashes(raw: RawTrace, prompt_tokens: np.ndarray, faults: list[Fault]) -> tuple[pa.Array, pa.Array]:
+    """Return the block hashes (list<int64>) and the tokens per block (int64), null if there are none.
+
+    A prompt has one hash per block, including a partly filled last one: ceil(prompt / block), as in all 12,031 requests
+    of Mooncake's conversation trace, also those whose prompt ends with a full block.
+    """
+    field, block_field = raw.format.hash_ids, raw.format.hash_block
+    ids = _hash_lists(raw, faults)
+    has_ids = ids.is_valid().to_numpy(zero_copy_only=False)
+    if isinstance(block_field, int):
+        block, has_block = np.full(len(ids), block_field), has_ids
+    else:
+        has_block = raw.column(block_field).is_valid().to_numpy()
+        block = _sizes(raw, block_field, faults, optional=True) if has_block.any() else np.ones(len(ids), np.int64)
+    alone = has_ids & ~has_block
+    if alone.any():
+        found = f"{field} is set without {block_field}, the number of tokens per hash"
+        faults.append((int(alone.argmax()), found, f"Add {block_field}, or remove {field}."))
+    expected = -(-prompt_tokens // block)
+    found = ids.value_lengths().fill_null(0).to_numpy()
+    wrong = has_ids & has_block & (found != expected)
+    if wrong.any():
+        row = int(wrong.argmax())
+        rule = f"{prompt_tokens[row]} prompt tokens in blocks of {block[row]} need {expected[row]}"
+        faults.append((row, f"{field} has {found[row]} entries, but {rule}", CORRECT_LINE))
+    return ids, pa.array(block, mask=~has_block)
+
+
+def _hash_lists(raw: RawTrace, faults: list[Fault]) -> pa.ListArray:
+    """Return the block hashes as lists; in text they are whole numbers separated by blanks, commas or semicolons."""
+    import polars as pl
+
+    field = raw.format.hash_ids
+    column = raw.column(field)
+    if _is_text(column):
+        # large_string: the text of all lists may exceed 32-bit offsets
+        text = pc.utf8_trim(column.cast(pa.large_string()).combine_chunks(), characters=" []")
+        texts = pc.split_pattern_regex(text, r"[,;\s]+")
+        values = pl.Series(texts.flatten()).cast(pl.Int64, strict=False).to_arrow()
+        lists = pa.ListArray.from_arrays(texts.offsets, values, mask=texts.is_null())
+    else:
+        try:
+            lists = column.cast(pa.list_(pa.int64())).combine_chunks()
+        except pa.ArrowException:
+            found = f"{field} has values of type {column.type}"
+            raise errors.trace_unusable(raw.path, found, "Write lists of 64-bit whole numbers.") from None
+        values = lists.flatten()
+    if values.null_count:
+        bad = np.zeros(len(lists), dtype=bool)
+        bad[lists.value_parent_indices().filter(values.is_null()).to_numpy()] = True
+        _note_first(faults, bad, raw, field, "must be 64-bit whole numbers", CORRECT_LINE)
+    return lists

@@ -1,0 +1,98 @@
+"""How far off a scenario's figures may be: it is served again with fast and with slow kernels and host.
+
+Kernels err together, and so do the constants of the host, each in their own direction. Of all pairs of errors that are
+equally likely, one moves the time of a step the most: the further one of both parts weighs, the more it takes of the
+distance (the design point of first-order reliability). What a scenario's steps are made of says which pair that is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.scenario.plan import and_drafts, deployments_of
+from kernelsight.serving.engine.host import Z_90
+from kernelsight.serving.runs.pools import cost_tables
+from kernelsight.serving.runs.simulate import serve_replicas
+from kernelsight.serving.runs.statistics_tables import statistics_table
+from kernelsight.serving.runs.summaries import summarise
+from kernelsight.serving.runs.world import World, first_requests, split_by_deployment
+
+# ratios settle with the first of many requests: no interval takes longer than these
+MOST_REQUESTS = 20_000
+# directions between kernels alone (0) and host alone: scenarios of one direction are served together
+DIRECTIONS = 6
+ENDS = {"fast": ("gpu_p05_us", -1.0), "slow": ("gpu_p95_us", 1.0)}
+SCALED = ("gpu_us", "embedding_us", "transfer_us", "moe_us", "communication_us")
+
+
+def statistics_at_ends(
+    world: World, step_costs: pa.Table, step_shapes: pa.Table, threads: int | None = None
+) -> pa.Table:
+    """Return ``request_statistics`` of each scenario's first requests: fast, slow, and in the middle."""
+    short = first_requests(world, MOST_REQUESTS)
+    middle = summarise(short, serve_replicas, threads)
+    found = [_at_end(statistics_table(middle.counted), "middle")]
+    keys = list(dict.fromkeys(key for row in world.scenarios for key in deployments_served(world, row)))
+    costs, shapes = (
+        split_by_deployment(table.filter(pc.is_in(table["deployment_id"], pa.array(keys, pa.string()))))
+        for table in (step_costs, step_shapes)
+    )
+    direction = _directions(world, costs, middle.totals)
+    for number in sorted(set(direction.values())):
+        rows = [row for row in world.scenarios if direction.get(row["scenario_id"]) == number]
+        used = dict.fromkeys(key for row in rows for key in deployments_served(world, row))
+        angle = number * math.pi / 2 / DIRECTIONS
+        for end, (column, sign) in ENDS.items():
+            moved = {key: _moved(costs[key], column, math.cos(angle)) for key in used if key in costs}
+            there = short._replace(
+                scenarios=rows,
+                costs={key: cost_tables(moved[key], shapes[key], world.deployments[key]) for key in moved},
+                hosts={key: _host(world.hosts[key], sign * math.sin(angle)) for key in world.hosts},
+            )
+            found.append(_at_end(statistics_table(summarise(there, serve_replicas, threads).counted), end))
+    return pa.concat_tables(found).combine_chunks()
+
+
+def deployments_served(world: World, scenario: dict[str, Any]) -> list[str]:
+    """Return the deployments that serve a scenario, and their drafts."""
+    return list(and_drafts(deployments_of(scenario), world.deployments))
+
+
+def _at_end(statistics: pa.Table, end: str) -> pa.Table:
+    return statistics.append_column("end", pa.repeat(end, statistics.num_rows))
+
+
+def _directions(world: World, costs: Mapping[str, pa.Table], totals: pa.Table) -> dict[str, int]:
+    """Return by scenario which direction moves its time the most, from 0 (kernels alone) to ``DIRECTIONS`` (host)."""
+    widths = {
+        key: pc.sum(table["gpu_p95_us"]).as_py() / pc.sum(table["gpu_us"]).as_py() - 1.0 for key, table in costs.items()
+    }
+    moves: dict[str, np.ndarray] = {}
+    for row in totals.select(["scenario_id", "deployment_id", "gpu_ns", "host_ns"]).to_pylist():
+        key = row["deployment_id"]
+        host = math.expm1(Z_90 * world.hosts[key]["step_log_sd"])
+        own = np.array([row["gpu_ns"] * widths.get(key, 0.0), row["host_ns"] * host])
+        moves[row["scenario_id"]] = moves.get(row["scenario_id"], 0.0) + own
+    return {
+        name: round(math.atan2(host, kernels) / (math.pi / 2) * DIRECTIONS) for name, (kernels, host) in moves.items()
+    }
+
+
+def _moved(costs: pa.Table, column: str, share: float) -> pa.Table:
+    """Return step costs moved towards an end of their interval, by that share of the way in logarithms."""
+    factor = (costs[column].to_numpy() / np.maximum(costs["gpu_us"].to_numpy(), 1e-9)) ** share
+    for name in SCALED:
+        costs = costs.set_column(costs.column_names.index(name), name, pa.array(costs[name].to_numpy() * factor))
+    return costs
+
+
+def _host(overhead: Mapping[str, Any], share: float) -> dict[str, Any]:
+    """Return host constants moved by that share of the way to an end of their interval, all together."""
+    factor = math.exp(share * Z_90 * overhead["step_log_sd"])
+    return {name: value * factor if name.endswith("_us") else value for name, value in overhead.items()}

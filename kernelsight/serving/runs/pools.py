@@ -1,0 +1,89 @@
+"""From a deployment's tables to the engines that the loop drives: step costs laid out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.serving.costs.cuda_graphs import padded_tokens
+from kernelsight.serving.costs.knots import PARTS
+from kernelsight.serving.engine import packed_costs, replica
+from kernelsight.serving.engine.inputs import Surface, Transfer
+from kernelsight.serving.runs.result_tables import CostTables
+
+
+def replicated(
+    scenario: dict[str, Any], decode: replica.Pool, prefill: replica.Pool | None = None
+) -> list[replica.Pool]:
+    """Return the engines of all replicas: those that compute prompts, and those that decode, where these are others."""
+    if prefill is None:
+        return [decode._replace(engines=decode.engines * (scenario["replicas"] or 1))]
+    return [
+        prefill._replace(engines=prefill.engines * (scenario["prefill_replicas"] or 1)),
+        decode._replace(
+            limits=replica.decode_limits(decode.limits), engines=decode.engines * (scenario["decode_replicas"] or 1)
+        ),
+    ]
+
+
+def transfer_of(link: dict[str, Any]) -> Transfer:
+    """Return what it takes to bring the KV of a prompt from the ones to the others."""
+    return Transfer(*(link[name] for name in Transfer._fields))
+
+
+def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[str, Any]) -> CostTables:
+    """Lay the knots of a deployment, whose rows alone are given, out as the loop reads them.
+
+    Dense over tokens and sequences, grids over the rest.
+    """
+    numbers = step_shapes["step_shape_id"].to_numpy()
+
+    def by_id(name: str) -> np.ndarray:
+        values = np.zeros(numbers.max(initial=-1) + 1)
+        values[step_costs["step_shape_id"].to_numpy()] = step_costs[name].to_numpy()
+        return values
+
+    gpu_us, launches = by_id("gpu_us"), by_id("launches")
+    part = step_shapes["part"].combine_chunks().dictionary_encode()
+    x, y = step_shapes["x"].to_numpy(), step_shapes["y"].to_numpy()
+    axes, ids, parts_us = {}, {}, {}
+    for name in PARTS:
+        rows = np.flatnonzero(part.indices.to_numpy() == pc.index(part.dictionary, name).as_py())
+        axes[name] = (np.unique(x[rows]), np.unique(y[rows]))
+        ids[name] = numbers[rows].reshape(axes[name][0].size, axes[name][1].size)
+    grids = {name: gpu_us[ids[name]] for name in PARTS}
+    tokens, staged = axes["tokens"][0], ("embedding_us", "transfer_us") if deployment["pp"] > 1 else ()
+    for name in (*staged, "moe_us", "communication_us"):
+        parts_us[name] = dense(tokens, by_id(name)[ids["tokens"][:, 0]], int(tokens[-1]))
+    if ids["experts"].size:
+        for name, values in (("experts_us", gpu_us), ("experts_communication_us", by_id("communication_us"))):
+            parts_us[name] = dense(tokens, values[ids["experts"][:, 0]], int(tokens[-1]))
+    largest_tokens, largest_sampled = int(axes["tokens"][0][-1]), int(axes["logits"][0][-1])
+    logits_us = by_id("communication_us")[ids["logits"][:, 0]]
+    parts_us["sampled_communication_us"] = dense(axes["logits"][0], logits_us, largest_sampled)
+    surface = Surface(
+        dense(axes["tokens"][0], grids["tokens"][:, 0], largest_tokens),
+        padded_tokens(largest_tokens, deployment["graph_max_tokens"]),
+        dense(axes["logits"][0], grids["logits"][:, 0], largest_sampled),
+        *(
+            item
+            for name in ("decode_attention", "decode_window", "prefill_attention")
+            for item in (*axes[name], grids[name])
+        ),
+        **parts_us,
+    )
+    # kernels of a whole forward pass: one knot of each part that it visits
+    passes = sum(int(launches[ids[name].ravel()[-1]]) for name in PARTS if ids[name].size and name != "decode_window")
+    # the window (or the selection of sparse attention) is where its knots end
+    window = int(axes["decode_window"][1][-1]) if axes["decode_window"][1].size else 0
+    return CostTables(packed_costs.pack(surface), axes, ids, passes, window)
+
+
+def dense(knots: np.ndarray, values: np.ndarray, largest: int) -> np.ndarray:
+    """Interpolate knots to every whole number from 0 (which costs nothing) to ``largest``."""
+    table = np.interp(np.arange(largest + 1, dtype=float), knots, values)
+    table[0] = 0.0
+    return table

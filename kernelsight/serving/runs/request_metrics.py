@@ -1,0 +1,76 @@
+"""Latencies of each finished request as a table, from the same definitions as the statistics."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.scenario.plan import deployments_of
+from kernelsight.serving.engine import client_metrics
+from kernelsight.serving.engine.host import front_end_of
+
+OBJECTIVES = ("goodput_ttft_ms", "goodput_tpot_ms", "goodput_e2el_ms")
+
+
+def metrics_of(request_events: pa.Table, scenarios: pa.Table, host_settings: pa.Table, settings: pa.Table) -> pa.Table:
+    """Return ``request_metrics`` of the finished requests that are no warm-ups, in the order of the events.
+
+    ``host_settings``, ``settings`` (``deployment_settings``): what the front end of each scenario's engines takes.
+    """
+    counted = pc.and_(pc.equal(request_events["status"], "finished"), pc.invert(request_events["warmup"]))
+    events = request_events if pc.all(counted).as_py() else request_events.filter(counted)
+    sent, scheduled, first, finish = (
+        events[f"{name}_ns"].to_numpy() for name in ("sent", "scheduled", "first_token", "finish")
+    )
+    outputs = events["output_tokens"].to_numpy()
+    front_end = _front_end_ns(events, scenarios, host_settings, settings)
+    alone = outputs <= 1
+    tpot = client_metrics.tpot_ms(first, finish, np.where(alone, 2, outputs))
+    ttft, e2e = client_metrics.ttft_ms(sent, first), client_metrics.e2e_ms(sent, finish)
+    per_token = pa.array(tpot, mask=alone)
+    return pa.table(
+        {
+            **{name: events[name] for name in ("scenario_id", "request_id", "external_id")},
+            **{name: events[name] for name in ("prompt_tokens", "output_tokens")},
+            "ttft_ms": ttft,
+            "tpot_ms": per_token,
+            "itl_ms": per_token,
+            "e2e_ms": e2e,
+            "front_end_ms": front_end / 1e6,
+            "queue_ms": client_metrics.queue_ms(sent, scheduled, front_end),
+            "prefill_ms": client_metrics.prefill_ms(scheduled, first),
+            "decode_ms": client_metrics.decode_ms(first, finish),
+            "kv_transfer_ms": pc.divide(pc.subtract(events["kv_received_ns"], pa.array(first)).cast(pa.float64()), 1e6),
+            **{name: events[name] for name in ("cached_tokens", "preemptions")},
+            "requeue_ms": events["requeued_ns"].to_numpy() / 1e6,
+            "recompute_ms": events["recomputed_ns"].to_numpy() / 1e6,
+            "meets_objectives": _meets(events["scenario_id"], scenarios, ttft, np.where(alone, 0.0, tpot), e2e),
+        }
+    )
+
+
+def _front_end_ns(events: pa.Table, scenarios: pa.Table, host_settings: pa.Table, settings: pa.Table) -> np.ndarray:
+    """Return the time of each request in the front end of the engine that it reaches first, whole nanoseconds."""
+    hosts, deployments = (
+        {row["deployment_id"]: row for row in table.to_pylist()} for table in (host_settings, settings)
+    )
+    fronts = [deployments_of(row)[-1] for row in scenarios.to_pylist()]
+    times = np.array([front_end_of(hosts[key], deployments[key]) for key in fronts]).reshape(-1, 2)
+    place = pc.index_in(events["scenario_id"], scenarios["scenario_id"].combine_chunks()).to_numpy()
+    request_us, per_prompt_token_us = times[place].T
+    whole_ns = np.rint((request_us + per_prompt_token_us * events["prompt_tokens"].to_numpy()) * 1e3)
+    waited_ns = events["scheduled_ns"].to_numpy() - events["sent_ns"].to_numpy()
+    return np.minimum(whole_ns.astype(np.int64), waited_ns)
+
+
+def _meets(names: pa.ChunkedArray, scenarios: pa.Table, *latencies_ms: np.ndarray) -> pa.Array:
+    """Return whether each request keeps the objectives of its scenario on TTFT, TPOT and E2E; null: it has none."""
+    place = pc.index_in(names, scenarios["scenario_id"].combine_chunks()).to_numpy()
+    unstated = np.ones(scenarios.num_rows, dtype=bool)
+    keeps = np.ones(place.size, dtype=bool)
+    for name, latency_ms in zip(OBJECTIVES, latencies_ms, strict=True):
+        if name in scenarios.column_names:
+            unstated &= pc.is_null(scenarios[name]).to_numpy(zero_copy_only=False)
+            keeps &= latency_ms <= pc.fill_null(scenarios[name], np.inf).to_numpy()[place]
+    return pa.array(keeps, mask=unstated[place])

@@ -1,0 +1,122 @@
+"""What limits a scenario: it is served again with a fifth more of each resource in turn; the gain is what counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.kernels.costed import RELIEF
+from kernelsight.serving.runs.interval_ends import MOST_REQUESTS, SCALED, deployments_served
+from kernelsight.serving.runs.pools import cost_tables
+from kernelsight.serving.runs.simulate import serve_replicas
+from kernelsight.serving.runs.statistics_tables import statistics_table
+from kernelsight.serving.runs.summaries import summarise
+from kernelsight.serving.runs.world import World, first_requests, split_by_deployment
+
+METRICS = ("e2e", "ttft", "tpot")
+# the part of the steps' GPU time that a resource of the GPU relieves
+RATES = {"prefill compute": "compute_us", "decode bandwidth": "memory_us", "link": "link_us"}
+# of a scenario: what spreads the requests of a client, whatever their largest number at once
+SENT = ("trace", "request_rate", "ramp_up_strategy", "think_time_s")
+
+
+def gains_of_resources(
+    world: World, step_costs: pa.Table, step_shapes: pa.Table, shares: pa.Table, threads: int | None = None
+) -> pa.Table:
+    """Return ``resource_gains``: what each scenario's first requests gain from a fifth more of each resource."""
+    short = first_requests(world, MOST_REQUESTS)
+    before = _figures(short, threads)
+    rows: list[dict[str, Any]] = []
+    for resource, relieve in _reliefs(short, step_costs, step_shapes, shares).items():
+        relieved = relieve()
+        after = _figures(relieved, threads) if relieved.scenarios else {}
+        for name, (throughput, *times_ms) in after.items():
+            own = before[name]
+            rows.append(
+                {
+                    "scenario_id": name,
+                    "resource": resource,
+                    "throughput_gain": throughput / own[0] - 1.0,
+                    **{
+                        f"{metric}_gain": 1.0 - after_ms / before_ms if before_ms else None
+                        for metric, after_ms, before_ms in zip(METRICS, times_ms, own[1:], strict=True)
+                    },
+                }
+            )
+    names = ("scenario_id", "resource", "throughput_gain", *(f"{metric}_gain" for metric in METRICS))
+    return pa.table({name: [row[name] for row in rows] for name in names})
+
+
+def _figures(world: World, threads: int | None) -> dict[str, tuple[float, ...]]:
+    """Return by scenario: output tokens per second, means of METRICS in ms; none where no request is served."""
+    rows = statistics_table(summarise(world, serve_replicas, threads).counted).to_pylist()
+    return {
+        row["scenario_id"]: (
+            row["output_tokens"] / row["duration_s"],
+            *(row[f"{metric}_mean_ms"] or 0.0 for metric in METRICS),
+        )
+        for row in rows
+        if row["completed"] and row["duration_s"]
+    }
+
+
+def _reliefs(
+    world: World, step_costs: pa.Table, step_shapes: pa.Table, shares: pa.Table
+) -> dict[str, Callable[[], World]]:
+    """Return by resource what gives all scenarios a fifth more of it; a world has only those that it matters to."""
+    keys = list(dict.fromkeys(key for row in world.scenarios for key in deployments_served(world, row)))
+    costs, shapes, parts = (
+        split_by_deployment(table.filter(pc.is_in(table["deployment_id"], pa.array(keys, pa.string()))))
+        for table in (step_costs, step_shapes, shares)
+    )
+
+    def faster(column: str) -> World:
+        there = {key: pc.sum(table[column]).as_py() or 0.0 for key, table in parts.items()}
+        rows = [row for row in world.scenarios if any(there.get(key) for key in deployments_served(world, row))]
+        used = dict.fromkeys(key for row in rows for key in deployments_served(world, row))
+        moved = {
+            key: cost_tables(_relieved(costs[key], parts[key][column]), shapes[key], world.deployments[key])
+            for key in used
+            if key in costs
+        }
+        return world._replace(scenarios=rows, costs=world.costs | moved)
+
+    def more(field: str, column: str) -> World:
+        rows = {
+            key: row | {column: math.ceil(row[column] * RELIEF)} if row[column] else row
+            for key, row in getattr(world, field).items()
+        }
+        return world._replace(**{field: rows})
+
+    def sooner() -> World:
+        columns = {name: world.columns[name] / RELIEF for name in ("arrival_s", "think_s")}
+        # in a closed loop the end of a request is the arrival of the next: only what the client adds can come sooner
+        rows = [row for row in world.scenarios if row["max_concurrency"] is None or any(row[name] for name in SENT)]
+        return world._replace(scenarios=rows, columns=world.columns | columns)
+
+    return {
+        "arrivals": sooner,
+        **{resource: lambda column=column: faster(column) for resource, column in RATES.items()},
+        "host": lambda: world._replace(hosts={key: _less(row) for key, row in world.hosts.items()}),
+        "KV cache": lambda: more("plans", "capacity_units"),
+        "seats": lambda: more("deployments", "max_num_seqs"),
+        "token budget": lambda: more("deployments", "max_num_batched_tokens"),
+    }
+
+
+def _relieved(costs: pa.Table, part: pa.ChunkedArray) -> pa.Table:
+    """Return step costs on a GPU with a fifth more of the rate that this part of them goes with."""
+    whole = costs["gpu_us"].to_numpy()
+    factor = 1.0 - part.to_numpy() / np.maximum(whole, 1e-9) * (1.0 - 1.0 / RELIEF)
+    for name in SCALED:
+        costs = costs.set_column(costs.column_names.index(name), name, pa.array(costs[name].to_numpy() * factor))
+    return costs
+
+
+def _less(overhead: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value / RELIEF if name.endswith("_us") else value for name, value in overhead.items()}

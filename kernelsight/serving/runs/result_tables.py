@@ -1,0 +1,340 @@
+"""What the loop gave back, as tables: whole nanoseconds, so that SQL adds times up exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.serving.costs.knots import PARTS
+from kernelsight.serving.engine import packed_costs, records
+from kernelsight.serving.engine.served import RequestParts, Served, ServedScenario, Totals, Uses
+from kernelsight.serving.engine.steps import COLUMNS, STAGE_WAIT
+from kernelsight.serving.engine.waits import PARTS as PARTS_OF_REQUESTS
+from kernelsight.serving.engine.windows import BUSY, RUNNING_US, STEPS, SUMS, UNITS_US
+
+NANOSECONDS = 1e3  # per microsecond
+PHASES = ("prefill", "decode", "mixed")
+STATUS = ("finished", "rejected_too_long", "rejected_no_memory", "rejected_earlier_turn")
+
+
+class CostTables(NamedTuple):
+    """A deployment's step costs for the loop, and how its dense tables and grids map back to step shapes."""
+
+    packed: packed_costs.PackedCosts
+    axes: dict[str, tuple[np.ndarray, np.ndarray]]
+    shape_ids: dict[str, np.ndarray]
+    launches: int
+    window_tokens: int
+
+
+class Replica(NamedTuple):
+    """One scheduler of one scenario: which rows of ``requests`` it serves, and what the loop gave back.
+
+    Where several share a client, the first has the histogram of all, and the first of each deployment its uses.
+    """
+
+    scenario: str
+    deployment: str
+    number: int
+    rows: np.ndarray
+    served: Served
+
+
+def replicas_of(scenario: str, pools: list[tuple[str, int]], rows: np.ndarray, served: ServedScenario) -> list[Replica]:
+    """Return a scenario's engines, each with the requests that ended there.
+
+    ``pools``: the deployment and the engines of each; the first engine of a pool has the uses of the pool.
+    """
+    found = []
+    owners = [(pool, name, place == 0) for pool, (name, size) in enumerate(pools) for place in range(size)]
+    for number, (totals, steps) in enumerate(zip(served.totals, served.steps, strict=True)):
+        own = np.flatnonzero(served.out.replica == number)
+        out = served.out.of(own)
+        pool, deployment, is_first = owners[number]
+        uses = served.uses[pool] if served.uses and is_first else None
+        drafted = served.draft_uses[pool] if served.draft_uses and is_first else None
+        histogram = served.histogram if number == 0 else np.zeros_like(served.histogram)
+        windows = served.windows[number] if served.windows else None
+        parts = served.parts and RequestParts(*(values[..., own] for values in served.parts))
+        one = Served(out, uses, histogram, totals, steps, windows, drafted, parts)
+        found.append(Replica(scenario, deployment, number, rows[own], one))
+    return found
+
+
+def event_rows(replicas: list[Replica], requests: pa.Table, spans: dict[str, tuple[int, int]]) -> pa.Table:
+    """Return ``request_events``, scenarios in their order, each in the order of its requests.
+
+    ``requests``: of every load; ``spans``: where those of each scenario stand. Times become whole nanoseconds, so that
+    SQL adds them up exactly.
+    """
+    scenarios = list(dict.fromkeys(one.scenario for one in replicas))
+    ends = np.cumsum([0, *(spans[name][1] - spans[name][0] for name in scenarios)])
+    # where the rows of each scenario begin in the answer, less where they begin among the requests
+    shift = {name: end - spans[name][0] for name, end in zip(scenarios, ends, strict=False)}
+    rows = _joined((one.rows for one in replicas), np.int64)
+    place = _joined((one.rows + shift[one.scenario] for one in replicas), np.int64)
+    order = np.empty(rows.size, np.int64)
+    order[place] = np.arange(rows.size)
+    taken = rows[order]
+    served = requests
+    if not np.array_equal(taken, np.arange(requests.num_rows)):  # copying a table takes longer than serving it
+        served = requests.take(pa.array(taken))
+    engine = _repeated(replicas, (one.number for one in replicas), lambda one: one.rows.size)[order]
+
+    def outcome(name: str) -> np.ndarray:
+        return _joined((getattr(one.served.out, name) for one in replicas), np.float64)[order]
+
+    def whole(name: str) -> np.ndarray:
+        return outcome(name).astype(np.int64)
+
+    def moment(name: str) -> pa.Array:
+        times = outcome(name)
+        return pa.array(np.rint(times * NANOSECONDS).astype(np.int64), mask=times < 0.0)
+
+    status, prefill = whole("status"), whole("prefill_replica")
+    return pa.table(
+        {
+            "scenario_id": _named(scenarios, np.diff(ends).tolist()),
+            "request_id": served["request_id"],
+            "external_id": served["external_id"],
+            "warmup": pc.fill_null(served["warmup"], False),
+            "replica": engine,
+            "prefill_replica": pa.array(prefill, mask=prefill < 0),
+            "status": _words(STATUS, status),
+            "prompt_tokens": served["prompt_tokens"],
+            "output_tokens": np.where(status == records.FINISHED, served["output_tokens"].to_numpy(), 0),
+            "sent_ns": moment("sent_us"),
+            "scheduled_ns": moment("scheduled_us"),
+            "first_token_ns": moment("first_token_us"),
+            "kv_received_ns": moment("received_us"),
+            "finish_ns": moment("finish_us"),
+            "cached_tokens": whole("cached_tokens"),
+            "preemptions": whole("preemptions"),
+            "requeued_ns": np.rint(outcome("requeued_us") * NANOSECONDS).astype(np.int64),
+            "recomputed_ns": np.rint(outcome("recomputed_us") * NANOSECONDS).astype(np.int64),
+        }
+    )
+
+
+def part_rows(replicas: list[Replica], requests: pa.Table) -> pa.Table:
+    """Return ``request_parts`` of the requests that finished, engine after engine: two rows each, one a phase."""
+    numbers = requests["request_id"].to_numpy()
+    served = [(one.rows, one.served.parts, one.served.out.status == records.FINISHED) for one in replicas]
+    sizes = [2 * int(done.sum()) for _, _, done in served]
+
+    def phases(parts: Iterable[np.ndarray]) -> np.ndarray:
+        # one column of all parts at a time: rows of a million requests are not held twice
+        return _joined((own[:, done].ravel() for own, (_, _, done) in zip(parts, served, strict=True)), np.int64)
+
+    table = {
+        "scenario_id": _named((one.scenario for one in replicas), sizes),
+        "request_id": _joined((np.tile(numbers[rows[done]], 2) for rows, _, done in served), np.int64),
+        "phase": _words(PHASES[:2], _joined((np.repeat([0, 1], size // 2) for size in sizes), np.int64)),
+    }
+    for number, name in enumerate(PARTS_OF_REQUESTS):
+        table[f"{name}_ns"] = phases(parts.nanoseconds[:, number] for _, parts, _ in served)
+    for number, name in enumerate(("steps", "prompt_steps")):
+        table[name] = phases(parts.steps[:, number] for _, parts, _ in served)
+    return pa.table(table)
+
+
+def use_rows(replicas: list[Replica], costs: dict[str, CostTables], deployments: dict[str, dict[str, Any]]) -> pa.Table:
+    """Turn counts over dense tables into weights on their knots, and add replicas of a scenario up.
+
+    ``deployments``: rows of their settings, which name those of the models that propose tokens.
+    """
+    groups, phases, ids, weights = [], [], [], []
+    used: dict[tuple[str, str], list[Uses]] = {}
+    for one in replicas:
+        draft = deployments[one.deployment]["draft_deployment_id"]
+        for deployment, uses in ((one.deployment, one.served.uses), (draft, one.served.draft_uses)):
+            if uses is not None:
+                used.setdefault((one.scenario, deployment), []).append(uses)
+    for (scenario, deployment), paid in used.items():
+        cost = costs[deployment]
+        pieces = {
+            "tokens": _to_knots(cost.axes["tokens"][0], sum(uses.tokens for uses in paid)),
+            "logits": _to_knots(cost.axes["logits"][0], sum(uses.sampled for uses in paid)),
+            "decode_attention": sum(uses.decode for uses in paid),
+            "decode_window": sum(uses.window for uses in paid),
+            "prefill_attention": sum(uses.prefill for uses in paid),
+            "experts": _to_knots(cost.axes["experts"][0], sum(uses.experts for uses in paid)),
+        }
+        shapes = np.concatenate([cost.shape_ids[name].ravel() for name in PARTS])
+        weight = np.concatenate([pieces[name].reshape(3, -1) for name in PARTS], axis=1)
+        phase, position = np.nonzero(weight)
+        groups.append((scenario, deployment))
+        phases.append(phase)
+        ids.append(shapes[position])
+        weights.append(weight[phase, position])
+    counts = [each.size for each in ids]
+    return pa.table(
+        {
+            "scenario_id": _named((scenario for scenario, _ in groups), counts),
+            "phase": _words(PHASES, _joined(phases, np.int64)),
+            "deployment_id": _named((deployment for _, deployment in groups), counts),
+            "step_shape_id": _joined(ids, np.int64),
+            "weight": _joined(weights, np.float64),
+        }
+    )
+
+
+def _to_knots(knots: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Share counts over 0, 1, 2, ... out to the two knots around each: the transpose of linear interpolation."""
+    values = np.flatnonzero(counts.any(axis=0))
+    values = values[values > 0]
+    below = np.clip(np.searchsorted(knots, values, side="right") - 1, 0, max(knots.size - 2, 0))
+    above = np.minimum(below + 1, knots.size - 1)
+    gap = np.where(above > below, knots[above] - knots[below], 1.0)
+    share = np.where(above > below, (values - knots[below]) / gap, 0.0)
+    weights = np.zeros((counts.shape[0], knots.size))
+    for phase in range(counts.shape[0]):
+        np.add.at(weights[phase], below, counts[phase, values] * (1.0 - share))
+        np.add.at(weights[phase], above, counts[phase, values] * share)
+    return weights
+
+
+def histogram_rows(replicas: list[Replica]) -> pa.Table:
+    names, bins, gaps = [], [], []
+    for group in _grouped(replicas):
+        histogram = sum((one.served.histogram for one in group[1:]), group[0].served.histogram)
+        names.append(group[0].scenario)
+        bins.append(np.flatnonzero(histogram != 0))
+        gaps.append(histogram[bins[-1]])
+    return histogram_table(names, [each.size for each in bins], bins, gaps)
+
+
+def histogram_table(names: list[str], filled: list[int], bins: list[np.ndarray], gaps: list[np.ndarray]) -> pa.Table:
+    """Return ``itl_histogram``; of each scenario so many ``filled`` bins, one scenario after the other."""
+    return pa.table(
+        {"scenario_id": _named(names, filled), "bin": _joined(bins, np.int64), "gaps": _joined(gaps, np.int64)}
+    )
+
+
+def total_rows(replicas: list[Replica]) -> pa.Table:
+    totals = (
+        Totals(*zip(*(one.served.totals for one in replicas), strict=True))
+        if replicas
+        else Totals(*[()] * len(Totals._fields))
+    )
+    return total_table(
+        [one.scenario for one in replicas],
+        [one.number for one in replicas],
+        [one.deployment for one in replicas],
+        totals,
+    )
+
+
+def total_table(scenarios: list[str], numbers: list[int], deployments: list[str], totals: Totals) -> pa.Table:
+    """Return ``replica_totals``; ``totals`` has a sequence a field, with a value for each replica."""
+
+    def whole(values: Iterable[int]) -> pa.Array:
+        return pa.array(values, pa.int64())
+
+    def nanoseconds(values: Iterable[float]) -> np.ndarray:
+        return np.rint(np.array(values, dtype=float) * NANOSECONDS).astype(np.int64)
+
+    return pa.table(
+        {
+            "scenario_id": pa.array(scenarios, pa.string()),
+            "replica": whole(numbers),
+            "deployment_id": pa.array(deployments, pa.string()),
+            "steps": whole(totals.steps),
+            "gpu_ns": nanoseconds(totals.gpu_us),
+            "host_ns": nanoseconds(totals.host_us),
+            "idle_ns": nanoseconds(totals.idle_us),
+            "first_ns": nanoseconds(totals.first_us),
+            "last_ns": nanoseconds(totals.last_us),
+            "preemptions": whole(totals.preemptions),
+            "peak_kv_units": whole(totals.peak_units),
+            "itl_sum_ns": nanoseconds(totals.gap_sum_us),
+            "scheduled_prompt_tokens": whole(totals.prompt_tokens),
+            "draft_tokens": whole(totals.draft_tokens),
+            "accepted_draft_tokens": whole(totals.accepted_tokens),
+        }
+    )
+
+
+def step_rows(replicas: list[Replica]) -> pa.Table:
+    rows = np.concatenate([one.served.steps for one in replicas]) if replicas else np.zeros((0, COLUMNS))
+    numbers = _joined((np.arange(len(one.served.steps)) for one in replicas), np.int64)
+    counts = ("prefill_tokens", "decode_tokens", "running", "waiting", "kv_blocks_used")
+    whole = {name: rows[:, column].astype(np.int64) for column, name in enumerate(counts, start=2)}
+    sizes = [len(one.served.steps) for one in replicas]
+    return pa.table(
+        {
+            "scenario_id": _named((one.scenario for one in replicas), sizes),
+            "replica": _repeated(replicas, (one.number for one in replicas), lambda one: len(one.served.steps)),
+            "step": numbers,
+            "start_ns": np.rint(rows[:, 0] * NANOSECONDS).astype(np.int64),
+            "end_ns": np.rint(rows[:, 1] * NANOSECONDS).astype(np.int64),
+            **whole,
+            "host_ns": np.rint(rows[:, 7] * NANOSECONDS).astype(np.int64),
+            **{
+                name: rows[:, column].astype(np.int64)
+                for column, name in enumerate(("cached_tokens", "looked_up_tokens", "preemptions"), start=8)
+            },
+            "stage_wait_ns": np.rint(rows[:, STAGE_WAIT] * NANOSECONDS).astype(np.int64),
+        }
+    )
+
+
+def window_rows(replicas: list[Replica]) -> pa.Table:
+    """Sums over windows of time; a window begins where the one before it ends."""
+    replicas = [one for one in replicas if one.served.windows is not None]
+    windows = [one.served.windows for one in replicas]
+    sizes = [one.peak_units.size for one in windows]
+    sums = np.concatenate([one.sums for one in windows]) if windows else np.zeros((0, SUMS))
+    edges = [np.rint(one.edges_us * NANOSECONDS).astype(np.int64) for one in windows]
+    names = ("steps", "prefill_tokens", "decode_tokens", "cached_tokens", "looked_up_tokens", "preemptions")
+    return pa.table(
+        {
+            "scenario_id": _named((one.scenario for one in replicas), sizes),
+            "replica": _repeated(
+                replicas, (one.number for one in replicas), lambda one: one.served.windows.peak_units.size
+            ),
+            "deployment_id": _named((one.deployment for one in replicas), sizes),
+            "window": _joined((np.arange(size) for size in sizes), np.int64),
+            "start_ns": _joined((each[:-1] for each in edges), np.int64),
+            "end_ns": _joined((each[1:] for each in edges), np.int64),
+            "busy_us": sums[:, BUSY],
+            "kv_block_us": sums[:, UNITS_US],
+            "running_us": sums[:, RUNNING_US],
+            "in_flight_us": _joined((one.in_flight_us for one in windows), np.float64),
+            "kv_blocks_used_max": _joined((one.peak_units for one in windows), np.int64),
+            "running_max": _joined((one.peak_running for one in windows), np.int64),
+            **{name: sums[:, column].astype(np.int64) for column, name in enumerate(names, start=STEPS)},
+        }
+    )
+
+
+def _grouped(replicas: list[Replica]) -> Iterable[list[Replica]]:
+    """Replicas by scenario, in order."""
+    groups: dict[str, list[Replica]] = {}
+    for one in replicas:
+        groups.setdefault(one.scenario, []).append(one)
+    return groups.values()
+
+
+def _joined(arrays: Iterable[np.ndarray], dtype: type) -> np.ndarray:
+    arrays = list(arrays)
+    if len(arrays) == 1:
+        return arrays[0].astype(dtype, copy=False)  # a million rows are not copied for nothing
+    return np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)
+
+
+def _repeated(replicas: list[Replica], values: Iterable[int], size: Any) -> np.ndarray:
+    return np.repeat(np.array(list(values), dtype=np.int64), [size(one) for one in replicas])
+
+
+def _words(words: tuple[str, ...], codes: np.ndarray) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(codes.astype(np.int32), pa.array(words, pa.string())).cast(pa.string())
+
+
+def _named(names: Iterable[str], counts: list[int]) -> pa.Array:
+    """Repeat each name, in one call for all: pyarrow looks for pandas in every one, which takes 0.1 ms."""
+    return _words(tuple(names), np.repeat(np.arange(len(counts)), counts))

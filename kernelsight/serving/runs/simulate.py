@@ -1,0 +1,130 @@
+"""From tables to the loop and back: one compiled call a scenario, spread over threads.
+
+Replicas that share nothing (requests in turn, by the clock alone) are a call each.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.scenario.plan import and_drafts, deployments_of
+from kernelsight.serving.engine import replica
+from kernelsight.serving.runs.pools import replicated, transfer_of
+from kernelsight.serving.runs.result_tables import (
+    Replica,
+    event_rows,
+    histogram_rows,
+    part_rows,
+    replicas_of,
+    step_rows,
+    total_rows,
+    use_rows,
+    window_rows,
+)
+from kernelsight.serving.runs.statistics_tables import gap_percentiles, statistics_table
+from kernelsight.serving.runs.summaries import Summary, count_replicas, summarise
+from kernelsight.serving.runs.world import World, load_of, pool_of, replicas_interact, routing_of
+
+# tables with rows of requests, steps, windows or knots: a summary alone makes none of them
+DETAILS = ("request_events", "step_cost_uses", "serving_windows", "steps", "request_parts")
+
+
+def simulate_scenarios(
+    world: World, wanted: Collection[str], threads: int | None = None
+) -> dict[str, pa.Table | Callable[[], pa.Table]]:
+    """Serve every scenario, and return the ``wanted`` tables of the simulation, or what makes them.
+
+    Where only summaries are wanted, no request has a row and no use of step costs is counted. Where details are, the
+    loop's own arrays are kept, and each table is made from them when it is asked for; steps only if they are wanted
+    now, because they take memory by the step, and parts of requests likewise, because the loop adds them up.
+    """
+    if not set(DETAILS) & set(wanted):
+        return _summary_tables(summarise(world, serve_replicas, threads))
+    replicas = serve_replicas(world, keep_steps="steps" in wanted, split="request_parts" in wanted, threads=threads)
+    served = [row for row in world.scenarios if row["scenario_id"] in world.spans]
+    counted = Summary(count_replicas(world, served, replicas), histogram_rows(replicas), total_rows(replicas))
+    tables: dict[str, pa.Table | Callable[[], pa.Table]] = {
+        **_summary_tables(counted),
+        "request_events": lambda: event_rows(replicas, world.requests, world.spans),
+        "step_cost_uses": lambda: use_rows(replicas, world.costs, world.deployments),
+        "serving_windows": lambda: window_rows(replicas),
+    }
+    if "request_parts" in wanted:
+        tables["request_parts"] = lambda: part_rows(replicas, world.requests)
+    return tables | ({"steps": step_rows(replicas)} if "steps" in wanted else {})
+
+
+def _summary_tables(summary: Summary) -> dict[str, pa.Table | Callable[[], pa.Table]]:
+    return {
+        "request_statistics": statistics_table(summary.counted),
+        "itl_histogram": summary.histogram,
+        "itl_percentiles": gap_percentiles(summary.histogram),
+        "replica_totals": summary.totals,
+    }
+
+
+def serve_replicas(
+    world: World,
+    *,
+    count_uses: bool = True,
+    keep_steps: bool = False,
+    split: bool = False,
+    threads: int | None = None,
+) -> list[Replica]:
+    """Serve every scenario, calls spread over threads.
+
+    Without ``count_uses`` uses of step costs and windows are left out; ``split``: with parts of requests. ``threads``:
+    as many as there are cores, unless stated.
+    """
+    columns, deployments, costs = world.columns, world.deployments, world.costs
+    scratches = threading.local()
+
+    def serve(job: tuple[dict[str, Any], np.ndarray, int | None]) -> list[Replica]:
+        scenario, rows, number = job
+        if rows.size == 0:
+            return []
+        *_, front = keys = deployments_of(scenario)
+        costed = [key for own in keys for key in and_drafts([own], deployments)]
+        load = load_of(columns, world.requests, rows, scenario, deployments[front], world.plans[front])
+        scratch = None if count_uses else scratch_of(scratches, sum(costs[key].packed.values.size for key in costed))
+        start_us = columns["arrival_s"][world.spans[scenario["scenario_id"]][0]] * 1e6
+        keep = {"keep_steps": keep_steps, "scratch": scratch, "split": split}
+        keep["windows_from_us"] = start_us if count_uses else None
+        pools = replicated(scenario, *(pool_of(world, key) for key in keys))
+        if number is not None:
+            served = replica.serve(load, *pools[0][:3], layers=pools[0].layers, draft=pools[0].draft, **keep)
+            return [Replica(scenario["scenario_id"], front, number, rows, served)]
+        if len(keys) > 1:
+            keep["transfer"] = transfer_of(world.links[scenario["scenario_id"]])
+        together = replica.serve_scenario(load, pools, routing_of(scenario, deployments[front]), **keep)
+        sizes = [(key, pool.engines) for key, pool in zip(reversed(keys), pools, strict=True)]
+        return replicas_of(scenario["scenario_id"], sizes, rows, together)
+
+    jobs = []
+    for row in world.scenarios:
+        start, stop = world.spans.get(row["scenario_id"], (0, 0))
+        rows, deployment = np.arange(start, stop), deployments[row["deployment_id"]]
+        engines = deployment["dp"] * (row["replicas"] or 1)
+        if len(deployments_of(row)) > 1 or (engines > 1 and replicas_interact(row, deployment, columns, rows)):
+            jobs.append((row, rows, None))
+        else:
+            jobs += [(row, rows[number::engines], number) for number in range(engines)]
+    if threads == 1:  # starting a thread takes longer than a short load
+        return [one for job in jobs for one in serve(job)]
+    with ThreadPoolExecutor(max_workers=threads or os.cpu_count()) as pool:
+        return [one for served in pool.map(serve, jobs) for one in served]
+
+
+def scratch_of(scratches: threading.local, size: int) -> np.ndarray:
+    """Return this thread's array of shape (3, size) for uses that nobody reads; it is never cleared."""
+    room = getattr(scratches, "room", np.zeros(0))
+    if room.size < 3 * size:
+        room = scratches.room = np.zeros(3 * size)
+    return room[: 3 * size].reshape(3, size)

@@ -1,0 +1,193 @@
+"""Summaries of many scenarios: those that a single engine serves share compiled calls, by deployment.
+
+Scenarios with several engines, sessions or shared prefixes have a call each.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.scenario.plan import deployments_of
+from kernelsight.serving.engine.host import front_end_of
+from kernelsight.serving.engine.many_scenarios import Columns, Loads, Workspace, serve_loads
+from kernelsight.serving.engine.records import LARGEST_BLOCK, NO_LIMIT
+from kernelsight.serving.engine.replica import TOTALS
+from kernelsight.serving.engine.served import REAL, WHOLE, Outcome, Totals
+from kernelsight.serving.engine.statistics import COUNTS, SAMPLES, TIMES, count_requests
+from kernelsight.serving.runs.result_tables import histogram_rows, histogram_table, total_rows, total_table
+from kernelsight.serving.runs.statistics_tables import QUANTILES, Counted, joined, quantiles_of
+from kernelsight.serving.runs.world import World, pool_of, shares_prefixes
+
+if TYPE_CHECKING:
+    from kernelsight.serving.runs.result_tables import Replica
+
+# scenarios of one compiled call, and its requests: few enough that threads end together, enough that calls cost nothing
+CALL_SCENARIOS = 8
+CALL_REQUESTS = 1 << 16
+OBJECTIVES = ("goodput_ttft_ms", "goodput_e2el_ms", "goodput_tpot_ms")
+
+
+class Summary(NamedTuple):
+    """Statistics of some scenarios, and their rows of ``itl_histogram`` and ``replica_totals``."""
+
+    counted: Counted
+    histogram: pa.Table
+    totals: pa.Table
+
+
+def summarise(world: World, serve_replicas: Callable[..., list[Replica]], threads: int | None = None) -> Summary:
+    """Serve every scenario for its summary alone: no request has a row, no use of step costs is counted.
+
+    ``serve_replicas`` serves scenarios that need a call each; ``threads``: as many as there are cores, unless stated.
+    """
+    scenarios = [row for row in world.scenarios if row["scenario_id"] in world.spans]
+    single, others = [], []
+    shared = pc.is_valid(world.requests["hash_ids"]).to_numpy(zero_copy_only=False)
+    for row in scenarios:
+        (single if _is_single_engine(world, row, shared) else others).append(row)
+    parts = _serve_together(world, _columns_of(world), single, threads)
+    if others or not parts:
+        replicas = serve_replicas(world._replace(scenarios=others), count_uses=False, threads=threads)
+        parts.append(Summary(count_replicas(world, others, replicas), histogram_rows(replicas), total_rows(replicas)))
+    return Summary(
+        joined([part.counted for part in parts]),
+        pa.concat_tables([part.histogram for part in parts]),
+        pa.concat_tables([part.totals for part in parts]),
+    )
+
+
+def _columns_of(world: World) -> Columns:
+    columns = world.columns
+    return Columns(
+        columns["arrival_s"] * 1e6,
+        columns["prompt_tokens"].astype(np.int64),
+        columns["output_tokens"].astype(np.int64),
+        columns["priority"].astype(np.int64),  # a copy: numba compiles again for read-only arrays
+        columns["warmup"],
+    )
+
+
+def _is_single_engine(world: World, scenario: dict[str, Any], shared: np.ndarray) -> bool:
+    """Whether one engine of one stage without drafts serves requests that neither follow others nor share prefixes."""
+    (deployment, *prefills) = deployments_of(scenario)
+    settings, plan = world.deployments[deployment], world.plans[deployment]
+    rows = slice(*world.spans[scenario["scenario_id"]])
+    return (
+        not prefills
+        and settings["dp"] == settings["pp"] == (scenario["replicas"] or 1) == 1
+        and settings["num_speculative_tokens"] == 0
+        and 0 < plan["block_size"] <= LARGEST_BLOCK
+        and not (world.columns["follows"][rows] >= 0).any()
+        and not (shares_prefixes(settings, plan) and shared[rows].any())
+    )
+
+
+def _serve_together(
+    world: World, columns: Columns, scenarios: list[dict[str, Any]], threads: int | None
+) -> list[Summary]:
+    """Serve scenarios that one engine serves, a call for a few of one deployment, spread over threads."""
+    calls = list(_calls(world, scenarios))
+    if not calls:
+        return []
+    pools = {key: pool_of(world, key) for key in dict.fromkeys(call[0]["deployment_id"] for call in calls)}
+    most = max(stop - start for start, stop in (world.spans[row["scenario_id"]] for row in scenarios))
+    running = max(pool.limits.max_num_seqs for pool in pools.values())
+    size = max(pool.costs.values.size for pool in pools.values())
+    workspaces = threading.local()
+
+    def serve(call: list[dict[str, Any]]) -> tuple:
+        if not hasattr(workspaces, "own"):
+            workspaces.own = Workspace.of(most, running, size)
+        loads = _loads_of(world, columns, call)
+        found = serve_loads(columns, loads, pools[call[0]["deployment_id"]], workspaces.own)
+        names = [row["scenario_id"] for row in call]
+        counted = Counted(names, found.counts, found.sums, quantiles_of(found.counts, found.samples), loads.most_ms)
+        return counted, [found.engines[name] for name in TOTALS], found.filled, found.bins, found.gaps
+
+    with ThreadPoolExecutor(max_workers=threads or os.cpu_count()) as workers:
+        counted, totals, filled, bins, gaps = zip(*workers.map(serve, calls), strict=True)
+    together = joined(counted)
+    owners = [row["deployment_id"] for call in calls for row in call]
+    sums = Totals(*(np.concatenate(each) for each in zip(*totals, strict=True)))
+    return [
+        Summary(
+            together,
+            histogram_table(together.scenarios, np.concatenate(filled).tolist(), bins, gaps),
+            total_table(together.scenarios, [0] * len(owners), owners, sums),
+        )
+    ]
+
+
+def _calls(world: World, scenarios: list[dict[str, Any]]) -> Iterable[list[dict[str, Any]]]:
+    """Cut scenarios into those of one call: of one deployment, neither too many nor with too many requests."""
+    by_deployment: dict[str, list[dict[str, Any]]] = {}
+    for row in scenarios:
+        by_deployment.setdefault(row["deployment_id"], []).append(row)
+    for rows in by_deployment.values():
+        call: list[dict[str, Any]] = []
+        requests = 0
+        for row in rows:
+            start, stop = world.spans[row["scenario_id"]]
+            if call and (len(call) == CALL_SCENARIOS or requests + stop - start > CALL_REQUESTS):
+                yield call
+                call, requests = [], 0
+            call.append(row)
+            requests += stop - start
+        yield call
+
+
+def _loads_of(world: World, columns: Columns, scenarios: list[dict[str, Any]]) -> Loads:
+    spans = np.array([world.spans[row["scenario_id"]] for row in scenarios])
+    first, count = spans[:, 0].copy(), spans[:, 1] - spans[:, 0]
+    warmups = [int(columns.warmup[start:stop].sum()) for start, stop in spans.tolist()]
+    concurrency = [NO_LIMIT if row["max_concurrency"] is None else row["max_concurrency"] for row in scenarios]
+    return Loads(first, count, np.array(warmups), np.array(concurrency, np.int64), _objectives(scenarios))
+
+
+def _objectives(scenarios: list[dict[str, Any]]) -> np.ndarray:
+    """Return the largest TTFT, E2E and TPOT that are good, milliseconds; infinite where none is stated."""
+    stated = [[row[name] for name in OBJECTIVES] for row in scenarios]
+    most = np.array([[np.inf if value is None else value for value in row] for row in stated], dtype=float)
+    return most.reshape(-1, len(OBJECTIVES))
+
+
+def count_replicas(world: World, scenarios: list[dict[str, Any]], replicas: list[Replica]) -> Counted:
+    """Return the statistics of scenarios from the loop's own arrays of their engines."""
+    columns = _columns_of(world)
+    counts, sums = np.zeros((len(scenarios), COUNTS), np.int64), np.zeros((len(scenarios), TIMES, 2), np.int64)
+    most_ms, quantiles = _objectives(scenarios), []
+    served: dict[str, list[Replica]] = {}
+    for one in replicas:
+        served.setdefault(one.scenario, []).append(one)
+    for number, row in enumerate(scenarios):
+        start, stop = world.spans[row["scenario_id"]]
+        whole, real = _outcome_of(served[row["scenario_id"]], start, stop)
+        samples, front = np.empty((len(SAMPLES), stop - start)), deployments_of(row)[-1]
+        count_requests(
+            whole, real, columns.prompt_tokens[start:stop], columns.output_tokens[start:stop],
+            columns.warmup[start:stop], most_ms[number], *front_end_of(world.hosts[front], world.deployments[front]),
+            counts[number], sums[number], samples,
+        )  # fmt: skip
+        quantiles.append(quantiles_of(counts[number : number + 1], samples[np.newaxis]))
+    if not scenarios:
+        return Counted([], counts, sums, np.zeros((0, len(SAMPLES), len(QUANTILES))), most_ms)
+    return Counted([row["scenario_id"] for row in scenarios], counts, sums, np.concatenate(quantiles), most_ms)
+
+
+def _outcome_of(replicas: list[Replica], start: int, stop: int) -> Outcome:
+    """Return the outcome of requests ``start`` to ``stop``, each served by one of the replicas."""
+    if replicas[0].rows.size == stop - start:  # all of them, in order
+        return replicas[0].served.out
+    found = Outcome(np.empty((len(WHOLE), stop - start), np.int64), np.empty((len(REAL), stop - start)))
+    for one in replicas:
+        for values, own in zip(found, one.served.out, strict=True):
+            values[:, one.rows - start] = own
+    return found

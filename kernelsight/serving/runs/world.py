@@ -1,0 +1,249 @@
+"""What scenarios are simulated from: the input tables, read once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.dataflow.cache import remembered
+from kernelsight.errors import InvalidInput
+from kernelsight.scenario.plan import and_drafts, deployments_of
+from kernelsight.serving.costs.stages import layers_of_stages
+from kernelsight.serving.engine import records, replica
+from kernelsight.serving.engine.host import host_of
+from kernelsight.serving.engine.inputs import Load, Routing
+from kernelsight.serving.engine.limits import limits_of
+from kernelsight.serving.load.requests import spans_of
+from kernelsight.serving.runs.pools import cost_tables
+from kernelsight.serving.runs.result_tables import CostTables
+
+
+class World(NamedTuple):
+    """What scenarios are served from, by key: rows of tables as dicts, step costs as the loop reads them."""
+
+    scenarios: list[dict[str, Any]]  # those whose deployments can run
+    requests: pa.Table  # of every load
+    columns: dict[str, np.ndarray]  # of the requests
+    spans: dict[str, tuple[int, int]]  # of each scenario: the first row of its requests, and the one after the last
+    deployments: dict[str, dict[str, Any]]
+    plans: dict[str, dict[str, Any]]
+    hosts: dict[str, dict[str, Any]]
+    links: dict[str, dict[str, Any]]
+    layers: dict[str, int]  # of each model
+    costs: dict[str, CostTables]
+
+
+def read_world(
+    *,
+    scenarios: pa.Table,
+    scenario_loads: pa.Table,
+    load_requests: pa.Table,
+    step_costs: pa.Table,
+    step_shapes: pa.Table,
+    settings: pa.Table,
+    faults: pa.Table,
+    memory_plan: pa.Table,
+    host_settings: pa.Table,
+    kv_transfers: pa.Table,
+    models: pa.Table,
+) -> World:
+    """Read the input tables of the simulation; scenarios of deployments with faults are left out."""
+    deployments = by_key(settings, "deployment_id")
+    broken = set(faults["deployment_id"].to_pylist())
+    wanted = [
+        row for row in scenarios.to_pylist() if not broken.intersection(and_drafts(deployments_of(row), deployments))
+    ]
+    loads = remembered((load_requests,), "spans", lambda: spans_of(load_requests["load_id"]))
+    load_of_scenario = zip(*(scenario_loads[name].to_pylist() for name in ("scenario_id", "load_id")), strict=True)
+    keys = and_drafts((key for row in wanted for key in deployments_of(row)), deployments)
+    return World(
+        wanted, load_requests, remembered((load_requests,), "columns", lambda: load_columns(load_requests)),
+        {scenario: loads[load] for scenario, load in load_of_scenario if load in loads}, deployments,
+        by_key(memory_plan, "deployment_id"), by_key(host_settings, "deployment_id"),
+        by_key(kv_transfers, "scenario_id"),
+        dict(zip(models["model"].to_pylist(), models["layer_count"].to_pylist(), strict=True)),
+        _laid_out(step_costs, step_shapes, settings, deployments, keys),
+    )  # fmt: skip
+
+
+def first_requests(world: World, most: int) -> World:
+    """Return a world that holds each load's first requests alone, ``most`` of each at most."""
+    spans = sorted(set(world.spans.values())) or [(0, 0)]
+    counts = [min(stop - start, most) for start, stop in spans]
+    if sum(counts) == world.requests.num_rows:
+        return world
+    places = dict(zip(spans, np.cumsum([0, *counts]).tolist(), strict=False))
+    rows = np.concatenate([np.arange(start, start + count) for (start, _), count in zip(spans, counts, strict=True)])
+    return world._replace(
+        requests=world.requests.take(pa.array(rows)),
+        columns={name: values[rows] for name, values in world.columns.items()},
+        spans={name: (places[span], places[span] + min(span[1] - span[0], most)) for name, span in world.spans.items()},
+    )
+
+
+def _laid_out(
+    step_costs: pa.Table,
+    step_shapes: pa.Table,
+    settings: pa.Table,
+    deployments: Mapping[str, dict[str, Any]],
+    keys: Iterable[str],
+) -> dict[str, CostTables]:
+    """Return the step costs of deployments as the loop reads them; laid out once, however often these are served."""
+
+    def lay_out() -> dict[str, CostTables]:
+        shapes_of, costs_of = split_by_deployment(step_shapes), split_by_deployment(step_costs)
+        return {key: cost_tables(costs_of[key], shapes_of[key], deployments[key]) for key in costs_of}
+
+    found = remembered((step_costs, step_shapes, settings), "laid out", lay_out)
+    return {key: found[key] for key in keys}
+
+
+def pool_of(world: World, key: str) -> replica.Pool:
+    """Return the engines of a deployment."""
+    deployment, cost = world.deployments[key], world.costs[key]
+    limits = limits_of(deployment, world.plans[key], cost.window_tokens)
+    launches, draft = cost.launches, None
+    if deployment["draft_deployment_id"]:
+        proposing = world.costs[deployment["draft_deployment_id"]]
+        draft = replica.Draft(proposing.packed, proposing.window_tokens)
+        launches += limits.drafts * proposing.launches
+    host = host_of(world.hosts[key], deployment, launches)
+    stages = layers_of_stages(world.layers[deployment["model"]], deployment["pp"], deployment["engine"])
+    ranks = deployment["dp"] if deployment["lock_step"] else 1
+    return replica.Pool(limits, host, cost.packed, deployment["dp"], stages, draft, ranks)
+
+
+def by_key(table: pa.Table, key: str) -> dict[Any, dict[str, Any]]:
+    """Return the rows of a table as dicts, by a column that names each."""
+    return {row[key]: row for row in table.to_pylist()}
+
+
+def load_columns(requests: pa.Table) -> dict[str, np.ndarray]:
+    """Return the columns of ``requests`` that every scenario's load is cut from."""
+    names = ("arrival_s", "prompt_tokens", "output_tokens")
+    follows = pc.fill_null(requests["after_request_id"], replica.NOBODY)
+    return {
+        **{name: requests[name].to_numpy() for name in names},
+        "follows": follows.to_numpy(),
+        "think_s": pc.fill_null(requests["think_s"], 0.0).to_numpy(),
+        "warmup": pc.fill_null(requests["warmup"], False).to_numpy(),
+        "request_id": requests["request_id"].to_numpy(),
+        "priority": pc.fill_null(requests["priority"], 0).to_numpy(),
+    }
+
+
+def load_of(
+    columns: dict[str, np.ndarray],
+    requests: pa.Table,
+    rows: np.ndarray,
+    scenario: dict[str, Any],
+    deployment: dict[str, Any],
+    plan: dict[str, Any],
+) -> Load:
+    """Return the load that ``rows`` of the requests are, at equal distances; a session's turns have their positions."""
+    own = slice(rows[0], rows[-1] + 1, rows[1] - rows[0] if rows.size > 1 else 1)  # a slice is no copy
+    follows, sessions = columns["follows"][own], {}
+    if (follows >= 0).any():
+        position = np.searchsorted(columns["request_id"][own], np.maximum(follows, 0))
+        sessions = {"follows": np.where(follows >= 0, position, -1), "think_us": columns["think_s"][own] * 1e6}
+    concurrency = scenario["max_concurrency"]
+    return Load(
+        columns["arrival_s"][own] * 1e6,
+        columns["prompt_tokens"][own].astype(np.int64),
+        columns["output_tokens"][own].astype(np.int64),
+        *shared_prefixes(requests, rows, deployment, plan),
+        priority=columns["priority"][own],
+        warmups=int(columns["warmup"][own].sum()),
+        max_concurrency=records.NO_LIMIT if concurrency is None else concurrency,
+        **sessions,
+    )
+
+
+def routing_of(scenario: dict[str, Any], deployment: dict[str, Any]) -> Routing:
+    """Return how the scenario's router works; ranks that step together have one of their engine's."""
+    stated = {name: scenario[f"router_{name}"] for name in Routing._fields[1:]}
+    usual = deployment["rank_router"] if deployment["lock_step"] else "round_robin"
+    router = records.ROUTERS.index(scenario["router"] or usual)
+    return Routing(router, **{name: value for name, value in stated.items() if value is not None})
+
+
+def replicas_interact(
+    scenario: dict[str, Any], deployment: dict[str, Any], columns: dict[str, np.ndarray], rows: np.ndarray
+) -> bool:
+    """Whether what one engine does decides what another one gets, or when."""
+    if (
+        deployment["lock_step"]
+        or scenario["max_concurrency"] is not None
+        or scenario["router"] not in (None, "round_robin")
+    ):
+        return True
+    return bool((columns["follows"][rows] >= 0).any() or columns["warmup"][rows].any())
+
+
+def split_by_deployment(table: pa.Table) -> dict[str, pa.Table]:
+    """Return the rows of each deployment, in their order: one sort instead of a search for each deployment."""
+    encoded = table["deployment_id"].combine_chunks().dictionary_encode()
+    if len(encoded) == 0:
+        return {}
+    codes = encoded.indices.to_numpy()
+    order = np.argsort(codes, kind="stable")
+    rows = table if np.array_equal(order, np.arange(order.size)) else table.take(pa.array(order))
+    starts = np.searchsorted(codes[order], np.arange(len(encoded.dictionary) + 1))
+    spans = zip(encoded.dictionary.to_pylist(), starts, starts[1:], strict=False)
+    return {name: rows.slice(start, stop - start) for name, start, stop in spans}
+
+
+def shares_prefixes(deployment: dict[str, Any], plan: dict[str, Any]) -> bool:
+    """Tell whether prompts that begin alike share KV blocks."""
+    return deployment["enable_prefix_caching"] and plan["full_units"] > 0 and plan["sequence_units"] == 0
+
+
+def shared_prefixes(
+    requests: pa.Table, rows: np.ndarray, deployment: dict[str, Any], plan: dict[str, Any]
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return (hash blocks numbered from 0, offsets, tokens of one) of a replica's prompts, empty where none are shared.
+
+    Layers with a state of their own, or with windows alone, share nothing by prefix here. InvalidInput: hash blocks of
+    several sizes.
+    """
+    nothing = np.zeros(0, np.int64), np.zeros(rows.size + 1, np.int64), 0
+    if not shares_prefixes(deployment, plan) or requests["hash_ids"].null_count == requests.num_rows:
+        return nothing
+    taken = requests.select(["hash_ids", "hash_block_tokens"]).take(pa.array(rows)).combine_chunks()
+    sizes = pc.unique(taken["hash_block_tokens"].drop_null()).to_pylist()
+    if not sizes:
+        return nothing
+    block = plan["block_size"]
+    if len(sizes) > 1:
+        raise InvalidInput(f"hash blocks of {', '.join(map(str, sorted(sizes)))} tokens are in one load; use one size.")
+    lists = taken["hash_ids"].combine_chunks()
+    _, numbers = np.unique(lists.flatten().to_numpy(), return_inverse=True)
+    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    if sizes[0] % block:
+        prompts = requests["prompt_tokens"].to_numpy()[rows]
+        numbers, counts = laid_over(numbers, counts, prompts, sizes[0], block)
+        sizes = [block]
+    return numbers.astype(np.int64), np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), sizes[0]
+
+
+def laid_over(
+    numbers: np.ndarray, counts: np.ndarray, prompts: np.ndarray, size: int, block: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the identities of KV blocks, and their number per prompt, from hash blocks of another size.
+
+    A hash block stands for all tokens up to its end, so that the last one under a KV block identifies it.
+
+    >>> laid_over(np.array([0, 1, 0, 2]), np.array([2, 2]), np.array([70, 80]), 48, 32)
+    (array([0, 1, 2, 0, 3, 4]), array([3, 3]))
+    """
+    found = np.where(counts > 0, -(-prompts // block), 0)
+    owner = np.repeat(np.arange(found.size), found)
+    place = np.arange(found.sum()) - np.repeat(np.cumsum(found) - found, found)
+    last = (np.minimum((place + 1) * block, prompts[owner]) - 1) // size
+    hashes = numbers[(np.cumsum(counts) - counts)[owner] + last]
+    _, identities = np.unique(hashes * (place.max(initial=0) + 1) + place, return_inverse=True)
+    return identities, found

@@ -1,0 +1,220 @@
+"""Choosing implementations: other GPUs teach, own measurements overrule them, and intervals say how sure that is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from kernelsight.catalog.tables import contracts, facts
+from kernelsight.choices.candidates import Choice, measured_rows
+from kernelsight.choices.choices import choice_candidates, contrasts
+from kernelsight.choices.inputs import candidates_like, choice_of
+from kernelsight.choices.plan import budget_of, plan, planned_rows, suite_of_plan
+from kernelsight.dataflow.contract import conform
+from kernelsight.errors import InvalidInput, UnknownName
+from kernelsight.measure.suite import suite_of
+from kernelsight.session import connect
+from tests.choices.made_choices import SIZES, TARGET, fastest, rows, sweep
+from tests.fitting.measured import gemm, point, write
+
+
+def choice(path: Path, gpu: str = TARGET, **more: Any) -> Choice:
+    return choice_of([path], "gemm", gpu, facts("gpus"), **more)
+
+
+def choices(found: Choice, tolerance: float = 0.02) -> pl.DataFrame:
+    with connect() as session:
+        session.give("choice_candidates", choice_candidates(found, contrasts(found)[0], tolerance))
+        return pl.from_arrow(session.table("choices"))
+
+
+def right(picks: pl.DataFrame, turned: bool = False) -> float:
+    return float(np.mean([row["engine"] == fastest(row["shape"], turned) for row in picks.iter_rows(named=True)]))
+
+
+@pytest.fixture(scope="module")
+def never(tmp_path_factory: pytest.TempPathFactory) -> Choice:
+    return choice(sweep(tmp_path_factory.mktemp("never")))
+
+
+def test_a_gpu_that_was_never_measured_is_chosen_for_by_what_others_show(never: Choice) -> None:
+    picks = choices(never).filter(~pl.col("shape").str.contains('"m": 64,'))  # at 64 two engines tie
+    assert picks.height == len(SIZES) * 4 // 5
+    assert right(picks) > 0.9
+    assert set(picks["tier"]) == {"cross-generation"}
+    assert picks["evidence"][0] == "no measurement of l40s; contrasts of other GPUs: a100_sxm, h100_sxm"
+    assert picks["regret"].is_null().all()
+
+
+def test_own_measurements_overrule_the_others(tmp_path: Path) -> None:
+    """The target's engines lead the other way round: a few measured shapes turn the choice at the others."""
+    measured = SIZES[::4]
+    found = choice(sweep(tmp_path, rows(TARGET, measured, turned=True)))
+    picks = choices(found).filter(~pl.col("shape").str.contains('"m": 64,'))
+    rest = picks.filter(pl.col("decision") != "measured")
+    assert rest.height < picks.height
+    assert right(rest, turned=True) > 0.9
+    assert set(picks["tier"]) == {"target-measured"}
+
+
+def test_a_shape_that_was_measured_whole_is_not_guessed(tmp_path: Path) -> None:
+    found = choice(sweep(tmp_path, rows(TARGET, SIZES[::4])))
+    picks = choices(found).filter(pl.col("decision") == "measured")
+    assert picks.height == len(SIZES[::4])
+    assert picks["regret"].to_list() == [0.0] * picks.height
+    whole = choice_candidates(found, contrasts(found)[0], 0.02).to_pylist()
+    known = [row for row in whole if row["measured_us"] is not None]
+    assert [row["latency_us"] for row in known] == pytest.approx([row["measured_us"] for row in known])
+
+
+def test_contrast_intervals_hold_the_true_ratios(tmp_path: Path) -> None:
+    found = choice(sweep(tmp_path, rows(TARGET, SIZES[::4], turned=True)))
+    truth = {(json.dumps(row["shape"]), row["engine"]): row["latency_us"] for row in rows(TARGET, turned=True)}
+    table = choice_candidates(found, contrasts(found)[0], 0.02)
+    conform(table, contracts()["choice_candidates"])
+    picked = {row["shape"]: row["engine"] for row in table.to_pylist() if row["log_ratio"] == 0.0}
+    inside = []
+    for row in table.to_pylist():
+        if row["engine"] != picked[row["shape"]]:
+            ratio = np.log(truth[row["shape"], row["engine"]] / truth[row["shape"], picked[row["shape"]]])
+            inside.append(row["log_ratio_p05"] <= ratio <= row["log_ratio_p95"])
+    assert np.mean(inside) > 0.85
+
+
+def test_chances_of_a_shape_sum_to_one_and_the_pick_is_not_the_dearest(never: Choice) -> None:
+    found, _ = contrasts(never)
+    site = never.asked.site - never.asked.site.min()
+    assert np.bincount(site, found.fastest) == pytest.approx(np.ones(site.max() + 1))
+    pick = found.ratio == 0.0
+    assert (found.regret[pick] <= np.bincount(site, found.regret)[site[pick]] / 2.0).all()
+
+
+def test_the_choice_does_not_depend_on_the_order_of_the_sweep(tmp_path: Path) -> None:
+    every = [*rows("a100_sxm"), *rows("h100_sxm"), *rows(TARGET, SIZES[::4])]
+    (tmp_path / "two").mkdir()
+    first = choices(choice(write(tmp_path / "sweep.parquet", every)))
+    assert first.equals(choices(choice(write(tmp_path / "two" / "sweep.parquet", every[::-1]))))
+
+
+def test_of_several_versions_the_newest_counts(tmp_path: Path) -> None:
+    versions = [
+        gemm(TARGET, 1, 1024, 1024, time, engine_version=name) for name, time in (("0.9.1", 5.0), ("0.10", 7.0))
+    ]
+    found = measured_rows([write(tmp_path / "sweep.parquet", versions)], "gemm", [TARGET])
+    assert found["latency_us"].to_list() == [7.0]
+
+
+def test_a_plan_spreads_by_chance_first_and_goes_where_regret_is_expected_then(tmp_path: Path, never: Choice) -> None:
+    assert budget_of(never, 0.1) == 5
+    sites = plan(never, 10)
+    assert len(set(sites.tolist())) == 10
+    assert sites.tolist() == plan(never, 10).tolist()
+    assert sites[:5].tolist() == plan(never, 5).tolist(), "a larger budget measures what a smaller one does"
+    half = [size for size in SIZES if size[0] in (1, 4096)][::2]
+    found = choice(sweep(tmp_path, rows(TARGET, half)))
+    known, _ = contrasts(found)
+    more = plan(found, len(half) + 3)
+    assert len(more) == 3
+    site = found.asked.site
+    whole = np.unique(site[np.isfinite(found.asked.log_us)])
+    assert not set(more.tolist()) & set(whole.tolist())
+    regret = {int(one): known.regret[(site == one) & (known.ratio == 0.0)].max() for one in np.unique(site)}
+    left = [value for one, value in regret.items() if one not in set(whole.tolist())]
+    assert regret[int(more[0])] == max(left)
+
+
+def test_nothing_is_planned_twice(tmp_path: Path) -> None:
+    found = choice(sweep(tmp_path, rows(TARGET, SIZES[::4])))
+    assert plan(found, budget_of(found, 0.1)).size == 0
+
+
+def test_a_plan_is_a_suite_that_measure_takes(never: Choice) -> None:
+    planned = planned_rows(never, plan(never, 4).tolist())
+    suite = suite_of(suite_of_plan(never, planned, "first"), "first.json")
+    assert len(suite.points) == 4, "one cuBLAS product, whichever engine calls it"
+    assert {(point.family, point.implementation, point.dtype) for point in suite.points} == {("gemm", "cublas", "bf16")}
+    assert planned["measured_as"].to_list() == ["cublas"] * 12
+
+
+def test_kernels_that_measure_cannot_run_are_named(tmp_path: Path) -> None:
+    kernels = [
+        {**row, "implementation": f"{row['engine']}_gemm"} for gpu in ("a100_sxm", "h100_sxm") for row in rows(gpu)
+    ]
+    found = choice(write(tmp_path / "sweep.parquet", kernels))
+    planned = planned_rows(found, plan(found, 2).tolist())
+    with pytest.raises(InvalidInput, match=r"cannot run any gemm kernel of this plan \(sglang_gemm, trtllm_gemm"):
+        suite_of_plan(found, planned, "first")
+
+
+def test_kernels_take_the_names_that_engines_give_them_on_the_gpu(tmp_path: Path) -> None:
+    shape = {"batch": 8, "context": 1024, "heads": 32, "kv_heads": 8, "head_dim": 128, "window": 0}
+    sizes = {"dtype": "bf16/fp8", "format": "fp8", "math": "bf16", "shape": shape}
+    path = write(
+        tmp_path / "sweep.parquet",
+        [
+            point("decode_attention", "h100_sxm", 20.0, engine="trtllm", implementation="xqa_wgmma", **sizes),
+            point("decode_attention", "h100_sxm", 21.0, engine="vllm", implementation="flash_attention_3", **sizes),
+            point("decode_attention", "a100_sxm", 21.0, engine="trtllm", implementation="xqa", **sizes),
+        ],
+    )
+    others = measured_rows([path], "decode_attention", ["h100_sxm", "a100_sxm"])
+    like = candidates_like("decode_attention", "gb200", others.clear(), others, facts("gpus"))
+    names = like.select("engine", "implementation", "math").rows()
+    assert ("trtllm", "trtllm_gen_fmha", "fp8") in names, "what torch_flow runs on sm_100 with an 8-bit cache"
+    assert ("vllm", "trtllm_gen_fmha", "fp8") in names, "flash attention 3 was never counted on sm_100"
+    assert "xqa" not in like["implementation"].to_list(), "the nearest GPU below, not every one"
+
+
+def test_calls_name_the_shapes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = sweep(tmp_path)
+    size = {"m": 32, "n": 2048, "k": 4096}
+    shape = dict.fromkeys(field.name for field in contracts()["kernel_calls"].schema.field("shape").type) | size
+    call = {
+        **{"deployment_id": "d", "step_shape_id": 0, "call": "1", "family": "gemm", "name": "up", "gpu": TARGET},
+        **{"engine": "vllm", "count": 1, "shape": shape, "format": "bf16", "math": "bf16", "flops": 1.0, "bytes": 1.0},
+    }
+    calls = pa.Table.from_pylist([call], contracts()["kernel_calls"].schema)
+    strange = pa.Table.from_pylist([call, {**call, "call": "2", "format": "fp8", "math": "fp8"}], calls.schema)
+    with caplog.at_level("INFO", "kernelsight"):
+        picks = choices(choice(path, calls=strange))
+    assert "1 shapes of the calls are left out" in caplog.text
+    assert [json.loads(text) for text in picks["shape"]] == [size]
+    assert picks["candidates"].to_list() == [3]
+    with pytest.raises(InvalidInput, match="the calls hold no gemm kernel"):
+        choice(path, calls=calls.slice(1))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "sentence"),
+    [
+        ({"family": "gem"}, UnknownName, "unknown kernel family 'gem'. Did you mean gemm"),
+        ({"gpu": "l41s"}, UnknownName, "unknown GPU 'l41s'. Did you mean l40s"),
+        ({"sources": ["l40s"]}, InvalidInput, "--sources names l40s, the GPU to choose for"),
+        ({"sources": ["t4"]}, UnknownName, "The sweeps hold a100_sxm, h100_sxm."),
+        ({"family": "moe"}, InvalidInput, "the sweeps hold no moe kernel of a GPU other than l40s to learn from"),
+        ({"gpu": "mi300x"}, InvalidInput, "mi300x is a GPU of amd, of which the sweeps hold no gemm kernel"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(tmp_path: Path, given: dict, error: type[Exception], sentence: str) -> None:
+    family, gpu = given.pop("family", "gemm"), given.pop("gpu", TARGET)
+    with pytest.raises(error) as found:
+        choice_of([sweep(tmp_path)], family, gpu, facts("gpus"), **given)
+    assert sentence in str(found.value)
+
+
+def test_one_engine_alone_is_no_choice(tmp_path: Path) -> None:
+    alone = [row for gpu in ("a100_sxm", "h100_sxm") for row in rows(gpu) if row["engine"] == "vllm"]
+    with pytest.raises(InvalidInput, match="no shape of gemm has two implementations to choose from on l40s"):
+        choice(write(tmp_path / "sweep.parquet", alone))
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.5, float("nan")])
+def test_budgets_that_are_no_share_are_refused(never: Choice, share: float) -> None:
+    with pytest.raises(InvalidInput, match="give the share of shapes to measure, above 0 and at most 1"):
+        budget_of(never, share)

@@ -1,0 +1,200 @@
+"""Architectures that are read from a config.json: layer kinds, windows, positions, experts, and weights by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kernelsight import errors
+from kernelsight.models.config import CATALOGUE, read_config
+
+CONFIGS = {entry["model"]: entry["config"] for entry in map(json.loads, CATALOGUE.read_text().splitlines())}
+PLAIN = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
+    "max_position_embeddings": 65536,
+    "torch_dtype": "bfloat16",
+}
+
+
+def read(architecture, **changes):
+    config = {name: value for name, value in (PLAIN | changes).items() if value is not None}
+    return read_config(
+        config | {"architectures": [architecture]}, model="m", huggingface_id=None, source="m/config.json"
+    )
+
+
+def catalogued(model, **changes):
+    config = CONFIGS[model]
+    text = {"text_config": config["text_config"] | changes} if "text_config" in config else changes
+    return read_config(config | text, model="m", huggingface_id=None, source="m/config.json")
+
+
+def kinds(rows):
+    return [(layer["layer_kind"], layer["count"], layer["window"]) for layer in rows[1]]
+
+
+def weights(rows):
+    """Matrices of all layers, embedding and head, from the columns that lowering reads."""
+    row, layers = rows
+    total = row["vocab"] * row["hidden"] * (1 if row["tied_embeddings"] else 2)
+    for layer in layers:
+        heads, kv_heads = layer["heads"], layer["kv_heads"]
+        each = 2 * row["hidden"] * layer["head_dim"] * (heads + kv_heads)
+        if layer["attention"] == "linear":
+            keys, values = kv_heads * row["linear_key_head_dim"], heads * layer["head_dim"]
+            each = row["hidden"] * (2 * keys + 3 * values + 2 * heads)
+        branches = 3 if row["ffn_gated"] else 2
+        copies = max(layer["experts"], 1)
+        each += branches * row["hidden"] * (copies * layer["intermediate"] + layer["shared_intermediate"])
+        total += layer["count"] * (each + row["hidden"] * layer["experts"])
+    return total
+
+
+ATTENTION = 2 * 1024 * 64 * (16 + 4)
+DENSE = 3 * 1024 * 3072
+EMBEDDING = 32000 * 1024
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "columns", "layers"),
+    [
+        ("GlmForCausalLM", {"head_dim": 64}, {"rotary_dim": 32, "norms_per_layer": 2}, [("full_dense", 8, 0)]),
+        ("Glm4ForCausalLM", {"head_dim": 64}, {"rotary_dim": 32, "norms_per_layer": 4}, [("full_dense", 8, 0)]),
+        ("GraniteForCausalLM", {"residual_multiplier": 0.2}, {"rotary_dim": 64}, [("full_dense", 8, 0)]),
+        ("Olmo2ForCausalLM", {}, {"qk_norm": "full"}, [("full_dense", 8, 0)]),
+        ("Olmo3ForCausalLM", {"sliding_window": 4096}, {}, [("sliding_dense", 6, 4096), ("full_dense", 2, 0)]),
+        ("HunYuanDenseV1ForCausalLM", {}, {"qk_norm": "head"}, [("full_dense", 8, 0)]),
+        ("SeedOssForCausalLM", {"head_dim": 64}, {"head_dim": 64}, [("full_dense", 8, 0)]),
+        ("Ernie4_5ForCausalLM", {"head_dim": 64, "tie_word_embeddings": False}, {}, [("full_dense", 8, 0)]),
+        ("Ministral3ForCausalLM", {}, {}, [("full_dense", 8, 0)]),
+    ],
+)
+def test_dense_decoders(architecture, changes, columns, layers):
+    rows = read(architecture, **changes)
+    assert rows[0] | columns == rows[0]
+    assert kinds(rows) == layers
+    assert weights(rows) == 2 * EMBEDDING + 8 * (ATTENTION + DENSE)
+
+
+def test_defaults_are_those_of_the_configuration_classes():
+    assert read("GlmForCausalLM", num_key_value_heads=None)[0]["kv_heads"] == 2
+    assert read("SeedOssForCausalLM")[0]["head_dim"] == 128
+    assert read("Ernie4_5ForCausalLM")[0] | {"head_dim": 128, "tied_embeddings": True} == read("Ernie4_5ForCausalLM")[0]
+    assert read("GraniteForCausalLM", num_key_value_heads=None)[0]["kv_heads"] == 16
+
+
+def test_command_has_one_norm_and_tied_embeddings():
+    rows = read("CohereForCausalLM", use_qk_norm=True)
+    assert (rows[0]["norms_per_layer"], rows[0]["qk_norm"], rows[0]["rope_layers"]) == (1, "head", "all")
+    assert weights(rows) == EMBEDDING + 8 * (ATTENTION + DENSE)
+    rows = read("Cohere2ForCausalLM", sliding_window=4096)
+    assert kinds(rows) == [("sliding_dense", 6, 4096), ("full_dense", 2, 0)]
+    assert rows[0]["rope_layers"] == "sliding"
+
+
+def test_llama_4_chunks_positions_and_interleaved_experts():
+    row, layers = catalogued("llama-4-maverick-17b-128e")
+    assert kinds((row, layers)) == [("sliding_dense", 24, 8192), ("sliding_moe", 12, 8192), ("full_moe", 12, 0)]
+    assert (row["rope_layers"], row["qk_norm"], row["intermediate"]) == ("sliding", "none", 16384)
+    assert {layer["shared_intermediate"] for layer in layers} == {0, 8192}
+    assert "chunked attention over 8,192 tokens counts as a sliding window" in row["notes"]
+    assert "the vision tower is not modelled" in row["notes"]
+    scout = catalogued("llama-4-scout-17b-16e", interleave_moe_layer_step=3, no_rope_layers=[1] * 48)
+    assert kinds(scout) == [("sliding_dense", 32, 8192), ("sliding_moe", 16, 8192)]
+    short = catalogued("llama-4-scout-17b-16e", max_position_embeddings=8192)
+    assert kinds(short) == [("full_moe", 48, 0)] and short[0]["rope_layers"] == "all"
+    with pytest.raises(errors.InvalidInput, match="no_rope_layers"):
+        catalogued("llama-4-scout-17b-16e", no_rope_layers=[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "columns"),
+    [
+        ("Mistral3ForConditionalGeneration", {"qk_norm": "none"}),
+        ("Qwen2_5_VLForConditionalGeneration", {"qk_norm": "none"}),
+        ("Qwen2VLForConditionalGeneration", {"qk_norm": "none"}),
+        ("Qwen3VLForConditionalGeneration", {"qk_norm": "head"}),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_text_part_of_multimodal_models(architecture, columns, nested):
+    config = PLAIN | {"head_dim": 64, "tie_word_embeddings": False}
+    config = ({"text_config": config} if nested else config) | {"vision_config": {"depth": 3}}
+    rows = read_config(config | {"architectures": [architecture]}, model="m", huggingface_id=None, source="here")
+    assert rows[0] | columns | {"notes": "the vision tower is not modelled"} == rows[0]
+    assert weights(rows) == 2 * EMBEDDING + 8 * (ATTENTION + DENSE)
+
+
+def test_experts_of_qwen3_vl_and_glm_4_5v():
+    rows = catalogued("qwen3-vl-30b-a3b", mlp_only_layers=[0])
+    assert kinds(rows) == [("full_dense", 1, 0), ("full_moe", 47, 0)]
+    vision = CONFIGS["glm-4.5-air"] | {"architectures": ["Glm4vMoeForConditionalGeneration"], "vision_config": {}}
+    rows = read_config(vision, model="m", huggingface_id=None, source="here")
+    assert rows[0]["notes"] == "the vision tower is not modelled" and rows[0]["mtp_layers"] == 1
+
+
+def test_ernie_experts_begin_after_the_first_layers():
+    rows = catalogued("ernie-4.5-21b-a3b-pt", num_nextn_predict_layers=1)
+    assert kinds(rows) == [("full_dense", 1, 0), ("full_moe", 27, 0)]
+    assert rows[0] | {"mtp_layers": 1, "shared_intermediate": 3072, "balanced_router": True} == rows[0]
+    rows = catalogued("ernie-4.5-21b-a3b-pt", moe_layer_interval=2, moe_layer_end_index=20)
+    assert kinds(rows) == [("full_dense", 18, 0), ("full_moe", 10, 0)]
+    assert catalogued("ernie-4.5-21b-a3b-pt", moe_k=64)[0]["top_k"] == 64
+    with pytest.raises(errors.InvalidInput, match="'moe_k' is 65, but must be at most the number of experts"):
+        catalogued("ernie-4.5-21b-a3b-pt", moe_k=65)
+
+
+def test_hunyuan_lists_the_same_number_for_each_layer():
+    lists = {"moe_topk": [2] * 8, "moe_intermediate_size": [512] * 8, "num_shared_expert": [1] * 8, "num_experts": 4}
+    rows = read("HunYuanMoEV1ForCausalLM", **lists)
+    assert kinds(rows) == [("full_moe", 8, 0)]
+    experts = 3 * 1024 * (4 * 512 + 3072) + 4 * 1024
+    assert weights(rows) == 2 * EMBEDDING + 8 * (ATTENTION + experts)
+    with pytest.raises(errors.InvalidInput, match="moe_topk"):
+        read("HunYuanMoEV1ForCausalLM", **lists | {"moe_topk": [1, 2] * 4})
+
+
+def test_granite_experts():
+    rows = read("GraniteMoeSharedForCausalLM", num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=768)
+    experts = 3 * 1024 * (4 * 3072 + 768) + 4 * 1024
+    assert weights(rows) == 2 * EMBEDDING + 8 * (ATTENTION + experts)
+    assert kinds(read("GraniteMoeForCausalLM", num_local_experts=4, num_experts_per_tok=2)) == [("full_moe", 8, 0)]
+
+
+MAMBA = {"mamba_n_heads": 32, "mamba_n_groups": 1, "mamba_d_state": 128, "mamba_d_head": "auto", "mamba_d_conv": 4}
+
+
+def test_granite_4_hybrid():
+    types = ["mamba"] * 6 + ["attention", "mamba"]
+    hybrid = MAMBA | {"layer_types": types, "shared_intermediate_size": 768, "position_embedding_type": "nope"}
+    rows = read("GraniteMoeHybridForCausalLM", num_local_experts=4, num_experts_per_tok=2, **hybrid)
+    assert kinds(rows) == [("linear_moe", 7, 0), ("full_moe", 1, 0)]
+    assert rows[0] | {"rotary_dim": 0, "linear_value_head_dim": 64, "linear_key_heads": 1} == rows[0]
+    assert rows[0]["notes"] == "Mamba-2 layers are predicted as gated delta nets of the same matrices and state"
+    dense = read("GraniteMoeHybridForCausalLM", num_local_experts=0, **hybrid)
+    assert kinds(dense) == [("linear_dense", 7, 0), ("full_dense", 1, 0)]
+    assert dense[0]["intermediate"] == 768
+    mixer = 1024 * (2 * 128 + 3 * 2048 + 2 * 32)
+    assert weights(dense) == 2 * EMBEDDING + 7 * mixer + ATTENTION + 8 * 3 * 1024 * 768
+
+
+def test_nemotron_h_layers_are_one_block_each():
+    row, layers = catalogued("nvidia-nemotron-3-nano-30b-a3b-bf16")
+    assert kinds((row, layers)) == [("linear_none", 23, 0), ("none_moe", 23, 0), ("full_none", 6, 0)]
+    assert row | {"norms_per_layer": 1, "ffn_gated": False, "activation": "relu2", "rotary_dim": 0} == row
+    assert [layer["heads"] for layer in layers] == [64, 0, 32]
+    assert [layer["shared_intermediate"] for layer in layers] == [0, 3712, 0]
+    listed = catalogued(
+        "nemotron-h-56b-base-8k", hybrid_override_pattern=None, layers_block_type=["mamba", "mlp", "attention"]
+    )
+    assert kinds(listed) == [("linear_none", 1, 0), ("none_dense", 1, 0), ("full_none", 1, 0)]
+    with pytest.raises(errors.InvalidInput, match="layer type 'X' is not supported"):
+        catalogued("nemotron-h-56b-base-8k", hybrid_override_pattern="M-X")
+    with pytest.raises(errors.InvalidInput, match="moe_latent_size 1024 is not supported"):
+        catalogued("nvidia-nemotron-3-nano-30b-a3b-bf16", moe_latent_size=1024)

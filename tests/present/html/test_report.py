@@ -1,0 +1,217 @@
+"""Reports: pages that load nothing, with the figures of the run; drawn in a browser where one is installed."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelsight.cli.main import main
+from kernelsight.present.html.page import table
+from kernelsight.present.html.run_figures import RUN_FIGURES
+from kernelsight.session import Session, connect
+from tests.present.conftest import KINDS, SMALL
+from tests.present.html.browser import FETCHED, needs_browser, open_in_browser, specs_of, without_scripts
+
+pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
+CHARTS = sum(figure.spec is not None for figure in RUN_FIGURES)
+
+
+@pytest.fixture(scope="module")
+def run_page(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pages") / "run.html"
+    assert main(["report", str(saved), "-o", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def sweep_page(saved_sweep: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pages") / "sweep.html"
+    assert main(["report", str(saved_sweep), "-o", str(path)]) == 0
+    return path
+
+
+def test_a_page_fetches_nothing(run_page: Path, sweep_page: Path) -> None:
+    for page in (run_page, sweep_page):
+        text = page.read_text(encoding="utf-8")
+        assert not FETCHED.search(without_scripts(text))
+        assert "default-src 'none'" in text and "<script src" not in text and "connect-src" not in text
+        for spec in specs_of(page):
+            assert "url" not in spec["data"] and spec["data"]["values"]
+
+
+def test_a_report_has_its_figures_and_the_sql_behind_them(run_page: Path, saved: Path) -> None:
+    text = html.unescape(run_page.read_text(encoding="utf-8"))
+    assert "24 of 24 requests were served" in text and "qwen3-0.6b on 2 × l4" in text
+    assert len(specs_of(run_page)) == CHARTS
+    with connect(saved, read_only=True) as opened:
+        for figure in RUN_FIGURES:
+            assert figure.sql.strip() in text
+            rows = opened.query(figure.sql)
+            assert rows.num_rows > 0, figure.title
+        (summary,) = opened.table("scenario_summary").to_pylist()
+    assert f"{summary['ttft_p99_ms']:.4g}" in text
+
+
+def test_drawn_latencies_are_those_of_the_requests(run_page: Path, saved: Path) -> None:
+    (latencies, *_) = specs_of(run_page)
+    with connect(saved, read_only=True) as opened:
+        metrics = opened.table("request_metrics")
+        gaps = opened.table("itl_percentiles").to_pylist()
+    points = latencies["data"]["values"]
+    for metric in ("TTFT", "TPOT", "E2E"):
+        own = [row for row in points if row["metric"] == metric]
+        longest = max(value for value in metrics[f"{metric.lower()}_ms"].to_pylist() if value is not None)
+        assert own[-1]["percentile"] == 100 and own[-1]["ms"] == pytest.approx(longest, rel=1e-5)
+    drawn = {row["percentile"]: row["ms"] for row in points if row["metric"] == "ITL"}
+    median = next(row["itl_ms"] for row in gaps if row["percentile"] == 50)
+    assert min(ms for percentile, ms in drawn.items() if percentile >= 50) == pytest.approx(median, rel=0.005)
+
+
+def test_drawn_kernels_add_up_to_the_gpu_time(run_page: Path, saved: Path) -> None:
+    with connect(saved, read_only=True) as opened:
+        (row,) = opened.query("select sum(total_us) / 1e6 as gpu_s from kernel_breakdown").to_pylist()
+        windows = opened.query("select count(distinct start_s) as n from kernel_breakdown_over_time").to_pylist()[0]
+    kernels, over_time = specs_of(run_page)[-2:]
+    assert sum(each["gpu_s"] for each in kernels["data"]["values"]) == pytest.approx(row["gpu_s"], rel=1e-4)
+    drawn = over_time["data"]["values"]
+    assert len({each["s"] for each in drawn}) == windows["n"]
+    seconds = sum(each["busy"] / 100 * (each["end_s"] - each["s"]) * 2 for each in drawn)
+    assert seconds == pytest.approx(row["gpu_s"], rel=1e-3)
+
+
+def test_the_front_of_each_load_is_its_own(sweep_page: Path) -> None:
+    (front,) = specs_of(sweep_page)
+    points = front["data"]["values"]
+    loads = {row["load"] for row in points}
+    assert loads == {"qwen3-0.6b, 200 in, 16 out", "qwen3-0.6b, 400 in, 16 out"}
+    for load in loads:
+        own = [row for row in points if row["load"] == load]
+        for row in own:
+            beaten = any(
+                other["per_user"] >= row["per_user"]
+                and other["per_gpu"] >= row["per_gpu"]
+                and (other["per_user"], other["per_gpu"]) != (row["per_user"], row["per_gpu"])
+                for other in own
+            )
+            assert row["on_front"] != beaten
+
+
+def test_one_scenario_of_a_sweep_has_the_report_of_a_run(
+    saved_sweep: Path, sweep_page: Path, tmp_path: Path, session: Session
+) -> None:
+    found = session.what_if({**SMALL, "input_len": [200, 400], "max_num_seqs": [4, 16]})
+    found.report(tmp_path / "sweep.html")
+    assert specs_of(tmp_path / "sweep.html") == specs_of(sweep_page)
+    name = found.scenarios[0]
+    assert main(["report", str(saved_sweep), "--scenario", name, "-o", str(tmp_path / "one.html")]) == 0
+    found.scenario(name).report(tmp_path / "run.html")
+    assert specs_of(tmp_path / "one.html") == specs_of(tmp_path / "run.html")
+
+
+@pytest.mark.parametrize("kind", ["prefill and decode replicas", "draft model"])
+def test_runs_of_other_kinds_have_a_report(kind: str, session: Session, tmp_path: Path) -> None:
+    run = session.simulate(**(SMALL | KINDS[kind]))
+    run.report(tmp_path / "run.html")
+    specs = specs_of(tmp_path / "run.html")
+    assert len(specs) == CHARTS
+    # every request is sent and finished in some window of the load
+    windows = run.sql("select distinct start_s, end_s from cache_over_time").fetchall()
+    lengths = {float(f"{start:.6g}"): end - start for start, end in sorted(windows)}
+    for moment in ("sent", "finished"):
+        count = sum(row[moment] * lengths[row["s"]] for row in specs[1]["data"]["values"])
+        assert count == pytest.approx(24, rel=1e-3)
+
+
+def test_words_of_a_run_do_not_become_markup() -> None:
+    shown = table([{"<b>name": "<script>alert(1)</script>", "n": 1.5}, {"<b>name": None, "n": None}])
+    assert "<script>" not in shown and "<b>" not in shown
+
+
+def test_refusals(saved: Path, tmp_path: Path, capsys: Any) -> None:
+    assert main(["report", str(saved)]) == 2
+    assert "report needs -o FILE" in capsys.readouterr().err
+    assert main(["report", str(saved), "-o", str(tmp_path / "x.pdf")]) == 2
+    assert "ends in '.pdf'; use one of .html" in capsys.readouterr().err
+    assert main(["report", str(saved), "--scenario", "none", "-o", str(tmp_path / "x.html")]) == 2
+    assert "unknown scenario 'none'" in capsys.readouterr().err
+
+
+@needs_browser
+def test_a_browser_draws_every_chart_in_silence(run_page: Path, sweep_page: Path, tmp_path: Path) -> None:
+    for page, charts in ((run_page, CHARTS), (sweep_page, 1)):
+        elements, console = open_in_browser(page, tmp_path)
+        # the policy of the page forbids every request, and the console names each that is refused
+        assert console == []
+        assert without_scripts(elements).count("<svg") == charts
+
+
+def with_script(page: str, script: str) -> str:
+    before, _, after = page.rpartition("</body>")
+    return f"{before}<script>{script}</script></body>{after}"
+
+
+def test_the_policy_names_the_scripts_of_the_page_and_compiles_no_text(run_page: Path) -> None:
+    text = run_page.read_text(encoding="utf-8")
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
+    (scripts,) = [part.split()[1:] for part in policy.split("; ") if part.startswith("script-src")]
+    bodies = re.findall("<script>(.*?)</script>", text, re.S)
+    assert scripts == [
+        f"'sha256-{base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()}'" for body in bodies
+    ]
+    assert len(scripts) == 2 and "unsafe-eval" not in policy
+
+
+@needs_browser
+def test_a_script_of_others_does_not_run(run_page: Path, tmp_path: Path) -> None:
+    page = with_script(run_page.read_text(encoding="utf-8"), "document.title = 'changed'; eval('1')")
+    (tmp_path / "injected.html").write_text(page, encoding="utf-8")
+    elements, console = open_in_browser(tmp_path / "injected.html", tmp_path)
+    assert len(console) == 1 and "violates the following Content Security Policy" in console[0]
+    assert "<title>changed" not in elements
+
+
+@needs_browser
+def test_a_click_on_a_head_sorts_the_table(run_page: Path, tmp_path: Path) -> None:
+    script = """
+      const heads = [...document.querySelectorAll("th button")];
+      const head = heads.find(each => each.textContent === "e2e_ms");
+      head.click(); head.click();
+      const column = head.parentElement.cellIndex;
+      const rows = [...head.closest("table").tBodies[0].rows];
+      document.title = rows.map(row => row.cells[column].dataset.v).join(" ");
+    """
+    clicked = tmp_path / "clicked.html"
+    page = with_script(run_page.read_text(encoding="utf-8"), script)
+    own = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    clicked.write_text(page.replace("script-src ", f"script-src 'sha256-{own}' "), encoding="utf-8")
+    elements, console = open_in_browser(clicked, tmp_path)
+    assert console == []
+    values = [float(value) for value in re.search(r"<title>(.*?)</title>", elements)[1].split()]
+    assert len(values) == 20 and values == sorted(values)
+
+
+def test_a_run_that_served_nothing_says_so(session: Session, tmp_path: Path) -> None:
+    run = session.simulate(**(SMALL | {"input_len": 9000, "max_model_len": 1000, "range_ratio": 1.0}))
+    run.report(tmp_path / "none.html")
+    assert "None of 24 requests was served" in (tmp_path / "none.html").read_text(encoding="utf-8")
+
+
+def test_a_scenario_that_cannot_run_is_in_the_report_of_the_sweep_alone(
+    session: Session, tmp_path: Path, capsys: Any
+) -> None:
+    found = session.what_if({**SMALL, "model": ["qwen3-0.6b", "llama-3.1-70b"]})
+    found.save(tmp_path / "sweep.duckdb")
+    assert main(["report", str(tmp_path / "sweep.duckdb"), "-o", str(tmp_path / "sweep.html")]) == 0
+    text = (tmp_path / "sweep.html").read_text(encoding="utf-8")
+    assert "1 of 2 scenarios were served" in text and "llama-3.1-70b does not fit on l4" in text
+    (unserved,) = [row["scenario_id"] for row in found.summary.to_pylist() if row["status"] != "served"]
+    for verb, ending in (("report", "html"), ("timeline", "json")):
+        target = tmp_path / f"one.{ending}"
+        assert main([verb, str(tmp_path / "sweep.duckdb"), "--scenario", unserved, "-o", str(target)]) == 2
+        assert f"scenario {unserved} was not served: llama-3.1-70b does not fit" in capsys.readouterr().err

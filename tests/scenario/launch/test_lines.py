@@ -1,0 +1,391 @@
+"""Pasted launch lines: every word is used or listed as ignored, in every form that people paste."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelsight.catalog.tables import facts
+from kernelsight.errors import InvalidInput
+from kernelsight.scenario.flags import FLAGS
+from kernelsight.scenario.launch.engine_options import find_option
+from kernelsight.scenario.launch.lines import read_launch_line, with_launch_line
+from kernelsight.scenario.launch.rules import RULES
+
+MANIFEST = """
+apiVersion: apps/v1
+kind: Deployment
+spec:
+  replicas: 2
+  template:
+    spec:
+      nodeSelector:
+        nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3
+      containers:
+        - name: server
+          image: vllm/vllm-openai:v0.11.0
+          command: ["/bin/sh", "-c"]
+          args:
+            - vllm serve $MODEL --tensor-parallel-size 4 --max-num-seqs=64 --port 8000
+          env:
+            - {name: MODEL, value: Qwen/Qwen3-32B}
+            - {name: VLLM_USE_V1, value: "1"}
+            - {name: HF_TOKEN, value: secret}
+          resources:
+            limits: {nvidia.com/gpu: 4}
+        - name: proxy
+          image: nginx
+"""
+
+
+def flags_of(text: str) -> dict:
+    return {name: value for name, value in read_launch_line(text).flags.items() if name != "engine"}
+
+
+def effects(text: str) -> dict[str, str]:
+    return {word.words: word.effect for word in read_launch_line(text).words}
+
+
+def test_every_recognised_option_sets_a_flag_that_exists_by_a_rule_that_exists():
+    rows = facts("engine_flags").to_pylist()
+    used = [row for row in rows if row["flag"]]
+    assert {row["engine"] for row in used} == {"vllm", "sglang", "trtllm"} and len(used) > 90
+    assert [row["flag"] for row in used if row["flag"] not in FLAGS] == []
+    assert {row["rule"] for row in rows if row["rule"]} == set(RULES)
+    for row in used:
+        words = {part.partition("=")[2] for part in (row["value"] or "").split() if "=" in part} - {""}
+        choices = FLAGS[row["flag"]].choices
+        assert not choices or row["flag"] in ("dtype", "kv_cache_dtype") or words <= set(choices), row
+
+
+def test_every_ignored_option_has_its_reason():
+    rows = facts("engine_flags").to_pylist()
+    assert [row["option"] for row in rows if row["effect"] and not row["reason"]] == []
+    assert [row["option"] for row in rows if row["effect"] and row["flag"]] == []
+    assert all(row["flag"] or row["effect"] or row["takes"] in ("json", "file") for row in rows)
+
+
+def test_spellings_of_an_engine_name_one_option():
+    rows = [row for row in facts("engine_flags").to_pylist() if row["engine"] != "any"]
+    for row in rows:
+        for name in [row["option"], *(row["spellings"] or "").split()]:
+            assert find_option(row["engine"], name).option == row["option"], name
+
+
+VLLM = {
+    "-tp=4": {"tensor_parallel_size": 4},
+    "--tp 4": {"tensor_parallel_size": 4},
+    "--tensor_parallel_size 4": {"tensor_parallel_size": 4},
+    "--max-model-len 16k": {"max_model_len": 16000},
+    "--max-model-len=128K": {"max_model_len": 131072},
+    "--max-model-len auto": {},
+    "--no-enable-prefix-caching": {"enable_prefix_caching": False},
+    "--enable-prefix-caching": {"enable_prefix_caching": True},
+    "-O0": {"enforce_eager": True},
+    "-O3": {},
+    "-O 0": {"enforce_eager": True},
+    "-O.cudagraph_mode=NONE": {"enforce_eager": True},
+    """-O '{"level": 3, "cudagraph_capture_sizes": [16]}'""": {"max_cudagraph_capture_size": 16},
+    "--enforce-eager -O3": {"enforce_eager": True},
+    "-dp 2 --enable-expert-parallel": {"data_parallel_size": 2, "enable_expert_parallel": True},
+    """--compilation-config '{"cudagraph_mode": "NONE"}'""": {"enforce_eager": True},
+    """-cc '{"cudagraph_capture_sizes": [1, 8, 96], "level": 3}'""": {"max_cudagraph_capture_size": 96},
+    "--compilation-config.max_cudagraph_capture_size 64": {"max_cudagraph_capture_size": 64},
+    "--quantization fp8": {"quantization": "fp8"},
+    "--quantization awq": {},
+    "--quantization fp8 --served-model-name x": {"quantization": "fp8"},
+    "--num-gpu-blocks-override 100 --block-size 32": {"kv_cache_tokens": 3200, "block_size": 32},
+    "--gpu-memory-util 0.8": {"gpu_memory_utilization": 0.8},
+    "--max-num-seqs 8 --max-num-seqs 16": {"max_num_seqs": 16},
+    """--speculative-config '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5}'""": {
+        "speculative_method": "ngram",
+        "num_speculative_tokens": 4,
+    },
+    "--spec-method mtp --spec-tokens 1": {"speculative_method": "mtp", "num_speculative_tokens": 1},
+    """-sc '{"model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": 2}'""": {
+        "speculative_model": "Qwen/Qwen3-0.6B",
+        "num_speculative_tokens": 2,
+    },
+    """--rope-scaling '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}' """
+    "--max-model-len 131072": {"max_position_embeddings": 131072, "max_model_len": 131072},
+    """--hf-overrides '{"rope_parameters": {"rope_type": "yarn", "factor": 2.0, """
+    """"original_max_position_embeddings": 32768}}'""": {"max_position_embeddings": 65536},
+    """--hf-overrides '{"max_position_embeddings": 65536}'""": {"max_position_embeddings": 65536},
+    """--hf-overrides '{"architectures": ["X"]}'""": {},
+    """-sc '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 2}'""": {},
+}
+SGLANG = {
+    "--tp 8": {"tensor_parallel_size": 8},
+    "--tp-size 8 --mem-fraction-static 0.9": {"tensor_parallel_size": 8, "gpu_memory_utilization": 0.9},
+    "--chunked-prefill-size -1": {"enable_chunked_prefill": False},
+    "--chunked-prefill-size 4096": {"max_num_batched_tokens": 4096},
+    "--disable-radix-cache --disable-overlap-schedule": {"enable_prefix_caching": False, "async_scheduling": False},
+    "--cuda-graph-max-bs 64 --enable-mixed-chunk": {"max_cudagraph_capture_size": 64, "prefill_policy": "mixed"},
+    "--max-running-requests 96 --enable-dp-attention --chunked-prefill-size 8192 --tp 8 --dp 4": {
+        "tensor_parallel_size": 2,
+        "data_parallel_size": 4,
+        "max_num_seqs": 24,
+        "max_num_batched_tokens": 2048,
+    },
+    "--tp 8 --attn-dp-size 8 --ep 8": {
+        "tensor_parallel_size": 1,
+        "data_parallel_size": 8,
+        "expert_parallel_size": 8,
+    },
+    # SGLang raises the expert-parallel size to the tensor-parallel size where tokens go from rank to rank
+    "--tp 16 --dp 16 --enable-dp-attention --moe-a2a-backend deepep": {
+        "tensor_parallel_size": 1,
+        "data_parallel_size": 16,
+        "expert_parallel_size": 16,
+        "expert_exchange": "all_to_all",
+    },
+    "--ep 4 --moe-a2a-backend mooncake --tp 8": {
+        "tensor_parallel_size": 8,
+        "expert_parallel_size": 8,
+        "expert_exchange": "all_to_all",
+    },
+    """--json-model-override-args '{"rope_scaling": {"type": "yarn", "factor": 4, """
+    """"original_max_position_embeddings": 32768}}'""": {"max_position_embeddings": 131072},
+    "--tp 8 --moe-a2a-backend none": {"tensor_parallel_size": 8, "expert_exchange": "all_gather"},
+    "--tp 8 --enable-ep-moe": {"tensor_parallel_size": 8, "expert_parallel_size": 8},
+    "--enable-deepep-moe --tp 8": {
+        "tensor_parallel_size": 8,
+        "expert_parallel_size": 8,
+        "expert_exchange": "all_to_all",
+    },
+    "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 1 "
+    "--speculative-num-draft-tokens 4": {"speculative_method": "mtp", "num_speculative_tokens": 3},
+    "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 4": {},
+    "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-draft-model-path a/b": {},
+    "--speculative-algorithm NGRAM --speculative-num-draft-tokens 8": {
+        "speculative_method": "ngram",
+        "num_speculative_tokens": 7,
+    },
+    "--kv-cache-dtype fp8_e5m2 --context-length 32k": {"kv_cache_dtype": "fp8", "max_model_len": 32000},
+}
+
+
+@pytest.mark.parametrize(("options", "expected"), VLLM.items())
+def test_options_of_vllm(options, expected):
+    assert flags_of(f"vllm serve Qwen/Qwen3-8B {options}") == {"model": "Qwen/Qwen3-8B", **expected}
+
+
+@pytest.mark.parametrize(("options", "expected"), SGLANG.items())
+def test_options_of_sglang(options, expected):
+    assert flags_of(f"python3 -m sglang.launch_server --model-path a/b {options}") == {"model": "a/b", **expected}
+
+
+def test_a_variable_that_allows_longer_sequences_reaches_as_far_as_is_asked():
+    line = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve Qwen/Qwen3-8B --max-model-len 65536"
+    assert flags_of(line)["max_position_embeddings"] == 65536
+    assert "max_position_embeddings" not in flags_of(line.replace("=1", "=0"))
+    assert "max_position_embeddings" not in flags_of("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve Qwen/Qwen3-8B")
+
+
+def test_the_method_of_a_quantised_checkpoint_is_not_applied_again():
+    assert flags_of("vllm serve Qwen/Qwen3-32B-FP8 --quantization fp8") == {"model": "Qwen/Qwen3-32B-FP8"}
+
+
+def test_options_of_trtllm_serve_and_of_its_yaml_file(tmp_path):
+    (tmp_path / "extra.yaml").write_text(
+        "kv_cache_config:\n  dtype: fp8\n  enable_block_reuse: false\n  free_gpu_memory_fraction: 0.8\n"
+        "cuda_graph_config: null\nenable_attention_dp: true\nprint_iter_log: true\nmoe_config: {backend: TRTLLM}\n"
+        "speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 2}\ndisable_overlap_scheduler: true\n"
+        "attention_dp_config:\n  enable_balance: true\n  timeout_iters: 60\n  batching_wait_iters: 0\n"
+    )
+    (tmp_path / "start.sh").write_text(
+        "#!/bin/bash\nset -e\nTP=8  # GPUs\n"
+        "mpirun -n 8 trtllm-llmapi-launch trtllm-serve serve nvidia/DeepSeek-R1-FP4 \\\n"
+        "  --tp_size $TP --ep_size 8 --max_batch_size=64 --max_num_tokens 2k --extra_llm_api_options extra.yaml\n"
+    )
+    line = read_launch_line(f"@{tmp_path}/start.sh", read_files=True)
+    assert line.flags == {
+        "engine": "trtllm",
+        "model": "nvidia/DeepSeek-R1-FP4",
+        "tensor_parallel_size": 1,
+        "data_parallel_size": 8,
+        "expert_parallel_size": 8,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 2000,
+        "kv_cache_dtype": "fp8",
+        "enable_prefix_caching": False,
+        "gpu_memory_utilization": 0.8,
+        "enforce_eager": True,
+        "async_scheduling": False,
+        "moe_backend": "trtllm_gen_moe",
+        "speculative_method": "mtp",
+        "num_speculative_tokens": 2,
+        "attention_dp_balance": True,
+        "attention_dp_timeout_iters": 60,
+        "attention_dp_batching_wait_iters": 0,
+    }
+    said = {word.words: word.effect for word in line.words}
+    assert said["extra.yaml: --print_iter_log"] == said["mpirun -n 8 trtllm-llmapi-launch"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("stages", "seats"), [("", 64), (" --pp_size 1", 64), (" --pp_size 2", 128), (" --pp_size 8", 512)]
+)
+def test_the_seats_of_trtllm_serve_are_those_of_a_micro_batch(stages, seats):
+    line = read_launch_line(f"trtllm-serve meta-llama/Llama-3.1-8B --max_batch_size 64{stages}")
+    assert line.flags["max_num_seqs"] == seats
+    reason = next(word.reason for word in line.words if "max_batch_size" in word.words)
+    assert ("pipeline stages" in (reason or "")) == (seats > 64)
+
+
+def test_a_file_of_options_that_is_not_here_is_listed():
+    assert effects("trtllm-serve m --config gone.yaml")["--config gone.yaml"] == "not_modelled"
+
+
+def test_words_that_are_ignored_say_whether_they_matter():
+    found = effects(
+        "CUDA_VISIBLE_DEVICES=0 VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve m --trust-remote-code --port 80 "
+        "--enable-lora --kv-cache-dtype nvfp4 --middleware a b --no-such 3 --also-none -tp 2 2>&1 | tee log"
+    )
+    assert found == {
+        "m": "used",
+        "--trust-remote-code": "none",
+        "--port 80": "none",
+        "--enable-lora": "not_modelled",
+        "--kv-cache-dtype nvfp4": "not_modelled",
+        "--middleware a b": "none",
+        "--no-such 3": "unknown",
+        "--also-none": "unknown",
+        "-tp 2": "used",
+        "CUDA_VISIBLE_DEVICES=0": "none",
+        "VLLM_ATTENTION_BACKEND=FLASHINFER": "not_modelled",
+    }
+
+
+def test_docker_run_tells_the_version_of_the_engine():
+    text = (
+        "docker run --runtime nvidia --gpus all -v ~/.cache:/root/.cache --env HF_TOKEN=abc -p 8000:8000 --ipc=host "
+        "vllm/vllm-openai:v0.11.0 --model mistralai/Mistral-7B-v0.1 -tp 2"
+    )
+    expected = {"model": "mistralai/Mistral-7B-v0.1", "tensor_parallel_size": 2, "engine_version": "0.11.0"}
+    assert flags_of(text) == expected
+    assert effects(text)["HF_TOKEN=<redacted>"] == effects(text)["--gpus all"] == "none"
+    other = "docker run --gpus all lmsysorg/sglang:v0.5.5.post1-cu129 bash -c 'sglang serve --model-path m --tp 2'"
+    assert flags_of(other) == {"model": "m", "tensor_parallel_size": 2, "engine_version": "0.5.5.post1"}
+
+
+def test_a_kubernetes_manifest_tells_the_gpu_too(tmp_path):
+    path = tmp_path / "pod.yaml"
+    path.write_text(MANIFEST)
+    line = read_launch_line(f"@{path}")
+    assert line.flags == {
+        "engine": "vllm",
+        "model": "Qwen/Qwen3-32B",
+        "tensor_parallel_size": 4,
+        "max_num_seqs": 64,
+        "engine_version": "0.11.0",
+        "gpu": "h100_sxm",
+        "replicas": 2,
+    }
+    assert {"HF_TOKEN=<redacted>", "VLLM_USE_V1=1", "nvidia.com/gpu: 4"} <= {word.words for word in line.words}
+
+
+def test_prefill_and_decode_replicas_are_one_deployment(tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "python -m sglang.launch_server --model-path m --tp 4 --disaggregation-mode=prefill "
+        "--chunked-prefill-size 4096 &\n"
+        "python -m sglang.launch_server --model-path m --tp 8 --disaggregation-mode decode --page-size 16 &\n"
+    )
+    assert flags_of(f"@{path}") == {
+        "model": "m",
+        "tensor_parallel_size": 8,
+        "block_size": 16,
+        "prefill_replicas": 1,
+        "decode_replicas": 1,
+        "prefill_tensor_parallel_size": 4,
+        "prefill_max_num_batched_tokens": 4096,
+    }
+
+
+def test_flags_beside_the_line_have_precedence():
+    line = "vllm serve Qwen/Qwen3-8B -tp 2"
+    found = with_launch_line({"launch": line, "tensor_parallel_size": 4, "gpu": "l4", "seed": None})
+    assert found == {"engine": "vllm", "model": "Qwen/Qwen3-8B", "tensor_parallel_size": 4, "gpu": "l4"}
+    marked = read_launch_line(line).overridden_by({"tensor_parallel_size": 4})
+    assert [word.effect for word in marked.words] == ["used", "overridden"]
+    assert "overridden: -tp 2 (tensor_parallel_size 4 is stated beside the line)" in "\n".join(marked.notes())
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("ls -l", "starts no known server"),
+        ("vllm serve m --max-model-len", "--max-model-len of the launch line has no value"),
+        ("vllm serve m -tp 0", "-tp 0 of the launch line: tensor_parallel_size is 0; give a whole number"),
+        ("vllm serve 'm", "no closing quotation; close it"),
+        ("vllm serve $MODEL", "has a variable without a value"),
+        ("vllm serve m --speculative-config '{a'", "is not JSON"),
+        ("vllm serve m --speculative-config '[1]'", "is no JSON object; give its fields"),
+        ("vllm serve m & vllm serve n", "starts 2 servers"),
+        ("@/no/such/file.sh", "launch file /no/such/file.sh does not exist"),
+        (
+            "python -m sglang.launch_server --model m --tp 4 --attn-dp-size 3",
+            "do not divide the tensor-parallel size 4",
+        ),
+        ("vllm serve m --num-gpu-blocks-override x", "needs whole numbers"),
+    ],
+)
+def test_refusals(text, sentence):
+    with pytest.raises(InvalidInput, match="."):
+        read_launch_line(text)
+    try:
+        read_launch_line(text)
+    except InvalidInput as error:
+        assert sentence in str(error)
+
+
+COMPOSE = """
+services:
+  llm:
+    image: vllm/vllm-openai:v0.11.0
+    command: --model Qwen/Qwen3-8B
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "said"),
+    [
+        (MANIFEST, {"replicas": 2}, "requests go to them in turn"),
+        (MANIFEST.replace("replicas: 2", "replicas: 1"), {"replicas": 1}, "requests go to them in turn"),
+        (MANIFEST.replace("replicas: 2", "replicas: 0"), {}, "one is predicted; state --replicas"),
+        (MANIFEST.replace("replicas: 2", 'replicas: "${N}"'), {}, "one is predicted; state --replicas"),
+        (
+            MANIFEST.replace("replicas: 2", "replicas: 4").replace("--port", "--nnodes 2 --port"),
+            {"replicas": 2},
+            "each server has 2 of them as its nodes",
+        ),
+        (MANIFEST.replace("--port", "--nnodes=3 --port"), {}, "one is predicted; state --replicas"),
+        (COMPOSE.format("deploy: {replicas: 3}"), {"replicas": 3}, "requests go to them in turn"),
+        (COMPOSE.format("scale: 3"), {"replicas": 3}, "requests go to them in turn"),
+    ],
+)
+def test_replicas_of_a_manifest_count_or_are_named(text, flags, said):
+    line = read_launch_line(text)
+    assert {name: value for name, value in line.flags.items() if name == "replicas"} == flags
+    (word,) = (word for word in line.words if word.words.startswith("replicas: "))
+    assert said in word.reason and word.effect == ("used" if flags else "not_modelled")
+    if flags.get("replicas", 1) > 1:
+        beside = read_launch_line(text).overridden_by({"replicas": 7})
+        assert [word.effect for word in beside.words if word.words.startswith("replicas: ")] == ["overridden"]
+
+
+def test_more_replicas_than_there_can_be_are_refused():
+    with pytest.raises(InvalidInput, match="replicas: 9999 of the launch line: replicas is 9999; give a whole number"):
+        read_launch_line(MANIFEST.replace("replicas: 2", "replicas: 9999"))
+
+
+def test_replicas_of_prefill_and_decode_are_those_of_their_manifests():
+    options = "--disaggregation-mode prefill --model-path m"
+    prefill = COMPOSE.format("scale: 3").replace("vllm/vllm-openai", "lmsysorg/sglang").replace(
+        "--model Qwen/Qwen3-8B", f"python -m sglang.launch_server {options}"
+    )  # fmt: skip
+    decode = prefill.replace("services:\n", "").replace("llm:", "other:").replace("prefill", "decode")
+    line = read_launch_line(prefill + decode.replace("scale: 3", "scale: 2"))
+    assert (line.flags["prefill_replicas"], line.flags["decode_replicas"]) == (3, 2)
+    assert {"prefill: replicas: 3", "decode: replicas: 2"} <= {word.words for word in line.words}

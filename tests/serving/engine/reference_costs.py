@@ -1,0 +1,103 @@
+"""What a step costs, in plain Python: the knots that it pays for, with their weights; its GPU time is their sum.
+
+A step pays the token table at its padded tokens, the table of sampled sequences, the decode surface at (batch, mean
+context), the window surface at (batch, mean context inside the window), and the prefill surface at (chunk, cached) of
+every chunk, less its smallest knot for each chunk after the first, because all chunks share one launch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from tests.serving.engine.reference_scheduler import Run, Work
+
+PHASES = ("prefill", "decode", "mixed")
+PARTS = ("tokens", "sampled", "decode", "window", "prefill")
+
+
+def line_weights(knots: Sequence[float], value: float) -> list[tuple[int, float]]:
+    """Weights of the two knots around ``value``; outside the knots the nearest line goes on.
+
+    >>> line_weights([0.0, 10.0, 20.0], 12.5)
+    [(1, 0.75), (2, 0.25)]
+    """
+    if len(knots) == 1:
+        return [(0, 1.0)]
+    below = 0
+    while below < len(knots) - 2 and knots[below + 1] <= value:
+        below += 1
+    share = (value - knots[below]) / (knots[below + 1] - knots[below])
+    return [(below, 1.0 - share), (below + 1, share)]
+
+
+class Costs:
+    """The cost tables of a world (the fields of the loop's Surface), read knot by knot."""
+
+    def __init__(self, surface: Any, window_tokens: int) -> None:
+        self.surface = surface
+        self.window_tokens = window_tokens
+
+    def knots(self, work: Work) -> Counter[tuple]:
+        """Weight of each (part, x index, y index) that a step pays for; dense tables have y index 0."""
+        surface = self.surface
+        paid: Counter[tuple] = Counter()
+        paid["tokens", int(surface.padded_tokens[work.tokens]), 0] += 1.0
+        paid["sampled", work.sampled, 0] += 1.0
+        if work.contexts:
+            batch = len(work.contexts)
+            windowed = [min(context, self.window_tokens) for context in work.contexts]
+            self._add(paid, "decode", batch, sum(work.contexts) / batch)
+            self._add(paid, "window", batch, sum(windowed) / batch)
+        for new, cached in work.chunks:
+            self._add(paid, "prefill", new, cached)
+        if len(work.chunks) > 1 and surface.prefill_us.size:
+            paid["prefill", 0, 0] -= len(work.chunks) - 1
+        return paid
+
+    def draft_knots(self, work: Work, drafts: int) -> Counter[tuple]:
+        """The same of a model that proposes tokens: it sees those of the step, then one of each sequence in turn.
+
+        Sequences are those that decode and those whose prompts end; each draft has its logits.
+        """
+        paid = self.knots(Work(work.chunks, work.contexts, 0, work.proposed))
+        paid["sampled", 0, 0] -= 1.0
+        contexts = [*work.contexts, *work.ended]
+        if contexts:
+            later = self.knots(Work([], contexts, len(contexts)))
+            later["sampled", len(contexts), 0] = 0.0
+            for knot, weight in later.items():
+                paid[knot] += weight * (drafts - 1)
+            paid["sampled", len(contexts), 0] += drafts
+        return paid
+
+    def _add(self, paid: Counter[tuple], part: str, x: float, y: float) -> None:
+        if getattr(self.surface, f"{part}_us").size == 0:
+            return
+        for i, along_x in line_weights(getattr(self.surface, f"{part}_x"), x):
+            for j, along_y in line_weights(getattr(self.surface, f"{part}_y"), y):
+                paid[part, i, j] += along_x * along_y
+
+    def price(self, part: str, i: int, j: int) -> float:
+        """Cost of one knot, microseconds."""
+        if part == "tokens":
+            return float(self.surface.token_us[i])
+        if part == "sampled":
+            return float(self.surface.sampled_us[i])
+        return float(getattr(self.surface, f"{part}_us")[i, j])
+
+    def gpu_time(self, work: Work) -> float:
+        """GPU time of a step, microseconds."""
+        return sum(weight * self.price(*knot) for knot, weight in self.knots(work).items())
+
+    def draft_time(self, work: Work, drafts: int) -> float:
+        """GPU time of the model that proposes tokens, in a step, microseconds."""
+        return sum(weight * self.price(*knot) for knot, weight in self.draft_knots(work, drafts).items())
+
+    def uses(self, run: Run, drafts: int = 0) -> dict[str, Counter[tuple]]:
+        """Weights of all knots that the steps of a run paid for, by phase; ``drafts``: of a model that proposes."""
+        paid: dict[str, Counter[tuple]] = {phase: Counter() for phase in PHASES}
+        for step in run.steps:
+            paid[step.work.phase].update(self.draft_knots(step.work, drafts) if drafts else self.knots(step.work))
+        return paid

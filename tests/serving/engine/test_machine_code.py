@@ -1,0 +1,258 @@
+"""Machine code that is kept on disk: found again, compiled again where damaged, in folders of ours alone."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from numba.core.cpu import CPUContext
+
+from kernelsight.serving.engine import compiled, linking, machine_code
+
+FOLDER = Path(machine_code.__file__).parent
+ROOT = FOLDER.parents[1]
+
+
+@compiled.compiled
+def doubled(number: int) -> int:
+    return 2 * number
+
+
+def quadrupled(number: int) -> int:
+    return doubled(doubled(number))
+
+
+def increased(number: int) -> int:
+    return number + 1
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of machine code of its own; what was logged once is logged again."""
+    monkeypatch.setattr(machine_code, "PLACES", [tmp_path / "numba"])
+    monkeypatch.setattr(machine_code, "_noticed", set())
+    machine_code.code_folder.cache_clear()
+    yield tmp_path / "numba"
+    machine_code.code_folder.cache_clear()
+
+
+def called(function: Callable[[int], int], number: int) -> tuple[int, bool]:
+    """Return what a new entry point answers, and whether its machine code was found on the disk."""
+    entry = compiled.loop_entry(function)
+    answer = entry(number)
+    return answer, bool(entry.stats.cache_hits)
+
+
+def test_machine_code_is_found_again(place: Path) -> None:
+    assert [called(quadrupled, 3) for _ in range(2)] == [(12, False), (12, True)]
+    [path] = place.iterdir()
+    assert path.suffix == ".nbc" and path.stat().st_mode & 0o777 == 0o600
+
+
+def test_another_function_or_type_is_another_file(place: Path) -> None:
+    made = [lambda number: number + 1, lambda number: number + 2]  # on one line of one file
+    assert [called(function, 3) for function in (*made, *made)] == [(4, False), (5, False), (4, True), (5, True)]
+    entry = compiled.entry(made[0])
+    assert (entry(3), entry(2.5)) == (4, 3.5)
+    assert len(list(place.iterdir())) == 3
+
+
+def test_what_a_function_encloses_is_part_of_its_key(place: Path) -> None:
+    def adding(more: int) -> Callable[[int], int]:
+        return lambda number: number + more
+
+    assert [called(adding(more), 3) for more in (1, 2, 1)] == [(4, False), (5, False), (4, True)]
+
+
+def flip_a_bit(place: Path, at: int) -> None:
+    for path in place.iterdir():
+        content = bytearray(path.read_bytes())
+        content[at] ^= 1
+        path.write_bytes(content)
+
+
+def cut(place: Path, share: float) -> None:
+    for path in place.iterdir():
+        path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+
+
+def swap(place: Path) -> None:
+    one, other = place.iterdir()
+    contents = one.read_bytes(), other.read_bytes()
+    other.write_bytes(contents[0])
+    one.write_bytes(contents[1])
+
+
+def replace_with_its_digest(place: Path, content: bytes) -> None:
+    for path in place.iterdir():
+        machine_code.code_folder().write(path.stem, content)
+
+
+DAMAGES = {
+    "a bit of the digest": lambda place: flip_a_bit(place, 3),
+    "a bit of the content": lambda place: flip_a_bit(place, 500),
+    "the last bit": lambda place: flip_a_bit(place, -1),
+    "empty": lambda place: cut(place, 0),
+    "cut to half": lambda place: cut(place, 0.5),
+    "cut within the digest": lambda place: cut(place, 0.001),
+    "swapped": swap,
+    "garbage with its digest": lambda place: replace_with_its_digest(place, b"\xffgarbage"),
+    "nothing with its digest": lambda place: replace_with_its_digest(place, b""),
+    "another object with its digest": lambda place: replace_with_its_digest(place, pickle.dumps((1, 2))),
+    "too deep with its digest": lambda place: replace_with_its_digest(place, b"(" * 10**5 + b"t" * 10**5 + b"."),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_machine_code_is_compiled_again(
+    place: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    for function in (quadrupled, increased):
+        called(function, 3)
+    names = {path.name for path in place.iterdir()}
+    damage(place)
+    machine_code._noticed.clear()
+    with caplog.at_level("INFO", logger="kernelsight"):
+        caplog.clear()
+        assert (called(quadrupled, 3), called(increased, 3)) == ((12, False), (4, False))
+    assert caplog.messages == [machine_code.DAMAGED]
+    assert {path.name for path in place.iterdir()} == names
+    assert (called(quadrupled, 3), called(increased, 3)) == ((12, True), (4, True))
+
+
+def test_the_damaged_file_alone_goes(place: Path) -> None:
+    called(quadrupled, 3)
+    [first] = place.iterdir()
+    called(increased, 3)
+    first.write_bytes(b"")
+    assert (called(quadrupled, 3), called(increased, 3)) == ((12, False), (4, True))
+
+
+@pytest.mark.parametrize(("tested", "refreshed"), [(linking.TESTED, False), (((0, 1), (0, 2)), True)])
+def test_rules_of_typing_are_read_for_versions_of_numba_that_were_not_tested(
+    place: Path, monkeypatch: pytest.MonkeyPatch, tested: tuple, refreshed: bool
+) -> None:
+    monkeypatch.setattr(linking, "TESTED", tested)
+    assert called(increased, 3) == (4, False)
+    calls: list[object] = []
+    monkeypatch.setattr(CPUContext, "refresh", lambda context: calls.append(context))
+    assert called(increased, 3) == (4, True) and bool(calls) == refreshed
+
+
+def test_compiling_is_logged_once(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="kernelsight"):
+        assert compiled.entry(quadrupled)(1) == 4 and not caplog.messages
+        assert (called(increased, 1), called(quadrupled, 2)) == ((2, False), (8, True))
+        assert called(doubled.py_func, 1) == (2, False)
+    assert caplog.messages == ["compiling the scheduler, once after an installation"]
+
+
+def test_where_nothing_is_kept_that_is_logged(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place.mkdir()
+    place.chmod(0o777)
+    with caplog.at_level("INFO", logger="kernelsight"):
+        assert [called(increased, 1) for _ in range(2)] == [(2, False), (2, False)]
+    assert caplog.messages == [machine_code.NOT_KEPT] and not list(place.iterdir())
+
+
+# ---------------------------------------------------------------- the folder
+
+
+def test_the_folder_is_named_by_the_sources(tmp_path: Path) -> None:
+    copy = tmp_path / "serving"
+    shutil.copytree(FOLDER, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    before = machine_code.code_places(copy)
+    assert machine_code.code_places(copy) == before
+    (copy / "scheduler.py").write_text((copy / "scheduler.py").read_text() + "\n# edited\n")
+    after = machine_code.code_places(copy)
+    assert [path.parent for path in after] == [path.parent for path in before] and not set(after) & set(before)
+
+
+def test_the_first_folder_that_is_ours_alone_is_taken(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sources").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    beside, at_home = places = machine_code.code_places(tmp_path / "sources")
+    monkeypatch.setattr(machine_code, "PLACES", places)
+
+    def taken() -> Path | None:
+        machine_code.code_folder.cache_clear()
+        folder = machine_code.code_folder()
+        return folder and folder.path
+
+    assert taken() == beside and beside.parent == tmp_path / "sources" / "__pycache__"
+    assert beside.stat().st_mode & 0o077 == 0 and not at_home.exists()
+    beside.parent.chmod(0o777)
+    assert taken() == at_home and at_home.parent == tmp_path / "home" / "kernelsight"
+    (tmp_path / "home").chmod(0o777)
+    assert taken() is None
+
+
+# ---------------------------------------------------------------- processes
+
+# a rule that calls another one from another module
+ASK = """
+import logging, sys
+import numpy as np
+from kernelsight.serving.engine import limits as declared
+from kernelsight.serving.engine.admission import first_chunk
+from kernelsight.serving.engine.compiled import loop_entry
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+sys.stdin.read(1)  # all begin together
+print(loop_entry(first_chunk.py_func)(10, 7, np.zeros(1, declared.LIMITS)[0]))
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the package, whose machine code lies in a folder of its own."""
+    shutil.copytree(FOLDER.parent, tmp_path / "kernelsight", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def asked(package: Path, processes: int) -> list[tuple[str, str]]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = os.environ | {"PYTHONPATH": str(package)}
+    running = [
+        subprocess.Popen([sys.executable, "-c", ASK], **pipes, cwd=package, env=environment) for _ in range(processes)
+    ]
+    for process in running:
+        process.stdin.write("!")
+        process.stdin.flush()
+    return [process.communicate() for process in running]
+
+
+def test_processes_with_an_empty_folder_and_with_a_damaged_one(package: Path) -> None:
+    compiling = "compiling the scheduler, once after an installation\n"
+    first = asked(package, 2)
+    assert {answer for answer, _ in first} == {"7\n"} and {said for _, said in first} <= {compiling, ""}
+    [place] = (package / "kernelsight" / "serving" / "__pycache__").glob("numba-*")
+    [path] = place.iterdir()  # no draft
+    assert asked(package, 1) == [("7\n", "")]
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert asked(package, 1) == [("7\n", f"{machine_code.DAMAGED}\n")]
+    assert asked(package, 1) == [("7\n", "")]
+
+
+def test_an_edited_rule_is_compiled_anew(package: Path) -> None:
+    assert asked(package, 1)[0][0] == "7\n"
+    rule = package / "kernelsight" / "serving" / "admission.py"
+    before = rule.read_text()
+    assert before.count("    return min(needed, budget)\n") == 1
+    rule.write_text(before.replace("    return min(needed, budget)\n", "    return min(needed, budget) + 1\n"))
+    assert asked(package, 1)[0][0] == "8\n"
+
+
+def test_all_compiled_functions_lie_in_the_folder_whose_digest_names_the_cache() -> None:
+    package = Path(machine_code.__file__).resolve().parents[2]
+    decorator = re.compile(r"^@(compiled|inlined|entry|loop_entry|(numba\.)?n?jit)\b", re.M)
+    users = {path.parent for path in package.rglob("*.py") if decorator.search(path.read_text(encoding="utf-8"))}
+    assert users == {Path(machine_code.__file__).resolve().parent}

@@ -1,0 +1,93 @@
+"""How far loads reach, which scenarios share a load, and which knots are left."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from kernelsight.serving.costs.knots import Reach, part_knots, within_reach
+from kernelsight.serving.load.reach import reach_of
+from kernelsight.serving.load.requests import loads_of, requests_of
+from kernelsight.session import connect
+
+SCENARIOS = pa.table(
+    {
+        "scenario_id": ["a", "b", "c", "d"],
+        "deployment_id": ["one", "one", "two", "three"],
+        "prefill_deployment_id": pa.array([None, None, "four", None], pa.string()),
+        "max_concurrency": pa.array([8, None, 2, 9], pa.int64()),
+        "input_len": [5, 50, 5, 5],
+    }
+)
+LOADS = pa.table({"scenario_id": ["a", "b", "c", "d"], "load_id": ["a", "b", "c", "nothing"]})
+REQUESTS = pa.table(
+    {
+        "load_id": ["a", "a", "a", "b", "c", "c", "c", "c"],
+        "request_id": [0, 1, 2, 0, 0, 1, 2, 3],
+        "prompt_tokens": [5, 50, 5, 10, 7, 7, 7, 7],
+        "output_tokens": [1, 2, 90, 100, 1, 2, 3, 4],
+    }
+)
+
+
+def test_reach_counts_requests_and_tokens_of_each_deployment():
+    deployments = pa.table({"deployment_id": ["one", "two", "three", "four"], "draft_deployment_id": pa.nulls(4)})
+    found = reach_of(SCENARIOS, LOADS, REQUESTS, deployments).to_pylist()
+    assert found == [
+        {"deployment_id": "one", "requests": 3, "tokens": 110},
+        {"deployment_id": "two", "requests": 2, "tokens": 11},
+        {"deployment_id": "four", "requests": 2, "tokens": 11},
+    ]
+
+
+def test_a_draft_model_reaches_as_far_as_its_target():
+    deployments = pa.table({"deployment_id": ["one"], "draft_deployment_id": ["draft"]})
+    found = reach_of(SCENARIOS.slice(0, 1), LOADS, REQUESTS, deployments).to_pylist()
+    assert [(row["deployment_id"], row["requests"], row["tokens"]) for row in found] == [
+        ("one", 3, 95),
+        ("draft", 3, 95),
+    ]
+
+
+def test_scenarios_share_a_load_whatever_serves_it():
+    found = loads_of(SCENARIOS)["load_id"].to_pylist()
+    # b has no concurrency and longer prompts; c and d are a's load on other deployments
+    assert found == ["a", "b", "a", "a"]
+
+
+def test_requests_of_shared_loads_stand_in_every_scenario():
+    loads = pa.table({"scenario_id": ["x", "y", "z"], "load_id": ["b", "a", "b"]})
+    found = requests_of(loads, REQUESTS)
+    assert found["scenario_id"].to_pylist() == ["x", "y", "y", "y", "z"]
+    assert found["prompt_tokens"].to_pylist() == [10, 5, 50, 5, 10]
+    assert found.column_names[0] == "scenario_id" and "load_id" not in found.column_names
+
+
+def test_requests_that_are_given_are_the_loads():
+    row = {"model": "qwen3-0.6b", "gpu": "l4", "max_concurrency": 2, "num_prompts": 4, "input_len": 8, "output_len": 2}
+    with connect() as session:
+        drawn = session.simulate(**row)
+        requests = drawn.table("requests")
+        longer = requests.set_column(
+            requests.column_names.index("output_tokens"), "output_tokens", pa.array([5] * requests.num_rows)
+        )
+        drawn.session.give("requests", longer)
+        assert drawn.session.table("request_metrics")["output_tokens"].to_pylist() == [5] * 4
+        assert drawn.session.table("requests").to_pylist() == longer.to_pylist()
+
+
+@pytest.mark.parametrize("window", [0, 128])
+def test_knots_are_cut_behind_the_first_that_lies_beyond(window: int):
+    axes = part_knots(4096, 256, 32768, window)
+    cut = within_reach(axes, Reach(40, 2000))
+    assert set(cut) == set(axes)
+    for part, (xs, ys) in axes.items():
+        kept_x, kept_y = cut[part]
+        assert np.array_equal(kept_x, xs[: kept_x.size]) and np.array_equal(kept_y, ys[: kept_y.size])
+    for part, most in (("decode_attention", 40), ("prefill_attention", 2000)):
+        for knots, reached in zip(cut[part], (most, 2000), strict=True):
+            assert knots[-2] <= reached < knots[-1]
+    assert all(np.array_equal(cut[part][0], axes[part][0]) for part in ("tokens", "logits"))
+    if window:
+        assert cut["decode_window"][1][-1] == window

@@ -1,0 +1,429 @@
+"""read_trace: every format and container, and each refusal by its sentence."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernelsight.errors import InvalidInput
+from kernelsight.serving.load import trace_files
+from kernelsight.serving.load.traces import TRACE_SCHEMA, read_trace
+from tests.calls_made import calls_made
+from tests.made_traces import arrivals, azure_csv, conversations
+
+SCHEMAS = Path(__file__).parents[3] / "schemas"
+PUBLISHED = Path(__file__).parents[4] / "shared" / "data" / "traces"
+AZURE = PUBLISHED / "azure-llm-2023" / "AzureLLMInferenceTrace_code.csv.gz"
+MOONCAKE = PUBLISHED / "mooncake-fast25" / "conversation_trace.jsonl.gz"
+needs_published = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published traces are not beside the checkout")
+
+OWN = "arrival_s,prompt_tokens,output_tokens\n"
+MOONCAKE_LINE = '{"timestamp": 0, "input_length": 513, "output_length": 2, "hash_ids": [7, 8]}\n'
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Return a function that writes a trace file and returns its path; the ending says nothing on purpose."""
+
+    def write(content: str | bytes, name: str = "load.data") -> Path:
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write
+
+
+def test_columns_are_those_of_the_requests_contract():
+    contract = json.loads((SCHEMAS / "load_requests.json").read_text())["columns"]
+    # what a load adds, and no trace states
+    added = {"load_id", "request_id", "warmup", "after_request_id", "think_s"}
+    types = {c["name"]: c["type"] for c in contract if c["name"] not in added}
+    spelled = {"double": "float64", "list<item: int64>": "list<int64>"}
+    assert {f.name: spelled.get(str(f.type), str(f.type)) for f in TRACE_SCHEMA} == types
+
+
+def test_azure_2023_keeps_every_row_and_its_hundred_nanoseconds(written):
+    sent = arrivals(700)
+    table = read_trace(written(gzip.compress(azure_csv(sent))))
+    assert table.num_rows == 700 and table.schema == TRACE_SCHEMA
+    assert table["prompt_tokens"].to_pylist() == [one.prompt for one in sent]
+    assert table["output_tokens"].to_pylist() == [one.output for one in sent]
+    assert set(table["hash_ids"].to_pylist()) == set(table["priority"].to_pylist()) == {None}
+    found = table["arrival_s"].to_numpy()
+    # ticks are told from each other, and two requests of one tick come together
+    assert np.rint(found * 1e7).astype(int).tolist() == [one.arrival for one in sent]
+    assert found == pytest.approx(np.array([one.arrival for one in sent]) / 1e7, abs=1e-9)
+    assert {0, 1} < set(np.diff([one.arrival for one in sent]).tolist())
+
+
+def test_mooncake_equals_a_plain_reading(written):
+    asked = conversations(300)
+    table = read_trace(written(gzip.compress("".join(one.as_line() for one in asked).encode())))
+    assert table["arrival_s"].to_pylist() == [one.arrival_ms / 1000 for one in asked]
+    assert table["prompt_tokens"].to_pylist() == [one.prompt for one in asked]
+    assert table["output_tokens"].to_pylist() == [one.output for one in asked]
+    assert table["hash_ids"].to_pylist() == [one.hashes for one in asked]
+    assert set(table["hash_block_tokens"].to_pylist()) == {512}
+
+
+def test_limit_keeps_the_first_requests(written):
+    path = written("".join(one.as_line() for one in conversations(60)))
+    assert read_trace(path, limit=5).equals(read_trace(path).slice(0, 5))
+    assert read_trace(path, limit=10**9).num_rows == 60
+
+
+@needs_published
+def test_the_published_azure_file_where_it_is_beside_the_checkout():
+    table = read_trace(AZURE)
+    assert table.num_rows == 8819 and table.schema == TRACE_SCHEMA
+    lines = gzip.decompress(AZURE.read_bytes()).decode().split()
+    fields = [line.rsplit(",", 2) for line in lines if line.count(",") == 2 and not line.startswith("TIMESTAMP")]
+    assert table["prompt_tokens"].to_pylist() == [int(f[1]) for f in fields]
+    # 18:17:03.97996 to 19:14:19.928016
+    assert table["arrival_s"][-1].as_py() == pytest.approx(57 * 60 + 15.948056, abs=1e-9)
+
+
+@needs_published
+def test_the_published_mooncake_file_where_it_is_beside_the_checkout():
+    table = read_trace(MOONCAKE)
+    plain = [json.loads(line) for line in gzip.decompress(MOONCAKE.read_bytes()).splitlines()]
+    assert table.num_rows == len(plain) == 12031
+    assert table["arrival_s"].to_pylist() == [r["timestamp"] / 1000 for r in plain]
+    assert table["output_tokens"].to_pylist() == [r["output_length"] for r in plain]
+    assert table["hash_ids"].to_pylist() == [r["hash_ids"] for r in plain]
+    assert set(table["hash_block_tokens"].to_pylist()) == {512}
+    assert all(len(r["hash_ids"]) == -(-r["input_length"] // 512) for r in plain)
+
+
+def test_azure_2024_has_an_offset_and_sometimes_no_fraction(written):
+    rows = [
+        "2024-05-10 00:00:00.009930+00:00,2162,5",
+        "2024-05-10 00:00:01+00:00,2399,6",
+        "2024-05-10 02:00:02+02:00,1,1",
+    ]
+    table = read_trace(written("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows)))
+    assert table["arrival_s"].to_pylist() == [0.0, 0.99007, 1.99007]
+
+
+def test_burstgpt_with_and_without_session_columns(written):
+    old = (
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n"
+    )
+    new = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    new += "5.5,,0.2,GPT-4,472,18,490,API log\n"
+    for text in (old, new):
+        table = read_trace(written(text))
+        assert table.select(["arrival_s", "prompt_tokens", "output_tokens"]).to_pylist() == [
+            {"arrival_s": 0.0, "prompt_tokens": 472, "output_tokens": 18}
+        ]
+
+
+requests = st.lists(
+    st.fixed_dictionaries(
+        {
+            "request_id": st.from_regex(r"[a-z]{1,5}-[0-9]{1,3}", fullmatch=True),
+            "gap_s": st.floats(0, 1e4).map(lambda x: round(x, 3)),
+            "prompt_tokens": st.integers(1, 300),
+            "output_tokens": st.integers(1, 2**53),
+            "shared": st.booleans(),
+            "priority": st.none() | st.integers(-3, 3),
+        }
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def own_columns(drawn: list[dict]) -> dict[str, list]:
+    """Lay drawn requests out in the project's own format, with hashes for the shared ones."""
+    arrivals = np.cumsum([r["gap_s"] for r in drawn]).tolist()
+    shared = [list(range(-1, -(-r["prompt_tokens"] // 16) - 1)) if r["shared"] else None for r in drawn]
+    names = ("request_id", "prompt_tokens", "output_tokens")
+    return {name: [r[name] for r in drawn] for name in names} | {
+        "arrival_s": arrivals,
+        "hash_ids": shared,
+        "hash_block_tokens": [16 if r["shared"] else None for r in drawn],
+        "priority": [r["priority"] for r in drawn],
+    }
+
+
+def as_csv(columns: dict[str, list]) -> bytes:
+    cells = [[str(v).replace(",", ";") if v is not None else "" for v in column] for column in columns.values()]
+    return "\r\n".join([",".join(columns), *map(",".join, zip(*cells, strict=True))]).encode()
+
+
+def as_json_lines(columns: dict[str, list]) -> bytes:
+    rows = zip(*columns.values(), strict=True)
+    return "\n".join(json.dumps(dict(zip(columns, row, strict=True))) for row in rows).encode()
+
+
+def as_parquet(columns: dict[str, list]) -> bytes:
+    sink = pa.BufferOutputStream()
+    large = pa.array(columns["hash_ids"], pa.large_list(pa.int32()))  # as polars writes lists
+    pa.parquet.write_table(pa.table(columns | {"hash_ids": large}), sink)
+    return sink.getvalue().to_pybytes()
+
+
+def zstd(content: bytes) -> bytes:
+    return pa.compress(content, codec="zstd", asbytes=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(requests)
+def test_every_container_gives_the_same_table(tmp_path_factory, drawn):
+    columns, folder = own_columns(drawn), tmp_path_factory.mktemp("containers")
+    expected = pa.table(
+        {
+            "external_id": columns["request_id"],
+            "arrival_s": np.array(columns["arrival_s"]) - columns["arrival_s"][0],
+            **{name: columns[name] for name in TRACE_SCHEMA.names[2:]},
+        },
+        schema=TRACE_SCHEMA,
+    )
+    for write in (as_csv, as_json_lines, as_parquet):
+        content = write(columns)
+        for compress in (bytes, gzip.compress, zstd):
+            path = folder / "load"
+            path.write_bytes(compress(content))
+            assert read_trace(path).equals(expected), (write, compress)
+
+
+@settings(max_examples=40, deadline=None)
+@given(requests)
+def test_line_by_line_reading_equals_arrow(drawn):
+    data = as_json_lines(own_columns(drawn))
+    fast = trace_files._read_json_lines(Path("x"), data)
+    slow = trace_files._read_json_line_by_line(Path("x"), data, fast.format)
+    assert slow.columns.equals(fast.columns.select(slow.columns.column_names))
+    assert [slow.place(i) for i in range(len(drawn))] == [fast.place(i) for i in range(len(drawn))]
+
+
+def test_identifiers_may_be_numbers_and_fields_in_any_order(written):
+    text = '{"output_tokens": 2, "arrival_s": 1, "request_id": 17, "prompt_tokens": 3.0, "user": {"a": [1]}}\n\n'
+    text += '{"output_tokens": 2, "arrival_s": 1.5, "prompt_tokens": 3}\n'
+    assert read_trace(written(text)).to_pylist() == [
+        {"external_id": "17", "arrival_s": 0.0, "prompt_tokens": 3, "output_tokens": 2}
+        | {"hash_ids": None, "hash_block_tokens": None, "priority": None},
+        {"external_id": None, "arrival_s": 0.5, "prompt_tokens": 3, "output_tokens": 2}
+        | {"hash_ids": None, "hash_block_tokens": None, "priority": None},
+    ]
+
+
+def test_priorities_are_whole_numbers_where_there_are_any(written):
+    header = "arrival_s,prompt_tokens,output_tokens,priority\n"
+    assert read_trace(written(f"{header}0,3,2,-1\n1,3,2,\n"))["priority"].to_pylist() == [-1, None]
+    sentence = ", line 3: priority is 'soon', but must be a whole number. Correct or remove it."
+    assert refused(written(f"{header}0,3,2,1\n1,3,2,soon\n")) == sentence
+
+
+def refused(path: Path, **options) -> str:
+    """Return the sentence that reading the file is refused with, without the path."""
+    with pytest.raises(InvalidInput) as caught:
+        read_trace(path, **options)
+    sentence = str(caught.value)
+    assert sentence.startswith(f"trace {path}") and "\n" not in sentence and sentence.endswith(".")
+    return re.sub(r"^trace [^:,]*", "", sentence)
+
+
+WHOLE_FILE = {
+    "empty": ("", ": the file is empty. Give a file with at least one request."),
+    "blank": ("\n \n", ": the file is empty. Give a file with at least one request."),
+    "header only": (OWN, ": it has no requests. Give a file with at least one request."),
+    "lacking": (
+        "arrival_s,tokens\n1,2\n",
+        ": fields of the KernelSight format are missing: prompt_tokens, output_tokens. "
+        "Add them, or use another known format.",
+    ),
+    "lacking in JSON": (
+        '{"timestamp": 1, "input_length": 3}',
+        ": fields of the Mooncake format are missing: output_length. Add it, or use another known format.",
+    ),
+    "twice": (
+        "arrival_s,prompt_tokens,output_tokens,arrival_s\n1,2,3,4\n",
+        ": duplicate columns arrival_s. Keep one of each.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WHOLE_FILE)
+def test_refused_files(written, case):
+    content, sentence = WHOLE_FILE[case]
+    assert refused(written(content)) == sentence
+    assert refused(written(gzip.compress(content.encode()))) == sentence
+
+
+def test_an_unknown_format_names_what_was_found_and_what_is_known(written):
+    sentence = refused(written("when,what\n1,2\n"))
+    assert sentence.startswith(
+        ": unknown format with the fields 'when', 'what'. Known formats: KernelSight (arrival_s, "
+    )
+    for name in ("Mooncake (timestamp, ", "Azure LLM inference (TIMESTAMP, ", "BurstGPT (Timestamp, "):
+        assert name in sentence
+    assert "unknown format" in refused(written(bytes(range(128, 256)) * 2000))
+
+
+def test_files_that_cannot_be_opened(written, tmp_path):
+    assert refused(tmp_path / "none.csv") == ": the file does not exist. Give the path to a readable trace file."
+    assert refused(tmp_path) == ": the file is a folder. Give the path to a readable trace file."
+    whole = {gzip.compress: 20, zstd: 12}
+    for compress, kept in whole.items():
+        damaged = compress((OWN + "0,1,1\n" * 1000).encode())[:-kept]
+        assert "it cannot be decompressed" in refused(written(damaged))
+    assert "it is not a complete Parquet file" in refused(written(as_parquet(own_columns([]))[:-9]))
+    assert refused(written(OWN + "0,1,1\n"), limit=0) == ": the limit is 0 requests. Use a limit of at least 1."
+
+
+SIZE = "but must be a whole number of tokens, at least 1. Correct or remove it."
+LINES = {  # the third line is the faulty one
+    "zero": ("0,1,1\n1,1,0\n", f"output_tokens is '0', {SIZE}"),
+    "negative": ("0,1,1\n1,-4,1\n", f"prompt_tokens is '-4', {SIZE}"),
+    "not whole": ("0,1,1\n1,1.5,1\n", f"prompt_tokens is '1.5', {SIZE}"),
+    "NaN": ("0,1,1\n1,nan,1\n", f"prompt_tokens is 'nan', {SIZE}"),
+    "infinite": ("0,1,1\n1,1,inf\n", f"output_tokens is 'inf', {SIZE}"),
+    "too large": ("0,1,1\n1,1,1e300\n", f"output_tokens is '1e300', {SIZE}"),
+    "text": ("0,1,1\n1,1,many\n", f"output_tokens is 'many', {SIZE}"),
+    "empty cell": ("0,1,1\n1,,1\n", f"prompt_tokens is missing, {SIZE}"),
+    "NaN arrival": (
+        "0,1,1\nNaN,1,1\n",
+        "arrival_s is 'NaN', but must be a finite number, at least 0. Correct or remove it.",
+    ),
+    "negative arrival": (
+        "0,1,1\n-1,1,1\n2,2,2\n",
+        "arrival_s is '-1', but must be a finite number, at least 0. Correct or remove it.",
+    ),
+    "unsorted": (
+        "5,1,1\n4.5,1,1\n6,1,1\n",
+        "arrival_s is '4.5', but the previous request arrived later. Sort the trace by arrival_s.",
+    ),
+    "too few fields": ("0,1,1\n1,1\n", "2 fields instead of 3. Correct or remove it."),
+    "too many fields": ("0,1,1\n1,1,1,1\n2,2,2\n", "4 fields instead of 3. Correct or remove it."),
+    "not UTF-8": ("0,1,1\n1,1,\udcff\n", "it is not valid UTF-8. Write the file as UTF-8."),
+}
+
+
+@pytest.mark.parametrize("case", LINES)
+def test_refused_lines_of_csv(written, case):
+    rows, found = LINES[case]
+    assert refused(written((OWN + rows).encode(errors="surrogateescape"))) == f", line 3: {found}"
+
+
+def test_the_first_faulty_line_is_named_and_blank_lines_are_counted(written):
+    assert refused(written(OWN + "\n0,1,1\n\n\n1,1,0\n0,0,1\n")).startswith(", line 6: output_tokens is '0'")
+    assert refused(written(OWN + "0,1,1\n\n1,1\n")).startswith(", line 4: 2 fields")
+    json_lines = MOONCAKE_LINE + "\n" + MOONCAKE_LINE.replace("513", "0")
+    assert refused(written(json_lines)).startswith(", line 3: input_length is 0, but must be")
+
+
+def test_burstgpt_failures_are_refused_with_the_way_out(written):
+    sentence = refused(written("Timestamp,Model,Request tokens,Response tokens\n5,GPT-4,3,4\n6,GPT-4,3,0\n"))
+    assert sentence.startswith(", line 3: Response tokens is '0', but must be a whole number of tokens, at least 1. ")
+    assert sentence.endswith("remove it, or use a BurstGPT_without_fails file.")
+
+
+def test_a_date_that_is_none(written):
+    header = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    sentence = ", line 2: TIMESTAMP is 'noon', but must be a date and time such as 2024-05-10 00:00:00.25+00:00. "
+    assert refused(written(header + "noon,1,1\n")) == sentence + "Correct or remove it."
+    unsorted = header + "2023-11-16 18:17:04.0000001,1,1\n2023-11-16 18:17:04.0000000,1,1\n"
+    assert refused(written(unsorted)).endswith("the previous request arrived later. Sort the trace by TIMESTAMP.")
+
+
+JSON_LINES = {  # the second line is the faulty one
+    "cut off": ('{"timestamp": 1,', "not a JSON object (Expecting property name"),
+    "two objects": (MOONCAKE_LINE.strip() * 2, "not a JSON object (Extra data"),
+    "an array": ("[1, 2]", "a JSON list instead of an object. Write one object per line"),
+    "repeated field": ('{"timestamp": 1, "timestamp": 2}', "not a JSON object (duplicate field). Correct"),
+    "text for a number": (MOONCAKE_LINE.replace("513", '"513"'), "input_length is '513' instead of a number. Correct"),
+    "true for a number": (MOONCAKE_LINE.replace("513", "true"), "input_length is True instead of a number. Correct"),
+    "missing": ('{"timestamp": 1, "input_length": 3}', "output_length is missing, but must be a whole number"),
+    "not a number": (MOONCAKE_LINE.replace("513", "NaN"), "input_length is nan, but must be a whole number"),
+    "enormous": (MOONCAKE_LINE.replace("513", "9" * 400), "input_length is inf, but must be a whole number"),
+    "broken hash": (MOONCAKE_LINE.replace("8]", "8.5]"), "hash_ids is [7, 8.5] instead of a list of 64-bit whole"),
+    "huge hash": (
+        MOONCAKE_LINE.replace("7, 8", "7, 9223372036854775808"),
+        "hash_ids is [7, 9223372036854775808] instead",
+    ),
+    "not UTF-8": (MOONCAKE_LINE.replace("7", "7\udcff"), "not a JSON object ('utf-8' codec"),
+    "null hash": (
+        MOONCAKE_LINE.replace("7, 8", "7, null"),
+        "hash_ids is [7, None], but must be 64-bit whole numbers.",
+    ),
+    "too many hashes": (
+        MOONCAKE_LINE.replace("513", "512"),
+        "hash_ids has 2 entries, but 512 prompt tokens in blocks of 512 need 1. Correct or remove it.",
+    ),
+    "too few hashes": (
+        MOONCAKE_LINE.replace("513", "1025"),
+        "hash_ids has 2 entries, but 1025 prompt tokens in blocks of 512 need 3. Correct or remove it.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", JSON_LINES)
+def test_refused_lines_of_json(written, case):
+    line, found = JSON_LINES[case]
+    content = (MOONCAKE_LINE + line).encode(errors="surrogateescape")
+    assert refused(written(content)).startswith(f", line 2: {found}")
+
+
+def test_hashes_of_the_own_format_need_their_block(written):
+    header = "arrival_s,prompt_tokens,output_tokens,hash_ids"
+    advice = "Add hash_block_tokens, or remove hash_ids."
+    found = f"hash_ids is set without hash_block_tokens, the number of tokens per hash. {advice}"
+    assert refused(written(f"{header}\n0,9,1,\n0,9,1,5 6\n")) == f", line 3: {found}"
+    header += ",hash_block_tokens"
+    assert refused(written(f"{header}\n0,9,1,4,16\n0,9,1,5,\n")) == f", line 3: {found}"
+    assert refused(written(f"{header}\n0,9,1,4,16\n0,9,1,5,0\n")) == f", line 3: hash_block_tokens is '0', {SIZE}"
+    assert refused(written(f"{header}\n0,9,1,4 x,8\n")).startswith(", line 2: hash_ids is '4 x', but must be 64-bit")
+    table = read_trace(written(f'{header}\n0,9,1,"[4, 5]",8\n0,9,1,,\n'))
+    assert table["hash_ids"].to_pylist() == [[4, 5], None]
+
+
+def test_parquet_rows_and_types(tmp_path):
+    def sentence(**columns) -> str:
+        columns = {"arrival_s": [0.0, 1.0], "prompt_tokens": [1, 2], "output_tokens": [1, 2]} | columns
+        pa.parquet.write_table(pa.table(columns), tmp_path / "x.bin")
+        return refused(tmp_path / "x.bin")
+
+    assert sentence(prompt_tokens=[1, 0]) == f", row 2: prompt_tokens is 0, {SIZE}"
+    assert sentence(prompt_tokens=[True, True]) == f", row 1: prompt_tokens is True, {SIZE}"
+    assert sentence(prompt_tokens=[1, None]) == f", row 2: prompt_tokens is missing, {SIZE}"
+    assert sentence(request_id=[[1], [2]]).startswith(": request_id has values of type list<")
+    assert sentence(hash_ids=[1.5, 2.5]) == ": hash_ids has values of type double. Write lists of 64-bit whole numbers."
+    assert sentence(arrival_s=[1.0, float("inf")]).startswith(", row 2: arrival_s is inf, but must be a finite number")
+    times = pa.array([1, 2], pa.time64("ns"))
+    assert sentence(arrival_s=times).startswith(", row 1: arrival_s is '00:00:00.000000001', but must be a finite")
+
+
+def test_a_date_that_nanoseconds_cannot_count_is_refused(tmp_path):
+    far = {"TIMESTAMP": pa.array([0, 2**60], pa.timestamp("ms")), "ContextTokens": [1, 2], "GeneratedTokens": [1, 2]}
+    pa.parquet.write_table(pa.table(far), tmp_path / "far.parquet")
+    assert "must be within 30 years of the first request" in refused(tmp_path / "far.parquet")
+
+
+def test_a_quarter_million_lines_are_read_in_bulk(written):
+    n = 250_000
+    path = written(OWN + "\n".join(f"{i / 8},{i % 4000 + 1},{i % 90 + 1}" for i in range(n)))
+    table, calls = calls_made(lambda: read_trace(path))
+    assert calls < n / 10
+    assert table.num_rows == n and table["arrival_s"][-1].as_py() == (n - 1) / 8
+
+
+def test_text_that_is_not_utf8_is_no_name(written):
+    line = b'{"request_id": "a\xff", "arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1}\n'
+    assert refused(written(line.replace(b"\xff", b"") + line)).startswith(", line 2: not a JSON object ('utf-8' codec")
+
+
+def test_byte_order_marks_and_iso_dates_are_understood(written):
+    text = "\ufeffTIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10T00:00:00Z,1,2\n2024-05-10T00:00:00.5Z,3,4\n"
+    assert read_trace(written(text))["arrival_s"].to_pylist() == [0.0, 0.5]
+    assert read_trace(written("\ufeff" + MOONCAKE_LINE)).num_rows == 1
