@@ -10,6 +10,7 @@ import pytest
 
 from kernelsight.cli.calibrate import fit as calibrate_fit
 from kernelsight.errors import InvalidInput, UnknownName
+from kernelsight.fitting import pack_rows
 from kernelsight.kernels import pack
 from kernelsight.kernels.pack import read_pack
 from tests.fitting.measured import gemm, write
@@ -121,7 +122,7 @@ def test_an_interrupt_leaves_no_half_pack(place: str, tmp_path: Path, monkeypatc
         monkeypatch.setattr("kernelsight.fitting.packing.fit_pack", interrupted)
     else:
         monkeypatch.setattr("kernelsight.fitting.packing.fit_pack", lambda *_, **__: pack.pack_table([]))
-        monkeypatch.setattr(pack.pq, "write_table", half_written)
+        monkeypatch.setattr(pack_rows.pq, "write_table", half_written)
     with pytest.raises(KeyboardInterrupt):
         calibrate_fit.run(words(write(tmp_path / "sweep.parquet", sound()), target))
     assert target.read_bytes() == b"an older pack"

@@ -120,7 +120,9 @@ def test_each_figure_of_the_page_stands_behind_its_name(saved_run):
     answer = saved_run[1].json | counts | rates | others | times
     answer |= {f"{name}_share": share for name, share in shares.items()}
     answer["settings"] |= {"num_speculative_tokens": 4}
-    lines = [line.partition("  ") for line in simulation_page(answer).split("\n\n")[1].splitlines()]
+    page = simulation_page(answer)
+    first = page.index("") + 1
+    lines = [line.partition("  ") for line in page[first : page.index("", first)]]
     assert {name: value.strip() for name, _, value in lines if value} == {
         "requests completed": "11 of 12",
         "duration (s)": "1.5",

@@ -35,10 +35,8 @@ def test_csv_has_a_header_and_a_line_for_each_row(command):
 
 
 def test_unknown_tables_get_the_nearest(refusal):
-    assert (
-        refusal("tables", "gpu")
-        == "unknown table 'gpu'. Did you mean gpus, gpu_aliases or gpu_formats? `kernelsight tables` lists them."
-    )
+    near = "gpus, gpu_aliases, gpu_engines or gpu_formats"
+    assert refusal("tables", "gpu") == f"unknown table 'gpu'. Did you mean {near}? `kernelsight tables` lists them."
     assert refusal("explain", "kernel_latencie").startswith(
         "unknown table 'kernel_latencie'. Did you mean kernel_latencies"
     )

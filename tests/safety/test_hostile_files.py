@@ -138,7 +138,7 @@ MANIFESTS = {
         "the variables of the launch line make it longer than 262,144 characters",
     ),
     "variables in many lines": (
-        "A=" + "x" * 100_000 + "\n" + "$A\n" * 100_000,
+        "A=" + "x" * 100_000 + "\n" + "$A\n" * 50_000,
         "make it longer than 262,144 characters",
     ),
     "a long script": ("vllm serve m " + "--port 80 " * 200_000, "the launch line has 2,000,013 characters"),
@@ -163,9 +163,9 @@ def test_the_sound_manifest_is_read(tmp_path: Path, command: Callable) -> None:
 
 
 OPTIONS = {
-    "date": ("model: 2020-13-45\n", "is not YAML (line 1: no valid timestamp)"),
+    "date": ("model: 2020-13-45\n", "is not YAML (line 1)"),
     "depth": ("model: " + "[" * 5000, "nests deeper than 100 levels (line 1)"),
-    "anchors within themselves": ("model: &a [*a]\n", "is not YAML (line 1: the anchor 'a' contains itself)"),
+    "anchors within themselves": ("model: &a [*a]\n", "is not YAML (line 1)"),
     "aliases": (alias_bomb("lists", 9), "holds more than 10,000 values (line 5)"),
     "long texts": ("a: &a " + "x" * 100_000 + "\nb: [" + "*a, " * 900 + "1]", "holds more than 10,000 values (line 2)"),
     "many options": ("".join(f"k{n}: 1\n" for n in range(20_000)), "holds more than 10,000 values"),
@@ -195,7 +195,7 @@ def test_option_files_are_regular_ones(kind: str, tmp_path: Path, refusal: Calla
     [
         ('{"a":' * 3000 + "1" + "}" * 3000, "--speculative-config of the launch line nests deeper than 100 levels"),
         ('{"method": 1, "method": 2}', "'method' occurs twice; keep one"),
-        ('{"num_speculative_tokens": ' + "9" * 5000 + "}", "a number has thousands of digits"),
+        ('{"num_speculative_tokens": ' + "9" * 5000 + "}", "--speculative-config of the launch line is not JSON"),
     ],
 )
 def test_json_within_a_launch_line_is_bounded(value: str, found: str, refusal: Callable) -> None:

@@ -27,7 +27,7 @@ class OneServer:
         self.seed, self.grows = seed, grows
 
     def scenario(self, _: str) -> dict[str, Any]:
-        return {"num_turns": None, "think_time_s": None, "num_prompts": 1000, "decode_replicas": None}
+        return {"num_turns": None, "think_time_s": None, "num_prompts": 1000, "replicas": 1, "decode_replicas": None}
 
     def settings(self, _: str) -> dict[str, Any]:
         return {"max_num_seqs": 16, "dp": 1}
