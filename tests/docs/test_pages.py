@@ -19,7 +19,7 @@ LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 
 
 def test_readme_is_short() -> None:
-    assert (ROOT / "README.md").stat().st_size <= 8000
+    assert (ROOT / "README.md").stat().st_size <= 9200  # with the drawing and one `explain`
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
