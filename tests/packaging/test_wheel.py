@@ -84,7 +84,7 @@ def test_it_predicts_as_the_checkout_does(alone: dict[str, str], tmp_path: Path)
 
 def test_its_rules_are_compiled_where_nothing_can_be_written(alone: dict[str, str], tmp_path: Path) -> None:
     rule = (
-        "import numpy as np; from kernelsight.serving import admission, compiled, limits;"
+        "import numpy as np; from kernelsight.serving.engine import admission, compiled, limits;"
         "first_chunk = compiled.entry(admission.first_chunk.py_func);"
         "print(first_chunk(10, 7, np.zeros(1, limits.LIMITS)[0]))"
     )
