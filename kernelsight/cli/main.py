@@ -176,13 +176,18 @@ def _run(words: list[str]) -> int:
 
 
 def _with_help(words: list[str]) -> list[str]:
-    """Return the words of a command, ``help VERB`` as ``VERB --help``; UnknownName: there is no such verb.
+    """Return the words of a command, ``help VERB`` as ``VERB --help``.
+
+    UnknownName: there is no such verb. InvalidInput: a flag stands before it.
 
     >>> _with_help(["help", "calibrate", "fit"])
     ['calibrate', 'fit', '--help']
     """
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
+    flag = "".join(words[:1]).partition("=")[0]
+    if flag.startswith("-") and flag not in ("-h", "--help", "--version"):
+        raise InvalidInput(f"{flag} stands before the verb; give the verb first, such as `kernelsight simulate`.")
     named = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     verb = " ".join(named[:1])
     if verb in VERBS and VERBS[verb][1] is None:

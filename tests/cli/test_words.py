@@ -37,6 +37,11 @@ def test_a_misspelt_verb_gets_the_nearest_ones(words, nearest, refusal):
     assert sentence.startswith(nearest) and sentence.endswith("`kernelsight --help` lists them.")
 
 
+@pytest.mark.parametrize("words", [("--api-key", "s3cr3t", "simulate"), ("--api-key=s3cr3t",)])
+def test_a_flag_before_the_verb_is_refused_without_its_value(words, refusal):
+    assert refusal(*words) == "--api-key stands before the verb; give the verb first, such as `kernelsight simulate`."
+
+
 @pytest.mark.parametrize("words", [(), ("predict",), ("calibrate",), ("calibrate", "fit")])
 def test_help_of_a_verb_is_what_its_flag_shows(words, command):
     answer = command("help", *words)

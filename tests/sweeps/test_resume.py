@@ -85,7 +85,7 @@ def test_folders_that_cannot_be_gone_on_with(session: Session, tmp_path: Path, m
         session_of_another.extend("gpus", changed)
         assert refused(within=session_of_another) == other.format("catalogue, gpus")
     with monkeypatch.context() as patch:
-        patch.setattr("kernelsight.__version__", "0.0.0")
+        patch.setattr("kernelsight.scenario.run_info.VERSION", "0.0.0")
         assert refused() == other.format("program version")
     (folder / MANIFEST).write_text("{")
     assert refused().endswith(f"is not a manifest of a sweep; remove {folder} and start again.")
