@@ -38,7 +38,7 @@ def alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     # a file in its place refuses the folder of compiled code to every user, also to one whom permissions do not stop
-    (folder / "kernelsight" / "serving" / "__pycache__").touch()
+    (folder / "kernelsight" / "serving" / "engine" / "__pycache__").touch()
     kept = {name: value for name, value in os.environ.items() if name not in ("XDG_CACHE_HOME", "NUMBA_CACHE_DIR")}
     return {**kept, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/dev/null"}
 

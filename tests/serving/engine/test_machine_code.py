@@ -214,7 +214,7 @@ print(loop_entry(first_chunk.py_func)(10, 7, np.zeros(1, declared.LIMITS)[0]))
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """A copy of the package, whose machine code lies in a folder of its own."""
-    shutil.copytree(FOLDER.parent, tmp_path / "kernelsight", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(FOLDER.parents[1], tmp_path / "kernelsight", ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
 
@@ -234,7 +234,7 @@ def test_processes_with_an_empty_folder_and_with_a_damaged_one(package: Path) ->
     compiling = "compiling the scheduler, once after an installation\n"
     first = asked(package, 2)
     assert {answer for answer, _ in first} == {"7\n"} and {said for _, said in first} <= {compiling, ""}
-    [place] = (package / "kernelsight" / "serving" / "__pycache__").glob("numba-*")
+    [place] = (package / "kernelsight" / "serving" / "engine" / "__pycache__").glob("numba-*")
     [path] = place.iterdir()  # no draft
     assert asked(package, 1) == [("7\n", "")]
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -244,7 +244,7 @@ def test_processes_with_an_empty_folder_and_with_a_damaged_one(package: Path) ->
 
 def test_an_edited_rule_is_compiled_anew(package: Path) -> None:
     assert asked(package, 1)[0][0] == "7\n"
-    rule = package / "kernelsight" / "serving" / "admission.py"
+    rule = package / "kernelsight" / "serving" / "engine" / "admission.py"
     before = rule.read_text()
     assert before.count("    return min(needed, budget)\n") == 1
     rule.write_text(before.replace("    return min(needed, budget)\n", "    return min(needed, budget) + 1\n"))
