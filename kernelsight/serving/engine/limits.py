@@ -110,7 +110,7 @@ LIMITS = record(
     stages=np.int64,  # pipeline stages, and batches that are in flight at most
     draft_model=np.bool_,  # a model proposes the drafts, whose costs are known
     draft_window_tokens=np.int64,  # what its layers with a window see
-    per_request_progress=np.bool_,  # decoding requests differ in what they have yet to get: stages, drafts, or ranks
+    per_request_progress=np.bool_,  # decoding requests differ in what they have yet to get: stages or drafts
     ranks=np.int64,  # engines that begin and end each step together; 1: none
     rank=np.int64,  # which of them, from 0
 )

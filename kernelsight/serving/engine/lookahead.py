@@ -1,11 +1,49 @@
-"""When a decode run will end: engines that share a client plan runs, which a new request may cut short."""
+"""How far a decode run reaches: engines that share a client plan runs, which a new request may cut short."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.engine.compiled import compiled
+from kernelsight.serving.engine.admission import shrinks_uncached
+from kernelsight.serving.engine.batch import affordable_steps, next_departure
+from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.costs import decode_line, host_times, knot_below, line_time
+from kernelsight.serving.engine.policy import until_poll
+from kernelsight.serving.engine.queue import next_visible_us
+from kernelsight.serving.engine.records import FOREVER
+
+
+@inlined
+def decode_until(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    host: np.void,
+    again: bool,
+    horizon: float,
+    rows: np.ndarray,
+    send_us: float,
+    alone: bool,
+) -> tuple:
+    """(largest number of decode steps until the batch changes, time of the event that may end them earlier).
+
+    ``send_us``: when the client sends next; ``alone``: this engine is the client's only one.
+    """
+    most = 1
+    if not again and not shrinks_uncached(engine, requests, limits, horizon):
+        most = affordable_steps(engine, requests, limits, next_departure(engine, requests, heaps) - engine.clock)
+    if rows.shape[0] > 0:
+        most = min(most, rows.shape[0] - engine.rows)
+    stop_us = FOREVER
+    if not engine.blocked:
+        stop_us = next_visible_us(engine, requests, limits, horizon)
+        if alone:
+            stop_us = min(stop_us, send_us + host.request_us)
+        stop_us -= limits.batch_wait_us
+    if not limits.plain:
+        most, stop_us = until_poll(engine, limits, most, stop_us)
+    return most, stop_us
 
 
 @compiled

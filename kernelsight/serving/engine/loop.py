@@ -9,40 +9,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.engine.admission import shrinks_uncached
-from kernelsight.serving.engine.batch import (
-    advance,
-    affordable_steps,
-    next_departure,
-    next_filling,
-)
+from kernelsight.serving.engine.batch import next_filling
 from kernelsight.serving.engine.client import forget_gaps, next_send_us, note_ended, note_rejected, take_next
 from kernelsight.serving.engine.compiled import compiled, inlined, loop_entry
-from kernelsight.serving.engine.lookahead import run_end_us
+from kernelsight.serving.engine.decode_runs import decode_run
+from kernelsight.serving.engine.lookahead import decode_until, run_end_us
 from kernelsight.serving.engine.pipeline import begin_batches, end_batch
-from kernelsight.serving.engine.policy import received_until, reset_ratio_when_idle, until_poll
+from kernelsight.serving.engine.policy import received_until, reset_ratio_when_idle
 from kernelsight.serving.engine.queue import deliver, horizon_us, next_visible_us, queue_head, receive
-from kernelsight.serving.engine.ranks import begin_ranks
+from kernelsight.serving.engine.ranks import begin_ranks, take_ranks
 from kernelsight.serving.engine.records import FOREVER, NOBODY
 from kernelsight.serving.engine.router import route, route_decode
 from kernelsight.serving.engine.scheduler import schedule
-from kernelsight.serving.engine.steps import (
-    DECODES,
-    END,
-    FOUND,
-    HOST_TIME,
-    LOOKED_UP,
-    PREEMPTED,
-    PROMPTS,
-    RUNNING,
-    START,
-    UNITS,
-    count_decode_gaps,
-    decode_run,
-    end_chunks,
-    end_decodes,
-    prompt_step,
-)
+from kernelsight.serving.engine.steps import end_chunks, end_decodes, pass_single_step, single_step
 from kernelsight.serving.engine.waits import keep_sums, note_admitted, note_computed, note_finished, note_returned
 
 
@@ -74,30 +53,6 @@ def wake(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
 
 
 @inlined
-def pass_prompt_step(
-    engine: np.void, limits: np.void, rows: np.ndarray, decode_tokens: int, gpu_us: float, host_us: float
-) -> None:
-    """Advance the clock to the end of a step with prompts, and write its row."""
-    engine.previous_start = engine.now
-    engine.now += gpu_us + host_us
-    engine.steps += 1
-    engine.gpu_us += gpu_us
-    engine.host_us += host_us
-    engine.prompt_tokens += engine.step_prompt_tokens
-    engine.prompt_steps += 1
-    engine.step_kind_us[1] += gpu_us
-    if rows.shape[0] > 0:
-        row = rows[engine.rows]
-        row[START], row[END], row[HOST_TIME] = engine.previous_start, engine.now, host_us
-        row[PROMPTS], row[DECODES], row[RUNNING] = engine.step_prompt_tokens, decode_tokens, engine.running
-        row[UNITS] = limits.capacity_units - engine.free_units
-        row[FOUND], row[LOOKED_UP] = engine.step_found, engine.step_looked_up
-        row[PREEMPTED] = engine.step_preempted
-        engine.step_preempted = 0
-        engine.rows += 1
-
-
-@inlined
 def next_engine(engines: np.ndarray, requests: np.ndarray, limits: np.ndarray) -> tuple:
     """(engine, time) of the next step that ends or begins; at equal times, ends go first."""
     first, moment, ends = NOBODY, FOREVER, False
@@ -110,26 +65,68 @@ def next_engine(engines: np.ndarray, requests: np.ndarray, limits: np.ndarray) -
 
 
 @compiled
-def take_planned(
-    engine: np.void,
+def take_run(
+    engines: np.ndarray,
+    i: int,
     requests: np.ndarray,
     heaps: np.ndarray,
-    limits: np.void,
-    host: np.void,
+    limits: np.ndarray,
+    host: np.ndarray,
     entries: np.ndarray,
     costs: np.ndarray,
-    layout: np.void,
+    layout: np.ndarray,
     uses: np.ndarray,
     histogram: np.ndarray,
     rows: np.ndarray,
     stop_us: float,
 ) -> None:
-    """Execute the planned decode run, up to the step that passes ``stop_us``."""
-    steps = engine.planned_steps
-    decode_run(engine, requests, heaps, limits, host, entries, costs, layout, uses, histogram, steps, stop_us, rows)
-    engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
+    """Execute the decode run that engine ``i``, or all its ranks, have planned, up to the step that passes ``stop_us``.
+
+    Arrays have an item for each engine.
+    """
+    engine, own = engines[i], limits[i]
+    if own.ranks > 1:
+        take_ranks(
+            engines, requests, heaps, limits, host[i], entries, costs, layout[i], uses, histogram, rows, i - own.rank,
+            stop_us,
+        )  # fmt: skip
+        return
+    decode_run(
+        engine, requests, heaps[i], own, host[i], entries[i], costs, layout[i], uses, histogram, engine.planned_steps,
+        stop_us, rows[i],
+    )  # fmt: skip
+    engine.peak_units = max(engine.peak_units, own.capacity_units - engine.free_units)
     engine.planned = False
     engine.due_us = engine.now
+
+
+@inlined
+def end_step(
+    client: np.void,
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    histogram: np.ndarray,
+    sums: np.ndarray,
+    turns: np.ndarray,
+) -> None:
+    """End an engine's step, or decode run: prompts advance, requests finish; of a rank without requests, nothing."""
+    if not engine.underway:
+        return
+    if sums.shape[0] > 0:
+        keep_sums(engine)
+        note_computed(engine, requests, sums)
+    if engine.step_prompt_tokens > 0:
+        end_chunks(engine, requests, heaps, limits, hashes, entries, histogram, engine.stalled)
+    end_decodes(engine, requests, heaps, limits, hashes, entries, engine.admitted)
+    engine.last_us = engine.now
+    engine.underway = False
+    if sums.shape[0] > 0:
+        note_finished(engine, requests, sums)
+    note_ended(client, engine, requests, turns)
 
 
 @compiled
@@ -163,39 +160,6 @@ def take_send(
 
 
 @inlined
-def decode_until(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    host: np.void,
-    again: bool,
-    horizon: float,
-    rows: np.ndarray,
-    send_us: float,
-    alone: bool,
-) -> tuple:
-    """(largest number of decode steps until the batch changes, time of the event that may end them earlier).
-
-    ``send_us``: when the client sends next; ``alone``: this engine is the client's only one.
-    """
-    most = 1
-    if not again and not shrinks_uncached(engine, requests, limits, horizon):
-        most = affordable_steps(engine, requests, limits, next_departure(engine, requests, heaps) - engine.clock)
-    if rows.shape[0] > 0:
-        most = min(most, rows.shape[0] - engine.rows)
-    stop_us = FOREVER
-    if not engine.blocked:
-        stop_us = next_visible_us(engine, requests, limits, horizon)
-        if alone:
-            stop_us = min(stop_us, send_us + host.request_us)
-        stop_us -= limits.batch_wait_us
-    if not limits.plain:
-        most, stop_us = until_poll(engine, limits, most, stop_us)
-    return most, stop_us
-
-
-@inlined
 def begin_step(
     engine: np.void,
     requests: np.ndarray,
@@ -218,9 +182,8 @@ def begin_step(
     prompt_tokens, decode_tokens, again, blocked = schedule(engine, requests, heaps, limits, hashes, entries, horizon)
     if sums.shape[0] > 0:
         note_admitted(engine, requests, sums, ticket)
-    engine.step_prompt_tokens = prompt_tokens
     engine.stalled = decode_tokens == 0 and engine.decoding > 0
-    engine.blocked = blocked
+    engine.step_prompt_tokens, engine.blocked = prompt_tokens, blocked
     engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
     if prompt_tokens == 0 and decode_tokens > 0:
         most, stop_us = decode_until(engine, requests, heaps, limits, host, again, horizon, rows, send_us, alone)
@@ -231,13 +194,12 @@ def begin_step(
         decode_run(engine, requests, heaps, limits, host, entries, costs, layout, uses, histogram, most, stop_us, rows)
         engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
     elif prompt_tokens > 0:
-        gpu_us, host_us = prompt_step(engine, requests, host, costs, layout, uses, prompt_tokens, decode_tokens)
-        pass_prompt_step(engine, limits, rows, decode_tokens, gpu_us, host_us)
-        if decode_tokens > 0:
-            count_decode_gaps(engine, requests, histogram, decode_tokens, engine.now)
-            advance(engine, requests, heaps, limits, 1)
-        if not engine.stalled:
-            engine.last_decode_end = engine.now
+        gpu_us, host_us = single_step(engine, requests, host, costs, layout, uses, prompt_tokens, decode_tokens, 0)
+        end_us = engine.now + (gpu_us + host_us)
+        pass_single_step(
+            engine, requests, heaps, limits, layout, histogram, rows, prompt_tokens, decode_tokens, gpu_us, host_us,
+            0.0, end_us,
+        )  # fmt: skip
     engine.due_us = engine.now
 
 
@@ -307,10 +269,10 @@ def serve_until_full(
                 if warming and client.warmups_left == 0:
                     forget_gaps(engines, histogram)
             elif engine.planned and not engine.blocked and requests[r].visible_us - own.batch_wait_us < engine.due_us:
-                take_planned(
-                    engine, requests, own_heaps, own, hst, own_entries, costs, layout[i], uses, histogram, own_rows,
-                    requests[r].visible_us - own.batch_wait_us,
-                )  # fmt: skip
+                stop_us = requests[r].visible_us - own.batch_wait_us
+                take_run(
+                    engines, i, requests, heaps, limits, host, entries, costs, layout, uses, histogram, rows, stop_us
+                )
             continue
         if engine.underway:
             if own.per_request_progress:
@@ -319,24 +281,31 @@ def serve_until_full(
                     place = engine.oldest_batch
                     note_returned(engine, requests, sums, stages[i][place], flights[i][place])
                 end_batch(engine, requests, own, hashes, own_entries, stages[i], flights[i], histogram)
+                if sums.shape[0] > 0:
+                    note_finished(engine, requests, sums)
+                note_ended(client, engine, requests, turns)
             else:
                 if engine.planned:
-                    take_planned(
-                        engine, requests, own_heaps, own, hst, own_entries, costs, layout[i], uses, histogram,
-                        own_rows, FOREVER,
-                    )  # fmt: skip
+                    take_run(
+                        engines,
+                        i,
+                        requests,
+                        heaps,
+                        limits,
+                        host,
+                        entries,
+                        costs,
+                        layout,
+                        uses,
+                        histogram,
+                        rows,
+                        FOREVER,
+                    )
                     client.now = engine.now
-                if sums.shape[0] > 0:
-                    keep_sums(engine)
-                    note_computed(engine, requests, sums)
-                if engine.step_prompt_tokens > 0:
-                    end_chunks(engine, requests, own_heaps, own, hashes, own_entries, histogram, engine.stalled)
-                end_decodes(engine, requests, own_heaps, own, hashes, own_entries, engine.admitted)
-                engine.last_us = engine.now
-                engine.underway = False
-            if sums.shape[0] > 0:
-                note_finished(engine, requests, sums)
-            note_ended(client, engine, requests, turns)
+                for k in range(i - own.rank, i - own.rank + own.ranks):
+                    end_step(
+                        client, engines[k], requests, heaps[k], limits[k], hashes, entries[k], histogram, sums, turns
+                    )
             if warming and client.warmups_left == 0:
                 forget_gaps(engines, histogram)
             send_us = next_send_us(client, requests, turns)
@@ -347,8 +316,8 @@ def serve_until_full(
             return
         if own.ranks > 1:
             begin_ranks(
-                engines, requests, heaps, limits, hst, hashes, entries, costs, layout[i], draft_layout[i], uses, stages,
-                flights, rows, sums, first, engine_us,
+                engines, requests, heaps, limits, hst, hashes, entries, costs, layout[i], draft_layout[i], uses,
+                histogram, stages, flights, rows, sums, first, engine_us,
             )  # fmt: skip
         elif own.per_request_progress:
             begin_batches(

@@ -38,6 +38,7 @@ from kernelsight.serving.engine.steps import (
     START,
     UNITS,
     WAITING,
+    cost_experts,
     cost_step,
     note_finish,
     note_token,
@@ -76,7 +77,9 @@ def begin_batches(
         if idle:
             next_us = next_visible_us(engine, requests, limits, horizon)
             horizon = engine.now = max(next_us, engine.now) + limits.batch_wait_us
-        prompt_tokens, decode_tokens = form_batch(engine, requests, heaps, limits, hashes, entries, sums, idle, horizon)
+        prompt_tokens, decode_tokens, _, _ = form_batch(
+            engine, requests, heaps, limits, hashes, entries, sums, idle, horizon
+        )
         if prompt_tokens + decode_tokens == 0:
             break
         place = (engine.oldest_batch + engine.batches) % limits.stages
@@ -103,17 +106,17 @@ def form_batch(
     idle: bool,
     horizon: float,
 ) -> tuple:
-    """(prompt tokens, decode tokens) of a batch that is scheduled now, from requests visible by ``horizon``."""
+    """Schedule a batch now, from requests visible by ``horizon``; returns what ``schedule`` does."""
     if not limits.plain and (idle or engine.steps == 0):
         reset_ratio_when_idle(engine, limits)
     engine.step_found = engine.step_looked_up = 0
     seen, ticket = horizon if limits.plain else received_until(engine, limits, horizon), engine.admitted
-    prompt_tokens, decode_tokens, _, _ = schedule(engine, requests, heaps, limits, hashes, entries, seen)
+    scheduled = schedule(engine, requests, heaps, limits, hashes, entries, seen)
     if sums.shape[0] > 0:
         note_admitted(engine, requests, sums, ticket)
     engine.previous_start = engine.now
     engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
-    return prompt_tokens, decode_tokens
+    return scheduled
 
 
 @compiled
@@ -158,14 +161,7 @@ def send_batch(
         engine, requests, costs, layout, uses[phase], prompt_tokens, decode_tokens, decodes, context / most,
         windowed / most,
     )  # fmt: skip
-    if expert_tokens > 0:
-        experts_us = costs[layout.experts_at + expert_tokens]
-        gpu_us += experts_us
-        uses[phase, layout.experts_at + expert_tokens] += 1.0
-        if layout.split:
-            kind, exchange_us = 1 if chunks > 0 else 0, costs[layout.experts_communication_at + expert_tokens]
-            engine.moe_us[kind] += experts_us - exchange_us
-            engine.communication_us[kind] += exchange_us
+    gpu_us += cost_experts(engine, costs, layout, uses[phase], expert_tokens, 1 if chunks > 0 else 0, 1)
     drafts_us = 0.0
     if limits.draft_model:
         share = max(sequences, 1)

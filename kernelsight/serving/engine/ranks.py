@@ -15,10 +15,22 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.engine.admission import next_prompt
+from kernelsight.serving.engine.batch import next_filling, units_ahead
 from kernelsight.serving.engine.compiled import compiled
+from kernelsight.serving.engine.costs import cut_line, decode_line, host_times, line_time
+from kernelsight.serving.engine.decode_runs import advance_line
+from kernelsight.serving.engine.lookahead import decode_until
 from kernelsight.serving.engine.pipeline import form_batch, put_in_flight, send_batch
 from kernelsight.serving.engine.queue import horizon_us, next_visible_us, queue_head
-from kernelsight.serving.engine.steps import END, STAGE_WAIT
+from kernelsight.serving.engine.records import DECODE, FOREVER, NO_LIMIT
+from kernelsight.serving.engine.steps import (
+    END,
+    STAGE_WAIT,
+    cost_experts,
+    find_knots,
+    pass_single_step,
+    single_step,
+)
 
 
 @compiled
@@ -34,6 +46,7 @@ def begin_ranks(
     layout: np.void,
     draft_layout: np.void,
     uses: np.ndarray,
+    histogram: np.ndarray,
     stages: np.ndarray,
     flights: np.ndarray,
     rows: np.ndarray,
@@ -47,8 +60,38 @@ def begin_ranks(
         held = holds_prompts(engines, requests, limits, hashes, entries, first, ranks, now)
         for i in range(first, first + ranks):
             engines[i].prefills_held = held
+    prompts = False
     for i in range(first, first + ranks):
-        form_rank(engines[i], requests, heaps[i], limits[i], hashes, entries[i], sums, now)
+        form_rank(engines[i], requests, heaps[i], limits[i], host, hashes, entries[i], sums, rows[i], now)
+        prompts = prompts or engines[i].step_prompt_tokens > 0
+    if limits[first].per_request_progress:
+        send_ranks(
+            engines, requests, limits, host, costs, layout, draft_layout, uses, stages, flights, rows, first, now
+        )
+    elif prompts:
+        step_ranks(engines, requests, heaps, limits, host, costs, layout, uses, histogram, rows, first)
+    else:
+        plan_ranks(engines, requests, heaps, limits, host, costs, layout, first)
+
+
+@compiled
+def send_ranks(
+    engines: np.ndarray,
+    requests: np.ndarray,
+    limits: np.ndarray,
+    host: np.void,
+    costs: np.ndarray,
+    layout: np.void,
+    draft_layout: np.void,
+    uses: np.ndarray,
+    stages: np.ndarray,
+    flights: np.ndarray,
+    rows: np.ndarray,
+    first: int,
+    now: float,
+) -> None:
+    """Execute a scheduled step of ranks whose requests differ in what they have yet to get (drafts)."""
+    ranks = limits[first].ranks
     expert_tokens = shared_tokens(engines, host, first, ranks)
     end_us = now
     for i in range(first, first + ranks):
@@ -62,6 +105,139 @@ def begin_ranks(
             end_us = max(end_us, stages[i, 0].due_us)
     for i in range(first, first + ranks):
         wait_for_ranks(engines[i], stages[i, 0], layout, rows[i], end_us)
+
+
+@compiled
+def step_ranks(
+    engines: np.ndarray,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.ndarray,
+    host: np.void,
+    costs: np.ndarray,
+    layout: np.void,
+    uses: np.ndarray,
+    histogram: np.ndarray,
+    rows: np.ndarray,
+    first: int,
+) -> None:
+    """Execute one scheduled step, in which some rank computes prompts."""
+    ranks, begin_us = limits[first].ranks, engines[first].previous_start
+    expert_tokens = shared_tokens(engines, host, first, ranks)
+    end_us = begin_us
+    for i in range(first, first + ranks):
+        engine = engines[i]
+        prompts, decodes = engine.step_prompt_tokens, engine.step_decode_tokens
+        if prompts + decodes > 0:
+            gpu_us, host_us = single_step(engine, requests, host, costs, layout, uses, prompts, decodes, expert_tokens)
+            engine.own_us, engine.own_gpu_us = gpu_us + host_us, gpu_us
+            end_us = max(end_us, begin_us + engine.own_us)
+    for i in range(first, first + ranks):
+        engine = engines[i]
+        prompts, decodes = engine.step_prompt_tokens, engine.step_decode_tokens
+        if prompts + decodes > 0:
+            wait_us, host_us = end_us - (begin_us + engine.own_us), engine.own_us - engine.own_gpu_us
+            pass_single_step(
+                engine, requests, heaps[i], limits[i], layout, histogram, rows[i], prompts, decodes, engine.own_gpu_us,
+                host_us, wait_us, end_us,
+            )  # fmt: skip
+            engine.underway = True
+        engine.now = engine.due_us = end_us
+
+
+@compiled
+def plan_ranks(
+    engines: np.ndarray,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.ndarray,
+    host: np.void,
+    costs: np.ndarray,
+    layout: np.void,
+    first: int,
+) -> None:
+    """Plan decode steps of all ranks with linear times, up to the first change of a batch: a request may end them."""
+    ranks, begin_us = limits[first].ranks, engines[first].previous_start
+    expert_tokens = shared_tokens(engines, host, first, ranks)
+    experts_us = costs[layout.experts_at + expert_tokens]
+    steps, pace_us, pace_slope = float(NO_LIMIT), 0.0, 0.0
+    for i in range(first, first + ranks):
+        engine, batch = engines[i], engines[i].step_decode_tokens
+        steps = min(steps, float(engine.planned_steps))
+        if batch == 0:
+            continue
+        y = (engine.context_offset_sum + batch * engine.clock) / batch
+        windowed = engine.inside / batch
+        find_knots(engine, costs, layout, y, windowed)
+        hidden_us, exposed_us, _ = host_times(batch, batch, 0, host)
+        linear_us = costs[layout.tokens_at + batch] + costs[layout.sampled_at + batch] + experts_us
+        piece, engine.own_us, engine.own_slope, engine.own_gpu_us, engine.own_gpu_slope = decode_line(
+            costs, layout, batch, y, engine.decode_y, windowed, engine.window_y, engine.below / batch, linear_us,
+            hidden_us, exposed_us,
+        )  # fmt: skip
+        steps = min(steps, piece)
+        if limits[i].window_tokens > 0:
+            filling = next_filling(engine, requests, heaps[i])
+            if filling >= 0:
+                steps = min(steps, float(filling - engine.clock))
+        if engine.own_us > pace_us or (engine.own_us == pace_us and engine.own_slope > pace_slope):
+            pace_us, pace_slope = engine.own_us, engine.own_slope
+    for i in range(first, first + ranks):  # until another rank is the slowest
+        if engines[i].step_decode_tokens > 0 and engines[i].own_slope > pace_slope:
+            ahead_us = pace_us - engines[i].own_us
+            steps = min(steps, np.floor(ahead_us / (engines[i].own_slope - pace_slope)) + 1.0)
+    for i in range(first, first + ranks):
+        engine = engines[i]
+        engine.planned, engine.planned_steps = True, int(steps)
+        engine.pace_us, engine.pace_slope = pace_us, pace_slope
+        engine.due_us = begin_us + line_time(pace_us, pace_slope, int(steps))
+        if engine.step_decode_tokens > 0:
+            engine.underway = True
+        else:
+            engine.now = engine.due_us
+
+
+@compiled
+def take_ranks(
+    engines: np.ndarray,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.ndarray,
+    host: np.void,
+    entries: np.ndarray,
+    costs: np.ndarray,
+    layout: np.void,
+    uses: np.ndarray,
+    histogram: np.ndarray,
+    rows: np.ndarray,
+    first: int,
+    stop_us: float,
+) -> None:
+    """Execute the planned decode steps of all ranks, up to the one that passes ``stop_us``.
+
+    With asynchronous scheduling the next step is prepared already: it is planned as a step of its own.
+    """
+    ranks, begin_us, planned = limits[first].ranks, engines[first].previous_start, engines[first]
+    pace_us, pace_slope = planned.pace_us, planned.pace_slope
+    steps, _, _ = cut_line(pace_us, pace_slope, planned.planned_steps, stop_us - begin_us, False)
+    expert_tokens = shared_tokens(engines, host, first, ranks)
+    end_us = begin_us + line_time(pace_us, pace_slope, steps)
+    for i in range(first, first + ranks):
+        engine, batch = engines[i], engines[i].step_decode_tokens
+        if batch > 0:
+            y = (engine.context_offset_sum + batch * engine.clock) / batch
+            experts_us = cost_experts(engine, costs, layout, uses[DECODE], expert_tokens, 0, steps)
+            linear_us = costs[layout.tokens_at + batch] + costs[layout.sampled_at + batch] + experts_us
+            taken = units_ahead(engine, requests, limits[i], 1)
+            advance_line(
+                engine, requests, heaps[i], limits[i], entries[i], costs, layout, uses, histogram, rows[i], y,
+                engine.inside / batch, linear_us, engine.own_us, engine.own_slope, engine.own_gpu_us,
+                engine.own_gpu_slope, pace_us, pace_slope, steps, taken,
+            )  # fmt: skip
+            engine.peak_units = max(engine.peak_units, limits[i].capacity_units - engine.free_units)
+        engine.planned = False
+        engine.previous_start = begin_us + line_time(pace_us, pace_slope, steps - 1)
+        engine.now = engine.due_us = end_us
 
 
 @compiled
@@ -108,23 +284,42 @@ def form_rank(
     requests: np.ndarray,
     heaps: np.ndarray,
     limits: np.void,
+    host: np.void,
     hashes: np.ndarray,
     entries: np.ndarray,
     sums: np.ndarray,
+    rows: np.ndarray,
     now: float,
 ) -> None:
-    """Schedule a rank's part of a step; it stays empty where the rank sees no request yet."""
+    """Schedule a rank's part of a step; it stays empty where the rank sees no request yet.
+
+    ``planned_steps``: how many decode steps its batch may stay as it is; one where a request is about to be seen.
+    """
     engine.step_prompt_tokens = engine.step_decode_tokens = 0
+    engine.skipped = engine.skipped_tokens = engine.skipped_inside = engine.skipped_below = 0
+    engine.blocked = False
     horizon = horizon_us(engine, limits)
     idle = engine.running == 0 and queue_head(engine, requests, limits, horizon) < 0
     if idle:
-        if next_visible_us(engine, requests, limits, horizon) + limits.batch_wait_us > now:
+        seen_us = next_visible_us(engine, requests, limits, horizon)
+        if seen_us + limits.batch_wait_us > now:
+            engine.planned_steps = NO_LIMIT if seen_us == FOREVER else 1
             engine.previous_start = now
             return
         horizon = now
     engine.now = now
-    prompt_tokens, decode_tokens = form_batch(engine, requests, heaps, limits, hashes, entries, sums, idle, horizon)
+    prompt_tokens, decode_tokens, again, engine.blocked = form_batch(
+        engine, requests, heaps, limits, hashes, entries, sums, idle, horizon
+    )
     engine.step_prompt_tokens, engine.step_decode_tokens = prompt_tokens, decode_tokens
+    if limits.per_request_progress:
+        return
+    engine.stalled = decode_tokens == 0 and engine.decoding > 0
+    engine.idle_us += now - engine.last_us
+    engine.planned_steps = 1
+    if prompt_tokens == 0 and decode_tokens > 0:
+        most, stop_us = decode_until(engine, requests, heaps, limits, host, again, horizon, rows, FOREVER, False)
+        engine.planned_steps = most if stop_us == FOREVER else 1
 
 
 @compiled

@@ -189,6 +189,14 @@ ENGINE = record(
     planned=_TRUTH,
     planned_steps=_WHOLE,
     due_us=_REAL,
+    # of a rank that steps together with others: time of its next step, and how that grows by step; of these the GPU's;
+    # of the slowest rank
+    own_us=_REAL,
+    own_slope=_REAL,
+    own_gpu_us=_REAL,
+    own_gpu_slope=_REAL,
+    pace_us=_REAL,
+    pace_slope=_REAL,
     blocked=_TRUTH,  # the head of the queue cannot be admitted before a running request finishes
     found=_WHOLE,  # cached tokens of the last admission candidate
     stalled=_TRUTH,  # requests decode, but not in this step

@@ -148,7 +148,7 @@ def limit_records(pools: Sequence[Pool], load: Load) -> np.ndarray:
         record["plain"] = is_plain(pool.limits)
         record["hash_tokens"] = load.hash_tokens if pool.limits.prefix_caching else 0
         record["stages"] = len(pool.layers)
-        record["per_request_progress"] = len(pool.layers) > 1 or pool.limits.drafts > 0 or pool.ranks > 1
+        record["per_request_progress"] = len(pool.layers) > 1 or pool.limits.drafts > 0
         record["ranks"] = pool.ranks
         record["draft_model"] = pool.draft is not None
         record["draft_window_tokens"] = pool.draft.window_tokens if pool.draft else 0

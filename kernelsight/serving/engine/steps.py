@@ -1,7 +1,4 @@
-"""Executing scheduled steps: their times, the cost knots that they use, and the tokens that requests get.
-
-Decode steps between two events differ only by one more token of context each, so whole runs of them advance at once.
-"""
+"""Executing a scheduled step: its time, the cost knots that it uses, and the tokens that requests get."""
 
 from __future__ import annotations
 
@@ -11,28 +8,22 @@ from kernelsight.serving.engine.batch import (
     LEAVING,
     advance,
     next_departure,
-    next_filling,
     push_fresh,
     push_partial,
     start_decoding,
     stop_decoding,
-    units_ahead,
     unlink,
 )
 from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.costs import (
-    add_gap_line,
     add_use,
-    cut_line,
-    decode_line,
     gap_bin,
     host_times,
     knot_below,
-    line_time,
     surface_us,
 )
-from kernelsight.serving.engine.prefix import release, take_units
-from kernelsight.serving.engine.records import DECODE, FOREVER, MIXED, NOBODY, NUMBER, PREFILL
+from kernelsight.serving.engine.prefix import release
+from kernelsight.serving.engine.records import DECODE, MIXED, NOBODY, NUMBER, PREFILL
 
 # columns of a step row
 START, END, PROMPTS, DECODES, RUNNING, WAITING, UNITS, HOST_TIME, FOUND, LOOKED_UP, PREEMPTED, STAGE_WAIT = range(12)
@@ -72,8 +63,8 @@ def find_knots(engine: np.void, costs: np.ndarray, layout: np.void, y: float, wi
     engine.window_y = knot_below(costs, layout.window, windowed, engine.window_y)
 
 
-@inlined
-def prompt_step(
+@compiled
+def single_step(
     engine: np.void,
     requests: np.ndarray,
     host: np.void,
@@ -82,8 +73,13 @@ def prompt_step(
     uses: np.ndarray,
     prompt_tokens: int,
     decode_tokens: int,
+    expert_tokens: int,
 ) -> tuple:
-    """(GPU time, exposed host time) of a scheduled step with prompts; adds the knots that it uses to ``uses``."""
+    """(GPU time, exposed host time) of one scheduled step; adds the knots that it uses to ``uses``.
+
+    ``expert_tokens``: tokens that each rank sends to the experts, in the mean, where ranks step together; else 0.
+    """
+    phase = DECODE if prompt_tokens == 0 else (MIXED if decode_tokens > 0 else PREFILL)
     y = windowed = 0.0
     if decode_tokens > 0:
         y = (
@@ -91,12 +87,79 @@ def prompt_step(
         ) / decode_tokens
         windowed = (engine.inside - engine.skipped_inside) / decode_tokens
     gpu_us, chunks, _ = cost_step(
-        engine, requests, costs, layout, uses[MIXED if decode_tokens > 0 else PREFILL], prompt_tokens, decode_tokens,
-        decode_tokens, y, windowed,
-    )  # fmt: skip
+        engine, requests, costs, layout, uses[phase], prompt_tokens, decode_tokens, decode_tokens, y, windowed
+    )
+    gpu_us += cost_experts(engine, costs, layout, uses[phase], expert_tokens, 1 if chunks > 0 else 0, 1)
     tokens = prompt_tokens + decode_tokens
     hidden_us, exposed_us, _ = host_times(chunks + decode_tokens, tokens, chunks, host)
     return gpu_us, exposed_us + max(0.0, hidden_us - gpu_us)
+
+
+@compiled
+def pass_single_step(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    layout: np.void,
+    histogram: np.ndarray,
+    rows: np.ndarray,
+    prompt_tokens: int,
+    decode_tokens: int,
+    gpu_us: float,
+    host_us: float,
+    wait_us: float,
+    end_us: float,
+) -> None:
+    """Advance the clock to the end of one step, write its row, and give its decodes their tokens.
+
+    ``wait_us``: for the slowest rank, where ranks step together.
+    """
+    engine.previous_start = engine.now
+    engine.now = end_us
+    engine.steps += 1
+    engine.gpu_us += gpu_us
+    engine.host_us += host_us
+    engine.idle_us += wait_us
+    engine.prompt_tokens += prompt_tokens
+    kind = 1 if prompt_tokens > 0 else 0
+    engine.prompt_steps += kind
+    engine.step_kind_us[kind] += gpu_us + wait_us
+    if layout.split:
+        engine.communication_us[kind] += wait_us
+    if rows.shape[0] > 0:
+        row = rows[engine.rows]
+        row[START], row[END], row[HOST_TIME] = engine.previous_start, engine.now, host_us
+        row[PROMPTS], row[DECODES], row[RUNNING] = prompt_tokens, decode_tokens, engine.running
+        row[UNITS], row[STAGE_WAIT] = limits.capacity_units - engine.free_units, wait_us
+        row[FOUND], row[LOOKED_UP] = engine.step_found, engine.step_looked_up
+        row[PREEMPTED] = engine.step_preempted
+        engine.step_preempted = 0
+        engine.rows += 1
+    if decode_tokens > 0:
+        count_decode_gaps(engine, requests, histogram, decode_tokens, engine.now)
+        advance(engine, requests, heaps, limits, 1)
+    if not engine.stalled:
+        engine.last_decode_end = engine.now
+
+
+@inlined
+def cost_experts(
+    engine: np.void, costs: np.ndarray, layout: np.void, weights: np.ndarray, tokens: int, kind: int, steps: int
+) -> float:
+    """Time of the experts that ranks share, for each of ``steps`` steps; adds the knots that they use to ``weights``.
+
+    ``tokens``: that each rank sends to them, in the mean; 0: no ranks. ``kind``: 0 of steps that only decode, else 1.
+    """
+    if tokens == 0:
+        return 0.0
+    experts_us = costs[layout.experts_at + tokens]
+    weights[layout.experts_at + tokens] += steps
+    if layout.split:
+        exchange_us = costs[layout.experts_communication_at + tokens]
+        engine.moe_us[kind] += (experts_us - exchange_us) * steps
+        engine.communication_us[kind] += exchange_us * steps
+    return experts_us
 
 
 @inlined
@@ -287,143 +350,3 @@ def note_token(engine: np.void, request: np.void, histogram: np.ndarray) -> None
         request.recomputed_us += engine.now - request.resumed_us
         request.resumed_us = -1.0
     request.known += 1
-
-
-@compiled
-def write_run(
-    engine: np.void,
-    requests: np.ndarray,
-    limits: np.void,
-    rows: np.ndarray,
-    steps: int,
-    step_us: float,
-    slope: float,
-    gpu_us: float,
-    gpu_slope: float,
-    taken: int,
-) -> None:
-    """Write a row for each of ``steps`` decode steps with linear times.
-
-    ``taken``: units of the first step that are allocated already.
-    """
-    held = limits.capacity_units - engine.free_units - taken
-    for j in range(steps):
-        row = rows[engine.rows]
-        row[START] = engine.now + line_time(step_us, slope, j)
-        row[END] = engine.now + line_time(step_us, slope, j + 1)
-        row[DECODES], row[RUNNING] = engine.decoding, engine.running
-        row[UNITS] = held + units_ahead(engine, requests, limits, j + 1)
-        row[HOST_TIME] = step_us + slope * j - gpu_us - gpu_slope * j
-        # no request is admitted in a decode run, and only its first step may have preempted
-        row[PREEMPTED] = engine.step_preempted
-        engine.step_preempted = 0
-        row[PROMPTS] = row[FOUND] = row[LOOKED_UP] = 0.0
-        engine.rows += 1
-
-
-@inlined
-def count_run_gaps(
-    engine: np.void, requests: np.ndarray, histogram: np.ndarray, step_us: float, slope: float, steps: int
-) -> None:
-    """Count the inter-token gaps of decode steps with linear times that begin now."""
-    batch = engine.decoding
-    span_us = line_time(step_us, slope, steps)
-    if engine.fresh < 0 and engine.last_decode_end == engine.now:
-        # all requests have a token at this time: every gap is one step
-        engine.gap_sum_us += span_us * batch
-        add_gap_line(histogram, step_us, slope, steps, batch)
-    else:
-        count_decode_gaps(engine, requests, histogram, batch, engine.now + step_us)
-        engine.gap_sum_us += (span_us - step_us) * batch
-        add_gap_line(histogram, step_us + slope, slope, steps - 1, batch)
-
-
-@inlined
-def add_run_uses(
-    engine: np.void, costs: np.ndarray, layout: np.void, uses: np.ndarray, y: float, windowed: float, steps: int
-) -> None:
-    """Add the knots of ``steps`` decode steps to ``uses``, at the contexts in the middle of the run."""
-    batch, weights = engine.decoding, uses[DECODE]
-    middle = (steps - 1) / 2.0
-    weights[layout.tokens_at + batch] += steps
-    weights[layout.sampled_at + batch] += steps
-    add_use(weights, costs, layout.decode, batch, y + middle, engine.decode_y, float(steps))
-    middle_w = windowed + engine.below / batch * middle
-    add_use(weights, costs, layout.window, batch, middle_w, engine.window_y, float(steps))
-
-
-@compiled
-def decode_run(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    host: np.void,
-    entries: np.ndarray,
-    costs: np.ndarray,
-    layout: np.void,
-    uses: np.ndarray,
-    histogram: np.ndarray,
-    most: int,
-    stop_us: float,
-    rows: np.ndarray,
-) -> None:
-    """Advance a batch that only decodes by up to ``most`` steps.
-
-    Steps are advanced segment by segment: all steps with linear times at once. The run ends early when a request
-    becomes visible at ``stop_us``: see ``cut_line``.
-    """
-    batch = engine.decoding
-    linear_us = costs[layout.tokens_at + batch] + costs[layout.sampled_at + batch]
-    hidden_us, exposed_us, _ = host_times(batch, batch, 0, host)
-    taken = units_ahead(engine, requests, limits, 1)
-    last_start = engine.now
-    done, ends = 0, False
-    while done < most and not ends:
-        y = (engine.context_offset_sum + batch * engine.clock) / batch
-        windowed, slope_w = engine.inside / batch, engine.below / batch
-        find_knots(engine, costs, layout, y, windowed)
-        piece, step_us, slope, gpu_us, gpu_slope = decode_line(
-            costs,
-            layout,
-            batch,
-            y,
-            engine.decode_y,
-            windowed,
-            engine.window_y,
-            slope_w,
-            linear_us,
-            hidden_us,
-            exposed_us,
-        )
-        piece = min(float(most - done), piece)
-        if limits.window_tokens > 0:
-            filling = next_filling(engine, requests, heaps)
-            if filling >= 0:
-                piece = min(piece, float(filling - engine.clock))
-        steps, ends, seen = cut_line(step_us, slope, int(piece), stop_us - engine.now, limits.asynchronous)
-        if seen:
-            stop_us = -FOREVER
-        span_us = line_time(step_us, slope, steps)
-        gpu_span_us = line_time(gpu_us, gpu_slope, steps)
-        add_run_uses(engine, costs, layout, uses, y, windowed, steps)
-        if layout.split:
-            engine.step_kind_us[0] += gpu_span_us
-            engine.decode_attention_us[0] += gpu_span_us - linear_us * steps
-            engine.moe_us[0] += costs[layout.moe_at + batch] * steps
-            collectives_us = costs[layout.communication_at + batch] + costs[layout.sampled_communication_at + batch]
-            engine.communication_us[0] += collectives_us * steps
-        engine.steps += steps
-        engine.gpu_us += gpu_span_us
-        engine.host_us += span_us - gpu_span_us
-        if rows.shape[0] > 0:
-            write_run(engine, requests, limits, rows, steps, step_us, slope, gpu_us, gpu_slope, taken)
-        count_run_gaps(engine, requests, histogram, step_us, slope, steps)
-        take_units(engine, entries, limits, units_ahead(engine, requests, limits, steps) - taken)
-        taken = 0
-        last_start = engine.now + line_time(step_us, slope, steps - 1)
-        engine.now += span_us
-        engine.last_decode_end = engine.now
-        advance(engine, requests, heaps, limits, steps)
-        done += steps
-    engine.previous_start = last_start
