@@ -42,6 +42,7 @@ PARTS: dict[str, tuple[str, ...]] = {
 SIMULATION = ("pack", "catalogue", "kernels", "deployments", "serving")
 KERNELS = ("catalogue", "kernels", "fitting")
 RESTS_ON: dict[str, tuple[str, ...]] = {
+    "campaigns": (*SIMULATION, "backtest"),
     "end_to_end": (*SIMULATION, "backtest"),
     "kernels_gb200": KERNELS,
     "kernels_facts": KERNELS,

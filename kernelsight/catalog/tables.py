@@ -52,9 +52,13 @@ def facts(name: str) -> pa.Table | None:
     return read_facts(_FOLDER / f"{name}.csv", contracts()[name])
 
 
-def read_facts(path: Path, contract: Contract) -> pa.Table:
-    """Read a CSV file by a contract, empty fields as null; ContractBroken lists all violations."""
+def read_facts(path: Path, contract: Contract, former: Mapping[str, str] | None = None) -> pa.Table:
+    """Read a CSV file by a contract, empty fields as null; ContractBroken lists all violations.
+
+    ``former``: today's names of columns, by the names that they had in older files.
+    """
     types = {column.name: column.arrow_type for column in contract.columns}
+    types |= {name: types[today] for name, today in (former or {}).items()}
     options = pa_csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
     try:
         table = pa_csv.read_csv(path, convert_options=options)
@@ -62,7 +66,17 @@ def read_facts(path: Path, contract: Contract) -> pa.Table:
         raise ContractBroken(
             f"{path.name} cannot be read as table {contract.table!r}: {str(error).splitlines()[0]}."
         ) from None
-    return conform(table, contract, origin=path.name)
+    return conform(renamed(table, former or {}), contract, origin=path.name)
+
+
+def renamed(table: pa.Table, former: Mapping[str, str]) -> pa.Table:
+    """Return a table with today's names of columns, where it does not have these already.
+
+    >>> renamed(pa.table({"old": [1]}), {"old": "new"}).column_names
+    ['new']
+    """
+    names = table.column_names
+    return table.rename_columns([former[name] if former.get(name, name) not in names else name for name in names])
 
 
 def _implementations() -> pa.Table:

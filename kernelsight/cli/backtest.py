@@ -34,7 +34,7 @@ SCORE_COLUMNS = (
     "n",
     *(f"{metric}_{what}" for metric in METRICS for what in ("median_ape", "mape", "p90_ape", "bias")),
 )
-NESTED = ("flags", "recipes", "errors", "interval_factors")
+NESTED = ("flags", "recipes", "errors", "interval_factors", "compared")
 
 
 def declare(verb: argparse.ArgumentParser) -> None:
@@ -42,8 +42,10 @@ def declare(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--runs",
         required=True,
+        action="append",
         metavar="FILE",
-        help="aiconfigurator (the runs shipped in aiconfigurator-core), or a .csv or .parquet file of measured_runs",
+        help="aiconfigurator (the runs shipped in aiconfigurator-core), a .csv or .parquet file of measured_runs or of "
+        "a known source, or a folder of such files or of one run of inference-perf; may be repeated",
     )
     verb.add_argument("--tier", choices=TIERS, help="kernel latency model to use")
     add_pack(verb)
@@ -67,9 +69,9 @@ def run(arguments: Any) -> None:
     target = check_ending(arguments.output, (".parquet", ".csv", ".json"))
     picture = check_picture(arguments.plot)
     levels = check_levels(arguments.constants)
-    runs = read_runs(arguments.runs)
+    runs = read_runs(*arguments.runs)
     if runs.table.num_rows == 0:
-        raise InvalidInput(f"{arguments.runs} has no run that can be replayed: all rows were excluded.")
+        raise InvalidInput(f"{', '.join(arguments.runs)} has no run that can be replayed: all rows were excluded.")
     if arguments.against:
         predictions([])  # fails early if the tool cannot start
     with open_session(arguments) as session:

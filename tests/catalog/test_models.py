@@ -21,6 +21,8 @@ PYTHON_TYPES = {"string": str, "int64": int, "bool": bool}
 PUBLISHED_TOTAL = [
     ("llama-3.1-8b", 8.03, "repository page of meta-llama/Llama-3.1-8B"),
     ("llama-3.1-70b", 70.6, "repository page of meta-llama/Llama-3.1-70B"),
+    ("codellama-34b-hf", 33.7, "model card of codellama/CodeLlama-34b-hf: 34B"),
+    ("llama-2-70b-hf", 69.0, "model card of meta-llama/Llama-2-70b-hf: 70B"),
     ("llama-3.1-405b", 405.9, "repository page of meta-llama/Llama-3.1-405B: 406B"),
     ("llama-3.2-1b", 1.23, "model card"),
     ("llama-3.2-3b", 3.21, "model card"),

@@ -11,7 +11,7 @@ from kernelsight.cli.pages.backtest_page import _peer_rows
 from kernelsight.evaluation.runs.scores import is_fitting, score
 
 HEADER = (
-    "run_id,harness,model,gpu,tp,pp,dp,ep,engine,isl,osl,max_concurrency,workers,request_rate,ttft_ms,tpot_ms,source"
+    "run_id,campaign,model,gpu,tp,pp,dp,ep,engine,isl,osl,max_concurrency,workers,request_rate,ttft_ms,tpot_ms,source"
 )
 RUNS = (
     "r0,given,qwen3-0.6b,l4,1,1,1,1,vllm,256,32,2,1,,40,8,mine",

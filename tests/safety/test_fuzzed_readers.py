@@ -68,7 +68,7 @@ CALLS = [
 ]
 RUN = {
     "run_id": "a", "model": "qwen3-32b", "gpu": "h100_sxm", "engine": "vllm", "isl": 100, "osl": 10, "tp": 2, "ep": 1,
-    "harness": "given", "pp": 1, "dp": 1, "workers": 1,
+    "campaign": "given", "pp": 1, "dp": 1, "workers": 1,
     "max_concurrency": 4, "ttft_ms": 100.0, "tpot_ms": 10.0, "source": "mine",
 }  # fmt: skip
 GPU = {"gpu": "mine", "like": "h100_sxm", "memory_bytes": 10**11, "sm_count": 100}

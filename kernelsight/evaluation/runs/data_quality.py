@@ -10,7 +10,7 @@ STALLS = "measured TTFT falls as load rises: stalls"
 FRONT_END = "measured TTFT grows with output length: front end or admission"
 # minimum ratio of TTFTs: lighter to heavier load, longer to shorter output
 FALL, GROWTH = 2.0, 2.5
-CONFIGURATION = ("harness", "model", "gpu", "engine", "engine_version", "quantization", "tp", "ep", "measured_on")
+CONFIGURATION = ("campaign", "model", "gpu", "engine", "engine_version", "quantization", "tp", "ep", "measured_on")
 
 
 def signs_of(runs: Sequence[Mapping[str, Any]]) -> list[str | None]:

@@ -1,24 +1,31 @@
-"""Measured end-to-end runs: those shipped in ``aiconfigurator-core``, cleaned, or a file of ``measured_runs``."""
+"""Measured end-to-end runs of every source: ``aiconfigurator-core``, files of ``measured_runs``, other campaigns."""
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import polars as pl
 import pyarrow as pa
 
-from kernelsight.catalog.tables import contracts, read_facts
+from kernelsight.catalog.tables import contracts, from_rows, read_facts, renamed
 from kernelsight.dataflow.bounded_files import ROWS_BYTES, check_file
 from kernelsight.dataflow.contract import conform
 from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.runs.parallel_sizes import DATA_PARALLEL, measured_elsewhere, with_launched_sizes
+from kernelsight.evaluation.runs.sources import http_stages, inference_perf, mlenergy, trtllm_tables
 from kernelsight.fitting.kernel_sweeps.aiconfigurator import installed_package
 from kernelsight.fitting.kernel_sweeps.devices import SEALED
 
 AICONFIGURATOR = "aiconfigurator"
 FILE = "systems/silicon_sample.csv"
+ENDINGS = (".csv", ".parquet")
+# files that are read as they are, each by its header
+SOURCES = (mlenergy, trtllm_tables, http_stages)
+# names of columns in older files
+FORMER = {"harness": "campaign"}
 # held out for the final evaluation: counted, never simulated, fitted or scored
 # parallel sizes of the prefill and decode workers of disaggregated runs
 WORKERS = (
@@ -102,34 +109,89 @@ class Runs(NamedTuple):
     excluded: list[tuple[str, int]]
 
 
-def read_runs(source: str) -> Runs:
-    """Return the runs of a file, or with ``aiconfigurator`` those shipped in the installed package.
+def read_runs(*sources: str) -> Runs:
+    """Return the runs of files and folders, or with ``aiconfigurator`` those shipped in the installed package.
 
-    A file is a Parquet or CSV of ``measured_runs``, or with the package's own columns. InvalidInput: none of these.
+    A file is a Parquet or CSV of ``measured_runs``, or has the columns of a known source (``SOURCES``); a folder holds
+    such files, or the reports of one run of inference-perf. InvalidInput: none of these, or a run that is read twice.
     """
+    parts = [part for source in sources for part in _parts(source)]
+    table = pa.concat_tables(part.table for part in parts)
+    known, again = set(), []
+    for name in table["run_id"].to_pylist():
+        again += [name] if name in known else []
+        known.add(name)
+    if again:
+        raise InvalidInput(f"run {again[0]!r} is in --runs twice; name each file once, and each run differently.")
+    counted: dict[str, int] = {}
+    for reason, count in (each for part in parts for each in part.excluded):
+        counted[reason] = counted.get(reason, 0) + count
+    return Runs(table, sum(part.read for part in parts), list(counted.items()))
+
+
+def _parts(source: str) -> list[Runs]:
     path = installed_package() / FILE if source == AICONFIGURATOR else Path(source)
+    if not path.is_dir():
+        return [_read_file(path)]
+    if list(path.glob(inference_perf.STAGES)):
+        rows, excluded = inference_perf.read(path)
+        return [_of_source(rows, excluded, path)]
+    files = [file for file in sorted(path.iterdir()) if file.suffix in ENDINGS and not _is_beside(file)]
+    if not files:
+        raise _refusal(path, "holds no such file")
+    return [_read_file(file) for file in files]
 
-    def refuse(found: str) -> InvalidInput:
-        takes = "--runs takes aiconfigurator, or a .csv or .parquet file of measured_runs"
-        return InvalidInput(f"file {path} {found}; {takes}.")
 
-    check_file(path, refuse, ROWS_BYTES)
-    if path.suffix not in (".csv", ".parquet"):
+def _is_beside(path: Path) -> bool:
+    """Return whether a file only describes the workloads of another one."""
+    return path.suffix == ".csv" and set(_header(path)) >= http_stages.STAGES
+
+
+def _header(path: Path) -> list[str]:
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        return next(csv.reader(file), [])
+
+
+def _refusal(path: Path, found: str) -> InvalidInput:
+    takes = "--runs takes aiconfigurator, or a .csv or .parquet file of measured_runs or of a known source, or a folder"
+    return InvalidInput(f"file {path} {found}; {takes}.")
+
+
+def _read_file(path: Path) -> Runs:
+    check_file(path, lambda found: _refusal(path, found), ROWS_BYTES)
+    if path.suffix not in ENDINGS:
         raise InvalidInput(f"{path} ends in {path.suffix!r}; --runs takes a .csv or .parquet file of measured_runs.")
     # pyarrow refuses damaged Parquet files at which polars panics
-    given = read_parquet(path, refuse) if path.suffix == ".parquet" else None
+    given = read_parquet(path, lambda found: _refusal(path, found)) if path.suffix == ".parquet" else None
+    columns = set(_header(path) if given is None else given.column_names)
     try:
+        for reader in SOURCES:
+            if columns >= reader.COLUMNS and given is None:
+                return _of_source(*reader.read(path), path)
         raw = pl.read_csv(path, infer_schema_length=None, glob=False) if given is None else pl.DataFrame(given)
-        if "silicon_ttft_ms" in raw.columns:
+        if "silicon_ttft_ms" in columns:
             return _clean(raw, path)
         contract = contracts()["measured_runs"]
-        table = read_facts(path, contract) if given is None else conform(given, contract, origin=path.name)
+        if given is None:
+            table = read_facts(path, contract, FORMER)
+        else:
+            table = conform(renamed(given, FORMER), contract, origin=path.name)
     except (pl.exceptions.PolarsError, pa.ArrowException, OSError, ValueError) as error:
-        raise refuse(f"cannot be read ({str(error).splitlines()[0].rstrip('.')})") from None
+        raise _refusal(path, f"cannot be read ({str(error).splitlines()[0].rstrip('.')})") from None
+    return _unsealed(table, table.num_rows, [])
+
+
+def _of_source(rows: list[dict[str, Any]], excluded: list[tuple[str, int]], path: Path) -> Runs:
+    contract = contracts()["measured_runs"]
+    table = conform(from_rows(rows, contract), contract, origin=path.name)
+    return _unsealed(table, table.num_rows + sum(count for _, count in excluded), excluded)
+
+
+def _unsealed(table: pa.Table, read: int, excluded: list[tuple[str, int]]) -> Runs:
     sealed = pa.compute.is_in(table["gpu"], pa.array(SEALED))
     counted = pa.compute.sum(sealed).as_py() or 0
-    excluded = [(FILTERS[-1][0], counted)] if counted else []
-    return Runs(table.filter(pa.compute.invert(sealed)), table.num_rows, excluded)
+    left = [(FILTERS[-1][0], counted)] if counted else []
+    return Runs(table.filter(pa.compute.invert(sealed)), read, [*excluded, *left])
 
 
 def _kept(rows: pl.DataFrame, filters: tuple[tuple[str, pl.Expr], ...]) -> tuple[pl.DataFrame, list[tuple[str, int]]]:
@@ -191,7 +253,7 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
     workers = pl.when(batch.is_between(1, concurrency - 1)).then(concurrency // batch).otherwise(1)
     rows = kept.select(
         run_id="id",
-        harness=pl.when(_source.str.contains(INFERENCEX)).then(pl.lit("inferencex")).otherwise(pl.lit("gap_analysis")),
+        campaign=pl.when(_source.str.contains(INFERENCEX)).then(pl.lit("inferencex")).otherwise(pl.lit("gap_analysis")),
         # the name of the same weights in later files of the source
         model=pl.when(_unrecorded).then(pl.lit("deepseek-ai/DeepSeek-V3")).otherwise("model_path"),
         gpu="system",

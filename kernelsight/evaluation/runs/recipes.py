@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ STATED = (
     *("expert_exchange", "attention_dp_balance", "attention_dp_timeout_iters", "attention_dp_batching_wait_iters"),
 )
 EQUAL = {
-    "harness": "harness",
+    "campaign": "campaign",
     "model": "model",
     "engine": "engine",
     "precision": "quantization",
@@ -34,6 +35,7 @@ DISAGGREGATED = {
     "decode_workers": "decode_replicas",
 }
 STARTS = ("gpu", "engine_version")
+OF_SYNTHETIC_LOADS = ("max_concurrency", "request_rate", "num_prompts", "input_len", "output_len", "range_ratio")
 TERM = re.compile(r"(?:(\d+)\s*\*\s*)?(isl|osl|concurrency)|(\d+)")
 SIGNED = re.compile(r"([+-])([^+-]*)")
 
@@ -104,7 +106,7 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
     loop, else the request rate an open one.
     """
     concurrency = -(-run["max_concurrency"] // run["workers"]) if run["max_concurrency"] else None
-    sizes = {**run, "concurrency": concurrency or 0}
+    sizes = {**run, "isl": run["isl"] or 0, "osl": run["osl"] or 0, "concurrency": concurrency or 0}
     found: dict[str, Any] = {}
     names = []
     for recipe in recipes:
@@ -113,7 +115,7 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
             found |= {name: value for name, value in recipe.items() if value is not None}
     if "checkpoint" not in found:
         found["checkpoint"] = run["model"]
-    prompts = found.get("prompts_per_concurrency", 10) * (concurrency or 10)
+    prompts = run.get("num_prompts") or found.get("prompts_per_concurrency", 10) * (concurrency or 10)
     flags = {
         "model": found["checkpoint"],
         "gpu": run["gpu"],
@@ -141,4 +143,8 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
         flags |= {name: run.get(name) for name in ("num_speculative_tokens", "draft_acceptance_rate")}
     if flags.get("enable_expert_parallel"):
         del flags["expert_parallel_size"]
+    if run.get("stated_flags"):
+        flags |= json.loads(run["stated_flags"])
+    if "trace" in flags:  # which has the requests
+        flags = {name: value for name, value in flags.items() if name not in OF_SYNTHETIC_LOADS}
     return {name: value for name, value in flags.items() if value is not None}, names

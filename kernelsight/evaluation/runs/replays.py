@@ -11,11 +11,18 @@ from kernelsight.evaluation.runs.acceptance import (
     proposer_of,
     with_acceptance_rate,
 )
+from kernelsight.evaluation.runs.campaigns import compared
 from kernelsight.evaluation.runs.constants import group_of
 from kernelsight.evaluation.runs.host_constants import Constants
 from kernelsight.evaluation.runs.levels import fit_levels
 from kernelsight.evaluation.runs.recipes import flags_of, is_prose, prompt_text_of
-from kernelsight.evaluation.runs.scores import is_fitting, is_scored_separately, repeats, with_errors
+from kernelsight.evaluation.runs.scores import (
+    is_fitting,
+    is_scored_separately,
+    measured_both,
+    repeats,
+    with_errors,
+)
 from kernelsight.evaluation.runs.simulate_runs import Planned, plan_runs, serve_runs, settings_of
 
 if TYPE_CHECKING:
@@ -98,9 +105,11 @@ def fill_acceptance_rates(
 
 def scored_row(run: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run with its predictions, and their errors if it was served."""
-    row = {**run, **found}
+    row = {**run, **{name: value for name, value in found.items() if name not in ("predicted", "factors")}}
     if found["status"] == "served" and found.get("tpot_mean_ms") is not None:
-        row["errors"] = with_errors(run, found["ttft_mean_ms"], found["tpot_mean_ms"])
+        row["compared"] = compared(run, found)
+        if measured_both(run):
+            row["errors"] = with_errors(run, found["ttft_mean_ms"], found["tpot_mean_ms"])
     elif found["status"] == "served":
         row["status"] = "no request was served: longer than the model or the KV cache allows"
     return row

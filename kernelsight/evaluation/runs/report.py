@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from kernelsight.evaluation.runs.campaigns import campaign_scores, scored_of_campaigns
 from kernelsight.evaluation.runs.coverage import METRICS as COVERED
 from kernelsight.evaluation.runs.coverage import coverage, spread_lacking, with_spread_of_others
 from kernelsight.evaluation.runs.data_quality import signs_of
@@ -17,6 +18,7 @@ from kernelsight.evaluation.runs.scores import (
     concurrency_band,
     grouped,
     is_scored_separately,
+    measured_both,
     repeats,
     score,
     scores,
@@ -37,7 +39,7 @@ AXES = {
     "gpu": lambda row: (row["gpu"],),
     "engine": lambda row: (row["engine"],),
     "precision": lambda row: (row["quantization"] or "not stated",),
-    "harness": lambda row: (row["harness"],),
+    "campaign": lambda row: (row["campaign"],),
     "concurrency": lambda row: (concurrency_band(row["max_concurrency"]),),
     "length": lambda row: (f"{row['isl']}/{row['osl']}",),
 }
@@ -48,8 +50,11 @@ def report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     ``rows``: runs with ``status``, ``errors`` if served, ``is_moe``, ``fitting``. Runs of the fitting fifth are not
     scored, and a measurement that several rows state is scored once. Disaggregated runs, runs with inferred speculative
-    decoding and those with a reason of their own (``scored_separately``) are scored separately.
+    decoding and those with a reason of their own (``scored_separately``) are scored separately. Runs that lack TTFT or
+    TPOT are in ``campaigns`` alone.
     """
+    campaigns = campaign_scores(scored_of_campaigns(rows))
+    rows = [row for row in rows if measured_both(row)]
     scored = [dict(row) for row in scored_runs(rows)]
     inferred = [row for row in rows if not row["fitting"] and row.get("speculative") is not None]
     disaggregated = [row for row in rows if row.get("prefill_workers") and not row.get("scored_separately")]
@@ -62,6 +67,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     served = [row for row in scored if row.get("errors")]
     return {
         **scores(served),
+        "campaigns": campaigns,
         "dense": scores(row for row in served if not row["is_moe"]),
         "moe": scores(row for row in served if row["is_moe"]),
         "groups": grouped(served, GROUP, by_group),
@@ -163,6 +169,7 @@ def level_scores(
     ``held``: the rows of ``serving_spread`` with which they were simulated. Intervals are scored with the spread that
     the fitting runs of other groups have: no run of a group widens or narrows the intervals of that group.
     """
+    rows = [row for row in rows if measured_both(row)]
     served = [row for row in scored_runs(rows) if row.get("errors")]
     found = kinds_of(served)
     respread = [row for name in CLASSES for row in _with_spread_of_others(rows, served, name, held)]
@@ -178,7 +185,7 @@ def class_of(row: Mapping[str, Any]) -> tuple[str, float]:
     >>> class_of({"is_moe": True, "max_concurrency": 64})
     ('moe', 32.0)
     """
-    in_flight = row["max_concurrency"] or row["request_rate"] * row.get("e2e_mean_ms", 0.0) / 1e3
+    in_flight = row["max_concurrency"] or row["request_rate"] * (row.get("e2e_mean_ms") or 0.0) / 1e3
     return "moe" if row["is_moe"] else "dense", CROWD if in_flight > CROWD else 0.0
 
 

@@ -26,6 +26,11 @@ def is_fitting(run_id: str) -> bool:
     return int(hashlib.sha256(run_id.encode()).hexdigest(), 16) % FITTING_PART == 0
 
 
+def measured_both(run: Mapping[str, Any]) -> bool:
+    """Return whether a run measured TTFT and TPOT, at stated lengths: what reports by group and load rest on."""
+    return all(run.get(name) is not None for name in (*MEASURED, "isl", "osl"))
+
+
 def repeats(runs: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the ids of runs of the fitting fifth that repeat the measurement of a scored run (possibly rounded).
 
@@ -34,6 +39,7 @@ def repeats(runs: Sequence[Mapping[str, Any]]) -> set[str]:
     {'r9'}
     """
     scored: dict[tuple, list[Mapping[str, Any]]] = {}
+    runs = [run for run in runs if measured_both(run)]
     for run in runs:
         if not is_fitting(run["run_id"]):
             scored.setdefault(tuple(run[name] for name in SAME), []).append(run)
@@ -55,7 +61,7 @@ def stated_again(runs: Sequence[Mapping[str, Any]]) -> set[str]:
     known: dict[tuple, list[Mapping[str, Any]]] = {}
     again = set()
     for run in runs:
-        if is_fitting(run["run_id"]):
+        if is_fitting(run["run_id"]) or not measured_both(run):
             continue
         others = known.setdefault(tuple(run[name] for name in SAME), [])
         if any(all(abs(run[name] - one[name]) < ROUNDING_MS for name in MEASURED) for one in others):

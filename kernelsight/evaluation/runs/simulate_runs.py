@@ -21,6 +21,10 @@ TIMES = (
     *("prefill_kernels_s", "decode_kernels_s", "prefill_communication_s", "decode_communication_s"),
 )
 INTERVALS = {"ttft_mean_ms": "ttft", "tpot_mean_ms": "tpot", "e2e_mean_ms": "e2e"}
+# what campaigns measured beside means of TTFT and TPOT, by the columns of scenario_summary
+THROUGHPUT = "output_throughput"
+FURTHER_INTERVALS = {"e2e_p99_ms": "e2e_p99", THROUGHPUT: THROUGHPUT}
+PREDICTED = ("itl_mean_ms", "itl_p50_ms", "e2e_mean_ms", "e2e_p99_ms", THROUGHPUT)
 SUMMARY = (
     *(
         "ttft_mean_ms",
@@ -144,18 +148,27 @@ def _serve(session: Session, overheads: Mapping[str, Constants], prose: Collecti
 
     session.give("host_settings", with_host(session.table("host_settings"), fitted, prose), trusted=True)
     session.compute("scenario_summary", "kernel_breakdown", "scenario_intervals")
-    summary = session.table("scenario_summary").select(["scenario_id", "deployment_id", "status", *SUMMARY])
+    summary = session.table("scenario_summary").select(["scenario_id", "deployment_id", "status", *SUMMARY, *PREDICTED])
     rows = {row["scenario_id"]: row for row in summary.to_pylist()}
     for row in rows.values():  # until its first step: in the front end and in the queue
         waits = row.pop("front_end_mean_ms"), row.pop("queue_mean_ms")
         row["queue_ms"] = None if None in waits else sum(waits)
+        row["predicted"] = {name: row.pop(name) for name in PREDICTED}
     for row in session.query(PARTS_QUERY).to_pylist():
         rows[row["scenario_id"]] |= {name: value or 0.0 for name, value in row.items()}
     for row in session.table("scenario_intervals").to_pylist():
-        if row["metric"] in INTERVALS:
-            factors = row["low"] / row["predicted"], row["high"] / row["predicted"]
-            rows[row["scenario_id"]].setdefault("interval_factors", {})[INTERVALS[row["metric"]]] = factors
+        factors = row["low"] / row["predicted"], row["high"] / row["predicted"]
+        for names, kept in ((INTERVALS, "interval_factors"), (INTERVALS | FURTHER_INTERVALS, "factors")):
+            if row["metric"] in names:
+                rows[row["scenario_id"]].setdefault(kept, {})[names[row["metric"]]] = factors
     for row in rows.values():
         pace = overheads[row["deployment_id"]].pace if row["deployment_id"] in overheads else 1.0
         row |= {name: pace * row[name] for name in TIMES if row.get(name) is not None}
+        own = {
+            name: value * (1.0 / pace if name == THROUGHPUT else pace)
+            for name, value in row["predicted"].items()
+            if value
+        }
+        row["predicted"] = own | {name: row[name] for name in ("ttft_mean_ms", "tpot_mean_ms")}
+        row.setdefault("factors", {})
     return list(rows.values())

@@ -118,7 +118,7 @@ def test_a_concurrency_of_several_engines_is_told_by_their_batch(tmp_path: Path)
     several = "source_file=gap.csv; silicon_concurrency=416; measured=2026-03-07"
     path = write(tmp_path / "runs.csv", [{}, {"silicon_data_source": several, "batch_size": 13}])
     rows = read_runs(path).table.to_pylist()
-    assert [(row["max_concurrency"], row["workers"], row["harness"]) for row in rows] == [
+    assert [(row["max_concurrency"], row["workers"], row["campaign"]) for row in rows] == [
         (8, 1, "inferencex"),
         (416, 32, "gap_analysis"),
     ]
@@ -133,12 +133,12 @@ def test_files_of_gap_analysis_that_repeat_inferencex_are_its_runs(tmp_path: Pat
     ]
     rows = [{"silicon_data_source": source, "silicon_ttft_ms": 30.0 + at} for at, source in enumerate(sources)]
     found = read_runs(write(tmp_path / "runs.csv", rows)).table.to_pylist()
-    assert [row["harness"] for row in found] == ["inferencex", "gap_analysis", "inferencex"]
+    assert [row["campaign"] for row in found] == ["inferencex", "gap_analysis", "inferencex"]
 
 
 def test_a_file_of_measured_runs_is_taken_but_for_held_back_gpus(tmp_path: Path) -> None:
     lines = [
-        "run_id,harness,model,gpu,tp,pp,dp,ep,engine,isl,osl,max_concurrency,workers,ttft_ms,tpot_ms,source",
+        "run_id,campaign,model,gpu,tp,pp,dp,ep,engine,isl,osl,max_concurrency,workers,ttft_ms,tpot_ms,source",
         "a,given,qwen3-0.6b,l4,1,1,1,1,vllm,100,10,2,1,30,5,mine",
         "b,given,qwen3-0.6b,gb300,1,1,1,1,vllm,100,10,2,1,30,5,mine",
     ]

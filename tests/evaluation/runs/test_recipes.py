@@ -11,7 +11,7 @@ from kernelsight.models.config import load_catalogue
 
 RUN = {
     "run_id": "a",
-    "harness": "inferencex",
+    "campaign": "inferencex",
     "model": "owner/Model",
     "gpu": "b200_sxm",
     "tp": 4,

@@ -14,7 +14,7 @@ from kernelsight.evaluation.runs.scores import is_fitting, repeats, score, state
 from kernelsight.evaluation.runs.subsets import by_basis, by_fitted_flags, over_groups
 
 RUN = {
-    "harness": "inferencex",
+    "campaign": "inferencex",
     "model": "m",
     "gpu": "h100_sxm",
     "engine": "vllm",

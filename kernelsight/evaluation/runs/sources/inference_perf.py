@@ -1,0 +1,91 @@
+"""The folder of one run of inference-perf: a manifest of the server, and a report of each stage of load."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from kernelsight.dataflow.bounded_files import ROWS_BYTES, check_file
+from kernelsight.errors import InvalidInput
+from kernelsight.scenario.launch.lines import read_launch_line
+
+CAMPAIGN = "inference_perf"
+STAGES = "stage_*_lifecycle_metrics.json"
+MANIFEST, CLIENT = "manifests.yaml", "config.yaml"
+GPUS = {"nvidia-h100-80gb": "h100_sxm"}
+# of the rate that was asked for: below it the server, or the client, could not follow
+FOLLOWED = 0.95
+
+
+def read(folder: Path) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
+    """Return a row of ``measured_runs`` a stage. InvalidInput: a manifest that names no known server and GPU."""
+    manifest = _text(folder / MANIFEST)
+    client = _text(folder / CLIENT)
+    line = read_launch_line(manifest)
+    accelerator = re.search(r"gke-accelerator:\s*(\S+)", manifest)
+    if accelerator is None or accelerator[1] not in GPUS:
+        raise InvalidInput(f"{folder / MANIFEST} names no GPU that is known; known: {', '.join(GPUS)}.")
+    stated = dict(line.flags)
+    named = {name: stated.pop(name, None) for name in ("model", "engine", "engine_version", "gpu")}
+    workers = {
+        name: int(found[1]) if (found := re.search(rf"{name}:\s*(\d+)", client)) else 1
+        for name in ("num_workers", "worker_max_concurrency", "output_len")
+    }
+    rows = []
+    for number, path in enumerate(sorted(folder.glob(STAGES))):
+        rows.append(_run(json.loads(_text(path)), number, named, stated, workers, GPUS[accelerator[1]]))
+    return rows, []
+
+
+def _text(path: Path) -> str:
+    check_file(path, lambda found: InvalidInput(f"file {path} {found}; give the whole folder of the run."), ROWS_BYTES)
+    return path.read_text(encoding="utf-8")
+
+
+def _run(
+    report: dict[str, Any],
+    number: int,
+    named: dict[str, Any],
+    stated: dict[str, Any],
+    workers: dict[str, int],
+    gpu: str,
+) -> dict[str, Any]:
+    load, done = report["load_summary"], report["successes"]
+    e2e, ttft = (done["latency"][name] for name in ("request_latency", "time_to_first_token"))
+    osl = workers["output_len"]
+    # arrivals at equal intervals
+    flags = {**stated, "burstiness": 1e4, "input_len": round(done["prompt_len"]["mean"])}
+    limit = workers["num_workers"] * workers["worker_max_concurrency"]
+    saturated = load["achieved_rate"] < FOLLOWED * load["requested_rate"]
+    return {
+        "run_id": f"{CAMPAIGN}/{number}",
+        "campaign": CAMPAIGN,
+        "model": named["model"],
+        "gpu": gpu,
+        "tp": stated.get("tensor_parallel_size") or 1,
+        "pp": 1,
+        "dp": 1,
+        "ep": 1,
+        "engine": named["engine"],
+        "engine_version": named["engine_version"],
+        "isl": round(done["prompt_len"]["mean"]),
+        "osl": osl,
+        "num_prompts": done["count"],
+        "max_concurrency": limit,
+        "workers": 1,
+        "request_rate": load["requested_rate"],
+        "stated_flags": json.dumps(flags | {"request_rate": load["requested_rate"]}),
+        "ttft_ms": 1e3 * ttft["mean"],
+        "ttft_p90_ms": 1e3 * ttft["p90"],
+        "ttft_p99_ms": 1e3 * ttft["p99"],
+        # the client counts two entries a token: its own time per token is half of that
+        "tpot_ms": 1e3 * (e2e["mean"] - ttft["mean"]) / (osl - 1),
+        "e2e_mean_ms": 1e3 * e2e["mean"],
+        "e2e_p90_ms": 1e3 * e2e["p90"],
+        "e2e_p99_ms": 1e3 * e2e["p99"],
+        # of a server that follows, the throughput is the load
+        "output_throughput": done["throughput"]["requests_per_sec"] * osl if saturated else None,
+        "source": "kubernetes-sigs/inference-perf, example of a run",
+    }

@@ -1,0 +1,116 @@
+"""Runs of the ML.ENERGY benchmark: closed loops of as many users as the server has seats, in vLLM.
+
+Serve flags and client: ml-energy/benchmark (``configs/vllm/<task>/<model>/<GPU>/monolithic.config.yaml``,
+``mlenergy/llm/benchmark.py``). Throughput, power and energy are those between the first moment at which every user has
+a token and the last at which all seats are taken; percentiles of ITL run over every gap of the run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+CAMPAIGN = "mlenergy"
+COLUMNS = frozenset(
+    ("task", "weight_precision", "max_num_seqs", "mean_running", "itl_p50_ms", "joules_per_output_token")
+)
+GPUS = {"H100": "h100_sxm", "B200": "b200_sxm"}
+# tokens of a prompt, one number a task: no row and no file within reach states them. gpqa: questions and choices;
+# the others are assumed
+PROMPT_TOKENS = {"gpqa": 300, "lm-arena-chat": 500, "sourcegraph-fim": 1500}
+# in every serve configuration that was read
+SERVED = {"async_scheduling": True, "max_num_batched_tokens": 8192}
+# the newest release when the pinned options of these configurations were known
+ENGINE_VERSION = "0.11.1"
+ENCODED = "images or video: no encoder is modelled"
+SLOWER = "more than 1.5 times the ITL of the same deployment with as many users or more: another job on the machine"
+FALLING = "less than 0.9 of the throughput of the same deployment with fewer users: another job on the machine"
+SICK_ITL, SICK_THROUGHPUT = 1.5, 0.9
+DEPLOYMENT = ("family", "gpu", "gpus", "expert_parallel", "data_parallel")
+
+
+def read(path: Path) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
+    """Return rows of ``measured_runs``, and (reason, number of rows) of those excluded."""
+    rows = pl.read_csv(path, infer_schema_length=None, glob=False).to_dicts()
+    text = [row for row in rows if row["task"] in PROMPT_TOKENS]
+    excluded = [(ENCODED, len(rows) - len(text))]
+    reasons = sick(text)
+    excluded += [(reason, reasons.count(reason)) for reason in (SLOWER, FALLING)]
+    kept = [_run(row) for row, reason in zip(text, reasons, strict=True) if reason is None]
+    return kept, [(reason, count) for reason, count in excluded if count]
+
+
+def sick(rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
+    """Return why each row is set aside, or None: judged by rows of the same deployment alone.
+
+    A decode step with as many requests or more takes no less time, whatever the task; a server with more users
+    serves no fewer tokens a second.
+    """
+    found: list[str | None] = []
+    for row in rows:
+        same = [
+            other for other in rows if all(_deployment(other)[name] == _deployment(row)[name] for name in DEPLOYMENT)
+        ]
+        heavier = [other["itl_p50_ms"] for other in same if other["max_num_seqs"] >= row["max_num_seqs"]]
+        lighter = [
+            other["output_tokens_per_s"]
+            for other in same
+            if other["task"] == row["task"] and other["max_num_seqs"] < row["max_num_seqs"]
+        ]
+        if min(heavier) * SICK_ITL < row["itl_p50_ms"]:
+            found.append(SLOWER)
+        elif lighter and max(lighter) * SICK_THROUGHPUT > row["output_tokens_per_s"]:
+            found.append(FALLING)
+        else:
+            found.append(None)
+    return found
+
+
+def _deployment(row: Mapping[str, Any]) -> dict[str, Any]:
+    # instruction-tuned and reasoning checkpoints of one shape
+    family = row["model"].replace("-Instruct", "").replace("-Thinking", "")
+    return {**row, "family": family}
+
+
+def _run(row: Mapping[str, Any]) -> dict[str, Any]:
+    ranks = row["data_parallel"]
+    experts = row["expert_parallel"]
+    flags = {**SERVED, "max_num_seqs": -(-row["max_num_seqs"] // ranks)}
+    if row["output_tokens_sd"]:
+        spread = row["output_tokens_sd"] / row["output_tokens_mean"]
+        flags |= {"length_distribution": "lognormal", "output_len_cv": spread}
+    served = dict(_STATED.get((row["task"], row["model"], row["gpu"]), {}))
+    return {
+        "run_id": f"{CAMPAIGN}/{row['task']}/{row['model']}/{row['gpu']}/{row['gpus']}/{experts}/{row['max_num_seqs']}",
+        "campaign": CAMPAIGN,
+        "task": row["task"],
+        "model": row["model"],
+        "gpu": GPUS[row["gpu"]],
+        "tp": row["gpus"] // ranks,
+        "pp": 1,
+        "dp": ranks,
+        "ep": experts,
+        "engine": "vllm",
+        "engine_version": ENGINE_VERSION,
+        "quantization": {"bfloat16": "bf16"}.get(row["weight_precision"], row["weight_precision"]),
+        "isl": PROMPT_TOKENS[row["task"]],
+        "osl": round(row["output_tokens_mean"]),
+        "num_prompts": row["requests"],
+        "max_concurrency": row["max_num_seqs"],
+        "workers": 1,
+        "stated_flags": json.dumps(flags | served),
+        **{f"itl_p{share}_ms": row[f"itl_p{share}_ms"] for share in (50, 90, 95, 99)},
+        "output_throughput": row["output_tokens_per_s"],
+        "while_full": True,
+        "mean_power_w": row["power_w"],
+        "energy_per_output_token_j": row["joules_per_output_token"],
+        "source": "ml-energy/leaderboard public/data/models",
+    }
+
+
+# what single configurations state beside, by task, model and GPU
+_STATED: dict[tuple[str, str, str], Mapping[str, Any]] = {}
