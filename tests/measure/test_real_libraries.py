@@ -34,7 +34,9 @@ def need(name: str, distribution: str) -> Any:
     if importlib.util.find_spec(name.partition(".")[0]) is None:
         pytest.skip(f"{distribution} is not installed: pip install {distribution}")
     try:
-        return importlib.import_module(name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the library itself
+            return importlib.import_module(name)
     except ImportError as error:  # parts that need the driver's library
         pytest.skip(f"{distribution} cannot be imported here: {error}")
 
