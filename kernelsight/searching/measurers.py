@@ -34,18 +34,12 @@ PLACEHOLDER = re.compile(r"\{(\w+)\}")
 HOW = "print the latency in us, or a JSON object with latency_us, as the last line"
 
 
-def measure_with_command(candidates: pa.Table, command: str, time_limit_s: float) -> pa.Table:
-    """Return ``kernel_measurements`` of ``kernel_candidates`` rows, each measured by one run of a command.
+class CommandMeasurer:
+    """Measures rows of ``kernel_candidates`` one after the other, each by one run of a command.
 
     ``command``: words with {name} of a parameter, {parameters} (JSON object of all), {candidate_id} or {source} (file
     with the candidate's source text). Values are put into words after these are split, so that no shell and no second
     splitting sees them. InvalidInput: a command that cannot be run, an unknown name, or output that is no latency.
-    """
-    return CommandMeasurer(command, time_limit_s)(candidates)
-
-
-class CommandMeasurer:
-    """Measures rows of ``kernel_candidates`` one after the other by a command; see ``measure_with_command``.
 
     Output that is no latency is refused before the command has stated any; later it is a failure of its candidate, so
     that a search that has run for hours goes on.

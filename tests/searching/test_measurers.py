@@ -14,7 +14,7 @@ import pytest
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput
-from kernelsight.searching.measurers import CommandMeasurer, check_parameters, measure_with_command
+from kernelsight.searching.measurers import CommandMeasurer, check_parameters
 
 
 def candidates(*parameters: dict, source: str | None = None) -> pa.Table:
@@ -39,7 +39,7 @@ def script(tmp_path: Path):
 
 def test_the_last_line_is_the_latency_of_each_candidate(script) -> None:
     command = script("print('warming up'); print(float(sys.argv[1]) * 2)", "{block_size_x}")
-    found = measure_with_command(candidates({"block_size_x": 32}, {"block_size_x": 64}), command, 30.0)
+    found = CommandMeasurer(command, 30.0)(candidates({"block_size_x": 32}, {"block_size_x": 64}))
     assert found["latency_us"].to_pylist() == [64.0, 128.0]
     assert found["status"].to_pylist() == ["ok", "ok"]
     conform(found, contracts()["kernel_measurements"])
@@ -47,7 +47,7 @@ def test_the_last_line_is_the_latency_of_each_candidate(script) -> None:
 
 def test_an_object_states_more_than_the_latency(script) -> None:
     said = {"latency_us": 7.5, "cv": 0.01, "samples": 12, "compile_s": 1.5, "benchmark_s": 0.25}
-    found = measure_with_command(candidates({}), script(f"print({json.dumps(json.dumps(said))})"), 30.0)
+    found = CommandMeasurer(script(f"print({json.dumps(json.dumps(said))})"), 30.0)(candidates({}))
     assert {name: found[name][0].as_py() for name in said} == said
 
 
@@ -62,7 +62,7 @@ def test_an_object_states_more_than_the_latency(script) -> None:
     ],
 )
 def test_failures_are_told_by_the_exit_status(script, code: str, status: str) -> None:
-    found = measure_with_command(candidates({}), script(code), 30.0)
+    found = CommandMeasurer(script(code), 30.0)(candidates({}))
     assert (found["status"][0].as_py(), found["latency_us"][0].as_py()) == (status, None)
 
 
@@ -74,7 +74,7 @@ child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])
 open({str(left)!r}, 'w').write(str(child.pid))
 time.sleep(60)
 """
-    found = measure_with_command(candidates({}), script(code), 3.0)
+    found = CommandMeasurer(script(code), 3.0)(candidates({}))
     assert found["status"].to_pylist() == ["runtime_failed"]
     for _ in range(100):
         status = Path(f"/proc/{left.read_text()}/status")
@@ -127,21 +127,21 @@ def test_values_are_single_words_that_no_shell_reads(script, tmp_path: Path) -> 
     command = script(
         "print(json.dumps({'latency_us': len(sys.argv)}) if sys.argv[1] == " + repr(hostile) + " else 0)", "{word}"
     )
-    found = measure_with_command(candidates({"word": hostile}), command, 30.0)
+    found = CommandMeasurer(command, 30.0)(candidates({"word": hostile}))
     assert found["latency_us"].to_pylist() == [2.0]
     assert not (tmp_path / "owned").exists()
 
 
 def test_parameters_and_source_reach_the_command(script) -> None:
     code = "print(json.loads(sys.argv[1])['x'] + len(open(sys.argv[2]).read()))"
-    found = measure_with_command(candidates({"x": 40}, source="ab"), script(code, "{parameters} {source}"), 30.0)
+    found = CommandMeasurer(script(code, "{parameters} {source}"), 30.0)(candidates({"x": 40}, source="ab"))
     assert found["latency_us"].to_pylist() == [42.0]
 
 
 def test_nothing_is_left_in_the_folder_of_temporary_files(script, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     os.mkdir(tmp_path / "temporary")
-    measure_with_command(candidates({}, source="x"), script("print(1)", "{source}"), 30.0)
+    CommandMeasurer(script("print(1)", "{source}"), 30.0)(candidates({}, source="x"))
     assert not list((tmp_path / "temporary").iterdir())
 
 
@@ -163,7 +163,7 @@ def test_nothing_is_left_in_the_folder_of_temporary_files(script, tmp_path: Path
 )
 def test_what_is_no_measurement_is_refused(script, code: str, words: str, sentence: str) -> None:
     with pytest.raises(InvalidInput) as error:
-        measure_with_command(candidates({"x": 1}), script(code, words), 30.0)
+        CommandMeasurer(script(code, words), 30.0)(candidates({"x": 1}))
     assert sentence in str(error.value)
 
 
@@ -179,5 +179,5 @@ def test_what_is_no_measurement_is_refused(script, code: str, words: str, senten
 )
 def test_commands_that_cannot_run_are_refused(command: str, limit: float, sentence: str) -> None:
     with pytest.raises(InvalidInput) as error:
-        measure_with_command(candidates({}), command, limit)
+        CommandMeasurer(command, limit)(candidates({}))
     assert sentence in str(error.value)
