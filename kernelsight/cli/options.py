@@ -161,15 +161,17 @@ def add_correction(verb: argparse._ActionsContainer) -> None:
     )
 
 
-def add_sweeps(verb: argparse.ArgumentParser, train_help: str) -> None:
-    """Add --sweep, --train-gpus and --families."""
-    verb.add_argument(
+def add_sweeps(verb: argparse.ArgumentParser, train_help: str, few_help: str | None = None) -> None:
+    """Add --sweep, --train-gpus and --families; ``few_help``: and --few, in place of --sweep."""
+    files = verb.add_mutually_exclusive_group(required=True)
+    files.add_argument(
         "--sweep",
         nargs="+",
-        required=True,
         metavar="S",
         help="Parquet files written by `calibrate import` or `calibrate measure`",
     )
+    if few_help:
+        files.add_argument("--few", nargs="+", metavar="S", help=few_help)
     verb.add_argument("--train-gpus", metavar="A,B", help=train_help)
     add_families(verb)
 

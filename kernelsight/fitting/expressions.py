@@ -98,11 +98,15 @@ def predict_family(
     fabrics: pa.Table,
     without: str | None = None,
     measured: bool = True,
+    vendor: str | None = None,
 ) -> np.ndarray:
-    """Return the latency in us of each training row as its sweep measured it: replay gap and warm data included."""
+    """Return the latency in us of each training row as its sweep measured it: replay gap and warm data included.
+
+    ``without``, ``measured``, ``vendor``: see :func:`kernelsight.kernels.resolve.constants_at`.
+    """
     facts = family_facts(family, implementations, gpus)
     rows = read_rows(form, table, facts, gpus, fabrics)
-    at = constants_at(facts, coefficients, family, form.coefficients, rows.leaves, without, measured)
+    at = constants_at(facts, coefficients, family, form.coefficients, rows.leaves, without, measured, vendor)
     found = np.empty(rows.latency_us.size)
     for first in range(0, found.size, 65_536):
         block = slice(first, first + 65_536)

@@ -73,6 +73,11 @@ def _usual(curve: np.ndarray, kind: str, folds: int) -> np.ndarray:
     return np.exp((folds * np.log(curve) + USUAL_FOLDS * np.log(usual)) / (folds + USUAL_FOLDS))
 
 
+def curve_of(log_error: np.ndarray, latency_us: np.ndarray, folds: np.ndarray) -> np.ndarray:
+    """Return the half widths at KNOTS_US of rows that share a width, every fold counting the same."""
+    return _curve(np.abs(log_error), knot_place(np, latency_us), folds, None)
+
+
 def _curve(error: np.ndarray, knot: np.ndarray, folds: np.ndarray | None, prior: np.ndarray | None) -> np.ndarray:
     """Half widths at the knots, every fold counting the same, drawn to the prior by PRIOR_ROWS rows."""
     weight = np.ones(error.size)

@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.catalog.tables import facts
 from kernelsight.fitting.expressions import fit_family
 from kernelsight.fitting.held_out import folds_of, held_out_errors
 from kernelsight.fitting.intervals import fit_intervals
+from kernelsight.fitting.kernel_choices import choice_rows
 from kernelsight.fitting.measured import fit_measured, has_correction, rows_of
 from kernelsight.fitting.pack_rows import correction_arrays, interval_rows
+from kernelsight.fitting.points_intervals import points_interval_rows
 from kernelsight.fitting.training import to_learn, training_rows
 from kernelsight.fitting.vendors import vendor_form
 from kernelsight.kernels.families import FAMILIES, MEASURED
 from kernelsight.kernels.forms import Form
 from kernelsight.kernels.pack import default_pack, pack_table
-from kernelsight.kernels.resolve import Facts, family_facts, rows_of_part, vendors_of
+from kernelsight.kernels.resolve import rows_of_part, vendors_of
 
 # steps of a correction's training against those of a budget of sites: a whole sweep lies denser, and there are many
 PACK_EFFORT = 0.4
@@ -70,7 +70,7 @@ def fit_pack(
             fitted = family_rows(family, form, table, implementations, gpus, fabrics, log)
             rows += [row | {"vendor": vendor} if _is_of_vendor(row) else row for row in fitted]
             rows += choice_rows(sweeps, family, mine, implementations)
-    return pack_table(rows)
+    return pack_table(rows + points_interval_rows(sweeps, train_gpus, pack_table(rows), gpus, fabrics, implementations))
 
 
 def _is_of_vendor(row: Mapping[str, Any]) -> bool:
@@ -132,46 +132,3 @@ def _median_error(log_error: np.ndarray) -> str:
 
 def _source(table: pa.Table) -> str:
     return f"fitted to measured rows of {', '.join(sorted(set(table['gpu'].to_pylist())))}"
-
-
-def choice_rows(
-    sweeps: Sequence[Path], family: str, train_gpus: Sequence[str], implementations: pa.Table
-) -> list[dict]:
-    """Count which implementation each engine ran for which number formats (attention: and head width) on which GPU.
-
-    A kernel that no engine serves with (in ``kernel_implementations``, ``served`` is 0 or ``served_from`` above the
-    GPU's compute capability; in the sweeps, ``not_fitted`` has a reason) counts nothing: it answers where it is asked
-    for by name.
-    """
-    stated = family_facts(family, implementations, facts("gpus"))
-    files = ", ".join(f"'{path}'" for path in sweeps)
-    wanted = ", ".join(f"'{gpu}'" for gpu in train_gpus)
-    position = "coalesce(shape.head_dim, 0)" if FAMILIES[family].by_head_dim else "0"
-    counted = duckdb.connect().sql(
-        f"""
-        select engine, gpu, dtype, implementation, {position} as position,
-          count(*) filter (where not_fitted is null) as value
-        from read_parquet([{files}], union_by_name = true) where family = '{family}' and gpu in ({wanted})
-        group by all order by all
-        """
-    )
-    names = counted.columns
-    return [
-        {
-            **(counts := dict(zip(names, row, strict=True))),
-            "value": counts["value"] if _serves(stated, counts["implementation"], counts["gpu"]) else 0.0,
-            "family": family,
-            "part": "choice",
-            "level": "gpu",
-            "coefficient": "rows",
-            "unit": "1",
-            "source": "rows of the sweeps",
-        }
-        for row in counted.fetchall()
-    ]
-
-
-def _serves(stated: Facts, implementation: str, gpu: str) -> bool:
-    """Tell whether an engine serves with a kernel on a GPU."""
-    least = stated.structure.get((implementation, "served_from"), 0.0)
-    return stated.structure.get((implementation, "served"), 1.0) > 0.0 and stated.capability.get(gpu, 0.0) >= least

@@ -27,12 +27,23 @@ NEAR_OCTAVES = 1.0
 # attention that nine in ten stay below are 1.6 times those of a fit with another board, of other kernels 0.7 to 1.1
 BY_OCTAVE = 0.1
 ALL = "*"
+# points of a kernel on a GPU without a sweep, of which intervals are learnt
+POINTS = (0, 1, 3, 5, 10)
 _OCTAVES_BETWEEN = float(np.log2(KNOTS_US[1] / KNOTS_US[0]))
 
 
 def group_of(dtype: str, seen: bool) -> str:
     """Return the name of the rows that share a width: number formats, and whether the fit knew their kernel."""
     return f"{dtype}|{'seen' if seen else 'unseen'}"
+
+
+def points_group(points: int) -> str:
+    """Return the name of the rows that share a width after a few points of their kernel: the most of POINTS below.
+
+    >>> points_group(0), points_group(4), points_group(70)
+    ('0 points', '3 points', '10 points')
+    """
+    return f"{max(count for count in POINTS if count <= points)} points"
 
 
 def half_widths_for(curves: Mapping[str, np.ndarray], groups: Sequence[str]) -> np.ndarray:

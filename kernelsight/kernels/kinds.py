@@ -21,11 +21,13 @@ from kernelsight.kernels.intervals import (
     growth,
     half_widths_for,
     measured_half_widths,
+    points_group,
 )
 from kernelsight.kernels.likeness import Likeness
 from kernelsight.kernels.nearby import Nearby, nearby_of
 from kernelsight.kernels.network import Network, network_of
 from kernelsight.kernels.pack import correction_numbers
+from kernelsight.kernels.points import PointsOf, points_of
 from kernelsight.kernels.resolve import (
     UNKNOWN,
     Facts,
@@ -45,7 +47,7 @@ from kernelsight.kernels.resolve import (
 # what differs between a sweep and a served graph: no gap between two replays; quantisation, rotation and cache writes
 # have calls of their own; prompts do not end at whole tiles
 SERVED = {"gap_us": 0.0, "quantizes": 0.0, "query_passes": 0.0, "kv_passes": 0.0, "row_padding": 0.5}
-TIERS = ("cross-generation", "roofline", "target-measured", "hypothetical", "unmeasured-vendor")
+TIERS = ("cross-generation", "roofline", "target-measured", "hypothetical", "unmeasured-vendor", "points-measured")
 # tiers that answer from the fit of one GPU, with its correction
 FITTED = ("target-measured", "hypothetical")
 
@@ -109,8 +111,9 @@ def constants_of(
             kind["relinked"] = moved(kind["gpu"], kind["fit"])
             kind["twin"] = None
             measured = _measured_gpus(family, coefficients)
+            pointed = _gpus_of(rows_of_part(coefficients, family, "points"))
             # of a GPU of one's own, measured_as says whose fit it has
-            if kind["tier"] == "auto" and kind["fit"] in sold - measured and not kind["relinked"]:
+            if kind["tier"] == "auto" and kind["fit"] in sold - measured - pointed and not kind["relinked"]:
                 kind["twin"] = alike.twin(kind["gpu"], siblings(facts, kind["gpu"], measured))
                 kind["fit"] = kind["twin"] or kind["fit"]
         return noted, *_constants_of(family, noted, facts, coefficients, stands_for)
@@ -132,8 +135,9 @@ def _constants_of(
     form = FAMILIES[family].form
     if not kinds:
         return {one.name: np.array([one.start]) for one in form.coefficients}, [""]
-    measured, anywhere = _measured_gpus(family, coefficients), _gpus_of(coefficients)
+    measured, anywhere = _measured_gpus(family, coefficients), _swept_gpus(coefficients)
     corrected = _gpus_of(rows_of_part(coefficients, family, "correction"))
+    pointed = _gpus_of(rows_of_part(coefficients, family, "points"))
     for kind in kinds:
         kind["vendor"] = facts.vendor.get(kind["fit"])
         kind["dtype"] = measured_dtype(coefficients, family, kind["dtype"])
@@ -162,19 +166,28 @@ def _constants_of(
                 f"tier target-measured needs a fitted sweep of {kind['fit']}, and there is none; fit one with "
                 "`kernelsight calibrate fit`, or use --tier auto, cross-generation or roofline."
             )
+        if kind["tier"] == "points-measured" and kind["fit"] not in _pointed_gpus(coefficients):
+            raise InvalidInput(
+                f"tier points-measured needs measured points of {kind['fit']}, and there are none; fit them with "
+                "`kernelsight calibrate fit --few`, or use --tier auto, cross-generation or roofline."
+            )
         known, swept = kind["vendor"] in vendors, kind["fit"] in measured
         kind["kernel"] = "|".join((kind["ran"], implementation, kind["dtype"]))
         ran_here = swept and (
             kind["vendor"] is None or kind["kernel"] in _kernels_of(family, kind["fit"], coefficients)
         )
         hypothetical = bool(stands_for.get(kind["gpu"]))
-        kind["answers"] = _answering_tier(kind["tier"], ran_here, hypothetical, known)
-        if (kind["relinked"] or kind["twin"]) and kind["answers"] in FITTED:
+        has_points = kind["fit"] in pointed and not hypothetical
+        kind["answers"] = _answering_tier(kind["tier"], ran_here, hypothetical, known, has_points)
+        if (kind["relinked"] or kind["twin"]) and kind["answers"] in (*FITTED, "points-measured"):
             kind["answers"] = "cross-generation"
+        kind["points"] = None
+        if kind["answers"] == "points-measured":
+            kind["points"] = points_at(coefficients, family, kind["fit"]).count(kind["kernel"])
         here = kind["answers"] in FITTED or bool(kind["twin"])
         kind["corrected"] = kind["fit"] if here and kind["fit"] in corrected else None
         # asked not to use what was measured there, the expression fitted without its whole generation answers
-        forgets = swept and kind["tier"] == "cross-generation" and not kind["relinked"]
+        forgets = swept and kind["tier"] in ("cross-generation", "points-measured") and not kind["relinked"]
         held_out = (facts.generation.get(kind["fit"]), kind["fit"]) if forgets else ()
         kind["without"] = next((name for name in held_out if (kind["vendor"], name) in fits), None)
         path = {
@@ -218,10 +231,12 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
         elif own:
             found[number] = measured_half_widths(own, others, kind["kernel"], kind["group"])
         elif others and kind["answers"] != "target-measured":
-            half = half_widths_for(others, [kind["group"]])[0]
+            group = kind["group"] if kind["points"] is None else points_group(kind["points"])
+            # a pack without intervals of points has those of no point
+            half = half_widths_for(others, [group if group in others else kind["group"]])[0]
             # a vendor's own fit, however few its GPUs, is no worse than none
             half = half if kind["vendor"] is None else np.minimum(half, UNMEASURED_HALF)
-            found[number] = half * growth(kind["octaves"])
+            found[number] = half if kind["points"] else half * growth(kind["octaves"])
     return found
 
 
@@ -253,6 +268,13 @@ def nearby_at(coefficients: pa.Table, family: str, gpu: str) -> dict[str, Nearby
     )
 
 
+def points_at(coefficients: pa.Table, family: str, gpu: str) -> PointsOf:
+    """Return the few measured points of a family on a GPU."""
+    return remembered(
+        (coefficients,), ("points", family, gpu), lambda: points_of(_rows_of(coefficients, "points", family, gpu))
+    )
+
+
 def _rows_of(coefficients: pa.Table, part: str, family: str, gpu: str) -> list[dict[str, Any]]:
     rows = rows_of_part(coefficients, family, part)
     return rows.filter(pc.fill_null(pc.equal(rows["gpu"], gpu), False)).to_pylist()
@@ -260,9 +282,20 @@ def _rows_of(coefficients: pa.Table, part: str, family: str, gpu: str) -> list[d
 
 def _measured_gpus(family: str, coefficients: pa.Table) -> set[str]:
     def read() -> set[str]:
-        return _gpus_of(coefficients.filter(pc.equal(coefficients["family"], family))) - {None}
+        return _swept_gpus(coefficients.filter(pc.equal(coefficients["family"], family)))
 
     return remembered((coefficients,), ("measured", family), read)
+
+
+def _swept_gpus(coefficients: pa.Table) -> set[str]:
+    """Return the GPUs that constants were fitted to; of one with a few points alone, what ran there is known."""
+    named = {gpu for gpu in _gpus_of(coefficients) if gpu}
+    few = pc.is_in(coefficients["part"], pa.array(["points", "choice"]))
+    return named & _gpus_of(coefficients.filter(pc.invert(few)))
+
+
+def _pointed_gpus(coefficients: pa.Table) -> set[str | None]:
+    return _gpus_of(coefficients.filter(pc.equal(coefficients["part"], "points")))
 
 
 def _gpus_of(coefficients: pa.Table) -> set[str | None]:
@@ -279,13 +312,16 @@ def _kernels_of(family: str, gpu: str, coefficients: pa.Table) -> set[str]:
     return remembered((coefficients,), ("kernels", family, gpu), read)
 
 
-def _answering_tier(asked: str, measured: bool, hypothetical: bool, known: bool) -> str:
-    """``measured``: whether the GPU's sweep held the kernel; ``known``: whether a GPU of the vendor was fitted."""
+def _answering_tier(asked: str, measured: bool, hypothetical: bool, known: bool, points: bool) -> str:
+    """``measured``: whether the GPU's sweep held the kernel; ``known``: whether a GPU of the vendor was fitted;
+    ``points``: whether a few calls of the family were measured on the GPU."""
     if asked == "roofline":
         return asked
     if not known:
         return "unmeasured-vendor"
-    if asked == "cross-generation" or not measured:
+    if points and (asked == "points-measured" or (asked != "cross-generation" and not measured)):
+        return "points-measured"
+    if asked in ("cross-generation", "points-measured") or not measured:
         return "cross-generation"
     return "hypothetical" if hypothetical else "target-measured"
 
@@ -297,6 +333,8 @@ def _evidence(kind: Mapping[str, Any], implementation: str, seen: bool, measured
         return f"no GPU of {kind['vendor'].upper()} was measured: general constants of the family"
     if not measured:
         return "analytic terms with assumed constants"
+    if kind["answers"] == "points-measured":
+        return f"{kind['points']} points of {kind['fit']}, beside sweeps of other GPUs: {implementation}"
     if kind["answers"] == "target-measured":
         return f"sweep of {kind['gpu']}: {implementation}"
     if kind["twin"]:

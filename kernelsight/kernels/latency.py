@@ -16,10 +16,19 @@ from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
 from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
 from kernelsight.kernels.intervals import spread
-from kernelsight.kernels.kinds import TIERS, constants_of, interval_half_widths, kinds_of, nearby_at, network_at
+from kernelsight.kernels.kinds import (
+    TIERS,
+    constants_of,
+    interval_half_widths,
+    kinds_of,
+    nearby_at,
+    network_at,
+    points_at,
+)
 from kernelsight.kernels.likeness import Likeness
 from kernelsight.kernels.nearby import Nearby, nearby_delta
 from kernelsight.kernels.network import Network, correction, scaled
+from kernelsight.kernels.points import mean_of, places, sizes_of
 from kernelsight.kernels.resolve import family_facts, fitted_gpus, siblings
 
 # of kernel_latencies
@@ -159,6 +168,12 @@ def answers(
             factor = _nearby_factor(family, part, kind_of_row[chosen], kinds, hardware, networks[gpu][0], nearby)
             least = found["roofline_us"] if "math" in part or declared.wire_share else 0.0
             found["latency_us"] = np.maximum(found["latency_us"] * factor, least)
+        if any(kind["points"] is not None for kind in kinds):
+            factor = _points_factor(
+                family, part, kind_of_row[chosen], kinds, hardware, found["latency_us"], coefficients
+            )
+            least = found["roofline_us"] if "math" in part or declared.wire_share else 0.0
+            found["latency_us"] = np.maximum(found["latency_us"] * factor, least)
         for name, values in found.items():
             results.setdefault(name, np.empty(rows))[chosen] = values
     tier = np.array([TIERS.index(kind["answers"]) for kind in kinds], dtype=int)[kind_of_row]
@@ -213,6 +228,30 @@ def _nearby_factor(
     seen = features(np, family, call, {"sm_count": hardware["sm_count"][columns["gpu"]]})
     kernels = np.array([kind["kernel"] for kind in kinds])[kind_of_row]
     return np.exp(nearby_delta(scaled(seen, network), kernels, nearby))
+
+
+def _points_factor(
+    family: str,
+    columns: Mapping[str, np.ndarray],
+    kind_of_row: np.ndarray,
+    kinds: Sequence[Mapping[str, Any]],
+    hardware: Mapping[str, np.ndarray],
+    latency_us: np.ndarray,
+    coefficients: pa.Table,
+) -> np.ndarray:
+    """Return what a few points of a GPU make of the latencies that the fit across generations gives its calls."""
+    factor = np.ones(latency_us.size)
+    for number, kind in enumerate(kinds):
+        rows = np.flatnonzero(kind_of_row == number)
+        if kind["points"] is None or not rows.size:
+            continue
+        part = {name: values[rows] for name, values in columns.items()}
+        call = FAMILIES[family].form.view(np, {"working_set_bytes": COLD_BYTES, **part})
+        seen = features(np, family, call, {"sm_count": hardware["sm_count"][part["gpu"]]})
+        words = dict(zip(("engine", "implementation", "dtype"), kind["kernel"].split("|"), strict=True))
+        where = places({"family": family, **words}, np.log(latency_us[rows]), sizes_of(family, seen))
+        factor[rows] = np.exp(mean_of(where, points_at(coefficients, family, kind["fit"])))
+    return factor
 
 
 @cache

@@ -26,7 +26,7 @@ VERSION = re.compile(
     r"v?\d{1,18}(\.\d{1,18})*([-._]?(alpha|beta|preview|pre|post|dev|rev|rc|a|b|c|r)[-._]?\d{0,18})*(\+[a-z0-9._-]+)?",
     re.I,
 )
-TIERS = ("auto", "cross-generation", "target-measured", "roofline")
+TIERS = ("auto", "cross-generation", "points-measured", "target-measured", "roofline")
 
 
 ENGINES = ("vllm", "sglang", "trtllm")

@@ -42,6 +42,7 @@ select
       when settings.tier = 'roofline' then 'kernels and host time: bounds of the hardware alone'
       when foreign_kernels.families is not null then format('{} on a GPU of {}: general constants stand in', foreign_kernels.families, upper(gpus.vendor))
       when tiers.tier = 'cross-generation' then format('kernels on {}', settings.gpu)
+      when tiers.tier = 'points-measured' then format('kernels on {} beside a few points', settings.gpu)
     end,
     case when settings.tier <> 'roofline' and foreign_kernels.families is null then assumed.families end,
     case when settings.tier <> 'roofline' and host.assumed is not null then 'host time' end), '') as not_measured

@@ -19,7 +19,14 @@ from kernelsight.fitting.splits import HEADLINE_TRAIN
 from tests.fitting.measured import gemm, write
 
 WORDS = {"train_gpus": None, "test_gpus": "gb200", "tier": None, "budget": None, "families": None, "final": False}
-WORDS |= {"test_versions": None, "train": None, "pack": None, "whole_layers": False}
+WORDS |= {
+    "test_versions": None,
+    "train": None,
+    "pack": None,
+    "whole_layers": False,
+    "points": None,
+    "random_points": None,
+}
 
 
 def words(**given: Any) -> argparse.Namespace:
@@ -53,12 +60,21 @@ def test_a_budget_and_the_tier_go_together(given: dict[str, Any], tier: str, bud
         ({"budget": 1.0}, "--budget is 1; give a share"),
         ({"budget": 0.1, "tier": "cross-generation"}, "which has no test-GPU measurements"),
         ({"whole_layers": True}, "--whole-layers says which sites are measured together"),
+        ({"points": 0}, "--points is 0; give the points of each kernel, such as 3"),
+        ({"random_points": -1}, "--random-points is -1; give the points"),
+        ({"points": 3, "budget": 0.1}, "--points measures calls of the test GPU in place of sites"),
+        ({"points": 3, "tier": "cross-generation"}, "leave out --budget, --whole-layers and --tier cross-generation"),
         ({"test_gpus": " , "}, "--test-gpus is empty"),
     ],
 )
 def test_words_that_contradict_each_other_are_refused(given: dict[str, Any], sentence: str):
     with pytest.raises(InvalidInput, match=sentence):
         split_of(words(**given))
+
+
+def test_points_are_a_tier_of_their_own():
+    assert split_of(words(points=3)).tier == split_of(words(random_points=3)).tier == "points-measured"
+    assert split_of(words(points=3, tier="target-measured")).budget == 0.0
 
 
 def test_whole_layers_are_held_out_where_asked():

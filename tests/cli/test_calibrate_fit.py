@@ -34,7 +34,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def words(sweep: Path, target: Path | None, **given: Any) -> argparse.Namespace:
-    named = {"train_gpus": None, "families": None, "format": "table", "gpus": None, "onto": None}
+    named = {"train_gpus": None, "families": None, "format": "table", "gpus": None, "onto": None, "few": None}
     output = None if target is None else str(target)
     return argparse.Namespace(**named | {"sweep": [str(sweep)], "output": output} | given)
 
@@ -127,3 +127,22 @@ def test_an_interrupt_leaves_no_half_pack(place: str, tmp_path: Path, monkeypatc
         calibrate_fit.run(words(write(tmp_path / "sweep.parquet", sound()), target))
     assert target.read_bytes() == b"an older pack"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pack.parquet", "sweep.parquet"]
+
+
+def test_few_calls_need_a_model_to_correct(tmp_path: Path) -> None:
+    few = write(tmp_path / "few.parquet", sound("l4"))
+    with pytest.raises(InvalidInput, match=r"--few corrects a kernel model; give it by --onto, a file, or default\."):
+        calibrate_fit.run(words(few, tmp_path / "pack.parquet", few=[str(few)]))
+
+
+def test_few_calls_correct_a_model_and_leave_the_rest_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few, target = write(tmp_path / "few.parquet", sound("l4")), tmp_path / "pack.parquet"
+    calibrate_fit.run(words(few, target, few=[str(few)], onto="default"))
+    assert "l4: 10 points of 1 kernels in 1 families" in capsys.readouterr().err
+    found, shipped = read_pack(target), pack.shipped_pack()
+    assert found.num_rows - shipped.num_rows == 5
+    few_rows = [row for row in found.to_pylist() if row["gpu"] == "l4"]
+    assert sorted((row["part"], row["coefficient"]) for row in few_rows) == [
+        ("choice", "rows"),
+        *(("points", name) for name in ("features", "log_us", "shared", "weights")),
+    ]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernelsight.cli.options import add_output, add_sweeps
 from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.kernels.scores import COLUMNS, score_rows
 from kernelsight.fitting.splits import HEADLINE_TRAIN, SITES_OF_A_GOAL, Split
+
+if TYPE_CHECKING:
+    from kernelsight.evaluation.kernels.points import Asked
 
 
 def declare(verb: argparse.ArgumentParser) -> None:
@@ -20,7 +24,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--tier",
         choices=("cross-generation", "target-measured"),
-        help="kernel latency model to score (default: target-measured with --budget, else cross-generation)",
+        help="kernel latency model to score (default: cross-generation; target-measured with --budget or --points)",
     )
     verb.add_argument(
         "--budget",
@@ -28,6 +32,15 @@ def declare(verb: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="share of the test GPU's sites (distinct kernel shapes) used as measurements",
     )
+    points = verb.add_mutually_exclusive_group()
+    points.add_argument(
+        "--points",
+        type=int,
+        metavar="K",
+        help="measure K planned points of each kernel of the test GPU instead of a share of its sites, and score the "
+        "other calls",
+    )
+    points.add_argument("--random-points", type=int, metavar="K", help="the same with points drawn at random")
     verb.add_argument(
         "--whole-layers",
         action="store_true",
@@ -48,6 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Evaluate, and print the report as JSON or its scores as a table or CSV."""
     from kernelsight.evaluation.kernels.baselines import systems_folder
     from kernelsight.evaluation.kernels.evaluate import evaluate
+    from kernelsight.evaluation.kernels.points import rows_after_points
     from kernelsight.evaluation.kernels.predict import fit_and_predict
     from kernelsight.kernels.families import FAMILIES
     from kernelsight.present.output import check_ending, note
@@ -60,8 +74,16 @@ def run(arguments: argparse.Namespace) -> None:
     split = split_of(arguments)
     systems = systems_folder()
     families = _names(arguments.families) if arguments.families else None
+    points = points_of(arguments)
     result, _ = evaluate(
-        sweeps, split, fit_and_predict, modelled=FAMILIES, families=families, final=arguments.final, systems=systems
+        sweeps,
+        split,
+        fit_and_predict,
+        modelled=FAMILIES,
+        families=families,
+        final=arguments.final,
+        systems=systems,
+        score_rows=partial(rows_after_points, points) if points else None,
     )
     if systems is None:
         note("aiconfigurator-core is not installed: baselines use the peak rates of the table gpus.")
@@ -77,7 +99,13 @@ def split_of(arguments: Any) -> Split:
         raise InvalidInput(f"--budget is {budget:g}; give a share of the sites between 0 and 1, such as 0.05.")
     if tier == "cross-generation" and budget:
         raise InvalidInput("--budget cannot be used with --tier cross-generation, which has no test-GPU measurements.")
-    if tier == "target-measured" and not budget:
+    if points := points_of(arguments):
+        if budget or tier == "cross-generation" or arguments.whole_layers:
+            raise InvalidInput(
+                "--points measures calls of the test GPU in place of sites; leave out --budget, --whole-layers and "
+                "--tier cross-generation."
+            )
+    elif tier == "target-measured" and not budget:
         budget = 0.05
     train = _names(arguments.train_gpus or "") or HEADLINE_TRAIN
     if arguments.test_gpus is None:
@@ -87,8 +115,22 @@ def split_of(arguments: Any) -> Split:
         raise InvalidInput("--test-gpus is empty; name at least one GPU of the sweep.")
     if arguments.whole_layers and not budget:
         raise InvalidInput("--whole-layers says which sites are measured together; give the share of them by --budget.")
-    tier = "target-measured" if budget else "cross-generation"
+    tier = "target-measured" if budget else "points-measured" if points else "cross-generation"
     return Split("asked", train, test, tier, budget or 0.0, arguments.whole_layers)
+
+
+def points_of(arguments: Any) -> Asked | None:
+    """Return the points selected by the flags, None where there are none; InvalidInput: fewer than one."""
+    from kernelsight.evaluation.kernels.points import Asked
+
+    for how in ("planned", "random"):
+        stated = arguments.points if how == "planned" else arguments.random_points
+        if stated is not None and stated < 1:
+            flag = "--points" if how == "planned" else "--random-points"
+            raise InvalidInput(f"{flag} is {stated}; give the points of each kernel, such as 3.")
+        if stated:
+            return Asked(stated, how)
+    return None
 
 
 def _score_versions(arguments: Any, sweeps: list[Path], target: Path | None) -> None:
@@ -100,10 +142,17 @@ def _score_versions(arguments: Any, sweeps: list[Path], target: Path | None) -> 
 
     if not arguments.test_versions or not arguments.train:
         raise InvalidInput("--test-versions and --train belong together: versions to score, and sweeps without them.")
-    if arguments.tier or arguments.budget or arguments.train_gpus or arguments.final or arguments.whole_layers:
+    if (
+        arguments.tier
+        or arguments.budget
+        or points_of(arguments)
+        or arguments.train_gpus
+        or arguments.final
+        or arguments.whole_layers
+    ):
         raise InvalidInput(
             "--test-versions scores a fitted model; "
-            "leave out --tier, --budget, --whole-layers, --train-gpus and --final."
+            "leave out --tier, --budget, --points, --whole-layers, --train-gpus and --final."
         )
     old = [Path(name) for name in arguments.train]
     check_sweeps([*sweeps, *old])

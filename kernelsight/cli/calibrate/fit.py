@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    add_sweeps(verb, "GPUs to fit on (default: all in the sweeps)")
+    add_sweeps(
+        verb,
+        "GPUs to fit on (default: all in the sweeps)",
+        "a few measured calls of a GPU, to correct the kernel model of --onto by; its earlier points are replaced",
+    )
     add_gpus(verb)
     verb.add_argument(
         "--onto",
@@ -30,6 +34,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Fit, write the pack, and print its number of rows per kernel family and part."""
     from kernelsight.catalog.tables import facts
+    from kernelsight.fitting.few_points import fit_few
     from kernelsight.fitting.packing import fit_pack
     from kernelsight.fitting.sweep_files import check_sweeps, measured_gpus
     from kernelsight.fitting.vendors import onto
@@ -39,24 +44,21 @@ def run(arguments: argparse.Namespace) -> None:
     target = check_ending(arguments.output, (".parquet",))
     if target is None:
         raise InvalidInput("calibrate fit needs -o FILE, the Parquet file to write the kernel model to.")
-    sweeps = [Path(name) for name in arguments.sweep]
+    sweeps = [Path(name) for name in arguments.few or arguments.sweep]
+    if arguments.few and not arguments.onto:
+        raise InvalidInput("--few corrects a kernel model; give it by --onto, a file, or default.")
     check_sweeps(sweeps)
     measured, known = sorted(measured_gpus(sweeps)), _known_gpus(arguments)
     _refuse_unusable(sweeps, measured, known["gpu"].to_pylist())
     gpus = _listed(arguments.train_gpus, measured, "GPU") or measured
     families = _listed(arguments.families, list(MEASURED), "kernel family")
     base = _base(arguments.onto)
-    pack = fit_pack(
-        sweeps,
-        gpus,
-        known,
-        facts("fabrics"),
-        facts("kernel_implementations"),
-        families=families or None,
-        base=base,
-        log=note,
-    )
-    pack = pack if base is None else onto(base, pack, known)
+    tables = (known, facts("fabrics"), facts("kernel_implementations"))
+    if arguments.few:
+        pack = fit_few(sweeps, gpus, base, *tables, families=families or None, log=note)
+    else:
+        pack = fit_pack(sweeps, gpus, *tables, families=families or None, base=base, log=note)
+        pack = pack if base is None else onto(base, pack, known)
     keep_pack(pack, target)
     counts = pack.group_by(["family", "part"]).aggregate([([], "count_all")]).sort_by([("family", "ascending")])
     rows = [{"family": row["family"], "part": row["part"], "rows": row["count_all"]} for row in counts.to_pylist()]

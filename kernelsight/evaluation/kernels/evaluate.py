@@ -32,6 +32,7 @@ from kernelsight.kernels.families import MEASURED
 
 Prediction = tuple[np.ndarray, np.ndarray, np.ndarray]
 Model = Callable[[Mapping[str, pa.Table], Mapping[str, pa.Table], str], Mapping[str, Prediction]]
+ScoreRows = Callable[[Sequence[Path], Split, Sequence[str], Path | None], tuple[dict[str, pa.Table], dict[str, Any]]]
 # one call per graph replay carries some microseconds that no served graph pays: above this they matter little
 LONG_US = 20.0
 BASELINE_COLUMNS = {name: f"{name}_us" for name in baselines.NAMES}
@@ -88,7 +89,7 @@ def scored_rows(
         unmeasured = test.num_rows and taught.num_rows and not split.budget
         asked = as_unmeasured(family, sweeps, train, test) if unmeasured else None
         predicted = _predictions(family, taught, test, asked, model, split.tier)
-        yield family, _labelled(family, train, taught, test, roofline, predicted, systems)
+        yield family, labelled(family, train, taught, test, roofline, predicted, systems)
 
 
 def _predictions(
@@ -110,7 +111,7 @@ def _predictions(
     return found
 
 
-def _labelled(
+def labelled(
     family: str,
     train: pa.Table,
     taught: pa.Table,
@@ -158,11 +159,11 @@ def report(scored: Mapping[str, pa.Table], rejected: Sequence[Mapping[str, Any]]
         "overall_baselines": {
             name: _mean_pair([cell["seen"]["baselines"][name] for cell in covered]) for name in baselines.NAMES
         },
-        "pooled": _pair(list(known.values())),
+        "pooled": pair_of(list(known.values())),
         "covered": _mean_pair(covered),
         "nothing_of_target": {
             "overall": _mean_pair([cell["seen"]["nothing_of_target"] for cell in covered]),
-            "pooled": _pair(list(known.values()), UNMEASURED),
+            "pooled": pair_of(list(known.values()), UNMEASURED),
             "covered": _mean_pair([cell["nothing_of_target"] for cell in covered]),
         },
         "unseen_implementation": _mean_pair([cell["unseen"] for cell in covered]),
@@ -170,13 +171,13 @@ def report(scored: Mapping[str, pa.Table], rejected: Sequence[Mapping[str, Any]]
             {
                 "family": family,
                 **_mean_pair([cell["seen"] for cell in covered if cell["family"] == family]),
-                "pooled": _pair([known[family]]),
+                "pooled": pair_of([known[family]]),
             }
             for family in scored
             if known[family].num_rows
         ],
         "by_gpu": [
-            {"gpu": gpu, **_mean_pair(_seen_pairs_of(known, gpu)), "pooled": _pair(_of(known, gpu))}
+            {"gpu": gpu, **mean_over_cells(_of(known, gpu)), "pooled": pair_of(_of(known, gpu))}
             for gpu in (gpus if len(gpus) > 1 else ())
         ],
         "families": [_without(cell, "covered") for cell in covered],
@@ -211,14 +212,18 @@ def _noted_rows(path: Path, noted: bytes) -> list[dict[str, Any]]:
 def evaluate(
     sweeps: Sequence[Path],
     split: Split,
-    model: Model,
+    model: Model | None,
     *,
     modelled: Container[str] = MEASURED,
     families: Sequence[str] | None = None,
     final: bool = False,
     systems: Path | None = None,
+    score_rows: ScoreRows | None = None,
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Fit without the test GPUs (or with a budgeted part of their sites) and score them: the report, and its rows.
+
+    ``score_rows``: what makes the rows of all families, where they are not one model a family; its second value is put
+    beside the report.
 
     ``modelled``: families that the model can predict; rows of others are counted under ``rejected``. InvalidInput or
     UnknownName: GPUs or families that the sweeps do not hold, or that may not be looked at.
@@ -233,7 +238,11 @@ def evaluate(
             )
     able = [family for family in counts if family in MEASURED and family in modelled]
     asked = [family for family in able if not families or family in families]
-    scored = dict(scored_rows(sweeps, split, model, asked, systems))
+    more: dict[str, Any] = {}
+    if score_rows is not None:
+        scored, more = score_rows(sweeps, split, asked, systems)
+    elif model is not None:
+        scored = dict(scored_rows(sweeps, split, model, asked, systems))
     left_out = {}
     for family, n in counts.items():
         if families and family not in families:
@@ -244,7 +253,7 @@ def evaluate(
             left_out[f"every site of the family {family} is in the budget"] = n
     floors = remeasurement_floors(sweeps, split.test_gpus)
     rejected = rejected_rows(sweeps, (*split.train_gpus, *split.test_gpus), left_out)
-    return report(scored, rejected, remeasurement=floors, split=split._asdict()), scored
+    return report(scored, rejected, remeasurement=floors, split=split._asdict(), **more), scored
 
 
 def _cell(family: str, dtype: str, rows: pa.Table) -> dict[str, Any]:
@@ -264,18 +273,18 @@ def _cell(family: str, dtype: str, rows: pa.Table) -> dict[str, Any]:
 def _with_baselines(rows: pa.Table) -> dict[str, Any]:
     """Score rows on the grid and on serving shapes: the model, the model on long kernels, and each baseline."""
     return {
-        **_pair([rows]),
-        "above_20_us": _pair([rows.filter(pc.greater(rows["latency_us"], LONG_US))]),
-        "nothing_of_target": _pair([rows], UNMEASURED),
+        **pair_of([rows]),
+        "above_20_us": pair_of([rows.filter(pc.greater(rows["latency_us"], LONG_US))]),
+        "nothing_of_target": pair_of([rows], UNMEASURED),
         "baselines": {
             # a baseline without an answer for some rows is compared on those that it has one for
-            name: {**_pair([rows], (column,)), "model_there": _pair([rows.filter(pc.is_finite(rows[column]))])}
+            name: {**pair_of([rows], (column,)), "model_there": pair_of([rows.filter(pc.is_finite(rows[column]))])}
             for name, column in BASELINE_COLUMNS.items()
         },
     }
 
 
-def _pair(tables: Sequence[pa.Table], columns: Sequence[str] = NAMED) -> dict[str, Any]:
+def pair_of(tables: Sequence[pa.Table], columns: Sequence[str] = NAMED) -> dict[str, Any]:
     """Return {"grid", "serving"} of the rows of some tables together; ``columns``: a prediction, and its interval."""
     return {
         "grid": _score(tables, columns),
@@ -294,8 +303,9 @@ def _mean_pair(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {shapes: mean_of([pair[shapes] for pair in pairs]) for shapes in ("grid", "serving")}
 
 
-def _seen_pairs_of(known: Mapping[str, pa.Table], gpu: str) -> list[dict[str, Any]]:
-    return [_pair([rows]) for table in _of(known, gpu) for _, rows in _by(table, "dtype")]
+def mean_over_cells(tables: Sequence[pa.Table]) -> dict[str, Any]:
+    """Return the mean over (family, dtype) of the scores of rows, {"grid", "serving"}."""
+    return _mean_pair([pair_of([rows]) for table in tables for _, rows in _by(table, "dtype")])
 
 
 def _of(known: Mapping[str, pa.Table], gpu: str) -> list[pa.Table]:

@@ -1,0 +1,56 @@
+"""Which implementation each engine ran for which number formats on which GPU, as sweeps count it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from kernelsight.catalog.tables import facts
+from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.resolve import Facts, family_facts
+
+
+def choice_rows(
+    sweeps: Sequence[Path], family: str, train_gpus: Sequence[str], implementations: pa.Table
+) -> list[dict]:
+    """Count which implementation each engine ran for which number formats (attention: and head width) on which GPU.
+
+    A kernel that no engine serves with (in ``kernel_implementations``, ``served`` is 0 or ``served_from`` above the
+    GPU's compute capability; in the sweeps, ``not_fitted`` has a reason) counts nothing: it answers where it is asked
+    for by name.
+    """
+    stated = family_facts(family, implementations, facts("gpus"))
+    files = ", ".join(f"'{path}'" for path in sweeps)
+    wanted = ", ".join(f"'{gpu}'" for gpu in train_gpus)
+    position = "coalesce(shape.head_dim, 0)" if FAMILIES[family].by_head_dim else "0"
+    counted = duckdb.connect().sql(
+        f"""
+        select engine, gpu, dtype, implementation, {position} as position,
+          count(*) filter (where not_fitted is null) as value
+        from read_parquet([{files}], union_by_name = true) where family = '{family}' and gpu in ({wanted})
+        group by all order by all
+        """
+    )
+    names = counted.columns
+    return [
+        {
+            **(counts := dict(zip(names, row, strict=True))),
+            "value": counts["value"] if _serves(stated, counts["implementation"], counts["gpu"]) else 0.0,
+            "family": family,
+            "part": "choice",
+            "level": "gpu",
+            "coefficient": "rows",
+            "unit": "1",
+            "source": "rows of the sweeps",
+        }
+        for row in counted.fetchall()
+    ]
+
+
+def _serves(stated: Facts, implementation: str, gpu: str) -> bool:
+    """Tell whether an engine serves with a kernel on a GPU."""
+    least = stated.structure.get((implementation, "served_from"), 0.0)
+    return stated.structure.get((implementation, "served"), 1.0) > 0.0 and stated.capability.get(gpu, 0.0) >= least

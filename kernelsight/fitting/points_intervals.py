@@ -1,0 +1,147 @@
+"""90 % intervals after some points a kernel: what the same exercise leaves on GPUs that the fit had not seen.
+
+Each GPU of a generation that was left out is predicted, points of it are planned and measured, and the errors of its
+other calls give the half width of their family. Generations weigh the same (:mod:`.intervals`); a family's curve is
+drawn half way to the mean of all families in logarithms: a new generation may do with one what others did with another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.fitting.cells import generation_of, is_serving
+from kernelsight.fitting.few_points import Measured, Tables, fit_points, joined_calls, left_out, measured_calls
+from kernelsight.fitting.intervals import curve_of
+from kernelsight.fitting.pack_rows import correction_arrays, interval_rows
+from kernelsight.fitting.planned_points import planned
+from kernelsight.fitting.training import training_rows
+from kernelsight.kernels.intervals import POINTS, points_group
+from kernelsight.kernels.points import mean_of
+from kernelsight.kernels.resolve import family_facts, vendors_of
+
+# a kernel without points is learnt beside others that have this many
+LEARNT_BESIDE = 3
+# calls of one kernel on one GPU: quantiles need no more
+MOST_CALLS = 150
+
+
+class Rest(NamedTuple):
+    """Errors that points left: family, log error, predicted us and generation of each call."""
+
+    family: np.ndarray
+    log_error: np.ndarray
+    latency_us: np.ndarray
+    generation: np.ndarray
+
+
+def left_after(measured: Measured, generation: str, count: int) -> Rest:
+    """Return what ``count`` planned points of each kernel of a GPU leave of its other calls.
+
+    0: what points of the other kernels leave of each kernel.
+    """
+    where = measured.places
+    points = planned(where, np.ones(where.size), count or LEARNT_BESIDE)
+    rest = np.setdiff1d(np.arange(where.size), points)
+    error = np.empty(where.size)
+    if count:
+        error[rest] = _errors_of(measured, points, rest)
+    else:
+        kernels = where.kernels()
+        for kernel in dict.fromkeys(kernels.tolist()):
+            mine = np.flatnonzero(kernels == kernel)
+            error[mine] = _errors_of(measured, np.setdiff1d(points, mine), mine)
+    us = np.exp(where.log_us[rest] + measured.log_error[rest] - error[rest])
+    return Rest(where.family[rest], error[rest], us, np.full(rest.size, generation, dtype=object))
+
+
+def _errors_of(measured: Measured, points: np.ndarray, rest: np.ndarray) -> np.ndarray:
+    """Log errors of some calls once points are known: where no point is of a family, as they are."""
+    known, found = fit_points(measured.at(points)) if points.size else {}, measured.log_error[rest].copy()
+    family = measured.places.family[rest]
+    for name, few in known.items():
+        of = family == name
+        found[of] -= mean_of(measured.places.at(rest[of]), few)
+    return found
+
+
+def fit_points_intervals(rests: Sequence[Rest]) -> dict[str, np.ndarray]:
+    """Return of each family the half widths at the knots of latency, from what the GPUs of several generations left."""
+    whole = Rest(*(np.concatenate(column) for column in zip(*rests, strict=True)))
+    curves = {}
+    for family in dict.fromkeys(whole.family.tolist()):
+        of = whole.family == family
+        curves[family] = curve_of(whole.log_error[of], whole.latency_us[of], whole.generation[of])
+    usual = np.mean([np.log(curve) for curve in curves.values()], axis=0)
+    return {family: np.exp((np.log(curve) + usual) / 2.0) for family, curve in curves.items()}
+
+
+def held_out_calls(family: str, table: pa.Table, constants: pa.Table, tables: Tables) -> dict[str, Measured]:
+    """Return of each GPU with a fit without its generation some of its calls against that fit."""
+    found = {}
+    for gpu in sorted(pc.unique(table["gpu"]).to_pylist()):
+        # a generation that alone measured a family has no fit without it
+        if left_out(constants, family, family_facts(family, tables[0], tables[1]), gpu):
+            mine = _some(table.filter(pc.equal(table["gpu"], gpu)))
+            found[gpu] = measured_calls(family, mine, gpu, constants, tables)
+    return found
+
+
+def rests_of(calls: Mapping[str, Sequence[Measured]], counts: Sequence[int]) -> dict[int, dict[str, Rest]]:
+    """Return by points a kernel what each held-out GPU has left; ``calls``: of each GPU, one a family."""
+    whole = {gpu: joined_calls(parts) for gpu, parts in calls.items() if parts}
+    return {count: {gpu: left_after(one, generation_of(gpu), count) for gpu, one in whole.items()} for count in counts}
+
+
+def points_intervals(
+    rests: Mapping[int, Mapping[str, Rest]], without: str | None = None
+) -> dict[str, dict[str, np.ndarray]]:
+    """Return by family and :func:`points_group` the half widths, from all generations but ``without``."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for count, by_gpu in rests.items():
+        others = [one for gpu, one in by_gpu.items() if generation_of(gpu) != without]
+        for family, curve in fit_points_intervals(others).items() if others else ():
+            found.setdefault(family, {})[points_group(count)] = curve
+    return found
+
+
+def points_interval_rows(
+    sweeps: Sequence[Path],
+    train_gpus: Sequence[str],
+    pack: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    implementations: pa.Table,
+) -> list[dict]:
+    """Return the intervals after some points a kernel as ``eta_coefficients`` rows, by the fits of a pack without each
+    generation: of all generations, and without each."""
+    vendor_of = vendors_of(gpus)
+    first = [gpu for gpu in train_gpus if vendor_of[gpu] is None]
+    calls: dict[str, list[Measured]] = {}
+    for family in sorted(set(pack["family"].to_pylist())):
+        table = training_rows(sweeps, family, first)
+        served = table.filter(pa.array(is_serving(family, table)))
+        for gpu, one in held_out_calls(family, served, pack, (implementations, gpus, fabrics)).items():
+            calls.setdefault(gpu, []).append(one)
+    rows: list[dict] = []
+    rests = rests_of(calls, POINTS)
+    for without in [None, *sorted({generation_of(gpu) for gpu in calls})]:
+        for family, curves in points_intervals(rests, without).items():
+            rows += interval_rows(family, curves, "errors on held-out generations after points", without=without)
+    return correction_arrays(rows)
+
+
+def _some(table: pa.Table) -> pa.Table:
+    """At most MOST_CALLS rows of each kernel, drawn at random."""
+    key = pc.binary_join_element_wise(*(table[name] for name in ("engine", "implementation", "dtype")), "|")
+    code, random = key.combine_chunks().dictionary_encode().indices.to_numpy(), np.random.default_rng(0)
+    kept = [
+        random.choice(rows, min(rows.size, MOST_CALLS), replace=False)
+        for rows in (np.flatnonzero(code == number) for number in np.unique(code))
+    ]
+    return table.take(pa.array(np.sort(np.concatenate(kept))))

@@ -1,0 +1,149 @@
+"""From a few measured calls to a pack and its predictions; which calls a plan takes; intervals after points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from kernelsight.catalog.tables import facts
+from kernelsight.errors import InvalidInput
+from kernelsight.fitting.few_points import Measured, fit_few, measured_calls
+from kernelsight.fitting.planned_points import planned, random_points
+from kernelsight.fitting.points_intervals import left_after, points_intervals, rests_of
+from kernelsight.fitting.training import training_rows
+from kernelsight.kernels.intervals import spread
+from kernelsight.kernels.pack import shipped_pack, with_assumed
+from kernelsight.kernels.points import joined, places, size_count
+from tests.fitting.measured import gemm, write
+from tests.kernels.calls import call_table, price, work
+
+TABLES = (facts("kernel_implementations"), facts("gpus"), facts("fabrics"))
+KNOWN = (facts("gpus"), facts("fabrics"), facts("kernel_implementations"))
+SHAPES = [(m, n, 4096) for m in (1, 64, 512, 4096) for n in (2048, 8192)]
+FACTOR = 1.5
+
+
+@pytest.fixture(scope="module")
+def base() -> pa.Table:
+    """The gemm rows of the shipped pack alone."""
+    pack = shipped_pack()
+    return pack.filter(pc.equal(pack["family"], "gemm"))
+
+
+def sweep_of(tmp_path: Path, gpu: str, base: pa.Table, shapes: list = SHAPES, factor: float = FACTOR) -> Path:
+    """Return a sweep whose products take a factor longer than the fit across generations says."""
+    draft = write(tmp_path / "draft.parquet", [gemm(gpu, *shape, 1.0) for shape in shapes])
+    table = training_rows([draft], "gemm", [gpu])
+    found = measured_calls("gemm", table, gpu, with_assumed(base), TABLES)
+    sizes = zip(*(table[name].to_pylist() for name in ("m", "n", "k")), strict=True)
+    us = factor * np.exp(found.places.log_us)
+    rows = [gemm(gpu, *map(int, shape), float(one)) for shape, one in zip(sizes, us, strict=True)]
+    return write(tmp_path / f"{gpu}.parquet", rows)
+
+
+def answers(gpu: str, pack: pa.Table, tier: str = "auto", size: int = 3000) -> dict[str, Any]:
+    sizes = {"m": np.array([256.0]), "n": np.array([float(size)]), "k": np.array([4096.0])}
+    calls = call_table({**sizes, **work("gemm", sizes), "format": ["bf16"]}, gpu, "bf16")
+    return price("gemm", calls, tier=tier, eta_coefficients=pack).to_pylist()[0]
+
+
+def test_points_of_a_gpu_without_a_sweep_answer_for_its_other_calls(tmp_path: Path, base: pa.Table) -> None:
+    pack = fit_few([sweep_of(tmp_path, "l4", base)], ["l4"], base, *KNOWN)
+    before, after = answers("l4", base), answers("l4", pack)
+    assert (before["tier"], after["tier"]) == ("cross-generation", "points-measured")
+    assert after["latency_us"] / before["latency_us"] == pytest.approx(FACTOR, rel=0.1)
+    assert after["evidence"] == "8 points of l4, beside sweeps of other GPUs: cublas"
+    # asked not to use them, the fit across generations answers as if they were not there
+    assert answers("l4", pack, "cross-generation")["latency_us"] == pytest.approx(before["latency_us"])
+    assert answers("l40s", pack, "cross-generation") == answers("l40s", base, "cross-generation")
+
+
+def test_the_interval_is_what_as_many_points_left_on_other_generations(tmp_path: Path, base: pa.Table) -> None:
+    pack = fit_few([sweep_of(tmp_path, "l4", base)], ["l4"], base, *KNOWN)
+    named = ("interval", "5 points", None)
+    rows = zip(base.to_pylist(), *(base[name].to_pylist() for name in ("part", "dtype", "without")), strict=True)
+    curve = next(np.array(row["array"]) for row, *words in rows if tuple(words) == named)
+    found = answers("l4", pack)
+    assert found["latency_p95_us"] / found["latency_us"] == pytest.approx(
+        float(spread(np, np.array([found["latency_us"]]), curve)[0])
+    )
+
+
+def test_a_swept_gpu_with_points_is_asked_for_them_by_name(tmp_path: Path, base: pa.Table) -> None:
+    pack = fit_few([sweep_of(tmp_path, "l40s", base)], ["l40s"], base, *KNOWN)
+    assert answers("l40s", pack) == answers("l40s", base)
+    across, found = answers("l40s", base, "cross-generation"), answers("l40s", pack, "points-measured")
+    assert found["tier"] == "points-measured"
+    assert found["latency_us"] / across["latency_us"] == pytest.approx(FACTOR, rel=0.1)
+
+
+def test_later_points_replace_earlier_ones(tmp_path: Path, base: pa.Table) -> None:
+    first = fit_few([sweep_of(tmp_path, "l4", base)], ["l4"], base, *KNOWN)
+    again = fit_few([sweep_of(tmp_path, "l4", base, factor=1.2)], ["l4"], first, *KNOWN)
+    once = fit_few([sweep_of(tmp_path, "l4", base, factor=1.2)], ["l4"], base, *KNOWN)
+    assert again.num_rows == once.num_rows
+    assert answers("l4", again) == answers("l4", once)
+
+
+def test_without_points_the_tier_is_refused(base: pa.Table) -> None:
+    with pytest.raises(InvalidInput, match=r"tier points-measured needs measured points of l4, and there are none"):
+        answers("l4", base, "points-measured")
+
+
+def test_many_points_are_a_sweep(tmp_path: Path, base: pa.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernelsight.fitting.few_points.MOST_POINTS", 7)
+    with pytest.raises(InvalidInput, match=r"--few has 8 points of l4, and up to 7 are few; fit them as a sweep"):
+        fit_few([sweep_of(tmp_path, "l4", base)], ["l4"], base, *KNOWN)
+
+
+def calls_of(seed: int, scatter: float = 0.05, kernels: int = 4) -> Measured:
+    """Return calls of some kernels of a GPU that errs by a factor, and by a slope over time."""
+    random, parts, errors = np.random.default_rng(seed), [], []
+    for number in range(kernels):
+        words = {"family": "gemm", "engine": "vllm", "implementation": f"kernel_{number}", "dtype": "bf16"}
+        log_us = random.uniform(1.0, 8.0, 60)
+        parts.append(places(words, log_us, random.uniform(5.0, 10.0, (60, size_count("gemm")))))
+        errors.append(0.3 + 0.03 * log_us + random.normal(0.0, scatter, 60))
+    return Measured(joined(parts), np.concatenate(errors))
+
+
+def test_a_plan_takes_as_many_of_each_kernel_and_spreads_them_over_time() -> None:
+    measured = calls_of(0)
+    chosen = planned(measured.places, np.ones(measured.places.size), 3)
+    names = measured.places.kernels()[chosen]
+    assert [int((names == name).sum()) for name in sorted(set(names))] == [3, 3, 3, 3]
+    for name in set(names):
+        times = measured.places.log_us[chosen][names == name]
+        assert np.ptp(times) > 2.0
+
+
+def test_a_plan_takes_served_calls_where_there_are_any() -> None:
+    where = calls_of(1, kernels=2).places
+    weight = np.where(where.implementation == "kernel_0", where.log_us < 3.0, 0.0)
+    for choose in (planned, random_points):
+        chosen = choose(where, weight, 4)
+        mine = chosen[where.implementation[chosen] == "kernel_0"]
+        assert chosen.size == 8 and (where.log_us[mine] < 3.0).all()
+
+
+def test_points_leave_less_than_there_was_and_planned_ones_less_than_random() -> None:
+    measured = calls_of(2)
+    before = np.abs(measured.log_error).mean()
+    left = [np.abs(left_after(measured, "ada", count).log_error).mean() for count in (0, 1, 3, 10)]
+    assert before > left[0] > left[2] > left[3]
+    assert left[3] < 0.08
+
+
+def test_intervals_after_points_are_what_other_generations_leave() -> None:
+    calls = {gpu: [calls_of(seed, 0.1)] for seed, gpu in enumerate(("a100_sxm", "l40s", "h100_sxm"))}
+    calls["b200_sxm"] = [calls_of(9, 0.8)]
+    rests = rests_of(calls, (3, 10))
+    curves, without = points_intervals(rests)["gemm"], points_intervals(rests, without="sm_100")["gemm"]
+    assert set(curves) == {"3 points", "10 points"}
+    assert (without["3 points"] < curves["3 points"]).all()
+    assert without["10 points"].mean() == pytest.approx(1.645 * 0.1, rel=0.4)
