@@ -96,7 +96,16 @@ def test_gpus_of_the_final_evaluation_are_never_scored(old, new):
 def words(**given: Any) -> argparse.Namespace:
     named = dict.fromkeys(("train_gpus", "test_gpus", "tier", "budget", "families", "train", "pack", "output"))
     return argparse.Namespace(
-        **{**named, "final": False, "whole_layers": False, "test_versions": "new", "format": "json", **given}
+        **{
+            **named,
+            "final": False,
+            "whole_layers": False,
+            "points": None,
+            "random_points": False,
+            "test_versions": "new",
+            "format": "json",
+            **given,
+        }
     )
 
 
