@@ -101,7 +101,7 @@ def words(**given: Any) -> argparse.Namespace:
             "final": False,
             "whole_layers": False,
             "points": None,
-            "random_points": False,
+            "random_points": None,
             "test_versions": "new",
             "format": "json",
             **given,
