@@ -24,6 +24,7 @@ from kernelsight.kernels.hardware import MATH, hardware_columns
 from kernelsight.kernels.intervals import spread
 from kernelsight.kernels.kinds import constants_of, interval_half_widths, kinds_of, network_at
 from kernelsight.kernels.latency import latencies
+from kernelsight.kernels.likeness import Likeness
 from kernelsight.kernels.network import Network
 from kernelsight.session import Session, connect
 
@@ -147,10 +148,11 @@ def _bulk(
     place = settings.column_names.index("tier")
     settings = settings.set_column(place, "tier", pa.array([tier] * settings.num_rows))
     kinds, kind_of_row = kinds_of(family, calls, settings)
-    at, _ = constants_of(family, kinds, prices["kernel_implementations"], prices["gpus"], coefficients)
+    hardware = hardware_columns(prices["gpus"], prices["fabrics"])
+    alike = Likeness(family, prices["gpus"], hardware)
+    at, _ = constants_of(family, kinds, prices["kernel_implementations"], prices["gpus"], coefficients, alike)
     halves = interval_half_widths(family, kinds, coefficients)[0].astype(np.float32)
     at = {name: np.float32(values[0]) for name, values in at.items()}
-    hardware = hardware_columns(prices["gpus"], prices["fabrics"])
     uniform = {
         "gpu": prices["gpus"]["gpu"].to_pylist().index(kinds[0]["gpu"]),
         "math": MATH.index(kinds[0]["math"]),

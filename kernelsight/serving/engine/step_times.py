@@ -8,7 +8,7 @@ from kernelsight.serving.engine import host as host_rules
 from kernelsight.serving.engine.compiled import entry, inlined
 from kernelsight.serving.engine.costs import host_times
 from kernelsight.serving.engine.records import NOBODY
-from kernelsight.serving.engine.steps import prompt_step
+from kernelsight.serving.engine.steps import single_step
 
 MIDDLE, FAST, SLOW = range(3)
 # what is wrong with a batch
@@ -81,9 +81,9 @@ def time_steps(
             fault = TOO_MANY_TOKENS
         if fault != FITS:
             return fault + 8 * b
-        gpu_us, _ = prompt_step(engine, requests, host, costs[MIDDLE], layout, uses, tokens, decodes)
-        fast_us, _ = prompt_step(engine, requests, host, costs[FAST], layout, uses, tokens, decodes)
-        slow_us, _ = prompt_step(engine, requests, host, costs[SLOW], layout, uses, tokens, decodes)
+        gpu_us, _ = single_step(engine, requests, host, costs[MIDDLE], layout, uses, tokens, decodes, 0)
+        fast_us, _ = single_step(engine, requests, host, costs[FAST], layout, uses, tokens, decodes, 0)
+        slow_us, _ = single_step(engine, requests, host, costs[SLOW], layout, uses, tokens, decodes, 0)
         chunks = offsets[b + 1] - offsets[b] - decodes
         hidden_us, exposed_us, _ = host_times(chunks + decodes, tokens + decodes, chunks, host)
         total_us, p05_us, p95_us, _, _, _ = step_interval(gpu_us, fast_us, slow_us, hidden_us, exposed_us, log_sd)
