@@ -10,11 +10,13 @@ from typing import Any
 from kernelsight.cli.options import add_output, add_pack, open_session
 from kernelsight.cli.pages.backtest_page import page
 from kernelsight.errors import InvalidInput
+from kernelsight.evaluation.runs.campaign_fit import left_out_rows
+from kernelsight.evaluation.runs.campaigns import campaign_scores, scored_of_campaigns
 from kernelsight.evaluation.runs.levels import check_levels, constant_rows
 from kernelsight.evaluation.runs.measured_runs import read_runs
 from kernelsight.evaluation.runs.peer import LAUNCHED, NOMINAL, STEP_TOKENS, predictions
 from kernelsight.evaluation.runs.plots import check_picture, draw
-from kernelsight.evaluation.runs.replays import replay
+from kernelsight.evaluation.runs.replays import replay, replay_left_out
 from kernelsight.evaluation.runs.report import level_scores, report_of, report_of_peer, spread_rows
 from kernelsight.evaluation.runs.scores import GROUP, METRICS
 from kernelsight.present.output import (
@@ -57,6 +59,12 @@ def declare(verb: argparse.ArgumentParser) -> None:
         "scored: transfer (on all groups of runs but the own), group (on the own, plus a factor on its kernels), all "
         "(on all groups, which the catalogue ships); the first level is reported in full",
     )
+    verb.add_argument(
+        "--leave-out",
+        choices=("campaign",),
+        help="also score each campaign with host constants fitted on the others alone: their table in place of that of "
+        "--constants",
+    )
     verb.add_argument("--against", choices=("aiconfigurator",), help="also score this tool on the same runs")
     verb.add_argument(
         "--plot", metavar="FILE", help="plots of predicted vs measured and error vs load: .svg .png .html"
@@ -86,6 +94,11 @@ def run(arguments: Any) -> None:
         spread = session.table("serving_spread").to_pylist()
         answer["serving_spread"] = spread_rows(rows, spread)
         answer["levels"] = {level: level_scores(replayed[level], spread, basis) for level in levels}
+        if arguments.leave_out:
+            left_out, constants = replay_left_out(session, runs.table.to_pylist(), arguments.tier)
+            answer["campaigns_shipped"] = answer["campaigns"]
+            answer["campaigns"] = campaign_scores(scored_of_campaigns(left_out))
+            answer["left_out_constants"] = left_out_rows(constants)
         if arguments.against:
             asked = predictions(rows)
             answer["peer"] = report_of_peer(replayed, asked[LAUNCHED])

@@ -120,6 +120,13 @@ DEPLOYMENT = (
         "kernel sweeps use most)",
         metavar="KERNEL",
     ),
+    _of_deployment(
+        "api_server_count",
+        "whole",
+        "processes of the front end, which detokenise and stream side by side (vLLM; default: 1)",
+        "N",
+        most=LARGEST_PARALLEL_SIZE,
+    ),
     _of_deployment("tier", help="kernel latency model to use", choices=TIERS),
 )
 LIMITS = (

@@ -6,6 +6,7 @@ with held as (
     deployments.model,
     deployments.gpu,
     deployments.engine_version,
+    coalesce(deployments.api_server_count, 1) as front_ends,
     host_overheads.*,
     holding_version(host_overheads.from_version, deployments.engine_version) as holding
   from deployments join host_overheads using (engine)
@@ -40,6 +41,8 @@ select
     0
   ) as request_us,
   coalesce(per_prompt_token_us, 0) as per_prompt_token_us,
+  coalesce(per_output_token_us, 0) as per_output_token_us,
+  front_ends,
   coalesce(exposed_per_request_us, 0) as exposed_per_request_us,
   exposed_requests_half,
   coalesce(step_log_sd, 0) as step_log_sd,

@@ -22,6 +22,7 @@ def page(answer: Mapping[str, Any]) -> list[str]:
     """Return the lines of the report for a terminal."""
     parts = (
         _head(answer),
+        _campaigns(answer),
         _kinds(answer),
         _levels(answer),
         _flags_and_groups(answer),
@@ -42,6 +43,25 @@ def _head(answer: Mapping[str, Any]) -> list[str]:
         f"{answer['tier']}, host constants {answer['constants']}",
         "median APE / MAPE, 90th percentile, median signed error, in %",
     ]
+
+
+def _campaigns(answer: Mapping[str, Any]) -> list[str]:
+    campaigns = answer["campaigns"]
+    if list(campaigns) == ["given"] or not campaigns:
+        return []
+    named = "host constants of the other campaigns" if "left_out_constants" in answer else "host constants as above"
+    rows = [
+        {
+            "campaign": campaign,
+            "metric": metric,
+            "n": found["n"],
+            "median / mean, 90th percentile, median error": _percent(found),
+        }
+        | {"in 90 % interval": f"{100 * found['coverage_90']:.0f} %"}
+        for campaign, metrics in campaigns.items()
+        for metric, found in metrics.items()
+    ]
+    return [f"by campaign, {named}; in %:", *table_lines(rows, list(rows[0]), terminal_width())]
 
 
 def _kinds(answer: Mapping[str, Any]) -> list[str]:

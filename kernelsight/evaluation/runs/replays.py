@@ -11,6 +11,7 @@ from kernelsight.evaluation.runs.acceptance import (
     proposer_of,
     with_acceptance_rate,
 )
+from kernelsight.evaluation.runs.campaign_fit import EngineHost, chosen_runs, fit_over_campaigns, log_errors
 from kernelsight.evaluation.runs.campaigns import compared
 from kernelsight.evaluation.runs.constants import group_of
 from kernelsight.evaluation.runs.host_constants import Constants
@@ -37,6 +38,22 @@ def replay(
     Also returns, by level, the constants of each group fitted on the fitting fifth (none with ``shipped``).
     InvalidInput: malformed recipes. A run that cannot be simulated has the reason in its ``status``.
     """
+    replayed, planned = planned_runs(session, runs, tier)
+    fitted = fit_levels(session, replayed, planned, levels)
+    fill_acceptance_rates(session, replayed, planned, fitted[levels[0]])
+    hosts = [[fitted[level].get(group_of(run)) for run in replayed] for level in levels]
+    served = _served(session, replayed, planned, hosts)
+    scored = {
+        level: [scored_row(run, found) for run, found in zip(replayed, rows, strict=True)]
+        for level, rows in zip(levels, served, strict=True)
+    }
+    return scored, fitted
+
+
+def planned_runs(
+    session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None = None
+) -> tuple[list[dict[str, Any]], list[Planned]]:
+    """Return the runs with their flags, recipes and settings, and the plan of each. InvalidInput: malformed recipes."""
     recipes = session.table("recipes").to_pylist()
     experts = dict(zip(*(session.table("models")[name].to_pylist() for name in ("model", "experts")), strict=True))
     stated = [flags_of(run, recipes) for run in runs]
@@ -56,15 +73,30 @@ def replay(
         }
         for run, named, (_, names), version, tokens in zip(runs, flags, stated, versions, budgets, strict=True)
     ]
-    fitted = fit_levels(session, replayed, planned, levels)
-    fill_acceptance_rates(session, replayed, planned, fitted[levels[0]])
-    hosts = [[fitted[level].get(group_of(run)) for run in replayed] for level in levels]
-    served = _served(session, replayed, planned, hosts)
-    scored = {
-        level: [scored_row(run, found) for run, found in zip(replayed, rows, strict=True)]
-        for level, rows in zip(levels, served, strict=True)
-    }
-    return scored, fitted
+    return replayed, planned
+
+
+def replay_left_out(
+    session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None = None
+) -> tuple[list[dict[str, Any]], dict[str, dict[tuple[str, str], float]]]:
+    """Return the runs, each with constants of the other campaigns, and these constants by the campaign left out.
+
+    Runs that are scored separately are left out, here and in the fit.
+    """
+    together = [run for run in runs if not is_scored_separately(run)]
+    replayed, planned = planned_runs(session, together, tier)
+    prose = [is_prose(run) for run in replayed]
+    chosen = chosen_runs(replayed)
+    fitting = [replayed[i] for i in chosen]
+    found = log_errors(session, fitting, [planned[i] for i in chosen], [prose[i] for i in chosen])
+    rows, constants = [], {}
+    for campaign in sorted({run["campaign"] for run in replayed}):
+        constants[campaign] = fit_over_campaigns(fitting, *found, without=campaign)
+        own = [number for number, run in enumerate(replayed) if run["campaign"] == campaign]
+        hosts = [[EngineHost(constants[campaign])] * len(own)]
+        (served,) = serve_runs(session, [planned[i] for i in own], hosts, [prose[i] for i in own])
+        rows += [scored_row(replayed[i], row) for i, row in zip(own, served, strict=True)]
+    return rows, constants
 
 
 def _served(

@@ -85,12 +85,14 @@ def serve_runs(
     planned: Sequence[Planned],
     hosts: Sequence[Sequence[Constants | None]],
     prose: Sequence[bool] | None = None,
+    *,
+    parts: bool = True,
 ) -> list[list[dict[str, Any]]]:
     """Return for each entry of ``hosts`` one row for each plan, in their order: predicted means, its parts, status.
 
     Runs of equal flags are one scenario, served once. ``status`` is served, or why the run cannot be simulated.
     An entry of ``hosts`` has a run's constants in the place of the catalogue's, or None; they are its deployment's.
-    ``prose``: whether a run's prompts are prose.
+    ``prose``: whether a run's prompts are prose. ``parts``: where the time went, and intervals, as well.
     """
     plain = _deployments_of_prose(planned, prose or [False] * len(planned))
     overheads = [
@@ -111,7 +113,7 @@ def serve_runs(
             fork.compute("step_costs", "load_requests", "kernel_latencies")
             for rows, constants in zip(found, overheads, strict=True):
                 with fork.fork() as one:
-                    rows |= {row["scenario_id"]: row for row in _serve(one, constants, plain)}
+                    rows |= {row["scenario_id"]: row for row in _serve(one, constants, plain, parts)}
     return [
         [rows[plan.scenario["scenario_id"]] if plan.scenario else {"status": plan.fault} for plan in planned]
         for rows in found
@@ -139,7 +141,9 @@ def _deployments_of_prose(planned: Sequence[Planned], prose: Sequence[bool]) -> 
     return known[True] - known[False]
 
 
-def _serve(session: Session, overheads: Mapping[str, Constants], prose: Collection[str]) -> list[dict[str, Any]]:
+def _serve(
+    session: Session, overheads: Mapping[str, Constants], prose: Collection[str], parts: bool
+) -> list[dict[str, Any]]:
     from kernelsight.evaluation.runs.host_constants import with_host
 
     def fitted(row: Mapping[str, Any]) -> Mapping[str, float] | None:
@@ -147,16 +151,17 @@ def _serve(session: Session, overheads: Mapping[str, Constants], prose: Collecti
         return None if found is None else found.host(row)
 
     session.give("host_settings", with_host(session.table("host_settings"), fitted, prose), trusted=True)
-    session.compute("scenario_summary", "kernel_breakdown", "scenario_intervals")
+    if parts:
+        session.compute("scenario_summary", "kernel_breakdown", "scenario_intervals")
     summary = session.table("scenario_summary").select(["scenario_id", "deployment_id", "status", *SUMMARY, *PREDICTED])
     rows = {row["scenario_id"]: row for row in summary.to_pylist()}
     for row in rows.values():  # until its first step: in the front end and in the queue
         waits = row.pop("front_end_mean_ms"), row.pop("queue_mean_ms")
         row["queue_ms"] = None if None in waits else sum(waits)
         row["predicted"] = {name: row.pop(name) for name in PREDICTED}
-    for row in session.query(PARTS_QUERY).to_pylist():
+    for row in session.query(PARTS_QUERY).to_pylist() if parts else ():
         rows[row["scenario_id"]] |= {name: value or 0.0 for name, value in row.items()}
-    for row in session.table("scenario_intervals").to_pylist():
+    for row in session.table("scenario_intervals").to_pylist() if parts else ():
         factors = row["low"] / row["predicted"], row["high"] / row["predicted"]
         for names, kept in ((INTERVALS, "interval_factors"), (INTERVALS | FURTHER_INTERVALS, "factors")):
             if row["metric"] in names:

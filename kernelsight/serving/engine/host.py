@@ -34,7 +34,11 @@ def host_times(requests: int, tokens: int, prompts: int, host: Any) -> tuple:
         exposed_us += cpu_us
         cpu_us = 0.0
     # what a log corrects may take host time away, and never the gaps between kernels
-    return cpu_us + launch_us, exposed_us if exposed_us > host.gap_us else host.gap_us, launch_us
+    exposed_us = exposed_us if exposed_us > host.gap_us else host.gap_us
+    hidden_us = cpu_us + launch_us
+    # a front end that streams more slowly than steps end sets their pace: clients of a closed loop see no difference
+    streamed_us = host.per_output_token_us * (requests - prompts) - exposed_us
+    return streamed_us if streamed_us > hidden_us else hidden_us, exposed_us, launch_us
 
 
 def front_end_of(overhead: dict[str, Any], deployment: dict[str, Any]) -> tuple[float, float]:
@@ -70,6 +74,7 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int)
         overhead["per_captured_launch_us"] * launches, gap_us, overhead["exposed_per_request_us"],
         overhead["per_prompt_token_us"],
         largest if piecewise else 0, launch_us * pieces, math.inf if half is None else half,
+        overhead["per_output_token_us"] / overhead["front_ends"],
     )  # fmt: skip
 
 

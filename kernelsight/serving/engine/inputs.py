@@ -27,6 +27,7 @@ class Host(NamedTuple):
     prompt_graph_max_tokens: int = 0
     piecewise_launches_us: float = 0.0
     exposed_requests_half: float = np.inf
+    per_output_token_us: float = 0.0
 
 
 class Surface(NamedTuple):

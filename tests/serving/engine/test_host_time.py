@@ -50,6 +50,7 @@ def drawn(random: np.random.Generator, number: int) -> dict[str, dict[str, Any]]
                 **figures,
                 "overlapped": bool(random.integers(2)),
                 "piecewise_launches": int(random.integers(1, 200)),
+                "front_ends": int(random.integers(1, 4)),
                 "exposed_requests_half": random.choice([None, 64.0]),
             }
         },
@@ -60,7 +61,7 @@ def drawn(random: np.random.Generator, number: int) -> dict[str, dict[str, Any]]
 FIGURES = {
     **{"step_exposed_us": 500.0, "step_base_us": 3000.0, "per_request_us": 20.0, "per_token_us": 1.0},
     **{"per_captured_launch_us": 5.0, "per_eager_launch_us": 60.0, "launch_gap_us": 2.0, "request_us": 0.0},
-    **{"per_prompt_token_us": 0.0, "exposed_per_request_us": 30.0},
+    **{"per_prompt_token_us": 0.0, "exposed_per_request_us": 30.0, "per_output_token_us": 100.0},
 }
 
 
@@ -90,6 +91,7 @@ def test_graphs_of_decode_steps_are_sized_by_requests_where_drafts_are_verified(
     settings = drawn(np.random.default_rng(1), 0)["deployment_settings"] | {"tier": "auto", "graph_max_tokens": 8}
     overheads = dict.fromkeys(FIGURES, 1.0) | {
         "piecewise_launches": 3,
+        "front_ends": 1,
         "overlapped": True,
         "exposed_requests_half": None,
     }
@@ -110,3 +112,18 @@ def test_a_host_that_is_corrected_below_nothing_leaves_the_gaps_between_kernels(
     host["overlapped"] = overlapped
     hidden, exposed = times(3, 3, 0, host)
     assert (hidden, exposed) == ((400.0, 30.0) if overlapped else (0.0, 30.0))
+
+
+@pytest.mark.parametrize(("front_ends", "expected_us"), [(1, 6400.0), (2, 3200.0), (8, 1500.0)])
+def test_a_front_end_that_streams_more_slowly_than_steps_end_sets_their_pace(
+    front_ends: int, expected_us: float
+) -> None:
+    """64 sequences at 100 us a token, steps of 1,500 us: several processes share the tokens, and prompts have none."""
+    row = dict.fromkeys(FIGURES, 0.0) | {"per_output_token_us": 100.0, "front_ends": front_ends}
+    row |= {"step_exposed_us": 500.0, "overlapped": True, "piecewise_launches": 1, "exposed_requests_half": None}
+    settings = {"tier": "auto", "graph_max_tokens": 512, "prompt_graphs": "piecewise", "query_tokens": 1}
+    settings |= {"async_scheduling": True, "batch_wait_timeout_ms": 0.0}
+    host = np.array([tuple(host_of(row, settings, 10))], HOST)
+    for prompts in (0, 3):
+        hidden_us, exposed_us = times(64 + prompts, 64 + 100 * prompts, prompts, host)
+        assert exposed_us + max(hidden_us, 1000.0) == pytest.approx(expected_us)

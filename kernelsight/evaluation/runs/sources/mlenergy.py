@@ -113,4 +113,9 @@ def _run(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # what single configurations state beside, by task, model and GPU
-_STATED: dict[tuple[str, str, str], Mapping[str, Any]] = {}
+_STATED: dict[tuple[str, str, str], Mapping[str, Any]] = {
+    ("gpqa", "Qwen/Qwen3-8B", "H100"): {"api_server_count": 3},
+    ("lm-arena-chat", "Qwen/Qwen3-32B", "B200"): {"api_server_count": 8},
+    ("sourcegraph-fim", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "B200"): {"api_server_count": 3},
+    ("sourcegraph-fim", "Qwen/Qwen3-Coder-480B-A35B-Instruct", "B200"): {"api_server_count": 8},
+}

@@ -1,0 +1,113 @@
+"""Runs of other campaigns: read by their header, what each measured, sick rows by flags and neighbours alone."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from kernelsight.errors import InvalidInput
+from kernelsight.evaluation.runs.measured_runs import read_runs
+from kernelsight.evaluation.runs.recipes import flags_of
+from kernelsight.evaluation.runs.sources.http_stages import requests_of
+from kernelsight.evaluation.runs.sources.mlenergy import FALLING, SLOWER, sick
+
+STAGE = {"shared_prompt_tokens": 100, "question_tokens": 47, "answer_tokens": 20}
+STAGES = [STAGE | {"requests_per_s": 2.0, "seconds": 100}, STAGE | {"requests_per_s": 5.0, "seconds": 50}]
+LOOP = {"model": "m", "task": "gpqa", "gpu": "H100", "gpus": 1, "expert_parallel": 1, "data_parallel": 1}
+OLDER = "run_id,harness,model,gpu,tp,pp,dp,ep,engine,isl,osl,max_concurrency,workers,ttft_ms,tpot_ms,source"
+
+
+def loop(users: int, itl_ms: float, **more: object) -> dict:
+    """Return a row of a closed loop."""
+    return {**LOOP, "max_num_seqs": users, "itl_p50_ms": itl_ms, "output_tokens_per_s": 1e3 * users / itl_ms, **more}
+
+
+def write_http(folder: Path) -> Path:
+    """Write a run over HTTP and its workload."""
+    flags = "max_num_seqs,max_num_batched_tokens,max_model_len,gpu_memory_utilization"
+    measured = "e2e_mean,e2e_p90,e2e_p99,ttft_mean,ttft_p90,ttft_p99,itl_mean"
+    path = folder / "mine.csv"
+    path.write_text(
+        f"run,engine,engine_version,model,gpu,tensor_parallel,weight_precision,{flags},workload,{measured}\n"
+        "7,vllm,0.15.1,meta-llama/Llama-3.1-8B-Instruct,H100,1,bf16,128,2048,4096,0.9,chat,300,350,400,30,40,50,9\n"
+    )
+    (folder / "mine_workloads.csv").write_text(
+        "workload,shared_prompt_tokens,question_tokens,answer_tokens,stage,requests_per_s,seconds\n"
+        "chat,100,47,20,0,2,100\nchat,100,47,20,1,5,50\n"
+    )
+    return path
+
+
+def test_a_client_of_stages_sends_as_many_requests_as_stated_and_cycles_through_its_prompts() -> None:
+    sent = requests_of(STAGES).to_pydict()
+    arrivals = np.array(sent["arrival_s"])
+    assert (arrivals.size, arrivals[199], arrivals[-1]) == (450, pytest.approx(100.0), pytest.approx(150.0))
+    assert (np.diff(arrivals) > 0).all()
+    assert set(sent["prompt_tokens"]) == {147}
+    hashes = sent["hash_ids"]
+    assert hashes[0] == hashes[100] != hashes[10]
+    # six full blocks of the group's shared prompt, then the prompt's own
+    assert [hashes[0][:6] == hashes[other][:6] for other in (1, 10)] == [False, True]
+    assert not set(hashes[0][6:]) & set(hashes[10][6:])
+    assert len(hashes[0]) == 10
+
+
+def test_a_run_of_stages_is_replayed_from_a_trace(tmp_path: Path) -> None:
+    write_http(tmp_path)
+    (run,) = read_runs(str(tmp_path)).table.to_pylist()  # the file of workloads beside it is no runs of its own
+    assert (run["campaign"], run["request_rate"], run["e2e_p99_ms"], run["tpot_ms"]) == ("mine", 3.0, 400.0, None)
+    flags, _ = flags_of(run, [])
+    assert pq.read_table(flags["trace"]).num_rows == 450
+    assert not {"input_len", "output_len", "request_rate", "num_prompts"} & set(flags)
+    assert flags["max_num_batched_tokens"] == 2048
+
+
+def test_a_run_of_stages_needs_its_workloads(tmp_path: Path) -> None:
+    path = write_http(tmp_path)
+    (tmp_path / "mine_workloads.csv").unlink()
+    with pytest.raises(InvalidInput, match="mine_workloads.csv"):
+        read_runs(str(path))
+
+
+def test_sick_rows_are_those_that_neighbours_contradict() -> None:
+    rows = [loop(8, 10.0), loop(64, 15.0), loop(256, 30.0)]
+    assert sick(rows) == [None, None, None]
+    # another task of the same deployment serves more users in less than two thirds of the time
+    assert sick([*rows, loop(8, 46.0, task="chat")]) == [None, None, None, SLOWER]
+    # another deployment says nothing
+    assert sick([*rows, loop(8, 46.0, gpus=2)]) == [None] * 4
+    assert sick([*rows, loop(512, 31.0, output_tokens_per_s=7000.0)])[3] == FALLING
+
+
+def test_what_is_here_of_other_campaigns_is_read() -> None:
+    servers = Path(__file__).parents[5] / "shared" / "data"
+    if not (servers / "servers").is_dir():
+        pytest.skip("the folder of measured servers is not here")
+    runs = read_runs(str(servers / "servers"), str(servers / "inference-perf-example"))
+    rows = runs.table.to_pylist()
+    counted = Counter(row["campaign"] for row in rows)
+    assert counted == {"trtllm_tables": 349, "mlenergy": 302, "vllm_0_15_1": 19, "inference_perf": 7}
+    assert runs.read == 704 + 236 and sum(count for _, count in runs.excluded) == 263
+    saturated = [row for row in rows if row["campaign"] == "inference_perf" and row["output_throughput"]]
+    assert [row["run_id"][-1] for row in saturated] == ["4", "5", "6"]
+    assert all(json.loads(row["stated_flags"])["max_num_seqs"] == 192 for row in saturated)
+
+
+def test_an_older_file_names_its_campaign_harness(tmp_path: Path) -> None:
+    path = tmp_path / "older.csv"
+    path.write_text(f"{OLDER}\nr0,given,qwen3-0.6b,l4,1,1,1,1,vllm,256,32,2,1,40,8,mine\n")
+    (run,) = read_runs(str(path)).table.to_pylist()
+    assert (run["campaign"], run["ttft_ms"], run["itl_p50_ms"]) == ("given", 40.0, None)
+    pq.write_table(read_runs(str(path)).table.rename_columns({"campaign": "harness"}), tmp_path / "older.parquet")
+    assert read_runs(str(tmp_path / "older.parquet")).table.to_pylist() == [run]
+
+
+def test_a_run_is_read_once(tmp_path: Path) -> None:
+    path = write_http(tmp_path)
+    with pytest.raises(InvalidInput, match="'mine/7' is in --runs twice"):
+        read_runs(str(tmp_path), str(path))
