@@ -11,7 +11,7 @@ from kernelsight.cli.options import add_output, add_pack, open_session
 from kernelsight.cli.pages.backtest_page import page
 from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.runs.campaign_fit import left_out_rows
-from kernelsight.evaluation.runs.campaigns import campaign_scores, scored_of_campaigns
+from kernelsight.evaluation.runs.campaigns import campaign_scores, scored_of_campaigns, spread_runs
 from kernelsight.evaluation.runs.levels import check_levels, constant_rows
 from kernelsight.evaluation.runs.measured_runs import read_runs
 from kernelsight.evaluation.runs.peer import LAUNCHED, NOMINAL, STEP_TOKENS, predictions
@@ -65,6 +65,12 @@ def declare(verb: argparse.ArgumentParser) -> None:
         help="also score each campaign with host constants fitted on the others alone: their table in place of that of "
         "--constants",
     )
+    verb.add_argument(
+        "--sample",
+        type=int,
+        metavar="N",
+        help="at most N runs of each campaign, spread evenly over its engines, models and GPUs (default: all)",
+    )
     verb.add_argument("--against", choices=("aiconfigurator",), help="also score this tool on the same runs")
     verb.add_argument(
         "--plot", metavar="FILE", help="plots of predicted vs measured and error vs load: .svg .png .html"
@@ -78,6 +84,10 @@ def run(arguments: Any) -> None:
     picture = check_picture(arguments.plot)
     levels = check_levels(arguments.constants)
     runs = read_runs(*arguments.runs)
+    if arguments.sample is not None:
+        if arguments.sample < 1:
+            raise InvalidInput(f"--sample {arguments.sample} leaves no run; give at least 1.")
+        runs = runs._replace(table=runs.table.take(spread_runs(runs.table.to_pylist(), arguments.sample)))
     if runs.table.num_rows == 0:
         raise InvalidInput(f"{', '.join(arguments.runs)} has no run that can be replayed: all rows were excluded.")
     if arguments.against:

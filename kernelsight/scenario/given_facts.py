@@ -114,9 +114,8 @@ def give_host_overheads(session: Session, path: Path) -> None:
 
     Missing columns are taken from the engine's newest row and keep its ``assumed``; a row with every figure counts as
     measured, and as exact unless it states its step_log_sd. What a figure implies is 0 where it is not stated: beside
-    request_us what prompt and output tokens and experts add, beside per_eager_launch_us what latent attention adds;
-    and beside exposed_per_request_us all requests cost the same. InvalidInput: the file cannot be read, or a value does
-    not fit.
+    request_us what tokens and experts add, beside per_eager_launch_us what latent attention adds; and beside
+    exposed_per_request_us all requests cost the same. InvalidInput: the file cannot be read, or a value does not fit.
     """
     columns = session.graph.known("host_overheads").columns
     there = session.table("host_overheads").to_pylist()

@@ -19,7 +19,7 @@ from kernelsight.evaluation.runs.simulate_runs import Planned, serve_runs
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
-# runs of a campaign that are fitted on, spread evenly over its models, GPUs and loads
+# runs of a campaign that are fitted on, spread evenly over its engines, models and GPUs
 MOST_RUNS = 48
 # error beyond which a run says nothing of host time
 LARGEST_LOG_ERROR = 0.7
@@ -60,22 +60,6 @@ class EngineHost(NamedTuple):
 
 
 PRIOR = {(constant.engine, constant.column): constant.prior for constant in CONSTANTS}
-
-
-def chosen_runs(runs: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the numbers of the runs that constants are fitted on: at most ``MOST_RUNS`` of each campaign."""
-    members: dict[str, list[int]] = {}
-    for number, run in enumerate(runs):
-        members.setdefault(run["campaign"], []).append(number)
-    found = []
-    for numbers in members.values():
-        ordered = sorted(
-            numbers,
-            key=lambda i: (runs[i]["engine"], runs[i]["model"], runs[i]["gpu"], runs[i]["tp"], runs[i]["run_id"]),
-        )
-        every = max(len(ordered) / MOST_RUNS, 1.0)
-        found += [ordered[int((place + 0.5) * every)] for place in range(min(len(ordered), MOST_RUNS))]
-    return sorted(found)
 
 
 def log_errors(

@@ -27,8 +27,30 @@ METRICS = {
     "e2e_p99": Metric("e2e_p99_ms", "e2e_p99_ms", "e2e_p99"),
     "throughput": Metric("output_throughput", "output_throughput", "output_throughput"),
 }
+ORDER = ("engine", "model", "gpu", "tp", "run_id")
 # campaigns of which a fifth, drawn by the id of the run, is for fitting and never scored
 WITH_FITTING_FIFTH = ("inferencex", "gap_analysis")
+
+
+def spread_runs(runs: Sequence[Mapping[str, Any]], most: int) -> list[int]:
+    """Return the numbers of at most this many runs of each campaign, spread evenly over engines, models and GPUs.
+
+    Runs that are scored separately are left out.
+
+    >>> runs = [dict.fromkeys(ORDER, 0) | {"campaign": "c", "run_id": str(number)} for number in range(9)]
+    >>> spread_runs(runs, 3)
+    [1, 4, 7]
+    """
+    members: dict[str, list[int]] = {}
+    for number, run in enumerate(runs):
+        if not is_scored_separately(run):
+            members.setdefault(run["campaign"], []).append(number)
+    found = []
+    for numbers in members.values():
+        ordered = sorted(numbers, key=lambda number: tuple(str(runs[number][name]) for name in ORDER))
+        every = max(len(ordered) / most, 1.0)
+        found += [ordered[int((place + 0.5) * every)] for place in range(min(len(ordered), most))]
+    return sorted(found)
 
 
 def compared(run: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -11,8 +11,8 @@ from kernelsight.evaluation.runs.acceptance import (
     proposer_of,
     with_acceptance_rate,
 )
-from kernelsight.evaluation.runs.campaign_fit import EngineHost, chosen_runs, fit_over_campaigns, log_errors
-from kernelsight.evaluation.runs.campaigns import compared
+from kernelsight.evaluation.runs.campaign_fit import MOST_RUNS, EngineHost, fit_over_campaigns, log_errors
+from kernelsight.evaluation.runs.campaigns import compared, spread_runs
 from kernelsight.evaluation.runs.constants import group_of
 from kernelsight.evaluation.runs.host_constants import Constants
 from kernelsight.evaluation.runs.levels import fit_levels
@@ -86,7 +86,7 @@ def replay_left_out(
     together = [run for run in runs if not is_scored_separately(run)]
     replayed, planned = planned_runs(session, together, tier)
     prose = [is_prose(run) for run in replayed]
-    chosen = chosen_runs(replayed)
+    chosen = spread_runs(replayed, MOST_RUNS)
     fitting = [replayed[i] for i in chosen]
     found = log_errors(session, fitting, [planned[i] for i in chosen], [prose[i] for i in chosen])
     rows, constants = [], {}
