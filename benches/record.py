@@ -50,6 +50,7 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "kernels_sites": KERNELS,
     "kernels_layers": KERNELS,
     "kernels_new": KERNELS,
+    "points": ("pack", *KERNELS),
     "search": ("search",),
     "search_tuner": ("search",),
     "compare_plain": (*SIMULATION, "compare"),

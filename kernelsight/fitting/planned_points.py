@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.kernels.points import PARTS, Parts, Places, covariance
+from kernelsight.kernels.points import PARTS, Parts, Places, covariance, prior_variance
 
 # calls of one kernel among which points are chosen, and which they are chosen for
 MOST_CALLS = 200
@@ -26,6 +26,16 @@ def planned(where: Places, weight: np.ndarray, per_kernel: int, parts: Parts = P
         costs = weight[rows] if served.size else np.ones(rows.size)
         chosen += rows[_greedy(covariance(where.at(rows), where.at(rows), parts), costs, per_kernel, parts)].tolist()
     return np.array(chosen, dtype=int)
+
+
+def deviation_after(where: Places, points: np.ndarray, parts: Parts = PARTS) -> np.ndarray:
+    """Return the standard deviation of each call's log error once points are measured, by the same covariance."""
+    variance = np.full(where.size, prior_variance(parts))
+    if points.size:
+        shared = covariance(where, where.at(points), parts)
+        among = shared[points] + parts.noise**2 * np.eye(points.size)
+        variance = variance - np.einsum("ij,ji->i", shared, np.linalg.solve(among, shared.T))
+    return np.sqrt(np.maximum(variance, 0.0))
 
 
 def random_points(where: Places, weight: np.ndarray, per_kernel: int) -> np.ndarray:

@@ -87,7 +87,7 @@ def held_out_calls(family: str, table: pa.Table, constants: pa.Table, tables: Ta
     for gpu in sorted(pc.unique(table["gpu"]).to_pylist()):
         # a generation that alone measured a family has no fit without it
         if left_out(constants, family, family_facts(family, tables[0], tables[1]), gpu):
-            mine = _some(table.filter(pc.equal(table["gpu"], gpu)))
+            mine = some_calls(table.filter(pc.equal(table["gpu"], gpu)))
             found[gpu] = measured_calls(family, mine, gpu, constants, tables)
     return found
 
@@ -136,12 +136,12 @@ def points_interval_rows(
     return correction_arrays(rows)
 
 
-def _some(table: pa.Table) -> pa.Table:
-    """At most MOST_CALLS rows of each kernel, drawn at random."""
+def some_calls(table: pa.Table, most: int = MOST_CALLS) -> pa.Table:
+    """Return at most so many rows of each kernel, drawn at random."""
     key = pc.binary_join_element_wise(*(table[name] for name in ("engine", "implementation", "dtype")), "|")
     code, random = key.combine_chunks().dictionary_encode().indices.to_numpy(), np.random.default_rng(0)
     kept = [
-        random.choice(rows, min(rows.size, MOST_CALLS), replace=False)
+        random.choice(rows, min(rows.size, most), replace=False)
         for rows in (np.flatnonzero(code == number) for number in np.unique(code))
     ]
     return table.take(pa.array(np.sort(np.concatenate(kept))))

@@ -31,6 +31,8 @@ HEAD_WIDTHS = (128, 64, 96, 80, 32, 16, 2)
 KERNELS = {"norm": ("fused_add_rms_norm",), "sampling": ("top_k_top_p",), "quantize": ("quantize_per_token",)}
 # libraries with prefill and decode attention; the first is the default
 ATTENTION = ("flashinfer", "flash_attention_vllm", "torch_sdpa")
+# what a launch takes without any work: the first second of every plan
+LAUNCHES = {"family": "launch", "implementation": ["empty_graph", "graph_launch", "eager_launch"]}
 CALLS = """
 select calls.family, calls.shape, calls.format, calls.math,
        sum(calls.count * latencies.latency_us / totals.total_us) as weight,
@@ -167,8 +169,42 @@ def choose(
         if step.seconds > seconds and chosen:
             break
         chosen.append(step.candidate)
-    left = _left(sizes, deviation, groups, chosen)
-    rows = []
+    return chosen, _by_family(points, chosen, deviation, _left(sizes, deviation, groups, chosen))
+
+
+def choose_points(
+    points: Sequence[Mapping[str, Any]], seen: Sequence[np.ndarray], per_kernel: int
+) -> tuple[list[int], list[dict[str, Any]]]:
+    """Return up to ``per_kernel`` points of each kernel that lower the expected error most, and the printed rows.
+
+    Points of a kernel come by their size: a suite begins with the smallest call of each.
+    """
+    from kernelsight.fitting.planned_points import deviation_after, planned
+    from kernelsight.kernels.points import joined, places, sizes_of
+
+    where = joined(
+        [
+            places(
+                {**{name: point[name] for name in ("family", "implementation", "dtype")}, "engine": "planned"},
+                np.log([point["latency_us"]]),
+                sizes_of(point["family"], features[None]),
+            )
+            for point, features in zip(points, seen, strict=True)
+        ]
+    )
+    weight = np.array([point["weight"] for point in points])
+    chosen = planned(where, weight, per_kernel)
+    deviation = np.array([point["deviation"] for point in points])
+    left = deviation_after(where, chosen) / deviation_after(where, chosen[:0])
+    ordered = sorted(chosen.tolist(), key=lambda number: points[number]["latency_us"])
+    return ordered, _by_family(points, ordered, deviation, deviation * left)
+
+
+def _by_family(
+    points: Sequence[Mapping[str, Any]], chosen: Sequence[int], before: np.ndarray, after: np.ndarray
+) -> list[dict[str, Any]]:
+    """Return one row per family: points chosen, their seconds, and the expected error of its calls before and after."""
+    rows, weight = [], np.array([point["weight"] for point in points])
     for family in sorted({point["family"] for point in points}):
         of = [number for number, point in enumerate(points) if point["family"] == family]
         mine = [number for number in chosen if number in set(of)]
@@ -177,13 +213,13 @@ def choose(
             {
                 "family": family,
                 "points": len(mine),
-                "seconds": float(each[mine].sum()),
+                "seconds": float(sum(_seconds(points[number]) for number in mine)),
                 "of_calls": len(of),
-                "expected_error_before": float(share @ deviation[of]),
-                "expected_error_after": float(share @ left[of]),
+                "expected_error_before": float(share @ before[of]),
+                "expected_error_after": float(share @ after[of]),
             }
         )
-    return chosen, rows
+    return rows
 
 
 def _positions(seen: Sequence[np.ndarray], groups: Sequence[str]) -> np.ndarray:
@@ -212,11 +248,12 @@ def _seconds(point: Mapping[str, Any]) -> float:
 def suite_of_points(
     points: Sequence[Mapping[str, Any]], name: str, gpu: str, minutes: float, models: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the suite: one entry per kernel, format and cache state, in the order of their first point."""
-    entries: dict[tuple[str, ...], dict[str, Any]] = {}
+    """Return the suite: the launch of an empty kernel, then one entry per kernel, format and cache state, in the order
+    of their first point."""
+    entries: dict[tuple[str, ...], dict[str, Any]] = {("launch",): LAUNCHES}
     for point in points:
         key = tuple(point[name] for name in ("family", "implementation", "dtype", "cache"))
         entry = entries.setdefault(key, {name: point[name] for name in ("family", "implementation", "dtype", "cache")})
         entry.setdefault("points", []).append(point["shape"])
-    doc = f"Planned for {', '.join(models)} on {gpu}: {minutes:g} minutes."
+    doc = f"Planned for {', '.join(models)} on {gpu}: {minutes:.2g} minutes."
     return {"suite": name, "doc": doc, "minutes": minutes, "entries": list(entries.values())}

@@ -111,8 +111,15 @@ def suite_of(found: Any, origin: str) -> Suite:
 
 
 def _interleaved(entries: Sequence[Sequence[Point]]) -> dict[str, Point]:
-    """Return the points of all entries by key, interleaved so that a partial run covers all entries equally."""
-    placed = [((number + 0.5) / len(points), point) for points in entries for number, point in enumerate(points)]
+    """Return the points of all entries by key, interleaved so that a partial run covers all entries equally.
+
+    Empty launches come first: what any kernel takes at least is known after a second.
+    """
+    placed = [
+        (0.0 if point.family == "launch" else (number + 0.5) / len(points), point)
+        for points in entries
+        for number, point in enumerate(points)
+    ]
     found: dict[str, Point] = {}
     for _, point in sorted(placed, key=lambda one: one[0]):
         found.setdefault(point.key, point)

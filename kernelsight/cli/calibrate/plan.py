@@ -7,7 +7,16 @@ import math
 
 from kernelsight.cli.options import add_gpus, add_output, add_pack, open_session
 from kernelsight.errors import InvalidInput
-from kernelsight.measure.plan import ATTENTION, attention_of, choose, measurable, seen_of, served_calls, suite_of_points
+from kernelsight.measure.plan import (
+    ATTENTION,
+    attention_of,
+    choose,
+    choose_points,
+    measurable,
+    seen_of,
+    served_calls,
+    suite_of_points,
+)
 
 DEFAULT_MODELS = ("llama-3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-120b")
 COLUMNS = ("family", "points", "seconds", "of_calls", "expected_error_before", "expected_error_after")
@@ -16,8 +25,15 @@ COLUMNS = ("family", "points", "seconds", "of_calls", "expected_error_before", "
 def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     verb.add_argument("--gpu", required=True, metavar="G", help="GPU to measure")
-    verb.add_argument(
+    amount = verb.add_mutually_exclusive_group()
+    amount.add_argument(
         "--minutes", type=float, default=5.0, metavar="MIN", help="time the measurements may take (default: 5)"
+    )
+    amount.add_argument(
+        "--points",
+        type=int,
+        metavar="K",
+        help="choose K points of each kernel instead: a minute of measuring, for `calibrate fit --few`",
     )
     verb.add_argument("--models", metavar="A,B", help="models to cover (default: four of the catalogue)")
     verb.add_argument(
@@ -37,6 +53,8 @@ def run(arguments: argparse.Namespace) -> None:
     target = check_ending(arguments.output, (".json",))
     if target is None:
         raise InvalidInput("calibrate plan needs -o FILE, the JSON file to write the suite to.")
+    if arguments.points is not None and arguments.points < 1:
+        raise InvalidInput(f"--points is {arguments.points}; give the points of each kernel, such as 3.")
     if not 0 < arguments.minutes < math.inf:
         raise InvalidInput(f"--minutes is {arguments.minutes:g}; give a number of minutes above 0.")
     models = [name.strip() for name in (arguments.models or "").split(",") if name.strip()] or list(DEFAULT_MODELS)
@@ -46,10 +64,12 @@ def run(arguments: argparse.Namespace) -> None:
         if not points:
             raise InvalidInput("none of these models' kernels can be measured; name other models with --models.")
         seen = seen_of(points, arguments.gpu, session.table("gpus"))
-    chosen, rows = choose(points, seen, 60.0 * arguments.minutes)
-    suite = suite_of_points(
-        [points[number] for number in chosen], target.stem, arguments.gpu, arguments.minutes, models
-    )
+    if arguments.points:
+        chosen, rows = choose_points(points, seen, arguments.points)
+    else:
+        chosen, rows = choose(points, seen, 60.0 * arguments.minutes)
+    minutes = sum(row["seconds"] for row in rows) / 60.0 if arguments.points else arguments.minutes
+    suite = suite_of_points([points[number] for number in chosen], target.stem, arguments.gpu, minutes, models)
     write_text(as_json(suite) + "\n", target)
     print_rows(rows, list(COLUMNS), arguments.format)
     if any(points[number]["implementation"] == ATTENTION[0] for number in chosen) and not arguments.attention:
@@ -57,7 +77,8 @@ def run(arguments: argparse.Namespace) -> None:
             f"attention will be measured with {ATTENTION[0]}; choose another with --attention {'|'.join(ATTENTION[1:])}"
         )
     left = sum(call["weight"] for call in calls) - sum(point["weight"] for point in points)
-    note(f"{len(chosen):,} of {len(points):,} points in {arguments.minutes:g} minutes; written to {target}")
+    limit = f"{60.0 * minutes:.0f} seconds" if arguments.points else f"{minutes:g} minutes"
+    note(f"{len(chosen):,} of {len(points):,} points in {limit}, beside empty launches; written to {target}")
     if left > 0:
         share = left / sum(call["weight"] for call in calls)
         note(f"{share:.0%} of the models' kernel time has no measurable kernel (experts, collectives, some formats)")

@@ -23,7 +23,7 @@ from kernelsight.fitting.expressions import fit_family
 from kernelsight.fitting.few_points import Measured, fit_points, joined_calls, measured_calls
 from kernelsight.fitting.held_out import folds_of
 from kernelsight.fitting.planned_points import planned, random_points
-from kernelsight.fitting.points_intervals import held_out_calls, points_intervals, rests_of
+from kernelsight.fitting.points_intervals import Rest, held_out_calls, points_intervals, rests_of
 from kernelsight.fitting.splits import Split, site_names
 from kernelsight.fitting.training import to_learn, training_rows
 from kernelsight.kernels.families import FAMILIES
@@ -59,7 +59,7 @@ def rows_after_points(
 ) -> tuple[dict[str, pa.Table], dict[str, Any]]:
     """Return the scored rows of each family without the points, and what a report adds: points, unmeasured_sites."""
     fits = dict(fitted(sweeps, split.train_gpus, split.test_gpus, families))
-    return scored_after(asked, fits, split.test_gpus, systems)
+    return scored_after(asked, fits, split.test_gpus, rests_after(fits), systems)
 
 
 def fitted(
@@ -79,29 +79,43 @@ def fitted(
         for name, members in folds_of(taught, tables[1]).items():
             rest = taught.filter(pc.invert(pc.is_in(taught["gpu"], pa.array(members))))
             rows += fit_family(family, form, rest, *tables, "evaluation", name)
-        constants = pack_table(rows)
-        served = taught.filter(pa.array(is_serving(family, taught)))
-        held_out, test = held_out_calls(family, served, constants, tables), {}
-        for gpu in test_gpus:
-            mine = training_rows(sweeps, family, [gpu])
-            alone = gpu in train_gpus and gpu not in held_out
-            if mine.num_rows and not alone:
-                test[gpu] = mine
-        own = {gpu: measured_calls(family, mine, gpu, constants, tables) for gpu, mine in test.items()}
-        yield family, Family(train, test, own, held_out)
+        test = {gpu: training_rows(sweeps, family, [gpu]) for gpu in test_gpus}
+        yield family, against(family, train, taught, test, pack_table(rows))
 
 
-def scored_after(
-    asked: Asked, fits: Mapping[str, Family], gpus: Sequence[str], systems: Path | None
-) -> tuple[dict[str, pa.Table], dict[str, Any]]:
-    """Return the scored rows of GPUs of one generation after points, and what a report adds to them."""
-    generation = generation_of(gpus[0])
+def against(
+    family: str, train: pa.Table, taught: pa.Table, test: Mapping[str, pa.Table], constants: pa.Table
+) -> Family:
+    """Return what fits make of a family's rows; ``constants``: of all training GPUs, and without each generation."""
+    tables = facts("kernel_implementations"), facts("gpus"), facts("fabrics")
+    served = taught.filter(pa.array(is_serving(family, taught)))
+    held_out = held_out_calls(family, served, constants, tables)
+    trained = set(pc.unique(train["gpu"]).to_pylist())
+    # a GPU that alone taught a family has no fit without it
+    test = {gpu: rows for gpu, rows in test.items() if rows.num_rows and (gpu in held_out or gpu not in trained)}
+    own = {gpu: measured_calls(family, rows, gpu, constants, tables) for gpu, rows in test.items()}
+    return Family(train, test, own, held_out)
+
+
+def rests_after(fits: Mapping[str, Family]) -> dict[int, dict[str, Rest]]:
+    """Return what points leave of the calls of training GPUs, all families of a GPU together."""
     calls: dict[str, list[Measured]] = {}
     for one in fits.values():
         for gpu, measured in one.held_out.items():
             calls.setdefault(gpu, []).append(measured)
-    others = {gpu: parts for gpu, parts in calls.items() if generation_of(gpu) != generation}
-    curves = points_intervals(rests_of(others, [count for count in POINTS if count <= asked.per_kernel]))
+    return rests_of(calls, POINTS)
+
+
+def scored_after(
+    asked: Asked,
+    fits: Mapping[str, Family],
+    gpus: Sequence[str],
+    rests: Mapping[int, Mapping[str, Rest]],
+    systems: Path | None = None,
+) -> tuple[dict[str, pa.Table], dict[str, Any]]:
+    """Return the scored rows of GPUs of one generation after points, and what a report adds to them."""
+    generation = generation_of(gpus[0])
+    curves = points_intervals(rests, without=generation)
     found = {gpu: _predicted(gpu, fits, asked, curves) for gpu in gpus}
     scored, new_sites, points = {}, [], 0
     for name, one in fits.items():

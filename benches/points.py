@@ -1,0 +1,112 @@
+"""A new GPU from a few measured calls: error against points a kernel, planned and random, each generation left out.
+
+    python benches/points.py --sweep sweep.parquet --gpus a100_sxm,l40s,h100_sxm,rtx_pro_6000_server,mi300x
+    python benches/points.py --sweep sweep.parquet --gpus gb200,b200_sxm --record   # one look
+
+A published sweep plays the device. The shipped fit without the GPU's generation predicts up to CALLS served calls of
+each kernel; points of each are measured, and the others scored: median / mean / 90th percentile of the absolute error
+and the mean error in %, means over cells whose kernels other generations ran; coverage and width of the intervals, and
+in how many cells they cover 85 % at a width of 2.5 or less. ``--record`` writes benches/results/points.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from record import record
+
+from kernelsight.evaluation.kernels.evaluate import report
+from kernelsight.evaluation.kernels.points import Asked, Family, against, rests_after, scored_after
+from kernelsight.fitting.cells import is_serving
+from kernelsight.fitting.points_intervals import some_calls
+from kernelsight.fitting.training import training_rows
+from kernelsight.kernels.families import MEASURED
+from kernelsight.kernels.pack import default_pack
+
+TRAIN = ("a100_sxm", "l40s", "h100_sxm", "h200_sxm", "b200_sxm", "gb200", "rtx_pro_6000_server")
+CALLS = 300
+COUNTS = {"planned": (0, 1, 3, 5, 10), "random": (1, 3, 5, 10)}
+# goals of intervals
+COVERED, WIDTH = 0.85, 2.5
+# a quantile of fewer calls says nothing
+LEAST_CALLS = 20
+
+
+def fits_of(sweep: Path, gpus: list[str]) -> dict[str, Family]:
+    """Return each family's calls against the shipped fits."""
+    pack, found = default_pack(), {}
+    for family in MEASURED:
+        train = sampled(family, training_rows([sweep], family, TRAIN))
+        test = {gpu: sampled(family, training_rows([sweep], family, [gpu])) for gpu in gpus}
+        if train.num_rows:
+            found[family] = against(family, train, train, test, pack)
+    return found
+
+
+def sampled(family: str, table: pa.Table) -> pa.Table:
+    """Return up to CALLS served calls of each kernel on each GPU."""
+    served = table.filter(pa.array(is_serving(family, table)))
+    parts = [
+        some_calls(served.filter(pc.equal(served["gpu"], gpu)), CALLS)
+        for gpu in sorted(pc.unique(served["gpu"]).to_pylist())
+    ]
+    return pa.concat_tables(parts) if parts else served
+
+
+def figures(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is shown of a report."""
+    cells = [cell["seen"]["serving"] for cell in found["families"]]
+    cells = [cell for cell in cells if cell["n"] >= LEAST_CALLS]
+    held = [cell["coverage_90"] >= COVERED and cell["width_90"] <= WIDTH for cell in cells]
+    names = ("n", "median_ape", "mape", "p90_ape", "bias", "coverage_90", "width_90")
+    return {
+        "points": found["points"],
+        **{name: found["overall"]["serving"][name] for name in names},
+        "unmeasured_sites": {name: found["unmeasured_sites"]["serving"][name] for name in names},
+        "cells": len(cells),
+        "cells_held": int(np.sum(held)),
+    }
+
+
+def scored(gpu: str, fits: Mapping[str, Family], rests: Any) -> list[dict[str, Any]]:
+    """Return the figures of a GPU for all numbers of points."""
+    rows = []
+    for how, counts in COUNTS.items():
+        for count in counts:
+            tables, more = scored_after(Asked(count, how), fits, [gpu], rests)
+            one = {"gpu": gpu, "how": how, "per_kernel": count, **figures(report(tables, [], **more))}
+            rows.append(one)
+            new = one["unmeasured_sites"]
+            print(
+                f"{gpu} {how} {count}: {one['points']} points, {one['median_ape']:.1%} / {one['mape']:.1%} / "
+                f"{one['p90_ape']:.1%}, bias {one['bias']:+.1%}; other sites {new['median_ape']:.1%} / "
+                f"{new['mape']:.1%}; covers {one['coverage_90']:.0%} at {one['width_90']:.2f}, "
+                f"{one['cells_held']} of {one['cells']} cells",
+                flush=True,
+            )
+    return rows
+
+
+def main() -> None:
+    """Score and print."""
+    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    words.add_argument("--sweep", type=Path, required=True, help="as `calibrate import aiconfigurator` wrote it")
+    words.add_argument("--gpus", required=True, help="GPUs to score, separated by commas")
+    words.add_argument("--record", action="store_true", help="write benches/results/points.json")
+    asked = words.parse_args()
+    gpus = asked.gpus.split(",")
+    fits = fits_of(asked.sweep, gpus)
+    rests = rests_after(fits)
+    rows = [row for gpu in gpus for row in scored(gpu, fits, rests)]
+    if asked.record:
+        print(record("points", {"rows": rows}, f"python benches/points.py --sweep sweep.parquet --gpus {asked.gpus}"))
+
+
+if __name__ == "__main__":
+    main()
