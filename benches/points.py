@@ -21,16 +21,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from record import record
 
-from kernelsight.evaluation.kernels.evaluate import report
-from kernelsight.evaluation.kernels.points import Asked, Family, against, rests_after, scored_after
-from kernelsight.fitting.cells import is_serving
-from kernelsight.fitting.points_intervals import some_calls
+from kernelsight.evaluation.kernels.evaluate import NAMED
+from kernelsight.evaluation.kernels.points import Asked, Family, against, predicted_after, rests_after
+from kernelsight.fitting.cells import generation_of, is_covered, is_seen, is_serving, measured_by
+from kernelsight.fitting.metrics import mean_of, score
+from kernelsight.fitting.points_intervals import points_intervals, some_calls
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import MEASURED
 from kernelsight.kernels.pack import default_pack
 
 TRAIN = ("a100_sxm", "l40s", "h100_sxm", "h200_sxm", "b200_sxm", "gb200", "rtx_pro_6000_server")
-CALLS = 300
+CALLS = 200
 COUNTS = {"planned": (0, 1, 3, 5, 10), "random": (1, 3, 5, 10)}
 # goals of intervals
 COVERED, WIDTH = 0.85, 2.5
@@ -59,35 +60,48 @@ def sampled(family: str, table: pa.Table) -> pa.Table:
     return pa.concat_tables(parts) if parts else served
 
 
-def figures(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is shown of a report."""
-    cells = [cell["seen"]["serving"] for cell in found["families"]]
-    cells = [cell for cell in cells if cell["n"] >= LEAST_CALLS]
-    held = [cell["coverage_90"] >= COVERED and cell["width_90"] <= WIDTH for cell in cells]
+def figures(gpu: str, fits: Mapping[str, Family], asked: Asked, curves: Any) -> dict[str, Any]:
+    """Return what is shown of a GPU after some points: covered cells, kernels that other generations ran."""
+    cells, new_cells, points = [], [], 0
+    for family, (rows, values, new) in predicted_after(gpu, fits, asked, curves).items():
+        points += fits[family].test[gpu].num_rows - rows.num_rows
+        train = fits[family].train
+        outside = [one for one in TRAIN if generation_of(one) != generation_of(gpu)]
+        train = train.filter(pc.is_in(train["gpu"], pa.array(outside)))
+        seen, _ = is_seen(family, train, rows)
+        dtypes = np.array(rows["dtype"].to_pylist())
+        for dtype, taught in measured_by(train).items():
+            of = seen & (dtypes == dtype)
+            if is_covered(taught) and of.any():
+                measured = rows["latency_us"].to_numpy()
+                cells.append(score(measured[of], *(values[name][of] for name in NAMED)))
+                of &= new
+                new_cells.append(score(measured[of], *(values[name][of] for name in NAMED)))
     names = ("n", "median_ape", "mape", "p90_ape", "bias", "coverage_90", "width_90")
+    enough = [cell for cell in cells if cell["n"] >= LEAST_CALLS]
+    held = [cell["coverage_90"] >= COVERED and cell["width_90"] <= WIDTH for cell in enough]
     return {
-        "points": found["points"],
-        **{name: found["overall"]["serving"][name] for name in names},
-        "unmeasured_sites": {name: found["unmeasured_sites"]["serving"][name] for name in names},
-        "cells": len(cells),
+        "points": points,
+        **{name: mean_of(cells)[name] for name in names},
+        "unmeasured_sites": {name: mean_of(new_cells)[name] for name in names},
+        "cells": len(enough),
         "cells_held": int(np.sum(held)),
     }
 
 
 def scored(gpu: str, fits: Mapping[str, Family], rests: Any) -> list[dict[str, Any]]:
     """Return the figures of a GPU for all numbers of points."""
-    rows = []
+    rows, curves = [], points_intervals(rests, without=generation_of(gpu))
     for how, counts in COUNTS.items():
         for count in counts:
-            tables, more = scored_after(Asked(count, how), fits, [gpu], rests)
-            one = {"gpu": gpu, "how": how, "per_kernel": count, **figures(report(tables, [], **more))}
-            rows.append(one)
-            new = one["unmeasured_sites"]
+            found = figures(gpu, fits, Asked(count, how), curves)
+            rows.append({"gpu": gpu, "how": how, "per_kernel": count, **found})
+            new = found["unmeasured_sites"]
             print(
-                f"{gpu} {how} {count}: {one['points']} points, {one['median_ape']:.1%} / {one['mape']:.1%} / "
-                f"{one['p90_ape']:.1%}, bias {one['bias']:+.1%}; other sites {new['median_ape']:.1%} / "
-                f"{new['mape']:.1%}; covers {one['coverage_90']:.0%} at {one['width_90']:.2f}, "
-                f"{one['cells_held']} of {one['cells']} cells",
+                f"{gpu} {how} {count}: {found['points']} points, {found['median_ape']:.1%} / {found['mape']:.1%} / "
+                f"{found['p90_ape']:.1%}, bias {found['bias']:+.1%}; other sites {new['median_ape']:.1%} / "
+                f"{new['mape']:.1%}; covers {found['coverage_90']:.0%} at {found['width_90']:.2f}, "
+                f"{found['cells_held']} of {found['cells']} cells",
                 flush=True,
             )
     return rows

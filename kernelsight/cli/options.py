@@ -163,12 +163,14 @@ def add_correction(verb: argparse._ActionsContainer) -> None:
 
 def add_sweeps(verb: argparse.ArgumentParser, train_help: str, few_help: str | None = None) -> None:
     """Add --sweep, --train-gpus and --families; ``few_help``: and --few, in place of --sweep."""
-    files = verb.add_mutually_exclusive_group(required=True)
+    files = verb.add_mutually_exclusive_group(required=True) if few_help else verb
+    needed = {} if few_help else {"required": True}
     files.add_argument(
         "--sweep",
         nargs="+",
         metavar="S",
         help="Parquet files written by `calibrate import` or `calibrate measure`",
+        **needed,
     )
     if few_help:
         files.add_argument("--few", nargs="+", metavar="S", help=few_help)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,14 +100,17 @@ def predict_family(
     without: str | None = None,
     measured: bool = True,
     vendor: str | None = None,
+    stated: Mapping[str, float] = MappingProxyType({}),
 ) -> np.ndarray:
     """Return the latency in us of each training row as its sweep measured it: replay gap and warm data included.
 
-    ``without``, ``measured``, ``vendor``: see :func:`kernelsight.kernels.resolve.constants_at`.
+    ``without``, ``measured``, ``vendor``: see :func:`kernelsight.kernels.resolve.constants_at`; ``stated``: values of
+    coefficients in place of those fitted.
     """
     facts = family_facts(family, implementations, gpus)
     rows = read_rows(form, table, facts, gpus, fabrics)
     at = constants_at(facts, coefficients, family, form.coefficients, rows.leaves, without, measured, vendor)
+    at |= {name: np.full(len(rows.leaves), value) for name, value in stated.items() if name in at}
     found = np.empty(rows.latency_us.size)
     for first in range(0, found.size, 65_536):
         block = slice(first, first + 65_536)

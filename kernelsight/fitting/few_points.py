@@ -6,8 +6,9 @@ weights, and on a line of times what the points of other families say of the GPU
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -21,12 +22,15 @@ from kernelsight.fitting.measured import features_of
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES, MEASURED
 from kernelsight.kernels.forms import Form
+from kernelsight.kernels.kinds import ALONE
 from kernelsight.kernels.pack import pack_table, with_assumed
 from kernelsight.kernels.points import Places, PointsOf, joined, shared_by_time, size_count, sizes_of, weights_of
 from kernelsight.kernels.resolve import Facts, family_facts, fitted_vendors, rows_of_part, vendors_of
 
 # points of one GPU: more are a sweep, which `calibrate fit` learns from without --few
 MOST_POINTS = 3000
+# of rows that `calibrate measure` wrote: it times a kernel alone, and takes the gap between replays off
+OWN_SOURCE = "kernelsight calibrate measure"
 Tables = tuple[pa.Table, pa.Table, pa.Table]
 
 
@@ -102,39 +106,57 @@ def fit_few(
     base = without_points(base, gpus_wanted)
     whole = with_assumed(base)
     for gpu in gpus_wanted:
-        parts: dict[str, Measured] = {}
+        parts: list[Measured] = []
         for family in MEASURED if families is None else families:
-            table = training_rows(sweeps, family, [gpu])
-            if not table.num_rows:
+            own = training_rows(sweeps, family, [gpu], f"and points.source = '{OWN_SOURCE}'")
+            published = training_rows(sweeps, family, [gpu], f"and points.source <> '{OWN_SOURCE}'")
+            if not own.num_rows + published.num_rows:
                 continue
             vendor = vendors_of(gpus)[gpu]
             if vendor not in fitted_vendors(whole, family):
                 log(f"{family}: no kernel of {(vendor or '').upper()} was fitted, so its points are not used")
                 continue
-            parts[family] = measured_calls(family, table, gpu, whole, tables)
+            parts += [
+                measured_calls(family, table, gpu, whole, tables, stated)
+                for table, stated in ((own, ALONE), (published, {}))
+                if table.num_rows
+            ]
             if gpu not in swept_gpus(base, family):
                 rows += choice_rows(sweeps, family, [gpu], implementations)
         if not parts:
             continue
-        measured = joined_calls(list(parts.values()))
+        measured = joined_calls(parts)
         if measured.places.size > MOST_POINTS:
             raise InvalidInput(
                 f"--few has {measured.places.size:,} points of {gpu}, and up to {MOST_POINTS:,} are few; fit them "
                 "as a sweep, with --sweep."
             )
-        kernels = len(set(measured.places.kernels().tolist()))
-        log(f"{gpu}: {measured.places.size:,} points of {kernels:,} kernels in {len(parts):,} families")
+        where = measured.places
+        kernels, counted = len(set(where.kernels().tolist())), len(set(where.family.tolist()))
+        log(f"{gpu}: {where.size:,} points of {kernels:,} kernels in {counted:,} families")
         for family, points in fit_points(measured).items():
             rows += point_rows(family, gpu, points, f"fitted to {points.places.size} points of {gpu}")
     return pa.concat_tables([base, pack_table(rows)])
 
 
-def measured_calls(family: str, table: pa.Table, gpu: str, base: pa.Table, tables: Tables) -> Measured:
-    """Return training rows of one GPU against the fit ``base`` without its generation, or where it has none, of all."""
+def measured_calls(
+    family: str,
+    table: pa.Table,
+    gpu: str,
+    base: pa.Table,
+    tables: Tables,
+    stated: Mapping[str, float] = MappingProxyType({}),
+) -> Measured:
+    """Return training rows of one GPU against the fit ``base`` without its generation, or where it has none, of all.
+
+    ``stated``: coefficients that are known of how the rows were measured.
+    """
     form, facts = FAMILIES[family].form, family_facts(family, tables[0], tables[1])
     vendor = facts.vendor.get(gpu)
     without = left_out(base, family, facts, gpu)
-    predicted = predict_family(family, form, table, base, *tables, without=without, measured=False, vendor=vendor)
+    predicted = predict_family(
+        family, form, table, base, *tables, without=without, measured=False, vendor=vendor, stated=stated
+    )
     places = places_of(family, form, table, predicted, tables)
     return Measured(places, np.log(table["latency_us"].to_numpy() / predicted))
 

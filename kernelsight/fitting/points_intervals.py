@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.fitting.cells import generation_of, is_serving
-from kernelsight.fitting.few_points import Measured, Tables, fit_points, joined_calls, left_out, measured_calls
+from kernelsight.fitting.few_points import Measured, Tables, joined_calls, left_out, measured_calls
 from kernelsight.fitting.intervals import curve_of
 from kernelsight.fitting.pack_rows import correction_arrays, interval_rows
 from kernelsight.fitting.planned_points import planned
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.intervals import POINTS, points_group
-from kernelsight.kernels.points import mean_of
+from kernelsight.kernels.points import PARTS, covariance
 from kernelsight.kernels.resolve import family_facts, vendors_of
 
 # a kernel without points is learnt beside others that have this many
@@ -45,29 +45,18 @@ def left_after(measured: Measured, generation: str, count: int) -> Rest:
 
     0: what points of the other kernels leave of each kernel.
     """
-    where = measured.places
+    where, kernels = measured.places, measured.places.kernels()
     points = planned(where, np.ones(where.size), count or LEARNT_BESIDE)
+    shared = covariance(where, where.at(points))
+    among = shared[points] + PARTS.noise**2 * np.eye(points.size)
+    error, known = measured.log_error.copy(), measured.log_error[points]
+    for kernel in [None] if count else dict.fromkeys(kernels.tolist()):
+        rows, use = kernels == kernel, kernels[points] != kernel
+        rows = rows if kernel else np.ones(where.size, dtype=bool)
+        error[rows] -= shared[np.ix_(rows, use)] @ np.linalg.solve(among[np.ix_(use, use)], known[use])
     rest = np.setdiff1d(np.arange(where.size), points)
-    error = np.empty(where.size)
-    if count:
-        error[rest] = _errors_of(measured, points, rest)
-    else:
-        kernels = where.kernels()
-        for kernel in dict.fromkeys(kernels.tolist()):
-            mine = np.flatnonzero(kernels == kernel)
-            error[mine] = _errors_of(measured, np.setdiff1d(points, mine), mine)
     us = np.exp(where.log_us[rest] + measured.log_error[rest] - error[rest])
     return Rest(where.family[rest], error[rest], us, np.full(rest.size, generation, dtype=object))
-
-
-def _errors_of(measured: Measured, points: np.ndarray, rest: np.ndarray) -> np.ndarray:
-    """Log errors of some calls once points are known: where no point is of a family, as they are."""
-    known, found = fit_points(measured.at(points)) if points.size else {}, measured.log_error[rest].copy()
-    family = measured.places.family[rest]
-    for name, few in known.items():
-        of = family == name
-        found[of] -= mean_of(measured.places.at(rest[of]), few)
-    return found
 
 
 def fit_points_intervals(rests: Sequence[Rest]) -> dict[str, np.ndarray]:

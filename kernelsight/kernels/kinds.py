@@ -46,7 +46,8 @@ from kernelsight.kernels.resolve import (
 
 # what differs between a sweep and a served graph: no gap between two replays; quantisation, rotation and cache writes
 # have calls of their own; prompts do not end at whole tiles
-SERVED = {"gap_us": 0.0, "quantizes": 0.0, "query_passes": 0.0, "kv_passes": 0.0, "row_padding": 0.5}
+ALONE = {"gap_us": 0.0, "quantizes": 0.0, "query_passes": 0.0, "kv_passes": 0.0}
+SERVED = {**ALONE, "row_padding": 0.5}
 TIERS = ("cross-generation", "roofline", "target-measured", "hypothetical", "unmeasured-vendor", "points-measured")
 # tiers that answer from the fit of one GPU, with its correction
 FITTED = ("target-measured", "hypothetical")

@@ -12,14 +12,14 @@ import pytest
 
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput
-from kernelsight.fitting.few_points import Measured, fit_few, measured_calls
+from kernelsight.fitting.few_points import OWN_SOURCE, Measured, fit_few, measured_calls
 from kernelsight.fitting.planned_points import planned, random_points
 from kernelsight.fitting.points_intervals import left_after, points_intervals, rests_of
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.intervals import spread
 from kernelsight.kernels.pack import shipped_pack, with_assumed
 from kernelsight.kernels.points import joined, places, size_count
-from tests.fitting.measured import gemm, write
+from tests.fitting.measured import gemm, point, write
 from tests.kernels.calls import call_table, price, work
 
 TABLES = (facts("kernel_implementations"), facts("gpus"), facts("fabrics"))
@@ -88,6 +88,40 @@ def test_later_points_replace_earlier_ones(tmp_path: Path, base: pa.Table) -> No
     once = fit_few([sweep_of(tmp_path, "l4", base, factor=1.2)], ["l4"], base, *KNOWN)
     assert again.num_rows == once.num_rows
     assert answers("l4", again) == answers("l4", once)
+
+
+def test_what_was_timed_alone_is_served_as_it_was_measured(tmp_path: Path) -> None:
+    """Published sweeps pay a gap between replays, cache writes and more: `calibrate measure` does not."""
+    pack = shipped_pack()
+    base = pack.filter(pc.equal(pack["family"], "decode_attention"))
+    steps = [(batch, context) for batch in (1, 8, 64) for context in (511, 4095)]
+    sizes = dict(zip(("batch", "context"), np.array(steps, float).T, strict=True))
+    sizes |= {"heads": np.full(6, 32.0), "kv_heads": np.full(6, 8.0), "head_dim": np.full(6, 128.0)}
+    sizes["window"] = np.zeros(6)
+    table = call_table({**sizes, **work("decode_attention", sizes), "format": ["bf16"] * 6}, "l4", "bf16")
+    table = table.set_column(table.column_names.index("head_dim"), "head_dim", table["head_dim"].cast(pa.int64()))
+
+    def served(pack: pa.Table) -> list[dict[str, Any]]:
+        return price("decode_attention", table, eta_coefficients=pack).to_pylist()
+
+    before = served(base)
+    kernel = before[0]["evidence"].partition(": ")[2].partition(",")[0]
+    rows = [
+        point(
+            "decode_attention",
+            "l4",
+            row["latency_us"],
+            shape={name: int(values[number]) for name, values in sizes.items()},
+            implementation=kernel,
+            dtype="bf16/bf16",
+            working_set_bytes=10**15,
+            source=OWN_SOURCE,
+        )
+        for number, row in enumerate(before)
+    ]
+    after = served(fit_few([write(tmp_path / "own.parquet", rows)], ["l4"], base, *KNOWN))
+    assert {row["tier"] for row in after} == {"points-measured"}
+    assert [row["latency_us"] for row in after] == pytest.approx([row["latency_us"] for row in before], rel=0.01)
 
 
 def test_without_points_the_tier_is_refused(base: pa.Table) -> None:

@@ -116,7 +116,7 @@ def scored_after(
     """Return the scored rows of GPUs of one generation after points, and what a report adds to them."""
     generation = generation_of(gpus[0])
     curves = points_intervals(rests, without=generation)
-    found = {gpu: _predicted(gpu, fits, asked, curves) for gpu in gpus}
+    found = {gpu: predicted_after(gpu, fits, asked, curves) for gpu in gpus}
     scored, new_sites, points = {}, [], 0
     for name, one in fits.items():
         parts = [found[gpu][name] for gpu in gpus if name in found[gpu]]
@@ -135,7 +135,7 @@ def scored_after(
     return scored, {"points": points, "unmeasured_sites": mean_over_cells(known)}
 
 
-def _predicted(
+def predicted_after(
     gpu: str, fits: Mapping[str, Family], asked: Asked, curves: Mapping[str, Mapping[str, np.ndarray]]
 ) -> dict[str, tuple[pa.Table, dict[str, np.ndarray], np.ndarray]]:
     """Return of each family of a GPU its rows but for the points, their predictions, and whether their site is new."""

@@ -1,0 +1,68 @@
+"""Views of `points`: kernel errors against measured calls of each kernel, each generation left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from figures.blocks import result
+from figures.text import count, median_mean, percent, table
+
+COUNTS = (1, 3, 5, 10)
+NAMES = {
+    "gb200": "GB200",
+    "b200_sxm": "B200",
+    "h100_sxm": "H100",
+    "a100_sxm": "A100",
+    "l40s": "L40S",
+    "rtx_pro_6000_server": "RTX PRO 6000",
+}
+
+
+def rows_by() -> dict[tuple[str, str, int], Mapping[str, Any]]:
+    """Return the rows by GPU, choice and points of each kernel."""
+    return {(row["gpu"], row["how"], row["per_kernel"]): row for row in result("points")["rows"]}
+
+
+def gpus() -> list[str]:
+    """Return the GPUs that were scored, in the order of pages."""
+    scored = {gpu for gpu, _, _ in rows_by()}
+    return [gpu for gpu in NAMES if gpu in scored]
+
+
+def summary() -> str:
+    """Errors before and after some planned points of each kernel."""
+    found = rows_by()
+    head = ["median / mean error, %", "no point", *(f"{number} a kernel" for number in COUNTS), "points (3 a kernel)"]
+    lines = [
+        [
+            NAMES[gpu],
+            *(median_mean(found[gpu, "planned", number]) for number in (0, *COUNTS)),
+            count(found[gpu, "planned", 3]["points"]),
+        ]
+        for gpu in gpus()
+    ]
+    return table(head, lines)
+
+
+def table_of_all() -> str:
+    """Every GPU, planned and random: errors, other sites, bias, intervals."""
+    head = ["GPU", "points of a kernel", "points", "median / mean", "p90", "bias", "other sites", "covers", "width"]
+    lines = [
+        [
+            NAMES[gpu],
+            f"{number} {how}" if number else "none",
+            count(row["points"]),
+            median_mean(row),
+            percent(row["p90_ape"], sign=""),
+            percent(row["bias"], sign=""),
+            median_mean(row["unmeasured_sites"]),
+            percent(row["coverage_90"], sign=""),
+            f"{row['width_90']:.2f}",
+            f"{row['cells_held']} of {row['cells']}",
+        ]
+        for gpu in gpus()
+        for (name, how, number), row in rows_by().items()
+        if name == gpu
+    ]
+    return table([*head, "held"], lines)
