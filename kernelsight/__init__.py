@@ -22,6 +22,8 @@ __all__ = [
     "Run",
     "Session",
     "Sizing",
+    "StepTime",
+    "StepTimes",
     "WhatIf",
     "__version__",
     "compare",
@@ -33,6 +35,7 @@ __all__ = [
     "search",
     "simulate",
     "size",
+    "step_time",
     "sweep",
     "what_if",
 ]
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from kernelsight.forward.forward_step import Prediction
     from kernelsight.scenario.launch.commands import launch_command
     from kernelsight.scenario.launch.lines import read_launch_line
+    from kernelsight.serving.runs.step_times import StepTime, StepTimes
     from kernelsight.session import Session, connect
     from kernelsight.sizing.answer import Sizing
     from kernelsight.sweeps.runs import Run, WhatIf
@@ -59,6 +63,8 @@ _HOMES = {
     "Prediction": "forward.forward_step",
     "Run": "sweeps.runs",
     "Sizing": "sizing.answer",
+    "StepTime": "serving.runs.step_times",
+    "StepTimes": "serving.runs.step_times",
     "WhatIf": "sweeps.runs",
     "KernelSightError": "errors",
     "launch_command": "scenario.launch.commands",
@@ -72,6 +78,22 @@ def predict(**flags: Any) -> Prediction:
 
     with connect() as session:
         return session.predict(**flags)
+
+
+def step_time(deployment: Mapping[str, Any] | StepTimes, batch: Any) -> StepTime:
+    """Return the time of an engine's step from what it holds: latency_us, p05_us, p95_us; see ``StepTimes``.
+
+    ``deployment``: its flags, or what ``Session.step_times`` returned. ``batch``: (new tokens, past tokens) of each
+    sequence, or two arrays of these and offsets for many batches. The first call for a deployment prepares its step
+    costs; later ones look them up.
+
+    >>> step_time({"model": "qwen3-0.6b", "gpu": "l4"}, [(1, 1024)] * 8).latency_us > 0
+    True
+    """
+    from kernelsight.serving.runs.step_times import step_times_of
+    from kernelsight.session import connect
+
+    return step_times_of(deployment, connect)(batch)
 
 
 def simulate(**flags: Any) -> Run:

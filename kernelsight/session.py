@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kernelsight.comparison.comparison import Comparison
     from kernelsight.comparison.stage_comparison import StageComparison
     from kernelsight.forward.forward_step import Prediction
+    from kernelsight.serving.runs.step_times import StepTimes
     from kernelsight.sizing.answer import Sizing
     from kernelsight.sweeps.runs import Run, WhatIf
 
@@ -152,6 +153,12 @@ class Session(dataflow.Session):
         sizes = {"batch_size": batch_size, "input_len": input_len, "context_len": context_len}
         with self.fork() as fork:
             return Prediction(predict_step(fork, flags, phase, sizes))
+
+    def step_times(self, **flags: Any) -> StepTimes:
+        """Return the step times of a deployment as a function of what a step holds; ``flags`` as to ``predict``."""
+        from kernelsight.serving.runs.step_times import StepTimes
+
+        return StepTimes(self, flags)
 
     def simulate(self, *, correction: str | Path | pa.Table | None = None, **flags: Any) -> Run:
         """Simulate one scenario; ``flags`` as ``kernelsight simulate`` takes them, with underscores.

@@ -37,6 +37,24 @@ def host_times(requests: int, tokens: int, prompts: int, host: Any) -> tuple:
     return cpu_us + launch_us, exposed_us if exposed_us > host.gap_us else host.gap_us, launch_us
 
 
+def step_interval(
+    gpu_us: float, gpu_p05_us: float, gpu_p95_us: float, hidden_us: float, exposed_us: float, log_sd: float
+) -> tuple:
+    """(time, p05, p95, host time, its p05, its p95) of a step, microseconds: the host time is what kernels do not hide.
+
+    ``gpu_p05_us``, ``gpu_p95_us``: the ends of the kernels' 90 % interval; ``log_sd``: spread of the host's constants.
+    """
+    total_us = exposed_us + max(hidden_us, gpu_us)
+    faster, slower = math.exp(-Z_90 * log_sd), math.exp(Z_90 * log_sd)
+    host_us = exposed_us + max(hidden_us - gpu_us, 0.0)
+    host_p05_us = faster * exposed_us + max(faster * hidden_us - gpu_us, 0.0)
+    host_p95_us = slower * exposed_us + max(slower * hidden_us - gpu_us, 0.0)
+    # kernels and host err independently: their parts of the half-width add up in squares
+    below_us = math.hypot(exposed_us + max(hidden_us, gpu_p05_us) - total_us, host_p05_us - host_us)
+    above_us = math.hypot(exposed_us + max(hidden_us, gpu_p95_us) - total_us, host_p95_us - host_us)
+    return total_us, total_us - below_us, total_us + above_us, host_us, host_p05_us, host_p95_us
+
+
 def front_end_of(overhead: dict[str, Any], deployment: dict[str, Any]) -> tuple[float, float]:
     """Return the time in an engine's front end before the queue: per request and per prompt token, microseconds.
 
@@ -93,18 +111,10 @@ def step_totals_of(
         host = host_of(overheads[key[0]], by_id[key[0]], launches)
         requests = shape["decode_requests"] + shape["prefill_requests"]
         hidden_us, exposed_us, _ = host_times(requests, shape["tokens"], shape["prefill_requests"], host)
-        total_us = exposed_us + max(hidden_us, gpu_us)
-        factors = [math.exp(end * Z_90 * overheads[key[0]]["step_log_sd"]) for end in (-1.0, 1.0)]
-        host_us, *host_ends_us = (
-            factor * exposed_us + max(factor * hidden_us - gpu_us, 0.0) for factor in (1.0, *factors)
+        total_us, p05_us, p95_us, *host_ends_us = step_interval(
+            gpu_us, *ends_us, hidden_us, exposed_us, overheads[key[0]]["step_log_sd"]
         )
-        # kernels and host err independently: their parts of the half-width add up in squares
-        below_us, above_us = (
-            math.hypot(exposed_us + max(hidden_us, kernels_us) - total_us, other_us - host_us)
-            for kernels_us, other_us in zip(ends_us, host_ends_us, strict=True)
-        )
-        ends = total_us - below_us, total_us + above_us
-        rows.append((*key, gpu_us, launches, host_us, *host_ends_us, total_us, *ends))
+        rows.append((*key, gpu_us, launches, *host_ends_us, total_us, p05_us, p95_us))
     names = (
         *("deployment_id", "step_shape_id", "gpu_us", "launches", "host_us", "host_p05_us", "host_p95_us"),
         *("total_us", "p05_us", "p95_us"),

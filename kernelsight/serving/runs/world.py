@@ -66,7 +66,7 @@ def read_world(
         by_key(memory_plan, "deployment_id"), by_key(host_settings, "deployment_id"),
         by_key(kv_transfers, "scenario_id"),
         dict(zip(models["model"].to_pylist(), models["layer_count"].to_pylist(), strict=True)),
-        _laid_out(step_costs, step_shapes, settings, deployments, keys),
+        laid_out(step_costs, step_shapes, settings, deployments, keys),
     )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def first_requests(world: World, most: int) -> World:
     )
 
 
-def _laid_out(
+def laid_out(
     step_costs: pa.Table,
     step_shapes: pa.Table,
     settings: pa.Table,

@@ -1,0 +1,91 @@
+"""Time of single steps by what they hold, without a simulation: the loop's own rule, over arrays of batches."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.serving.engine import host as host_rules
+from kernelsight.serving.engine.compiled import entry, inlined
+from kernelsight.serving.engine.costs import host_times
+from kernelsight.serving.engine.records import NOBODY
+from kernelsight.serving.engine.steps import prompt_step
+
+MIDDLE, FAST, SLOW = range(3)
+# what is wrong with a batch
+FITS, EMPTY, NEGATIVE, TOO_MANY_TOKENS, TOO_MANY_SEQUENCES = range(5)
+
+step_interval = inlined(host_rules.step_interval)
+
+
+@inlined
+def fill_batch(
+    engine: np.void, requests: np.ndarray, new: np.ndarray, past: np.ndarray, first: int, last: int, window: int
+) -> tuple:
+    """(prompt tokens, decode tokens, fault) of the sequences from ``first`` to ``last``, set into a batch's records.
+
+    A sequence with one new token and others before it decodes; any other is a chunk that completes its prompt.
+    """
+    tokens = decodes = contexts = inside = chunks = 0
+    engine.partial = NOBODY
+    for i in range(first, last):
+        if new[i] < 1 or past[i] < 0:
+            return 0, 0, NEGATIVE
+        if new[i] == 1 and past[i] > 0:
+            decodes += 1
+            contexts += past[i]
+            inside += min(past[i], window)
+            continue
+        if chunks == requests.size:
+            return 0, 0, TOO_MANY_SEQUENCES
+        request = requests[chunks]
+        request.computed, request.chunk, request.known = past[i], new[i], past[i] + new[i]
+        request.next_partial = NOBODY
+        if chunks > 0:
+            requests[chunks - 1].next_partial = chunks
+        else:
+            engine.partial = chunks
+        chunks += 1
+        tokens += new[i]
+    if decodes + chunks > requests.size:
+        return 0, 0, TOO_MANY_SEQUENCES
+    engine.decoding, engine.context_offset_sum, engine.inside = decodes, contexts, inside
+    return tokens, decodes, EMPTY if first == last else FITS
+
+
+@entry
+def time_steps(
+    new: np.ndarray,
+    past: np.ndarray,
+    offsets: np.ndarray,
+    engines: np.ndarray,
+    requests: np.ndarray,
+    hosts: np.ndarray,
+    costs: np.ndarray,
+    layouts: np.ndarray,
+    uses: np.ndarray,
+    window: int,
+    most_tokens: int,
+    log_sd: float,
+    times: np.ndarray,
+) -> int:
+    """Fill ``times``, shape [3, batches]: time, p05 and p95 of each step in microseconds; returns the first fault.
+
+    Batch b has the sequences ``offsets[b]`` to ``offsets[b + 1]``. ``costs``: [3, ...] in the middle and at both ends,
+    laid out as ``layouts[0]``. ``engines``, ``requests``: one record, and as many as run at once, to work in; so is
+    ``uses``. A fault is its kind plus 8 times the batch; FITS: none.
+    """
+    engine, host, layout = engines[0], hosts[0], layouts[0]
+    for b in range(offsets.size - 1):
+        tokens, decodes, fault = fill_batch(engine, requests, new, past, offsets[b], offsets[b + 1], window)
+        if fault == FITS and tokens + decodes > most_tokens:
+            fault = TOO_MANY_TOKENS
+        if fault != FITS:
+            return fault + 8 * b
+        gpu_us, _ = prompt_step(engine, requests, host, costs[MIDDLE], layout, uses, tokens, decodes)
+        fast_us, _ = prompt_step(engine, requests, host, costs[FAST], layout, uses, tokens, decodes)
+        slow_us, _ = prompt_step(engine, requests, host, costs[SLOW], layout, uses, tokens, decodes)
+        chunks = offsets[b + 1] - offsets[b] - decodes
+        hidden_us, exposed_us, _ = host_times(chunks + decodes, tokens + decodes, chunks, host)
+        total_us, p05_us, p95_us, _, _, _ = step_interval(gpu_us, fast_us, slow_us, hidden_us, exposed_us, log_sd)
+        times[MIDDLE, b], times[FAST, b], times[SLOW, b] = total_us, p05_us, p95_us
+    return FITS

@@ -1,0 +1,75 @@
+"""One deployment without a load: its engine, its rows of the settings, and step costs up to the engine's own limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.errors import InvalidInput
+from kernelsight.scenario.plan import deployment_rows, gpu_assumptions, normalise, prefill_flags, resolve_names
+from kernelsight.scenario.refusals import refuse_faults
+from kernelsight.serving.engine.replica import Pool
+from kernelsight.serving.runs.pools import cost_tables
+from kernelsight.serving.runs.world import World, by_key, laid_out, pool_of, shares_prefixes
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+
+class Deployed(NamedTuple):
+    """A deployment that can run; ``ends``: its packed step costs at p05 and p95; ``assumed``: one sentence each."""
+
+    pool: Pool
+    settings: dict[str, Any]
+    plan: dict[str, Any]
+    host: dict[str, Any]
+    ends: tuple[np.ndarray, np.ndarray]
+    assumed: list[str]
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether prompts that begin with the same tokens share KV blocks."""
+        return shares_prefixes(self.settings, self.plan)
+
+
+def deploy(session: Session, flags: Mapping[str, Any]) -> Deployed:
+    """Return the deployment of flags; the session's tables stay as they are.
+
+    InvalidInput: flags that do not go together, a deployment that cannot run, or one in two pools.
+    """
+    with session.fork() as fork:
+        named = normalise(flags)
+        assumed = gpu_assumptions(fork, named)
+        named = resolve_names(fork, named)
+        if prefill_flags(named) is not None:
+            raise InvalidInput("P/D disaggregation is no single engine; remove prefill_replicas, or use simulate.")
+        rows = deployment_rows(named)
+        key = rows[0]["deployment_id"]
+        fork.give("deployments", rows)
+        refuse_faults(fork)
+        costs, shapes, settings = (fork.table(name) for name in ("step_costs", "step_shapes", "deployment_settings"))
+        models = fork.table("models")
+        deployments = by_key(settings, "deployment_id")
+        world = World(
+            [], shapes, {}, {}, deployments, by_key(fork.table("memory_plan"), "deployment_id"),
+            by_key(fork.table("host_settings"), "deployment_id"), {},
+            dict(zip(models["model"].to_pylist(), models["layer_count"].to_pylist(), strict=True)),
+            laid_out(costs, shapes, settings, deployments, deployments),
+        )  # fmt: skip
+        own_costs, own_shapes = (table.filter(pc.equal(table["deployment_id"], key)) for table in (costs, shapes))
+        ends = (
+            cost_tables(_at_end(own_costs, f"gpu_{end}_us"), own_shapes, deployments[key]).packed.values
+            for end in ("p05", "p95")
+        )
+        assumed += [row["sentence"] for row in fork.table("assumptions").to_pylist()]
+        pool = pool_of(world, key)
+        return Deployed(pool, deployments[key], world.plans[key], world.hosts[key], tuple(ends), assumed)
+
+
+def _at_end(costs: pa.Table, column: str) -> pa.Table:
+    """Return step costs whose GPU time is an end of their interval."""
+    return costs.set_column(costs.column_names.index("gpu_us"), "gpu_us", costs[column])

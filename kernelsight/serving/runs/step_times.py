@@ -1,0 +1,160 @@
+"""Time of an engine's step as a function of what it holds: the step costs that the simulation reads, without one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from kernelsight.dataflow.cache import Recent
+from kernelsight.errors import InvalidInput
+from kernelsight.escape import visible
+from kernelsight.serving.engine.records import ENGINE, HOST, REQUEST
+from kernelsight.serving.engine.step_times import (
+    EMPTY,
+    FAST,
+    FITS,
+    MIDDLE,
+    NEGATIVE,
+    SLOW,
+    TOO_MANY_SEQUENCES,
+    TOO_MANY_TOKENS,
+    time_steps,
+)
+from kernelsight.serving.runs.deployed import deploy
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+
+MOST_KNOWN = 16  # deployments whose step costs are kept, some megabytes each
+
+
+class StepTime(NamedTuple):
+    """Time of a step in microseconds, exposed host time included, and its 90 % interval; arrays for many batches."""
+
+    latency_us: Any
+    p05_us: Any
+    p95_us: Any
+
+
+class StepTimes:
+    """The step times of one deployment; call it with a batch, or with arrays of many.
+
+    >>> import kernelsight as ks
+    >>> with ks.connect() as session:
+    ...     times = session.step_times(model="qwen3-0.6b", gpu="l4")
+    >>> decode = times([(1, 1024)] * 8)
+    >>> decode.p05_us < decode.latency_us < times([(1, 1024)] * 8 + [(512, 0)]).latency_us
+    True
+    >>> times(([1, 1, 512], [100, 100, 0], [0, 2, 3])).latency_us.shape
+    (2,)
+    """
+
+    def __init__(self, session: Session, flags: Mapping[str, Any]) -> None:
+        deployed = deploy(session, flags)
+        pool, settings = deployed.pool, deployed.settings
+        if len(pool.layers) > 1 or pool.limits.drafts or pool.ranks > 1:
+            which = "pipeline stages" if len(pool.layers) > 1 else "speculative decoding" if pool.limits.drafts else ""
+            which = which or "data-parallel ranks that step together"
+            raise InvalidInput(f"a step of a deployment with {which} has no time of its own; use simulate.")
+        self.settings = settings
+        self._limits = pool.limits
+        self._costs = np.stack([pool.costs.values, *deployed.ends])
+        self._layout, self._host = np.array([pool.costs.layout]), np.array([tuple(pool.host)], HOST)
+        self._log_sd = deployed.host["step_log_sd"]
+        sequences = pool.costs.surface.sampled_us.size - 1
+        self._most = min(pool.limits.max_num_seqs, sequences), pool.limits.max_num_batched_tokens
+        self._engine, self._requests = np.zeros(1, ENGINE), np.zeros(self._most[0], REQUEST)
+        self._uses = np.zeros((3, pool.costs.values.size))
+        self._ends, self._one = np.zeros(2, np.int64), np.zeros((3, 1))
+
+    def __call__(self, batch: Any) -> StepTime:
+        """Return the time of one step, or of many.
+
+        ``batch``: (new tokens, past tokens) of each sequence; or three arrays: new tokens and past tokens of the
+        sequences of all batches, and offsets (batch b has the sequences ``offsets[b]`` to ``offsets[b + 1]``). One new
+        token after others decodes; any other sequence is a chunk that completes its prompt.
+        InvalidInput: a batch that the engine could not run, and why.
+        """
+        if _are_arrays(batch):
+            return self._of_arrays(*batch)
+        try:
+            flat = np.fromiter(itertools.chain.from_iterable(batch), np.int64)
+        except (TypeError, ValueError):
+            raise InvalidInput("a batch has whole numbers of new_tokens and past_tokens for each sequence.") from None
+        if flat.size % 2:
+            raise InvalidInput("a batch has a pair of new_tokens and past_tokens for each sequence.")
+        self._ends[1] = flat.size // 2
+        self._fill(flat[::2].copy(), flat[1::2].copy(), self._ends, self._one)
+        middle, fast, slow = self._one[:, 0].tolist()
+        return StepTime(middle, fast, slow)
+
+    def _of_arrays(self, new: Any, past: Any, offsets: Any) -> StepTime:
+        new, past, offsets = (np.ascontiguousarray(each, dtype=np.int64) for each in (new, past, offsets))
+        if new.size != past.size or offsets.size < 1 or offsets[0] < 0 or offsets[-1] > new.size:
+            raise InvalidInput(
+                f"{new.size} new tokens, {past.size} past tokens and offsets do not go together; give an array of each "
+                "sequence's new tokens, one of its past tokens, and offsets from 0 to their length."
+            )
+        if (np.diff(offsets) < 0).any():
+            raise InvalidInput("the offsets of the batches fall; give them in order.")
+        times = np.empty((3, offsets.size - 1))
+        self._fill(new, past, offsets, times)
+        return StepTime(times[MIDDLE], times[FAST], times[SLOW])
+
+    def _fill(self, new: np.ndarray, past: np.ndarray, offsets: np.ndarray, times: np.ndarray) -> None:
+        fault = time_steps(
+            new, past, offsets, self._engine, self._requests, self._host, self._costs, self._layout, self._uses,
+            self._limits.window_tokens, self._most[1], self._log_sd, times,
+        )  # fmt: skip
+        if fault != FITS:
+            raise InvalidInput(self._sentence(fault % 8, fault // 8))
+
+    def _sentence(self, kind: int, number: int) -> str:
+        return (
+            f"batch {number}: "
+            + {
+                EMPTY: "no sequence is in it; give (new_tokens, past_tokens) of each.",
+                NEGATIVE: "a sequence needs at least 1 new token, and 0 or more past tokens.",
+                TOO_MANY_TOKENS: f"more new tokens than max_num_batched_tokens {self._most[1]:,}; split it.",
+                TOO_MANY_SEQUENCES: f"more sequences than max_num_seqs {self._most[0]:,}; split it.",
+            }[kind]
+        )
+
+    def __repr__(self) -> str:
+        return visible(f"StepTimes({self.settings['model']} on {self.settings['gpu']}, tp {self.settings['tp']})")
+
+
+_known: Recent[StepTimes] = Recent(MOST_KNOWN)
+
+
+def step_times_of(deployment: Mapping[str, Any] | StepTimes, connect: Callable[[], Session]) -> StepTimes:
+    """Return the step times of a deployment's flags, prepared once in a session of their own and then kept."""
+    if isinstance(deployment, StepTimes):
+        return deployment
+    try:
+        key = frozenset(deployment.items())
+    except (AttributeError, TypeError):
+        raise InvalidInput(
+            "the deployment is neither flags such as {'model': 'qwen3-32b', 'gpu': 'h100_sxm'} nor StepTimes."
+        ) from None
+    times = _known.get(key)
+    if times is None:
+        with connect() as session:
+            times = StepTimes(session, deployment)
+        _known.put(key, times)
+    return times
+
+
+def _are_arrays(batch: Any) -> bool:
+    """Whether a batch is three arrays and not (new, past) pairs.
+
+    >>> _are_arrays(([1, 1], [9, 9], [0, 2])), _are_arrays([(1, 9), (1, 9), (1, 9)]), _are_arrays([])
+    (True, False, False)
+    """
+    if not isinstance(batch, Sequence) or len(batch) != 3:
+        return False
+    return isinstance(batch[0], np.ndarray) or (isinstance(batch, tuple) and isinstance(batch[0], list))
