@@ -11,14 +11,25 @@ PACKAGE = Path(__file__).resolve().parents[1] / "kernelsight"
 ROOMS = tuple(
     """
     version escape errors dataflow catalog models kernels fitting scenario forward serving logs present sweeps sizing
-    comparison searching measure choices nodes session __init__ evaluation cli __main__
+    comparison searching measure choices nodes session __init__ server plugins evaluation cli __main__
     """.split()
 )
 # folders within a room that have an order of their own
 WITHIN = {"serving": ("costs", "load", "engine", "runs", "breakdown")}
 # what serves users; `evaluation` scores it
 PRODUCT = ROOMS[: ROOMS.index("evaluation")]
-PUBLIC_FUNCTIONS = {"predict", "simulate", "what_if", "sweep", "find_rates", "size", "compare", "search", "connect"}
+PUBLIC_FUNCTIONS = {
+    "predict",
+    "simulate",
+    "what_if",
+    "sweep",
+    "find_rates",
+    "size",
+    "compare",
+    "search",
+    "connect",
+    "step_time",
+}
 
 
 def imports_of(path: Path) -> set[str]:

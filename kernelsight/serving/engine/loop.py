@@ -236,6 +236,9 @@ def serve_until_full(
 ) -> None:
     """Simulate until all requests have ended, or an engine's buffer of rows is full; call again then.
 
+    Where the client has an ``until_us``, also until all that happens by then is done, except that no step begins at
+    that moment: requests may still be sent then. Decode runs are cut there, which changes no result.
+
     All state is in the arguments. ``clients``: one CLIENT record; ``engines``: ENGINE records (see ``replica``). heaps,
     entries, limits, host, layout, draft_layout, stages, flights (see ``pipeline``) and rows have one item per engine.
     ``turns``: a heap of later turns and KV transfers, shape [capacity, 2]; ``sent``: the prefix-aware router's memory.
@@ -248,6 +251,11 @@ def serve_until_full(
     while client.ended < requests.size:
         due, engine_us = next_engine(engines, requests, limits)
         send_us = next_send_us(client, requests, turns)
+        if client.until_us < send_us:
+            client.next_us = min(send_us, engine_us)
+            if client.until_us < engine_us or (client.until_us == engine_us and not engines[due].underway):
+                return
+            send_us = client.until_us  # decode runs end there
         sends = send_us < engine_us or (send_us == engine_us and not engines[due].underway)
         client.now = min(send_us, engine_us)
         warming = client.warmups_left > 0
@@ -308,7 +316,7 @@ def serve_until_full(
                     )
             if warming and client.warmups_left == 0:
                 forget_gaps(engines, histogram)
-            send_us = next_send_us(client, requests, turns)
+            send_us = min(next_send_us(client, requests, turns), client.until_us)
             if not alone or engine.running == 0 or send_us <= engine.now:
                 continue
         first = i - own.rank

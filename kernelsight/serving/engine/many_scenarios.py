@@ -14,7 +14,7 @@ import numpy as np
 from kernelsight.serving.engine.compiled import loop_entry
 from kernelsight.serving.engine.inputs import Load
 from kernelsight.serving.engine.loop import serve_until_full
-from kernelsight.serving.engine.records import CLIENT, ENTRY, HOST, ITL_BINS, LAYOUT, REQUEST
+from kernelsight.serving.engine.records import CLIENT, ENTRY, FOREVER, HOST, ITL_BINS, LAYOUT, REQUEST
 from kernelsight.serving.engine.replica import Pool, engine_records, limit_records, stage_records
 from kernelsight.serving.engine.request_columns import fill_requests, read_requests
 from kernelsight.serving.engine.served import REAL, WHOLE
@@ -147,7 +147,7 @@ def serve_loads(columns: Columns, loads: Loads, pool: Pool, workspace: Workspace
     """Serve k loads on one engine each of ``pool``; ``workspace`` fits its step costs and its largest batch."""
     k, costs = loads.first.size, pool.costs
     clients = np.zeros(k, CLIENT)
-    clients["now"] = columns.arrival_us[loads.first]
+    clients["now"], clients["until_us"] = columns.arrival_us[loads.first], FOREVER
     clients["warmups"] = clients["warmups_left"] = loads.warmups
     clients["max_concurrency"], clients["front"] = loads.max_concurrency, 1
     engines = engine_records([pool._replace(engines=k)], clients["now"])

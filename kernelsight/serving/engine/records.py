@@ -151,6 +151,8 @@ LINK = record(token_us=_REAL, window_token_us=_REAL, window_tokens=_WHOLE, seque
 # the benchmark client and the router
 CLIENT = record(
     now=_REAL,  # time of the last event
+    until_us=_REAL,  # the loop returns before what happens later; inf: never, see ``loop``
+    next_us=_REAL,  # the first event after ``until_us``, as far as was known when the loop returned
     next=_WHOLE,  # first request in order of arrival that is not sent yet
     in_flight=_WHOLE,  # slots in use: requests, and sessions that have begun
     ended=_WHOLE,

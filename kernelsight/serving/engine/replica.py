@@ -112,7 +112,7 @@ def request_records(load: Load, hashed: bool, handed_over: bool) -> np.ndarray:
 def client_record(load: Load, routing: Routing, front: int, transfer: Transfer | None) -> np.ndarray:
     """Return a fresh CLIENT record, shape [1]; ``front``: number of engines that it sends to."""
     client = np.zeros(1, CLIENT)
-    client["now"] = load.arrival_us[0]
+    client["now"], client["until_us"] = load.arrival_us[0], FOREVER
     client["warmups"] = client["warmups_left"] = load.warmups
     client["max_concurrency"], client["hash_tokens"] = load.max_concurrency, load.hash_tokens
     client["front"], client["prefills"] = front, transfer is not None

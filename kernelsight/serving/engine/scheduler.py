@@ -33,8 +33,8 @@ from kernelsight.serving.engine.queue import requeue
 from kernelsight.serving.engine.records import NOBODY
 
 
-@compiled
-def preempt(
+@inlined
+def leave_batch(
     engine: np.void,
     requests: np.ndarray,
     limits: np.void,
@@ -43,7 +43,7 @@ def preempt(
     victim: int,
     scheduled: int,
 ) -> None:
-    """Preempt a running request: free its blocks and put it back in the queue.
+    """Remove a running request from the batch before it has finished, and free its blocks.
 
     ``scheduled``: its tokens in this step, whose blocks are freed as well.
     """
@@ -65,6 +65,21 @@ def preempt(
     unlink(engine, requests, victim)
     request.computed = request.reserved = 0
     request.chunk = 0
+
+
+@compiled
+def preempt(
+    engine: np.void,
+    requests: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    victim: int,
+    scheduled: int,
+) -> None:
+    """Preempt a running request: free its blocks and put it back in the queue; ``scheduled``: see ``leave_batch``."""
+    request = requests[victim]
+    leave_batch(engine, requests, limits, hashes, entries, victim, scheduled)
     if request.resumed_us >= 0.0:
         request.recomputed_us += engine.now - request.resumed_us
         request.resumed_us = -1.0

@@ -1,0 +1,247 @@
+"""Engines that run beside a clock: the scheduler's loop on its own state, advanced from moment to moment.
+
+Requests are records that were allocated before; one is filled when a request arrives, and sent then. The loop returns
+at the moment that was asked for (``until_us``), and after each step of an engine, whose end may lie ahead: every token
+has its time before that time comes. Nothing is scheduled here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelsight.serving.engine.cancel import cancel
+from kernelsight.serving.engine.inputs import Load, Routing
+from kernelsight.serving.engine.loop import serve_until_full
+from kernelsight.serving.engine.records import FOREVER, OK, REQUEST
+from kernelsight.serving.engine.replica import Pool, fresh_arrays
+from kernelsight.serving.engine.request_columns import fill_requests
+from kernelsight.serving.engine.steps import COLUMNS, DECODES, END
+from kernelsight.serving.engine.waits import fresh_sums
+
+# the largest moment: with FOREVER the loop would wait for requests that never arrive
+LAST_US = 1e18
+# numbers for hash blocks beyond twice those that the KV cache holds: of prompts that wait
+MORE_BLOCKS = 1 << 16
+MOST_BLOCKS = 1 << 22
+
+
+class Tokens(NamedTuple):
+    """``count`` tokens that a request gets at ``time_us``, which may lie ahead."""
+
+    time_us: float
+    slot: int
+    count: int
+
+
+class HashBlocks:
+    """The numbers that the loop knows hash blocks by; those of blocks that are neither cached nor used are reused."""
+
+    def __init__(self, entries: np.ndarray, blocks: int) -> None:
+        self._entries = entries[:, :blocks]
+        self._numbers: dict[bytes, int] = {}
+        self._keys: list[bytes | None] = [None] * blocks
+        self._uses = np.zeros(blocks, np.int64)
+        self._free = deque(range(blocks))
+
+    def take(self, keys: Sequence[bytes]) -> np.ndarray:
+        """Return the numbers of a prompt's leading hash blocks, as many as there are numbers for."""
+        found = []
+        for key in keys:
+            number = self._numbers.get(key)
+            if number is None:
+                if not self._free and not self._sweep(found):
+                    break
+                number = self._free.popleft()
+                self._numbers[key], self._keys[number] = number, key
+            found.append(number)
+        numbers = np.array(found, np.int64)
+        self._uses[numbers] += 1
+        return numbers
+
+    def give_back(self, numbers: np.ndarray) -> None:
+        """Note that a request with these hash blocks has ended."""
+        self._uses[numbers] -= 1
+
+    def _sweep(self, found: Sequence[int]) -> bool:
+        """Free the numbers of blocks that no engine has cached and no request has; whether there were any."""
+        idle = (self._uses == 0) & (self._entries["valid"].max(axis=0) == 0)
+        idle[list(found)] = False
+        for number in np.flatnonzero(idle).tolist():
+            key = self._keys[number]
+            if key is not None:
+                del self._numbers[key]
+                self._keys[number] = None
+                self._free.append(number)
+        return bool(self._free)
+
+
+class LiveEngines:
+    """The engines of one pool behind a router, and requests that arrive one at a time.
+
+    ``slots``: requests that wait or run at once, at most. ``hash_tokens``: prompt tokens that one hash stands for;
+    0: no prefix is shared.
+    """
+
+    def __init__(self, pool: Pool, slots: int, hash_tokens: int = 0, routing: Routing | None = None) -> None:
+        limits, count = pool.limits, np.ones(slots, np.int64)
+        self.hash_tokens = hash_tokens if limits.prefix_caching else 0
+        held = limits.capacity_units // max(limits.full_units, 1)
+        blocks = min(2 * held, MOST_BLOCKS) + MORE_BLOCKS if self.hash_tokens else 0
+        load = Load(
+            np.zeros(slots), count, count, np.array([blocks - 1] if blocks else [], np.int64),
+            np.zeros(slots + 1, np.int64), self.hash_tokens,
+        )  # fmt: skip
+        arrays = fresh_arrays(load, [pool], routing or Routing(), None, np.zeros((3, pool.costs.values.size)))
+        self.arrays = arrays._replace(hashes=np.zeros(max(blocks, 1), np.int64))
+        arrays.requests["arrival_us"] = FOREVER
+        arrays.clients["next"] = slots
+        self.client, self.engines, self.requests = arrays.clients[0], arrays.engines, arrays.requests
+        self.blocks = HashBlocks(arrays.entries, blocks)
+        self.alone = ~arrays.limits["per_request_progress"]
+        self._rows = np.zeros((arrays.engines.size, int(arrays.limits["stages"].max()), COLUMNS))
+        self._sums = fresh_sums(slots, False)
+        self._free, self._given, self._leaving = deque(range(slots)), np.zeros(slots, np.int64), set[int]()
+        self._last_us, self._numbers = np.zeros(slots), dict[int, np.ndarray]()
+        self._hashes_used = 0
+        self.active = set[int]()
+
+    @property
+    def full(self) -> bool:
+        """Whether as many requests wait or run as may."""
+        return not self._free
+
+    @property
+    def next_us(self) -> float:
+        """When something happens next if no request arrives; infinite: never."""
+        return float(self.client["next_us"])
+
+    def add(
+        self, now_us: float, prompt: int, output: int, keys: Sequence[bytes] = (), priority: int = 0
+    ) -> tuple[int, list[Tokens]]:
+        """Send a request, not before any other; returns its slot, or -1 where the engine rejects it, and new tokens.
+
+        ``keys``: of its prompt's leading hash blocks, each of a block and all before it.
+        """
+        slot = self._free.popleft()
+        own = self.requests[slot : slot + 1]
+        own[:] = np.zeros(1, REQUEST)
+        fill_requests(own, np.array([now_us]), np.array([prompt]), np.array([output]))
+        own["priority"] = priority
+        numbers = self.blocks.take(keys if self.hash_tokens else ())
+        self._numbers[slot] = numbers
+        own["hash_at"], own["hash_count"] = self._place(numbers), numbers.size
+        self._given[slot], self._last_us[slot] = 0, -1.0
+        self.client["next"] = slot
+        self.active.add(slot)
+        found = self.advance(now_us)
+        own["arrival_us"], self.client["next"] = FOREVER, self.requests.size
+        if own["status"][0] != OK:
+            self._end(slot)
+            return -1, found
+        return slot, found
+
+    def _place(self, numbers: np.ndarray) -> int:
+        """Write hash blocks behind those of other requests, and return where; what ended leaves gaps until then."""
+        hashes = self.arrays.hashes
+        if self._hashes_used + numbers.size > hashes.size:
+            there = [slot for slot in self.active if self._numbers[slot].size]
+            kept = [self._numbers[slot] for slot in there]
+            used = sum(each.size for each in kept)
+            hashes = np.zeros(max(2 * (used + numbers.size), hashes.size), np.int64)
+            hashes[:used] = np.concatenate([*kept, np.zeros(0, np.int64)])
+            starts = np.cumsum([0, *(each.size for each in kept)])[:-1]
+            self.requests["hash_at"][there] = starts
+            self.arrays, self._hashes_used = self.arrays._replace(hashes=hashes), used
+        place = self._hashes_used
+        hashes[place : place + numbers.size] = numbers
+        self._hashes_used += numbers.size
+        return place
+
+    def cancel(self, slot: int) -> None:
+        """Cancel a request: it leaves between two steps, when the next moment is reached."""
+        if slot in self.active:
+            self._leaving.add(slot)
+
+    def advance(self, now_us: float) -> list[Tokens]:
+        """Do all that happens by a moment, except that no step begins then; returns the tokens that are new.
+
+        Their times are those of the steps' ends: by ``now_us``, or at the end of a step that is underway.
+        """
+        found: list[Tokens] = []
+        while self._leaving:
+            replicas = self.requests["replica"][list(self._leaving)]
+            due_us = float(self.engines["due_us"][replicas][self.engines["underway"][replicas]].min(initial=FOREVER))
+            if due_us <= now_us:
+                self._run(due_us, found)
+            if not self._leave() and due_us > now_us:
+                break
+        self._run(now_us, found)
+        return found
+
+    def _leave(self) -> bool:
+        """Remove the cancelled requests that no step has; whether there were any."""
+        arrays, gone = self.arrays, []
+        for slot in self._leaving:
+            done = slot not in self.active or cancel(
+                arrays.clients, arrays.engines, arrays.requests, arrays.limits, arrays.hashes, arrays.entries, slot
+            )
+            if done:
+                gone.append(slot)
+        for slot in gone:
+            self._leaving.discard(slot)
+            if slot in self.active:
+                self._end(slot)
+        return bool(gone)
+
+    def _run(self, until_us: float, found: list[Tokens]) -> None:
+        self.client["until_us"] = min(until_us, LAST_US)
+        while True:
+            serve_until_full(*self.arrays, self._rows, self._sums)
+            self.client["ended"] = 0
+            stepped = self.engines["rows"] > 0
+            self._note(stepped, found)
+            if not stepped.any():
+                return
+            self.engines["rows"] = 0
+
+    def _note(self, stepped: np.ndarray, found: list[Tokens]) -> None:
+        """Add the tokens that requests have got since the last call; free the slots of those that have finished."""
+        if not self.active:
+            return
+        slots = np.fromiter(self.active, np.int64, len(self.active))
+        requests, replica = self.requests, self.requests["replica"][slots]
+        decoding = requests["decoding"][slots] & self.alone[replica]
+        known = np.where(
+            decoding,
+            requests["context_offset"][slots] + self.engines["clock"][replica] + 1,
+            requests["known"][slots],
+        )
+        new = known - requests["prompt"][slots] - self._given[slots]
+        last_us, ends_us = requests["last_token_us"][slots], self._rows[replica, 0, END]
+        # a step ended that computed a prompt, or of an engine whose requests differ in what they get
+        noted = last_us > self._last_us[slots]
+        decoded = stepped[replica] & (self._rows[replica, 0, DECODES] > 0)
+        for k in np.flatnonzero(new > 0).tolist():
+            slot, count = int(slots[k]), int(new[k])
+            if noted[k]:
+                own = count if not self.alone[replica[k]] else 1
+                found.append(Tokens(float(last_us[k]), slot, own))
+                self._last_us[slot] = last_us[k]
+                count -= own
+            if count:
+                assert decoded[k], "a token without a step"
+                found.append(Tokens(float(ends_us[k]), slot, count))
+                self._last_us[slot] = ends_us[k]
+            self._given[slot] += new[k]
+        for slot in slots[requests["finish_us"][slots] >= 0.0].tolist():
+            self._end(slot)
+
+    def _end(self, slot: int) -> None:
+        """Free a slot; the oldest free one is used first, when no batch in flight holds it any more."""
+        self.active.discard(slot)
+        self.blocks.give_back(self._numbers.pop(slot))
+        self._free.append(slot)
