@@ -26,6 +26,10 @@ VERBS: dict[str, tuple[str, str | None]] = {
     "sql": ("run a DuckDB query over input and derived tables", "kernelsight.cli.sql"),
     "predict": ("predict one forward step, kernel by kernel, or a table of kernel calls", "kernelsight.cli.predict"),
     "simulate": ("simulate serving a workload: latency, throughput, GPU-time breakdown", "kernelsight.cli.simulate"),
+    "serve": (
+        "answer OpenAI requests over HTTP when the predicted deployment would, with filler text",
+        "kernelsight.cli.serve",
+    ),
     "sweep": (
         "simulate every scenario of a grid: SLOs, Pareto front, highest request rates",
         "kernelsight.cli.sweep",
@@ -82,6 +86,7 @@ VERBS: dict[str, tuple[str, str | None]] = {
         "kernelsight.cli.search.plan",
     ),
     "cache": ("show where the caches are and how large, or empty them", "kernelsight.cli.cache"),
+    "mcp": ("offer the verbs to a coding agent as read-only tools (MCP)", "kernelsight.cli.mcp"),
     "completion": ("print a completion script for a shell", "kernelsight.cli.completion"),
     "backtest": ("simulate measured end-to-end runs and score the predictions", "kernelsight.cli.backtest"),
 }

@@ -108,11 +108,12 @@ class LiveEngines:
         self._last_us, self._numbers = np.zeros(slots), dict[int, np.ndarray]()
         self._hashes_used = 0
         self.active = set[int]()
+        self.reached_us = 0.0
 
     @property
-    def full(self) -> bool:
-        """Whether as many requests wait or run as may."""
-        return not self._free
+    def free(self) -> int:
+        """How many more requests may wait or run."""
+        return len(self._free)
 
     @property
     def next_us(self) -> float:
@@ -180,6 +181,7 @@ class LiveEngines:
             if not self._leave() and due_us > now_us:
                 break
         self._run(now_us, found)
+        self.reached_us = now_us
         return found
 
     def _leave(self) -> bool:

@@ -51,7 +51,7 @@ def assert_same(live: LiveEngines, out: object, tokens: list[Tokens], load: inpu
         assert sum(each.count for each in of_it) == load.output_tokens[slot]
         assert times_us == sorted(times_us)
         assert (times_us[0], times_us[-1]) == (own.first_token_us[slot], own.finish_us[slot])
-    assert not live.active and len(live._free) == live.requests.size
+    assert not live.active and live.free == live.requests.size
 
 
 def live_world(world: World) -> LiveEngines:
@@ -101,7 +101,7 @@ def test_slots_are_used_again() -> None:
     clock_us, given = 0.0, {}
     for number in range(400):
         tokens = []
-        while live.full:
+        while not live.free:
             clock_us = max(np.nextafter(live.next_us, np.inf), clock_us)
             tokens += live.advance(clock_us)
         clock_us += float(dice.exponential(5e4))

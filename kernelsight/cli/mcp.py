@@ -1,0 +1,22 @@
+"""`kernelsight mcp`: the verbs as read-only tools for coding agents, over the Model Context Protocol."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from kernelsight.errors import extra_missing
+
+
+def declare(verb: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    verb.epilog = "A client starts it and speaks to it through stdin and stdout."
+
+
+def run(arguments: Any) -> None:
+    """Answer a client on stdin and stdout until it leaves."""
+    try:
+        from kernelsight.server.agent_tools import agent_server
+    except ImportError as error:
+        raise extra_missing("mcp", error.name or "mcp", "mcp") from None
+    agent_server().run("stdio")

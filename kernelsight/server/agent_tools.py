@@ -1,0 +1,173 @@
+"""Tools for coding agents over the Model Context Protocol: the verbs, read-only, with bounded answers.
+
+Nothing is written; a query reads no local file. Traces, logs and configs are read where a call names them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ToolAnnotations
+from pydantic import Field
+
+from kernelsight.dataflow.rows import python_rows
+from kernelsight.errors import KernelSightError
+from kernelsight.scenario.flags import (
+    DEPLOYMENT,
+    FLAGS,
+    LENGTHS,
+    LIMITS,
+    LOAD,
+    POLICIES,
+    POOLS,
+    PREFILL,
+    ROUTER,
+    SPECULATION,
+    Flag,
+)
+from kernelsight.session import Session, connect
+from kernelsight.version import VERSION
+
+MOST_ROWS = 200
+INSTRUCTIONS = """Predicts LLM serving on GPUs: kernel latencies, forward steps, TTFT, TPOT, throughput, capacity.
+Start with `size` (which GPUs, how many), `simulate` (latencies of one deployment under a load) or `predict` (one step,
+kernel by kernel). Answers state a 90 % interval and what they assume: repeat both. Names of GPUs and models: tables
+gpus and models, through `sql`."""
+DEPLOYED = (*DEPLOYMENT, *LIMITS, *POLICIES, *SPECULATION)
+LOADED = (*POOLS, *PREFILL, *LOAD, *LENGTHS, *ROUTER)
+TYPES = {"whole": int, "switch": bool, "yes": bool, "positive": float, "share": float, "not_negative": float}
+TYPES |= {"span": float, "share_or_none": float}
+
+
+def parameters(flags: Iterable[Flag]) -> list[inspect.Parameter]:
+    """Return flags as optional keyword parameters with their help, from which a tool's schema follows."""
+    found = []
+    for flag in flags:
+        kind = TYPES.get(flag.kind, str) | None
+        said = {"description": flag.help or flag.name, **({"examples": list(flag.choices)} if flag.choices else {})}
+        noted = Annotated[kind, Field(**said)]
+        found.append(inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=noted))
+    return found
+
+
+def with_flags(function: Callable[..., Any], flags: Iterable[Flag]) -> Callable[..., Any]:
+    """Return a tool that takes flags beside the parameters of a function ``(session, flags, own...)``.
+
+    Refusals become errors that an agent reads; every call has a session of its own.
+    """
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
+    added = parameters(flags)
+
+    def tool(**given: Any) -> dict[str, Any]:
+        stated = {each.name: given[each.name] for each in added if given.get(each.name) is not None}
+        try:
+            with connect(files=False) as session:
+                return function(session, stated, **{each.name: given[each.name] for each in own if each.name in given})
+        except KernelSightError as error:
+            raise ToolError(str(error)) from None
+
+    keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+    tool.__signature__ = inspect.Signature([*keywords, *added], return_annotation=dict[str, Any])
+    tool.__name__, tool.__doc__ = function.__name__, function.__doc__
+    return tool
+
+
+def bounded(table: Any) -> dict[str, Any]:
+    """Return the first rows of an Arrow table, how many there are, and whether some are left out."""
+    return {
+        "rows": python_rows(table.slice(0, MOST_ROWS)),
+        "row_count": table.num_rows,
+        "truncated": table.num_rows > MOST_ROWS,
+    }
+
+
+def tables(session: Session, _: dict[str, Any], table: str | None = None) -> dict[str, Any]:
+    """List all tables with their grain and description, or the columns of one."""
+    return bounded(session.columns(table) if table else session.tables())
+
+
+def explain(session: Session, _: dict[str, Any], table: str) -> dict[str, Any]:
+    """Show which queries and functions compute a table, in order."""
+    return {"text": session.explain(table)}
+
+
+def sql(session: Session, _: dict[str, Any], query: str) -> dict[str, Any]:
+    """Run one DuckDB SELECT over given and derived tables, such as gpus and models; it reads no files."""
+    return bounded(session.query(query))
+
+
+def predict(
+    session: Session,
+    flags: dict[str, Any],
+    phase: str = "decode",
+    batch_size: int | None = None,
+    input_len: int | None = None,
+    context_len: int | None = None,
+) -> dict[str, Any]:
+    """Predict one forward step, kernel by kernel: phase prefill (batch_size prompts of input_len new tokens), decode
+    (batch_size sequences with context_len cached tokens) or mixed (both)."""
+    step = session.predict(
+        phase=phase, batch_size=batch_size, input_len=input_len, context_len=context_len, **flags
+    ).as_dict()
+    return step | {"kernels": step["kernels"][:MOST_ROWS]}
+
+
+def simulate(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
+    """Simulate serving a load on a deployment: TTFT, TPOT, ITL, E2E, throughput, KV cache, where the GPU time goes."""
+    return session.simulate(**flags).summary
+
+
+def sweep(session: Session, _: dict[str, Any], grid: dict[str, Any], slo: list[str] | None = None) -> dict[str, Any]:
+    """Simulate every scenario of a grid: keys are flags of simulate, values a scalar or a list (their product);
+    slo such as ["ttft_p95:1000"] adds meets_slo."""
+    return bounded(session.sweep(grid, slo=slo).table("scenario_summary"))
+
+
+def size(
+    session: Session,
+    flags: dict[str, Any],
+    gpus: list[str],
+    slo: list[str],
+    rate: float | None = None,
+    requests_per_day: float | None = None,
+    prices: dict[str, float] | None = None,
+    max_gpus: int = 8,
+) -> dict[str, Any]:
+    """Find the cheapest deployment for a request rate within objectives such as ["ttft_p95:1000", "tpot_p99:40"];
+    prices: dollars per GPU-hour by name. It takes a minute."""
+    asked = {"gpus": gpus, "slo": slo, "rate": rate, "requests_per_day": requests_per_day, "prices": prices}
+    answer = session.size(**asked, max_gpus=max_gpus, **flags).as_dict()
+    return answer | {"rows": answer["rows"][:MOST_ROWS]}
+
+
+def compare(session: Session, flags: dict[str, Any], log: list[str], log_format: str = "auto") -> dict[str, Any]:
+    """Replay a production or benchmark log on a deployment: how far measurement and prediction differ, and why."""
+    return session.compare(log=log, log_format=log_format, **flags).summary
+
+
+def step_time(session: Session, flags: dict[str, Any], batch: list[tuple[int, int]]) -> dict[str, Any]:
+    """Return the time of one engine step from (new tokens, past tokens) of each sequence, with its 90 % interval."""
+    return session.step_times(**flags)(batch)._asdict()
+
+
+# every tool, and the flags that it takes beside its own parameters
+TOOLS = (
+    *((tables, ()), (explain, ()), (sql, ()), (sweep, ())),
+    *((predict, DEPLOYED), (step_time, DEPLOYED), (compare, DEPLOYED)),
+    *((simulate, (*DEPLOYED, *LOADED)), (size, (*DEPLOYED, *LOADED))),
+)
+
+
+def agent_server() -> MCPServer:
+    """Return the server with all tools."""
+    server = MCPServer("kernelsight", instructions=INSTRUCTIONS, version=VERSION, log_level="WARNING")
+    for function, flags in TOOLS:
+        own = inspect.signature(function).parameters
+        taken = [flag for flag in flags if flag.name not in own and flag.name in FLAGS]
+        how = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
+        server.add_tool(with_flags(function, taken), annotations=how)
+    return server

@@ -1,0 +1,207 @@
+"""The HTTP server: OpenAI's endpoints over live engines, and what else a client of vLLM looks at."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from kernelsight.server.answers import Choice, Job
+from kernelsight.server.live import LiveEngines
+from kernelsight.server.metrics import Metrics
+from kernelsight.server.prompts import block_keys
+from kernelsight.server.pump import Pump
+from kernelsight.server.requests import Asked, Refused, read_request
+from kernelsight.version import VERSION
+
+# of a request; a prompt of a million token ids as text is 7 MB
+LARGEST_BODY = 32 * 2**20
+STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class Serving(NamedTuple):
+    """What a server answers with; ``names`` of the model: the first is listed."""
+
+    engines: LiveEngines
+    names: list[str]
+    max_model_len: int
+    tokens_of: Callable[[str], np.ndarray]
+    speed: float
+    seed: int
+    output_len: int
+    range_ratio: float
+    cache: dict[str, object]
+
+
+class Server:
+    """The endpoints and their state; ``app`` is the ASGI application."""
+
+    def __init__(self, serving: Serving) -> None:
+        self.serving, self.engines = serving, serving.engines
+        self.metrics = Metrics(serving.names[0], serving.engines, serving.max_model_len, serving.cache)
+        self._dice, self._started = np.random.default_rng(serving.seed), int(time.time())
+        self.pump: Pump | None = None
+        self.app = Starlette(
+            routes=[
+                Route("/v1/completions", self._complete, methods=["POST"]),
+                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/models", self._models),
+                Route("/health", self._health),
+                Route("/ping", self._health, methods=["GET", "POST"]),
+                Route("/version", self._version),
+                Route("/metrics", self._metrics),
+            ],
+            lifespan=self._run,
+            exception_handlers={404: _not_found, 405: _not_found},
+        )
+
+    @contextlib.asynccontextmanager
+    async def _run(self, _: Starlette) -> AsyncIterator[None]:
+        self.pump = Pump(self.engines, self.serving.speed)
+        yield
+
+    async def _complete(self, request: Request) -> Response | _Stream:
+        return await self._answer(request, False)
+
+    async def _chat(self, request: Request) -> Response | _Stream:
+        return await self._answer(request, True)
+
+    async def _answer(self, request: Request, chat: bool) -> Response | _Stream:
+        serving = self.serving
+        try:
+            body = await _body_of(request)
+            asked = read_request(
+                body, chat, serving.names[0], set(serving.names), serving.max_model_len, serving.tokens_of
+            )
+            model = (body.get("model") if isinstance(body, dict) else None) or serving.names[0]
+            job = self._send(asked, model, request.headers.get("x-request-id") or uuid.uuid4().hex)
+        except Refused as refused:
+            return JSONResponse(refused.as_dict(), refused.status)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        return _Stream(self, job)
+
+    def _send(self, asked: Asked, model: str, name: str) -> Job:
+        """Send every choice of a request to the engines. Refused: a full queue, or a request that no engine holds."""
+        assert self.pump is not None
+        job = Job(asked, model, name, self._note)
+        if len(asked.prompts) * asked.choices > self.engines.free:
+            raise Refused(
+                f"{len(self.engines.active)} requests wait or run, as many as this server keeps; try again later.",
+                429, "TooManyRequestsError",
+            )  # fmt: skip
+        for prompt in asked.prompts:
+            keys = block_keys(prompt, self.engines.hash_tokens)
+            for _ in range(asked.choices):
+                output, reason = self._length(asked, prompt.size)
+                choice = Choice(len(job.choices), prompt.size, output, reason, job)
+                job.choices.append(choice)
+                choice.slot = self.pump.send(prompt.size, output, keys, asked.priority, choice)
+                if choice.slot < 0:
+                    job.choices.pop()
+                    self.leave(job)
+                    raise Refused("the KV cache of the engine is smaller than this request; shorten it.")
+        return job
+
+    def _length(self, asked: Asked, prompt: int) -> tuple[int, str]:
+        """Return the tokens of an answer and why it ends: a request without ``max_tokens`` ends by itself."""
+        if asked.max_tokens is not None:
+            return asked.max_tokens, "length"
+        low = max(int(self.serving.output_len * self.serving.range_ratio), 1)
+        drawn = int(self._dice.integers(low, self.serving.output_len + 1))
+        most = self.serving.max_model_len - prompt
+        return (drawn, "stop") if drawn < most else (most, "length")
+
+    def _note(self, choice: Choice, count: int, time_us: float) -> None:
+        """Count tokens before they are given."""
+        record = self.engines.requests[choice.slot]
+        engine, first = int(record["replica"]), choice.given == 0
+        if first:
+            choice.cached = int(record["cached_tokens"])
+            self.metrics.note_first(engine, choice.prompt, choice.cached, (time_us - record["sent_us"]) / 1e6)
+        self.metrics.note_tokens(engine, count, None if first else (time_us - choice.last_us) / 1e6)
+        if choice.given + count == choice.output:
+            times = self.pump.times(choice.slot, time_us)
+            self.metrics.note_finished(engine, choice.prompt, choice.output, times, choice.reason)
+
+    def leave(self, job: Job) -> None:
+        """Cancel what has not ended of a request whose client has left."""
+        for choice in job.choices:
+            if choice.given < choice.output:
+                self.metrics.note_aborted(int(self.engines.requests[choice.slot]["replica"]))
+                self.pump.cancel(choice.slot, choice)
+
+    async def _models(self, _: Request) -> Response:
+        serving = self.serving
+        own = {"object": "model", "created": self._started, "owned_by": "kernelsight"}
+        cards = [{"id": name, **own, "root": name, "max_model_len": serving.max_model_len} for name in serving.names]
+        return JSONResponse({"object": "list", "data": cards})
+
+    async def _health(self, _: Request) -> Response:
+        return Response()
+
+    async def _version(self, _: Request) -> Response:
+        return JSONResponse({"version": f"kernelsight {VERSION}"})
+
+    async def _metrics(self, _: Request) -> Response:
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+class _Stream:
+    """The answer to a request as an ASGI application: in events, or whole when it is finished."""
+
+    def __init__(self, server: Server, job: Job) -> None:
+        self._server, self._job = server, job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        job = self._job
+        watching = asyncio.ensure_future(self._watch(receive))
+        try:
+            if job.asked.stream:
+                await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            while not job.finished and not watching.done():
+                await job.ready.wait()
+                job.ready.clear()
+                if job.asked.stream and not watching.done():
+                    # a slow client holds this up: its next event has all tokens that came meanwhile
+                    await send({"type": "http.response.body", "body": job.chunks(), "more_body": not job.finished})
+            if job.finished and not job.asked.stream and not watching.done():
+                await JSONResponse(job.whole())(scope, receive, send)
+        finally:
+            watching.cancel()
+            self._server.leave(job)
+
+    async def _watch(self, receive: Receive) -> None:
+        """Return when the client has left."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._job.ready.set()
+
+
+async def _body_of(request: Request) -> Any:
+    """Return the JSON of a request. Refused: none, or more than LARGEST_BODY."""
+    content = bytearray()
+    async for part in request.stream():
+        content += part
+        if len(content) > LARGEST_BODY:
+            raise Refused(f"the body is larger than {LARGEST_BODY >> 20} MiB.", 413, "RequestEntityTooLargeError")
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"the body is not JSON: {error}.") from None
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    return JSONResponse({"detail": "Not Found" if status == 404 else "Method Not Allowed"}, status)

@@ -1,0 +1,103 @@
+"""The clock of the server: engines are advanced to the present moment, and each token is handed on when its time comes.
+
+Simulated time is the event loop's time since the start, times ``speed``. A late wake-up shifts no schedule: steps begin
+where the last one ended, and only requests are stamped by the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from kernelsight.server.live import LAST_US, LiveEngines
+
+
+class Times(NamedTuple):
+    """Moments of a finished request on the simulated clock, microseconds, and what it found in the prefix cache."""
+
+    sent_us: float
+    scheduled_us: float
+    first_token_us: float
+    finish_us: float
+    cached_tokens: int
+
+
+class Answer(Protocol):
+    """What gets the tokens of a request."""
+
+    target: int  # tokens of the whole answer
+
+    def give(self, count: int, time_us: float) -> None:
+        """Take tokens, which the engine has sampled at ``time_us``."""
+
+
+class Pump:
+    """Advances engines with the event loop's clock, and hands their tokens on."""
+
+    def __init__(self, engines: LiveEngines, speed: float, now_s: Callable[[], float] | None = None) -> None:
+        self.engines, self.speed = engines, speed
+        self._now_s = now_s or asyncio.get_running_loop().time
+        self._start_s, self._start_us = self._now_s(), engines.reached_us
+        self._answers: dict[int, Answer] = {}
+        self._waiting: list[tuple[float, int, int, int, Answer]] = []
+        self._count, self._timer = 0, None
+
+    def now_us(self) -> float:
+        """Return the present moment on the simulated clock; it never stands still between two calls."""
+        passed_us = (self._now_s() - self._start_s) * 1e6 * self.speed
+        return max(self._start_us + passed_us, math.nextafter(self.engines.reached_us, math.inf))
+
+    def send(self, prompt: int, output: int, keys: Sequence[bytes], priority: int, answer: Answer) -> int:
+        """Send a request now; returns its slot, or -1 where the engine rejects it."""
+        slot, found = self.engines.add(self.now_us(), prompt, output, keys, priority)
+        self._keep(found)
+        if slot >= 0:
+            self._answers[slot] = answer
+        self.turn()
+        return slot
+
+    def cancel(self, slot: int, answer: Answer) -> None:
+        """Cancel a request whose client has left."""
+        if self._answers.get(slot) is answer:
+            del self._answers[slot]
+            self.engines.cancel(slot)
+            self.turn()
+
+    def times(self, slot: int, finish_us: float) -> Times:
+        """Return the moments of a request, when its last token is handed on."""
+        record = self.engines.requests[slot]
+        moments = (float(record[name]) for name in ("sent_us", "scheduled_us", "first_token_us"))
+        return Times(*moments, finish_us, int(record["cached_tokens"]))
+
+    def _keep(self, found: Sequence) -> None:
+        """Keep tokens until their time."""
+        for time_us, slot, count in found:
+            answer = self._answers.get(slot)
+            if answer is not None:  # not cancelled
+                self._count += 1
+                heapq.heappush(self._waiting, (time_us, self._count, slot, count, answer))
+
+    def turn(self) -> None:
+        """Do all that is due, and wake up when the next thing is."""
+        now_us = self.now_us()
+        self._keep(self.engines.advance(now_us))
+        while self._waiting and self._waiting[0][0] <= now_us:
+            time_us, _, slot, count, answer = heapq.heappop(self._waiting)
+            if self._answers.get(slot) is answer:
+                answer.target -= count
+                if answer.target == 0:
+                    del self._answers[slot]
+                answer.give(count, time_us)
+        self._sleep(now_us)
+
+    def _sleep(self, now_us: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        next_us = min(self.engines.next_us, self._waiting[0][0] if self._waiting else LAST_US)
+        if next_us < LAST_US:
+            delay_s = max(next_us - now_us, 0.0) / 1e6 / self.speed
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.turn)

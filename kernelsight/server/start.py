@@ -1,0 +1,101 @@
+"""From a deployment to a server that listens."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kernelsight.errors import InvalidInput, extra_missing
+from kernelsight.server.live import LiveEngines
+from kernelsight.server.prompts import estimated_tokens, read_tokenizer
+from kernelsight.serving.engine.inputs import Routing
+from kernelsight.serving.engine.records import ROUTERS
+from kernelsight.serving.runs.deployed import Deployed
+
+if TYPE_CHECKING:
+    from kernelsight.server.app import Server
+
+ROUND_ROBIN = ROUTERS[0]
+
+
+def check_packages() -> None:
+    """InvalidInput: a package of the extra ``serve`` is not installed."""
+    try:
+        import uvicorn  # noqa: F401
+
+        import kernelsight.server.app  # noqa: F401
+    except ImportError as error:
+        raise extra_missing("serve", error.name or "uvicorn", "serve") from None
+
+
+def engines_of(deployed: Deployed, waiting: int) -> LiveEngines:
+    """Return a deployment's engines, with room for ``waiting`` requests beside those that run."""
+    pool, settings = deployed.pool, deployed.settings
+    router = settings["rank_router"] if settings["lock_step"] else ROUND_ROBIN
+    slots = pool.limits.max_num_seqs * pool.engines + waiting
+    hash_tokens = pool.limits.block_size if deployed.shares_prefixes else 0
+    return LiveEngines(pool, slots, hash_tokens, Routing(ROUTERS.index(router)))
+
+
+def warm_up(deployed: Deployed) -> None:
+    """Compile what the first request would wait for."""
+    engines = engines_of(deployed, 1)
+    slot, _ = engines.add(0.0, 1, 1)
+    engines.cancel(slot)
+    engines.advance(1.0)
+
+
+def server_of(deployed: Deployed, model: str | None, options: Mapping[str, Any]) -> Server:
+    """Return the server of a deployment; ``model``: as it was stated, ``options``: as the command line names them.
+
+    InvalidInput: a tokenizer that cannot be read.
+    """
+    from kernelsight.server.app import Server, Serving
+
+    settings, limits = deployed.settings, deployed.pool.limits
+    warm_up(deployed)
+    names = [*(options["served_model_name"] or ()), settings["model"], *([model] if model else [])]
+    cache = {"block_size": limits.block_size, "enable_prefix_caching": deployed.shares_prefixes}
+    cache["num_gpu_blocks"] = limits.capacity_units // max(limits.full_units, 1)
+    serving = Serving(
+        engines_of(deployed, options["max_waiting_requests"]), list(dict.fromkeys(names)), limits.max_model_len,
+        tokens_of(options["tokenizer"], model), options["speed"], options["seed"], options["output_len"],
+        options["range_ratio"], cache,
+    )  # fmt: skip
+    return Server(serving)
+
+
+def tokens_of(path: str | None, model: str | None) -> Callable[[str], np.ndarray]:
+    """Return what makes token ids of texts: a stated tokenizer, one beside the model's config, or the estimate."""
+    if path is not None:
+        return read_tokenizer(Path(path))
+    beside = Path(model or "").expanduser()
+    beside = beside.parent if beside.suffix == ".json" else beside
+    if model and (beside / "tokenizer.json").is_file():
+        return read_tokenizer(beside)
+    return estimated_tokens
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound; InvalidInput: the port is in use, or the host is not of this machine."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    own = socket.socket(family, socket.SOCK_STREAM)
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        own.bind((host, port))
+    except OSError as error:
+        own.close()
+        raise InvalidInput(f"cannot listen at {host} port {port}: {error.strerror}; use another --port.") from None
+    return own
+
+
+def serve_until_stopped(server: Server, own: socket.socket) -> None:
+    """Answer requests until a signal ends it."""
+    import uvicorn
+
+    config = uvicorn.Config(server.app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+    uvicorn.Server(config).run(sockets=[own])
