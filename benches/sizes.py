@@ -26,7 +26,7 @@ from record import record
 import kernelsight as ks
 from kernelsight.present.output import as_text
 from kernelsight.session import Session
-from kernelsight.sizing.candidates import STEP_TOKENS
+from kernelsight.sizing.tuning import STEP_TOKENS
 
 MODELS = ("qwen3-8b", "qwen3-32b", "qwen3-32b-fp8", "llama-3.1-8b", "qwen3-14b")
 PRICES = {"a100_sxm": 1.4, "h100_sxm": 2.4, "h200_sxm": 2.9, "b200_sxm": 4.6, "l40s": 0.9}
@@ -97,7 +97,7 @@ def main_limits(cases: int, source: random.Random) -> dict[str, int]:
         quick_host = quick_host_of(session)
         while done < cases:
             asked = drawn(source)
-            row = session.size(max_gpus=SIZES[-1], tune=False, **asked).chosen
+            row = session.size(max_gpus=SIZES[-1], tune=False, confidence=0.5, **asked).chosen
             if row is None:
                 continue
             truth = rates_with_more(session, quick_host, asked, row)
@@ -136,7 +136,7 @@ def main() -> None:
         while len(found) < arguments.cases:
             asked = drawn(source)
             started = time.process_time()
-            answer = session.size(max_gpus=SIZES[-1], **asked)
+            answer = session.size(max_gpus=SIZES[-1], confidence=0.5, **asked)
             size_s = time.process_time() - started
             started = time.process_time()
             price, name = everything(session, asked)

@@ -251,13 +251,18 @@ class Session(dataflow.Session):
         *,
         gpus: str | Sequence[str],
         slo: str | Sequence[str] | Mapping[str, float],
-        rate: float | None = None,
-        requests_per_day: float | None = None,
+        rate: float | str | None = None,
+        requests_per_day: float | str | None = None,
         prices: str | Path | Mapping[str, float] | None = None,
         max_gpus: int = 8,
         search: Mapping[str, Sequence[Any]] | None = None,
         tune: bool = True,
         correction: str | Path | pa.Table | None = None,
+        confidence: float = 0.9,
+        margin: float = 0.0,
+        peak: float = 1.0,
+        time_limit: float | None = None,
+        total_gpus: int | None = None,
         report: Callable[[str], None] | None = None,
         **flags: Any,
     ) -> Sizing:
@@ -268,7 +273,10 @@ class Session(dataflow.Session):
         of one GPU by name, or a file; ``search``: more values of flags, such as ``{"quantization": [None, "fp8"]}``;
         ``tune``: with other sizes of a step; ``correction``: corrections that ``compare`` fitted (a file, or its
         table), for the deployments that it is for; ``flags``: the deployment's and the load's, which are not
-        searched. ``report`` is called with progress.
+        searched. As many instances as keep every objective with probability ``confidence``, and leave the share
+        ``margin`` of what they sustain unused, at ``peak`` times the rate. ``time_limit``: seconds after which the best
+        so far is the answer. ``total_gpus``, in place of a rate: the highest that they can serve. ``report`` is
+        called with progress.
         InvalidInput: a question that cannot be answered, or a model that no GPU holds, and what would.
         """
         from kernelsight.scenario.asked import values_of
@@ -283,6 +291,11 @@ class Session(dataflow.Session):
             "search": values_of(search),
             "tune": tune,
             "correction": correction,
+            "confidence": confidence,
+            "margin": margin,
+            "peak": peak,
+            "time_limit": time_limit,
+            "total_gpus": total_gpus,
         }
         return size_deployment(self, flags, **asked, report=report)
 

@@ -56,13 +56,36 @@ def declare(verb: argparse.ArgumentParser) -> None:
         metavar="G1,G2",
         help="GPUs to search: names, and CSV or JSON files with GPUs of your own",
     )
-    asked.add_argument("--rate", type=float, metavar="R", help="requests per second to serve")
-    asked.add_argument("--requests-per-day", type=float, metavar="N", help="the same, spread evenly over a day")
+    asked.add_argument("--rate", metavar="R", help="requests per second to serve: 12, 12/s, 700/min")
+    asked.add_argument("--requests-per-day", metavar="N", help="the same, spread evenly over a day: 200000, 5M")
+    asked.add_argument(
+        "--total-gpus", type=int, metavar="N", help="in place of a rate: the highest rate that N GPUs can serve"
+    )
+    asked.add_argument(
+        "--peak",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="the peak over the mean rate; it is sized for the peak",
+    )
+    asked.add_argument(
+        "--margin", type=float, default=0.0, metavar="SHARE", help="share of what is sustained that stays unused"
+    )
+    asked.add_argument(
+        "--confidence",
+        type=float,
+        default=0.9,
+        metavar="P",
+        help="probability that every objective holds, from the intervals of kernels, host and load (default: 0.9)",
+    )
+    asked.add_argument(
+        "--time-limit", type=float, metavar="S", help="seconds after which the best so far is the answer; Ctrl-C too"
+    )
     asked.add_argument(
         "--slo",
         nargs="+",
         metavar="METRIC:MS",
-        help="objectives: ttft, tpot, itl, e2e or queue with mean or any percentile, such as ttft_p95:1000 tpot_p99:40",
+        help="objectives: ttft, tpot, itl, e2e or queue with mean or any percentile, such as ttft_p95:2s tpot_p99:40ms",
     )
     asked.add_argument(
         "--prices",
@@ -127,7 +150,12 @@ def run(arguments: Any) -> None:
             search=_search(arguments.search or []),
             tune=arguments.tune,
             correction=arguments.correction,
-            report=_show if sys.stderr.isatty() else None,
+            confidence=arguments.confidence,
+            margin=arguments.margin,
+            peak=arguments.peak,
+            time_limit=arguments.time_limit,
+            total_gpus=arguments.total_gpus,
+            report=_show,
             **stated,
         )
         if target:
@@ -179,7 +207,11 @@ def _search(words: list[str]) -> dict[str, list[Any]]:
 
 
 def _show(text: str) -> None:
-    status(f"  {text}")
+    """Report progress: over one line of a terminal, line by line elsewhere."""
+    if sys.stderr.isatty():
+        status(f"  {text}")
+    else:
+        note(text)
 
 
 def _write(session: Session, found: Sizing, target: Path) -> None:
@@ -204,6 +236,8 @@ def _print(found: Sizing, form: str) -> None:
         print(as_csv(found.rows, names), end="")
         return
     page = [found.answer]
+    if found.decides:
+        page.append(found.decides)
     if found.rows:
         shown = columns_shown(found.rows)
         left = dict.fromkeys(LIMITS_OF_ENGINE, "default")
@@ -238,9 +272,9 @@ def _kind(reason: str) -> str:
     """Return why a deployment is left out in few words."""
     kinds = {
         "bounds": "cannot be cheaper by bounds on their rate",
-        "it does not reach": "do not reach the rate at which they would be cheaper",
+        "it does not reach": "do not reach the rate at which they would be cheaper or surer",
         "it costs more": "cost many times the best",
-        "it is no cheaper": "are no cheaper than with the engine's own size of a step",
+        "it is no cheaper": "are no cheaper than with the engine's own sizes",
         "no rate keeps": "keep the objectives at no rate",
     }
     return next((text for start, text in kinds.items() if reason.startswith(start)), "do not fit or cannot run")

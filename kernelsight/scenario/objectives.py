@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput, UnknownName, unknown
+from kernelsight.scenario.units import milliseconds_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,10 +35,7 @@ def parse_objectives(words: list[str]) -> dict[str, float]:
     found = {}
     for word in words:
         name, _, value = word.partition(":")
-        try:
-            milliseconds = float(value)
-        except ValueError:
-            milliseconds = float("nan")
+        milliseconds = milliseconds_of(value)
         if name not in GOODPUT or not 0 < milliseconds < float("inf"):
             raise InvalidInput(
                 f"--goodput {word!r} is not valid; give ttft:MS, tpot:MS or e2el:MS with a positive number."
@@ -114,11 +112,11 @@ def objectives_of(slo: Mapping[str, float]) -> list[Objective]:
 
 
 def parse_slo(words: list[str]) -> dict[str, float]:
-    """Return the largest allowed value per summary column from arguments such as ttft_p99:200, in milliseconds.
+    """Return the largest allowed value per summary column from arguments such as ttft_p99:200 (milliseconds) or :2s.
 
     Every percentile is known: ttft_p99.9:500.
 
-    >>> parse_slo(["ttft_p99:200", "tpot_mean:50", "e2el_p99.90:9000"])
+    >>> parse_slo(["ttft_p99:200", "tpot_mean:50ms", "e2el_p99.90:9s"])
     {'ttft_p99_ms': 200.0, 'tpot_mean_ms': 50.0, 'e2e_p99.9_ms': 9000.0}
     """
     found: dict[str, float] = {}
@@ -130,12 +128,9 @@ def parse_slo(words: list[str]) -> dict[str, float]:
             known = [f"{metric}_{statistic}" for metric in METRICS for statistic in STATISTICS]
             hint = "Give METRIC_STATISTIC:MS with mean or any percentile, such as ttft_p99:200."
             raise unknown("metric of --slo", name, known, hint) from None
-        try:
-            milliseconds = float(value)
-        except ValueError:
-            milliseconds = math.nan
+        milliseconds = milliseconds_of(value)
         if not 0 < milliseconds < math.inf:
-            raise InvalidInput(f"--slo {word!r} has no positive number; give {name}:MS.")
+            raise InvalidInput(f"--slo {word!r} has no positive number; give {name}:MS, or {name}:2s.")
         if column in found:
             raise InvalidInput(f"--slo has {name} twice; give it once.")
         found[column] = milliseconds

@@ -9,8 +9,9 @@ from kernelsight.escape import html_table, visible
 from kernelsight.scenario.flags import FLAGS, LOAD_FLAGS
 from kernelsight.scenario.launch.commands import launch_command
 from kernelsight.scenario.objectives import Objective
-from kernelsight.sizing.evidence import Evidence, evidence_of
-from kernelsight.sizing.search import MEASURED, Sized, SizeSearch
+from kernelsight.sizing.decision import Asked, Option
+from kernelsight.sizing.evidence import Evidence
+from kernelsight.sizing.search import MEASURED, SizeSearch
 from kernelsight.sweeps.find_rate import statistic
 from kernelsight.sweeps.intervals import interval_columns
 from kernelsight.sweeps.trials import Trial
@@ -29,6 +30,8 @@ SHOWN = (
         "rate_if_slow",
         "rate_if_fast",
         "search",
+        "load",
+        "probability",
         "instances",
         "gpus",
         "price_per_hour",
@@ -45,6 +48,7 @@ SHORT = {
     "rate": "req/s",
     "rate_low": "low",
     "rate_high": "high",
+    "probability": "sure",
     "rate_if_slow": "if slow",
     "rate_if_fast": "if fast",
     "instances": "inst.",
@@ -88,6 +92,21 @@ class Sizing:
         return self._answer["left_out"]
 
     @property
+    def complete(self) -> bool:
+        """Whether everything was tried that may be the cheapest; else ``not_tried`` lists what was not."""
+        return self._answer["complete"]
+
+    @property
+    def not_tried(self) -> list[dict[str, Any]]:
+        """Deployments that the search did not come to before its end."""
+        return self._answer["not_tried"]
+
+    @property
+    def decides(self) -> str | None:
+        """What to measure so that it is clear which of the first two is cheaper; None where it is clear."""
+        return self._answer["decides"]
+
+    @property
     def launch(self) -> list[str]:
         """The commands that launch one instance of the chosen deployment."""
         return self._answer["launch"]
@@ -112,46 +131,46 @@ class Sizing:
 
 
 def answer_of(
-    search: SizeSearch, ranked: Sequence[Sized], objectives: Sequence[Objective], rate: float, model: str
+    search: SizeSearch, options: Sequence[Option], objectives: Sequence[Objective], asked: Asked, model: str
 ) -> dict[str, Any]:
     """Return the answer of a search as a dict; see ``Sizing``. ``model``: as the user named it."""
-    evidence = evidence_of(zip(search.forks, search.plans, strict=True), ranked, search.sure, objectives)
     rows = [
-        row_of(
-            sized, objectives, rate, search.tier_of(sized.candidate), evidence[sized.candidate.scenario_id],
-            search.is_sure(sized),
-        )
-        for sized in ranked
-    ]  # fmt: skip
+        row_of(option, objectives, search.tier_of(option.sized.candidate), search.is_sure(option.sized))
+        for option in options
+    ]
     left_out = [{**stated_flags(left.flags), "reason": left.reason} for left in search.left_out.values()]
-    answer = _sentence(ranked, rows, rate) if rows else _nearest(search, objectives)
+    if rows:
+        answer = _sentence(options, rows, objectives, asked)
+    else:
+        answer = "No rate was found yet." if search.not_tried else _nearest(search, objectives)
+    notes = [f"{says}." for says in search.unsupported]
+    if search.ended:
+        count = len(search.not_tried)
+        notes.append(f"The search ended early: {search.ended}; {count} deployment{'s' * (count != 1)} not tried.")
     return {
-        "answer": " ".join([answer, *(f"{says}." for says in search.unsupported)]),
+        "answer": " ".join([answer, *notes]),
         "chosen": rows[0] if rows else None,
         "rows": rows,
         "left_out": left_out,
-        "launch": _launch(search, ranked[0], model) if rows else [],
+        "complete": search.ended is None,
+        "not_tried": [stated_flags(candidate.flags) for candidate in search.not_tried],
+        "decides": what_decides(options, model),
+        "launch": _launch(search, options[0], model) if rows else [],
     }
 
 
-def row_of(
-    sized: Sized,
-    objectives: Sequence[Objective],
-    rate: float,
-    tier: Mapping[str, Any],
-    evidence: Evidence,
-    sure: bool,
-) -> dict[str, Any]:
+def row_of(option: Option, objectives: Sequence[Objective], tier: Mapping[str, Any], sure: bool) -> dict[str, Any]:
     """Return the row of a deployment: its flags, its rates, what it costs at the asked rate, and what limits it.
 
     ``sure``: its rate was searched in full; a rough one is enough to rank it behind, and no rate to plan with.
     """
+    sized, evidence = option.sized, option.evidence
     candidate, found, trials = sized.candidate, sized.found, sized.found.tried.trials
-    price = None if candidate.price is None else sized.instances * candidate.price
+    price = None if candidate.price is None else option.instances * candidate.price
     prompt, output = (sum(trial.tokens[place] for trial in trials) / len(trials) for place in (0, 1))
 
     def cost(tokens: float) -> float | None:
-        return None if price is None or not tokens else price / (rate * tokens * 3600.0 / 1e6)
+        return None if price is None or not tokens else price / (option.rate * tokens * 3600.0 / 1e6)
 
     return {
         **stated_flags(candidate.flags),
@@ -162,8 +181,11 @@ def row_of(
         "rate_if_fast": evidence.rate_if_fast,
         "steady": found.steady and sure,
         "search": "full" if sure else "rough",
-        "instances": sized.instances,
-        "gpus": sized.instances * candidate.gpu_count,
+        "served": option.rate,
+        "load": option.load,
+        "probability": option.probability,
+        "instances": option.instances,
+        "gpus": option.instances * candidate.gpu_count,
         "price_per_hour": price,
         "cost_per_million_tokens": cost(prompt + output),
         "cost_per_million_input_tokens": cost(prompt),
@@ -209,34 +231,85 @@ def _is_flag(name: str) -> bool:
     return name in FLAGS and name not in LOAD_FLAGS and name != "tier"
 
 
-def _sentence(ranked: Sequence[Sized], rows: Sequence[Mapping[str, Any]], rate: float) -> str:
+def _sentence(
+    options: Sequence[Option], rows: Sequence[Mapping[str, Any]], objectives: Sequence[Objective], asked: Asked
+) -> str:
     """Return the answer: GPUs, parallel sizes, price and limit; then the caveats that change the decision."""
-    sized, row = ranked[0], rows[0]
-    many = f"{sized.instances} instance{'s' if sized.instances > 1 else ''}"
-    each = f"{rate:.4g} requests/s take {many}, each up to {row['rate']:.3g} requests/s"
+    option, row = options[0], rows[0]
+    many = f"{option.instances} instance{'s' if option.instances > 1 else ''}"
+    sustained = f"{option.rate:.4g} requests/s take {many}, each up to {row['rate']:.3g} requests/s"
+    if asked.total_gpus is not None:
+        sustained = f"They serve {option.rate:.4g} requests/s: {many}, each up to {row['rate']:.3g} requests/s"
     sentences = [
-        f"{_deployment(sized, row)}; the limit is {row['limit']}.",
-        f"{each} ({row['rate_low']:.3g} to {row['rate_high']:.3g} in runs of {row['num_prompts']:,} requests"
+        f"{_deployment(option, row)}; the limit is {row['limit']}.",
+        f"{sustained} ({row['rate_low']:.3g} to {row['rate_high']:.3g} in runs of {row['num_prompts']:,} requests"
         + (
             f"; {row['rate_if_slow']:.3g} to {row['rate_if_fast']:.3g} if kernels and host are slower or faster)."
             if row["rate_if_slow"] is not None
             else ")."
         ),
+        _sureness(options, rows, objectives, asked),
     ]
-    if row["price_per_hour"] is None:
+    if row["price_per_hour"] is None and asked.total_gpus is None:
         sentences.append("Without prices the ranking is by GPUs needed; --prices GPU=DOLLARS ranks by cost.")
     if not row["steady"]:
         sentences.append("The rate was not seen to be steady.")
     if row["tier"] not in MEASURED:
-        measured = [pair for pair in zip(ranked, rows, strict=True) if pair[1]["tier"] in MEASURED]
+        measured = [pair for pair in zip(options, rows, strict=True) if pair[1]["tier"] in MEASURED]
         best = f"; the best with measured kernels is {_deployment(*measured[0])}" if measured else ""
         sentences.append(f"Not measured: {row['not_measured']}{best}.")
     return " ".join(sentences)
 
 
-def _deployment(sized: Sized, row: Mapping[str, Any]) -> str:
+def _sureness(
+    options: Sequence[Option], rows: Sequence[Mapping[str, Any]], objectives: Sequence[Objective], asked: Asked
+) -> str:
+    """Return the sentence that states load and probability, and what is cheaper but less sure."""
+    option = options[0]
+    named = " and ".join(map(str, objectives))
+    if option.probability is None:
+        return f"That is a load of {option.load:.0%}."
+    says = f"At that load of {option.load:.0%}, {named} hold with {_percent(option.probability)} probability"
+    if not option.holds:
+        slow = "; if kernels and host are slow, at no rate" if not option.evidence.rate_if_slow else ""
+        return f"{says}{slow}: a gamble, as no deployment keeps them with {_percent(asked.confidence)}."
+    cheaper = next((one for one in options if one.weight < option.weight * (1.0 - 1e-9)), None)
+    if cheaper is None or cheaper.probability is None:
+        return f"{says}."
+    other = _deployment(cheaper, rows[options.index(cheaper)])
+    return f"{says}; cheaper and less sure ({_percent(cheaper.probability)}): {other}."
+
+
+def _percent(share: float) -> str:
+    return "over 99 %" if share > 0.99 else f"{100.0 * share:.0f} %"
+
+
+def what_decides(options: Sequence[Option], model: str) -> str | None:
+    """Return what would decide between the first two; None where their ranges do not meet, or no measurement tells.
+
+    Their costs meet where the first may be dearer, at its slow end, than the second at its fast end.
+    """
+    known = [option for option in options[:2] if option.evidence.rate_if_slow is not None]
+    if len(known) < 2:
+        return None
+    first, second = known
+    dearest = first.sized.candidate.weight / max(first.evidence.rate_if_slow, 1e-9)
+    if second.sized.candidate.weight / second.evidence.rate_if_fast >= dearest:
+        return None
+    widths = [
+        option.evidence.rate_if_fast / max(option.evidence.rate_if_slow, 1e-9) * option.sized.found.rate
+        for option in known
+    ]
+    wider = known[widths.index(max(widths))].sized.candidate.flags["gpu"]
+    return (
+        f"Between the first two, a measurement on {wider} would decide: "
+        f"kernelsight calibrate plan --gpu {wider} --models {model} --minutes 5 -o suite.json"
+    )
+
+
+def _deployment(option: Option, row: Mapping[str, Any]) -> str:
     """Return a deployment in words: 4 × h200_sxm at TP 2, 12.1 $/h, 0.63 $/M tokens."""
-    gpus = " and ".join(f"{count * sized.instances} × {gpu}" for gpu, count in sized.candidate.gpus.items())
+    gpus = " and ".join(f"{count * option.instances} × {gpu}" for gpu, count in option.sized.candidate.gpus.items())
     parts = [f"{gpus} at TP {row['tensor_parallel_size']}"]
     named = {name: row[name] for name in row if _is_flag(name) and name not in ALWAYS}
     parts += [f"{SHORT.get(name, name)} {_cell(value)}" for name, value in named.items()]
@@ -259,8 +332,9 @@ def _nearest(search: SizeSearch, objectives: Sequence[Objective]) -> str:
     return f"No deployment keeps {asked}; the nearest is {where}, {nearest.miss - 1.0:.0%} above: {why}."
 
 
-def _launch(search: SizeSearch, sized: Sized, asked: str) -> list[str]:
+def _launch(search: SizeSearch, option: Option, asked: str) -> list[str]:
     """Return the launch commands of one instance: of what decodes, and of what computes prompts."""
+    sized = option.sized
     row = sized.prospect.trials.scenario(sized.candidate.scenario_id)
     deployments = {key: value for plan in search.plans for key, value in plan.deployments.items()}
     models = {model["model"]: model for model in search.forks[0].table("models").to_pylist()}

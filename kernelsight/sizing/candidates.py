@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.scenario.flags import ALIASES, FLAGS, LOAD_FLAGS
 from kernelsight.scenario.launch.lines import with_launch_line
-from kernelsight.scenario.plan import model_rows, normalise, resolve_model
+from kernelsight.scenario.plan import give_alike, model_rows, normalise, resolve_model
 from kernelsight.scenario.prices import no_price
 from kernelsight.scenario.scenarios import Plan, plan_rows
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 MOST_GPUS = 8
-# tokens of a step that are tried on what is best with the engine's own
-STEP_TOKENS = (2048, 4096, 16384)
 FIRST_RATE = 1.0
 VARIED = (
     *("request_rate", "max_concurrency", "trace", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
@@ -36,6 +34,7 @@ class Candidate(NamedTuple):
     deployment_id: str
     gpus: dict[str, int]
     price: float | None  # None: no prices are known
+    part: float | None = None  # GPUs of a stated total that it takes, those that it leaves idle included
 
     @property
     def gpu_count(self) -> int:
@@ -44,8 +43,8 @@ class Candidate(NamedTuple):
 
     @property
     def weight(self) -> float:
-        """What one instance costs: dollars an hour, or GPUs where no price is known."""
-        return float(self.gpu_count) if self.price is None else self.price
+        """What one instance costs: dollars an hour, or GPUs where no price is known or their number is stated."""
+        return self.part or (float(self.gpu_count) if self.price is None else self.price)
 
 
 def rows_of(
@@ -63,6 +62,8 @@ def rows_of(
         if stated.get(name) is not None:
             raise InvalidInput(f"size varies the load to find the highest rate; remove {name}, and give --rate.")
     axes = _axes(stated, search)
+    if "model_like" in stated:
+        stated["model"] = give_alike(session, stated.get("model"), stated.pop("model_like"))
     model = resolve_model(session, str(stated["model"])) if "model" in stated else None
     if model is None:
         raise InvalidInput("no model is given; set --model.")
@@ -120,9 +121,16 @@ def _parallel_sizes(stated: Mapping[str, Any], most_gpus: int, experts: bool) ->
 
 
 def planned(
-    session: Session, rows: Sequence[Mapping[str, Any]], load: Mapping[str, Any], prices: Mapping[str, float]
+    session: Session,
+    rows: Sequence[Mapping[str, Any]],
+    load: Mapping[str, Any],
+    prices: Mapping[str, float],
+    total_gpus: int | None = None,
 ) -> tuple[Plan, list[Candidate]]:
-    """Return the plan of rows, and its candidates: of rows that cannot be planned there is none, equal ones are one."""
+    """Return the plan of rows, and its candidates: of rows that cannot be planned there is none, equal ones are one.
+
+    ``total_gpus``: how many GPUs there are; candidates of more are left out.
+    """
     plan = plan_rows(session, [{**row, **load, "request_rate": FIRST_RATE} for row in rows], on_fault="collect")
     found: dict[str, Candidate] = {}
     for flags, scenario in zip(plan.flags, plan.scenarios, strict=True):
@@ -134,7 +142,12 @@ def planned(
             raise no_price(missing)
         price = sum(count * prices[gpu] for gpu, count in gpus.items()) if prices else None
         identity = scenario["scenario_id"], scenario["deployment_id"]
-        found[scenario["scenario_id"]] = Candidate(flags, *identity, gpus, price)
+        part = None
+        if total_gpus is not None:
+            if sum(gpus.values()) > total_gpus:
+                continue
+            part = total_gpus / (total_gpus // sum(gpus.values()))
+        found[scenario["scenario_id"]] = Candidate(flags, *identity, gpus, price, part)
     return plan, list(found.values())
 
 

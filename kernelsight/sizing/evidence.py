@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.scenarios import Plan
+from kernelsight.sizing.probability import Chances, chances_of
 from kernelsight.sweeps.rate_ends import (
     RATES,
     Intervals,
@@ -16,10 +17,11 @@ from kernelsight.sweeps.rate_ends import (
     rates_at_ends,
     serve_at,
 )
+from kernelsight.sweeps.rate_search import Found
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
-    from kernelsight.sizing.search import Sized
+    from kernelsight.sizing.prospects import Sized
 
 # above the found rate by so much something gives way
 ABOVE = 1.1
@@ -30,19 +32,21 @@ GAINS = {"ttft": "ttft_gain", "queue": "ttft_gain", "tpot": "tpot_gain", "itl": 
 class Evidence(NamedTuple):
     """Beside a row: ``intervals`` of statistics by column, ms; the rates if kernels and host are slow or fast.
 
-    ``limit``: the resource of which a fifth more brings the tightest objective most, a tenth above the found rate.
+    ``chances``: how surely objectives hold at shares of the rate. ``limit``: the resource of which a fifth more brings
+    the tightest objective most, a tenth above the found rate.
     """
 
     intervals: Mapping[str, tuple[float, float]]
     rate_if_slow: float | None
     rate_if_fast: float | None
     limit: str | None
+    chances: Chances | None
 
 
 def evidence_of(
-    opened: Iterable[tuple[Session, Plan]], ranked: Sequence[Sized], sure: set[str], objectives: Sequence[Objective]
+    opened: Iterable[tuple[Session, Plan]], ranked: Sequence[Sized], near: set[str], objectives: Sequence[Objective]
 ) -> dict[str, Evidence]:
-    """Return the evidence of sized deployments by scenario; ``sure``: those whose rates have an interval of their own.
+    """Return the evidence of sized deployments by scenario; ``near``: those that may be chosen, with their chances.
 
     ``opened``: the sessions that hold the deployments, with their plans.
     """
@@ -53,11 +57,11 @@ def evidence_of(
         if not members:
             continue
         rated = [Rated(sized.candidate.flags, sized.found) for sized in members]
-        shares = [RATES if sized.candidate.scenario_id in sure else (1.0,) for sized in members]
+        shares = [RATES if sized.candidate.scenario_id in near else (1.0,) for sized in members]
         at_rates = intervals_at(session, plan, rated, shares)
         limits = _limits(session, plan, rated)
         for sized, own, limit in zip(members, at_rates, limits, strict=True):
-            found[sized.candidate.scenario_id] = _evidence(sized.found.rate, own, limit, objectives)
+            found[sized.candidate.scenario_id] = _evidence(sized.found, own, limit, objectives)
     return found
 
 
@@ -77,12 +81,14 @@ def _limits(session: Session, plan: Plan, rows: Sequence[Rated]) -> list[str | N
 
 
 def _evidence(
-    rate: float, at_rates: Mapping[float, Intervals], limit: str | None, objectives: Sequence[Objective]
+    found: Found, at_rates: Mapping[float, Intervals], limit: str | None, objectives: Sequence[Objective]
 ) -> Evidence:
     intervals = {
         objective.column: (row["low"] / row["predicted"], row["high"] / row["predicted"])
         for objective in objectives
         if (row := at_rates[1.0].get(nearest_figure(objective))) and row["predicted"]
     }
-    ends = rates_at_ends(at_rates, rate, objectives) if len(at_rates) > 1 else (None, None)
-    return Evidence(intervals, *ends, limit)
+    if len(at_rates) == 1:
+        return Evidence(intervals, None, None, limit, None)
+    ends = rates_at_ends(at_rates, found.rate, objectives)
+    return Evidence(intervals, *ends, limit, chances_of(at_rates, objectives, found.rate, found.low))

@@ -14,8 +14,10 @@ from kernelsight.scenario.load_rules import distribution
 from kernelsight.scenario.objectives import objectives_of
 from kernelsight.scenario.plan import normalise, resolve_gpu
 from kernelsight.scenario.prices import read_prices
+from kernelsight.scenario.units import count_of, rate_of
 from kernelsight.sizing.answer import Sizing, answer_of
 from kernelsight.sizing.candidates import MOST_GPUS, VARIED, rows_of
+from kernelsight.sizing.decision import checked, options_of
 from kernelsight.sizing.search import SizeSearch
 from kernelsight.sweeps.steady import LEAST_REQUESTS
 
@@ -35,18 +37,28 @@ def size_deployment(
     *,
     gpus: Sequence[str],
     slo: Mapping[str, float],
-    rate: float | None = None,
-    requests_per_day: float | None = None,
+    rate: float | str | None = None,
+    requests_per_day: float | str | None = None,
     prices: str | Path | Mapping[str, float] | None = None,
     max_gpus: int = MOST_GPUS,
     search: Mapping[str, Sequence[Any]] | None = None,
     tune: bool = True,
     correction: str | Path | pa.Table | None = None,
+    confidence: float = 0.9,
+    margin: float = 0.0,
+    peak: float = 1.0,
+    time_limit: float | None = None,
+    total_gpus: int | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Sizing:
     """Return the cheapest deployment that serves a rate within objectives; see ``Session.size``."""
     objectives = objectives_of(slo)
-    asked = asked_rate(rate, requests_per_day)
+    if total_gpus is not None and (rate is not None or requests_per_day is not None):
+        raise InvalidInput("--total-gpus asks for the highest rate; remove the rate.")
+    per_s = None if total_gpus is not None else asked_rate(rate, requests_per_day)
+    asked = checked(per_s, confidence, margin, peak, total_gpus)
+    if time_limit is not None and (isinstance(time_limit, bool) or not 0.0 < time_limit < math.inf):
+        raise InvalidInput(f"time_limit is {time_limit!r}; give seconds above 0.")
     if isinstance(max_gpus, bool) or not isinstance(max_gpus, int) or max_gpus < 1:
         raise InvalidInput(f"max_gpus is {max_gpus!r}; give a whole number of GPUs of one instance, at least 1.")
     named = [resolve_gpu(session, name) for name in gpus]
@@ -63,35 +75,38 @@ def size_deployment(
         if correction is not None:
             give_corrections(fork, correction)
         known = read_prices(fork, prices)
-        rows = rows_of(fork, given, list(dict.fromkeys(named)), max_gpus, search or {})
-        searching = SizeSearch(fork, asked, objectives, {"num_prompts": LEAST_REQUESTS, **load}, known, report)
+        most_gpus = max_gpus if total_gpus is None else min(max_gpus, total_gpus)
+        rows = rows_of(fork, given, list(dict.fromkeys(named)), most_gpus, search or {})
+        load = {"num_prompts": LEAST_REQUESTS, **load}
+        searching = SizeSearch(fork, asked.wanted, objectives, load, known, report, time_limit, total_gpus, most_gpus)
         try:
-            ranked = searching.run(rows, tune)
+            searching.run(rows, tune)
             if correction is not None:
                 refuse_unused_corrections(searching.forks[0], correction)
-            return Sizing(answer_of(searching, ranked, objectives, asked, str(rows[0]["model"])))
+            options = options_of(searching, objectives, asked)
+            return Sizing(answer_of(searching, options, objectives, asked, str(rows[0]["model"])))
         finally:
             searching.close()
 
 
-def asked_rate(rate: float | None, requests_per_day: float | None) -> float:
+def asked_rate(rate: float | str | None, requests_per_day: float | str | None) -> float:
     """Return the asked rate, requests/s; InvalidInput: none, two, or no positive number.
 
-    >>> asked_rate(None, 864_000)
-    10.0
+    >>> asked_rate(None, "8.64M"), asked_rate("12/s", None)
+    (100.0, 12.0)
     """
     if (rate is None) == (requests_per_day is None):
         found = "neither is given" if rate is None else "both are given"
         raise InvalidInput(f"--rate R or --requests-per-day N says how much is to be served; {found}, give one.")
     name, value = ("rate", rate) if rate is not None else ("requests_per_day", requests_per_day)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
-        raise InvalidInput(f"--{name.replace('_', '-')} is {value}; give a finite number above 0.")
-    per_s = float(value) if rate is not None else value / DAY_S
+    flag = f"--{name.replace('_', '-')}"
+    per_s = rate_of(value, flag) if rate is not None else count_of(value, flag) / DAY_S
+    if not 0.0 < per_s < math.inf:
+        raise InvalidInput(f"{flag} is {value}; give a finite number above 0.")
     if per_s > MOST_RATE:
-        flag, found = f"--{name.replace('_', '-')}", "" if rate is not None else f", {per_s:,.0f} a second"
         raise InvalidInput(
-            f"{flag} is {value:,.0f} requests{found}; size answers up to {MOST_RATE:,.0f} a second, more than "
-            "everybody on earth sends: count requests, not tokens."
+            f"{flag} is {value} requests, {per_s:,.0f} a second; size answers up to {MOST_RATE:,.0f} a second, "
+            "more than everybody on earth sends: count requests, not tokens."
         )
     return per_s
 

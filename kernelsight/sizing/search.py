@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.launch.commands import PARALLEL
 from kernelsight.scenario.objectives import Objective
-from kernelsight.scenario.refusals import decisive, what_fits
+from kernelsight.scenario.refusals import decisive
 from kernelsight.scenario.scenarios import Plan
-from kernelsight.sizing.candidates import STEP_TOKENS, Candidate, planned
+from kernelsight.sizing.candidates import MOST_GPUS, Candidate, planned
+from kernelsight.sizing.prospects import LeftOut, Prospect, Sized, miss_of, nothing_fits
+from kernelsight.sizing.tuning import changed_rows, looks_the_same
+from kernelsight.sweeps.advice import wider_graphs
 from kernelsight.sweeps.find_rate import open_trials, status_of
-from kernelsight.sweeps.rate_search import FULL, LENIENT, ROUGH, ROUGH_WITH_ENDS, Found, RateSearch
-from kernelsight.sweeps.trials import Trials
+from kernelsight.sweeps.rate_search import FULL, LENIENT, ROUGH, Found, RateSearch
+from kernelsight.sweeps.work import SearchEnded, Work
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -22,53 +24,17 @@ if TYPE_CHECKING:
 MEASURED = ("target-measured", "log-corrected")
 # a rough rate may be off by this much: what is nearer to the best is searched in full
 DOUBT = 1.08
-# deployments that are tried with other tokens of a step, and by which factor that may raise a rate
-MOST_TUNED, MOST_GAIN = 5, 1.4
+# by which factor other sizes of a step may raise a rate
+MOST_GAIN = 1.4
+# by which factor the bound on a rate may rise where CUDA graphs end below the batch
+GRAPHS_GAIN = 2.0
 # GPUs that cost this many times the best are left out, instead of searched for their exact rate
 FAR = 20.0
 FAR_DEARER = f"it costs more than {FAR:.0f} times the best"
-NO_CHEAPER = "it is no cheaper than with the engine's own size of a step"
-
-
-class Prospect(NamedTuple):
-    """A candidate that can run, and what serves it."""
-
-    candidate: Candidate
-    trials: Trials
-    search: RateSearch
-
-
-class Sized(NamedTuple):
-    """A prospect with its rate, and the instances that serve the asked rate."""
-
-    prospect: Prospect
-    found: Found
-    instances: int
-
-    @property
-    def candidate(self) -> Candidate:
-        """The deployment."""
-        return self.prospect.candidate
-
-    @property
-    def weight(self) -> float:
-        """What all instances cost: dollars an hour, or GPUs where no price is known."""
-        return self.instances * self.candidate.weight
-
-    @property
-    def order(self) -> tuple[float, int, float, str]:
-        """The cheapest first; of equal ones the one with the fewest settings, and then the most to spare."""
-        settings = sum(name not in PARALLEL for name in self.candidate.flags)
-        spare = self.instances * (self.found.rate or 0.0)
-        return round(self.weight, 9), settings, -spare, self.candidate.scenario_id
-
-
-class LeftOut(NamedTuple):
-    """A deployment that was not searched, or has no rate, and why; ``miss``: its nearest latency over the largest."""
-
-    flags: Mapping[str, Any]
-    reason: str
-    miss: float | None = None
+NO_CHEAPER = "it is no cheaper than with the engine's own sizes"
+NOT_REACHED = "it does not reach the rate at which it would be cheaper than another"
+# requests that are simulated to find what is cheapest, and then for its exact rate; measured: 10 us of a core each
+MOST_EXPLORED, MOST_CONFIRMED = 3_000_000, 1_500_000
 
 
 class SizeSearch:
@@ -85,7 +51,15 @@ class SizeSearch:
         load: Mapping[str, Any],
         prices: Mapping[str, float],
         report: Callable[[str], None] | None = None,
+        time_limit: float | None = None,
+        total_gpus: int | None = None,
+        most_gpus: int = MOST_GPUS,
     ) -> None:
+        self._total_gpus, self._most_gpus = total_gpus, most_gpus
+        self._work = Work(MOST_EXPLORED, time_limit)
+        self.ended: str | None = None
+        self._stopped = False
+        self.not_tried: list[Candidate] = []
         self._session, self._rate, self._objectives = session, rate, list(objectives)
         self._load, self._prices = load, prices
         self._report = report or (lambda text: None)
@@ -105,21 +79,48 @@ class SizeSearch:
         """
         prospects = self._open(rows)
         if not prospects:
-            raise self._nothing_fits()
+            raise nothing_fits(list(self.left_out.values()), self.plans, self.forks[0])
+        self._within(MOST_EXPLORED, lambda: self._explore(prospects))
+        if not self._stopped:
+            self._within(MOST_CONFIRMED, lambda: self._confirm(prospects if tune else []))
+        known = {*self.sized, *self.left_out}
+        self.not_tried = [one.candidate for one in prospects if one.candidate.scenario_id not in known]
+        return self.ranked()
+
+    def _within(self, allowance: int, search: Callable[[], None]) -> None:
+        """Run a part of the search until its allowance of requests, or the time, is spent, or it is interrupted."""
+        self._work.most = self._work.spent + allowance
+        try:
+            search()
+        except SearchEnded as ended:
+            self.ended = str(ended)
+            self._stopped = ended.for_good
+        except KeyboardInterrupt:
+            self.ended, self._stopped = "it was interrupted", True
+
+    def _explore(self, prospects: Sequence[Prospect]) -> None:
+        """Search each GPU for its cheapest deployment, roughly."""
         by_gpu: dict[tuple, list[Prospect]] = {}
         for prospect in prospects:
             by_gpu.setdefault(tuple(prospect.candidate.gpus), []).append(prospect)
-        best = None
-        for group in sorted(by_gpu.values(), key=lambda group: min(map(self._least_cost, group))):
-            found = self._search(group, best)
-            best = min(filter(None, (best, found)), key=lambda sized: sized.order, default=None)
+        end = self._work.most
+        for place, group in enumerate(by_gpu.values()):
+            # each GPU has its part of what is left
+            self._work.most = self._work.spent + (end - self._work.spent) // (len(by_gpu) - place)
+            best = min(self.sized.values(), key=lambda sized: sized.order, default=None)
+            try:
+                self._search(group, best)
+            except SearchEnded as ended:
+                if ended.for_good:
+                    raise
+                self.ended = str(ended)
+
+    def _confirm(self, tunable: Sequence[Prospect]) -> None:
+        """Search the rate of the best in full, and other sizes of a step on what is nearest to it."""
         self._make_sure()
-        if tune and self.sized:
-            self._tune(prospects)
+        if tunable and self.sized:
+            self._tune(tunable)
             self._make_sure()
-        self._make_sure_of_measured()
-        self._give_ranges()
-        return self.ranked()
 
     def ranked(self) -> list[Sized]:
         """Return what was sized, the cheapest first."""
@@ -134,11 +135,11 @@ class SizeSearch:
         """Plan rows, and return those that can run with what bounds their rates."""
         fork = self._session.fork()
         self.forks.append(fork)
-        plan, candidates = planned(fork, rows, self._load, self._prices)
+        plan, candidates = planned(fork, rows, self._load, self._prices, self._total_gpus)
         self.plans.append(plan)
         if not candidates:
             raise InvalidInput(next(fault for fault in plan.faults if fault))
-        trials = open_trials(fork, plan)
+        trials = open_trials(fork, plan, self._work)
         self._report(f"{len(trials.able):,} of {len(candidates):,} deployments fit")
         faults: dict[str, list[dict[str, Any]]] = {}
         for fault in fork.table("deployment_faults").to_pylist():
@@ -174,9 +175,9 @@ class SizeSearch:
                 self._leave(prospect, "bounds on its rate make it dearer than another")
                 continue
             if needed > 0.0 and not prospect.search.may_keep(needed / DOUBT):
-                self._leave(prospect, "it does not reach the rate at which it would be cheaper than another")
+                self._leave(prospect, NOT_REACHED)
                 continue
-            sized = self._size(prospect, prospect.search.run(ROUGH, needed or None))
+            sized = self._size(prospect, prospect.search.run(ROUGH, needed / DOUBT or None))
             if sized and (best is None or sized.order < best.order):
                 best = sized
         return best
@@ -186,15 +187,18 @@ class SizeSearch:
         if best is None:
             return True
         needed = self._rate / max(math.floor(FAR * best.weight / prospect.candidate.weight), 1)
-        return needed <= prospect.search.capacity.most and prospect.search.may_keep(needed / DOUBT)
+        return needed <= prospect.search.capacity.most
 
     def _size(self, prospect: Prospect, found: Found) -> Sized | None:
         """Keep a found rate with its instances, or why there is none."""
         if found.rate is None:
-            self._leave(prospect, status_of(found), _miss(found))
+            self._leave(prospect, status_of(found), miss_of(found))
             return None
         sized = Sized(prospect, found, max(math.ceil(self._rate / found.rate * (1.0 - 1e-9)), 1))
+        before = min(self.sized.values(), key=lambda one: one.order, default=None)
         self.sized[prospect.candidate.scenario_id] = sized
+        if before is None or (sized.order < before.order and before.candidate != sized.candidate):
+            self._report(f"best so far: {sized}")
         return sized
 
     def _leave(self, prospect: Prospect, reason: str, miss: float | None = None) -> None:
@@ -208,13 +212,17 @@ class SizeSearch:
         return instances * candidate.weight, candidate.scenario_id
 
     def _needed(self, candidate: Candidate, best: Sized | None) -> float:
-        """Return the rate of one instance, requests/s, from which a candidate is no dearer than the best; 0: any."""
+        """Return the rate of one instance, requests/s, from which a candidate is worth its search; 0: any.
+
+        It is cheaper than the best, or serves as much for its cost, which makes it surer where both cost the same.
+        """
         if best is None:
             return 0.0
+        as_much = best.found.rate * candidate.weight / best.candidate.weight
         # the rate of the best is rough, too
         weight = math.ceil(self._rate / best.found.rate * DOUBT) * best.candidate.weight
-        instances = math.floor(weight / candidate.weight + 1e-9)
-        return self._rate / instances if instances else math.inf
+        instances = math.floor(weight / candidate.weight - 1e-9)
+        return min(as_much, self._rate / instances if instances else math.inf)
 
     def _needed_to_beat(self, candidate: Candidate, best: Sized) -> float:
         """Return the rate of one instance, requests/s, from which a candidate is cheaper than the best."""
@@ -222,37 +230,32 @@ class SizeSearch:
         return self._rate / instances if instances else math.inf
 
     def _tune(self, prospects: Sequence[Prospect]) -> None:
-        """Try what is nearest to being the best with other tokens of a step, where these are left to the engine.
+        """Try what is nearest to being the best with other sizes of a step and of CUDA graphs, and disaggregated.
 
         Of these only what is cheaper than the best is kept: the engine's own size is one setting less.
         """
-        best = self.ranked()[0]
+        best = self._measured()[0]
         near = []
         for prospect in prospects:
             needed = self._needed_to_beat(prospect.candidate, best)
-            if needed <= prospect.search.capacity.most:
+            settings = prospect.trials.settings(prospect.candidate.scenario_id)
+            gain = GRAPHS_GAIN if wider_graphs(settings) else 1.0
+            if needed <= prospect.search.capacity.most * gain:
                 level = prospect.search.look(needed / MOST_GAIN)
                 near += [(level, prospect.candidate.scenario_id, prospect)] if level <= LENIENT else []
-        rows = []
-        for *_, prospect in sorted(near, key=lambda each: each[:2])[:MOST_TUNED]:
-            flags = {name: value for name, value in prospect.candidate.flags.items() if name not in self._load}
-            settings = prospect.trials.settings(prospect.candidate.scenario_id)
-            if "max_num_batched_tokens" in flags or settings["scheduling"] == "static":
-                continue
-            rows += [
-                {**flags, "max_num_batched_tokens": tokens}
-                for tokens in STEP_TOKENS
-                if tokens != settings["max_num_batched_tokens"]
-            ]
+        rows, levels = changed_rows(near, self._load, self._most_gpus)
         if not rows:
             return
-        self._report(f"trying {len(rows)} deployments with other sizes of a step")
-        for prospect in self._open(_without(rows, "request_rate")):
+        self._report(f"trying {len(rows)} deployments with other sizes of a step and of CUDA graphs, or disaggregated")
+        for prospect in self._open(rows):
             needed = self._needed_to_beat(prospect.candidate, best)
-            if math.isinf(needed) or not prospect.search.may_keep(needed / DOUBT):
+            if math.isinf(needed) or looks_the_same(prospect, needed / MOST_GAIN, levels):
                 self._leave(prospect, NO_CHEAPER)
                 continue
-            sized = self._size(prospect, prospect.search.run(ROUGH, needed))
+            if not prospect.search.may_keep(needed / DOUBT):
+                self._leave(prospect, NO_CHEAPER)
+                continue
+            sized = self._size(prospect, prospect.search.run(ROUGH, needed / DOUBT))
             if sized and sized.found.rate * DOUBT < needed:
                 self._leave(prospect, NO_CHEAPER)
             elif sized and sized.order < best.order:
@@ -262,7 +265,7 @@ class SizeSearch:
 
     def _make_sure(self) -> None:
         """Search the best in full; of what is so near that it may be cheaper, first ask for the rate that it needs."""
-        while ranked := self.ranked():
+        while ranked := self._measured():
             best = ranked[0]
             if self.is_sure(best):
                 near = (sized for sized in ranked if self._may_be_cheaper(sized, best))
@@ -273,20 +276,28 @@ class SizeSearch:
 
     def _search_in_full(self, sized: Sized) -> Sized | None:
         """Search a rate in full; return the deployment with it, None where no rate holds."""
-        self._sure.add(sized.candidate.scenario_id)
         self._report(f"searching the rate of {sized.candidate.flags['gpu']} in full")
-        return self._size(sized.prospect, sized.prospect.search.run(FULL, sized.found.rate))
+        found = sized.prospect.search.run(FULL, sized.found.rate)
+        self._sure.add(sized.candidate.scenario_id)
+        return self._size(sized.prospect, found)
+
+    def confirm(self, sized: Sized) -> bool:
+        """Search the rate of what was chosen in full; whether there was work and time for it."""
+        if not self._stopped:
+            self._within(MOST_CONFIRMED, lambda: self._search_in_full(sized))
+        return self.is_sure(sized)
 
     def is_sure(self, sized: Sized) -> bool:
         """Whether a rate was searched in full; others are rough: enough to say that they are dearer."""
         return sized.candidate.scenario_id in self._sure
 
-    def _make_sure_of_measured(self) -> None:
-        """Search the best deployment on measured GPUs in full: it is named where one that was not measured wins."""
-        while best := next((one for one in self.ranked() if self.tier_of(one.candidate)["tier"] in MEASURED), None):
-            if self.is_sure(best):
-                return
-            self._search_in_full(best)
+    def _measured(self) -> list[Sized]:
+        """Return what was sized on measured GPUs, the cheapest first; everything where there is none.
+
+        What was not measured is rarely sure enough: it is searched in full once it is known to be.
+        """
+        ranked = self.ranked()
+        return [one for one in ranked if self.tier_of(one.candidate)["tier"] in MEASURED] or ranked
 
     def tier_of(self, candidate: Candidate) -> dict[str, Any]:
         """Return the row of ``deployment_tiers`` of a deployment."""
@@ -294,17 +305,6 @@ class SizeSearch:
             self._read.append(fork)
             self._tiers |= {row["deployment_id"]: row for row in fork.table("deployment_tiers").to_pylist()}
         return self._tiers[candidate.deployment_id]
-
-    @property
-    def sure(self) -> set[str]:
-        """The scenarios of deployments whose rates were searched in full."""
-        return self._sure
-
-    def _give_ranges(self) -> None:
-        """Give each rate that was not searched in full its range."""
-        for sized in self.ranked():
-            if sized.found.low is None:
-                self._size(sized.prospect, sized.prospect.search.run(ROUGH_WITH_ENDS, sized.found.rate))
 
     def _may_be_cheaper(self, sized: Sized, best: Sized) -> bool:
         """Whether a full search may show that a deployment is cheaper than the best, its rate being rough."""
@@ -314,41 +314,3 @@ class SizeSearch:
     def _is_no_cheaper(self, sized: Sized, best: Sized) -> bool:
         """Whether a deployment fails at the rate from which it is cheaper than the best."""
         return not sized.prospect.search.keeps(self._needed_to_beat(sized.candidate, best))
-
-    def _nothing_fits(self) -> InvalidInput:
-        """Build the error for a search in which no deployment can run."""
-        reasons = list(dict.fromkeys(left.reason for left in self.left_out.values()))
-        short = [left for left in self.left_out.values() if "GiB" in left.reason]
-        if not short:
-            return InvalidInput(f"no deployment can run: {'; '.join(reasons[:3])}.")
-        parts = []
-        for gpu in dict.fromkeys(left.flags["gpu"] for left in short):
-            largest = max(
-                (left for left in short if left.flags["gpu"] == gpu),
-                # of equally many GPUs, replicas of attention hold the most weights
-                key=lambda left: (
-                    left.flags.get("tensor_parallel_size", 1) * left.flags.get("data_parallel_size", 1),
-                    left.flags.get("tensor_parallel_size", 1),
-                ),
-            )
-            row = next(
-                row
-                for plan in self.plans
-                for flags, scenario in zip(plan.flags, plan.scenarios, strict=True)
-                if flags is largest.flags
-                for row in [plan.deployments[scenario["deployment_id"]]]
-            )
-            parts.append(f"{largest.reason.rstrip(' ;')}; {what_fits(self.forks[0], row)}")
-        return InvalidInput(f"no GPU of the search holds the model: {'; '.join(parts)}.")
-
-
-def _miss(found: Found) -> float | None:
-    """Return how many times its largest value the nearest latency is; None where requests are rejected."""
-    if found.capacity.misses:
-        objective, value = found.capacity.misses
-        return value / objective.most_ms
-    return found.tried.verdict.pressure if found.tried else None
-
-
-def _without(rows: Sequence[Mapping[str, Any]], *names: str) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if name not in names} for row in rows]

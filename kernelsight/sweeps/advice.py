@@ -35,7 +35,7 @@ def advice(session: Session, flags: Mapping[str, Any]) -> pa.Table:
     settings = {row["deployment_id"]: row for row in session.table("deployment_settings").to_pylist()}
     own = settings[before["deployment_id"]]
     (planned,) = session.table("scenarios").to_pylist()
-    changes = [*alternatives(own, flags), *_replicas(own, planned)]
+    changes = [*alternatives(own, flags), *_replicas(own, planned), *wider_graphs(own)]
     with session.fork() as fork:
         plan = plan_rows(fork, [{**flags, **change} for _, change in changes], on_fault="collect", origin="")
         named = [
@@ -57,6 +57,8 @@ def advice(session: Session, flags: Mapping[str, Any]) -> pa.Table:
         if e2e < LEAST_GAIN and (throughput < LEAST_GAIN or e2e < -LEAST_GAIN):
             continue
         stated = own.get(COLUMNS.get(setting, setting), planned.get(setting) or 1)
+        if setting == "max_cudagraph_capture_size":
+            stated = own["graph_max_tokens"]
         if setting == "enforce_eager":
             stated = own["graph_max_tokens"] == 0
         rows.append(
@@ -84,6 +86,18 @@ def _replicas(own: Mapping[str, Any], scenario: Mapping[str, Any]) -> list[tuple
         name = "decode_replicas" if scenario["prefill_deployment_id"] else "data_parallel_size"
     value = 2 * (own["dp"] if name == "data_parallel_size" else scenario[name] or 1)
     return [(f"{name}={value}", {name: value})]
+
+
+def wider_graphs(own: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the change to CUDA graphs for a full batch, where they end below it; ``own``: of ``deployment_settings``.
+
+    >>> wider_graphs({"graph_max_tokens": 128, "max_num_seqs": 256, "query_tokens": 1})
+    [('max_cudagraph_capture_size=256', {'max_cudagraph_capture_size': 256})]
+    """
+    full = own["max_num_seqs"] * own["query_tokens"]
+    if not 0 < own["graph_max_tokens"] < full:
+        return []
+    return [(f"max_cudagraph_capture_size={full}", {"max_cudagraph_capture_size": full})]
 
 
 def _word(value: Any) -> str:

@@ -16,6 +16,7 @@ from kernelsight.sweeps.rate_ends import RATES, Rated, intervals_at, rates_at_en
 from kernelsight.sweeps.rate_search import FULL, Effort, Found, RateSearch
 from kernelsight.sweeps.steady import LEAST_REQUESTS, counted
 from kernelsight.sweeps.trials import Trial, Trials, gap_mean, gap_percentile, give_reach
+from kernelsight.sweeps.work import Work
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,11 +79,11 @@ def find_rates(
         return _rows_at(fork, stated, goodput, plan, found, objectives)
 
 
-def open_trials(session: Session, plan: Plan) -> Trials:
-    """Give a plan to a session, and return what serves its loads at any rate."""
+def open_trials(session: Session, plan: Plan, work: Work | None = None) -> Trials:
+    """Give a plan to a session, and return what serves its loads at any rate; ``work``: what may be simulated."""
     give_plan(session, list(plan.deployments.values()), plan.planned)
     give_reach(session, plan.planned)
-    return Trials(session)
+    return Trials(session, work=work)
 
 
 def _rows_at(

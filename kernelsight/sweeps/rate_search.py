@@ -36,7 +36,7 @@ CONFIRMING = 4
 # a closed loop of so many requests in flight for each seat
 TURNOVER = 6
 ALONE = 24
-LEVELS = 4
+LEVELS, HALVINGS = 4, 2
 # on a bound that rests on one load
 CAUTION = 1.1
 
@@ -47,12 +47,12 @@ class Effort(NamedTuple):
     seeds: int = SEEDS
     tail: int = TAIL
     tolerance: float = 0.01
-    ends: int = 8  # rates that are tried for each end of the range; 0: no range
+    ends: int = 8  # rates that are tried for each end of the range; 0: it is read off the rates that were tried
     confirms: bool = True  # by a longer run
+    horizon: float = COUNTED  # counted time of a run, in mean stays
 
 
-ROUGH = Effort(4, 40, 0.04, 0, False)
-ROUGH_WITH_ENDS = ROUGH._replace(ends=2)
+ROUGH = Effort(2, 40, 0.04, 0, False, 8.0)
 FULL = Effort()
 
 
@@ -107,16 +107,34 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
     scenario = trials.scenario(scenario_id)
     seats = settings["max_num_seqs"] * settings["dp"] * (scenario["decode_replicas"] or scenario["replicas"] or 1)
     longest_gap_ms = min((each.most_ms for each in objectives if each.metric == "tpot"), default=math.inf)
-    best, level = 0.0, 1
+    best, level, below = 0.0, 1, 1
     while True:
-        level = min(level * LEVELS, seats)
-        requests = min(level * TURNOVER, 2 * level + LEAST_REQUESTS)
-        (trial,) = trials.serve(scenario_id, requests, [0], request_rate=None, max_concurrency=level)
-        throughput = _throughput(trial, requests, level)
+        level, below = min(level * LEVELS, seats), level
+        throughput, gap_ms = _closed_loop(trials, scenario_id, level)
         grows = throughput > best * 1.02
+        if gap_ms > longest_gap_ms:
+            break
         best = max(best, throughput)
-        if level >= seats or not grows or gap_percentile(trial.gaps, 50.0) > longest_gap_ms:
+        if level >= seats or not grows:
             return Capacity(alone, CAUTION * best, None)
+    # between these two levels the decode steps begin to take too long
+    for _ in range(HALVINGS):
+        middle = round(math.sqrt(below * level))
+        if not below < middle < level:
+            break
+        reached, gap_ms = _closed_loop(trials, scenario_id, middle)
+        if gap_ms > longest_gap_ms:
+            level, throughput = middle, reached
+        else:
+            below, best = middle, max(best, reached)
+    return Capacity(alone, CAUTION * max(best, throughput), None)
+
+
+def _closed_loop(trials: Trials, scenario_id: str, level: int) -> tuple[float, float]:
+    """Return what a closed loop of ``level`` requests in flight completes, requests/s, and its median gap, ms."""
+    requests = min(level * TURNOVER, 2 * level + LEAST_REQUESTS)
+    (trial,) = trials.serve(scenario_id, requests, [0], request_rate=None, max_concurrency=level)
+    return _throughput(trial, requests, level), gap_percentile(trial.gaps, 50.0)
 
 
 def _missed_alone(alone: Trial, objectives: Sequence[Objective]) -> tuple[Objective, float] | None:
@@ -154,7 +172,7 @@ class RateSearch:
 
     def __init__(self, trials: Trials, scenario_id: str, objectives: Sequence[Objective]) -> None:
         self._trials, self._id, self._objectives = trials, scenario_id, list(objectives)
-        self._tried: dict[tuple[float, int, int], Trying] = {}
+        self._tried: dict[tuple[float, Effort], Trying] = {}
         self._last: Trying | None = None
         row = trials.scenario(scenario_id)
         self._turns, self._think_ms = row["num_turns"] or 1, (row["think_time_s"] or 0.0) * 1e3
@@ -199,8 +217,8 @@ class RateSearch:
         return self._serve(rate, int(1.3 * LEAST_REQUESTS), FIRST_SEEDS).verdict.level
 
     def may_keep(self, rate: float) -> bool:
-        """Whether a first look leaves open that a rate keeps the objectives."""
-        return self.look(rate) <= LENIENT
+        """Whether a rate may keep the objectives: a first look leaves it open, and a short steady run keeps them."""
+        return rate <= self.capacity.most and self.look(rate) <= LENIENT and self._try(rate, ROUGH).verdict.keeps
 
     def keeps(self, rate: float) -> bool:
         """Whether a rate keeps the objectives, tried as a full search would."""
@@ -210,7 +228,7 @@ class RateSearch:
         if kept is None:
             drifts = broken is not None and broken.verdict.pressure <= 1.0
             return Found(None, None, None, not drifts, 0, broken, broken, self.capacity)
-        low, high = (self._end(kept, effort, way) for way in (-1, 1)) if effort.ends else (None, None)
+        low, high = (self._end(kept, effort, way) if effort.ends else _near_end(kept, broken, way) for way in (-1, 1))
         steady = kept.verdict.stays >= 0.95 * COUNTED
         return Found(kept.rate, low, high, steady, kept.requests, kept, broken, self.capacity)
 
@@ -238,7 +256,7 @@ class RateSearch:
 
         A rate that is far from its objectives has been looked at only; without ``look`` it is tried like any other.
         """
-        key = rate, effort.seeds, effort.tail
+        key = rate, effort
         known = self._tried.get(key)
         if known and (look or len(known.trials) > FIRST_SEEDS):
             return known
@@ -254,10 +272,10 @@ class RateSearch:
         tried, rate, before = look, look.rate, 0.0
         for _ in range(MOST_RUNS):
             if tried.verdict.level <= FAR:
-                requests = max(requests, self._needed(tried))
+                requests = max(requests, self._needed(tried, effort))
             tried = self._serve(rate, requests, seeds_for(requests, effort))
             verdict = tried.verdict
-            long_enough = verdict.stays >= COUNTED or requests >= MOST_REQUESTS
+            long_enough = verdict.stays >= effort.horizon or requests >= MOST_REQUESTS
             if verdict.pressure > 1.0 or (long_enough and not verdict.drifts):
                 break
             # where requests stay the longer the longer it runs, there is no steady state
@@ -274,9 +292,10 @@ class RateSearch:
         needed = max(self._least, effort.tail / share / effort.seeds)
         return _rounded(needed * STAYS / COUNTED)
 
-    def _needed(self, tried: Trying) -> int:
+    def _needed(self, tried: Trying, effort: Effort) -> int:
         """Return the requests of one seed that fill the horizon at a rate."""
-        return _rounded(1.05 * STAYS * tried.rate * self._turns * self._stay_ms(tried.trials) / 1e3)
+        stays = 1.05 * effort.horizon * STAYS / COUNTED
+        return _rounded(stays * tried.rate * self._turns * self._stay_ms(tried.trials) / 1e3)
 
     def _stay_ms(self, trials: Sequence[Trial]) -> float:
         """Return how long a request, or a conversation, stays in the system, on average."""
@@ -296,7 +315,7 @@ class RateSearch:
 
     def _end(self, kept: Trying, effort: Effort, way: int) -> float:
         """Return the lowest (``way`` -1) or highest (1) rate that a single run would find: where its bound crosses."""
-        rate, step = kept.rate, 1.05 if effort.ends > ROUGH_WITH_ENDS.ends else 1.25
+        rate, step = kept.rate, 1.05
         below = (kept.rate, _bound(kept, way))
         if way < 0 and below[1] <= 1.0:
             return kept.rate
@@ -324,6 +343,16 @@ def _bound(tried: Trying, way: int) -> float:
     """Return the pressure in the worst run of one seed (``way`` -1), or in the best; a drift breaks it in any."""
     bound = tried.verdict.worst if way < 0 else tried.verdict.best
     return math.inf if tried.verdict.drifts else bound
+
+
+def _near_end(kept: Trying, broken: Trying | None, way: int) -> float:
+    """Return an end of the range of ``_end`` from two tried rates, on logarithms; at most half off."""
+    near, far = ((one.rate, _bound(one, way)) for one in (kept, broken or kept))
+    rises = math.isfinite(far[1]) and far[0] > near[0] and far[1] > near[1] > 0.0
+    # of a rate that breaks them only as it drifts nothing is known: latencies rise at least as the rate does
+    slope = math.log(far[1] / near[1]) / math.log(far[0] / near[0]) if rises else 1.0
+    rate = kept.rate * max(near[1], 1e-9) ** (-1.0 / max(slope, 1.0))
+    return min(max(rate, kept.rate / 2.0), kept.rate) if way < 0 else max(min(rate, 2.0 * kept.rate), kept.rate)
 
 
 def _between(kept: Trying, broken: Trying) -> float:

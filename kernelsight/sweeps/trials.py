@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +19,7 @@ from kernelsight.serving.load.requests import LOAD_COLUMNS, draw_requests, spans
 from kernelsight.serving.runs.simulate import serve_replicas
 from kernelsight.serving.runs.statistics_tables import bin_centres
 from kernelsight.serving.runs.world import World, load_columns, read_world
+from kernelsight.sweeps.work import TOKENS_A_REQUEST, Work
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -77,13 +79,15 @@ class Trial(NamedTuple):
 class Trials:
     """Serves the loads of planned scenarios at any rate; step costs are read once, from a session that has them."""
 
-    def __init__(self, session: Session, threads: int | None = None) -> None:
+    def __init__(self, session: Session, threads: int | None = None, work: Work | None = None) -> None:
+        self._work = work or Work()
         tables = {name: session.table(TABLES.get(name, name)) for name in WORLD}
         self._world: World = read_world(**tables)
         self._scenarios = {row["scenario_id"]: row for row in self._world.scenarios}
         self._threads = threads
         self._kept: dict[tuple, tuple] = {}
         deployments = self._world.deployments
+        self._weights = {key: _weight(row, deployments) for key, row in self._scenarios.items()}
         self._fronts = {key: front_end_of(row, deployments[key]) for key, row in self._world.hosts.items()}
 
     @property
@@ -105,7 +109,8 @@ class Trials:
         ``load``: request_rate (None: all at once) or max_concurrency. The same seeds give the same lengths, and gaps
         that differ by their scale alone, at every rate and on every deployment.
         """
-        base = self._scenarios[scenario_id]
+        base, seeds = self._scenarios[scenario_id], list(seeds)
+        self._work.take(math.ceil(requests * len(seeds) * self._weights[scenario_id]))
         rows = [
             {**base, **load, "scenario_id": f"{scenario_id}/{seed}", "seed": seed, "num_prompts": requests}
             for seed in (((base["seed"] + 1) * SEED_SPAN + number) % LARGEST_WHOLE_NUMBER for number in seeds)
@@ -180,6 +185,13 @@ class Trials:
             sum(one.idle_us for one in totals) / max(busy_us, 1.0),
             sum(one.host_us for one in totals) / max(busy_us, 1.0),
         )
+
+
+def _weight(scenario: Mapping[str, Any], deployments: Mapping[str, Mapping[str, Any]]) -> float:
+    """Return what a request of a scenario counts, see ``Work``."""
+    rows = [deployments[key] for key in deployments_of(scenario) if key in deployments]
+    walks = any(row["pp"] > 1 or row["num_speculative_tokens"] for row in rows)
+    return 1.0 + (scenario["output_len"] or 0) / TOKENS_A_REQUEST if walks else 1.0
 
 
 def _drawn(rows: Sequence[Mapping[str, Any]]) -> pa.Table:

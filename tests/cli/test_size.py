@@ -25,11 +25,29 @@ def test_the_page_begins_with_the_answer(command: Any) -> None:
 def test_json_csv_and_files(command: Any, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     answer = command(*SIZE, *LIMITS, *ASKED, "--format", "json", "-o", path).json
-    assert set(answer) == {"answer", "chosen", "rows", "left_out", "launch"}
+    assert set(answer) == {"answer", "chosen", "rows", "left_out", "complete", "not_tried", "decides", "launch"}
+    assert answer["complete"] and answer["not_tried"] == []
     assert answer["chosen"] == answer["rows"][0] and answer["chosen"]["price_per_hour"] is None
     assert {"ttft_p95_ms", "tpot_p99.9_ms"} <= set(answer["chosen"])
     printed = command(*SIZE, *LIMITS, *ASKED, "--format", "csv").out
     assert printed.splitlines()[0] == path.read_text().splitlines()[0].replace('"', "")
+
+
+def test_units_are_read_and_progress_is_written_where_no_terminal_is(command: Any) -> None:
+    words = ("--rate", "1800/min", "--slo", "ttft_p95:0.15s", "tpot_p99.9:60ms", "--format", "json")
+    found = command(*SIZE, *LIMITS, *words, "--confidence", "0.5", "--margin", "0.2", "--peak", "2")
+    plain = command(*SIZE, *LIMITS, *ASKED, "--confidence", "0.5", "--format", "json").json["chosen"]
+    row = found.json["chosen"]
+    assert row["rate"] == plain["rate"] and row["served"] == 2 * plain["served"] == 60.0 and row["load"] <= 0.8
+    assert "1 of 1 deployments fit" in found.err and "best so far: " in found.err
+
+
+def test_a_time_limit_answers_with_what_was_found(command: Any) -> None:
+    answer = command(*SIZE, *LIMITS, *ASKED, "--time-limit", "0.001", "--format", "json").json
+    assert answer["chosen"] is None and not answer["complete"] and len(answer["not_tried"]) == 1
+    assert answer["answer"].startswith(
+        "No rate was found yet. The search ended early: its time limit of 0.001 s is over"
+    )
 
 
 def test_gpus_of_a_file_are_searched(command: Any, tmp_path: Path) -> None:
@@ -52,7 +70,7 @@ def test_gpus_of_a_file_are_searched(command: Any, tmp_path: Path) -> None:
         (("--rate", "nan", "--slo", "ttft_p95:150"), "--rate is nan; give a finite number above 0."),
         (
             ("--requests-per-day", "0", "--slo", "ttft_p95:150"),
-            "--requests-per-day is 0.0; give a finite number above 0.",
+            "--requests-per-day is 0; give a finite number above 0.",
         ),
         (
             (*ASKED, "--search", "max_num_seqs"),

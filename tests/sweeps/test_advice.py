@@ -25,6 +25,17 @@ def test_a_change_brings_what_its_own_simulation_says():
         assert {row["setting"] for row in rows if row["changes_numerics"]} <= {"quantization", "kv_cache_dtype"}
 
 
+def test_graphs_that_end_below_the_batch_are_advised():
+    # 60 requests run at once, and graphs hold 16
+    load = FLAGS | {"num_prompts": 240, "max_concurrency": 60, "max_num_seqs": 64, "gpu": "h100_sxm"}
+    with connect() as session:
+        rows = session.simulate(**load, max_cudagraph_capture_size=16).advice().to_pylist()
+        (row,) = [row for row in rows if row["setting"] == "max_cudagraph_capture_size"]
+        assert (row["stated"], row["value"]) == ("16", "64") and row["e2e_gain"] > 0.1
+        wide = session.simulate(**load, max_cudagraph_capture_size=64).advice().to_pylist()
+    assert "max_cudagraph_capture_size" not in {row["setting"] for row in wide}
+
+
 def test_it_is_a_table_of_the_run_and_of_its_file(tmp_path):
     with connect() as session:
         run = session.simulate(**SHORT)

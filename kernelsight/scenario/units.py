@@ -1,0 +1,71 @@
+"""Figures of a question as people write them: ``12/s``, ``700/min``, ``5M``, ``2s``, ``40ms``."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from kernelsight.errors import InvalidInput
+
+COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
+SECONDS = {
+    "s": 1.0,
+    "sec": 1.0,
+    "second": 1.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "hour": 3600.0,
+    "d": 86_400.0,
+    "day": 86_400.0,
+}
+MILLISECONDS = {"": 1.0, "ms": 1.0, "s": 1e3, "us": 1e-3, "min": 6e4}
+_PARTS = re.compile(r"(?P<number>\d[\d_,]*\.?\d*(?:[eE][+-]?\d+)?)\s*(?P<unit>[a-zA-Z]*)\s*(?:/\s*(?P<per>[a-zA-Z]+))?")
+
+
+def rate_of(value: float | str, flag: str = "--rate") -> float:
+    """Return requests per second of a number, or of words such as 12/s, 700/min or 5M/day; InvalidInput: neither.
+
+    >>> rate_of("12/s"), rate_of("720/min"), rate_of("8.64M/day"), rate_of(3)
+    (12.0, 12.0, 100.0, 3.0)
+    """
+    found = _parts(value)
+    if found is None or found[1].lower() not in COUNTS or (found[2] or "s").lower() not in SECONDS:
+        raise InvalidInput(f"{flag} is {value!r}; give requests per second, such as 12, 12/s, 700/min or 5M/day.")
+    return found[0] * COUNTS[found[1].lower()] / SECONDS[(found[2] or "s").lower()]
+
+
+def count_of(value: float | str, flag: str) -> float:
+    """Return a count of a number, or of words such as 5M or 200k, in powers of ten; InvalidInput: neither.
+
+    >>> count_of("5M", "--requests-per-day"), count_of("200k", "--users"), count_of(7, "--users")
+    (5000000.0, 200000.0, 7.0)
+    """
+    found = _parts(value)
+    if found is None or found[1].lower() not in COUNTS or found[2]:
+        raise InvalidInput(f"{flag} is {value!r}; give a number, such as 200, 200k or 5M.")
+    return found[0] * COUNTS[found[1].lower()]
+
+
+def milliseconds_of(text: str) -> float:
+    """Return milliseconds of a number, or of words such as 2s or 40ms; NaN: neither.
+
+    >>> milliseconds_of("2s"), milliseconds_of("40ms"), milliseconds_of("250"), milliseconds_of("soon")
+    (2000.0, 40.0, 250.0, nan)
+    """
+    found = _parts(text)
+    if found is None or found[1].lower() not in MILLISECONDS or found[2]:
+        return math.nan
+    return found[0] * MILLISECONDS[found[1].lower()]
+
+
+def _parts(value: float | str) -> tuple[float, str, str | None] | None:
+    """Return a number, its unit and what it is per; None: it is no such text."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    if not isinstance(value, str):
+        return float(value), "", None
+    try:
+        return float(value), "", None
+    except ValueError:
+        found = _PARTS.fullmatch(value.strip())
+    return (float(found["number"].replace(",", "").replace("_", "")), found["unit"], found["per"]) if found else None

@@ -1,0 +1,127 @@
+"""What is decided from the found rates: how many instances keep the objectives surely enough, and which is cheapest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from kernelsight.errors import InvalidInput
+from kernelsight.scenario.launch.commands import PARALLEL
+from kernelsight.scenario.objectives import Objective
+from kernelsight.sizing.evidence import Evidence, evidence_of
+
+if TYPE_CHECKING:
+    from kernelsight.sizing.prospects import Sized
+    from kernelsight.sizing.search import SizeSearch
+
+# requests/s: high enough that what serves most for its GPUs is the cheapest
+ANY_RATE = 1e9
+# the best may change when its own rate is searched in full
+MOST_ROUNDS = 4
+# what costs more than this many times the cheapest, or ranks behind the first few, gets no probability
+NEAR, MOST_NEAR = 2.0, 8
+
+
+class Asked(NamedTuple):
+    """What is asked for: ``rate`` at the peak, requests/s, with what ``confidence``, and the share to leave unused.
+
+    ``total_gpus``: what as many GPUs can do, in place of a rate, which is then one that no instances reach.
+    """
+
+    rate: float
+    confidence: float = 0.9
+    margin: float = 0.0
+    total_gpus: int | None = None
+
+    @property
+    def wanted(self) -> float:
+        """The rate that instances are to sustain, requests/s."""
+        return ANY_RATE if self.total_gpus is not None else self.rate / (1.0 - self.margin)
+
+
+class Option(NamedTuple):
+    """A deployment with the instances that serve the asked rate, and how surely they keep every objective.
+
+    ``rate``: what they serve, requests/s; ``load``: that over what they sustain; ``probability``: None where it was not
+    asked.
+    """
+
+    sized: Sized
+    evidence: Evidence
+    instances: int
+    rate: float
+    load: float
+    probability: float | None
+    holds: bool
+
+    @property
+    def weight(self) -> float:
+        """What all instances cost: dollars an hour, or GPUs where no price is known or their number is stated."""
+        return self.instances * self.sized.candidate.weight
+
+    @property
+    def order(self) -> tuple:
+        """What holds surely enough first, the cheapest of it; of equal cost the surer, then the fewest settings."""
+        settings = sum(name not in PARALLEL for name in self.sized.candidate.flags)
+        sureness = -round(self.probability or 0.0, 2)
+        cost = round(self.weight / self.rate, 12) if self.sized.candidate.part else round(self.weight, 9)
+        return not self.holds, cost, sureness, settings, self.load, self.sized.candidate.scenario_id
+
+
+def checked(rate: float | None, confidence: float, margin: float, peak: float, total_gpus: int | None = None) -> Asked:
+    """Return what is asked for; InvalidInput: figures outside of what they can be. ``rate`` None: of ``total_gpus``."""
+    if total_gpus is not None and (isinstance(total_gpus, bool) or not isinstance(total_gpus, int) or total_gpus < 1):
+        raise InvalidInput(f"total_gpus is {total_gpus!r}; give a whole number of GPUs, at least 1.")
+    for name, value, low, high in (("confidence", confidence, 0.5, 0.99), ("margin", margin, 0.0, 0.9)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise InvalidInput(f"{name} is {value!r}; give a share from {low:g} to {high:g}.")
+    if isinstance(peak, bool) or not isinstance(peak, int | float) or not 1.0 <= peak <= 1000.0:
+        raise InvalidInput(f"peak is {peak!r}; give how many times the mean rate the peak is, from 1 to 1,000.")
+    return Asked((rate or ANY_RATE) * peak, float(confidence), float(margin), total_gpus)
+
+
+def options_of(search: SizeSearch, objectives: Sequence[Objective], asked: Asked) -> list[Option]:
+    """Return the deployments with a rate, the best first; what becomes the best is searched in full."""
+    known: dict[tuple[str, float], Evidence] = {}
+    options: list[Option] = []
+    for _ in range(MOST_ROUNDS):
+        ranked = search.ranked()
+        if not ranked:
+            return []
+        near = _near(ranked)
+        new = [sized for sized in ranked if _key(sized) not in known]
+        opened = zip(search.forks, search.plans, strict=True)
+        found = evidence_of(opened, new, {sized.candidate.scenario_id for sized in near}, objectives)
+        known |= {_key(sized): found[sized.candidate.scenario_id] for sized in new}
+        options = sorted((_option(sized, known[_key(sized)], asked) for sized in ranked), key=lambda one: one.order)
+        if search.is_sure(options[0].sized) or not search.confirm(options[0].sized):
+            break
+    return options
+
+
+def _near(ranked: Sequence[Sized]) -> list[Sized]:
+    """Return what may be chosen: the cheapest, and the cheapest of each GPU."""
+    firsts = {tuple(sized.candidate.gpus): sized for sized in reversed(ranked)}.values()
+    near = [sized for sized in ranked if sized.weight <= NEAR * ranked[0].weight]
+    return [*near[:MOST_NEAR], *(sized for sized in firsts if sized not in near[:MOST_NEAR])]
+
+
+def _key(sized: Sized) -> tuple[str, float]:
+    return sized.candidate.scenario_id, sized.found.rate
+
+
+def _option(sized: Sized, evidence: Evidence, asked: Asked) -> Option:
+    """Return a deployment with as many instances as keep the objectives with the confidence, where any number does."""
+    chances, rate = evidence.chances, sized.found.rate
+    share = chances.share_for(asked.confidence) if chances else 0.0
+    most = min(share or 1.0, 1.0 - asked.margin)
+    if asked.total_gpus is not None:
+        instances = asked.total_gpus // sized.candidate.gpu_count
+        served = instances * rate * most
+    else:
+        instances = max(math.ceil(asked.rate / (rate * most) * (1.0 - 1e-9)), 1)
+        served = asked.rate
+    load = served / (instances * rate)
+    probability = chances.at(load) if chances else None
+    return Option(sized, evidence, instances, served, load, probability, share > 0.0)

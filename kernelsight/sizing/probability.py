@@ -1,0 +1,91 @@
+"""How surely a deployment keeps its objectives at a load, from the intervals of its kernels, its host and its load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist
+from typing import NamedTuple
+
+from kernelsight.scenario.objectives import Objective
+from kernelsight.serving.engine.host import Z_90
+from kernelsight.sweeps.rate_ends import Intervals, nearest_figure
+
+NORMAL = NormalDist()
+# standard deviations: nothing is surer than that
+SUREST = 4.0
+
+
+class Chances(NamedTuple):
+    """Standard deviations to spare until an objective breaks, at shares of a found rate; they fall with the share.
+
+    >>> chances = Chances((0.5, 1.0), (3.0, 0.0))
+    >>> round(chances.at(1.0), 2), round(chances.at(0.75), 2), round(chances.share_for(0.9), 2)
+    (0.5, 0.89, 0.74)
+    """
+
+    shares: tuple[float, ...]
+    spare: tuple[float, ...]
+
+    def at(self, share: float) -> float:
+        """Return the probability that every objective holds at a share of the found rate."""
+        return NORMAL.cdf(self._spare_at(share))
+
+    def share_for(self, probability: float) -> float:
+        """Return the largest share, up to 1, with at least a probability; 0: none down to the lowest."""
+        wanted = NORMAL.inv_cdf(probability) - 1e-9
+        if self._spare_at(1.0) >= wanted:
+            return 1.0
+        pairs = list(zip(self.shares, self.spare, strict=True))
+        for (low, more), (high, less) in reversed(list(zip(pairs, pairs[1:], strict=False))):
+            if more >= wanted > less:
+                return low * (high / low) ** ((more - wanted) / (more - less))
+        return 0.0
+
+    def _spare_at(self, share: float) -> float:
+        pairs = list(zip(self.shares, self.spare, strict=True))
+        if share <= pairs[0][0]:
+            return pairs[0][1]
+        for (low, more), (high, less) in zip(pairs, pairs[1:], strict=False):
+            if share <= high:
+                return more + (less - more) * math.log(share / low) / math.log(high / low)
+        return pairs[-1][1]
+
+
+def chances_of(
+    at_rates: Mapping[float, Intervals], objectives: Sequence[Objective], rate: float, low: float | None
+) -> Chances:
+    """Return the chances of a found rate from its intervals at shares of it.
+
+    One GPU and one engine serve every request: what makes kernels or host slow does so for all objectives at once, so
+    that all hold where the tightest holds. ``low``: the rate that a single run may find at the least, 90 % of times:
+    bursts move the rate by that beside what moves all runs.
+    """
+    shares = sorted(at_rates)
+    found = [_spare(at_rates[share], at_rates[1.0], objectives) for share in shares]
+    spare = [min(found[: place + 1]) for place in range(len(found))]
+    noise = math.log(rate / low) / Z_90 if low and low < rate else 0.0
+    falls = [
+        (spare[max(place - 1, 0)] - spare[min(place + 1, len(spare) - 1)])
+        / max(math.log(shares[min(place + 1, len(shares) - 1)] / shares[max(place - 1, 0)]), 1e-9)
+        for place in range(len(shares))
+    ]
+    widened = [each / math.sqrt(1.0 + (noise * fall) ** 2) for each, fall in zip(spare, falls, strict=True)]
+    return Chances(tuple(shares), tuple(min(widened[: place + 1]) for place in range(len(widened))))
+
+
+def _spare(own: Intervals, at_rate: Intervals, objectives: Sequence[Objective]) -> float:
+    """Return the standard deviations until the tightest objective breaks, on logarithms of its figure.
+
+    What the figure itself reaches at the found rate is kept there by definition: tails of short runs differ.
+    """
+    spare = SUREST
+    for objective in objectives:
+        row, figure = own.get(nearest_figure(objective)), nearest_figure(objective)
+        if not row or not row["predicted"]:
+            continue  # outputs of one token have no TPOT
+        most = max(objective.most_ms, at_rate.get(figure, {}).get("predicted") or 0.0)
+        away = math.log(most / row["predicted"])
+        deviation = abs(math.log(max(row["high" if away > 0.0 else "low"], 1e-9) / row["predicted"])) / Z_90
+        spare = min(spare, away / deviation if deviation > 0.0 else math.copysign(SUREST, away))
+    return max(spare, -SUREST)

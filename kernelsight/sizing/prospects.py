@@ -1,0 +1,106 @@
+"""What a search of sizes works on: deployments that can run, their rates, and those that are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kernelsight.errors import InvalidInput
+from kernelsight.scenario.launch.commands import PARALLEL
+from kernelsight.scenario.refusals import what_fits
+from kernelsight.scenario.scenarios import Plan
+from kernelsight.sizing.candidates import Candidate
+from kernelsight.sweeps.rate_search import Found, RateSearch
+from kernelsight.sweeps.trials import Trials
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+SHORT_SIZES = {"tensor_parallel_size": "TP", "data_parallel_size": "DP", "expert_parallel_size": "EP"}
+
+
+class Prospect(NamedTuple):
+    """A candidate that can run, and what serves it."""
+
+    candidate: Candidate
+    trials: Trials
+    search: RateSearch
+
+
+class Sized(NamedTuple):
+    """A prospect with its rate, and the instances that serve the asked rate."""
+
+    prospect: Prospect
+    found: Found
+    instances: int
+
+    @property
+    def candidate(self) -> Candidate:
+        """The deployment."""
+        return self.prospect.candidate
+
+    def __str__(self) -> str:
+        gpus = " and ".join(f"{count * self.instances} × {gpu}" for gpu, count in self.candidate.gpus.items())
+        stated = {short: self.candidate.flags.get(name, 1) for name, short in SHORT_SIZES.items()}
+        sizes = [f"{short} {size}" for short, size in stated.items() if size > 1 or short == "TP"]
+        if self.candidate.part is not None:
+            return (
+                f"{', '.join(self.candidate.gpus)} at {' '.join(sizes)}, {self.found.rate:.3g} requests/s an instance"
+            )
+        cost = "" if self.candidate.price is None else f", {self.weight:.3g} $/h"
+        return f"{gpus} at {' '.join(sizes)}{cost}, up to {self.found.rate:.3g} requests/s each"
+
+    @property
+    def weight(self) -> float:
+        """What all instances cost: dollars an hour, or GPUs where no price is known."""
+        return self.instances * self.candidate.weight
+
+    @property
+    def order(self) -> tuple[float, int, float, str]:
+        """The cheapest first; of equal ones the one with the fewest settings, and then the most to spare."""
+        settings = sum(name not in PARALLEL for name in self.candidate.flags)
+        spare = self.instances * (self.found.rate or 0.0)
+        return round(self.weight, 9), settings, -spare, self.candidate.scenario_id
+
+
+class LeftOut(NamedTuple):
+    """A deployment that was not searched, or has no rate, and why; ``miss``: its nearest latency over the largest."""
+
+    flags: Mapping[str, Any]
+    reason: str
+    miss: float | None = None
+
+
+def miss_of(found: Found) -> float | None:
+    """Return how many times its largest value the nearest latency is; None where requests are rejected."""
+    if found.capacity.misses:
+        objective, value = found.capacity.misses
+        return value / objective.most_ms
+    return found.tried.verdict.pressure if found.tried else None
+
+
+def nothing_fits(left_out: Sequence[LeftOut], plans: Sequence[Plan], session: Session) -> InvalidInput:
+    """Build the error for a search in which no deployment can run."""
+    reasons = list(dict.fromkeys(left.reason for left in left_out))
+    short = [left for left in left_out if "GiB" in left.reason]
+    if not short:
+        return InvalidInput(f"no deployment can run: {'; '.join(reasons[:3])}.")
+    parts = []
+    for gpu in dict.fromkeys(left.flags["gpu"] for left in short):
+        largest = max(
+            (left for left in short if left.flags["gpu"] == gpu),
+            # of equally many GPUs, replicas of attention hold the most weights
+            key=lambda left: (
+                left.flags.get("tensor_parallel_size", 1) * left.flags.get("data_parallel_size", 1),
+                left.flags.get("tensor_parallel_size", 1),
+            ),
+        )
+        row = next(
+            row
+            for plan in plans
+            for flags, scenario in zip(plan.flags, plan.scenarios, strict=True)
+            if flags is largest.flags
+            for row in [plan.deployments[scenario["deployment_id"]]]
+        )
+        parts.append(f"{largest.reason.rstrip(' ;')}; {what_fits(session, row)}")
+    return InvalidInput(f"no GPU of the search holds the model: {'; '.join(parts)}.")

@@ -1,0 +1,79 @@
+"""What is tried on the deployments nearest to the best: sizes of a step and of CUDA graphs, and disaggregation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kernelsight.scenario.launch.commands import PARALLEL
+from kernelsight.sizing.candidates import Candidate
+from kernelsight.sizing.prospects import Prospect
+from kernelsight.sweeps.advice import wider_graphs
+
+# tokens of a step that are tried on what is best with the engine's own
+STEP_TOKENS = (2048, 4096, 16384)
+# deployments that are tried with other sizes; prefill and decode replicas of one instance, tried on the nearest by GPU
+MOST_TUNED, MOST_SPLIT, POOLS = 5, 4, ((1, 1), (1, 2), (2, 1), (1, 3))
+# looks nearer than this are the same: a size of a step that is never filled changes nothing
+SAME_LOOK = 1e-3
+
+# the level of a first look by what deployments share that differ in sizes alone
+Levels = Mapping[tuple, float]
+
+
+def changed_rows(
+    near: Sequence[tuple[float, str, Prospect]], load: Mapping[str, Any], most_gpus: int
+) -> tuple[list[dict[str, Any]], Levels]:
+    """Return the rows of flags to try, and the levels of first looks with the engine's own sizes.
+
+    ``near``: (level, scenario, prospect) of what may become the best; ``load``: flags that are no deployment's;
+    ``most_gpus``: of one instance.
+    """
+    rows, levels = [], {}
+    ordered = sorted(near, key=lambda each: each[:2])
+    nearest: dict[tuple, Prospect] = {}
+    for *_, prospect in ordered:
+        nearest.setdefault(tuple(prospect.candidate.gpus), prospect)
+    for prospect in list(nearest.values())[:MOST_SPLIT]:
+        rows += _split(prospect.candidate, load, most_gpus)
+    for level, _, prospect in ordered[:MOST_TUNED]:
+        flags = _own_flags(prospect.candidate, load)
+        settings = prospect.trials.settings(prospect.candidate.scenario_id)
+        if "max_num_batched_tokens" in flags or settings["scheduling"] == "static":
+            continue
+        own = settings["max_num_batched_tokens"]
+        changes = [{"max_num_batched_tokens": tokens} for tokens in STEP_TOKENS if tokens != own]
+        changes += [] if "enforce_eager" in flags else [change for _, change in wider_graphs(settings)]
+        rows += [{**flags, **change} for change in changes]
+        levels[_shared(flags)] = level
+    return rows, levels
+
+
+def looks_the_same(prospect: Prospect, rate: float, levels: Levels) -> bool:
+    """Whether another size changes nothing that a first look at a rate shows."""
+    flags = prospect.candidate.flags
+    if "prefill_replicas" in flags and _shared(flags) not in levels:
+        return False
+    return prospect.search.look(rate) > levels[_shared(flags)] * (1.0 - SAME_LOOK)
+
+
+def _split(candidate: Candidate, load: Mapping[str, Any], most_gpus: int) -> list[dict[str, Any]]:
+    """Return the rows that compute prompts and decode on replicas of their own, up to the GPUs of an instance."""
+    flags = _own_flags(candidate, load)
+    if "prefill_replicas" in flags or "num_speculative_tokens" in flags or flags.get("scheduling") == "static":
+        return []
+    most = most_gpus // candidate.gpu_count
+    return [
+        {**flags, "prefill_replicas": prefill, "decode_replicas": decode}
+        for prefill, decode in POOLS
+        if prefill + decode <= most
+    ]
+
+
+def _own_flags(candidate: Candidate, load: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in candidate.flags.items() if name not in load and name != "request_rate"}
+
+
+def _shared(flags: Mapping[str, Any]) -> tuple:
+    """Return what deployments share that differ in sizes alone."""
+    return tuple(flags.get(name) for name in ("gpu", *PARALLEL, "prefill_replicas", "decode_replicas"))
