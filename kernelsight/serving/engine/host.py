@@ -59,24 +59,6 @@ def step_interval(
     return total_us, total_us - below_us, total_us + above_us, host_us, host_p05_us, host_p95_us
 
 
-def step_interval(
-    gpu_us: float, gpu_p05_us: float, gpu_p95_us: float, hidden_us: float, exposed_us: float, log_sd: float
-) -> tuple:
-    """(time, p05, p95, host time, its p05, its p95) of a step, microseconds: the host time is what kernels do not hide.
-
-    ``gpu_p05_us``, ``gpu_p95_us``: the ends of the kernels' 90 % interval; ``log_sd``: spread of the host's constants.
-    """
-    total_us = exposed_us + max(hidden_us, gpu_us)
-    faster, slower = math.exp(-Z_90 * log_sd), math.exp(Z_90 * log_sd)
-    host_us = exposed_us + max(hidden_us - gpu_us, 0.0)
-    host_p05_us = faster * exposed_us + max(faster * hidden_us - gpu_us, 0.0)
-    host_p95_us = slower * exposed_us + max(slower * hidden_us - gpu_us, 0.0)
-    # kernels and host err independently: their parts of the half-width add up in squares
-    below_us = math.hypot(exposed_us + max(hidden_us, gpu_p05_us) - total_us, host_p05_us - host_us)
-    above_us = math.hypot(exposed_us + max(hidden_us, gpu_p95_us) - total_us, host_p95_us - host_us)
-    return total_us, total_us - below_us, total_us + above_us, host_us, host_p05_us, host_p95_us
-
-
 def front_end_of(overhead: dict[str, Any], deployment: dict[str, Any]) -> tuple[float, float]:
     """Return the time in an engine's front end before the queue: per request and per prompt token, microseconds.
 
