@@ -78,7 +78,18 @@ def size_deployment(
         most_gpus = max_gpus if total_gpus is None else min(max_gpus, total_gpus)
         rows = rows_of(fork, given, list(dict.fromkeys(named)), most_gpus, search or {})
         load = {"num_prompts": LEAST_REQUESTS, **load}
-        searching = SizeSearch(fork, asked.wanted, objectives, load, known, report, time_limit, total_gpus, most_gpus)
+        searching = SizeSearch(
+            fork,
+            asked.wanted,
+            objectives,
+            load,
+            known,
+            report,
+            time_limit=time_limit,
+            total_gpus=total_gpus,
+            most_gpus=most_gpus,
+            compared=[ALIASES.get(name, name) for name in search or {}],
+        )
         try:
             searching.run(rows, tune)
             if correction is not None:

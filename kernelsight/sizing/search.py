@@ -34,13 +34,14 @@ FAR_DEARER = f"it costs more than {FAR:.0f} times the best"
 NO_CHEAPER = "it is no cheaper than with the engine's own sizes"
 NOT_REACHED = "it does not reach the rate at which it would be cheaper than another"
 # requests that are simulated to find what is cheapest, and then for its exact rate; measured: 10 us of a core each
-MOST_EXPLORED, MOST_CONFIRMED = 3_000_000, 1_500_000
+MOST_EXPLORED, MOST_CONFIRMED = 3_000_000, 2_500_000
 
 
 class SizeSearch:
     """Searches deployments for the cheapest at a rate; sessions with their tables stay open until ``close``.
 
-    ``unsupported``: sentences of engines that do not exist for GPUs of the search.
+    ``compared``: flags of which each value keeps a row of its own. ``unsupported``: sentences of engines that do not
+    exist for GPUs of the search.
     """
 
     def __init__(
@@ -54,12 +55,13 @@ class SizeSearch:
         time_limit: float | None = None,
         total_gpus: int | None = None,
         most_gpus: int = MOST_GPUS,
+        compared: Sequence[str] = (),
     ) -> None:
-        self._total_gpus, self._most_gpus = total_gpus, most_gpus
+        self._total_gpus, self._most_gpus, self._compared = total_gpus, most_gpus, compared
         self._work = Work(MOST_EXPLORED, time_limit)
         self.ended: str | None = None
         self._stopped = False
-        self.not_tried: list[Candidate] = []
+        self._able: list[Candidate] = []
         self._session, self._rate, self._objectives = session, rate, list(objectives)
         self._load, self._prices = load, prices
         self._report = report or (lambda text: None)
@@ -83,9 +85,13 @@ class SizeSearch:
         self._within(MOST_EXPLORED, lambda: self._explore(prospects))
         if not self._stopped:
             self._within(MOST_CONFIRMED, lambda: self._confirm(prospects if tune else []))
-        known = {*self.sized, *self.left_out}
-        self.not_tried = [one.candidate for one in prospects if one.candidate.scenario_id not in known]
         return self.ranked()
+
+    @property
+    def not_tried(self) -> list[Candidate]:
+        """What can run and was neither sized nor left out before the search ended."""
+        known = {*self.sized, *self.left_out}
+        return [one for one in self._able if one.scenario_id not in known]
 
     def _within(self, allowance: int, search: Callable[[], None]) -> None:
         """Run a part of the search until its allowance of requests, or the time, is spent, or it is interrupted."""
@@ -99,14 +105,15 @@ class SizeSearch:
             self.ended, self._stopped = "it was interrupted", True
 
     def _explore(self, prospects: Sequence[Prospect]) -> None:
-        """Search each GPU for its cheapest deployment, roughly."""
-        by_gpu: dict[tuple, list[Prospect]] = {}
+        """Search each GPU, and each value of what is to be compared, for its cheapest deployment, roughly."""
+        groups: dict[tuple, list[Prospect]] = {}
         for prospect in prospects:
-            by_gpu.setdefault(tuple(prospect.candidate.gpus), []).append(prospect)
+            values = (prospect.candidate.flags.get(name) for name in self._compared)
+            groups.setdefault((*prospect.candidate.gpus, *values), []).append(prospect)
         end = self._work.most
-        for place, group in enumerate(by_gpu.values()):
-            # each GPU has its part of what is left
-            self._work.most = self._work.spent + (end - self._work.spent) // (len(by_gpu) - place)
+        for place, group in enumerate(groups.values()):
+            # each has its part of what is left
+            self._work.most = self._work.spent + (end - self._work.spent) // (len(groups) - place)
             best = min(self.sized.values(), key=lambda sized: sized.order, default=None)
             try:
                 self._search(group, best)
@@ -149,6 +156,7 @@ class SizeSearch:
             if candidate.scenario_id in trials.able:
                 search = RateSearch(trials, candidate.scenario_id, self._objectives)
                 prospects.append(Prospect(candidate, trials, search))
+                self._able.append(candidate)
             else:
                 found = decisive(faults.get(candidate.deployment_id, []))
                 self.unsupported |= {fault["sentence"]: None for fault in found if fault["fault"] == "engine"}

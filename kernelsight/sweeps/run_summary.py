@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.present.limits_sentence import verdict_of
 from kernelsight.sweeps.assumed import assumed_of
+from kernelsight.sweeps.cliffs import cliff_of
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -73,6 +74,7 @@ def run_summary(session: Session) -> dict[str, Any]:
         **{name: row[name] for name in FIGURES},
         "interval_90": intervals,
         **verdict_of(session.table("resource_gains").to_pylist()),
+        "cliff": cliff_of(session, settings),
         "tier": row["tier"],
         "measured_share": tiers["measured_share"],
         "not_measured": row["not_measured"],

@@ -18,7 +18,7 @@ def simulation_page(answer: dict[str, Any]) -> list[str]:
     rejected = [f"{count} {name}" for name, count in answer["status"].items() if name != "finished"]
     parts = (
         [_headline(answer["settings"]), *_replica_lines(answer), rests_on(answer)],
-        [*_figures(answer), *([answer["verdict"]] if answer["verdict"] else [])],
+        [*_figures(answer), *(said for said in (answer["verdict"], answer["cliff"]) if said)],
         _advised(answer),
         _latencies(answer),
         [f"rejected requests: {', '.join(rejected)}", *_why_rejected(answer)] if rejected else [],
