@@ -190,10 +190,15 @@ def world(
     }  # fmt: skip
 
 
+# what a planted part is called in causes
+NAMES = {"client": "client", "front_end": "client", "prompt_tokens": "workload", "output_tokens": "workload"}
+
+
 def named(row: Mapping[str, Any]) -> list[str]:
-    """Return what was named, the most important first: settings that are likely, then causes, then the first part."""
+    """Return what was named, the most important first: causes, then settings that are likely, then the first part."""
+    causes = ["workload" if one["kind"] == "load" else NAMES.get(one["name"], one["name"]) for one in row["causes"]]
     settings = [each["setting"] for each in row["suspects"] if each["evidence"] in ("likely", "impossible")]
-    order = [*(cause["cause"] for cause in row["causes"]), *settings, row["first"]]
+    order = [*causes, *settings, row["first"]]
     return ["workload", *order] if row["first"] == "workload" else order
 
 
@@ -207,13 +212,12 @@ def is_sized(row: Mapping[str, Any]) -> bool | None:
     """Whether sizes of planted factors and times are found within 20 %; None where none has a size."""
     verdicts = []
     for name, size in row["planted"].items():
-        cause = next(
-            (each for each in row["causes"] if each["cause"] in (name, f"decode_{name}", f"prefill_{name}")), {}
-        )
+        cause = next((one for one in row["causes"] if one["name"] in (name, f"decode_{name}", f"prefill_{name}")), None)
+        value = None if cause is None else cause["value"]
         if name in KERNELS:
-            verdicts.append("factor" in cause and abs(np.log(cause["factor"]) / np.log(size) - 1.0) <= 0.2)
+            verdicts.append(value is not None and abs(np.log(value) / np.log(size) - 1.0) <= 0.2)
         elif name in ("host", "client"):
-            verdicts.append("added_ms" in cause and abs(cause["added_ms"] / size - 1.0) <= 0.2)
+            verdicts.append(value is not None and abs(value / size - 1.0) <= 0.2)
     return all(verdicts) if verdicts else None
 
 

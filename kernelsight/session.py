@@ -36,6 +36,8 @@ KEPT = (
     *("knot_corrections", "kernel_calls", "kernel_latencies", "kernel_evidence", "deployment_tiers"),
     "step_cost_shares",
 )
+# where the Python nodes are
+MODULES = ("kernelsight.nodes", "kernelsight.comparison.nodes")
 # how far loads reach, which are drawn or read from traces
 BY_CONTENT = ("deployment_reach",)
 # replays of a log give others each time
@@ -53,7 +55,7 @@ def connect(path: str | Path | None = None, *, read_only: bool = False, files: b
     """
     if path is None and read_only:
         raise InvalidInput("read_only needs the path of a saved run.")
-    graph = Graph(catalog.contracts(), folder("sql"), "kernelsight.nodes", {"family": LOWERED})
+    graph = Graph(catalog.contracts(), folder("sql"), MODULES, {"family": LOWERED})
     kept = Kept(KEPT, BY_CONTENT, _program, PASSING)
     return Session(graph, embedded_facts(), path=path, read_only=read_only, files=files, kept=kept)
 
@@ -327,7 +329,8 @@ class Session(dataflow.Session):
         """
         import pyarrow as pa
 
-        from kernelsight.comparison.comparison import Comparison, Question
+        from kernelsight.comparison.comparison import Comparison
+        from kernelsight.comparison.question import Question
         from kernelsight.comparison.stage_comparison import StageComparison
         from kernelsight.logs.read import read_logs, read_table
         from kernelsight.scenario.asked import mapping_of, one_of
@@ -347,9 +350,10 @@ class Session(dataflow.Session):
             tables = read_table(table, columns, steps, metrics, kernels)
         else:
             tables = read_logs(log, log_format, columns, steps, metrics, kernels)
+        question = Question(own, stated, fit, hold_out, suspects)
         if not tables["production_requests"].num_rows and tables["production_summaries"].num_rows:
-            return StageComparison(self.fork(), tables, own, stated)
-        return Comparison(self.fork(), tables, Question(own, stated, fit, hold_out, suspects))
+            return StageComparison(self.fork(), tables, question)
+        return Comparison(self.fork(), tables, question)
 
     def search(self, scenarios: Any, *, space: Any = ()) -> pa.Table:
         """Search kernels, every scenario replayed in one call; return ``search_summary``.

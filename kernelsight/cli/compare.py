@@ -162,6 +162,7 @@ def _page(answer: dict[str, Any]) -> list[str]:
         page += ["", *table_lines(shown, list(shown[0]), terminal_width())]
     if "stages" in answer:
         return [*page, *_stages(answer)]
+    page += _percentiles(answer["percentiles"])
     parts = [row for row in answer["parts"] if abs(row["miss_ms"]) >= 0.005][:MOST_SHOWN]
     if parts:
         named = [{"part of the E2E miss": row["part"], "ms a request": row["miss_ms"]} for row in parts]
@@ -171,11 +172,6 @@ def _page(answer: dict[str, Any]) -> list[str]:
     if answer["suspects"]:
         columns = ["setting", "stated", "value", "gain", "evidence"]
         page += ["", *table_lines(answer["suspects"][:MOST_SHOWN], columns, terminal_width())]
-    for row in answer["drift"]:
-        page += [
-            "",
-            f"the time changed at {row['start_s']:,.0f} s: {row['before']:.2f} to {row['after']:.2f} of predicted",
-        ]
     if answer["fit"]:
         page += ["", f"median error on the last {answer['fit']['held_out']:,} requests"]
         table = [
@@ -185,6 +181,20 @@ def _page(answer: dict[str, Any]) -> list[str]:
         ]
         page += table_lines(table, list(table[0]), terminal_width())
     return page
+
+
+def _percentiles(percentiles: dict[str, Any]) -> list[str]:
+    """Return the percentiles of each metric, measured / predicted."""
+    rows = [
+        {"ms, measured / predicted": metric.removesuffix("_ms").upper()}
+        | {name: f"{show_number(pair['measured'])} / {_or_dash(pair['predicted'])}" for name, pair in own.items()}
+        for metric, own in percentiles.items()
+    ]
+    return ["", *table_lines(rows, list(rows[0]), terminal_width())] if rows else []
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else show_number(value)
 
 
 def _evidence(found: dict[str, Any]) -> list[str]:

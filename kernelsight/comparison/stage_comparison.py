@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
+from kernelsight.comparison.answer import NO_CAUSE
+from kernelsight.comparison.compared_log import of_logs
 from kernelsight.comparison.errors import METRICS
+from kernelsight.comparison.question import Question, question_of
 from kernelsight.comparison.replay import NO_LOAD, conformed
 from kernelsight.comparison.stage_logs import Stage, client_of, findings, load_of_stage, stages_of
 from kernelsight.comparison.unused_rows import counted, unused
@@ -27,106 +30,136 @@ TABLE = "stage_vs_prediction"
 NAMES = ("measured", "predicted")
 
 
-class StageComparison:
-    """A production log without requests: each stage's statistics beside those of its simulation.
+class Stages(NamedTuple):
+    """The stages of one comparison's log, and what their client states of itself."""
 
-    ``flags``: of the deployment; ``stated``: of the load, of which ``max_concurrency`` (what the client has in flight
-    at most), ``input_len``, ``output_len`` (where the client counts tokens anew) and ``seed`` are used.
+    comparison_id: str
+    question: Question
+    stages: Sequence[Stage]
+    client: Mapping[str, float]
+
+
+def stages_of_comparison(row: Mapping[str, Any], production_summaries: pa.Table) -> Stages:
+    """Return the stages of a row of ``comparisons``; InvalidInput: the statistics do not say what was sent."""
+    question = question_of(row)
+    summaries = of_logs(production_summaries, question)
+    stages = stages_of(summaries)
+    if not stages:
+        raise InvalidInput(
+            "the log holds no requests with a prompt length, and its statistics do not say how many were sent, how "
+            "fast, and of which lengths; log_faults says why rows were dropped."
+        )
+    return Stages(row["comparison_id"], question, stages, client_of(summaries))
+
+
+def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session: Session) -> dict[str, pa.Table]:
+    """Return ``stage_vs_prediction`` and ``stage_tiers``: every stage simulated as its client drove it.
+
+    Of the load as it was described ``max_concurrency`` (what the client has in flight at most), ``input_len``,
+    ``output_len`` (where the client counts tokens anew) and ``seed`` are used.
+    """
+    rows, tiers = [], []
+    for row in comparisons.to_pylist():
+        own = stages_of_comparison(row, production_summaries)
+        with session.fork() as fork:
+            _give_stages(fork, own)
+            fork.compute("scenario_summary", "scenario_intervals", "deployment_tiers")
+            summaries = sorted(fork.table("scenario_summary").to_pylist(), key=lambda each: each["scenario_id"])
+            intervals: dict[str, dict[str, Any]] = {}
+            for each in fork.table("scenario_intervals").to_pylist():
+                intervals.setdefault(each["scenario_id"], {})[each["metric"]] = (each["low"], each["high"])
+            tiers.append({"comparison_id": own.comparison_id, **fork.table("deployment_tiers").to_pylist()[0]})
+        for stage, summary in zip(own.stages, summaries, strict=True):
+            rows += [
+                {"comparison_id": own.comparison_id, **each}
+                for each in _stage_rows(stage, summary, intervals.get(summary["scenario_id"], {}))
+            ]
+    made = {"stage_vs_prediction": rows, "stage_tiers": tiers}
+    return {name: as_table(contracts()[name], values) for name, values in made.items()}
+
+
+def _give_stages(fork: Session, own: Stages) -> None:
+    """Give a session one scenario for each stage, with the load that its client sent."""
+    stated = dict(own.question.stated or {})
+    plan = plan_rows(fork, [{**NO_LOAD, **own.question.flags}], origin="")
+    scenario = plan.planned[0]
+    scenarios, loads = [], []
+    for number, stage in enumerate(own.stages):
+        name = f"{number:03d}"
+        known = stated.get("max_concurrency") or own.client.get("max_concurrency")
+        most = int(known) if known else None if stage.is_open else stage.in_flight
+        scenarios.append({**scenario, "scenario_id": name, "max_concurrency": most})
+        columns = load_of_stage(stage, stated.get("seed", 0) + number, stated, own.client)
+        loads.append(pa.table({"load_id": pa.array([name] * stage.requests), **columns}))
+    give_plan(fork, plan.deployments_of(plan.planned), scenarios)
+    names = [row["scenario_id"] for row in scenarios]
+    fork.give("scenario_loads", [{"scenario_id": name, "load_id": name} for name in names])
+    together = pa.concat_tables(loads)
+    fork.give("load_requests", conformed({name: together[name] for name in together.column_names}), trusted=True)
+
+
+def _stage_rows(
+    stage: Stage, summary: Mapping[str, Any], intervals: Mapping[str, tuple[float, float]]
+) -> list[dict[str, Any]]:
+    """Return each latency that the log states of a stage, and the rate of one that was full."""
+    ours = {
+        (f"{metric}_ms", statistic): summary[f"{metric}_{statistic}_ms"]
+        for metric in METRICS
+        for statistic in STATISTICS
+    }
+    theirs = dict(stage.measured)
+    if not stage.is_open:
+        # of a loop that is full the rate is an answer of the engine
+        ours["request_throughput", "mean"] = summary["request_throughput"]
+        theirs["request_throughput", "mean"] = stage.achieved
+    rows = []
+    for (metric, statistic), predicted in ours.items():
+        measured = theirs.get((metric, statistic))
+        if not measured or predicted is None:
+            continue
+        name = metric if metric == "request_throughput" else f"{metric.removesuffix('_ms')}_{statistic}_ms"
+        low, high = intervals.get(name, (None, None))
+        rows.append(
+            {
+                "log_id": stage.log_id,
+                "part": stage.part,
+                "open_loop": stage.is_open,
+                "metric": metric,
+                "statistic": statistic,
+                "measured": measured,
+                "predicted": predicted,
+                "error": predicted / measured - 1.0,
+                "low": low,
+                "high": high,
+            }
+        )
+    return rows
+
+
+class StageComparison:
+    """A production log without requests: each stage's statistics beside those of its simulation, as the graph has them.
+
     InvalidInput: a log whose statistics do not say what was sent.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        tables: Mapping[str, pa.Table],
-        flags: Mapping[str, Any],
-        stated: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._session, self._logs, self._flags = session, dict(tables), dict(flags)
-        self._stated = dict(stated or {})
-        self.stages: list[Stage] = stages_of(self._logs["production_summaries"])
-        self._client: dict[str, float] = client_of(self._logs["production_summaries"])
-        if not self.stages:
-            raise InvalidInput(
-                "the log holds no requests with a prompt length, and its statistics do not say how many were sent, how "
-                "fast, and of which lengths; log_faults says why rows were dropped."
-            )
+    def __init__(self, session: Session, tables: Mapping[str, pa.Table], question: Question) -> None:
+        self._session, self._logs = session, dict(tables)
+        row = question.as_row(TABLE)
+        session.give("comparisons", [row])
+        for name, table in tables.items():
+            session.give(name, table, trusted=True)
+        self.stages, self._client = stages_of_comparison(row, tables["production_summaries"])[2:]
 
-    @cached_property
-    def _served(self) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]], dict[str, str | None]]:
-        """Rows of ``scenario_summary`` by stage, their intervals, and what the prediction rests on."""
-        seed = self._stated.get("seed", 0)
-        with self._session.fork() as fork:
-            plan = plan_rows(fork, [{**NO_LOAD, **self._flags}], origin="")
-            scenario = plan.planned[0]
-            scenarios, loads = [], []
-            for number, stage in enumerate(self.stages):
-                own = f"{number:03d}"
-                known = self._stated.get("max_concurrency") or self._client.get("max_concurrency")
-                most = int(known) if known else None if stage.is_open else stage.in_flight
-                scenarios.append({**scenario, "scenario_id": own, "max_concurrency": most})
-                columns = load_of_stage(stage, seed + number, self._stated, self._client)
-                loads.append(pa.table({"load_id": pa.array([own] * stage.requests), **columns}))
-            give_plan(fork, plan.deployments_of(plan.planned), scenarios)
-            fork.give(
-                "scenario_loads", [dict.fromkeys(("scenario_id", "load_id"), row["scenario_id"]) for row in scenarios]
-            )
-            together = pa.concat_tables(loads)
-            fork.give(
-                "load_requests", conformed({name: together[name] for name in together.column_names}), trusted=True
-            )
-            fork.compute("scenario_summary", "scenario_intervals", "deployment_tiers")
-            rows = sorted(fork.table("scenario_summary").to_pylist(), key=lambda row: row["scenario_id"])
-            intervals: dict[str, dict[str, Any]] = {}
-            for row in fork.table("scenario_intervals").to_pylist():
-                intervals.setdefault(row["scenario_id"], {})[row["metric"]] = (row["low"], row["high"])
-            tier = fork.table("deployment_tiers").to_pylist()[0]
-        return rows, intervals, {"tier": tier["tier"], "not_measured": tier["not_measured"]}
-
-    @cached_property
+    @property
     def rows(self) -> list[dict[str, Any]]:
         """Rows of ``stage_vs_prediction``: each latency that the log states, and the rate of stages that were full."""
-        summaries, intervals, _ = self._served
-        found = []
-        for stage, row in zip(self.stages, summaries, strict=True):
-            ours = {
-                (f"{metric}_ms", statistic): row[f"{metric}_{statistic}_ms"]
-                for metric in METRICS
-                for statistic in STATISTICS
-            }
-            theirs = dict(stage.measured)
-            if not stage.is_open:
-                # of a loop that is full the rate is an answer of the engine
-                ours["request_throughput", "mean"] = row["request_throughput"]
-                theirs["request_throughput", "mean"] = stage.achieved
-            for key, predicted in ours.items():
-                measured = theirs.get(key)
-                if not measured or predicted is None:
-                    continue
-                metric, statistic = key
-                name = metric if metric == "request_throughput" else f"{metric.removesuffix('_ms')}_{statistic}_ms"
-                low, high = intervals.get(row["scenario_id"], {}).get(name, (None, None))
-                found.append(
-                    {
-                        "log_id": stage.log_id,
-                        "part": stage.part,
-                        "open_loop": stage.is_open,
-                        "metric": metric,
-                        "statistic": statistic,
-                        "measured": measured,
-                        "predicted": predicted,
-                        "error": predicted / measured - 1.0,
-                        "low": low,
-                        "high": high,
-                    }
-                )
-        return found
+        return self.table(TABLE).to_pylist()
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The comparison as ``kernelsight compare --format json`` prints it; ``stages``: the rows."""
         faults = self._logs["log_faults"].to_pylist()
-        *_, rests_on = self._served
+        tier = self._session.table("stage_tiers").to_pylist()[0]
         errors = {f"{name}_ms": self._errors(f"{name}_ms") for name in METRICS}
         off = errors["e2e_ms"]["measured"] - errors["e2e_ms"]["predicted"] if errors["e2e_ms"]["n"] else 0.0
         return {
@@ -134,12 +167,15 @@ class StageComparison:
             "dropped": counted(faults),
             "files": self._logs["production_files"].to_pylist(),
             **errors,
+            "cause": dict(NO_CAUSE),
             "causes": [],
+            "percentiles": {},
+            "occupancy": {},
             "parts": [{"part": "unexplained", "miss_ms": off, "share": 1.0 if off else 0.0, "posterior_ratio": None}],
             "suspects": [],
             "fit": {},
             "drift": [],
-            **rests_on,
+            **{name: tier[name] for name in ("tier", "not_measured")},
             "stages": self.rows,
             "findings": findings(self.stages, faults, self._client),
             "verdict": self._verdict(),
@@ -193,19 +229,14 @@ class StageComparison:
             return self._logs[name]
         if name != TABLE:
             raise InvalidInput(f"a comparison of statistics has no table {name!r}; it has {TABLE} and the log's.")
-        return as_table(contracts()[TABLE], self.rows)
+        return self._session.table(TABLE).drop_columns(["comparison_id"])
 
     def save(self, path: str | Path) -> None:
         """Write the comparison and the log to a DuckDB file."""
-        with self._session.fork() as fork:
-            for name in (TABLE, *self._logs):
-                fork.give(name, self.table(name), trusted=True)
-            fork.save(path, [TABLE, *self._logs])
+        self._session.save(path, ["comparisons", TABLE, *self._logs])
 
     def sql(self, query: str) -> Any:
         """Return a DuckDB relation over the tables of the comparison and of the log."""
-        for name in (TABLE, *self._logs):
-            self._session.give(name, self.table(name), trusted=True)
         return self._session.sql(query)
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import graphlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -37,7 +37,7 @@ class Node:
 
     @property
     def services(self) -> tuple[str, ...]:
-        """What a Python node takes of the session beside tables: wanted, read, threads."""
+        """What a Python node takes of the session beside tables: wanted, read, threads, fork."""
         return self.source.services if self.source else ()
 
     @property
@@ -57,18 +57,22 @@ class Node:
 
 
 class Graph:
-    """The nodes of a folder of SQL files and a module of functions, under contracts; files are read when needed.
+    """The nodes of a folder of SQL files and modules of functions, under contracts; files are read when needed.
 
     ``groups``: words whose tables exist once for each member, see :mod:`kernelsight.dataflow.generated_nodes`.
     """
 
     def __init__(
-        self, contracts: Mapping[str, Contract], sql_folder: Path, module: str = "", groups: Groups | None = None
+        self,
+        contracts: Mapping[str, Contract],
+        sql_folder: Path,
+        modules: str | Sequence[str] = (),
+        groups: Groups | None = None,
     ) -> None:
         self._groups = groups or {}
         self.contracts: dict[str, Contract] = member_contracts(contracts, self._groups)
         self._sql_folder = sql_folder
-        self._module = module
+        self._modules = [modules] if isinstance(modules, str) and modules else list(modules)
         self._nodes: dict[str, Node] = {}
 
     @cached_property
@@ -83,7 +87,9 @@ class Graph:
     @cached_property
     def _functions(self) -> dict[str, PythonNode]:
         found: dict[str, PythonNode] = {}
-        stated = [*python_nodes(self._module), *generated_nodes(self._module, self._groups)] if self._module else []
+        stated = [
+            node for module in self._modules for node in (*python_nodes(module), *generated_nodes(module, self._groups))
+        ]
         for function in stated:
             for name in function.makes:
                 other = self._files.get(name) or found.get(name)

@@ -1,9 +1,10 @@
 """Python nodes: public functions of one module, named like their table, with their inputs as parameters.
 
 Parameters are input tables. Keyword-only parameters are services of the session: ``wanted`` (which of the node's tables
-are asked for), ``read`` (columns and rows of the tables that ``reads`` declares, fetched when the node asks for them)
-and ``threads`` (how many it may use; None: its own choice). Nodes are read from the module's source, so that drawing
-the graph imports nothing heavy.
+are asked for), ``read`` (columns and rows of the tables that ``reads`` declares, fetched when the node asks for them),
+``threads`` (how many it may use; None: its own choice) and ``fork`` (makes a copy of the session, in which the node may
+give other rows and compute what ``reads`` declares). Nodes are read from the module's source, so that drawing the graph
+imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from kernelsight.errors import InvalidInput
 
-SERVICES = ("wanted", "read", "threads")
+SERVICES = ("wanted", "read", "threads", "fork")
 
 
 def produces(*tables: str) -> Callable[[Callable], Callable]:
@@ -112,5 +113,12 @@ def _decorated(function: ast.FunctionDef, name: str) -> tuple[str, ...]:
         if isinstance(decorator, ast.Call):
             called = decorator.func
             if name == (called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")):
-                return tuple(ast.literal_eval(argument) for argument in decorator.args)
+                return tuple(table for argument in decorator.args for table in _literals(argument))
     return ()
+
+
+def _literals(argument: ast.expr) -> tuple[str, ...]:
+    """Return the words of an argument: one, or those of a tuple with a star."""
+    if isinstance(argument, ast.Starred):
+        return tuple(ast.literal_eval(argument.value))
+    return (ast.literal_eval(argument),)

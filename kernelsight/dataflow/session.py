@@ -411,7 +411,12 @@ class Session:
             raise RunFailed(f"{node.label} failed: {complaint(error)}.") from error
 
     def _run_function(self, node: Node, wanted: Collection[str]) -> Mapping[str, Any]:
-        services = {"wanted": frozenset(wanted), "read": Reader(self, node), "threads": self.threads}
+        services = {
+            "wanted": frozenset(wanted),
+            "read": Reader(self, node),
+            "threads": self.threads,
+            "fork": self.fork,
+        }
         made = node.function(
             **{name: self._fetch(name) for name in node.inputs}, **{name: services[name] for name in node.services}
         )

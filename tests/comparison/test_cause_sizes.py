@@ -40,7 +40,7 @@ def log_of(session: Session, rate: float, truth: Variant) -> tuple[Log, State]:
     served = replay(session, load, [truth])[0]
     table = {name: load[name] for name in ("arrival_s", "prompt_tokens", "output_tokens")}
     table |= {"ttft_ms": served.ttft_ms, "e2e_ms": served.e2e_ms, "ttft_clock": ["client_send"] * N}
-    measured = session.compare(requests=pa.table(table), deployment=FLAGS, fit="none").measured
+    measured = session.compare(requests=pa.table(table), deployment=FLAGS, fit="none").log.measured
     everyone = np.ones(N, bool)
     groups = similar(measured, everyone)
     log = Log(

@@ -7,10 +7,12 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.catalog.tables import contracts
-from kernelsight.comparison.comparison import Comparison, Question
+from kernelsight.comparison.comparison import Comparison
+from kernelsight.comparison.explanation import explained
 from kernelsight.comparison.factors import PARAMETERS, prior_covariance
 from kernelsight.comparison.likelihood import LEAST_SD, Predicted, Witnesses, likelihood
 from kernelsight.comparison.observed_steps import MOST_STEPS, Seen, seen_of
+from kernelsight.comparison.question import Question
 from kernelsight.comparison.replay import KERNELS, Variant, given, replay
 from kernelsight.dataflow.rows import as_table
 from kernelsight.logs.read import TABLES, read_table
@@ -216,14 +218,15 @@ def test_a_log_with_steps_separates_what_requests_do_not(session: Session) -> No
     without, beside = (
         Comparison(session.fork(), tables | extra, question) for extra in ({}, {"production_steps": steps})
     )
-    assert without.witnesses is None and without.summary["evidence"] == {"steps": 0, "kernels": 0, "not_used": []}
+    assert without.summary["evidence"] == {"steps": 0, "kernels": 0, "not_used": []}
     ratios = [
-        {row["part"]: row["posterior_ratio"] for row in found.parts if row["posterior_ratio"]}
+        {row["part"]: row["posterior_ratio"] for row in found.summary["parts"] if row["posterior_ratio"]}
         for found in (without, beside)
     ]
     assert beside.summary["evidence"]["steps"] > MOST_STEPS
     assert ratios[1]["host"] < 0.7 * ratios[0]["host"] and ratios[1]["decode_gemm"] < ratios[0]["decode_gemm"]
     (cause,) = beside.summary["causes"]
-    assert cause["cause"] == "host" and cause["added_ms"] == pytest.approx(0.4, rel=0.2)
-    assert beside.fitted.values[at("host")] == pytest.approx(0.4, abs=0.15)
-    assert len(beside.measured.sent_s) == N
+    assert cause["name"] == "host" and cause["value"] == pytest.approx(0.4, rel=0.2)
+    own = explained(beside.log, served, session)
+    assert own.fitted.values[at("host")] == pytest.approx(0.4, abs=0.15)
+    assert len(beside.log.measured.sent_s) == N

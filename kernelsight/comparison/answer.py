@@ -1,0 +1,109 @@
+"""The comparison of a log as `kernelsight compare` prints it, put together from its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.comparison.compared_log import ComparedLog, rows_of
+from kernelsight.comparison.errors import METRICS, cached_of, errors_of, measured_by_metric, predicted_of
+from kernelsight.comparison.replayed_log import base_of
+from kernelsight.comparison.unused_rows import counted, rejected
+from kernelsight.comparison.verdict import not_separated, verdict_of
+from kernelsight.dataflow.rows import as_table
+
+WINDOWS = "metrics of the server are held against max_num_seqs alone; table production_windows has them"
+# what is said where log and prediction agree, or where no cause holds
+NO_CAUSE = {"kind": "none", "name": None, "value": None, "from_s": None, "to_s": None, "share": None}
+
+
+def answer_of(log: ComparedLog, table: Callable[[str], pa.Table]) -> dict[str, Any]:
+    """Return the comparison of one log; ``table``: returns a table by its name."""
+
+    def rows(name: str) -> list[dict[str, Any]]:
+        found = rows_of(table(name), log.comparison_id)
+        return found.drop_columns(["comparison_id"]).to_pylist()
+
+    measured, base = log.measured, base_of(table("log_replays"), log.comparison_id)
+    real, ours = measured_by_metric(measured), predicted_of(base, measured.output_tokens)
+    intervals = {row["metric"]: (row["low"], row["high"]) for row in rows("log_intervals")}
+    dropped = counted(log.tables["log_faults"].to_pylist())
+    refused = measured.ok & ~base.served
+    if refused.any():
+        longest = (measured.prompt_tokens + measured.output_tokens)[refused].max()
+        dropped.append(rejected(int(refused.sum()), int(longest), log.settings["max_model_len"]))
+    parts = rows("miss_by_part")
+    answer: dict[str, Any] = {
+        "requests": int(measured.ok.sum()),
+        "dropped": dropped,
+        "files": log.tables["production_files"].to_pylist(),
+        **{f"{name}_ms": errors_of(real[name], ours[name], intervals.get(name)) for name in METRICS},
+        "cached_tokens": cached_of(measured, base),
+        "parts": parts,
+        "suspects": rows("setting_suspects"),
+        "fit": _fit(rows("correction_scores")),
+        "drift": [row for row in rows("drift_over_time") if row["change"]],
+    }
+    e2e = answer["e2e_ms"]
+    answer["causes"] = [_cause(row) for row in rows("causes")]
+    answer["cause"] = answer["causes"][0] if answer["causes"] else dict(NO_CAUSE)
+    answer["percentiles"] = _percentiles(rows("latency_percentiles"))
+    answer["occupancy"] = _occupancy(rows("occupancy_over_time"))
+    answer |= rows("log_tiers")[0]
+    answer["evidence"] = _evidence(rows("log_evidence"), bool(log.tables["production_windows"].num_rows))
+    answer["not_separated"] = not_separated(parts, e2e["predicted"], answer["evidence"])
+    return answer | {"verdict": verdict_of(answer, log.enough, log.question.fit)}
+
+
+def findings_table(logs: Sequence[ComparedLog], tables: Mapping[str, pa.Table]) -> pa.Table:
+    """Return ``comparison_findings``: the verdict of each comparison, and what its log does not say."""
+    rows = []
+    for log in logs:
+        answer = answer_of(log, tables.__getitem__)
+        sentences = (answer["verdict"], *answer["not_separated"], *answer["evidence"].get("not_used", ()))
+        rows += [
+            {"comparison_id": log.comparison_id, "place": place, "sentence": f"{sentence[0].upper()}{sentence[1:]}"}
+            for place, sentence in enumerate(sentences)
+        ]
+    return as_table(contracts()["comparison_findings"], rows)
+
+
+def _cause(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of ``causes`` with its value, a number or a word."""
+    value = row["value"] if row["word"] is None else row["word"]
+    whole = row["kind"] == "setting" and isinstance(value, float) and value.is_integer()
+    return {name: row[name] for name in NO_CAUSE} | {"value": int(value) if whole else value}
+
+
+def _percentiles(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Return measured and predicted percentiles by metric."""
+    found: dict[str, dict[str, dict[str, float | None]]] = {}
+    for row in rows:
+        found.setdefault(row["metric"], {})[row["percentile"]] = {name: row[name] for name in ("measured", "predicted")}
+    return found
+
+
+def _occupancy(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return the most requests that decoded at once."""
+    if not rows:
+        return {}
+    sides = {"measured": "running_max", "predicted": "predicted_running_max"}
+    return {"running_max": {side: max(row[name] for row in rows) for side, name in sides.items()}}
+
+
+def _fit(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the scores of corrections, by kind and metric."""
+    found: dict[str, Any] = {"held_out": rows[0]["held_out"]} if rows else {}
+    for row in rows:
+        found.setdefault(row["corrections"], {})[row["metric"]] = {key: row[key] for key in ("median_ape", "bias")}
+    return found
+
+
+def _evidence(rows: Sequence[Mapping[str, Any]], has_windows: bool) -> dict[str, Any]:
+    """Return what factors rest on beside the requests, and what could not be used."""
+    found: dict[str, Any] = {row["evidence"]: row["n"] for row in rows if row["n"] is not None}
+    unused = [row["sentence"] for row in rows if row["sentence"]] + ([WINDOWS] if has_windows else [])
+    return found | ({"not_used": unused} if rows or unused else {})

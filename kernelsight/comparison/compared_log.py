@@ -1,0 +1,134 @@
+"""A log as it is compared: its requests on one time line, what was measured of them, and the load that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.comparison.measured_requests import (
+    LEAST_REQUESTS,
+    LEAST_SECONDS,
+    Measured,
+    check_replicas,
+    measured_of,
+)
+from kernelsight.comparison.question import Question, question_of
+from kernelsight.comparison.replay import load_of_log
+from kernelsight.comparison.sample import in_turn
+from kernelsight.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Reader
+
+# requests that causes are looked for in: enough to tell them apart, in a second or two
+MOST_EXPLAINED = 4000
+# tables of a log beside its requests; a session may have none of them
+BESIDE = (
+    *("production_logs", "production_steps", "production_kernels", "production_windows", "production_settings"),
+    *("production_files", "log_faults"),
+)
+
+
+class ComparedLog(NamedTuple):
+    """The logs of one comparison, in order of sending, and the deployment that they are compared with.
+
+    ``tables``: those BESIDE that were wanted; ``settings``: the row of ``log_settings``; ``load``: ``load_requests``.
+    """
+
+    comparison_id: str
+    question: Question
+    tables: Mapping[str, pa.Table]
+    requests: pa.Table
+    measured: Measured
+    settings: Mapping[str, Any]
+    load: pa.Table
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are requests and time enough to look for causes."""
+        sent = self.measured.sent_s[self.measured.ok]
+        return sent.size >= LEAST_REQUESTS and float(np.ptp(sent)) >= LEAST_SECONDS
+
+    @property
+    def fitted_on(self) -> np.ndarray:
+        """The requests of the first part of the time, on which causes and corrections are fitted."""
+        sent = self.measured.sent_s
+        last = sent.min() + (1.0 - self.question.hold_out) * np.ptp(sent)
+        return self.measured.ok & (sent <= last)
+
+    @property
+    def sample_rows(self) -> np.ndarray:
+        """Consecutive requests in the middle of what is fitted on, few enough to be replayed many times."""
+        last = int(self.fitted_on.nonzero()[0].max(initial=0)) + 1
+        first = max((last - MOST_EXPLAINED) // 2, 0)
+        return np.arange(first, min(first + MOST_EXPLAINED, last))
+
+
+def compared_table(comparisons: pa.Table, requests: pa.Table, read: Reader) -> pa.Table:
+    """Return ``compared_requests``; ``requests``: ``production_requests``.
+
+    InvalidInput: a comparison without requests.
+    """
+    logs = _optional(read, "production_logs")
+    tables = []
+    for row in comparisons.to_pylist():
+        question = question_of(row)
+        own = in_turn(of_logs(requests, question), of_logs(logs, question))
+        if not own.num_rows:
+            raise InvalidInput("the log holds no requests with a prompt length; log_faults says why rows were dropped.")
+        tables.append(own.append_column("comparison_id", pa.repeat(row["comparison_id"], own.num_rows)))
+    names = contracts()["compared_requests"].column_names
+    return pa.concat_tables(table.select(names) for table in tables)
+
+
+def compared_logs(
+    comparisons: pa.Table,
+    log_settings: pa.Table,
+    compared_requests: pa.Table,
+    beside: Mapping[str, pa.Table] | None = None,
+) -> list[ComparedLog]:
+    """Return the log of each comparison; ``beside``: what is wanted of the tables BESIDE.
+
+    InvalidInput: a log that cannot be compared.
+    """
+    settings = {row["comparison_id"]: row for row in log_settings.to_pylist()}
+    found = []
+    for row in comparisons.to_pylist():
+        name, question = row["comparison_id"], question_of(row)
+        requests = rows_of(compared_requests, name)
+        measured = measured_of(requests)
+        check_replicas(requests, settings[name])
+        load = load_of_log(requests, settings[name]["block_size"])
+        tables = {each: of_logs(table, question) for each, table in (beside or {}).items()}
+        found.append(ComparedLog(name, question, tables, requests, measured, settings[name], load))
+    return found
+
+
+def rows_of(table: pa.Table, comparison_id: str) -> pa.Table:
+    """Return the rows of one comparison; the table itself where it has no others."""
+    own = pc.equal(table["comparison_id"], comparison_id)
+    return table if pc.all(own, min_count=0).as_py() else table.filter(own)
+
+
+def of_logs(table: pa.Table, question: Question) -> pa.Table:
+    """Return the rows of a table that are of the logs of a question."""
+    if question.log_ids is None or "log_id" not in table.column_names:
+        return table
+    return table.filter(pc.is_in(table["log_id"], pa.array(question.log_ids, pa.string())))
+
+
+def tables_beside(read: Reader) -> dict[str, pa.Table]:
+    """Return those of the tables BESIDE that a node declares to read."""
+    return {name: _optional(read, name) for name in BESIDE if name in read.tables}
+
+
+def _optional(read: Reader, name: str) -> pa.Table:
+    """Return a table that a session may not have; without rows where it has none."""
+    if read.is_available(name):
+        return read(name, read.columns_of(name))
+    return contracts()[name].schema.empty_table()

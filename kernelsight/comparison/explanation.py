@@ -1,0 +1,257 @@
+"""What explains a log: causes and factors fitted by replays of its first part, and how corrections do on the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.comparison.cause_sizes import GROUPS, State
+from kernelsight.comparison.causes import explain
+from kernelsight.comparison.compared_log import ComparedLog, rows_of
+from kernelsight.comparison.errors import METRICS, errors_of, measured_by_metric, predicted_of
+from kernelsight.comparison.factors import (
+    PARAMETERS,
+    Estimate,
+    estimate,
+    prior_covariance,
+    relative_residuals,
+    variant_of,
+)
+from kernelsight.comparison.first_causes import seats_limit
+from kernelsight.comparison.likelihood import Witnesses
+from kernelsight.comparison.observed_steps import Seen, seen_of, typical_context
+from kernelsight.comparison.replay import KEPT, KERNELS, Replayed, Variant, replay
+from kernelsight.comparison.replayed_log import base_of, explained_table, joined
+from kernelsight.comparison.residuals import NOTHING, left_by_group, similar
+from kernelsight.comparison.sample import Sample, kernel_spread
+from kernelsight.comparison.settings import contradictions
+from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.session import Session
+from kernelsight.scenario.alternatives import alternatives
+from kernelsight.scenario.corrections import fingerprint
+
+# the kinds of corrections that are scored
+SCORED = ("uncorrected", "one_factor", "corrected")
+TABLES = (
+    *("explained_replays", "fitted_causes", "fitted_parameters", "setting_suspects", "fitted_corrections"),
+    *("correction_scores", "log_evidence"),
+)
+
+
+class Explanation(NamedTuple):
+    """What replays explain a log by.
+
+    ``found``: the causes, replayed on the whole log; ``ranked``: the loss of each setting alone, best first;
+    ``loss``: that of the deployment as stated; ``fitted``: all factors at once; ``values``: the PARAMETERS that
+    corrections are made of; ``scores``: by kind of correction and metric; ``seen``: engine steps that were used.
+    """
+
+    found: State
+    ranked: Sequence[tuple[str, float]]
+    loss: float
+    fitted: Estimate | None
+    values: np.ndarray
+    scores: Mapping[str, Mapping[str, Mapping[str, float | None]]]
+    seen: Seen | None
+
+    @property
+    def explained(self) -> float:
+        """The share of the loss that the causes take away."""
+        return 1.0 - self.found.left.loss / self.loss if self.loss else 0.0
+
+    @property
+    def is_better(self) -> bool:
+        """Whether corrections beat one factor a metric on later time, summed over the metrics."""
+        if not self.scores:
+            return False
+
+        def total(name: str) -> float:
+            return sum(value for one in self.scores[name].values() if (value := one["median_ape"]) is not None)
+
+        return total("corrected") < min(total("one_factor"), total("uncorrected"))
+
+
+def explanation_tables(
+    logs: Sequence[ComparedLog], log_replays: pa.Table, log_incidents: pa.Table, session: Session
+) -> dict[str, pa.Table]:
+    """Return the TABLES of some logs.
+
+    A log whose times changed along the way is not fitted: what was fitted before a change does not hold behind it.
+    """
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+    replays = []
+    for log in logs:
+        base = base_of(log_replays, log.comparison_id)
+        happened = rows_of(log_incidents, log.comparison_id).num_rows > 0
+        own = explained(log, base, session, happened or seats_limit(log, base) is not None)
+        for name, values in _rows(log, own, session).items():
+            rows[name] += [{"comparison_id": log.comparison_id, **value} for value in values]
+        if own.found.causes:
+            replays.append(explained_table(log, own.found.replayed))
+    made = {name: as_table(contracts()[name], values) for name, values in rows.items() if name != TABLES[0]}
+    return made | {"explained_replays": joined("explained_replays", replays)}
+
+
+def explained(log: ComparedLog, base: Replayed, session: Session, known: bool = False) -> Explanation:
+    """Return what explains a log; nothing where there is too little to fit, or nothing is to be corrected.
+
+    ``known``: the log itself shows what happened, so that nothing is fitted.
+    """
+    question, nothing = log.question, np.zeros(len(PARAMETERS))
+    if not log.enough or known or question.fit == "none":
+        none = State(question.flags, nothing, (), base, NOTHING)
+        return Explanation(none, [], 0.0, None, nothing, {}, None)
+    rows = log.sample_rows
+    part = Sample(session, log.load, log.measured, rows)
+    chosen, prior = log.fitted_on[rows], _prior(log, session)
+    seen = _seen(log)
+    witnesses = Witnesses(session, seen, prior) if seen.shapes else None
+    settings = alternatives(log.settings, question.flags) if question.suspects == "all" else []
+    stated = part.serve([Variant(question.flags)])[0]
+    testify = witnesses.of if witnesses else None
+    found, ranked = explain(part.serve, question.flags, stated, part.measured, chosen, prior, settings, testify)
+    found = _on_whole_log(log, found, base, session)
+    likely = witnesses.of([found.flags]) if witnesses else ()
+    fitted = estimate(
+        part.serve, [found.flags], part.measured, chosen, prior, iterations=4, witnesses=likely
+    )[0]  # fmt: skip
+    values = _better(part, chosen, found, fitted)
+    residuals = relative_residuals(part.measured, stated)
+    loss = left_by_group(residuals[:, chosen], similar(part.measured, chosen)).loss
+    scores = _scores(log, base, found, values, session)
+    return Explanation(found, ranked, loss, fitted, values, scores, seen)
+
+
+def _prior(log: ComparedLog, session: Session) -> np.ndarray:
+    """Return the covariance of PARAMETERS before the log was seen; with ``fit`` host, kernels are held."""
+    prior = prior_covariance(kernel_spread(session, log.question.flags, log.measured))
+    if log.question.fit == "host":
+        kernels = slice(0, len(KERNELS))
+        prior[kernels, kernels] = np.eye(len(KERNELS)) * 1e-12
+    return prior
+
+
+def _seen(log: ComparedLog) -> Seen:
+    """Return engine steps and kernels of the part of the time that is fitted on."""
+    share = 1.0 - log.question.hold_out
+    until_s = share * float(np.ptp(log.measured.sent_s))
+    return seen_of(log.tables, log.settings, until_s, share, typical_context(log.measured))
+
+
+def _on_whole_log(log: ComparedLog, found: State, base: Replayed, session: Session) -> State:
+    """Return the explanation with the replay of the whole log, of whose parts those of its causes are kept."""
+    if not found.causes:
+        return found._replace(replayed=base)
+    own = [name for name, value in zip(PARAMETERS, found.values, strict=True) if value and name in KEPT]
+    (whole,) = replay(session, log.load, [variant_of(found.flags, found.values)], with_parts=bool(own))
+    return found._replace(replayed=whole.only(own))
+
+
+def _better(part: Sample, chosen: np.ndarray, found: State, fitted: Estimate) -> np.ndarray:
+    """Return values of PARAMETERS: those of the causes alone unless all factors at once fit the first part better."""
+    own = part.serve([variant_of(found.flags, found.values)])[0]
+    real = measured_by_metric(part.measured)
+
+    def error(replayed: Replayed) -> float:
+        ours = predicted_of(replayed, part.measured.output_tokens)
+        scores = [errors_of(np.where(chosen, real[name], np.nan), ours[name])["median_ape"] for name in METRICS]
+        return sum(score for score in scores if score is not None)
+
+    return found.values if error(own) <= 1.05 * error(fitted.replayed) else fitted.values
+
+
+def _scores(
+    log: ComparedLog, base: Replayed, found: State, values: np.ndarray, session: Session
+) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Return how corrections do on later time: uncorrected, one factor a metric, and corrected."""
+    output, chosen = log.measured.output_tokens, log.fitted_on
+    later = log.measured.ok & ~chosen
+    real, ours = measured_by_metric(log.measured), predicted_of(base, output)
+    served = found.replayed
+    if values is not found.values:  # a million requests take seconds to replay again
+        (served,) = replay(session, log.load, [variant_of(found.flags, values)], with_parts=False)
+    corrected = predicted_of(served, output)
+    scores: dict[str, dict[str, dict[str, float | None]]] = {name: {} for name in SCORED}
+    for name, metric in ((name, metric) for name in SCORED for metric in METRICS):
+        known = np.where(chosen, real[metric] / ours[metric], np.nan)
+        factor = float(np.nanmedian(known)) if np.isfinite(known).any() else 1.0
+        by_kind = {"uncorrected": ours, "corrected": corrected}.get(name, {})
+        score = errors_of(np.where(later, real[metric], np.nan), by_kind.get(metric, ours[metric] * factor))
+        scores[name][metric] = {key: score[key] for key in ("median_ape", "bias")}
+    return scores
+
+
+def _rows(log: ComparedLog, own: Explanation, session: Session) -> dict[str, list[dict[str, Any]]]:
+    """Return rows of the TABLES but for the replay."""
+    sd, prior_sd = (own.fitted.sd, own.fitted.prior_sd) if own.fitted else (None, None)
+    parameters = [
+        {"parameter": name, "value": float(own.found.values[at])}
+        | ({"sd": float(sd[at]), "prior_sd": float(prior_sd[at])} if sd is not None else {})
+        for at, name in enumerate(PARAMETERS)
+    ]
+    held_out = int((log.measured.ok & ~log.fitted_on).sum())
+    scores = [
+        {"corrections": name, "metric": metric, "held_out": held_out, **score}
+        for name, by_metric in own.scores.items()
+        for metric, score in by_metric.items()
+    ]
+    return {
+        "fitted_causes": [
+            {"place": place, "explained": own.explained, **_cause_row(own.found, name)}
+            for place, name in enumerate(own.found.causes)
+        ],
+        "fitted_parameters": parameters,
+        "setting_suspects": _suspects(log, own, session),
+        "fitted_corrections": _corrections(log, own),
+        "correction_scores": scores,
+        "log_evidence": _evidence(own.seen),
+    }
+
+
+def _cause_row(found: State, name: str) -> dict[str, Any]:
+    if name not in GROUPS:
+        setting, _, value = name.partition("=")
+        return {"cause": setting, "value": value}
+    size = float(found.values[PARAMETERS.index(GROUPS[name][0])])
+    return {"cause": name, "added_ms": size} if name in ("host", "front_end") else {
+        "cause": name, "factor": float(np.exp(size))
+    }  # fmt: skip
+
+
+def _suspects(log: ComparedLog, own: Explanation, session: Session) -> list[dict[str, Any]]:
+    """Return rows of ``setting_suspects``: contradictions first, then settings by how much they explain."""
+    tables = {**log.tables, "production_requests": log.requests}
+    rows = contradictions(session, log.settings, tables) if log.question.suspects == "all" else []
+    for name, loss in own.ranked:
+        setting, _, value = name.partition("=")
+        gain = 1.0 - loss / own.loss if own.loss else 0.0
+        likely = name in own.found.causes
+        if likely or gain > 0.1:
+            stated = log.settings.get({"tensor_parallel_size": "tp"}.get(setting, setting))
+            row = {"setting": setting, "stated": None if stated is None else str(stated), "value": value}
+            rows.append({**row, "gain": gain, "evidence": "likely" if likely else "undecided"})
+    return sorted(rows, key=lambda row: ("impossible", "likely", "undecided").index(row["evidence"]))
+
+
+def _corrections(log: ComparedLog, own: Explanation) -> list[dict[str, Any]]:
+    """Return the corrections if they hold on later time, and none otherwise."""
+    if not own.is_better:
+        return []
+    before, after = (own.scores[name]["e2e"]["median_ape"] for name in ("uncorrected", "corrected"))
+    shared = {
+        "n": int(log.fitted_on.sum()), "fitted_on": f"first {1 - log.question.hold_out:.0%} of the log",
+        "held_out_before": before, "held_out_after": after, "fingerprint": fingerprint(log.settings),
+    }  # fmt: skip
+    return [{**row, **shared} for row in variant_of(own.found.flags, own.values).corrections()]
+
+
+def _evidence(seen: Seen | None) -> list[dict[str, Any]]:
+    if seen is None:
+        return []
+    rows: list[dict[str, Any]] = [{"evidence": name, "n": getattr(seen, name)} for name in ("steps", "kernels")]
+    rows += [{"evidence": "not_used", "sentence": sentence} for sentence in seen.unused]
+    return [{"place": place, **row} for place, row in enumerate(rows)]

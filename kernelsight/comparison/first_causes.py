@@ -1,0 +1,296 @@
+"""Causes in the order of evidence: time, then occupancy, then the load, then what signatures say of settings and parts.
+
+What the log itself shows comes before what replays suggest: an outage, a change or an incident is not explained by a
+setting, nor a queue behind seats by kernels. A cause of the whole log is named only if its signature fits, and only if
+it was chosen on the first part of the time and holds on the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.comparison.compared_log import ComparedLog, rows_of
+from kernelsight.comparison.incidents import Incident, incidents_of
+from kernelsight.comparison.occupancy import seats_seen
+from kernelsight.comparison.replay import Replayed, Variant, replay
+from kernelsight.comparison.replayed_log import base_of
+from kernelsight.comparison.signature import PROMPT_TOKEN_US, REQUEST_MS, Signature, signature
+from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.session import Session
+from kernelsight.errors import KernelSightError
+from kernelsight.scenario.alternatives import alternatives
+
+# a smaller misfit of the signature is agreement
+AGREES = 6.0
+# a cause has to leave at most this share of the misfit, and no more than this
+MOST_LEFT, FITS = 0.4, 8.0
+# factors on all kernels outside are no error of the model: another setting, or another machine
+LEAST_FACTOR, MOST_FACTOR = 0.68, 1.45
+# causes that replays fitted are believed where they take away this share of the loss
+NEARLY_ALL = 0.85
+LEAST_QUIET = 60
+# a longer load than described is a cause from this share of E2E
+LEAST_LOAD = 0.03
+# requests that settings are replayed on
+MOST_REPLAYED = 1500
+BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+SETTINGS = ("enable_prefix_caching", "enforce_eager", "quantization", "tensor_parallel_size", "max_num_batched_tokens")
+# what a cause has to explain more than a setting does: one that has a size, one that is an error of the model, and
+# another number of GPUs, which people know best
+SIZED, MODEL, PARALLEL = 1.5, 4.0, 2.0
+# columns of log_incidents as the fields of Incident
+INCIDENT = ("kind", "name", "from_s", "to_s", "value", "events", "lost_s")
+
+
+class Cause(NamedTuple):
+    """One cause as the table ``causes`` states it; ``value``: a number, or the word of a setting."""
+
+    kind: str
+    name: str
+    value: float | str | None = None
+    from_s: float | None = None
+    to_s: float | None = None
+    share: float | None = None
+
+
+class _Explained(NamedTuple):
+    cause: Cause
+    misfit: float
+    penalty: float = 0.0
+
+
+def causes_of(
+    log: ComparedLog,
+    base: Replayed,
+    incidents: Sequence[Incident],
+    load_ms: float,
+    fitted: Sequence[Mapping[str, Any]],
+    session: Session,
+) -> list[Cause]:
+    """Return the causes of one log, the first one first; none where log and prediction agree.
+
+    ``load_ms``: how much longer E2E is with the load as sent than as described; ``fitted``: rows of ``fitted_causes``.
+    """
+    if not log.enough:
+        return []
+    found = [Cause(one.kind, one.name, one.value, one.from_s, one.to_s, _share(one.lost_s, log)) for one in incidents]
+    seats = seats_limit(log, base) if not found else None
+    if seats is not None:
+        return [Cause("setting", "max_num_seqs", float(seats))]
+    e2e = float(np.nanmean(np.where(log.measured.ok, log.measured.e2e_ms, np.nan)))
+    if abs(load_ms) >= LEAST_LOAD * e2e and log.question.stated:
+        found.append(_load_cause(log))
+    if accepted := _accepted(fitted, log):
+        return [*found, *accepted]
+    quiet = _quiet(log, incidents)
+    whole = _whole_log(log, base, quiet, session) if quiet.sum() >= LEAST_QUIET else None
+    return [*found, *([whole] if whole else [])]
+
+
+def seats_limit(log: ComparedLog, base: Replayed) -> int | None:
+    """Return the seats of each engine that a log shows, where these are fewer than stated; else None."""
+    engines = log.settings["dp"] * log.settings["replicas"]
+    seats = seats_seen(log.measured, base) if log.enough else None
+    return max(round(seats / engines), 1) if seats and seats < log.settings["max_num_seqs"] * engines else None
+
+
+def _accepted(fitted: Sequence[Mapping[str, Any]], log: ComparedLog) -> list[Cause]:
+    """Return the causes that replays fitted where they explain nearly everything and none is absurd; else none."""
+    causes = []
+    for row in sorted(fitted, key=lambda own: own["place"]):
+        if row["explained"] < NEARLY_ALL:
+            return []
+        if row["factor"] is not None:
+            if not LEAST_FACTOR <= row["factor"] <= MOST_FACTOR:
+                return []
+            causes.append(Cause("part", row["cause"], row["factor"]))
+        elif row["value"] is not None:
+            causes.append(Cause("setting", row["cause"], _number_or_word(row["value"])))
+        else:
+            server = log.measured.from_server or row["cause"] == "host"
+            name = row["cause"] if server else "client"
+            causes.append(Cause("part" if name == "host" else "front_end", name, row["added_ms"]))
+    return causes
+
+
+def _number_or_word(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _share(lost_s: float, log: ComparedLog) -> float:
+    """Return which share of all requests' time was lost."""
+    spent = float(np.nansum(np.where(log.measured.ok, log.measured.e2e_ms, 0.0))) / 1e3
+    return lost_s / spent if spent else 0.0
+
+
+def _quiet(log: ComparedLog, incidents: Sequence[Incident]) -> np.ndarray:
+    """Return the requests that no incident touches: those that say what the whole log is like."""
+    sent, end = log.measured.sent_s, log.measured.sent_s + np.nan_to_num(log.measured.e2e_ms) / 1e3
+    quiet = log.measured.ok.copy()
+    for one in incidents:
+        if one.name != "pause":  # a median does not see them
+            backlog = 0.5 * (one.to_s - one.from_s) + 5.0
+            quiet &= (end < one.from_s) | (sent > one.to_s + backlog)
+    return quiet
+
+
+def _load_cause(log: ComparedLog) -> Cause:
+    """Return what of the load is furthest from how it was described."""
+    stated, measured = log.question.stated or {}, log.measured
+    span = max(float(np.ptp(measured.sent_s)), 1e-9)
+    seen = {
+        "prompt_tokens": (float(measured.prompt_tokens.mean()), stated.get("input_len")),
+        "output_tokens": (float(measured.output_tokens[measured.ok].mean()), stated.get("output_len")),
+        "request_rate": ((measured.sent_s.size - 1) / span, stated.get("request_rate")),
+    }
+    factors = {name: real / said for name, (real, said) in seen.items() if isinstance(said, int | float) and said > 0}
+    name = max(factors, key=lambda own: abs(np.log(factors[own])), default="requests")
+    return Cause("load", name, factors.get(name))
+
+
+def _whole_log(log: ComparedLog, base: Replayed, quiet: np.ndarray, session: Session) -> Cause | None:
+    """Return the cause that explains what quiet requests have in common, and later ones too; None: agreement."""
+    early, late = quiet & log.fitted_on, quiet & ~log.fitted_on
+    stated = signature(log.measured, base, early)
+    if not stated.misfit > AGREES:
+        return None
+    closed = _closed_forms(stated, log)
+    replayed = _replayed(log, early, late, session) if log.question.suspects == "all" else []
+    eager = next((one for one, _ in replayed if one.cause.name == "enforce_eager"), None)
+    candidates = [*closed, *(one for one, _ in replayed)]
+    fitting = [one for one in candidates if one.misfit <= min(FITS, max(MOST_LEFT * stated.misfit, AGREES / 2))]
+    if not fitting:
+        return _eager_by_size(stated, eager, replayed, log)
+    best = min(fitting, key=lambda one: one.misfit + one.penalty)
+    if late.sum() >= LEAST_QUIET and not _holds(best, stated, log, base, late, dict(replayed)):
+        return None
+    if best.cause.name == "host":
+        return _eager_by_size(stated, eager, replayed, log) or best.cause
+    return best.cause
+
+
+def _closed_forms(stated: Signature, log: ComparedLog) -> list[_Explained]:
+    """Return the causes whose effect on the signature is known without a replay, at their best sizes."""
+    before = "front_end" if log.measured.from_server else "client"
+    request, prompt, tpot = stated[:3]
+    found = []
+
+    def left(request_ms: float, prompt_us: float, tpot_ms: float) -> float:
+        return stated._replace(request_ms=request_ms, prompt_token_us=prompt_us, tpot_ms=tpot_ms).misfit
+
+    if np.isfinite(prompt) and prompt > PROMPT_TOKEN_US:
+        value = Cause("front_end", "per_prompt_token_us", prompt)
+        found.append(_Explained(value, left(request, 0.0, tpot), SIZED))
+    if np.isfinite(request) and abs(request) > 1.5 * REQUEST_MS:
+        found.append(_Explained(Cause("front_end", before, request), left(0.0, prompt, tpot), SIZED))
+    if np.isfinite(tpot) and stated.predicted[2] > 0:
+        # every step takes as much longer: one before the first token
+        found.append(_Explained(Cause("part", "host", tpot), left(request - tpot, prompt, 0.0), MODEL))
+        factor = 1.0 + tpot / stated.predicted[2]
+        if LEAST_FACTOR <= factor <= MOST_FACTOR:
+            moved = prompt - (factor - 1.0) * stated.predicted[1]
+            found.append(_Explained(Cause("part", "gpu", factor), left(request, moved, 0.0), MODEL))
+    return found
+
+
+def _replayed(
+    log: ComparedLog, early: np.ndarray, late: np.ndarray, session: Session
+) -> list[tuple[_Explained, Signature]]:
+    """Return the settings that may differ, with what their replays leave of the first part and of the rest."""
+    rows = log.sample_rows[:MOST_REPLAYED]
+    last = np.flatnonzero(late)[: MOST_REPLAYED // 2]
+    taken = np.union1d(rows, np.arange(last.min(), last.max() + 1)) if last.size else rows
+    own = log.load.take(pa.array(taken))
+    own = own.set_column(own.column_names.index("request_id"), "request_id", pa.array(np.arange(taken.size)))
+    changes = _changes(log)
+    try:
+        served = replay(
+            session, own, [Variant({**log.question.flags, **change}) for change in changes], with_parts=False
+        )
+    except KernelSightError:
+        return []
+    measured = type(log.measured)(*(value[taken] if isinstance(value, np.ndarray) else value for value in log.measured))
+    found = []
+    for change, one in zip(changes, served, strict=True):
+        if not one.served.any():
+            continue
+        ((name, value),) = change.items()
+        first, rest = (signature(measured, one, where[taken]) for where in (early, late))
+        word = value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else float(value)
+        penalty = PARALLEL if name == "tensor_parallel_size" else 0.0
+        found.append((_Explained(Cause("setting", name, word), first.misfit, penalty), rest))
+    return found
+
+
+def _changes(log: ComparedLog) -> list[dict[str, Any]]:
+    """Return the settings that are tried: those one step away, and every usual step budget."""
+    one_step = [change for _, change in alternatives(log.settings, log.question.flags)]
+    own = [change for change in one_step if set(change) <= set(SETTINGS) - {"max_num_batched_tokens"}]
+    budget = log.settings["max_num_batched_tokens"]
+    return own + [{"max_num_batched_tokens": size} for size in BUDGETS if size != budget]
+
+
+def _holds(
+    best: _Explained, stated: Signature, log: ComparedLog, base: Replayed, late: np.ndarray,
+    rest: Mapping[_Explained, Signature],
+) -> bool:  # fmt: skip
+    """Whether a cause that was chosen on the first part of the time leaves less than nothing does on the rest."""
+    after = signature(log.measured, base, late)
+    if best in rest:
+        return rest[best].misfit < after.misfit
+    same = [one for one in _closed_forms(after, log) if one.cause[:2] == best.cause[:2]]
+    return bool(same) and same[0].misfit < after.misfit
+
+
+def cause_table(logs: Sequence[ComparedLog], tables: Mapping[str, pa.Table], session: Session) -> pa.Table:
+    """Return ``causes``; ``tables``: log_replays, log_incidents, fitted_causes, miss_by_part."""
+    rows = []
+    for log in logs:
+        own = {name: rows_of(table, log.comparison_id) for name, table in tables.items() if name != "log_replays"}
+        incidents = [
+            Incident(*(row[name] for name in INCIDENT)) for row in own["log_incidents"].sort_by("place").to_pylist()
+        ]
+        load_ms = next(row["miss_ms"] for row in own["miss_by_part"].to_pylist() if row["part"] == "workload")
+        base, fitted = base_of(tables["log_replays"], log.comparison_id), own["fitted_causes"].to_pylist()
+        for place, one in enumerate(causes_of(log, base, incidents, load_ms, fitted, session)):
+            word = one.value if isinstance(one.value, str) else None
+            value = None if isinstance(one.value, str) else one.value
+            shared = {"comparison_id": log.comparison_id, "place": place, "value": value, "word": word}
+            rows.append(one._asdict() | shared)
+    return as_table(contracts()["causes"], rows)
+
+
+def incident_table(logs: Sequence[ComparedLog], log_replays: pa.Table) -> pa.Table:
+    """Return ``log_incidents``."""
+    rows = [
+        {"comparison_id": log.comparison_id, "place": place, **dict(zip(INCIDENT, one, strict=True))}
+        for log in logs
+        if log.enough
+        for place, one in enumerate(
+            incidents_of(log.measured, base_of(log_replays, log.comparison_id), log.requests["chunk_gaps_ms"])
+        )
+    ]
+    return as_table(contracts()["log_incidents"], rows)
+
+
+def _eager_by_size(
+    stated: Signature, eager: _Explained | None, replayed: Sequence[tuple[_Explained, Signature]], log: ComparedLog
+) -> Cause | None:
+    """Return eager execution where every step takes as much longer as launches do that no graph replays."""
+    if eager is None or not np.isfinite(stated.tpot_ms) or log.settings.get("graph_max_tokens") == 0:
+        return None
+    left = next(one.misfit for one, _ in replayed if one is eager)
+    own = stated.tpot_ms / stated.predicted[2]
+    slope = stated.prompt_token_us / max(stated.predicted[1], 1e-9)
+    # a slower GPU would make prompts slower too
+    if own > 0.15 and slope < 0.5 * own and left < stated.misfit:
+        return Cause("setting", "enforce_eager", "true")
+    return None

@@ -1,0 +1,191 @@
+"""The nodes of a comparison: a log beside its replay, from given ``comparisons`` and ``production_requests``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from kernelsight.dataflow.graph import produces, reads
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Reader, Session
+
+
+@reads("production_logs")
+def compared_requests(comparisons: pa.Table, production_requests: pa.Table, *, read: Reader) -> pa.Table:
+    """The requests of each comparison: of all its logs, on one time line, in order of sending."""
+    from kernelsight.comparison.compared_log import compared_table
+
+    return compared_table(comparisons, production_requests, read)
+
+
+@reads("deployment_settings")
+def log_settings(comparisons: pa.Table, *, fork: Callable[[], Session]) -> pa.Table:
+    """Settings of the deployment of each comparison."""
+    from kernelsight.comparison.replayed_log import settings_table
+
+    with fork() as session:
+        return settings_table(comparisons, session)
+
+
+@reads("request_events", "request_parts")
+@produces("log_replays", "replayed_parts")
+def log_replays(
+    comparisons: pa.Table, log_settings: pa.Table, compared_requests: pa.Table, *, fork: Callable[[], Session]
+) -> dict[str, pa.Table]:
+    """Replay each log on its deployment: the same simulation, of the log's own requests."""
+    from kernelsight.comparison.compared_log import compared_logs
+    from kernelsight.comparison.replayed_log import replay_tables
+
+    with fork() as session:
+        return replay_tables(compared_logs(comparisons, log_settings, compared_requests), session)
+
+
+@reads("scenario_intervals", "deployment_tiers")
+@produces("log_intervals", "log_tiers")
+def log_intervals(
+    comparisons: pa.Table, log_settings: pa.Table, compared_requests: pa.Table, *, fork: Callable[[], Session]
+) -> dict[str, pa.Table]:
+    """How far each log may be from its prediction before it is seen, and what the prediction rests on."""
+    from kernelsight.comparison.compared_log import compared_logs
+    from kernelsight.comparison.replayed_log import interval_tables
+
+    with fork() as session:
+        return interval_tables(compared_logs(comparisons, log_settings, compared_requests), session)
+
+
+def log_incidents(
+    comparisons: pa.Table, log_settings: pa.Table, compared_requests: pa.Table, log_replays: pa.Table
+) -> pa.Table:
+    """Outages, pauses, and spans of time in which the engine was slower than predicted."""
+    from kernelsight.comparison.compared_log import compared_logs
+    from kernelsight.comparison.first_causes import incident_table
+
+    return incident_table(compared_logs(comparisons, log_settings, compared_requests), log_replays)
+
+
+@reads("request_events")
+def causes(
+    comparisons: pa.Table,
+    log_settings: pa.Table,
+    compared_requests: pa.Table,
+    log_replays: pa.Table,
+    log_incidents: pa.Table,
+    fitted_causes: pa.Table,
+    miss_by_part: pa.Table,
+    *,
+    fork: Callable[[], Session],
+) -> pa.Table:
+    """Why each log differs: time first, then occupancy, the load, and what fits of settings, front end and parts."""
+    from kernelsight.comparison.compared_log import compared_logs
+    from kernelsight.comparison.first_causes import cause_table
+
+    tables = {
+        "log_replays": log_replays,
+        "log_incidents": log_incidents,
+        "fitted_causes": fitted_causes,
+        "miss_by_part": miss_by_part,
+    }
+    with fork() as session:
+        return cause_table(compared_logs(comparisons, log_settings, compared_requests), tables, session)
+
+
+@reads(
+    *("production_logs", "production_steps", "production_kernels", "production_windows", "production_settings"),
+    *("request_events", "request_parts", "kernel_latencies", "step_totals"),
+)
+@produces(
+    *("explained_replays", "fitted_causes", "fitted_parameters", "setting_suspects", "fitted_corrections"),
+    *("correction_scores", "log_evidence"),
+)
+def log_explanations(
+    comparisons: pa.Table,
+    log_settings: pa.Table,
+    compared_requests: pa.Table,
+    log_replays: pa.Table,
+    log_incidents: pa.Table,
+    *,
+    read: Reader,
+    fork: Callable[[], Session],
+) -> dict[str, pa.Table]:
+    """Explain each log by replays of other settings and of factors on kernels, host time and front end."""
+    from kernelsight.comparison.compared_log import compared_logs, tables_beside
+    from kernelsight.comparison.explanation import explanation_tables
+
+    with fork() as session:
+        logs = compared_logs(comparisons, log_settings, compared_requests, tables_beside(read))
+        return explanation_tables(logs, log_replays, log_incidents, session)
+
+
+@reads("request_metrics")
+def prediction_vs_production(
+    comparisons: pa.Table,
+    log_settings: pa.Table,
+    compared_requests: pa.Table,
+    log_replays: pa.Table,
+    explained_replays: pa.Table,
+    fitted_parameters: pa.Table,
+    fitted_causes: pa.Table,
+    *,
+    fork: Callable[[], Session],
+) -> pa.Table:
+    """Each request beside its prediction, and the parts of its miss."""
+    from kernelsight.comparison.by_request import Explained, request_table
+    from kernelsight.comparison.compared_log import compared_logs
+
+    explained = Explained(log_replays, explained_replays, fitted_parameters, fitted_causes)
+    with fork() as session:
+        return request_table(compared_logs(comparisons, log_settings, compared_requests), explained, session)
+
+
+@reads("production_windows", "production_files", "log_faults")
+def comparison_findings(
+    comparisons: pa.Table,
+    log_settings: pa.Table,
+    compared_requests: pa.Table,
+    log_replays: pa.Table,
+    log_intervals: pa.Table,
+    log_tiers: pa.Table,
+    miss_by_part: pa.Table,
+    drift_over_time: pa.Table,
+    setting_suspects: pa.Table,
+    causes: pa.Table,
+    latency_percentiles: pa.Table,
+    occupancy_over_time: pa.Table,
+    correction_scores: pa.Table,
+    log_evidence: pa.Table,
+    *,
+    read: Reader,
+) -> pa.Table:
+    """What each comparison found, in sentences."""
+    from kernelsight.comparison.answer import findings_table
+    from kernelsight.comparison.compared_log import compared_logs, tables_beside
+
+    tables: dict[str, Any] = {
+        "log_replays": log_replays,
+        "log_intervals": log_intervals,
+        "log_tiers": log_tiers,
+        "miss_by_part": miss_by_part,
+        "drift_over_time": drift_over_time,
+        "setting_suspects": setting_suspects,
+        "causes": causes,
+        "latency_percentiles": latency_percentiles,
+        "occupancy_over_time": occupancy_over_time,
+        "correction_scores": correction_scores,
+        "log_evidence": log_evidence,
+    }
+    return findings_table(compared_logs(comparisons, log_settings, compared_requests, tables_beside(read)), tables)
+
+
+@reads("scenario_summary", "scenario_intervals", "deployment_tiers")
+@produces("stage_vs_prediction", "stage_tiers")
+def stage_replays(
+    comparisons: pa.Table, production_summaries: pa.Table, *, fork: Callable[[], Session]
+) -> dict[str, pa.Table]:
+    """Simulate the stages of logs that hold statistics alone."""
+    from kernelsight.comparison.stage_comparison import stage_tables
+
+    with fork() as session:
+        return stage_tables(comparisons, production_summaries, session)

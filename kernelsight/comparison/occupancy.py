@@ -1,0 +1,59 @@
+"""How many requests ran at once, read off a log: a limit shows as a level that is never passed while others wait."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.comparison.measured_requests import Measured
+from kernelsight.comparison.replay import Replayed
+
+# share of the time that a limit is reached, within one request, while requests wait behind it
+LEAST_SHARE = 0.15
+# TTFT behind a limit is longer than predicted by this many times, and ms
+LEAST_TIMES, LEAST_WAIT_MS = 2.0, 50.0
+
+
+def levels(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many spans there are at once, and seconds of each such level.
+
+    >>> levels(np.array([0.0, 1.0]), np.array([2.0, 4.0]))
+    (array([1, 2, 1, 0]), array([1., 1., 2., 0.]))
+    """
+    moments = np.concatenate([begin, end])
+    order = np.argsort(moments, kind="stable")
+    change = np.concatenate([np.ones(begin.size, int), -np.ones(end.size, int)])[order]
+    return np.cumsum(change), np.diff(moments[order], append=moments[order][-1:])
+
+
+def decoding(measured: Measured) -> tuple[np.ndarray, np.ndarray]:
+    """Return the spans in which requests decoded, by the log's own times, seconds."""
+    first = measured.sent_s + measured.ttft_ms / 1e3
+    last = measured.sent_s + measured.e2e_ms / 1e3
+    known = np.isfinite(first) & np.isfinite(last) & (last > first)
+    return first[known], last[known]
+
+
+def most_running(begin: np.ndarray, end: np.ndarray) -> int:
+    """Return the highest number of spans at once that lasts: a thousandth of the time."""
+    if not begin.size:
+        return 0
+    number, seconds = levels(begin, end)
+    order = np.argsort(-number, kind="stable")
+    reached = np.cumsum(seconds[order]) >= 1e-3 * seconds.sum()
+    return int(number[order][np.argmax(reached)])
+
+
+def seats_seen(measured: Measured, base: Replayed) -> int | None:
+    """Return the seats that a log shows: a level that is held and never passed while others wait; None for none."""
+    begin, end = decoding(measured)
+    if begin.size < 30:
+        return None
+    most = most_running(begin, end)
+    number, seconds = levels(begin, end)
+    held = float(seconds[number >= most - 1].sum() / max(seconds[number > 0].sum(), 1e-9))
+    done = measured.ok & base.served & np.isfinite(measured.ttft_ms)
+    real, ours = np.median(measured.ttft_ms[done]), np.median(base.ttft_ms[done])
+    late = np.quantile(measured.ttft_ms[done], 0.9) - np.quantile(base.ttft_ms[done], 0.9)
+    waits = (real > LEAST_TIMES * ours or late > 10 * LEAST_WAIT_MS) and late > LEAST_WAIT_MS
+    # the loop of a client that sends when an answer is there is a level too, and nobody waits behind it
+    return most if waits and held >= LEAST_SHARE and float(number.max()) <= most + 1 else None

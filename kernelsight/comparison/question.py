@@ -1,0 +1,65 @@
+"""What is compared with what: a row of ``comparisons``, read and written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kernelsight.errors import InvalidInput
+from kernelsight.scenario.launch.lines import with_launch_line
+
+OPTIONAL = {"fit": "parts", "hold_out": 0.3, "suspects": "all"}
+
+
+class Question(NamedTuple):
+    """What a log is compared with: flags of the deployment, and how far to look for causes.
+
+    ``fit``: none, host (host time and front end alone) or parts; ``hold_out``: the last share of the time, on which
+    corrections are scored; ``suspects``: all, or none; ``stated``: flags of the load as it was described; ``log_ids``:
+    the logs, None: all.
+    """
+
+    flags: Mapping[str, Any]
+    stated: Mapping[str, Any] | None = None
+    fit: str = "parts"
+    hold_out: float = 0.3
+    suspects: str = "all"
+    log_ids: tuple[str, ...] | None = None
+
+    def as_row(self, comparison_id: str) -> dict[str, Any]:
+        """Return its row of ``comparisons``; a launch line is read, of which only flags are kept."""
+        return {
+            "comparison_id": comparison_id,
+            "log_ids": None if self.log_ids is None else list(self.log_ids),
+            "deployment": json.dumps(with_launch_line(self.flags), default=str),
+            "stated": json.dumps(dict(self.stated), default=str) if self.stated else None,
+            **{name: getattr(self, name) for name in OPTIONAL},
+        }
+
+
+def question_of(row: Mapping[str, Any]) -> Question:
+    """Return the question of a row of ``comparisons``; InvalidInput: its flags are no JSON object.
+
+    >>> question_of({"deployment": '{"gpu": "l4"}', "stated": None, "fit": None, "log_ids": ["a"]}).flags
+    {'gpu': 'l4'}
+    """
+    flags, stated = (_flags(row, name) for name in ("deployment", "stated"))
+    how = {name: default if row.get(name) is None else row[name] for name, default in OPTIONAL.items()}
+    logs = row.get("log_ids")
+    return Question(flags or {}, stated, **how, log_ids=None if logs is None else tuple(logs))
+
+
+def _flags(row: Mapping[str, Any], column: str) -> dict[str, Any] | None:
+    if row[column] is None:
+        return None
+    try:
+        flags = json.loads(row[column])
+    except json.JSONDecodeError:
+        flags = None
+    if not isinstance(flags, dict):
+        raise InvalidInput(
+            f"comparisons has no JSON object in column {column} of {row['comparison_id']!r}; give flags such as "
+            '{"model": "qwen3-32b", "gpu": "h100_sxm"}.'
+        )
+    return flags

@@ -1,0 +1,155 @@
+"""Tables of a log's replay as stated: its settings, moments of each request, intervals, and back into arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.comparison.compared_log import ComparedLog, rows_of
+from kernelsight.comparison.errors import concurrency_of, measured_by_metric, predicted_of
+from kernelsight.comparison.question import question_of
+from kernelsight.comparison.replay import KEPT, KERNELS, NO_LOAD, Replayed, Variant, given, interval_factors, replay
+from kernelsight.comparison.settings import stated_settings
+from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.session import Session
+
+MOMENTS = ("sent", "scheduled", "first_token", "finish")
+
+
+def settings_table(comparisons: pa.Table, session: Session) -> pa.Table:
+    """Return ``log_settings``."""
+    rows = [
+        {"comparison_id": row["comparison_id"], **stated_settings(session, question_of(row).flags, NO_LOAD)}
+        for row in comparisons.to_pylist()
+    ]
+    return as_table(contracts()["log_settings"], rows)
+
+
+def replay_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, pa.Table]:
+    """Return ``log_replays`` and ``replayed_parts``."""
+    requests, parts = [], []
+    for log in logs:
+        (base,) = replay(session, log.load, [Variant(log.question.flags)])
+        own = log.measured.ok & base.served & np.isfinite(log.measured.e2e_ms)
+        means = {name: float(base.part(name)[own].mean() / 1e6) if own.any() else 0.0 for name in KEPT}
+        parts += [
+            {"comparison_id": log.comparison_id, "part": name, "predicted_ms": mean} for name, mean in means.items()
+        ]
+        requests.append(_request_table(log, base))
+    return {
+        "log_replays": joined("log_replays", requests),
+        "replayed_parts": as_table(contracts()["replayed_parts"], parts),
+    }
+
+
+def _request_table(log: ComparedLog, base: Replayed) -> pa.Table:
+    measured = log.measured
+    real, ours = measured_by_metric(measured), predicted_of(base, measured.output_tokens)
+    moments = (base.sent_ns, base.scheduled_ns, base.first_ns, base.finish_ns)
+    columns: dict[str, Callable[[], Any]] = {
+        "comparison_id": lambda: pa.repeat(log.comparison_id, log.requests.num_rows),
+        **{name: lambda name=name: log.requests[name] for name in ("log_id", "request_id")},
+        "sent_s": lambda: measured.sent_s,
+        "prompt_tokens": lambda: measured.prompt_tokens,
+        "output_tokens": lambda: measured.output_tokens.astype(int),
+        "in_flight": lambda: concurrency_of(measured),
+        **{f"measured_{name}_ms": lambda values=values: values for name, values in real.items()},
+        **{f"predicted_{name}_ms": lambda values=values: values for name, values in ours.items()},
+        "predicted_cached_tokens": lambda: base.cached_tokens,
+        **{
+            f"{name}_ns": lambda values=values: pa.array(values, mask=~base.served)
+            for name, values in zip(MOMENTS, moments, strict=True)
+        },
+    }
+    return table_of("log_replays", columns)
+
+
+def explained_table(log: ComparedLog, replayed: Replayed) -> pa.Table:
+    """Return the rows of ``explained_replays`` of one log."""
+
+    def part(values: np.ndarray) -> Any:
+        total = values.sum(axis=0)
+        return total if total.size else pa.nulls(log.requests.num_rows, pa.int64())
+
+    columns: dict[str, Callable[[], Any]] = {
+        "comparison_id": lambda: pa.repeat(log.comparison_id, log.requests.num_rows),
+        **{name: lambda name=name: log.requests[name] for name in ("log_id", "request_id")},
+        "sent_ns": lambda: replayed.sent_ns,
+        "scheduled_ns": lambda: replayed.scheduled_ns,
+        "finish_ns": lambda: replayed.finish_ns,
+        **{
+            f"{name}_ns": lambda values=values: part(values)
+            for name, values in zip(KEPT, replayed.parts_ns or [np.zeros((1, 0))] * len(KEPT), strict=True)
+            if name in KERNELS
+        },
+        "steps": lambda: part(replayed.steps),
+    }
+    return table_of("explained_replays", columns)
+
+
+def base_of(log_replays: pa.Table, comparison_id: str) -> Replayed:
+    """Return the replay as stated, without parts, from its rows of ``log_replays``."""
+    rows = rows_of(log_replays, comparison_id)
+    none = np.zeros((1, 0), np.int64)
+    moments = [rows[f"{name}_ns"].fill_null(-1).to_numpy() for name in MOMENTS]
+    return Replayed(rows["predicted_cached_tokens"].to_numpy(), *moments, [none] * len(KEPT), none)
+
+
+def explained_of(explained_replays: pa.Table, comparison_id: str, base: Replayed) -> Replayed:
+    """Return the replay with all causes, from its rows of ``explained_replays``; ``base`` where there are none."""
+    rows = rows_of(explained_replays, comparison_id)
+    if not rows.num_rows:
+        return base
+
+    def part(name: str) -> np.ndarray:
+        column = rows[name]
+        return np.zeros((1, 0), np.int64) if column.null_count else column.to_numpy()[None, :]
+
+    moments = {name: rows[name].to_numpy() for name in ("sent_ns", "scheduled_ns", "finish_ns")}
+    parts = [part(f"{name}_ns") if name in KERNELS else np.zeros((1, 0), np.int64) for name in KEPT]
+    return base._replace(**moments, parts_ns=parts, steps=part("steps"))
+
+
+def interval_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, pa.Table]:
+    """Return ``log_intervals`` and ``log_tiers``."""
+    intervals, tiers = [], []
+    for log in logs:
+        own, variant = {"comparison_id": log.comparison_id}, Variant(log.question.flags)
+        for metric, (low, high) in interval_factors(session, log.load, variant).items():
+            intervals.append({**own, "metric": metric, "low": low, "high": high})
+        with session.fork() as fork:
+            given(fork, log.load, [variant])
+            tiers.append({**own, **fork.table("deployment_tiers").to_pylist()[0]})
+    rows = {"log_intervals": intervals, "log_tiers": tiers}
+    return {name: as_table(contracts()[name], values) for name, values in rows.items()}
+
+
+def table_of(name: str, columns: Mapping[str, Callable[[], Any]]) -> pa.Table:
+    """Return columns as a table of a contract; each is made when its Arrow array is: a million rows are not held twice.
+
+    NaN is null where the contract allows it.
+    """
+    contract = contracts()[name]
+    arrays = {
+        column.name: _array(columns[column.name](), column.arrow_type, column.nullable) for column in contract.columns
+    }
+    return pa.table(arrays, schema=contract.schema)
+
+
+def joined(name: str, tables: Sequence[pa.Table]) -> pa.Table:
+    """Return tables of one contract as one."""
+    return pa.concat_tables(tables) if tables else contracts()[name].schema.empty_table()
+
+
+def _array(values: Any, kind: pa.DataType, nullable: bool) -> pa.Array:
+    if isinstance(values, pa.ChunkedArray):
+        return values.combine_chunks().cast(kind)
+    if isinstance(values, pa.Array):
+        return values.cast(kind)
+    if not nullable or values.dtype.kind != "f":
+        return pa.array(values, kind)
+    return pa.array(np.nan_to_num(values), pa.float64(), mask=~np.isfinite(values)).cast(kind)

@@ -1,0 +1,92 @@
+"""A comparison as nodes: computed on demand from what is given, several logs in one call, and what is drawn of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kernelsight.comparison.comparison import TABLES
+from kernelsight.errors import InvalidInput
+from kernelsight.session import Session, connect
+from tests.cli.conftest import run_command
+
+DEPLOYMENT = {"model": "qwen3-0.6b", "gpu": "l4"}
+
+
+def requests(log_id: str, e2e_ms: float, n: int = 40) -> list[dict]:
+    return [
+        {"log_id": log_id, "request_id": i, "arrival_s": i / 4, "prompt_tokens": 64 + i, "output_tokens": 9}
+        | {"e2e_ms": e2e_ms + i, "status": "ok"}
+        for i in range(n)
+    ]
+
+
+@pytest.fixture(scope="module")
+def session():
+    with connect() as session:
+        session.give("production_requests", [*requests("a", 40.0), *requests("b", 90.0)])
+        shared = {"deployment": json.dumps(DEPLOYMENT), "fit": "none"}
+        rows = [{"comparison_id": f"of {name}", "log_ids": [name], **shared} for name in ("a", "b")]
+        session.give("comparisons", rows)
+        yield session
+
+
+def test_given_requests_and_a_row_of_comparisons_are_enough_for_every_table(session: Session) -> None:
+    rows = session.query(
+        "select comparison_id, count(*) as n, avg(measured_e2e_ms) as ms from prediction_vs_production group by all "
+        "order by all"
+    )
+    assert rows.to_pylist() == [
+        {"comparison_id": "of a", "n": 40, "ms": 59.5},
+        {"comparison_id": "of b", "n": 40, "ms": 109.5},
+    ]
+    for name in TABLES:
+        assert set(session.table(name)["comparison_id"].to_pylist()) <= {"of a", "of b"}
+    verdicts = session.query("select comparison_id, sentence from comparison_findings where place = 0").to_pylist()
+    assert [row["sentence"][:12] for row in verdicts] == ["Mean E2E is "] * 2
+
+
+def test_several_logs_are_each_compared_as_alone(session: Session) -> None:
+    with connect() as alone:
+        compared = alone.compare(requests=requests("b", 90.0), deployment=DEPLOYMENT, fit="none")
+        for name in ("error_by_bucket", "drift_over_time", "miss_by_part"):
+            own = session.query(f"select * exclude (comparison_id) from {name} where comparison_id = 'of b'")
+            assert own.to_pylist() == compared.table(name).to_pylist()
+
+
+def test_other_requests_change_what_was_computed(session: Session) -> None:
+    with session.fork() as fork:
+        before = fork.table("prediction_vs_production").num_rows
+        fork.give("production_requests", [*requests("a", 40.0), *requests("b", 90.0, 30)])
+        assert (before, fork.table("prediction_vs_production").num_rows) == (80, 70)
+
+
+def test_explain_names_the_replay_and_what_follows_from_it() -> None:
+    drawn = run_command("explain", "prediction_vs_production").out
+    assert drawn.startswith("missing   comparisons, production_requests")
+    assert "log_replays" in drawn and "log_settings" in drawn
+    assert "columns of 2 more tables" in drawn  # request_events and request_parts: the same simulation
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"deployment": "qwen3"}, "comparisons has no JSON object in column deployment of 'of a'; give flags such as"),
+        ({"log_ids": ["c"]}, "the log holds no requests with a prompt length"),
+        ({"deployment": "{}"}, "^no model is given"),
+    ],
+)
+def test_a_comparison_that_cannot_be_made_is_refused(session: Session, change: dict, words: str) -> None:
+    with session.fork() as fork:
+        fork.give("comparisons", [{"comparison_id": "of a", "deployment": json.dumps(DEPLOYMENT)} | change])
+        with pytest.raises(InvalidInput, match=words):
+            fork.table("miss_by_part")
+
+
+def test_a_launch_line_is_kept_as_flags_alone(session: Session) -> None:
+    with connect() as own:
+        line = "vllm serve Qwen/Qwen3-0.6B --api-key hush --max-num-seqs 32"
+        compared = own.compare(requests=requests("a", 40.0), deployment={"launch": line, "gpu": "l4"}, fit="none")
+        ((kept,),) = compared.sql("select deployment from comparisons").fetchall()
+    assert "hush" not in kept and json.loads(kept)["max_num_seqs"] == 32
