@@ -22,10 +22,10 @@ import pyarrow.compute as pc
 from record import record
 
 from kernelsight.evaluation.kernels.evaluate import NAMED
-from kernelsight.evaluation.kernels.points import Asked, Family, against, predicted_after, rests_after
+from kernelsight.evaluation.kernels.points import Asked, Family, against, predicted_after
 from kernelsight.fitting.cells import generation_of, is_covered, is_seen, is_serving, measured_by
 from kernelsight.fitting.metrics import mean_of, score
-from kernelsight.fitting.points_intervals import points_intervals, some_calls
+from kernelsight.fitting.points_intervals import some_calls
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import MEASURED
 from kernelsight.kernels.pack import default_pack
@@ -89,9 +89,19 @@ def figures(gpu: str, fits: Mapping[str, Family], asked: Asked, curves: Any) -> 
     }
 
 
-def scored(gpu: str, fits: Mapping[str, Family], rests: Any) -> list[dict[str, Any]]:
+def curves_without(generation: str) -> dict[str, dict[str, np.ndarray]]:
+    """Return by family and group the intervals of the shipped pack that a generation taught nothing."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    pack = default_pack()
+    for row in pack.filter(pc.and_(pc.equal(pack["part"], "interval"), pc.is_null(pack["gpu"]))).to_pylist():
+        if row["without"] == generation and row["vendor"] is None:
+            found.setdefault(row["family"], {})[row["dtype"]] = np.array(row["array"])
+    return found
+
+
+def scored(gpu: str, fits: Mapping[str, Family]) -> list[dict[str, Any]]:
     """Return the figures of a GPU for all numbers of points."""
-    rows, curves = [], points_intervals(rests, without=generation_of(gpu))
+    rows, curves = [], curves_without(generation_of(gpu))
     for how, counts in COUNTS.items():
         for count in counts:
             found = figures(gpu, fits, Asked(count, how), curves)
@@ -116,8 +126,7 @@ def main() -> None:
     asked = words.parse_args()
     gpus = asked.gpus.split(",")
     fits = fits_of(asked.sweep, gpus)
-    rests = rests_after(fits)
-    rows = [row for gpu in gpus for row in scored(gpu, fits, rests)]
+    rows = [row for gpu in gpus for row in scored(gpu, fits)]
     if asked.record:
         print(record("points", {"rows": rows}, f"python benches/points.py --sweep sweep.parquet --gpus {asked.gpus}"))
 
