@@ -12,7 +12,7 @@ import kernelsight as ks
 from kernelsight.errors import KernelSightError
 from kernelsight.session import Session
 from kernelsight.sizing.answer import Sizing
-from kernelsight.sweeps.work import TimeIsOver, Work
+from kernelsight.sweeps.work import SearchEnded, TimeIsOver, Work
 
 from .conftest import FLAGS, LOAD, SLO
 
@@ -266,7 +266,7 @@ def test_more_confidence_a_margin_and_a_peak_take_more(session: Session) -> None
 def test_what_is_sure_goes_before_a_gamble(session: Session) -> None:
     # the cheap GPU was never measured: it may be a factor of 4 off
     pair = {"gpus": ["gaudi3", "h100_sxm"], "prices": {"gaudi3": 0.1, "h100_sxm": 9.0}, "max_gpus": 1}
-    tight = {"slo": {"tpot_p90_ms": 6.0}, "rate": 3.0}
+    tight = {"slo": {"tpot_p90_ms": 5.0}, "rate": 3.0}
     gamble = size(session, confidence=0.5, **pair, **tight)
     found = size(session, **pair, **tight)
     assert gamble.chosen["gpu"] == "gaudi3" and gamble.chosen["probability"] < 0.9
@@ -298,21 +298,22 @@ def test_a_model_like_another_is_sized(session: Session) -> None:
 def test_a_search_that_ends_early_answers_with_the_best_so_far(
     session: Session, monkeypatch: pytest.MonkeyPatch, stop: str
 ) -> None:
-    calls = []
+    said: list[str] = []
     take = Work.take
 
-    def few(work: Work, requests: int) -> None:
-        calls.append(requests)
-        if len(calls) == 30 and stop == "interrupt":
-            raise KeyboardInterrupt
-        if len(calls) == 30 and stop == "time":
-            raise TimeIsOver("its time limit of 1 s is over")
-        if stop == "work" and len(calls) == 30:
-            work.most = 0
+    def ending(work: Work, requests: int) -> None:
+        if any(text.startswith("best so far") for text in said):
+            if stop == "interrupt":
+                raise KeyboardInterrupt
+            if stop == "time":
+                raise TimeIsOver("its time limit of 1 s is over")
+            if "all of it" not in said:
+                said.append("all of it")
+                raise SearchEnded("its allowance of simulated requests is spent")
         take(work, requests)
 
-    monkeypatch.setattr(Work, "take", few)
-    found = size(session, rate=60.0, prices=PRICES)
+    monkeypatch.setattr(Work, "take", ending)
+    found = size(session, rate=60.0, prices=PRICES, report=said.append)
     assert found.chosen is not None and not found.complete
     assert (found.chosen["search"] == "full") is (stop == "work")
     assert [row["gpu"] for row in found.not_tried] and "The search ended early: " in found.answer
