@@ -11,10 +11,11 @@ from starlette.types import ASGIApp
 
 
 class Reply(NamedTuple):
-    """What was answered; ``parts``: the body as it was sent."""
+    """What was answered; ``parts``: the body as it was sent, ``times_s``: when, by the event loop's clock."""
 
     status: int
     parts: list[bytes]
+    times_s: list[float]
 
     @property
     def body(self) -> bytes:
@@ -38,7 +39,7 @@ async def ask(
         **{"type": "http", "method": method, "path": path, "headers": [], "query_string": b"", "http_version": "1.1"},
         **{"raw_path": path.encode(), "root_path": "", "scheme": "http", "server": ("test", 80), "client": ("t", 1)},
     }
-    sent, left, parts, status = False, asyncio.Event(), [], []
+    sent, left, parts, times_s, status = False, asyncio.Event(), [], [], []
 
     async def receive() -> dict[str, Any]:
         nonlocal sent
@@ -53,20 +54,36 @@ async def ask(
             status.append(message["status"])
         elif message.get("body"):
             parts.append(message["body"])
+            times_s.append(asyncio.get_running_loop().time())
             if slow_s:
                 await asyncio.sleep(slow_s)
         if leave_after is not None and len(parts) >= leave_after:
             left.set()
 
     await app(scope, receive, send)
-    return Reply(status[0], parts)
+    return Reply(status[0], parts, times_s)
 
 
-def on_loop(app: ASGIApp, main: Callable[[], Awaitable[Any]]) -> Any:
-    """Run a coroutine while an application is up."""
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next timer when there is nothing else to do: no machine is too slow."""
+
+    now_s = 0.0
+
+    def time(self) -> float:
+        return self.now_s
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:
+            self.now_s = max(self.now_s, self._scheduled[0].when())
+        super()._run_once()
+
+
+def on_loop(app: ASGIApp, main: Callable[[], Awaitable[Any]], loop: Callable[[], Any] | None = None) -> Any:
+    """Run a coroutine while an application is up; ``loop`` makes the event loop."""
 
     async def run() -> Any:
         async with app.router.lifespan_context(app):
             return await main()
 
-    return asyncio.run(run())
+    with asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(run())
