@@ -27,8 +27,9 @@ from kernelsight.scenario.alternatives import alternatives
 
 # a smaller misfit of the signature is agreement
 AGREES = 6.0
-# a cause has to leave at most this share of the misfit, and no more than this
-MOST_LEFT, FITS = 0.4, 8.0
+# a cause has to leave at most this share of the misfit, and no more than this, or very little of a large misfit
+MOST_LEFT, FITS, LEAST_LEFT = 0.4, 8.0, 0.12
+LEAST_HOST_MS = 0.5
 # factors on all kernels outside are no error of the model: another setting, or another machine
 LEAST_FACTOR, MOST_FACTOR = 0.68, 1.45
 # causes that replays fitted are believed where they take away this share of the loss
@@ -166,7 +167,8 @@ def _whole_log(log: ComparedLog, base: Replayed, quiet: np.ndarray, session: Ses
     replayed = _replayed(log, early, late, session) if log.question.suspects == "all" else []
     eager = next((one for one, _ in replayed if one.cause.name == "enforce_eager"), None)
     candidates = [*closed, *(one for one, _ in replayed)]
-    fitting = [one for one in candidates if one.misfit <= min(FITS, max(MOST_LEFT * stated.misfit, AGREES / 2))]
+    most = max(min(FITS, MOST_LEFT * stated.misfit), LEAST_LEFT * stated.misfit, AGREES / 2)
+    fitting = [one for one in candidates if one.misfit <= most]
     if not fitting:
         return _eager_by_size(stated, eager, replayed, log)
     best = min(fitting, key=lambda one: one.misfit + one.penalty)
@@ -192,8 +194,9 @@ def _closed_forms(stated: Signature, log: ComparedLog) -> list[_Explained]:
     if np.isfinite(request) and abs(request) > 1.5 * REQUEST_MS:
         found.append(_Explained(Cause("front_end", before, request), left(0.0, prompt, tpot), SIZED))
     if np.isfinite(tpot) and stated.predicted[2] > 0:
-        # every step takes as much longer: one before the first token
-        found.append(_Explained(Cause("part", "host", tpot), left(request - tpot, prompt, 0.0), MODEL))
+        if tpot > -LEAST_HOST_MS:  # a host cannot take less than nothing
+            # every step takes as much longer: one before the first token
+            found.append(_Explained(Cause("part", "host", tpot), left(request - tpot, prompt, 0.0), MODEL))
         factor = 1.0 + tpot / stated.predicted[2]
         if LEAST_FACTOR <= factor <= MOST_FACTOR:
             moved = prompt - (factor - 1.0) * stated.predicted[1]
@@ -225,7 +228,7 @@ def _replayed(
         ((name, value),) = change.items()
         first, rest = (signature(measured, one, where[taken]) for where in (early, late))
         word = value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else float(value)
-        penalty = PARALLEL if name == "tensor_parallel_size" else 0.0
+        penalty = PARALLEL + first.misfit if name == "tensor_parallel_size" else 0.0
         found.append((_Explained(Cause("setting", name, word), first.misfit, penalty), rest))
     return found
 
