@@ -153,7 +153,7 @@ def write_log(path: Path, kind: str, load: Load, times: Times) -> dict[str, Any]
 
 
 def table_of(load: Load, times: Times) -> dict[str, Any]:
-    """Return a log in memory that says what prompts share."""
+    """Return a log in memory that says what prompts share, and how many tokens were cached."""
     hashes = []
     for number, (prefix, prompt) in enumerate(zip(load.prefix.tolist(), load.prompt.tolist(), strict=True)):
         shared = load.prefix_tokens // BLOCK
@@ -161,6 +161,7 @@ def table_of(load: Load, times: Times) -> dict[str, Any]:
     ms = np.array([[1e3 * tokens[0], 1e3 * tokens[-1]] for tokens in times.tokens_s])
     columns = {"arrival_s": load.sent_s, "prompt_tokens": load.prompt, "output_tokens": load.output}
     columns |= {"ttft_ms": ms[:, 0], "e2e_ms": ms[:, 1], "ttft_clock": ["client_send"] * len(ms)}
+    columns |= {"cached_tokens": times.cached}
     columns |= {"hash_ids": pa.array(hashes, pa.list_(pa.int64())), "hash_block_tokens": [BLOCK] * len(ms)}
     return {"requests": pa.table(columns)}
 

@@ -21,7 +21,7 @@ from kernelsight.comparison.factors import (
     relative_residuals,
     variant_of,
 )
-from kernelsight.comparison.first_causes import seats_limit
+from kernelsight.comparison.first_causes import LEAST_FACTOR, MOST_FACTOR, believed, seats_limit
 from kernelsight.comparison.likelihood import Witnesses
 from kernelsight.comparison.observed_steps import Seen, seen_of, typical_context
 from kernelsight.comparison.replay import KEPT, KERNELS, Replayed, Variant, replay
@@ -62,6 +62,11 @@ class Explanation(NamedTuple):
     def explained(self) -> float:
         """The share of the loss that the causes take away."""
         return 1.0 - self.found.left.loss / self.loss if self.loss else 0.0
+
+    @property
+    def believed_by(self) -> dict[str, Any]:
+        """What says whether the causes are believed, as columns of ``fitted_causes``."""
+        return {"explained": self.explained, "chance": bool(self.found.left.is_chance)}
 
     @property
     def is_better(self) -> bool:
@@ -201,7 +206,7 @@ def _rows(log: ComparedLog, own: Explanation, session: Session) -> dict[str, lis
     ]
     return {
         "fitted_causes": [
-            {"place": place, "explained": own.explained, **_cause_row(own.found, name)}
+            {"place": place, **own.believed_by, **_cause_row(own.found, name)}
             for place, name in enumerate(own.found.causes)
         ],
         "fitted_parameters": parameters,
@@ -229,7 +234,7 @@ def _suspects(log: ComparedLog, own: Explanation, session: Session) -> list[dict
     for name, loss in own.ranked:
         setting, _, value = name.partition("=")
         gain = 1.0 - loss / own.loss if own.loss else 0.0
-        likely = name in own.found.causes
+        likely = name in own.found.causes and believed(own.believed_by)
         if likely or gain > 0.1:
             stated = log.settings.get({"tensor_parallel_size": "tp"}.get(setting, setting))
             row = {"setting": setting, "stated": None if stated is None else str(stated), "value": value}
@@ -238,8 +243,9 @@ def _suspects(log: ComparedLog, own: Explanation, session: Session) -> list[dict
 
 
 def _corrections(log: ComparedLog, own: Explanation) -> list[dict[str, Any]]:
-    """Return the corrections if they hold on later time, and none otherwise."""
-    if not own.is_better:
+    """Return the corrections if they hold on later time, and none otherwise, nor where a factor is absurd."""
+    factors = np.exp(own.values[: len(KERNELS)])
+    if not own.is_better or factors.min() < LEAST_FACTOR or factors.max() > MOST_FACTOR:
         return []
     before, after = (own.scores[name]["e2e"]["median_ape"] for name in ("uncorrected", "corrected"))
     shared = {

@@ -27,13 +27,16 @@ from kernelsight.scenario.alternatives import alternatives
 
 # a smaller misfit of the signature is agreement
 AGREES = 6.0
-# a cause has to leave at most this share of the misfit, and no more than this
-MOST_LEFT, FITS = 0.4, 8.0
+# a cause has to leave at most this share of the misfit, and no more than this, or very little of a large misfit
+MOST_LEFT, FITS, LEAST_LEFT = 0.4, 8.0, 0.12
+LEAST_HOST_MS = 0.5
 # factors on all kernels outside are no error of the model: another setting, or another machine
 LEAST_FACTOR, MOST_FACTOR = 0.68, 1.45
-# causes that replays fitted are believed where they take away this share of the loss
-NEARLY_ALL = 0.85
+# causes that replays fitted are believed where they take away this share of the loss; and where chance is left
+NEARLY_ALL, MOST_OF_IT = 0.85, 0.6
 LEAST_QUIET = 60
+# share of the prompt tokens that a replay finds in its cache, where a log has none
+LEAST_CACHED = 0.03
 # a longer load than described is a cause from this share of E2E
 LEAST_LOAD = 0.03
 # requests that settings are replayed on
@@ -82,6 +85,8 @@ def causes_of(
     seats = seats_limit(log, base) if not found else None
     if seats is not None:
         return [Cause("setting", "max_num_seqs", float(seats))]
+    if _caches_nothing(log, base):
+        return [*found, Cause("setting", "enable_prefix_caching", "false")]
     e2e = float(np.nanmean(np.where(log.measured.ok, log.measured.e2e_ms, np.nan)))
     if abs(load_ms) >= LEAST_LOAD * e2e and log.question.stated:
         found.append(_load_cause(log))
@@ -99,11 +104,28 @@ def seats_limit(log: ComparedLog, base: Replayed) -> int | None:
     return max(round(seats / engines), 1) if seats and seats < log.settings["max_num_seqs"] * engines else None
 
 
+def _caches_nothing(log: ComparedLog, base: Replayed) -> bool:
+    """Whether a log that reports cached tokens has none, and its replay found many."""
+    both = log.measured.ok & base.served & np.isfinite(log.measured.cached_tokens)
+    if not both.any() or log.measured.cached_tokens[both].any():
+        return False
+    return bool(base.cached_tokens[both].sum() >= LEAST_CACHED * log.measured.prompt_tokens[both].sum())
+
+
+def believed(row: Mapping[str, Any]) -> bool:
+    """Whether causes that replays fitted explain nearly everything, or most of it and leave no more than chance.
+
+    >>> believed({"explained": 0.9, "chance": False}), believed({"explained": 0.7, "chance": False})
+    (True, False)
+    """
+    return row["explained"] >= (MOST_OF_IT if row["chance"] else NEARLY_ALL)
+
+
 def _accepted(fitted: Sequence[Mapping[str, Any]], log: ComparedLog) -> list[Cause]:
     """Return the causes that replays fitted where they explain nearly everything and none is absurd; else none."""
     causes = []
     for row in sorted(fitted, key=lambda own: own["place"]):
-        if row["explained"] < NEARLY_ALL:
+        if not believed(row):
             return []
         if row["factor"] is not None:
             if not LEAST_FACTOR <= row["factor"] <= MOST_FACTOR:
@@ -166,7 +188,8 @@ def _whole_log(log: ComparedLog, base: Replayed, quiet: np.ndarray, session: Ses
     replayed = _replayed(log, early, late, session) if log.question.suspects == "all" else []
     eager = next((one for one, _ in replayed if one.cause.name == "enforce_eager"), None)
     candidates = [*closed, *(one for one, _ in replayed)]
-    fitting = [one for one in candidates if one.misfit <= min(FITS, max(MOST_LEFT * stated.misfit, AGREES / 2))]
+    most = max(min(FITS, MOST_LEFT * stated.misfit), LEAST_LEFT * stated.misfit, AGREES / 2)
+    fitting = [one for one in candidates if one.misfit <= most]
     if not fitting:
         return _eager_by_size(stated, eager, replayed, log)
     best = min(fitting, key=lambda one: one.misfit + one.penalty)
@@ -192,8 +215,9 @@ def _closed_forms(stated: Signature, log: ComparedLog) -> list[_Explained]:
     if np.isfinite(request) and abs(request) > 1.5 * REQUEST_MS:
         found.append(_Explained(Cause("front_end", before, request), left(0.0, prompt, tpot), SIZED))
     if np.isfinite(tpot) and stated.predicted[2] > 0:
-        # every step takes as much longer: one before the first token
-        found.append(_Explained(Cause("part", "host", tpot), left(request - tpot, prompt, 0.0), MODEL))
+        if tpot > -LEAST_HOST_MS:  # a host cannot take less than nothing
+            # every step takes as much longer: one before the first token
+            found.append(_Explained(Cause("part", "host", tpot), left(request - tpot, prompt, 0.0), MODEL))
         factor = 1.0 + tpot / stated.predicted[2]
         if LEAST_FACTOR <= factor <= MOST_FACTOR:
             moved = prompt - (factor - 1.0) * stated.predicted[1]
@@ -225,7 +249,7 @@ def _replayed(
         ((name, value),) = change.items()
         first, rest = (signature(measured, one, where[taken]) for where in (early, late))
         word = value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else float(value)
-        penalty = PARALLEL if name == "tensor_parallel_size" else 0.0
+        penalty = PARALLEL + first.misfit if name == "tensor_parallel_size" else 0.0
         found.append((_Explained(Cause("setting", name, word), first.misfit, penalty), rest))
     return found
 

@@ -34,7 +34,8 @@ def _recognises(file: LogFile) -> bool:
 def read_vllm_bench(files: Sequence[LogFile]) -> list[Found]:
     """Return one run per object: requests where it was written with --save-detailed, else its statistics alone.
 
-    Times are those of ``time.perf_counter``: differences within a run. Older versions state no times of sending.
+    Times are those of ``time.perf_counter``: differences within a run. Older versions state no times of sending; without
+    a rate and a limit of concurrency all requests were sent at once.
     """
     return [_run(file, place, value) for file in files for place, value in documents(file)]
 
@@ -69,6 +70,8 @@ def _requests(file: LogFile, result: Mapping[str, Any], found: Found) -> pl.Data
     if uneven:
         found_in = f"has {count} TTFTs and {len(lists[uneven[0]])} {uneven[0]}"
         raise unusable(file.path, found_in, "The lists of one run have one value per request: write it again.")
+    if "start_times" not in lists and _all_at_once(result):
+        lists["start_times"] = [0.0] * count
     seconds = {name: column(lists.get(name), count) for name in names if name not in ("itls", "errors")}
     counted = "server" if result.get("backend") in _SERVER_COUNTS else None
     found.clock = "monotonic" if "start_times" in lists else "none"
@@ -96,6 +99,11 @@ def _requests(file: LogFile, result: Mapping[str, Any], found: Found) -> pl.Data
         gap_lists(gaps),
     )
     return frame.drop(seconds)
+
+
+def _all_at_once(result: Mapping[str, Any]) -> bool:
+    """Whether a client had neither a rate nor a limit of requests in flight: it sent everything at its start."""
+    return str(result.get("request_rate")).lower() in ("inf", "infinity") and not result.get("max_concurrency")
 
 
 def number(value: Any) -> float | None:

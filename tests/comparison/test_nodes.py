@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from kernelsight.comparison.comparison import TABLES
@@ -90,3 +91,29 @@ def test_a_launch_line_is_kept_as_flags_alone(session: Session) -> None:
         compared = own.compare(requests=requests("a", 40.0), deployment={"launch": line, "gpu": "l4"}, fit="none")
         ((kept,),) = compared.sql("select deployment from comparisons").fetchall()
     assert "hush" not in kept and json.loads(kept)["max_num_seqs"] == 32
+
+
+def test_an_engine_that_slows_down_is_the_first_cause_and_is_not_fitted() -> None:
+    dice = np.random.default_rng(2)
+    sent = np.cumsum(dice.exponential(1 / 5.0, 400))
+    rows = [
+        {
+            "arrival_s": float(at),
+            "prompt_tokens": 100 + int(n),
+            "output_tokens": 60 + int(n),
+            "ttft_ms": 1.0,
+            "e2e_ms": 9.0,
+        }
+        for at, n in zip(sent, dice.integers(0, 60, 400), strict=True)
+    ]
+    with connect() as own:
+        plain = own.compare(requests=rows, deployment=DEPLOYMENT, fit="none")
+        ours = plain.sql("select predicted_ttft_ms, predicted_e2e_ms from log_replays order by request_id").fetchall()
+        for row, at, (ttft, e2e) in zip(rows, sent, ours, strict=True):
+            row |= {"ttft_ms": ttft, "e2e_ms": ttft + (e2e - ttft) * (1.6 if at > 50.0 else 1.0)}
+        compared = own.compare(requests=rows, deployment=DEPLOYMENT)
+        cause = compared.summary["cause"]
+        assert (cause["kind"], cause["from_s"]) == ("change", pytest.approx(50.0, abs=2.5))
+        assert cause["value"] == pytest.approx(1.6, rel=0.3) and cause["share"] > 0.1
+        assert compared.summary["fit"] == {} and compared.table("fitted_corrections").num_rows == 0
+        assert compared.summary["verdict"].split("; ")[1].startswith("from ")

@@ -105,3 +105,12 @@ def test_a_run_of_failures_is_refused(tmp_path):
 def test_a_file_that_is_cut_off_is_refused(tmp_path):
     sentence = refusal(save(tmp_path / "a.json", FILE.read_text()[:-200]))
     assert "is damaged or cut off (document 2, byte" in sentence
+
+
+@pytest.mark.parametrize(("limit", "known"), [(None, True), (8, False)])
+def test_without_a_rate_or_a_limit_all_were_sent_at_once(tmp_path, limit, known):
+    older = {name: value for name, value in FIRST.items() if name not in ("start_times", "latencies", "queue_times")}
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(older | {"request_rate": "inf", "max_concurrency": limit}))
+    sent = read_logs(path)["production_requests"]["sent_s"].to_pylist()
+    assert sent == ([0.0] * len(sent) if known else [None] * len(sent))
