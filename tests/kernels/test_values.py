@@ -235,6 +235,7 @@ def test_constants_of_a_kernel_reach_its_calls_alone() -> None:
         [
             {**node, "level": "family", "value": 1.0, "unit": "us"},
             {**node, "level": "lineage", "lineage": "slow", "value": 5.0},
+            {**node, "level": "gpu", "gpu": "h100_sxm", "implementation": "another", "value": 2.0},  # it was fitted
             {**chosen, **where, "engine": "vllm", "implementation": "slow"},
             {**chosen, **where, "engine": "sglang", "implementation": "plain"},
         ]
