@@ -18,5 +18,5 @@ def run(arguments: Any) -> None:
     try:
         from kernelsight.server.agent_tools import agent_server
     except ImportError as error:
-        raise extra_missing("mcp", error.name or "mcp", "mcp") from None
+        raise extra_missing("mcp", (error.name or "mcp").partition(".")[0], "mcp") from None
     agent_server().run("stdio")

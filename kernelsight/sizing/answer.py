@@ -98,7 +98,7 @@ class Sizing:
 
     @property
     def not_tried(self) -> list[dict[str, Any]]:
-        """Deployments that the search did not come to before its end."""
+        """Deployments that the search did not reach before its end."""
         return self._answer["not_tried"]
 
     @property
