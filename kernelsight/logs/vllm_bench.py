@@ -34,8 +34,8 @@ def _recognises(file: LogFile) -> bool:
 def read_vllm_bench(files: Sequence[LogFile]) -> list[Found]:
     """Return one run per object: requests where it was written with --save-detailed, else its statistics alone.
 
-    Times are those of ``time.perf_counter``: differences within a run. Older versions state no times of sending;
-    without a rate and a limit of concurrency all requests were sent at once.
+    Times are those of ``time.perf_counter``: differences within a run. Older versions state no times of sending; all
+    requests were sent at once where they had neither a rate nor a limit of concurrency.
     """
     return [_run(file, place, value) for file in files for place, value in documents(file)]
 
