@@ -178,3 +178,23 @@ def test_runs_of_which_none_can_be_simulated_are_refused(refusal, tmp_path: Path
     assert sentence.startswith("none of the 1 runs could be simulated: unknown model 'qwen3-0.6c'")
     path.write_text(f"{HEADER}\nr0,given,qwen3-0.6b,l4,1,1,1,1,vllm,256,32,,1,,40,8,mine")
     assert "no workload is given; set trace, request_rate or max_concurrency." in refusal("backtest", "--runs", path)
+
+
+def test_each_campaign_is_scored_with_constants_of_the_others(command, tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    lines = [line.replace(",given,", f",{name},").replace("r", name, 1) for name in ("a", "b") for line in RUNS[:4]]
+    path.write_text("\n".join([HEADER, *lines]))
+    answer = command(
+        *("backtest", "--runs", path, "--leave-out", "campaign", "--sample", "2", "--format", "json"),
+    )
+    assert answer.status == 0, answer.err
+    found = answer.json
+    assert found["runs"] == 4
+    assert list(found["campaigns"]) == list(found["campaigns_shipped"]) == ["a", "b"]
+    assert {name: score["n"] for name, score in found["campaigns"]["a"].items()} == {"ttft_mean": 2, "tpot_mean": 2}
+    # both campaigns measured the same, so that either gives the other's constants
+    assert found["campaigns"]["a"] == found["campaigns"]["b"]
+    engines = {(row["campaign"], row["engine"]) for row in found["left_out_constants"]}
+    assert engines == {(name, engine) for name in "ab" for engine in ("vllm", "sglang", "trtllm")}
+    page = command("backtest", "--runs", path, "--sample", "1").out
+    assert "by campaign" in page

@@ -121,7 +121,7 @@ def fit_over_campaigns(
                 pulled += PULL * abs(places[0] - places[1]) / len(each.grid)
         clipped = np.minimum(np.abs(errors), LARGEST_LOG_ERROR)
         means = [np.nanmean(clipped[rows]) for rows in members if np.isfinite(clipped[rows]).any()]
-        return float(np.mean(means)) + pulled
+        return float(np.mean(means or [0.0])) + pulled
 
     best = dict(PRIOR)
     for _ in range(ROUNDS):

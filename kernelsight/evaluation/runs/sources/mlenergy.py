@@ -30,7 +30,7 @@ ENCODED = "images or video: no encoder is modelled"
 SLOWER = "more than 1.5 times the ITL of the same deployment with as many users or more: another job on the machine"
 FALLING = "less than 0.9 of the throughput of the same deployment with fewer users: another job on the machine"
 SICK_ITL, SICK_THROUGHPUT = 1.5, 0.9
-DEPLOYMENT = ("family", "gpu", "gpus", "expert_parallel", "data_parallel")
+DEPLOYMENT = ("gpu", "gpus", "expert_parallel", "data_parallel")
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
@@ -50,30 +50,29 @@ def sick(rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
     A decode step with as many requests or more takes no less time, whatever the task; a server with more users
     serves no fewer tokens a second.
     """
-    found: list[str | None] = []
+    members: dict[tuple, list[Mapping[str, Any]]] = {}
     for row in rows:
-        same = [
-            other for other in rows if all(_deployment(other)[name] == _deployment(row)[name] for name in DEPLOYMENT)
-        ]
-        heavier = [other["itl_p50_ms"] for other in same if other["max_num_seqs"] >= row["max_num_seqs"]]
-        lighter = [
-            other["output_tokens_per_s"]
-            for other in same
-            if other["task"] == row["task"] and other["max_num_seqs"] < row["max_num_seqs"]
-        ]
-        if min(heavier) * SICK_ITL < row["itl_p50_ms"]:
-            found.append(SLOWER)
-        elif lighter and max(lighter) * SICK_THROUGHPUT > row["output_tokens_per_s"]:
-            found.append(FALLING)
-        else:
-            found.append(None)
-    return found
+        members.setdefault(_deployment(row), []).append(row)
+    return [_sign(row, members[_deployment(row)]) for row in rows]
 
 
-def _deployment(row: Mapping[str, Any]) -> dict[str, Any]:
-    # instruction-tuned and reasoning checkpoints of one shape
+def _sign(row: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> str | None:
+    users = row["max_num_seqs"]
+    heavier = [other["itl_p50_ms"] for other in same if other["max_num_seqs"] >= users]
+    lighter = [
+        other["output_tokens_per_s"] for other in same if other["task"] == row["task"] and other["max_num_seqs"] < users
+    ]
+    if min(heavier) * SICK_ITL < row["itl_p50_ms"]:
+        return SLOWER
+    if lighter and max(lighter) * SICK_THROUGHPUT > row["output_tokens_per_s"]:
+        return FALLING
+    return None
+
+
+def _deployment(row: Mapping[str, Any]) -> tuple:
+    # instruction-tuned and reasoning checkpoints have one shape
     family = row["model"].replace("-Instruct", "").replace("-Thinking", "")
-    return {**row, "family": family}
+    return family, *(row[name] for name in DEPLOYMENT)
 
 
 def _run(row: Mapping[str, Any]) -> dict[str, Any]:
