@@ -44,7 +44,7 @@ def errors() -> str:
         for metric, words in METRICS.items():
             if metric not in found["shipped"].get(campaign, {}):
                 continue
-            columns = [found[name].get(campaign, {}).get(metric) for name in NAMES]
+            columns = [found.get(name, {}).get(campaign, {}).get(metric) for name in NAMES]
             last = columns[1]
             rows.append([title, words, count(last["n"]), *map(_cell, columns), percent(last["coverage_90"], 0)])
     head = ["campaign", "metric", "runs", "before", "constants as shipped", "constants of the other campaigns"]
@@ -68,7 +68,7 @@ def short() -> str:
     rows = []
     for campaign, metrics in FIRST.items():
         for metric in metrics:
-            columns = [found[name].get(campaign, {}).get(metric) for name in NAMES]
+            columns = [found.get(name, {}).get(campaign, {}).get(metric) for name in NAMES]
             cells = [percent(each["median_ape"]) if each else NONE for each in columns]
             rows.append([CAMPAIGNS[campaign], METRICS[metric], count(columns[1]["n"]), *cells])
     return table(["campaign", "metric", "runs", "before", "as shipped", "fitted without it"], rows)
