@@ -128,7 +128,7 @@ def what_is_fitted() -> str:
         "dense ones) were fitted on the group's own fitting runs, and every form, recipe and constant was chosen on the "
         "fitting fifth of the groups that are scored. That fifth is drawn by the id of the run: only "
         f"{found['lone_models']} scored runs are of a model without a fitting run in another group. What a campaign, a "
-        "client or a model that nobody fitted brings is hidden by this split; whole campaigns held out are to come."
+        "client or a model that nobody fitted brings is hidden by this split; campaigns held out whole are scored beside it (By campaign)."
     )
 
 

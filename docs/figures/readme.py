@@ -60,7 +60,7 @@ def end_to_end() -> str:
     fitted = flags["fitted"]
     return table(["host time from", "runs", *HEAD], rows) + (
         f"\n\nFlags of {fitted['groups']} groups ({count(fitted['all']['ttft']['n'])} runs) were fitted on their own fifth, "
-        "drawn by run id: whole campaigns are not held out yet."
+        "drawn by run id: campaigns held out whole: [accuracy](docs/accuracy.md#by-campaign)."
     )
 
 
