@@ -47,7 +47,7 @@ def test_runs_are_scored_and_those_that_cannot_be_simulated_are_listed(command, 
     assert found["excluded"] == []
     assert sum(fault["n"] for fault in found["not_simulated"]) == len({"r4", "r5"} - fitting)
     by_id = {row["run_id"]: row for row in rows}
-    assert (by_id["r0"]["engine_version_used"], by_id["r0"]["host_version"]) == ("newest (0.10)", "0.10")
+    assert (by_id["r0"]["engine_version_used"], by_id["r0"]["host_version"]) == ("newest (0.14)", "0.14")
     assert "unknown model 'qwen3-0.6c'" in by_id["r5"]["status"]
     assert "does not fit on l4" in by_id["r4"]["status"]
     # equal loads are one scenario; their errors differ as their measurements do
