@@ -116,7 +116,7 @@ def fit_over_campaigns(
         for each in CONSTANTS:
             value = at[each.engine, each.column]
             if value != each.prior:
-                errors = errors + moves[each.engine, each.column, value]
+                errors = errors + moves.get((each.engine, each.column, value), 0.0)  # no run of the engine: nothing
                 places = [each.grid.index(number) for number in (value, each.prior)]
                 pulled += PULL * abs(places[0] - places[1]) / len(each.grid)
         clipped = np.minimum(np.abs(errors), LARGEST_LOG_ERROR)
