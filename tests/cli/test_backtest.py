@@ -192,8 +192,8 @@ def test_each_campaign_is_scored_with_constants_of_the_others(command, tmp_path:
     assert found["runs"] == 4
     assert list(found["campaigns"]) == list(found["campaigns_shipped"]) == ["a", "b"]
     assert {name: score["n"] for name, score in found["campaigns"]["a"].items()} == {"ttft_mean": 2, "tpot_mean": 2}
-    # both campaigns measured the same, so that either gives the other's constants
-    assert found["campaigns"]["a"] == found["campaigns"]["b"]
+    # what both campaigns measured alike counts once, for the first
+    assert found["campaigns"]["b"]["tpot_mean"]["n"] < 2
     engines = {(row["campaign"], row["engine"]) for row in found["left_out_constants"]}
     assert engines == {(name, engine) for name in "ab" for engine in ("vllm", "sglang", "trtllm")}
     page = command("backtest", "--runs", path, "--sample", "1").out
