@@ -170,13 +170,15 @@ class _Stream:
         try:
             if job.asked.stream:
                 await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-            while not job.finished and not watching.done():
+            last = False
+            while not last and not watching.done():
                 await job.ready.wait()
                 job.ready.clear()
+                last = job.finished
                 if job.asked.stream and not watching.done():
                     # a slow client holds this up: its next event has all tokens that came meanwhile
-                    await send({"type": "http.response.body", "body": job.chunks(), "more_body": not job.finished})
-            if job.finished and not job.asked.stream and not watching.done():
+                    await send({"type": "http.response.body", "body": job.chunks(), "more_body": not last})
+            if last and not job.asked.stream and not watching.done():
                 await JSONResponse(job.whole())(scope, receive, send)
         finally:
             watching.cancel()

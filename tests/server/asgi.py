@@ -78,7 +78,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super()._run_once()
 
 
-def on_loop(app: ASGIApp, main: Callable[[], Awaitable[Any]], loop: Callable[[], Any] | None = None) -> Any:
+def on_loop(app: ASGIApp, main: Callable[[], Awaitable[Any]], loop: Callable[[], Any] = VirtualLoop) -> Any:
     """Run a coroutine while an application is up; ``loop`` makes the event loop."""
 
     async def run() -> Any:

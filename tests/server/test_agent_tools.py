@@ -39,7 +39,7 @@ def test_answers_are_those_of_the_verbs() -> None:
     assert batch["latency_us"] == pytest.approx(step["total_us"], rel=0.02)
     load = {"max_concurrency": 2, "num_prompts": 4, "input_len": 64, "output_len": 8}
     assert call("simulate", model="qwen3-0.6b", gpu="l4", **load)["completed"] == 4
-    rows = call("sweep", grid={"model": "qwen3-0.6b", "gpu": ["l4", "t4"], **load})["rows"]
+    rows = call("sweep", grid={"model": "qwen3-0.6b", "gpu": ["l4", "a100_sxm"], **load})["rows"]
     assert [row["completed"] for row in rows] == [4, 4]
 
 

@@ -166,7 +166,7 @@ def test_clients_that_leave(server: Server) -> None:
     assert stayed.json()["usage"]["completion_tokens"] == 30
     assert_idle(server)
     assert (
-        b'vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny"} 4.0' in server.metrics.text()
+        b'vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny"} 5.0' in server.metrics.text()
     )
 
 
