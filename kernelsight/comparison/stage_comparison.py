@@ -148,7 +148,9 @@ class StageComparison:
         session.give("comparisons", [row])
         for name, table in tables.items():
             session.give(name, table, trusted=True)
-        self.stages, self._client = stages_of_comparison(row, tables["production_summaries"])[2:]
+        found = stages_of_comparison(row, tables["production_summaries"])
+        self.stages: Sequence[Stage] = found.stages
+        self._client: Mapping[str, float] = found.client
 
     @property
     def rows(self) -> list[dict[str, Any]]:
