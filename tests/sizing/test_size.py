@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import re
 import math
+import re
 from typing import Any
 
 import pytest

@@ -201,8 +201,8 @@ def test_each_load_has_a_front_of_its_own(session: Session):
     ("word", "sentence"),
     [
         ("ttft:5", "unknown metric of --slo 'ttft'. Did you mean ttft_"),
-        ("ttft_p99:fast", "--slo 'ttft_p99:fast' has no positive number; give ttft_p99:MS."),
-        ("ttft_p99:-1", "--slo 'ttft_p99:-1' has no positive number; give ttft_p99:MS."),
+        ("ttft_p99:fast", "--slo 'ttft_p99:fast' has no positive number; give ttft_p99:MS, or ttft_p99:2s."),
+        ("ttft_p99:-1", "--slo 'ttft_p99:-1' has no positive number; give ttft_p99:MS, or ttft_p99:2s."),
         ("tpot_p50:9", "--slo has tpot_p50 twice; give it once."),
     ],
 )
