@@ -34,7 +34,7 @@ def measured_both(run: Mapping[str, Any]) -> bool:
 def repeats(runs: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the ids of runs of the fitting fifth that repeat the measurement of a scored run (possibly rounded).
 
-    >>> run = dict.fromkeys(SAME) | {"ttft_ms": 341.127, "tpot_ms": 5.0896, "run_id": "r0"}
+    >>> run = dict.fromkeys(SAME, 1) | {"ttft_ms": 341.127, "tpot_ms": 5.0896, "run_id": "r0"}
     >>> repeats([run, run | {"run_id": "r9", "ttft_ms": 341.13, "tpot_ms": 5.09}])
     {'r9'}
     """
@@ -54,7 +54,7 @@ def repeats(runs: Sequence[Mapping[str, Any]]) -> set[str]:
 def stated_again(runs: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the ids of scored runs that state the measurement of an earlier scored run once more (possibly rounded).
 
-    >>> run = dict.fromkeys(SAME) | {"ttft_ms": 341.127, "tpot_ms": 5.0896, "run_id": "r0"}
+    >>> run = dict.fromkeys(SAME, 1) | {"ttft_ms": 341.127, "tpot_ms": 5.0896, "run_id": "r0"}
     >>> sorted(stated_again([run, run | {"run_id": "r1", "ttft_ms": 341.13}, run | {"run_id": "r2", "tpot_ms": 6.0}]))
     ['r1']
     """
