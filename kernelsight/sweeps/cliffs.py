@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.serving.engine.host import host_of, host_times
-
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
@@ -37,6 +35,8 @@ def cliff_of(session: Session, settings: dict[str, Any]) -> str | None:
     ``settings``: of the deployment that decodes. The factor is that of a decode step of the mean of these batches, its
     kernels taking the mean of all decode steps.
     """
+    from kernelsight.serving.engine.host import host_of, host_times
+
     largest = settings["graph_max_tokens"]
     if not largest or settings["num_speculative_tokens"]:
         return None

@@ -73,6 +73,7 @@ def launch_command(
     stated["speculative_model"] = speculative_model and served_name(speculative_model)
     stated = {flag: value for flag, value in stated.items() if value is not None}
     named = served_name(asked or deployment["model"], (model or {}).get("huggingface_id"))
+    of_replica = dict(stated)
     said, unsaid = _parallel(engine, stated, bool((model or {}).get("experts")))
     if stated.get("enable_chunked_prefill") is False and engine == "sglang":
         stated.pop("max_num_batched_tokens", None)
@@ -83,7 +84,8 @@ def launch_command(
         if flag == "max_num_seqs" and engine == "trtllm":  # its option counts the requests of a micro-batch
             value, beyond = divmod(value, stated.get("pipeline_parallel_size", 1))
             unsaid |= {flag: stated[flag]} if beyond else {}
-        if flag in (*PARALLEL, *unsaid) or value == _default(engine, flag, bool(deployment.get("engine_version"))):
+        default = _default(engine, flag, bool(deployment.get("engine_version")))
+        if flag in (*PARALLEL, *unsaid) or (value == default and stated[flag] == of_replica[flag]):
             continue
         option = _option(engine, flag, value)
         if option is None:

@@ -75,6 +75,9 @@ def test_replicas_of_a_dense_model_of_sglang_keep_their_own_gpus():
     assert dense.line.endswith("--tp-size 2 --dp-size 4 --max-running-requests 8")
     experts = launch_command({"model": "m", "engine": "sglang", "tp": 2, "dp": 4, "max_num_seqs": 8}, MOE)
     assert experts.line.endswith("--tp-size 8 --dp-size 4 --enable-dp-attention --max-running-requests 32")
+    # as many as the default of one engine, but over all replicas
+    group = launch_command({"model": "m", "engine": "sglang", "tp": 1, "dp": 4, "max_num_seqs": 1024}, MOE)
+    assert group.line.endswith("--max-running-requests 4096")
 
 
 def test_defaults_are_left_out_and_what_no_option_says_is_listed():
