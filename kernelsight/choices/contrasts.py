@@ -18,6 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from kernelsight.searching.gaussian_process import matern, squared_distances
+
 # standard deviation of each effect in the log: constant and varying with the shape
 SIZES = {
     "engine": 0.15,
@@ -161,9 +163,11 @@ def _covariance(pairs: _Pairs, sizes: Sizes) -> np.ndarray:
     def rows_of(table: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
         return table.take(one, axis=0).take(other, axis=1)
 
-    found = rows_of(matern(distances(shape * sizes.shared_scales, other_shape * sizes.shared_scales)), site, other_site)
+    found = rows_of(
+        matern(squared_distances(shape * sizes.shared_scales, other_shape * sizes.shared_scales)), site, other_site
+    )
     found *= rows_of(varies, label, other_label)
-    near = rows_of(matern(distances(seen * sizes.own_scales, other_seen * sizes.own_scales)), site, other_site)
+    near = rows_of(matern(squared_distances(seen * sizes.own_scales, other_seen * sizes.own_scales)), site, other_site)
     near *= rows_of(own, label, other_label)
     found += near
     found += rows_of(constant, label, other_label)
@@ -176,22 +180,6 @@ def _with_noise(pairs: _Pairs, sizes: Sizes) -> np.ndarray:
     found = _covariance(pairs, sizes) + LEVEL**2 * pairs.site
     found[np.diag_indices_from(found)] += sizes.effects["noise"] ** 2
     return found
-
-
-def matern(apart: np.ndarray) -> np.ndarray:
-    """Return the Matern 5/2 correlation at distances in lengths.
-
-    >>> matern(np.array([0.0, 1.0])).round(3).tolist()
-    [1.0, 0.524]
-    """
-    scaled = np.sqrt(5.0) * apart
-    return (1.0 + scaled + scaled**2 / 3.0) * np.exp(-scaled)
-
-
-def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return (rows of one, rows of other): Euclidean distances."""
-    squares = (one**2).sum(axis=1)[:, None] + (other**2).sum(axis=1) - 2.0 * one @ other.T
-    return np.sqrt(np.maximum(squares, 0.0))
 
 
 def tuned(rows: Candidates, given: Candidates | None = None) -> Sizes:

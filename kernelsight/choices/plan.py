@@ -12,9 +12,10 @@ import polars as pl
 
 from kernelsight.choices.candidates import Choice, hidden_octaves
 from kernelsight.choices.choices import Contrasts, contrasts, shape_texts
-from kernelsight.choices.contrasts import Sizes, distances, matern
+from kernelsight.choices.contrasts import Sizes
 from kernelsight.errors import InvalidInput
 from kernelsight.measure.families import FAMILIES
+from kernelsight.searching.gaussian_process import matern, squared_distances
 
 # the share of a budget that is spread by chance before expected regret decides: where nothing was measured, what is
 # expected misleads (docs/lab/choices.md)
@@ -93,7 +94,7 @@ def _greedy(weight: np.ndarray, place: np.ndarray, taken: np.ndarray, count: int
 
 
 def _lowered(weight: np.ndarray, place: np.ndarray, site: int) -> np.ndarray:
-    near = matern(distances(place, place[site : site + 1]))[:, 0]
+    near = matern(squared_distances(place, place[site : site + 1]))[:, 0]
     return np.where(weight < 0.0, weight, weight * (1.0 - near**2))
 
 

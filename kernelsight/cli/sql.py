@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernelsight.cli.options import TABLE_ENDINGS, add_gpus, add_no_files, add_output, open_session, show_table
 from kernelsight.errors import InvalidInput, MissingTable
-from kernelsight.present.output import check_ending, progress, write_table
+from kernelsight.present.output import check_ending, note, progress, write_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,6 +24,14 @@ def declare(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--db", metavar="FILE", help="saved run (.duckdb), opened read-only")
     add_no_files(verb)
     add_gpus(verb)
+    verb.add_argument(
+        "--sweep",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="measured kernels for the table sweep_points, written by calibrate import or measure (default: those of "
+        "the installed package)",
+    )
     add_output(verb, "also write the rows: .parquet, .csv, .json")
 
 
@@ -34,6 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise InvalidInput("--gpus cannot be used with --db: a saved run has its own GPUs; remove one of them.")
     with _session_for(arguments) as session:
         session.progress = progress
+        session.offer("sweep_points", lambda: _sweep_points(arguments.sweep))
         try:
             rows = _with_unique_names(session.query(arguments.query))
         except MissingTable as error:
@@ -46,6 +57,14 @@ def run(arguments: argparse.Namespace) -> None:
         if target:
             write_table(rows, target)
         show_table(rows, arguments, written=True)
+
+
+def _sweep_points(stated: Sequence[str]) -> pa.Table:
+    from kernelsight.fitting.sweep_files import sweep_points
+
+    if not stated:
+        note("reads the sweeps of the installed package; --sweep reads what `kernelsight calibrate import` wrote")
+    return sweep_points([Path(name) for name in stated])
 
 
 def _with_unique_names(rows: pa.Table) -> pa.Table:

@@ -174,6 +174,18 @@ class Session:
             added = pa.concat_tables([there.filter(pa.array(kept, pa.bool_())), added])
         self.give(name, added)
 
+    def offer(self, name: str, read: Callable[[], pa.Table]) -> None:
+        """Let ``read`` provide a given table when it is first asked for, where it is not available otherwise.
+
+        >>> from kernelsight import connect
+        >>> with connect() as session:
+        ...     session.offer("sweep_points", lambda: session.graph.contracts["sweep_points"].schema.empty_table())
+        ...     session.table("sweep_points").num_rows
+        0
+        """
+        self.graph.known(name)
+        self._facts.setdefault(name, read)
+
     def _computed_from(self, name: str) -> list[str]:
         computed = (set(self._tables) | set(self._pending) | self._stored) - self._given - {name}
         return sorted(other for other in computed if self.graph.depends(other, name, fixed=self._given))

@@ -7,11 +7,14 @@ from functools import partial
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.engine import first_line
 from kernelsight.dataflow.parquet_files import read_schema
 from kernelsight.errors import InvalidInput, breaks_contract
+from kernelsight.fitting.kernel_sweeps import aiconfigurator, plain
+from kernelsight.fitting.kernel_sweeps.importing import imported_points
 from kernelsight.fitting.kernel_sweeps.points import MEASURED_HERE
 
 
@@ -27,6 +30,17 @@ def check_sweeps(sweeps: Sequence[Path]) -> None:
 def no_sweep(path: Path, found: str) -> InvalidInput:
     """Return the refusal of a file that ``found`` says is no sweep."""
     return InvalidInput(f"file {path} {found}; `kernelsight calibrate import aiconfigurator -o FILE` writes a sweep.")
+
+
+def sweep_points(sweeps: Sequence[Path]) -> pa.Table:
+    """Return measured kernels: of files that ``calibrate import`` wrote; none named: of the installed package.
+
+    InvalidInput: the package (extra ``silicon``) is not installed.
+    """
+    if not sweeps:
+        return imported_points(aiconfigurator.read(None, None, None))
+    check_sweeps(sweeps)
+    return imported_points(batch for path in sweeps for batch in plain.read(path, None, None))
 
 
 def measured_families(sweeps: Sequence[Path], gpus: Sequence[str]) -> dict[str, int]:

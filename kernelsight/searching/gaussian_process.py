@@ -82,7 +82,8 @@ def matern(squares: np.ndarray) -> np.ndarray:
     return found
 
 
-def _squares(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def squared_distances(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return (rows of left, rows of right): squared Euclidean distances, which rounding may bring just below 0."""
     found = (left**2).sum(1)[:, None] + (right**2).sum(1)[None]
     found -= left @ (2.0 * right).T
     return found
@@ -100,7 +101,7 @@ def covariance(inputs: Inputs, left: np.ndarray, right: np.ndarray, settings: np
     size, scales, weights = _parts(inputs, settings)
     regime = size[REGIME] ** 2 * (inputs.regimes[left][:, None] == inputs.regimes[right][None])
     found = LEVEL_SD**2 + regime
-    smooth = matern(_squares(inputs.features[left] * scales, inputs.features[right] * scales))
+    smooth = matern(squared_distances(inputs.features[left] * scales, inputs.features[right] * scales))
     smooth *= size[PARAMETERS] ** 2
     found += smooth
     alike = inputs.words[left] @ (inputs.words[right] * weights[inputs.word_of]).T
@@ -117,7 +118,7 @@ def covariance(inputs: Inputs, left: np.ndarray, right: np.ndarray, settings: np
         product *= size[LINEAR] ** 2
         product += regime
         found += product
-        apart = _squares(one, other)
+        apart = squared_distances(one, other)
         apart /= count * size[SOURCE_SCALE] ** 2
         smooth = matern(apart)
         smooth *= size[SOURCES] ** 2
@@ -152,7 +153,7 @@ class _Pairs:
         if self.count:
             sources = inputs.sources[rows]
             self.product = sources @ sources.T / self.count
-            self.squares = _squares(sources, sources) / self.count
+            self.squares = squared_distances(sources, sources) / self.count
 
 
 class _Terms(NamedTuple):

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import kernelsight as ks
+from tests.fitting.measured import gemm, write
 
 
 def test_tables_lists_every_table(command):
@@ -218,3 +219,10 @@ def test_a_saved_run_is_never_written(saved_run, refusal):
     assert "but got: drop." in refusal("sql", "drop table requests", "--db", saved_run[0])
     assert "but got: delete." in refusal("sql", "delete from requests", "--db", saved_run[0])
     assert saved_run[0].read_bytes() == before
+
+
+def test_measured_kernels_answer_to_sql(command, refusal, tmp_path):
+    sweep = write(tmp_path / "mine.parquet", [gemm("h100_sxm", m, 4096, 4096, 20.0 + m) for m in (16, 32)])
+    query = "select sum(latency_us) as us from sweep_points join gpus using (gpu)"
+    assert command("sql", query, "--sweep", sweep, "--format", "json").json == [{"us": 88.0}]
+    assert "does not exist" in refusal("sql", query, "--sweep", tmp_path / "none.parquet")

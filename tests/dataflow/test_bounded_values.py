@@ -44,7 +44,8 @@ def test_sound_json_is_read(value: Any) -> None:
 @random_worlds(200)
 @given(VALUES)
 def test_sound_yaml_is_read(value: Any) -> None:
-    assert parse_yaml(yaml.safe_dump(value, allow_unicode=True), refuse) == [value]
+    text = yaml.safe_dump(value, allow_unicode=True)
+    assert parse_yaml(text, refuse) == [yaml.safe_load(text)]  # whose own dumper writes U+0085 as a line break
 
 
 @random_worlds(300)

@@ -37,28 +37,40 @@ class Imported(NamedTuple):
 
 def import_sweep(batches: Iterable[Batch], target: Path | None) -> Imported:
     """Check, name and merge batches into ``target``, written atomically (None: only count)."""
+    with _writer(target) as write:
+        return _import(batches, write)
+
+
+def imported_points(batches: Iterable[Batch]) -> pa.Table:
+    """Return the rows of ``sweep_points`` of batches, checked, named and merged."""
+    schema = contracts()["sweep_points"].schema.remove_metadata()
+    tables = [schema.empty_table()]
+    _import(batches, lambda table: tables.append(table.cast(schema)))
+    return pa.concat_tables(tables)
+
+
+def _import(batches: Iterable[Batch], write: Callable[[pa.Table], None]) -> Imported:
     gpus = {row["gpu"]: row for row in facts("gpus").to_pylist()}
     summary: list[dict[str, Any]] = []
     unlisted: set[str] = set()
     unread: set[str] = set()
-    with _writer(target) as write:
-        for batch in batches:
-            dropped, kept, points = Counter(batch.dropped), 0.0, 0
-            unread.update(batch.unread)
-            if batch.family:
-                if batch.gpu not in gpus:
-                    raise unknown("GPU", batch.gpu, gpus, "The GPUs of a sweep must be in the catalogue.")
-                rows, names = _judged(batch, gpus[batch.gpu])
-                unlisted.update(names)
-                counts = rows.group_by("reason").agg(pl.col("weight").sum()).iter_rows()
-                dropped.update({reason: weight for reason, weight in counts if reason})
-                sound = rows.filter(pl.col("reason").is_null())
-                kept = sound["weight"].sum()
-                table = to_contract(merged(sound), batch.gpu, batch.family)
-                points = table.num_rows
-                write(table)
-            if kept or dropped:
-                summary += _counted(batch, dropped, kept, points)
+    for batch in batches:
+        dropped, kept, points = Counter(batch.dropped), 0.0, 0
+        unread.update(batch.unread)
+        if batch.family:
+            if batch.gpu not in gpus:
+                raise unknown("GPU", batch.gpu, gpus, "The GPUs of a sweep must be in the catalogue.")
+            rows, names = _judged(batch, gpus[batch.gpu])
+            unlisted.update(names)
+            counts = rows.group_by("reason").agg(pl.col("weight").sum()).iter_rows()
+            dropped.update({reason: weight for reason, weight in counts if reason})
+            sound = rows.filter(pl.col("reason").is_null())
+            kept = sound["weight"].sum()
+            table = to_contract(merged(sound), batch.gpu, batch.family)
+            points = table.num_rows
+            write(table)
+        if kept or dropped:
+            summary += _counted(batch, dropped, kept, points)
     return Imported(summary, unlisted, unread)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from kernelsight.searching.llm.prompt import BINS, EDGES
 
@@ -112,17 +113,9 @@ def log_spread(probabilities: np.ndarray) -> float:
 def isotonic(confidence: np.ndarray, hit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (confidences, shares of hits): the non-decreasing steps of least squared error.
 
-    Pool adjacent violators (Barlow et al. 1972).
-
     >>> isotonic(np.array([0.2, 0.4, 0.6, 0.8]), np.array([0.0, 1.0, 0.0, 1.0]))[1].tolist()
     [0.0, 0.5, 0.5, 1.0]
     """
-    found, place = np.unique(confidence, return_inverse=True)
+    levels, place = np.unique(confidence, return_inverse=True)
     hits, counts = np.bincount(place, hit.astype(float)), np.bincount(place)
-    blocks: list[tuple[float, int, int]] = []  # share, weight, distinct confidences
-    for share, count in zip(hits / counts, counts, strict=True):
-        blocks.append((float(share), int(count), 1))
-        while len(blocks) > 1 and blocks[-2][0] >= blocks[-1][0]:
-            (last, n, many), (before, m, more) = blocks.pop(), blocks.pop()
-            blocks.append(((last * n + before * m) / (n + m), n + m, many + more))
-    return found, np.repeat([share for share, _, _ in blocks], [many for _, _, many in blocks])
+    return levels, isotonic_regression(hits / counts, weights=counts).x
