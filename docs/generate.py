@@ -39,15 +39,23 @@ DOCS = ROOT / "docs"
 GENERATED = "<!-- Written by docs/generate.py: change what it reads instead. -->"
 BLOCK = re.compile(r"(<!-- (run|file|output)([^\n]*?) -->\n)(?:(\s*```(\w*)\n)(.*?)(```\n))?", re.S)
 FENCE = re.compile(r"^```bash[^\n]*\n(.*?)^```", re.S | re.M)
-FOLDERS = {
+# pages of tables, in this order: those in folders of sql/ and beside them what Python makes
+GROUPS = {
     "given": "Given by you",
     "facts": "Facts that ship",
     "deploy": "Deployments",
     "lower": "Kernel calls",
     "kernel": "Kernel latencies and step costs",
     "serve": "Serving results",
-    "python": "Made by Python nodes",
+    "comparison": "Comparison with logs",
+    "searching": "Kernel choice and search",
     "catalogue": "The tables themselves",
+}
+# Python nodes that are not of serving
+NODES = {
+    **dict.fromkeys(("_family_latencies", "launch_signatures", "step_costs", "step_totals"), "kernel"),
+    **dict.fromkeys(("step_shapes", "deployment_reach"), "deploy"),
+    "searches": "searching",
 }
 
 
@@ -218,49 +226,54 @@ def cell(text: str) -> str:
 # ---------------------------------------------------------------- reference: tables
 
 
-def tables_page() -> str:
-    """Return the reference of all tables, from the contracts in schemas/ and the nodes that make them."""
+def tables_pages() -> dict[str, str]:
+    """Return the reference of all tables, a page each group, from the contracts in schemas/ and their nodes."""
     with ks.connect() as session:
         rows = session.table("catalogue_tables").to_pylist()
         contracts = session.graph.contracts
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(group_of(row), []).append(row)
-    parts = [
+    groups = {name: [row for row in rows if group_of(row) == name] for name in GROUPS}
+    pages = {row["table"]: f"{name}.md" for name, members in groups.items() for row in members}
+    index = [
         "# Tables",
         GENERATED,
         "A *given* table is stated by you or ships with the package; a *derived* table is computed when it is asked "
         "for. Units end the names of columns. `kernelsight tables TABLE` prints the same.",
     ]
-    order = [*FOLDERS, *sorted(set(groups) - set(FOLDERS))]
-    for name in (name for name in order if name in groups):
-        title = FOLDERS.get(name, name)
-        listed = [f"| [`{row['table']}`](#{row['table']}) | {cell(row['doc'])} |" for row in groups[name]]
-        parts += [f"## {title}", "\n".join(["| table | |", "|---|---|", *listed])]
-        parts += [table_section(row, contracts, rows) for row in groups[name]]
-    return "\n\n".join(parts) + "\n"
+    written = {}
+    for name, members in groups.items():
+        links = [f"| [`{row['table']}`](tables/{name}.md#{row['table']}) | {cell(row['doc'])} |" for row in members]
+        index.append(f"## {GROUPS[name]}\n\n" + "\n".join(["| table | |", "|---|---|", *links]))
+        sections = [table_section(row, contracts, rows, pages) for row in members]
+        top = "All tables: [reference](../tables.md)."
+        written[f"tables/{name}.md"] = "\n\n".join([f"# Tables: {GROUPS[name]}", GENERATED, top, *sections]) + "\n"
+    return {"tables.md": "\n\n".join(index) + "\n", **written}
 
 
 def group_of(row: dict[str, Any]) -> str:
-    """Return the heading under which a table stands: its folder of ``sql/``, or what gives it."""
+    """Return the page of a table: its folder of ``sql/``, or what gives or computes it."""
     if row["table"].startswith("catalogue_"):
         return "catalogue"
     if row["kind"] == "given":
         return "facts" if row["table"] in embedded_facts() else "given"
-    return row["node"].split("/")[0] if "/" in row["node"] else "python"
+    if "/" in row["node"]:
+        return row["node"].split("/")[0]
+    *_, room, _, function = row["node"].partition("[")[0].split(".")
+    return room if room in GROUPS else NODES.get(function, "serve")
 
 
-def table_section(row: dict[str, Any], contracts: dict[str, Contract], rows: list[dict[str, Any]]) -> str:
+def table_section(
+    row: dict[str, Any], contracts: dict[str, Contract], rows: list[dict[str, Any]], pages: dict[str, str]
+) -> str:
     """Return one table: grain, what makes it, and its columns, or the table that has the same ones."""
     contract = contracts[row["table"]]
-    lines = [f"### {row['table']}", f"{row['doc']} One row: {row['grain']}."]
+    lines = [f"## {row['table']}", f"{row['doc']} One row: {row['grain']}."]
     if row["node"]:
-        inputs = ", ".join(f"[`{name}`](#{name})" for name in row["inputs"]) or "nothing"
+        inputs = ", ".join(f"[`{name}`]({pages[name]}#{name})" for name in row["inputs"]) or "nothing"
         lines.append(f"Made by `{row['node']}` from {inputs}.")
     same = [other for other in rows if contracts[other["table"]].columns == contract.columns]
     first = max(same, key=lambda other: len(other["inputs"]))["table"]
     if first != row["table"]:
-        lines.append(f"Columns as in [`{first}`](#{first}).")
+        lines.append(f"Columns as in [`{first}`]({pages[first]}#{first}).")
         return "\n\n".join(lines)
     columns = ["| column | type | unit | |", "|---|---|---|---|"]
     for column in contract.columns:
@@ -331,7 +344,9 @@ def described(thing: Any) -> str:
     return "\n".join([*parts, *(["```"] if code else [])])
 
 
-REFERENCE = {"cli.md": cli_page, "tables.md": tables_page, "python.md": python_page}
+def reference() -> dict[str, str]:
+    """Return the pages of the reference, by their paths below docs/reference/."""
+    return {"cli.md": cli_page(), **tables_pages(), "python.md": python_page()}
 
 
 def main() -> None:
@@ -340,8 +355,9 @@ def main() -> None:
     words.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="default: all, and the reference")
     words.add_argument("--figures", action="store_true", help="figures of benches alone; no example is run")
     asked = words.parse_args()
-    for name, page in REFERENCE.items() if not asked.pages and not asked.figures else ():
-        (DOCS / "reference" / name).write_text(page(), encoding="utf-8")
+    for name, page in reference().items() if not asked.pages and not asked.figures else ():
+        (DOCS / "reference" / name).parent.mkdir(exist_ok=True)
+        (DOCS / "reference" / name).write_text(page, encoding="utf-8")
     for path in asked.pages or pages():
         before = path.read_text(encoding="utf-8")
         after = with_figures(before if asked.figures else with_examples(before))
