@@ -164,7 +164,7 @@ def _bulk(
     columns = numeric(calls.filter(pa.array(kind_of_row == 0)), [*FAMILIES[family].form.reads, "flops", "bytes"])
     columns = {name: np.resize(values, rows).astype(np.float32) for name, values in columns.items()}
     hardware = {name: np.asarray(values, np.float32) for name, values in hardware.items()}
-    expression = latency._kernel(family)
+    expression = latency.kernel_of(family)
 
     def run(start: int, stop: int) -> dict[str, np.ndarray]:
         block = {name: values[start:stop] for name, values in columns.items()}

@@ -120,6 +120,27 @@ def step_costs(
     )
 
 
+@reads("family_calls")
+def kernel_sensitivities(
+    deployment_settings: pa.Table,
+    sharded_layers: pa.Table,
+    layer_weights: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
+    *,
+    read: Reader,
+) -> pa.Table:
+    """How the latency of each kernel goes with the facts of its GPU: derivatives of the kernel model, taken by JAX."""
+    from kernelsight.kernels.launches import launched_families
+    from kernelsight.kernels.sensitivities import sensitivities_of_families
+
+    facts = (deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations)
+    families = launched_families(deployment_settings, sharded_layers, layer_weights)
+    return sensitivities_of_families(families, facts, read)
+
+
 @produces(
     "request_statistics",
     "itl_percentiles",
@@ -132,8 +153,9 @@ def step_costs(
     "request_parts",
     "request_statistics_at_ends",
     "resource_gains",
+    "scenario_sensitivities",
 )
-@reads("step_cost_shares")
+@reads("step_cost_shares", "step_cost_sensitivities")
 def simulation(
     scenarios: pa.Table,
     scenario_loads: pa.Table,
@@ -179,6 +201,11 @@ def simulation(
     if "resource_gains" in wanted:
         shares = read("step_cost_shares", read.columns_of("step_cost_shares"))
         made["resource_gains"] = gains_of_resources(world, step_costs, step_shapes, shares, threads)
+    if "scenario_sensitivities" in wanted:
+        from kernelsight.serving.runs.scenario_sensitivities import sensitivities_of_scenarios
+
+        moves = read("step_cost_sensitivities", read.columns_of("step_cost_sensitivities"))
+        made["scenario_sensitivities"] = sensitivities_of_scenarios(world, step_costs, step_shapes, moves, threads)
     others = wanted - made.keys()
     return (simulate_scenarios(world, others, threads) if others else {}) | made
 

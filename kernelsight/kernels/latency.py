@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from kernelsight.dataflow.cache import remembered
-from kernelsight.dataflow.columns import evaluate, numeric
+from kernelsight.dataflow.columns import evaluate
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
-from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
+from kernelsight.kernels.hardware import BY_MATH
 from kernelsight.kernels.intervals import spread
-from kernelsight.kernels.kinds import (
-    TIERS,
-    constants_of,
-    interval_half_widths,
-    kinds_of,
-    nearby_at,
-    network_at,
-    points_at,
+from kernelsight.kernels.kinds import TIERS, interval_half_widths
+from kernelsight.kernels.network import correction
+from kernelsight.kernels.prepared import (
+    COLD_BYTES,
+    Part,
+    Prepared,
+    factors_of,
+    is_cold,
+    limited,
+    nodes_of_rows,
+    parts_of,
+    prepared,
+    raised,
 )
-from kernelsight.kernels.likeness import Likeness
-from kernelsight.kernels.nearby import Nearby, nearby_delta
-from kernelsight.kernels.network import Network, correction, scaled
-from kernelsight.kernels.points import mean_of, places, sizes_of
-from kernelsight.kernels.resolve import family_facts, fitted_gpus, siblings
 
 # of kernel_latencies
 COLUMNS = ["deployment_id", "step_shape_id", "call", "family", "name", "count", "tiles", "roofline_us", "bound", "eta"]
 COLUMNS += ["latency_us", "latency_p05_us", "latency_p95_us", "tier", "evidence"]
 BOUNDS = ("compute", "memory", "link")
-# general constants count in units and clocks of NVIDIA GPUs: on hardware that is built otherwise, no call of a vendor
-# without measurements is taken to be slower than this
-SLOWEST_US, SLOWEST_ETA = 50.0, 8.0
-# a forward pass touches far more bytes than L2 holds before it reads a weight or a cached key again
-COLD_BYTES = 1e15
 
 
 class Answers(NamedTuple):
@@ -141,121 +134,38 @@ def answers(
     backend: str = "auto",
 ) -> Answers:
     """Return what ``latencies`` makes its table of; ``calls`` needs the columns of ``columns_read`` alone."""
-    rows = calls.num_rows
-    declared = FAMILIES[family]
-    columns = numeric(calls, [*declared.form.reads, "flops", "bytes"])
-    columns["gpu"] = _positions(calls["gpu"], gpus["gpu"])
-    if not declared.vector_work and "math" in calls.column_names:
-        columns["math"] = _positions(calls["math"], pa.array(MATH))
-    kinds, kind_of_row = kinds_of(family, calls, settings)
-    hardware = remembered((gpus, fabrics), "hardware", lambda: hardware_columns(gpus, fabrics))
-    alike = remembered((gpus, fabrics), ("alike", family), lambda: Likeness(family, gpus, hardware))
-    at, evidence = constants_of(family, kinds, implementations, gpus, coefficients, alike)
-    known = family_facts(family, implementations, gpus)
-    for kind in kinds:
-        others = fitted_gpus(coefficients, family, kind["without"], kind["vendor"])
-        others = set() if kind["answers"] == "target-measured" else others
-        kind["octaves"] = alike.octaves(kind["gpu"], siblings(known, kind["gpu"], others) or others)
-    networks = {gpu: network_at(coefficients, family, gpu) for gpu in {kind["corrected"] for kind in kinds} - {None}}
+    ready = prepared(family, calls, settings, gpus, fabrics, coefficients, implementations)
     results: dict[str, np.ndarray] = {}
-    # a measured GPU has a correction of its own: its rows are evaluated together
-    for gpu in dict.fromkeys(kind["corrected"] for kind in kinds) or [None]:
-        mine = [number for number, kind in enumerate(kinds) if kind["corrected"] == gpu]
-        chosen = slice(None) if len(mine) == len(kinds) else np.flatnonzero(np.isin(kind_of_row, mine))
-        part = {name: values[chosen] for name, values in columns.items()}
-        found = _evaluate(family, part, kind_of_row[chosen], kinds, at, hardware, networks.get(gpu), backend)
-        if nearby := nearby_at(coefficients, family, gpu) if gpu else {}:
-            factor = _nearby_factor(family, part, kind_of_row[chosen], kinds, hardware, networks[gpu][0], nearby)
-            least = found["roofline_us"] if "math" in part or declared.wire_share else 0.0
-            found["latency_us"] = np.maximum(found["latency_us"] * factor, least)
-        if any(kind["points"] is not None for kind in kinds):
-            factor = _points_factor(
-                family, part, kind_of_row[chosen], kinds, hardware, found["latency_us"], coefficients
-            )
-            least = found["roofline_us"] if "math" in part or declared.wire_share else 0.0
-            found["latency_us"] = np.maximum(found["latency_us"] * factor, least)
+    for one in parts_of(ready):
+        found = evaluated(ready, one, backend)
+        for factor in factors_of(ready, one, found["latency_us"], found["roofline_us"], coefficients):
+            found["latency_us"] = raised(np, is_cold(ready), found["latency_us"], found["roofline_us"], factor.value)
         for name, values in found.items():
-            results.setdefault(name, np.empty(rows))[chosen] = values
-    tier = np.array([TIERS.index(kind["answers"]) for kind in kinds], dtype=int)[kind_of_row]
-    roofline, latency = results["roofline_us"], results["latency_us"]
-    slowest = np.where(tier == TIERS.index("unmeasured-vendor"), SLOWEST_US + SLOWEST_ETA * roofline, np.inf)
-    latency = np.where(tier == TIERS.index("roofline"), roofline, np.minimum(latency, slowest))
-    if "beside" in calls.column_names:
-        # hidden behind the kernel on the other stream, from which it takes bandwidth
-        beside = pc.fill_null(calls["beside"], False).to_numpy(zero_copy_only=False)
-        latency = np.where(beside, np.minimum(latency, roofline), latency)
-    return Answers(kinds, kind_of_row, evidence, results, tier, latency)
+            results.setdefault(name, np.empty(calls.num_rows))[one.rows] = values
+    latency = limited(np, results["latency_us"], results["roofline_us"], ready.limits)
+    return Answers(ready.kinds, ready.kind_of_row, ready.evidence, results, ready.tier, latency)
 
 
-def _evaluate(
-    family: str,
-    columns: dict[str, np.ndarray],
-    kind_of_row: np.ndarray,
-    kinds: Sequence[Mapping[str, Any]],
-    at: Mapping[str, np.ndarray],
-    hardware: Mapping[str, np.ndarray],
-    network: tuple[Network, list[str]] | None,
-    backend: str,
-) -> dict[str, np.ndarray]:
+def evaluated(ready: Prepared, part: Part, backend: str) -> dict[str, np.ndarray]:
     """Run the family's expression over rows that share a correction, or have none."""
-    columns = dict(columns)
+    columns, kind_of_row = dict(part.columns), part.kind_of_row
     # one GPU, arithmetic and kernel, the common case, are numbers: no gather per row
     uniform = {name: columns.pop(name)[0] for name in ("gpu", "math") if name in columns and _is_uniform(columns[name])}
     if kind_of_row.size == 0 or _is_uniform(kind_of_row):
         kind = int(kind_of_row[0]) if kind_of_row.size else 0
-        values: dict[str, Any] = {name: float(values[kind]) for name, values in at.items()}
+        values: dict[str, Any] = {name: float(values[kind]) for name, values in ready.at.items()}
     else:
-        values = dict(at)
+        values = dict(ready.at)
         columns["kind"] = kind_of_row
-    if network:
-        values["network"] = network[0]
-        nodes = [network[1].index(kind["kernel"]) if kind["kernel"] in network[1] else -1 for kind in kinds]
-        columns["node"] = np.array(nodes, dtype=np.int64)[kind_of_row]
-    return evaluate(_kernel(family), kind_of_row.size, columns, uniform, hardware, values, backend=backend)
-
-
-def _nearby_factor(
-    family: str,
-    columns: Mapping[str, np.ndarray],
-    kind_of_row: np.ndarray,
-    kinds: Sequence[Mapping[str, Any]],
-    hardware: Mapping[str, np.ndarray],
-    network: Network,
-    nearby: Mapping[str, Nearby],
-) -> np.ndarray:
-    """Return what the points of a small sweep make of calls near them."""
-    call = FAMILIES[family].form.view(np, {"working_set_bytes": COLD_BYTES, **columns})
-    seen = features(np, family, call, {"sm_count": hardware["sm_count"][columns["gpu"]]})
-    kernels = np.array([kind["kernel"] for kind in kinds])[kind_of_row]
-    return np.exp(nearby_delta(scaled(seen, network), kernels, nearby))
-
-
-def _points_factor(
-    family: str,
-    columns: Mapping[str, np.ndarray],
-    kind_of_row: np.ndarray,
-    kinds: Sequence[Mapping[str, Any]],
-    hardware: Mapping[str, np.ndarray],
-    latency_us: np.ndarray,
-    coefficients: pa.Table,
-) -> np.ndarray:
-    """Return what a few points of a GPU make of the latencies that the fit across generations gives its calls."""
-    factor = np.ones(latency_us.size)
-    for number, kind in enumerate(kinds):
-        rows = np.flatnonzero(kind_of_row == number)
-        if kind["points"] is None or not rows.size:
-            continue
-        part = {name: values[rows] for name, values in columns.items()}
-        call = FAMILIES[family].form.view(np, {"working_set_bytes": COLD_BYTES, **part})
-        seen = features(np, family, call, {"sm_count": hardware["sm_count"][part["gpu"]]})
-        words = dict(zip(("engine", "implementation", "dtype"), kind["kernel"].split("|"), strict=True))
-        where = places({"family": family, **words}, np.log(latency_us[rows]), sizes_of(family, seen))
-        factor[rows] = np.exp(mean_of(where, points_at(coefficients, family, kind["fit"])))
-    return factor
+    if part.corrected in ready.networks:
+        values["network"] = ready.networks[part.corrected][0]
+        columns["node"] = nodes_of_rows(ready, part)
+    kernel = kernel_of(ready.family)
+    return evaluate(kernel, kind_of_row.size, columns, uniform, ready.hardware, values, backend=backend)
 
 
 @cache
-def _kernel(family: str) -> Callable[..., dict[str, Any]]:
+def kernel_of(family: str) -> Callable[..., dict[str, Any]]:
     """The family's whole expression: gather hardware and constants; roofline, bound, latency, correction, tiles."""
     declared = FAMILIES[family]
     form, wire_share = declared.form, declared.wire_share
@@ -299,14 +209,6 @@ def _kernel(family: str) -> Callable[..., dict[str, Any]]:
 
 def _is_uniform(values: np.ndarray) -> bool:
     return values.size > 0 and bool((values == values[0]).all())
-
-
-def _positions(values: pa.ChunkedArray | pa.Array, among: pa.ChunkedArray | pa.Array) -> np.ndarray:
-    among = among.combine_chunks() if isinstance(among, pa.ChunkedArray) else among
-    if pa.types.is_dictionary(values.type):
-        values = values.combine_chunks()
-        return _positions(values.dictionary, among)[values.indices.to_numpy()]
-    return pc.index_in(values, among).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _words(words: Sequence[str], codes: np.ndarray) -> pa.DictionaryArray:

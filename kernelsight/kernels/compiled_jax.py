@@ -1,0 +1,79 @@
+"""Functions that JAX compiles, kept on disk between processes beside other results: tracing them takes seconds too.
+
+What is kept is machine code of this program's files, of these libraries and of this processor. It lies in the folder
+that its user alone can write (:mod:`kernelsight.dataflow.private_folder`), and a damaged file is compiled again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import platform
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kernelsight.dataflow.kept import keep, program_digest, read_kept
+
+# these programs run once or twice: what they would gain by more optimisation takes longer than they do
+OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+_ready: dict[tuple, Callable[..., Any]] = {}
+
+
+def compiled(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return ``function(*arguments)``, pytrees of arrays in float64, compiled once for their shapes.
+
+    ``function`` is named by what it computes: another function of the same name would be taken for it.
+    """
+    import jax
+
+    leaves, tree = jax.tree.flatten(arguments)
+    shapes = tuple((getattr(leaf, "shape", ()), str(getattr(leaf, "dtype", type(leaf)))) for leaf in leaves)
+    key = (function.__name__, str(tree), shapes)
+    with jax.enable_x64(True):
+        if key not in _ready:
+            _ready[key] = _loaded(key) or _compile(key, function, leaves, tree)
+        return _ready[key](leaves)
+
+
+def _compile(key: tuple, function: Callable[..., Any], leaves: list[Any], tree: Any) -> Callable[..., Any]:
+    import jax
+    from jax.experimental import serialize_executable
+
+    flat = jax.jit(lambda values: function(*jax.tree.unflatten(tree, values)))
+    found = flat.lower(leaves).compile(OPTIONS)
+    keep(_name(key), pickle.dumps(serialize_executable.serialize(found)))
+    return found
+
+
+def _loaded(key: tuple) -> Callable[..., Any] | None:
+    from jax.experimental import serialize_executable
+
+    def decode(content: bytes) -> Callable[..., Any]:
+        return serialize_executable.deserialize_and_load(*pickle.loads(content))
+
+    return read_kept(_name(key), decode)
+
+
+def _name(key: tuple) -> str:
+    import jax
+    import jaxlib
+
+    words = (_program(), jax.__version__, jaxlib.__version__, str(jax.devices()), _processor(), repr(key))
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()
+
+
+@cache
+def _program() -> str:
+    return program_digest(Path(__file__).parent)
+
+
+@cache
+def _processor() -> str:
+    """Return what distinguishes processors that run different machine code."""
+    info = Path("/proc/cpuinfo")
+    text = info.read_text(encoding="utf-8") if info.exists() else platform.processor()
+    return "\n".join(
+        sorted({line for line in text.splitlines() if line.startswith(("flags", "Features", "model name"))})
+    )
