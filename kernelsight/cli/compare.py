@@ -27,6 +27,8 @@ FORMATS = (
     *("otlp", "blis", "table"),
 )
 METRICS = ("ttft", "tpot", "e2e")
+# what marks the answer of another kind of comparison, and its table
+BY_KEY = {"stages": "stage_vs_prediction", "changes": "log_changes"}
 MOST_SHOWN = 8
 
 
@@ -39,6 +41,12 @@ def declare(verb: argparse.ArgumentParser) -> None:
         metavar="FILE",
         required=True,
         help="requests: of a benchmark client or server; a folder: all of its files, each as what it is",
+    )
+    log.add_argument(
+        "--baseline",
+        nargs="+",
+        metavar="FILE",
+        help="an earlier log, of the same form: what changed since; on a deployment, or without --model and --gpu",
     )
     log.add_argument("--log-format", choices=FORMATS, default="auto", help="format of --log (default: by its fields)")
     log.add_argument(
@@ -79,6 +87,7 @@ def run(arguments: Any) -> None:
         found = session.compare(
             deployment=flags | ({"launch": arguments.launch} if line else {}),
             log=arguments.log,
+            baseline=arguments.baseline,
             log_format=arguments.log_format,
             columns=_columns(arguments.columns),
             steps=arguments.steps,
@@ -94,14 +103,14 @@ def run(arguments: Any) -> None:
         if arguments.format == "json":
             print(as_json(answer | ({"launch": line.as_dict()} if line else {})))
         elif arguments.format == "csv":
-            rows = found.table("stage_vs_prediction" if "stages" in answer else "miss_by_part")
+            rows = found.table(next((name for key, name in BY_KEY.items() if key in answer), "miss_by_part"))
             print(as_csv(rows.to_pylist(), rows.column_names), end="")
         else:
             print_page(_page(answer))
         if target and target.suffix == ".duckdb":
             found.save(target)
-        elif target and "stages" in answer:
-            write_table(found.table("stage_vs_prediction"), target)
+        elif target and (names := [name for key, name in BY_KEY.items() if key in answer]):
+            write_table(found.table(names[0]), target)
         elif target and target.suffix == ".parquet":
             corrections = found.table("fitted_corrections")
             write_table(corrections, target)
@@ -146,6 +155,8 @@ def _page(answer: dict[str, Any]) -> list[str]:
     if answer.get("cached_tokens"):
         real, ours = (answer["cached_tokens"][name] for name in ("measured", "predicted"))
         page.append(f"cached tokens: {real:,} reported, {ours:,} predicted")
+    if "changes" in answer:
+        return page + _changes(answer)
     rows = [{"": name.upper(), **answer[f"{name}_ms"]} for name in METRICS if answer[f"{name}_ms"]["n"]]
     shown = [
         {
@@ -183,11 +194,32 @@ def _page(answer: dict[str, Any]) -> list[str]:
     return page
 
 
-def _percentiles(percentiles: dict[str, Any]) -> list[str]:
+def _changes(answer: dict[str, Any]) -> list[str]:
+    """Return what changed since the earlier log: latencies, then the load, the speed and the settings."""
+    page = [f"{answer['baseline']['requests']:,} requests of the earlier log"]
+    page += _percentiles(answer["percentiles"], "ms, now / before")
+    shown = [
+        {
+            "what changed": row["what"].replace("_", " "),
+            "before": _shown(row["before"], row["before_word"]),
+            "now": _shown(row["after"], row["after_word"]),
+            "factor": _or_dash(row["factor"]),
+            "beyond chance": "yes" if row["certain"] else "no",
+        }
+        for row in answer["changes"]
+    ]
+    return [*page, "", *table_lines(shown, list(shown[0]), terminal_width())]
+
+
+def _shown(value: float | None, word: str | None) -> str:
+    return word if word is not None else _or_dash(value)
+
+
+def _percentiles(percentiles: dict[str, Any], title: str = "ms, measured / predicted") -> list[str]:
     """Return the percentiles of each metric, measured / predicted."""
     rows = [
-        {"ms, measured / predicted": metric.removesuffix("_ms").upper()}
-        | {name: f"{show_number(pair['measured'])} / {_or_dash(pair['predicted'])}" for name, pair in own.items()}
+        {title: metric.removesuffix("_ms").upper()}
+        | {name: f"{_or_dash(pair['measured'])} / {_or_dash(pair['predicted'])}" for name, pair in own.items()}
         for metric, own in percentiles.items()
     ]
     return ["", *table_lines(rows, list(rows[0]), terminal_width())] if rows else []

@@ -30,6 +30,17 @@ TABLES = (
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
+def is_table(given: Any) -> bool:
+    """Whether requests are a table in memory or a list of dicts, and not paths.
+
+    >>> is_table([{"arrival_s": 0.0}]), is_table("day.csv"), is_table(["day.csv"])
+    (True, False, False)
+    """
+    return hasattr(given, "__arrow_c_stream__") or (
+        isinstance(given, list) and bool(given) and isinstance(given[0], dict)
+    )
+
+
 def read_logs(
     paths: Paths = (),
     format: str = "auto",
