@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,16 @@ def declare(verb: argparse.ArgumentParser) -> None:
         help="last share of the time, to score on (default: 0.3)",
     )
     how.add_argument("--suspects", choices=("all", "none"), default="all", help="try settings that may differ")
+    watch = verb.add_argument_group("watch")
+    watch.add_argument(
+        "--watch",
+        type=float,
+        metavar="SECONDS",
+        help="go on: compare what is appended to --log, or what its address (/metrics) answers, so often",
+    )
+    watch.add_argument("--metrics-out", metavar="FILE", help="write expected beside measured times for Prometheus")
+    watch.add_argument("--history", metavar="FOLDER", help="write a Parquet file for each window")
+    watch.add_argument("--state", metavar="FILE", help="keep the state here, so that a restart goes on")
     add_deployment(verb)
     add_output(verb, "also save all tables (.duckdb), the requests (.csv, .json), or fitted corrections (.parquet)")
 
@@ -83,6 +95,11 @@ def run(arguments: Any) -> None:
     target = check_ending(arguments.output)
     flags = deployment_flags(arguments)
     line = launch_line(arguments, flags)
+    if arguments.watch is not None:
+        watch_log(arguments, flags | ({"launch": arguments.launch} if line else {}))
+        return
+    if named := [name for name in ("metrics_out", "history", "state") if getattr(arguments, name) is not None]:
+        raise InvalidInput(f"--{named[0].replace('_', '-')} is of a watch; give --watch SECONDS too.")
     with open_session(arguments) as session:
         found = session.compare(
             deployment=flags | ({"launch": arguments.launch} if line else {}),
@@ -118,6 +135,34 @@ def run(arguments: Any) -> None:
                 note(f"{target} is empty: no correction beats one factor per metric on later time")
         elif target:
             write_table(found.table("prediction_vs_production"), target)
+
+
+def watch_log(arguments: Any, flags: dict[str, Any]) -> None:
+    """Compare a growing log or a server with a deployment until the program is ended."""
+    from kernelsight.comparison.watch import Targets, Watch
+    from kernelsight.dataflow.bounded_http import check_address
+    from kernelsight.present.watched import as_line_of_json, window_lines
+    from kernelsight.scenario.launch.lines import with_launch_line
+
+    if not arguments.watch > 0.0 or arguments.watch == float("inf"):
+        raise InvalidInput(f"--watch is {arguments.watch:g}; give the seconds between two looks, above 0.")
+    if len(arguments.log) != 1 or arguments.baseline or arguments.output:
+        raise InvalidInput("--watch compares one --log FILE or address, without --baseline and -o; see --history.")
+    (source,) = arguments.log
+    if "://" in source:
+        check_address("--log", source)
+    paths = {name: getattr(arguments, name) for name in ("state", "history")} | {"metrics": arguments.metrics_out}
+    targets = Targets(**{name: Path(path) if path else None for name, path in paths.items()})
+    with open_session(arguments) as session:
+        how = {"log_format": arguments.log_format, "columns": _columns(arguments.columns)}
+        watch = Watch(source, with_launch_line(flags), session, session.compare, targets, **how)
+        with watch.alone():
+            while True:
+                for window in watch.poll():
+                    lines = [as_line_of_json(window)] if arguments.format == "json" else window_lines(window)
+                    print_page(lines)
+                    sys.stdout.flush()
+                time.sleep(arguments.watch)
 
 
 def _columns(words: list[str] | None) -> dict[str, str] | None:

@@ -72,6 +72,17 @@ def read_logs(
     return _all_tables([], given + _others(steps, metrics, kernels), rows, columns)
 
 
+def read_requests(path: str | os.PathLike[str], format: str, columns: Mapping[str, str] | None) -> pl.DataFrame:
+    """Return the requests of one file as rows of ``production_requests``, with the times of the log's own clock.
+
+    InvalidInput: what ``read_logs`` refuses.
+    """
+    one = _one(path, "requests", format, columns)
+    return pl.concat(
+        [finish_requests(run) for run in _read(one.format, [one.file], columns) if run.requests is not None]
+    )
+
+
 def read_table(
     requests: Any,
     columns: Mapping[str, str] | None = None,

@@ -139,7 +139,7 @@ def test_a_load_that_is_not_as_described_is_a_part(session: Session) -> None:
     cause = answer["cause"]
     assert (cause["kind"], cause["name"], answer["causes"]) == ("load", "output_tokens", [cause])
     assert cause["value"] == pytest.approx(drawn()["output_tokens"].to_numpy().mean() / 80.0)
-    assert "output tokens of the load are 2.0" in answer["verdict"]
+    assert "answers are 2.0" in answer["verdict"]
 
 
 def test_corrections_hold_on_later_time_and_for_this_deployment_alone(session: Session, tmp_path: Path) -> None:
@@ -327,12 +327,27 @@ def test_every_flag_of_the_command_reaches_the_comparison(monkeypatch: pytest.Mo
 
     given: dict[str, object] = {}
     monkeypatch.setattr(Session, "compare", compare)
-    words = ["--log", "a", "b", "--log-format", "table", "--columns", "ttft_ms=first", "--steps", "c", "--metrics", "d"]
+    words = [
+        "--log",
+        "a",
+        "b",
+        "--baseline",
+        "f",
+        "--log-format",
+        "table",
+        "--columns",
+        "ttft_ms=first",
+        "--steps",
+        "c",
+        "--metrics",
+        "d",
+    ]
     words += ["--kernels", "e", "--stated", "--request-rate 4", "--fit", "host", "--hold-out", "0.2"]
     words += ["--suspects", "none", "--model", "llama-3.1-8b", "--gpu", "h100_sxm"]
     assert run_command("compare", *words).err == "kernelsight: seen.\n"
     files = {
         "log": ["a", "b"],
+        "baseline": ["f"],
         "log_format": "table",
         "columns": {"ttft_ms": "first"},
         "steps": ["c"],
