@@ -23,7 +23,8 @@ import pyarrow as pa
 from record import record
 
 import kernelsight as ks
-from kernelsight.comparison.replay import Variant, given, replay
+from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.replay import Variant, given
 
 DEPLOYMENTS = (
     ({"model": "llama-3.1-8b", "gpu": "h100_sxm"}, 12.0),
@@ -154,7 +155,7 @@ def world(
         other["max_num_batched_tokens"] = 2048
         flags = {**flags, "max_num_batched_tokens": 8192}
     variant = Variant({**flags, **other}, factors, planted.get("host", 0.0) * 1e3)
-    truth = replay(session, load, [variant])[0]
+    truth = LogWorlds(session, load).serve([variant])[0]
     delay = planted.get("client", 0.0)
     # drawn apart, so that a world is the same without noise
     blur = np.exp(noise * np.random.default_rng(dice.bit_generator.seed_seq.spawn(1)[0]).standard_normal((2, n)))

@@ -22,6 +22,7 @@ from kernelsight.escape import as_html, visible
 from kernelsight.kernels.families import LOWERED
 
 if TYPE_CHECKING:
+    from kernelsight.comparison.baseline_comparison import BaselineComparison
     from kernelsight.comparison.comparison import Comparison
     from kernelsight.comparison.stage_comparison import StageComparison
     from kernelsight.forward.forward_step import Prediction
@@ -307,6 +308,7 @@ class Session(dataflow.Session):
         deployment: Mapping[str, Any] | None = None,
         requests: Any = None,
         log: Any = (),
+        baseline: Any = None,
         log_format: str = "auto",
         columns: Mapping[str, str] | None = None,
         steps: Any = (),
@@ -317,22 +319,24 @@ class Session(dataflow.Session):
         hold_out: float = 0.3,
         suspects: Literal["all", "none"] = "all",
         **flags: Any,
-    ) -> Comparison | StageComparison:
+    ) -> Comparison | StageComparison | BaselineComparison:
         """Compare a production log with its replay on a deployment: why they differ, and what corrects it.
 
         ``deployment``: its flags, or ``{"launch": "vllm serve ..."}`` with a GPU; or ``flags``, as to ``simulate``.
         ``requests``: a table of requests in memory (anything with ``__arrow_c_stream__``, or a list of dicts), or
         ``log``: files of any known format, and ``steps``, ``metrics``, ``kernels`` beside them; ``stated``: flags of
         the load as it was described.
-        Of a log that holds statistics of stages alone, these are drawn, simulated and compared.
+        Of a log that holds statistics of stages alone, these are drawn, simulated and compared. ``baseline``: requests
+        or files of an earlier time: what changed since, on a deployment where one is stated, and without any otherwise.
         InvalidInput: a log without latencies or times of sending, or a deployment that cannot run.
         """
         import pyarrow as pa
 
+        from kernelsight.comparison.baseline_comparison import BaselineComparison
         from kernelsight.comparison.comparison import Comparison
         from kernelsight.comparison.question import Question
         from kernelsight.comparison.stage_comparison import StageComparison
-        from kernelsight.logs.read import read_logs, read_table
+        from kernelsight.logs.read import is_table, read_logs, read_table
         from kernelsight.scenario.asked import mapping_of, one_of
 
         own = mapping_of("deployment", deployment, "{'model': 'qwen3-32b', 'gpu': 'h100_sxm'}")
@@ -345,12 +349,17 @@ class Session(dataflow.Session):
         one_of("suspects", suspects, ("all", "none"))
         if not isinstance(hold_out, int | float) or not 0.0 < hold_out < 1.0:
             raise InvalidInput(f"hold_out is {hold_out!r}; give a share of the time above 0 and below 1.")
-        if requests is not None:
-            table = pa.Table.from_pylist(requests) if isinstance(requests, list) else requests
-            tables = read_table(table, columns, steps, metrics, kernels)
-        else:
-            tables = read_logs(log, log_format, columns, steps, metrics, kernels)
+
+        def read(given: Any, *beside: Any) -> dict[str, pa.Table]:
+            if not is_table(given):
+                return read_logs(given, log_format, columns, *beside)
+            table = pa.Table.from_pylist(given) if isinstance(given, list) else given
+            return read_table(table, columns, *beside)
+
+        tables = read(log if requests is None else requests, steps, metrics, kernels)
         question = Question(own, stated, fit, hold_out, suspects)
+        if baseline is not None:
+            return BaselineComparison(self.fork(), tables, read(baseline), question)
         if not tables["production_requests"].num_rows and tables["production_summaries"].num_rows:
             return StageComparison(self.fork(), tables, question)
         return Comparison(self.fork(), tables, question)

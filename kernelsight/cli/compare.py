@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ FORMATS = (
     *("otlp", "blis", "table"),
 )
 METRICS = ("ttft", "tpot", "e2e")
+# what marks the answer of another kind of comparison, and its table
+BY_KEY = {"stages": "stage_vs_prediction", "changes": "log_changes"}
 MOST_SHOWN = 8
 
 
@@ -39,6 +43,12 @@ def declare(verb: argparse.ArgumentParser) -> None:
         metavar="FILE",
         required=True,
         help="requests: of a benchmark client or server; a folder: all of its files, each as what it is",
+    )
+    log.add_argument(
+        "--baseline",
+        nargs="+",
+        metavar="FILE",
+        help="an earlier log, of the same form: what changed since; on a deployment, or without --model and --gpu",
     )
     log.add_argument("--log-format", choices=FORMATS, default="auto", help="format of --log (default: by its fields)")
     log.add_argument(
@@ -66,6 +76,16 @@ def declare(verb: argparse.ArgumentParser) -> None:
         help="last share of the time, to score on (default: 0.3)",
     )
     how.add_argument("--suspects", choices=("all", "none"), default="all", help="try settings that may differ")
+    watch = verb.add_argument_group("watch")
+    watch.add_argument(
+        "--watch",
+        type=float,
+        metavar="SECONDS",
+        help="go on: compare what is appended to --log, or what its address (/metrics) answers, so often",
+    )
+    watch.add_argument("--metrics-out", metavar="FILE", help="write expected beside measured times for Prometheus")
+    watch.add_argument("--history", metavar="FOLDER", help="write a Parquet file for each window")
+    watch.add_argument("--state", metavar="FILE", help="keep the state here, so that a restart goes on")
     add_deployment(verb)
     add_output(verb, "also save all tables (.duckdb), the requests (.csv, .json), or fitted corrections (.parquet)")
 
@@ -75,10 +95,16 @@ def run(arguments: Any) -> None:
     target = check_ending(arguments.output)
     flags = deployment_flags(arguments)
     line = launch_line(arguments, flags)
+    if arguments.watch is not None:
+        watch_log(arguments, flags | ({"launch": arguments.launch} if line else {}))
+        return
+    if named := [name for name in ("metrics_out", "history", "state") if getattr(arguments, name) is not None]:
+        raise InvalidInput(f"--{named[0].replace('_', '-')} is of a watch; give --watch SECONDS too.")
     with open_session(arguments) as session:
         found = session.compare(
             deployment=flags | ({"launch": arguments.launch} if line else {}),
             log=arguments.log,
+            baseline=arguments.baseline,
             log_format=arguments.log_format,
             columns=_columns(arguments.columns),
             steps=arguments.steps,
@@ -94,14 +120,14 @@ def run(arguments: Any) -> None:
         if arguments.format == "json":
             print(as_json(answer | ({"launch": line.as_dict()} if line else {})))
         elif arguments.format == "csv":
-            rows = found.table("stage_vs_prediction" if "stages" in answer else "miss_by_part")
+            rows = found.table(next((name for key, name in BY_KEY.items() if key in answer), "miss_by_part"))
             print(as_csv(rows.to_pylist(), rows.column_names), end="")
         else:
             print_page(_page(answer))
         if target and target.suffix == ".duckdb":
             found.save(target)
-        elif target and "stages" in answer:
-            write_table(found.table("stage_vs_prediction"), target)
+        elif target and (names := [name for key, name in BY_KEY.items() if key in answer]):
+            write_table(found.table(names[0]), target)
         elif target and target.suffix == ".parquet":
             corrections = found.table("fitted_corrections")
             write_table(corrections, target)
@@ -109,6 +135,34 @@ def run(arguments: Any) -> None:
                 note(f"{target} is empty: no correction beats one factor per metric on later time")
         elif target:
             write_table(found.table("prediction_vs_production"), target)
+
+
+def watch_log(arguments: Any, flags: dict[str, Any]) -> None:
+    """Compare a growing log or a server with a deployment until the program is ended."""
+    from kernelsight.comparison.watch import Targets, Watch
+    from kernelsight.dataflow.bounded_http import check_address
+    from kernelsight.present.watched import as_line_of_json, window_lines
+    from kernelsight.scenario.launch.lines import with_launch_line
+
+    if not arguments.watch > 0.0 or arguments.watch == float("inf"):
+        raise InvalidInput(f"--watch is {arguments.watch:g}; give the seconds between two looks, above 0.")
+    if len(arguments.log) != 1 or arguments.baseline or arguments.output:
+        raise InvalidInput("--watch compares one --log FILE or address, without --baseline and -o; see --history.")
+    (source,) = arguments.log
+    if "://" in source:
+        check_address("--log", source)
+    paths = {name: getattr(arguments, name) for name in ("state", "history")} | {"metrics": arguments.metrics_out}
+    targets = Targets(**{name: Path(path) if path else None for name, path in paths.items()})
+    with open_session(arguments) as session:
+        how = {"log_format": arguments.log_format, "columns": _columns(arguments.columns)}
+        watch = Watch(source, with_launch_line(flags), session, session.compare, targets, **how)
+        with watch.alone():
+            while True:
+                for window in watch.poll():
+                    lines = [as_line_of_json(window)] if arguments.format == "json" else window_lines(window)
+                    print_page(lines)
+                    sys.stdout.flush()
+                time.sleep(arguments.watch)
 
 
 def _columns(words: list[str] | None) -> dict[str, str] | None:
@@ -146,6 +200,8 @@ def _page(answer: dict[str, Any]) -> list[str]:
     if answer.get("cached_tokens"):
         real, ours = (answer["cached_tokens"][name] for name in ("measured", "predicted"))
         page.append(f"cached tokens: {real:,} reported, {ours:,} predicted")
+    if "changes" in answer:
+        return page + _changes(answer)
     rows = [{"": name.upper(), **answer[f"{name}_ms"]} for name in METRICS if answer[f"{name}_ms"]["n"]]
     shown = [
         {
@@ -183,11 +239,32 @@ def _page(answer: dict[str, Any]) -> list[str]:
     return page
 
 
-def _percentiles(percentiles: dict[str, Any]) -> list[str]:
+def _changes(answer: dict[str, Any]) -> list[str]:
+    """Return what changed since the earlier log: latencies, then the load, the speed and the settings."""
+    page = [f"{answer['baseline']['requests']:,} requests of the earlier log"]
+    page += _percentiles(answer["percentiles"], "ms, now / before")
+    shown = [
+        {
+            "what changed": row["what"].replace("_", " "),
+            "before": _shown(row["before"], row["before_word"]),
+            "now": _shown(row["after"], row["after_word"]),
+            "factor": _or_dash(row["factor"]),
+            "beyond chance": "yes" if row["certain"] else "no",
+        }
+        for row in answer["changes"]
+    ]
+    return [*page, "", *table_lines(shown, list(shown[0]), terminal_width())]
+
+
+def _shown(value: float | None, word: str | None) -> str:
+    return word if word is not None else _or_dash(value)
+
+
+def _percentiles(percentiles: dict[str, Any], title: str = "ms, measured / predicted") -> list[str]:
     """Return the percentiles of each metric, measured / predicted."""
     rows = [
-        {"ms, measured / predicted": metric.removesuffix("_ms").upper()}
-        | {name: f"{show_number(pair['measured'])} / {_or_dash(pair['predicted'])}" for name, pair in own.items()}
+        {title: metric.removesuffix("_ms").upper()}
+        | {name: f"{_or_dash(pair['measured'])} / {_or_dash(pair['predicted'])}" for name, pair in own.items()}
         for metric, own in percentiles.items()
     ]
     return ["", *table_lines(rows, list(rows[0]), terminal_width())] if rows else []

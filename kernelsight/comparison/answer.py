@@ -9,7 +9,15 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.compared_log import ComparedLog, rows_of
-from kernelsight.comparison.errors import METRICS, cached_of, errors_of, measured_by_metric, predicted_of
+from kernelsight.comparison.errors import (
+    METRICS,
+    as_distribution,
+    cached_of,
+    errors_of,
+    measured_by_metric,
+    predicted_of,
+)
+from kernelsight.comparison.measured_requests import LEAST_REQUESTS, LEAST_SECONDS
 from kernelsight.comparison.replayed_log import base_of
 from kernelsight.comparison.unused_rows import counted, rejected
 from kernelsight.comparison.verdict import not_separated, verdict_of
@@ -29,6 +37,8 @@ def answer_of(log: ComparedLog, table: Callable[[str], pa.Table]) -> dict[str, A
 
     measured, base = log.measured, base_of(table("log_replays"), log.comparison_id)
     real, ours = measured_by_metric(measured), predicted_of(base, measured.output_tokens)
+    if measured.drawn:
+        ours = {name: as_distribution(values, real[name]) for name, values in ours.items()}
     intervals = {row["metric"]: (row["low"], row["high"]) for row in rows("log_intervals")}
     dropped = counted(log.tables["log_faults"].to_pylist())
     refused = measured.ok & ~base.served
@@ -48,14 +58,25 @@ def answer_of(log: ComparedLog, table: Callable[[str], pa.Table]) -> dict[str, A
         "drift": [row for row in rows("drift_over_time") if row["change"]],
     }
     e2e = answer["e2e_ms"]
-    answer["causes"] = [_cause(row) for row in rows("causes")]
+    answer["causes"] = [as_cause(row) for row in rows("causes")]
     answer["cause"] = answer["causes"][0] if answer["causes"] else dict(NO_CAUSE)
     answer["percentiles"] = _percentiles(rows("latency_percentiles"))
     answer["occupancy"] = _occupancy(rows("occupancy_over_time"))
     answer |= rows("log_tiers")[0]
     answer["evidence"] = _evidence(rows("log_evidence"), bool(log.tables["production_windows"].num_rows))
     answer["not_separated"] = not_separated(parts, e2e["predicted"], answer["evidence"])
-    return answer | {"verdict": verdict_of(answer, log.enough, log.question.fit)}
+    return answer | {"verdict": verdict_of(answer, _unlooked_for(log))}
+
+
+def _unlooked_for(log: ComparedLog) -> str | None:
+    """Return why no cause was looked for, "" where none was wanted; None where one was."""
+    if log.measured.drawn:
+        return "the log holds no times of sending: they were drawn at its rate, and distributions are compared"
+    if log.question.fit == "none":
+        return ""
+    if not log.enough:
+        return f"fewer than {LEAST_REQUESTS} requests or {LEAST_SECONDS:.0f} s of load, so that no cause was looked for"
+    return None
 
 
 def findings_table(logs: Sequence[ComparedLog], tables: Mapping[str, pa.Table]) -> pa.Table:
@@ -71,7 +92,7 @@ def findings_table(logs: Sequence[ComparedLog], tables: Mapping[str, pa.Table]) 
     return as_table(contracts()["comparison_findings"], rows)
 
 
-def _cause(row: Mapping[str, Any]) -> dict[str, Any]:
+def as_cause(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of ``causes`` with its value, a number or a word."""
     value = row["value"] if row["word"] is None else row["word"]
     whole = row["kind"] == "setting" and isinstance(value, float) and value.is_integer()

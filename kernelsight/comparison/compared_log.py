@@ -50,7 +50,9 @@ class ComparedLog(NamedTuple):
 
     @property
     def enough(self) -> bool:
-        """Whether there are requests and time enough to look for causes."""
+        """Whether there are requests and time enough to look for causes, at the log's own times."""
+        if self.measured.drawn:
+            return False
         sent = self.measured.sent_s[self.measured.ok]
         return sent.size >= LEAST_REQUESTS and float(np.ptp(sent)) >= LEAST_SECONDS
 

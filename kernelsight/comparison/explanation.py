@@ -23,8 +23,9 @@ from kernelsight.comparison.factors import (
 )
 from kernelsight.comparison.first_causes import LEAST_FACTOR, MOST_FACTOR, believed, seats_limit
 from kernelsight.comparison.likelihood import Witnesses
+from kernelsight.comparison.log_worlds import LogWorlds
 from kernelsight.comparison.observed_steps import Seen, seen_of, typical_context
-from kernelsight.comparison.replay import KEPT, KERNELS, Replayed, Variant, replay
+from kernelsight.comparison.replay import KEPT, KERNELS, Replayed, Variant
 from kernelsight.comparison.replayed_log import base_of, explained_table, joined
 from kernelsight.comparison.residuals import NOTHING, left_by_group, similar
 from kernelsight.comparison.sample import Sample, kernel_spread
@@ -111,7 +112,8 @@ def explained(log: ComparedLog, base: Replayed, session: Session, known: bool = 
         none = State(question.flags, nothing, (), base, NOTHING)
         return Explanation(none, [], 0.0, None, nothing, {}, None)
     rows = log.sample_rows
-    part = Sample(session, log.load, log.measured, rows)
+    worlds = LogWorlds(session, log.load)
+    part = Sample(worlds, log.measured, rows)
     chosen, prior = log.fitted_on[rows], _prior(log, session)
     seen = _seen(log)
     witnesses = Witnesses(session, seen, prior) if seen.shapes else None
@@ -119,7 +121,7 @@ def explained(log: ComparedLog, base: Replayed, session: Session, known: bool = 
     stated = part.serve([Variant(question.flags)])[0]
     testify = witnesses.of if witnesses else None
     found, ranked = explain(part.serve, question.flags, stated, part.measured, chosen, prior, settings, testify)
-    found = _on_whole_log(log, found, base, session)
+    found = _on_whole_log(found, base, worlds)
     likely = witnesses.of([found.flags]) if witnesses else ()
     fitted = estimate(
         part.serve, [found.flags], part.measured, chosen, prior, iterations=4, witnesses=likely
@@ -127,7 +129,7 @@ def explained(log: ComparedLog, base: Replayed, session: Session, known: bool = 
     values = _better(part, chosen, found, fitted)
     residuals = relative_residuals(part.measured, stated)
     loss = left_by_group(residuals[:, chosen], similar(part.measured, chosen)).loss
-    scores = _scores(log, base, found, values, session)
+    scores = _scores(log, base, found, values, worlds)
     return Explanation(found, ranked, loss, fitted, values, scores, seen)
 
 
@@ -147,12 +149,12 @@ def _seen(log: ComparedLog) -> Seen:
     return seen_of(log.tables, log.settings, until_s, share, typical_context(log.measured))
 
 
-def _on_whole_log(log: ComparedLog, found: State, base: Replayed, session: Session) -> State:
+def _on_whole_log(found: State, base: Replayed, worlds: LogWorlds) -> State:
     """Return the explanation with the replay of the whole log, of whose parts those of its causes are kept."""
     if not found.causes:
         return found._replace(replayed=base)
     own = [name for name, value in zip(PARAMETERS, found.values, strict=True) if value and name in KEPT]
-    (whole,) = replay(session, log.load, [variant_of(found.flags, found.values)], with_parts=bool(own))
+    (whole,) = worlds.serve([variant_of(found.flags, found.values)], with_parts=bool(own))
     return found._replace(replayed=whole.only(own))
 
 
@@ -170,7 +172,7 @@ def _better(part: Sample, chosen: np.ndarray, found: State, fitted: Estimate) ->
 
 
 def _scores(
-    log: ComparedLog, base: Replayed, found: State, values: np.ndarray, session: Session
+    log: ComparedLog, base: Replayed, found: State, values: np.ndarray, worlds: LogWorlds
 ) -> dict[str, dict[str, dict[str, float | None]]]:
     """Return how corrections do on later time: uncorrected, one factor a metric, and corrected."""
     output, chosen = log.measured.output_tokens, log.fitted_on
@@ -178,7 +180,7 @@ def _scores(
     real, ours = measured_by_metric(log.measured), predicted_of(base, output)
     served = found.replayed
     if values is not found.values:  # a million requests take seconds to replay again
-        (served,) = replay(session, log.load, [variant_of(found.flags, values)], with_parts=False)
+        (served,) = worlds.serve([variant_of(found.flags, values)], with_parts=False)
     corrected = predicted_of(served, output)
     scores: dict[str, dict[str, dict[str, float | None]]] = {name: {} for name in SCORED}
     for name, metric in ((name, metric) for name in SCORED for metric in METRICS):

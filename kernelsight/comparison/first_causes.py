@@ -16,8 +16,10 @@ import pyarrow as pa
 from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.compared_log import ComparedLog, rows_of
 from kernelsight.comparison.incidents import Incident, incidents_of
+from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.occupancy import seats_seen
-from kernelsight.comparison.replay import Replayed, Variant, replay
+from kernelsight.comparison.replay import Replayed, Variant
 from kernelsight.comparison.replayed_log import base_of
 from kernelsight.comparison.signature import PROMPT_TOKEN_US, REQUEST_MS, Signature, signature
 from kernelsight.dataflow.rows import as_table
@@ -61,7 +63,9 @@ class Cause(NamedTuple):
     share: float | None = None
 
 
-class _Explained(NamedTuple):
+class Explained(NamedTuple):
+    """A cause, what it leaves of a signature's misfit, and what it has to explain more than others."""
+
     cause: Cause
     misfit: float
     penalty: float = 0.0
@@ -81,18 +85,21 @@ def causes_of(
     """
     if not log.enough:
         return []
-    found = [Cause(one.kind, one.name, one.value, one.from_s, one.to_s, _share(one.lost_s, log)) for one in incidents]
+    found = [
+        Cause(one.kind, one.name, one.value, one.from_s, one.to_s, share_of_time(one.lost_s, log.measured))
+        for one in incidents
+    ]
     seats = seats_limit(log, base) if not found else None
     if seats is not None:
         return [Cause("setting", "max_num_seqs", float(seats))]
-    if _caches_nothing(log, base):
+    if caches_nothing(log.measured, base):
         return [*found, Cause("setting", "enable_prefix_caching", "false")]
     e2e = float(np.nanmean(np.where(log.measured.ok, log.measured.e2e_ms, np.nan)))
     if abs(load_ms) >= LEAST_LOAD * e2e and log.question.stated:
         found.append(_load_cause(log))
     if accepted := _accepted(fitted, log):
         return [*found, *accepted]
-    quiet = _quiet(log, incidents)
+    quiet = quiet_requests(log.measured, incidents)
     whole = _whole_log(log, base, quiet, session) if quiet.sum() >= LEAST_QUIET else None
     return [*found, *([whole] if whole else [])]
 
@@ -100,16 +107,17 @@ def causes_of(
 def seats_limit(log: ComparedLog, base: Replayed) -> int | None:
     """Return the seats of each engine that a log shows, where these are fewer than stated; else None."""
     engines = log.settings["dp"] * log.settings["replicas"]
-    seats = seats_seen(log.measured, base) if log.enough else None
+    expected = np.where(log.measured.ok, base.ttft_ms, np.nan)
+    seats = seats_seen(log.measured, expected) if log.enough else None
     return max(round(seats / engines), 1) if seats and seats < log.settings["max_num_seqs"] * engines else None
 
 
-def _caches_nothing(log: ComparedLog, base: Replayed) -> bool:
+def caches_nothing(measured: Measured, base: Replayed) -> bool:
     """Whether a log that reports cached tokens has none, and its replay found many."""
-    both = log.measured.ok & base.served & np.isfinite(log.measured.cached_tokens)
-    if not both.any() or log.measured.cached_tokens[both].any():
+    both = measured.ok & base.served & np.isfinite(measured.cached_tokens)
+    if not both.any() or measured.cached_tokens[both].any():
         return False
-    return bool(base.cached_tokens[both].sum() >= LEAST_CACHED * log.measured.prompt_tokens[both].sum())
+    return bool(base.cached_tokens[both].sum() >= LEAST_CACHED * measured.prompt_tokens[both].sum())
 
 
 def believed(row: Mapping[str, Any]) -> bool:
@@ -147,16 +155,16 @@ def _number_or_word(text: str) -> float | str:
         return text
 
 
-def _share(lost_s: float, log: ComparedLog) -> float:
+def share_of_time(lost_s: float, measured: Measured) -> float:
     """Return which share of all requests' time was lost."""
-    spent = float(np.nansum(np.where(log.measured.ok, log.measured.e2e_ms, 0.0))) / 1e3
+    spent = float(np.nansum(np.where(measured.ok, measured.e2e_ms, 0.0))) / 1e3
     return lost_s / spent if spent else 0.0
 
 
-def _quiet(log: ComparedLog, incidents: Sequence[Incident]) -> np.ndarray:
+def quiet_requests(measured: Measured, incidents: Sequence[Incident]) -> np.ndarray:
     """Return the requests that no incident touches: those that say what the whole log is like."""
-    sent, end = log.measured.sent_s, log.measured.sent_s + np.nan_to_num(log.measured.e2e_ms) / 1e3
-    quiet = log.measured.ok.copy()
+    sent, end = measured.sent_s, measured.sent_s + np.nan_to_num(measured.e2e_ms) / 1e3
+    quiet = measured.ok.copy()
     for one in incidents:
         if one.name != "pause":  # a median does not see them
             backlog = 0.5 * (one.to_s - one.from_s) + 5.0
@@ -184,15 +192,13 @@ def _whole_log(log: ComparedLog, base: Replayed, quiet: np.ndarray, session: Ses
     stated = signature(log.measured, base, early)
     if not stated.misfit > AGREES:
         return None
-    closed = _closed_forms(stated, log)
+    closed = closed_forms(stated, log.measured.from_server)
     replayed = _replayed(log, early, late, session) if log.question.suspects == "all" else []
     eager = next((one for one, _ in replayed if one.cause.name == "enforce_eager"), None)
     candidates = [*closed, *(one for one, _ in replayed)]
-    most = max(min(FITS, MOST_LEFT * stated.misfit), LEAST_LEFT * stated.misfit, AGREES / 2)
-    fitting = [one for one in candidates if one.misfit <= most]
-    if not fitting:
+    best = best_fitting(candidates, stated)
+    if best is None:
         return _eager_by_size(stated, eager, replayed, log)
-    best = min(fitting, key=lambda one: one.misfit + one.penalty)
     if late.sum() >= LEAST_QUIET and not _holds(best, stated, log, base, late, dict(replayed)):
         return None
     if best.cause.name == "host":
@@ -200,9 +206,16 @@ def _whole_log(log: ComparedLog, base: Replayed, quiet: np.ndarray, session: Ses
     return best.cause
 
 
-def _closed_forms(stated: Signature, log: ComparedLog) -> list[_Explained]:
+def best_fitting(candidates: Sequence[Explained], stated: Signature) -> Explained | None:
+    """Return the candidate that fits a signature best; None where none leaves little enough of it."""
+    most = max(min(FITS, MOST_LEFT * stated.misfit), LEAST_LEFT * stated.misfit, AGREES / 2)
+    fitting = [one for one in candidates if one.misfit <= most]
+    return min(fitting, key=lambda one: one.misfit + one.penalty, default=None)
+
+
+def closed_forms(stated: Signature, from_server: bool) -> list[Explained]:
     """Return the causes whose effect on the signature is known without a replay, at their best sizes."""
-    before = "front_end" if log.measured.from_server else "client"
+    before = "front_end" if from_server else "client"
     request, prompt, tpot = stated[:3]
     found = []
 
@@ -211,34 +224,31 @@ def _closed_forms(stated: Signature, log: ComparedLog) -> list[_Explained]:
 
     if np.isfinite(prompt) and prompt > PROMPT_TOKEN_US:
         value = Cause("front_end", "per_prompt_token_us", prompt)
-        found.append(_Explained(value, left(request, 0.0, tpot), SIZED))
+        found.append(Explained(value, left(request, 0.0, tpot), SIZED))
     if np.isfinite(request) and abs(request) > 1.5 * REQUEST_MS:
-        found.append(_Explained(Cause("front_end", before, request), left(0.0, prompt, tpot), SIZED))
+        found.append(Explained(Cause("front_end", before, request), left(0.0, prompt, tpot), SIZED))
     if np.isfinite(tpot) and stated.predicted[2] > 0:
         if tpot > -LEAST_HOST_MS:  # a host cannot take less than nothing
             # every step takes as much longer: one before the first token
-            found.append(_Explained(Cause("part", "host", tpot), left(request - tpot, prompt, 0.0), MODEL))
+            found.append(Explained(Cause("part", "host", tpot), left(request - tpot, prompt, 0.0), MODEL))
         factor = 1.0 + tpot / stated.predicted[2]
         if LEAST_FACTOR <= factor <= MOST_FACTOR:
             moved = prompt - (factor - 1.0) * stated.predicted[1]
-            found.append(_Explained(Cause("part", "gpu", factor), left(request, moved, 0.0), MODEL))
+            found.append(Explained(Cause("part", "gpu", factor), left(request, moved, 0.0), MODEL))
     return found
 
 
 def _replayed(
     log: ComparedLog, early: np.ndarray, late: np.ndarray, session: Session
-) -> list[tuple[_Explained, Signature]]:
+) -> list[tuple[Explained, Signature]]:
     """Return the settings that may differ, with what their replays leave of the first part and of the rest."""
     rows = log.sample_rows[:MOST_REPLAYED]
     last = np.flatnonzero(late)[: MOST_REPLAYED // 2]
     taken = np.union1d(rows, np.arange(last.min(), last.max() + 1)) if last.size else rows
-    own = log.load.take(pa.array(taken))
-    own = own.set_column(own.column_names.index("request_id"), "request_id", pa.array(np.arange(taken.size)))
     changes = _changes(log)
+    variants = [Variant({**log.question.flags, **change}) for change in changes]
     try:
-        served = replay(
-            session, own, [Variant({**log.question.flags, **change}) for change in changes], with_parts=False
-        )
+        served = LogWorlds(session, log.load).serve(variants, taken, with_parts=False)
     except KernelSightError:
         return []
     measured = type(log.measured)(*(value[taken] if isinstance(value, np.ndarray) else value for value in log.measured))
@@ -250,7 +260,7 @@ def _replayed(
         first, rest = (signature(measured, one, where[taken]) for where in (early, late))
         word = value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else float(value)
         penalty = PARALLEL + first.misfit if name == "tensor_parallel_size" else 0.0
-        found.append((_Explained(Cause("setting", name, word), first.misfit, penalty), rest))
+        found.append((Explained(Cause("setting", name, word), first.misfit, penalty), rest))
     return found
 
 
@@ -263,14 +273,19 @@ def _changes(log: ComparedLog) -> list[dict[str, Any]]:
 
 
 def _holds(
-    best: _Explained, stated: Signature, log: ComparedLog, base: Replayed, late: np.ndarray,
-    rest: Mapping[_Explained, Signature],
+    best: Explained, stated: Signature, log: ComparedLog, base: Replayed, late: np.ndarray,
+    rest: Mapping[Explained, Signature],
 ) -> bool:  # fmt: skip
     """Whether a cause that was chosen on the first part of the time leaves less than nothing does on the rest."""
     after = signature(log.measured, base, late)
     if best in rest:
         return rest[best].misfit < after.misfit
-    same = [one for one in _closed_forms(after, log) if one.cause[:2] == best.cause[:2]]
+    return lasts(best, after, log.measured.from_server)
+
+
+def lasts(best: Explained, after: Signature, from_server: bool) -> bool:
+    """Whether a cause with a closed form leaves less of a later signature than nothing does."""
+    same = [one for one in closed_forms(after, from_server) if one.cause[:2] == best.cause[:2]]
     return bool(same) and same[0].misfit < after.misfit
 
 
@@ -306,7 +321,7 @@ def incident_table(logs: Sequence[ComparedLog], log_replays: pa.Table) -> pa.Tab
 
 
 def _eager_by_size(
-    stated: Signature, eager: _Explained | None, replayed: Sequence[tuple[_Explained, Signature]], log: ComparedLog
+    stated: Signature, eager: Explained | None, replayed: Sequence[tuple[Explained, Signature]], log: ComparedLog
 ) -> Cause | None:
     """Return eager execution where every step takes as much longer as launches do that no graph replays."""
     if eager is None or not np.isfinite(stated.tpot_ms) or log.settings.get("graph_max_tokens") == 0:

@@ -20,6 +20,7 @@ class Measured(NamedTuple):
 
     ``ok``: which requests of the log were measured. ``ttft_ms`` and ``e2e_ms`` begin when the client sends (or, with
     ``from_server``, when the request arrives at the server); ``skips_queue``: TTFT begins when it is first scheduled.
+    ``drawn``: times of sending are not the log's, so that distributions can be compared and requests cannot.
     """
 
     ok: np.ndarray
@@ -33,6 +34,7 @@ class Measured(NamedTuple):
     cached_tokens: np.ndarray
     from_server: bool
     skips_queue: bool
+    drawn: bool = False
 
     @property
     def tpot_ms(self) -> np.ndarray:
@@ -81,6 +83,7 @@ def measured_of(requests: pa.Table) -> Measured:
         ok, sent, requests["prompt_tokens"].to_numpy(), output, ttft, decode, e2e,
         _numbers(requests, "queue_ms"), _numbers(requests, "cached_tokens"),
         clock in ("server_arrival", "server_scheduled"), clock == "server_scheduled",
+        pc.any(pc.equal(requests["sent_from"], "drawn")).as_py() or False,
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def log_settings(comparisons: pa.Table, *, fork: Callable[[], Session]) -> pa.Ta
         return settings_table(comparisons, session)
 
 
-@reads("request_events", "request_parts")
+@reads("step_costs", "knot_corrections")
 @produces("log_replays", "replayed_parts")
 def log_replays(
     comparisons: pa.Table, log_settings: pa.Table, compared_requests: pa.Table, *, fork: Callable[[], Session]
@@ -66,7 +66,7 @@ def log_incidents(
     return incident_table(compared_logs(comparisons, log_settings, compared_requests), log_replays)
 
 
-@reads("request_events")
+@reads("step_costs", "knot_corrections")
 def causes(
     comparisons: pa.Table,
     log_settings: pa.Table,
@@ -94,7 +94,7 @@ def causes(
 
 @reads(
     *("production_logs", "production_steps", "production_kernels", "production_windows", "production_settings"),
-    *("request_events", "request_parts", "kernel_latencies", "step_totals"),
+    *("step_costs", "knot_corrections", "kernel_latencies", "step_totals"),
 )
 @produces(
     *("explained_replays", "fitted_causes", "fitted_parameters", "setting_suspects", "fitted_corrections"),
@@ -177,6 +177,20 @@ def comparison_findings(
         "log_evidence": log_evidence,
     }
     return findings_table(compared_logs(comparisons, log_settings, compared_requests, tables_beside(read)), tables)
+
+
+@reads("production_logs", "production_settings", "step_costs", "knot_corrections")
+@produces("log_changes", "change_causes", "change_latencies")
+def log_changes(
+    comparisons: pa.Table, production_requests: pa.Table, *, read: Reader, fork: Callable[[], Session]
+) -> dict[str, pa.Table]:
+    """What changed between logs and those of an earlier time: load, speed, settings, and why latencies differ."""
+    from kernelsight.comparison.compared_log import tables_beside
+    from kernelsight.comparison.log_pairs import change_tables
+
+    with fork() as session:
+        tables = {**tables_beside(read), "production_requests": production_requests}
+        return change_tables(comparisons, tables, session)
 
 
 @reads("scenario_summary", "scenario_intervals", "deployment_tiers")

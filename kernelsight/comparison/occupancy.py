@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.comparison.measured_requests import Measured
-from kernelsight.comparison.replay import Replayed
 
 # share of the time that a limit is reached, within one request, while requests wait behind it
 LEAST_SHARE = 0.15
@@ -43,17 +42,22 @@ def most_running(begin: np.ndarray, end: np.ndarray) -> int:
     return int(number[order][np.argmax(reached)])
 
 
-def seats_seen(measured: Measured, base: Replayed) -> int | None:
-    """Return the seats that a log shows: a level that is held and never passed while others wait; None for none."""
+def seats_seen(measured: Measured, expected_ms: np.ndarray) -> int | None:
+    """Return the seats that a log shows: a level that is held and never passed while others wait; None for none.
+
+    ``expected_ms``: TTFTs of requests that do not wait for a seat, NaN for none.
+    """
     begin, end = decoding(measured)
     if begin.size < 30:
         return None
     most = most_running(begin, end)
     number, seconds = levels(begin, end)
     held = float(seconds[number >= most - 1].sum() / max(seconds[number > 0].sum(), 1e-9))
-    done = measured.ok & base.served & np.isfinite(measured.ttft_ms)
-    real, ours = np.median(measured.ttft_ms[done]), np.median(base.ttft_ms[done])
-    late = np.quantile(measured.ttft_ms[done], 0.9) - np.quantile(base.ttft_ms[done], 0.9)
+    times = [own[np.isfinite(own)] for own in (measured.ttft_ms[measured.ok], expected_ms)]
+    if not all(own.size for own in times):
+        return None
+    real, ours = (float(np.median(own)) for own in times)
+    late = np.quantile(times[0], 0.9) - np.quantile(times[1], 0.9)
     waits = (real > LEAST_TIMES * ours or late > 10 * LEAST_WAIT_MS) and late > LEAST_WAIT_MS
     # the loop of a client that sends when an answer is there is a level too, and nobody waits behind it
     return most if waits and held >= LEAST_SHARE and float(number.max()) <= most + 1 else None

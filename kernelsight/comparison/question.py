@@ -17,7 +17,7 @@ class Question(NamedTuple):
 
     ``fit``: none, host (host time and front end alone) or parts; ``hold_out``: the last share of the time, on which
     corrections are scored; ``suspects``: all, or none; ``stated``: flags of the load as it was described; ``log_ids``:
-    the logs, None: all.
+    the logs, None: all; ``baseline``: logs of an earlier time that these are set against, None: none.
     """
 
     flags: Mapping[str, Any]
@@ -26,12 +26,14 @@ class Question(NamedTuple):
     hold_out: float = 0.3
     suspects: str = "all"
     log_ids: tuple[str, ...] | None = None
+    baseline: tuple[str, ...] | None = None
 
     def as_row(self, comparison_id: str) -> dict[str, Any]:
         """Return its row of ``comparisons``; a launch line is read, of which only flags are kept."""
         return {
             "comparison_id": comparison_id,
             "log_ids": None if self.log_ids is None else list(self.log_ids),
+            "baseline_log_ids": None if self.baseline is None else list(self.baseline),
             "deployment": json.dumps(with_launch_line(self.flags), default=str),
             "stated": json.dumps(dict(self.stated), default=str) if self.stated else None,
             **{name: getattr(self, name) for name in OPTIONAL},
@@ -46,8 +48,10 @@ def question_of(row: Mapping[str, Any]) -> Question:
     """
     flags, stated = (_flags(row, name) for name in ("deployment", "stated"))
     how = {name: default if row.get(name) is None else row[name] for name, default in OPTIONAL.items()}
-    logs = row.get("log_ids")
-    return Question(flags or {}, stated, **how, log_ids=None if logs is None else tuple(logs))
+    logs, baseline = (
+        None if (ids := row.get(name)) is None else tuple(ids) for name in ("log_ids", "baseline_log_ids")
+    )
+    return Question(flags or {}, stated, **how, log_ids=logs, baseline=baseline)
 
 
 def _flags(row: Mapping[str, Any], column: str) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Replays of a log: its own arrivals, lengths and cache hits on variants of a deployment, all variants in one call."""
+"""Replays of a log: variants of a deployment, the requests of a log as a load, and what a replay says of them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from kernelsight.dataflow.memory import return_freed_memory
 from kernelsight.dataflow.session import Session
 from kernelsight.scenario.scenarios import give_plan, plan_rows
-from kernelsight.serving.load.requests import spans_of
 
 LOAD = "log"
 # flags of a load that is never drawn: the log's requests stand in its place
@@ -95,30 +92,6 @@ class Replayed(NamedTuple):
         return self.parts_ns[KEPT.index(name)].sum(axis=0)
 
 
-def replay(session: Session, load: pa.Table, variants: Sequence[Variant], *, with_parts: bool = True) -> list[Replayed]:
-    """Serve the requests of a log on every variant, in one call.
-
-    ``load``: ``load_requests`` of the log. InvalidInput: a variant that cannot be planned, and why.
-    """
-    if load.num_rows >= LONG:
-        return_freed_memory()
-    with session.fork() as fork:
-        places = given(fork, load, variants)
-        wanted = ("request_events", "request_parts") if with_parts else ("request_events",)
-        fork.compute(*wanted)
-        tables = [fork.table(name) for name in wanted]
-    found = dict.fromkeys(range(len(variants)))
-    n = load.num_rows
-    spans = [spans_of(table["scenario_id"]) for table in tables]
-    for name, number in places.items():
-        ends = (span.get(name, (0, 0)) for span in spans)
-        found[number] = _replayed(n, *(table.slice(a, b - a) for table, (a, b) in zip(tables, ends, strict=True)))
-    if len(places) < len(found):
-        empty = _replayed(n, *(table.slice(0, 0) for table in tables))
-        return [found[number] or empty for number in range(len(variants))]
-    return list(found.values())
-
-
 def given(fork: Session, load: pa.Table, variants: Sequence[Variant]) -> dict[str, int]:
     """Give a session the log on every variant that can be planned; return the number of each scenario's variant."""
     plan = plan_rows(fork, [{**NO_LOAD, **variant.flags} for variant in variants], on_fault="collect", origin="")
@@ -152,29 +125,6 @@ def interval_factors(session: Session, load: pa.Table, variant: Variant) -> dict
         rows = {row["metric"]: row for row in fork.table("scenario_intervals").to_pylist()}
     found = {name: rows.get(f"{name}_mean_ms") for name in ("ttft", "tpot", "e2e")}
     return {name: (row["low"] / row["predicted"], row["high"] / row["predicted"]) for name, row in found.items() if row}
-
-
-def _replayed(n: int, events: pa.Table, parts: pa.Table | None = None) -> Replayed:
-    """Return what one variant's rows say of n requests: views of their columns where these hold every request."""
-    names, kinds = ("sent", "scheduled", "first_token", "finish"), 2
-    at = events["request_id"].to_numpy()
-    moments = [_placed(events[f"{name}_ns"], at, n, -1) for name in names]
-    cached = _placed(events["cached_tokens"], at, n, 0)
-    if parts is None:
-        return Replayed(cached, *moments, (), np.zeros((kinds, 0), np.int64))
-    place = parts["request_id"].to_numpy() + n * pc.equal(parts["phase"], "decode").to_numpy()
-    columns = [_placed(parts[name], place, kinds * n, 0) for name in (*(f"{name}_ns" for name in KEPT), "steps")]
-    *split, steps = (values.reshape(kinds, n) for values in columns)
-    return Replayed(cached, *moments, split, steps)
-
-
-def _placed(column: pa.ChunkedArray, place: np.ndarray, n: int, missing: int) -> np.ndarray:
-    """Return n whole numbers, those of a column at their places; a view of the column where it holds them in order."""
-    if column.num_chunks == 1 and not column.null_count and np.array_equal(place, np.arange(n)):
-        return column.chunk(0).to_numpy()
-    values = np.full(n, missing, np.int64)
-    values[place] = column.fill_null(missing).to_numpy()
-    return values
 
 
 def load_of_log(requests: pa.Table, block_tokens: int = 16) -> pa.Table:

@@ -11,8 +11,9 @@ import pyarrow as pa
 from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.compared_log import ComparedLog, rows_of
 from kernelsight.comparison.errors import concurrency_of, measured_by_metric, predicted_of
+from kernelsight.comparison.log_worlds import LogWorlds
 from kernelsight.comparison.question import question_of
-from kernelsight.comparison.replay import KEPT, KERNELS, NO_LOAD, Replayed, Variant, given, interval_factors, replay
+from kernelsight.comparison.replay import KEPT, KERNELS, NO_LOAD, Replayed, Variant, given, interval_factors
 from kernelsight.comparison.settings import stated_settings
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
@@ -33,7 +34,7 @@ def replay_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, pa
     """Return ``log_replays`` and ``replayed_parts``."""
     requests, parts = [], []
     for log in logs:
-        (base,) = replay(session, log.load, [Variant(log.question.flags)])
+        (base,) = LogWorlds(session, log.load).serve([Variant(log.question.flags)])
         own = log.measured.ok & base.served & np.isfinite(log.measured.e2e_ms)
         means = {name: float(base.part(name)[own].mean() / 1e6) if own.any() else 0.0 for name in KEPT}
         parts += [

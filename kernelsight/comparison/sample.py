@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.comparison.log_worlds import LogWorlds
 from kernelsight.comparison.measured_requests import Measured
-from kernelsight.comparison.replay import KERNELS, Replayed, Variant, replay
+from kernelsight.comparison.replay import KERNELS, Replayed, Variant
 from kernelsight.dataflow.session import Session
 
 # logs of several runs are replayed one after the other, with time to drain between them
@@ -20,8 +21,7 @@ PAUSE_S = 60.0
 class Sample(NamedTuple):
     """Some consecutive requests of a log, and how variants serve them."""
 
-    session: Session
-    load: pa.Table
+    worlds: LogWorlds
     whole: Measured
     rows: np.ndarray
 
@@ -32,10 +32,7 @@ class Sample(NamedTuple):
 
     def serve(self, variants: Sequence[Variant]) -> list[Replayed]:
         """Serve these requests on every variant."""
-        own = self.load.take(pa.array(self.rows))
-        at = own.column_names.index("request_id")
-        own = own.set_column(at, own.schema.field(at), pa.array(np.arange(self.rows.size)))
-        return replay(self.session, own, variants)
+        return self.worlds.serve(variants, self.rows)
 
 
 def in_turn(requests: pa.Table, logs: pa.Table) -> pa.Table:

@@ -12,7 +12,6 @@ from kernelsight.escape import html_table
 AGREES = 0.02
 WORDS = {
     "gpu": "all kernels",
-    "client": "the client or the network before the server",
     "front_end": "the front end",
     "host": "host time",
     "gemm": "matrix products",
@@ -23,11 +22,20 @@ WORDS = {
     "moe": "experts",
     "communication": "collectives",
 }
+# a figure of the load as the beginning of a sentence
+LOAD = {
+    "request_rate": "requests per second are",
+    "prompt_tokens": "prompts are",
+    "output_tokens": "answers are",
+}
 
 
-def verdict_of(answer: Mapping[str, Any], enough: bool, fit: str) -> str:
-    """Return one sentence: how far E2E is off, what explains most of it, what was not used, and what it rests on."""
-    said = f"{_found(answer, enough, fit)[:-1]}{unused(answer['dropped'])}."
+def verdict_of(answer: Mapping[str, Any], unlooked_for: str | None = None) -> str:
+    """Return one sentence: how far E2E is off, what explains most of it, what was not used, and what it rests on.
+
+    ``unlooked_for``: why no cause was looked for.
+    """
+    said = f"{_found(answer, unlooked_for)[:-1]}{unused(answer['dropped'])}."
     if answer["tier"] == "unmeasured-vendor":
         return f"{said[:-1]}; many kernels were measured on no GPU of this vendor: any part may be the prediction's."
     if answer["tier"] == "cross-generation":
@@ -35,13 +43,13 @@ def verdict_of(answer: Mapping[str, Any], enough: bool, fit: str) -> str:
     return said
 
 
-def _found(answer: Mapping[str, Any], enough: bool, fit: str) -> str:
-    e2e = answer["e2e_ms"] if answer["e2e_ms"]["n"] else answer["tpot_ms"]
-    if not e2e["n"]:
+def _found(answer: Mapping[str, Any], unlooked_for: str | None) -> str:
+    name = next((name for name in ("E2E", "TPOT", "TTFT") if answer[f"{name.lower()}_ms"]["n"]), None)
+    if name is None:
         return "no request of the log was served in the replay, so that nothing is compared."
-    name = "E2E" if answer["e2e_ms"]["n"] else "TPOT"
+    e2e = answer[f"{name.lower()}_ms"]
     off = e2e["measured"] / e2e["predicted"] - 1.0
-    times = f"measured {_ms(e2e['measured'])} ms, predicted {_ms(e2e['predicted'])} ms"
+    times = f"measured {milliseconds(e2e['measured'])} ms, predicted {milliseconds(e2e['predicted'])} ms"
     impossible = [row for row in answer["suspects"] if row["evidence"] == "impossible"]
     agrees = abs(off) < AGREES and not answer["causes"]
     said = f"log and prediction agree: mean {name} {times}" if agrees else (
@@ -57,13 +65,13 @@ def _found(answer: Mapping[str, Any], enough: bool, fit: str) -> str:
         return f"{said}; the log contradicts {row['setting']} {row['stated']}: {row['value']}."
     if answer["causes"]:
         return f"{said}; {'; and '.join(cause_sentence(cause) for cause in answer['causes'])}."
-    if not enough:
-        return f"{said}; fewer than 30 requests or 20 s of load, so that no cause was looked for."
-    return f"{said}." if agrees or fit == "none" else f"{said}; no cause holds."
+    if unlooked_for is not None:
+        return f"{said}; {unlooked_for}." if unlooked_for else f"{said}."
+    return f"{said}." if agrees else f"{said}; no cause holds."
 
 
-def cause_sentence(cause: Mapping[str, Any]) -> str:
-    """Return what a cause is, for a person.
+def cause_sentence(cause: Mapping[str, Any], stated: str = "what was stated", described: str = "described") -> str:
+    """Return what a cause is, for a person; ``stated``, ``described``: beside what.
 
     >>> cause_sentence({"kind": "incident", "name": "gpu", "value": 2.8, "from_s": 58.0, "to_s": 68.4})
     'from 58 to 68 s every step took 2.80 times as long: another process, clocks or power'
@@ -72,14 +80,17 @@ def cause_sentence(cause: Mapping[str, Any]) -> str:
     if kind in ("incident", "change"):
         return _event(cause)
     if kind == "setting":
-        return f"the log looks like {name} {value} instead of what was stated"
+        return f"the log looks like {name} {value} instead of {stated}"
     if kind == "load":
-        return f"{str(name).replace('_', ' ')} of the load are {value:.2f} times what was described"
+        return f"{LOAD[name]} {value:.2f} times what was {described}" if value else f"the load is not as {described}"
     if name == "per_prompt_token_us":
         return f"each prompt token takes {value:.3g} us more before the engine: tokenizer or front end"
     if name in ("client", "front_end", "host"):
         sign, per = "+" if value >= 0 else "-", "a step" if name == "host" else "a request"
-        return f"explained by {sign}{_ms(abs(value), 3)} ms {per} in {WORDS[name]}"
+        if name == "client":
+            when = "later" if value >= 0 else "sooner"
+            return f"requests reach the server {milliseconds(abs(value), 3)} ms {when} than assumed"
+        return f"explained by {sign}{milliseconds(abs(value), 3)} ms {per} in {WORDS[name]}"
     return f"explained by {WORDS[name]} at {value:.2f} times the predicted time"
 
 
@@ -144,10 +155,10 @@ def _other_unit(ratio: float) -> str | None:
     return "seconds" if 2e-4 < ratio < 5e-3 else "microseconds" if 2e2 < ratio < 5e3 else None
 
 
-def _ms(value: float, digits: int = 4) -> str:
+def milliseconds(value: float, digits: int = 4) -> str:
     """Return milliseconds as people write them: no power of ten.
 
-    >>> _ms(18634.4), _ms(64.9213), _ms(0.00123, 3)
+    >>> milliseconds(18634.4), milliseconds(64.9213), milliseconds(0.00123, 3)
     ('18,634', '64.92', '0.00123')
     """
     return f"{value:,.0f}" if value >= 10 ** (digits - 1) else f"{value:.{digits}g}"

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # launch signatures on a GPU whose costs are kept: some 20 kB each
 MOST_KNOWN = 256
 LATENCIES = ("latency_us", "latency_p05_us", "latency_p95_us")
+# times of a knot that corrections change, and the columns of knot_corrections that do
+TIMED = ("picoseconds", "embedding", "transfer", "moe", "communication")
+FACTORS = ("factor", "moe_factor", "communication_factor")
 
 
 class Known(NamedTuple):
@@ -82,21 +85,31 @@ def _corrected(costs: Costed, knots: pa.Table, corrections: pa.Table) -> Costed:
     keys = ["deployment_id", "step_shape_id"]
     own = knots.select(keys).append_column("row", pa.array(np.arange(knots.num_rows)))
     factors = own.join(corrections, keys).sort_by("row")
-    own, moe, communication = (
-        pc.fill_null(factors[name], 1.0).to_numpy() for name in ("factor", "moe_factor", "communication_factor")
-    )
-
-    def scaled(picoseconds: np.ndarray, factor: np.ndarray) -> np.ndarray:
-        return np.floor(picoseconds * factor + 0.5)
-
-    experts, collectives = scaled(costs.moe, moe), scaled(costs.communication, communication)
-    others = scaled(costs.picoseconds - costs.moe - costs.communication, own)
-    stages = scaled(costs.embedding, own), scaled(costs.transfer, own)
-    total = others + experts + collectives
+    made = corrected({name: getattr(costs, name) for name in TIMED}, *(factors[name] for name in FACTORS))
     # what a log corrects does not say how far off the rest may be: the interval keeps its width
-    ratio = total / np.maximum(costs.picoseconds, 1.0)
-    shares = (scaled(each, ratio) for each in (costs.p05, costs.p95, costs.compute, costs.memory, costs.link))
-    return Costed(total, *shares, costs.launches, *stages, experts, collectives)
+    ratio = made["picoseconds"] / np.maximum(costs.picoseconds, 1.0)
+    shares = {name: _scaled(getattr(costs, name), ratio) for name in ("p05", "p95", *RATES)}
+    return costs._replace(**made, **shares)
+
+
+def corrected(
+    times: Mapping[str, np.ndarray], own: pa.Array, moe: pa.Array, communication: pa.Array
+) -> dict[str, np.ndarray]:
+    """Return picoseconds of knots, by TIMED, times the FACTORS on their kernels; a null factor is 1.
+
+    >>> times = {name: np.array([10.0]) for name in TIMED} | {"picoseconds": np.array([100.0])}
+    >>> corrected(times, *(pa.array([factor]) for factor in (1.5, None, 3.0)))["picoseconds"].tolist()
+    [160.0]
+    """
+    factors = [pc.fill_null(one, 1.0).to_numpy() for one in (own, moe, communication)]
+    experts, collectives = _scaled(times["moe"], factors[1]), _scaled(times["communication"], factors[2])
+    others = _scaled(times["picoseconds"] - times["moe"] - times["communication"], factors[0])
+    stages = {name: _scaled(times[name], factors[0]) for name in ("embedding", "transfer")}
+    return {"picoseconds": others + experts + collectives, **stages, "moe": experts, "communication": collectives}
+
+
+def _scaled(picoseconds: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    return np.floor(picoseconds * factor + 0.5)
 
 
 def _at_knots(knots: pa.Table, costs: Mapping[str, Costed]) -> Costed:

@@ -16,11 +16,13 @@ NAME = "guidellm"
 _STATUS = {"successful": "ok", "errored": "error", "incomplete": "cancelled"}
 # strategies that state when a request is due; others send as soon as they may
 _SCHEDULED = ("constant", "poisson", "trace", "async", "replay")
+# parts of a benchmark by which a report is known: from 0.4 on, and of 0.2 and 0.3
+PARTS = ("scheduler_metrics", "run_stats")
 
 
 def _recognises(file: LogFile) -> bool:
     if file.kind == "json":
-        return "metadata.guidellm_version" in file.fields or "benchmarks[].scheduler_metrics" in file.fields
+        return bool({"metadata.guidellm_version", *(f"benchmarks[].{name}" for name in PARTS)} & file.fields)
     return file.kind == "text" and file.text.startswith("benchmarks:\n") and "scheduler" in file.text
 
 
@@ -49,7 +51,8 @@ def _reports(file: LogFile) -> Iterator[Any]:
 
 
 def _run(file: LogFile, benchmark: Mapping[str, Any], version: object) -> Found:
-    config = _part(benchmark, "config")
+    # 0.2 and 0.3 call it args, and name the model of the worker
+    config = _part(benchmark, "config") or _part(benchmark, "args")
     strategy = _part(config, "strategy")
     found = Found(file, NAME, clock="unix")
     found.stated = {
@@ -60,10 +63,10 @@ def _run(file: LogFile, benchmark: Mapping[str, Any], version: object) -> Found:
     }
     kind = str(strategy.get("type_"))
     found.settings["client.strategy"] = (kind, "strategy")
-    model = _part(config, "backend").get("model")
+    model = _part(config, "backend").get("model") or _part(benchmark, "worker").get("backend_model")
     if isinstance(model, str):
         found.settings["model"] = (model, "backend")
-    times = _part(benchmark, "scheduler_metrics")
+    times = _part(benchmark, "scheduler_metrics") or _part(benchmark, "run_stats")
     start = number(times.get("measure_start_time")) if benchmark.get("warmup_duration") else None
     due = kind in _SCHEDULED
     counted = "server" if config.get("prefer_response_metrics") is not False else "client"
@@ -87,12 +90,19 @@ def _part(holder: Any, name: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def _first_of(*values: Any) -> float | None:
+    """Return the first of some values that is a positive number."""
+    return next((found for value in values if (found := number(value)) is not None), None)
+
+
 def _request(entry: Mapping[str, Any], status: str, due: bool, start: float | None) -> dict[str, Any]:
     info, server = _part(entry, "info"), _part(entry, "response_metrics")
     times = _part(info, "timings")
-    sent = number(times.get("request_start")) or number(entry.get("request_start_time"))
-    first, last = number(times.get("first_token_iteration")), number(times.get("last_token_iteration"))
-    end = last or number(times.get("request_end")) or number(entry.get("request_end_time"))
+    before = _part(entry, "scheduler_info")  # of 0.2 and 0.3, whose entries hold their own times
+    sent = _first_of(times.get("request_start"), *(entry.get(name) for name in ("request_start_time", "start_time")))
+    first = _first_of(times.get("first_token_iteration"), entry.get("first_token_time"))
+    last = _first_of(times.get("last_token_iteration"), entry.get("last_token_time"))
+    end = last or _first_of(times.get("request_end"), *(entry.get(name) for name in ("request_end_time", "end_time")))
     tokens, chunks = number(entry.get("output_tokens")), number(times.get("token_iterations"))
     ttft = 1e3 * (first - sent) if first and sent else entry.get("time_to_first_token_ms")
     speculation = _part(server, "speculative_decoding")
@@ -102,7 +112,8 @@ def _request(entry: Mapping[str, Any], status: str, due: bool, start: float | No
         "external_id": entry.get("request_id"),
         "session_id": info.get("conversation_id"),
         "turn": info.get("turn_index"),
-        "arrival_s": (number(times.get("targeted_start")) if due else None) or sent,
+        "arrival_s": (_first_of(times.get("targeted_start"), before.get("targeted_start_time")) if due else None)
+        or sent,
         "sent_s": sent,
         "prompt_tokens": entry.get("prompt_tokens"),
         "output_tokens": tokens,
@@ -124,4 +135,4 @@ def _request(entry: Mapping[str, Any], status: str, due: bool, start: float | No
     }
 
 
-FORMAT = LogFormat(NAME, "requests", "guidellm run --output kind=json (or yaml)", _recognises, read_guidellm)
+FORMAT = LogFormat(NAME, "requests", "guidellm (benchmarks.json or .yaml, from 0.2 on)", _recognises, read_guidellm)

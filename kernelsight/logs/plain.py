@@ -13,6 +13,7 @@ from kernelsight.dataflow.engine import SETTINGS, first_line, quote
 from kernelsight.errors import InvalidInput, nearest, unknown
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
 from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.proposed_columns import proposal
 
 NAME = "table"
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
@@ -28,12 +29,12 @@ Columns = Mapping[str, str]
 
 
 def _recognises(file: LogFile) -> bool:
-    fields = _names(file)
+    fields = columns_of(file)
     arrives = fields & set(TIMES)
     return bool(arrives) and set(REQUIRED[1:]) <= fields and bool(fields & set(LATENCIES))
 
 
-def _names(file: LogFile) -> set[str]:
+def columns_of(file: LogFile) -> set[str]:
     """Return the fields of a file's records, which JSON may hold in one list."""
     names = {name.removeprefix("[].") for name in file.fields}
     return {name for name in names if "." not in name and "[]" not in name} if file.kind == "json" else names
@@ -71,7 +72,7 @@ def _open(connection: duckdb.DuckDBPyConnection, file: LogFile, columns: Columns
     elif file.kind == "json":
         lists = {"hash_ids": "BIGINT[]", "chunk_gaps_ms": "FLOAT[]"}
         kinds = {_source(ours, theirs).column: lists.get(ours, "VARCHAR") for ours, theirs in columns.items()}
-        names = _names(file)
+        names = columns_of(file)
         kinds |= {name: lists.get(name, "VARCHAR") for name in names if name not in kinds}
         listed = ", ".join(f"{_text(name)}: '{kind}'" for name, kind in kinds.items() if name in names)
         if not listed:
@@ -181,10 +182,11 @@ def _sources(label: str, present: set[str], columns: Columns, ours: Sequence[str
     missing = ([] if set(TIMES) & set(sources) else ["arrival_s"]) + missing
     if missing or not set(LATENCIES) & set(sources):
         missing += [] if set(LATENCIES) & set(sources) else [f"one of {', '.join(LATENCIES)}"]
+        line = proposal(sorted(present), [*sources, *(["arrival_s"] if "sent_s" in sources else [])])
         raise unusable(
             label,
             f"has no column {', '.join(missing)}; it has {', '.join(sorted(present)[:12])}",
-            "Name the columns that stand for them: --columns ttft_ms=first_token[s] …",
+            f"Its names suggest: {line}" if line else "Name the columns for them: --columns ttft_ms=first_token[s] …",
         )
     return sources
 

@@ -121,6 +121,16 @@ def _from_text(file: LogFile, faults: Faults, snapshot: int) -> Iterator[Sample]
         yield metric, _replica(named), str(sorted(named.items())), time, value
 
 
+def used_lines(text: str) -> list[str]:
+    """Return the lines of a scrape with metrics that windows are made of.
+
+    >>> used_lines("# HELP a\\nvllm:prompt_tokens_total 5\\nother 3")
+    ['vllm:prompt_tokens_total 5']
+    """
+    found = ((line, _SAMPLE.match(line)) for line in text.splitlines() if not line.startswith("#"))
+    return [line for line, parts in found if parts is not None and is_used(parts.group(1))]
+
+
 def _number(text: Any) -> float | None:
     try:
         value = float(text)

@@ -30,6 +30,17 @@ TABLES = (
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
+def is_table(given: Any) -> bool:
+    """Whether requests are a table in memory or a list of dicts, and not paths.
+
+    >>> is_table([{"arrival_s": 0.0}]), is_table("day.csv"), is_table(["day.csv"])
+    (True, False, False)
+    """
+    return hasattr(given, "__arrow_c_stream__") or (
+        isinstance(given, list) and bool(given) and isinstance(given[0], dict)
+    )
+
+
 def read_logs(
     paths: Paths = (),
     format: str = "auto",
@@ -59,6 +70,17 @@ def read_logs(
     """
     given, rows = _given(paths, format, columns)
     return _all_tables([], given + _others(steps, metrics, kernels), rows, columns)
+
+
+def read_requests(path: str | os.PathLike[str], format: str, columns: Mapping[str, str] | None) -> pl.DataFrame:
+    """Return the requests of one file as rows of ``production_requests``, with the times of the log's own clock.
+
+    InvalidInput: what ``read_logs`` refuses.
+    """
+    one = _one(path, "requests", format, columns)
+    return pl.concat(
+        [finish_requests(run) for run in _read(one.format, [one.file], columns) if run.requests is not None]
+    )
 
 
 def read_table(

@@ -22,6 +22,7 @@ from kernelsight.logs import (
 )
 from kernelsight.logs.files import LogFile
 from kernelsight.logs.found import LogFormat
+from kernelsight.logs.proposed_columns import proposal
 
 PLAIN = plain.FORMAT.name
 FORMATS: tuple[LogFormat, ...] = (
@@ -96,6 +97,11 @@ def recognise(file: LogFile, role: str) -> LogFormat:
         raise InvalidInput(
             f"log {file.path} is {other.written_by}; give it with {FLAGS[other.role]} instead of {FLAGS[role]}. "
             f"Files for {FLAGS[role]}: {known}."
+        )
+    if role == "requests" and (line := proposal(sorted(plain.columns_of(file)))):
+        raise InvalidInput(
+            f"log {file.path} is of no known format, and looks like a table of requests: {what_is_there(file)}. "
+            f"Try {line}"
         )
     raise InvalidInput(f"log {file.path} is of no known format: {what_is_there(file)}. Known formats: {known}.")
 

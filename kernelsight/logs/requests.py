@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import polars as pl
 
 from kernelsight.catalog.tables import contracts
@@ -13,7 +15,8 @@ DURATIONS = (
     *LATENCIES,
     *("front_end_ms", "queue_ms", "prefill_ms", "decode_ms", "kv_transfer_ms", "server_ttft_ms", "client_e2e_ms"),
 )
-RATE_TOLERANCE = 0.02
+# a rate that is this far from the requested one, and this many standard errors of the mean gap
+RATE_TOLERANCE, CHANCE = 0.02, 3.0
 LONGEST_MS = 1e12
 
 
@@ -166,14 +169,20 @@ def _check_latencies(found: Found, frame: pl.DataFrame) -> None:
 
 
 def _compare_rate(found: Found, frame: pl.DataFrame) -> None:
-    """Note the requests of a run whose rate differs from the requested one by more than 2 %."""
+    """Note the requests of a run whose rate differs from the requested one by more than 2 %, and more than by chance.
+
+    The mean of n gaps of a gamma distribution of shape b is off by 1 / sqrt(n b); a Poisson process has b = 1.
+    """
     sent = frame.filter(pl.col("status") != "warmup")["sent_s"].drop_nulls()
     if sent.len() < 2 or sent[-1] <= sent[0]:
         return
     achieved = (sent.len() - 1) / (sent[-1] - sent[0])
     found.stated["achieved_rate"] = achieved
     requested = found.stated.get("requested_rate")
-    if requested and abs(achieved / requested - 1) > RATE_TOLERANCE:
+    if not requested:
+        return
+    chance = CHANCE / math.sqrt((sent.len() - 1) * (found.stated.get("burstiness") or 1.0))
+    if abs(achieved / requested - 1) > max(RATE_TOLERANCE, chance):
         found.faults.add(
             "rate_not_reached", sent.len(), more=f" ({achieved:.4g} instead of {requested:.4g} per second)"
         )

@@ -9,6 +9,7 @@ import polars as pl
 
 from kernelsight.logs.files import LogFile, documents, unusable
 from kernelsight.logs.found import Found, LogFormat, kind_of_error
+from kernelsight.logs.sending import times_of_sending, with_times
 from kernelsight.logs.settings import flat_settings
 from kernelsight.logs.summaries import milliseconds_by_name
 from kernelsight.logs.vllm_bench import column, gap_lists, number, rate
@@ -23,8 +24,8 @@ def _recognises(file: LogFile) -> bool:
 def read_sglang_bench(files: Sequence[LogFile]) -> list[Found]:
     """Return one run per object: requests where it was written with --output-details, else its statistics alone.
 
-    The client writes no times of sending: arrivals are unknown. With the native API the server counts the tokens,
-    with the OpenAI API the output length is the requested one.
+    The client writes no times of sending, see ``sending``. With the native API the server counts the tokens, with the
+    OpenAI API the output length is the requested one.
     """
     return [_run(file, place, value) for file in files for place, value in documents(file)]
 
@@ -66,7 +67,7 @@ def _requests(file: LogFile, result: Mapping[str, Any], found: Found) -> pl.Data
     found.faults.add("no_first_chunk", sum(silent), f"row {silent.index(True) + 1}" if any(silent) else None)
     first = [None if gone else 1e3 * value for gone, value in zip(silent, result["ttfts"], strict=True)]
     gaps = [1e3 * sum(row) for row in lists["itls"]]
-    return pl.DataFrame(
+    frame = pl.DataFrame(
         {
             "prompt_tokens": column(lists["input_lens"], count),
             "output_tokens": column(lists["output_lens"], count),
@@ -79,6 +80,10 @@ def _requests(file: LogFile, result: Mapping[str, Any], found: Found) -> pl.Data
             "ttft_clock": ["client_send"] * count,
         }
     ).with_columns(gap_lists(lists["itls"]))
+    latency = [None if first is None else (first + rest) / 1e3 for first, rest in zip(first, gaps, strict=True)]
+    frame = with_times(frame, times_of_sending(result, latency), found.faults)
+    found.clock = "monotonic" if "sent_s" in frame.columns else "none"
+    return frame
 
 
 FORMAT = LogFormat(

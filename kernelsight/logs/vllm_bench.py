@@ -10,6 +10,7 @@ import polars as pl
 
 from kernelsight.logs.files import LogFile, documents, unusable
 from kernelsight.logs.found import Found, LogFormat, kind_of_error
+from kernelsight.logs.sending import times_of_sending, with_times
 from kernelsight.logs.settings import flat_settings
 from kernelsight.logs.summaries import milliseconds_by_name
 
@@ -34,8 +35,8 @@ def _recognises(file: LogFile) -> bool:
 def read_vllm_bench(files: Sequence[LogFile]) -> list[Found]:
     """Return one run per object: requests where it was written with --save-detailed, else its statistics alone.
 
-    Times are those of ``time.perf_counter``: differences within a run. Older versions state no times of sending; all
-    requests were sent at once where they had neither a rate nor a limit of concurrency.
+    Times are those of ``time.perf_counter``: differences within a run. Older versions state no times of sending, see
+    ``sending``.
     """
     return [_run(file, place, value) for file in files for place, value in documents(file)]
 
@@ -70,11 +71,8 @@ def _requests(file: LogFile, result: Mapping[str, Any], found: Found) -> pl.Data
     if uneven:
         found_in = f"has {count} TTFTs and {len(lists[uneven[0]])} {uneven[0]}"
         raise unusable(file.path, found_in, "The lists of one run have one value per request: write it again.")
-    if "start_times" not in lists and _all_at_once(result):
-        lists["start_times"] = [0.0] * count
     seconds = {name: column(lists.get(name), count) for name in names if name not in ("itls", "errors")}
     counted = "server" if result.get("backend") in _SERVER_COUNTS else None
-    found.clock = "monotonic" if "start_times" in lists else "none"
     errors = lists.get("errors", [""] * count)
     gaps = lists.get("itls", [None] * count)
     latency = lists.get("latencies") or [
@@ -98,12 +96,11 @@ def _requests(file: LogFile, result: Mapping[str, Any], found: Found) -> pl.Data
         pl.Series(["error" if error else "ok" for error in errors], dtype=pl.String).alias("status"),
         gap_lists(gaps),
     )
-    return frame.drop(seconds)
-
-
-def _all_at_once(result: Mapping[str, Any]) -> bool:
-    """Whether a client had neither a rate nor a limit of requests in flight: it sent everything at its start."""
-    return str(result.get("request_rate")).lower() in ("inf", "infinity") and not result.get("max_concurrency")
+    frame = frame.drop(seconds)
+    if "start_times" not in lists:
+        frame = with_times(frame, times_of_sending(result, latency), found.faults)
+    found.clock = "monotonic" if frame["sent_s"].null_count() < count else "none"
+    return frame
 
 
 def number(value: Any) -> float | None:

@@ -18,18 +18,12 @@ from kernelsight.serving.engine.records import FINISHED, ITL_BINS
 from kernelsight.serving.load.requests import LOAD_COLUMNS, draw_requests, spans_of
 from kernelsight.serving.runs.simulate import serve_replicas
 from kernelsight.serving.runs.statistics_tables import bin_centres
-from kernelsight.serving.runs.world import World, load_columns, read_world
+from kernelsight.serving.runs.world import World, load_columns, world_of
 from kernelsight.sweeps.work import TOKENS_A_REQUEST, Work
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
-# the parameters of ``read_world`` whose tables bear another name
-TABLES = {"settings": "deployment_settings", "faults": "deployment_faults"}
-WORLD = (
-    *("scenarios", "scenario_loads", "load_requests", "step_costs", "step_shapes", "settings", "faults"),
-    *("memory_plan", "host_settings", "kv_transfers", "models"),
-)
 # requests of all seeds that one thread serves: starting threads takes longer
 SHORT = 40_000
 KEPT_LOADS = 24
@@ -81,8 +75,7 @@ class Trials:
 
     def __init__(self, session: Session, threads: int | None = None, work: Work | None = None) -> None:
         self._work = work or Work()
-        tables = {name: session.table(TABLES.get(name, name)) for name in WORLD}
-        self._world: World = read_world(**tables)
+        self._world: World = world_of(session.table)
         self._scenarios = {row["scenario_id"]: row for row in self._world.scenarios}
         self._threads = threads
         self._kept: dict[tuple, tuple] = {}

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.comparison.comparison import Comparison
+from kernelsight.comparison.log_worlds import LogWorlds
 from kernelsight.comparison.miss_parts import PARTS
-from kernelsight.comparison.replay import LOAD, Replayed, Variant, conformed, replay
+from kernelsight.comparison.replay import LOAD, Replayed, Variant, conformed
 from kernelsight.errors import InvalidInput
 from kernelsight.session import Session, connect
 from tests.cli.conftest import run_command
@@ -50,7 +51,7 @@ def log_of(load: pa.Table, served: Replayed, client_ms: float = 0.0) -> pa.Table
 
 def compared(session: Session, truth: Variant, *, client_ms: float = 0.0, **asked) -> Comparison:
     load = drawn()
-    served = replay(session, load, [truth])[0]
+    served = LogWorlds(session, load).serve([truth])[0]
     return session.compare(requests=log_of(load, served, client_ms), deployment=FLAGS, **asked)
 
 
@@ -91,7 +92,7 @@ def test_a_planted_cause_is_named_with_its_size(
 
 def test_noise_of_single_requests_accuses_nobody(session: Session) -> None:
     load, dice = drawn(), np.random.default_rng(3)
-    served = replay(session, load, [Variant(FLAGS)])[0]
+    served = LogWorlds(session, load).serve([Variant(FLAGS)])[0]
     noise = np.exp(0.05 * dice.standard_normal((2, N)))
     log = log_of(load, served)
     ttft = served.ttft_ms * noise[0]
@@ -114,7 +115,7 @@ def test_parts_of_every_request_add_up_to_its_miss_in_whole_nanoseconds(session:
 def test_a_log_of_e2e_alone_is_enough(session: Session) -> None:
     """Without TTFT host time and small products of every step are one: either explains what was measured."""
     load = drawn()
-    log = log_of(load, replay(session, load, [Variant(FLAGS, step_us=1500.0)])[0]).drop(["ttft_ms"])
+    log = log_of(load, LogWorlds(session, load).serve([Variant(FLAGS, step_us=1500.0)])[0]).drop(["ttft_ms"])
     found = session.compare(requests=log, deployment=FLAGS, suspects="none")
     assert found.summary["causes"][0]["name"] in ("host", "decode_gemm")
     ((explained,),) = found.sql("select avg(finish_ns - sent_ns) / 1e6 from explained_replays").fetchall()
@@ -138,7 +139,7 @@ def test_a_load_that_is_not_as_described_is_a_part(session: Session) -> None:
     cause = answer["cause"]
     assert (cause["kind"], cause["name"], answer["causes"]) == ("load", "output_tokens", [cause])
     assert cause["value"] == pytest.approx(drawn()["output_tokens"].to_numpy().mean() / 80.0)
-    assert "output tokens of the load are 2.0" in answer["verdict"]
+    assert "answers are 2.0" in answer["verdict"]
 
 
 def test_corrections_hold_on_later_time_and_for_this_deployment_alone(session: Session, tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_corrections_hold_on_later_time_and_for_this_deployment_alone(session: S
 
 def test_a_change_in_the_middle_of_the_log_is_dated(session: Session) -> None:
     load = drawn()
-    before, after = replay(session, load, [Variant(FLAGS), Variant(FLAGS, step_us=2000.0)])
+    before, after = LogWorlds(session, load).serve([Variant(FLAGS), Variant(FLAGS, step_us=2000.0)])
     half = load["arrival_s"].to_numpy() < 30.0
     log = log_of(load, before)
     for name, values in (("ttft_ms", after.ttft_ms), ("e2e_ms", after.e2e_ms)):
@@ -195,7 +196,7 @@ def test_a_change_in_the_middle_of_the_log_is_dated(session: Session) -> None:
 
 def test_what_the_log_contradicts_comes_first(session: Session) -> None:
     load = drawn(60, 2.0)
-    served = replay(session, load, [Variant(FLAGS)])[0]
+    served = LogWorlds(session, load).serve([Variant(FLAGS)])[0]
     log = log_of(load, served).append_column("cached_tokens", pa.array([16] * 60))
     answer = session.compare(requests=log, deployment={**FLAGS, "enable_prefix_caching": False}, fit="none").summary
     assert answer["suspects"][0]["evidence"] == "impossible"
@@ -230,7 +231,7 @@ def test_another_model_or_gpu_in_the_log_is_a_contradiction(
 @pytest.mark.parametrize(("factor", "unit"), [(1e-3, "seconds"), (1e3, "microseconds")])
 def test_times_in_another_unit_are_called_so(session: Session, factor: float, unit: str) -> None:
     load = drawn(60, 2.0)
-    log = log_of(load, replay(session, load, [Variant(FLAGS)])[0])
+    log = log_of(load, LogWorlds(session, load).serve([Variant(FLAGS)])[0])
     for name in ("ttft_ms", "e2e_ms"):
         log = log.set_column(log.column_names.index(name), name, pa.array(log[name].to_numpy() * factor))
     answer = session.compare(requests=log, deployment=FLAGS, fit="none", suspects="none").summary
@@ -250,7 +251,7 @@ def test_flags_are_arguments_or_a_deployment_and_metrics_are_spoken_of(session: 
 
 def test_too_little_is_compared_without_a_cause(session: Session) -> None:
     load = drawn(20, 4.0)
-    log = log_of(load, replay(session, load, [Variant(FLAGS, step_us=900.0)])[0])
+    log = log_of(load, LogWorlds(session, load).serve([Variant(FLAGS, step_us=900.0)])[0])
     answer = session.compare(requests=log, deployment=FLAGS).summary
     assert answer["causes"] == [] and answer["fit"] == {}
     assert answer["verdict"].endswith("fewer than 30 requests or 20 s of load, so that no cause was looked for.")
@@ -279,14 +280,16 @@ def test_too_little_is_compared_without_a_cause(session: Session) -> None:
 )
 def test_logs_that_cannot_be_compared_are_refused(session: Session, change, words: str) -> None:
     load = drawn()
-    log = change(log_of(load, replay(session, load, [Variant(FLAGS)])[0]))
+    log = change(log_of(load, LogWorlds(session, load).serve([Variant(FLAGS)])[0]))
     with pytest.raises(InvalidInput, match=words):
         session.compare(requests=log, deployment=FLAGS)
 
 
 def test_the_command_prints_the_contract_and_saves_every_table(session: Session, tmp_path: Path) -> None:
     load = drawn(200, 6.0)
-    pq.write_table(log_of(load, replay(session, load, [Variant(FLAGS, step_us=800.0)])[0]), tmp_path / "log.parquet")
+    pq.write_table(
+        log_of(load, LogWorlds(session, load).serve([Variant(FLAGS, step_us=800.0)])[0]), tmp_path / "log.parquet"
+    )
     words = ["compare", "--log", tmp_path / "log.parquet", "--launch", "vllm serve meta-llama/Llama-3.1-8B-Instruct"]
     words += ["--gpu", "H100", "--suspects", "none", "--format", "json", "-o", tmp_path / "cmp.duckdb"]
     answer = run_command(*words)
@@ -307,7 +310,7 @@ def test_the_command_prints_the_contract_and_saves_every_table(session: Session,
 
 def test_what_each_file_of_a_folder_was_taken_as_is_printed(session: Session, tmp_path: Path) -> None:
     load = drawn(60, 2.0)
-    pq.write_table(log_of(load, replay(session, load, [Variant(FLAGS)])[0]), tmp_path / "log.parquet")
+    pq.write_table(log_of(load, LogWorlds(session, load).serve([Variant(FLAGS)])[0]), tmp_path / "log.parquet")
     shutil.copy(DATA / "fpm.jsonl.gz", tmp_path)
     (tmp_path / "notes.txt").write_text("what we did\n")
     page = run_command("compare", "--log", tmp_path, "--model", FLAGS["model"], "--gpu", "H100", "--fit", "none")
@@ -324,12 +327,27 @@ def test_every_flag_of_the_command_reaches_the_comparison(monkeypatch: pytest.Mo
 
     given: dict[str, object] = {}
     monkeypatch.setattr(Session, "compare", compare)
-    words = ["--log", "a", "b", "--log-format", "table", "--columns", "ttft_ms=first", "--steps", "c", "--metrics", "d"]
+    words = [
+        "--log",
+        "a",
+        "b",
+        "--baseline",
+        "f",
+        "--log-format",
+        "table",
+        "--columns",
+        "ttft_ms=first",
+        "--steps",
+        "c",
+        "--metrics",
+        "d",
+    ]
     words += ["--kernels", "e", "--stated", "--request-rate 4", "--fit", "host", "--hold-out", "0.2"]
     words += ["--suspects", "none", "--model", "llama-3.1-8b", "--gpu", "h100_sxm"]
     assert run_command("compare", *words).err == "kernelsight: seen.\n"
     files = {
         "log": ["a", "b"],
+        "baseline": ["f"],
         "log_format": "table",
         "columns": {"ttft_ms": "first"},
         "steps": ["c"],

@@ -11,9 +11,10 @@ from kernelsight.comparison.comparison import Comparison
 from kernelsight.comparison.explanation import explained
 from kernelsight.comparison.factors import PARAMETERS, prior_covariance
 from kernelsight.comparison.likelihood import LEAST_SD, Predicted, Witnesses, likelihood
+from kernelsight.comparison.log_worlds import LogWorlds
 from kernelsight.comparison.observed_steps import MOST_STEPS, Seen, seen_of
 from kernelsight.comparison.question import Question
-from kernelsight.comparison.replay import KERNELS, Variant, given, replay
+from kernelsight.comparison.replay import KERNELS, Variant, given
 from kernelsight.dataflow.rows import as_table
 from kernelsight.logs.read import TABLES, read_table
 from kernelsight.session import Session
@@ -206,7 +207,7 @@ def test_a_profile_times_kernels_that_a_step_hides(session: Session) -> None:  #
 )
 def test_a_log_with_steps_separates_what_requests_do_not(session: Session) -> None:  # noqa: F811
     load, truth = drawn(), Variant(FLAGS, step_us=400.0)
-    served = replay(session, load, [truth])[0]
+    served = LogWorlds(session, load).serve([truth])[0]
     with session.fork() as fork:
         given(fork, load, [truth])
         rows = fork.table("steps").to_pylist()

@@ -61,8 +61,8 @@ def test_seats_are_a_level_that_is_never_passed_while_others_wait() -> None:
             free[seat] = begin + TPOT_MS * 8 * (OUTPUTS[i] - 1.0) / 1e3
         return measured(ttft, TPOT_MS * 8)
 
-    assert seats_seen(served(20), replayed()) == 20
-    assert seats_seen(served(200), replayed()) is None
+    assert seats_seen(served(20), replayed().ttft_ms) == 20
+    assert seats_seen(served(200), replayed().ttft_ms) is None
 
 
 def test_a_moment_is_no_level() -> None:

@@ -76,3 +76,37 @@ def test_damaged_reports_are_refused(tmp_path):
     assert "benchmark without requests" in refusal(save(tmp_path / "b.json", REPORT | {"benchmarks": [empty]}))
     cut = "benchmarks:\n- scheduler_metrics: {a: [1,\n"
     assert "is not YAML (line 3: " in refusal(save(tmp_path / "c.yaml", cut))
+
+
+def test_reports_of_the_first_versions(tmp_path):
+    """Fields as in guidellm 0.2.1 (benchmark/benchmark.py, scheduler/result.py), which state no version."""
+    at = 1_750_000_000.0
+
+    def entry(number, **other):
+        begin = at + number
+        times = {"start_time": begin, "first_token_time": begin + 0.05, "last_token_time": begin + 0.25}
+        info = {"targeted_start_time": begin - 0.01, "request_start": begin}
+        sizes = {"prompt_tokens": 100, "output_tokens": 11}
+        return {"request_id": f"r{number}", "scheduler_info": info, **sizes, **times, "end_time": begin + 0.26, **other}
+
+    failed = entry(9, error="httpx.ReadTimeout: secret", output_tokens=0)
+    benchmark = {
+        "type_": "generative_benchmark",
+        "args": {"strategy": {"type_": "poisson", "rate": 1.0}, "strategy_index": 0},
+        "run_stats": {"start_time": at, "requests_made": {"successful": 3, "errored": 1, "incomplete": 0, "total": 4}},
+        "worker": {"type_": "generative_requests_worker", "backend_model": "demo", "backend_target": "http://a"},
+        "requests": {
+            "successful": [entry(0), entry(1), entry(2)],
+            "errored": [failed],
+            "incomplete": [],
+            "total": None,
+        },
+    }
+    tables = read_logs(save(tmp_path / "benchmarks.json", {"benchmarks": [benchmark]}))
+    found = rows(tables)
+    assert [(row["status"], row.get("error")) for row in found] == [("ok", None)] * 3 + [("error", "ReadTimeout")]
+    assert [row["ttft_ms"] for row in found[:3]] == pytest.approx([50.0] * 3)
+    assert found[0]["e2e_ms"] == pytest.approx(250.0) and found[0]["tpot_ms"] == pytest.approx(20.0)
+    assert found[1]["sent_s"] - found[1]["arrival_s"] == pytest.approx(0.01, abs=1e-6)
+    assert settings(tables) == {"client.strategy": "poisson", "model": "demo"}
+    assert rows(tables, "production_logs")[0]["requested_rate"] == 1.0 and "sampled" not in faults(tables)

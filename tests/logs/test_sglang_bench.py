@@ -1,4 +1,4 @@
-"""Results of SGLang's client: no arrivals, the server's arguments, cached tokens."""
+"""Results of SGLang's client: arrivals drawn, the server's arguments, cached tokens."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def test_values_are_those_of_the_file():
             assert row["tokens_per_chunk"] == 3.0
 
 
-def test_arrivals_are_unknown():
+def test_arrivals_at_a_rate_are_drawn():
     tables = read_logs(FILE)
-    assert faults(tables)["no_arrivals"] == 10
-    assert "arrival_s" not in rows(tables)[0]
-    assert rows(tables, "production_logs")[0]["clock"] == "none"
+    assert faults(tables)["sent_drawn"] == 10
+    assert {row["sent_from"] for row in rows(tables)} == {"drawn"}
+    assert rows(tables, "production_logs")[0]["clock"] == "monotonic"
 
 
 def test_the_servers_arguments_are_settings_without_its_secrets(tmp_path):

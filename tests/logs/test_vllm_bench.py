@@ -70,18 +70,17 @@ def test_without_details_only_statistics_are_read():
     assert found["run", "requests", "total"] == 4
 
 
-def test_older_files_have_no_times_of_sending(tmp_path):
+def test_older_files_have_no_times_of_sending_which_are_drawn(tmp_path):
     older = {name: value for name, value in FIRST.items() if name not in ("start_times", "latencies", "queue_times")}
     tables = read_logs(save(tmp_path / "older.json", older))
     row = next(row for row in rows(tables) if row["status"] == "ok")
-    assert "arrival_s" not in row and faults(tables)["no_arrivals"] == 10
-    assert rows(tables, "production_logs")[0]["clock"] == "none"
+    assert row["sent_from"] == "drawn" and faults(tables)["sent_drawn"] == 10
     # E2E ends with the last chunk
     assert row["e2e_ms"] == pytest.approx(1e3 * (FIRST["ttfts"][0] + sum(FIRST["itls"][0])))
 
 
 def test_requested_and_achieved_rate(tmp_path):
-    slow = FIRST | {"start_times": [place / 5 for place in range(10)], "queue_times": [0.0] * 10}
+    slow = FIRST | {"start_times": [place / 5 for place in range(10)], "queue_times": [0.0] * 10, "burstiness": 100.0}
     tables = read_logs(save(tmp_path / "slow.json", slow))
     assert rows(tables, "production_logs")[0]["achieved_rate"] == pytest.approx(5.0)
     [said] = [row for row in tables["log_faults"].to_pylist() if row["rule"] == "rate_not_reached"]
@@ -105,12 +104,3 @@ def test_a_run_of_failures_is_refused(tmp_path):
 def test_a_file_that_is_cut_off_is_refused(tmp_path):
     sentence = refusal(save(tmp_path / "a.json", FILE.read_text()[:-200]))
     assert "is damaged or cut off (document 2, byte" in sentence
-
-
-@pytest.mark.parametrize(("limit", "known"), [(None, True), (8, False)])
-def test_without_a_rate_or_a_limit_all_were_sent_at_once(tmp_path, limit, known):
-    older = {name: value for name, value in FIRST.items() if name not in ("start_times", "latencies", "queue_times")}
-    path = tmp_path / "old.json"
-    path.write_text(json.dumps(older | {"request_rate": "inf", "max_concurrency": limit}))
-    sent = read_logs(path)["production_requests"]["sent_s"].to_pylist()
-    assert sent == ([0.0] * len(sent) if known else [None] * len(sent))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from kernelsight.dataflow.bounded_http import opener, read_answer
 from kernelsight.dataflow.redaction import redacted_text
 from kernelsight.errors import InvalidInput, RunFailed
 
@@ -94,8 +95,8 @@ def _once(server: Server, request: Mapping[str, Any]) -> tuple[dict[str, Any] | 
     data = json.dumps({"model": server.model, **request}).encode()
     message = urllib.request.Request(f"{server.url}/chat/completions", data, headers, method="POST")
     try:
-        with _opener().open(message, timeout=server.timeout_s) as answer:
-            raw = _read(answer, server.timeout_s)
+        with opener().open(message, timeout=server.timeout_s) as answer:
+            raw = read_answer(answer, server.timeout_s, MOST_BYTES)
     except urllib.error.HTTPError as error:
         with error:
             return None, f"http_{error.code}", error.code, _pause(error.headers.get("Retry-After"))
@@ -111,28 +112,6 @@ def _once(server: Server, request: Mapping[str, Any]) -> tuple[dict[str, Any] | 
     except (ValueError, RecursionError):
         return None, "broken_answer", None, None
     return (found, "", 200, None) if isinstance(found, dict) else (None, "broken_answer", None, None)
-
-
-def _read(answer: Any, limit_s: float) -> bytes:
-    """Return the body, at most MOST_BYTES of it; TimeoutError where it trickles in for longer than the limit."""
-    end, parts, size = time.perf_counter() + limit_s, [], 0
-    while size < MOST_BYTES and (part := answer.read1(65_536)):
-        parts.append(part)
-        size += len(part)
-        if time.perf_counter() > end:
-            raise TimeoutError
-    return b"".join(parts)
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: the key would go with it."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(_NoRedirect)
 
 
 def _pause(stated: str | None) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +35,19 @@ class World(NamedTuple):
     links: dict[str, dict[str, Any]]
     layers: dict[str, int]  # of each model
     costs: dict[str, CostTables]
+
+
+# the parameters of ``read_world``, and the tables of those that bear another name
+INPUTS = (
+    *("scenarios", "scenario_loads", "load_requests", "step_costs", "step_shapes", "settings", "faults"),
+    *("memory_plan", "host_settings", "kv_transfers", "models"),
+)
+TABLES = {"settings": "deployment_settings", "faults": "deployment_faults"}
+
+
+def world_of(table: Callable[[str], pa.Table]) -> World:
+    """Return the world of a session's scenarios; ``table``: returns a table by its name."""
+    return read_world(**{name: table(TABLES.get(name, name)) for name in INPUTS})
 
 
 def read_world(

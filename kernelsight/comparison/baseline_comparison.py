@@ -1,0 +1,187 @@
+"""A log set against an earlier one: what changed, as the graph has it, and its answer in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.comparison.answer import NO_CAUSE, as_cause
+from kernelsight.comparison.errors import METRICS
+from kernelsight.comparison.log_pairs import TABLES
+from kernelsight.comparison.question import Question
+from kernelsight.comparison.unused_rows import counted, unused
+from kernelsight.comparison.verdict import AGREES, cause_sentence, milliseconds, verdict_table
+from kernelsight.dataflow.session import Session
+from kernelsight.errors import InvalidInput
+from kernelsight.escape import visible
+
+NAME = "changed"
+# tables of logs that rest on one log and not on the other are told by this beginning of the earlier one's name
+EARLIER = "before/"
+
+
+def together(after: Mapping[str, pa.Table], before: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    """Return the tables of two logs as one set, the earlier log's names beginning with EARLIER."""
+
+    def renamed(table: pa.Table) -> pa.Table:
+        if "log_id" not in table.column_names:
+            return table
+        at = table.column_names.index("log_id")
+        names = [f"{EARLIER}{name}" for name in table["log_id"].to_pylist()]
+        return table.set_column(at, table.schema.field(at), pa.array(names, pa.string()))
+
+    return {name: pa.concat_tables([table, renamed(before[name])]) for name, table in after.items()}
+
+
+class BaselineComparison:
+    """A log and an earlier one: a view of the tables that the graph makes of both.
+
+    >>> import kernelsight as ks
+    >>> def log(ms):
+    ...     sizes = {"prompt_tokens": 64, "output_tokens": 9}
+    ...     return [{"arrival_s": i / 4, **sizes, "ttft_ms": 20.0, "e2e_ms": ms + i % 3} for i in range(120)]
+    >>> changed = ks.compare(requests=log(50.0), baseline=log(40.0))
+    >>> changed.summary["verdict"].split(";")[0]
+    'mean E2E is 24.4% longer than before (51 ms, before 41 ms)'
+    """
+
+    def __init__(
+        self, session: Session, after: Mapping[str, pa.Table], before: Mapping[str, pa.Table], question: Question
+    ) -> None:
+        self._session = session
+        logs = together(after, before)
+        ids = [logs["production_logs"]["log_id"].to_pylist()[part] for part in _parts(after)]
+        session.give("comparisons", [question._replace(log_ids=tuple(ids[0]), baseline=tuple(ids[1])).as_row(NAME)])
+        for name, table in logs.items():
+            session.give(name, table, trusted=True)
+        self._logs = list(logs)
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The comparison as ``kernelsight compare --format json`` prints it; ``predicted`` is the earlier log."""
+        latencies = self._rows("change_latencies")
+        causes = [as_cause(row) for row in self._rows("change_causes")]
+        faults = self._session.table("log_faults").to_pylist()
+        requests = self._session.table("production_requests")
+        of_earlier = np.array([name.startswith(EARLIER) for name in requests["log_id"].to_pylist()])
+        ok = np.array([status == "ok" for status in requests["status"].to_pylist()])
+        counts = {"after": int((ok & ~of_earlier).sum()), "before": int((ok & of_earlier).sum())}
+        by_metric = {(row["metric"], row["statistic"]): row for row in latencies}
+        answer: dict[str, Any] = {
+            "requests": counts["after"],
+            "baseline": {"requests": counts["before"]},
+            "dropped": counted(row for row in faults if not row["log_id"].startswith(EARLIER)),
+            "files": self._session.table("production_files").to_pylist(),
+            **{f"{name}_ms": _errors(by_metric.get((f"{name}_ms", "mean")), counts) for name in METRICS},
+            "changes": self._rows("log_changes"),
+            "causes": causes,
+            "cause": causes[0] if causes else dict(NO_CAUSE),
+            "percentiles": _percentiles(latencies),
+        }
+        e2e = by_metric.get(("e2e_ms", "mean"))
+        answer["parts"] = _parts_of_miss(e2e)
+        most = next((row for row in answer["changes"] if row["what"] == "running_max"), None)
+        answer["occupancy"] = {"running_max": _pair(most)} if most else {}
+        answer |= {"suspects": [], "fit": {}, "drift": [], "cached_tokens": {}, "evidence": {}, "not_separated": []}
+        return answer | {"verdict": _verdict(answer)}
+
+    def table(self, name: str) -> pa.Table:
+        """Return a table of the comparison, or of the logs; InvalidInput for another name."""
+        if name in self._logs:
+            return self._session.table(name)
+        if name not in TABLES:
+            raise InvalidInput(
+                f"a comparison of two logs has no table {name!r}; it has {', '.join((*TABLES, *self._logs))}."
+            )
+        return self._session.table(name).drop_columns(["comparison_id"])
+
+    def save(self, path: str | Path) -> None:
+        """Write the comparison and both logs to a DuckDB file."""
+        self._session.save(path, ["comparisons", *TABLES, *self._logs])
+
+    def sql(self, query: str) -> Any:
+        """Return a DuckDB relation over the tables of the comparison and of the logs."""
+        return self._session.sql(query)
+
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        return self.table(name).to_pylist()
+
+    def __repr__(self) -> str:
+        return visible(f"BaselineComparison({self.summary['verdict']})")
+
+    def _repr_html_(self) -> str:
+        rows = [row for row in self.summary["changes"] if row["certain"]]
+        return verdict_table(self.summary, rows, ("what", "before", "after", "factor"))
+
+
+def _parts(after: Mapping[str, pa.Table]) -> tuple[slice, slice]:
+    count = after["production_logs"].num_rows
+    return slice(0, count), slice(count, None)
+
+
+def _pair(row: Mapping[str, Any]) -> dict[str, float | None]:
+    return {"measured": row["after"], "predicted": row["before"]}
+
+
+def _errors(mean: Mapping[str, Any] | None, counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return the means of both logs; single requests have no counterpart in another log."""
+    none = dict.fromkeys(("median_ape", "p90_ape", "coverage_90"))
+    if mean is None or mean["before"] is None or mean["after"] is None:
+        return {"n": 0, "measured": None, "predicted": None, "bias": None, **none}
+    bias = mean["before"] / mean["after"] - 1.0 if mean["after"] else None
+    return {"n": counts["after"], **_pair(mean), "bias": bias, **none}
+
+
+def _percentiles(latencies: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float | None]]]:
+    found: dict[str, dict[str, dict[str, float | None]]] = {}
+    for row in latencies:
+        if row["statistic"] != "mean":
+            found.setdefault(row["metric"], {})[row["statistic"]] = _pair(row)
+    return found
+
+
+def _parts_of_miss(e2e: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return how much of the difference of mean E2E the load makes, and how much is left."""
+    if e2e is None or e2e["before"] is None or e2e["after"] is None or e2e["expected"] is None:
+        return []
+    load, rest = e2e["expected"] - e2e["before"], e2e["after"] - e2e["expected"]
+    total = abs(load) + abs(rest)
+    parts = [
+        {"part": name, "miss_ms": miss, "share": abs(miss) / total if total else None, "posterior_ratio": None}
+        for name, miss in (("workload", load), ("unexplained", rest))
+    ]
+    return sorted(parts, key=lambda row: -abs(row["miss_ms"]))
+
+
+def _verdict(answer: Mapping[str, Any]) -> str:
+    """Return one sentence: how the later log differs, how much of it the load makes, and why."""
+    name = next((name for name in ("E2E", "TPOT", "TTFT") if answer[f"{name.lower()}_ms"]["n"]), None)
+    if name is None:
+        return "the two logs have no latency in common, so that nothing is compared."
+    own = answer[f"{name.lower()}_ms"]
+    off = own["measured"] / own["predicted"] - 1.0 if own["predicted"] else 0.0
+    times = f"({milliseconds(own['measured'])} ms, before {milliseconds(own['predicted'])} ms)"
+    same = abs(off) < AGREES and not answer["causes"]
+    said = [
+        f"both logs agree: mean {name} {times}"
+        if same
+        else f"mean {name} is {abs(off):.1%} {'longer' if off > 0 else 'shorter'} than before {times}"
+    ]
+    load = next((row["miss_ms"] for row in answer["parts"] if row["part"] == "workload"), None)
+    if load is not None and name == "E2E" and not same and abs(load) >= AGREES * own["predicted"]:
+        said.append(f"the load makes {'+' if load >= 0 else '-'}{milliseconds(abs(load), 3)} ms of it")
+    said += [cause_sentence(cause, "what it was before", "before") for cause in answer["causes"]]
+    if not answer["causes"] and not same:
+        rest = next((row["miss_ms"] for row in answer["parts"] if row["part"] == "unexplained"), None)
+        if rest is None:
+            said.append("too few requests with times of sending for a cause")
+        elif abs(rest) < AGREES * own["measured"]:
+            said.append("at the same load the engine is as fast as before")
+        else:
+            said.append("no cause holds")
+    return f"{'; '.join(said)}{unused(answer['dropped'])}."

@@ -1,0 +1,55 @@
+"""When measured over expected times leave their usual level: said once when it begins, and once when it ends."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+# windows from which the usual level is learned; windows in a row that begin or end a drift
+LEARNED, IN_A_ROW = 3, 2
+# a window is away from here, and from so many usual deviations
+LEAST, DEVIATIONS = math.log(1.1), 4.0
+# weight of a new window in the level, and the smallest usual deviation
+WEIGHT, LEAST_SPREAD = 0.1, 0.01
+
+
+class Drift(NamedTuple):
+    """What is usual of one metric, and whether it has drifted; ``level``: logarithm of measured over expected."""
+
+    level: float = 0.0
+    spread: float = 0.0
+    windows: int = 0
+    in_a_row: int = 0
+    first_away: float | None = None
+    since: float | None = None
+
+
+def followed(drift: Drift, log_factor: float, at: float) -> tuple[Drift, str | None]:
+    """Return the drift after one more window that began at ``at``, and what happened: begins, ends, or None.
+
+    >>> drift, said = Drift(), []
+    >>> for at, factor in enumerate([1.0, 1.01, 0.99, 1.3, 1.3, 1.3, 1.0, 1.0]):
+    ...     drift, event = followed(drift, math.log(factor), float(at))
+    ...     said.append(event)
+    >>> said
+    [None, None, None, None, 'begins', None, None, 'ends']
+    """
+    if drift.windows < LEARNED:
+        windows = drift.windows + 1
+        level = drift.level + (log_factor - drift.level) / windows
+        spread = max(drift.spread, abs(log_factor - level))
+        return drift._replace(level=level, spread=spread, windows=windows), None
+    away = abs(log_factor - drift.level) > max(LEAST, DEVIATIONS * max(drift.spread, LEAST_SPREAD))
+    drifted = drift.since is not None
+    if away == drifted:
+        if not drifted:
+            spread = (1.0 - WEIGHT) * drift.spread + WEIGHT * abs(log_factor - drift.level)
+            level = (1.0 - WEIGHT) * drift.level + WEIGHT * log_factor
+            drift = drift._replace(level=level, spread=spread, windows=drift.windows + 1)
+        return drift._replace(in_a_row=0, first_away=None), None
+    count = drift.in_a_row + 1
+    first = at if drift.first_away is None else drift.first_away
+    if count < IN_A_ROW:
+        return drift._replace(in_a_row=count, first_away=first), None
+    since = None if drifted else first
+    return drift._replace(in_a_row=0, first_away=None, since=since), "ends" if drifted else "begins"

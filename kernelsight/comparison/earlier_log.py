@@ -1,0 +1,136 @@
+"""What an earlier log predicts for the requests of a later one: times that follow from lengths, queue and batch.
+
+Without a model of the engine the earlier log is the model: its TTFT grows with the prompt, with the prompt tokens that
+wait in front, and with the requests that decode; its decode time with the tokens, with those beside it, and with the
+prompts that arrive meanwhile. All of these are read off each log itself: a longer queue or a larger batch of the later
+log is the load's, and what is left is the engine's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.comparison.measured_requests import Measured
+from kernelsight.comparison.replay import KEPT, Replayed
+from kernelsight.comparison.signature import Signature
+
+LEAST_ROWS = 30
+# a residual this many times the usual counts less; rounds of weighing
+HUBER, ROUNDS = 2.0, 6
+
+
+def predicted_by(before: Measured, after: Measured) -> Replayed | None:
+    """Return what the earlier log predicts for the later one; None where it has too few requests with both times."""
+    first, decode = _first_token(before), _decode(before)
+    ttft = _weights(first, before.ttft_ms, before.ok)
+    rest = _weights(decode, before.decode_ms, before.ok & (before.output_tokens > 1))
+    if ttft is None or rest is None:
+        return None
+    cached = np.isfinite(before.cached_tokens) & before.ok
+    share = before.cached_tokens[cached].sum() / max(before.prompt_tokens[cached].sum(), 1) if cached.any() else 0.0
+    return _served(after, _first_token(after) @ ttft, _decode(after) @ rest, share * after.prompt_tokens)
+
+
+def calibrated(after: Measured, replayed: Replayed, earlier: Signature) -> Replayed:
+    """Return a replay of the later log with what the earlier one was measured to differ from its own replay."""
+    request, slope, tpot = (value if np.isfinite(value) else 0.0 for value in earlier[:3])
+    first = replayed.ttft_ms + request + slope / 1e3 * after.prompt_tokens
+    decode = (replayed.finish_ns - replayed.first_ns) / 1e6 * (1.0 + tpot / max(earlier.predicted[2], 1e-9))
+    return _served(after, first, decode, replayed.cached_tokens, replayed.served)
+
+
+def _served(
+    after: Measured, first_ms: np.ndarray, decode_ms: np.ndarray, cached: np.ndarray, served: np.ndarray | None = None
+) -> Replayed:
+    """Return times as a replay without parts; a request that was not measured is not predicted."""
+    known = np.isfinite(first_ms) & np.isfinite(decode_ms)
+    known = known if served is None else known & served
+    begin = np.rint(after.sent_s * 1e9).astype(np.int64)
+    moments = (begin + np.rint(1e6 * np.maximum(np.where(known, times, 0.0), 1e-3)).astype(np.int64)
+               for times in (first_ms, np.maximum(first_ms, 1e-3) + np.maximum(decode_ms, 0.0)))  # fmt: skip
+    first, finish = (np.where(known, moment, -1) for moment in moments)
+    none = np.zeros((1, 0), np.int64)
+    return Replayed(np.rint(cached).astype(np.int64), begin, begin, first, finish, [none] * len(KEPT), none)
+
+
+def _weights(features: np.ndarray, times_ms: np.ndarray, chosen: np.ndarray) -> np.ndarray | None:
+    """Return what each feature adds to a time, none of it negative: least squares in which outliers count less."""
+    from scipy.optimize import nnls
+
+    with np.errstate(invalid="ignore"):
+        rows = chosen & np.isfinite(times_ms) & (times_ms > 0.0) & np.isfinite(features).all(axis=1)
+    if rows.sum() < LEAST_ROWS:
+        return None
+    own, real = features[rows], times_ms[rows]
+    size = np.maximum(np.abs(own).max(axis=0), 1e-12)
+    # a share of a long time is as large as a share of a short one
+    weight = 1.0 / np.maximum(real, 0.2 * float(np.median(real)))
+    found = np.zeros(own.shape[1])
+    for _ in range(ROUNDS):
+        found = nnls(own / size * weight[:, None], real * weight)[0] / size
+        off = np.abs(real - own @ found) / np.maximum(real, 0.2 * float(np.median(real)))
+        usual = max(1.4826 * float(np.median(off)), 1e-3)
+        bend = np.minimum(1.0, HUBER * usual / np.maximum(off, 1e-12))
+        weight = np.sqrt(bend) / np.maximum(real, 0.2 * float(np.median(real)))
+    return found
+
+
+def _first_token(measured: Measured) -> np.ndarray:
+    """Return what TTFT depends on, shape [requests, 4]: 1, own prompt, prompt tokens in front, requests that decode."""
+    own = _computed(measured)
+    first, last = _moments(measured)
+    there = measured.ok & np.isfinite(first)
+    running = _there(first[there], last[there], measured.sent_s)
+    in_front = _there(measured.sent_s[there], first[there], measured.sent_s, own[there])
+    in_front = np.maximum(in_front - np.where(there, own, 0.0), 0.0)
+    return np.column_stack([np.ones(own.size), own, in_front, running])
+
+
+def _decode(measured: Measured) -> np.ndarray:
+    """Return what decode time depends on, shape [requests, 3]: tokens, tokens times others that run, prompts read."""
+    first, last = _moments(measured)
+    there = measured.ok & np.isfinite(first) & np.isfinite(last)
+    tokens = np.maximum(measured.output_tokens - 1.0, 0.0)
+    running = _mean_there(first[there], last[there], first, last)
+    order = np.argsort(first[there], kind="stable")
+    upto = np.concatenate([[0.0], np.cumsum(_computed(measured)[there][order])])
+    moments = first[there][order]
+    read = upto[np.searchsorted(moments, last)] - upto[np.searchsorted(moments, first, side="right")]
+    return np.column_stack([tokens, tokens * running, np.maximum(read, 0.0)])
+
+
+def _computed(measured: Measured) -> np.ndarray:
+    return np.maximum(measured.prompt_tokens - np.nan_to_num(measured.cached_tokens), 1.0)
+
+
+def _moments(measured: Measured) -> tuple[np.ndarray, np.ndarray]:
+    first = measured.sent_s + measured.ttft_ms / 1e3
+    return first, first + np.nan_to_num(measured.decode_ms) / 1e3
+
+
+def _there(begin: np.ndarray, end: np.ndarray, at: np.ndarray, weight: np.ndarray | None = None) -> np.ndarray:
+    """Return the weight of the spans that hold each moment."""
+
+    def upto(moments: np.ndarray) -> np.ndarray:
+        order = np.argsort(moments, kind="stable")
+        sums = np.concatenate([[0.0], np.cumsum(np.ones(order.size) if weight is None else weight[order])])
+        return sums[np.searchsorted(moments[order], at, side="right")]
+
+    return upto(begin) - upto(end)
+
+
+def _mean_there(begin: np.ndarray, end: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """Return how many of some spans there are on average between two moments."""
+
+    def before(moments: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """Return the seconds that all moments lie before each of some others."""
+        ordered = np.sort(moments)
+        place = np.searchsorted(ordered, at)
+        return at * place - np.concatenate([[0.0], np.cumsum(ordered)])[place]
+
+    known = np.isfinite(start) & np.isfinite(stop) & (stop > start)
+    found = np.full(start.size, np.nan)
+    first, last = start[known], stop[known]
+    seconds = (before(begin, last) - before(end, last)) - (before(begin, first) - before(end, first))
+    found[known] = seconds / (last - first)
+    return np.where(np.isfinite(start) & ~known, 0.0, found)

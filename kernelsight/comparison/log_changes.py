@@ -1,0 +1,205 @@
+"""What changed between two logs: the load, the cache, the speed, the settings; and which causes explain the latency."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.comparison.earlier_log import calibrated, predicted_by
+from kernelsight.comparison.errors import concurrency_of
+from kernelsight.comparison.first_causes import (
+    AGREES,
+    LEAST_CACHED,
+    LEAST_QUIET,
+    Cause,
+    best_fitting,
+    caches_nothing,
+    closed_forms,
+    lasts,
+    quiet_requests,
+    share_of_time,
+)
+from kernelsight.comparison.incidents import incidents_of
+from kernelsight.comparison.measured_requests import LEAST_REQUESTS, LEAST_SECONDS, Measured
+from kernelsight.comparison.occupancy import decoding, most_running, seats_seen
+from kernelsight.comparison.replay import Replayed
+from kernelsight.comparison.signature import signature
+
+# a change of the load counts from here, and from so many standard errors
+LEAST_CHANGE, CHANCE = 0.05, 3.0
+# settings by which clients and servers name what served
+NAMED = ("model", "tensor_parallel_size", "quantization", "max_num_seqs", "max_num_batched_tokens")
+
+
+class LogPair(NamedTuple):
+    """Two logs: what was measured of each, and the settings that each log holds, by name.
+
+    ``gaps``: ``chunk_gaps_ms`` of the later log's requests.
+    """
+
+    before: Measured
+    after: Measured
+    settings: tuple[Mapping[str, str], Mapping[str, str]]
+    gaps: pa.ChunkedArray | None = None
+
+    @property
+    def enough(self) -> bool:
+        """Whether both logs have requests and time enough to look for causes, at times of their own."""
+        return all(_is_enough(one) for one in (self.before, self.after))
+
+
+class Changes(NamedTuple):
+    """What changed: rows of ``log_changes``, causes, and how much longer E2E is by the load alone, ms (None: unknown).
+
+    ``base``: what the earlier log predicts for the later one.
+    """
+
+    rows: list[dict[str, Any]]
+    causes: list[Cause]
+    load_ms: float | None
+    base: Replayed | None
+
+
+def changes_between(pair: LogPair, replay: Callable[[], tuple[Replayed, Replayed]] | None) -> Changes:
+    """Return what changed between two logs.
+
+    ``replay``: replays of the earlier and the later log on the deployment, where one is stated: then the load's part is
+    the model's, and what the model gets wrong of both logs cancels.
+    """
+    rows = _load_rows(pair) + _setting_rows(pair)
+    load, settings = _load_causes(rows), _setting_causes(rows)
+    base = _base(pair, replay) if pair.enough else None
+    if base is None:
+        return Changes(rows, [*settings, *load], None, None)
+    done = pair.after.ok & base.served & np.isfinite(pair.after.e2e_ms)
+    was = float(np.nanmean(np.where(pair.before.ok, pair.before.e2e_ms, np.nan)))
+    expected, now = float(base.e2e_ms[done].mean()), float(pair.after.e2e_ms[done].mean())
+    rows += _speed_rows(pair, base)
+    engine = _engine_causes(pair, base)
+    load_ms = expected - was
+    first = [load, engine] if abs(load_ms) > abs(now - expected) else [engine, load]
+    return Changes(rows, [*settings, *first[0], *first[1]], load_ms, base)
+
+
+def _is_enough(measured: Measured) -> bool:
+    sent = measured.sent_s[measured.ok]
+    return not measured.drawn and sent.size >= LEAST_REQUESTS and float(np.ptp(sent)) >= LEAST_SECONDS
+
+
+def _base(pair: LogPair, replay: Callable[[], tuple[Replayed, Replayed]] | None) -> Replayed | None:
+    if replay is None:
+        return predicted_by(pair.before, pair.after)
+    earlier, later = replay()
+    return calibrated(pair.after, later, signature(pair.before, earlier, pair.before.ok))
+
+
+def _load_rows(pair: LogPair) -> list[dict[str, Any]]:
+    """Return the load of both logs; ``certain``: the change is more than chance."""
+    both = (pair.before, pair.after)
+    rows = []
+    if not any(one.drawn for one in both):
+        spans = [float(np.ptp(one.sent_s)) for one in both]
+        counts = [one.sent_s.size - 1 for one in both]
+        rates = [count / span if span > 0.0 else None for count, span in zip(counts, spans, strict=True)]
+        # of a Poisson process; a closed loop varies less
+        error = np.sqrt(sum(1.0 / max(count, 1) for count in counts))
+        rows.append(_row("request_rate", *rates, float(error)))
+    for name in ("prompt_tokens", "output_tokens"):
+        lengths = [getattr(one, name)[one.ok].astype(float) for one in both]
+        error = np.sqrt(sum(own.var() / max(own.size, 1) / max(own.mean(), 1e-9) ** 2 for own in lengths if own.size))
+        rows.append(_row(name, *(float(own.mean()) if own.size else None for own in lengths), float(error)))
+    shares = [_cached_share(one) for one in both]
+    if None not in shares:
+        rows.append(_row("cached_share", *shares, 0.0, abs(shares[1] - shares[0]) >= LEAST_CACHED))
+    failed = [1.0 - float(one.ok.mean()) if one.ok.size else None for one in both]
+    rows.append(_row("failed_share", *failed, 0.0, abs((failed[1] or 0.0) - (failed[0] or 0.0)) >= 0.01))
+    flight = [float(concurrency_of(one).mean()) if not one.drawn and one.ok.any() else None for one in both]
+    rows.append(_row("in_flight", *flight, 0.0, False))
+    return rows
+
+
+def _speed_rows(pair: LogPair, base: Replayed) -> list[dict[str, Any]]:
+    """Return times at the same load: 1 for the earlier log, and measured over predicted for the later one."""
+    ours = {"ttft": base.ttft_ms, "decode": (base.finish_ns - base.first_ns) / 1e6}
+    real = {"ttft": pair.after.ttft_ms, "decode": pair.after.decode_ms}
+    rows = []
+    for name, own in ours.items():
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratio = real[name] / own
+        ratio = ratio[pair.after.ok & base.served & np.isfinite(ratio) & (own > 0.0) & (real[name] > 0.0)]
+        if ratio.size:
+            factor = float(np.median(ratio))
+            rows.append(_row(f"{name}_at_the_same_load", 1.0, factor, 0.0, abs(factor - 1.0) >= LEAST_CHANGE))
+    most = [most_running(*decoding(one)) for one in (pair.before, pair.after)]
+    return [*rows, _row("running_max", *map(float, most), 0.0, False)]
+
+
+def _setting_rows(pair: LogPair) -> list[dict[str, Any]]:
+    """Return the settings that both logs hold and that differ."""
+    before, after = pair.settings
+    return [
+        {"what": name, "kind": "setting", "before_word": before[name], "after_word": after[name], "certain": True}
+        for name in sorted(before.keys() & after.keys())
+        if before[name] != after[name]
+    ]
+
+
+def _row(
+    what: str, before: float | None, after: float | None, error: float, certain: bool | None = None
+) -> dict[str, Any]:
+    factor = after / before if before and after is not None else None
+    if certain is None:
+        certain = bool(factor and abs(np.log(factor)) >= max(np.log1p(LEAST_CHANGE), CHANCE * error))
+    kind = "speed" if what.endswith("_at_the_same_load") or what == "running_max" else "load"
+    return {"what": what, "kind": kind, "before": before, "after": after, "factor": factor, "certain": certain}
+
+
+def _cached_share(measured: Measured) -> float | None:
+    known = measured.ok & np.isfinite(measured.cached_tokens)
+    if not known.any():
+        return None
+    return float(measured.cached_tokens[known].sum() / max(measured.prompt_tokens[known].sum(), 1))
+
+
+def _load_causes(rows: Sequence[Mapping[str, Any]]) -> list[Cause]:
+    """Return what of the load changed more than chance, the largest factor first."""
+    names = ("request_rate", "prompt_tokens", "output_tokens")
+    moved = [row for row in rows if row["what"] in names and row["certain"]]
+    moved.sort(key=lambda row: -abs(np.log(row["factor"])))
+    return [Cause("load", row["what"], row["factor"]) for row in moved]
+
+
+def _setting_causes(rows: Sequence[Mapping[str, Any]]) -> list[Cause]:
+    return [
+        Cause("setting", row["what"], row["after_word"])
+        for row in rows
+        if row["kind"] == "setting" and row["what"] in NAMED
+    ]
+
+
+def _engine_causes(pair: LogPair, base: Replayed) -> list[Cause]:
+    """Return why the later log differs from what the earlier one predicts for it: time first, then occupancy."""
+    after = pair.after
+    incidents = incidents_of(after, base, pair.gaps)
+    found = [
+        Cause(one.kind, one.name, one.value, one.from_s, one.to_s, share_of_time(one.lost_s, after))
+        for one in incidents
+    ]
+    seats = seats_seen(after, pair.before.ttft_ms[pair.before.ok]) if not found else None
+    if seats is not None and seats < most_running(*decoding(pair.before)):
+        return [Cause("setting", "max_num_seqs", float(seats))]
+    if caches_nothing(after, base):
+        return [*found, Cause("setting", "enable_prefix_caching", "false")]
+    quiet = quiet_requests(after, incidents)
+    half = after.sent_s <= np.median(after.sent_s)
+    if quiet.sum() < LEAST_QUIET:
+        return found
+    stated = signature(after, base, quiet & half)
+    if not stated.misfit > AGREES:
+        return found
+    best = best_fitting(closed_forms(stated, after.from_server), stated)
+    later = signature(after, base, quiet & ~half)
+    return [*found, best.cause] if best and lasts(best, later, after.from_server) else found

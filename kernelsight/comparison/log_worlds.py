@@ -1,0 +1,196 @@
+"""The worlds that a log is replayed in: read once for each deployment, and served again with any corrections.
+
+A replay with other factors has the same knots, memory and settings; only step costs and host time differ. They are
+changed here as ``step_costs`` and ``host_settings`` change them for rows of ``corrections``, without asking the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.comparison.replay import KEPT, KERNELS, LOAD, LONG, NO_LOAD, Replayed, Variant
+from kernelsight.dataflow.memory import return_freed_memory
+from kernelsight.dataflow.session import Session
+from kernelsight.kernels.step_costs import FACTORS, TIMED, corrected
+from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.serving.engine.waits import PARTS
+from kernelsight.serving.runs.pools import cost_tables
+from kernelsight.serving.runs.result_tables import NANOSECONDS, CostTables, Replica
+from kernelsight.serving.runs.simulate import serve_replicas
+from kernelsight.serving.runs.world import World, load_columns, split_by_deployment, world_of
+
+# requests of all replays that one thread serves: starting threads takes longer
+SHORT = 40_000
+# of a step in whole picoseconds its column in step_costs: microseconds
+COLUMN = {name: f"{'gpu' if name == 'picoseconds' else name}_us" for name in TIMED}
+
+
+class _Deployment(NamedTuple):
+    """What a deployment is served from; ``part``: of each knot, the number of its kind of kernels, by FACTORS."""
+
+    scenario: Mapping[str, Any]
+    costs: pa.Table
+    shapes: pa.Table
+    part: Mapping[str, np.ndarray]
+
+
+class LogWorlds:
+    """Serves the requests of one log on deployments; each is planned and its step costs are read once."""
+
+    def __init__(self, session: Session, load: pa.Table) -> None:
+        self._session, self._load = session, load
+        self._known: dict[str, _Deployment | None] = {}
+        self._world: World | None = None
+
+    def serve(
+        self, variants: Sequence[Variant], rows: np.ndarray | None = None, *, with_parts: bool = True
+    ) -> list[Replayed]:
+        """Serve requests on every variant; ``rows``: which of the log's, in order (None: all).
+
+        InvalidInput: of flags that cannot be planned nothing is served.
+        """
+        if self._load.num_rows >= LONG:
+            return_freed_memory()
+        names = [_name(variant.flags) for variant in variants]
+        self._read({name: one.flags for name, one in zip(names, variants, strict=True) if name not in self._known})
+        n = self._load.num_rows if rows is None else rows.size
+        known = [(f"v{at}", self._known[name], one) for at, (name, one) in enumerate(zip(names, variants, strict=True))]
+        served = [(name, own, one) for name, own, one in known if own is not None]
+        if not served or self._world is None or not n:
+            return [_nothing(n, with_parts) for _ in variants]
+        world = self._of_rows(rows)
+        span = world.spans[LOAD]
+        for name, own, variant in served:
+            world = self._with(world, name, own, variant, span)
+        threads = 1 if n * len(served) <= SHORT else None
+        replicas: dict[str, list[Replica]] = {name: [] for name, *_ in known}
+        for each in serve_replicas(world, count_uses=False, split=with_parts, threads=threads):
+            replicas[each.scenario].append(each)
+        return [_replayed(n, replicas[name], span[0], with_parts) for name, *_ in known]
+
+    def _read(self, missing: Mapping[str, Mapping[str, Any]]) -> None:
+        """Plan deployments and read what they are served from; one that cannot run is known as None."""
+        if not missing:
+            return
+        with self._session.fork() as fork:
+            plan = plan_rows(fork, [{**NO_LOAD, **flags} for flags in missing.values()], on_fault="collect", origin="")
+            give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
+            names = [row["scenario_id"] for row in plan.planned]
+            fork.give("scenario_loads", [{"scenario_id": name, "load_id": LOAD} for name in names])
+            fork.give("load_requests", self._load, trusted=True)
+            world = world_of(fork.table)
+            costs, shapes = (split_by_deployment(fork.table(name)) for name in ("step_costs", "step_shapes"))
+            parts = _parts_of_knots(fork, costs)
+        able = {row["scenario_id"]: row for row in world.scenarios}
+        for name, scenario in zip(missing, plan.scenarios, strict=True):
+            row = able.get(scenario["scenario_id"]) if scenario else None
+            own = row and row["deployment_id"]
+            self._known[name] = own and _Deployment(row, costs[own], shapes[own], parts[own])
+        self._world = world if self._world is None else _together(self._world, world)
+
+    def _of_rows(self, rows: np.ndarray | None) -> World:
+        """Return the world with some of the requests; those that follow one another are a slice of the log's."""
+        own = ("deployments", "plans", "hosts", "links", "costs")
+        world = self._world._replace(scenarios=[], **{name: dict(getattr(self._world, name)) for name in own})
+        if rows is None:
+            return world._replace(spans={LOAD: (0, self._load.num_rows)})
+        if np.array_equal(rows, np.arange(rows[0], rows[0] + rows.size)):
+            return world._replace(spans={LOAD: (int(rows[0]), int(rows[-1]) + 1)})
+        taken = self._load.take(pa.array(rows))
+        return world._replace(requests=taken, columns=load_columns(taken), spans={LOAD: (0, rows.size)})
+
+    def _with(self, world: World, name: str, own: _Deployment, variant: Variant, span: tuple[int, int]) -> World:
+        """Return the world with one more scenario: a variant, whose deployment has costs of its own."""
+        stated, scenario = own.scenario["deployment_id"], own.scenario["scenario_id"]
+        row = {**own.scenario, "scenario_id": name, "deployment_id": name, "max_concurrency": None}
+        for place in (world.deployments, world.plans):
+            place[name] = place[stated]
+        world.hosts[name] = _corrected_host(world.hosts[stated], variant)
+        world.costs[name] = self._costs_of(stated, own, variant)
+        if scenario in world.links:
+            world.links[name] = world.links[scenario]
+        world.spans[name] = span
+        world.scenarios.append(row)
+        return world
+
+    def _costs_of(self, stated: str, own: _Deployment, variant: Variant) -> CostTables:
+        """Return the step costs of a deployment times the factors of a variant, laid out for the loop."""
+        factors = {part: factor for part, factor in variant.factors.items() if factor != 1.0}
+        if not factors:
+            return self._world.costs[stated]
+        by_number = np.array([np.nan, *(factors.get(part, np.nan) for part in KERNELS)])
+        times = {name: np.rint(own.costs[column].to_numpy() * 1e6) for name, column in COLUMN.items()}
+        found = corrected(times, *(pa.array(by_number[own.part[name]], from_pandas=True) for name in FACTORS))
+        costs = own.costs
+        for name, column in COLUMN.items():
+            costs = costs.set_column(costs.column_names.index(column), column, pa.array(found[name] / 1e6))
+        return cost_tables(costs, own.shapes, self._world.deployments[stated])
+
+
+def _parts_of_knots(fork: Session, costs: Mapping[str, pa.Table]) -> dict[str, dict[str, np.ndarray]]:
+    """Return by deployment which of KERNELS each knot's factors are of: numbers from 1, in the order of its costs.
+
+    ``knot_corrections`` says so itself: each kind of kernels gets its own number as its factor.
+    """
+    numbers = [
+        {"deployment_id": name, "part": part, "factor": float(number), "exposed_us": 0.0}
+        for name in costs
+        for number, part in enumerate(KERNELS, 1)
+    ]
+    fork.give("corrections", numbers)
+    found = {}
+    for name, table in split_by_deployment(fork.table("knot_corrections")).items():
+        if name in costs:
+            place = np.zeros(max(_most(table), _most(costs[name])) + 1, np.int64)
+            place[table["step_shape_id"].to_numpy()] = np.arange(table.num_rows)
+            rows = place[costs[name]["step_shape_id"].to_numpy()]
+            found[name] = {factor: table[factor].to_numpy().astype(np.int64)[rows] for factor in FACTORS}
+    return found
+
+
+def _most(table: pa.Table) -> int:
+    return int(table["step_shape_id"].to_numpy().max(initial=0))
+
+
+def _corrected_host(host: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
+    """Return the host time of a deployment with what a variant adds to it: as ``host_settings`` adds it."""
+    step, request = host["step_exposed_us"] + variant.step_us, host["request_us"] + variant.request_us
+    return {**host, "step_exposed_us": step, "request_us": max(request, 0.0)}
+
+
+def _together(one: World, other: World) -> World:
+    names = ("deployments", "plans", "hosts", "links", "layers", "costs")
+    return one._replace(**{name: getattr(one, name) | getattr(other, name) for name in names})
+
+
+def _name(flags: Mapping[str, Any]) -> str:
+    return repr(sorted(flags.items(), key=lambda item: item[0]))
+
+
+def _replayed(n: int, replicas: Sequence[Replica], start: int, with_parts: bool) -> Replayed:
+    """Return what became of n requests, from the engines that served them."""
+    found = _nothing(n, with_parts)
+    moments = (found.sent_ns, found.scheduled_ns, found.first_ns, found.finish_ns)
+    for one in replicas:
+        rows, out = one.rows - start, one.served.out
+        found.cached_tokens[rows] = out.cached_tokens
+        for values, name in zip(moments, ("sent_us", "scheduled_us", "first_token_us", "finish_us"), strict=True):
+            own = getattr(out, name)
+            values[rows] = np.where(own < 0.0, -1, np.rint(own * NANOSECONDS).astype(np.int64))
+        if with_parts and one.served.parts is not None:
+            for values, name in zip(found.parts_ns, KEPT, strict=True):
+                values[:, rows] = one.served.parts.nanoseconds[:, PARTS.index(name)]
+            found.steps[:, rows] = one.served.parts.steps[:, 0]
+    return found
+
+
+def _nothing(n: int, with_parts: bool) -> Replayed:
+    """Return a replay in which no request was served."""
+    phases, size = 2, n if with_parts else 0
+    parts = [np.zeros((phases, size), np.int64) for _ in (KEPT if with_parts else ())]
+    moments = (np.full(n, -1, np.int64) for _ in range(4))
+    return Replayed(np.zeros(n, np.int64), *moments, parts, np.zeros((phases, size), np.int64))

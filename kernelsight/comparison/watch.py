@@ -1,0 +1,235 @@
+"""A log that grows, or a server's metrics, held against their prediction poll by poll: windows, drift, and one state.
+
+Each poll ends with the state on the disk, behind everything that it wrote. A poll that was cut off is done again from
+the state before it and writes the same files: a restart loses nothing and doubles nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kernelsight.comparison.drift import Drift, followed
+from kernelsight.comparison.verdict import cause_sentence
+from kernelsight.comparison.watched_requests import COLUMNS, Kept, after, is_due, requests_table, window_of, with_new
+from kernelsight.comparison.watched_server import counters_between, scraped, window_between
+from kernelsight.dataflow.bounded_files import read_text
+from kernelsight.dataflow.bounded_http import get_text
+from kernelsight.dataflow.durable import durable_file, locked
+from kernelsight.dataflow.redaction import redacted_text
+from kernelsight.dataflow.session import Session
+from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.logs.appended import Place, appended, rows_of
+from kernelsight.present.watched import Window, as_prometheus, history_rows, moment
+
+VERSION = 1
+TIMEOUT_S, MOST_BYTES, MOST_STATE_BYTES = 10.0, 8 << 20, 1 << 26
+Compare = Callable[..., Any]
+
+
+@dataclass
+class State:
+    """What a watch knows: how far it has read, the rows that it keeps, what is usual, and what it has written."""
+
+    source: str
+    place: Place = field(default_factory=Place)
+    kept: Kept = field(default_factory=lambda: Kept([]))
+    scrape: str = ""
+    scraped_at: float = 0.0
+    drifts: dict[str, Drift] = field(default_factory=dict)
+    looks_like: str = ""
+    windows: int = 0
+    totals: dict[str, float] = field(default_factory=lambda: {"requests": 0.0, "failed": 0.0, "refused": 0.0})
+
+    @property
+    def drifting_since(self) -> float | None:
+        """When the drift began that has not ended; None for none."""
+        return min((one.since for one in self.drifts.values() if one.since is not None), default=None)
+
+    def as_json(self) -> str:
+        """Return the state as it is kept."""
+        return json.dumps({"version": VERSION, **vars(self)})
+
+
+@dataclass
+class Targets:
+    """Where a watch writes: its state, metrics for Prometheus, and a folder with a Parquet file for each window."""
+
+    state: Path | None = None
+    metrics: Path | None = None
+    history: Path | None = None
+
+
+def state_of(path: Path | None, source: str) -> State:
+    """Return the state in a file, or a new one; InvalidInput: it is of another log, or none."""
+    shown = redacted_text(source)
+    if path is None or not path.exists():
+        return State(shown)
+
+    def refuse(found: str) -> InvalidInput:
+        return InvalidInput(f"--state {path} {found}; give another file, or remove it to begin anew.")
+
+    try:
+        stated = json.loads(read_text(path, refuse, MOST_STATE_BYTES))
+        if stated.pop("version") != VERSION:
+            raise refuse("was written by another version")
+        state = State(**stated)
+        state.place, state.kept = Place(*state.place), Kept(*state.kept)
+        state.drifts = {name: Drift(*own) for name, own in state.drifts.items()}
+        if any(len(row) != len(COLUMNS) for row in state.kept.rows):
+            raise refuse("is no state of a watch")
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        raise refuse("is no state of a watch") from None
+    if state.source != shown:
+        raise refuse(f"is of {state.source}")
+    return state
+
+
+@dataclass
+class Watch:
+    """A watch of one log or one address; ``compare``: finds causes, as ``Session.compare`` does."""
+
+    source: str
+    flags: Mapping[str, Any]
+    session: Session
+    compare: Compare
+    targets: Targets = field(default_factory=Targets)
+    log_format: str = "auto"
+    columns: Mapping[str, str] | None = None
+    now: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        self.is_server = "://" in self.source
+        self.state = state_of(self.targets.state, self.source)
+
+    @contextlib.contextmanager
+    def alone(self) -> Any:
+        """Keep other processes from the state while a watch runs."""
+        with locked(self.targets.state) if self.targets.state else contextlib.nullcontext():
+            yield self
+
+    def poll(self) -> list[Window]:
+        """Read what is new, write what was found, and return it."""
+        found = self._poll_server() if self.is_server else self._poll_log()
+        self._save()
+        return found
+
+    def _poll_log(self) -> list[Window]:
+        windows, path = [], Path(self.source)
+        for part in appended(path, self.state.place):
+            said = {
+                "rotated": [f"{path} was rotated: reading goes on in the new file"],
+                "truncated": [f"{path} was truncated: it is read from its beginning"],
+            }.get(part.event, [])
+            if part.lines:
+                try:
+                    requests = rows_of(part, path, self.log_format, self.columns)
+                    self.state.kept = with_new(self.state.kept, requests)
+                except InvalidInput as refused:
+                    self.state.totals["refused"] += part.lines.count(b"\n")
+                    said.append(f"lines were not used: {refused}")
+            self.state.place = part.place
+            windows += self._windows(said)
+            self._save()
+        return windows
+
+    def _windows(self, said: list[str]) -> list[Window]:
+        """Return the window of the requests that can be compared now; a window without requests holds what was said."""
+        due = is_due(self.state.kept)
+        if due <= self.state.kept.compared:
+            return self._only(said)
+        try:
+            metrics, counts = window_of(self.state.kept, due, self.flags, self.session)
+        except InvalidInput as refused:
+            return self._only([*said, str(refused)])
+        finally:
+            self.state.kept = after(self.state.kept, due)
+        return [self._window(metrics, counts, said)]
+
+    def _only(self, said: list[str]) -> list[Window]:
+        """Return a window without requests that holds what was said; none where nothing was."""
+        return [self._made({}, {}, said)] if said else []
+
+    def _made(self, metrics: dict[str, dict[str, float]], counts: dict[str, float], said: list[str]) -> Window:
+        usual = {name: one.level for name, one in self.state.drifts.items()}
+        state = self.state
+        return Window(state.windows, metrics, counts, said, usual, state.drifting_since, dict(state.totals))
+
+    def _poll_server(self) -> list[Window]:
+        now = self.now()
+        try:
+            text = scraped(get_text(self.source, TIMEOUT_S, MOST_BYTES))
+        except RunFailed as failed:
+            return self._only([str(failed)])
+        before, since = self.state.scrape, self.state.scraped_at
+        self.state.scrape, self.state.scraped_at = text, now
+        if not before:
+            return []
+        counters = counters_between(before, text)
+        if counters is None:
+            return self._only([f"{redacted_text(self.source)}: counters fell or are missing: was it started again?"])
+        metrics = window_between(counters, now - since, self.flags, self.session)
+        if not metrics:
+            return []
+        counts = {"requests": counters["finished"], "failed": 0.0, "start_s": since, "end_s": now}
+        return [self._window(metrics, counts, [])]
+
+    def _window(self, metrics: dict[str, dict[str, float]], counts: dict[str, float], said: list[str]) -> Window:
+        """Return a window, after it was followed for drift and written."""
+        began = self._follow(metrics, counts["start_s"])
+        for name in ("requests", "failed"):
+            self.state.totals[name] += counts[name]
+        window = self._made(metrics, counts, said + began)
+        self.state.windows += 1
+        if self.targets.history is not None:
+            self.targets.history.mkdir(parents=True, exist_ok=True)
+            with durable_file(self.targets.history / f"{window.number:08d}.parquet") as draft:
+                pq.write_table(pa.Table.from_pylist(history_rows(window)), draft)
+        if self.targets.metrics is not None:
+            with durable_file(self.targets.metrics) as draft:
+                draft.write_text(as_prometheus(window), encoding="utf-8")
+        return window
+
+    def _follow(self, metrics: Mapping[str, Mapping[str, float]], at: float) -> list[str]:
+        """Return what is to be said of the drift: once when it begins, with what it looks like, and once at its end."""
+        was, events = self.state.drifting_since, []
+        for name, own in metrics.items():
+            self.state.drifts[name], event = followed(self.state.drifts.get(name, Drift()), own["log_factor"], at)
+            events.append(event)
+        since = self.state.drifting_since
+        if was is None and since is not None:
+            self.state.looks_like = self._looks_like(metrics)
+            return [f"drift began at {moment(since)}: {self.state.looks_like}"]
+        if was is not None and since is None:
+            self.state.looks_like = ""
+            return [f"the drift that began at {moment(was)} has ended"]
+        return []
+
+    def _looks_like(self, metrics: Mapping[str, Mapping[str, float]]) -> str:
+        """Return what a drift looks like: causes of the kept requests, or how far each metric left its usual level."""
+        usual = ", ".join(
+            f"{name.upper()} {math.exp(own['log_factor'] - self.state.drifts[name].level):.2f} times the usual"
+            for name, own in metrics.items()
+        )
+        if self.is_server:
+            return usual
+        try:
+            found = self.compare(requests=requests_table(self.state.kept.rows), deployment=self.flags, fit="none")
+        except InvalidInput:
+            return usual
+        causes = "; ".join(cause_sentence(cause) for cause in found.summary["causes"])
+        return f"{usual}; {causes}" if causes else usual
+
+    def _save(self) -> None:
+        if self.targets.state is not None:
+            with durable_file(self.targets.state) as draft:
+                draft.write_text(self.state.as_json(), encoding="utf-8")

@@ -1,0 +1,86 @@
+"""Counters of a server, polled: the load between two polls, and the times that it would be expected to have."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kernelsight.comparison.errors import METRICS, predicted_of
+from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.replay import LOAD, Variant, conformed
+from kernelsight.dataflow.session import Session
+from kernelsight.errors import InvalidInput
+from kernelsight.logs.prometheus import used_lines
+from kernelsight.logs.read import read_logs
+
+# fewer requests between two polls make no mean; as many are drawn as make theirs exact enough
+LEAST_REQUESTS, LEAST_DRAWN, MOST_DRAWN = 5, 200, 2000
+
+
+def scraped(text: str) -> str:
+    """Return the lines of a scrape that windows are made of: what is kept between two polls."""
+    return "\n".join(["# TYPE kept untyped", *used_lines(text)]) + "\n"
+
+
+def counters_between(before: str, now: str) -> dict[str, float] | None:
+    """Return the counters of a server between two scrapes, of all its engines; None where it was started again."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{name}.txt" for name in ("before", "now")]
+        for file, text in zip(files, (before, now), strict=True):
+            file.write_text(text, encoding="utf-8")
+        try:
+            windows = read_logs(metrics=files)["production_windows"].to_pylist()
+        except InvalidInput:
+            return None
+    counts = ("prompt_tokens", "output_tokens", "cached_tokens", "first_tokens", "finished", "running", "waiting")
+    found = {name: float(sum(row[name] or 0.0 for row in windows)) for name in counts}
+    for metric, count in (("ttft", "first_tokens"), ("tpot", "finished"), ("e2e", "finished")):
+        known = [row for row in windows if row[f"{metric}_mean_ms"] is not None and row[count]]
+        weight = sum(row[count] for row in known)
+        if weight:
+            found[metric] = sum(row[f"{metric}_mean_ms"] * row[count] for row in known) / weight
+    if "tpot" not in found and (mean := _mean_itl(windows)) is not None:
+        found["tpot"] = mean
+    return found
+
+
+def window_between(
+    counters: Mapping[str, float], seconds: float, flags: Mapping[str, Any], session: Session
+) -> dict[str, dict[str, float]]:
+    """Return measured and expected means by metric, ms; none where too few requests were served.
+
+    The load is drawn: as many requests a second as began to answer, of the mean lengths, at exponential gaps.
+    """
+    started, ended = counters["first_tokens"], counters["finished"]
+    if min(started, ended) < LEAST_REQUESTS or seconds <= 0.0:
+        return {}
+    count = int(min(max(started, LEAST_DRAWN), MOST_DRAWN))
+    sent = np.cumsum(np.random.default_rng(0).exponential(seconds / started, count))
+    prompt = max(round((counters["prompt_tokens"] - counters["cached_tokens"]) / started), 1)
+    output = max(round(counters["output_tokens"] / ended), 1)
+    columns = {"load_id": [LOAD] * count, "request_id": np.arange(count), "arrival_s": sent - sent[0]}
+    load = conformed({**columns, "prompt_tokens": [prompt] * count, "output_tokens": [output] * count})
+    (served,) = LogWorlds(session, load).serve([Variant(flags)], with_parts=False)
+    expected = predicted_of(served, np.full(count, float(output)))
+    found = {}
+    for metric in METRICS:
+        own = expected[metric][np.isfinite(expected[metric])]
+        if metric in counters and counters[metric] > 0.0 and own.size:
+            mean = float(own.mean())
+            found[metric] = {
+                "n": started if metric == "ttft" else ended,
+                "measured_mean": counters[metric],
+                "expected_mean": mean,
+                "log_factor": math.log(counters[metric] / mean),
+            }
+    return found
+
+
+def _mean_itl(windows: list[dict[str, Any]]) -> float | None:
+    known = [row["itl_mean_ms"] for row in windows if row["itl_mean_ms"] is not None]
+    return float(np.mean(known)) if known else None

@@ -1,0 +1,63 @@
+"""Answers of HTTP servers, bounded in time and size; no redirect is followed, and no address is shown with a secret."""
+
+from __future__ import annotations
+
+import http.client
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+from urllib.parse import urlsplit
+
+from kernelsight.dataflow.redaction import redacted_text
+from kernelsight.errors import InvalidInput, RunFailed
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: keys and what is asked would go with it."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def opener() -> urllib.request.OpenerDirector:
+    """Return what opens addresses without following a redirect."""
+    return urllib.request.build_opener(_NoRedirect)
+
+
+def read_answer(answer: Any, limit_s: float, most: int) -> bytes:
+    """Return the body, at most ``most`` bytes of it; TimeoutError where it trickles in for longer than the limit."""
+    end, parts, size = time.perf_counter() + limit_s, [], 0
+    while size < most and (part := answer.read1(65_536)):
+        parts.append(part)
+        size += len(part)
+        if time.perf_counter() > end:
+            raise TimeoutError
+    return b"".join(parts)
+
+
+def check_address(flag: str, url: str) -> str:
+    """Return an http or https address; InvalidInput for another."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise InvalidInput(f"{flag} is {redacted_text(url)!r}; give an http or https address.")
+    return url
+
+
+def get_text(url: str, timeout_s: float, most: int) -> str:
+    """Return what an address answers, as text; RunFailed: no answer, too large a one, or one that is not 200."""
+    shown = redacted_text(url)
+    try:
+        with opener().open(urllib.request.Request(url), timeout=timeout_s) as answer:
+            body = read_answer(answer, timeout_s, most + 1)
+    except urllib.error.HTTPError as error:
+        with error:
+            where = ", a redirect, which is not followed" if 300 <= error.code < 400 else ""
+            raise RunFailed(f"{shown} answered HTTP {error.code}{where}.") from None
+    except (http.client.HTTPException, OSError) as error:
+        reason = getattr(error, "reason", error)
+        late = isinstance(reason, TimeoutError)
+        raise RunFailed(f"{shown} gave no answer{f' within {timeout_s:g} s' if late else ''}.") from None
+    if len(body) > most:
+        raise RunFailed(f"{shown} answered more than {most >> 20} MiB.")
+    return body.decode("utf-8", "replace")

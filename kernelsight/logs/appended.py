@@ -1,0 +1,115 @@
+"""The lines that were appended to a log since it was last read, through rotation and truncation."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+
+from kernelsight.errors import InvalidInput
+from kernelsight.logs.files import unusable
+from kernelsight.logs.read import read_requests
+
+# bytes that are read at once, and of the beginning by which a file is known again
+MOST_BYTES, HEAD_BYTES = 1 << 24, 256
+
+
+class Place(NamedTuple):
+    """How far a log was read: ``head`` is the digest of its first bytes, ``header`` the first line of a CSV."""
+
+    inode: int = 0
+    offset: int = 0
+    head: str = ""
+    header: str = ""
+
+
+class Appended(NamedTuple):
+    """Whole lines, the place behind them, and what happened to the file before: "", rotated, or truncated."""
+
+    lines: bytes
+    place: Place
+    event: str = ""
+
+
+def appended(path: Path, place: Place, most: int = MOST_BYTES) -> Iterator[Appended]:
+    """Yield what was appended to a log behind a place, at most ``most`` bytes at a time; nothing while it is missing.
+
+    A file of another inode was rotated: the rest of the old one is read where it lies beside the new one. One that is
+    shorter than what was read, or begins otherwise, was truncated, and is read from its beginning.
+    InvalidInput: a line is longer than ``most``.
+    """
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return
+    event = ""
+    if place.offset and found.st_ino != place.inode:
+        event = "rotated"
+        old = _moved(path, place)
+        if old is not None:
+            for part in _rest(old, place, most, last=True):
+                yield part
+                place = part.place
+        place = Place()
+    elif place.offset and (found.st_size < place.offset or _digest(path, place.offset) != place.head):
+        event, place = "truncated", Place()
+    none = True
+    for part in _rest(path, place._replace(inode=found.st_ino), most):
+        yield part._replace(event=event if none else "")
+        none = False
+    if none and event:
+        yield Appended(b"", Place(), event)
+
+
+def rows_of(part: Appended, path: Path, log_format: str, columns: Mapping[str, str] | None) -> pl.DataFrame:
+    """Return the requests of appended lines, with the times of the log's own clock; see ``read_requests``."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / path.name.removesuffix(".gz")
+        file.write_bytes(part.place.header.encode() + part.lines)
+        try:
+            return read_requests(file, log_format, columns)
+        except InvalidInput as refused:
+            raise InvalidInput(str(refused).replace(str(file), str(path))) from None
+
+
+def _rest(path: Path, place: Place, most: int, last: bool = False) -> Iterator[Appended]:
+    """Yield the whole lines behind a place; ``last``: nothing follows, so that a last line needs no end."""
+    with path.open("rb") as file:
+        file.seek(place.offset)
+        while piece := file.read(most):
+            end = piece.rfind(b"\n") + 1
+            if last and len(piece) < most and end < len(piece):
+                piece, end = piece + b"\n", len(piece) + 1
+            if not end:
+                if len(piece) == most:
+                    raise unusable(path, f"has a line of more than {most >> 20} MiB", "Give a log of requests by line.")
+                return
+            lines, start = piece[:end], place.offset
+            if not start and lines[:1] not in (b"{", b"["):
+                header, _, lines = lines.partition(b"\n")
+                place = place._replace(header=header.decode("utf-8", "replace") + "\n")
+            offset = start + end
+            place = place._replace(offset=offset, head=_digest(path, offset))
+            file.seek(offset)
+            yield Appended(lines, place)
+
+
+def _moved(path: Path, place: Place) -> Path | None:
+    """Return where the file lies that was read before: beside the log, with its inode and its first bytes."""
+    with os.scandir(path.parent) as entries:
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False) and entry.inode() == place.inode:
+                old = Path(entry.path)
+                return old if _digest(old, place.offset) == place.head else None
+    return None
+
+
+def _digest(path: Path, offset: int) -> str:
+    """Return the digest of a file's first bytes, as many as have been read."""
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read(min(offset, HEAD_BYTES))).hexdigest()

@@ -1,0 +1,147 @@
+"""Two logs against each other, without a model of the engine: what changed, and what did not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kernelsight import connect
+from kernelsight.comparison.baseline_comparison import BaselineComparison
+from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.replay import Variant
+from kernelsight.errors import InvalidInput
+from kernelsight.session import Session
+from tests.cli.conftest import run_command
+from tests.comparison.test_comparison import FLAGS, drawn, log_of
+
+N = 400
+
+
+@pytest.fixture(scope="module")
+def session():
+    with connect() as session:
+        yield session
+
+
+def served(
+    rate: float = 3.0,
+    longer: float = 1.0,
+    seed: int = 1,
+    seats: int = 10**6,
+    prompt_us: float = 20.0,
+    slow: float = 1.0,
+    slow_from_s: float = 0.0,
+) -> pa.Table:
+    """What a client writes of a server with one queue: prompts one after the other, tokens at a pace of the batch."""
+    dice = np.random.default_rng(seed)
+    sent = np.cumsum(dice.exponential(1.0 / rate, N))
+    prompt = (dice.integers(200, 1800, N) * longer).astype(int)
+    output = dice.integers(30, 200, N)
+    free, ends, first, last = 0.0, [], np.zeros(N), np.zeros(N)
+    for i in range(N):
+        factor = slow if sent[i] >= slow_from_s else 1.0
+        start = max(sent[i], free)
+        while sum(end > start for end in ends) >= seats:
+            start = min(end for end in ends if end > start)
+        free = start + 2e-5 * prompt[i] * factor
+        first[i] = free + (prompt_us * 1e-6 * prompt[i] + 0.012) * factor
+        running = sum(end > first[i] for end in ends)
+        last[i] = first[i] + (output[i] - 1) * 1e-3 * (8.0 + 0.05 * running) * factor * (
+            1 + 0.01 * dice.standard_normal()
+        )
+        ends = [end for end in ends if end > sent[i]] + [last[i]]
+    columns = {"arrival_s": sent, "prompt_tokens": prompt, "output_tokens": output, "ttft_clock": ["client_send"] * N}
+    return pa.table({**columns, "ttft_ms": 1e3 * (first - sent), "e2e_ms": 1e3 * (last - sent)})
+
+
+def answer(session: Session, after: pa.Table, before: pa.Table | None = None) -> dict:
+    return session.compare(requests=after, baseline=served() if before is None else before).summary
+
+
+def test_two_runs_of_one_server_agree(session: Session) -> None:
+    found = answer(session, served(seed=2))
+    assert found["cause"]["kind"] == "none" and found["causes"] == []
+    assert not any(row["certain"] for row in found["changes"])
+    assert found["verdict"].endswith("at the same load the engine is as fast as before.")
+    assert found["requests"] == found["baseline"]["requests"] == N
+
+
+def test_longer_prompts_are_load_and_no_fault_of_the_engine(session: Session) -> None:
+    found = answer(session, served(longer=1.6, seed=2))
+    assert [(cause["kind"], cause["name"]) for cause in found["causes"]] == [("load", "prompt_tokens")]
+    assert found["cause"]["value"] == pytest.approx(1.6, rel=0.06)
+    assert found["parts"][0]["part"] == "workload"
+    assert "prompts are 1.61 times what was before" in found["verdict"]
+
+
+def test_a_higher_rate_is_load(session: Session) -> None:
+    found = answer(session, served(rate=5.0, seed=2))
+    assert (found["cause"]["kind"], found["cause"]["name"]) == ("load", "request_rate")
+    assert len(found["causes"]) == 1
+
+
+def test_a_slower_engine_is_named_with_the_time_from_which_it_is(session: Session) -> None:
+    found = answer(session, served(slow=1.3, slow_from_s=70.0, seed=2))
+    assert (found["cause"]["kind"], found["cause"]["name"]) == ("change", "gpu")
+    assert found["cause"]["value"] == pytest.approx(1.3, rel=0.07) and found["cause"]["from_s"] == pytest.approx(
+        70, abs=6
+    )
+
+
+def test_a_slower_front_end_is_named_by_the_token(session: Session) -> None:
+    found = answer(session, served(prompt_us=80.0, seed=2))
+    assert (found["cause"]["kind"], found["cause"]["name"]) == ("front_end", "per_prompt_token_us")
+    assert found["cause"]["value"] == pytest.approx(60.0, rel=0.15)
+
+
+def test_fewer_seats_are_read_off(session: Session) -> None:
+    found = answer(session, served(rate=12.0, seats=6, seed=2), served(rate=12.0))
+    assert (found["cause"]["kind"], found["cause"]["name"], found["cause"]["value"]) == ("setting", "max_num_seqs", 6)
+
+
+def test_means_and_percentiles_are_those_of_the_logs(session: Session) -> None:
+    after, before = served(seed=2), served()
+    found = session.compare(requests=after, baseline=before)
+    assert isinstance(found, BaselineComparison)
+    e2e = [np.array(log["e2e_ms"]) for log in (after, before)]
+    own = found.summary
+    assert (own["e2e_ms"]["measured"], own["e2e_ms"]["predicted"]) == pytest.approx(tuple(each.mean() for each in e2e))
+    p99 = own["percentiles"]["e2e_ms"]["p99"]
+    assert p99["measured"] in e2e[0] and p99["predicted"] in e2e[1] and p99["measured"] > np.median(e2e[0])
+    assert own["parts"][0]["miss_ms"] + own["parts"][1]["miss_ms"] == pytest.approx(
+        e2e[0].mean() - e2e[1].mean(), abs=0.05
+    )
+    with pytest.raises(InvalidInput, match="has no table 'miss_by_part'"):
+        found.table("miss_by_part")
+
+
+def test_what_the_model_gets_wrong_of_both_logs_cancels() -> None:
+    with connect() as session:
+        load = drawn(n=300)
+        truth = [Variant(FLAGS, step_us=us, request_us=25_000.0) for us in (2000.0, 5000.0)]
+        before, slower = (log_of(load, one) for one in LogWorlds(session, load).serve(truth))
+        same = session.compare(requests=before, baseline=before, deployment=FLAGS).summary
+        found = session.compare(requests=slower, baseline=before, deployment=FLAGS).summary
+    assert same["causes"] == [] and same["verdict"].startswith("both logs agree")
+    assert (found["cause"]["kind"], found["cause"]["name"]) == ("part", "host")
+    # three milliseconds a step, and the larger batch that grows of them
+    assert 2.7 < found["cause"]["value"] < 4.5 and found["parts"][0]["part"] == "unexplained"
+
+
+def test_the_command_needs_no_model(tmp_path: Path) -> None:
+    for name, log in (("after", served(rate=5.0, seed=2)), ("before", served())):
+        pq.write_table(log, tmp_path / f"{name}.parquet")
+    words = ["compare", "--log", tmp_path / "after.parquet", "--baseline", tmp_path / "before.parquet"]
+    page = run_command(*words).out
+    assert "requests per second are 1.79 times what was before" in page and "beyond chance" in page
+    found = run_command(*words, "--format", "json").json
+    assert found["cause"]["name"] == "request_rate" and {row["what"] for row in found["changes"]} >= {"in_flight"}
+
+
+def test_an_earlier_log_without_requests_is_refused(session: Session) -> None:
+    with pytest.raises(InvalidInput, match="later log holds no requests|no request that succeeded|prompt length"):
+        session.compare(requests=served().slice(0, 0), baseline=served())

@@ -1,0 +1,56 @@
+"""Replays of one log in worlds that are read once: the same as those that the graph makes of rows of corrections."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.replay import KEPT, Variant, given
+from kernelsight.session import Session
+from tests.comparison.test_comparison import FLAGS, drawn, session  # noqa: F401
+
+MOE = {"model": "qwen3-30b-a3b", "gpu": "h100_sxm", "tensor_parallel_size": 2}
+VARIANTS = (
+    Variant(FLAGS),
+    Variant(FLAGS, {"decode_gemm": 1.3, "prefill_attention": 0.8}, 400.0, -1e6),
+    Variant({**FLAGS, "max_num_seqs": 8}, {"prefill_gemm": 1.1}, request_us=2500.0),
+    Variant(MOE, {"moe": 1.4, "communication": 0.7, "decode_attention": 1.2}),
+)
+
+
+def test_replays_are_those_of_the_graph(session: Session) -> None:  # noqa: F811
+    load = drawn(n=60)
+    found = LogWorlds(session, load).serve(VARIANTS)
+    with session.fork() as fork:
+        places = given(fork, load, VARIANTS)
+        fork.compute("request_events", "request_parts")
+        events, parts = (fork.table(name).to_pylist() for name in ("request_events", "request_parts"))
+    for name, number in places.items():
+        own = [row for row in events if row["scenario_id"] == name]
+        split = [row for row in parts if row["scenario_id"] == name]
+        served = found[number]
+        moments = {"sent": served.sent_ns, "scheduled": served.scheduled_ns, "first_token": served.first_ns}
+        for column, values in {**moments, "finish": served.finish_ns}.items():
+            assert values.tolist() == [row[f"{column}_ns"] for row in own], (name, column)
+        assert served.cached_tokens.tolist() == [row["cached_tokens"] for row in own]
+        for part in KEPT:
+            assert served.part(part).sum() == sum(row[f"{part}_ns"] for row in split), (name, part)
+        assert served.steps.sum() == sum(row["steps"] for row in split)
+
+
+def test_some_requests_are_served_as_if_they_were_all(session: Session) -> None:  # noqa: F811
+    load = drawn(n=60)
+    worlds, rows = LogWorlds(session, load), np.arange(20, 50)
+    (sliced,) = worlds.serve(VARIANTS[:1], rows)
+    (taken,) = worlds.serve(VARIANTS[:1], np.append(rows, 59))
+    for served, own in ((sliced, rows), (taken, np.append(rows, 59))):
+        (alone,) = LogWorlds(session, load.take(pa.array(own))).serve(VARIANTS[:1])
+        assert served.finish_ns.tolist() == alone.finish_ns.tolist() and alone.served.all()
+
+
+def test_a_deployment_that_cannot_run_serves_nothing(session: Session) -> None:  # noqa: F811
+    wrong = [Variant({"model": "llama-3.1-405b", "gpu": "l4"}), Variant({**FLAGS, "gpu": "no such"}), Variant(FLAGS)]
+    small, unknown, able = LogWorlds(session, drawn(n=10)).serve(wrong)
+    assert not small.served.any() and not unknown.served.any() and able.served.all()
+    assert able.part("host").size == small.part("host").size == 10

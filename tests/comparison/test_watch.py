@@ -1,0 +1,210 @@
+"""A log that grows and a server's metrics, watched: windows, drift, restarts, and what is written."""
+
+from __future__ import annotations
+
+import http.server
+import math
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from kernelsight.comparison import watch as watching
+from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.replay import LOAD, Variant, conformed
+from kernelsight.comparison.watch import Targets, Watch
+from kernelsight.dataflow.bounded_http import get_text
+from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.session import Session, connect
+from tests.cli.conftest import run_command
+from tests.logs.written import DATA
+
+FLAGS = {"model": "qwen3-0.6b", "gpu": "l4"}
+HEADER = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms\n"
+EACH = 40
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with connect() as session:
+        yield session
+
+
+def lines(part: int, slow: float = 1.0) -> str:
+    """Rows of one part of a log: a request each quarter of a second, of 250 ms."""
+    rows = ((part * EACH + i) / 4 for i in range(EACH))
+    return "".join(f"{at},64,9,20,{250 * slow}\n" for at in rows)
+
+
+def expected(kept, due, flags, session):
+    """Stands for the simulation: what is expected takes 250 ms."""
+    rows = kept.rows[kept.compared : due]
+    factor = float(np.median([row[6] for row in rows])) / 200.0
+    figures = {"n": float(len(rows)), "log_factor": math.log(factor)}
+    figures |= {f"{side}_mean": 250.0 for side in ("measured", "expected")}
+    counts = {"requests": float(len(rows)), "failed": 0.0, "start_s": rows[0][0], "end_s": rows[-1][0]}
+    return {"e2e": figures}, counts
+
+
+class _Found(NamedTuple):
+    summary: dict
+
+
+def watch(tmp_path: Path, session: Session | None = None) -> Watch:
+    targets = Targets(tmp_path / "state.json", tmp_path / "out.prom", tmp_path / "history")
+    return Watch(str(tmp_path / "log.csv"), FLAGS, session, lambda **asked: _Found({"causes": []}), targets)
+
+
+def history(tmp_path: Path) -> list[dict]:
+    files = sorted((tmp_path / "history").glob("*.parquet"))
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_drift_is_said_once_and_restarts_lose_and_double_nothing(tmp_path: Path, monkeypatch, restarts: bool) -> None:
+    monkeypatch.setattr(watching, "window_of", expected)
+    log, said, one = tmp_path / "log.csv", [], watch(tmp_path)
+    log.write_text(HEADER)
+    for part in range(9):
+        with log.open("a") as file:
+            file.write(lines(part, 1.5 if part in (5, 6, 7) else 1.0))
+        said += [sentence for window in one.poll() for sentence in window.said]
+        assert one.poll() == [], "nothing was appended"
+        one = watch(tmp_path) if restarts else one
+    assert [sentence.split(":")[0] for sentence in said] == ["drift began at 50 s"]
+    assert "E2E 1.50 times the usual" in said[0]
+    rows = history(tmp_path)
+    assert sum(row["requests"] for row in rows) == 9 * EACH - 1, (
+        "all but the last, beside which others may be under way"
+    )
+    assert [row["window"] for row in rows] == list(range(9))
+    assert "kernelsight_drift 1\n" in (tmp_path / "out.prom").read_text()
+    assert f"kernelsight_requests_total {9 * EACH - 1}\n" in (tmp_path / "out.prom").read_text()
+
+
+def test_a_poll_that_was_cut_off_is_done_again(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(watching, "window_of", expected)
+    (tmp_path / "log.csv").write_text(HEADER + lines(0))
+    watch(tmp_path).poll()
+    before = (tmp_path / "state.json").read_text()
+    with (tmp_path / "log.csv").open("a") as file:
+        file.write(lines(1))
+    watch(tmp_path).poll()
+    rows = history(tmp_path)
+    (tmp_path / "state.json").write_text(before)  # killed after it had written the window
+    watch(tmp_path).poll()
+    assert history(tmp_path) == rows
+
+
+def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(watching, "window_of", expected)
+    monkeypatch.setattr("kernelsight.comparison.watched_requests.MOST_KEPT", 50)
+    one = watch(tmp_path)
+    (tmp_path / "log.csv").write_text(HEADER + "".join(lines(part) for part in range(8)))
+    one.poll()
+    assert len(one.state.kept.rows) <= 50 and sum(row["requests"] for row in history(tmp_path)) == 8 * EACH
+
+
+def test_lines_that_are_no_requests_are_counted_and_passed_over(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(watching, "window_of", expected)
+    one = watch(tmp_path)
+    (tmp_path / "log.csv").write_text(HEADER + "x,y,z,1,2\n")
+    assert "lines were not used" in one.poll()[0].said[0] and one.state.totals["refused"] == 1.0
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"version": 1}', '{"version": 99, "source": "a"}'])
+def test_a_state_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "state.json").write_text(content)
+    with pytest.raises(InvalidInput, match="--state"):
+        watch(tmp_path)
+
+
+def test_a_state_of_another_log_is_refused(tmp_path: Path, monkeypatch) -> None:
+    watch(tmp_path)._save()
+    with pytest.raises(InvalidInput, match="is of "):
+        Watch("other.csv", FLAGS, None, None, Targets(tmp_path / "state.json"))
+
+
+def test_windows_are_held_against_the_simulation(tmp_path: Path, session: Session) -> None:
+    count = 120
+    sent = np.arange(count) / 8.0
+    columns = {"load_id": [LOAD] * count, "request_id": np.arange(count), "arrival_s": sent}
+    load = conformed({**columns, "prompt_tokens": [300] * count, "output_tokens": [40] * count})
+    (truth,) = LogWorlds(session, load).serve([Variant(FLAGS)], with_parts=False)
+    rows = zip(sent, truth.ttft_ms, truth.e2e_ms, strict=True)
+    (tmp_path / "log.csv").write_text(HEADER + "".join(f"{at},300,40,{a},{b * 1.2}\n" for at, a, b in rows))
+    (window,) = watch(tmp_path, session).poll()
+    assert math.exp(window.metrics["e2e"]["log_factor"]) == pytest.approx(1.2, rel=1e-3)
+    assert window.metrics["ttft"]["measured_p90"] == pytest.approx(window.metrics["ttft"]["expected_p90"], rel=1e-3)
+    text = (tmp_path / "out.prom").read_text()
+    assert 'kernelsight_expected_tpot_seconds{quantile="0.99"}' in text and "kernelsight_drift 0\n" in text
+
+
+class _Server(http.server.BaseHTTPRequestHandler):
+    """Answers the texts of two scrapes in turn, a redirect, or more than is read."""
+
+    texts: ClassVar[list[str]] = [(DATA / f"metrics_{name}.txt").read_text() for name in ("before", "after")]
+
+    def do_GET(self) -> None:
+        if self.path == "/moved":
+            self.send_response(302)
+            self.send_header("Location", "/metrics")
+            self.end_headers()
+            return
+        text = self.texts.pop(0) if self.path == "/metrics" and len(self.texts) > 1 else self.texts[0]
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode() * (50 if self.path.startswith("/large") else 1))
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_answers_are_bounded_and_redirects_not_followed(address: str) -> None:
+    with pytest.raises(RunFailed, match="HTTP 302, a redirect, which is not followed"):
+        get_text(f"{address}/moved", 5.0, 1 << 20)
+    with pytest.raises(RunFailed, match="answered more than"):
+        get_text(f"{address}/large?token=secret", 5.0, 1 << 15)
+    with pytest.raises(RunFailed) as refused:
+        get_text("http://127.0.0.1:9/metrics?api_key=secret", 5.0, 100)
+    assert "secret" not in str(refused.value) and "gave no answer" in str(refused.value)
+
+
+def test_a_server_is_watched_by_its_counters(address: str, tmp_path: Path, session: Session) -> None:
+    times = iter([100.0, 160.0, 220.0])
+    one = Watch(f"{address}/metrics", FLAGS, session, None, Targets(tmp_path / "state.json"), now=lambda: next(times))
+    assert one.poll() == []
+    found = one.poll()
+    own = found[0].metrics
+    assert own["ttft"]["measured_mean"] > 0 < own["ttft"]["expected_mean"] and found[0].counts["end_s"] == 160.0
+    assert one.poll() == [], "no request in this interval"
+
+
+def test_the_command_goes_on_until_it_is_ended(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(watching, "window_of", expected)
+    (tmp_path / "log.csv").write_text(HEADER + lines(0))
+    slept = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kernelsight.cli.compare.time.sleep", sleep)
+    words = ["compare", "--log", tmp_path / "log.csv", "--model", "qwen3-0.6b", "--gpu", "l4"]
+    answer = run_command(*words, "--watch", "7", "--history", tmp_path / "history")
+    assert slept == [7.0] and "40 requests  E2E 250 / 250 ms" in answer.out
+    assert "give --watch SECONDS too" in run_command(*words, "--state", tmp_path / "s.json").err
+    assert "above 0" in run_command(*words, "--watch", "0").err

@@ -1,0 +1,116 @@
+"""Appended lines of a log: each once, through rotation, truncation, restarts and lines that are half written."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from kernelsight.errors import InvalidInput
+from kernelsight.logs.appended import Place, appended, rows_of
+
+HEADER = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms\n"
+
+
+def line(number: int) -> str:
+    return f"{1000 + number},{100 + number},10,20,50\n"
+
+
+def write(path: Path, *numbers: int, header: str = "", mode: str = "a") -> None:
+    with path.open(mode) as file:
+        file.write(header + "".join(map(line, numbers)))
+
+
+def read(path: Path, place: Place, most: int = 1 << 20) -> tuple[list[int], Place, list[str]]:
+    """Return the numbers of the lines that are new, the place behind them, and what happened to the file."""
+    numbers, events = [], []
+    for part in appended(path, place, most):
+        found = rows_of(part, path, "auto", None) if part.lines else None
+        numbers += [tokens - 100 for tokens in found["prompt_tokens"].to_list()] if found is not None else []
+        place = Place(*json.loads(json.dumps(part.place)))  # as a state keeps it
+        events += [part.event] if part.event else []
+    return numbers, place, events
+
+
+def test_each_line_is_read_once_and_a_half_one_when_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "day.csv"
+    assert read(path, Place()) == ([], Place(), [])
+    write(path, 1, 2, header=HEADER)
+    numbers, place, _ = read(path, Place())
+    assert numbers == [1, 2] and read(path, place)[0] == []
+    with path.open("a") as file:
+        file.write(line(3) + line(4)[:6])
+    numbers, place, _ = read(path, place)
+    assert numbers == [3]
+    with path.open("a") as file:
+        file.write(line(4)[6:])
+    numbers, place, events = read(path, place)
+    assert (numbers, events) == ([4], [])
+
+
+def test_a_piece_at_a_time_holds_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "day.csv"
+    write(path, *range(50), header=HEADER)
+    assert read(path, Place(), most=100)[0] == list(range(50))
+    with pytest.raises(InvalidInput, match="has a line of more than"):
+        list(appended(path, Place(), most=20))
+
+
+def test_times_are_those_of_the_log_and_not_of_the_piece(tmp_path: Path) -> None:
+    path = tmp_path / "day.csv"
+    write(path, 1, header=HEADER)
+    (first,) = appended(path, Place())
+    write(path, 7)
+    (second,) = appended(path, first.place)
+    assert rows_of(second, path, "auto", None)["sent_s"].to_list() == [1007.0]
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_rotated_log_is_read_to_its_end_and_then_the_new_one(tmp_path: Path, beside: bool) -> None:
+    path = tmp_path / "day.csv"
+    write(path, 1, 2, header=HEADER)
+    _, place, _ = read(path, Place())
+    write(path, 3)
+    with path.open("a") as file:
+        file.write(line(4).rstrip())  # the writer ended without a last line feed
+    old = tmp_path / "day.csv.1" if beside else tmp_path / "archive" / "day.csv"
+    old.parent.mkdir(exist_ok=True)
+    path.rename(old)
+    write(path, 5, header=HEADER)
+    numbers, place, events = read(path, place)
+    assert (numbers, events) == ([3, 4, 5] if beside else [5], ["rotated"])
+    write(path, 6)
+    assert read(path, place)[0] == [6]
+
+
+def test_a_truncated_log_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "day.csv"
+    write(path, 1, 2, header=HEADER)
+    _, place, _ = read(path, Place())
+    write(path, 8, header=HEADER, mode="w")
+    assert read(path, place)[::2] == ([8], ["truncated"])
+    # one that has grown beyond what was read is known by its beginning
+    write(path, 9, 10, 11, 12, header=HEADER, mode="w")
+    assert os.stat(path).st_size > place.offset
+    assert read(path, place)[::2] == ([9, 10, 11, 12], ["truncated"])
+
+
+def test_json_lines_have_no_header(tmp_path: Path) -> None:
+    path = tmp_path / "day.jsonl"
+    row = {"arrival_s": 5.0, "prompt_tokens": 101, "output_tokens": 3, "e2e_ms": 9.0}
+    path.write_text(json.dumps(row) + "\n")
+    numbers, place, _ = read(path, Place())
+    with path.open("a") as file:
+        file.write(json.dumps(row | {"prompt_tokens": 102}) + "\n")
+    assert (numbers, place.header) == ([1], "") and read(path, place)[0] == [2]
+
+
+def test_a_refusal_names_the_log_and_not_the_piece(tmp_path: Path) -> None:
+    path = tmp_path / "day.csv"
+    path.write_text("a,b\n1,2\n")
+    (part,) = appended(path, Place())
+    with pytest.raises(InvalidInput) as refused:
+        rows_of(part, path, "auto", None)
+    assert str(path) in str(refused.value)
