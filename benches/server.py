@@ -3,9 +3,9 @@
     python benches/server.py [--parts times,kept,many,steps] [--speed X] [--streams N] [--record]
 
 Our own client (`server_client.py`) talks to the command over sockets of this machine. Times are scaled back by the
-speed; `late` is how late a timer of the client was, which no server can do anything about. `times`: percentiles of
-TTFT, ITL and E2E, what `compare` says of the client's log; `kept`: the most streams whose times are kept at speed 1; `many`: 10,000 requests with clients that leave and slow ones, then a flood; `steps`:
-batches a second of `step_time`.
+speed; `late` is how late a timer of the client was, of which no server knows. `times`: percentiles of TTFT, ITL and
+E2E, what `compare` says of the client's log; `kept`: the most streams whose times are kept at speed 1; `many`: 10,000
+requests with clients that leave and slow ones, then a flood; `steps`: batches a second of `step_time`.
 """
 
 from __future__ import annotations
