@@ -204,7 +204,7 @@ async def _flood(port: int, count: int) -> dict[str, int]:
     return {"sent": count, **{str(status): sum(each.status == status for each in answers) for status in (200, 429)}}
 
 
-def steps() -> list[dict[str, Any]]:
+def steps() -> dict[str, Any]:
     """Return the batches a CPU-second of `step_time`, one at a time and over arrays."""
     rows = []
     with ks.connect() as session:
@@ -220,7 +220,7 @@ def steps() -> list[dict[str, Any]]:
         step(arrays)
         single, many_s = between - began, time.process_time() - between
         rows.append({"sequences": sequences, "single_per_s": count / single, "arrays_per_s": count / many_s})
-    return rows
+    return {"rows": rows}
 
 
 def main() -> None:
@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10_000, help="of `many`")
     parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
     arguments = parser.parse_args()
-    found: dict[str, Any] = {}
+    words = f" --speed {arguments.speed:g} --streams {arguments.streams}"
     with ks.connect() as session, tempfile.TemporaryDirectory() as folder:
         parts = {
             "times": lambda: times(session, arguments.speed, arguments.streams, Path(folder)),
@@ -242,18 +242,19 @@ def main() -> None:
             "steps": steps,
         }
         for name in arguments.parts.split(","):
-            found[name] = parts[name]()
-            show(name, found[name])
-    if arguments.record:
-        words = f"--speed {arguments.speed:g} --streams {arguments.streams}"
-        record("server", found, f"python benches/server.py --parts {arguments.parts} {words}")
+            found = parts[name]()
+            show(name, found)
+            if arguments.record:
+                more = words if name == "times" else ""
+                record(f"server_{name}", found, f"python benches/server.py --parts {name}{more}")
 
 
-def show(name: str, found: Any) -> None:
+def show(name: str, found: dict[str, Any]) -> None:
     """Print the figures of a part."""
-    if name == "times":
-        print(as_text(found["rows"], list(found["rows"][0])))
-    print(f"{name}:", json.dumps(found, default=float))
+    rows = found.get("rows")
+    if rows:
+        print(as_text(rows, [column for column in rows[0] if column != "rows"]))
+    print(f"{name}:", json.dumps({key: value for key, value in found.items() if key != "rows"}, default=float))
 
 
 if __name__ == "__main__":
