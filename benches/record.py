@@ -38,6 +38,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "compare": ("kernelsight/comparison", "kernelsight/logs"),
     "sizing": ("kernelsight/sizing",),
     "sweep": ("kernelsight/sweeps",),
+    "server": ("kernelsight/server",),
 }
 SIMULATION = ("pack", "catalogue", "kernels", "deployments", "serving")
 KERNELS = ("catalogue", "kernels", "fitting")
@@ -61,6 +62,11 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "rates": (*SIMULATION, "sizing"),
     "sizes": (*SIMULATION, "sizing"),
     "sizes_limits": (*SIMULATION, "sizing"),
+    "server_times": (*SIMULATION, "server"),
+    "server_kept": (*SIMULATION, "server"),
+    "server_aiperf": (*SIMULATION, "server"),
+    "server_many": ("serving", "server"),
+    "server_steps": ("serving",),
     "speed_serving": ("serving",),
     "speed_million": ("serving", "sweep"),
     "speed_million_log": ("serving", "compare"),

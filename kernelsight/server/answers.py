@@ -11,6 +11,8 @@ from kernelsight.server.prompts import WORDS
 from kernelsight.server.requests import Asked
 
 DONE = b"data: [DONE]\n\n"
+# made once: json.dumps makes an encoder a call where the separators are not its own
+ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def filler(first: int, count: int) -> str:
@@ -113,4 +115,4 @@ class Job:
 
 
 def _event(body: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + ENCODE(body).encode() + b"\n\n"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from kernelsight.server.app import Server
 
 ROUND_ROBIN = ROUTERS[0]
+# connections that wait to be accepted, as many as uvicorn's own default
+BACKLOG = 2048
 
 
 def check_packages() -> None:
@@ -81,12 +83,16 @@ def tokens_of(path: str | None, model: str | None) -> Callable[[str], np.ndarray
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound; InvalidInput: the port is in use, or the host is not of this machine."""
+    """Return a socket that clients can connect to; InvalidInput: the port is in use, or the host is not ours.
+
+    Requests that come before the server answers wait in its backlog.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     own = socket.socket(family, socket.SOCK_STREAM)
     own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         own.bind((host, port))
+        own.listen(BACKLOG)
     except OSError as error:
         own.close()
         raise InvalidInput(f"cannot listen at {host} port {port}: {error.strerror}; use another --port.") from None
@@ -97,5 +103,7 @@ def serve_until_stopped(server: Server, own: socket.socket) -> None:
     """Answer requests until a signal ends it."""
     import uvicorn
 
-    config = uvicorn.Config(server.app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        server.app, log_level="warning", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=1
+    )
     uvicorn.Server(config).run(sockets=[own])

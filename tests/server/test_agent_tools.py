@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("mcp")
 
+from mcp import Client, StdioServerParameters, stdio_client
 from mcp.server.mcpserver.exceptions import ToolError
 
 from kernelsight.server.agent_tools import MOST_ROWS, TOOLS, agent_server
@@ -64,3 +67,26 @@ def test_rows_are_bounded() -> None:
 def test_refusals_say_what_to_do(name: str, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ToolError, match=message):
         asyncio.run(agent_server().call_tool(name, given))
+
+
+def test_the_official_client(tmp_path: Path) -> None:
+    """The command as a client starts it, over stdin and stdout: tools with schemas, answers, refusals, no file."""
+    command = StdioServerParameters(command=sys.executable, args=["-m", "kernelsight", "mcp"], cwd=tmp_path)
+    copied = tmp_path / "gpus.csv"
+
+    async def ask() -> tuple[Any, Any, Any, Any]:
+        async with Client(stdio_client(command)) as client:
+            tools = (await client.list_tools()).tools
+            rows = await client.call_tool("sql", {"query": "select gpu from gpus cross join range(1000) order by gpu"})
+            read = await client.call_tool("sql", {"query": "select * from read_text('/etc/passwd')"})
+            write = await client.call_tool("sql", {"query": f"copy gpus to '{copied}'"})
+            return tools, rows, read, write
+
+    tools, rows, read, write = asyncio.run(ask())
+    assert {tool.name for tool in tools} == {function.__name__ for function, _ in TOOLS}
+    assert all(tool.annotations.read_only_hint and tool.input_schema["type"] == "object" for tool in tools)
+    answer = rows.structured_content
+    assert len(answer["rows"]) == MOST_ROWS and answer["row_count"] > MOST_ROWS and answer["truncated"]
+    assert read.is_error and "file" in read.content[0].text
+    assert write.is_error and "SELECT" in write.content[0].text
+    assert list(tmp_path.iterdir()) == []

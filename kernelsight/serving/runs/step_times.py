@@ -61,7 +61,7 @@ class StepTimes:
             which = which or "data-parallel ranks that step together"
             raise InvalidInput(f"a step of a deployment with {which} has no time of its own; use simulate.")
         self.settings = settings
-        self._limits = pool.limits
+        self.limits = pool.limits
         self._costs = np.stack([pool.costs.values, *deployed.ends])
         self._layout, self._host = np.array([pool.costs.layout]), np.array([tuple(pool.host)], HOST)
         self._log_sd = deployed.host["step_log_sd"]
@@ -108,7 +108,7 @@ class StepTimes:
     def _fill(self, new: np.ndarray, past: np.ndarray, offsets: np.ndarray, times: np.ndarray) -> None:
         fault = time_steps(
             new, past, offsets, self._engine, self._requests, self._host, self._costs, self._layout, self._uses,
-            self._limits.window_tokens, self._most[1], self._log_sd, times,
+            self.limits.window_tokens, self._most[1], self._log_sd, times,
         )  # fmt: skip
         if fault != FITS:
             raise InvalidInput(self._sentence(fault % 8, fault // 8))
