@@ -7,7 +7,7 @@ of requests: how these change with a size is seen from replays on either side of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,8 +31,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     **{name: (name,) for name in ("moe", "communication", "host", "front_end")},
 }
 NEWTON_STEPS, SECANT_STEPS = 4, 2
-# explanations of a round whose sizes are looked at closely
-MOST_REFINED = 6
+# explanations of a round that are followed to the end, after half of the steps, and whose sizes are looked at closely
+MOST_FOLLOWED, MOST_REFINED = 10, 6
 # a step that made it worse is tried again from where it began, this much shorter
 SHORTER = 0.4
 # sizes beside a fitted one whose replays are averaged with it
@@ -44,6 +44,13 @@ NARROWEST, WIDEST = {"host": 0.02, "front_end": 0.5}, {"host": 1.0, "front_end":
 NARROWEST_FACTOR, WIDEST_FACTOR = 0.01, 0.3
 # smaller sizes are no cause: of the logarithm of a factor, ms a step, ms a request
 LEAST_FACTOR, LEAST_STEP_MS, LEAST_REQUEST_MS = 0.03, 0.05, 1.0
+
+
+class Serve(Protocol):
+    """Serves the requests of a log on variants."""
+
+    def __call__(self, variants: Sequence[Variant], *, with_parts: bool = True) -> list[Replayed]:
+        """Return a replay of each; its parts are empty where they are not wanted."""
 
 
 class State(NamedTuple):
@@ -78,16 +85,16 @@ class Log(NamedTuple):
     ``prior``: covariance of PARAMETERS; ``left_of``: what a replay leaves.
     """
 
-    serve: Callable[[Sequence[Variant]], list[Replayed]]
+    serve: Serve
     measured: Measured
     chosen: np.ndarray
     prior: np.ndarray
     left_of: Callable[[Replayed], Left]
 
-    def states(self, states: Sequence[State], values: Sequence[np.ndarray]) -> list[State]:
-        """Return explanations with other values of PARAMETERS."""
+    def states(self, states: Sequence[State], values: Sequence[np.ndarray], *, with_parts: bool = True) -> list[State]:
+        """Return explanations with other values of PARAMETERS; without parts where only what is left is looked at."""
         variants = [variant_of(state.flags, own) for state, own in zip(states, values, strict=True)]
-        replays = self.serve(variants) if variants else []
+        replays = self.serve(variants, with_parts=with_parts) if variants else []
         return [
             state._replace(values=own, replayed=replayed, left=self.left_of(replayed))
             for state, own, replayed in zip(states, values, replays, strict=True)
@@ -114,7 +121,7 @@ def with_sizes(log: Log, states: Sequence[State], noise: Left) -> list[State]:
 
 
 def _averaged(log: Log, states: Sequence[State]) -> list[State]:
-    beside = [log.states(states, [state.values * share for state in states]) for share in NEIGHBOURS]
+    beside = [log.states(states, [state.values * share for state in states], with_parts=False) for share in NEIGHBOURS]
     return [
         state._replace(left=averaged([state.left, *(one.left for one in own)]))
         for state, *own in zip(states, *beside, strict=True)
@@ -122,9 +129,15 @@ def _averaged(log: Log, states: Sequence[State]) -> list[State]:
 
 
 def _by_parts(log: Log, states: Sequence[State], noise: Left) -> tuple[list[State], list[bool]]:
-    """Take damped Newton steps from the parts of each request's time; return which ended without a better step."""
+    """Take damped Newton steps from the parts of each request's time; return which ended without a better step.
+
+    Half way on those that leave least are followed further, and no others.
+    """
     found, lengths, steps = list(states), [1.0] * len(states), [np.zeros(len(PARAMETERS))] * len(states)
-    for _ in range(NEWTON_STEPS):
+    for turn in range(NEWTON_STEPS):
+        if turn == NEWTON_STEPS // 2 and len(found) > MOST_FOLLOWED:
+            order = sorted(range(len(found)), key=lambda place: misfit(found[place].left, noise))[:MOST_FOLLOWED]
+            found, lengths, steps = ([own[place] for place in order] for own in (found, lengths, steps))
         steps = [
             _step_by_parts(log, state) if length == 1.0 else step
             for state, length, step in zip(found, lengths, steps, strict=True)
@@ -164,7 +177,8 @@ def _by_secants(log: Log, states: Sequence[State]) -> list[State]:
         for direction, width in zip(state.basis.T, own, strict=True)
         for side in (-1.0, 1.0)
     ]
-    tried = iter([one.left for one in log.states([state for state, _ in points], [values for _, values in points])])
+    sides_of = log.states([state for state, _ in points], [values for _, values in points], with_parts=False)
+    tried = iter([one.left for one in sides_of])
     moved = []
     for state, own in zip(states, widths, strict=True):
         sides = [(next(tried), next(tried)) for _ in own]

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.comparison.cause_sizes import GROUPS, Log, State, with_sizes
+from kernelsight.comparison.cause_sizes import GROUPS, Log, Serve, State, with_sizes
 from kernelsight.comparison.factors import PARAMETERS, Witness, relative_residuals, variant_of
 from kernelsight.comparison.measured_requests import Measured
-from kernelsight.comparison.replay import Replayed, Variant
+from kernelsight.comparison.replay import Replayed
 from kernelsight.comparison.residuals import Left, explains, left_by_group, misfit, similar
 
 MOST_CAUSES = 3
@@ -30,7 +30,7 @@ Testify = Callable[[Sequence[Mapping[str, Any]]], Sequence[Witness | None]]
 
 
 def explain(
-    serve: Callable[[Sequence[Variant]], list[Replayed]],
+    serve: Serve,
     flags: Mapping[str, Any],
     base: Replayed,
     measured: Measured,

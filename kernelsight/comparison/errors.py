@@ -1,8 +1,7 @@
-"""Errors of predictions against a log: by metric, by bucket of load, and over time."""
+"""Errors of predictions against a log, by metric."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,6 @@ from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.replay import Replayed
 
 METRICS = ("ttft", "tpot", "e2e")
-BUCKETS = {"prompt": (256, 1024, 4096, 16384), "output": (32, 128, 512, 2048), "concurrency": (1, 4, 16, 64, 256)}
-# windows of time, and how many standard errors a change has to be
-WINDOWS, CHANGE_Z = 12, 5.0
-LEAST_CHANGE = 0.03
 
 
 def predicted_of(replayed: Replayed, output_tokens: np.ndarray) -> dict[str, np.ndarray]:
@@ -82,63 +77,3 @@ def concurrency_of(measured: Measured) -> np.ndarray:
     ends = np.sort(measured.sent_s + np.nan_to_num(measured.e2e_ms) / 1e3)
     place = np.argsort(np.argsort(measured.sent_s, kind="stable"), kind="stable")
     return place - np.searchsorted(ends, measured.sent_s)
-
-
-def bucket_rows(
-    measured: Measured, predicted: Mapping[str, np.ndarray], intervals: Mapping[str, tuple[float, float]]
-) -> list[dict[str, Any]]:
-    """Return rows of ``error_by_bucket``."""
-    sizes = {
-        "prompt": measured.prompt_tokens,
-        "output": measured.output_tokens,
-        "concurrency": concurrency_of(measured),
-    }
-    real, rows = measured_by_metric(measured), []
-    for name, edges in BUCKETS.items():
-        number = np.searchsorted(edges, sizes[name], side="right")
-        for place in range(len(edges) + 1):
-            own = number == place
-            low, high = (edges[place - 1] if place else 0), (edges[place] if place < len(edges) else None)
-            for metric in METRICS:
-                found = errors_of(np.where(own, real[metric], np.nan), predicted[metric], intervals.get(metric))
-                if found["n"]:
-                    kept = {key: found[key] for key in ("n", "median_ape", "p90_ape", "bias", "coverage_90")}
-                    rows.append({"bucket": name, "at_least": low, "below": high, "metric": metric, **kept})
-    return rows
-
-
-def drift_rows(measured: Measured, predicted: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Return rows of ``drift_over_time``: windows of equal length, and whether the time per token changed there.
-
-    A change is the split of the windows at which measured over predicted TPOT differs most before and after, if that
-    is more than noise between windows, and more than 3 %.
-    """
-    real, start = measured_by_metric(measured), float(measured.sent_s.min())
-    width = max((float(measured.sent_s.max()) - start) / WINDOWS, 1e-9)
-    number = np.minimum(((measured.sent_s - start) / width).astype(int), WINDOWS - 1)
-    metric = "tpot" if np.isfinite(real["tpot"]).any() else "e2e"
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = np.log(real[metric] / predicted[metric])
-    rows, means = [], []
-    for window in range(WINDOWS):
-        own = ratio[(number == window) & np.isfinite(ratio)]
-        if own.size < 5:
-            continue
-        means.append((window, float(np.median(own))))
-        rows.append(
-            {"start_s": start + window * width, "end_s": start + (window + 1) * width, "metric": metric}
-            | {"n": int(own.size), "factor": float(np.exp(np.median(own))), "change": False}
-            | {"before": None, "after": None}
-        )
-    values = np.array([value for _, value in means])
-    best, place = 0.0, 0
-    for split in range(2, values.size - 1):
-        before, after = values[:split], values[split:]
-        noise = np.sqrt(before.var(ddof=1) / before.size + after.var(ddof=1) / after.size) if after.size > 1 else np.inf
-        z = abs(before.mean() - after.mean()) / max(noise, 0.002)
-        if z > best:
-            best, place = z, split
-    if best > CHANGE_Z and abs(values[:place].mean() - values[place:].mean()) > LEAST_CHANGE:
-        found = {"before": float(np.exp(values[:place].mean())), "after": float(np.exp(values[place:].mean()))}
-        rows[place] |= {"change": True, **found}
-    return rows

@@ -30,11 +30,13 @@ COLUMN = {name: f"{'gpu' if name == 'picoseconds' else name}_us" for name in TIM
 
 
 class _Deployment(NamedTuple):
-    """What a deployment is served from; ``part``: of each knot, the number of its kind of kernels, by FACTORS."""
+    """What a deployment is served from; ``times``: picoseconds of knots, by TIMED; ``part``: of each knot, the number
+    of its kind of kernels, by FACTORS."""
 
     scenario: Mapping[str, Any]
     costs: pa.Table
     shapes: pa.Table
+    times: Mapping[str, np.ndarray]
     part: Mapping[str, np.ndarray]
 
 
@@ -89,7 +91,11 @@ class LogWorlds:
         for name, scenario in zip(missing, plan.scenarios, strict=True):
             row = able.get(scenario["scenario_id"]) if scenario else None
             own = row and row["deployment_id"]
-            self._known[name] = own and _Deployment(row, costs[own], shapes[own], parts[own])
+            if own is None:
+                self._known[name] = None
+                continue
+            times = {part: np.rint(costs[own][column].to_numpy() * 1e6) for part, column in COLUMN.items()}
+            self._known[name] = _Deployment(row, costs[own], shapes[own], times, parts[own])
         self._world = world if self._world is None else _together(self._world, world)
 
     def _of_rows(self, rows: np.ndarray | None) -> World:
@@ -123,8 +129,7 @@ class LogWorlds:
         if not factors:
             return self._world.costs[stated]
         by_number = np.array([np.nan, *(factors.get(part, np.nan) for part in KERNELS)])
-        times = {name: np.rint(own.costs[column].to_numpy() * 1e6) for name, column in COLUMN.items()}
-        found = corrected(times, *(pa.array(by_number[own.part[name]], from_pandas=True) for name in FACTORS))
+        found = corrected(own.times, *(pa.array(by_number[own.part[name]], from_pandas=True) for name in FACTORS))
         costs = own.costs
         for name, column in COLUMN.items():
             costs = costs.set_column(costs.column_names.index(column), column, pa.array(found[name] / 1e6))

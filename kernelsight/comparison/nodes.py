@@ -43,7 +43,7 @@ def log_replays(
         return replay_tables(compared_logs(comparisons, log_settings, compared_requests), session)
 
 
-@reads("scenario_intervals", "deployment_tiers")
+@reads("scenario_intervals", "deployment_tiers", "step_costs", "knot_corrections")
 @produces("log_intervals", "log_tiers")
 def log_intervals(
     comparisons: pa.Table, log_settings: pa.Table, compared_requests: pa.Table, *, fork: Callable[[], Session]

@@ -18,6 +18,8 @@ from kernelsight.comparison.settings import stated_settings
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
 
+# factors on all kernels whose replays say what chance does to single requests
+NEIGHBOURS = (0.98, 0.99, 1.01, 1.02)
 MOMENTS = ("sent", "scheduled", "first_token", "finish")
 
 
@@ -120,13 +122,44 @@ def interval_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, 
     intervals, tiers = [], []
     for log in logs:
         own, variant = {"comparison_id": log.comparison_id}, Variant(log.question.flags)
-        for metric, (low, high) in interval_factors(session, log.load, variant).items():
-            intervals.append({**own, "metric": metric, "low": low, "high": high})
+        by_metric = interval_factors(session, log.load, variant)
+        chance = chance_of_requests(log, session) if by_metric else {}
+        for metric, (low, high) in by_metric.items():
+            ends = {"low": low, "high": high}
+            # both err independently: their parts of the half-width add up in squares
+            ends |= {
+                f"request_{name}": float(np.exp(sign * np.hypot(np.log(end), chance[metric])))
+                for (name, end), sign in zip(list(ends.items()), (-1.0, 1.0), strict=True)
+            }
+            intervals.append({**own, "metric": metric, **ends})
         with session.fork() as fork:
             given(fork, log.load, [variant])
             tiers.append({**own, **fork.table("deployment_tiers").to_pylist()[0]})
     rows = {"log_intervals": intervals, "log_tiers": tiers}
     return {name: as_table(contracts()[name], values) for name, values in rows.items()}
+
+
+def chance_of_requests(log: ComparedLog, session: Session) -> dict[str, float]:
+    """Return by metric how far a single request may be off by chance (90 %), as a logarithm.
+
+    Steps that are a hundredth longer or shorter mix the batches anew: what single requests then differ by, beside what
+    all of them do, is chance.
+    """
+    rows = log.sample_rows if log.sample_rows.size else np.arange(log.load.num_rows)
+    variants = [Variant(log.question.flags, dict.fromkeys(KERNELS, factor)) for factor in (1.0, *NEIGHBOURS)]
+    first, *others = LogWorlds(session, log.load).serve(variants, rows, with_parts=False)
+    output = log.measured.output_tokens[rows]
+    middle, found = predicted_of(first, output), {}
+    for metric, ours in middle.items():
+        off = []
+        for other in others:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ratio = np.log(predicted_of(other, output)[metric] / ours)
+            ratio = ratio[np.isfinite(ratio)]
+            off.append(np.abs(ratio - np.median(ratio)) if ratio.size else ratio)
+        together = np.concatenate(off)
+        found[metric] = float(np.quantile(together, 0.9)) if together.size else 0.0
+    return found
 
 
 def table_of(name: str, columns: Mapping[str, Callable[[], Any]]) -> pa.Table:

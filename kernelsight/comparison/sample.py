@@ -30,9 +30,9 @@ class Sample(NamedTuple):
         """What was measured of these requests."""
         return Measured(*(value[self.rows] if isinstance(value, np.ndarray) else value for value in self.whole))
 
-    def serve(self, variants: Sequence[Variant]) -> list[Replayed]:
+    def serve(self, variants: Sequence[Variant], *, with_parts: bool = True) -> list[Replayed]:
         """Serve these requests on every variant."""
-        return self.worlds.serve(variants, self.rows)
+        return self.worlds.serve(variants, self.rows, with_parts=with_parts)
 
 
 def in_turn(requests: pa.Table, logs: pa.Table) -> pa.Table:

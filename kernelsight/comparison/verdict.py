@@ -40,6 +40,9 @@ def verdict_of(answer: Mapping[str, Any], unlooked_for: str | None = None) -> st
         return f"{said[:-1]}; many kernels were measured on no GPU of this vendor: any part may be the prediction's."
     if answer["tier"] == "cross-generation":
         return f"{said[:-1]}; kernels of this GPU were not measured but predicted from other GPUs."
+    if families := answer["assumed_families"]:
+        names = families.replace("_", " ")
+        return f"{said[:-1]}; nobody measured the kernels of {names} that run here: their constants are assumed."
     return said
 
 

@@ -35,7 +35,7 @@ select
   quantile_cont(abs(ours / real - 1), 0.9) as p90_ape,
   -- decimals add up to the same in every order
   sum(ours::decimal(38, 12))::double / sum(real::decimal(38, 12))::double - 1 as bias,
-  avg((real / greatest(ours, 1e-9) between low and high)::int) as coverage_90
+  avg((real / greatest(ours, 1e-9) between request_low and request_high)::int) as coverage_90
 from placed
 left join log_intervals using (comparison_id, metric)
 group by comparison_id, bucket, edges, place, metric

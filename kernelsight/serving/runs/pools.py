@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.dataflow.cache import remembered
 from kernelsight.serving.costs.cuda_graphs import padded_tokens
 from kernelsight.serving.costs.knots import PARTS
 from kernelsight.serving.engine import packed_costs, replica
@@ -39,21 +40,17 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
 
     Dense over tokens and sequences, grids over the rest.
     """
-    numbers = step_shapes["step_shape_id"].to_numpy()
+    # the same knots are laid out again with other costs of them
+    axes, ids, size = remembered((step_shapes,), "knots laid out", lambda: _laid_out(step_shapes))
+    numbers = step_costs["step_shape_id"].to_numpy()
+    parts_us = {}
 
     def by_id(name: str) -> np.ndarray:
-        values = np.zeros(numbers.max(initial=-1) + 1)
-        values[step_costs["step_shape_id"].to_numpy()] = step_costs[name].to_numpy()
+        values = np.zeros(size)
+        values[numbers] = step_costs[name].to_numpy()
         return values
 
     gpu_us, launches = by_id("gpu_us"), by_id("launches")
-    part = step_shapes["part"].combine_chunks().dictionary_encode()
-    x, y = step_shapes["x"].to_numpy(), step_shapes["y"].to_numpy()
-    axes, ids, parts_us = {}, {}, {}
-    for name in PARTS:
-        rows = np.flatnonzero(part.indices.to_numpy() == pc.index(part.dictionary, name).as_py())
-        axes[name] = (np.unique(x[rows]), np.unique(y[rows]))
-        ids[name] = numbers[rows].reshape(axes[name][0].size, axes[name][1].size)
     grids = {name: gpu_us[ids[name]] for name in PARTS}
     tokens, staged = axes["tokens"][0], ("embedding_us", "transfer_us") if deployment["pp"] > 1 else ()
     for name in (*staged, "moe_us", "communication_us"):
@@ -80,6 +77,21 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
     # the window (or the selection of sparse attention) is where its knots end
     window = int(axes["decode_window"][1][-1]) if axes["decode_window"][1].size else 0
     return CostTables(packed_costs.pack(surface), axes, ids, passes, window)
+
+
+def _laid_out(
+    step_shapes: pa.Table,
+) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], dict[str, np.ndarray], int]:
+    """Return by part the axes of a deployment's knots and the ids on their grid, and one more than the largest id."""
+    numbers = step_shapes["step_shape_id"].to_numpy()
+    part = step_shapes["part"].combine_chunks().dictionary_encode()
+    x, y = step_shapes["x"].to_numpy(), step_shapes["y"].to_numpy()
+    axes, ids = {}, {}
+    for name in PARTS:
+        rows = np.flatnonzero(part.indices.to_numpy() == pc.index(part.dictionary, name).as_py())
+        axes[name] = (np.unique(x[rows]), np.unique(y[rows]))
+        ids[name] = numbers[rows].reshape(axes[name][0].size, axes[name][1].size)
+    return axes, ids, int(numbers.max(initial=-1)) + 1
 
 
 def dense(knots: np.ndarray, values: np.ndarray, largest: int) -> np.ndarray:

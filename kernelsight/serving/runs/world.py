@@ -45,6 +45,10 @@ INPUTS = (
 TABLES = {"settings": "deployment_settings", "faults": "deployment_faults"}
 
 
+# requests of a load whose prefixes are kept for the next replay of it
+MOST_REMEMBERED = 20_000
+
+
 def world_of(table: Callable[[str], pa.Table]) -> World:
     """Return the world of a session's scenarios; ``table``: returns a table by its name."""
     return read_world(**{name: table(TABLES.get(name, name)) for name in INPUTS})
@@ -226,11 +230,20 @@ def shared_prefixes(
     nothing = np.zeros(0, np.int64), np.zeros(rows.size + 1, np.int64), 0
     if not shares_prefixes(deployment, plan) or requests["hash_ids"].null_count == requests.num_rows:
         return nothing
+    block = plan["block_size"]
+    if rows.size > MOST_REMEMBERED:
+        return _prefixes(requests, rows, block) or nothing
+    # replays of one load with other costs ask for the same
+    key = ("prefixes", int(rows[0]), int(rows[-1]), rows.size, block)
+    return remembered((requests,), key, lambda: _prefixes(requests, rows, block)) or nothing
+
+
+def _prefixes(requests: pa.Table, rows: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray, int] | None:
+    """Return what ``shared_prefixes`` returns of rows at equal distances; None where they hold no hash block."""
     taken = requests.select(["hash_ids", "hash_block_tokens"]).take(pa.array(rows)).combine_chunks()
     sizes = pc.unique(taken["hash_block_tokens"].drop_null()).to_pylist()
     if not sizes:
-        return nothing
-    block = plan["block_size"]
+        return None
     if len(sizes) > 1:
         raise InvalidInput(f"hash blocks of {', '.join(map(str, sorted(sizes)))} tokens are in one load; use one size.")
     lists = taken["hash_ids"].combine_chunks()
