@@ -48,15 +48,21 @@ order by calls.family, weight desc, calls.shape, calls.format, calls.math
 """
 
 
-def served_calls(session: Session, gpu: str, models: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the kernels of the models' steps on a GPU: shape, formats, share of time, latency and half interval."""
+def served_calls(
+    session: Session, gpu: str, models: Sequence[str], engines: Sequence[str] = ("vllm",)
+) -> list[dict[str, Any]]:
+    """Return the kernels of the models' steps on a GPU: shape, formats, share of time, latency and half interval.
+
+    UnknownName: a model, GPU or engine that there is not.
+    """
     from kernelsight.scenario.plan import deployment_row, normalise, resolve_names
 
     deployments, steps = [], []
     known = {row["model"]: row for row in session.table("models").to_pylist()}
-    for model, size in itertools.product(models, TENSOR_PARALLEL_SIZES):
-        flags = resolve_names(session, normalise({"model": model, "gpu": gpu, "tensor_parallel_size": size}))
-        row = {**deployment_row(flags), "deployment_id": f"{model}-{size}"}
+    for model, engine, size in itertools.product(models, engines, TENSOR_PARALLEL_SIZES):
+        stated = {"model": model, "gpu": gpu, "engine": engine, "tensor_parallel_size": size}
+        flags = resolve_names(session, normalise(stated))
+        row = {**deployment_row(flags), "deployment_id": f"{model}-{engine}-{size}"}
         if size > 1 and known.get(row["model"], {}).get("heads", 0) % size:
             continue
         deployments.append(row)
@@ -246,7 +252,12 @@ def _seconds(point: Mapping[str, Any]) -> float:
 
 
 def suite_of_points(
-    points: Sequence[Mapping[str, Any]], name: str, gpu: str, minutes: float, models: Sequence[str]
+    points: Sequence[Mapping[str, Any]],
+    name: str,
+    gpu: str,
+    minutes: float,
+    models: Sequence[str],
+    engines: Sequence[str] = ("vllm",),
 ) -> dict[str, Any]:
     """Return the suite: the launch of an empty kernel, then one entry per kernel, format and cache state, in the order
     of their first point."""
@@ -255,5 +266,5 @@ def suite_of_points(
         key = tuple(point[name] for name in ("family", "implementation", "dtype", "cache"))
         entry = entries.setdefault(key, {name: point[name] for name in ("family", "implementation", "dtype", "cache")})
         entry.setdefault("points", []).append(point["shape"])
-    doc = f"Planned for {', '.join(models)} on {gpu}: {minutes:.2g} minutes."
+    doc = f"Planned for {', '.join(models)} with {', '.join(engines)} on {gpu}: {minutes:.2g} minutes."
     return {"suite": name, "doc": doc, "minutes": minutes, "entries": list(entries.values())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -100,10 +101,11 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def serve_until_stopped(server: Server, own: socket.socket) -> None:
-    """Answer requests until a signal ends it."""
+    """Answer requests until a signal ends it, which is how a server ends well."""
     import uvicorn
 
     config = uvicorn.Config(
         server.app, log_level="warning", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=1
     )
-    uvicorn.Server(config).run(sockets=[own])
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[own])

@@ -48,6 +48,15 @@ def test_a_plan_has_as_many_points_of_each_kernel_and_begins_with_empty_launches
     assert "--points is 0; give the points of each kernel, such as 3." in capsys.readouterr().err
 
 
+def test_a_plan_covers_the_engines_that_are_stated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "both.json"
+    assert main([*PLAN, "--points", "1", "--engines", "sglang,trtllm", "-o", str(target)]) == 0
+    assert "with sglang, trtllm on" in json.loads(target.read_text())["doc"]
+    capsys.readouterr()
+    assert main([*PLAN, "--points", "1", "--engines", "sgl", "-o", str(target)]) == 2
+    assert "sglang" in capsys.readouterr().err
+
+
 def test_a_minute_on_a_simulated_gpu_is_served(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stated = json.loads(plan.read_text())
     stated["entries"] = [one for one in stated["entries"] if one["family"] in ("launch", "norm", "activation")]

@@ -36,6 +36,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
         help="choose K points of each kernel instead: a minute of measuring, for `calibrate fit --few`",
     )
     verb.add_argument("--models", metavar="A,B", help="models to cover (default: four of the catalogue)")
+    verb.add_argument("--engines", metavar="A,B", help="engines whose kernels to cover (default: vllm)")
     verb.add_argument(
         "--attention",
         metavar="LIB",
@@ -58,8 +59,9 @@ def run(arguments: argparse.Namespace) -> None:
     if not 0 < arguments.minutes < math.inf:
         raise InvalidInput(f"--minutes is {arguments.minutes:g}; give a number of minutes above 0.")
     models = [name.strip() for name in (arguments.models or "").split(",") if name.strip()] or list(DEFAULT_MODELS)
+    engines = [name.strip() for name in (arguments.engines or "").split(",") if name.strip()] or ["vllm"]
     with open_session(arguments) as session:
-        calls = served_calls(session, arguments.gpu, models)
+        calls = served_calls(session, arguments.gpu, models, engines)
         points = measurable(calls, attention_of(arguments.attention))
         if not points:
             raise InvalidInput("none of these models' kernels can be measured; name other models with --models.")
@@ -69,7 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
     else:
         chosen, rows = choose(points, seen, 60.0 * arguments.minutes)
     minutes = sum(row["seconds"] for row in rows) / 60.0 if arguments.points else arguments.minutes
-    suite = suite_of_points([points[number] for number in chosen], target.stem, arguments.gpu, minutes, models)
+    suite = suite_of_points([points[number] for number in chosen], target.stem, arguments.gpu, minutes, models, engines)
     write_text(as_json(suite) + "\n", target)
     print_rows(rows, list(COLUMNS), arguments.format)
     if any(points[number]["implementation"] == ATTENTION[0] for number in chosen) and not arguments.attention:

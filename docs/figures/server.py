@@ -1,0 +1,95 @@
+"""Views of `kernelsight serve` as clients see it, and of step times (`server_times`, `server_aiperf`, ...)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from figures.blocks import result
+from figures.text import count, percent, table
+
+CLIENTS = {"server_times": "our client", "server_aiperf": "AIPerf"}
+
+
+def times() -> str:
+    """Percentiles that clients measured beside those of the simulation of their arrivals."""
+    found = {name: {row["metric"]: row for row in result(name)["rows"]} for name in CLIENTS}
+    rows = []
+    for metric in next(iter(found.values())):
+        name, which = metric.split("_")
+        cells = [_ms(found[client][metric][side]) for client in CLIENTS for side in ("client_ms", "simulate_ms")]
+        rows.append([f"{name.upper()} {which}", *cells])
+    head = [words for title in CLIENTS.values() for words in (f"{title}, ms", "`simulate`, ms")]
+    return table(["", *head], rows)
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.1f}"
+
+
+def setting() -> str:
+    """How these were measured."""
+    lines = []
+    for name, title in CLIENTS.items():
+        found = result(name)
+        off = [row["metric"].replace("_", " ").upper() for row in found["rows"] if not row["kept"]]
+        kept = "all within 5 % or 2 ms" if not off else f"within 5 % or 2 ms except {', '.join(off)}"
+        late = (
+            f"; a timer of the client was up to {_ms(found['late_p99_ms'] * found['speed'])} simulated ms late (p99)"
+            if "late_p99_ms" in found
+            else ""
+        )
+        version = f" {found['aiperf']}" if "aiperf" in found else ""
+        lines.append(
+            f"- {title[0].upper()}{title[1:]}{version}: {found['streams']} streams, {count(found['requests'])} requests at speed {found['speed']:g}; server and client "
+            f"took {found['server_cores']:.2f} and {found['client_cores']:.2f} cores of a machine with load {found['load_average']:.0f}{late}. {kept[0].upper()}{kept[1:]}. "
+            f"`compare` of its log names {'nothing' if found['cause'] == 'none' else found['cause']}."
+        )
+    return "\n".join(lines)
+
+
+def kept() -> str:
+    """The most streams at speed 1."""
+    found = result("server_kept")
+    rows = [_stream(row) for row in found["rows"]]
+    head = [
+        "streams",
+        "tokens/s",
+        "cores of the server",
+        "timer late, p50 / p99 ms",
+        "ITL p50 / p99, ms",
+        "`simulate`, ms",
+    ]
+    return table([*head, "medians kept"], rows)
+
+
+def _stream(row: dict[str, Any]) -> list[str]:
+    by_name = {each["metric"]: each for each in row["rows"]}
+    gaps = [
+        " / ".join(_ms(by_name[f"itl_p{which}"][side]) for which in (50, 99)) for side in ("client_ms", "simulate_ms")
+    ]
+    return [
+        *(str(row["streams"]), count(row["tokens"] / row["wall_s"]), f"{row['server_cores']:.2f}"),
+        *(f"{_ms(row['late_p50_ms'])} / {_ms(row['late_p99_ms'])}", *gaps, "yes" if row["medians_kept"] else "no"),
+    ]
+
+
+def many() -> str:
+    """Many requests, clients that leave, a flood."""
+    found = result("server_many")
+    start, first, last = found["memory_mb"]
+    flood = found["flood"]
+    return (
+        f"- {count(found['requests'])} requests over 128 connections, {percent(0.05, 0)} of whose clients leave after the first token and {percent(0.05, 0)} read nothing for a while: "
+        f"{found['server_ms_per_request']:.2f} CPU-ms of the server each, {'every' if found['whole'] else 'not every'} other answer whole. Memory {start:.0f} MB at the start, {first:.0f} MB after a "
+        f"fifth of them, {last:.0f} MB after all; {found['left_behind']:.0f} requests are left behind.\n"
+        f"- {count(flood['sent'])} requests at once with room for {flood['room']}: {flood['200']} answered, {flood['429']} refused with status 429; memory {flood['memory_mb'][0]:.0f} MB before, {flood['memory_mb'][1]:.0f} MB after."
+    )
+
+
+def steps() -> str:
+    """Batches a second of `step_time`."""
+    rows = [
+        [str(row["sequences"]), count(row["single_per_s"]), f"{row['arrays_per_s'] / 1e6:.1f} million"]
+        for row in result("server_steps")["rows"]
+    ]
+    return table(["sequences in a batch", "batches a CPU-second, one at a time", "over arrays"], rows)
