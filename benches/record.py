@@ -44,6 +44,7 @@ SIMULATION = ("pack", "catalogue", "kernels", "deployments", "serving")
 KERNELS = ("catalogue", "kernels", "fitting")
 RESTS_ON: dict[str, tuple[str, ...]] = {
     "campaigns": (*SIMULATION, "backtest"),
+    "decisions": (*SIMULATION, "backtest", "sizing"),
     "end_to_end": (*SIMULATION, "backtest"),
     "kernels_gb200": KERNELS,
     "kernels_facts": KERNELS,

@@ -41,13 +41,20 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import pyarrow as pa
-
     from kernelsight.comparison.comparison import Comparison
     from kernelsight.errors import KernelSightError
     from kernelsight.forward.forward_step import Prediction
+    from kernelsight.questions import (
+        compare,
+        find_rates,
+        predict,
+        search,
+        simulate,
+        size,
+        step_time,
+        sweep,
+        what_if,
+    )
     from kernelsight.scenario.launch.commands import launch_command
     from kernelsight.scenario.launch.lines import read_launch_line
     from kernelsight.serving.runs.step_times import StepTime, StepTimes
@@ -69,83 +76,10 @@ _HOMES = {
     "KernelSightError": "errors",
     "launch_command": "scenario.launch.commands",
     "read_launch_line": "scenario.launch.lines",
+    **dict.fromkeys(
+        ("compare", "find_rates", "predict", "search", "simulate", "size", "step_time", "sweep", "what_if"), "questions"
+    ),
 }
-
-
-def predict(**flags: Any) -> Prediction:
-    """Predict one forward step in a session of its own; see ``Session.predict``."""
-    from kernelsight.session import connect
-
-    with connect() as session:
-        return session.predict(**flags)
-
-
-def step_time(deployment: Mapping[str, Any] | StepTimes, batch: Any) -> StepTime:
-    """Return the time of an engine's step from what it holds: latency_us, p05_us, p95_us; see ``StepTimes``.
-
-    ``deployment``: its flags, or what ``Session.step_times`` returned. ``batch``: (new tokens, past tokens) of each
-    sequence, or two arrays of these and offsets for many batches. The first call for a deployment prepares its step
-    costs; later ones look them up.
-
-    >>> step_time({"model": "qwen3-0.6b", "gpu": "l4"}, [(1, 1024)] * 8).latency_us > 0
-    True
-    """
-    from kernelsight.serving.runs.step_times import step_times_of
-    from kernelsight.session import connect
-
-    return step_times_of(deployment, connect)(batch)
-
-
-def simulate(**flags: Any) -> Run:
-    """Simulate one scenario in a session of its own; see ``Session.simulate``."""
-    from kernelsight.session import connect
-
-    return connect().simulate(**flags)
-
-
-def what_if(grid: Any) -> WhatIf:
-    """Simulate every scenario of a grid in a session of its own; see ``Session.what_if``."""
-    from kernelsight.session import connect
-
-    return connect().what_if(grid)
-
-
-def sweep(grid: Any, **options: Any) -> WhatIf:
-    """Simulate every scenario of a grid in partitions, in a session of its own; see ``Session.sweep``."""
-    from kernelsight.session import connect
-
-    return connect().sweep(grid, **options)
-
-
-def find_rates(grid: Any, slo: Mapping[str, float], **options: Any) -> pa.Table:
-    """Return the highest request rates that keep ``slo``, in a session of its own; see ``Session.find_rates``."""
-    from kernelsight.session import connect
-
-    with connect() as session:
-        return session.find_rates(grid, slo, **options)
-
-
-def size(**asked: Any) -> Sizing:
-    """Find the cheapest deployment for a rate within objectives, in a session of its own; see ``Session.size``."""
-    from kernelsight.session import connect
-
-    with connect() as session:
-        return session.size(**asked)
-
-
-def compare(**asked: Any) -> Comparison:
-    """Compare a production log with its replay, in a session of its own; see ``Session.compare``."""
-    from kernelsight.session import connect
-
-    return connect().compare(**asked)
-
-
-def search(scenarios: Any, *, space: Any = ()) -> pa.Table:
-    """Search kernels by replaying measured spaces, in a session of its own; see ``Session.search``."""
-    from kernelsight.session import connect
-
-    with connect() as session:
-        return session.search(scenarios, space=space)
 
 
 def __getattr__(name: str) -> Any:

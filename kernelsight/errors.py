@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from kernelsight.escape import visible
 
@@ -42,6 +44,24 @@ class RunFailed(KernelSightError):
     """The input was valid, but the run could not finish."""
 
     exit_code = 1
+
+
+_SPEAKS_FLAGS: ContextVar[bool] = ContextVar("errors name flags as the command line does", default=False)
+
+
+@contextmanager
+def flags_in_errors() -> Iterator[None]:
+    """Within it errors name flags as the command line does: --input-len, not input_len."""
+    token = _SPEAKS_FLAGS.set(True)
+    try:
+        yield
+    finally:
+        _SPEAKS_FLAGS.reset(token)
+
+
+def speaks_flags() -> bool:
+    """Whether errors name flags as the command line does."""
+    return _SPEAKS_FLAGS.get()
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 4) -> list[str]:

@@ -20,6 +20,7 @@ from kernelsight.dataflow.rows import is_rows, python_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import as_html, visible
 from kernelsight.kernels.families import LOWERED
+from kernelsight.scenario.keywords import DEPLOYMENT, SCENARIO, SIZED, takes_flags
 
 if TYPE_CHECKING:
     from kernelsight.comparison.baseline_comparison import BaselineComparison
@@ -136,6 +137,7 @@ class Session(dataflow.Session):
         else:
             super().extend(name, rows)
 
+    @takes_flags(*DEPLOYMENT)
     def predict(
         self,
         *,
@@ -157,12 +159,14 @@ class Session(dataflow.Session):
         with self.fork() as fork:
             return Prediction(predict_step(fork, flags, phase, sizes))
 
+    @takes_flags(*DEPLOYMENT)
     def step_times(self, **flags: Any) -> StepTimes:
         """Return the step times of a deployment as a function of what a step holds; ``flags`` as to ``predict``."""
         from kernelsight.serving.runs.step_times import StepTimes
 
         return StepTimes(self, flags)
 
+    @takes_flags(*SCENARIO)
     def simulate(self, *, correction: str | Path | pa.Table | None = None, **flags: Any) -> Run:
         """Simulate one scenario; ``flags`` as ``kernelsight simulate`` takes them, with underscores.
 
@@ -175,6 +179,7 @@ class Session(dataflow.Session):
 
         return Run.of(self, flags, correction)
 
+    @takes_flags()
     def what_if(self, grid: Any) -> WhatIf:
         """Simulate every scenario of a grid in one call.
 
@@ -190,6 +195,7 @@ class Session(dataflow.Session):
         """
         return self.sweep(grid)
 
+    @takes_flags()
     def sweep(
         self,
         grid: Any,
@@ -234,6 +240,7 @@ class Session(dataflow.Session):
         }
         return WhatIf.of(self, grid_rows(grid), **asked)
 
+    @takes_flags()
     def find_rates(
         self,
         grid: Any,
@@ -249,6 +256,7 @@ class Session(dataflow.Session):
 
         return find_rates(self, grid_rows(grid), stated_slo(slo), tolerance=tolerance, correction=correction)
 
+    @takes_flags(*SIZED)
     def size(
         self,
         *,
@@ -266,10 +274,16 @@ class Session(dataflow.Session):
         peak: float = 1.0,
         time_limit: float | None = None,
         total_gpus: int | None = None,
+        users: float | str | None = None,
+        daily_peak: float | str | Path | None = None,
+        startup_seconds: float | str | None = None,
+        disk_rate: float | str | None = None,
         report: Callable[[str], None] | None = None,
         **flags: Any,
     ) -> Sizing:
         """Find the cheapest deployment that serves ``rate`` requests/s (or ``requests_per_day``) within objectives.
+
+        ``users``, in place of a rate: so many, each with one request in flight (a closed loop).
 
         ``gpus``: which to search, each with every parallel size up to ``max_gpus`` GPUs an instance; ``slo``: largest
         values such as ``{"ttft_p95_ms": 1000.0}``, or words such as ``"ttft_p95:1000"``; ``prices``: dollars an hour
@@ -278,10 +292,13 @@ class Session(dataflow.Session):
         table), for the deployments that it is for; ``flags``: the deployment's and the load's, which are not
         searched. As many instances as keep every objective with probability ``confidence``, and leave the share
         ``margin`` of what they sustain unused, at ``peak`` times the rate. ``time_limit``: seconds after which the best
-        so far is the answer. ``total_gpus``, in place of a rate: the highest that they can serve. ``report`` is
+        so far is the answer. ``total_gpus``, in place of a rate: the highest that they can serve. ``daily_peak``: how
+        many times the mean of a day its peak is, or a trace of a day: instances follow the hours, each start taking
+        ``startup_seconds``, or the time to read its weights at ``disk_rate`` (GB/s, or ``"800MB/s"``). ``report`` is
         called with progress.
         InvalidInput: a question that cannot be answered, or a model that no GPU holds, and what would.
         """
+        from kernelsight.measure.families import FAMILIES
         from kernelsight.scenario.asked import values_of
         from kernelsight.scenario.objectives import stated_slo
         from kernelsight.sizing.question import size_deployment
@@ -299,9 +316,15 @@ class Session(dataflow.Session):
             "peak": peak,
             "time_limit": time_limit,
             "total_gpus": total_gpus,
+            "users": users,
+            "daily_peak": daily_peak,
+            "startup_seconds": startup_seconds,
+            "disk_rate": disk_rate,
+            "measurable": [name for name, family in FAMILIES.items() if "gpus" not in family.sizes],
         }
         return size_deployment(self, flags, **asked, report=report)
 
+    @takes_flags(*SCENARIO)
     def compare(
         self,
         *,
@@ -364,6 +387,7 @@ class Session(dataflow.Session):
             return StageComparison(self.fork(), tables, question)
         return Comparison(self.fork(), tables, question)
 
+    @takes_flags()
     def search(self, scenarios: Any, *, space: Any = ()) -> pa.Table:
         """Search kernels, every scenario replayed in one call; return ``search_summary``.
 

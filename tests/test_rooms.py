@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "kernelsight"
 ROOMS = tuple(
     """
     version escape errors dataflow catalog models kernels fitting scenario forward serving logs present sweeps sizing
-    comparison searching measure choices nodes session __init__ server plugins evaluation cli __main__
+    comparison searching measure choices nodes session questions __init__ server plugins evaluation cli __main__
     """.split()
 )
 # folders within a room that have an order of their own

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from kernelsight.dataflow.signals import ending_signals
-from kernelsight.errors import InvalidInput, KernelSightError, unknown
+from kernelsight.errors import InvalidInput, KernelSightError, flags_in_errors, unknown
 from kernelsight.escape import visible
-from kernelsight.present.output import QUIET, USUAL, VERBOSE, say
+from kernelsight.present.output import QUIET, USUAL, VERBOSE, say, say_notes
 from kernelsight.version import VERSION
 
 # what a verb is for, and its module: declare() adds its arguments to a parser, run() answers them. A module is imported
@@ -138,7 +138,7 @@ def main(words: list[str] | None = None) -> int:
 
     A command that SIGTERM or SIGHUP ends returns 128 plus the signal's number.
     """
-    with ending_signals() as ended:
+    with ending_signals() as ended, flags_in_errors():
         return ended.status(_run(sys.argv[1:] if words is None else words))
 
 
@@ -157,7 +157,9 @@ def _run(words: list[str]) -> int:
         _leave_pandas_out()
         importlib.import_module(arguments.module).run(arguments)
         sys.stdout.flush()
+        say_notes()
     except KernelSightError as error:
+        say_notes()
         print(f"kernelsight: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

@@ -50,18 +50,17 @@ def deployment_flags(arguments: Any) -> dict[str, Any]:
 
 
 def launch_line(arguments: Any, stated: Mapping[str, Any]) -> LaunchLine | None:
-    """Return the launch line of parsed arguments, and say on stderr what became of each word; None without one.
+    """Return the launch line of parsed arguments, and say after the answer what became of its words; None without one.
 
     ``stated``: flags beside it.
     """
     if getattr(arguments, "launch", None) is None:
         return None
-    from kernelsight.present.output import note
+    from kernelsight.present.output import is_verbose, note_afterwards
     from kernelsight.scenario.launch.lines import read_launch_line
 
     line = read_launch_line(arguments.launch, bool(arguments.read_launch_files)).overridden_by(stated)
-    for text in line.notes():
-        note(text)
+    note_afterwards(line.notes() if is_verbose() else line.short_notes())
     return line
 
 

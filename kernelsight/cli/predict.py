@@ -168,6 +168,7 @@ def _as_page(step: dict[str, Any]) -> list[str]:
         f"{show_number(step['p95_us'])}): "
         f"GPU {show_number(step['gpu_us'])} us, exposed host {show_number(step['host_us'])} us",
         rests_on(step),
+        *([step["cliff"]] if step["cliff"] else []),
         "",
         *table_lines(rows, list(rows[0]), terminal_width()),
         "",

@@ -19,9 +19,11 @@ from kernelsight.cli.options import (
 from kernelsight.dataflow.numbers import read_number
 from kernelsight.errors import InvalidInput
 from kernelsight.present.output import (
+    ENDINGS,
     as_csv,
     as_json,
     check_ending,
+    fitting_lines,
     note,
     print_page,
     status,
@@ -45,6 +47,8 @@ MOST_SHOWN = 20
 # flags that a row may leave to the engine
 LIMITS_OF_ENGINE = tuple(flag.name for group in (flags.DEPLOYMENT, flags.LIMITS, flags.POLICIES) for flag in group)
 FILES = (".csv", ".json")
+# columns that a narrow terminal does without, the first first
+EXPENDABLE = ("search", "if fast", "high", "low", "mean inst.", "GPUs", "load", "tier", "if slow", "$/h")
 
 
 def declare(verb: argparse.ArgumentParser) -> None:
@@ -57,7 +61,10 @@ def declare(verb: argparse.ArgumentParser) -> None:
         help="GPUs to search: names, and CSV or JSON files with GPUs of your own",
     )
     asked.add_argument("--rate", metavar="R", help="requests per second to serve: 12, 12/s, 700/min")
-    asked.add_argument("--requests-per-day", metavar="N", help="the same, spread evenly over a day: 200000, 5M")
+    asked.add_argument("--requests-per-day", metavar="N", help="the same, as a mean over the day: 200000, 5M")
+    asked.add_argument(
+        "--users", metavar="N", help="in place of a rate: users, each with one request in flight (a closed loop)"
+    )
     asked.add_argument(
         "--total-gpus", type=int, metavar="N", help="in place of a rate: the highest rate that N GPUs can serve"
     )
@@ -67,6 +74,21 @@ def declare(verb: argparse.ArgumentParser) -> None:
         default=1.0,
         metavar="FACTOR",
         help="the peak over the mean rate; it is sized for the peak",
+    )
+    asked.add_argument(
+        "--daily-peak",
+        metavar="FACTOR|FILE",
+        help="how many times the mean of a day its peak is, or a trace of a day: instances follow the hours",
+    )
+    asked.add_argument(
+        "--startup-seconds",
+        metavar="S",
+        help="with --daily-peak: what starting an instance takes (default: from the bytes of its weights)",
+    )
+    asked.add_argument(
+        "--disk-rate",
+        metavar="GB/S",
+        help="with --daily-peak: at which an instance reads its weights: 2GB/s, 800MB/s (default: 1, assumed)",
     )
     asked.add_argument(
         "--margin", type=float, default=0.0, metavar="SHARE", help="share of what is sustained that stays unused"
@@ -122,12 +144,12 @@ def declare(verb: argparse.ArgumentParser) -> None:
         verb.add_argument_group("router (in front of data-parallel replicas)"),
         tuple(flag for flag in flags.ROUTER if flag.name not in VARIED),
     )
-    add_output(verb, "also write the rows: .parquet, .csv, .json, .duckdb")
+    add_output(verb, "also write the rows (.parquet, .csv, .json, .duckdb), or a page (.html)")
 
 
 def run(arguments: Any) -> None:
     """Run the verb for parsed arguments."""
-    target = check_ending(arguments.output)
+    target = check_ending(arguments.output, (*ENDINGS, ".html"))
     if not arguments.slo:
         raise InvalidInput("size needs --slo, the objectives to keep, such as --slo ttft_p95:1000 tpot_p99:40.")
     slo = parse_slo(arguments.slo)
@@ -155,6 +177,10 @@ def run(arguments: Any) -> None:
             peak=arguments.peak,
             time_limit=arguments.time_limit,
             total_gpus=arguments.total_gpus,
+            users=arguments.users,
+            daily_peak=arguments.daily_peak,
+            startup_seconds=arguments.startup_seconds,
+            disk_rate=arguments.disk_rate,
             report=_show,
             **stated,
         )
@@ -217,7 +243,12 @@ def _show(text: str) -> None:
 def _write(session: Session, found: Sizing, target: Path) -> None:
     from kernelsight.dataflow.storage import save_file
 
-    if target.suffix == ".duckdb":
+    if target.suffix == ".html":
+        from kernelsight.present.html.size_page import write_size_page
+        from kernelsight.sizing.answer import columns_shown
+
+        write_size_page(found.as_dict(), columns_shown(found.rows), target)
+    elif target.suffix == ".duckdb":
         save_file(target, session.graph.contracts, {"sizing": found.table()})
     else:
         write_table(found.table(), target)
@@ -245,9 +276,11 @@ def _print(found: Sizing, form: str) -> None:
             {SHORT.get(name, name): left.get(name) if row.get(name) is None else row[name] for name in shown}
             for row in found.rows[:MOST_SHOWN]
         ]
-        page += ["", *table_lines(rows, list(rows[0]), terminal_width())]
+        page += ["", *fitting_lines(rows, list(rows[0]), terminal_width(), EXPENDABLE)]
         if len(found.rows) > MOST_SHOWN:
             page.append(f"... and {len(found.rows) - MOST_SHOWN:,} more; -o FILE keeps all")
+        if found.day:
+            page += ["", *table_lines(rows := _day_rows(found.day), list(rows[0]), terminal_width())]
         page += ["", "not measured:"]
         page += [f"  {gpu}: {text}" for gpu, text in _not_measured(found.rows).items()]
         page += ["", "one instance:", *(line for command in found.launch for line in command.split("\n"))]
@@ -257,6 +290,32 @@ def _print(found: Sizing, form: str) -> None:
     if reasons:
         page += ["", "left out: " + "; ".join(f"{count} {why}" for why, count in reasons.items())]
     print_page(page)
+
+
+def _day_rows(day: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the hours of a day as rows to print: hours in turn with as many instances are one."""
+    found: list[dict[str, Any]] = []
+    for hour in day["hours"]:
+        last = found[-1] if found else None
+        if last and last["inst."] == hour["instances"]:
+            last["last"], last["most"] = hour["hour"], max(last["most"], hour["asked"])
+        else:
+            price = hour["price_per_hour"]
+            found.append(
+                {
+                    **{"first": hour["hour"], "last": hour["hour"], "most": hour["asked"]},
+                    **{"inst.": hour["instances"], "started": hour["started"], "GPUs": hour["gpus"]},
+                    **({} if price is None else {"$/h": price}),
+                }
+            )
+    return [
+        {
+            "hours": f"{row.pop('first')}-{row.pop('last') + 1}",
+            f"most {day['unit']}": row.pop("most"),
+            **row,
+        }
+        for row in found
+    ]
 
 
 def _not_measured(rows: list[dict[str, Any]]) -> dict[str, str]:

@@ -368,6 +368,10 @@ class Session:
             elif node is not None:
                 waiting += node.inputs
 
+    def key_of(self, name: str) -> str | None:
+        """Return the hash of all that a derived table is made from; None where nothing is kept of it."""
+        return self._kept_key(name, self._kept) if self._kept else None
+
     def _kept_key(self, name: str, kept: Kept) -> str | None:
         """Return the key of a derived table; None where something that it is made from is missing, or passes."""
         roots: dict[str, pa.Table | None] = {}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import html_table, visible
+from kernelsight.scenario.alternatives import graphs_end, graphs_for
 from kernelsight.scenario.plan import deployment_row, gpu_assumptions, normalise, resolve_names
 from kernelsight.scenario.refusals import refuse_faults
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 PHASES = ("prefill", "decode", "mixed")
 # sizes without which a step of a phase has no shape
 NEEDED = {"prefill": ("input_len",), "decode": ("context_len",), "mixed": ("input_len", "context_len")}
+# what wider CUDA graphs gain at the least
+LEAST_FACTOR = 1.05
 # larger steps have tensor sizes beyond 64 bits
 LARGEST_STEP_TOKENS = 10**9
 STEP_QUERY = """
@@ -67,6 +70,11 @@ class Prediction:
     def p95_us(self) -> float:
         """Upper end of the 90 % interval of the step, microseconds."""
         return self._step["p95_us"]
+
+    @property
+    def cliff(self) -> str | None:
+        """A limit of the step that a neighbour setting removes, and by which factor; None: there is none."""
+        return self._step["cliff"]
 
     @property
     def assumed(self) -> list[str]:
@@ -203,8 +211,27 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
         "kernels": kernels,
         "memory": plan,
         "settings": settings,
+        "cliff": _cliff(session, named, settings, shape, total),
         "assumed": gpus + _assumed(session, shape, plan),
     }
+
+
+def _cliff(
+    session: Session, flags: dict[str, Any], settings: dict[str, Any], shape: dict[str, Any], total_us: float
+) -> str | None:
+    """Return the sentence on a decode step above the largest CUDA graph; None: it runs as one, or gains nothing."""
+    batch, largest = shape["decode_requests"], settings["graph_max_tokens"]
+    if shape["prefill_requests"] or not largest or batch <= largest or settings["num_speculative_tokens"]:
+        return None
+    with session.fork() as fork:
+        wider = deployment_row(resolve_names(fork, flags | {"max_cudagraph_capture_size": graphs_for(batch)}))
+        fork.give("deployments", [wider])
+        fork.give("step_shapes", [{"deployment_id": wider["deployment_id"], **shape}])
+        (totals,) = fork.table("step_totals").to_pylist()
+    factor = total_us / totals["total_us"]
+    if factor < LEAST_FACTOR:
+        return None
+    return graphs_end(largest, f"{batch:,} sequences exceed", batch, "this step", factor)
 
 
 def _size(name: str, value: Any) -> int | None:

@@ -98,6 +98,15 @@ def measurable(calls: Sequence[Mapping[str, Any]], attention: str = ATTENTION[0]
     return list(found.values())
 
 
+def of_families(points: Sequence[dict[str, Any]], words: str | None) -> list[dict[str, Any]]:
+    """Return the points of families that are named, of all without a name; UnknownName if there is none of a name."""
+    wanted = [name.strip() for name in (words or "").split(",") if name.strip()]
+    for name in wanted:
+        if name not in FAMILIES:
+            raise unknown("kernel family", name, list(FAMILIES), f"Known: {', '.join(FAMILIES)}.")
+    return [point for point in points if not wanted or point["family"] in wanted]
+
+
 def _points_of(call: Mapping[str, Any], library: str) -> list[dict[str, Any]]:
     family = FAMILIES.get(call["family"])
     if family is None or "gpus" in family.sizes:

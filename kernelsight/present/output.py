@@ -29,6 +29,8 @@ ENDINGS = (".parquet", ".csv", ".json", ".duckdb")
 # how much is said on stderr beside results and errors: nothing, notes, or every computed table
 QUIET, USUAL, VERBOSE = range(3)
 _said = USUAL
+# notes that follow the answer
+_afterwards: list[str] = []
 # seconds between lines of progress where stderr is no terminal
 LINES_EVERY_S = 10.0
 
@@ -37,6 +39,7 @@ def say(how_much: int) -> None:
     """Set how much is said on stderr: QUIET, USUAL or VERBOSE."""
     global _said
     _said = how_much
+    _afterwards.clear()
 
 
 def note(text: str) -> None:
@@ -45,14 +48,53 @@ def note(text: str) -> None:
         print(visible(text), file=sys.stderr)
 
 
+def note_afterwards(texts: Iterable[str]) -> None:
+    """Keep lines for stderr until the answer is printed."""
+    _afterwards.extend(texts)
+
+
+def say_notes() -> None:
+    """Write the notes that were kept, once."""
+    texts = _afterwards[:]
+    _afterwards.clear()
+    for text in texts:
+        note(text)
+
+
+def is_verbose() -> bool:
+    """Whether everything is to be said."""
+    return _said == VERBOSE
+
+
 def status(text: str = "", end: str = "") -> None:
     """Write over the line of a terminal's stderr on which the cursor is."""
     print(f"\r\033[K{visible(text)}", end=end, file=sys.stderr, flush=True)
 
 
 def print_page(lines: Iterable[str]) -> None:
-    """Print lines for people on stdout; names in them that hold control characters cannot drive the terminal."""
-    print("\n".join(map(visible, lines)))
+    """Print lines for people on stdout; names in them that hold control characters cannot drive the terminal.
+
+    On a terminal sentences that are too long for a line are broken between words.
+    """
+    width = terminal_width()
+    print("\n".join(part for line in map(visible, lines) for part in wrapped(line, width)))
+
+
+def wrapped(line: str, width: int | None) -> list[str]:
+    """Return a line in parts no longer than a terminal is wide; later ones are indented a little more than the first.
+
+    >>> wrapped("  - a sentence that is long", 18)
+    ['  - a sentence', '    that is long']
+    """
+    import textwrap
+
+    if not width or len(line) <= width or not line.strip():
+        return [line]
+    indent = " " * min(len(line) - len(line.lstrip(" -")), width // 2)
+    wrap = textwrap.TextWrapper(
+        width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )
+    return wrap.wrap(line)
 
 
 def progress(names: str, seconds: float) -> None:
@@ -190,6 +232,27 @@ def table_lines(rows: list[Mapping[str, Any]], columns: list[str], width: int | 
         return "  ".join(parts).rstrip()
 
     return [line(heads), line(["-" * size for size in widths]), *(line(texts) for texts in cells)]
+
+
+def fitting_lines(
+    rows: list[Mapping[str, Any]], columns: list[str], width: int | None, expendable: Iterable[str]
+) -> list[str]:
+    """Return rows as ``table_lines``; without as many of the ``expendable`` columns as do not fit, which are named.
+
+    >>> rows = [{"gpu": "l4", "high": 1.0, "low": 2.0}]
+    >>> fitting_lines(rows, ["gpu", "high", "low"], 10, ["low", "high"])
+    ['gpu  high', '---  ----', 'l4      1', 'not shown: low; --format json has all columns']
+    """
+    left, shown = [], list(columns)
+    lines = table_lines(rows, shown, width)
+    for name in expendable:
+        if not width or len(lines[1]) <= width:
+            break
+        if name in shown:
+            shown.remove(name)
+            left.append(name)
+            lines = table_lines(rows, shown, width)
+    return [*lines, f"not shown: {', '.join(left)}; --format json has all columns"] if left else lines
 
 
 def terminal_width() -> int | None:

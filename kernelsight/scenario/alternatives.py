@@ -9,6 +9,28 @@ SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling
 STEPS = {"max_num_batched_tokens": (0.25, 0.5, 2.0, 4.0), "max_num_seqs": (0.25, 0.5, 2.0, 4.0)}
 
 
+def graphs_end(largest: int, batches: str, batch: int, whom: str, factor: float) -> str:
+    """Return the sentence on CUDA graphs that end below the batches, and what ones that reach them bring.
+
+    >>> graphs_end(128, "160 sequences exceed", 160, "this step", 1.94)
+    'CUDA graphs end at a batch of 128, which 160 sequences exceed: --max-cudagraph-capture-size 256 makes this step \
+1.9 times as fast'
+    """
+    return (
+        f"CUDA graphs end at a batch of {largest:,}, which {batches}: --max-cudagraph-capture-size {graphs_for(batch)} "
+        f"makes {whom} {factor:.1f} times as fast"
+    )
+
+
+def graphs_for(batch: int) -> int:
+    """Return the largest size of CUDA graphs that a batch runs in.
+
+    >>> graphs_for(129), graphs_for(256)
+    (256, 256)
+    """
+    return 1 << (batch - 1).bit_length()
+
+
 def alternatives(settings: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return (name, flags) of settings one step from the stated ones.
 

@@ -18,6 +18,7 @@ SECONDS = {
     "d": 86_400.0,
     "day": 86_400.0,
 }
+BYTES = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2.0**20, "GIB": 2.0**30, "TIB": 2.0**40}
 MILLISECONDS = {"": 1.0, "ms": 1.0, "s": 1e3, "us": 1e-3, "min": 6e4}
 _PARTS = re.compile(r"(?P<number>\d[\d_,]*\.?\d*(?:[eE][+-]?\d+)?)\s*(?P<unit>[a-zA-Z]*)\s*(?:/\s*(?P<per>[a-zA-Z]+))?")
 
@@ -56,6 +57,31 @@ def milliseconds_of(text: str) -> float:
     if found is None or found[1].lower() not in MILLISECONDS or found[2]:
         return math.nan
     return found[0] * MILLISECONDS[found[1].lower()]
+
+
+def seconds_of(value: float | str, flag: str) -> float:
+    """Return seconds of a number, or of words such as 90s or 5min; InvalidInput: neither, or below 0.
+
+    >>> seconds_of("5min", "--startup-seconds"), seconds_of(90, "--startup-seconds")
+    (300.0, 90.0)
+    """
+    found = _parts(value)
+    if found is None or (found[1] or "s").lower() not in SECONDS or found[2] or not 0.0 <= found[0] < math.inf:
+        raise InvalidInput(f"{flag} is {value!r}; give seconds, such as 90, 90s or 5min.")
+    return found[0] * SECONDS[(found[1] or "s").lower()]
+
+
+def bytes_per_s_of(value: float | str, flag: str) -> float:
+    """Return bytes per second of words such as 2GB/s or 800MB/s; a number is GB/s. InvalidInput: neither.
+
+    >>> [bytes_per_s_of(value, "--disk-rate") for value in ("800MB/s", 2, "1GiB/s")]
+    [800000000.0, 2000000000.0, 1073741824.0]
+    """
+    found = _parts(value)
+    unit = (found[1] or "GB").upper() if found else ""
+    if found is None or unit not in BYTES or (found[2] or "s") not in ("s", "sec") or not 0.0 < found[0] < math.inf:
+        raise InvalidInput(f"{flag} is {value!r}; give bytes per second, such as 2GB/s or 800MB/s.")
+    return found[0] * BYTES[unit]
 
 
 def _parts(value: float | str) -> tuple[float, str, str | None] | None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.escape import html_table, visible
-from kernelsight.scenario.flags import FLAGS, LOAD_FLAGS
 from kernelsight.scenario.launch.commands import launch_command
 from kernelsight.scenario.objectives import Objective
+from kernelsight.sizing.closer_look import Closer
+from kernelsight.sizing.daily import HOURS
 from kernelsight.sizing.decision import Asked, Option
 from kernelsight.sizing.evidence import Evidence
-from kernelsight.sizing.search import MEASURED, SizeSearch
+from kernelsight.sizing.search import SizeSearch
+from kernelsight.sizing.sentences import ALWAYS, SHORT, is_flag, nearest_of, sentence_of, stated_flags, what_decides
 from kernelsight.sweeps.find_rate import statistic
 from kernelsight.sweeps.intervals import interval_columns
 from kernelsight.sweeps.trials import Trial
@@ -19,11 +21,13 @@ from kernelsight.sweeps.trials import Trial
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# what every row says, however it is left to the engine
-ALWAYS = ("gpu", "tensor_parallel_size")
-BESIDE = ("model", "launch", "read_launch_files", "model_like", "max_position_embeddings")
 SHOWN = (
     *(
+        "users",
+        "users_low",
+        "users_high",
+        "users_if_slow",
+        "users_if_fast",
         "rate",
         "rate_low",
         "rate_high",
@@ -34,28 +38,13 @@ SHOWN = (
         "probability",
         "instances",
         "gpus",
+        "mean_instances",
         "price_per_hour",
+        "cost_per_day",
         "cost_per_million_tokens",
     ),
     "limit",
 )
-SHORT = {
-    "tensor_parallel_size": "TP",
-    "data_parallel_size": "DP",
-    "expert_parallel_size": "EP",
-    "pipeline_parallel_size": "PP",
-    "max_num_batched_tokens": "budget",
-    "rate": "req/s",
-    "rate_low": "low",
-    "rate_high": "high",
-    "probability": "sure",
-    "rate_if_slow": "if slow",
-    "rate_if_fast": "if fast",
-    "instances": "inst.",
-    "gpus": "GPUs",
-    "price_per_hour": "$/h",
-    "cost_per_million_tokens": "$/M tokens",
-}
 
 
 class Sizing:
@@ -107,6 +96,16 @@ class Sizing:
         return self._answer["decides"]
 
     @property
+    def cliff(self) -> str | None:
+        """A limit of the chosen deployment that a neighbour setting removes; None: there is none."""
+        return self._answer["cliff"]
+
+    @property
+    def day(self) -> dict[str, Any] | None:
+        """The hours of the chosen deployment with their instances, starts and costs; None: no day was asked for."""
+        return self._answer["day"]
+
+    @property
     def launch(self) -> list[str]:
         """The commands that launch one instance of the chosen deployment."""
         return self._answer["launch"]
@@ -131,18 +130,29 @@ class Sizing:
 
 
 def answer_of(
-    search: SizeSearch, options: Sequence[Option], objectives: Sequence[Objective], asked: Asked, model: str
+    search: SizeSearch,
+    options: Sequence[Option],
+    closer: Sequence[Closer],
+    objectives: Sequence[Objective],
+    asked: Asked,
+    model: str,
+    measurable: Collection[str],
 ) -> dict[str, Any]:
-    """Return the answer of a search as a dict; see ``Sizing``. ``model``: as the user named it."""
+    """Return the answer of a search as a dict; see ``Sizing``.
+
+    ``closer``: closer looks at the first two options; ``model``: as the user named it; ``measurable``: kernel families
+    that can be measured.
+    """
     rows = [
         row_of(option, objectives, search.tier_of(option.sized.candidate), search.is_sure(option.sized))
         for option in options
     ]
     left_out = [{**stated_flags(left.flags), "reason": left.reason} for left in search.left_out.values()]
     if rows:
-        answer = _sentence(options, rows, objectives, asked)
+        answer = sentence_of(options, rows, objectives, asked)
+        answer += f" {closer[0].cliff}." if closer[0].cliff else ""
     else:
-        answer = "No rate was found yet." if search.not_tried else _nearest(search, objectives)
+        answer = "No rate was found yet." if search.not_tried else nearest_of(search, objectives)
     notes = [f"{says}." for says in search.unsupported]
     if search.ended:
         count = len(search.not_tried)
@@ -154,7 +164,9 @@ def answer_of(
         "left_out": left_out,
         "complete": search.ended is None,
         "not_tried": [stated_flags(candidate.flags) for candidate in search.not_tried],
-        "decides": what_decides(options, model),
+        "decides": what_decides(options, closer, model, measurable),
+        "cliff": closer[0].cliff if closer else None,
+        "day": hours_said(options[0]) if options and options[0].start else None,
         "launch": _launch(search, options[0], model) if rows else [],
     }
 
@@ -167,18 +179,22 @@ def row_of(option: Option, objectives: Sequence[Objective], tier: Mapping[str, A
     sized, evidence = option.sized, option.evidence
     candidate, found, trials = sized.candidate, sized.found, sized.found.tried.trials
     price = None if candidate.price is None else option.instances * candidate.price
+    mean_price = None if candidate.price is None else option.mean_instances * candidate.price
     prompt, output = (sum(trial.tokens[place] for trial in trials) / len(trials) for place in (0, 1))
+    # requests/s of all that is served, on average: fewer users than were found complete at least their share
+    mean = sum(hour.amount for hour in option.hours) / len(option.hours) if option.hours else option.rate
+    per_s = mean * sized.request_rate / found.rate
 
     def cost(tokens: float) -> float | None:
-        return None if price is None or not tokens else price / (option.rate * tokens * 3600.0 / 1e6)
+        return None if mean_price is None or not tokens else mean_price / (per_s * tokens * 3600.0 / 1e6)
 
+    ends = {"": found.rate, "_low": found.low, "_high": found.high}
+    ends |= {"_if_slow": evidence.rate_if_slow, "_if_fast": evidence.rate_if_fast}
+    name = "users" if candidate.unit == "users" else "rate"
     return {
         **stated_flags(candidate.flags),
-        "rate": found.rate,
-        "rate_low": found.low,
-        "rate_high": found.high,
-        "rate_if_slow": evidence.rate_if_slow,
-        "rate_if_fast": evidence.rate_if_fast,
+        **{f"{name}{end}": value for end, value in ends.items()},
+        "rate": sized.request_rate,
         "steady": found.steady and sure,
         "search": "full" if sure else "rough",
         "served": option.rate,
@@ -187,6 +203,8 @@ def row_of(option: Option, objectives: Sequence[Objective], tier: Mapping[str, A
         "instances": option.instances,
         "gpus": option.instances * candidate.gpu_count,
         "price_per_hour": price,
+        **({"mean_instances": option.mean_instances} if option.start else {}),
+        **({"cost_per_day": HOURS * mean_price} if option.start and mean_price is not None else {}),
         "cost_per_million_tokens": cost(prompt + output),
         "cost_per_million_input_tokens": cost(prompt),
         "cost_per_million_output_tokens": cost(output),
@@ -211,125 +229,38 @@ def _statistics(
     return found
 
 
-def stated_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags of a deployment that differ from the default, and its GPU and tensor-parallel size always."""
-    kept = {name: value for name, value in flags.items() if name not in LOAD_FLAGS and name not in BESIDE}
-    first = {"gpu": kept.pop("gpu"), "tensor_parallel_size": kept.pop("tensor_parallel_size", 1)}
-    plain = {"data_parallel_size": 1, "expert_parallel_size": 1, "pipeline_parallel_size": 1, "engine": "vllm"}
-    return first | {name: value for name, value in kept.items() if plain.get(name) != value}
-
-
 def columns_shown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the columns that people decide by: what rows differ in, rates, costs, limits."""
-    flags = dict.fromkeys(name for row in rows for name in row if name in ALWAYS or _is_flag(name))
+    flags = dict.fromkeys(name for row in rows for name in row if name in ALWAYS or is_flag(name))
     differing = [name for name in flags if name in ALWAYS or len({row.get(name) for row in rows}) > 1]
     shown = [name for name in SHOWN if any(row.get(name) is not None for row in rows)]
     return [*differing, *shown, *(["tier"] if len({row["tier"] for row in rows}) > 1 else [])]
 
 
-def _is_flag(name: str) -> bool:
-    return name in FLAGS and name not in LOAD_FLAGS and name != "tier"
-
-
-def _sentence(
-    options: Sequence[Option], rows: Sequence[Mapping[str, Any]], objectives: Sequence[Objective], asked: Asked
-) -> str:
-    """Return the answer: GPUs, parallel sizes, price and limit; then the caveats that change the decision."""
-    option, row = options[0], rows[0]
-    many = f"{option.instances} instance{'s' if option.instances > 1 else ''}"
-    sustained = f"{option.rate:.4g} requests/s take {many}, each up to {row['rate']:.3g} requests/s"
-    if asked.total_gpus is not None:
-        sustained = f"They serve {option.rate:.4g} requests/s: {many}, each up to {row['rate']:.3g} requests/s"
-    sentences = [
-        f"{_deployment(option, row)}; the limit is {row['limit']}.",
-        f"{sustained} ({row['rate_low']:.3g} to {row['rate_high']:.3g} in runs of {row['num_prompts']:,} requests"
-        + (
-            f"; {row['rate_if_slow']:.3g} to {row['rate_if_fast']:.3g} if kernels and host are slower or faster)."
-            if row["rate_if_slow"] is not None
-            else ")."
-        ),
-        _sureness(options, rows, objectives, asked),
+def hours_said(option: Option) -> dict[str, Any]:
+    """Return the day of an option: its hours, what a start takes, and what the day costs with and without following."""
+    candidate = option.sized.candidate
+    gpus, price = candidate.gpu_count, candidate.price
+    hours = [
+        {
+            "hour": hour.hour,
+            "asked": hour.amount,
+            "instances": hour.instances,
+            "started": hour.started,
+            "gpus": hour.instances * gpus,
+            "price_per_hour": None if price is None else hour.instances * price,
+        }
+        for hour in option.hours
     ]
-    if row["price_per_hour"] is None and asked.total_gpus is None:
-        sentences.append("Without prices the ranking is by GPUs needed; --prices GPU=DOLLARS ranks by cost.")
-    if not row["steady"]:
-        sentences.append("The rate was not seen to be steady.")
-    if row["tier"] not in MEASURED:
-        measured = [pair for pair in zip(options, rows, strict=True) if pair[1]["tier"] in MEASURED]
-        best = f"; the best with measured kernels is {_deployment(*measured[0])}" if measured else ""
-        sentences.append(f"Not measured: {row['not_measured']}{best}.")
-    return " ".join(sentences)
-
-
-def _sureness(
-    options: Sequence[Option], rows: Sequence[Mapping[str, Any]], objectives: Sequence[Objective], asked: Asked
-) -> str:
-    """Return the sentence that states load and probability, and what is cheaper but less sure."""
-    option = options[0]
-    named = " and ".join(map(str, objectives))
-    if option.probability is None:
-        return f"That is a load of {option.load:.0%}."
-    says = f"At that load of {option.load:.0%}, {named} hold with {_percent(option.probability)} probability"
-    if not option.holds:
-        slow = "; if kernels and host are slow, at no rate" if not option.evidence.rate_if_slow else ""
-        return f"{says}{slow}: a gamble, as no deployment keeps them with {_percent(asked.confidence)}."
-    cheaper = next((one for one in options if one.weight < option.weight * (1.0 - 1e-9)), None)
-    if cheaper is None or cheaper.probability is None:
-        return f"{says}."
-    other = _deployment(cheaper, rows[options.index(cheaper)])
-    return f"{says}; cheaper and less sure ({_percent(cheaper.probability)}): {other}."
-
-
-def _percent(share: float) -> str:
-    return "over 99 %" if share > 0.99 else f"{100.0 * share:.0f} %"
-
-
-def what_decides(options: Sequence[Option], model: str) -> str | None:
-    """Return what would decide between the first two; None where their ranges do not meet, or no measurement tells.
-
-    Their costs meet where the first may be dearer, at its slow end, than the second at its fast end.
-    """
-    known = [option for option in options[:2] if option.evidence.rate_if_slow is not None]
-    if len(known) < 2:
-        return None
-    first, second = known
-    dearest = first.sized.candidate.weight / max(first.evidence.rate_if_slow, 1e-9)
-    if second.sized.candidate.weight / second.evidence.rate_if_fast >= dearest:
-        return None
-    widths = [
-        option.evidence.rate_if_fast / max(option.evidence.rate_if_slow, 1e-9) * option.sized.found.rate
-        for option in known
-    ]
-    wider = known[widths.index(max(widths))].sized.candidate.flags["gpu"]
-    return (
-        f"Between the first two, a measurement on {wider} would decide: "
-        f"kernelsight calibrate plan --gpu {wider} --models {model} --minutes 5 -o suite.json"
-    )
-
-
-def _deployment(option: Option, row: Mapping[str, Any]) -> str:
-    """Return a deployment in words: 4 × h200_sxm at TP 2, 12.1 $/h, 0.63 $/M tokens."""
-    gpus = " and ".join(f"{count * option.instances} × {gpu}" for gpu, count in option.sized.candidate.gpus.items())
-    parts = [f"{gpus} at TP {row['tensor_parallel_size']}"]
-    named = {name: row[name] for name in row if _is_flag(name) and name not in ALWAYS}
-    parts += [f"{SHORT.get(name, name)} {_cell(value)}" for name, value in named.items()]
-    if row["price_per_hour"] is not None:
-        parts += [f"{_money(row['price_per_hour'])} $/h", f"{_money(row['cost_per_million_tokens'])} $/M tokens"]
-    return ", ".join(parts)
-
-
-def _nearest(search: SizeSearch, objectives: Sequence[Objective]) -> str:
-    """Return the sentence for no deployment that keeps the objectives: the nearest, and by how much it misses."""
-    asked = " and ".join(map(str, objectives))
-    near = [left for left in search.left_out.values() if left.miss is not None]
-    if not near:
-        reasons = dict.fromkeys(left.reason for left in search.left_out.values())
-        return f"No deployment keeps {asked}: {'; '.join(list(reasons)[:2])}."
-    nearest = min(near, key=lambda left: left.miss)
-    stated = stated_flags(nearest.flags)
-    where = f"{stated['gpu']} at TP {stated['tensor_parallel_size']}"
-    why = nearest.reason.removeprefix("no rate keeps the objectives: ")
-    return f"No deployment keeps {asked}; the nearest is {where}, {nearest.miss - 1.0:.0%} above: {why}."
+    return {
+        "unit": candidate.unit,
+        "hours": hours,
+        "startup_s": option.start.seconds,
+        "startup": option.start.says,
+        "mean_instances": option.mean_instances,
+        "cost_per_day": None if price is None else HOURS * option.mean_instances * price,
+        "cost_per_day_at_the_peak": None if price is None else HOURS * option.instances * price,
+    }
 
 
 def _launch(search: SizeSearch, option: Option, asked: str) -> list[str]:
@@ -347,11 +278,3 @@ def _launch(search: SizeSearch, option: Option, asked: str) -> list[str]:
         name = models[draft["model"]]["huggingface_id"] or draft["model"] if proposing else None
         found.append(str(launch_command(deployment, models.get(deployment["model"]), name, asked)))
     return found
-
-
-def _money(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 MOST_GPUS = 8
-FIRST_RATE = 1.0
+# of a load before any was searched: one request a second, or one user
+FIRST_RATE, FIRST_USERS = 1.0, 1
 VARIED = (
     *("request_rate", "max_concurrency", "trace", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
     "replicas",
@@ -42,6 +43,11 @@ class Candidate(NamedTuple):
         return sum(self.gpus.values())
 
     @property
+    def unit(self) -> str:
+        """What its load is counted in."""
+        return "users" if "max_concurrency" in self.flags else "requests/s"
+
+    @property
     def weight(self) -> float:
         """What one instance costs: dollars an hour, or GPUs where no price is known or their number is stated."""
         return self.part or (float(self.gpu_count) if self.price is None else self.price)
@@ -60,7 +66,9 @@ def rows_of(
     stated.pop("replicas", None)  # of a launch line: sizing finds how many
     for name in VARIED:
         if stated.get(name) is not None:
-            raise InvalidInput(f"size varies the load to find the highest rate; remove {name}, and give --rate.")
+            raise InvalidInput(
+                f"size varies the load to find the highest rate; remove {name}, and give --rate or --users."
+            )
     axes = _axes(stated, search)
     if "model_like" in stated:
         stated["model"] = give_alike(session, stated.get("model"), stated.pop("model_like"))
@@ -129,9 +137,10 @@ def planned(
 ) -> tuple[Plan, list[Candidate]]:
     """Return the plan of rows, and its candidates: of rows that cannot be planned there is none, equal ones are one.
 
-    ``total_gpus``: how many GPUs there are; candidates of more are left out.
+    ``load``: flags of the load, its loop among them, open or closed. ``total_gpus``: how many GPUs there are;
+    candidates of more are left out.
     """
-    plan = plan_rows(session, [{**row, **load, "request_rate": FIRST_RATE} for row in rows], on_fault="collect")
+    plan = plan_rows(session, [{**row, **load} for row in rows], on_fault="collect")
     found: dict[str, Candidate] = {}
     for flags, scenario in zip(plan.flags, plan.scenarios, strict=True):
         if scenario is None or scenario["scenario_id"] in found:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.launch.commands import PARALLEL
 from kernelsight.scenario.objectives import Objective
+from kernelsight.scenario.units import bytes_per_s_of, seconds_of
+from kernelsight.sizing.daily import Day, Hour, Start, hours_of, instance_hours, start_of
 from kernelsight.sizing.evidence import Evidence, evidence_of
 
 if TYPE_CHECKING:
@@ -24,15 +26,20 @@ NEAR, MOST_NEAR = 2.0, 8
 
 
 class Asked(NamedTuple):
-    """What is asked for: ``rate`` at the peak, requests/s, with what ``confidence``, and the share to leave unused.
+    """What is asked for: ``rate`` at the peak, requests/s or users, with what ``confidence``, and the share to leave.
 
-    ``total_gpus``: what as many GPUs can do, in place of a rate, which is then one that no instances reach.
+    ``total_gpus``: what as many GPUs can do, in place of a rate, which is then one that no instances reach. ``day``:
+    what its hours ask for, so that instances follow them; ``startup_s``, ``disk_bytes_per_s``: of starting one, where
+    they are stated.
     """
 
     rate: float
     confidence: float = 0.9
     margin: float = 0.0
     total_gpus: int | None = None
+    day: Day | None = None
+    startup_s: float | None = None
+    disk_bytes_per_s: float | None = None
 
     @property
     def wanted(self) -> float:
@@ -43,8 +50,8 @@ class Asked(NamedTuple):
 class Option(NamedTuple):
     """A deployment with the instances that serve the asked rate, and how surely they keep every objective.
 
-    ``rate``: what they serve, requests/s; ``load``: that over what they sustain; ``probability``: None where it was not
-    asked.
+    ``rate``: what they serve at the peak, requests/s or users; ``load``: that over what they sustain; ``probability``:
+    None where it was not asked; ``hours``: instances by the hour, where a day is asked for, and ``start`` of one.
     """
 
     sized: Sized
@@ -54,11 +61,23 @@ class Option(NamedTuple):
     load: float
     probability: float | None
     holds: bool
+    hours: tuple[Hour, ...] = ()
+    start: Start | None = None
 
     @property
     def weight(self) -> float:
-        """What all instances cost: dollars an hour, or GPUs where no price is known or their number is stated."""
-        return self.instances * self.sized.candidate.weight
+        """What all instances cost: dollars an hour, or GPUs where no price is known or their number is stated.
+
+        Over a day it is the mean over its hours.
+        """
+        return self.mean_instances * self.sized.candidate.weight
+
+    @property
+    def mean_instances(self) -> float:
+        """How many instances run, and start, on average over the day; all of them where they run all day for less."""
+        if self.start is None:
+            return float(self.instances)
+        return min(instance_hours(self.hours, self.start.seconds) / len(self.hours), float(self.instances))
 
     @property
     def order(self) -> tuple:
@@ -81,6 +100,18 @@ def checked(rate: float | None, confidence: float, margin: float, peak: float, t
     return Asked((rate or ANY_RATE) * peak, float(confidence), float(margin), total_gpus)
 
 
+def with_day(asked: Asked, day: Day, startup_s: Any, disk_rate: Any) -> Asked:
+    """Return a question with its day; ``asked``: of the day's peak. InvalidInput: figures of a start that are none.
+
+    What ``--peak`` adds to the rate, bursts within an hour, it adds to each hour.
+    """
+    scale = asked.rate / day.peak
+    seconds = None if startup_s is None else seconds_of(startup_s, "--startup-seconds")
+    disk = None if disk_rate is None else bytes_per_s_of(disk_rate, "--disk-rate")
+    day = day._replace(amounts=tuple(scale * amount for amount in day.amounts))
+    return asked._replace(day=day, startup_s=seconds, disk_bytes_per_s=disk)
+
+
 def options_of(search: SizeSearch, objectives: Sequence[Objective], asked: Asked) -> list[Option]:
     """Return the deployments with a rate, the best first; what becomes the best is searched in full."""
     known: dict[tuple[str, float], Evidence] = {}
@@ -94,7 +125,9 @@ def options_of(search: SizeSearch, objectives: Sequence[Objective], asked: Asked
         opened = zip(search.forks, search.plans, strict=True)
         found = evidence_of(opened, new, {sized.candidate.scenario_id for sized in near}, objectives)
         known |= {_key(sized): found[sized.candidate.scenario_id] for sized in new}
-        options = sorted((_option(sized, known[_key(sized)], asked) for sized in ranked), key=lambda one: one.order)
+        options = sorted(
+            (_option(search, sized, known[_key(sized)], asked) for sized in ranked), key=lambda one: one.order
+        )
         if search.is_sure(options[0].sized) or not search.confirm(options[0].sized):
             break
     return options
@@ -111,7 +144,7 @@ def _key(sized: Sized) -> tuple[str, float]:
     return sized.candidate.scenario_id, sized.found.rate
 
 
-def _option(sized: Sized, evidence: Evidence, asked: Asked) -> Option:
+def _option(search: SizeSearch, sized: Sized, evidence: Evidence, asked: Asked) -> Option:
     """Return a deployment with as many instances as keep the objectives with the confidence, where any number does."""
     chances, rate = evidence.chances, sized.found.rate
     share = chances.share_for(asked.confidence) if chances else 0.0
@@ -124,4 +157,8 @@ def _option(sized: Sized, evidence: Evidence, asked: Asked) -> Option:
         served = asked.rate
     load = served / (instances * rate)
     probability = chances.at(load) if chances else None
-    return Option(sized, evidence, instances, served, load, probability, share > 0.0)
+    option = Option(sized, evidence, instances, served, load, probability, share > 0.0)
+    if asked.day is None:
+        return option
+    start = start_of(search.weights_bytes(sized.candidate), asked.disk_bytes_per_s, asked.startup_s)
+    return option._replace(hours=tuple(hours_of(asked.day, rate * most)), start=start)

@@ -85,7 +85,18 @@ def _spare(own: Intervals, at_rate: Intervals, objectives: Sequence[Objective]) 
         if not row or not row["predicted"]:
             continue  # outputs of one token have no TPOT
         most = max(objective.most_ms, at_rate.get(figure, {}).get("predicted") or 0.0)
-        away = math.log(most / row["predicted"])
-        deviation = abs(math.log(max(row["high" if away > 0.0 else "low"], 1e-9) / row["predicted"])) / Z_90
-        spare = min(spare, away / deviation if deviation > 0.0 else math.copysign(SUREST, away))
+        spare = min(spare, spare_of(row["predicted"], row["low"], row["high"], most))
     return max(spare, -SUREST)
+
+
+def spare_of(predicted: float, low: float, high: float, most: float) -> float:
+    """Return the standard deviations from a prediction up to a largest value, on logarithms.
+
+    The 90 % interval is a normal one on each side. Above 0 the prediction keeps the value.
+
+    >>> spare_of(100.0, 50.0, 200.0, 100.0), round(NORMAL.cdf(spare_of(100.0, 50.0, 200.0, 200.0)), 2)
+    (0.0, 0.95)
+    """
+    away = math.log(most / predicted)
+    deviation = abs(math.log(max(high if away > 0.0 else low, 1e-9) / predicted)) / Z_90
+    return away / deviation if deviation > 0.0 else math.copysign(SUREST, away)

@@ -44,11 +44,21 @@ class Sized(NamedTuple):
         stated = {short: self.candidate.flags.get(name, 1) for name, short in SHORT_SIZES.items()}
         sizes = [f"{short} {size}" for short, size in stated.items() if size > 1 or short == "TP"]
         if self.candidate.part is not None:
-            return (
-                f"{', '.join(self.candidate.gpus)} at {' '.join(sizes)}, {self.found.rate:.3g} requests/s an instance"
-            )
+            each = f"{self.found.rate:.3g} {self.candidate.unit} an instance"
+            return f"{', '.join(self.candidate.gpus)} at {' '.join(sizes)}, {each}"
         cost = "" if self.candidate.price is None else f", {self.weight:.3g} $/h"
-        return f"{gpus} at {' '.join(sizes)}{cost}, up to {self.found.rate:.3g} requests/s each"
+        return f"{gpus} at {' '.join(sizes)}{cost}, up to {self.found.rate:.3g} {self.candidate.unit} each"
+
+    @property
+    def request_rate(self) -> float:
+        """What one instance completes at the found rate, requests/s: of users, between beginning and end of a run."""
+        if self.candidate.unit == "requests/s":
+            return self.found.rate
+        requests, users = self.found.tried.requests, self.found.rate
+        durations = [trial.duration_s for trial in self.found.tried.trials]
+        # at its end a run empties over one stay
+        full_s = sum(durations) / len(durations) * (1.0 - 0.5 * users / requests)
+        return requests / max(full_s, 1e-9)
 
     @property
     def weight(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,10 @@ from kernelsight.scenario.plan import normalise, resolve_gpu
 from kernelsight.scenario.prices import read_prices
 from kernelsight.scenario.units import count_of, rate_of
 from kernelsight.sizing.answer import Sizing, answer_of
-from kernelsight.sizing.candidates import MOST_GPUS, VARIED, rows_of
-from kernelsight.sizing.decision import checked, options_of
+from kernelsight.sizing.candidates import FIRST_RATE, FIRST_USERS, MOST_GPUS, VARIED, rows_of
+from kernelsight.sizing.closer_look import closer_look
+from kernelsight.sizing.daily import DAY_S, day_of
+from kernelsight.sizing.decision import checked, options_of, with_day
 from kernelsight.sizing.search import SizeSearch
 from kernelsight.sweeps.steady import LEAST_REQUESTS
 
@@ -26,9 +28,9 @@ if TYPE_CHECKING:
 
     from kernelsight.dataflow.session import Session
 
-DAY_S = 86_400.0
-# requests/s; every person on earth (8.2 billion, UN World Population Prospects 2024) asking a hundred times a day
-MOST_RATE = 1e7
+# requests/s: every person on earth (8.2 billion, UN World Population Prospects 2024) asking a hundred times a day; and
+# users: one in a thousand of them
+MOST_RATE, MOST_USERS = 1e7, 1e7
 
 
 def size_deployment(
@@ -49,14 +51,28 @@ def size_deployment(
     peak: float = 1.0,
     time_limit: float | None = None,
     total_gpus: int | None = None,
+    users: float | str | None = None,
+    daily_peak: float | str | Path | None = None,
+    startup_seconds: float | str | None = None,
+    disk_rate: float | str | None = None,
+    measurable: Collection[str] = (),
     report: Callable[[str], None] | None = None,
 ) -> Sizing:
-    """Return the cheapest deployment that serves a rate within objectives; see ``Session.size``."""
+    """Return the cheapest deployment that serves a rate within objectives; see ``Session.size``.
+
+    ``measurable``: kernel families that ``calibrate plan`` can plan for.
+    """
     objectives = objectives_of(slo)
-    if total_gpus is not None and (rate is not None or requests_per_day is not None):
+    if total_gpus is not None and any(given is not None for given in (rate, requests_per_day, users, daily_peak)):
         raise InvalidInput("--total-gpus asks for the highest rate; remove the rate.")
-    per_s = None if total_gpus is not None else asked_rate(rate, requests_per_day)
-    asked = checked(per_s, confidence, margin, peak, total_gpus)
+    amount = None if total_gpus is not None else asked_amount(rate, requests_per_day, users, daily_peak)
+    if daily_peak is None:
+        if startup_seconds is not None or disk_rate is not None:
+            raise InvalidInput("starts of instances are counted over a day; give --daily-peak, or remove them.")
+        asked = checked(amount, confidence, margin, peak, total_gpus)
+    else:
+        day = day_of(daily_peak, amount)
+        asked = with_day(checked(day.peak, confidence, margin, peak), day, startup_seconds, disk_rate)
     if time_limit is not None and (isinstance(time_limit, bool) or not 0.0 < time_limit < math.inf):
         raise InvalidInput(f"time_limit is {time_limit!r}; give seconds above 0.")
     if isinstance(max_gpus, bool) or not isinstance(max_gpus, int) or max_gpus < 1:
@@ -77,7 +93,8 @@ def size_deployment(
         known = read_prices(fork, prices)
         most_gpus = max_gpus if total_gpus is None else min(max_gpus, total_gpus)
         rows = rows_of(fork, given, list(dict.fromkeys(named)), most_gpus, search or {})
-        load = {"num_prompts": LEAST_REQUESTS, **load}
+        loop = {"request_rate": FIRST_RATE} if users is None else {"max_concurrency": FIRST_USERS}
+        load = {"num_prompts": LEAST_REQUESTS, **load, **loop}
         searching = SizeSearch(
             fork,
             asked.wanted,
@@ -95,22 +112,37 @@ def size_deployment(
             if correction is not None:
                 refuse_unused_corrections(searching.forks[0], correction)
             options = options_of(searching, objectives, asked)
-            return Sizing(answer_of(searching, options, objectives, asked, str(rows[0]["model"])))
+            closer = [closer_look(searching, option) for option in options[:2]]
+            return Sizing(answer_of(searching, options, closer, objectives, asked, str(rows[0]["model"]), measurable))
         finally:
             searching.close()
 
 
-def asked_rate(rate: float | str | None, requests_per_day: float | str | None) -> float:
-    """Return the asked rate, requests/s; InvalidInput: none, two, or no positive number.
+def asked_amount(
+    rate: float | str | None,
+    requests_per_day: float | str | None,
+    users: float | str | None = None,
+    daily_peak: float | str | Path | None = None,
+) -> float | None:
+    """Return what is asked for, requests/s or users; None: what the trace of a day has.
 
-    >>> asked_rate(None, "8.64M"), asked_rate("12/s", None)
-    (100.0, 12.0)
+    InvalidInput: nothing, more than one, or no positive number.
+
+    >>> asked_amount(None, "8.64M"), asked_amount("12/s", None), asked_amount(None, None, "2k")
+    (100.0, 12.0, 2000.0)
     """
-    if (rate is None) == (requests_per_day is None):
-        found = "neither is given" if rate is None else "both are given"
-        raise InvalidInput(f"--rate R or --requests-per-day N says how much is to be served; {found}, give one.")
-    name, value = ("rate", rate) if rate is not None else ("requests_per_day", requests_per_day)
-    flag = f"--{name.replace('_', '-')}"
+    stated = {"--rate": rate, "--requests-per-day": requests_per_day, "--users": users}
+    given = {flag: value for flag, value in stated.items() if value is not None}
+    if not given and daily_peak is not None:
+        return None
+    if len(given) != 1:
+        found = f"{' and '.join(given)} are given" if given else "none is given"
+        raise InvalidInput(
+            f"--rate R, --requests-per-day N or --users N says how much is to be served; {found}, give one."
+        )
+    ((flag, value),) = given.items()
+    if flag == "--users":
+        return _users(value)
     per_s = rate_of(value, flag) if rate is not None else count_of(value, flag) / DAY_S
     if not 0.0 < per_s < math.inf:
         raise InvalidInput(f"{flag} is {value}; give a finite number above 0.")
@@ -120,6 +152,13 @@ def asked_rate(rate: float | str | None, requests_per_day: float | str | None) -
             "more than everybody on earth sends: count requests, not tokens."
         )
     return per_s
+
+
+def _users(value: float | str) -> float:
+    users = count_of(value, "--users")
+    if not 1.0 <= users <= MOST_USERS or users != round(users):
+        raise InvalidInput(f"--users is {value}; give a whole number of users from 1 to {MOST_USERS:,.0f}.")
+    return users
 
 
 def _load(stated: Mapping[str, Any]) -> dict[str, Any]:

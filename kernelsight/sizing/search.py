@@ -15,13 +15,14 @@ from kernelsight.sizing.prospects import LeftOut, Prospect, Sized, miss_of, noth
 from kernelsight.sizing.tuning import changed_rows, looks_the_same
 from kernelsight.sweeps.advice import wider_graphs
 from kernelsight.sweeps.find_rate import open_trials, status_of
+from kernelsight.sweeps.kept_trials import kept_trials
 from kernelsight.sweeps.rate_search import FULL, LENIENT, ROUGH, Found, RateSearch
 from kernelsight.sweeps.work import SearchEnded, Work
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
-MEASURED = ("target-measured", "log-corrected")
+MEASURED = ("target-measured", "log-corrected", "points-measured")
 # a rough rate may be off by this much: what is nearer to the best is searched in full
 DOUBT = 1.08
 # by which factor other sizes of a step may raise a rate
@@ -71,8 +72,8 @@ class SizeSearch:
         self.left_out: dict[str, LeftOut] = {}
         self.unsupported: dict[str, None] = {}
         self._sure: set[str] = set()
-        self._tiers: dict[str, dict[str, Any]] = {}
-        self._read: list[Session] = []
+        self._facts: dict[str, dict[str, dict[str, Any]]] = {}
+        self._read: dict[str, int] = {}
 
     def run(self, rows: Sequence[Mapping[str, Any]], tune: bool = True) -> list[Sized]:
         """Return deployments with a rate, the cheapest first; see ``left_out`` for the others.
@@ -147,6 +148,7 @@ class SizeSearch:
         if not candidates:
             raise InvalidInput(next(fault for fault in plan.faults if fault))
         trials = open_trials(fork, plan, self._work)
+        kept = kept_trials(fork)
         self._report(f"{len(trials.able):,} of {len(candidates):,} deployments fit")
         faults: dict[str, list[dict[str, Any]]] = {}
         for fault in fork.table("deployment_faults").to_pylist():
@@ -154,7 +156,7 @@ class SizeSearch:
         prospects = []
         for candidate in candidates:
             if candidate.scenario_id in trials.able:
-                search = RateSearch(trials, candidate.scenario_id, self._objectives)
+                search = RateSearch(trials, candidate.scenario_id, self._objectives, kept)
                 prospects.append(Prospect(candidate, trials, search))
                 self._able.append(candidate)
             else:
@@ -309,10 +311,25 @@ class SizeSearch:
 
     def tier_of(self, candidate: Candidate) -> dict[str, Any]:
         """Return the row of ``deployment_tiers`` of a deployment."""
-        for fork in self.forks[len(self._read) :]:
-            self._read.append(fork)
-            self._tiers |= {row["deployment_id"]: row for row in fork.table("deployment_tiers").to_pylist()}
-        return self._tiers[candidate.deployment_id]
+        return self._fact_of(candidate, "deployment_tiers")
+
+    def weights_bytes(self, candidate: Candidate) -> float:
+        """Return the bytes of the weights that one replica of a deployment loads, on all of its GPUs."""
+        row = self.place_of(candidate)[1].deployments[candidate.deployment_id]
+        return float(self._fact_of(candidate, "memory_plan")["weights_bytes"] * row["tp"] * row["pp"] * row["dp"])
+
+    def place_of(self, candidate: Candidate) -> tuple[Session, Plan]:
+        """Return the session that holds a deployment, and its plan."""
+        opened = zip(self.forks, self.plans, strict=True)
+        return next(pair for pair in opened if candidate.deployment_id in pair[1].deployments)
+
+    def _fact_of(self, candidate: Candidate, table: str) -> dict[str, Any]:
+        """Return the row of a deployment in a table of deployments; what was opened since is read."""
+        known = self._facts.setdefault(table, {})
+        for fork in self.forks[self._read.get(table, 0) :]:
+            known |= {row["deployment_id"]: row for row in fork.table(table).to_pylist()}
+        self._read[table] = len(self.forks)
+        return known[candidate.deployment_id]
 
     def _may_be_cheaper(self, sized: Sized, best: Sized) -> bool:
         """Whether a full search may show that a deployment is cheaper than the best, its rate being rough."""

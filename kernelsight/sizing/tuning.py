@@ -71,7 +71,7 @@ def _split(candidate: Candidate, load: Mapping[str, Any], most_gpus: int) -> lis
 
 
 def _own_flags(candidate: Candidate, load: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in candidate.flags.items() if name not in load and name != "request_rate"}
+    return {name: value for name, value in candidate.flags.items() if name not in load}
 
 
 def _shared(flags: Mapping[str, Any]) -> tuple:

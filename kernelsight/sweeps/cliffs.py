@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.scenario.alternatives import graphs_end
+
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
@@ -56,8 +58,5 @@ def cliff_of(session: Session, settings: dict[str, Any]) -> str | None:
     )
     if now_us < LEAST_FACTOR * then_us:
         return None
-    size = 1 << (batch - 1).bit_length()
-    return (
-        f"CUDA graphs end at a batch of {largest:,}, which {found['large'] / found['steps']:.0%} of the decode steps "
-        f"exceed: --max-cudagraph-capture-size {size} makes these {now_us / then_us:.1f} times as fast"
-    )
+    share = f"{found['large'] / found['steps']:.0%} of the decode steps exceed"
+    return graphs_end(largest, share, batch, "these", now_us / then_us)

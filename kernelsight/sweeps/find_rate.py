@@ -12,6 +12,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.scenario.corrections import give_corrections, refuse_unused_corrections
 from kernelsight.scenario.objectives import METRICS, Objective, objective_of, objectives_of, with_costs
 from kernelsight.scenario.scenarios import Plan, flag_columns, give_plan, plan_rows
+from kernelsight.sweeps.kept_trials import kept_trials
 from kernelsight.sweeps.rate_ends import RATES, Rated, intervals_at, rates_at_ends
 from kernelsight.sweeps.rate_search import FULL, Effort, Found, RateSearch
 from kernelsight.sweeps.steady import LEAST_REQUESTS, counted
@@ -67,13 +68,15 @@ def find_rates(
         if correction is not None:
             give_corrections(fork, correction)
         trials = open_trials(fork, plan)
+        kept = kept_trials(fork)
         if correction is not None:
             refuse_unused_corrections(fork, correction)
         found: list[Found | None] = []
         for scenario in plan.scenarios:
             able = scenario["scenario_id"] in trials.able
             effort = Effort(tolerance=tolerance)
-            found.append(RateSearch(trials, scenario["scenario_id"], objectives).run(effort) if able else None)
+            search = RateSearch(trials, scenario["scenario_id"], objectives, kept) if able else None
+            found.append(search.run(effort) if search else None)
             if report:
                 report(len(found), len(plan.scenarios))
         return _rows_at(fork, stated, goodput, plan, found, objectives)
@@ -158,7 +161,7 @@ def _ends(
 def status_of(found: Found) -> str:
     """Return ``served``, or why no rate keeps the objectives: the nearest miss, and by how much.
 
-    >>> from kernelsight.sweeps.rate_search import Capacity
+    >>> from kernelsight.sweeps.capacity import Capacity
     >>> missed = Capacity(None, 0.0, (objective_of("ttft_p99_ms", 50.0), 81.25))
     >>> status_of(Found(None, None, None, True, 0, None, None, missed))
     'no rate keeps the objectives: TTFT p99 of 50 ms is asked for, and requests alone take 81.2 ms'
@@ -168,7 +171,7 @@ def status_of(found: Found) -> str:
     if found.capacity.misses:
         objective, value = found.capacity.misses
         why = f"{objective} is asked for, and requests alone take {value:.3g} ms"
-    elif found.capacity.alone.lost or any(trial.lost for trial in found.tried.trials):
+    elif found.capacity.alone.lost or found.tried.lost:
         why = "the engine rejects requests of this length"
     elif found.tried.verdict.pressure <= 1.0:
         why = "latencies grow throughout the run at every rate that was tried"

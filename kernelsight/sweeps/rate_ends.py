@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 RATES = (0.3, 0.5, 0.7, 0.85, 1.0, 1.15, 1.4)
 # of a run: fewer settle ratios of its figures well enough
 LEAST_REQUESTS, MOST_REQUESTS = 100, 1_200
+# of a closed loop, in mean stays: in the first of them everybody begins at once
+LEAST_STAYS = 4
 
 # rows of ``scenario_intervals`` of one scenario by figure
 Intervals = Mapping[str, Mapping[str, float]]
@@ -28,20 +30,23 @@ class Rated(NamedTuple):
     flags: Mapping[str, Any]
     found: Found
 
+    def at(self, share: float) -> dict[str, Any]:
+        """Return the flags of the row at a share of its rate: of users where they are a closed loop."""
+        requests, level = min(max(self.found.requests, LEAST_REQUESTS), MOST_REQUESTS), self.found.rate * share
+        if "max_concurrency" not in self.flags:
+            return {**self.flags, "request_rate": level, "num_prompts": requests}
+        users = max(round(level), 1)
+        sessions = self.flags.get("num_turns") or 1
+        requests = max(requests, LEAST_STAYS * users * sessions)
+        return {**self.flags, "max_concurrency": users, "num_prompts": requests}
+
 
 def serve_at(session: Session, plan: Plan, wanted: Sequence[tuple[Rated, float]]) -> list[str]:
     """Give a session the scenarios of rows at shares of their rates, and return the name of each.
 
     ``plan``: of the deployments that the session holds.
     """
-    rows = [
-        {
-            **rated.flags,
-            "request_rate": rated.found.rate * share,
-            "num_prompts": min(max(rated.found.requests, LEAST_REQUESTS), MOST_REQUESTS),
-        }
-        for rated, share in wanted
-    ]
+    rows = [rated.at(share) for rated, share in wanted]
     planned = plan_rows(session, rows, on_fault="collect")
     give_plan(session, list(plan.deployments.values()), planned.planned)
     return [scenario["scenario_id"] for scenario in planned.scenarios]

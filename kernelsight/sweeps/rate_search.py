@@ -1,17 +1,22 @@
-"""The highest steady rate of one scenario: bracketed, then narrowed to where its objectives just hold."""
+"""The highest steady rate of one scenario: bracketed, then narrowed to where its objectives just hold.
+
+Of a scenario with a closed loop it is the highest number of users, each of whom has one request in flight.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
 
 from kernelsight.scenario.objectives import Objective
-from kernelsight.sweeps.steady import COUNTED, LEAST_REQUESTS, LONGER_RUN, STAYS, Verdict, counted, judge
-from kernelsight.sweeps.trials import Trial, Trials, gap_percentile
+from kernelsight.sweeps.capacity import Capacity, capacity_of
+from kernelsight.sweeps.kept_trials import Judged, KeptTrials
+from kernelsight.sweeps.steady import COUNTED, LEAST_REQUESTS, LONGER_RUN, STAYS, counted, judge
+from kernelsight.sweeps.trials import Trial, Trials
 
 LOWEST_RATE, HIGHEST_RATE = 1e-4, 1e5
 # requests that may exceed a percentile, over all seeds: fewer make a tail of luck
@@ -33,12 +38,8 @@ MOST_CONFIRMED = 8
 MOST_RUNS = 4
 # a found rate is served once more for so many times as long
 CONFIRMING = 4
-# a closed loop of so many requests in flight for each seat
-TURNOVER = 6
-ALONE = 24
-LEVELS, HALVINGS = 4, 2
-# on a bound that rests on one load
-CAUTION = 1.1
+# mean stays of a look at a closed loop: the first of them, in which everybody begins at once, is warm-up
+FIRST_STAYS = 8
 
 
 class Effort(NamedTuple):
@@ -56,29 +57,35 @@ ROUGH = Effort(2, 40, 0.04, 0, False, 8.0)
 FULL = Effort()
 
 
-class Trying(NamedTuple):
-    """One rate that was tried: the requests of each seed, its trials and the verdict on them."""
+class Trying:
+    """One rate that was tried: the requests of each seed, how many seeds, and what was read off the trials.
 
-    rate: float
-    requests: int
-    trials: list[Trial]
-    verdict: Verdict
-
-
-class Capacity(NamedTuple):
-    """What bounds a scenario's rate before any search.
-
-    ``alone``: latencies of requests that meet nobody; ``most``: no higher rate can keep the objectives, requests/s;
-    ``misses``: the objective that even a request alone misses, and its value there.
+    ``trials``: served again where a search that was kept had judged them.
     """
 
-    alone: Trial
-    most: float
-    misses: tuple[Objective, float] | None
+    def __init__(
+        self,
+        rate: float,
+        requests: int,
+        seeds: int,
+        judged: Judged,
+        serve: Callable[[Iterable[int]], list[Trial]],
+        trials: list[Trial] | None = None,
+    ) -> None:
+        self.rate, self.requests, self.seeds = rate, requests, seeds
+        self.verdict, self.stay_ms, self.lost = judged
+        self._serve, self._trials = serve, trials
+
+    @property
+    def trials(self) -> list[Trial]:
+        """The trial of each seed."""
+        if self._trials is None:
+            self._trials = self._serve(range(self.seeds))
+        return self._trials
 
 
 class Found(NamedTuple):
-    """The highest steady rate of a scenario, requests/s; None where none keeps the objectives.
+    """The highest steady rate of a scenario, requests/s (or users); None where none keeps the objectives.
 
     ``low``, ``high``: where a single run of ``requests`` requests would find it, 90 % of times. ``tried``: at the rate
     itself, or nearest to the objectives; ``broken``: at a rate above, which says what gives way first.
@@ -94,70 +101,6 @@ class Found(NamedTuple):
     capacity: Capacity
 
 
-def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective]) -> Capacity:
-    """Return what bounds the rate: a request alone, and closed loops of ever more requests in flight.
-
-    No rate is above what a closed loop completes once its decode steps alone take longer than the objective on TPOT.
-    """
-    (alone,) = trials.serve(scenario_id, ALONE, [0], request_rate=None, max_concurrency=1)
-    missed = _missed_alone(alone, objectives)
-    if missed or alone.lost:
-        return Capacity(alone, 0.0, missed)
-    settings = trials.settings(scenario_id)
-    scenario = trials.scenario(scenario_id)
-    seats = settings["max_num_seqs"] * settings["dp"] * (scenario["decode_replicas"] or scenario["replicas"] or 1)
-    longest_gap_ms = min((each.most_ms for each in objectives if each.metric == "tpot"), default=math.inf)
-    best, level, below = 0.0, 1, 1
-    while True:
-        level, below = min(level * LEVELS, seats), level
-        throughput, gap_ms = _closed_loop(trials, scenario_id, level)
-        grows = throughput > best * 1.02
-        if gap_ms > longest_gap_ms:
-            break
-        best = max(best, throughput)
-        if level >= seats or not grows:
-            return Capacity(alone, CAUTION * best, None)
-    # between these two levels the decode steps begin to take too long
-    for _ in range(HALVINGS):
-        middle = round(math.sqrt(below * level))
-        if not below < middle < level:
-            break
-        reached, gap_ms = _closed_loop(trials, scenario_id, middle)
-        if gap_ms > longest_gap_ms:
-            level, throughput = middle, reached
-        else:
-            below, best = middle, max(best, reached)
-    return Capacity(alone, CAUTION * max(best, throughput), None)
-
-
-def _closed_loop(trials: Trials, scenario_id: str, level: int) -> tuple[float, float]:
-    """Return what a closed loop of ``level`` requests in flight completes, requests/s, and its median gap, ms."""
-    requests = min(level * TURNOVER, 2 * level + LEAST_REQUESTS)
-    (trial,) = trials.serve(scenario_id, requests, [0], request_rate=None, max_concurrency=level)
-    return _throughput(trial, requests, level), gap_percentile(trial.gaps, 50.0)
-
-
-def _missed_alone(alone: Trial, objectives: Sequence[Objective]) -> tuple[Objective, float] | None:
-    """Return the first objective that requests miss which meet nobody, and its value, milliseconds."""
-    for objective in objectives:
-        if objective.metric == "itl":
-            continue
-        values = alone.latencies[objective.metric]
-        values = values[~np.isnan(values)]
-        if values.size:
-            percent = objective.percent
-            # of few requests the largest is no tail: the middle of them stands for all above it
-            value = float(values.mean() if percent is None else np.percentile(values, min(percent, 50.0)))
-            if value > objective.most_ms:
-                return objective, value
-    return None
-
-
-def _throughput(trial: Trial, requests: int, level: int) -> float:
-    """Return requests/s of a closed loop while it was full: at its end it empties over one stay."""
-    return requests / max(trial.duration_s * (1.0 - 0.5 * level / requests), 1e-9)
-
-
 def seeds_for(requests: int, effort: Effort) -> int:
     """Return how many seeds are served: long runs hold many independent stretches each.
 
@@ -170,11 +113,15 @@ def seeds_for(requests: int, effort: Effort) -> int:
 class RateSearch:
     """The search of one scenario; every rate is tried once for each effort."""
 
-    def __init__(self, trials: Trials, scenario_id: str, objectives: Sequence[Objective]) -> None:
+    def __init__(
+        self, trials: Trials, scenario_id: str, objectives: Sequence[Objective], kept: KeptTrials | None = None
+    ) -> None:
         self._trials, self._id, self._objectives = trials, scenario_id, list(objectives)
+        self._kept = kept or KeptTrials(None)
         self._tried: dict[tuple[float, Effort], Trying] = {}
         self._last: Trying | None = None
         row = trials.scenario(scenario_id)
+        self._closed = row["request_rate"] is None
         self._turns, self._think_ms = row["num_turns"] or 1, (row["think_time_s"] or 0.0) * 1e3
         self._least = max(LEAST_REQUESTS, row["num_prompts"] or 0)
         self._longer = max(LONGER_RUN * (row["num_prompts"] or LEAST_REQUESTS), LONGER_RUN * LEAST_REQUESTS / 2)
@@ -186,7 +133,7 @@ class RateSearch:
 
     def run(self, effort: Effort = FULL, guess: float | None = None) -> Found:
         """Search the highest steady rate; ``guess``: a rate that is thought to be near it."""
-        if self.capacity.most <= 0.0:
+        if self.capacity.most <= 0.0 or (self._closed and self.capacity.most < 1.0):
             return self._found(None, None, effort)
         kept, broken = self._narrowed(effort, guess)
         if kept and effort.confirms:
@@ -200,7 +147,7 @@ class RateSearch:
             longer = self._serve(kept.rate, requests, seeds_for(requests, effort))
             if longer.verdict.keeps:
                 return kept, broken
-            broken, rate = longer, kept.rate * step
+            broken, rate = longer, self._moved(kept.rate, step)
             kept, step = self._try(rate, effort, look=False), step**1.6
         return (kept if kept.verdict.keeps else None), broken
 
@@ -208,7 +155,9 @@ class RateSearch:
         """Return the highest rate that keeps the objectives, and one within the tolerance above that does not."""
         kept, broken = self._bracket(effort, guess)
         while kept and broken and broken.rate > kept.rate * (1.0 + effort.tolerance):
-            middle = self._try(_between(kept, broken), effort)
+            if self._closed and broken.rate <= kept.rate + 1.0:
+                break
+            middle = self._try(self._between(kept, broken), effort)
             kept, broken = (middle, broken) if middle.verdict.keeps else (kept, middle)
         return kept, broken
 
@@ -218,11 +167,12 @@ class RateSearch:
 
     def may_keep(self, rate: float) -> bool:
         """Whether a rate may keep the objectives: a first look leaves it open, and a short steady run keeps them."""
+        rate = self._allowed(rate)
         return rate <= self.capacity.most and self.look(rate) <= LENIENT and self._try(rate, ROUGH).verdict.keeps
 
     def keeps(self, rate: float) -> bool:
         """Whether a rate keeps the objectives, tried as a full search would."""
-        return self._try(rate, FULL).verdict.keeps
+        return self._try(self._allowed(rate), FULL).verdict.keeps
 
     def _found(self, kept: Trying | None, broken: Trying | None, effort: Effort) -> Found:
         if kept is None:
@@ -236,19 +186,20 @@ class RateSearch:
         """Return a rate that keeps the objectives and a higher one that does not; None where there is none."""
         kept = broken = None
         factor = 1.05 if guess else 1.6
-        rate = min(max(guess or 0.5 * self.capacity.most, LOWEST_RATE), HIGHEST_RATE)
+        rate = self._allowed(min(max(guess or 0.5 * self.capacity.most, LOWEST_RATE), HIGHEST_RATE))
         while True:
             tried = self._try(rate, effort)
             if tried.verdict.keeps:
                 kept = tried
                 if broken or rate >= HIGHEST_RATE:
                     return kept, broken
-                rate = min(rate * factor, HIGHEST_RATE)
+                rate = min(self._moved(rate, factor), HIGHEST_RATE)
             else:
                 broken = tried
-                if kept or rate <= self.capacity.most * HOPELESS or any(trial.lost for trial in tried.trials):
+                hopeless = 1.0 if self._closed else self.capacity.most * HOPELESS
+                if kept or rate <= hopeless or tried.lost:
                     return kept, broken
-                rate /= factor
+                rate = self._moved(rate, 1.0 / factor)
             factor **= 1.5
 
     def _try(self, rate: float, effort: Effort, look: bool = True) -> Trying:
@@ -258,7 +209,7 @@ class RateSearch:
         """
         key = rate, effort
         known = self._tried.get(key)
-        if known and (look or len(known.trials) > FIRST_SEEDS):
+        if known and (look or known.seeds > FIRST_SEEDS):
             return known
         requests = self._least_requests(effort)
         tried = self._serve(rate, min(requests, LONGEST_LOOK), FIRST_SEEDS)
@@ -295,7 +246,8 @@ class RateSearch:
     def _needed(self, tried: Trying, effort: Effort) -> int:
         """Return the requests of one seed that fill the horizon at a rate."""
         stays = 1.05 * effort.horizon * STAYS / COUNTED
-        return _rounded(stays * tried.rate * self._turns * self._stay_ms(tried.trials) / 1e3)
+        sessions = tried.rate if self._closed else tried.rate * tried.stay_ms / 1e3
+        return _rounded(stays * sessions * self._turns)
 
     def _stay_ms(self, trials: Sequence[Trial]) -> float:
         """Return how long a request, or a conversation, stays in the system, on average."""
@@ -304,13 +256,27 @@ class RateSearch:
         return mean * self._turns + self._think_ms * (self._turns - 1)
 
     def _serve(self, rate: float, requests: int, seeds: int) -> Trying:
-        known = self._last.trials if self._last and (self._last.rate, self._last.requests) == (rate, requests) else []
-        more = range(len(known), max(seeds, len(known)))
-        trials = [*known, *(self._trials.serve(self._id, requests, more, request_rate=rate) if more else [])]
-        stay_ms = self._stay_ms(trials)
+        if self._closed:  # who begins at once is still in the run's beginning for as long as a request stays
+            requests = min(max(requests, _rounded(FIRST_STAYS * rate * self._turns)), MOST_REQUESTS)
+        before = self._last if self._last and (self._last.rate, self._last.requests) == (rate, requests) else None
+        done = before.seeds if before else 0
+        seeds = max(seeds, done)
+        load = {"max_concurrency": round(rate)} if self._closed else {"request_rate": rate}
+        serve = partial(self._trials.serve_again, self._id, requests, **load)
         # how many runs of one seed the run makes in which the rate has to hold
         longer = self._longer / (requests * COUNTED / STAYS)
-        self._last = Trying(rate, requests, trials, judge(trials, self._objectives, stay_ms, longer))
+        at = self._id, self._objectives, rate, requests, seeds, longer
+        judged = self._kept.get(*at)
+        if seeds > done:
+            self._trials.count(self._id, requests, seeds - done)
+        trials = None
+        if judged is None:
+            trials = [*(before.trials if before else []), *(serve(range(done, seeds)) if seeds > done else [])]
+            stay_ms = self._stay_ms(trials)
+            verdict = judge(trials, self._objectives, stay_ms, longer)
+            judged = Judged(verdict, stay_ms, any(trial.lost for trial in trials))
+            self._kept.put(*at, judged)
+        self._last = Trying(rate, requests, seeds, judged, serve, trials)
         return self._last
 
     def _end(self, kept: Trying, effort: Effort, way: int) -> float:
@@ -320,13 +286,31 @@ class RateSearch:
         if way < 0 and below[1] <= 1.0:
             return kept.rate
         for _ in range(effort.ends):
-            rate *= step**way
+            if self._moved(rate, step**way) == rate:
+                break
+            rate = self._moved(rate, step**way)
             tried = self._try(rate, effort, look=False)
             reached = (rate, _bound(tried, way))
             if (reached[1] <= 1.0) == (way < 0):
                 return _crossing(*sorted((below, reached)))
             below, step = reached, step * 1.05
         return rate
+
+    def _allowed(self, rate: float) -> float:
+        """Return the nearest rate that there is: users are whole."""
+        return max(float(round(rate)), 1.0) if self._closed else rate
+
+    def _moved(self, rate: float, factor: float) -> float:
+        """Return a rate times a factor: of users at least one more or less, and never none."""
+        if not self._closed:
+            return rate * factor
+        moved = self._allowed(rate * factor)
+        return max(rate + math.copysign(1.0, factor - 1.0), 1.0) if moved == rate else moved
+
+    def _between(self, kept: Trying, broken: Trying) -> float:
+        """Return a rate between two, neither of them."""
+        middle = _between(kept, broken)
+        return min(max(self._allowed(middle), kept.rate + 1.0), broken.rate - 1.0) if self._closed else middle
 
 
 def _rounded(requests: float) -> int:

@@ -96,14 +96,23 @@ class Trials:
         """Return the row of ``deployment_settings`` of a scenario's deployment, which decodes."""
         return self._world.deployments[self._scenarios[scenario_id]["deployment_id"]]
 
+    def count(self, scenario_id: str, requests: int, seeds: int) -> None:
+        """Count trials as work; SearchEnded: there is no time or allowance for them."""
+        self._work.take(math.ceil(requests * seeds * self._weights[scenario_id]))
+
     def serve(self, scenario_id: str, requests: int, seeds: Iterable[int], **load: Any) -> list[Trial]:
         """Serve a scenario's load once for each seed, with ``requests`` requests and the columns ``load`` changed.
 
         ``load``: request_rate (None: all at once) or max_concurrency. The same seeds give the same lengths, and gaps
         that differ by their scale alone, at every rate and on every deployment.
         """
-        base, seeds = self._scenarios[scenario_id], list(seeds)
-        self._work.take(math.ceil(requests * len(seeds) * self._weights[scenario_id]))
+        seeds = list(seeds)
+        self.count(scenario_id, requests, len(seeds))
+        return self.serve_again(scenario_id, requests, seeds, **load)
+
+    def serve_again(self, scenario_id: str, requests: int, seeds: Iterable[int], **load: Any) -> list[Trial]:
+        """Serve what was counted as work before, as ``serve``."""
+        base = self._scenarios[scenario_id]
         rows = [
             {**base, **load, "scenario_id": f"{scenario_id}/{seed}", "seed": seed, "num_prompts": requests}
             for seed in (((base["seed"] + 1) * SEED_SPAN + number) % LARGEST_WHOLE_NUMBER for number in seeds)

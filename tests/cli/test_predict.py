@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from typing import Any
 
 import pytest
 
@@ -280,3 +281,15 @@ def test_a_vendor_without_measurements_is_said(command):
     partly = next(sentence for sentence in command(*words, "mi300x").json["assumed"] if "on no AMD GPU" in sentence)
     assert "were these kernels (activation, decode_attention, embedding" in partly and "gemm" not in partly
     assert not any("stand in" in sentence for sentence in command(*words, "l4").json["assumed"])
+
+
+def test_a_step_above_the_largest_cuda_graph_says_what_a_larger_one_brings(command: Any) -> None:
+    step = ("predict", "--model", "qwen3-0.6b", "--gpu", "h100_sxm", "--phase", "decode", "--context-len", "64")
+    found = command(*step, "--batch-size", "40", "--max-cudagraph-capture-size", "32", "--format", "json").json
+    after = command(*step, "--batch-size", "40", "--max-cudagraph-capture-size", "64", "--format", "json").json
+    assert after["cliff"] is None
+    assert found["cliff"] == (
+        "CUDA graphs end at a batch of 32, which 40 sequences exceed: --max-cudagraph-capture-size 64 makes this step "
+        f"{found['total_us'] / after['total_us']:.1f} times as fast"
+    )
+    assert found["cliff"] in command(*step, "--batch-size", "40", "--max-cudagraph-capture-size", "32").out

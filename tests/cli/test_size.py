@@ -25,12 +25,35 @@ def test_the_page_begins_with_the_answer(command: Any) -> None:
 def test_json_csv_and_files(command: Any, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     answer = command(*SIZE, *LIMITS, *ASKED, "--format", "json", "-o", path).json
-    assert set(answer) == {"answer", "chosen", "rows", "left_out", "complete", "not_tried", "decides", "launch"}
+    assert set(answer) == {
+        *("answer", "chosen", "rows", "left_out", "complete", "not_tried", "decides", "cliff", "day", "launch")
+    }
     assert answer["complete"] and answer["not_tried"] == []
     assert answer["chosen"] == answer["rows"][0] and answer["chosen"]["price_per_hour"] is None
     assert {"ttft_p95_ms", "tpot_p99.9_ms"} <= set(answer["chosen"])
     printed = command(*SIZE, *LIMITS, *ASKED, "--format", "csv").out
     assert printed.splitlines()[0] == path.read_text().splitlines()[0].replace('"', "")
+
+
+def test_a_day_of_a_trace_is_printed_by_the_hour(command: Any, tmp_path: Path) -> None:
+    path = tmp_path / "day.csv"
+    # thirty hours, of which a day counts: hour 3 has ten times the requests of another
+    times = [3600.0 * hour + 3.6 * place for hour in range(30) for place in range(1000 if hour == 3 else 100)]
+    lines = [f"{at},300,12" for at in sorted(times)]
+    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *lines]) + "\n")
+    words = ("--daily-peak", path, "--users", "40", "--prices", "l4=0.7", "--confidence", "0.5")
+    found = command(*SIZE, *LIMITS, *ASKED[2:], *words, "--format", "json").json
+    day = found["day"]
+    assert day["unit"] == "users" and sum(hour["asked"] for hour in day["hours"]) == pytest.approx(24 * 40)
+    assert max(day["hours"], key=lambda hour: hour["asked"])["hour"] == 3
+    page = command(*SIZE, *LIMITS, *ASKED[2:], *words).out
+    assert "(the hours of day.csv)" in page
+    head = next(line for line in page.splitlines() if line.startswith("hours"))
+    assert head.split() == ["hours", "most", "users", "inst.", "started", "GPUs", "$/h"]
+    short = tmp_path / "short.csv"
+    short.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *lines[:50]]) + "\n")
+    refused = command(*SIZE, *LIMITS, *ASKED, "--daily-peak", short)
+    assert "short.csv covers 0.049 hours; a daily course needs a trace of a day" in refused.err
 
 
 def test_units_are_read_and_progress_is_written_where_no_terminal_is(command: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import kernelsight as ks
 from kernelsight.errors import KernelSightError
 from kernelsight.session import Session
 from kernelsight.sizing.answer import Sizing
+from kernelsight.sweeps.trials import Trials
 from kernelsight.sweeps.work import SearchEnded, TimeIsOver, Work
 
 from .conftest import FLAGS, LOAD, SLO
@@ -175,52 +177,78 @@ def test_no_stated_cache_makes_room_for_weights(session: Session, tokens: int) -
     [
         ({"slo": {}}, "no objective is given; give at least one, such as ttft_p99:500."),
         ({"slo": {"ttft_p99_ms": 0}}, "the objective on ttft_p99_ms is 0; give a positive number of milliseconds."),
-        ({"rate": 0.0}, "--rate is 0.0; give a finite number above 0."),
-        ({"rate": math.nan}, "--rate is nan; give a finite number above 0."),
-        ({"rate": -2}, "--rate is -2; give a finite number above 0."),
+        ({"rate": 0.0}, "rate is 0.0; give a finite number above 0."),
+        ({"rate": math.nan}, "rate is nan; give a finite number above 0."),
+        ({"rate": -2}, "rate is -2; give a finite number above 0."),
         (
             {"rate": "12/fortnight"},
-            "--rate is '12/fortnight'; give requests per second, such as 12, 12/s, 700/min or 5M/day.",
+            "rate is '12/fortnight'; give requests per second, such as 12, 12/s, 700/min or 5M/day.",
         ),
         (
             {"rate": None, "requests_per_day": "5 apples"},
-            "--requests-per-day is '5 apples'; give a number, such as 200, 200k or 5M.",
+            "requests_per_day is '5 apples'; give a number, such as 200, 200k or 5M.",
         ),
         ({"confidence": 1.0}, "confidence is 1.0; give a share from 0.5 to 0.99."),
         ({"margin": 1}, "margin is 1; give a share from 0 to 0.9."),
         ({"peak": 0.5}, "peak is 0.5; give how many times the mean rate the peak is, from 1 to 1,000."),
         ({"time_limit": 0}, "time_limit is 0; give seconds above 0."),
-        ({"total_gpus": 4}, "--total-gpus asks for the highest rate; remove the rate."),
+        ({"total_gpus": 4}, "total_gpus asks for the highest rate; remove the rate."),
         ({"rate": None, "total_gpus": 0}, "total_gpus is 0; give a whole number of GPUs, at least 1."),
         (
             {"rate": None},
-            "--rate R or --requests-per-day N says how much is to be served; neither is given, give one.",
+            "rate, requests_per_day or users says how much is to be served; none is given, give one.",
         ),
         (
             {"requests_per_day": 5},
-            "--rate R or --requests-per-day N says how much is to be served; both are given, give one.",
+            "rate, requests_per_day or users says how much is to be served; rate and requests_per_day "
+            "are given, give one.",
+        ),
+        (
+            {"users": 3},
+            "rate, requests_per_day or users says how much is to be served; rate and users are given, give one.",
+        ),
+        ({"rate": None, "users": 2.5}, "users is 2.5; give a whole number of users from 1 to 10,000,000."),
+        (
+            {"startup_seconds": 60},
+            "starts of instances are counted over a day; give daily_peak, or remove them.",
+        ),
+        (
+            {"daily_peak": 50},
+            "daily_peak is 50; give how many times the mean of a day its peak is, from 1 to 20, or a trace.",
+        ),
+        (
+            {"rate": None, "daily_peak": 2},
+            "daily_peak needs the mean: give rate, requests_per_day or users.",
+        ),
+        (
+            {"daily_peak": 2, "disk_rate": "fast"},
+            "disk_rate is 'fast'; give bytes per second, such as 2GB/s or 800MB/s.",
+        ),
+        (
+            {"daily_peak": 2, "startup_seconds": "soon"},
+            "startup_seconds is 'soon'; give seconds, such as 90, 90s or 5min.",
         ),
         (
             {"rate": 1e12},
-            "--rate is 1000000000000.0 requests, 1,000,000,000,000 a second; size answers up to 10,000,000 a second, "
+            "rate is 1000000000000.0 requests, 1,000,000,000,000 a second; size answers up to 10,000,000 a second, "
             "more than everybody on earth sends: count requests, not tokens.",
         ),
         (
             {"rate": None, "requests_per_day": 1e12},
-            "--requests-per-day is 1000000000000.0 requests, 11,574,074 a second; size answers up to 10,000,000 a "
+            "requests_per_day is 1000000000000.0 requests, 11,574,074 a second; size answers up to 10,000,000 a "
             "second, more than everybody on earth sends: count requests, not tokens.",
         ),
-        ({"gpus": []}, "no GPU is given; set --gpus, such as --gpus h100_sxm,h200_sxm."),
+        ({"gpus": []}, "no GPU is given; set gpus, such as gpus h100_sxm,h200_sxm."),
         (
             {"max_gpus": 1, "pipeline_parallel_size": 2},
-            "no parallel size fits 1 GPUs; give more with --max-gpus, or fewer stages.",
+            "no parallel size fits 1 GPUs; give more with max_gpus, or fewer stages.",
         ),
         ({"max_gpus": 0}, "max_gpus is 0; give a whole number of GPUs of one instance, at least 1."),
-        ({"prices": {"l4": 1}}, "--prices has no price for h100_sxm; add h100_sxm=PRICE, or leave --prices out."),
+        ({"prices": {"l4": 1}}, "prices has no price for h100_sxm; add h100_sxm=PRICE, or leave prices out."),
         ({"request_rate": 3}, "size varies the load to find the highest rate; remove request_rate."),
         ({"trace": "a.csv"}, "size varies the load to find the highest rate; remove trace."),
-        ({"output_len": None}, "the load has no lengths; give --output-len, or --lengths-from FILE."),
-        ({"model": None}, "no model is given; set --model."),
+        ({"output_len": None}, "the load has no lengths; give output_len, or lengths_from."),
+        ({"model": None}, "no model is given; set model."),
         (
             {"search": {"max_num_seqs": [8]}},
             "max_num_seqs is given a value and is to be searched; keep one of them.",
@@ -273,6 +301,7 @@ def test_what_is_sure_goes_before_a_gamble(session: Session) -> None:
     assert gamble.chosen["gpu"] == "gaudi3" and gamble.chosen["probability"] < 0.9
     assert found.chosen["gpu"] == "h100_sxm" and found.chosen["probability"] >= 0.9
     assert "cheaper and less sure" in found.answer
+    assert found.decides is None or "calibrate" in found.decides
     alone = size(session, **pair | {"gpus": ["gaudi3"]}, **tight)
     assert ": a gamble, as no deployment keeps them with 90 %." in alone.answer
 
@@ -286,6 +315,40 @@ def test_what_a_number_of_gpus_can_serve(session: Session) -> None:
     # of three GPUs one stays idle where an instance takes two
     three = size(session, rate=None, total_gpus=3, gpus=["h100_sxm"], tensor_parallel_size=2, confidence=0.5)
     assert three.chosen["gpus"] == 2 and three.chosen["instances"] == 1
+
+
+def test_users_are_a_closed_loop(session: Session) -> None:
+    one = {"gpus": ["h100_sxm"], "max_gpus": 1, "prices": PRICES, "confidence": 0.5, "rate": None}
+    found = size(session, users=100, **one)
+    row = found.chosen
+    assert row["users_low"] <= row["users"] <= row["users_high"] and row["users"] == round(row["users"])
+    assert row["instances"] == math.ceil(100 / row["users"]) and row["served"] == 100
+    assert f"100 users take {row['instances']} instances, each up to {row['users']:.3g} users (" in found.answer
+    # as many keep the objectives in a closed loop, and a tenth more do not
+    deployment = FLAGS | {"gpu": "h100_sxm"} | LOAD | {"num_prompts": 4000, "seed": 5}
+    levels = [round(row["users"]), math.ceil(1.15 * row["users"])]
+    runs = session.sweep([deployment | {"max_concurrency": level} for level in levels], slo=SLO).summary.to_pylist()
+    # in its beginning everybody starts at once: TTFT is that of the whole run here
+    assert [run["tpot_p90_ms"] <= SLO["tpot_p90_ms"] for run in runs] == [True, row["users"] >= 16 or False]
+    assert row["rate"] == pytest.approx(runs[0]["request_throughput"], rel=0.1)
+
+
+def test_instances_follow_the_hours_of_a_day(session: Session) -> None:
+    one = {"gpus": ["l4"], "max_gpus": 1, "prices": PRICES, "confidence": 0.5}
+    found = size(session, rate=60.0, daily_peak=2.5, startup_seconds="5min", **one)
+    row, day = found.chosen, found.day
+    assert row["served"] == pytest.approx(150.0) and len(day["hours"]) == 24
+    assert max(hour["instances"] for hour in day["hours"]) == row["instances"]
+    for hour in day["hours"]:
+        assert hour["instances"] == max(math.ceil(hour["asked"] / row["rate"] * (1 - 1e-9)), 1)
+    started = sum(hour["started"] for hour in day["hours"])
+    hours = sum(hour["instances"] for hour in day["hours"]) + started * 300.0 / 3600.0
+    assert day["cost_per_day"] == pytest.approx(0.7 * hours) == row["cost_per_day"] < day["cost_per_day_at_the_peak"]
+    tokens = 86_400.0 * 60.0 * (LOAD["input_len"] + LOAD["output_len"]) / 1e6
+    assert row["cost_per_million_tokens"] == pytest.approx(row["cost_per_day"] / tokens, rel=1e-3)
+    assert "instances do: " in found.answer and "; a start takes 300 s." in found.answer
+    own = size(session, rate=60.0, daily_peak=2.5, disk_rate="500MB/s", **one)
+    assert own.day["startup_s"] > 64.0 and " at 0.5 GB/s and 64 s of the engine (assumed)" in own.answer
 
 
 def test_a_model_like_another_is_sized(session: Session) -> None:
@@ -321,6 +384,28 @@ def test_a_search_that_ends_early_answers_with_the_best_so_far(
     assert f"; {len(found.not_tried)} deployment" in found.answer
     shown = {(row["gpu"], row["tensor_parallel_size"]) for row in [*found.rows, *found.left_out, *found.not_tried]}
     assert shown == set(itertools.product(PRICES, (1, 2)))
+
+
+def test_a_question_that_is_asked_again_is_answered_from_kept_trials(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERNELSIGHT_CACHE", str(tmp_path))
+    served: list[int] = []
+    serve = Trials.serve_again
+
+    def counting(trials: Trials, name: str, requests: int, seeds: Any, **load: Any) -> Any:
+        served.append(requests)
+        return serve(trials, name, requests, seeds, **load)
+
+    monkeypatch.setattr(Trials, "serve_again", counting)
+    one = {"gpus": ["h100_sxm"], "max_gpus": 1, "prices": PRICES}
+    first, before = size(session, rate=60.0, **one), len(served)
+    # asked otherwise where the search takes the same way
+    again = size(session, rate=60.0, **one | {"prices": {"h100_sxm": 5.0}})
+    assert 2 * (len(served) - before) < before
+    assert {**again.chosen, "price_per_hour": 0, "cost_per_million_tokens": 0} | {
+        name: first.chosen[name] for name in first.chosen if name.startswith(("price", "cost"))
+    } == first.chosen
 
 
 def test_a_model_that_no_gpu_holds(session: Session) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from kernelsight.scenario.objectives import Objective
 from kernelsight.serving.engine.records import ITL_BINS
+from kernelsight.sweeps.kept_trials import KeptTrials
 from kernelsight.sweeps.rate_search import FULL, RateSearch, _rounded, seeds_for
 from kernelsight.sweeps.steady import COUNTED, STAYS, judge, noise_of, student
 from kernelsight.sweeps.trials import Trial
@@ -25,16 +27,25 @@ class OneServer:
 
     def __init__(self, seed: int = 0, grows: float = 0.0) -> None:
         self.seed, self.grows = seed, grows
+        self.counted = self.served = 0
 
     def scenario(self, _: str) -> dict[str, Any]:
-        return {"num_turns": None, "think_time_s": None, "num_prompts": 1000, "replicas": 1, "decode_replicas": None}
+        load = {"num_turns": None, "think_time_s": None, "num_prompts": 1000, "request_rate": 1.0}
+        return load | {"replicas": 1, "decode_replicas": None}
 
     def settings(self, _: str) -> dict[str, Any]:
         return {"max_num_seqs": 16, "dp": 1}
 
-    def serve(self, _: str, requests: int, seeds: Iterable[int], **load: Any) -> list[Trial]:
-        rate = load["request_rate"]
-        return [self.one(requests, rate, seed) for seed in seeds]
+    def count(self, _: str, requests: int, seeds: int) -> None:
+        self.counted += requests * seeds
+
+    def serve(self, name: str, requests: int, seeds: Iterable[int], **load: Any) -> list[Trial]:
+        return self.serve_again(name, requests, seeds, **load)
+
+    def serve_again(self, _: str, requests: int, seeds: Iterable[int], **load: Any) -> list[Trial]:
+        rate, numbers = load["request_rate"], list(seeds)
+        self.served += requests * len(numbers) if rate else 0
+        return [self.one(requests, rate, seed) for seed in numbers]
 
     def one(self, requests: int, rate: float | None, seed: int) -> Trial:
         random = np.random.default_rng((self.seed, seed))
@@ -66,6 +77,23 @@ def test_found_rates_lie_a_little_below_the_true_one():
     assert (rates <= true).mean() >= 0.9 and rates.min() >= 0.75 * true and rates.mean() >= 0.8 * true
     assert all(one.low <= one.rate <= one.high and one.steady for one in found)
     assert np.mean([one.low <= true <= one.high for one in found]) >= 0.9
+
+
+def test_a_search_that_is_asked_again_reads_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNELSIGHT_CACHE", str(tmp_path))
+    first, again, other = OneServer(3), OneServer(3), OneServer(3)
+    key = "5" * 64
+    found = RateSearch(first, "s", [P99], KeptTrials(key)).run(FULL)
+    assert first.counted == first.served > 0
+    read = RateSearch(again, "s", [P99], KeptTrials(key)).run(FULL)
+    # it counts as the same work, so that it takes the same way, and nothing is served
+    assert again.served == 0 and again.counted == first.counted
+    assert (read.rate, read.low, read.high, read.steady) == (found.rate, found.low, found.high, found.steady)
+    assert read.tried.verdict == found.tried.verdict and read.broken.verdict == found.broken.verdict
+    # what somebody asks of the trials themselves is served again
+    assert [one.duration_s for one in read.tried.trials] == [one.duration_s for one in found.tried.trials]
+    tighter = Objective("ttft", 99.0, 0.9 * MOST_MS)
+    assert RateSearch(other, "s", [tighter], KeptTrials(key)).run(FULL).rate < found.rate and other.served > 0
 
 
 def test_longer_runs_of_other_seeds_keep_them():

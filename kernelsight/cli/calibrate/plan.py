@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from kernelsight.cli.options import add_gpus, add_output, add_pack, open_session
+from kernelsight.cli.options import add_families, add_gpus, add_output, add_pack, open_session
 from kernelsight.errors import InvalidInput
 from kernelsight.measure.plan import (
     ATTENTION,
@@ -13,6 +13,7 @@ from kernelsight.measure.plan import (
     choose,
     choose_points,
     measurable,
+    of_families,
     seen_of,
     served_calls,
     suite_of_points,
@@ -37,6 +38,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--models", metavar="A,B", help="models to cover (default: four of the catalogue)")
     verb.add_argument("--engines", metavar="A,B", help="engines whose kernels to cover (default: vllm)")
+    add_families(verb)
     verb.add_argument(
         "--attention",
         metavar="LIB",
@@ -62,7 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
     engines = [name.strip() for name in (arguments.engines or "").split(",") if name.strip()] or ["vllm"]
     with open_session(arguments) as session:
         calls = served_calls(session, arguments.gpu, models, engines)
-        points = measurable(calls, attention_of(arguments.attention))
+        points = of_families(measurable(calls, attention_of(arguments.attention)), arguments.families)
         if not points:
             raise InvalidInput("none of these models' kernels can be measured; name other models with --models.")
         seen = seen_of(points, arguments.gpu, session.table("gpus"))

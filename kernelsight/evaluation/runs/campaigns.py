@@ -54,7 +54,7 @@ def spread_runs(runs: Sequence[Mapping[str, Any]], most: int) -> list[int]:
 
 
 def compared(run: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return by metric, of those that the run measured: measured, predicted, error, and whether the interval holds it.
+    """Return by metric, of those that the run measured: measured, predicted, error, interval, whether that holds it.
 
     ``found``: predictions of the run by column, named ``predicted``, and the factors of their intervals.
     """
@@ -71,6 +71,8 @@ def compared(run: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, dict
             "measured": measured,
             "predicted": predicted,
             "error": predicted / measured - 1.0,
+            "low": low * predicted,
+            "high": high * predicted,
             "covered": low * predicted <= measured <= high * predicted,
         }
     return answer

@@ -24,6 +24,8 @@ CONFIG = {
     "legend": {"orient": "top", "labelLimit": 260},
 }
 HEIGHT, TALL = 240, 300
+# of a table; a sweep states its own limit
+MOST_ROWS = 2_000
 
 
 @cache
@@ -74,7 +76,7 @@ def _card(name: str, figure: Figure, rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         shown = '<p class="note">No rows.</p>'
     elif figure.spec is None:
-        shown = table(rows)
+        shown = table(rows, figure.most_rows)
     else:
         spec = {"data": {"values": [plain(row) for row in rows]}, **figure.spec, "config": CONFIG}
         if "facet" not in figure.spec:
@@ -111,9 +113,10 @@ def _plain(value: Any) -> Any:
     return float(f"{number:.6g}") if abs(number) < float("inf") else None
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as a table that a click on a head sorts."""
-    values = [plain(row) for row in rows]
+def table(rows: Sequence[Mapping[str, Any]], most: int = MOST_ROWS) -> str:
+    """Return rows as a table that a click on a head sorts; of more than ``most`` the first, and how many follow."""
+    values = [plain(row) for row in rows[:most]]
+    left = len(rows) - len(values)
     names = list(values[0])
     numeric = {
         name: all(
@@ -125,7 +128,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     }
     heads = "".join(f'<th{_class(numeric[name])}><button type="button">{as_html(name)}</button></th>' for name in names)
     lines = "".join(f"<tr>{''.join(_cell(row[name], numeric[name]) for name in names)}</tr>" for row in values)
-    return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></div>'
+    more = f'<p class="note">{left:,} more rows follow; the SQL has all of them.</p>' if left else ""
+    return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></div>{more}'
 
 
 def _cell(value: Any, numeric: bool) -> str:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 SWEEP = "sweep"
+GIB = 1024.0**3
+# endings of columns that say how the program counts, and mean nothing to who reads the page
+INTERNAL = ("_id", "_units", "_blocks", "_row", "_of")
 COMPARED = "comparison_findings"
 # computed in one go, so that the scenario is served once
 SERVED = ("steps", "request_events", "request_metrics", "scenario_summary", "kernel_breakdown", "cache_over_time")
@@ -29,6 +32,11 @@ KERNELS_QUERY = """
 with bounds as (select name, bound, 100.0 * sum(share) as percent from kernel_breakdown group by all)
 select name, sum(percent) as whole, max(percent) as most, arg_max(bound, percent) as bound
 from bounds group by name order by whole desc limit 3
+"""
+ADVICE_QUERY = """
+select setting, stated as now, value as better, 100.0 * e2e_gain as "shorter E2E, %",
+  100.0 * throughput_gain as "more tokens/s a GPU, %", gpus
+from setting_advice
 """
 QUEUE_QUERY = """
 select start_s, end_s, sum(waiting_mean) as waiting, max(kv_share_mean) as kv, max(busy_share) as busy
@@ -144,6 +152,9 @@ def _run_tiles(summary: Mapping[str, Any]) -> str:
     peak = summary["peak_kv_share"]
     shown["KV cache, peak"] = "–" if peak is None else f"{100.0 * peak:.1f} %"
     shown["preemptions"] = number(summary["preemptions"])
+    if summary["goodput"] is not None:
+        kept = summary["goodput"] / summary["request_throughput"] if summary["request_throughput"] else 0.0
+        shown["within objectives"] = f"{100.0 * kept:.1f} %"
     return tiles(shown)
 
 
@@ -159,12 +170,29 @@ def _facts(session: Session, settings: Mapping[str, Any], load: Mapping[str, Any
         "Assumed": [{"assumed": row["sentence"]} for row in session.table("assumptions").to_pylist()],
         "Program": [{"fact": row["fact"], "value": row["value"]} for row in short],
     }
+    if "setting_advice" in session.available() and session.table("setting_advice").num_rows:
+        tables = {"Changes of one setting that help": session.query(ADVICE_QUERY).to_pylist(), **tables}
     cards = [f'<section class="card"><h2>{name}</h2>{table(rows)}</section>' for name, rows in tables.items() if rows]
     return [f'<div class="grid">{"".join(cards)}</div>']
 
 
 def _pairs(values: Mapping[str, Any]) -> list[dict[str, str]]:
-    return [{"setting": name, "value": number(value)} for name, value in values.items() if value is not None]
+    """Return columns and their values as people read them: without internal ones, bytes and shares in their units."""
+    shown = {name: value for name, value in values.items() if value is not None and not name.endswith(INTERNAL)}
+    return [{"setting": name.removesuffix("_bytes"), "value": _in_units(name, value)} for name, value in shown.items()]
+
+
+def _in_units(name: str, value: Any) -> str:
+    """Return a value with its unit.
+
+    >>> _in_units("kv_bytes", 85_899_345_920), _in_units("gpu_memory_utilization", 0.9), _in_units("tp", 2)
+    ('80 GiB', '90 %', '2')
+    """
+    if name.endswith("_bytes"):
+        return f"{value / GIB:.3g} GiB"
+    if name.endswith(("_share", "utilization", "_ratio")) and isinstance(value, float):
+        return f"{100.0 * value:.3g} %"
+    return number(value)
 
 
 def _sweep_page(session: Session) -> str:

@@ -10,13 +10,17 @@ PHASE_COLORS = {"domain": ["prefill", "decode", "mixed"], "range": ["#e07b39", "
 
 
 class Figure(NamedTuple):
-    """A chart, or a table where ``spec`` is None, of the rows of a query; ``note``: one sentence on how to read it."""
+    """A chart, or a table where ``spec`` is None, of the rows of a query; ``note``: one sentence on how to read it.
+
+    ``most_rows``: that a table shows.
+    """
 
     title: str
     note: str
     sql: str
     spec: dict[str, Any] | None = None
     wide: bool = False
+    most_rows: int = 2_000
 
 
 def over_time(columns: str, title: str) -> tuple[str, dict[str, Any]]:
@@ -91,6 +95,63 @@ LATENCIES = {
             "encoding": {"y": {"field": "p", "type": "quantitative"}},
         },
     ]
+}
+LATENCY_OVER_TIME_QUERY = """
+with requests as (
+  select sent_ns / 1e9 as sent_s, ttft_ms as TTFT, tpot_ms as TPOT, e2e_ms as E2E
+  from request_metrics
+  join request_events using (scenario_id, request_id)
+),
+windows as (select min(sent_s) as first_s, greatest(max(sent_s) - min(sent_s), 1e-9) / 40 as width_s from requests),
+binned as (
+  unpivot (
+    select first_s + width_s * (least(floor((sent_s - first_s) / width_s), 39) + 0.5) as s, TTFT, TPOT, E2E
+    from requests, windows
+  ) on TTFT, TPOT, E2E into name metric value ms
+)
+select s, metric, count(*) as requests, median(ms) as p50, quantile_cont(ms, 0.99) as p99
+from binned
+group by s, metric
+order by metric, s
+"""
+LATENCY_OVER_TIME = {
+    "transform": [{"fold": ["p50", "p99"], "as": ["statistic", "ms"]}],
+    "mark": {**LINE, "interpolate": "linear", "point": {"size": 12}},
+    "encoding": {
+        "x": {**TIME, "title": "sent at (s)"},
+        "y": {"field": "ms", "type": "quantitative", "scale": {"type": "log"}, "title": "latency (ms)"},
+        "color": {"field": "metric", "type": "nominal", "title": None, "sort": ["TTFT", "TPOT", "E2E"]},
+        "strokeDash": {"field": "statistic", "type": "nominal", "title": None},
+        "tooltip": [
+            *({"field": name} for name in ("metric", "statistic", "requests")),
+            *({"field": name, "format": ".4g"} for name in ("s", "ms")),
+        ],
+    },
+}
+LIMITS_QUERY = """
+select resource, 100.0 * throughput_gain as throughput, 100.0 * e2e_gain as E2E, 100.0 * ttft_gain as TTFT,
+  100.0 * tpot_gain as TPOT
+from resource_gains
+order by greatest(throughput_gain, e2e_gain) desc, resource
+"""
+LIMITS = {
+    "transform": [
+        {"fold": ["throughput", "E2E", "TTFT", "TPOT"], "as": ["measure", "gain"]},
+        {"filter": "isValid(datum.gain)"},
+    ],
+    "mark": "bar",
+    "encoding": {
+        "x": {"field": "gain", "type": "quantitative", "title": "gain from a fifth more (%)"},
+        "y": {"field": "resource", "type": "nominal", "sort": None, "title": None},
+        "yOffset": {"field": "measure", "sort": ["throughput", "E2E", "TTFT", "TPOT"]},
+        "color": {
+            "field": "measure",
+            "type": "nominal",
+            "title": None,
+            "sort": ["throughput", "E2E", "TTFT", "TPOT"],
+        },
+        "tooltip": [{"field": "resource"}, {"field": "measure"}, {"field": "gain", "format": ".3g"}],
+    },
 }
 KERNELS_QUERY = """
 with kernels as (
@@ -189,6 +250,7 @@ ARRIVALS = {
         "x": TIME,
         "y": {"field": "value", "type": "quantitative", "title": "requests per second"},
         "color": {"field": "measure", "type": "nominal", "title": None},
+        "tooltip": [{"field": "measure"}, *({"field": name, "format": ".4g"} for name in ("s", "value"))],
     },
 }
 RUN_FIGURES = (
@@ -199,6 +261,12 @@ RUN_FIGURES = (
         LATENCIES,
     ),
     Figure(
+        "Latency over time",
+        "Median and 99th percentile of the requests that were sent in each fortieth of the run.",
+        LATENCY_OVER_TIME_QUERY,
+        LATENCY_OVER_TIME,
+    ),
+    Figure(
         "How sure",
         "Each figure with its 90 % interval: kernels and host may be faster or slower than predicted.",
         "select metric, predicted, low, high\nfrom scenario_intervals\norder by metric",
@@ -206,8 +274,8 @@ RUN_FIGURES = (
     Figure(
         "What limits",
         "What a fifth more of each resource brings, in percent: throughput, and shorter mean latencies.",
-        "select resource, 100.0 * throughput_gain as throughput, 100.0 * e2e_gain as e2e, 100.0 * ttft_gain as ttft,\n"
-        "  100.0 * tpot_gain as tpot\nfrom resource_gains\norder by throughput_gain desc",
+        LIMITS_QUERY,
+        LIMITS,
     ),
     Figure("Load", "Requests sent and finished per second, by window.", ARRIVALS_QUERY, ARRIVALS),
     Figure(
@@ -241,6 +309,7 @@ RUN_FIGURES = (
         "select phase, family, name, calls, total_us / 1e3 as total_ms, 100.0 * share as percent, bound\n"
         "from kernel_breakdown\norder by total_us desc",
         wide=True,
+        most_rows=20,
     ),
     Figure(
         "Slowest requests",

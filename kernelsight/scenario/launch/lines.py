@@ -23,6 +23,15 @@ FILE_NOT_HERE = (
     "the file is not here: its settings are not known; state them beside the line, or give the file and "
     "--read-launch-files"
 )
+TITLES = {
+    "overridden": "launch line, overridden",
+    "not_modelled": "launch line, ignored although it may change times",
+    "unknown": "launch line, ignored",
+    "none": "launch line, ignored because it does not change times",
+}
+# what is said of a long line: so many lines, cut to so many characters
+MOST_NOTES, LONGEST_NOTE = 3, 160
+MATTERS_FIRST = ("not_modelled", "overridden", "unknown", "used", "none")
 ENGINE_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 
 
@@ -56,22 +65,41 @@ class LaunchLine(NamedTuple):
 
     def notes(self) -> list[str]:
         """Return a line for each kind of words: used, overridden, ignored and why."""
-        lines = [f"launch line of {ENGINE_NAMES[self.engine]}: {_used(self.words)}"]
-        titles = {
-            "overridden": "launch line, overridden",
-            "not_modelled": "launch line, ignored although it may change times",
-            "unknown": "launch line, ignored",
-            "none": "launch line, ignored because it does not change times",
-        }
-        for effect, title in titles.items():
+        return list(self._notes().values())
+
+    def short_notes(self) -> list[str]:
+        """Return at most three of these lines, cut, the words that may change times first, and how many words they had.
+
+        >>> line = read_launch_line("vllm serve Qwen/Qwen3-8B -tp 2 --port 80")
+        >>> line.short_notes() == sorted(line.notes(), key=line.notes().index)
+        True
+        """
+        notes = self._notes()
+        if len(notes) <= MOST_NOTES and all(len(text) <= LONGEST_NOTE for text in notes.values()):
+            return list(notes.values())
+        first = [notes[effect] for effect in MATTERS_FIRST if effect in notes][:MOST_NOTES]
+        cut = [
+            text if len(text) <= LONGEST_NOTE else f"{text[: LONGEST_NOTE - 2].rsplit(' ', 1)[0]} …" for text in first
+        ]
+        return [*cut, f"launch line: {len(self.words)} words in all; --verbose says what became of each"]
+
+    def _notes(self) -> dict[str, str]:
+        """Return the lines by the effect of their words."""
+        lines = {"used": f"launch line of {ENGINE_NAMES[self.engine]}: {_used(self.words)}"}
+        for effect, title in TITLES.items():
             by_reason: dict[str | None, list[str]] = {}
             for word in self.words:
                 if word.effect == effect:
                     by_reason.setdefault(word.reason, []).append(word.words)
             if by_reason:
                 said = "; ".join(f"{', '.join(words)} ({reason})" for reason, words in by_reason.items())
-                lines.append(f"{title}: {said}")
+                lines[effect] = f"{title}: {said}"
         return lines
+
+
+def _cut(text: str) -> str:
+    """Return a note between words cut to what is said of a long line."""
+    return text if len(text) <= LONGEST_NOTE else f"{text[: LONGEST_NOTE - 2].rsplit(' ', 1)[0]} …"
 
 
 def _used(words: tuple[Word, ...]) -> str:

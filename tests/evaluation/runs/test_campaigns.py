@@ -15,8 +15,9 @@ KEY = ("vllm", "request_us")
 
 def test_a_run_is_compared_in_what_it_measured() -> None:
     found = {"predicted": {"ttft_mean_ms": 110.0, "tpot_mean_ms": 9.0}, "factors": {"ttft": (0.8, 1.2)}}
+    ends = {"low": pytest.approx(88.0), "high": pytest.approx(132.0)}
     assert compared(RUN, found) == {
-        "ttft_mean": {"measured": 100.0, "predicted": 110.0, "error": pytest.approx(0.1), "covered": True}
+        "ttft_mean": {"measured": 100.0, "predicted": 110.0, "error": pytest.approx(0.1), "covered": True, **ends}
     }
     # without an interval nothing but the figure itself is covered
     assert not compared(RUN, found | {"factors": {}})["ttft_mean"]["covered"]

@@ -215,3 +215,22 @@ def test_a_scenario_that_cannot_run_is_in_the_report_of_the_sweep_alone(
         target = tmp_path / f"one.{ending}"
         assert main([verb, str(tmp_path / "sweep.duckdb"), "--scenario", unserved, "-o", str(target)]) == 2
         assert f"scenario {unserved} was not served: llama-3.1-70b does not fit" in capsys.readouterr().err
+
+
+def test_a_table_says_how_many_rows_follow() -> None:
+    shown = table([{"n": number} for number in range(25)], 20)
+    assert shown.count("<tr>") == 21 and "5 more rows follow" in shown
+    assert "follow" not in table([{"n": 1}], 20)
+
+
+def test_settings_are_shown_in_units_that_people_read(run_page: Path) -> None:
+    text = html.unescape(run_page.read_text(encoding="utf-8"))
+    facts = text[text.index("<h2>Deployment</h2>") :]
+    assert "GiB" in facts and "_bytes" not in facts and "full_units" not in facts and "deployment_id" not in facts
+
+
+def test_latency_over_time_counts_every_request(run_page: Path) -> None:
+    over_time = specs_of(run_page)[1]["data"]["values"]
+    for metric in ("TTFT", "E2E"):
+        assert sum(row["requests"] for row in over_time if row["metric"] == metric) == 24
+    assert all(row["p50"] <= row["p99"] for row in over_time)

@@ -1,0 +1,63 @@
+"""How often deployments keep objectives that are said to hold with a probability: ``python benches/decisions.py``.
+
+Runs of every campaign that is here are simulated with host constants fitted on the other campaigns alone, as
+`kernelsight backtest --leave-out campaign` does. An objective is drawn around each measured metric (0.7 to 1.4 of it),
+and the probability of `size` that it holds is set against what was measured: by band of probability and by campaign,
+beside always yes and one factor for all. About 3 CPU-minutes. ``--keep FILE`` keeps the decisions, and reads them where
+the file exists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from pathlib import Path
+
+from record import ROOT, record
+
+import kernelsight as ks
+from kernelsight.evaluation.runs.campaigns import scored_of_campaigns, spread_runs
+from kernelsight.evaluation.runs.decisions import LEAST, MOST, Decision, decision_scores, decisions_of, reliability
+from kernelsight.evaluation.runs.measured_runs import read_runs
+from kernelsight.evaluation.runs.replays import replay_left_out
+
+SOURCES = ("aiconfigurator", "../shared/data/servers", "../shared/data/inference-perf-example")
+SAMPLE = 100
+
+
+def decided(sample: int) -> list[Decision]:
+    """Return the decisions on at most so many runs of each campaign."""
+    with contextlib.chdir(ROOT), ks.connect() as session:
+        session.progress = None
+        runs = read_runs(*SOURCES).table.to_pylist()
+        chosen = [runs[number] for number in spread_runs(runs, sample)]
+        rows, _ = replay_left_out(session, chosen)
+    return decisions_of(scored_of_campaigns(rows))
+
+
+def main() -> None:
+    """Decide, and keep the tables."""
+    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    words.add_argument("--sample", type=int, default=SAMPLE, metavar="N", help="runs of each campaign at most")
+    words.add_argument(
+        "--keep", type=Path, metavar="FILE", help="decisions (.json): read where it exists, else written"
+    )
+    asked = words.parse_args()
+    if asked.keep and asked.keep.is_file():
+        decisions = [Decision(*each) for each in json.loads(asked.keep.read_text(encoding="utf-8"))]
+    else:
+        decisions = decided(asked.sample)
+        if asked.keep:
+            asked.keep.write_text(json.dumps(decisions), encoding="utf-8")
+    figures = {
+        "sample": asked.sample,
+        "drawn": [LEAST, MOST],
+        "scores": decision_scores(decisions),
+        "reliability": reliability(decisions),
+    }
+    print(record("decisions", figures, f"python benches/decisions.py --sample {asked.sample}"))
+
+
+if __name__ == "__main__":
+    main()

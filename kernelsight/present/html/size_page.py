@@ -1,0 +1,129 @@
+"""The page of a sizing: what to buy and why, the cost of each deployment, the hours of a day, what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kernelsight.dataflow.durable import durable_file
+from kernelsight.escape import as_html
+from kernelsight.present.html.page import CONFIG, HEIGHT, chart, head, number, page, plain, table, tiles
+
+COSTS = {
+    "transform": [{"filter": "isValid(datum.weight)"}],
+    "mark": "bar",
+    "encoding": {
+        "x": {"field": "weight", "type": "quantitative", "title": None},
+        "y": {"field": "name", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 320}},
+        "color": {
+            "field": "probability",
+            "type": "quantitative",
+            "title": "probability that every objective holds",
+            "scale": {"domain": [0, 1], "scheme": "redyellowgreen"},
+        },
+        "tooltip": [
+            {"field": "name"},
+            *({"field": name, "format": ".3g"} for name in ("weight", "probability", "load")),
+            {"field": "instances"},
+        ],
+    },
+}
+HOURS = {
+    "layer": [
+        {
+            "mark": {"type": "bar", "color": "#9dbbd8"},
+            "encoding": {"y": {"field": "instances", "type": "quantitative", "title": "instances"}},
+        },
+        {
+            "mark": {"type": "line", "color": "#e07b39", "interpolate": "monotone"},
+            "encoding": {"y": {"field": "asked", "type": "quantitative", "title": "asked for"}},
+        },
+    ],
+    "resolve": {"scale": {"y": "independent"}},
+    "encoding": {
+        "x": {"field": "hour", "type": "ordinal", "title": "hour of the day"},
+        "tooltip": [{"field": name} for name in ("hour", "instances", "started", "gpus")]
+        + [{"field": "asked", "format": ".4g"}],
+    },
+}
+SHOWN = 20
+
+
+def write_size_page(answer: Mapping[str, Any], columns: Sequence[str], path: Path) -> None:
+    """Write one HTML page that loads nothing; ``answer``: as ``size --format json`` prints, ``columns``: to show.
+
+    InvalidInput: the extra ``report`` is not installed.
+    """
+    with durable_file(path) as draft:
+        draft.write_text(size_page(answer, columns), encoding="utf-8")
+
+
+def size_page(answer: Mapping[str, Any], columns: Sequence[str]) -> str:
+    """Return the page of a sizing."""
+    chosen, rows = answer["chosen"], answer["rows"]
+    title = f"{chosen['gpus']} × {chosen['gpu']}" if chosen else "No deployment keeps the objectives"
+    sentences = [each for each in (answer["answer"], answer["decides"]) if each]
+    parts = [head(title, "the cheapest deployment that keeps every objective surely enough", sentences)]
+    if chosen:
+        parts += [tiles(_figures(chosen)), _grid(_costs(rows), _day(answer["day"]))]
+        launch = "\n".join(answer["launch"])
+        parts.append(_card("One instance", f"<pre>{as_html(launch)}</pre>", wide=True))
+        shown = [{name: row.get(name) for name in columns} for row in rows]
+        parts.append(_card("Deployments", table(shown), wide=True))
+    if answer["left_out"]:
+        left = [
+            {"gpu": row["gpu"], "TP": row["tensor_parallel_size"], "why": row["reason"]} for row in answer["left_out"]
+        ]
+        parts.append(_card("Left out", table(left), wide=True))
+    return page(f"{title}: sizing", parts)
+
+
+def _figures(chosen: Mapping[str, Any]) -> dict[str, str]:
+    shown = {"instances": number(chosen["instances"]), "GPUs": number(chosen["gpus"])}
+    if chosen["price_per_hour"] is not None:
+        shown |= {"$ an hour": number(chosen["price_per_hour"])}
+        shown |= {"$ a million tokens": number(chosen["cost_per_million_tokens"])}
+    if chosen.get("cost_per_day") is not None:
+        shown |= {"$ a day": number(chosen["cost_per_day"])}
+    shown |= {"load": f"{100.0 * chosen['load']:.0f} %"}
+    if chosen["probability"] is not None:
+        shown |= {"probability": f"{100.0 * chosen['probability']:.0f} %"}
+    return shown
+
+
+def _costs(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the bars of what the first deployments cost, or of the GPUs that they take."""
+    name = next((name for name in ("cost_per_day", "price_per_hour") if rows[0].get(name) is not None), "gpus")
+    titles = {"cost_per_day": "$ a day", "price_per_hour": "$ an hour", "gpus": "GPUs"}
+    values = [
+        {
+            "name": f"{row['instances']} × {row['gpu']}, TP {row['tensor_parallel_size']} ({place})",
+            "weight": row[name],
+            **{each: row[each] for each in ("probability", "load", "instances")},
+        }
+        for place, row in enumerate(rows[:SHOWN], start=1)
+    ]
+    left = len(rows) - len(values)
+    note = f"{left} more deployments are in the table." if left else ""
+    spec = {"data": {"values": [plain(row) for row in values]}, **COSTS, "config": CONFIG, "width": "container"}
+    spec["encoding"] = {**COSTS["encoding"], "x": {**COSTS["encoding"]["x"], "title": titles[name]}}
+    return _card("What they cost", f'{chart("figure-0", spec)}<p class="note">{note}</p>')
+
+
+def _day(day: Mapping[str, Any] | None) -> str:
+    """Return the hours of the day, where one was asked for."""
+    if day is None:
+        return ""
+    values = [plain(hour) for hour in day["hours"]]
+    spec = {"data": {"values": values}, **HOURS, "config": CONFIG, "width": "container", "height": HEIGHT}
+    note = f"Bars: instances; line: {day['unit']} asked for. {day['startup'][0].upper()}{day['startup'][1:]}."
+    return _card("The day", f'<p class="note">{as_html(note)}</p>{chart("figure-1", spec)}')
+
+
+def _grid(*cards: str) -> str:
+    return f'<div class="grid">{"".join(cards)}</div>'
+
+
+def _card(title: str, shown: str, wide: bool = False) -> str:
+    return f'<section class="card{" wide" if wide else ""}"><h2>{as_html(title)}</h2>{shown}</section>'

@@ -1,0 +1,104 @@
+"""The questions of a session, each in a session of its own: ``kernelsight.simulate(...)`` and the others."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kernelsight.session import Session, connect
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kernelsight.comparison.comparison import Comparison
+    from kernelsight.comparison.stage_comparison import StageComparison
+    from kernelsight.forward.forward_step import Prediction
+    from kernelsight.serving.runs.step_times import StepTime, StepTimes
+    from kernelsight.sizing.answer import Sizing
+    from kernelsight.sweeps.runs import Run, WhatIf
+
+Asked = TypeVar("Asked", bound=Callable[..., Any])
+
+
+def _as(method: Callable[..., Any]) -> Callable[[Asked], Asked]:
+    """Return a decorator that gives a function the signature and the documentation of a session's method.
+
+    Its examples are run here: those of the method, which is wrapped, are not.
+    """
+
+    def decorated(function: Asked) -> Asked:
+        plain = inspect.signature(method)
+        parameters = [each for each in plain.parameters.values() if each.name != "self"]
+        function.__signature__ = plain.replace(parameters=parameters)  # type: ignore[attr-defined]
+        function.__doc__ = f"{function.__doc__}\n\n{inspect.getdoc(method)}"
+        return function
+
+    return decorated
+
+
+@_as(Session.predict)
+def predict(**flags: Any) -> Prediction:
+    """Predict one forward step in a session of its own."""
+    with connect() as session:
+        return session.predict(**flags)
+
+
+def step_time(deployment: Mapping[str, Any] | StepTimes, batch: Any) -> StepTime:
+    """Return the time of an engine's step from what it holds: latency_us, p05_us, p95_us; see ``StepTimes``.
+
+    ``deployment``: its flags, or what ``Session.step_times`` returned. ``batch``: (new tokens, past tokens) of each
+    sequence, or two arrays of these and offsets for many batches. The first call for a deployment prepares its step
+    costs; later ones look them up.
+
+    >>> step_time({"model": "qwen3-0.6b", "gpu": "l4"}, [(1, 1024)] * 8).latency_us > 0
+    True
+    """
+    from kernelsight.serving.runs.step_times import step_times_of
+
+    return step_times_of(deployment, connect)(batch)
+
+
+@_as(Session.simulate)
+def simulate(**flags: Any) -> Run:
+    """Simulate one scenario in a session of its own."""
+    return connect().simulate(**flags)
+
+
+@_as(Session.what_if)
+def what_if(grid: Any) -> WhatIf:
+    """Simulate every scenario of a grid in a session of its own."""
+    return connect().what_if(grid)
+
+
+@_as(Session.sweep)
+def sweep(grid: Any, **options: Any) -> WhatIf:
+    """Simulate every scenario of a grid in partitions, in a session of its own."""
+    return connect().sweep(grid, **options)
+
+
+@_as(Session.find_rates)
+def find_rates(grid: Any, slo: Mapping[str, float], **options: Any) -> pa.Table:
+    """Return the highest request rates that keep ``slo``, in a session of its own."""
+    with connect() as session:
+        return session.find_rates(grid, slo, **options)
+
+
+@_as(Session.size)
+def size(**asked: Any) -> Sizing:
+    """Find the cheapest deployment for a rate within objectives, in a session of its own."""
+    with connect() as session:
+        return session.size(**asked)
+
+
+@_as(Session.compare)
+def compare(**asked: Any) -> Comparison | StageComparison:
+    """Compare a production log with its replay, in a session of its own."""
+    return connect().compare(**asked)
+
+
+@_as(Session.search)
+def search(scenarios: Any, *, space: Any = ()) -> pa.Table:
+    """Search kernels by replaying measured spaces, in a session of its own."""
+    with connect() as session:
+        return session.search(scenarios, space=space)

@@ -1,0 +1,62 @@
+"""A closer look at what may be chosen: limits that a neighbour setting removes, and kernels that decide how surely."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kernelsight.sweeps.cliffs import cliff_of
+from kernelsight.sweeps.rate_ends import Rated, serve_at
+
+if TYPE_CHECKING:
+    from kernelsight.sizing.decision import Option
+    from kernelsight.sizing.search import SizeSearch
+
+# how far the time of each family may be off, as it is used at the load: its time, by the half width of its interval
+DOUBTS = """
+with halves as (
+  select calls.family, sum(calls.count * latencies.latency_us * ln(latencies.latency_p95_us / latencies.latency_us))
+           / sum(calls.count * latencies.latency_us) as half
+  from kernel_calls as calls
+  join kernel_latencies as latencies using (deployment_id, step_shape_id, call)
+  where deployment_id = '{deployment_id}' and latencies.latency_us > 0
+  group by calls.family
+)
+select family, sum(total_us) * any_value(half) as doubt
+from kernel_breakdown
+join halves using (family)
+where scenario_id = '{scenario_id}'
+group by family
+order by doubt desc, family
+"""
+# of the doubt of all kernels, which the families that are named hold
+MOST_OF_IT = 0.8
+
+
+class Closer(NamedTuple):
+    """``cliff``: the sentence on CUDA graphs that end below the batches; None: they do not.
+
+    ``doubts``: the kernel families that hold most of what the time of the kernels may be off by, the first most.
+    """
+
+    cliff: str | None
+    doubts: tuple[str, ...]
+
+
+def closer_look(search: SizeSearch, option: Option) -> Closer:
+    """Serve an option's load once more, as much as one instance of it gets, and look at its steps and kernels."""
+    candidate = option.sized.candidate
+    session, plan = search.place_of(candidate)
+    with session.fork() as fork:
+        (scenario_id,) = serve_at(fork, plan, [(Rated(candidate.flags, option.sized.found), min(option.load, 1.0))])
+        names = {"deployment_id": candidate.deployment_id, "scenario_id": scenario_id}
+        rows = fork.table("deployment_settings").to_pylist()
+        settings = next(row for row in rows if row["deployment_id"] == candidate.deployment_id)
+        cliff = cliff_of(fork, settings)
+        doubts = fork.query(DOUBTS.format(**names)).to_pylist()
+    left, named = MOST_OF_IT * sum(row["doubt"] for row in doubts), []
+    for row in doubts:
+        if left <= 0.0:
+            break
+        named.append(row["family"])
+        left -= row["doubt"]
+    return Closer(cliff, tuple(named))

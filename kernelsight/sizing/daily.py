@@ -1,0 +1,168 @@
+"""A day of load by the hour: its course, the instances of each hour, what starting them takes, what the day costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kernelsight.errors import InvalidInput
+
+HOURS, DAY_S = 24, 86_400.0
+# the hour of the peak of a smooth course; assumed
+PEAK_HOUR = 14
+MOST_PEAK = 20.0
+# a trace that is shorter says nothing of the hours that it lacks
+LEAST_TRACE_S = 23.0 * 3600.0
+# bytes/s of the disk that an instance reads its weights from: an AWS EBS gp3 volume of 1,000 MiB/s gave 15 GB of
+# Llama 3 8B in 14.3 s (NVIDIA, "Reducing Cold Start Latency for LLM Inference with Run:ai Model Streamer", 2025)
+DISK_BYTES_PER_S = 1e9
+# seconds of a start beside the weights, compiled graphs being kept: imports and engine 34, bytecode 10, graphs 13 and
+# 7, vLLM with Llama 3.1 8B on an L40S (tensorfuse.io/docs/blogs/reducing_gpu_cold_start, 2025)
+ENGINE_START_S = 64.0
+
+
+class Day(NamedTuple):
+    """What is asked for in each hour of a day, requests/s (or users); ``source``: where the course is from."""
+
+    amounts: tuple[float, ...]
+    source: str
+
+    @property
+    def peak(self) -> float:
+        """The most that an hour asks for."""
+        return max(self.amounts)
+
+    @property
+    def mean(self) -> float:
+        """The mean over the day."""
+        return sum(self.amounts) / len(self.amounts)
+
+
+class Start(NamedTuple):
+    """How long an instance takes until it serves, seconds, and what that is made of."""
+
+    seconds: float
+    says: str
+
+
+class Hour(NamedTuple):
+    """One hour: what is asked for, the instances that serve it, and how many of them were started for it."""
+
+    hour: int
+    amount: float
+    instances: int
+    started: int
+
+
+def day_of(course: float | str | Path, mean: float | None) -> Day:
+    """Return the day of a course: a factor of its peak over its mean, or a trace of a day or more.
+
+    ``mean``: what the hours are scaled to, requests/s or users; None: what the trace has. InvalidInput: no such factor,
+    or a trace that is too short.
+
+    >>> day = day_of("2.5", 10.0)
+    >>> round(day.mean, 6), round(day.peak, 6), day.amounts.index(day.peak)
+    (10.0, 25.0, 14)
+    """
+    factor = _factor(course)
+    if factor is not None:
+        if not 1.0 <= factor <= MOST_PEAK:
+            raise InvalidInput(
+                f"--daily-peak is {course}; give how many times the mean of a day its peak is, from 1 to "
+                f"{MOST_PEAK:g}, or a trace."
+            )
+        if mean is None:
+            raise InvalidInput("--daily-peak FACTOR needs the mean: give --rate, --requests-per-day or --users.")
+        return Day(
+            tuple(mean * share for share in _smooth(factor)), f"a smooth course, peak at {PEAK_HOUR} h (assumed)"
+        )
+    counts = _hours_of_trace(Path(course))
+    per_s = [count / 3600.0 for count in counts]
+    scale = 1.0 if mean is None else mean * HOURS / sum(per_s)
+    return Day(tuple(scale * each for each in per_s), f"the hours of {Path(course).name}")
+
+
+def _factor(course: Any) -> float | None:
+    if isinstance(course, bool) or not isinstance(course, int | float | str):
+        return None
+    try:
+        return float(course)
+    except ValueError:
+        return None
+
+
+def _smooth(factor: float) -> list[float]:
+    """Return shares of the mean over the hours: exp(k cos) around the peak, which is above 0 for any factor."""
+
+    def shares(k: float) -> list[float]:
+        weights = [math.exp(k * (math.cos(2.0 * math.pi * (hour - PEAK_HOUR) / HOURS) - 1.0)) for hour in range(HOURS)]
+        return [HOURS * weight / sum(weights) for weight in weights]
+
+    low, high = 0.0, 1e4
+    for _ in range(100):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if max(shares(middle)) < factor else (low, middle)
+    return shares(high)
+
+
+def _hours_of_trace(path: Path) -> list[float]:
+    """Return requests by hour since the start of a trace, the mean over its days."""
+    import numpy as np
+
+    from kernelsight.serving.load.traces import read_trace
+
+    arrival_s = read_trace(path)["arrival_s"].to_numpy()  # in order, from 0
+    if arrival_s[-1] < LEAST_TRACE_S:
+        raise InvalidInput(
+            f"{path.name} covers {arrival_s[-1] / 3600.0:.3g} hours; a daily course needs a trace of a day, or a "
+            "factor such as --daily-peak 2.5."
+        )
+    days = max(math.floor(arrival_s[-1] / DAY_S), 1)  # what is beyond whole days would count some hours more often
+    hours = (arrival_s[arrival_s < days * DAY_S] // 3600.0).astype(int) % HOURS
+    return (np.bincount(hours, minlength=HOURS) / days).tolist()
+
+
+def start_of(weights_bytes: float, disk_bytes_per_s: float | None, startup_s: float | None) -> Start:
+    """Return how long an instance takes to start: as stated, or from the bytes of its weights.
+
+    >>> start_of(16e9, None, None).says
+    'a start takes 80 s: 16 GB of weights at 1 GB/s (assumed) and 64 s of the engine (assumed)'
+    >>> start_of(16e9, None, 120.0)
+    Start(seconds=120.0, says='a start takes 120 s')
+    """
+    if startup_s is not None:
+        return Start(startup_s, f"a start takes {startup_s:,.3g} s")
+    rate = disk_bytes_per_s or DISK_BYTES_PER_S
+    seconds = weights_bytes / rate + ENGINE_START_S
+    assumed = "" if disk_bytes_per_s else " (assumed)"
+    return Start(
+        seconds,
+        f"a start takes {seconds:,.0f} s: {weights_bytes / 1e9:,.3g} GB of weights at {rate / 1e9:,.3g} GB/s{assumed} "
+        f"and {ENGINE_START_S:.0f} s of the engine (assumed)",
+    )
+
+
+def hours_of(day: Day, each: float) -> list[Hour]:
+    """Return the hours of a day, ``each`` being what one instance serves; at least one instance always runs.
+
+    >>> [hour.instances for hour in hours_of(Day((1.0, 5.0, 2.0), "made up"), 2.0)]
+    [1, 3, 1]
+    """
+    needed = [max(math.ceil(amount / each * (1.0 - 1e-9)), 1) for amount in day.amounts]
+    return [
+        Hour(hour, amount, instances, max(instances - before, 0))
+        for hour, (amount, instances, before) in enumerate(
+            zip(day.amounts, needed, [needed[-1], *needed[:-1]], strict=True)
+        )
+    ]
+
+
+def instance_hours(hours: Sequence[Hour], start_s: float) -> float:
+    """Return the hours of instances over the day, those in which they start included, which is before their hour.
+
+    >>> instance_hours([Hour(0, 1.0, 1, 0), Hour(1, 5.0, 3, 2), Hour(2, 1.0, 1, 0)], 1800.0)
+    6.0
+    """
+    return sum(hour.instances + hour.started * start_s / 3600.0 for hour in hours)

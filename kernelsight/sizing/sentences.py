@@ -1,0 +1,197 @@
+"""A sizing in words: the deployment, how surely it holds, its day, and what would decide between the first two."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from kernelsight.scenario.flags import FLAGS, LOAD_FLAGS
+from kernelsight.scenario.objectives import Objective
+from kernelsight.sizing.closer_look import Closer
+from kernelsight.sizing.daily import HOURS, Day
+from kernelsight.sizing.decision import Asked, Option
+from kernelsight.sizing.search import MEASURED, SizeSearch
+
+# what every row says, however it is left to the engine
+ALWAYS = ("gpu", "tensor_parallel_size")
+# measured calls of each kernel that decide between two deployments: a minute
+DECIDING_POINTS = 3
+BESIDE = ("model", "launch", "read_launch_files", "model_like", "max_position_embeddings")
+SHORT = {
+    "tensor_parallel_size": "TP",
+    "data_parallel_size": "DP",
+    "expert_parallel_size": "EP",
+    "pipeline_parallel_size": "PP",
+    "max_num_batched_tokens": "budget",
+    "rate": "req/s",
+    "rate_low": "low",
+    "rate_high": "high",
+    "probability": "sure",
+    "rate_if_slow": "if slow",
+    "rate_if_fast": "if fast",
+    "users_low": "low",
+    "users_high": "high",
+    "users_if_slow": "if slow",
+    "users_if_fast": "if fast",
+    "instances": "inst.",
+    "mean_instances": "mean inst.",
+    "gpus": "GPUs",
+    "price_per_hour": "$/h",
+    "cost_per_day": "$/day",
+    "cost_per_million_tokens": "$/M tokens",
+}
+
+
+def stated_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags of a deployment that differ from the default, and its GPU and tensor-parallel size always."""
+    kept = {name: value for name, value in flags.items() if name not in LOAD_FLAGS and name not in BESIDE}
+    first = {"gpu": kept.pop("gpu"), "tensor_parallel_size": kept.pop("tensor_parallel_size", 1)}
+    plain = {"data_parallel_size": 1, "expert_parallel_size": 1, "pipeline_parallel_size": 1, "engine": "vllm"}
+    return first | {name: value for name, value in kept.items() if plain.get(name) != value}
+
+
+def is_flag(name: str) -> bool:
+    return name in FLAGS and name not in LOAD_FLAGS and name != "tier"
+
+
+def sentence_of(
+    options: Sequence[Option], rows: Sequence[Mapping[str, Any]], objectives: Sequence[Objective], asked: Asked
+) -> str:
+    """Return the answer: GPUs, parallel sizes, price and limit; then the caveats that change the decision."""
+    option, row = options[0], rows[0]
+    found, unit, slow = option.sized.found, option.sized.candidate.unit, option.evidence.rate_if_slow
+    many = f"{option.instances} instance{'s' if option.instances > 1 else ''}"
+    sustained = f"{option.rate:.4g} {unit} take {many}, each up to {found.rate:.3g} {unit}"
+    if asked.total_gpus is not None:
+        sustained = f"They serve {option.rate:.4g} {unit}: {many}, each up to {found.rate:.3g} {unit}"
+    sentences = [
+        f"{_deployment(option, row)}; the limit is {row['limit']}.",
+        f"{sustained} ({found.low:.3g} to {found.high:.3g} in runs of {row['num_prompts']:,} requests"
+        + (
+            f"; {slow:.3g} to {option.evidence.rate_if_fast:.3g} if kernels and host are slower or faster)."
+            if slow is not None
+            else ")."
+        ),
+        _sureness(options, rows, objectives, asked),
+    ]
+    if asked.day:
+        sentences.append(_over_the_day(option, row, asked.day))
+    if row["price_per_hour"] is None and asked.total_gpus is None:
+        sentences.append("Without prices the ranking is by GPUs needed; --prices GPU=DOLLARS ranks by cost.")
+    if not row["steady"]:
+        sentences.append("The rate was not seen to be steady.")
+    if row["tier"] not in MEASURED:
+        measured = [pair for pair in zip(options, rows, strict=True) if pair[1]["tier"] in MEASURED]
+        best = f"; the best with measured kernels is {_deployment(*measured[0])}" if measured else ""
+        sentences.append(f"Not measured: {row['not_measured']}{best}.")
+    return " ".join(sentences)
+
+
+def _sureness(
+    options: Sequence[Option], rows: Sequence[Mapping[str, Any]], objectives: Sequence[Objective], asked: Asked
+) -> str:
+    """Return the sentence that states load and probability, and what is cheaper but less sure."""
+    option = options[0]
+    named = " and ".join(map(str, objectives))
+    if option.probability is None:
+        return f"That is a load of {option.load:.0%}; how surely {named} hold is not known: a gamble."
+    says = f"At that load of {option.load:.0%}, {named} hold with {_percent(option.probability)} probability"
+    if not option.holds:
+        slow = "; if kernels and host are slow, at no rate" if not option.evidence.rate_if_slow else ""
+        return f"{says}{slow}: a gamble, as no deployment keeps them with {_percent(asked.confidence)}."
+    if not option.evidence.rate_if_slow:
+        says += f", a gamble: if kernels and host are slow, no {_amount(option)} keeps them"
+    cheaper = next((one for one in options if one.weight < option.weight * (1.0 - 1e-9)), None)
+    if cheaper is None or cheaper.probability is None:
+        return f"{says}."
+    other = _deployment(cheaper, rows[options.index(cheaper)])
+    return f"{says}; cheaper and less sure ({_percent(cheaper.probability)}): {other}."
+
+
+def _percent(share: float) -> str:
+    return "over 99 %" if share > 0.99 else f"{100.0 * share:.0f} %"
+
+
+def _amount(option: Option) -> str:
+    return "rate" if option.sized.candidate.unit == "requests/s" else "number of users"
+
+
+def _over_the_day(option: Option, row: Mapping[str, Any], day: Day) -> str:
+    """Return the sentence on the day: how many instances run by the hour, what they cost, and what a start takes."""
+    least, most = min(hour.instances for hour in option.hours), option.instances
+    each = option.sized.candidate
+    worth = f"{_money(row['cost_per_day'])} $" if each.price else f"{HOURS * option.weight:,.4g} GPU-hours"
+    always = HOURS * most * each.weight
+    all_day = f"{_money(always)} $" if each.price else f"{always:,.4g} GPU-hours"
+    if least == most or option.mean_instances >= most:
+        return f"Over the day ({day.source}) all {most} run: {all_day} a day; {option.start.says}."
+    return (
+        f"By the hour ({day.source}) {least} to {most} instances do: {worth} a day instead of {all_day} with all of "
+        f"them all day; {option.start.says}."
+    )
+
+
+def what_decides(
+    options: Sequence[Option], closer: Sequence[Closer], model: str, measurable: Collection[str]
+) -> str | None:
+    """Return what would decide between the first two; None where their ranges do not meet.
+
+    Their costs meet where the first may be dearer, at its slow end, than the second at its fast end. What decides are
+    the kernels that hold most of the doubt about the one that is known less.
+    """
+    known = [option for option in options[:2] if option.evidence.rate_if_slow is not None]
+    if len(known) < 2:
+        return None
+    first, second = known
+    dearest = first.sized.candidate.weight / max(first.evidence.rate_if_slow, 1e-9)
+    if second.sized.candidate.weight / second.evidence.rate_if_fast >= dearest:
+        return None
+    widths = [
+        option.evidence.rate_if_fast / max(option.evidence.rate_if_slow, 1e-9) * option.sized.found.rate
+        for option in known
+    ]
+    place = widths.index(max(widths))
+    wider, doubts = known[place].sized.candidate.flags["gpu"], closer[place].doubts
+    families = [family for family in doubts if family in measurable]
+    if not families:
+        return (
+            f"Between the first two, {' and '.join(doubts)} on {wider} would decide, which calibrate does not measure: "
+            "run both on the load."
+        )
+    return (
+        f"Between the first two, {' and '.join(families)} on {wider} would decide: kernelsight calibrate plan --gpu "
+        f"{wider} --models {model} --families {','.join(families)} --points {DECIDING_POINTS} -o suite.json"
+    )
+
+
+def _deployment(option: Option, row: Mapping[str, Any]) -> str:
+    """Return a deployment in words: 4 × h200_sxm at TP 2, 12.1 $/h, 0.63 $/M tokens."""
+    gpus = " and ".join(f"{count * option.instances} × {gpu}" for gpu, count in option.sized.candidate.gpus.items())
+    parts = [f"{gpus} at TP {row['tensor_parallel_size']}"]
+    named = {name: row[name] for name in row if is_flag(name) and name not in ALWAYS}
+    parts += [f"{SHORT.get(name, name)} {_cell(value)}" for name, value in named.items()]
+    if row["price_per_hour"] is not None:
+        parts += [f"{_money(row['price_per_hour'])} $/h", f"{_money(row['cost_per_million_tokens'])} $/M tokens"]
+    return ", ".join(parts)
+
+
+def nearest_of(search: SizeSearch, objectives: Sequence[Objective]) -> str:
+    """Return the sentence for no deployment that keeps the objectives: the nearest, and by how much it misses."""
+    asked = " and ".join(map(str, objectives))
+    near = [left for left in search.left_out.values() if left.miss is not None]
+    if not near:
+        reasons = dict.fromkeys(left.reason for left in search.left_out.values())
+        return f"No deployment keeps {asked}: {'; '.join(list(reasons)[:2])}."
+    nearest = min(near, key=lambda left: left.miss)
+    stated = stated_flags(nearest.flags)
+    where = f"{stated['gpu']} at TP {stated['tensor_parallel_size']}"
+    why = nearest.reason.removeprefix("no rate keeps the objectives: ")
+    return f"No deployment keeps {asked}; the nearest is {where}, {nearest.miss - 1.0:.0%} above: {why}."
+
+
+def _money(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,113 @@
+"""What bounds a scenario's rate before any search: a request alone, and closed loops of ever more in flight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelsight.scenario.objectives import Objective
+from kernelsight.sweeps.steady import LEAST_REQUESTS
+from kernelsight.sweeps.trials import Trial, Trials, gap_percentile
+
+# a closed loop of so many requests in flight for each seat
+TURNOVER = 6
+ALONE = 24
+LEVELS, HALVINGS = 4, 2
+# on a bound that rests on one load
+CAUTION = 1.1
+
+
+class Capacity(NamedTuple):
+    """What bounds a scenario's rate before any search.
+
+    ``alone``: latencies of requests that meet nobody; ``most``: no higher rate can keep the objectives, requests/s (or
+    users); ``misses``: the objective that even a request alone misses, and its value there.
+    """
+
+    alone: Trial
+    most: float
+    misses: tuple[Objective, float] | None
+
+
+def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective]) -> Capacity:
+    """Return what bounds the rate: a request alone, and closed loops of ever more requests in flight.
+
+    No rate is above what a closed loop completes once its decode steps alone take longer than the objective on TPOT,
+    and no more users keep it.
+    """
+    (alone,) = trials.serve(scenario_id, ALONE, [0], request_rate=None, max_concurrency=1)
+    missed = _missed_alone(alone, objectives)
+    if missed or alone.lost:
+        return Capacity(alone, 0.0, missed)
+    settings = trials.settings(scenario_id)
+    scenario = trials.scenario(scenario_id)
+    seats = settings["max_num_seqs"] * settings["dp"] * (scenario["decode_replicas"] or scenario["replicas"] or 1)
+    longest_gap_ms = min((each.most_ms for each in objectives if each.metric == "tpot"), default=math.inf)
+    best, level, below = 0.0, 1, 1
+
+    def bound() -> Capacity:
+        users = _most_users(level, seats, best, objectives)
+        return Capacity(alone, CAUTION * (max(best, throughput) if scenario["request_rate"] else users), None)
+
+    while True:
+        level, below = min(level * LEVELS, seats), level
+        throughput, gap_ms = _closed_loop(trials, scenario_id, level)
+        grows = throughput > best * 1.02
+        if gap_ms > longest_gap_ms:
+            break
+        best = max(best, throughput)
+        if level >= seats or not grows:
+            level = seats
+            return bound()
+    # between these two levels the decode steps begin to take too long
+    for _ in range(HALVINGS):
+        middle = round(math.sqrt(below * level))
+        if not below < middle < level:
+            break
+        reached, gap_ms = _closed_loop(trials, scenario_id, middle)
+        if gap_ms > longest_gap_ms:
+            level, throughput = middle, reached
+        else:
+            below, best = middle, max(best, reached)
+    return bound()
+
+
+def _most_users(level: int, seats: int, throughput: float, objectives: Sequence[Objective]) -> float:
+    """Return the most users that can keep the objectives: ``level`` that have a seat, and those whom waiting allows.
+
+    Those who wait for a seat get one as others finish, ``throughput`` a second. Where no objective is on waiting,
+    nobody waits.
+    """
+    waits_s = [each.most_ms / 1e3 for each in objectives if each.metric in ("ttft", "e2e", "queue")]
+    return level + (2.0 * throughput * min(waits_s) if waits_s and level >= seats else 0.0)
+
+
+def _closed_loop(trials: Trials, scenario_id: str, level: int) -> tuple[float, float]:
+    """Return what a closed loop of ``level`` requests in flight completes, requests/s, and its median gap, ms."""
+    requests = min(level * TURNOVER, 2 * level + LEAST_REQUESTS)
+    (trial,) = trials.serve(scenario_id, requests, [0], request_rate=None, max_concurrency=level)
+    return _throughput(trial, requests, level), gap_percentile(trial.gaps, 50.0)
+
+
+def _missed_alone(alone: Trial, objectives: Sequence[Objective]) -> tuple[Objective, float] | None:
+    """Return the first objective that requests miss which meet nobody, and its value, milliseconds."""
+    for objective in objectives:
+        if objective.metric == "itl":
+            continue
+        values = alone.latencies[objective.metric]
+        values = values[~np.isnan(values)]
+        if values.size:
+            percent = objective.percent
+            # of few requests the largest is no tail: the middle of them stands for all above it
+            value = float(values.mean() if percent is None else np.percentile(values, min(percent, 50.0)))
+            if value > objective.most_ms:
+                return objective, value
+    return None
+
+
+def _throughput(trial: Trial, requests: int, level: int) -> float:
+    """Return requests/s of a closed loop while it was full: at its end it empties over one stay."""
+    return requests / max(trial.duration_s * (1.0 - 0.5 * level / requests), 1e-9)

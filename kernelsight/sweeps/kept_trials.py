@@ -1,0 +1,80 @@
+"""What trials at each rate said, kept on disk between processes: a search that is asked again goes on where it ended.
+
+Of a trial nothing but its verdict is kept; its requests are served again where somebody asks for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kernelsight.dataflow.kept import content_digest, keep, read_kept
+from kernelsight.scenario.objectives import Objective
+from kernelsight.sweeps.steady import Verdict
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+# tables that trials rest on, beside the rows of scenarios
+RESTS_ON = ("step_costs", "deployment_settings", "memory_plan", "host_settings")
+
+
+class Judged(NamedTuple):
+    """What a search reads off the trials at a rate: their verdict, the mean stay, and whether a request was lost."""
+
+    verdict: Verdict
+    stay_ms: float
+    lost: bool
+
+
+class KeptTrials:
+    """Verdicts on the trials of a session's scenarios, by scenario, rate, requests and seeds.
+
+    >>> from kernelsight.scenario.objectives import objective_of
+    >>> slo, kept = [objective_of("ttft_p95_ms", 500.0)], KeptTrials(None)
+    >>> kept.put("s", slo, 2.0, 1000, 2, 10.0, Judged(Verdict(0.5, 0.4, 0.3, 0.6, False, 20.0, slo[0]), 90.0, False))
+    >>> kept.get("s", slo, 2.0, 1000, 2, 10.0).stay_ms, kept.get("s", slo, 3.0, 1000, 2, 10.0)
+    (90.0, None)
+    """
+
+    def __init__(self, key: str | None) -> None:
+        self._key = key
+        self._known: dict[str, list[Any]] = (read_kept(key, json.loads) if key else None) or {}
+
+    def get(self, scenario_id: str, objectives: Sequence[Objective], *tried: float) -> Judged | None:
+        """Return what was said; ``tried``: rate, requests, seeds, and the run in which the rate has to hold."""
+        found = self._known.get(_name(scenario_id, objectives, tried))
+        if found is None:
+            return None
+        *figures, tightest, stay_ms, lost = found
+        return Judged(Verdict(*figures, objectives[tightest]), stay_ms, lost)
+
+    def put(self, scenario_id: str, objectives: Sequence[Objective], *tried: Any) -> None:
+        """Keep what was said; ``tried``: as for ``get``, and at its end the judgement."""
+        *at, judged = tried
+        *figures, tightest = judged.verdict
+        place = list(objectives).index(tightest)
+        self._known[_name(scenario_id, objectives, at)] = [
+            *(each if isinstance(each, bool) else float(each) for each in figures),
+            *(place, float(judged.stay_ms), bool(judged.lost)),
+        ]
+        if self._key:
+            keep(self._key, json.dumps(self._known).encode())
+
+
+def _name(scenario_id: str, objectives: Sequence[Objective], tried: Sequence[float]) -> str:
+    named = " ".join(f"{each.column}:{each.most_ms!r}" for each in objectives)
+    return " ".join([scenario_id, named, *(repr(float(each)) for each in tried)])
+
+
+def kept_trials(session: Session) -> KeptTrials:
+    """Return the verdicts that are kept on the scenarios of a session, by the hash of all that they rest on."""
+    keys = [session.key_of(name) for name in RESTS_ON]
+    if None in keys:
+        return KeptTrials(None)
+    digest = hashlib.sha256(" ".join(["trials", *keys]).encode())  # type: ignore[list-item]
+    for name in ("scenarios", "kv_transfers"):
+        digest.update(content_digest(session.table(name)))
+    return KeptTrials(digest.hexdigest())

@@ -1,0 +1,48 @@
+"""Flags as keyword arguments: signatures from their declaration, errors that name them, the command line as before."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import kernelsight as ks
+from kernelsight.cli.main import main
+from kernelsight.errors import KernelSightError, flags_in_errors
+from kernelsight.scenario.flags import FLAGS
+from kernelsight.scenario.keywords import in_python
+
+
+@pytest.mark.parametrize("function", [ks.predict, ks.simulate, ks.size, ks.compare, ks.Session.simulate])
+def test_flags_are_keyword_arguments_with_their_documentation(function: object) -> None:
+    signature = inspect.signature(function)
+    assert not any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+    seats = signature.parameters["max_num_seqs"]
+    assert (seats.kind, seats.default, seats.annotation) == (seats.KEYWORD_ONLY, None, "int | None")
+    assert f"``max_num_seqs`` (int): {FLAGS['max_num_seqs'].help}" in inspect.getdoc(function)
+
+
+def test_what_sizing_varies_is_no_argument_of_it() -> None:
+    named = inspect.signature(ks.size).parameters
+    assert {"users", "gpus", "slo", "input_len"} <= set(named)
+    assert not {"gpu", "request_rate", "max_concurrency", "replicas", "self"} & set(named)
+
+
+def test_errors_name_keyword_arguments_in_python_and_flags_on_the_command_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = {"model": "qwen3-0.6b", "gpu": "l4", "phase": "decode"}
+    with pytest.raises(KernelSightError) as caught:
+        ks.predict(**asked)
+    assert str(caught.value) == "a decode step needs context_len; give it."
+    with flags_in_errors(), pytest.raises(KernelSightError) as caught:
+        ks.predict(**asked)
+    assert str(caught.value) == "a decode step needs --context-len; give it."
+    assert main(["predict", "--model", "qwen3-0.6b", "--gpu", "l4"]) == 2
+    assert "a decode step needs --context-len; give it." in capsys.readouterr().err
+
+
+def test_commands_and_flags_of_others_stay_as_they_are() -> None:
+    for text in ("give `kernelsight cache --clear`", "run kernelsight size --input-len 3", "--hf-overrides is unknown"):
+        assert in_python(text) == text
+    assert in_python("give --rate R or --users N.", frozenset({"rate", "users"})) == "give rate or users."
