@@ -211,7 +211,9 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
         "host_us": totals["host_us"],
         # of one GPU
         "energy_mj": power_w * total / 1e3,
-        "power_w": {end: power_w * factor for end, factor in _ends(drawn["power_log_half"]).items()},
+        "power_w": {
+            end: min(power_w * factor, drawn["limit_w"]) for end, factor in _ends(drawn["power_log_half"]).items()
+        },
         **{name: tiers[name] for name in ("tier", "measured_share", "not_measured")},
         "kernels": kernels,
         "memory": plan,

@@ -13,6 +13,7 @@ select
   any_value(tdp_w * value) filter ("constant" = 'compute') as compute_w,
   any_value(tdp_w * value) filter ("constant" = 'expand') as expand_w,
   any_value(tdp_w * value) filter ("constant" = 'link') as link_w,
+  any_value(tdp_w) as limit_w,
   any_value(tdp_w * value) filter ("constant" = 'cap') as cap_w,
   any_value(value) filter ("constant" = 'cap_sharpness') as cap_sharpness,
   any_value(value) filter ("constant" = 'clock_exponent') as clock_exponent,

@@ -11,9 +11,9 @@ with windows as (
 placed as (
   select
     windows.scenario_id,
-    (((start_ns + end_ns) // 2 - origin_ns) // greatest(width_ns, 1))::bigint as "window",
-    origin_ns + "window" * width_ns as from_ns,
-    least(origin_ns + ("window" + 1) * width_ns, last_ns) as to_ns,
+    (((start_ns + end_ns) // 2 - origin_ns) // greatest(width_ns, 1))::bigint as place,
+    origin_ns + place * width_ns as from_ns,
+    least(origin_ns + (place + 1) * width_ns, last_ns) as to_ns,
     settings.tp * settings.pp * least(busy_us * 1e3, end_ns - start_ns) as active_ns,
     power.idle_w,
     power.idle_w + power.active_w + 1e9 * settings.tp * dynamic_energy_j / nullif(active_ns, 0) as free_w,
@@ -34,16 +34,16 @@ idle as (
 summed as (
   select
     scenario_id,
-    "window",
+    place,
     from_ns,
     to_ns,
     case when bool_and(active_w is not null or active_ns = 0) then sum(round(active_ns * coalesce(active_w - idle_w, 0))::hugeint) end as active
   from placed
-  group by scenario_id, "window", from_ns, to_ns
+  group by scenario_id, place, from_ns, to_ns
 )
 select
   scenario_id,
-  "window",
+  place as "window",
   from_ns / 1e9 as start_s,
   to_ns / 1e9 as end_s,
   idle_w + active / nullif(to_ns - from_ns, 0) + coalesce(host_power_w, 0) * gpus as power_w,

@@ -9,6 +9,7 @@ with engines as (
     power.idle_w,
     power.idle_w + power.active_w + 1e9 * settings.tp * totals.dynamic_energy_j / nullif(active_ns, 0) as free_w,
     held_w(free_w, least(power.cap_w, settings.power_limit_w), power.cap_sharpness) as active_w,
+    settings.tp * settings.pp * least(power.limit_w, settings.power_limit_w) as limit_w,
     power.power_log_half,
     power.energy_log_half
   from replica_totals as totals
@@ -27,6 +28,7 @@ spent as (
     case when bool_and(free_w is not null or active_ns = 0) then sum(round(active_ns * coalesce(free_w, 0))::hugeint) end as free,
     case when bool_and(free_w is not null or active_ns = 0) then sum(round(active_ns * coalesce(active_w, 0))::hugeint) end as active,
     sum(round(greatest(gpus * span_ns - active_ns, 0) * idle_w)::hugeint) as idle,
+    sum(round(limit_w * 1e3)::hugeint) / 1e3 as limit_w,
     max(power_log_half) as power_log_half,
     max(energy_log_half) as energy_log_half
   from engines join spans using (scenario_id)
@@ -40,6 +42,7 @@ select
   idle / 1e9 as idle_energy_j,
   active / nullif(free, 0) as held_share,
   (active + idle) / nullif(span_ns, 0) as gpu_power_w,
+  limit_w,
   power_log_half,
   energy_log_half
 from spent
