@@ -37,6 +37,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "search": ("kernelsight/searching", "kernelsight/evaluation/searches"),
     "compare": ("kernelsight/comparison", "kernelsight/logs"),
     "sizing": ("kernelsight/sizing",),
+    "energy": ("kernelsight/evaluation/energy",),
     "sweep": ("kernelsight/sweeps",),
     "server": ("kernelsight/server",),
 }
@@ -59,6 +60,7 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "compare_noise": (*SIMULATION, "compare"),
     "compare_steps": (*SIMULATION, "compare"),
     "corrections": (*SIMULATION, "compare"),
+    "energy": (*SIMULATION, "backtest", "energy"),
     "limits": ("deployments", "serving"),
     "rates": (*SIMULATION, "sizing"),
     "sizes": (*SIMULATION, "sizing"),

@@ -104,6 +104,7 @@ def step_costs(
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
     kernel_implementations: pa.Table,
+    gpu_power: pa.Table,
     knot_corrections: pa.Table,
     *,
     read: Reader,
@@ -113,7 +114,7 @@ def step_costs(
     """GPU time at each knot: the launches of its kernels added up; and what these rest on."""
     from kernelsight.kernels.step_costs import step_costs_of
 
-    facts = (gpus, fabrics, eta_coefficients, kernel_implementations)
+    facts = (gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power)
     return step_costs_of(
         *(step_shapes, launch_signatures, deployment_settings, sharded_layers, layer_weights, facts, knot_corrections),
         *(read, threads, "step_cost_shares" in wanted),
@@ -254,12 +255,13 @@ def _family_latencies(
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
     kernel_implementations: pa.Table,
+    gpu_power: pa.Table,
     *,
     family: str,
 ) -> pa.Table:
     """Latencies of {family}."""
     return _latencies(
-        family, family_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations
+        family, family_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power
     )
 
 

@@ -40,6 +40,7 @@ COLUMNS = [
     "p95_us",
     "share",
     "tier",
+    "energy_mj",
 ]
 
 
@@ -156,6 +157,7 @@ def _as_page(step: dict[str, Any]) -> list[str]:
             "p05_us": kernel["p05_us"],
             "p95_us": kernel["p95_us"],
             "share": f"{kernel['share']:.1%}",
+            "energy_mj": kernel["energy_mj"],
         }
         for kernel in step["kernels"]
     ]
@@ -167,6 +169,8 @@ def _as_page(step: dict[str, Any]) -> list[str]:
         f"total {show_number(step['total_us'])} us (90 % interval {show_number(step['p05_us'])} to "
         f"{show_number(step['p95_us'])}): "
         f"GPU {show_number(step['gpu_us'])} us, exposed host {show_number(step['host_us'])} us",
+        f"energy of a GPU {show_number(step['energy_mj'])} mJ, {show_number(step['power_w']['mean'])} W (90 % interval "
+        f"{show_number(step['power_w']['low'])} to {show_number(step['power_w']['high'])})",
         rests_on(step),
         *([step["cliff"]] if step["cliff"] else []),
         "",

@@ -18,7 +18,7 @@ from kernelsight.cli.options import (
 from kernelsight.cli.pages.simulate_page import simulation_page
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.present.output import Waiting, as_csv, as_json, check_ending, note, print_page, write_table
-from kernelsight.scenario.flags import LENGTHS, LOAD, LOAD_FLAGS, POOLS, PREFILL, ROUTER
+from kernelsight.scenario.flags import LENGTHS, LOAD, LOAD_FLAGS, POOLS, PREFILL, ROUTER, SITE
 from kernelsight.scenario.load_rules import distribution, first_fault, with_finite_rate
 from kernelsight.scenario.objectives import parse_objectives
 
@@ -63,6 +63,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
     add_flags(load, LOAD)
     add_flags(verb.add_argument_group("lengths"), LENGTHS)
     add_flags(verb.add_argument_group("router (in front of data-parallel replicas)"), ROUTER)
+    add_flags(verb.add_argument_group("energy (of the place where the servers stand)"), SITE)
     add_goodput(load)
     add_correction(verb)
     verb.add_argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,8 @@ STEP_QUERY = """
 select calls.family, calls.name, min(calls.call) as call, sum(calls.count)::bigint as count,
        calls.shape, calls.math, calls.format, calls.flops, calls.bytes,
        latencies.roofline_us, latencies.bound, latencies.eta, latencies.latency_us,
-       latencies.latency_p05_us as p05_us, latencies.latency_p95_us as p95_us, latencies.tier, latencies.evidence
+       latencies.latency_p05_us as p05_us, latencies.latency_p95_us as p95_us, latencies.tier, latencies.evidence,
+       latencies.energy_j * 1e3 as energy_mj
 from kernel_calls as calls
 join kernel_latencies as latencies using (deployment_id, step_shape_id, call)
 group by all  -- one row for the same kernel in several kinds of layers
@@ -158,6 +160,8 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
     ``flags``: deployment flags as ``simulate`` takes them; ``sizes``: batch_size (None: 1), input_len,
     context_len.
     """
+    from kernelsight.kernels.energy import held
+
     if phase not in PHASES:
         raise InvalidInput(f"--phase is {phase!r}; give one of {', '.join(PHASES)}.")
     sizes = {name: _size(name, value) for name, value in sizes.items()}
@@ -188,7 +192,13 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
     kernels = session.query(STEP_QUERY).to_pylist()
     totals = session.table("step_totals").to_pylist()[0]
     total = totals["total_us"]
-    kernels.append(_host_row(totals, settings["tier"]))
+    drawn = next(row for row in session.table("gpu_power").to_pylist() if row["gpu"] == deployment["gpu"])
+    kernels.append(_host_row(totals, settings["tier"], drawn["idle_w"] + drawn["active_w"]))
+    free_w = 1e3 * sum(kernel["count"] * kernel["energy_mj"] for kernel in kernels) / total
+    cap_w = min(drawn["cap_w"], settings["power_limit_w"] or math.inf)
+    power_w = float(held(free_w, cap_w, drawn["cap_sharpness"]))
+    for kernel in kernels:  # the limit of the board holds for the mean of the step
+        kernel["energy_mj"] *= power_w / free_w
     for kernel in kernels:
         kernel["shape"] = {name: value for name, value in (kernel["shape"] or {}).items() if value is not None}
         kernel["share"] = kernel["count"] * kernel["latency_us"] / total
@@ -207,6 +217,11 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
         "p95_us": totals["p95_us"],
         "gpu_us": totals["gpu_us"],
         "host_us": totals["host_us"],
+        # of one GPU
+        "energy_mj": power_w * total / 1e3,
+        "power_w": {
+            end: min(power_w * factor, drawn["limit_w"]) for end, factor in _ends(drawn["power_log_half"]).items()
+        },
         **{name: tiers[name] for name in ("tier", "measured_share", "not_measured")},
         "kernels": kernels,
         "memory": plan,
@@ -244,7 +259,13 @@ def _size(name: str, value: Any) -> int | None:
     return int(value)
 
 
-def _host_row(totals: dict[str, Any], tier: str) -> dict[str, Any]:
+def _ends(log_half: float) -> dict[str, float]:
+    """Return the factors of a figure and of the ends of its 90 % interval."""
+    return {"mean": 1.0, "low": math.exp(-log_half), "high": math.exp(log_half)}
+
+
+def _host_row(totals: dict[str, Any], tier: str, active_w: float) -> dict[str, Any]:
+    """Return the row of exposed host time, in which a GPU draws ``active_w``."""
     host = totals["host_us"]
     return {
         "family": "host",
@@ -264,6 +285,7 @@ def _host_row(totals: dict[str, Any], tier: str) -> dict[str, Any]:
         "p95_us": totals["host_p95_us"],
         "tier": tier,
         "evidence": "host_settings",
+        "energy_mj": host * active_w / 1e3,
     }
 
 
@@ -299,5 +321,8 @@ def predict_calls(session: Session, path: str, gpu: str, tier: str | None) -> pa
     return call_latencies(
         calls,
         tier or "auto",
-        *(session.table(name) for name in ("gpus", "fabrics", "eta_coefficients", "kernel_implementations")),
+        *(
+            session.table(name)
+            for name in ("gpus", "fabrics", "eta_coefficients", "kernel_implementations", "gpu_power")
+        ),
     )

@@ -39,6 +39,7 @@ def call_latencies(
     fabrics: pa.Table,
     coefficients: pa.Table,
     implementations: pa.Table,
+    gpu_power: pa.Table,
 ) -> pa.Table:
     """Return ``kernel_latencies`` rows for rows in the ``kernel_calls`` contract, in their order.
 
@@ -51,7 +52,7 @@ def call_latencies(
     words = pa.table({name: _encoded(calls[name]) for name in WORDS if name in calls.column_names})
     _, spelled = combinations(words, words.column_names)
     shape, work = in_one_piece(calls["shape"]), {name: calls[name].to_numpy() for name in ("flops", "bytes")}
-    settings, known = pa.table({"tier": [tier]}), (gpus, fabrics, coefficients, implementations)
+    settings, known = pa.table({"tier": [tier]}), (gpus, fabrics, coefficients, implementations, gpu_power)
     # calls that differ are priced once; ``place``: of each row, the call among them
     priced, place, total = [], np.empty(calls.num_rows, np.int64), 0
     for family, rows in _by_family(calls["family"]):

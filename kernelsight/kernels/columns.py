@@ -51,3 +51,16 @@ def _present(codes: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
         return kept, inverse.reshape(-1)
     there = np.bincount(codes, minlength=most) > 0
     return np.flatnonzero(there), (np.cumsum(there) - 1)[codes]
+
+
+def positions(values: pa.ChunkedArray | pa.Array, among: pa.ChunkedArray | pa.Array) -> np.ndarray:
+    """Return the place of each word among others; words may be a dictionary.
+
+    >>> positions(pa.array(["b", "a", "b"]), pa.array(["a", "b"])).tolist()
+    [1, 0, 1]
+    """
+    among = among.combine_chunks() if isinstance(among, pa.ChunkedArray) else among
+    if pa.types.is_dictionary(values.type):
+        values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+        return positions(values.dictionary, among)[values.indices.to_numpy()]
+    return pc.index_in(values, among).to_numpy(zero_copy_only=False).astype(np.int64)

@@ -16,8 +16,8 @@ class Costed(NamedTuple):
     """Picoseconds and kernel launches of each knot, shape [knots]; where nothing is launched there is no cost.
 
     ``p05``, ``p95``: picoseconds when all kernels are at that end of their intervals. Of the picoseconds, what shrinks
-    with a faster rate of arithmetic, of memory or of links; what is not done by the layers, which pipeline stages
-    share: embedding and transfers; and what the families of experts and of collectives take.
+    with a faster rate of arithmetic, of memory or of links; their dynamic energy; what is not done by the layers, which
+    pipeline stages share: embedding and transfers; and what the families of experts and of collectives take.
     """
 
     picoseconds: np.ndarray
@@ -26,6 +26,7 @@ class Costed(NamedTuple):
     compute: np.ndarray
     memory: np.ndarray
     link: np.ndarray
+    nanojoules: np.ndarray
     launches: np.ndarray
     embedding: np.ndarray
     transfer: np.ndarray
@@ -43,7 +44,10 @@ class Costed(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Picoseconds of kernels, shape [rows] or [knots]: the ends of their 90 % intervals, and what bounds them."""
+    """Picoseconds of kernels, shape [rows] or [knots]: the ends of their 90 % intervals, what bounds them, energy.
+
+    ``nanojoules``: what their work draws on one GPU beside the power of an active GPU.
+    """
 
     picoseconds: np.ndarray
     p05: np.ndarray
@@ -51,6 +55,7 @@ class Times(NamedTuple):
     compute: np.ndarray
     memory: np.ndarray
     link: np.ndarray
+    nanojoules: np.ndarray
 
     def at_knots(self, place: np.ndarray, count: np.ndarray, knot: np.ndarray, size: int) -> Times:
         """Return the sums over launches: rows in ``place``, ``count`` launches of each at ``knot``."""

@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kernelsight.dataflow.columns import evaluate
+from kernelsight.kernels.columns import positions
+from kernelsight.kernels.energy import DRAWN_AT_REST, dynamic_j
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
-from kernelsight.kernels.hardware import BY_MATH
+from kernelsight.kernels.hardware import BY_MATH, MICROSECONDS_PER_SECOND
 from kernelsight.kernels.intervals import spread
 from kernelsight.kernels.kinds import TIERS, interval_half_widths
 from kernelsight.kernels.network import correction
@@ -31,7 +34,7 @@ from kernelsight.kernels.prepared import (
 
 # of kernel_latencies
 COLUMNS = ["deployment_id", "step_shape_id", "call", "family", "name", "count", "tiles", "roofline_us", "bound", "eta"]
-COLUMNS += ["latency_us", "latency_p05_us", "latency_p95_us", "tier", "evidence"]
+COLUMNS += ["latency_us", "latency_p05_us", "latency_p95_us", "tier", "evidence", "energy_j"]
 BOUNDS = ("compute", "memory", "link")
 
 
@@ -54,6 +57,7 @@ def latencies(
     fabrics: pa.Table,
     coefficients: pa.Table,
     implementations: pa.Table,
+    gpu_power: pa.Table,
     *,
     backend: str = "auto",
 ) -> pa.Table:
@@ -62,7 +66,7 @@ def latencies(
     ``settings`` is ``deployment_settings``: its tier decides what the constants may rest on. Refuses the
     target-measured tier on a GPU of which ``eta_coefficients`` holds no fit.
     """
-    found = figures(family, calls, settings, gpus, fabrics, coefficients, implementations, backend=backend)
+    found = figures(family, calls, settings, gpus, fabrics, coefficients, implementations, gpu_power, backend=backend)
     stated = calls.select(["deployment_id", "step_shape_id", "call", "name", "count"])
     stated = stated.append_column("family", pa.repeat(family, calls.num_rows))
     return joined(stated, found)
@@ -82,6 +86,7 @@ def figures(
     fabrics: pa.Table,
     coefficients: pa.Table,
     implementations: pa.Table,
+    gpu_power: pa.Table,
     *,
     backend: str = "auto",
 ) -> pa.Table:
@@ -91,7 +96,10 @@ def figures(
     """
     found = answers(family, calls, settings, gpus, fabrics, coefficients, implementations, backend=backend)
     roofline, rows = found.results["roofline_us"], calls.num_rows
+    facts = (settings, gpus, fabrics, coefficients, implementations, gpu_power)
+    found, dynamic = powered(family, calls, found, facts)
     latency, p05, p95 = interval(family, found, coefficients)
+    rest_w = pc.add(*(gpu_power[name] for name in DRAWN_AT_REST)).to_numpy()[positions(calls["gpu"], gpu_power["gpu"])]
     return pa.table(
         {
             "tiles": pa.array(found.results["tiles"]) if "tiles" in found.results else pa.nulls(rows, pa.float64()),
@@ -103,8 +111,18 @@ def figures(
             "latency_p95_us": p95,
             "tier": _words(TIERS, found.tier),
             "evidence": _words(found.evidence, found.kind_of_row),
+            "energy_j": dynamic + rest_w * latency / MICROSECONDS_PER_SECOND,
         }
     )
+
+
+def powered(family: str, calls: pa.Table, found: Answers, facts: Sequence[pa.Table]) -> tuple[Answers, np.ndarray]:
+    """Return the answers under the power limits of their deployments, and the dynamic energy of each call in joules.
+
+    ``facts``: the tables that ``answers`` reads beside calls, and ``gpu_power``.
+    """
+    latency, joules = dynamic_j(family, calls, found.latency_us, facts)
+    return found._replace(latency_us=latency), joules
 
 
 def interval(family: str, found: Answers, coefficients: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

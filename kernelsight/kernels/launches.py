@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Reader
 
 # settings that a call's time rests on without being a column of its calls
-PRICED_BY = ("tier", "moe_backend")
+PRICED_BY = ("tier", "moe_backend", "power_limit_w")
 
 
 def signatures_of(

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.columns import numeric
+from kernelsight.kernels.columns import positions
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
 from kernelsight.kernels.hardware import MATH, hardware_columns
@@ -85,9 +86,9 @@ def prepared(
     """Gather what a family's calls are evaluated with; arguments as of ``answers``."""
     declared = FAMILIES[family]
     columns = numeric(calls, [*declared.form.reads, "flops", "bytes"])
-    columns["gpu"] = _positions(calls["gpu"], gpus["gpu"])
+    columns["gpu"] = positions(calls["gpu"], gpus["gpu"])
     if not declared.vector_work and "math" in calls.column_names:
-        columns["math"] = _positions(calls["math"], pa.array(MATH))
+        columns["math"] = positions(calls["math"], pa.array(MATH))
     kinds, kind_of_row = kinds_of(family, calls, settings)
     hardware = remembered((gpus, fabrics), "hardware", lambda: hardware_columns(gpus, fabrics))
     alike = remembered((gpus, fabrics), ("alike", family), lambda: Likeness(family, gpus, hardware))
@@ -193,11 +194,3 @@ def _points_factor(
         longer = where._replace(log_us=where.log_us + STEP)
         by_latency[rows] = (mean_of(longer, points) - np.log(factor[rows])) / STEP
     return Factor(factor, by_latency)
-
-
-def _positions(values: pa.ChunkedArray | pa.Array, among: pa.ChunkedArray | pa.Array) -> np.ndarray:
-    among = among.combine_chunks() if isinstance(among, pa.ChunkedArray) else among
-    if pa.types.is_dictionary(values.type):
-        values = values.combine_chunks()
-        return _positions(values.dictionary, among)[values.indices.to_numpy()]
-    return pc.index_in(values, among).to_numpy(zero_copy_only=False).astype(np.int64)

@@ -12,7 +12,7 @@ from kernelsight.dataflow.cache import remembered
 from kernelsight.kernels.costed import RELIEF, Groups, Priced, Rest, Times
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.kinds import TIERS
-from kernelsight.kernels.latency import Answers, answers, interval
+from kernelsight.kernels.latency import Answers, answers, interval, powered
 from kernelsight.kernels.launches import PRICED_BY
 
 # a factor of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
@@ -31,7 +31,7 @@ def priced(
     """Return a family's calls at knots, for each group and GPU of it.
 
     ``wanted``: columns that their time rests on; calls that are equal in these are priced once. ``facts``: the tables
-    that ``answers`` reads beside calls, deployment_settings first.
+    that ``answers`` reads beside calls, deployment_settings first, and gpu_power last.
     """
     if not calls.num_rows:
         return []
@@ -50,11 +50,11 @@ def priced(
             continue
         mine = calls if asked.size == calls.num_rows else calls.take(pa.array(asked))
         mine = mine.append_column("gpu", _words([gpu], np.zeros(asked.size)))
-        answered = answers(family, mine, *facts)
+        answered, joules = powered(family, mine, answers(family, mine, *facts[:-1]), facts)
         latency, p05, p95 = interval(family, answered, facts[3])
         nothing = np.zeros_like(latency)
         rates = _shrinks(family, mine, facts, latency) if shares else (nothing, nothing, nothing)
-        times = Times(*map(in_picoseconds, (latency, p05, p95, *rates)))
+        times = Times(*map(in_picoseconds, (latency, p05, p95, *rates)), in_nanojoules(joules))
         total = times.at_knots(place, count[rows], knot[rows], ends[-1])
         spent = times.picoseconds[place] * count[rows]
         for number in np.flatnonzero(there).tolist():
@@ -69,6 +69,11 @@ def in_picoseconds(latency_us: np.ndarray) -> np.ndarray:
     return np.floor(latency_us * 1e6 + 0.5)
 
 
+def in_nanojoules(joules: np.ndarray) -> np.ndarray:
+    """Return energies as whole nanojoules, halves up."""
+    return np.floor(joules * 1e9 + 0.5)
+
+
 def _shrinks(
     family: str, calls: pa.Table, facts: Sequence[pa.Table], latency_us: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -76,15 +81,16 @@ def _shrinks(
 
     What is left is the start of a kernel, and waves that wait for their last tile.
     """
-    settings, gpus, *others = facts
+    settings, gpus, *others, _ = facts
     found = []
     for resource in RATES:
         # collectives wait for links alone, other kernels never do
         if (resource == "link") != bool(FAMILIES[family].wire_share):
             found.append(np.zeros_like(latency_us))
             continue
-        quicker = answers(family, calls, settings, faster(gpus, resource), *others).latency_us
-        found.append(np.clip((latency_us - quicker) / (1.0 - 1.0 / RELIEF), 0.0, latency_us))
+        there = (settings, faster(gpus, resource), *others)
+        quicker, _ = powered(family, calls, answers(family, calls, *there), (*there, facts[-1]))
+        found.append(np.clip((latency_us - quicker.latency_us) / (1.0 - 1.0 / RELIEF), 0.0, latency_us))
     compute, memory, link = found
     # a kernel that both rates bound in part is not shorter than without either
     over = np.maximum((compute + memory) / np.maximum(latency_us, 1e-9), 1.0)

@@ -19,7 +19,7 @@ from kernelsight.kernels.costed import Costed, Groups, Times
 from kernelsight.kernels.families import LOWERED
 from kernelsight.kernels.latency import BOUNDS, columns_read
 from kernelsight.kernels.launches import launched_families
-from kernelsight.kernels.pricing import RATES, in_picoseconds, priced
+from kernelsight.kernels.pricing import RATES, in_nanojoules, in_picoseconds, priced
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Reader
@@ -53,9 +53,9 @@ def step_costs_of(
 ) -> dict[str, pa.Table]:
     """Return ``step_costs`` of all knots that launch a kernel, in the order of ``step_shapes``; ``kernel_evidence``.
 
-    ``facts``: gpus, fabrics, eta_coefficients, kernel_implementations; ``corrections``: of knots; ``read``: of calls
-    by family, and of latencies where they are given; ``threads`` that price calls; ``shares``: ``step_cost_shares``
-    too, for which every call is priced on GPUs with higher rates.
+    ``facts``: gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power; ``corrections``: of knots; ``read``:
+    of calls by family, and of latencies where they are given; ``threads`` that price calls; ``shares``: make
+    ``step_cost_shares`` too, for which every call is priced on GPUs with higher rates.
     """
     tables = (step_shapes, signatures, settings, sharded_layers, layer_weights)
     costs, tiers = _costs(*tables, facts, read, threads, shares)
@@ -68,6 +68,8 @@ def step_costs_of(
     for name in ("p05", "p95"):
         kept = kept.append_column(f"gpu_{name}_us", pa.array(getattr(found, name)[there] / 1e6))
     kept = kept.append_column("launches", pa.array(found.launches[there].astype(np.int64)))
+    joules = found.nanojoules[there] / 1e9
+    kept = kept.append_column("dynamic_energy_j", pa.array(joules, mask=np.isnan(joules)))
     for name in ("embedding", "transfer", "moe", "communication"):
         kept = kept.append_column(f"{name}_us", pa.array(getattr(found, name)[there] / 1e6))
     made = {"step_costs": kept, "kernel_evidence": tiers}
@@ -86,7 +88,8 @@ def _corrected(costs: Costed, knots: pa.Table, corrections: pa.Table) -> Costed:
     own = knots.select(keys).append_column("row", pa.array(np.arange(knots.num_rows)))
     factors = own.join(corrections, keys).sort_by("row")
     made = corrected({name: getattr(costs, name) for name in TIMED}, *(factors[name] for name in FACTORS))
-    # what a log corrects does not say how far off the rest may be: the interval keeps its width
+    # what a log corrects does not say how far off the rest may be: the interval keeps its width; and the work stays, so
+    # that energy changes by what an active GPU draws in the time alone
     ratio = made["picoseconds"] / np.maximum(costs.picoseconds, 1.0)
     shares = {name: _scaled(getattr(costs, name), ratio) for name in ("p05", "p95", *RATES)}
     return costs._replace(**made, **shares)
@@ -164,9 +167,8 @@ def _costs(
         _add_launched(families, (settings, *facts), groups, known, read, threads, shares)
     costs = {name: known.costs for name, known in found.items()}
     for name in given:
-        _add_given(
-            read(name, ["deployment_id", "step_shape_id", "family", "count", *LATENCIES, "roofline_us", "bound"]), costs
-        )
+        columns = ["deployment_id", "step_shape_id", "family", "count", *LATENCIES, "roofline_us", "bound", "energy_j"]
+        _add_given(read(name, columns), costs, _at_rest_w(gpus, facts[-1]))
     for name in groups.of.keys() & again.keys():
         recent.put(again[name], found[name])
     return costs, _tier_rows(
@@ -230,8 +232,14 @@ def _groups(signatures: Sequence[Mapping[str, str]], sizes: Mapping[str, int], g
     return found._replace(knots=np.array([sizes[name] for name in found.firsts], np.int64))
 
 
-def _add_given(latencies: pa.Table, costs: Mapping[str, Costed]) -> None:
-    """Add kernels whose latencies were given."""
+def _at_rest_w(gpus: Mapping[str, str], gpu_power: pa.Table) -> dict[str, float]:
+    """Return by deployment what its GPU draws while it is active, without the work of kernels; ``gpus``: of each."""
+    drawn = {row["gpu"]: row["idle_w"] + row["active_w"] for row in gpu_power.to_pylist()}
+    return {name: drawn[gpu] for name, gpu in gpus.items()}
+
+
+def _add_given(latencies: pa.Table, costs: Mapping[str, Costed], at_rest_w: Mapping[str, float]) -> None:
+    """Add kernels whose latencies were given; one that was given without its energy leaves that of its knot unknown."""
     names = latencies["deployment_id"].combine_chunks().dictionary_encode()
     families = latencies["family"].combine_chunks().dictionary_encode()
     knot, count = latencies["step_shape_id"].to_numpy(), latencies["count"].to_numpy()
@@ -239,7 +247,9 @@ def _add_given(latencies: pa.Table, costs: Mapping[str, Costed]) -> None:
     bound = pc.index_in(latencies["bound"], pa.array(BOUNDS)).to_numpy()
     # how they go with the rates is not stated: all of each with the one that bounds it
     bounded = [np.where(bound == number, figures[0], 0.0) for number in range(len(BOUNDS))]
-    each = Times(*map(in_picoseconds, (*figures, *bounded)))
+    rest_w = np.array([at_rest_w[name] for name in names.dictionary.to_pylist()])[names.indices.to_numpy()]
+    joules = np.asarray(latencies["energy_j"].to_numpy(), dtype=float) - rest_w * figures[0] / 1e6
+    each = Times(*map(in_picoseconds, (*figures, *bounded)), in_nanojoules(joules))
     for code, name in enumerate(names.dictionary.to_pylist()):
         for number, family in enumerate(families.dictionary.to_pylist()):
             rows = np.flatnonzero((names.indices.to_numpy() == code) & (families.indices.to_numpy() == number))

@@ -39,12 +39,16 @@ class Identity(NamedTuple):
 
 
 class Readings(NamedTuple):
-    """State of the GPU at one moment; ``limits``: why its clocks are reduced; None: cannot be read."""
+    """State of the GPU at one moment; ``limits``: why its clocks are reduced; None: cannot be read.
+
+    ``energy_j``: what it has drawn since the driver was loaded.
+    """
 
     sm_clock_hz: float | None
     memory_clock_hz: float | None
     temperature_c: float | None
     limits: frozenset[str]
+    energy_j: float | None = None
 
 
 class Kernel(Protocol):

@@ -61,6 +61,7 @@ def row_of(point: Point, kernel: Kernel, timing: Timing, device: Identity) -> di
         "temperature_c": timing.temperature_c,
         "limits": " ".join(sorted(timing.limits)) or None,
         "repeated": timing.repeated,
+        "power_w": timing.power_w,
         "driver": device.driver,
         "versions": versions_of(device),
         "not_fitted": timing.fault,

@@ -16,7 +16,7 @@ from kernelsight.measure.device import CannotMeasure, Device, DeviceLost, Identi
 from kernelsight.measure.journal import Journal, journal_path, read_journal
 from kernelsight.measure.rows import row_of, versions_of
 from kernelsight.measure.suite import Point, Rule, Suite
-from kernelsight.measure.timing import HOPELESS_POINTS, SLOWED_FAULT, Timing, Watch, replayed, time_replays
+from kernelsight.measure.timing import HOPELESS_POINTS, SLOWED_FAULT, Timing, Watch, drawn_w, replayed, time_replays
 
 # duration of a replay in microseconds: far above the clock's resolution, too short to heat the GPU
 REPLAY_US = 1000.0
@@ -112,12 +112,13 @@ def _measure_left(
 def time_point(device: Device, point: Point, rule: Rule, watch: Watch, kernel: Kernel) -> Timing:
     """Choose the number of launches per replay, and time them; CannotMeasure if their time is below the noise."""
     try:
-        found = time_replays(device, *_replays(device, point, kernel), rule, watch)
+        reference, full = _replays(device, point, kernel)
+        found = time_replays(device, reference, full, rule, watch)
     except ValueError as error:
         raise CannotMeasure(str(error)) from None
     if not found.latency_us > 0:
         raise CannotMeasure("the launches take less time than the noise of a replay")
-    return found
+    return found._replace(power_w=drawn_w(device, full, rule.block))
 
 
 def _replays(device: Device, point: Point, kernel: Kernel) -> tuple[Replay, Replay]:

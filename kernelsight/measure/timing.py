@@ -24,6 +24,8 @@ SLOWED = frozenset({"hw_slowdown", "hw_thermal", "sw_thermal", "power_brake"})
 POWER = "power_cap"
 # a clock below these shares of the highest in the point or in the run is throttled, unless by the power limit
 SAME_CLOCK, RUN_CLOCK = 0.97, 0.9
+# time for which a kernel runs to measure its power
+POWER_SECONDS = 0.5
 # consecutive throttled points after which the next ones no longer wait
 HOPELESS_POINTS = 3
 # medians with a larger relative standard error are not used in fits
@@ -35,7 +37,7 @@ class Timing(NamedTuple):
     """One measured latency, its precision, and the state of the GPU during the measurement.
 
     ``gap_us``: constant time of a replay; ``repeated``: blocks discarded as throttled; ``fault``: why a fit should
-    exclude it, or None.
+    exclude it, or None; ``power_w``: mean power of the GPU while it runs, or None where the device counts no energy.
     """
 
     latency_us: float
@@ -50,6 +52,7 @@ class Timing(NamedTuple):
     limits: frozenset[str]
     repeated: int
     fault: str | None
+    power_w: float | None = None
 
 
 class Block(NamedTuple):
@@ -107,6 +110,29 @@ def time_replays(device: Device, reference: Replay, full: Replay, rule: Rule, wa
         if slowed > most_repeats:
             watch.slowed_points += 1
             return _timing(blocks, reference.launches, full.launches, slowed)._replace(fault=SLOWED_FAULT)
+
+
+def drawn_w(device: Device, replay: Replay, block: int) -> float | None:
+    """Replay for POWER_SECONDS, and return the mean power of the GPU; None where the device counts no energy.
+
+    The device renews its count a few times a second: what counts is the time between two renewals.
+    """
+    energy, begun = device.readings().energy_j, device.seconds()
+    if energy is None:
+        return None
+    renewals: list[tuple[float, float]] = []
+    while (now := device.seconds()) - begun < POWER_SECONDS:
+        replay(block)
+        found = device.readings().energy_j
+        if found is not None and found != energy:
+            energy = found
+            renewals.append((device.seconds(), found))
+        elif device.seconds() == now:
+            return None
+    if len(renewals) < 2:
+        return None
+    (first, before), (last, after) = renewals[0], renewals[-1]
+    return (after - before) / (last - first)
 
 
 def replayed(replay: Replay, count: int) -> np.ndarray:

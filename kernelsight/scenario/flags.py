@@ -128,6 +128,13 @@ DEPLOYMENT = (
         most=LARGEST_PARALLEL_SIZE,
     ),
     _of_deployment("tier", help="kernel latency model to use", choices=TIERS),
+    _of_deployment(
+        "power_limit_w",
+        "positive",
+        "power limit of each GPU: its clock falls until the power fits (default: that of the board)",
+        "W",
+        spellings=("--power-limit",),
+    ),
 )
 LIMITS = (
     _of_deployment("max_model_len", "whole", "longest sequence, prompt and output tokens", "N"),
@@ -384,6 +391,26 @@ LENGTHS = (
     ),
     Flag("num_prefixes", "whole", "number of distinct prefixes (default: 1)", "N"),
 )
+# of the place where the servers stand
+SITE = (
+    Flag(
+        "host_power_w",
+        "span",
+        "power of the server beside its GPUs, for each GPU: CPUs, memory, network, fans (default: not counted)",
+        "W",
+        least=0.0,
+        spellings=("--host-power",),
+    ),
+    Flag("pue", "span", "power usage effectiveness, in carbon and the cost of energy (default: 1)", "X", least=1.0),
+    Flag(
+        "carbon_intensity_g_per_kwh",
+        "span",
+        "CO2 equivalent of a kilowatt-hour, in grams",
+        "G",
+        least=0.0,
+        spellings=("--carbon-intensity",),
+    ),
+)
 ROUTER = (
     Flag(
         "replicas",
@@ -441,6 +468,7 @@ FLAGS = {
         LOAD,
         LENGTHS,
         ROUTER,
+        SITE,
         KEPT,
     )
     for flag in group
@@ -457,7 +485,7 @@ PREFILL_FLAGS = {
     name: own for name in FLAGS if (own := name.removeprefix("prefill_")) != name and own in DEPLOYMENT_FLAGS
 }
 POOL_FLAGS = tuple(flag.name for flag in POOLS)
-LOAD_FLAGS = tuple(flag.name for group in (LOAD, LENGTHS, ROUTER, KEPT) for flag in group)
+LOAD_FLAGS = tuple(flag.name for group in (LOAD, LENGTHS, ROUTER, SITE, KEPT) for flag in group)
 # spellings of other tools, and short forms
 ALIASES = {
     alias: flag.name

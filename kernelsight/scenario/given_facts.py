@@ -25,6 +25,7 @@ UNSTATED = (
     "link_fabric",
     "measured_as",
     "kernel_gap_us",
+    "idle_w",
     "fp32_matrix_flops_per_s",
     "estimated",
 )

@@ -26,6 +26,7 @@ from kernelsight.scenario.flags import (
     POOLS,
     PREFILL,
     ROUTER,
+    SITE,
     SPECULATION,
     Flag,
 )
@@ -38,7 +39,7 @@ Start with `size` (which GPUs, how many), `simulate` (latencies of one deploymen
 kernel by kernel). Answers state a 90 % interval and what they assume: repeat both. Names of GPUs and models: tables
 gpus and models, through `sql`."""
 DEPLOYED = (*DEPLOYMENT, *LIMITS, *POLICIES, *SPECULATION)
-LOADED = (*POOLS, *PREFILL, *LOAD, *LENGTHS, *ROUTER)
+LOADED = (*POOLS, *PREFILL, *LOAD, *LENGTHS, *ROUTER, *SITE)
 TYPES = {"whole": int, "switch": bool, "yes": bool, "positive": float, "share": float, "not_negative": float}
 TYPES |= {"span": float, "share_or_none": float}
 

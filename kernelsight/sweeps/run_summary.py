@@ -41,6 +41,12 @@ FIGURES = (
     "host_exposed_s",
     "idle_s",
 )
+# of scenario_summary, each with its ends
+ENERGY = {
+    "j_per_output_token": "energy_per_output_token_j",
+    "j_per_request": "energy_per_request_j",
+    "carbon_g_per_million_tokens": "carbon_per_million_tokens_g",
+}
 MEAN_KV_QUERY = """
 select sum(kv_share_mean * (end_s - start_s)) / sum(end_s - start_s) as share from cache_over_time
 """
@@ -72,6 +78,12 @@ def run_summary(session: Session) -> dict[str, Any]:
         "duration_s": row["duration_s"],
         **nested,
         **{name: row[name] for name in FIGURES},
+        "power_w": _with_ends(row, "mean_power_w", ("mean", "low", "high")),
+        "energy": {
+            end: value
+            for name, column in ENERGY.items()
+            for end, value in _with_ends(row, column, (name, f"{name}_low", f"{name}_high")).items()
+        },
         "interval_90": intervals,
         **verdict_of(session.table("resource_gains").to_pylist()),
         "cliff": cliff_of(session, settings),
@@ -86,6 +98,11 @@ def run_summary(session: Session) -> dict[str, Any]:
         "assumed": assumed_of(session, row, settings_of),
         **_replicas(session, settings_of, statistics),
     }
+
+
+def _with_ends(row: dict[str, Any], column: str, names: tuple[str, str, str]) -> dict[str, float | None]:
+    """Return a figure of ``scenario_summary`` and the ends of its interval by these names."""
+    return dict(zip(names, (row[column], row[f"{column}_low"], row[f"{column}_high"]), strict=True))
 
 
 def _statuses(statistics: dict[str, Any]) -> dict[str, int]:

@@ -29,6 +29,16 @@ DEPLOYMENTS = [
 ]
 BASE = {"model": "llama-3.1-8b", "gpu": "h100_sxm", **LIMITS}
 ATTENTION = ["decode_attention", "prefill_attention"]
+# without what an active GPU draws anyway
+ENERGY = """
+select deployment_id, step_shape_id,
+       sum(count * (energy_j - latency_us / 1e6 * (power.idle_w + power.active_w))) as joules
+from kernel_latencies
+join deployments using (deployment_id)
+join gpu_power as power using (gpu)
+join step_costs using (deployment_id, step_shape_id)
+group by all
+"""
 RATES = ["compute_us", "memory_us", "link_us"]
 KEY = [("deployment_id", "ascending"), ("step_shape_id", "ascending")]
 
@@ -48,7 +58,10 @@ def test_costs_are_the_sums_of_their_kernels():
         parts = np.stack([shares[name].to_numpy() for name in RATES])
         assert (parts >= 0.0).all() and (parts.sum(axis=0) <= found["gpu_us"].to_numpy() + 1e-6).all()
         assert (parts.max(axis=1) > 0.0).all()
+        joules, found = found["dynamic_energy_j"].to_numpy(), found.drop_columns(["dynamic_energy_j"])
         assert found.equals(expected.cast(found.schema))
+        summed = session.query(ENERGY).sort_by(KEY)["joules"].to_numpy()
+        assert np.isfinite(joules).all() and joules == pytest.approx(summed, rel=1e-6, abs=1e-6)
         signatures = session.table("launch_signatures").to_pylist()
         named = {row["deployment_id"]: row["signature_id"] for row in signatures}
         one, two = session.table("deployments")["deployment_id"].to_pylist()[:2]

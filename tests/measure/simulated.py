@@ -33,7 +33,8 @@ class Simulated:
     """Latency by ``latency_us`` of a point; ``noise`` of one replay, and ``far`` the share that takes thrice as long.
 
     ``hot``: (from, to) seconds in which the GPU is slowed to SLOW_CLOCK_HZ, told as a limit unless ``silent``;
-    ``fails``: the points that fail; ``lost_at`` and ``killed_at``: at which prepared point the device or process ends.
+    ``fails``: the points that fail; ``lost_at`` and ``killed_at``: at which prepared point the device or process ends;
+    ``draws_w``: its power, of which it renews the energy ten times a second, or None where it counts none.
     """
 
     def __init__(
@@ -50,10 +51,11 @@ class Simulated:
         gpu: str = "h200_sxm",
         serial: str = "GPU-1",
         moved: Callable[[Point], int] = lambda point: 2**20,
+        draws_w: float | None = None,
     ) -> None:
         self.latency_us, self.noise, self.far, self.hot, self.silent = latency_us, noise, far, hot, silent
         self.fails, self.lost_at, self.killed_at, self.gpu, self.serial = fails, lost_at, killed_at, gpu, serial
-        self.moved = moved
+        self.moved, self.draws_w = moved, draws_w
         self.random, self.now, self.prepared, self.waited = np.random.default_rng(0), 0.0, [], 0.0
 
     def identity(self) -> Identity:
@@ -62,7 +64,8 @@ class Simulated:
     def readings(self) -> Readings:
         if self._slow():
             return HOT._replace(limits=frozenset()) if self.silent else HOT
-        return Readings(CLOCK_HZ, 2.6e9, 60.0, frozenset())
+        joules = None if self.draws_w is None else self.draws_w * np.floor(10.0 * self.now) / 10.0
+        return Readings(CLOCK_HZ, 2.6e9, 60.0, frozenset(), joules)
 
     def prepare(self, point: Point) -> SimulatedKernel:
         self.prepared.append(point)

@@ -72,9 +72,28 @@ def _figures(answer: dict[str, Any]) -> list[str]:
         "request time front end / queued / prefill / decode": _percents(*shares),
         "of which preempted or recomputed": _percents(answer["preempted_share"]) if answer["preempted_share"] else None,
         "GPU busy / waiting for host / idle (s)": " / ".join(seconds),
+        **_energy(answer["power_w"], answer["energy"]),
     }
     width = max(len(name) for name in figures)
     return [f"{name:<{width}}  {show_number(value)}" for name, value in figures.items() if value is not None]
+
+
+def _energy(power: dict[str, Any], energy: dict[str, Any]) -> dict[str, str | None]:
+    """Return mean power of all GPUs, and energy and carbon of what was served; None: unknown, or not asked for."""
+
+    def interval(figures: dict[str, Any], name: str, low: str, high: str) -> str | None:
+        if figures[name] is None:
+            return None
+        ends = f"{show_number(figures[low])} to {show_number(figures[high])}"
+        return f"{show_number(figures[name])} (90 % interval {ends})"
+
+    token, request, carbon = "j_per_output_token", "j_per_request", "carbon_g_per_million_tokens"
+    return {
+        "power, mean (W)": interval(power, "mean", "low", "high"),
+        "energy per output token (J)": interval(energy, token, f"{token}_low", f"{token}_high"),
+        "energy per request (J)": interval(energy, request, f"{request}_low", f"{request}_high"),
+        "carbon per million tokens (g)": interval(energy, carbon, f"{carbon}_low", f"{carbon}_high"),
+    }
 
 
 def _why_rejected(answer: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Clocks, temperature and clock limits of a GPU from NVML by ctypes, which CuPy does not bind.
+"""Clocks, temperature, energy and clock limits of a GPU from NVML by ctypes, which CuPy does not bind.
 
 Names, numbers and bits are those of nvml.h (NVIDIA, "NVML API Reference Guide").
 """
@@ -39,6 +39,7 @@ class Nvml:
             None if memory is None else memory * MEGAHERTZ,
             self._number("nvmlDeviceGetTemperature", GPU_SENSOR),
             limits_of(self._reasons()),
+            self._energy_j(),
         )
 
     def driver(self) -> str:
@@ -62,6 +63,12 @@ class Nvml:
     def _number(self, name: str, *which: int) -> float | None:
         value = ctypes.c_uint()
         return None if self._refuses(name, self._gpu, *which, ctypes.byref(value)) else float(value.value)
+
+    def _energy_j(self) -> float | None:
+        """Return the energy since the driver was loaded, which GPUs count since Volta."""
+        millijoules = ctypes.c_ulonglong()
+        name = "nvmlDeviceGetTotalEnergyConsumption"
+        return None if self._refuses(name, self._gpu, ctypes.byref(millijoules)) else millijoules.value / 1e3
 
     def _reasons(self) -> int:
         bits = ctypes.c_ulonglong()

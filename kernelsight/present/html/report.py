@@ -123,6 +123,12 @@ def _run_sentences(session: Session, summary: Mapping[str, Any], settings: Mappi
         f"{share['idle']}; requests spend {phases['queue']} of their time before their first step, "
         f"{phases['prefill']} in prefill, {phases['decode']} in decode."
     )
+    if summary["mean_power_w"] is not None and summary["energy_per_output_token_j"] is not None:
+        found.append(
+            f"The GPUs draw {text['mean_power_w']} W on average (90 % interval {text['mean_power_w_low']} to "
+            f"{text['mean_power_w_high']}): {text['energy_per_output_token_j']} J per output token, "
+            f"{text['energy_per_request_j']} J per request."
+        )
     found += _worst_moment(session.query(QUEUE_QUERY).to_pylist())
     kernels = session.query(KERNELS_QUERY).to_pylist()
     listed = ", ".join(

@@ -182,6 +182,20 @@ KERNELS = {
         ],
     },
 }
+POWER_QUERY = """
+select (start_s + end_s) / 2 as s, power_w
+from power_over_time
+where power_w is not null
+order by s
+"""
+POWER = {
+    "mark": {"type": "line", "interpolate": "step"},
+    "encoding": {
+        "x": {"field": "s", "type": "quantitative", "title": "time (s)"},
+        "y": {"field": "power_w", "type": "quantitative", "title": "W"},
+        "tooltip": [{"field": "s", "format": ".4g"}, {"field": "power_w", "format": ".4g"}],
+    },
+}
 KERNELS_OVER_TIME_QUERY = """
 with kernels as (
   select name, row_number() over (order by round(sum(total_us), 3) desc, name) as place
@@ -295,6 +309,7 @@ RUN_FIGURES = (
             "prefill_tokens / (end_s - start_s) as prefill, decode_tokens / (end_s - start_s) as decode", "tokens/s"
         ),
     ),
+    Figure("Power", "Power of all GPUs, by window.", POWER_QUERY, POWER),
     Figure("Kernels", "GPU time of each kernel, by the phase of the step that it ran in.", KERNELS_QUERY, KERNELS),
     Figure(
         "Kernels over time",
@@ -306,7 +321,7 @@ RUN_FIGURES = (
     Figure(
         "Kernel breakdown",
         "Where the GPU time went.",
-        "select phase, family, name, calls, total_us / 1e3 as total_ms, 100.0 * share as percent, bound\n"
+        "select phase, family, name, calls, total_us / 1e3 as total_ms, 100.0 * share as percent, bound, energy_j\n"
         "from kernel_breakdown\norder by total_us desc",
         wide=True,
         most_rows=20,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # about 200 MB of JSON
 MOST_EVENTS = 1_500_000
 SERVED = ("steps", "step_cost_uses", "replica_totals", "request_events")
-FACTS = ("kernel_latencies", "knot_corrections", "step_shapes", "deployment_settings", "memory_plan")
+FACTS = ("kernel_latencies", "knot_corrections", "step_shapes", "deployment_settings", "memory_plan", "gpu_power")
 NS = 1e9
 
 
@@ -70,7 +70,8 @@ def write_timeline(
     shown = {"steps": steps.num_rows, "kernel_slices": sum(part.us.size for part in parts), "requests": moving.num_rows}
     shown["events"] = _count_events(shown["kernel_slices"], steps, moving)
     _check_size(shown, steps, found["request_events"], span, most_events)
-    replicas = replicas_of(found["replica_totals"], found["deployment_settings"], found["memory_plan"], steps)
+    rows = (found[name] for name in ("replica_totals", "deployment_settings", "memory_plan", "gpu_power"))
+    replicas = replicas_of(*rows, steps)
     last = min(span.end, max(found["replica_totals"]["last_ns"].to_pylist(), default=0))
     parts_of_file = (names(replicas), slices(replicas, steps, parts), counters(replicas, steps))
     events = itertools.chain(*parts_of_file, requests(moving, span.start, last))
@@ -98,8 +99,8 @@ def _shown(found: dict[str, pa.Table], span: Span) -> tuple[pa.Table, list[StepK
 
 
 def _count_events(kernel_slices: int, steps: pa.Table, requests_shown: pa.Table) -> int:
-    """Return about how many events are written: with a step host time and two counters, in a request four phases."""
-    return kernel_slices + 4 * steps.num_rows + 8 * requests_shown.num_rows
+    """Return about how many events are written: with a step host time and three counters, in a request four phases."""
+    return kernel_slices + 5 * steps.num_rows + 8 * requests_shown.num_rows
 
 
 def _between(span: Span) -> str:

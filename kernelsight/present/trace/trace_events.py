@@ -25,24 +25,35 @@ MOMENTS = (("queued", "sent_ns"), ("prefill", "scheduled_ns"), ("KV transfer", "
 
 
 class Replicas(NamedTuple):
-    """The replicas that are shown: number of each, what it is called, KV units it has; and the thread of each step."""
+    """The replicas that are shown: number of each, what it is called, KV units it has; and the thread of each step.
+
+    ``gpus``: of a replica, those that work on one layer together, and all; ``idle_w``, ``active_w``: of one GPU.
+    """
 
     numbers: list[int]
     titles: list[str]
     capacity: list[int]
+    gpus: list[tuple[int, int]]
+    idle_w: list[float]
+    active_w: list[float]
     thread: np.ndarray
 
 
-def replicas_of(totals: pa.Table, settings: pa.Table, plans: pa.Table, steps: pa.Table) -> Replicas:
+def replicas_of(
+    totals: pa.Table, settings: pa.Table, plans: pa.Table, gpu_power: pa.Table, steps: pa.Table
+) -> Replicas:
     """Return the replicas of one scenario, and on which thread each step lies."""
     settings_of, plan_of = ({row["deployment_id"]: row for row in table.to_pylist()} for table in (settings, plans))
+    power_of = {row["gpu"]: row for row in gpu_power.to_pylist()}
     rows = totals.to_pylist()
+    used = [settings_of[row["deployment_id"]] for row in rows]
     titles = []
-    for row in rows:
-        own = settings_of[row["deployment_id"]]
+    for row, own in zip(rows, used, strict=True):
         titles.append(f"replica {row['replica']}: {own['model']} on {own['gpu']}, tp {own['tp']} pp {own['pp']}")
     capacity = [plan_of[row["deployment_id"]]["capacity_units"] for row in rows]
-    return Replicas([row["replica"] for row in rows], titles, capacity, _threads(steps))
+    gpus = [(own["tp"], own["tp"] * own["pp"]) for own in used]
+    drawn = ([power_of[own["gpu"]][name] for own in used] for name in ("idle_w", "active_w"))
+    return Replicas([row["replica"] for row in rows], titles, capacity, gpus, *drawn, _threads(steps))
 
 
 def names(replicas: Replicas) -> Iterator[str]:
@@ -77,16 +88,23 @@ def slices(replicas: Replicas, steps: pa.Table, parts: Sequence[StepKernels]) ->
 
 
 def counters(replicas: Replicas, steps: pa.Table) -> Iterator[str]:
-    """Yield running and waiting requests and the share of the KV cache in use, at the start of each step."""
-    start, numbers, running, waiting, used = (
-        steps[name].to_numpy() for name in ("start_ns", "replica", "running", "waiting", "kv_blocks_used")
+    """Yield requests, the share of the KV cache in use, and the power of the replica's GPUs, at each step's start."""
+    start, end, numbers, running, waiting, used, joules = (
+        steps[name].to_numpy()
+        for name in ("start_ns", "end_ns", "replica", "running", "waiting", "kv_blocks_used", "dynamic_energy_j")
     )
     capacity = dict(zip(replicas.numbers, replicas.capacity, strict=True))
+    columns = (replicas.gpus, replicas.idle_w, replicas.active_w)
+    drawn = {number: each for number, *each in zip(replicas.numbers, *columns, strict=True)}
     for i in np.lexsort((start, numbers)).tolist():
         head = f'"ph":"C","pid":{numbers[i] + 1},"tid":0,"ts":{_us(start[i])}'
         yield f'{{"name":"requests",{head},"args":{{"running":{running[i]},"waiting":{waiting[i]}}}}}'
         share = 100.0 * used[i] / max(capacity[numbers[i]], 1)
         yield f'{{"name":"KV cache in use (%)",{head},"args":{{"used":{share:.3f}}}}}'
+        (together, gpus), idle_w, active_w = drawn[numbers[i]]
+        power_w = gpus * (idle_w + active_w) + together * joules[i] * 1e9 / max(end[i] - start[i], 1)
+        if np.isfinite(power_w):
+            yield f'{{"name":"power (W)",{head},"args":{{"GPUs":{power_w:.1f}}}}}'
 
 
 def requests(events: pa.Table, start_ns: float, end_ns: float) -> Iterator[str]:

@@ -57,10 +57,27 @@ def surface_us(costs: np.ndarray, part: np.void, x: int, y: float, j: int) -> fl
 
 
 @inlined
-def add_use(uses: np.ndarray, costs: np.ndarray, part: np.void, x: int, y: float, j: int, times: float) -> None:
+def spend(engine: np.void, costs: np.ndarray, layout: np.void, weights: np.ndarray, at: int, times: float) -> None:
+    """Add ``times`` uses of the cost at ``at`` to the weights of one phase, and its energy to the engine's."""
+    weights[at] += times
+    engine.energy_j += times * costs[layout.energy_at + at]
+
+
+@inlined
+def add_use(
+    engine: np.void,
+    costs: np.ndarray,
+    layout: np.void,
+    weights: np.ndarray,
+    part: np.void,
+    x: int,
+    y: float,
+    j: int,
+    times: float,
+) -> None:
     """Add ``times`` steps at (x, y) to the weights of the four knots around it; linear, so y may be a mean over steps.
 
-    ``uses`` are the weights of one phase, laid out as ``costs``.
+    ``weights`` are those of one phase, laid out as ``costs``.
     """
     if part.y_size == 0:
         return
@@ -72,10 +89,10 @@ def add_use(uses: np.ndarray, costs: np.ndarray, part: np.void, x: int, y: float
     if part.y_size > 1:
         upper = 1
         above = (y - costs[part.y_at + j]) / (costs[part.y_at + j + 1] - costs[part.y_at + j])
-    uses[corner] += times * (1.0 - share) * (1.0 - above)
-    uses[corner + right] += times * share * (1.0 - above)
-    uses[corner + upper] += times * (1.0 - share) * above
-    uses[corner + right + upper] += times * share * above
+    spend(engine, costs, layout, weights, corner, times * (1.0 - share) * (1.0 - above))
+    spend(engine, costs, layout, weights, corner + right, times * share * (1.0 - above))
+    spend(engine, costs, layout, weights, corner + upper, times * (1.0 - share) * above)
+    spend(engine, costs, layout, weights, corner + right + upper, times * share * above)
 
 
 @inlined

@@ -6,12 +6,21 @@ import numpy as np
 
 from kernelsight.serving.engine.batch import advance, next_filling, units_ahead
 from kernelsight.serving.engine.compiled import compiled, inlined
-from kernelsight.serving.engine.costs import add_gap_line, add_use, cut_line, decode_line, host_times, line_time
+from kernelsight.serving.engine.costs import (
+    add_gap_line,
+    add_use,
+    cut_line,
+    decode_line,
+    host_times,
+    line_time,
+    spend,
+)
 from kernelsight.serving.engine.prefix import take_units
 from kernelsight.serving.engine.records import DECODE, FOREVER
 from kernelsight.serving.engine.steps import (
     DECODES,
     END,
+    ENERGY,
     FOUND,
     HOST_TIME,
     LOOKED_UP,
@@ -43,6 +52,8 @@ def write_run(
 ) -> None:
     """Write a row for each of ``steps`` decode steps with linear times; see ``advance_line``."""
     held = limits.capacity_units - engine.free_units - taken
+    energy_j = (engine.energy_j - engine.row_energy_j) / steps
+    engine.row_energy_j = engine.energy_j
     for j in range(steps):
         row = rows[engine.rows]
         row[START] = engine.now + line_time(pace_us, pace_slope, j)
@@ -55,6 +66,7 @@ def write_run(
         row[PREEMPTED] = engine.step_preempted
         engine.step_preempted = 0
         row[PROMPTS] = row[FOUND] = row[LOOKED_UP] = 0.0
+        row[ENERGY] = energy_j
         engine.rows += 1
 
 
@@ -82,11 +94,11 @@ def add_run_uses(
     """Add the knots of ``steps`` decode steps to ``uses``, at the contexts in the middle of the run."""
     batch, weights = engine.decoding, uses[DECODE]
     middle = (steps - 1) / 2.0
-    weights[layout.tokens_at + batch] += steps
-    weights[layout.sampled_at + batch] += steps
-    add_use(weights, costs, layout.decode, batch, y + middle, engine.decode_y, float(steps))
+    spend(engine, costs, layout, weights, layout.tokens_at + batch, float(steps))
+    spend(engine, costs, layout, weights, layout.sampled_at + batch, float(steps))
+    add_use(engine, costs, layout, weights, layout.decode, batch, y + middle, engine.decode_y, float(steps))
     middle_w = windowed + engine.below / batch * middle
-    add_use(weights, costs, layout.window, batch, middle_w, engine.window_y, float(steps))
+    add_use(engine, costs, layout, weights, layout.window, batch, middle_w, engine.window_y, float(steps))
 
 
 @compiled

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.engine.compiled import compiled, inlined
+from kernelsight.serving.engine.costs import spend
 from kernelsight.serving.engine.steps import cost_decodes, cost_layers
 
 # SplitMix64 (Steele, Lea, Flood 2014): a counter's step, and what mixes its bits
@@ -68,7 +69,7 @@ def cost_drafts(
     if sequences == 0:
         return gpu_us
     passes = limits.drafts - 1
-    weights[layout.tokens_at + sequences] += passes
-    weights[layout.sampled_at + sequences] += limits.drafts
+    spend(engine, costs, layout, weights, layout.tokens_at + sequences, float(passes))
+    spend(engine, costs, layout, weights, layout.sampled_at + sequences, float(limits.drafts))
     gpu_us += passes * costs[layout.tokens_at + sequences] + limits.drafts * costs[layout.sampled_at + sequences]
     return gpu_us + cost_decodes(engine, costs, layout, weights, sequences, all_context, all_windowed, passes)

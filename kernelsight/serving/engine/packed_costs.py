@@ -13,16 +13,27 @@ from kernelsight.serving.engine.served import Uses
 
 
 class PackedCosts(NamedTuple):
-    """A surface as the loop reads it: one flat array, and the offsets of its parts."""
+    """A surface as the loop reads it: one flat array, times first and energies after them, and offsets of its parts."""
 
     values: np.ndarray
     layout: np.void
     surface: Surface
 
 
-def pack(surface: Surface) -> PackedCosts:
-    """Lay a surface out in one array; token costs are those of the CUDA-graph size that pads them."""
+def pack(surface: Surface, energy: Surface | None = None) -> PackedCosts:
+    """Lay a surface out in one array; token costs are those of the CUDA-graph size that pads them.
+
+    ``energy``: the same surface with joules in the place of microseconds; None: kernels cost no energy.
+    """
     layout = np.zeros(1, LAYOUT)[0]
+    values = _placed(surface, layout)
+    energies = np.zeros_like(values) if energy is None else _placed(energy, layout)
+    layout["energy_at"] = values.size
+    return PackedCosts(np.concatenate([values, energies]), layout, surface)
+
+
+def _placed(surface: Surface, layout: np.void) -> np.ndarray:
+    """Return the values of a surface one after the other, and set where each part begins in its layout."""
     pieces: list[np.ndarray] = []
     used = 0
 
@@ -49,7 +60,7 @@ def pack(surface: Surface) -> PackedCosts:
         xs, ys, grid = (getattr(surface, f"{name}_{part}") for part in ("x", "y", "us"))
         below, share = _between(xs, most[name] - 1)
         layout[name] = (place(below), place(share), below.size, place(ys), ys.size, place(grid))
-    return PackedCosts(np.concatenate(pieces), layout, surface)
+    return np.concatenate(pieces)
 
 
 def _between(knots: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:

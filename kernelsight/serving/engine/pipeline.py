@@ -28,6 +28,7 @@ from kernelsight.serving.engine.scheduler import schedule
 from kernelsight.serving.engine.steps import (
     DECODES,
     END,
+    ENERGY,
     FOUND,
     HOST_TIME,
     LOOKED_UP,
@@ -189,6 +190,8 @@ def send_batch(
         row[WAITING] = engine.in_flight - engine.running
         row[UNITS] = limits.capacity_units - engine.free_units
         row[FOUND], row[LOOKED_UP], row[PREEMPTED] = engine.step_found, engine.step_looked_up, engine.step_preempted
+        row[ENERGY] = engine.energy_j - engine.row_energy_j
+        engine.row_energy_j = engine.energy_j
         engine.step_preempted = 0
         engine.rows += 1
 

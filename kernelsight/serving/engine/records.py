@@ -79,6 +79,8 @@ LAYOUT = record(
     # ranks that step together: routed experts and their collectives, by the mean number of tokens of a rank
     experts_at=_WHOLE,
     experts_communication_at=_WHOLE,
+    # from where a cost of kernels is to where their energy is, joules
+    energy_at=_WHOLE,
 )
 
 # tokens, and numbers of requests, have 32 bits: a million requests take memory that is slower than the loop
@@ -263,6 +265,8 @@ ENGINE = record(
     gpu_us=_REAL,
     host_us=_REAL,
     idle_us=_REAL,
+    energy_j=_REAL,  # dynamic, of kernels on one GPU of the engine; with pipeline stages on one of each
+    row_energy_j=_REAL,  # the same at the last step row
     first_us=_REAL,
     last_us=_REAL,
     preempted=_WHOLE,

@@ -45,7 +45,7 @@ class Uses(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Counts and times of one replica, microseconds."""
+    """Counts and times of one replica, microseconds; ``energy_j``: of its kernels on one GPU of each stage, joules."""
 
     steps: int
     gpu_us: float
@@ -59,6 +59,7 @@ class Totals(NamedTuple):
     prompt_tokens: int
     draft_tokens: int
     accepted_tokens: int
+    energy_j: float
 
 
 class Windows(NamedTuple):

@@ -20,6 +20,7 @@ from kernelsight.serving.engine.costs import (
     gap_bin,
     host_times,
     knot_below,
+    spend,
     surface_us,
 )
 from kernelsight.serving.engine.prefix import release
@@ -27,7 +28,8 @@ from kernelsight.serving.engine.records import DECODE, MIXED, NOBODY, NUMBER, PR
 
 # columns of a step row
 START, END, PROMPTS, DECODES, RUNNING, WAITING, UNITS, HOST_TIME, FOUND, LOOKED_UP, PREEMPTED, STAGE_WAIT = range(12)
-COLUMNS = 12  # WAITING is counted afterwards, except with per-request progress
+ENERGY = 12
+COLUMNS = 13  # WAITING is counted afterwards, except with per-request progress
 
 
 @inlined
@@ -134,6 +136,8 @@ def pass_single_step(
         row[UNITS], row[STAGE_WAIT] = limits.capacity_units - engine.free_units, wait_us
         row[FOUND], row[LOOKED_UP] = engine.step_found, engine.step_looked_up
         row[PREEMPTED] = engine.step_preempted
+        row[ENERGY] = engine.energy_j - engine.row_energy_j
+        engine.row_energy_j = engine.energy_j
         engine.step_preempted = 0
         engine.rows += 1
     if decode_tokens > 0:
@@ -154,7 +158,7 @@ def cost_experts(
     if tokens == 0:
         return 0.0
     experts_us = costs[layout.experts_at + tokens]
-    weights[layout.experts_at + tokens] += steps
+    spend(engine, costs, layout, weights, layout.experts_at + tokens, float(steps))
     if layout.split:
         exchange_us = costs[layout.experts_communication_at + tokens]
         engine.moe_us[kind] += (experts_us - exchange_us) * steps
@@ -183,7 +187,7 @@ def cost_step(
         engine, requests, costs, layout, weights, prompt_tokens + decode_tokens, decodes, y, windowed
     )
     sampled = decode_tokens + ended
-    weights[layout.sampled_at + sampled] += 1.0
+    spend(engine, costs, layout, weights, layout.sampled_at + sampled, 1.0)
     if layout.split:
         engine.communication_us[1 if chunks > 0 else 0] += costs[layout.sampled_communication_at + sampled]
     return gpu_us + costs[layout.sampled_at + sampled], chunks, sampled
@@ -217,15 +221,15 @@ def cost_layers(
             chunk_us = surface_us(costs, layout.prefill, request.chunk, before, j)
             gpu_us += chunk_us
             prompts_us += chunk_us
-            add_use(weights, costs, layout.prefill, request.chunk, before, j, 1.0)
+            add_use(engine, costs, layout, weights, layout.prefill, request.chunk, before, j, 1.0)
         r = request.next_partial
     if chunks > 1 and layout.prefill.y_size > 0:
         # all chunks share one launch: subtract the cost of the smallest knot for every further chunk
         gpu_us -= (chunks - 1) * costs[layout.prefill.at]
         prompts_us -= (chunks - 1) * costs[layout.prefill.at]
-        weights[layout.prefill.at] -= chunks - 1
+        spend(engine, costs, layout, weights, layout.prefill.at, 1.0 - chunks)
     gpu_us += costs[layout.tokens_at + tokens]
-    weights[layout.tokens_at + tokens] += 1.0
+    spend(engine, costs, layout, weights, layout.tokens_at + tokens, 1.0)
     decodes_us = 0.0
     if decodes > 0:
         decodes_us = cost_decodes(engine, costs, layout, weights, decodes, y, windowed, 1)
@@ -254,8 +258,8 @@ def cost_decodes(
     find_knots(engine, costs, layout, y, windowed)
     gpu_us = surface_us(costs, layout.decode, decodes, y, engine.decode_y)
     gpu_us += surface_us(costs, layout.window, decodes, windowed, engine.window_y)
-    add_use(weights, costs, layout.decode, decodes, y, engine.decode_y, float(times))
-    add_use(weights, costs, layout.window, decodes, windowed, engine.window_y, float(times))
+    add_use(engine, costs, layout, weights, layout.decode, decodes, y, engine.decode_y, float(times))
+    add_use(engine, costs, layout, weights, layout.window, decodes, windowed, engine.window_y, float(times))
     return gpu_us * times
 
 

@@ -10,14 +10,26 @@ import numpy as np
 
 from kernelsight.serving.engine.compiled import compiled, entry
 from kernelsight.serving.engine.served import Windows
-from kernelsight.serving.engine.steps import DECODES, END, FOUND, LOOKED_UP, PREEMPTED, PROMPTS, RUNNING, START, UNITS
+from kernelsight.serving.engine.steps import (
+    DECODES,
+    END,
+    ENERGY,
+    FOUND,
+    LOOKED_UP,
+    PREEMPTED,
+    PROMPTS,
+    RUNNING,
+    START,
+    UNITS,
+)
 
 WINDOWS = 128
 # a power of two of a second, so that wider windows are round in seconds
 NARROWEST_US = 1e6 / 512.0
-# columns of sums: times in steps, times KV units in use and running requests; counts by the window a step starts in
-BUSY, UNITS_US, RUNNING_US, STEPS, PROMPTS_IN, DECODES_IN, FOUND_IN, LOOKED_UP_IN, PREEMPTED_IN = range(9)
-SUMS = 9
+# columns of sums: times in steps, times KV units in use and running requests; counts by the window a step starts in;
+# joules of kernels, by the time in each window
+BUSY, UNITS_US, RUNNING_US, STEPS, PROMPTS_IN, DECODES_IN, FOUND_IN, LOOKED_UP_IN, PREEMPTED_IN, ENERGY_IN = range(10)
+SUMS = 10
 PEAK_UNITS, PEAK_RUNNING = range(2)
 
 
@@ -57,6 +69,7 @@ def add_steps(rows: np.ndarray, sums: np.ndarray, peaks: np.ndarray, origin_us: 
                 sums[k, BUSY] += until - at
                 sums[k, UNITS_US] += (until - at) * row[UNITS]
                 sums[k, RUNNING_US] += (until - at) * row[RUNNING]
+                sums[k, ENERGY_IN] += (until - at) / (row[END] - row[START]) * row[ENERGY]
                 peaks[k, PEAK_UNITS] = max(peaks[k, PEAK_UNITS], row[UNITS])
                 peaks[k, PEAK_RUNNING] = max(peaks[k, PEAK_RUNNING], row[RUNNING])
                 at = until

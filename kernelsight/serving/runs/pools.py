@@ -50,33 +50,38 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
         values[numbers] = step_costs[name].to_numpy()
         return values
 
-    gpu_us, launches = by_id("gpu_us"), by_id("launches")
-    grids = {name: gpu_us[ids[name]] for name in PARTS}
+    gpu_us, launches, energy_j = by_id("gpu_us"), by_id("launches"), by_id("dynamic_energy_j")
     tokens, staged = axes["tokens"][0], ("embedding_us", "transfer_us") if deployment["pp"] > 1 else ()
     for name in (*staged, "moe_us", "communication_us"):
         parts_us[name] = dense(tokens, by_id(name)[ids["tokens"][:, 0]], int(tokens[-1]))
     if ids["experts"].size:
-        for name, values in (("experts_us", gpu_us), ("experts_communication_us", by_id("communication_us"))):
-            parts_us[name] = dense(tokens, values[ids["experts"][:, 0]], int(tokens[-1]))
+        exchange_us = by_id("communication_us")[ids["experts"][:, 0]]
+        parts_us["experts_communication_us"] = dense(tokens, exchange_us, int(tokens[-1]))
     largest_tokens, largest_sampled = int(axes["tokens"][0][-1]), int(axes["logits"][0][-1])
     logits_us = by_id("communication_us")[ids["logits"][:, 0]]
     parts_us["sampled_communication_us"] = dense(axes["logits"][0], logits_us, largest_sampled)
-    surface = Surface(
-        dense(axes["tokens"][0], grids["tokens"][:, 0], largest_tokens),
-        padded_tokens(largest_tokens, deployment["graph_max_tokens"]),
-        dense(axes["logits"][0], grids["logits"][:, 0], largest_sampled),
-        *(
-            item
-            for name in ("decode_attention", "decode_window", "prefill_attention")
-            for item in (*axes[name], grids[name])
-        ),
-        **parts_us,
-    )
+    padded = padded_tokens(largest_tokens, deployment["graph_max_tokens"])
+
+    def surface_of(values: np.ndarray) -> Surface:
+        experts = dense(tokens, values[ids["experts"][:, 0]], int(tokens[-1])) if ids["experts"].size else np.zeros(0)
+        return Surface(
+            dense(tokens, values[ids["tokens"][:, 0]], largest_tokens),
+            padded,
+            dense(axes["logits"][0], values[ids["logits"][:, 0]], largest_sampled),
+            *(
+                item
+                for name in ("decode_attention", "decode_window", "prefill_attention")
+                for item in (*axes[name], values[ids[name]])
+            ),
+            experts_us=experts,
+            **parts_us,
+        )
+
     # kernels of a whole forward pass: one knot of each part that it visits
     passes = sum(int(launches[ids[name].ravel()[-1]]) for name in PARTS if ids[name].size and name != "decode_window")
     # the window (or the selection of sparse attention) is where its knots end
     window = int(axes["decode_window"][1][-1]) if axes["decode_window"][1].size else 0
-    return CostTables(packed_costs.pack(surface), axes, ids, passes, window)
+    return CostTables(packed_costs.pack(surface_of(gpu_us), surface_of(energy_j)), axes, ids, passes, window)
 
 
 def _laid_out(

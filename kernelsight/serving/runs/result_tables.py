@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 from kernelsight.serving.costs.knots import PARTS
 from kernelsight.serving.engine import packed_costs, records
 from kernelsight.serving.engine.served import RequestParts, Served, ServedScenario, Totals, Uses
-from kernelsight.serving.engine.steps import COLUMNS, STAGE_WAIT
+from kernelsight.serving.engine.steps import COLUMNS, ENERGY, STAGE_WAIT
 from kernelsight.serving.engine.waits import PARTS as PARTS_OF_REQUESTS
-from kernelsight.serving.engine.windows import BUSY, RUNNING_US, STEPS, SUMS, UNITS_US
+from kernelsight.serving.engine.windows import BUSY, ENERGY_IN, RUNNING_US, STEPS, SUMS, UNITS_US
 
 NANOSECONDS = 1e3  # per microsecond
 PHASES = ("prefill", "decode", "mixed")
@@ -255,6 +255,7 @@ def total_table(scenarios: list[str], numbers: list[int], deployments: list[str]
             "scheduled_prompt_tokens": whole(totals.prompt_tokens),
             "draft_tokens": whole(totals.draft_tokens),
             "accepted_draft_tokens": whole(totals.accepted_tokens),
+            "dynamic_energy_j": _known(np.array(totals.energy_j, dtype=float)),
         }
     )
 
@@ -279,6 +280,7 @@ def step_rows(replicas: list[Replica]) -> pa.Table:
                 for column, name in enumerate(("cached_tokens", "looked_up_tokens", "preemptions"), start=8)
             },
             "stage_wait_ns": np.rint(rows[:, STAGE_WAIT] * NANOSECONDS).astype(np.int64),
+            "dynamic_energy_j": _known(rows[:, ENERGY]),
         }
     )
 
@@ -304,12 +306,18 @@ def window_rows(replicas: list[Replica]) -> pa.Table:
             "busy_us": sums[:, BUSY],
             "kv_block_us": sums[:, UNITS_US],
             "running_us": sums[:, RUNNING_US],
+            "dynamic_energy_j": _known(sums[:, ENERGY_IN]),
             "in_flight_us": _joined((one.in_flight_us for one in windows), np.float64),
             "kv_blocks_used_max": _joined((one.peak_units for one in windows), np.int64),
             "running_max": _joined((one.peak_running for one in windows), np.int64),
             **{name: sums[:, column].astype(np.int64) for column, name in enumerate(names, start=STEPS)},
         }
     )
+
+
+def _known(joules: np.ndarray) -> pa.Array:
+    """Return energies; null where kernels have latencies that were given without any."""
+    return pa.array(joules, mask=np.isnan(joules))
 
 
 def _grouped(replicas: list[Replica]) -> Iterable[list[Replica]]:

@@ -1,0 +1,106 @@
+"""Scores of power and energy on measured servers: a model left out, an architecture left out, baselines, coverage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kernelsight.evaluation.energy.fit import Constants, Servers, baselines, family_of, fit, left_out
+from kernelsight.evaluation.energy.simulated import simulated
+from kernelsight.evaluation.energy.steady_steps import architectures, drawn_power, steady_of
+from kernelsight.evaluation.runs.scores import score
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+NOMINAL = 0.9
+USERS = ((1, 64), (65, 256), (257, 4096))
+
+
+def evaluate(session: Session, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return scores, constants fitted on all runs, and half widths of intervals.
+
+    ``runs``: ``measured_runs`` with their power. Data-parallel ranks are scored, and never fitted on: most of their
+    time goes to steps with prompts, whose lengths no file states.
+    """
+    measured = [run for run in runs if run.get("mean_power_w")]
+    steady = steady_of(session, measured)
+    power, limit, idle = drawn_power(steady.runs, session.table("gpus"))
+    kinds, models = architectures(steady.runs, session.table("gpus")), family_of(steady.runs)
+    servers = Servers(steady.work, power, limit, idle, kinds, models)
+    fitted = np.array([run["dp"] == 1 for run in steady.runs])
+    by_model = left_out(servers, models, fitted)
+    by_gpu = left_out(servers, kinds, fitted)
+    served_power, served_energy = _served(session, steady.runs, servers, fitted)
+    energy = np.array([run["energy_per_output_token_j"] for run in steady.runs])
+    errors = {
+        "power, measured step time, model left out": by_model / power,
+        "power, measured step time, architecture left out": by_gpu / power,
+        "power, predicted step time, model left out": served_power / power,
+        "energy per output token, predicted step time, model left out": served_energy / energy,
+        **{f"power, {name}": found / power for name, found in baselines(servers, models, fitted).items()},
+    }
+    halves = {
+        "power": _half(served_power / power, fitted),
+        "energy": _half(served_energy / energy, fitted),
+        "power_other": _half(by_gpu / power, fitted),
+    }
+    halves["energy_other"] = math.hypot(halves["power_other"], halves["energy"])
+    constants = fit(servers.of(fitted))
+    return {
+        "runs": len(measured),
+        "not_planned": len(measured) - len(steady.runs),
+        "scores": {name: _scores(ratio, steady.runs, kinds, fitted) for name, ratio in errors.items()},
+        "coverage": {
+            "power": _coverage(served_power / power, models, fitted),
+            "energy": _coverage(served_energy / energy, models, fitted),
+        },
+        "constants": {"active": constants.active, "common": constants.common},
+        "log_halves": halves,
+    }
+
+
+def _served(
+    session: Session, runs: Sequence[dict[str, Any]], servers: Servers, fitted: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return power of a GPU and energy per token of each run, simulated with constants of the other models."""
+    power, energy = np.full(len(runs), np.nan), np.full(len(runs), np.nan)
+    count = np.array([run["tp"] * run["pp"] * run["dp"] for run in runs])
+    for model in sorted(set(servers.model.tolist())):
+        own = np.flatnonzero(servers.model == model)
+        found = simulated(session, [runs[i] for i in own], constants_without(servers, fitted, model))
+        power[own], energy[own] = found.power_w / count[own], found.joules_per_token
+    return power, energy
+
+
+def constants_without(servers: Servers, fitted: np.ndarray, model: str) -> Constants:
+    """Return the constants that the other models give."""
+    return fit(servers.of(fitted & (servers.model != model)))
+
+
+def _scores(ratio: np.ndarray, runs: Sequence[Mapping[str, Any]], kinds: np.ndarray, fitted: np.ndarray) -> dict:
+    users = np.array([run["max_concurrency"] for run in runs])
+    tasks, gpus = (np.array([run[name] for run in runs]) for name in ("task", "gpu"))
+    groups = {"all": np.ones(users.size, bool), "without data-parallel ranks": fitted}
+    groups |= {f"{least} to {most} users": (users >= least) & (users <= most) for least, most in USERS}
+    groups |= {name: tasks == name for name in sorted(set(tasks.tolist()))}
+    groups |= {name: gpus == name for name in sorted(set(gpus.tolist()))}
+    known = np.isfinite(ratio)
+    return {name: score((ratio[rows & known] - 1.0).tolist()) for name, rows in groups.items() if (rows & known).any()}
+
+
+def _half(ratio: np.ndarray, rows: np.ndarray) -> float:
+    """Return the half width, as a logarithm, that holds nine of ten of these rows."""
+    return float(np.quantile(np.abs(np.log(ratio[rows & np.isfinite(ratio)])), NOMINAL))
+
+
+def _coverage(ratio: np.ndarray, models: np.ndarray, fitted: np.ndarray) -> float:
+    """Return the share of runs within an interval whose width the other models give."""
+    inside = []
+    for model in sorted(set(models.tolist())):
+        own = (models == model) & fitted & np.isfinite(ratio)
+        inside += (np.abs(np.log(ratio[own])) <= _half(ratio, fitted & (models != model))).tolist()
+    return float(np.mean(inside))

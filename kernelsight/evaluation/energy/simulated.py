@@ -1,0 +1,91 @@
+"""Power and energy of measured closed loops as they are simulated: while all seats are taken, with predicted times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from kernelsight.evaluation.energy.fit import Constants
+from kernelsight.evaluation.runs.host_constants import with_host
+from kernelsight.evaluation.runs.recipes import flags_of, is_prose
+from kernelsight.evaluation.runs.simulate_runs import partitions, plan_runs
+from kernelsight.scenario.scenarios import give_plan
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+# seats taken in a window that counts as full
+FULL = 0.9
+FULL_QUERY = f"""
+with running as (
+  select scenario_id, "window", sum(running_us) / max((end_ns - start_ns) / 1e3) as running
+  from serving_windows
+  where end_ns > start_ns
+  group by all
+),
+full_windows as (
+  select power.scenario_id, sum(power.energy_j) / sum(power.end_s - power.start_s) as power_w
+  from power_over_time as power
+  join running using (scenario_id, "window")
+  join scenarios using (scenario_id)
+  where running >= {FULL} * max_concurrency
+  group by power.scenario_id
+)
+select scenario_id, coalesce(full_windows.power_w, mean_power_w) as power_w, e2e_mean_ms
+from scenario_summary
+left join full_windows using (scenario_id)
+where status = 'served'
+"""
+
+
+class Simulated(NamedTuple):
+    """Power of the GPUs of each run, and energy of an output token, while the loop is full; nan: it was not served."""
+
+    power_w: np.ndarray
+    joules_per_token: np.ndarray
+
+
+def simulated(session: Session, runs: Sequence[Mapping[str, Any]], constants: Constants) -> Simulated:
+    """Serve runs with these constants of power, and return what their GPUs draw."""
+    recipes = session.table("recipes").to_pylist()
+    planned = plan_runs(session, [flags_of(run, recipes)[0] for run in runs])
+    prose = {
+        each["deployment_id"]
+        for run, plan in zip(runs, planned, strict=True)
+        for each in plan.deployments
+        if is_prose(run)
+    }
+    found: dict[str, dict[str, Any]] = {}
+    with session.fork() as priced:
+        priced.progress = None
+        priced.give("energy_constants", rows_of(priced.table("energy_constants").to_pylist(), constants))
+        for part in partitions(planned):
+            with priced.fork() as fork:
+                give_plan(fork, part.deployments, part.scenarios)
+                host = with_host(fork.table("host_settings"), lambda row: None, prose)
+                fork.give("host_settings", host, trusted=True)
+                found |= {row["scenario_id"]: row for row in fork.query(FULL_QUERY).to_pylist()}
+    rows = [found.get(plan.scenario["scenario_id"], {}) if plan.scenario else {} for plan in planned]
+    power = np.array([row.get("power_w", np.nan) for row in rows], float)
+    e2e_s = np.array([row.get("e2e_mean_ms", np.nan) for row in rows], float) / 1e3
+    # a closed loop that stays full gives each user its tokens in the time of a request
+    tokens_per_s = np.array([run["max_concurrency"] * run["osl"] for run in runs]) / e2e_s
+    return Simulated(power, power / tokens_per_s)
+
+
+def rows_of(rows: Sequence[Mapping[str, Any]], constants: Constants) -> list[dict[str, Any]]:
+    """Return rows of ``energy_constants`` with fitted values in the place of theirs; others stay as they are."""
+    common = {name.removesuffix("_w"): value for name, value in constants.common.items()}
+    kept = [
+        dict(row) | ({"value": common[row["constant"]]} if row["constant"] in common else {})
+        for row in rows
+        if row["constant"] != "active"
+    ]
+    source = {"basis": "fitted", "source": next(row["source"] for row in rows if row["constant"] == "memory")}
+    active = constants.active | {"*": float(np.mean(list(constants.active.values())))}
+    return [
+        *kept,
+        *({"architecture": name, "constant": "active", "value": value, **source} for name, value in active.items()),
+    ]

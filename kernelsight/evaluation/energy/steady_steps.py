@@ -1,0 +1,119 @@
+"""What measured closed loops compute while they are full, by time of a step: work of kernels as shares of full rates.
+
+A full server of U users decodes one token of each in a step, at the mean context of running requests, and computes
+U / (output tokens) prompts in it. Weights are read once, whether a step has prompts or not. Rates are the measured
+ones: power has no error of time in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.evaluation.runs.recipes import flags_of
+from kernelsight.evaluation.runs.simulate_runs import plan_runs
+from kernelsight.forward.forward_step import whole_step
+from kernelsight.kernels.energy import Work, work_of
+from kernelsight.kernels.families import FAMILIES, LOWERED
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+# runs whose steps are lowered together
+TOGETHER = 40
+ATTENTION = ("prefill_attention", "mla_prefill", "sparse_attention", "linear_attention")
+
+
+class Steady(NamedTuple):
+    """Runs, and their work: the microseconds that each resource is busy at its full rate, in a microsecond of time."""
+
+    runs: list[dict[str, Any]]
+    work: Work
+
+
+def steady_of(session: Session, runs: Sequence[Mapping[str, Any]]) -> Steady:
+    """Return the runs that can be planned, with the work of their mean step; those of other models are left out."""
+    recipes = session.table("recipes").to_pylist()
+    planned = plan_runs(session, [flags_of(run, recipes)[0] for run in runs])
+    pairs = [(dict(run), plan.deployments[0]) for run, plan in zip(runs, planned, strict=True) if plan.scenario]
+    found: list[np.ndarray] = []
+    for first in range(0, len(pairs), TOGETHER):
+        found += _works(session, pairs[first : first + TOGETHER])
+    columns = np.array(found).reshape(-1, len(Work._fields)).T
+    return Steady([run for run, _ in pairs], Work(*columns))
+
+
+def step_us(run: Mapping[str, Any]) -> float:
+    """Return the mean time of a step of a full closed loop, each of whose steps gives every user a token."""
+    return 1e6 * run["max_concurrency"] / run["output_throughput"]
+
+
+def _works(session: Session, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Iterator[np.ndarray]:
+    """Yield the work of each run's mean step, shares of its time."""
+    with session.fork() as fork:
+        fork.progress = None
+        fork.give("deployments", list({each["deployment_id"]: each for _, each in pairs}.values()))
+        windows = {row["deployment_id"]: row["window_tokens"] for row in fork.table("kv_layout").to_pylist()}
+        shapes, prompts = [], []
+        for number, (run, deployment) in enumerate(pairs):
+            users, context, share = _mean_step(run)
+            decodes = whole_step(2 * number, users, context, 0, 0, 0)
+            window = windows[deployment["deployment_id"]]
+            decodes["decode_window_context"] = min(context, window) if window else context
+            prompt = whole_step(2 * number + 1, 0, 0, 1, run["isl"], 0) | {"decode_window_context": None}
+            shapes += [{"deployment_id": deployment["deployment_id"], **each} for each in (decodes, prompt)]
+            prompts.append(share)
+        fork.give("step_shapes", shapes)
+        sums = np.zeros((2 * len(pairs), len(Work._fields)))
+        for family in LOWERED:
+            sums += _summed(fork, family, sums.shape[0])
+    for number, (run, _) in enumerate(pairs):
+        decodes, prompt = sums[2 * number], sums[2 * number + 1]
+        yield (decodes + prompts[number] * prompt) / step_us(run)
+
+
+def _mean_step(run: Mapping[str, Any]) -> tuple[int, int, float]:
+    """Return users of one rank, their mean context, and prompts in a step; a longer output is running for longer."""
+    import json
+
+    users = max(round(run["max_concurrency"] / run["dp"]), 1)
+    spread = json.loads(run["stated_flags"] or "{}").get("output_len_cv", 0.0)
+    return users, round(run["isl"] + run["osl"] * (1.0 + spread**2) / 2.0), users / run["osl"]
+
+
+def _summed(session: Session, family: str, steps: int) -> np.ndarray:
+    """Return the work of a family's calls in each step, microseconds, shape [steps, resources]."""
+    calls = session.table(f"{family}_calls")
+    if not calls.num_rows:
+        return np.zeros((steps, len(Work._fields)))
+    latency = session.table(f"{family}_latencies")["latency_us"].to_numpy()
+    work = work_of(family, calls, session.table("gpus"), session.table("fabrics"))
+    step, count = calls["step_shape_id"].to_numpy(), calls["count"].to_numpy()
+    # weights are read by the decodes of the step already: of prompts, what does arithmetic and what attends
+    shared = (step % 2 == 1) & (family not in ATTENTION) & (FAMILIES[family].wire_share is None)
+    columns = work._replace(
+        memory=np.where(shared, 0.0, work.memory),
+        compute=np.minimum(work.compute, latency),
+        expand=np.where(shared, 0.0, work.expand),
+    )
+    return np.stack([np.bincount(step, count * each, steps) for each in columns], axis=1)
+
+
+def drawn_power(runs: Sequence[Mapping[str, Any]], gpus: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return measured power of one GPU, its limit, and its idle power (nan: not known), W."""
+    facts = {row["gpu"]: row for row in gpus.to_pylist()}
+    count = np.array([run["tp"] * run["pp"] * run["dp"] for run in runs], float)
+    power = np.array([run["mean_power_w"] for run in runs], float) / count
+    limit, idle = (np.array([facts[run["gpu"]][name] for run in runs], float) for name in ("tdp_w", "idle_w"))
+    return power, limit, idle
+
+
+def architectures(runs: Sequence[Mapping[str, Any]], gpus: pa.Table) -> np.ndarray:
+    """Return the architecture of each run's GPU."""
+    names = gpus["gpu"].combine_chunks()
+    place = pc.index_in(pa.array([run["gpu"] for run in runs]), names)
+    return np.array(gpus["architecture"].combine_chunks().take(place).to_pylist())
