@@ -42,7 +42,7 @@ def verdict_of(answer: Mapping[str, Any], unlooked_for: str | None = None) -> st
         return f"{said[:-1]}; kernels of this GPU were not measured but predicted from other GPUs."
     if families := answer["assumed_families"]:
         names = families.replace("_", " ")
-        return f"{said[:-1]}; nobody measured the kernels of {names} that run here: their constants are assumed."
+        return f"{said[:-1]}; the kernels of {names} that run here are not measured: their constants are assumed."
     return said
 
 
