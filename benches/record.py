@@ -56,6 +56,7 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "compare_plain": (*SIMULATION, "compare"),
     "compare_noise": (*SIMULATION, "compare"),
     "compare_steps": (*SIMULATION, "compare"),
+    "compare_foreign": (*SIMULATION, "compare"),
     "corrections": (*SIMULATION, "compare"),
     "limits": ("deployments", "serving"),
     "rates": (*SIMULATION, "sizing"),
