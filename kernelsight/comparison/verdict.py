@@ -48,7 +48,7 @@ def verdict_of(answer: Mapping[str, Any], unlooked_for: str | None = None) -> st
         and (families := answer["assumed_families"])
     ):
         names = families.replace("_", " ")
-        return f"{said[:-1]}; nobody measured the kernels of {names} that run here: their constants are assumed."
+        return f"{said[:-1]}; kernels of {names} were not measured as they run here: their constants are assumed."
     return said
 
 
