@@ -267,6 +267,7 @@ def main() -> None:
         print(f"{name:22} {len(own):5} {named:>12} {sized:>6} {held:>17} {seconds:6.1f}")
         figures[name] = {"logs": len(own), **shares}
     if asked.record:
+        figures = {"worlds": figures, "seeds": asked.seeds, "requests": asked.requests}
         record("compare_foreign", figures, f"python benches/foreign.py --seeds {' '.join(map(str, asked.seeds))}")
 
 

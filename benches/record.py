@@ -59,6 +59,7 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "compare_plain": (*SIMULATION, "compare"),
     "compare_noise": (*SIMULATION, "compare"),
     "compare_steps": (*SIMULATION, "compare"),
+    "compare_foreign": (*SIMULATION, "compare"),
     "corrections": (*SIMULATION, "compare"),
     "energy": (*SIMULATION, "backtest", "energy"),
     "limits": ("deployments", "serving"),

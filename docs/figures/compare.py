@@ -1,4 +1,4 @@
-"""Views of planted faults (`compare_plain`, `compare_noise`, `compare_steps`) and of `corrections`."""
+"""Views of planted faults (`compare_plain`, `compare_noise`, `compare_steps`, `compare_foreign`) and of `corrections`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,17 @@ def planted() -> str:
         rows.append([title, worlds, *named, *sized])
     head = [f"{what}, {log}" for what in ("named first", "size within 20 %") for log in LOGS.values()]
     return table(["planted", "worlds", *head], rows)
+
+
+def foreign() -> str:
+    """How often the first cause is right on logs of a server that shares nothing with the simulator."""
+    found = result("compare_foreign")
+    rows = []
+    for world, own in found["worlds"].items():
+        shares = (own[name] for name in ("named", "sized", "holds"))
+        rows.append([world, str(own["logs"]), *("" if share is None else percent(share, 0) for share in shares)])
+    head = ["first cause right", "its size within a factor of 1.3", "written correction no worse than none"]
+    return table([f"world ({found['requests']} requests)", "logs", *head], rows)
 
 
 def corrections() -> str:

@@ -21,8 +21,8 @@ from kernelsight.comparison.residuals import Left, explains, left_by_group, misf
 MOST_CAUSES = 3
 # explanations that the search goes on from where the best one leaves more than chance
 BEGINNINGS = 3
-# degrees of freedom of Student's t
-TAILS = 4.0
+# degrees of freedom of Student's t: of sizes of causes, and of what steps and kernels say, of which there are many
+TAILS, STEP_TAILS = 4.0, 30.0
 # a smaller mean square of relative residuals is nothing to speak of
 LEAST_LOSS = 0.002**2
 
@@ -90,7 +90,7 @@ def by_plausibility(states: Sequence[State], prior: np.ndarray) -> list[State]:
 
     def unlikely(state: State) -> float:
         seen = 0.0 if state.witness is None else max(state.witness.misfit_at(state.values) - lowest, 0.0)
-        return far(float(state.values @ precision @ state.values)) + far(seen)
+        return far(float(state.values @ precision @ state.values)) + far(seen, STEP_TAILS)
 
     errors = [misfit(state.left, least) for state in states]
     scale = max(min(errors) / least.groups, 1.0)
@@ -101,15 +101,15 @@ def by_plausibility(states: Sequence[State], prior: np.ndarray) -> list[State]:
     return list(found.values())
 
 
-def far(squares: float) -> float:
+def far(squares: float, tails: float = TAILS) -> float:
     """Return minus twice the logarithm of a density with heavier than normal tails: what is off may be far off.
 
-    ``squares``: sum of squares in standard deviations.
+    ``squares``: sum of squares in standard deviations; ``tails``: degrees of freedom.
 
     >>> [round(far(squares), 1) for squares in (0.0, 4.0, 100.0)]
     [0.0, 3.5, 16.3]
     """
-    return (TAILS + 1.0) * float(np.log1p(squares / TAILS))
+    return (tails + 1.0) * float(np.log1p(squares / tails))
 
 
 def _names(causes: Sequence[str]) -> set[str]:

@@ -36,6 +36,8 @@ LEAST_HOST_MS = 0.5
 LEAST_FACTOR, MOST_FACTOR = 0.68, 1.45
 # causes that replays fitted are believed where they take away this share of the loss; and where chance is left
 NEARLY_ALL, MOST_OF_IT = 0.85, 0.6
+# more at once imitate what the model lacks
+MOST_FITTED = 2
 LEAST_QUIET = 60
 # share of the prompt tokens that a replay finds in its cache, where a log has none
 LEAST_CACHED = 0.03
@@ -131,6 +133,8 @@ def believed(row: Mapping[str, Any]) -> bool:
 
 def _accepted(fitted: Sequence[Mapping[str, Any]], log: ComparedLog) -> list[Cause]:
     """Return the causes that replays fitted where they explain nearly everything and none is absurd; else none."""
+    if len(fitted) > MOST_FITTED:
+        return []
     causes = []
     for row in sorted(fitted, key=lambda own: own["place"]):
         if not believed(row):

@@ -10,6 +10,8 @@ from kernelsight.escape import html_table
 
 # a smaller share of E2E is agreement: repeats of one run differ by 2 to 5 % in TTFT
 AGREES = 0.02
+# where kernels that were measured take less of the GPU's time, it is said which were not
+MOSTLY = 0.8
 WORDS = {
     "gpu": "all kernels",
     "front_end": "the front end",
@@ -40,9 +42,13 @@ def verdict_of(answer: Mapping[str, Any], unlooked_for: str | None = None) -> st
         return f"{said[:-1]}; many kernels were measured on no GPU of this vendor: any part may be the prediction's."
     if answer["tier"] == "cross-generation":
         return f"{said[:-1]}; kernels of this GPU were not measured but predicted from other GPUs."
-    if families := answer["assumed_families"]:
+    if (
+        answer["tier"] == "target-measured"
+        and answer["measured_share"] < MOSTLY
+        and (families := answer["assumed_families"])
+    ):
         names = families.replace("_", " ")
-        return f"{said[:-1]}; the kernels of {names} that run here are not measured: their constants are assumed."
+        return f"{said[:-1]}; kernels of {names} were not measured as they run here: their constants are assumed."
     return said
 
 

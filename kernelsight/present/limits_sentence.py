@@ -17,10 +17,10 @@ def verdict_of(gains: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     >>> row = {"resource": "seats", "throughput_gain": 0.12, "e2e_gain": 0.1, "ttft_gain": 0.2}
     >>> verdict_of([row, row | {"resource": "host", "throughput_gain": 0.01, "e2e_gain": 0.3}])["verdict"]
-    'limited by seats: 20 % more give 12 % more throughput; latency by host: 20 % more shorten E2E by 30 %'
+    'limited by seats: 20 % more give 12 % more throughput; 20 % faster host would cut E2E by 30 %'
     >>> sooner = row | {"resource": "arrivals", "throughput_gain": 0.03, "e2e_gain": -0.6}
     >>> verdict_of([sooner, row | {"resource": "host", "throughput_gain": 0.01, "e2e_gain": 0.0}])["verdict"]
-    'limited by arrivals, with little to spare: 20 % more requests/s make E2E 60 % longer'
+    'nearly saturated: 20 % more requests/s make E2E 60 % longer'
     """
     if not gains:
         return dict.fromkeys(("limit", "slowed_by", "verdict"))
@@ -29,13 +29,13 @@ def verdict_of(gains: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if best["throughput_gain"] < LEAST_GAIN:
         said = "no resource limits throughput alone: 20 % more of any give less than 0.5 %"
     elif best["resource"] == "arrivals" and best["e2e_gain"] >= LITTLE_LONGER:
-        said = "limited by arrivals: the engine keeps up with the load"
+        said = "not saturated: the engine keeps up with the load"
     elif best["resource"] == "arrivals":
-        longer = f"20 % more requests/s make E2E {-100 * best['e2e_gain']:.0f} % longer"
-        said = f"limited by arrivals, with little to spare: {longer}"
+        said = f"nearly saturated: 20 % more requests/s make E2E {-100 * best['e2e_gain']:.0f} % longer"
     else:
         said = f"limited by {best['resource']}: 20 % more give {100 * best['throughput_gain']:.0f} % more throughput"
     if slow["e2e_gain"] >= LEAST_GAIN:
-        said += f"; latency by {slow['resource']}: 20 % more shorten E2E by {100 * slow['e2e_gain']:.0f} %"
+        more = "faster" if slow["resource"] == "host" else "more"
+        said += f"; 20 % {more} {slow['resource']} would cut E2E by {100 * slow['e2e_gain']:.0f} %"
     limit = best["resource"] if best["throughput_gain"] >= LEAST_GAIN else None
     return {"limit": limit, "slowed_by": slow["resource"], "verdict": said}

@@ -201,10 +201,6 @@ def test_a_profile_times_kernels_that_a_step_hides(session: Session) -> None:  #
     assert products_us(profile, "trtllm") == products_us(as_step, "trtllm")
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="since vLLM's host takes time for each running request, 0.4 ms a step more are named decode attention",
-)
 def test_a_log_with_steps_separates_what_requests_do_not(session: Session) -> None:  # noqa: F811
     load, truth = drawn(), Variant(FLAGS, step_us=400.0)
     served = LogWorlds(session, load).serve([truth])[0]

@@ -84,6 +84,14 @@ def test_a_higher_rate_is_load(session: Session) -> None:
     assert len(found["causes"]) == 1
 
 
+def test_a_longer_queue_of_more_requests_is_load(session: Session) -> None:
+    found = answer(session, served(rate=15.0, longer=2.5, seed=2), served(rate=8.0, longer=2.5))
+    assert [(cause["kind"], cause["name"]) for cause in found["causes"]] == [("load", "request_rate")]
+    # the queue is twice as long; most of it follows from the prompts in front
+    factors = {row["what"]: row["factor"] for row in found["changes"]}
+    assert factors["ttft_at_the_same_load"] < 1.5
+
+
 def test_a_slower_engine_is_named_with_the_time_from_which_it_is(session: Session) -> None:
     found = answer(session, served(slow=1.3, slow_from_s=70.0, seed=2))
     assert (found["cause"]["kind"], found["cause"]["name"]) == ("change", "gpu")

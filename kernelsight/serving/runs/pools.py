@@ -41,7 +41,7 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
     Dense over tokens and sequences, grids over the rest.
     """
     # the same knots are laid out again with other costs of them
-    axes, ids, size = remembered((step_shapes,), "axes and ids", lambda: _laid_out(step_shapes))
+    axes, ids, size = remembered((step_shapes,), "axes", lambda: _laid_out(step_shapes))
     numbers = step_costs["step_shape_id"].to_numpy()
     parts_us = {}
 

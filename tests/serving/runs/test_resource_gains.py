@@ -31,7 +31,7 @@ def test_a_cap_that_does_not_bind_leaves_the_limit_to_the_arrivals(load):
     with connect() as session:
         run, found = gains(session, max_concurrency=100 if "request_rate" in load else 4, **load)
         assert max(found, key=found.get) == run.summary["limit"] == "arrivals"
-        assert run.summary["verdict"].startswith("limited by arrivals: the engine keeps up with the load")
+        assert run.summary["verdict"].startswith("not saturated: the engine keeps up with the load")
         # where the cap binds, sooner requests gain nothing
         _, capped = gains(session, request_rate=1000.0, max_concurrency=1)
         assert max(capped, key=capped.get) != "arrivals"
