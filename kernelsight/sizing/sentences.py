@@ -152,6 +152,8 @@ def what_decides(
     ]
     place = widths.index(max(widths))
     wider, doubts = known[place].sized.candidate.flags["gpu"], closer[place].doubts
+    if not doubts:
+        return None
     families = [family for family in doubts if family in measurable]
     if not families:
         return (
