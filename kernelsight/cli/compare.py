@@ -18,6 +18,7 @@ from kernelsight.present.output import (
     check_ending,
     note,
     print_page,
+    say_notes,
     show_number,
     table_lines,
     terminal_width,
@@ -96,6 +97,7 @@ def run(arguments: Any) -> None:
     flags = deployment_flags(arguments)
     line = launch_line(arguments, flags)
     if arguments.watch is not None:
+        say_notes()  # its answers come for as long as it runs
         watch_log(arguments, flags | ({"launch": arguments.launch} if line else {}))
         return
     if named := [name for name in ("metrics_out", "history", "state") if getattr(arguments, name) is not None]:

@@ -81,14 +81,14 @@ def print_page(lines: Iterable[str]) -> None:
 
 
 def wrapped(line: str, width: int | None) -> list[str]:
-    """Return a line in parts no longer than a terminal is wide; later ones are indented a little more than the first.
+    """Return a line in parts no longer than a terminal is wide, later ones below the first word; rows of tables whole.
 
-    >>> wrapped("  - a sentence that is long", 18)
-    ['  - a sentence', '    that is long']
+    >>> wrapped("  - a sentence that is long", 18), wrapped("a row  of columns  is whole", 18)
+    (['  - a sentence', '    that is long'], ['a row  of columns  is whole'])
     """
     import textwrap
 
-    if not width or len(line) <= width or not line.strip():
+    if not width or len(line) <= width or "  " in line.strip():
         return [line]
     indent = " " * min(len(line) - len(line.lstrip(" -")), width // 2)
     wrap = textwrap.TextWrapper(

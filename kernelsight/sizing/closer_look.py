@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from kernelsight.scenario.scenarios import give_plan, plan_rows
 from kernelsight.sweeps.cliffs import cliff_of
-from kernelsight.sweeps.rate_ends import Rated, serve_at
+from kernelsight.sweeps.rate_ends import Rated
+from kernelsight.sweeps.trials import give_reach
 
 if TYPE_CHECKING:
     from kernelsight.sizing.decision import Option
@@ -45,10 +47,14 @@ class Closer(NamedTuple):
 def closer_look(search: SizeSearch, option: Option) -> Closer:
     """Serve an option's load once more, as much as one instance of it gets, and look at its steps and kernels."""
     candidate = option.sized.candidate
-    session, plan = search.place_of(candidate)
+    session, _ = search.place_of(candidate)
+    flags = Rated(candidate.flags, option.sized.found).at(min(option.load, 1.0))
     with session.fork() as fork:
-        (scenario_id,) = serve_at(fork, plan, [(Rated(candidate.flags, option.sized.found), min(option.load, 1.0))])
-        names = {"deployment_id": candidate.deployment_id, "scenario_id": scenario_id}
+        plan = plan_rows(fork, [flags])
+        # of the other deployments no kernel is looked at
+        give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
+        give_reach(fork, plan.planned)
+        names = {"deployment_id": candidate.deployment_id, "scenario_id": plan.planned[0]["scenario_id"]}
         rows = fork.table("deployment_settings").to_pylist()
         settings = next(row for row in rows if row["deployment_id"] == candidate.deployment_id)
         cliff = cliff_of(fork, settings)

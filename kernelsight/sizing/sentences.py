@@ -152,16 +152,27 @@ def what_decides(
     ]
     place = widths.index(max(widths))
     wider, doubts = known[place].sized.candidate.flags["gpu"], closer[place].doubts
+    if not doubts:
+        return None
     families = [family for family in doubts if family in measurable]
     if not families:
         return (
-            f"Between the first two, {' and '.join(doubts)} on {wider} would decide, which calibrate does not measure: "
+            f"Between the first two, {_listed(doubts)} on {wider} would decide, which calibrate does not measure: "
             "run both on the load."
         )
     return (
-        f"Between the first two, {' and '.join(families)} on {wider} would decide: kernelsight calibrate plan --gpu "
+        f"Between the first two, {_listed(families)} on {wider} would decide: kernelsight calibrate plan --gpu "
         f"{wider} --models {model} --families {','.join(families)} --points {DECIDING_POINTS} -o suite.json"
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names as a sentence has them.
+
+    >>> _listed(["gemm"]), _listed(["gemm", "norm", "moe"])
+    ('gemm', 'gemm, norm and moe')
+    """
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _deployment(option: Option, row: Mapping[str, Any]) -> str:

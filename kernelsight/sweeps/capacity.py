@@ -49,8 +49,9 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
     best, level, below = 0.0, 1, 1
 
     def bound() -> Capacity:
-        users = _most_users(level, seats, best, objectives)
-        return Capacity(alone, CAUTION * (max(best, throughput) if scenario["request_rate"] else users), None)
+        if scenario["request_rate"]:
+            return Capacity(alone, CAUTION * max(best, throughput), None)
+        return Capacity(alone, _most_users(level, seats, best, objectives), None)
 
     while True:
         level, below = min(level * LEVELS, seats), level
@@ -76,13 +77,15 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
 
 
 def _most_users(level: int, seats: int, throughput: float, objectives: Sequence[Objective]) -> float:
-    """Return the most users that can keep the objectives: ``level`` that have a seat, and those whom waiting allows.
+    """Return the most users that can keep the objectives; ``level``: where decode steps take too long, or all seats.
 
     Those who wait for a seat get one as others finish, ``throughput`` a second. Where no objective is on waiting,
     nobody waits.
     """
+    if level < seats:
+        return CAUTION * level
     waits_s = [each.most_ms / 1e3 for each in objectives if each.metric in ("ttft", "e2e", "queue")]
-    return level + (2.0 * throughput * min(waits_s) if waits_s and level >= seats else 0.0)
+    return seats + (2.0 * throughput * min(waits_s) if waits_s else 0.0)
 
 
 def _closed_loop(trials: Trials, scenario_id: str, level: int) -> tuple[float, float]:

@@ -191,7 +191,7 @@ class RateSearch:
             tried = self._try(rate, effort)
             if tried.verdict.keeps:
                 kept = tried
-                if broken or rate >= HIGHEST_RATE:
+                if broken or rate >= self._highest:
                     return kept, broken
                 rate = min(self._moved(rate, factor), HIGHEST_RATE)
             else:
@@ -298,14 +298,19 @@ class RateSearch:
 
     def _allowed(self, rate: float) -> float:
         """Return the nearest rate that there is: users are whole."""
-        return max(float(round(rate)), 1.0) if self._closed else rate
+        return min(max(float(round(rate)), 1.0), self._highest) if self._closed else rate
+
+    @property
+    def _highest(self) -> float:
+        """The highest rate that is tried: of users as many as may keep the objectives, since more wait their turn."""
+        return max(math.floor(self.capacity.most), 1.0) if self._closed else HIGHEST_RATE
 
     def _moved(self, rate: float, factor: float) -> float:
         """Return a rate times a factor: of users at least one more or less, and never none."""
         if not self._closed:
             return rate * factor
         moved = self._allowed(rate * factor)
-        return max(rate + math.copysign(1.0, factor - 1.0), 1.0) if moved == rate else moved
+        return self._allowed(rate + math.copysign(1.0, factor - 1.0)) if moved == rate else moved
 
     def _between(self, kept: Trying, broken: Trying) -> float:
         """Return a rate between two, neither of them."""

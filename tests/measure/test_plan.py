@@ -10,7 +10,8 @@ import pytest
 
 from kernelsight.catalog.tables import facts
 from kernelsight.cli.main import main
-from kernelsight.measure.plan import _positions, _seconds, measurable, seen_of
+from kernelsight.errors import KernelSightError
+from kernelsight.measure.plan import _positions, _seconds, measurable, of_families, seen_of
 from kernelsight.measure.suite import read_suite
 
 
@@ -96,3 +97,11 @@ def test_words_that_are_refused(
     assert main(["calibrate", "plan", *words]) == 2
     assert sentence in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_of_some_families_has_points_of_these_alone() -> None:
+    points = [{"family": "gemm"}, {"family": "norm"}, {"family": "gemm"}]
+    assert of_families(points, "gemm") == [points[0], points[2]]
+    assert of_families(points, None) == of_families(points, " gemm, norm") == points
+    with pytest.raises(KernelSightError, match=r"^unknown kernel family 'gem'\. Did you mean gemm"):
+        of_families(points, "gem")

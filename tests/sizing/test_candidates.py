@@ -37,6 +37,6 @@ def test_an_instance_counts_all_its_gpus(session: Session) -> None:
     flags |= {"decode_replicas": 2, "prefill_tensor_parallel_size": 1}
     with session.fork() as fork:
         rows = rows_of(fork, flags, ["h100_sxm"], 8, {})
-        load = LOAD | {"num_prompts": 1000}
+        load = LOAD | {"num_prompts": 1000, "request_rate": 1.0}
         _, (candidate,) = planned(fork, rows, load, {"h100_sxm": 2.0, "l40s": 1.0})
     assert candidate.gpus == {"h100_sxm": 4, "l40s": 3} and candidate.price == 11.0 and candidate.gpu_count == 7

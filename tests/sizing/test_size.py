@@ -333,6 +333,12 @@ def test_users_are_a_closed_loop(session: Session) -> None:
     assert row["rate"] == pytest.approx(runs[0]["request_throughput"], rel=0.1)
 
 
+def test_users_have_seats_where_nothing_is_said_of_waiting(session: Session) -> None:
+    one = {"gpus": ["h100_sxm"], "max_gpus": 1, "confidence": 0.5, "rate": None, "users": 40}
+    row = size(session, slo={"tpot_p90_ms": 1000.0}, **one).chosen
+    assert row["users"] == row["users_high"] == FLAGS["max_num_seqs"] and row["instances"] == 3
+
+
 def test_instances_follow_the_hours_of_a_day(session: Session) -> None:
     one = {"gpus": ["l4"], "max_gpus": 1, "prices": PRICES, "confidence": 0.5}
     found = size(session, rate=60.0, daily_peak=2.5, startup_seconds="5min", **one)

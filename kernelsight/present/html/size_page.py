@@ -10,6 +10,8 @@ from kernelsight.dataflow.durable import durable_file
 from kernelsight.escape import as_html
 from kernelsight.present.html.page import CONFIG, HEIGHT, chart, head, number, page, plain, table, tiles
 
+# how surely every objective holds; what is far from the best is not asked
+SURENESS = {"90 % or more": "#2c8a57", "50 to 90 %": "#e0b43b", "below 50 %": "#c8553d", "not asked": "#b8c0c8"}
 COSTS = {
     "transform": [{"filter": "isValid(datum.weight)"}],
     "mark": "bar",
@@ -17,10 +19,11 @@ COSTS = {
         "x": {"field": "weight", "type": "quantitative", "title": None},
         "y": {"field": "name", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 320}},
         "color": {
-            "field": "probability",
-            "type": "quantitative",
-            "title": "probability that every objective holds",
-            "scale": {"domain": [0, 1], "scheme": "redyellowgreen"},
+            "field": "holds",
+            "type": "nominal",
+            "title": "probability",
+            "sort": list(SURENESS),
+            "scale": {"domain": list(SURENESS), "range": list(SURENESS.values())},
         },
         "tooltip": [
             {"field": "name"},
@@ -100,6 +103,7 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> str:
         {
             "name": f"{row['instances']} × {row['gpu']}, TP {row['tensor_parallel_size']} ({place})",
             "weight": row[name],
+            "holds": _sureness(row["probability"]),
             **{each: row[each] for each in ("probability", "load", "instances")},
         }
         for place, row in enumerate(rows[:SHOWN], start=1)
@@ -109,6 +113,13 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> str:
     spec = {"data": {"values": [plain(row) for row in values]}, **COSTS, "config": CONFIG, "width": "container"}
     spec["encoding"] = {**COSTS["encoding"], "x": {**COSTS["encoding"]["x"], "title": titles[name]}}
     return _card("What they cost", f'{chart("figure-0", spec)}<p class="note">{note}</p>')
+
+
+def _sureness(probability: float | None) -> str:
+    names = list(SURENESS)
+    if probability is None:
+        return names[3]
+    return names[0] if probability >= 0.9 else names[1] if probability >= 0.5 else names[2]
 
 
 def _day(day: Mapping[str, Any] | None) -> str:

@@ -124,7 +124,7 @@ def test_runs_of_other_kinds_have_a_report(kind: str, session: Session, tmp_path
     windows = run.sql("select distinct start_s, end_s from cache_over_time").fetchall()
     lengths = {float(f"{start:.6g}"): end - start for start, end in sorted(windows)}
     for moment in ("sent", "finished"):
-        count = sum(row[moment] * lengths[row["s"]] for row in specs[1]["data"]["values"])
+        count = sum(row[moment] * lengths[row["s"]] for row in specs[3]["data"]["values"])
         assert count == pytest.approx(24, rel=1e-3)
 
 
@@ -225,8 +225,9 @@ def test_a_table_says_how_many_rows_follow() -> None:
 
 def test_settings_are_shown_in_units_that_people_read(run_page: Path) -> None:
     text = html.unescape(run_page.read_text(encoding="utf-8"))
-    facts = text[text.index("<h2>Deployment</h2>") :]
-    assert "GiB" in facts and "_bytes" not in facts and "full_units" not in facts and "deployment_id" not in facts
+    facts = text[text.index("<h2>Memory of a GPU</h2>") :].partition("</table>")[0]
+    assert "GiB" in facts and "_bytes" not in facts and "full_units" not in facts
+    assert "deployment_id" not in text[text.index("<h2>Deployment</h2>") :].partition("</table>")[0]
 
 
 def test_latency_over_time_counts_every_request(run_page: Path) -> None:
