@@ -47,6 +47,7 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "campaigns": (*SIMULATION, "backtest"),
     "decisions": (*SIMULATION, "backtest", "sizing"),
     "end_to_end": (*SIMULATION, "backtest"),
+    "end_to_end_across": (*SIMULATION, "backtest"),
     "kernels_gb200": KERNELS,
     "kernels_facts": KERNELS,
     "kernels_splits": KERNELS,

@@ -164,7 +164,7 @@ def times(session: ks.Session, speed: float, streams: int, folder: Path) -> dict
 
 
 def kept(session: ks.Session, most: int, folder: Path) -> dict[str, Any]:
-    """Return the most streams, of powers of two, whose median times hold at speed 1; others' work makes p99 late."""
+    """Return the most streams, of powers of two, whose median times are kept at speed 1."""
     rows, streams = [], 1
     with serving(1.0) as server:
         while streams <= most:

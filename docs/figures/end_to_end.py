@@ -28,6 +28,8 @@ ASKED = {
 RAW = {"peer": "as it comes", "calibrated": "one factor on TTFT and one on TPOT a group, from the same fitting runs"}
 HEAD = ["dense TTFT", "dense TPOT", "MoE TTFT", "MoE TPOT"]
 INTERVALS = ("ttft", "tpot", "e2e")
+# median errors of TTFT, TPOT and output throughput that arXiv 2606.28565 states, per cent
+PAPER = {"cross-generation": ("15.4", "12.8", "3.0"), "target-measured": ("14.3", "6.2", "2.7")}
 
 
 def figures() -> dict[str, Any]:
@@ -68,6 +70,22 @@ def levels() -> str:
             scores = {kind: peer[kind][who] for kind in ("dense", "moe", "all")}
             rows.append([f"{words}: {how}", runs_of(scores), *four(scores, full), full(scores["all"]["throughput"])])
     return table(["host constants", "runs (dense + MoE)", *HEAD, "output throughput"], rows)
+
+
+def across() -> str:
+    """Kernels across generations: median / mean errors beside those that the paper states."""
+    found = result("end_to_end_across")["levels"]
+    rows = [
+        [
+            f"ours, {LEVELS[level]}",
+            runs_of(scores),
+            *(median_mean(scores["all"][name]) for name in (*METRICS, "throughput")),
+        ]
+        for level, scores in in_order(found)
+    ]
+    paper = [f"the paper, {tier} (its runs and metric)" for tier in PAPER]
+    rows += [[name, NONE, *figures] for name, figures in zip(paper, PAPER.values(), strict=True)]
+    return table(["kernels across generations", "runs (dense + MoE)", "TTFT", "TPOT", "output throughput"], rows)
 
 
 def equal_runs() -> str:

@@ -41,7 +41,7 @@ def setting() -> str:
         version = f" {found['aiperf']}" if "aiperf" in found else ""
         lines.append(
             f"- {title[0].upper()}{title[1:]}{version}: {found['streams']} streams, {count(found['requests'])} requests at speed {found['speed']:g}; server and client "
-            f"took {found['server_cores']:.2f} and {found['client_cores']:.2f} cores of a machine with load {found['load_average']:.0f}{late}. {kept[0].upper()}{kept[1:]}. "
+            f"took {found['server_cores']:.2g} and {found['client_cores']:.2g} cores of two with load {found['load_average']:.0f}{late}. {kept[0].upper()}{kept[1:]}. "
             f"`compare` of its log names {'nothing' if found['cause'] == 'none' else found['cause']}."
         )
     return "\n".join(lines)

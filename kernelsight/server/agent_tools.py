@@ -6,6 +6,7 @@ Nothing is written; a query reads no local file. Traces, logs and configs are re
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
@@ -151,8 +152,10 @@ def compare(session: Session, flags: dict[str, Any], log: list[str], log_format:
 
 
 def step_time(session: Session, flags: dict[str, Any], batch: list[tuple[int, int]]) -> dict[str, Any]:
-    """Return the time of one engine step from (new tokens, past tokens) of each sequence, with its 90 % interval."""
-    return session.step_times(**flags)(batch)._asdict()
+    """Return the time of one engine step from (new tokens, past tokens) of each sequence, with its 90 % interval, and
+    the energy of all GPUs (null: unknown)."""
+    step = session.step_times(**flags)(batch)._asdict()
+    return {name: None if math.isnan(value) else value for name, value in step.items()}
 
 
 # every tool, and the flags that it takes beside its own parameters

@@ -49,3 +49,11 @@ def test_a_port_that_is_in_use() -> None:
         port = other.getsockname()[1]
         with pytest.raises(InvalidInput, match=f"cannot listen at 127.0.0.1 port {port}: .*; use another --port"):
             listening_socket("127.0.0.1", port)
+
+
+def test_clients_can_connect_before_anything_answers() -> None:
+    """Who waits for the line with the address can connect at once; requests wait in the backlog."""
+    with listening_socket("127.0.0.1", 0) as own, socket.create_connection(own.getsockname(), timeout=5.0) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+        with own.accept()[0] as accepted:
+            assert accepted.recv(12) == b"GET /health "

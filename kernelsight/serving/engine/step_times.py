@@ -10,7 +10,7 @@ from kernelsight.serving.engine.costs import host_times
 from kernelsight.serving.engine.records import NOBODY
 from kernelsight.serving.engine.steps import single_step
 
-MIDDLE, FAST, SLOW = range(3)
+MIDDLE, FAST, SLOW, ENERGY = range(4)
 # what is wrong with a batch
 FITS, EMPTY, NEGATIVE, TOO_MANY_TOKENS, TOO_MANY_SEQUENCES = range(5)
 
@@ -68,7 +68,8 @@ def time_steps(
     log_sd: float,
     times: np.ndarray,
 ) -> int:
-    """Fill ``times``, shape [3, batches]: time, p05 and p95 of each step in microseconds; returns the first fault.
+    """Fill ``times``, shape [4, batches]: time, p05 and p95 of each step in microseconds, and what the work of its
+    kernels takes on one GPU in joules, beside an active GPU; returns the first fault.
 
     Batch b has the sequences ``offsets[b]`` to ``offsets[b + 1]``. ``costs``: [3, ...] in the middle and at both ends,
     laid out as ``layouts[0]``. ``engines``, ``requests``: one record, and as many as run at once, to work in; so is
@@ -81,7 +82,9 @@ def time_steps(
             fault = TOO_MANY_TOKENS
         if fault != FITS:
             return fault + 8 * b
+        engine.energy_j = 0.0
         gpu_us, _ = single_step(engine, requests, host, costs[MIDDLE], layout, uses, tokens, decodes, 0)
+        times[ENERGY, b] = engine.energy_j
         fast_us, _ = single_step(engine, requests, host, costs[FAST], layout, uses, tokens, decodes, 0)
         slow_us, _ = single_step(engine, requests, host, costs[SLOW], layout, uses, tokens, decodes, 0)
         chunks = offsets[b + 1] - offsets[b] - decodes

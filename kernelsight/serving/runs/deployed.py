@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 
 class Deployed(NamedTuple):
-    """A deployment that can run; ``ends``: its packed step costs at p05 and p95; ``assumed``: one sentence each."""
+    """A deployment that can run; ``ends``: its packed step costs at p05 and p95; ``power``: its GPU's row of
+    ``gpu_power``; ``assumed``: one sentence each."""
 
     pool: Pool
     settings: dict[str, Any]
     plan: dict[str, Any]
     host: dict[str, Any]
     ends: tuple[np.ndarray, np.ndarray]
+    power: dict[str, Any]
     assumed: list[str]
 
     @property
@@ -66,8 +68,9 @@ def deploy(session: Session, flags: Mapping[str, Any]) -> Deployed:
             for end in ("p05", "p95")
         )
         assumed += [row["sentence"] for row in fork.table("assumptions").to_pylist()]
-        pool = pool_of(world, key)
-        return Deployed(pool, deployments[key], world.plans[key], world.hosts[key], tuple(ends), assumed)
+        pool, own = pool_of(world, key), deployments[key]
+        power = by_key(fork.table("gpu_power"), "gpu")[own["gpu"]]
+        return Deployed(pool, own, world.plans[key], world.hosts[key], tuple(ends), power, assumed)
 
 
 def _at_end(costs: pa.Table, column: str) -> pa.Table:

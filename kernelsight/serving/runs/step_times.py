@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,14 +12,12 @@ import numpy as np
 from kernelsight.dataflow.cache import Recent
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import visible
+from kernelsight.kernels.energy import held
 from kernelsight.serving.engine.records import ENGINE, HOST, REQUEST
 from kernelsight.serving.engine.step_times import (
     EMPTY,
-    FAST,
     FITS,
-    MIDDLE,
     NEGATIVE,
-    SLOW,
     TOO_MANY_SEQUENCES,
     TOO_MANY_TOKENS,
     time_steps,
@@ -33,11 +32,13 @@ MOST_KNOWN = 16  # deployments whose step costs are kept, some megabytes each
 
 
 class StepTime(NamedTuple):
-    """Time of a step in microseconds, exposed host time included, and its 90 % interval; arrays for many batches."""
+    """Time of a step in microseconds, exposed host time included, its 90 % interval, and the energy that all GPUs of
+    the deployment take meanwhile (NaN: unknown); arrays for many batches."""
 
     latency_us: Any
     p05_us: Any
     p95_us: Any
+    energy_j: Any
 
 
 class StepTimes:
@@ -64,12 +65,12 @@ class StepTimes:
         self.limits = pool.limits
         self._costs = np.stack([pool.costs.values, *deployed.ends])
         self._layout, self._host = np.array([pool.costs.layout]), np.array([tuple(pool.host)], HOST)
-        self._log_sd = deployed.host["step_log_sd"]
+        self._log_sd, self._power = deployed.host["step_log_sd"], deployed.power
         sequences = pool.costs.surface.sampled_us.size - 1
         self._most = min(pool.limits.max_num_seqs, sequences), pool.limits.max_num_batched_tokens
         self._engine, self._requests = np.zeros(1, ENGINE), np.zeros(self._most[0], REQUEST)
         self._uses = np.zeros((3, pool.costs.values.size))
-        self._ends, self._one = np.zeros(2, np.int64), np.zeros((3, 1))
+        self._ends, self._one = np.zeros(2, np.int64), np.zeros((4, 1))
 
     def __call__(self, batch: Any) -> StepTime:
         """Return the time of one step, or of many.
@@ -89,8 +90,7 @@ class StepTimes:
             raise InvalidInput("a batch has a pair of new_tokens and past_tokens for each sequence.")
         self._ends[1] = flat.size // 2
         self._fill(flat[::2].copy(), flat[1::2].copy(), self._ends, self._one)
-        middle, fast, slow = self._one[:, 0].tolist()
-        return StepTime(middle, fast, slow)
+        return self._timed(*self._one[:, 0].tolist())
 
     def _of_arrays(self, new: Any, past: Any, offsets: Any) -> StepTime:
         new, past, offsets = (np.ascontiguousarray(each, dtype=np.int64) for each in (new, past, offsets))
@@ -101,9 +101,17 @@ class StepTimes:
             )
         if (np.diff(offsets) < 0).any():
             raise InvalidInput("the offsets of the batches fall; give them in order.")
-        times = np.empty((3, offsets.size - 1))
+        times = np.empty((4, offsets.size - 1))
         self._fill(new, past, offsets, times)
-        return StepTime(times[MIDDLE], times[FAST], times[SLOW])
+        return self._timed(*times)
+
+    def _timed(self, middle_us: Any, fast_us: Any, slow_us: Any, work_j: Any) -> StepTime:
+        """Return times with the energy of all GPUs; the limit of the board holds for the mean of the step."""
+        power, settings = self._power, self.settings
+        cap_w = min(power["cap_w"], settings["power_limit_w"] or math.inf)
+        free_w = power["idle_w"] + power["active_w"] + 1e6 * work_j / middle_us
+        energy_j = settings["tp"] * held(free_w, cap_w, power["cap_sharpness"]) * middle_us / 1e6
+        return StepTime(middle_us, fast_us, slow_us, energy_j)
 
     def _fill(self, new: np.ndarray, past: np.ndarray, offsets: np.ndarray, times: np.ndarray) -> None:
         fault = time_steps(

@@ -16,8 +16,11 @@ FLAGS = {"model": "qwen3-0.6b", "gpu": "l4", "max_num_seqs": 8}
 WINDOWED = {"model": "gpt-oss-20b", "gpu": "h100_sxm", "max_num_seqs": 8}
 
 
-def steps_and_batches(session: ks.Session, flags: dict, folder: Path) -> tuple[np.ndarray, list[list[tuple[int, int]]]]:
-    """Return the lengths of a served load's steps, and what each held, followed from its counts of tokens.
+def steps_and_batches(
+    session: ks.Session, flags: dict, folder: Path
+) -> tuple[np.ndarray, np.ndarray, list[list[tuple[int, int]]]]:
+    """Return the lengths of a served load's steps, the energy of their kernels' work, and what each held, followed from
+    its counts of tokens.
 
     Prompts are shorter than a step's budget, so that each is computed in one step.
     """
@@ -46,7 +49,8 @@ def steps_and_batches(session: ks.Session, flags: dict, folder: Path) -> tuple[n
         running = [(context, left) for context, left in running if left > 0]
         batches.append(batch)
     assert not waiting and not running
-    return (steps["end_ns"].to_numpy() - steps["start_ns"].to_numpy()) / 1e3, batches
+    lengths_us = (steps["end_ns"].to_numpy() - steps["start_ns"].to_numpy()) / 1e3
+    return lengths_us, steps["dynamic_energy_j"].to_numpy(), batches
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +61,7 @@ def session() -> Iterator[ks.Session]:
 
 @pytest.mark.parametrize("flags", [FLAGS, WINDOWED], ids=["full", "windowed"])
 def test_steps_of_a_simulation(session: ks.Session, flags: dict, tmp_path: Path) -> None:
-    lengths_us, batches = steps_and_batches(session, flags, tmp_path)
+    lengths_us, work_j, batches = steps_and_batches(session, flags, tmp_path)
     times = session.step_times(**flags)
     assert {"prefill", "decode", "mixed"} == {kind_of(batch) for batch in batches}
     new, past = np.concatenate([np.array(batch) for batch in batches]).T
@@ -67,6 +71,24 @@ def test_steps_of_a_simulation(session: ks.Session, flags: dict, tmp_path: Path)
     assert [each.latency_us for each in single] == many.latency_us.tolist()
     assert [each.p95_us for each in single] == many.p95_us.tolist()
     assert (many.p05_us < many.latency_us).all() and (many.latency_us < many.p95_us).all()
+    assert [each.energy_j for each in single] == pytest.approx(many.energy_j.tolist())
+    drawn = next(row for row in session.table("gpu_power").to_pylist() if row["gpu"] == flags["gpu"])
+    free_w = drawn["idle_w"] + drawn["active_w"] + 1e6 * work_j / many.latency_us
+    held_w = free_w / (1.0 + (free_w / drawn["cap_w"]) ** drawn["cap_sharpness"]) ** (1.0 / drawn["cap_sharpness"])
+    # of a run of decodes the simulation writes the mean energy of its steps
+    np.testing.assert_allclose(many.energy_j, held_w * many.latency_us / 1e6, rtol=1e-3)
+    np.testing.assert_allclose(many.energy_j.sum(), (held_w * many.latency_us / 1e6).sum(), rtol=1e-6)
+
+
+def test_energy_is_that_of_all_gpus_under_their_limit(session: ks.Session) -> None:
+    batch = [(1, 900)] * 8
+    one = {"model": FLAGS["model"], "gpu": FLAGS["gpu"], "phase": "decode", "batch_size": 8, "context_len": 900}
+    step, predicted = session.step_times(**FLAGS)(batch), session.predict(**one)
+    assert step.energy_j == pytest.approx(predicted.as_dict()["energy_mj"] / 1e3, rel=0.02)
+    pair = session.step_times(**FLAGS, tensor_parallel_size=2)(batch)
+    assert pair.energy_j > step.energy_j
+    limited = session.step_times(**FLAGS, power_limit_w=50)(batch)
+    assert limited.energy_j < min(step.energy_j, 50 * limited.latency_us / 1e6)
 
 
 def kind_of(batch: list[tuple[int, int]]) -> str:
@@ -78,7 +100,7 @@ def test_a_deployment_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first = ks.step_time(FLAGS, [(1, 100)])
     monkeypatch.setattr("kernelsight.session.connect", None)  # a second session would fail
     assert ks.step_time(dict(FLAGS), [(1, 100)]) == first
-    assert first._fields == ("latency_us", "p05_us", "p95_us")
+    assert first._fields == ("latency_us", "p05_us", "p95_us", "energy_j")
 
 
 @pytest.mark.parametrize(
