@@ -46,7 +46,11 @@ def main() -> None:
 def write_constants(figures: dict[str, Any]) -> None:
     """Replace fitted rows of the catalogue; what is published or estimated stays."""
     with CONSTANTS.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["basis"] != "fitted"]
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if row["basis"] != "fitted" and not row["constant"].endswith("_log_half")
+        ]
     found = {("*", name.removesuffix("_w")): value for name, value in figures["constants"]["common"].items()}
     active = figures["constants"]["active"]
     found |= {("*", "active"): sum(active.values()) / len(active)}

@@ -278,6 +278,7 @@ class Session(dataflow.Session):
         daily_peak: float | str | Path | None = None,
         startup_seconds: float | str | None = None,
         disk_rate: float | str | None = None,
+        electricity_price: float | None = None,
         report: Callable[[str], None] | None = None,
         **flags: Any,
     ) -> Sizing:
@@ -294,7 +295,8 @@ class Session(dataflow.Session):
         ``margin`` of what they sustain unused, at ``peak`` times the rate. ``time_limit``: seconds after which the best
         so far is the answer. ``total_gpus``, in place of a rate: the highest that they can serve. ``daily_peak``: how
         many times the mean of a day its peak is, or a trace of a day: instances follow the hours, each start taking
-        ``startup_seconds``, or the time to read its weights at ``disk_rate`` (GB/s, or ``"800MB/s"``). ``report`` is
+        ``startup_seconds``, or the time to read its weights at ``disk_rate`` (GB/s, or ``"800MB/s"``).
+        ``electricity_price``: dollars a kilowatt-hour of energy, which is added to what instances cost. ``report`` is
         called with progress.
         InvalidInput: a question that cannot be answered, or a model that no GPU holds, and what would.
         """
@@ -320,6 +322,7 @@ class Session(dataflow.Session):
             "daily_peak": daily_peak,
             "startup_seconds": startup_seconds,
             "disk_rate": disk_rate,
+            "electricity_price": electricity_price,
             "measurable": [name for name, family in FAMILIES.items() if "gpus" not in family.sizes],
         }
         return size_deployment(self, flags, **asked, report=report)

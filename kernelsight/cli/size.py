@@ -114,6 +114,13 @@ def declare(verb: argparse.ArgumentParser) -> None:
         metavar="P",
         help="dollars an hour of one GPU: g1=2.2,g2=4, or a file with gpu and price_per_gpu_hour",
     )
+    asked.add_argument(
+        "--electricity-price",
+        type=float,
+        metavar="P",
+        help="dollars a kilowatt-hour: energy of the GPUs (with --host-power and --pue, of servers and building) is "
+        "added to what they cost",
+    )
     asked.add_argument("--max-gpus", type=int, default=8, metavar="N", help="GPUs of one instance at most (default: 8)")
     asked.add_argument(
         "--search",
@@ -144,6 +151,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
         verb.add_argument_group("router (in front of data-parallel replicas)"),
         tuple(flag for flag in flags.ROUTER if flag.name not in VARIED),
     )
+    add_flags(verb.add_argument_group("energy (of the place where the servers stand)"), flags.SITE)
     add_output(verb, "also write the rows (.parquet, .csv, .json, .duckdb), or a page (.html)")
 
 
@@ -181,6 +189,7 @@ def run(arguments: Any) -> None:
             daily_peak=arguments.daily_peak,
             startup_seconds=arguments.startup_seconds,
             disk_rate=arguments.disk_rate,
+            electricity_price=arguments.electricity_price,
             report=_show,
             **stated,
         )

@@ -15,7 +15,8 @@ from kernelsight.scenario.flags import FLAGS, Flag
 Asked = TypeVar("Asked", bound=Callable[..., Any])
 
 DEPLOYMENT = (*flags.DEPLOYMENT, *flags.LIMITS, *flags.POLICIES, *flags.SPECULATION)
-SCENARIO = (*DEPLOYMENT, *flags.POOLS, *flags.PREFILL, *flags.LOAD, *flags.LENGTHS, *flags.ROUTER, *flags.KEPT)
+SERVED = (*flags.POOLS, *flags.PREFILL, *flags.LOAD, *flags.LENGTHS, *flags.ROUTER, *flags.SITE, *flags.KEPT)
+SCENARIO = (*DEPLOYMENT, *SERVED)
 # what sizing varies itself
 SIZED = tuple(
     flag

@@ -41,6 +41,7 @@ SHOWN = (
         "mean_instances",
         "price_per_hour",
         "cost_per_day",
+        "electricity_per_hour",
         "cost_per_million_tokens",
     ),
     "limit",
@@ -144,7 +145,7 @@ def answer_of(
     that can be measured.
     """
     rows = [
-        row_of(option, objectives, search.tier_of(option.sized.candidate), search.is_sure(option.sized))
+        row_of(option, objectives, search.tier_of(option.sized.candidate), search.is_sure(option.sized), asked)
         for option in options
     ]
     left_out = [{**stated_flags(left.flags), "reason": left.reason} for left in search.left_out.values()]
@@ -166,20 +167,24 @@ def answer_of(
         "not_tried": [stated_flags(candidate.flags) for candidate in search.not_tried],
         "decides": what_decides(options, closer, model, measurable),
         "cliff": closer[0].cliff if closer else None,
-        "day": hours_said(options[0]) if options and options[0].start else None,
+        "day": hours_said(options[0], asked) if options and options[0].start else None,
         "launch": _launch(search, options[0], model) if rows else [],
     }
 
 
-def row_of(option: Option, objectives: Sequence[Objective], tier: Mapping[str, Any], sure: bool) -> dict[str, Any]:
+def row_of(
+    option: Option, objectives: Sequence[Objective], tier: Mapping[str, Any], sure: bool, asked: Asked
+) -> dict[str, Any]:
     """Return the row of a deployment: its flags, its rates, what it costs at the asked rate, and what limits it.
 
     ``sure``: its rate was searched in full; a rough one is enough to rank it behind, and no rate to plan with.
     """
     sized, evidence = option.sized, option.evidence
     candidate, found, trials = sized.candidate, sized.found, sized.found.tried.trials
-    price = None if candidate.price is None else option.instances * candidate.price
-    mean_price = None if candidate.price is None else option.mean_instances * candidate.price
+    power_w, electricity, hourly = evidence.power_w, electricity_of(option, asked), hourly_of(option, asked)
+    price = None if hourly is None else option.instances * hourly
+    mean_price = None if hourly is None else option.mean_instances * hourly
+    joules = None if power_w is None or not output_of(trials) else power_w / (sized.request_rate * output_of(trials))
     prompt, output = (sum(trial.tokens[place] for trial in trials) / len(trials) for place in (0, 1))
     # requests/s of all that is served, on average: fewer users than were found complete at least their share
     mean = sum(hour.amount for hour in option.hours) / len(option.hours) if option.hours else option.rate
@@ -208,12 +213,44 @@ def row_of(option: Option, objectives: Sequence[Objective], tier: Mapping[str, A
         "cost_per_million_tokens": cost(prompt + output),
         "cost_per_million_input_tokens": cost(prompt),
         "cost_per_million_output_tokens": cost(output),
+        "electricity_per_hour": None if electricity is None else option.instances * electricity,
+        "mean_power_w": None if power_w is None else option.instances * power_w,
+        "energy_per_output_token_j": joules,
+        "carbon_per_million_tokens_g": carbon_g(joules, candidate.flags),
         "limit": evidence.limit,
         "tier": tier["tier"],
         "not_measured": tier["not_measured"],
         **_statistics(trials, objectives, evidence),
         "num_prompts": found.requests,
     }
+
+
+def output_of(trials: Sequence[Trial]) -> float:
+    """Return the mean output tokens of a request."""
+    return sum(trial.tokens[1] for trial in trials) / len(trials)
+
+
+def carbon_g(joules: float | None, site: Mapping[str, Any]) -> float | None:
+    """Return the CO2 equivalent of a million output tokens, grams; None: no carbon intensity is stated.
+
+    >>> carbon_g(3.6, {"pue": 1.5, "carbon_intensity_g_per_kwh": 100.0}), carbon_g(3.6, {})
+    (150.0, None)
+    """
+    intensity = site.get("carbon_intensity_g_per_kwh")
+    return None if joules is None or intensity is None else joules / 3.6 * site.get("pue", 1.0) * intensity
+
+
+def electricity_of(option: Option, asked: Asked) -> float | None:
+    """Return what the energy of an instance costs, dollars an hour; None: no price is stated, or no power known."""
+    if asked.electricity_price is None or option.evidence.power_w is None:
+        return None
+    return asked.electricity_price * option.evidence.power_w / 1e3 * option.sized.candidate.flags.get("pue", 1.0)
+
+
+def hourly_of(option: Option, asked: Asked) -> float | None:
+    """Return what an instance costs, dollars an hour, with its energy where a price of electricity is stated."""
+    rent = option.sized.candidate.price
+    return None if rent is None else rent + (electricity_of(option, asked) or 0.0)
 
 
 def _statistics(
@@ -237,10 +274,10 @@ def columns_shown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*differing, *shown, *(["tier"] if len({row["tier"] for row in rows}) > 1 else [])]
 
 
-def hours_said(option: Option) -> dict[str, Any]:
+def hours_said(option: Option, asked: Asked) -> dict[str, Any]:
     """Return the day of an option: its hours, what a start takes, and what the day costs with and without following."""
     candidate = option.sized.candidate
-    gpus, price = candidate.gpu_count, candidate.price
+    gpus, price = candidate.gpu_count, hourly_of(option, asked)
     hours = [
         {
             "hour": hour.hour,

@@ -30,7 +30,7 @@ class Asked(NamedTuple):
 
     ``total_gpus``: what as many GPUs can do, in place of a rate, which is then one that no instances reach. ``day``:
     what its hours ask for, so that instances follow them; ``startup_s``, ``disk_bytes_per_s``: of starting one, where
-    they are stated.
+    they are stated. ``electricity_price``: dollars a kilowatt-hour, of the building's energy.
     """
 
     rate: float
@@ -40,6 +40,7 @@ class Asked(NamedTuple):
     day: Day | None = None
     startup_s: float | None = None
     disk_bytes_per_s: float | None = None
+    electricity_price: float | None = None
 
     @property
     def wanted(self) -> float:

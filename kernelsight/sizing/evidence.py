@@ -33,7 +33,7 @@ class Evidence(NamedTuple):
     """Beside a row: ``intervals`` of statistics by column, ms; the rates if kernels and host are slow or fast.
 
     ``chances``: how surely objectives hold at shares of the rate. ``limit``: the resource of which a fifth more brings
-    the tightest objective most, a tenth above the found rate.
+    the tightest objective most, a tenth above the found rate. ``power_w``: mean of an instance at the found rate.
     """
 
     intervals: Mapping[str, tuple[float, float]]
@@ -41,6 +41,7 @@ class Evidence(NamedTuple):
     rate_if_fast: float | None
     limit: str | None
     chances: Chances | None
+    power_w: float | None = None
 
 
 def evidence_of(
@@ -88,7 +89,8 @@ def _evidence(
         for objective in objectives
         if (row := at_rates[1.0].get(nearest_figure(objective))) and row["predicted"]
     }
+    power_w = at_rates[1.0].get("mean_power_w", {}).get("predicted")
     if len(at_rates) == 1:
-        return Evidence(intervals, None, None, limit, None)
+        return Evidence(intervals, None, None, limit, None, power_w)
     ends = rates_at_ends(at_rates, found.rate, objectives)
-    return Evidence(intervals, *ends, limit, chances_of(at_rates, objectives, found.rate, found.low))
+    return Evidence(intervals, *ends, limit, chances_of(at_rates, objectives, found.rate, found.low), power_w)

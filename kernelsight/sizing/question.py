@@ -55,6 +55,7 @@ def size_deployment(
     daily_peak: float | str | Path | None = None,
     startup_seconds: float | str | None = None,
     disk_rate: float | str | None = None,
+    electricity_price: float | None = None,
     measurable: Collection[str] = (),
     report: Callable[[str], None] | None = None,
 ) -> Sizing:
@@ -73,6 +74,9 @@ def size_deployment(
     else:
         day = day_of(daily_peak, amount)
         asked = with_day(checked(day.peak, confidence, margin, peak), day, startup_seconds, disk_rate)
+    if electricity_price is not None and not 0.0 <= electricity_price < math.inf:
+        raise InvalidInput(f"electricity_price is {electricity_price!r}; give dollars a kilowatt-hour, 0 or more.")
+    asked = asked._replace(electricity_price=electricity_price)
     if time_limit is not None and (isinstance(time_limit, bool) or not 0.0 < time_limit < math.inf):
         raise InvalidInput(f"time_limit is {time_limit!r}; give seconds above 0.")
     if isinstance(max_gpus, bool) or not isinstance(max_gpus, int) or max_gpus < 1:

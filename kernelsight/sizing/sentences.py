@@ -39,6 +39,7 @@ SHORT = {
     "price_per_hour": "$/h",
     "cost_per_day": "$/day",
     "cost_per_million_tokens": "$/M tokens",
+    "electricity_per_hour": "energy $/h",
 }
 
 

@@ -20,7 +20,7 @@ LEAST_REQUESTS, MOST_REQUESTS = 100, 1_200
 # of a closed loop, in mean stays: in the first of them everybody begins at once
 LEAST_STAYS = 4
 
-# rows of ``scenario_intervals`` of one scenario by figure
+# rows of ``scenario_intervals`` of one scenario by figure, and its mean power
 Intervals = Mapping[str, Mapping[str, float]]
 
 
@@ -61,6 +61,10 @@ def intervals_at(
     by_name: dict[str, dict[str, Mapping[str, float]]] = {}
     for row in session.table("scenario_intervals").to_pylist():
         by_name.setdefault(row["scenario_id"], {})[row["metric"]] = row
+    for row in session.table("scenario_summary").to_pylist():
+        if row["mean_power_w"] is not None:
+            power = {"predicted": row["mean_power_w"], "low": row["mean_power_w_low"], "high": row["mean_power_w_high"]}
+            by_name.setdefault(row["scenario_id"], {})["mean_power_w"] = power
     return [{share: by_name.get(next(names), {}) for share in own} for own in shares]
 
 

@@ -37,7 +37,7 @@ class Library:
     def __init__(self, refuses: bool) -> None:
         self.refuses = refuses
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, gpu, millijoules) -> int:  # the library's name
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu, millijoules) -> int:
         if self.refuses:
             return 3
         ctypes.cast(millijoules, ctypes.POINTER(ctypes.c_ulonglong))[0] = 2**40

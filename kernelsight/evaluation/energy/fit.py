@@ -15,7 +15,7 @@ from kernelsight.kernels.energy import DRAWN_BY_WORK, Work, held
 
 # share of the limit of the board that an idle GPU draws, where its own figure is not known (energy_constants)
 IDLE = 0.1
-# joules of a link's byte cannot be told apart from the rest on these servers: they are not fitted
+# the part of links is too small on these servers to be seen: it is not fitted
 FITTED = tuple(name for name in DRAWN_BY_WORK if name != "link_w")
 # start, least and largest value
 BOUNDS = {

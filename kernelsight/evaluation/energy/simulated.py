@@ -76,7 +76,7 @@ def simulated(session: Session, runs: Sequence[Mapping[str, Any]], constants: Co
 
 
 def rows_of(rows: Sequence[Mapping[str, Any]], constants: Constants) -> list[dict[str, Any]]:
-    """Return rows of ``energy_constants`` with fitted values in the place of theirs; others stay as they are."""
+    """Return rows of ``energy_constants`` with fitted values instead of theirs; others stay as they are."""
     common = {name.removesuffix("_w"): value for name, value in constants.common.items()}
     kept = [
         dict(row) | ({"value": common[row["constant"]]} if row["constant"] in common else {})

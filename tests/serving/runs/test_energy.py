@@ -1,4 +1,4 @@
-"""Energy of served scenarios: sums of the loop against kernels at knots, windows against the whole, what moves it."""
+"""Energy of served scenarios: the loop's sums against kernels at knots, windows against the whole, what moves it."""
 
 from __future__ import annotations
 
