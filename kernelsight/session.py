@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kernelsight.forward.forward_step import Prediction
     from kernelsight.serving.runs.step_times import StepTimes
     from kernelsight.sizing.answer import Sizing
+    from kernelsight.sweeps.gradient import Gradient
     from kernelsight.sweeps.runs import Run, WhatIf
 
 # what follows from deployments, and takes longer to compute than to read
@@ -178,6 +179,32 @@ class Session(dataflow.Session):
         from kernelsight.sweeps.runs import Run
 
         return Run.of(self, flags, correction)
+
+    @overload
+    def gradient(self, metric: str, fact: str, **flags: Any) -> Gradient: ...
+    @overload
+    def gradient(self, metric: str, fact: None = None, **flags: Any) -> list[Gradient]: ...
+    def gradient(self, metric: str, fact: str | None = None, **flags: Any) -> Gradient | list[Gradient]:
+        """Return how a metric of a scenario goes with a fact of its GPU; without a fact with each, the strongest first.
+
+        ``metric``: a column of ``scenario_summary`` such as ``"tpot_p50_ms"``; ``fact``: a column of ``gpus`` such as
+        ``"memory_bandwidth_bytes_per_s"``; ``flags`` as to ``simulate``, or none in a session that holds one scenario.
+
+        >>> load = {"request_rate": float("inf"), "num_prompts": 8, "input_len": 64, "output_len": 8}
+        >>> with connect() as session:
+        ...     found = session.gradient("tpot_p50_ms", "tdp_w", model="qwen3-0.6b", gpu="l4", **load)
+        ...     round(found.elasticity, 3) <= 0.0
+        True
+        """
+        from kernelsight.sweeps.gradient import gradients
+        from kernelsight.sweeps.runs import Run
+
+        if not flags:
+            return gradients(self, metric, fact)
+        run = Run.of(self, flags)
+        found = run.gradient(metric, fact)
+        run.close()
+        return found
 
     @takes_flags()
     def what_if(self, grid: Any) -> WhatIf:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kernelsight.dataflow.session import Session
+    from kernelsight.sweeps.gradient import Gradient
 
 SWEEP = "sweep"
 FIGURES = {"request_throughput": "req/s", "output_throughput": "output tok/s", "prefix_cache_hit_rate": "cache hits"}
@@ -97,6 +98,15 @@ class Run:
             raise InvalidInput("advice needs a run that was simulated from flags; simulate this scenario by itself.")
         self._session.give("setting_advice", advice(self._session, self._flags), trusted=True)
         return self._session.table("setting_advice")
+
+    def gradient(self, metric: str, fact: str | None = None) -> Gradient | list[Gradient]:
+        """Return how a metric of the run goes with a fact of its GPU; without a fact with each, the strongest first.
+
+        ``metric``: a column of ``scenario_summary``; ``fact``: a column of ``gpus``. See ``Session.gradient``.
+        """
+        from kernelsight.sweeps.gradient import gradients
+
+        return gradients(self._session, metric, fact)
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """Return a DuckDB relation over the tables of the run, and frames among the caller's variables."""

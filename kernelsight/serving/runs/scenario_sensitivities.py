@@ -16,10 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.scenario.plan import deployments_of
+from kernelsight.serving.engine.host import front_end_of
+from kernelsight.serving.engine.records import FINISHED
+from kernelsight.serving.engine.steps import DECODES, END, HOST_TIME, PROMPTS, START
 from kernelsight.serving.runs.interval_ends import MOST_REQUESTS, deployments_served
 from kernelsight.serving.runs.pools import cost_tables
 from kernelsight.serving.runs.resource_gains import SENT
-from kernelsight.serving.runs.result_tables import Replica, part_rows, use_rows
+from kernelsight.serving.runs.result_tables import PHASES, Replica, use_rows
 from kernelsight.serving.runs.simulate import serve_replicas
 from kernelsight.serving.runs.statistics_tables import QUANTILES, statistics_table
 from kernelsight.serving.runs.summaries import summarise
@@ -27,6 +30,8 @@ from kernelsight.serving.runs.world import World, first_requests, split_by_deplo
 
 # share of a fact by which a scenario is moved to both sides
 STEP = 0.01
+# of the GPU time: host time above it may be that of steps for which the GPU waits, which go with no fact
+HOST_SHARE = 0.25
 LATENCIES = ("ttft", "tpot", "e2e")
 THROUGHPUTS = ("request_throughput", "output_throughput")
 # elasticity of each column of step costs; what pipeline stages do not share goes with the whole
@@ -37,7 +42,6 @@ COLUMNS = {
     "moe_us": "moe_elasticity",
     "communication_us": "communication_elasticity",
 }
-PROMPTS = ("prefill", "mixed")
 
 
 class Elasticities(NamedTuple):
@@ -65,7 +69,10 @@ def sensitivities_of_scenarios(
         for is_first in (True, False)
     )
     if first.scenarios:
-        rows += _first_order(first, costs, shapes, moves, threads)
+        rows, again = _first_order(first, costs, moves, threads)
+        others = others._replace(
+            scenarios=[row for row in short.scenarios if row["scenario_id"] not in ordered - again]
+        )
     if others.scenarios:
         rows += _replayed(others, costs, shapes, moves, threads)
     names = ("scenario_id", "fact", "metric", "elasticity", "method")
@@ -91,7 +98,7 @@ def _elasticities(table: pa.Table) -> Elasticities:
     encoded = table["fact"].combine_chunks().dictionary_encode()
     ids = table["step_shape_id"].to_numpy()
     values = {}
-    for name in {*COLUMNS.values(), "rest_elasticity"}:
+    for name in set(COLUMNS.values()):
         values[name] = np.zeros((len(encoded.dictionary), ids.max(initial=-1) + 1))
         values[name][encoded.indices.to_numpy(), ids] = pc.fill_null(table[name], 0.0).to_numpy()
     return Elasticities(encoded.dictionary.to_pylist(), values)
@@ -173,101 +180,104 @@ def _metrics(world: World, threads: int | None) -> dict[str, dict[str, float | N
 
 
 def _first_order(
-    world: World,
-    costs: Mapping[str, pa.Table],
-    shapes: Mapping[str, pa.Table],
-    moves: Mapping[str, Elasticities],
-    threads: int | None,
-) -> list[tuple]:
-    """Return rows of scenarios in which a small change of step costs changes no step."""
-    rows = []
-    replicas = serve_replicas(world, split=True, threads=threads)
-    for one in replicas:
-        key = one.deployment
-        if key not in moves:
+    world: World, costs: Mapping[str, pa.Table], moves: Mapping[str, Elasticities], threads: int | None
+) -> tuple[list[tuple], set[str]]:
+    """Return rows of scenarios in which a small change of step costs changes no step, and the names of the others."""
+    rows, others = [], set()
+    for one in serve_replicas(world, keep_steps=True, threads=threads):
+        deployment, moments = one.deployment, _moments(one, world)
+        if not moments.gaps.size:
             continue
-        uses = use_rows([one], world.costs, world.deployments)
-        waits = _waits_of(one, world)
-        parts = _of_parts(uses, costs[key], shapes[key], moves[key])
-        gpu_us, host_us = one.served.totals.gpu_us, one.served.totals.host_us
-        whole = parts["whole"] * gpu_us / max(gpu_us + host_us, 1e-9)
-        span_us = one.served.totals.last_us - one.served.totals.first_us
-        for number, fact in enumerate(moves[key].facts):
-            own = {name: values[number] for name, values in parts.items()} | {
-                "queue": whole[number],
-                "preemption": whole[number],
-            }
-            rows += [(one.scenario, fact, *rest, "first order") for rest in _of_waits(waits, own)]
-            change = -parts["whole"][number] * gpu_us / max(span_us, 1e-9)
-            rows += [(one.scenario, fact, name, float(change), "first order") for name in THROUGHPUTS]
-    return rows
+        by_phase = _of_phases(use_rows([one], world.costs, world.deployments), costs[deployment], moves[deployment])
+        shifts = [_shifts(one.served.steps, elasticity, moments.times_us) for elasticity in by_phase]
+        hosted = one.served.totals.host_us > HOST_SHARE * one.served.totals.gpu_us
+        if hosted or any(_changes_order(one.served.steps, moments, shift) for shift in shifts):
+            others.add(one.scenario)
+            continue
+        for fact, shift in zip(moves[deployment].facts, shifts, strict=True):
+            found = _of_latencies(moments, shift) | _of_throughput(one.served.steps, shift, moments)
+            rows += [(one.scenario, fact, metric, value, "first order") for metric, value in found.items()]
+    return rows, others
 
 
-def _waits_of(one: Replica, world: World) -> dict[str, Any]:
-    """Return what finished requests waited for, nanoseconds by phase and part, and what TPOT divides by."""
-    table = part_rows([one], world.requests)
-    first = slice(None, table.num_rows // 2)
-    place = np.flatnonzero(np.isin(world.columns["request_id"][one.rows], table["request_id"].to_numpy()[first]))
-    rows = one.rows[place]
-    kept = ~world.columns["warmup"][rows]
-    names = [name.removesuffix("_ns") for name in table.column_names if name.endswith("_ns")]
-    both = {name: table[f"{name}_ns"].to_numpy().reshape(2, -1)[:, kept].astype(float) for name in names}
-    return {"parts": both, "gaps": world.columns["output_tokens"][rows][kept] - 1}
+class Moments(NamedTuple):
+    """When finished requests were sent, got their first and their last token, microseconds, shape (3, requests)."""
+
+    times_us: np.ndarray
+    gaps: np.ndarray  # between tokens
+    seen_us: np.ndarray  # when the scheduler saw them
 
 
-def _of_parts(uses: pa.Table, costs: pa.Table, shapes: pa.Table, moves: Elasticities) -> dict[str, np.ndarray]:
-    """Return the elasticity of each part of what requests wait for, shape (facts,), and that of all GPU time."""
-    size = moves.values["elasticity"].shape[1]
-    time = {name: np.zeros(size) for name in ("gpu_us", "moe_us", "communication_us")}
-    for name, values in time.items():
-        values[costs["step_shape_id"].to_numpy()] = costs[name].to_numpy()
-    rest = time["gpu_us"] - time["moe_us"] - time["communication_us"]
-    part = np.full(size, "", dtype=object)
-    part[shapes["step_shape_id"].to_numpy()] = shapes["part"].to_pylist()
-    ids, weight = uses["step_shape_id"].to_numpy(), uses["weight"].to_numpy()
-    prompts = pc.is_in(uses["phase"], pa.array(PROMPTS)).to_numpy(zero_copy_only=False)
-    prefills, decodes = (
-        part[ids] == "prefill_attention",
-        np.isin(part[ids].astype(str), ["decode_attention", "decode_window"]),
-    )
-    plain = ~prefills & ~decodes
-
-    def mean(rows: np.ndarray, us: np.ndarray, name: str) -> np.ndarray:
-        spent = weight[rows] * us[ids[rows]]
-        return moves.values[name][:, ids[rows]] @ spent / max(spent.sum(), 1e-9)
-
-    everywhere = np.ones(ids.size, bool)
-    return {
-        "prefill_gemm": mean(plain & prompts, rest, "rest_elasticity"),
-        "decode_gemm": mean(plain & ~prompts, rest, "rest_elasticity"),
-        "prefill_attention": mean(prefills, rest, "rest_elasticity"),
-        "decode_attention": mean(decodes, rest, "rest_elasticity"),
-        "moe": mean(everywhere, time["moe_us"], "moe_elasticity"),
-        "communication": mean(everywhere, time["communication_us"], "communication_elasticity"),
-        "whole": mean(everywhere, time["gpu_us"], "elasticity"),
-    }
+def _moments(one: Replica, world: World) -> Moments:
+    out = one.served.out
+    kept = (out.status == FINISHED) & ~world.columns["warmup"][one.rows]
+    rows = one.rows[kept]
+    request_us, token_us = front_end_of(world.hosts[one.deployment], world.deployments[one.deployment])
+    seen_us = out.sent_us[kept] + request_us + token_us * world.columns["prompt_tokens"][rows]
+    times_us = np.stack([out.sent_us, out.first_token_us, out.finish_us])[:, kept]
+    return Moments(times_us, world.columns["output_tokens"][rows] - 1, seen_us)
 
 
-def _of_waits(waits: dict[str, Any], elasticity: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return metrics and their elasticities: means and quantiles of latencies that are moved to both sides."""
-    total = sum(waits["parts"].values())
-    change = sum(values * elasticity.get(name, 0.0) for name, values in waits["parts"].items())
-    several = waits["gaps"] > 0
-    gaps = waits["gaps"][several]
+def _of_phases(uses: pa.Table, costs: pa.Table, moves: Elasticities) -> np.ndarray:
+    """Return the elasticity of the GPU time of each phase's steps, shape (facts, PHASES)."""
+    gpu_us = np.zeros(moves.values["elasticity"].shape[1])
+    gpu_us[costs["step_shape_id"].to_numpy()] = costs["gpu_us"].to_numpy()
+    found = np.zeros((len(moves.facts), len(PHASES)))
+    for number, phase in enumerate(PHASES):
+        own = uses.filter(pc.equal(uses["phase"], phase))
+        ids = own["step_shape_id"].to_numpy()
+        spent = own["weight"].to_numpy() * gpu_us[ids]
+        found[:, number] = moves.values["elasticity"][:, ids] @ spent / max(spent.sum(), 1e-9)
+    return found
+
+
+def _shifts(steps: np.ndarray, elasticity: np.ndarray, times_us: np.ndarray) -> np.ndarray:
+    """Return by how much moments come later for one unit of the logarithm of a fact: all steps before them do.
+
+    ``steps``: rows of the loop; ``elasticity``: of the GPU time of each phase.
+    """
+    prompts, decodes = steps[:, PROMPTS] > 0, steps[:, DECODES] > 0
+    phase = np.where(prompts, np.where(decodes, PHASES.index("mixed"), PHASES.index("prefill")), PHASES.index("decode"))
+    gpu_us = np.maximum(steps[:, END] - steps[:, START] - steps[:, HOST_TIME], 0.0)
+    later_us = np.concatenate([[0.0], np.cumsum(gpu_us * elasticity[phase])])
+    moments = np.concatenate([steps[:1, START], steps[:, END]])
+    return np.interp(times_us, moments, later_us)
+
+
+def _changes_order(steps: np.ndarray, moments: Moments, shift: np.ndarray) -> bool:
+    """Whether the scheduler sees a request in another step where the fact is moved by STEP: it is sent when another
+    ends, and the next step begins soon after."""
+    began = steps[:, START]
+    later = np.clip(np.searchsorted(began, moments.seen_us), 1, began.size - 1)
+    margin = np.minimum(np.abs(began[later] - moments.seen_us), np.abs(moments.seen_us - began[later - 1]))
+    waited = moments.seen_us - moments.times_us[0]
+    # between its sending and that step, the step moves by no more than this
+    return bool((margin < STEP * waited)[moments.times_us[0] > began[0]].any()) and bool(shift.any())
+
+
+def _of_latencies(moments: Moments, shift: np.ndarray) -> dict[str, float]:
+    """Return elasticities of means and quantiles of latencies, moved to both sides."""
+    several = moments.gaps > 0
+    (sent, first, last), (sent_by, first_by, last_by) = moments.times_us, shift
     samples = {
-        "ttft": (total[0], change[0]),
-        "e2e": (total.sum(axis=0), change.sum(axis=0)),
-        "tpot": (total[1, several] / gaps, change[1, several] / gaps),
+        "ttft": (first - sent, first_by - sent_by),
+        "e2e": (last - sent, last_by - sent_by),
+        "tpot": tuple(((b - a) / moments.gaps)[several] for a, b in ((first, last), (first_by, last_by))),
     }
-    rows = []
-    for name, (values, slope) in samples.items():
-        if not values.size or not values.mean() > 0.0:
-            continue
-        rows.append((f"{name}_mean_ms", float(slope.mean() / values.mean())))
-        more, less = (np.quantile(values + side * STEP * slope, list(QUANTILES.values())) for side in (1.0, -1.0))
-        middle = np.quantile(values, list(QUANTILES.values()))
-        rows += [
-            (f"{name}_{word}_ms", float(one))
-            for word, one in zip(QUANTILES, (more - less) / (2.0 * STEP * middle), strict=True)
-        ]
-    return rows
+    found = {}
+    for name, (values, by) in samples.items():
+        if values.size and values.mean() > 0.0:
+            found[f"{name}_mean_ms"] = float(by.mean() / values.mean())
+            ends = (np.quantile(values + side * STEP * by, list(QUANTILES.values())) for side in (1.0, -1.0))
+            slopes = np.subtract(*ends) / (2.0 * STEP * np.quantile(values, list(QUANTILES.values())))
+            found |= {f"{name}_{word}_ms": float(slope) for word, slope in zip(QUANTILES, slopes, strict=True)}
+    return found
+
+
+def _of_throughput(steps: np.ndarray, shift: np.ndarray, moments: Moments) -> dict[str, float]:
+    (sent, _, last), (sent_by, _, last_by) = moments.times_us, shift
+    if not last.size:
+        return {}
+    end, start = last.argmax(), sent.argmin()
+    longer = (last_by[end] - sent_by[start]) / (last[end] - sent[start])
+    return dict.fromkeys(THROUGHPUTS, -float(longer))

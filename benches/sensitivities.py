@@ -1,0 +1,96 @@
+"""Derivatives of random scenarios against central differences: ``python benches/sensitivities.py [--scenarios 200]``.
+
+A scenario is drawn, simulated once, and once on each GPU that has 1 % more and 1 % less of one fact. Printed for each
+method of ``scenario_sensitivities``: how far its elasticities are from these differences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+import kernelsight as ks
+from kernelsight.errors import InvalidInput
+
+MODELS = ("qwen3-8b", "llama-3.1-8b", "qwen3-14b", "qwen3-30b-a3b")
+GPUS = ("h100_sxm", "a100_sxm", "h200_sxm", "l40s")
+FACTS = ("memory_bandwidth_bytes_per_s", "bf16_flops_per_s", "sm_clock_hz")
+METRICS = ("ttft_mean_ms", "ttft_p50_ms", "tpot_mean_ms", "tpot_p50_ms", "e2e_mean_ms", "output_throughput")
+STEP = 0.01
+
+
+def drawn(random: np.random.Generator) -> dict[str, Any]:
+    """Return the flags of a random scenario: all requests at once, a closed loop, or a rate."""
+    flags: dict[str, Any] = {"model": str(random.choice(MODELS)), "gpu": str(random.choice(GPUS))}
+    flags |= {"num_prompts": 100, "input_len": int(2 ** random.uniform(6, 12)), "range_ratio": 0.5}
+    flags |= {"output_len": int(2 ** random.uniform(4, 8)), "seed": int(random.integers(1000))}
+    kind = random.integers(3)
+    if kind == 0:
+        return flags | {"request_rate": math.inf}
+    if kind == 1:
+        return flags | {"max_concurrency": int(2 ** random.uniform(0, 6))}
+    return flags | {"request_rate": float(2 ** random.uniform(-2, 4))}
+
+
+def figures(flags: dict[str, Any], fact: str, factor: float) -> dict[str, Any]:
+    """Return the summary of a scenario on its GPU with ``factor`` times a fact."""
+    with ks.connect() as session:
+        gpus = session.table("gpus")
+        own = pc.if_else(pc.equal(gpus["gpu"], flags["gpu"]), factor, 1.0)
+        place = gpus.column_names.index(fact)
+        session.give("gpus", gpus.set_column(place, fact, pc.multiply(gpus[fact], own)))
+        return session.simulate(**flags).table("scenario_summary").to_pylist()[0]
+
+
+def compared(flags: dict[str, Any], fact: str) -> list[dict[str, Any]]:
+    """Return each metric's elasticity, and its central difference."""
+    with ks.connect() as session:
+        found = session.simulate(**flags).table("scenario_sensitivities").to_pylist()
+    more, less = (figures(flags, fact, factor) for factor in (1.0 + STEP, 1.0 - STEP))
+    return [
+        flags
+        | {name: row[name] for name in ("fact", "metric", "method", "elasticity")}
+        | {"difference": math.log(more[row["metric"]] / less[row["metric"]]) / math.log((1 + STEP) / (1 - STEP))}
+        for row in found
+        if row["fact"] == fact and row["metric"] in METRICS and more[row["metric"]] and less[row["metric"]]
+    ]
+
+
+def main() -> None:
+    """Compare random scenarios and print the distances."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--scenarios", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("-o", "--output", help="also write the rows as JSON")
+    arguments = parser.parse_args()
+    random, rows, count = np.random.default_rng(arguments.seed), [], 0
+    while count < arguments.scenarios:
+        try:
+            rows += compared(drawn(random), str(random.choice(FACTS)))
+        except InvalidInput:  # a model that the GPU does not hold
+            continue
+        count += 1
+    for method in sorted({row["method"] for row in rows}):
+        for metric in METRICS:
+            apart = [
+                abs(row["elasticity"] - row["difference"])
+                for row in rows
+                if (row["method"], row["metric"]) == (method, metric)
+            ]
+            if apart:
+                within = np.mean(np.array(apart) <= 0.02)
+                print(
+                    f"{method:12} {metric:18} n {len(apart):4}  median {np.median(apart):.4f}  p90 {np.quantile(apart, 0.9):.4f}  max {max(apart):.4f}  within 0.02: {within:.0%}"
+                )
+    if arguments.output:
+        Path(arguments.output).write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""How a metric of one scenario goes with the facts of its GPU: rows of ``scenario_sensitivities`` with their units."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow.compute as pc
+
+from kernelsight.errors import InvalidInput, unknown
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+
+class Gradient(NamedTuple):
+    """One derivative: 1 % more of the fact makes the metric ``elasticity`` % larger.
+
+    ``value``: the metric; ``at``: the fact, of the GPU that decodes; ``derivative``: d metric / d fact, in their units.
+    """
+
+    metric: str
+    fact: str
+    elasticity: float
+    derivative: float
+    value: float
+    at: float
+    method: str
+
+
+def gradients(session: Session, metric: str, fact: str | None) -> Gradient | list[Gradient]:
+    """Return the derivative of a metric by a fact, or by each fact of the GPU: the strongest, what limits it, first.
+
+    UnknownName: no such metric or fact. InvalidInput: the session does not hold one scenario.
+    """
+    scenarios = session.table("scenarios") if "scenarios" in session.available() else None
+    if scenarios is None or scenarios.num_rows != 1:
+        count = 0 if scenarios is None else scenarios.num_rows
+        raise InvalidInput(
+            f"a gradient is of one scenario, and this session holds {count}; give the flags of one, or read "
+            "scenario_sensitivities, which holds them all."
+        )
+    session.compute("scenario_summary", "scenario_sensitivities")
+    table = session.table("scenario_sensitivities")
+    known = dict.fromkeys(table["metric"].to_pylist())
+    if metric not in known:
+        raise unknown("metric", metric, known, "Metrics of scenario_sensitivities have derivatives.")
+    rows = table.filter(pc.equal(table["metric"], metric)).to_pylist()
+    if fact is not None and fact not in {row["fact"] for row in rows}:
+        raise unknown("fact", fact, [row["fact"] for row in rows], "Facts are columns of gpus that this GPU states.")
+    value = session.table("scenario_summary")[metric][0].as_py()
+    deployments = session.table("deployment_settings")
+    place = deployments["deployment_id"].to_pylist().index(scenarios["deployment_id"][0].as_py())
+    gpus = session.table("gpus")
+    gpu = gpus.slice(gpus["gpu"].to_pylist().index(deployments["gpu"][place].as_py()), 1).to_pylist()[0]
+    found = []
+    for row in rows:
+        at = gpu[row["fact"]]
+        slope = row["elasticity"] * value / at if at else 0.0
+        found.append(Gradient(metric, row["fact"], row["elasticity"], slope, value, at, row["method"]))
+    found.sort(key=lambda one: (-abs(one.elasticity), one.fact))
+    return found if fact is None else next(one for one in found if one.fact == fact)

@@ -1,0 +1,77 @@
+"""Elasticities of kernels against central differences of the kernel model itself, and the sides that kinks name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import kernelsight as ks
+from kernelsight.kernels.latency import answers
+from kernelsight.kernels.sensitivities import FACTS, SMOOTH, STEP, kernel_sensitivities_of, moved_hardware
+
+INPUTS = ("deployment_settings", "gpus", "fabrics", "eta_coefficients", "kernel_implementations")
+DEPLOYMENT = {"tp": 2, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
+# the worst that a central difference of 1 % differs from a derivative where nothing kinks
+CURVED = 0.01
+
+
+def scaled(table: pa.Table, fact: str, factor: float) -> pa.Table:
+    values = pc.multiply(table[fact].cast(pa.float64()), factor)
+    return table.set_column(table.column_names.index(fact), fact, values)
+
+
+def calls_of(session: ks.Session, family: str) -> tuple[pa.Table, list[pa.Table]]:
+    """Return every seventh call of a family, and what they are priced with."""
+    calls = session.table(f"{family}_calls")
+    return calls.take(pa.array(np.arange(0, calls.num_rows, 7))), [session.table(name) for name in INPUTS]
+
+
+@pytest.fixture(scope="module")
+def session() -> ks.Session:
+    session = ks.connect()
+    session.give("deployments", [DEPLOYMENT | {"deployment_id": "d", "model": "llama-3.1-8b", "gpu": "h100_sxm"}])
+    return session
+
+
+@pytest.mark.parametrize("family", ["gemm", "norm", "all_reduce"])
+def test_elasticities_are_those_of_central_differences(session: ks.Session, family: str) -> None:
+    calls, (settings, gpus, *others) = calls_of(session, family)
+    found = kernel_sensitivities_of(family, calls, [settings, gpus, *others])
+    assert not set(FACTS) - set(found["fact"].to_pylist()) - {"fp8_flops_per_s", "fp4_flops_per_s", "int8_flops_per_s"}
+    for fact in set(found["fact"].to_pylist()):
+        own = found.filter(pc.equal(found["fact"], fact))
+        assert own.num_rows == calls.num_rows
+        more, less = (
+            answers(family, calls, settings, scaled(gpus, fact, factor), *others).latency_us
+            for factor in (1.0 + STEP, 1.0 - STEP)
+        )
+        difference = np.log(more / less) / np.log((1.0 + STEP) / (1.0 - STEP))
+        smooth = pc.is_null(own["kink"]).to_numpy(zero_copy_only=False)
+        assert smooth.mean() > 0.9
+        np.testing.assert_allclose(own["elasticity"].to_numpy()[smooth], difference[smooth], atol=CURVED, err_msg=fact)
+
+
+def test_a_kink_names_the_side_on_which_another_limit_takes_over(session: ks.Session) -> None:
+    """In the roofline tier, of a product at the ridge: below the bandwidth of the ridge memory bounds it."""
+    calls, (settings, gpus, *others) = calls_of(session, "gemm")
+    settings = settings.set_column(settings.column_names.index("tier"), "tier", pa.array(["roofline"]))
+    row = calls.slice(0, 1).to_pylist()[0]
+    gpu = gpus.filter(pc.equal(gpus["gpu"], row["gpu"])).to_pylist()[0]
+    ridge = row["bytes"] / row["flops"] * gpu["bf16_flops_per_s"] / gpu["memory_bandwidth_bytes_per_s"]
+    for factor, elasticity, kink in ((1.005, 0.0, "below"), (0.995, -1.0, "above"), (2.0, 0.0, None)):
+        moved = scaled(gpus, "memory_bandwidth_bytes_per_s", ridge * factor)
+        found = kernel_sensitivities_of("gemm", calls.slice(0, 1), [settings, moved, *others])
+        (own,) = found.filter(pc.equal(found["fact"], "memory_bandwidth_bytes_per_s")).to_pylist()
+        assert (own["elasticity"], own["kink"]) == (pytest.approx(elasticity), kink)
+    assert 0.0 < SMOOTH < 1.0
+
+
+def test_hardware_columns_move_as_powers_of_the_facts(session: ks.Session) -> None:
+    gpus = session.table("gpus").slice(0, 3)
+    moved = moved_hardware(gpus, session.table("fabrics"))
+    memory = moved.powers["memory_bytes_per_us"].reshape(3, len(FACTS))
+    expected = np.zeros((3, len(FACTS)))
+    expected[:, FACTS.index("memory_bandwidth_bytes_per_s")] = 1.0
+    np.testing.assert_allclose(memory, expected, atol=1e-6)
