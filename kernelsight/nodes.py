@@ -147,6 +147,7 @@ def kernel_sensitivities(
     "itl_percentiles",
     "itl_histogram",
     "replica_totals",
+    "scenario_capacity",
     "request_events",
     "step_cost_uses",
     "serving_windows",

@@ -53,6 +53,14 @@ TIERS = ("cross-generation", "roofline", "target-measured", "hypothetical", "unm
 FITTED = ("target-measured", "hypothetical")
 
 
+# sweeps name the cells of a format that GPUs compute differently by the width of activations as well
+BY_MATH = {
+    ("mxfp4", "bf16"): "w4a16_mxfp4",
+    ("mxfp4", "fp16"): "w4a16_mxfp4",
+    ("mxfp4", "fp8"): "w4a8_mxfp4_mxfp8",
+}
+
+
 def kinds_of(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dict[str, Any]], np.ndarray]:
     """Return the different (tier, gpu, engine, dtype, head_dim, asked) of the calls, and the number of each row's.
 
@@ -84,7 +92,8 @@ def dtype_of(family: str, kind: Mapping[str, str | None]) -> str:
     """Return the cell that a call's number formats belong to, as ``sweep_points.dtype`` names it."""
     if family.endswith("attention") or family.startswith("mla_"):
         return f"{kind.get('math')}/{kind.get('format') or kind.get('math')}"
-    return kind.get("format") or "bf16"
+    found = kind.get("format") or "bf16"
+    return BY_MATH.get((found, kind.get("math") or ""), found)
 
 
 def constants_of(

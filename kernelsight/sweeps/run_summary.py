@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.present.capacity_sentence import near_capacity
 from kernelsight.present.limits_sentence import verdict_of
 from kernelsight.sweeps.assumed import assumed_of
 from kernelsight.sweeps.cliffs import cliff_of
@@ -40,6 +41,11 @@ FIGURES = (
     "gpu_s",
     "host_exposed_s",
     "idle_s",
+    "capacity",
+    "capacity_low",
+    "capacity_high",
+    "capacity_limit",
+    "load",
 )
 # of scenario_summary, each with its ends
 ENERGY = {
@@ -86,6 +92,7 @@ def run_summary(session: Session) -> dict[str, Any]:
         },
         "interval_90": intervals,
         **verdict_of(session.table("resource_gains").to_pylist()),
+        "near_capacity": _near_capacity(session),
         "cliff": cliff_of(session, settings),
         "tier": row["tier"],
         "measured_share": tiers["measured_share"],
@@ -103,6 +110,11 @@ def run_summary(session: Session) -> dict[str, Any]:
 def _with_ends(row: dict[str, Any], column: str, names: tuple[str, str, str]) -> dict[str, float | None]:
     """Return a figure of ``scenario_summary`` and the ends of its interval by these names."""
     return dict(zip(names, (row[column], row[f"{column}_low"], row[f"{column}_high"]), strict=True))
+
+
+def _near_capacity(session: Session) -> str | None:
+    ends = {row["end"]: row for row in session.table("request_statistics_at_ends").to_pylist()}
+    return near_capacity(ends.get("middle"), ends.get("slower steps"))
 
 
 def _statuses(statistics: dict[str, Any]) -> dict[str, int]:

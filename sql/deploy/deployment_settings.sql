@@ -60,7 +60,11 @@ select
     -- TensorRT-LLM gathers tokens unless there are more expert ranks than a token has experts
     case when deployments.expert_exchange is null and limits.engine = 'trtllm' and limits.ep <= coalesce(models.top_k, 0) then 'all_gather'
          else limits.expert_exchange end as expert_exchange,
-    case when coalesce(limits.enforce_eager, false) then 0 else limits.graph_max_tokens end as graph_max_tokens
+    case when coalesce(limits.enforce_eager, false) then 0 else limits.graph_max_tokens end as graph_max_tokens,
+    case when limits.prompt_graphs = 'chunk'
+              and (gpus.vendor <> 'nvidia' or limits.pp > 1 or lock_step or limits.num_speculative_tokens > 0
+                   or coalesce(models.kv_lora_rank, models.index_top_k, models.linear_key_heads) is not null)
+         then 'none' else limits.prompt_graphs end as prompt_graphs
   ),
   limits.tp * limits.dp // limits.ep as moe_tp,
   limits.ep as moe_ep,
@@ -73,4 +77,5 @@ join deployments using (deployment_id)
 join formats using (deployment_id)
 join proposing using (deployment_id)
 join models on models.model = limits.model
+join gpus on gpus.gpu = limits.gpu
 left join draft_acceptance_rates as usual on usual.method = proposing.method

@@ -13,13 +13,13 @@ ranked as (
   select
     scenario_id,
     deployment_id,
-    load,
+    loads.load,
     output_throughput_per_user,
     energy_per_output_token_j,
     min(energy_per_output_token_j) over (
-      partition by load order by output_throughput_per_user desc range between unbounded preceding and current row exclude group
+      partition by loads.load order by output_throughput_per_user desc range between unbounded preceding and current row exclude group
     ) as best_above,
-    min(energy_per_output_token_j) over (partition by load, output_throughput_per_user) as best_beside
+    min(energy_per_output_token_j) over (partition by loads.load, output_throughput_per_user) as best_beside
   from scenario_summary
   join loads using (scenario_id)
   where output_throughput_per_user is not null and energy_per_output_token_j is not null

@@ -13,14 +13,14 @@ ranked as (
   select
     scenario_id,
     deployment_id,
-    load,
+    loads.load,
     output_throughput_per_user,
     output_throughput_per_gpu,
     -- the best per GPU among those that are better per user, and among equals per user
     max(output_throughput_per_gpu) over (
-      partition by load order by output_throughput_per_user desc range between unbounded preceding and current row exclude group
+      partition by loads.load order by output_throughput_per_user desc range between unbounded preceding and current row exclude group
     ) as best_above,
-    max(output_throughput_per_gpu) over (partition by load, output_throughput_per_user) as best_beside
+    max(output_throughput_per_gpu) over (partition by loads.load, output_throughput_per_user) as best_beside
   from scenario_summary
   join loads using (scenario_id)
   where output_throughput_per_user is not null and output_throughput_per_gpu is not null

@@ -6,6 +6,7 @@ with at_ends as (
       completed / nullif(duration_s, 0) as request_throughput,
       output_tokens / nullif(duration_s, 0) as output_throughput
     from request_statistics_at_ends
+    where "end" <> 'slower steps'
   )
   on columns(* exclude (scenario_id, "end")) into name metric value figure
 ),

@@ -103,6 +103,11 @@ select
   replicas.host_exposed_s,
   replicas.idle_s,
   ends.* exclude (scenario_id),
+  capacities.capacity,
+  capacities.capacity_low,
+  capacities.capacity_high,
+  capacities.capacity_limit,
+  capacities."load",
   tiers.tier,
   tiers.not_measured
 from scenarios
@@ -112,6 +117,7 @@ left join deployment_tiers as tiers using (deployment_id)
 left join faults using (scenario_id)
 left join (select *, front_end_ns + queue_ns + prefill_ns + decode_ns as spent_ns from request_statistics) as statistics using (scenario_id)
 left join gaps using (scenario_id)
+left join scenario_capacity as capacities using (scenario_id)
 left join replicas using (scenario_id)
 left join itl using (scenario_id)
 left join ends using (scenario_id)

@@ -18,7 +18,7 @@ def simulation_page(answer: dict[str, Any]) -> list[str]:
     rejected = [f"{count} {name}" for name, count in answer["status"].items() if name != "finished"]
     parts = (
         [_headline(answer["settings"]), *_replica_lines(answer), rests_on(answer)],
-        [*_figures(answer), *(said for said in (answer["verdict"], answer["cliff"]) if said)],
+        [*_figures(answer), *(said for said in (answer["verdict"], answer["near_capacity"], answer["cliff"]) if said)],
         _advised(answer),
         _latencies(answer),
         [f"rejected requests: {', '.join(rejected)}", *_why_rejected(answer)] if rejected else [],
@@ -64,6 +64,7 @@ def _figures(answer: dict[str, Any]) -> list[str]:
         "output throughput (tok/s)": answer["output_throughput"],
         "total throughput (tok/s)": answer["total_throughput"],
         "goodput (req/s)": answer["goodput"],
+        "capacity (req/s), load": _capacity(answer),
         "engine steps": answer["steps"],
         "preemptions": answer["preemptions"],
         "prefix cache hit rate": answer["prefix_cache_hit_rate"],
@@ -94,6 +95,14 @@ def _energy(power: dict[str, Any], energy: dict[str, Any]) -> dict[str, str | No
         "energy per request (J)": interval(energy, request, f"{request}_low", f"{request}_high"),
         "carbon per million tokens (g)": interval(energy, carbon, f"{carbon}_low", f"{carbon}_high"),
     }
+
+
+def _capacity(answer: dict[str, Any]) -> str | None:
+    """Return the highest rate that is steady, its interval, what is busy then, and the share of it that is asked."""
+    if answer["capacity"] is None:
+        return None
+    rate, *ends = (show_number(answer[name]) for name in ("capacity", "capacity_low", "capacity_high"))
+    return f"{rate} ({' to '.join(ends)}; limit: {answer['capacity_limit']}), {answer['load']:.0%}"
 
 
 def _why_rejected(answer: dict[str, Any]) -> list[str]:

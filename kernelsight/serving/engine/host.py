@@ -81,9 +81,13 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int)
     gap_us = overhead["launch_gap_us"] * launches
     launch_us = overhead["per_eager_launch_us"]
     pieces = min(overhead["piecewise_launches"], launches)
-    largest, piecewise = deployment["graph_max_tokens"], deployment["prompt_graphs"] == "piecewise"
-    # graphs that hold decode steps alone are sized by requests, which verify several tokens with drafts
-    decodes = largest if piecewise else largest * deployment["query_tokens"]
+    largest, prompts = deployment["graph_max_tokens"], 0
+    if deployment["prompt_graphs"] == "piecewise":
+        decodes = prompts = largest
+    else:  # graphs that hold decode steps alone are sized by requests, which verify several tokens with drafts
+        decodes = largest * deployment["query_tokens"]
+    if deployment["prompt_graphs"] == "chunk" and largest > 0:
+        prompts = deployment["max_num_batched_tokens"]
     half = overhead["exposed_requests_half"]
     return Host(
         overhead["step_exposed_us"] + gap_us, overhead["step_base_us"] + wait_us, overhead["per_request_us"],
@@ -91,7 +95,7 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int)
         overhead["overlapped"] and deployment["async_scheduling"], decodes,
         overhead["per_captured_launch_us"] * launches, gap_us, overhead["exposed_per_request_us"],
         overhead["per_prompt_token_us"],
-        largest if piecewise else 0, launch_us * pieces, math.inf if half is None else half,
+        prompts, launch_us * pieces, math.inf if half is None else half,
         overhead["per_output_token_us"] / overhead["front_ends"],
     )  # fmt: skip
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from kernelsight.scenario.plan import and_drafts, deployments_of
 from kernelsight.serving.engine.host import Z_90
+from kernelsight.serving.runs.capacity import capacities
 from kernelsight.serving.runs.pools import cost_tables
 from kernelsight.serving.runs.simulate import serve_replicas
 from kernelsight.serving.runs.statistics_tables import statistics_table
@@ -27,6 +28,8 @@ from kernelsight.serving.runs.world import World, first_requests, split_by_deplo
 MOST_REQUESTS = 20_000
 # directions between kernels alone (0) and host alone: scenarios of one direction are served together
 DIRECTIONS = 6
+# near capacity it is shown what steps that are a little slower would do
+SLOWER_STEPS, SLOWER, NEAR_CAPACITY = "slower steps", 1.05, (0.7, 1.1)
 ENDS = {"fast": ("gpu_p05_us", -1.0), "slow": ("gpu_p95_us", 1.0)}
 SCALED = ("gpu_us", "embedding_us", "transfer_us", "moe_us", "communication_us")
 
@@ -34,10 +37,14 @@ SCALED = ("gpu_us", "embedding_us", "transfer_us", "moe_us", "communication_us")
 def statistics_at_ends(
     world: World, step_costs: pa.Table, step_shapes: pa.Table, threads: int | None = None
 ) -> pa.Table:
-    """Return ``request_statistics`` of each scenario's first requests: fast, slow, and in the middle."""
+    """Return ``request_statistics`` of each scenario's first requests: fast, slow, and in the middle.
+
+    Of open loops near the capacity also with steps that are 5 % slower.
+    """
     short = first_requests(world, MOST_REQUESTS)
     middle = summarise(short, serve_replicas, threads)
-    found = [_at_end(statistics_table(middle.counted), "middle")]
+    statistics = statistics_table(middle.counted)
+    found = [_at_end(statistics, "middle")]
     keys = list(dict.fromkeys(key for row in world.scenarios for key in deployments_served(world, row)))
     costs, shapes = (
         split_by_deployment(table.filter(pc.is_in(table["deployment_id"], pa.array(keys, pa.string()))))
@@ -56,7 +63,33 @@ def statistics_at_ends(
                 hosts={key: _host(world.hosts[key], sign * math.sin(angle)) for key in world.hosts},
             )
             found.append(_at_end(statistics_table(summarise(there, serve_replicas, threads).counted), end))
+    near = _near_capacity(short, statistics)
+    if near:
+        used = dict.fromkeys(key for row in near for key in deployments_served(world, row))
+        there = short._replace(
+            scenarios=near,
+            costs={
+                key: cost_tables(scaled(costs[key], np.array(SLOWER)), shapes[key], world.deployments[key])
+                for key in used
+                if key in costs
+            },
+            hosts={key: _times(row, SLOWER) for key, row in world.hosts.items()},
+        )
+        found.append(_at_end(statistics_table(summarise(there, serve_replicas, threads).counted), SLOWER_STEPS))
     return pa.concat_tables(found).combine_chunks()
+
+
+def _near_capacity(world: World, statistics: pa.Table) -> list[dict[str, Any]]:
+    """Return the scenarios whose requests are sent whatever the engine does, at a rate near its capacity."""
+    loads = {row["scenario_id"]: row for row in capacities(world, statistics).to_pylist()}
+    least, most = NEAR_CAPACITY
+    return [
+        row
+        for row in world.scenarios
+        if row["max_concurrency"] is None
+        and row["scenario_id"] in loads
+        and least <= loads[row["scenario_id"]]["load"] <= most
+    ]
 
 
 def deployments_served(world: World, scenario: dict[str, Any]) -> list[str]:
@@ -86,7 +119,11 @@ def _directions(world: World, costs: Mapping[str, pa.Table], totals: pa.Table) -
 
 def _moved(costs: pa.Table, column: str, share: float) -> pa.Table:
     """Return step costs moved towards an end of their interval, by that share of the way in logarithms."""
-    factor = (costs[column].to_numpy() / np.maximum(costs["gpu_us"].to_numpy(), 1e-9)) ** share
+    return scaled(costs, (costs[column].to_numpy() / np.maximum(costs["gpu_us"].to_numpy(), 1e-9)) ** share)
+
+
+def scaled(costs: pa.Table, factor: np.ndarray) -> pa.Table:
+    """Return step costs whose GPU time, with all its parts, is so many times as long."""
     for name in SCALED:
         costs = costs.set_column(costs.column_names.index(name), name, pa.array(costs[name].to_numpy() * factor))
     return costs
@@ -94,5 +131,8 @@ def _moved(costs: pa.Table, column: str, share: float) -> pa.Table:
 
 def _host(overhead: Mapping[str, Any], share: float) -> dict[str, Any]:
     """Return host constants moved by that share of the way to an end of their interval, all together."""
-    factor = math.exp(share * Z_90 * overhead["step_log_sd"])
+    return _times(overhead, math.exp(share * Z_90 * overhead["step_log_sd"]))
+
+
+def _times(overhead: Mapping[str, Any], factor: float) -> dict[str, Any]:
     return {name: value * factor if name.endswith("_us") else value for name, value in overhead.items()}

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.kernels.costed import RELIEF
-from kernelsight.serving.runs.interval_ends import MOST_REQUESTS, SCALED, deployments_served
+from kernelsight.serving.runs.interval_ends import MOST_REQUESTS, deployments_served, scaled
 from kernelsight.serving.runs.pools import cost_tables
 from kernelsight.serving.runs.simulate import serve_replicas
 from kernelsight.serving.runs.statistics_tables import statistics_table
@@ -113,9 +113,7 @@ def _relieved(costs: pa.Table, part: pa.ChunkedArray) -> pa.Table:
     """Return step costs on a GPU with a fifth more of the rate that this part of them goes with."""
     whole = costs["gpu_us"].to_numpy()
     factor = 1.0 - part.to_numpy() / np.maximum(whole, 1e-9) * (1.0 - 1.0 / RELIEF)
-    for name in SCALED:
-        costs = costs.set_column(costs.column_names.index(name), name, pa.array(costs[name].to_numpy() * factor))
-    return costs
+    return scaled(costs, factor)
 
 
 def _less(overhead: Mapping[str, Any]) -> dict[str, Any]:

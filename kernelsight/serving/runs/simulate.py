@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from kernelsight.scenario.plan import and_drafts, deployments_of
 from kernelsight.serving.engine import replica
+from kernelsight.serving.runs.capacity import capacities
 from kernelsight.serving.runs.pools import replicated, transfer_of
 from kernelsight.serving.runs.result_tables import (
     Replica,
@@ -46,12 +47,12 @@ def simulate_scenarios(
     now, because they take memory by the step, and parts of requests likewise, because the loop adds them up.
     """
     if not set(DETAILS) & set(wanted):
-        return _summary_tables(summarise(world, serve_replicas, threads))
+        return _summary_tables(world, summarise(world, serve_replicas, threads))
     replicas = serve_replicas(world, keep_steps="steps" in wanted, split="request_parts" in wanted, threads=threads)
     served = [row for row in world.scenarios if row["scenario_id"] in world.spans]
     counted = Summary(count_replicas(world, served, replicas), histogram_rows(replicas), total_rows(replicas))
     tables: dict[str, pa.Table | Callable[[], pa.Table]] = {
-        **_summary_tables(counted),
+        **_summary_tables(world, counted),
         "request_events": lambda: event_rows(replicas, world.requests, world.spans),
         "step_cost_uses": lambda: use_rows(replicas, world.costs, world.deployments),
         "serving_windows": lambda: window_rows(replicas),
@@ -61,12 +62,14 @@ def simulate_scenarios(
     return tables | ({"steps": step_rows(replicas)} if "steps" in wanted else {})
 
 
-def _summary_tables(summary: Summary) -> dict[str, pa.Table | Callable[[], pa.Table]]:
+def _summary_tables(world: World, summary: Summary) -> dict[str, pa.Table | Callable[[], pa.Table]]:
+    statistics = statistics_table(summary.counted)
     return {
-        "request_statistics": statistics_table(summary.counted),
+        "request_statistics": statistics,
         "itl_histogram": summary.histogram,
         "itl_percentiles": gap_percentiles(summary.histogram),
         "replica_totals": summary.totals,
+        "scenario_capacity": lambda: capacities(world, statistics),
     }
 
 

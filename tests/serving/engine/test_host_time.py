@@ -103,6 +103,8 @@ def test_graphs_of_decode_steps_are_sized_by_requests_where_drafts_are_verified(
     assert largest(prompt_graphs="none", query_tokens=4) == (32, 0)
     assert largest(prompt_graphs="none", query_tokens=1) == (8, 0)
     assert largest(prompt_graphs="piecewise", query_tokens=4) == (8, 8)
+    assert largest(prompt_graphs="chunk", query_tokens=1, max_num_batched_tokens=512) == (8, 512)
+    assert largest(prompt_graphs="chunk", query_tokens=1, max_num_batched_tokens=512, graph_max_tokens=0) == (0, 0)
 
 
 @pytest.mark.parametrize("overlapped", [False, True])

@@ -1,0 +1,102 @@
+"""The capacity of a deployment: what a flood of requests reaches, what limits it, and what is said near it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernelsight.serving.runs.capacity import _counts, _prompt_steps, lengths_of
+from kernelsight.session import connect
+
+SMALL = {"model": "qwen3-0.6b", "gpu": "l4", "max_num_seqs": 16, "input_len": 300, "output_len": 40, "range_ratio": 0.5}
+FLOOD = {"request_rate": 2000.0, "num_prompts": 1200}
+DEPLOYMENTS = {
+    "prompts and decodes at once": {},
+    "full steps": {"max_num_batched_tokens": 64, "input_len": 500, "output_len": 8},
+    "prompts first": {"engine": "sglang"},
+    "a small cache": {"kv_cache_tokens": 2400},
+    "two pipeline stages": {"pipeline_parallel_size": 2},
+    "two replicas": {"replicas": 2},
+    "prefill apart": {"prefill_replicas": 1, "decode_replicas": 1},
+    "one batch after another": {"scheduling": "static"},
+    "drafts": {"speculative_method": "ngram", "num_speculative_tokens": 2, "draft_acceptance_rate": 0.5},
+}
+
+
+@pytest.fixture(scope="module")
+def flooded():
+    with connect() as session:
+        return {
+            name: session.what_if([SMALL | FLOOD | flags]).table("scenario_summary").to_pylist()[0]
+            for name, flags in DEPLOYMENTS.items()
+        }
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_a_flood_of_requests_reaches_the_capacity(flooded, name: str):
+    row = flooded[name]
+    assert row["completed"] == FLOOD["num_prompts"]
+    assert row["request_throughput"] == pytest.approx(row["capacity"], rel=0.06)
+    assert row["capacity_low"] < row["capacity"] < row["capacity_high"]
+    assert row["load"] == pytest.approx(FLOOD["request_rate"] / row["capacity"])
+
+
+def test_the_cache_limits_where_it_holds_fewer_requests_than_seats(flooded):
+    limits = {name: row["capacity_limit"] for name, row in flooded.items()}
+    assert limits["a small cache"] == "KV cache"
+    assert limits["prompts and decodes at once"] == limits["full steps"] == "steps"
+
+
+def test_a_slow_front_end_is_the_limit():
+    with connect() as session:
+        flags = SMALL | {"request_rate": 1.0, "num_prompts": 8, "range_ratio": 1.0}
+        rows = session.simulate(**flags).session.table("host_overheads").to_pylist()
+        session.give("host_overheads", [row | {"per_output_token_us": 5000.0} for row in rows])
+        row = session.simulate(**flags).summary
+    assert row["capacity_limit"] == "front end"
+    # a first token is no step of the front end's pace
+    assert row["capacity"] == pytest.approx(1e6 / 5000.0 / (SMALL["output_len"] - 1), rel=0.05)
+
+
+def test_a_closed_loop_asks_what_it_completes():
+    with connect() as session:
+        load = {"max_concurrency": 2, "num_prompts": 20}
+        row = session.simulate(**SMALL | load).summary
+    assert row["load"] == pytest.approx(row["request_throughput"] / row["capacity"])
+    assert 0.05 < row["load"] < 0.6
+
+
+def test_near_the_capacity_it_is_said_and_intervals_are_wide(flooded):
+    with connect() as session:
+        rate = flooded["prompts and decodes at once"]["capacity"]
+        rows = [SMALL | {"num_prompts": 2000, "request_rate": share * rate} for share in (0.5, 1.0)]
+        runs = [session.simulate(**row) for row in rows]
+        calm, near = (run.summary for run in runs)
+    assert calm["near_capacity"] is None and near["near_capacity"].startswith("near its capacity: steps 5 % slower")
+    widths = [np.divide(*row["interval_90"]["ttft_p99_ms"][::-1]) for row in (calm, near)]
+    assert widths[1] > 2.0 * widths[0]
+    ends = runs[1].table("request_statistics_at_ends").to_pylist()
+    middle, slower = (next(row for row in ends if row["end"] == end) for end in ("middle", "slower steps"))
+    assert slower["tpot_mean_ms"] > 1.04 * middle["tpot_mean_ms"]
+    assert "slower steps" not in runs[0].table("request_statistics_at_ends")["end"].to_pylist()
+
+
+@pytest.mark.parametrize("begin, prompt, room", [(0.1, 500.0, 1000.0), (3.0, 200.0, 900.0), (0.2, 2600.0, 1000.0)])
+def test_steps_hold_the_prompts_that_begin(begin: float, prompt: float, room: float):
+    parts = _prompt_steps(begin, prompt, room)
+    assert sum(share for share, _ in parts) == pytest.approx(1.0)
+    assert sum(share * tokens for share, tokens in parts) == pytest.approx(begin * prompt, rel=1e-3)
+    assert max(tokens for _, tokens in parts) <= room
+
+
+@pytest.mark.parametrize("mean", [0.02, 1.0, 60.0])
+def test_counts_are_those_of_independent_events(mean: float):
+    found = _counts(mean)
+    assert sum(share for share, _ in found) == pytest.approx(1.0)
+    assert sum(share * count for share, count in found) == pytest.approx(mean, rel=2e-3)
+
+
+def test_context_is_the_mean_over_steps_that_decode():
+    found = lengths_of(np.array([100, 100]), np.array([1, 3]), cached=0.25)
+    assert (found.prompt, found.cached, found.decodes, found.longest) == (75.0, 25.0, 1.0, 2)
+    assert found.context == pytest.approx(101.5)
