@@ -29,7 +29,10 @@ def errors() -> str:
 def groups() -> str:
     """The errors of served runs by users and task."""
     scores = figures()["scores"]
-    names = ["power, predicted step time, model left out", "energy per output token, predicted step time, model left out"]
+    names = [
+        "power, predicted step time, model left out",
+        "energy per output token, predicted step time, model left out",
+    ]
     first = scores[names[0]]
     rows = [
         [group, count(found["n"]), *(full(scores[name][group]) for name in names)]

@@ -39,7 +39,7 @@ from kernelsight.searching.proposers import read_configurations
 from kernelsight.searching.space_files import read_spaces
 from kernelsight.searching.tuner_files import read_tuner_file
 from kernelsight.searching.tuning_parameters import read_parameters
-from kernelsight.serving.load.traces import read_trace
+from kernelsight.serving.load.recorded_loads import read_trace
 from kernelsight.session import Session, connect
 from tests.cli.conftest import TINY_CONFIG
 from tests.conftest import random_worlds
