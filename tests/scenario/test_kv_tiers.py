@@ -7,6 +7,7 @@ import pytest
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.flags import checked
 from kernelsight.scenario.kv_tiers import parse_tiers, tiers_text
+from kernelsight.scenario.launch.commands import launch_command
 from kernelsight.scenario.launch.lines import read_launch_line
 from kernelsight.scenario.plan import normalise
 
@@ -87,6 +88,17 @@ CONNECTOR = (
 )
 def test_words_of_launch_lines(line: str, tiers: str | None) -> None:
     assert normalise(read_launch_line(line).flags).get("kv_tier") == tiers
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_tiers_are_written_into_a_command(engine: str) -> None:
+    stated = {"model": "qwen3-8b", "engine": engine, "tp": 2, "kv_tier": "host:8GiB"}
+    command = launch_command(stated)
+    assert not command.unsaid
+    if engine != "trtllm":
+        assert normalise(read_launch_line(command.line).flags)["kv_tier"] == "host:8GiB"
+    beyond = launch_command({**stated, "kv_tier": "host:8GiB:read=50+disk:1TiB"})
+    assert beyond.unsaid == {"kv_tier": "host:8GiB:read=50+disk:1TiB"}
 
 
 def test_a_write_policy_of_a_launch_line() -> None:

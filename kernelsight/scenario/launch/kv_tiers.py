@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 OFFLOADING = ("OffloadingConnector", "SimpleCPUOffloadConnector")
 SIZED_ELSEWHERE = ("LMCacheConnectorV1", "LMCacheConnector", "LMCacheMPConnector", "DynamoConnector")
 
+# what no option of an engine states
+LINKS = ("read_bytes_per_s", "write_bytes_per_s", "latency_us", "shared")
+
 
 def kv_tier(reading: Reading, option: Option, setting: Setting, value: str) -> None:
     """A size of host memory in the engine's own unit, or a kind of storage behind it."""
@@ -59,6 +62,26 @@ def kv_variable(reading: Reading, option: Option, setting: Setting, value: str) 
     """Sizes of Dynamo's KVBM and of LMCache, which are variables of the environment."""
     unit = "GiB" if option.option.startswith("LMCACHE") else "GB"
     _add(reading, option, setting, f"{option.value}:{_number(setting, value):g}{unit}")
+
+
+def tier_options(engine: str, tiers: str, ranks: int) -> dict[str, str | None] | None:
+    """Return the options of an engine that state tiers, with their values; None: it has no words for them.
+
+    >>> tier_options("vllm", "host:8GiB", 2), tier_options("sglang", "host:2x", 1)
+    ({'--kv-offloading-size': '8'}, {'--enable-hierarchical-cache': None, '--hicache-ratio': '2'})
+    """
+    rows = parse_tiers(tiers)
+    if len(rows) != 1 or rows[0]["tier"] != "host" or any(rows[0][name] is not None for name in LINKS):
+        return None
+    size, factor = rows[0]["capacity_bytes"], rows[0]["capacity_factor"]
+    if engine == "sglang" and (size or factor):
+        own = {"--hicache-ratio": f"{factor:g}"} if factor else {"--hicache-size": f"{size / 1e9 / ranks:g}"}
+        return {"--enable-hierarchical-cache": None, **own}
+    if size is None or engine == "sglang":
+        return None
+    if engine == "trtllm":
+        return {"--kv_cache_config.host_cache_size": f"{size // ranks}"}
+    return {"--kv-offloading-size": f"{size / 2**30:g}"}
 
 
 def _add(reading: Reading, option: Option, setting: Setting, tier: str) -> None:

@@ -68,7 +68,8 @@ class _Reading:
         self.outputs: list[int] = []
         self.hashes: list[np.ndarray] = []
         self.pairs: list[tuple[int, int, float]] = []
-        self.blocks: dict[tuple, int] = {}
+        self.shared: dict[tuple, int] = {}  # numbers of blocks that several conversations share, by what they are
+        self.blocks = 0
         self.block_tokens: int | None = None
 
     def found(self) -> Conversations:
@@ -85,10 +86,17 @@ class _Reading:
             raise errors.trace_unusable(path, "it has no list of requests", ADVICE)
         one = _Conversation(self, path, stated)
         one.add_agent(stated, "", None)
+        self.hashes += self._numbered(one.hashes, one.shared)
 
-    def number(self, key: tuple) -> int:
-        """Return the number of a block, by what it is."""
-        return self.blocks.setdefault(key, len(self.blocks))
+    def _numbered(self, hashes: list[np.ndarray], shared: Mapping[int, tuple]) -> list[np.ndarray]:
+        """Return the hashes of one conversation as numbers of all; ``shared``: what some are beyond it."""
+        own, places = np.unique(np.concatenate([*hashes, np.zeros(0, np.int64)]), return_inverse=True)
+        numbers = np.arange(self.blocks, self.blocks + own.size)
+        self.blocks += own.size
+        for one, key in shared.items():
+            place = int(np.searchsorted(own, one))
+            numbers[place] = self.shared.setdefault(key, int(numbers[place]))
+        return np.split(numbers[places], np.cumsum([ids.size for ids in hashes]))[:-1]
 
 
 class _Conversation:
@@ -106,7 +114,8 @@ class _Conversation:
             found = f"its blocks have {self.block} tokens, those of the others {reading.block_tokens}"
             raise errors.trace_unusable(path, found, "Give conversations of one block size.")
         reading.block_tokens = self.block
-        self.own: dict[int, int] = {}  # the number of each hash of this conversation
+        self.hashes: list[np.ndarray] = []
+        self.shared: dict[int, tuple] = {}  # what hashes stand for beyond this conversation
 
     def _number(self, row: Mapping, field: str, where: str, least: float = 0, default: float | None = None) -> float:
         value = row.get(field, default)
@@ -126,7 +135,7 @@ class _Conversation:
             int(self._number(agent, name, "the conversation", default=0)) for name in ("tool_tokens", "system_tokens")
         )
         last, ended_s, waiting = None, 0.0, []  # waiting: (last request of a sub-agent, its end)
-        first_hashes: Mapping[int, tuple] | None = None
+        is_first = True
         for place, row in enumerate(agent["requests"]):
             where = f"request {prefix}{place}"
             if not isinstance(row, dict):
@@ -148,9 +157,11 @@ class _Conversation:
                 self.reading.pairs.append((number, last, self._pause(row, where, moment_s - ended_s)))
             elif start is not None:
                 self.reading.pairs.append((number, *start))
-            if first_hashes is None:
-                first_hashes = self._shared(row, where, tools, system)
-            self._add_request(row, where, first_hashes)
+            ids = self._hashes(row, where)
+            if is_first:
+                self._share(ids, tools, system)
+            self._add_request(row, where, ids)
+            is_first = False
             last, waiting = number, []
             ended_s = moment_s + self._number(row, "api_time", where, default=0)
         return last
@@ -166,10 +177,11 @@ class _Conversation:
             raise errors.trace_place_unusable(self.path, where, found.replace("think_s", "think_time"), advice)
         return float(stated)
 
-    def _hashes(self, row: Mapping[str, Any], where: str) -> list[int]:
-        ids, prompt = row.get("hash_ids"), self._number(row, "in", where, least=1)
-        if not isinstance(ids, list) or not all(type(one) is int for one in ids):
-            found = f"hash_ids is {shown(ids)}, not a list of whole numbers"
+    def _hashes(self, row: Mapping[str, Any], where: str) -> np.ndarray:
+        stated, prompt = row.get("hash_ids"), self._number(row, "in", where, least=1)
+        ids = _whole_numbers(stated)
+        if ids is None:
+            found = f"hash_ids is {shown(stated)}, not a list of whole numbers"
             raise errors.trace_place_unusable(self.path, where, found, ADVICE)
         whole = int(prompt) // self.block
         if len(ids) not in (whole, -(-int(prompt) // self.block)):
@@ -177,24 +189,26 @@ class _Conversation:
             raise errors.trace_place_unusable(self.path, where, found, ADVICE)
         return ids
 
-    def _shared(self, row: Mapping[str, Any], where: str, tools: int, system: int) -> dict[int, tuple]:
-        """Return what the leading blocks of an agent's first prompt are beyond this conversation, by their hashes."""
-        shared: dict[int, tuple] = {}
-        for place, one in enumerate(self._hashes(row, where)[: (tools + system) // self.block]):
-            end = (place + 1) * self.block
-            if self.reading.shared_prefix:
-                shared[one] = ("all", place)
-            else:
-                shared[one] = ("tools", tools, place) if end <= tools else ("system", tools, system, place)
-        return shared
+    def _share(self, ids: np.ndarray, tools: int, system: int) -> None:
+        """Note what the leading blocks of an agent's first prompt are beyond this conversation."""
+        for place, one in enumerate(ids[: (tools + system) // self.block].tolist()):
+            key = ("tools", tools, place) if (place + 1) * self.block <= tools else ("system", tools, system, place)
+            self.shared.setdefault(one, ("all", place) if self.reading.shared_prefix else key)
 
-    def _add_request(self, row: Mapping[str, Any], where: str, shared: Mapping[int, tuple]) -> None:
+    def _add_request(self, row: Mapping[str, Any], where: str, ids: np.ndarray) -> None:
         reading = self.reading
-        ids = self._hashes(row, where)
-        for one in ids:
-            if one not in self.own:
-                self.own[one] = reading.number(shared.get(one, (self.name, one)))
         reading.names.append(f"{self.name}/{where.removeprefix('request ')}")
         reading.prompts.append(int(row["in"]))
         reading.outputs.append(max(int(self._number(row, "out", where)), 1))
-        reading.hashes.append(np.array([self.own[one] for one in ids], np.int64))
+        self.hashes.append(ids)
+
+
+def _whole_numbers(stated: object) -> np.ndarray | None:
+    """Return a list of whole numbers as an array; None: it is something else."""
+    if not isinstance(stated, list):
+        return None
+    try:
+        values = np.array(stated if stated else np.zeros(0, np.int64))
+    except (ValueError, OverflowError):
+        return None
+    return values.astype(np.int64) if values.dtype.kind == "i" and values.ndim == 1 else None
