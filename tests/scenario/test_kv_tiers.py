@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
+from kernelsight.cli.options import add_flags
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.flags import checked
+from kernelsight.scenario.flags import FLAGS, checked
 from kernelsight.scenario.kv_tiers import parse_tiers, tiers_text
 from kernelsight.scenario.launch.commands import launch_command
 from kernelsight.scenario.launch.lines import read_launch_line
@@ -50,6 +53,13 @@ def test_refused_in_one_sentence(text: str, message: str) -> None:
 def test_a_list_is_no_tier_of_one_scenario() -> None:
     with pytest.raises(InvalidInput, match="one scenario takes one value"):
         checked("kv_tier", ["host:1GiB"])
+
+
+def test_the_option_may_be_given_several_times() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, (FLAGS["kv_tier"], FLAGS["max_concurrency"]))
+    words = ["--kv-tier", "host:1GiB", "--kv-tier", "disk:1TiB", "--sessions", "4"]
+    assert vars(parser.parse_args(words)) == {"kv_tier": "host:1GiB+disk:1TiB", "max_concurrency": 4}
 
 
 CONNECTOR = (

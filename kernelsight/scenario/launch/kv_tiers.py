@@ -25,9 +25,9 @@ def kv_tier(reading: Reading, option: Option, setting: Setting, value: str) -> N
     """A size of host memory in the engine's own unit, or a kind of storage behind it."""
     ranks = reading.flags.get("tensor_parallel_size", 1) * reading.flags.get("pipeline_parallel_size", 1)
     sizes = {
-        "--kv-offloading-size": lambda: f"host:{_number(setting, value):g}GiB",
+        "--kv-offloading-size": lambda: f"host:{_number(setting, value):.12g}GiB",
         "--hicache-ratio": lambda: f"host:{_number(setting, value):g}x",
-        "--hicache-size": lambda: f"host:{_number(setting, value) * ranks:g}GB",
+        "--hicache-size": lambda: f"host:{_number(setting, value) * 1e9 * ranks:.0f}",
         "--kv_cache_config.host_cache_size": lambda: f"host:{_number(setting, value) * ranks:.0f}",
         "--enable-hierarchical-cache": lambda: f"host:{option.value}",
         "--hicache-storage-backend": lambda: f"{value}:unlimited",
@@ -61,7 +61,7 @@ def kv_connector(reading: Reading, option: Option, setting: Setting, value: str)
 def kv_variable(reading: Reading, option: Option, setting: Setting, value: str) -> None:
     """Sizes of Dynamo's KVBM and of LMCache, which are variables of the environment."""
     unit = "GiB" if option.option.startswith("LMCACHE") else "GB"
-    _add(reading, option, setting, f"{option.value}:{_number(setting, value):g}{unit}")
+    _add(reading, option, setting, f"{option.value}:{_number(setting, value):.12g}{unit}")
 
 
 def tier_options(engine: str, tiers: str, ranks: int) -> dict[str, str | None] | None:
@@ -75,13 +75,13 @@ def tier_options(engine: str, tiers: str, ranks: int) -> dict[str, str | None] |
         return None
     size, factor = rows[0]["capacity_bytes"], rows[0]["capacity_factor"]
     if engine == "sglang" and (size or factor):
-        own = {"--hicache-ratio": f"{factor:g}"} if factor else {"--hicache-size": f"{size / 1e9 / ranks:g}"}
+        own = {"--hicache-ratio": f"{factor:g}"} if factor else {"--hicache-size": f"{size / 1e9 / ranks:.12g}"}
         return {"--enable-hierarchical-cache": None, **own}
     if size is None or engine == "sglang":
         return None
     if engine == "trtllm":
         return {"--kv_cache_config.host_cache_size": f"{size // ranks}"}
-    return {"--kv-offloading-size": f"{size / 2**30:g}"}
+    return {"--kv-offloading-size": f"{size / 2**30:.12g}"}
 
 
 def _add(reading: Reading, option: Option, setting: Setting, tier: str) -> None:
