@@ -179,6 +179,15 @@ def load_unclear(scenario_id: str, found: str, advice: str) -> InvalidInput:
     return InvalidInput(f"scenario {scenario_id!r}: {found}. {advice}")
 
 
+def dependency_unusable(scenario_id: str, request: int, found: str) -> InvalidInput:
+    """Build the error for a request that waits for one that never finishes.
+
+    >>> str(dependency_unusable("chat", 3, "after 9 is no request of this scenario"))
+    "scenario 'chat', request 3: after 9 is no request of this scenario. Correct table request_dependencies."
+    """
+    return InvalidInput(f"scenario {scenario_id!r}, request {request}: {found}. Correct table request_dependencies.")
+
+
 # --- dataflow and session ---------------------------------------------------------------------------------------------
 
 

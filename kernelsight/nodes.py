@@ -22,15 +22,15 @@ def scenario_loads(scenarios: pa.Table) -> pa.Table:
     return loads_of(scenarios)
 
 
-def load_requests(scenarios: pa.Table, scenario_loads: pa.Table) -> pa.Table:
-    """The requests of each different load: read from its trace, or drawn."""
-    from kernelsight.serving.load.requests import draw_requests
+@produces("load_requests", "load_dependencies")
+def load_requests(scenarios: pa.Table, scenario_loads: pa.Table) -> dict[str, pa.Table]:
+    """The requests of each different load, and which wait for which: read from its trace, or drawn."""
+    from kernelsight.serving.load.requests import draw_loads
 
     firsts = pc.equal(scenario_loads["scenario_id"], scenario_loads["load_id"])
     named = scenarios.rename_columns({"scenario_id": "load_id"})
-    return draw_requests(
-        named.filter(pc.is_in(named["load_id"], scenario_loads.filter(firsts)["load_id"].combine_chunks()))
-    )
+    own = named.filter(pc.is_in(named["load_id"], scenario_loads.filter(firsts)["load_id"].combine_chunks()))
+    return draw_loads(own)._asdict()
 
 
 def requests(scenario_loads: pa.Table, load_requests: pa.Table) -> pa.Table:
@@ -38,6 +38,20 @@ def requests(scenario_loads: pa.Table, load_requests: pa.Table) -> pa.Table:
     from kernelsight.serving.load.requests import requests_of
 
     return requests_of(scenario_loads, load_requests)
+
+
+def request_dependencies(scenario_loads: pa.Table, load_dependencies: pa.Table) -> pa.Table:
+    """Which requests of each scenario wait for which: those of its load."""
+    from kernelsight.serving.load.requests import dependencies_of
+
+    return dependencies_of(scenario_loads, load_dependencies)
+
+
+def session_requests(requests: pa.Table, request_dependencies: pa.Table) -> pa.Table:
+    """The sessions: requests that wait for others, with all that hang together with them."""
+    from kernelsight.serving.runs.sessions import sessions_of_requests
+
+    return sessions_of_requests(requests, request_dependencies)
 
 
 def corrections(deployment_settings: pa.Table, log_corrections: pa.Table) -> pa.Table:
@@ -142,12 +156,34 @@ def kernel_sensitivities(
     return sensitivities_of_families(families, facts, read)
 
 
+def kv_tier_settings(
+    deployments: pa.Table,
+    deployment_settings: pa.Table,
+    kv_tiers: pa.Table,
+    kv_tier_policies: pa.Table,
+    kv_tier_devices: pa.Table,
+    memory_plan: pa.Table,
+    kv_layout: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+) -> pa.Table:
+    """The KV tiers of each deployment: capacity in KV blocks, and times of their links."""
+    from kernelsight.catalog.tables import contracts
+    from kernelsight.dataflow.rows import as_table
+    from kernelsight.serving.runs.tiers import tier_rows
+
+    facts = {"memory_plan": memory_plan, "kv_layout": kv_layout, "gpus": gpus, "fabrics": fabrics}
+    rows = tier_rows(deployments, deployment_settings, kv_tiers, kv_tier_policies, kv_tier_devices, facts)
+    return as_table(contracts()["kv_tier_settings"], rows)
+
+
 @produces(
     "request_statistics",
     "itl_percentiles",
     "itl_histogram",
     "replica_totals",
     "scenario_capacity",
+    "kv_tier_totals",
     "request_events",
     "step_cost_uses",
     "serving_windows",
@@ -162,6 +198,7 @@ def simulation(
     scenarios: pa.Table,
     scenario_loads: pa.Table,
     load_requests: pa.Table,
+    load_dependencies: pa.Table,
     step_costs: pa.Table,
     step_shapes: pa.Table,
     deployment_settings: pa.Table,
@@ -169,6 +206,7 @@ def simulation(
     memory_plan: pa.Table,
     host_settings: pa.Table,
     kv_transfers: pa.Table,
+    kv_tier_settings: pa.Table,
     models: pa.Table,
     *,
     read: Reader,
@@ -188,6 +226,7 @@ def simulation(
         scenarios=scenarios,
         scenario_loads=scenario_loads,
         load_requests=load_requests,
+        load_dependencies=load_dependencies,
         step_costs=step_costs,
         step_shapes=step_shapes,
         settings=deployment_settings,
@@ -195,6 +234,7 @@ def simulation(
         memory_plan=memory_plan,
         host_settings=host_settings,
         kv_transfers=kv_transfers,
+        kv_tier_settings=kv_tier_settings,
         models=models,
     )
     made: dict[str, Any] = {}

@@ -112,13 +112,18 @@ class Session(dataflow.Session):
         """Set the rows of a table; tables computed from the old rows are dropped.
 
         ``data``: anything with ``__arrow_c_stream__``, or a list of dicts; ``requests`` that are given are the loads
-        of their scenarios. A name that no contract has is a table of your own. See ``dataflow.session.Session.give``.
+        of their scenarios, ``request_dependencies`` say which of them wait for which. A name that no contract has is a
+        table of your own. See ``dataflow.session.Session.give``.
         """
         super().give(name, data, trusted=trusted)
-        if name == "requests":
+        if name == "load_requests":  # its node would draw other ones
+            super().give("load_dependencies", [])
+        if name in ("requests", "request_dependencies") and "requests" in self.given():
             from kernelsight.serving.load.requests import loads_of_requests
 
-            for table, rows in loads_of_requests(self.table("requests")).items():
+            there = "request_dependencies" in self.given()
+            waits = self.table("request_dependencies") if there else None
+            for table, rows in loads_of_requests(self.table("requests"), waits).items():
                 super().give(table, rows, trusted=True)
 
     def extend(self, name: str, rows: Any) -> None:

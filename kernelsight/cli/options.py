@@ -75,6 +75,16 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, value)
 
 
+class _Joined(argparse.Action):
+    """Joins the values of an option that may be given several times by a plus sign."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, _: Any = None
+    ) -> None:
+        known = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, value if known is None else f"{known}+{value}")
+
+
 def whole(text: str) -> int:
     """Read a whole number, also as 16k (16,000) or 16K (16,384), as vLLM does."""
     number = read_number(text)
@@ -97,6 +107,8 @@ def add_flags(group: argparse._ActionsContainer, stated: tuple[Flag, ...]) -> No
                 how["type"] = whole
             elif flag.choices:
                 how["choices"] = flag.choices
+            elif flag.kind == "tiers":
+                how["action"] = _Joined
             elif flag.kind not in ("text", "version"):
                 how["type"] = float
         if flag.name == "launch":

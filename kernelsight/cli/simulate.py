@@ -19,7 +19,7 @@ from kernelsight.cli.pages.simulate_page import simulation_page
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.present.output import Waiting, as_csv, as_json, check_ending, note, print_page, write_table
 from kernelsight.scenario.flags import LENGTHS, LOAD, LOAD_FLAGS, POOLS, PREFILL, ROUTER, SITE
-from kernelsight.scenario.load_rules import distribution, first_fault, with_finite_rate
+from kernelsight.scenario.load_rules import RATES, distribution, first_fault, may_hold_conversations, with_finite_rate
 from kernelsight.scenario.objectives import parse_objectives
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def load_flags(arguments: Any) -> dict[str, Any]:
     flags = {name: value for name in LOAD_FLAGS if (value := getattr(arguments, name, None)) is not None}
     flags |= parse_objectives(arguments.goodput or [])
     synthetic = [name for name in ("request_rate", "input_len", "output_len") if name in flags]
+    if "trace" in flags and may_hold_conversations(flags["trace"]):
+        synthetic = [name for name in synthetic if name not in RATES]
     if "trace" in flags and synthetic:
         raise InvalidInput(f"--trace has its own arrivals and lengths; remove --{synthetic[0].replace('_', '-')}.")
     if "trace" not in flags:

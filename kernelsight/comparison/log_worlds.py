@@ -100,7 +100,7 @@ class LogWorlds:
 
     def _of_rows(self, rows: np.ndarray | None) -> World:
         """Return the world with some of the requests; those that follow one another are a slice of the log's."""
-        own = ("deployments", "plans", "hosts", "links", "costs")
+        own = ("deployments", "plans", "hosts", "links", "tiers", "costs")
         world = self._world._replace(scenarios=[], **{name: dict(getattr(self._world, name)) for name in own})
         if rows is None:
             return world._replace(spans={LOAD: (0, self._load.num_rows)})
@@ -117,6 +117,8 @@ class LogWorlds:
             place[name] = place[stated]
         world.hosts[name] = _corrected_host(world.hosts[stated], variant)
         world.costs[name] = self._costs_of(stated, own, variant)
+        if stated in world.tiers:
+            world.tiers[name] = world.tiers[stated]
         if scenario in world.links:
             world.links[name] = world.links[scenario]
         world.spans[name] = span
@@ -168,7 +170,7 @@ def _corrected_host(host: Mapping[str, Any], variant: Variant) -> dict[str, Any]
 
 
 def _together(one: World, other: World) -> World:
-    names = ("deployments", "plans", "hosts", "links", "layers", "costs")
+    names = ("deployments", "plans", "hosts", "links", "tiers", "layers", "costs")
     return one._replace(**{name: getattr(one, name) | getattr(other, name) for name in names})
 
 

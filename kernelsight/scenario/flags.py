@@ -33,7 +33,7 @@ ENGINES = ("vllm", "sglang", "trtllm")
 
 
 class Flag(NamedTuple):
-    """One flag. ``kind``: text, whole, positive, share, share_or_none, not_negative, span, word, switch, yes."""
+    """One flag. ``kind``: text, whole, positive, share, share_or_none, not_negative, span, word, switch, yes, tiers."""
 
     name: str
     kind: str = "text"
@@ -150,6 +150,20 @@ LIMITS = (
     _of_deployment("block_size", "whole", "tokens per KV cache block", "N"),
     _of_deployment("gpu_memory_utilization", "share", "share of GPU memory the engine may use", "SHARE"),
     _of_deployment("kv_cache_tokens", "whole", "KV cache capacity in tokens (default: derived from GPU memory)", "N"),
+    _of_deployment(
+        "kv_tier",
+        "tiers",
+        "KV tier behind the GPU's prefix cache, of each engine: host:200GiB, disk:2TiB or store:unlimited, with "
+        ":read=GB/s, :write=GB/s, :latency=us (repeatable, or joined by +); none",
+        "TIER",
+    ),
+    _of_deployment(
+        "kv_write_policy",
+        "word",
+        "when KV blocks are written to the tiers: as they are computed, as the GPU's cache evicts them, or likewise "
+        "and moved (default: as the engine does)",
+        choices=("through", "back", "on_eviction"),
+    ),
     _of_deployment("enforce_eager", "yes", "run without CUDA graphs"),
     _of_deployment(
         "max_cudagraph_capture_size", "whole", "largest decode batch that runs as a CUDA graph, in tokens", "N"
@@ -309,10 +323,11 @@ POOLS = (
 LOAD = (
     Flag(
         "trace",
-        help="Azure, Mooncake or BurstGPT trace, or JSONL, CSV or Parquet with arrival_s, prompt_tokens, output_tokens",
+        help="Azure, Mooncake or BurstGPT trace; JSONL, CSV or Parquet with arrival_s, prompt_tokens, output_tokens; "
+        "or recorded conversations: a JSON file, or a folder of them",
         metavar="FILE",
     ),
-    Flag("request_rate", "positive", "open loop: requests per second; inf: all at once", "R"),
+    Flag("request_rate", "positive", "open loop: requests (sessions) per second; inf: all at once", "R"),
     Flag("burstiness", "positive", "shape of the gamma distribution of inter-arrival times; 1: Poisson", "K"),
     Flag(
         "ramp_up_strategy",
@@ -322,7 +337,13 @@ LOAD = (
     ),
     Flag("ramp_up_start_rps", "positive", "requests per second at the first request", "R"),
     Flag("ramp_up_end_rps", "positive", "requests per second at the last request", "R"),
-    Flag("max_concurrency", "whole", "closed loop: maximum number of requests in flight", "C"),
+    Flag(
+        "max_concurrency",
+        "whole",
+        "closed loop: maximum number of requests in flight, or of sessions: the next begins when one has ended",
+        "C",
+        spellings=("--max-concurrency", "--sessions"),
+    ),
     Flag("num_prompts", "whole", "number of requests, or the first N of the trace", "N"),
     Flag(
         "num_warmups",
@@ -345,6 +366,20 @@ LOAD = (
         "S",
         least=0.0,
         spellings=("--think-time",),
+    ),
+    Flag(
+        "think_time_limit_s",
+        "span",
+        "longest pause before a request that waits for others; longer ones of a trace are cut to it",
+        "S",
+        least=0.0,
+        spellings=("--think-time-limit",),
+    ),
+    Flag(
+        "shared_prefix",
+        "yes",
+        "recorded conversations: the blocks of tools and system prompt are common to all (default: to those that state "
+        "equal numbers of tokens)",
     ),
     Flag("seed", "whole", "seed of arrivals and lengths", "S", least=0),
 )
@@ -424,8 +459,9 @@ ROUTER = (
         "router",
         "word",
         "round_robin (default, but for ranks that share experts, where it is the engine's); least_loaded: fewest "
-        "waiting and running requests; prefix_aware: replica with the longest cached prefix",
-        choices=("round_robin", "least_loaded", "prefix_aware"),
+        "waiting and running requests; prefix_aware: replica with the longest cached prefix; session_affinity: replica "
+        "that the session began on",
+        choices=("round_robin", "least_loaded", "prefix_aware", "session_affinity"),
     ),
     Flag(
         "router_cache_threshold",
@@ -535,6 +571,10 @@ def checked(name: str, value: Any) -> Any:
         if not _is_number(value) or not inside(value, flag):
             raise InvalidInput(f"{name} is {value!r}; give {what(flag)}.")
         return float(value)
+    if flag.kind == "tiers":
+        from kernelsight.scenario.kv_tiers import parse_tiers, tiers_text
+
+        return tiers_text(parse_tiers(value, name))
     if flag.kind == "version" and not (isinstance(value, str) and VERSION.fullmatch(value)):
         raise InvalidInput(f"{name} is {value!r}; give a version such as 0.11.0, or leave it unset.")
     if flag.kind == "word" and value not in flag.choices:

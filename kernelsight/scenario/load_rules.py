@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ FROM_THE_TRACE = (
     *("request_rate", "input_len", "output_len", *RAMP_UP, "length_distribution", "lengths_from", *SPREADS),
     *("prefix_len", "num_prefixes", "num_priorities", "num_turns", "think_time_s"),
 )
+RATES = ("request_rate", *RAMP_UP)
+CONVERSATION_ENDINGS = (".json", ".json.gz", ".json.zst")
 # columns that each distribution needs (one suffices), and columns that it excludes
 NEEDED = {"lognormal": SPREADS, "empirical": ("lengths_from",)}
 UNUSED = {
@@ -25,6 +28,15 @@ UNUSED = {
 ROUTER_THRESHOLDS = ("router_cache_threshold", "router_balance_abs_threshold", "router_balance_rel_threshold")
 
 Fault = tuple[str, str]  # what was found, what to do
+
+
+def may_hold_conversations(trace: str) -> bool:
+    """Tell whether a trace may be recorded conversations, which have no arrivals: a folder, or a JSON file.
+
+    >>> may_hold_conversations("agent.json.gz"), may_hold_conversations("day.jsonl")
+    (True, False)
+    """
+    return str(trace).endswith(CONVERSATION_ENDINGS) or os.path.isdir(trace)
 
 
 def distribution(row: Mapping[str, Any]) -> str:
@@ -84,10 +96,12 @@ def first_fault(row: Mapping[str, Any]) -> Fault | None:
 
 
 def _trace_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
-    twice = stated(row, FROM_THE_TRACE)
+    free = RATES if may_hold_conversations(row["trace"]) else ()
+    twice = stated(row, tuple(name for name in FROM_THE_TRACE if name not in free))
     if twice:
         found = f"trace and {', '.join(twice)} are both set, but a trace has its own arrivals and lengths"
         yield found, "Remove one or the other."
+    yield from _ramp_up_faults(row)
 
 
 def _synthetic_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
@@ -107,6 +121,10 @@ def _synthetic_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
         yield "num_prefixes is set without prefix_len", "Set prefix_len, the tokens of the shared prefix."
     if row.get("think_time_s") is not None and (row.get("num_turns") or 1) == 1:
         yield "think_time_s is set, but conversations have one turn", "Set num_turns, or leave think_time_s unset."
+    if row.get("think_time_limit_s") is not None and row.get("think_time_s") is None:
+        yield "think_time_limit_s is set without think_time_s", "Set think_time_s, or give a trace."
+    if row.get("shared_prefix"):
+        yield "shared_prefix is set without a trace", "Set prefix_len, the tokens of a shared prefix, or give a trace."
 
 
 def _ramp_up_faults(row: Mapping[str, Any]) -> Iterator[Fault]:

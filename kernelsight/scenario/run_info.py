@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 RUN_INFO = "run_info"
 # what scenarios are simulated from, beside facts and given tables: a saved run is simulated again from these
-INPUTS = ("scenario_loads", "load_requests")
+INPUTS = ("scenario_loads", "load_requests", "load_dependencies")
 # what a run of one scenario keeps, so that SQL answers without simulating again
 ANSWERS = (
     *("requests", "deployment_settings", "memory_plan", "host_settings", "assumptions", "step_shapes", "kernel_calls"),
     *("kernel_latencies", "step_costs", "step_cost_uses", "itl_histogram", "replica_totals", "serving_windows"),
     *("kv_transfers", "request_events", "request_metrics", "request_statistics", "itl_percentiles"),
     *("scenario_summary", "kernel_breakdown", "cache_over_time", "scenario_intervals", "resource_gains"),
-    *("request_statistics_at_ends", "kernel_evidence", "deployment_tiers"),
+    *("request_statistics_at_ends", "kernel_evidence", "deployment_tiers", "kv_tier_settings", "kv_tier_totals"),
 )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from kernelsight.serving.engine.cancel import cancel
 from kernelsight.serving.engine.inputs import Load, Routing
 from kernelsight.serving.engine.loop import serve_until_full
-from kernelsight.serving.engine.records import FOREVER, OK, REQUEST
+from kernelsight.serving.engine.records import ENTRY, FOREVER, OK, REQUEST
 from kernelsight.serving.engine.replica import Pool, fresh_arrays
 from kernelsight.serving.engine.request_columns import fill_requests
 from kernelsight.serving.engine.steps import COLUMNS, DECODES, END
@@ -40,8 +40,11 @@ class Tokens(NamedTuple):
 class HashBlocks:
     """The numbers that the loop knows hash blocks by; those of blocks that are neither cached nor used are reused."""
 
-    def __init__(self, entries: np.ndarray, blocks: int) -> None:
-        self._entries = entries[:, :blocks]
+    def __init__(self, entries: np.ndarray, limits: np.ndarray, blocks: int) -> None:
+        # each engine has an entry a block, then one a request (see ``replica.entry_records``)
+        own = blocks + int(limits["requests"][0])
+        there = entries[: limits.size * own] if blocks else np.zeros(limits.size * own, ENTRY)
+        self._entries = there.reshape(limits.size, own)[:, :blocks]
         self._numbers: dict[bytes, int] = {}
         self._keys: list[bytes | None] = [None] * blocks
         self._uses = np.zeros(blocks, np.int64)
@@ -100,7 +103,7 @@ class LiveEngines:
         arrays.requests["arrival_us"] = FOREVER
         arrays.clients["next"] = slots
         self.client, self.engines, self.requests = arrays.clients[0], arrays.engines, arrays.requests
-        self.blocks = HashBlocks(arrays.entries, blocks)
+        self.blocks = HashBlocks(arrays.entries, arrays.limits, blocks)
         self.alone = ~arrays.limits["per_request_progress"]
         self._rows = np.zeros((arrays.engines.size, int(arrays.limits["stages"].max()), COLUMNS))
         self._sums = fresh_sums(slots, False)

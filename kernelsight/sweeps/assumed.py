@@ -21,6 +21,7 @@ def assumed_of(session: Session, row: Mapping[str, Any], settings_of: Mapping[st
         for sentence, share in sorted(found.items(), key=lambda item: -item[1])
     ]
     transfers = [item["assumed"] for item in session.table("kv_transfers").to_pylist()]
+    transfers += [item["assumed"] for item in session.table("kv_tier_settings").to_pylist()]
     without_effect = [*_routing(session, settings_of), *_priorities(session, settings_of)]
     return list(dict.fromkeys([*stated, *transfers, *without_effect]))
 

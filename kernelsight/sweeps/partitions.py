@@ -82,7 +82,7 @@ def total_requests(plan: Plan) -> int:
 
 def _sizes(plan: Plan) -> dict[str, int]:
     """Requests of each scenario; a trace is read once, however many replay it."""
-    from kernelsight.serving.load.traces import read_trace
+    from kernelsight.serving.load.recorded_loads import read_trace
 
     traces = {path: read_trace(path).num_rows for path in {row["trace"] for row in plan.planned if row.get("trace")}}
     return {

@@ -36,6 +36,7 @@ FIGURES = (
     "draft_tokens",
     "accepted_draft_tokens",
     "prefix_cache_hit_rate",
+    "device_hit_rate",
     "kv_cache_tokens",
     "peak_kv_share",
     "gpu_s",
@@ -53,6 +54,16 @@ ENERGY = {
     "j_per_request": "energy_per_request_j",
     "carbon_g_per_million_tokens": "carbon_per_million_tokens_g",
 }
+SESSIONS_QUERY = """
+select
+  count(*) as n, count(*) filter (where status = 'finished') as completed,
+  sum(round(duration_s * 1e9)::hugeint) filter (where status = 'finished')
+    / nullif(count(*) filter (where status = 'finished'), 0) / 1e9 as mean,
+  quantile_cont(duration_s, 0.5) filter (where status = 'finished') as p50,
+  quantile_cont(duration_s, 0.9) filter (where status = 'finished') as p90,
+  quantile_cont(duration_s, 0.99) filter (where status = 'finished') as p99
+from session_metrics
+"""
 MEAN_KV_QUERY = """
 select sum(kv_share_mean * (end_s - start_s)) / sum(end_s - start_s) as share from cache_over_time
 """
@@ -104,6 +115,8 @@ def run_summary(session: Session) -> dict[str, Any]:
         "breakdown": session.table("kernel_breakdown").drop_columns(["scenario_id"]).to_pylist(),
         "assumed": assumed_of(session, row, settings_of),
         **_replicas(session, settings_of, statistics),
+        **_kv_tiers(session),
+        **_sessions(session),
     }
 
 
@@ -115,6 +128,24 @@ def _with_ends(row: dict[str, Any], column: str, names: tuple[str, str, str]) ->
 def _near_capacity(session: Session) -> str | None:
     ends = {row["end"]: row for row in session.table("request_statistics_at_ends").to_pylist()}
     return near_capacity(ends.get("middle"), ends.get("slower steps"))
+
+
+def _kv_tiers(session: Session) -> dict[str, Any]:
+    """Return what each KV tier gave, took and lost; nothing without tiers."""
+    columns = ("tier", "hit_tokens", "read_bytes", "written_bytes", "evicted_bytes")
+    if not session.table("kv_tier_settings").num_rows:
+        return {}
+    rows = session.table("kv_tier_usage").sort_by("position").to_pylist()
+    return {"kv_tiers": [{name: row[name] for name in columns} for row in rows]}
+
+
+def _sessions(session: Session) -> dict[str, Any]:
+    """Return how many sessions there are and how long a whole one takes; nothing where no request waits for another."""
+    if not session.table("load_dependencies").num_rows:
+        return {}
+    (row,) = session.query(SESSIONS_QUERY).to_pylist()
+    times = {name: row[name] for name in ("mean", "p50", "p90", "p99")}
+    return {"sessions": {"n": row["n"], "completed": row["completed"], "duration_s": times}}
 
 
 def _statuses(statistics: dict[str, Any]) -> dict[str, int]:

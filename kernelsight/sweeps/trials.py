@@ -15,10 +15,10 @@ from kernelsight.scenario.plan import and_drafts, deployments_of
 from kernelsight.serving.engine import client_metrics
 from kernelsight.serving.engine.host import front_end_of
 from kernelsight.serving.engine.records import FINISHED, ITL_BINS
-from kernelsight.serving.load.requests import LOAD_COLUMNS, draw_requests, spans_of
+from kernelsight.serving.load.requests import LOAD_COLUMNS, Loads, draw_loads, spans_of
 from kernelsight.serving.runs.simulate import serve_replicas
 from kernelsight.serving.runs.statistics_tables import bin_centres
-from kernelsight.serving.runs.world import World, load_columns, world_of
+from kernelsight.serving.runs.world import World, load_columns, waits_of, world_of
 from kernelsight.sweeps.work import TOKENS_A_REQUEST, Work
 
 if TYPE_CHECKING:
@@ -117,10 +117,11 @@ class Trials:
             {**base, **load, "scenario_id": f"{scenario_id}/{seed}", "seed": seed, "num_prompts": requests}
             for seed in (((base["seed"] + 1) * SEED_SPAN + number) % LARGEST_WHOLE_NUMBER for number in seeds)
         ]
-        drawn, columns, spans = self._loads(rows)
+        drawn, waits, columns, spans = self._loads(rows)
         world = self._world._replace(
             scenarios=rows,
             requests=drawn,
+            waits=waits,
             columns=columns,
             spans={row["scenario_id"]: span for row, span in zip(rows, spans, strict=True)},
             links={row["scenario_id"]: self._world.links.get(scenario_id) for row in rows},
@@ -131,8 +132,8 @@ class Trials:
             found[one.scenario].append(one)
         return [self._trial(world, row, found[row["scenario_id"]]) for row in rows]
 
-    def _loads(self, rows: Sequence[Mapping[str, Any]]) -> tuple[pa.Table, dict[str, np.ndarray], list[tuple]]:
-        """Return the requests of loads, their columns, and where each load stands.
+    def _loads(self, rows: Sequence[Mapping[str, Any]]) -> tuple[pa.Table, dict, dict, list[tuple]]:
+        """Return the requests of loads, which wait for which, their columns, and where each load stands.
 
         At a constant rate only the scale of the gaps depends on it: what was drawn for one rate is kept for others.
         """
@@ -145,9 +146,12 @@ class Trials:
             drawn = _drawn([{**row, **unit} for row in rows])
             while len(self._kept) >= KEPT_LOADS:
                 self._kept.pop(next(iter(self._kept)))
-            self._kept[key] = drawn, load_columns(drawn), list(spans_of(drawn["load_id"]).values())
-        drawn, columns, spans = self._kept[key]
-        return drawn, {**columns, "arrival_s": columns["arrival_s"] / rate} if unit else columns, spans
+            spans = spans_of(drawn.load_requests["load_id"])
+            waits = list(waits_of(*drawn, spans).values())
+            self._kept[key] = drawn.load_requests, waits, load_columns(drawn.load_requests), list(spans.values())
+        drawn, waits, columns, spans = self._kept[key]
+        columns = {**columns, "arrival_s": columns["arrival_s"] / rate} if unit else columns
+        return drawn, dict(zip((row["scenario_id"] for row in rows), waits, strict=False)), columns, spans
 
     def _trial(self, world: World, row: Mapping[str, Any], replicas: Sequence[Any]) -> Trial:
         """Return what became of one load."""
@@ -196,12 +200,12 @@ def _weight(scenario: Mapping[str, Any], deployments: Mapping[str, Mapping[str, 
     return 1.0 + (scenario["output_len"] or 0) / TOKENS_A_REQUEST if walks else 1.0
 
 
-def _drawn(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+def _drawn(rows: Sequence[Mapping[str, Any]]) -> Loads:
     """Draw the loads of rows of ``scenarios``, each under the name of its scenario."""
     names = [name for name in rows[0] if name not in ("scenario_id", "deployment_id")]
     columns = {name: pa.array([row[name] for row in rows]) for name in names}
     known = {name: values for name, values in columns.items() if values.null_count < len(values)}
-    return draw_requests(pa.table({"load_id": pa.array([row["scenario_id"] for row in rows]), **known}))
+    return draw_loads(pa.table({"load_id": pa.array([row["scenario_id"] for row in rows]), **known}))
 
 
 def gap_share_above(gaps: np.ndarray, most_ms: float) -> float:

@@ -97,6 +97,7 @@ select
   nullif(replicas.draft_tokens, 0) as draft_tokens,
   case when replicas.draft_tokens > 0 then replicas.accepted_draft_tokens end as accepted_draft_tokens,
   case when statistics.asked_tokens > 0 then statistics.cached_tokens / statistics.asked_tokens end as prefix_cache_hit_rate,
+  case when statistics.asked_tokens > 0 then (statistics.cached_tokens - statistics.tier_tokens) / statistics.asked_tokens end as device_hit_rate,
   plan.kv_cache_tokens,
   replicas.peak_kv_share,
   replicas.gpu_s,

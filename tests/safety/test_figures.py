@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.flags import FLAGS, checked
 from kernelsight.scenario.grid import read_grid
-from kernelsight.serving.load.traces import read_trace
+from kernelsight.serving.load.recorded_loads import read_trace
 from kernelsight.session import Session, connect
 from tests.conftest import random_worlds
 

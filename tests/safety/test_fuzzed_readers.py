@@ -39,7 +39,7 @@ from kernelsight.searching.proposers import read_configurations
 from kernelsight.searching.space_files import read_spaces
 from kernelsight.searching.tuner_files import read_tuner_file
 from kernelsight.searching.tuning_parameters import read_parameters
-from kernelsight.serving.load.traces import read_trace
+from kernelsight.serving.load.recorded_loads import read_load, read_trace
 from kernelsight.session import Session, connect
 from tests.cli.conftest import TINY_CONFIG
 from tests.conftest import random_worlds
@@ -96,6 +96,11 @@ tensor-parallel-size: 1
 speculative-config: &drafts {method: ngram, num_speculative_tokens: 3}
 compilation-config: {cudagraph_capture_sizes: [1, 2, 4]}
 """
+TURN = {"t": 0.0, "in": 130, "out": 3, "hash_ids": [1, 2], "api_time": 1.5, "think_time": 2}
+CONVERSATION = {
+    "id": "a", "block_size": 64, "tool_tokens": 70, "system_tokens": 9,
+    "requests": [TURN, {"t": 9.0, "duration_ms": 1000, "requests": [TURN]}, TURN | {"t": 12.0}],
+}  # fmt: skip
 SUITE = {"suite": "own", "rule": {"block": 5}, "entries": [{"family": "gemm", "axes": {"m": [1, 2], "n": 64, "k": 64}}]}
 KERNEL = {"kernel": "add", "problem_size": [64], "arguments": [{"dtype": "float32", "size": 64}], "samples": 3}
 CORRECTIONS = [{"part": "host", "factor": 1.1, "exposed_us": 2.0, "fingerprint": "0" * 16, "fitted_on": "a", "n": 5}]
@@ -209,6 +214,7 @@ FILES: dict[str, tuple[Callable[[Path], bytes], Reader]] = {
     "trace.jsonl": (lambda _: lines(ROWS), lambda _, path: read_trace(path)),
     "trace.parquet": (lambda _: parquet(ROWS), lambda _, path: read_trace(path)),
     "trace.jsonl.gz": (lambda _: gzip.compress(lines(ROWS)), lambda _, path: read_trace(path)),
+    "agent.json": (lambda _: config_bytes(CONVERSATION), lambda _, path: read_load(path)),
     "config.json": (lambda _: config_bytes(TINY_CONFIG), lambda _, path: read_config_file(path)),
     "grid.json": (lambda _: config_bytes(GRID[0]), read_grid_and_plan),
     "grid.csv": (lambda _: csv(GRID), read_grid_and_plan),

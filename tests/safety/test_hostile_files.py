@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernelsight.logs import read_logs
-from kernelsight.serving.load.traces import read_trace
+from kernelsight.serving.load.recorded_loads import read_trace
 from tests.dataflow.test_bounded_values import alias_bomb
 from tests.special_files import SPECIAL, special_file
 

@@ -97,7 +97,7 @@ def test_slots_are_used_again() -> None:
         pool = deploy(session, {"model": "qwen3-0.6b", "gpu": "l4", "kv_cache_tokens": 4000, "max_num_seqs": 4}).pool
     dice, size = np.random.default_rng(1), pool.limits.block_size
     live = LiveEngines(pool, 8, size)
-    live.blocks = type(live.blocks)(live.arrays.entries, 900)
+    live.blocks = type(live.blocks)(live.arrays.entries, live.arrays.limits, 900)
     clock_us, given = 0.0, {}
     for number in range(400):
         tokens = []

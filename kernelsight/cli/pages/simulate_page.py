@@ -68,6 +68,7 @@ def _figures(answer: dict[str, Any]) -> list[str]:
         "engine steps": answer["steps"],
         "preemptions": answer["preemptions"],
         "prefix cache hit rate": answer["prefix_cache_hit_rate"],
+        **_tiers_and_sessions(answer),
         "draft tokens accepted": _accepted(answer),
         "KV cache in use, mean / peak": _percents(answer["mean_kv_share"], answer["peak_kv_share"]),
         "request time front end / queued / prefill / decode": _percents(*shares),
@@ -103,6 +104,25 @@ def _capacity(answer: dict[str, Any]) -> str | None:
         return None
     rate, *ends = (show_number(answer[name]) for name in ("capacity", "capacity_low", "capacity_high"))
     return f"{rate} ({' to '.join(ends)}; limit: {answer['capacity_limit']}), {answer['load']:.0%}"
+
+
+def _tiers_and_sessions(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return what KV tiers gave, and how long whole sessions take, where there are any."""
+    figures: dict[str, Any] = {}
+    if answer.get("kv_tiers"):
+        figures["of which in the GPU's cache"] = answer["device_hit_rate"]
+    for tier in answer.get("kv_tiers", []):
+        moved = (tier[name] / 1e9 for name in ("read_bytes", "written_bytes", "evicted_bytes"))
+        figures[f"KV tier {tier['tier']}"] = (
+            f"{tier['hit_tokens']:,} tokens found; {', '.join(f'{show_number(one) or 0}' for one in moved)} GB "
+            "loaded, written, evicted"
+        )
+    if "sessions" in answer:
+        sessions = answer["sessions"]
+        figures["sessions completed"] = f"{sessions['completed']:,} of {sessions['n']:,}"
+        times = (show_number(sessions["duration_s"][name]) or "-" for name in ("mean", "p50", "p99"))
+        figures["time of a whole session, mean / p50 / p99 (s)"] = " / ".join(times)
+    return figures
 
 
 def _why_rejected(answer: dict[str, Any]) -> list[str]:

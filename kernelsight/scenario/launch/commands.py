@@ -13,6 +13,7 @@ from kernelsight.escape import shell_line
 from kernelsight.models.config import served_name
 from kernelsight.scenario.flags import DEPLOYMENT_FLAGS
 from kernelsight.scenario.launch.engine_options import Option, options
+from kernelsight.scenario.launch.kv_tiers import tier_options
 from kernelsight.scenario.launch.rules import BLOCK_TOKENS
 
 PROGRAMS = {
@@ -86,6 +87,11 @@ def launch_command(
             unsaid |= {flag: stated[flag]} if beyond else {}
         default = _default(engine, flag, bool(deployment.get("engine_version")))
         if flag in (*PARALLEL, *unsaid) or (value == default and stated[flag] == of_replica[flag]):
+            continue
+        if flag == "kv_tier":
+            options = tier_options(engine, value, stated.get(PARALLEL[0], 1) * stated.get(PARALLEL[1], 1))
+            said |= options or {}
+            unsaid |= {} if options else {flag: value}
             continue
         option = _option(engine, flag, value)
         if option is None:

@@ -112,6 +112,10 @@ def _used(words: tuple[Word, ...]) -> str:
     return "; ".join(said) or "no option"
 
 
+# rules that look at what others have set, in their order
+LATE = {"kv_tier": 1, "attention_dp": 2}
+
+
 def read_launch_line(text: str, read_files: bool = False) -> LaunchLine:
     """Return what a launch line of vLLM, SGLang or TensorRT-LLM says: a line or a script, or ``@FILE`` with one.
 
@@ -142,7 +146,7 @@ def _read(command: Command, read_files: bool, replicas: str) -> LaunchLine:
     for setting in read_options(command.words, takes, command.folder, read_files):
         _apply(reading, setting)
     # attention replicas divide what other options state
-    for option, setting, value in sorted(reading.pending, key=lambda one: one[0].rule == "attention_dp"):
+    for option, setting, value in sorted(reading.pending, key=lambda one: LATE.get(one[0].rule or "", 0)):
         RULES[option.rule](reading, option, setting, value)
     if command.version:
         reading.use(
@@ -157,6 +161,9 @@ def _read(command: Command, read_files: bool, replicas: str) -> LaunchLine:
         setting = Setting(name, value, f"{name}={value}")
         if name in LONGER and value.lower() in ("1", "true") and "max_model_len" in reading.flags:
             reading.use(setting, "max_position_embeddings", reading.flags["max_model_len"], "as far as is asked")
+            continue
+        if option and option.rule:
+            RULES[option.rule](reading, option, setting, value)
             continue
         effect = (option.effect, option.reason) if option else ("unknown", UNKNOWN)
         reading.ignore(setting, *effect)

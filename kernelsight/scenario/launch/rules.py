@@ -9,6 +9,7 @@ from kernelsight.dataflow.bounded_values import parse_json
 from kernelsight.errors import InvalidInput, KernelSightError
 from kernelsight.models.config_fields import ConfigFields
 from kernelsight.models.limits import longest_context
+from kernelsight.scenario.launch.kv_tiers import kv_connector, kv_tier, kv_variable
 
 if TYPE_CHECKING:
     from kernelsight.scenario.launch.command_options import Setting
@@ -205,4 +206,7 @@ RULES: dict[str, Callable[[Reading, Option, Setting, Any], None]] = {
     "speculation": _speculation,
     "draft_tokens": _draft_tokens,
     "draft_tree": _draft_tree,
+    "kv_tier": kv_tier,
+    "kv_connector": kv_connector,
+    "kv_variable": kv_variable,
 }

@@ -12,7 +12,7 @@ from kernelsight.errors import InvalidInput, unknown
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
-LOADS = ("scenario_loads", "load_requests")
+LOADS = ("scenario_loads", "load_requests", "load_dependencies")
 
 
 def one_scenario(session: Session, scenario: str | None = None) -> Session:
@@ -33,7 +33,8 @@ def one_scenario(session: Session, scenario: str | None = None) -> Session:
     fork.give("scenarios", _rows_of(session, "scenarios", "scenario_id", scenario))
     # a trace is not read again: its file may be gone
     fork.give("scenario_loads", _rows_of(session, "scenario_loads", "scenario_id", scenario), trusted=True)
-    fork.give("load_requests", _rows_of(session, "load_requests", "load_id", load), trusted=True)
+    for table in LOADS[1:]:
+        fork.give(table, _rows_of(session, table, "load_id", load), trusted=True)
     used = fork.table("scenarios").to_pylist()[0]
     own = [used[name] for name in ("deployment_id", "prefill_deployment_id") if used[name] is not None]
     faults = fork.table("deployment_faults")

@@ -23,6 +23,7 @@ from kernelsight.serving.engine.policy import (
 from kernelsight.serving.engine.prefix import cache_chunk, cached_prefix, keep_prefix, take_units
 from kernelsight.serving.engine.queue import take
 from kernelsight.serving.engine.records import MAX_UTILIZATION, NO_LIMIT, NOBODY
+from kernelsight.serving.engine.tiers import forget_moved, load_blocks, tier_blocks, touch_prompt
 
 UNKNOWN = NO_LIMIT  # headroom that is not computed yet
 
@@ -37,17 +38,23 @@ def first_chunk(needed: int, budget: int, limits: np.void) -> int:
 
 @compiled
 def admission(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, budget: int) -> tuple:
-    """(cached tokens, first chunk, chunk if the budget were unlimited, units to allocate, unreferenced cached units).
+    """(cached tokens, tokens to load, first chunk, chunk of any budget, units to allocate, unreferenced cached units).
 
-    A prompt whose KV was transferred is cached except for its first generated token, and allocates all its units.
+    A prompt whose KV was transferred is cached except for its first generated token, and allocates all its units. One
+    that loads beside the steps of others computes nothing until then.
     """
     if request.received > 0:
-        return request.received, min(1, budget), 1, units_held(request.known, limits), 0
+        return request.received, 0, min(1, budget), 1, units_held(request.known, limits), 0
     cached, unkept = cached_prefix(request, hashes, entries, limits)
-    missing = request.known - cached
-    chunk = first_chunk(missing, budget, limits)
-    units = units_held(cached + chunk, limits) - cached // limits.block_size * limits.full_units
-    return cached, chunk, first_chunk(missing, missing, limits), units, unkept
+    loaded = 0
+    if limits.tiers > 0 and limits.hash_tokens > 0:
+        loaded = tier_blocks(request, hashes, entries, limits, cached // limits.block_size) * limits.block_size
+    missing = request.known - cached - loaded
+    chunk, whole = first_chunk(missing, budget, limits), first_chunk(missing, missing, limits)
+    if loaded > 0 and limits.load_ahead:
+        chunk = whole = 0
+    units = units_held(cached + loaded + chunk, limits) - cached // limits.block_size * limits.full_units
+    return cached, loaded, chunk, whole, units, unkept
 
 
 @compiled
@@ -89,7 +96,7 @@ def admit(
             engine.forming = False
             return admitted, joined, admission_closed(engine, limits)
         request = requests[r]
-        cached, chunk, whole, units, unkept = admission(request, hashes, entries, limits, budget)
+        cached, loaded, chunk, whole, units, unkept = admission(request, hashes, entries, limits, budget)
         engine.found = cached
         # without chunked prefill a prompt that exceeds the budget waits, unless the step would be empty otherwise
         if not limits.chunked and chunk < whole and not (empty and admitted + joined == 0):
@@ -99,7 +106,7 @@ def admit(
                 headroom = admission_headroom(engine, requests, limits, decode_tokens > 0)
                 unfinished = unfinished_prompts(engine, requests) if limits.max_num_partial_prefills > 0 else 0
             refused, headroom, unfinished = policies_refuse(
-                engine, limits, request, cached, chunk, units, unkept, headroom, unfinished
+                engine, limits, request, cached, loaded + chunk, units, unkept, headroom, unfinished
             )
             if refused:
                 return admitted, joined, stays_refused(engine, limits)
@@ -108,8 +115,17 @@ def admit(
             return admitted, joined, stays_refused(engine, limits)
         take(engine, requests, r)
         keep_prefix(engine, hashes, entries, limits, request, cached)
-        take_units(engine, entries, limits, units)
+        if limits.tiers > 0 and request.hash_count > 0:
+            order_load(engine, hashes, entries, limits, request, cached, loaded)
         request.computed = cached
+        if loaded > 0:
+            load_units = units_held(cached + loaded, limits) - cached // limits.block_size * limits.full_units
+            take_units(engine, entries, limits, load_units)
+            units -= load_units
+            request.chunk = loaded
+            cache_chunk(engine, hashes, entries, limits, request)
+            request.computed = cached + loaded
+        take_units(engine, entries, limits, units)
         budget -= chunk
         engine.joined += 1
         join(engine, requests, r)
@@ -121,7 +137,7 @@ def admit(
         cache_chunk(engine, hashes, entries, limits, request)
         push_partial(engine, requests, r)
         admitted += chunk
-        note_admission(engine, request, cached)
+        note_admission(engine, limits, request, cached, loaded)
     return admitted, joined, engine.running == limits.max_num_seqs
 
 
@@ -137,7 +153,7 @@ def policies_refuse(
     headroom: int,
     unfinished: int,
 ) -> tuple:
-    """(refused by a policy, headroom and unfinished prompts after the admission)."""
+    """(refused by a policy, headroom and unfinished prompts after the admission); ``chunk``: with what is loaded."""
     if cached + chunk < request.known:
         if 0 < limits.max_num_partial_prefills <= unfinished:
             return True, headroom, unfinished
@@ -165,13 +181,42 @@ def decode_received(
         push_fresh(engine, requests, r)
 
 
+@compiled
+def order_load(
+    engine: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    limits: np.void,
+    request: np.void,
+    cached: int,
+    loaded: int,
+) -> None:
+    """Order the load of a prompt's tokens from the tiers, before anything is evicted for it."""
+    blocks = loaded // limits.block_size
+    if blocks == 0:
+        touch_prompt(request, hashes, entries, limits, cached // limits.block_size)
+        return
+    end_us = load_blocks(engine, request, hashes, entries, limits, cached // limits.block_size, blocks)
+    forget_moved(request, hashes, entries, limits, cached // limits.block_size, blocks)
+    if request.scheduled_us < 0.0:
+        request.load_us = max(end_us - engine.now, 0.0)
+    if not limits.load_ahead:
+        engine.loads_us = max(engine.loads_us, end_us)
+        return
+    request.loaded_us = max(end_us, engine.now)
+    engine.loading += 1
+
+
 @inlined
-def note_admission(engine: np.void, request: np.void, cached: int) -> None:
+def note_admission(engine: np.void, limits: np.void, request: np.void, cached: int, loaded: int) -> None:
     """Record the first admission and its prefix-cache hit; after a preemption, the time spent waiting again."""
     if request.scheduled_us < 0.0:
         request.scheduled_us = engine.now
-        request.cached_tokens = cached
-        engine.step_found += cached
+        request.cached_tokens = cached + loaded
+        request.tier_tokens = loaded
+        for t in range(limits.tiers if loaded > 0 else 0):
+            engine.tier_hit[t] += engine.load_blocks[t]
+        engine.step_found += cached + loaded
         engine.step_looked_up += request.prompt
     else:
         request.requeued_us += engine.now - request.preempted_us
@@ -219,7 +264,7 @@ def fits(
 ) -> bool:
     """Whether a waiting request could be admitted next to ``decode_tokens``, before the step allocates its units."""
     budget = limits.max_num_batched_tokens - decode_tokens
-    cached, chunk, whole, units, unkept = admission(requests[r], hashes, entries, limits, budget)
+    cached, _, chunk, whole, units, unkept = admission(requests[r], hashes, entries, limits, budget)
     engine.found = cached
     if chunk == 0 or (not limits.chunked and chunk < whole and decode_tokens > 0):
         return False

@@ -34,7 +34,7 @@ def cancel(
     if request.all_in_flight or (running and engine.underway and not limits[i].stages > 1):
         return False
     if running:
-        leave_batch(engine, requests, limits[i], hashes, entries[i], r, 0)
+        leave_batch(engine, requests, limits[i], hashes, entries, r, 0)
     else:
         take(engine, requests, r)
     request.known = 0  # a batch in flight holds no token for it any more

@@ -1,8 +1,9 @@
 """The benchmark client: when requests are sent, and what follows when they finish.
 
-Requests are sent in order of arrival, each in a free slot of the closed loop (``max_concurrency``). A session keeps its
-slot until its last turn finishes; a later turn is sent one think time after the previous turn finished. The clock of
-measured requests starts when the last warm-up request has finished.
+Requests are sent in order of arrival, each in a free slot of the closed loop (``max_concurrency``). A session, that is
+requests of which some wait for others, keeps one slot from its first request until all of them have ended. A request
+that waits for others is sent when each of them has finished and its pause is over; several may wait for one (agents
+side by side). The clock of measured requests starts when the last warm-up request has finished.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.engine.compiled import compiled, inlined
-from kernelsight.serving.engine.records import EARLIER_TURN, FOREVER, NOBODY
+from kernelsight.serving.engine.records import EARLIER_TURN, FOREVER, NOBODY, OK
 
 
 @inlined
@@ -25,21 +26,26 @@ def next_send_us(client: np.void, requests: np.ndarray, turns: np.ndarray) -> fl
 
 
 @inlined
-def take_next(client: np.void, requests: np.ndarray, turns: np.ndarray) -> int:
-    """The request that is sent now; at equal times later turns and finished KV transfers go first."""
+def take_next(client: np.void, requests: np.ndarray, edges: np.ndarray, turns: np.ndarray) -> int:
+    """The request that is sent now; at equal times later turns and finished KV transfers go first.
+
+    Where a session begins with several requests, the others need no slot: they are sent at their arrival, or now.
+    """
     if client.turns > 0 and turns[0, 0] <= client.now:
         return pop_turn(client, turns)
     r = client.next
     client.next += 1
     client.in_flight += 1
+    for k in range(requests[r].edge_at, requests[r].edge_at + requests[r].beside):
+        push_turn(client, turns, max(requests[edges[k].to].arrival_us + client.offset_us, client.now), edges[k].to)
     while client.next < requests.size and requests[client.next].follows:
         client.next += 1
     return r
 
 
 @inlined
-def note_ended(client: np.void, engine: np.void, requests: np.ndarray, turns: np.ndarray) -> None:
-    """Process an engine's finished requests: free their slots, or schedule the next turns of their sessions."""
+def note_ended(client: np.void, engine: np.void, requests: np.ndarray, edges: np.ndarray, turns: np.ndarray) -> None:
+    """Process an engine's finished requests: free their slots, or schedule the requests that wait for them."""
     r = engine.first_ended
     if client.prefills:
         r = in_order(requests, r)
@@ -48,7 +54,7 @@ def note_ended(client: np.void, engine: np.void, requests: np.ndarray, turns: np
         if requests[r].tokens_after_transfer > 0:
             begin_transfer(client, engine, requests, turns, r)
         else:
-            note_end(client, requests, turns, r)
+            note_end(client, requests, edges, turns, r)
         r = following
     engine.first_ended = NOBODY
 
@@ -79,31 +85,54 @@ def begin_transfer(client: np.void, engine: np.void, requests: np.ndarray, turns
 
 
 @inlined
-def note_end(client: np.void, requests: np.ndarray, turns: np.ndarray, r: int) -> None:
+def note_end(client: np.void, requests: np.ndarray, edges: np.ndarray, turns: np.ndarray, r: int) -> None:
     """Record that a request has finished."""
     client.ended += 1
-    turn = requests[r].next_turn
-    if turn >= 0:
-        push_turn(client, turns, client.now + requests[turn].think_us, turn)
-    else:
-        client.in_flight -= 1
+    request = requests[r]
+    for k in range(request.edge_at + request.beside, request.edge_at + request.edge_count):
+        follower = requests[edges[k].to]
+        follower.ready_us = max(follower.ready_us, client.now + edges[k].pause_us)
+        follower.waits_for -= 1
+        if follower.waits_for == 0 and follower.status == OK:
+            push_turn(client, turns, follower.ready_us, edges[k].to)
+    leave_slot(client, requests, r)
     if r < client.warmups:
         end_warmup(client, requests)
+
+
+@inlined
+def leave_slot(client: np.void, requests: np.ndarray, r: int) -> None:
+    """Free the slot of a request that has ended; of a session, with its last request."""
+    first = requests[r].first_of
+    if first >= 0:
+        requests[first].left -= 1
+    if first < 0 or requests[first].left == 0:
+        client.in_flight -= 1
 
 
 @compiled
-def note_rejected(client: np.void, requests: np.ndarray, r: int) -> None:
-    """Record that a request was rejected: its session ends, its slot is free."""
+def note_rejected(client: np.void, requests: np.ndarray, edges: np.ndarray, r: int) -> None:
+    """Record that a request was rejected: the requests that wait for it are never sent, nor those that wait for these.
+
+    They were never queued: their ``next_waiting`` links those whose followers are still to be looked at.
+    """
     client.ended += 1
-    client.in_flight -= 1
+    leave_slot(client, requests, r)
     if r < client.warmups:
         end_warmup(client, requests)
-    turn = requests[r].next_turn
-    while turn >= 0:
-        requests[turn].status = EARLIER_TURN
-        requests[turn].replica = requests[r].replica
-        client.ended += 1
-        turn = requests[turn].next_turn
+    requests[r].next_waiting = NOBODY
+    while r >= 0:
+        request = requests[r]
+        r = request.next_waiting
+        for k in range(request.edge_at + request.beside, request.edge_at + request.edge_count):
+            follower = requests[edges[k].to]
+            if follower.status == OK:
+                follower.status = EARLIER_TURN
+                follower.replica = request.replica
+                client.ended += 1
+                leave_slot(client, requests, edges[k].to)
+                follower.next_waiting = r
+                r = edges[k].to
 
 
 @compiled

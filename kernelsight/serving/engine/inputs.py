@@ -58,13 +58,23 @@ class Surface(NamedTuple):
     experts_communication_us: np.ndarray = np.zeros(0)
 
 
+class Waits(NamedTuple):
+    """Requests that wait for others: ``request`` is sent ``pause_us`` after ``after`` has finished, shape [pairs] each.
+
+    A request may wait for several, and several for one; no request waits for itself by way of others.
+    """
+
+    request: np.ndarray
+    after: np.ndarray
+    pause_us: np.ndarray
+
+
 class Load(NamedTuple):
     """The requests of one client, in order of arrival; prompts as hash blocks if prefixes may be shared.
 
     ``hashes``: the hash blocks of all prompts, concatenated, as numbers from 0; request i has those from
     ``hash_offsets[i]`` to ``hash_offsets[i + 1]``. ``hash_tokens``: tokens per hash block; 0: no hashes.
-    ``priority``: lower goes first; empty: all equal.
-    ``follows``: the previous turn, ``think_us`` after whose end each request is sent; -1: sent at its arrival. The
+    ``priority``: lower goes first; empty: all equal. ``waits``: which requests wait for which; None: none does. The
     first ``warmups`` requests finish before the clock of the others starts. ``max_concurrency``: sessions in progress.
     """
 
@@ -75,10 +85,39 @@ class Load(NamedTuple):
     hash_offsets: np.ndarray = np.zeros(0, np.int64)
     hash_tokens: int = 0
     priority: np.ndarray = np.zeros(0, np.int64)
-    follows: np.ndarray | None = None
-    think_us: np.ndarray | None = None
+    waits: Waits | None = None
     warmups: int = 0
     max_concurrency: int = NO_LIMIT
+
+
+class Tier(NamedTuple):
+    """One KV tier of an engine: its capacity in KV blocks, times of one block on its own link, microseconds.
+
+    ``shared``: one tier of all engines, whose capacity it is. NO_LIMIT: a tier without limit.
+    """
+
+    blocks: int
+    read_us: float = 0.0
+    write_us: float = 0.0
+    latency_us: float = 0.0
+    shared: bool = False
+
+
+class Tiers(NamedTuple):
+    """The KV tiers of a deployment, the nearest first, and how they are used (see ``tiers``).
+
+    ``write_policy``: of WRITE_POLICIES, by number. ``load_ahead``: a request loads beside the steps of others, and
+    computes nothing until then; else it is in a step at once, which waits for its load. ``prefetch``: a load begins
+    when the request is queued, if the link was free then. ``link_read_us``, ``link_write_us``: of one block between
+    host and GPU, microseconds.
+    """
+
+    tiers: tuple[Tier, ...] = ()
+    write_policy: int = 0
+    load_ahead: bool = False
+    prefetch: bool = False
+    link_read_us: float = 0.0
+    link_write_us: float = 0.0
 
 
 class Routing(NamedTuple):

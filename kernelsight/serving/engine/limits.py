@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-from kernelsight.serving.engine.records import CAPACITY_POLICIES, MAX_UTILIZATION, record
+from kernelsight.serving.engine.records import CAPACITY_POLICIES, MAX_UTILIZATION, MOST_TIERS, record
 
 POLICY = "policy"  # a field whose default is the plain scheduler; another value is asked for only where it is set
 
@@ -113,6 +113,20 @@ LIMITS = record(
     per_request_progress=np.bool_,  # decoding requests differ in what they have yet to get: stages or drafts
     ranks=np.int64,  # engines that begin and end each step together; 1: none
     rank=np.int64,  # which of them, from 0
+    entries_at=np.int64,  # its first entry for a hash block, and for the private blocks of a request
+    private_at=np.int64,
+    # KV tiers: how many, when blocks are written, whether requests load beside the steps of others (else their step
+    # waits) and from when they are queued on; the links, microseconds a block, and the entries of each tier
+    tiers=np.int64,
+    write_policy=np.int64,
+    load_ahead=np.bool_,
+    prefetch=np.bool_,
+    link_read_us=np.float64,
+    link_write_us=np.float64,
+    tier_at=(np.int64, (MOST_TIERS,)),
+    tier_read_us=(np.float64, (MOST_TIERS,)),
+    tier_write_us=(np.float64, (MOST_TIERS,)),
+    tier_latency_us=(np.float64, (MOST_TIERS,)),
 )
 
 

@@ -8,7 +8,7 @@ from kernelsight.serving.engine.admission import shrinks_uncached
 from kernelsight.serving.engine.batch import affordable_steps, next_departure
 from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.costs import decode_line, host_times, knot_below, line_time
-from kernelsight.serving.engine.policy import until_poll
+from kernelsight.serving.engine.policy import candidate, until_poll
 from kernelsight.serving.engine.queue import next_visible_us
 from kernelsight.serving.engine.records import FOREVER
 
@@ -31,6 +31,8 @@ def decode_until(
     ``send_us``: when the client sends next; ``alone``: this engine is the client's only one.
     """
     most = 1
+    if limits.tiers > 0 and (engine.loading > 0 or candidate(engine, requests, limits, horizon) >= 0):
+        again = True  # a load may end, or what the tiers hold of the next prompt may change
     if not again and not shrinks_uncached(engine, requests, limits, horizon):
         most = affordable_steps(engine, requests, limits, next_departure(engine, requests, heaps) - engine.clock)
     if rows.shape[0] > 0:

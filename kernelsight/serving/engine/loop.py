@@ -22,6 +22,7 @@ from kernelsight.serving.engine.records import FOREVER, NOBODY
 from kernelsight.serving.engine.router import route, route_decode
 from kernelsight.serving.engine.scheduler import schedule
 from kernelsight.serving.engine.steps import end_chunks, end_decodes, pass_single_step, single_step
+from kernelsight.serving.engine.tiers import end_writes, first_load_us
 from kernelsight.serving.engine.waits import keep_sums, note_admitted, note_computed, note_finished, note_returned
 
 
@@ -29,20 +30,30 @@ from kernelsight.serving.engine.waits import keep_sums, note_admitted, note_comp
 def next_begin_us(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
     """When an idle engine begins its next step, as far as is known now."""
     horizon = horizon_us(engine, limits)
-    if engine.running > 0 or queue_head(engine, requests, limits, horizon) >= 0 or engine.batches > 0:
+    idle = engine.running == engine.loading and queue_head(engine, requests, limits, horizon) < 0
+    if not idle or engine.batches > 0:
         return engine.now
-    return max(next_visible_us(engine, requests, limits, horizon), engine.now) + limits.batch_wait_us
+    return max(next_work_us(engine, requests, limits, horizon), engine.now) + limits.batch_wait_us
+
+
+@inlined
+def next_work_us(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> float:
+    """When an idle engine has something to do: its next request becomes visible, or a load ends."""
+    next_us = next_visible_us(engine, requests, limits, horizon)
+    if engine.loading > 0:
+        next_us = min(next_us, first_load_us(engine, requests))
+    return next_us
 
 
 @inlined
 def wake(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
     """Begin a step: advance an idle engine's clock to the next visible request; returns the visibility horizon."""
     horizon = horizon_us(engine, limits)
-    idle = engine.running == 0 and queue_head(engine, requests, limits, horizon) < 0
-    if not limits.plain and (idle or engine.steps == 0):
+    idle = engine.running == engine.loading and queue_head(engine, requests, limits, horizon) < 0
+    if not limits.plain and ((idle and engine.running == 0) or engine.steps == 0):
         reset_ratio_when_idle(engine, limits)
     if idle:
-        next_us = next_visible_us(engine, requests, limits, horizon)
+        next_us = next_work_us(engine, requests, limits, horizon)
         engine.now = engine.previous_start = horizon = max(next_us, engine.now) + limits.batch_wait_us
     # idle time is counted when a step follows: after the last finish there is none
     engine.idle_us += engine.now - engine.last_us
@@ -92,7 +103,7 @@ def take_run(
         )  # fmt: skip
         return
     decode_run(
-        engine, requests, heaps[i], own, host[i], entries[i], costs, layout[i], uses, histogram, engine.planned_steps,
+        engine, requests, heaps[i], own, host[i], entries, costs, layout[i], uses, histogram, engine.planned_steps,
         stop_us, rows[i],
     )  # fmt: skip
     engine.peak_units = max(engine.peak_units, own.capacity_units - engine.free_units)
@@ -111,6 +122,7 @@ def end_step(
     entries: np.ndarray,
     histogram: np.ndarray,
     sums: np.ndarray,
+    edges: np.ndarray,
     turns: np.ndarray,
 ) -> None:
     """End an engine's step, or decode run: prompts advance, requests finish; of a rank without requests, nothing."""
@@ -126,7 +138,7 @@ def end_step(
     engine.underway = False
     if sums.shape[0] > 0:
         note_finished(engine, requests, sums)
-    note_ended(client, engine, requests, turns)
+    note_ended(client, engine, requests, edges, turns)
 
 
 @compiled
@@ -146,16 +158,17 @@ def take_send(
     client: np.void,
     engines: np.ndarray,
     requests: np.ndarray,
+    edges: np.ndarray,
     turns: np.ndarray,
     hashes: np.ndarray,
     sent: np.ndarray,
 ) -> tuple:
     """(request, engine) of what is sent now: a new request, or a prompt whose KV transfer to a decode engine ended."""
-    r = take_next(client, requests, turns)
+    r = take_next(client, requests, edges, turns)
     if requests[r].moving:
         return r, client.front + route_decode(client, engines[client.front :])
     if client.front > 1:
-        return r, route(client, engines[: client.front], requests[r], hashes, sent)
+        return r, route(client, engines[: client.front], requests, r, hashes, sent)
     return r, 0
 
 
@@ -195,11 +208,20 @@ def begin_step(
         engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
     elif prompt_tokens > 0:
         gpu_us, host_us = single_step(engine, requests, host, costs, layout, uses, prompt_tokens, decode_tokens, 0)
-        end_us = engine.now + (gpu_us + host_us)
+        end_us, wait_us = engine.now + (gpu_us + host_us), 0.0
+        if limits.tiers > 0:
+            end_writes(engine, limits)
+            wait_us = max(engine.loads_us - end_us, 0.0)
+            end_us += wait_us
         pass_single_step(
             engine, requests, heaps, limits, layout, histogram, rows, prompt_tokens, decode_tokens, gpu_us, host_us,
-            0.0, end_us,
+            wait_us, end_us,
         )  # fmt: skip
+    elif engine.loading > 0:
+        # the next request does not fit, and all others load
+        end_us = max(first_load_us(engine, requests), engine.now)
+        engine.idle_us += end_us - engine.now
+        engine.now = engine.previous_start = end_us
     engine.due_us = engine.now
 
 
@@ -217,6 +239,7 @@ def serve_until_full(
     clients: np.ndarray,
     engines: np.ndarray,
     requests: np.ndarray,
+    edges: np.ndarray,
     turns: np.ndarray,
     sent: np.ndarray,
     heaps: np.ndarray,
@@ -240,13 +263,14 @@ def serve_until_full(
     that moment: requests may still be sent then. Decode runs are cut there, which changes no result.
 
     All state is in the arguments. ``clients``: one CLIENT record; ``engines``: ENGINE records (see ``replica``). heaps,
-    entries, limits, host, layout, draft_layout, stages, flights (see ``pipeline``) and rows have one item per engine.
-    ``turns``: a heap of later turns and KV transfers, shape [capacity, 2]; ``sent``: the prefix-aware router's memory.
+    limits, host, layout, draft_layout, stages, flights (see ``pipeline``) and rows have one item per engine.
+    ``edges``: EDGE records, which requests wait for which. ``turns``: a heap of later turns and KV transfers, shape
+    [capacity, 2]; ``sent``: the prefix-aware router's memory.
     ``uses`` and ``histogram`` are added to. ``rows``: step rows, shape [engines, rows, COLUMNS]; no rows: none kept.
     ``sums``: what the steps of each request cost by part, see ``parts``; no rows: not kept.
     """
     i, client = 0, clients[0]
-    engine, own, hst, own_heaps, own_entries, own_rows = engines[0], limits[0], host[0], heaps[0], entries[0], rows[0]
+    engine, own, hst, own_heaps, own_rows = engines[0], limits[0], host[0], heaps[0], rows[0]
     alone = engines.size == 1
     while client.ended < requests.size:
         due, engine_us = next_engine(engines, requests, limits)
@@ -261,11 +285,11 @@ def serve_until_full(
         warming = client.warmups_left > 0
         r = NOBODY
         if sends:
-            r, due = take_send(client, engines, requests, turns, hashes, sent)
+            r, due = take_send(client, engines, requests, edges, turns, hashes, sent)
         if i != due:
             i = due
             engine, own, hst = engines[i], limits[i], host[i]
-            own_heaps, own_entries, own_rows = heaps[i], entries[i], rows[i]
+            own_heaps, own_rows = heaps[i], rows[i]
         if sends:
             accepted = True
             if requests[r].moving:
@@ -273,7 +297,7 @@ def serve_until_full(
             else:
                 accepted = deliver(client, engine, requests, own, limits[limits.size - 1], hst, i, r)
             if not accepted:
-                note_rejected(client, requests, r)
+                note_rejected(client, requests, edges, r)
                 if warming and client.warmups_left == 0:
                     forget_gaps(engines, histogram)
             elif engine.planned and not engine.blocked and requests[r].visible_us - own.batch_wait_us < engine.due_us:
@@ -288,10 +312,10 @@ def serve_until_full(
                     keep_sums(engine)
                     place = engine.oldest_batch
                     note_returned(engine, requests, sums, stages[i][place], flights[i][place])
-                end_batch(engine, requests, own, hashes, own_entries, stages[i], flights[i], histogram)
+                end_batch(engine, requests, own, hashes, entries, stages[i], flights[i], histogram)
                 if sums.shape[0] > 0:
                     note_finished(engine, requests, sums)
-                note_ended(client, engine, requests, turns)
+                note_ended(client, engine, requests, edges, turns)
             else:
                 if engine.planned:
                     take_run(
@@ -312,12 +336,13 @@ def serve_until_full(
                     client.now = engine.now
                 for k in range(i - own.rank, i - own.rank + own.ranks):
                     end_step(
-                        client, engines[k], requests, heaps[k], limits[k], hashes, entries[k], histogram, sums, turns
-                    )
+                        client, engines[k], requests, heaps[k], limits[k], hashes, entries, histogram, sums, edges,
+                        turns,
+                    )  # fmt: skip
             if warming and client.warmups_left == 0:
                 forget_gaps(engines, histogram)
             send_us = min(next_send_us(client, requests, turns), client.until_us)
-            if not alone or engine.running == 0 or send_us <= engine.now:
+            if not alone or engine.running == engine.loading or send_us <= engine.now:
                 continue
         first = i - own.rank
         if are_full(engines[first : first + own.ranks], own, rows):
@@ -329,11 +354,11 @@ def serve_until_full(
             )  # fmt: skip
         elif own.per_request_progress:
             begin_batches(
-                engine, requests, own_heaps, own, hst, hashes, own_entries, costs, layout[i], draft_layout[i], uses,
+                engine, requests, own_heaps, own, hst, hashes, entries, costs, layout[i], draft_layout[i], uses,
                 stages[i], flights[i], own_rows, sums,
             )  # fmt: skip
         else:
             begin_step(
-                engine, requests, own_heaps, own, hst, hashes, own_entries, costs, layout[i], uses, histogram, own_rows,
+                engine, requests, own_heaps, own, hst, hashes, entries, costs, layout[i], uses, histogram, own_rows,
                 sums, send_us, alone,
             )  # fmt: skip

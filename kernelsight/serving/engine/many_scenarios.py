@@ -14,7 +14,7 @@ import numpy as np
 from kernelsight.serving.engine.compiled import loop_entry
 from kernelsight.serving.engine.inputs import Load
 from kernelsight.serving.engine.loop import serve_until_full
-from kernelsight.serving.engine.records import CLIENT, ENTRY, FOREVER, HOST, ITL_BINS, LAYOUT, REQUEST
+from kernelsight.serving.engine.records import CLIENT, EDGE, ENTRY, FOREVER, HOST, ITL_BINS, LAYOUT, REQUEST
 from kernelsight.serving.engine.replica import Pool, engine_records, limit_records, stage_records
 from kernelsight.serving.engine.request_columns import fill_requests, read_requests
 from kernelsight.serving.engine.served import REAL, WHOLE
@@ -100,6 +100,7 @@ def serve_each(
     draft_layout: np.ndarray,
     requests: np.ndarray,
     memory: np.ndarray,
+    edges: np.ndarray,
     turns: np.ndarray,
     sent: np.ndarray,
     heaps: np.ndarray,
@@ -131,8 +132,8 @@ def serve_each(
         for i in range(n):
             own[i].priority = priority[start + i]
         serve_until_full(
-            clients[j : j + 1], engines[j : j + 1], own, turns, sent, heaps, hashes, entries, limits[j : j + 1], host,
-            costs, layout, draft_layout, uses, histogram, stages, flights, rows, by_part,
+            clients[j : j + 1], engines[j : j + 1], own, edges, turns, sent, heaps, hashes, entries, limits[j : j + 1],
+            host, costs, layout, draft_layout, uses, histogram, stages, flights, rows, by_part,
         )  # fmt: skip
         read_requests(own, whole, real)
         count_requests(
@@ -161,8 +162,9 @@ def serve_loads(columns: Columns, loads: Loads, pool: Pool, workspace: Workspace
     serve_each(
         loads.first, loads.count, *columns, loads.most_ms, clients, engines, limits,
         np.array([tuple(pool.host)], HOST), costs.values, np.array([costs.layout]), np.zeros(1, LAYOUT),
-        workspace.requests, workspace.bytes, np.zeros((1, 2)), np.zeros((1, 1), np.bool_), workspace.heaps,
-        np.zeros(0, np.int64), np.zeros((1, 1), ENTRY), workspace.uses, workspace.histogram, stage_records([pool], 0.0),
+        workspace.requests, workspace.bytes, np.zeros(0, EDGE), np.zeros((1, 2)), np.zeros((1, 1), np.bool_),
+        workspace.heaps, np.zeros(0, np.int64), np.zeros(1, ENTRY), workspace.uses, workspace.histogram,
+        stage_records([pool], 0.0),
         np.zeros((1, 1, 1, 3), np.int64), np.zeros((1, 0, COLUMNS)), fresh_sums(0, False),
         workspace.whole, workspace.real,
         results.counts, results.sums, results.samples, results.filled, results.bins, results.gaps,

@@ -44,6 +44,7 @@ from kernelsight.serving.engine.steps import (
     note_finish,
     note_token,
 )
+from kernelsight.serving.engine.tiers import end_writes
 from kernelsight.serving.engine.waits import note_admitted
 
 
@@ -174,6 +175,12 @@ def send_batch(
     start_us, end_us, host_us = pass_stages(
         engine, limits, host, costs, layout, stages, chunks + decodes, tokens, chunks, sampled, gpu_us, drafts_us
     )
+    if limits.tiers > 0:
+        end_writes(engine, limits)
+        wait_us = max(engine.loads_us - end_us, 0.0)
+        end_us += wait_us
+        stages[limits.stages - 1].free_us += wait_us
+        stages[limits.stages - 1].idle_us += wait_us
     gpu_us += drafts_us
     stages[place].due_us = end_us
     engine.steps += 1

@@ -16,6 +16,7 @@ import numpy as np
 from kernelsight.serving.engine.batch import units_held
 from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.records import NOBODY
+from kernelsight.serving.engine.tiers import note_cached, note_evicted
 
 
 @compiled
@@ -57,8 +58,10 @@ def take_units(engine: np.void, entries: np.ndarray, limits: np.void, units: int
     units -= blank
     while units > 0:
         e = engine.first_free
-        size = 1 if e >= entries.size - limits.requests else limits.full_units
+        size = limits.full_units if e < limits.private_at else 1
         lost = min((units + size - 1) // size, entries[e].valid)
+        if limits.tiers > 0 and e < limits.private_at:
+            note_evicted(engine, entries, limits, e, entries[e].valid)
         entries[e].valid -= lost
         units -= lost * size
         if entries[e].valid == 0:
@@ -85,7 +88,7 @@ def cached_prefix(request: np.void, hashes: np.ndarray, entries: np.ndarray, lim
     most = min(request.prompt, request.known - 1) // limits.block_size
     blocks = unkept = 0
     for i in range(request.hash_count):
-        entry = entries[hashes[request.hash_at + i]]
+        entry = entries[limits.entries_at + hashes[request.hash_at + i]]
         found = min(entry.valid, most - blocks)
         if found > 0 and entry.users == 0:
             unkept += found * limits.full_units
@@ -108,7 +111,7 @@ def keep_prefix(
     per_hash = limits.hash_tokens // limits.block_size
     request.shared_units = blocks * limits.full_units
     while request.kept < hash_blocks(request, tokens, limits):
-        e = hashes[request.hash_at + request.kept]
+        e = limits.entries_at + hashes[request.hash_at + request.kept]
         if entries[e].queued:
             # cached blocks beyond the prefix are released: kept, the request could need more than the memory has
             used = min(entries[e].valid, blocks - request.kept * per_hash)
@@ -126,7 +129,7 @@ def keep_reached(
 ) -> None:
     """Reference every hash block that the first ``tokens`` tokens reach; blocks cached behind a gap are evicted."""
     while request.kept < hash_blocks(request, tokens, limits):
-        e = hashes[request.hash_at + request.kept]
+        e = limits.entries_at + hashes[request.hash_at + request.kept]
         if entries[e].queued:
             unqueue_entry(engine, entries, e)
             engine.blank_units += entries[e].valid * limits.full_units
@@ -145,10 +148,13 @@ def cache_chunk(engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits
     after = min(request.computed + request.chunk, request.prompt) // limits.block_size
     keep_reached(engine, hashes, entries, limits, request, request.computed + request.chunk)
     for block in range(before, min(after, request.hash_count * per_hash)):
-        entry = entries[hashes[request.hash_at + block // per_hash]]
+        number = hashes[request.hash_at + block // per_hash]
+        entry = entries[limits.entries_at + number]
         if entry.valid == block % per_hash:
             entry.valid += 1
             request.shared_units += limits.full_units
+            if limits.tiers > 0:
+                note_cached(engine, entries, limits, number, entry.valid)
 
 
 @compiled
@@ -163,7 +169,7 @@ def keep_own_only(
     full = min(tokens, request.prompt) // limits.block_size
     spare, request.shared_units = -request.shared_units, 0
     for i in range(request.kept):
-        entry = entries[hashes[request.hash_at + i]]
+        entry = entries[limits.entries_at + hashes[request.hash_at + i]]
         spare += entry.valid * limits.full_units
         entry.valid = min(entry.valid, full - i * per_hash)
         request.shared_units += entry.valid * limits.full_units
@@ -182,7 +188,7 @@ def release(
         return
     private = units - request.shared_units
     if private > 0:
-        own = entries.size - limits.requests + r
+        own = limits.private_at + r
         if entries[own].queued:
             unqueue_entry(engine, entries, own)
         entries[own].valid += private
@@ -190,7 +196,7 @@ def release(
         engine.free_units += private
     while request.kept > 0:
         request.kept -= 1
-        e = hashes[request.hash_at + request.kept]
+        e = limits.entries_at + hashes[request.hash_at + request.kept]
         entries[e].users -= 1
         if entries[e].users == 0 and entries[e].valid > 0:
             queue_entry(engine, entries, e)

@@ -31,6 +31,7 @@ from kernelsight.serving.engine.steps import (
     pass_single_step,
     single_step,
 )
+from kernelsight.serving.engine.tiers import end_writes
 
 
 @compiled
@@ -62,7 +63,7 @@ def begin_ranks(
             engines[i].prefills_held = held
     prompts = False
     for i in range(first, first + ranks):
-        form_rank(engines[i], requests, heaps[i], limits[i], host, hashes, entries[i], sums, rows[i], now)
+        form_rank(engines[i], requests, heaps[i], limits[i], host, hashes, entries, sums, rows[i], now)
         prompts = prompts or engines[i].step_prompt_tokens > 0
     if limits[first].per_request_progress:
         send_ranks(
@@ -132,6 +133,9 @@ def step_ranks(
             gpu_us, host_us = single_step(engine, requests, host, costs, layout, uses, prompts, decodes, expert_tokens)
             engine.own_us, engine.own_gpu_us = gpu_us + host_us, gpu_us
             end_us = max(end_us, begin_us + engine.own_us)
+            if limits[i].tiers > 0:
+                end_writes(engine, limits[i])
+                end_us = max(end_us, engine.loads_us)
     for i in range(first, first + ranks):
         engine = engines[i]
         prompts, decodes = engine.step_prompt_tokens, engine.step_decode_tokens
@@ -230,7 +234,7 @@ def take_ranks(
             linear_us = costs[layout.tokens_at + batch] + costs[layout.sampled_at + batch] + experts_us
             taken = units_ahead(engine, requests, limits[i], 1)
             advance_line(
-                engine, requests, heaps[i], limits[i], entries[i], costs, layout, uses, histogram, rows[i], y,
+                engine, requests, heaps[i], limits[i], entries, costs, layout, uses, histogram, rows[i], y,
                 engine.inside / batch, linear_us, engine.own_us, engine.own_slope, engine.own_gpu_us,
                 engine.own_gpu_slope, pace_us, pace_slope, steps, taken,
             )  # fmt: skip
@@ -259,7 +263,7 @@ def holds_prompts(
         # a rank that decodes sees what came before its last step began, an idle one what came until now
         if engine.running == 0:
             horizon = now
-        waits = engine.partial >= 0 or next_prompt(engine, requests, own, hashes, entries[i], horizon) >= 0
+        waits = engine.partial >= 0 or next_prompt(engine, requests, own, hashes, entries, horizon) >= 0
         prompts = prompts and waits
         decodes = decodes and engine.decoding > 0
     if prompts:

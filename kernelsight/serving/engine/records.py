@@ -13,8 +13,8 @@ import numpy as np
 PREFILL, DECODE, MIXED = 0, 1, 2
 FINISHED, TOO_LONG, NO_MEMORY, EARLIER_TURN = 0, 1, 2, 3
 OK = FINISHED  # a request that is not rejected finishes
-ROUTERS = ("round_robin", "least_loaded", "prefix_aware")
-ROUND_ROBIN, LEAST_LOADED, PREFIX_AWARE = range(3)
+ROUTERS = ("round_robin", "least_loaded", "prefix_aware", "session_affinity")
+ROUND_ROBIN, LEAST_LOADED, PREFIX_AWARE, SESSION_AFFINITY = range(4)
 NOBODY = -1
 FOREVER = np.inf
 TICKET_BITS = 32  # a request's key in a heap: its ticket, and its number in the low bits
@@ -28,6 +28,10 @@ NO_LIMIT = np.iinfo(np.int64).max
 # KV units that an admission needs: its first chunk; its whole output; a changing share of the outputs
 CAPACITY_POLICIES = ("max_utilization", "guaranteed_no_evict", "new_token_ratio")
 MAX_UTILIZATION, GUARANTEED_NO_EVICT, NEW_TOKEN_RATIO = range(3)
+# when a KV block is written to the tiers behind the GPU's cache, see ``tiers``
+WRITE_POLICIES = ("through", "back", "on_eviction")
+THROUGH, BACK, MOVED = range(3)
+MOST_TIERS = 3
 
 _WHOLE, _SHORT, _REAL, _TRUTH = np.int64, np.int32, np.float64, np.bool_
 
@@ -87,12 +91,18 @@ LAYOUT = record(
 REQUEST = record(
     # stated
     arrival_us=_REAL,
-    think_us=_REAL,  # from the end of the previous turn until it is sent
+    ready_us=_REAL,  # of a later turn: latest end of a request before it, with its pause
     priority=_WHOLE,  # lower goes first
     prompt=_SHORT,
     target=_SHORT,  # prompt + output tokens; on a prefill engine: prompt + first token
     tokens_after_transfer=_SHORT,  # output tokens that a decode engine generates
-    next_turn=_SHORT,  # the next turn of its session; -1: none
+    # its session: the requests that wait for it are a slice of the array of edges
+    edge_at=_SHORT,
+    edge_count=_SHORT,
+    beside=_SHORT,  # the first of these wait for it to be sent, not for its end: other beginnings of the session
+    waits_for=_SHORT,  # requests before it that have not finished
+    first_of=_SHORT,  # first request of its session; -1: it is alone
+    left=_SHORT,  # of the first request: requests of the session that have not ended
     # its outcome; times are -1 until they happen
     received_us=_REAL,  # end of its KV transfer
     sent_us=_REAL,
@@ -105,13 +115,16 @@ REQUEST = record(
     replica=_SHORT,
     prefill_replica=_SHORT,  # the prefill engine of its prompt; -1: none
     preemptions=_SHORT,
-    cached_tokens=_SHORT,  # prompt tokens found in the prefix cache at first admission
+    cached_tokens=_SHORT,  # prompt tokens found in the prefix cache at first admission, tiers included
+    tier_tokens=_SHORT,  # of them those in tiers behind the GPU's cache
     # its prompt as hash blocks: a slice of the array of hashes
     hash_count=_SHORT,
     kept=_SHORT,  # leading hash blocks that it references
     shared_units=_SHORT,  # KV units of its tokens that belong to hash blocks
     hash_at=_WHOLE,
     # scheduler state
+    loaded_us=_REAL,  # running, and waiting for its load from a tier until then; 0: it does not
+    load_us=_REAL,  # from its first admission to the end of its load
     visible_us=_REAL,  # when the scheduler sees it; preempted: at once
     preempted_us=_REAL,  # its last preemption
     resumed_us=_REAL,  # its admission after a preemption; -1 from its next token on
@@ -131,7 +144,7 @@ REQUEST = record(
     next_partial=_SHORT,
     next_fresh=_SHORT,
     next_waiting=_SHORT,
-    follows=_TRUTH,  # a later turn of a session
+    follows=_TRUTH,  # not sent in order of arrival: a later turn of a session, or another beginning
     decoding=_TRUTH,
     fresh=_TRUTH,  # decoding, with its last token not from the last decode step
     skipped=_TRUTH,  # decoding, but without a token in this step: the budget was exhausted
@@ -139,7 +152,10 @@ REQUEST = record(
     all_in_flight=_TRUTH,  # per-request progress: all known tokens are computed or in flight
 )
 
-# a hash block, or the freed private units of a request
+# a request that another one waits for: which one, and the pause from its end on
+EDGE = record(to=_WHOLE, pause_us=_REAL)
+
+# a hash block, the freed private units of a request, or a tier (see ``tiers``)
 ENTRY = record(
     valid=_WHOLE,  # its leading KV blocks that are cached; of private entries: units
     users=_WHOLE,  # running requests that reference it
@@ -220,6 +236,7 @@ ENGINE = record(
     first_free=_WHOLE,  # free queue of entries, the next to evict first
     last_free=_WHOLE,
     running=_WHOLE,
+    loading=_WHOLE,  # running requests that wait for a load from a tier
     oldest=_WHOLE,
     newest=_WHOLE,
     partial=_WHOLE,  # first partial request, in order of admission
@@ -259,6 +276,18 @@ ENGINE = record(
         _WHOLE,
         (LARGEST_BLOCK,),
     ),  # decoding requests by the clock modulo block_size at which they need a block
+    # KV tiers, in blocks: ordered in this step, and in all
+    loads_us=_REAL,  # when the transfers end that a step waits for
+    link_read_us=_REAL,  # when the link from host to GPU is free, and the one back
+    link_write_us=_REAL,
+    tier_read_us=(_REAL, (MOST_TIERS,)),  # when each tier's own link is
+    tier_write_us=(_REAL, (MOST_TIERS,)),
+    load_blocks=(_WHOLE, (MOST_TIERS,)),
+    pending_writes=(_WHOLE, (MOST_TIERS,)),
+    tier_hit=(_WHOLE, (MOST_TIERS,)),  # found at first admissions
+    tier_read=(_WHOLE, (MOST_TIERS,)),
+    tier_written=(_WHOLE, (MOST_TIERS,)),
+    tier_evicted=(_WHOLE, (MOST_TIERS,)),
     # totals
     steps=_WHOLE,
     prompt_steps=_WHOLE,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernelsight.serving.engine.inputs import Host, Load, Routing, Transfer
+from kernelsight.serving.engine.inputs import Host, Load, Routing, Tiers, Transfer
 from kernelsight.serving.engine.limits import LIMITS, Limits, is_plain
 from kernelsight.serving.engine.loop import serve_until_full
 from kernelsight.serving.engine.packed_costs import PackedCosts, joined_costs, unpack_uses
@@ -28,7 +28,9 @@ from kernelsight.serving.engine.records import (
 )
 from kernelsight.serving.engine.request_columns import fill_requests, outcome_of
 from kernelsight.serving.engine.served import Served, ServedScenario, Totals
+from kernelsight.serving.engine.session_records import put_waits
 from kernelsight.serving.engine.step_rows import StepRows
+from kernelsight.serving.engine.tier_records import NO_TIERS, entry_records, put_tiers, tier_blocks_of
 from kernelsight.serving.engine.waits import fresh_sums, request_parts
 
 # fields of the engine record, in the order of Totals
@@ -67,6 +69,7 @@ class Pool(NamedTuple):
 
     ``draft``: the draft model of speculative decoding (see ``Limits.drafts``); None: drafts cost nothing.
     ``ranks``: as many engines, one after the other, begin and end each step together (see ``ranks``); 1: none.
+    ``tiers``: KV tiers behind the GPU's prefix cache.
     """
 
     limits: Limits
@@ -76,6 +79,7 @@ class Pool(NamedTuple):
     layers: tuple[int, ...] = (1,)
     draft: Draft | None = None
     ranks: int = 1
+    tiers: Tiers = NO_TIERS
 
 
 def decode_limits(limits: Limits) -> Limits:
@@ -98,11 +102,6 @@ def request_records(load: Load, hashed: bool, handed_over: bool) -> np.ndarray:
         requests["priority"] = load.priority
     if hashed:
         requests["hash_at"], requests["hash_count"] = load.hash_offsets[:-1], np.diff(load.hash_offsets)
-    if load.follows is not None:
-        later = np.flatnonzero(load.follows >= 0)
-        requests["next_turn"][load.follows[later]] = later
-        requests["follows"][later] = True
-        requests["think_us"] = load.think_us
     if handed_over:
         requests["tokens_after_transfer"] = load.output_tokens - 1
         requests["target"] = load.prompt_tokens + 1
@@ -113,6 +112,8 @@ def client_record(load: Load, routing: Routing, front: int, transfer: Transfer |
     """Return a fresh CLIENT record, shape [1]; ``front``: number of engines that it sends to."""
     client = np.zeros(1, CLIENT)
     client["now"], client["until_us"] = load.arrival_us[0], FOREVER
+    if load.waits is not None:
+        client["next"] = np.setdiff1d(np.arange(load.arrival_us.size), load.waits.request)[0]
     client["warmups"] = client["warmups_left"] = load.warmups
     client["max_concurrency"], client["hash_tokens"] = load.max_concurrency, load.hash_tokens
     client["front"], client["prefills"] = front, transfer is not None
@@ -152,6 +153,7 @@ def limit_records(pools: Sequence[Pool], load: Load) -> np.ndarray:
         record["ranks"] = pool.ranks
         record["draft_model"] = pool.draft is not None
         record["draft_window_tokens"] = pool.draft.window_tokens if pool.draft else 0
+        put_tiers(record, pool.tiers, pool.ranks, pool.limits.prefill_first)
     stated["requests"] = load.arrival_us.size
     limits = np.repeat(stated, [pool.engines for pool in pools])
     # the ranks of a replica stand one after the other
@@ -180,6 +182,7 @@ class Arrays(NamedTuple):
     clients: np.ndarray
     engines: np.ndarray
     requests: np.ndarray
+    edges: np.ndarray
     turns: np.ndarray
     sent: np.ndarray
     heaps: np.ndarray
@@ -210,17 +213,20 @@ def fresh_arrays(
     )
     draft_layouts = np.zeros(len(pools), LAYOUT)
     draft_layouts[[pool.draft is not None for pool in pools]] = layouts[len(pools) :]
+    requests = request_records(load, caching or routed, transfer is not None)
     stages, most_running = stage_records(pools, load.arrival_us[0]), min(int(limits["max_num_seqs"].max()), n)
     return Arrays(
         clients=client_record(load, routing, front, transfer),
         engines=engines,
-        requests=request_records(load, caching or routed, transfer is not None),
-        turns=np.zeros((1 if load.follows is None and transfer is None else n, 2)),
+        requests=requests,
+        edges=put_waits(requests, load.waits),
+        turns=np.zeros((1 if load.waits is None and transfer is None else n, 2)),
         sent=np.zeros((front, blocks if routed else 1), np.bool_),
         heaps=np.zeros((engines.size, 2, 2 * most_running + 16, 2), np.int64),
         hashes=load.hashes,
-        # the hash blocks, then the freed private blocks of each request
-        entries=np.zeros((engines.size, blocks + n if caching else 1), ENTRY),
+        entries=entry_records(limits, [(pool.tiers, pool.engines) for pool in pools], blocks, n)
+        if caching
+        else np.zeros(1, ENTRY),
         limits=limits,
         host=np.repeat(np.array([tuple(pool.host) for pool in pools], HOST), sizes),
         costs=costs,
@@ -289,7 +295,8 @@ def serve_scenario(
     if split:
         host = pools[0].host
         parts = request_parts(out, load.prompt_tokens, sums, host.request_us, host.per_prompt_token_us)
-    return ServedScenario(out, paid, arrays.histogram, totals, steps, windows, drafted, parts)
+    tiers = [tier_blocks_of(engine, int(own["tiers"])) for engine, own in zip(engines, arrays.limits, strict=True)]
+    return ServedScenario(out, paid, arrays.histogram, totals, steps, windows, drafted, parts, tiers)
 
 
 def serve(
@@ -300,6 +307,7 @@ def serve(
     *,
     layers: tuple[int, ...] = (1,),
     draft: Draft | None = None,
+    tiers: Tiers = NO_TIERS,
     keep_steps: bool = False,
     windows_from_us: float | None = None,
     scratch: np.ndarray | None = None,
@@ -307,8 +315,9 @@ def serve(
 ) -> Served:
     """Simulate a single engine with its own client; see ``Pool`` and ``serve_scenario``."""
     kept = {"keep_steps": keep_steps, "windows_from_us": windows_from_us, "scratch": scratch, "split": split}
-    served = serve_scenario(load, [Pool(limits, host, costs, layers=layers, draft=draft)], **kept)
+    served = serve_scenario(load, [Pool(limits, host, costs, layers=layers, draft=draft, tiers=tiers)], **kept)
     uses = served.uses[0] if served.uses else None
     windows = served.windows[0] if served.windows else None
     drafted = served.draft_uses[0] if served.draft_uses else None
-    return Served(served.out, uses, served.histogram, served.totals[0], served.steps[0], windows, drafted, served.parts)
+    own = served.totals[0], served.steps[0], windows, drafted, served.parts, served.tiers[0]
+    return Served(served.out, uses, served.histogram, *own)

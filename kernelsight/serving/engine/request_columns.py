@@ -22,7 +22,7 @@ def fill_requests(
         request.status = FINISHED
         request.sent_us = request.scheduled_us = request.first_token_us = request.finish_us = -1.0
         request.resumed_us = request.received_us = -1.0
-        request.leaves_at = request.fills_at = request.next_turn = request.prefill_replica = NOBODY
+        request.leaves_at = request.fills_at = request.first_of = request.prefill_replica = NOBODY
 
 
 @entry
@@ -33,6 +33,7 @@ def read_requests(requests: np.ndarray, whole: np.ndarray, real: np.ndarray) -> 
         whole[0, i], whole[1, i] = request.status, request.replica
         whole[2, i], whole[3, i] = request.preemptions, request.cached_tokens
         whole[4, i], real[6, i] = request.prefill_replica, request.received_us
+        whole[5, i], real[7, i] = request.tier_tokens, request.load_us
         real[0, i], real[1, i] = request.sent_us, request.scheduled_us
         real[2, i], real[3, i] = request.first_token_us, request.finish_us
         real[4, i], real[5, i] = request.requeued_us, request.recomputed_us

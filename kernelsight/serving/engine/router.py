@@ -1,10 +1,12 @@
-"""Routing over several engines: round robin, least loaded, or prefix-aware.
+"""Routing over several engines: round robin, least loaded, prefix-aware, or by session.
 
 ``prefix_aware`` follows SGLang's router (sgl-router, cache_aware): it remembers which prompts it sent to which engine,
 not what the engine still has cached. If the engines' loads differ by more than ``balance_abs_threshold`` requests and
 by more than the factor ``balance_rel_threshold``, or if no engine was sent more than ``cache_threshold`` of the prompt,
 the least loaded engine gets it. Not modelled: SGLang's tree evicts its least recently used texts beyond a size, and a
 prompt without a match goes to the engine with the smallest tree.
+
+``session_affinity`` sends the first request of a session to the least loaded engine, and all others after it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.engine.compiled import compiled
-from kernelsight.serving.engine.records import LEAST_LOADED, ROUND_ROBIN
+from kernelsight.serving.engine.records import LEAST_LOADED, NOBODY, ROUND_ROBIN, SESSION_AFFINITY
 
 
 @compiled
@@ -49,12 +51,28 @@ def longest_match(request: np.void, hashes: np.ndarray, sent: np.ndarray) -> tup
 
 
 @compiled
-def route(client: np.void, engines: np.ndarray, request: np.void, hashes: np.ndarray, sent: np.ndarray) -> int:
-    """The engine for a request; ``sent``: hash blocks that each engine was sent, shape [engines, hash blocks]."""
+def engine_of_session(requests: np.ndarray, r: int) -> int:
+    """The engine that the session of a request began on; -1: it begins with this one."""
+    first = requests[r].first_of
+    if first < 0 or first == r:
+        return NOBODY
+    return requests[first].prefill_replica if requests[first].prefill_replica >= 0 else requests[first].replica
+
+
+@compiled
+def route(
+    client: np.void, engines: np.ndarray, requests: np.ndarray, r: int, hashes: np.ndarray, sent: np.ndarray
+) -> int:
+    """The engine for request ``r``; ``sent``: hash blocks that each engine was sent, shape [engines, hash blocks]."""
+    request = requests[r]
     if client.router == ROUND_ROBIN:
         i = client.routed % engines.size
     elif client.router == LEAST_LOADED:
         i = least_loaded(engines, client.routed)
+    elif client.router == SESSION_AFFINITY:
+        i = engine_of_session(requests, r)
+        if i < 0:
+            i = least_loaded(engines, client.routed)
     else:
         i, blocks = longest_match(request, hashes, sent)
         tokens = min(blocks * client.hash_tokens, request.prompt)

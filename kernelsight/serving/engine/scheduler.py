@@ -29,8 +29,9 @@ from kernelsight.serving.engine.policy import (
     stays_refused,
 )
 from kernelsight.serving.engine.prefix import cache_chunk, keep_own_only, release, take_units
-from kernelsight.serving.engine.queue import requeue
+from kernelsight.serving.engine.queue import horizon_us, requeue
 from kernelsight.serving.engine.records import NOBODY
+from kernelsight.serving.engine.tiers import is_loading
 
 
 @inlined
@@ -62,6 +63,9 @@ def leave_batch(
         stop_decoding(engine, requests, limits, victim)
     else:
         forget_partial(engine, requests, victim)
+    if request.loaded_us > 0.0:
+        request.loaded_us = 0.0
+        engine.loading -= 1
     unlink(engine, requests, victim)
     request.computed = request.reserved = 0
     request.chunk = 0
@@ -160,7 +164,10 @@ def chunk_partials(engine: np.void, requests: np.ndarray, limits: np.void, budge
     r = engine.partial
     while r >= 0:
         request = requests[r]
-        request.chunk = first_chunk(request.known - request.computed, budget - tokens, limits)
+        left = request.known - request.computed
+        if engine.loading > 0 and is_loading(engine, request, horizon_us(engine, limits)):
+            left = 0
+        request.chunk = first_chunk(left, budget - tokens, limits)
         tokens += request.chunk
         units += units_held(request.computed + request.chunk, limits) - units_held(request.computed, limits)
         r = request.next_partial
@@ -240,7 +247,9 @@ def schedule_in_order(
             skipped += 1
             r = request.after
             continue
-        if engine.prefills_delayed and not request.decoding:
+        if not request.decoding and (
+            engine.prefills_delayed or (engine.loading > 0 and is_loading(engine, request, horizon_us(engine, limits)))
+        ):
             r = request.after
             continue
         tokens, held = tokens_of(engine, request), tokens_held(engine, request)

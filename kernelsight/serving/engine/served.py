@@ -7,8 +7,17 @@ from typing import NamedTuple
 import numpy as np
 
 # rows of an outcome
-WHOLE = ("status", "replica", "preemptions", "cached_tokens", "prefill_replica")
-REAL = ("sent_us", "scheduled_us", "first_token_us", "finish_us", "requeued_us", "recomputed_us", "received_us")
+WHOLE = ("status", "replica", "preemptions", "cached_tokens", "prefill_replica", "tier_tokens")
+REAL = (
+    "sent_us",
+    "scheduled_us",
+    "first_token_us",
+    "finish_us",
+    "requeued_us",
+    "recomputed_us",
+    "received_us",
+    "load_us",
+)
 
 
 class Outcome(NamedTuple):
@@ -86,6 +95,15 @@ class RequestParts(NamedTuple):
     steps: np.ndarray
 
 
+class TierBlocks(NamedTuple):
+    """KV blocks of each tier of one engine, shape [tiers]: found at first admissions, and moved or evicted in all."""
+
+    hit: np.ndarray
+    read: np.ndarray
+    written: np.ndarray
+    evicted: np.ndarray
+
+
 class Served(NamedTuple):
     """Results of one replica; ``steps`` is empty unless kept."""
 
@@ -97,6 +115,7 @@ class Served(NamedTuple):
     windows: Windows | None = None
     draft_uses: Uses | None = None
     parts: RequestParts | None = None
+    tiers: TierBlocks | None = None
 
 
 class ServedScenario(NamedTuple):
@@ -113,3 +132,4 @@ class ServedScenario(NamedTuple):
     windows: list[Windows] | None = None
     draft_uses: list[Uses | None] | None = None
     parts: RequestParts | None = None
+    tiers: list[TierBlocks | None] | None = None

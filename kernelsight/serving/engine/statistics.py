@@ -10,13 +10,13 @@ from kernelsight.serving.engine.records import FINISHED
 from kernelsight.serving.engine.served import REAL, WHOLE
 
 NANOSECONDS = 1e3  # per microsecond
-STATUS, CACHED = WHOLE.index("status"), WHOLE.index("cached_tokens")
+STATUS, CACHED, TIERS = map(WHOLE.index, ("status", "cached_tokens", "tier_tokens"))
 SENT, SCHEDULED, FIRST_TOKEN, FINISH, REQUEUED, RECOMPUTED, RECEIVED = map(
     REAL.index,
     ("sent_us", "scheduled_us", "first_token_us", "finish_us", "requeued_us", "recomputed_us", "received_us"),
 )
 # columns of the counts of a scenario; SEVERAL: requests that gave more than one token
-COUNTS = 14
+COUNTS = 15
 (
     REQUESTS,
     ASKED_TOKENS,
@@ -32,6 +32,7 @@ COUNTS = 14
     NO_MEMORY,
     EARLIER_TURN,
     TRANSFERRED,
+    TIER_TOKENS,
 ) = range(COUNTS)
 # latencies of which a sample a request is kept, milliseconds; the first of the times that are added up, nanoseconds
 SAMPLES = ("ttft", "e2e", "queue", "tpot")
@@ -92,6 +93,7 @@ def count_requests(
         counts[REQUESTS] += 1
         counts[ASKED_TOKENS] += prompt_tokens[i]
         counts[CACHED_TOKENS] += whole[CACHED, i]
+        counts[TIER_TOKENS] += whole[TIERS, i]
         counts[FIRST_SENT_NS] = min(counts[FIRST_SENT_NS], sent_ns)
         counts[LAST_FINISH_NS] = max(counts[LAST_FINISH_NS], finish_ns)
         if whole[STATUS, i] != FINISHED:

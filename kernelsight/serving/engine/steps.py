@@ -127,7 +127,7 @@ def pass_single_step(
     kind = 1 if prompt_tokens > 0 else 0
     engine.prompt_steps += kind
     engine.step_kind_us[kind] += gpu_us + wait_us
-    if layout.split:
+    if layout.split and limits.ranks > 1:
         engine.communication_us[kind] += wait_us
     if rows.shape[0] > 0:
         row = rows[engine.rows]

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from kernelsight import errors
 from kernelsight.dataflow.columns import in_one_piece
-from kernelsight.scenario.load_rules import distribution, first_fault
+from kernelsight.scenario.load_rules import RAMP_UP, distribution, first_fault, stated
 from kernelsight.serving.load.arrivals import ramp_rates, ramped_arrivals, steady_arrivals
 from kernelsight.serving.load.conversations import (
     NO_REQUEST,
@@ -21,16 +21,20 @@ from kernelsight.serving.load.conversations import (
     sessions_of,
     shared_blocks,
 )
+from kernelsight.serving.load.dependencies import Dependencies, earliest, generations
 from kernelsight.serving.load.lengths import empirical_rows, lognormal_lengths, uniform_lengths
-from kernelsight.serving.load.traces import TRACE_SCHEMA, read_trace
+from kernelsight.serving.load.recorded_loads import RecordedLoad, read_load
+from kernelsight.serving.load.traces import TRACE_SCHEMA
 
 LOAD_COLUMNS = (
     *("trace", "request_rate", "burstiness", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
     *("max_concurrency", "num_prompts", "num_warmups", "input_len", "output_len", "range_ratio"),
     *("length_distribution", "input_len_cv", "output_len_cv", "lengths_from", "prefix_len", "num_prefixes"),
-    *("num_priorities", "num_turns", "think_time_s", "seed"),
+    *("num_priorities", "num_turns", "think_time_s", "think_time_limit_s", "shared_prefix", "seed"),
 )
-DRAWN_SCHEMA = pa.schema([*TRACE_SCHEMA, ("after_request_id", pa.int64()), ("think_s", pa.float64())])
+DEPENDENCIES_SCHEMA = pa.schema(
+    [("load_id", pa.string()), ("request_id", pa.int64()), ("after", pa.int64()), ("think_s", pa.float64())]
+)
 NO_PRIORITY = np.iinfo(np.int64).min
 
 
@@ -40,10 +44,15 @@ class Drawn(NamedTuple):
     arrival_s: np.ndarray
     prompt_tokens: np.ndarray
     output_tokens: np.ndarray
-    after_request_id: np.ndarray
-    think_s: np.ndarray
     priority: np.ndarray  # NO_PRIORITY: none
     blocks: SharedBlocks
+
+
+class Loads(NamedTuple):
+    """The tables ``load_requests`` and ``load_dependencies``."""
+
+    load_requests: pa.Table
+    load_dependencies: pa.Table
 
 
 def loads_of(scenarios: pa.Table) -> pa.Table:
@@ -63,17 +72,18 @@ def loads_of(scenarios: pa.Table) -> pa.Table:
     return pa.table({"scenario_id": pa.array(names, pa.string()), "load_id": pa.array(loads, pa.string())})
 
 
-def draw_requests(loads: pa.Table) -> pa.Table:
-    """Return the ``load_requests`` table: the requests of each load in order of arrival, loads in the given order.
+def draw_loads(loads: pa.Table) -> Loads:
+    """Return the requests of each load in order of arrival, and which wait for which; loads in the given order.
 
     ``loads``: load_id and columns of ``scenarios``; those that it lacks are read as null. A trace is read once however
-    many loads cut it, and its rows are shared, not copied, but where there are warm-ups; num_prompts keeps its first
-    requests. max_concurrency and the end of warm-ups play no part here: the serving loop holds requests back.
+    many loads cut it, and its rows are shared, not copied, but where there are warm-ups or requests that wait for
+    others; num_prompts keeps its first requests. max_concurrency and the end of warm-ups play no part here: the serving
+    loop holds requests back.
     Raises InvalidInput for a load that is stated by halves or twice, and for a trace that cannot be used.
 
     >>> loads = pa.table({"load_id": ["chat"], "request_rate": [2.0], "burstiness": [1.0], "num_prompts": [3],
     ...     "input_len": [512], "output_len": [64], "range_ratio": [1.0], "seed": [0]})
-    >>> draw_requests(loads).select(["load_id", "request_id", "prompt_tokens"]).to_pylist()[-1]
+    >>> draw_loads(loads).load_requests.select(["load_id", "request_id", "prompt_tokens"]).to_pylist()[-1]
     {'load_id': 'chat', 'request_id': 2, 'prompt_tokens': 512}
     """
     known = [name for name in ("load_id", *LOAD_COLUMNS) if name in loads.column_names]
@@ -82,20 +92,75 @@ def draw_requests(loads: pa.Table) -> pa.Table:
         fault = first_fault(row)
         if fault:
             raise errors.load_unclear(row["load_id"], *fault)
-    paths = dict.fromkeys(row[name] for row in rows for name in ("trace", "lengths_from") if row[name] is not None)
-    traces = {path: read_trace(path) for path in paths}
-    pieces, counts, drawn = [DRAWN_SCHEMA.empty_table()], [], []
+    recorded = {key: read_load(key[0], shared_prefix=key[1]) for key in dict.fromkeys(map(_file_of, rows)) if key[0]}
+    pieces, counts, drawn, waits = [TRACE_SCHEMA.empty_table()], [], [], []
     for row in rows:
+        file = recorded.get(_file_of(row))
         if row["trace"] is None:
-            drawn.append(_draw(row, traces.get(row["lengths_from"])))
+            one, dependencies = _draw(row, None if file is None else file.requests)
+            drawn.append(one)
             counts.append(row["num_prompts"])
-            continue
-        pieces += [_as_table(drawn), _as_drawn(traces[row["trace"]].slice(0, row["num_prompts"]))]
-        counts.append(pieces[-1].num_rows)
-        drawn = []
+        else:
+            taken, dependencies = _cut(row, file)
+            pieces += [_as_table(drawn), taken]
+            counts.append(taken.num_rows)
+            drawn = []
+        waits.append(dependencies.limited(row["think_time_limit_s"]))
     pieces.append(_as_table(drawn))
     warmups = np.array([row["num_warmups"] or 0 for row in rows], dtype=np.int64)
-    return _with_keys(pa.concat_tables(pieces), loads["load_id"], np.array(counts, dtype=np.int64), warmups)
+    return Loads(
+        _with_keys(pa.concat_tables(pieces), loads["load_id"], np.array(counts, dtype=np.int64), warmups),
+        _dependency_rows(loads["load_id"], waits, warmups),
+    )
+
+
+def _file_of(row: Mapping) -> tuple[str | None, bool]:
+    """Return the recorded load that a load takes requests or lengths from, and how its prompts share a prefix."""
+    return row["trace"] or row["lengths_from"], bool(row["shared_prefix"])
+
+
+def _cut(row: Mapping, recorded: RecordedLoad) -> tuple[pa.Table, Dependencies]:
+    """Return the first requests of a recorded load, ordered by when they are sent at the earliest, and who waits.
+
+    A request whose predecessor is cut off is sent when that one would have allowed it. InvalidInput: a rate for
+    requests that have arrivals of their own.
+    """
+    requests, dependencies = recorded.requests, recorded.dependencies
+    rated = stated(row, ("request_rate", *RAMP_UP))
+    if recorded.timed and rated:
+        found = f"trace and {', '.join(rated)} are both set, but a trace has its own arrivals and lengths"
+        raise errors.load_unclear(row["load_id"], found, "Remove one or the other.")
+    if not dependencies.request.size and recorded.timed:
+        return requests.slice(0, row["num_prompts"]), dependencies
+    dependencies = dependencies.limited(row["think_time_limit_s"])
+    arrival_s = requests["arrival_s"].to_numpy()
+    if not recorded.timed:
+        firsts = np.setdiff1d(np.arange(arrival_s.size), dependencies.request)
+        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(row["seed"]).spawn(3)[2]))
+        arrival_s = arrival_s.copy()
+        arrival_s[firsts] = _arrivals(generator, firsts.size, row)
+    moments = earliest(dependencies, arrival_s)
+    n = min(row["num_prompts"] or arrival_s.size, arrival_s.size)
+    kept = (dependencies.request < n) & (dependencies.after < n)
+    order = np.argsort(moments[:n], kind="stable")
+    place = np.argsort(order)
+    request, after, think_s = (values[kept] for values in dependencies)
+    moments = moments[order] - moments[order[0]]
+    requests = requests.take(pa.array(order))
+    requests = requests.set_column(requests.schema.get_field_index("arrival_s"), "arrival_s", pa.array(moments))
+    return requests, Dependencies(place[request], place[after], think_s)
+
+
+def _dependency_rows(load_ids: pa.ChunkedArray, waits: list[Dependencies], warmups: np.ndarray) -> pa.Table:
+    """Return ``load_dependencies``: each load's requests that wait, in their order; warm-ups go before all others."""
+    names = load_ids.cast(pa.string()).to_pylist()
+    pieces = [DEPENDENCIES_SCHEMA.empty_table()]
+    for name, found, ahead in zip(names, waits, warmups.tolist(), strict=True):
+        if found.request.size:
+            order = np.lexsort((found.after, found.request))
+            columns = [np.full(order.size, name), found.request[order] + ahead, found.after[order] + ahead]
+            pieces.append(pa.table([*map(pa.array, columns), found.think_s[order]], schema=DEPENDENCIES_SCHEMA))
+    return pa.concat_tables(pieces)
 
 
 def requests_of(scenario_loads: pa.Table, load_requests: pa.Table) -> pa.Table:
@@ -112,11 +177,52 @@ def requests_of(scenario_loads: pa.Table, load_requests: pa.Table) -> pa.Table:
     return taken.drop_columns(["load_id"]).add_column(0, "scenario_id", ids)
 
 
-def loads_of_requests(requests: pa.Table) -> dict[str, pa.Table]:
-    """Return ``scenario_loads`` and ``load_requests`` of requests that were given: each scenario has its own load."""
+def dependencies_of(scenario_loads: pa.Table, load_dependencies: pa.Table) -> pa.Table:
+    """Return the ``request_dependencies`` table: those of each scenario's load, scenarios in their order."""
+    spans = spans_of(load_dependencies["load_id"])
+    names, loads = (scenario_loads[name].to_pylist() for name in ("scenario_id", "load_id"))
+    own = [(name, *spans[load]) for name, load in zip(names, loads, strict=True) if load in spans]
+    rows = np.concatenate([np.arange(start, stop) for _, start, stop in own] or [np.zeros(0, np.int64)])
+    owners = np.repeat(np.arange(len(own)), [stop - start for _, start, stop in own])
+    ids = pa.array([name for name, *_ in own], pa.string()).take(pa.array(owners))
+    return load_dependencies.take(pa.array(rows)).drop_columns(["load_id"]).add_column(0, "scenario_id", ids)
+
+
+def loads_of_requests(requests: pa.Table, dependencies: pa.Table | None) -> dict[str, pa.Table]:
+    """Return the tables of loads of requests that were given: each scenario has its own load.
+
+    ``dependencies``: ``request_dependencies`` that were given; None: no request waits for another. InvalidInput: a
+    request that waits for one that its scenario lacks, or for itself by way of others.
+    """
     names = pc.unique(requests["scenario_id"])
     named = requests.drop_columns(["scenario_id"]).add_column(0, "load_id", requests["scenario_id"])
-    return {"scenario_loads": pa.table({"scenario_id": names, "load_id": names}), "load_requests": named}
+    waits = DEPENDENCIES_SCHEMA.empty_table()
+    if dependencies is not None:
+        waits = dependencies.rename_columns({"scenario_id": "load_id"}).select(DEPENDENCIES_SCHEMA.names)
+        waits = waits.sort_by([(name, "ascending") for name in DEPENDENCIES_SCHEMA.names[:3]])
+        check_dependencies(named, waits)
+    loads = pa.table({"scenario_id": names, "load_id": names})
+    return {"scenario_loads": loads, "load_requests": named, "load_dependencies": waits}
+
+
+def check_dependencies(load_requests: pa.Table, load_dependencies: pa.Table) -> None:
+    """Raise InvalidInput for a request that waits for one that its load lacks, or for itself by way of others."""
+    spans = spans_of(load_requests["load_id"])
+    ids, columns = load_requests["request_id"].to_numpy(), load_dependencies.drop_columns(["load_id"])
+    for load, (start, stop) in spans_of(load_dependencies["load_id"]).items():
+        begin, end = spans.get(load, (0, 0))
+        own = Dependencies(*(values.to_numpy()[start:stop] for values in columns.columns))
+        for name, numbers in (("request_id", own.request), ("after", own.after)):
+            unknown = np.flatnonzero(~np.isin(numbers, ids[begin:end]))
+            if unknown.size:
+                found = f"{name} {numbers[unknown[0]]} is no request of this scenario"
+                raise errors.dependency_unusable(load, int(own.request[unknown[0]]), found)
+        order = np.argsort(ids[begin:end])
+        places = (order[np.searchsorted(ids[begin:end], values, sorter=order)] for values in own[:2])
+        circles = np.flatnonzero(generations(Dependencies(*places, own.think_s), end - begin) < 0)
+        if circles.size:
+            found = "it waits for itself, by way of the requests before it"
+            raise errors.dependency_unusable(load, int(ids[begin:end][circles[0]]), found)
 
 
 def spans_of(names: pa.ChunkedArray) -> dict[str, tuple[int, int]]:
@@ -130,8 +236,8 @@ def spans_of(names: pa.ChunkedArray) -> dict[str, tuple[int, int]]:
     return {name: (int(a), int(b)) for name, a, b in zip(runs.values.to_pylist(), starts, ends, strict=True)}
 
 
-def _draw(row: Mapping, recorded: pa.Table | None) -> Drawn:
-    """Draw one load, from its own seed alone.
+def _draw(row: Mapping, recorded: pa.Table | None) -> tuple[Drawn, Dependencies]:
+    """Draw one load, from its own seed alone; and which of its requests wait for which.
 
     What is drawn has a child seed each, so that another rate leaves the lengths as they are, and the other way round;
     new ones go to the end, which leaves what the first ones give.
@@ -152,7 +258,9 @@ def _draw(row: Mapping, recorded: pa.Table | None) -> Drawn:
     blocks = shared_blocks(sessions, prefix, prefix_len)
     levels = row["num_priorities"]
     priority = np.full(n, NO_PRIORITY) if levels is None else ranks.permutation(np.arange(n) % levels)
-    return Drawn(arrival_s, sessions.prompt_tokens, output_tokens, before, np.full(n, think_s), priority, blocks)
+    later = np.flatnonzero(before != NO_REQUEST)
+    waits = Dependencies(later, before[later], np.full(later.size, think_s))
+    return Drawn(arrival_s, sessions.prompt_tokens, output_tokens, priority, blocks), waits
 
 
 def _arrivals(generator: np.random.Generator, n: int, row: Mapping) -> np.ndarray:
@@ -186,33 +294,23 @@ def _lengths(
     )
 
 
-def _as_drawn(trace: pa.Table) -> pa.Table:
-    """Return the requests of a trace with the columns that only sessions fill."""
-    for field in list(DRAWN_SCHEMA)[len(TRACE_SCHEMA) :]:
-        trace = trace.append_column(field, pa.nulls(trace.num_rows, field.type))
-    return trace
-
-
 def _as_table(drawn: list[Drawn]) -> pa.Table:
-    """Return drawn loads, one after the other, as a table of ``DRAWN_SCHEMA``."""
+    """Return drawn loads, one after the other, as a table of ``TRACE_SCHEMA``."""
     if not drawn:
-        return DRAWN_SCHEMA.empty_table()
+        return TRACE_SCHEMA.empty_table()
     columns = {name: np.concatenate([getattr(one, name) for one in drawn]) for name in Drawn._fields[:-1]}
-    first = columns["after_request_id"] == NO_REQUEST
     blocks = [one.blocks for one in drawn]
     alone = np.repeat([block.block_tokens == 0 for block in blocks], [block.counts.size for block in blocks])
     block_tokens = np.repeat([block.block_tokens for block in blocks], [block.counts.size for block in blocks])
     ends = np.cumsum(np.concatenate([[0], *(block.counts for block in blocks)])).astype(np.int32)
     ids = np.concatenate([block.ids for block in blocks])
     arrays = columns | {
-        "external_id": pa.nulls(first.size, pa.string()),
+        "external_id": pa.nulls(columns["priority"].size, pa.string()),
         "hash_ids": pa.ListArray.from_arrays(pa.array(ends), pa.array(ids), mask=pa.array(alone)),
         "hash_block_tokens": pa.array(block_tokens, mask=alone),
         "priority": pa.array(columns["priority"], mask=columns["priority"] == NO_PRIORITY),
-        "after_request_id": pa.array(columns["after_request_id"], mask=first),
-        "think_s": pa.array(columns["think_s"], mask=first),
     }
-    return pa.table([arrays[name] for name in DRAWN_SCHEMA.names], schema=DRAWN_SCHEMA)
+    return pa.table([arrays[name] for name in TRACE_SCHEMA.names], schema=TRACE_SCHEMA)
 
 
 def _with_keys(table: pa.Table, load_ids: pa.ChunkedArray, counts: np.ndarray, warmups: np.ndarray) -> pa.Table:
@@ -226,8 +324,6 @@ def _with_keys(table: pa.Table, load_ids: pa.ChunkedArray, counts: np.ndarray, w
     if ahead.any():
         rows = (np.cumsum(counts) - counts)[owner] + np.maximum(position - ahead, 0)
         table = table.take(pa.array(rows))
-        shifted = pc.add(table["after_request_id"], pa.array(ahead))
-        table = table.set_column(table.schema.get_field_index("after_request_id"), "after_request_id", shifted)
     table = table.add_column(0, "load_id", load_ids.cast(pa.string()).take(pa.array(owner)))
     table = table.add_column(1, "request_id", pa.array(position))
-    return table.add_column(table.num_columns - 2, "warmup", pa.array(position < ahead))
+    return table.append_column("warmup", pa.array(position < ahead))

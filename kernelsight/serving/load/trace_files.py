@@ -33,7 +33,11 @@ def read_container(path: Path) -> RawTrace:
 
     Raises InvalidInput for a file that is missing, empty, damaged, of an unknown format, or without required columns.
     """
-    data = _content(path)
+    return read_container_of(path, content_of(path))
+
+
+def read_container_of(path: Path, data: bytes) -> RawTrace:
+    """Read the columns from a file's decompressed content."""
     if data[:4] == b"PAR1":
         return _read_parquet(path, data)
     if data.lstrip()[:1] in (b"{", b"["):
@@ -41,7 +45,7 @@ def read_container(path: Path) -> RawTrace:
     return _read_csv(path, data)
 
 
-def _content(path: Path) -> bytes:
+def content_of(path: Path) -> bytes:
     """Return the decompressed bytes of a file without byte order mark; its first bytes identify the compression."""
 
     def refuse(found: str) -> errors.InvalidInput:
@@ -154,9 +158,10 @@ def _read_json_lines(path: Path, data: bytes) -> RawTrace:
     """Read JSON lines with Arrow; if Arrow fails, or lines and rows differ, read them in Python to locate the error."""
     first = next(_json_objects(path, data))[1]
     trace_format = recognise(path, list(first))
-    id_type = pa.int64() if isinstance(first.get(trace_format.request_id), int) else pa.string()
     types = {f: pa.float64() for f in trace_format.fields()}
-    types |= {trace_format.request_id: id_type, trace_format.hash_ids: pa.list_(pa.int64())}
+    numbered = all(isinstance(first.get(f, 0), int) for f in trace_format.names())
+    types |= dict.fromkeys(trace_format.names(), pa.int64() if numbered else pa.string())
+    types[trace_format.hash_ids] = pa.list_(pa.int64())
     schema = pa.schema([(f, types[f]) for f in trace_format.fields()])
     options = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     try:
@@ -204,7 +209,7 @@ def _read_json_line_by_line(path: Path, data: bytes, trace_format: TraceFormat) 
         if field == trace_format.hash_ids:
             whole = isinstance(value, list) and all(type(v) is int and -(2**63) <= v < 2**63 for v in value)
             kind = "a list of 64-bit whole numbers"
-        elif field == trace_format.request_id:
+        elif field in trace_format.names():
             value = str(value) if type(value) is int else value
             whole, kind = isinstance(value, str), "a string or a whole number"
         else:
@@ -220,6 +225,7 @@ def _read_json_line_by_line(path: Path, data: bytes, trace_format: TraceFormat) 
         for field, column in values.items():
             column.append(checked(field, record.get(field)))
     types = dict.fromkeys(values, pa.float64())
-    types |= {trace_format.request_id: pa.string(), trace_format.hash_ids: pa.list_(pa.int64())}
+    types |= dict.fromkeys(trace_format.names(), pa.string())
+    types[trace_format.hash_ids] = pa.list_(pa.int64())
     columns = pa.table({field: pa.array(column, types[field]) for field, column in values.items()})
     return RawTrace(path, trace_format, columns, lambda row: f"line {numbers[row]}")

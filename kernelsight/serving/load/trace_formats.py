@@ -1,7 +1,8 @@
 """The known trace formats, recognised by the names of their fields.
 
 The Azure layouts are those of github.com/Azure/AzurePublicDataset (LLM inference 2023 and 2024), Mooncake's that of its
-FAST'25 release (github.com/kvcache-ai/Mooncake), BurstGPT's that of github.com/HPMLL/BurstGPT.
+FAST'25 release (github.com/kvcache-ai/Mooncake; ``session_id`` and ``delay`` as NVIDIA's aiperf adds them), BurstGPT's
+that of github.com/HPMLL/BurstGPT.
 """
 
 from __future__ import annotations
@@ -29,24 +30,44 @@ class TraceFormat(NamedTuple):
     hash_ids: str | None = None
     hash_block: str | int | None = None  # field with the tokens per block, or the format's fixed number
     priority: str | None = None
+    after: str | None = None  # request that has to finish before this one is sent
+    session: str | None = None  # requests of one session are its turns, in their order
+    pause: str | None = None  # from the end of that request, or of the turn before, until this one is sent
+    pauses_per_second: float = 1.0
     zero_output_advice: str = CORRECT_LINE  # what to do about requests without output tokens
 
     def required(self) -> list[str]:
         """Return the required fields of every request."""
         return [self.arrival, self.prompt_tokens, self.output_tokens]
 
+    def names(self) -> list[str]:
+        """Return the fields that hold a name, as text or as a whole number."""
+        return [field for field in (self.request_id, self.after, self.session) if field]
+
     def fields(self) -> list[str]:
         """Return all fields that are read."""
-        optional = (self.request_id, self.hash_ids, self.hash_block, self.priority)
+        optional = (
+            self.request_id,
+            self.hash_ids,
+            self.hash_block,
+            self.priority,
+            self.after,
+            self.session,
+            self.pause,
+        )
         return self.required() + [field for field in optional if isinstance(field, str)]
 
 
 FORMATS = (
     TraceFormat(
         *("KernelSight", "arrival_s", "prompt_tokens", "output_tokens", 1.0),
-        *("request_id", "hash_ids", "hash_block_tokens", "priority"),
+        *("request_id", "hash_ids", "hash_block_tokens", "priority", "after", "session_id", "think_s"),
     ),
-    TraceFormat("Mooncake", "timestamp", "input_length", "output_length", 1e3, hash_ids="hash_ids", hash_block=512),
+    TraceFormat(
+        *("Mooncake", "timestamp", "input_length", "output_length", 1e3),
+        **{"hash_ids": "hash_ids", "hash_block": 512, "session": "session_id", "pause": "delay"},
+        pauses_per_second=1e3,
+    ),
     TraceFormat("Azure LLM inference", "TIMESTAMP", "ContextTokens", "GeneratedTokens", None),
     TraceFormat(
         *("BurstGPT", "Timestamp", "Request tokens", "Response tokens", 1.0),

@@ -1,9 +1,6 @@
-"""Reads traces, checked, into the columns of ``requests``."""
+"""The requests of a trace, checked: the columns of ``requests`` from its own."""
 
 from __future__ import annotations
-
-import os
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +8,6 @@ import pyarrow.compute as pc
 
 from kernelsight import errors
 from kernelsight.dataflow.rows import python_values
-from kernelsight.serving.load.trace_files import read_container
 from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace, shown
 
 TRACE_SCHEMA = pa.schema(
@@ -32,43 +28,33 @@ UNITS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 Fault = tuple[int, str, str]  # row, what was found, what to do
 
 
-def read_trace(path: str | os.PathLike[str], *, limit: int | None = None) -> pa.Table:
-    """Read a trace as a table of ``TRACE_SCHEMA``, one row per request, arrivals in seconds after the first one.
+def requests_of_trace(raw: RawTrace, waits: np.ndarray) -> pa.Table:
+    """Return the requests of a trace as a table of ``TRACE_SCHEMA``, in their order, arrivals after the first one.
 
-    The whole file is checked even if ``limit`` keeps only its first requests; a shorter trace is returned in full.
+    ``waits``: requests that wait for others, shape [requests]; their arrivals are not read, and are 0 here.
     Raises InvalidInput with the file and, if known, the line of the decompressed file (from 1).
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder) / "day.csv"
-    ...     _ = file.write_text("arrival_s,prompt_tokens,output_tokens\\n10.0,128,16\\n10.5,64,8\\n")
-    ...     read_trace(file).select(["arrival_s", "prompt_tokens"]).to_pylist()
-    [{'arrival_s': 0.0, 'prompt_tokens': 128}, {'arrival_s': 0.5, 'prompt_tokens': 64}]
     """
-    path = Path(path)
-    if limit is not None and limit < 1:
-        raise errors.trace_unusable(path, f"the limit is {limit} requests", "Use a limit of at least 1.")
-    raw = read_container(path)
     if raw.columns.num_rows == 0:
-        raise errors.trace_unusable(path, "it has no requests", "Give a file with at least one request.")
+        raise errors.trace_unusable(raw.path, "it has no requests", "Give a file with at least one request.")
     faults: list[Fault] = []
-    arrival_s = _arrivals(raw, faults)
+    arrival_s = _arrivals(raw, waits, faults)
     prompt_tokens = _sizes(raw, raw.format.prompt_tokens, faults)
     output_tokens = _sizes(raw, raw.format.output_tokens, faults)
-    _raise_first(raw, faults)
+    raise_first(raw, faults)
     hash_ids, hash_block_tokens = _hashes(raw, prompt_tokens, faults)
     priority = _priorities(raw, faults)
-    _raise_first(raw, faults)
-    columns = [_names(raw), arrival_s - arrival_s[0], prompt_tokens, output_tokens, hash_ids, hash_block_tokens]
-    return pa.table([*columns, priority], schema=TRACE_SCHEMA).slice(0, limit)
+    raise_first(raw, faults)
+    columns = [text_of(raw, raw.format.request_id), arrival_s, prompt_tokens, output_tokens, hash_ids]
+    return pa.table([*columns, hash_block_tokens, priority], schema=TRACE_SCHEMA)
 
 
-def _raise_first(raw: RawTrace, faults: list[Fault]) -> None:
+def raise_first(raw: RawTrace, faults: list[Fault]) -> None:
+    """Raise InvalidInput for the fault of the first row, if there is one."""
     if faults:
         raise raw.fault(*min(faults))
 
 
-def _note_first(faults: list[Fault], bad: np.ndarray, raw: RawTrace, field: str, rule: str, advice: str) -> None:
+def note_first(faults: list[Fault], bad: np.ndarray, raw: RawTrace, field: str, rule: str, advice: str) -> None:
     """Record the first row of the boolean array ``bad``, with its value of ``field`` as in the file."""
     if bad.any():
         row = int(bad.argmax())
@@ -83,7 +69,7 @@ def _is_text(column: pa.ChunkedArray) -> bool:
     return pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
 
 
-def _numbers(column: pa.ChunkedArray) -> np.ndarray:
+def numbers(column: pa.ChunkedArray) -> np.ndarray:
     """Return the column as float64, NaN for values that are not numbers."""
     import polars as pl
 
@@ -98,19 +84,19 @@ def _numbers(column: pa.ChunkedArray) -> np.ndarray:
 
 def _sizes(raw: RawTrace, field: str, faults: list[Fault], *, optional: bool = False) -> np.ndarray:
     """Return numbers of tokens, shape [requests] int64, 1 if missing; record the first invalid one."""
-    values = _numbers(raw.columns[field])
+    values = numbers(raw.columns[field])
     good = (values >= 1) & (values <= LARGEST_SIZE) & (values == np.floor(values))
     if optional:
         good |= raw.columns[field].is_null().to_numpy()
     row = int((~good).argmax())
     failed = field == raw.format.output_tokens and values[row] == 0
     advice = raw.format.zero_output_advice if failed else CORRECT_LINE
-    _note_first(faults, ~good, raw, field, "must be a whole number of tokens, at least 1", advice)
+    note_first(faults, ~good, raw, field, "must be a whole number of tokens, at least 1", advice)
     return np.where((values >= 1) & (values <= LARGEST_SIZE), values, 1).astype(np.int64)
 
 
-def _arrivals(raw: RawTrace, faults: list[Fault]) -> np.ndarray:
-    """Return arrivals in seconds, shape [requests] float64; record the first that is invalid or out of order."""
+def _arrivals(raw: RawTrace, waits: np.ndarray, faults: list[Fault]) -> np.ndarray:
+    """Return arrivals in seconds after the first; record the first that is invalid or out of order."""
     field, per_second = raw.format.arrival, raw.format.arrivals_per_second
     if per_second is None:
         values, rule = (
@@ -118,16 +104,18 @@ def _arrivals(raw: RawTrace, faults: list[Fault]) -> np.ndarray:
             "must be a date and time such as 2024-05-10 00:00:00.25+00:00",
         )
     else:
-        values, rule = _numbers(raw.columns[field]), "must be a finite number, at least 0"
+        values, rule = numbers(raw.columns[field]), "must be a finite number, at least 0"
         values = np.where(values >= 0, values, np.nan) / per_second
-    bad = ~np.isfinite(values)
-    _note_first(faults, bad, raw, field, rule, CORRECT_LINE)
-    if not bad.any():
-        earlier = np.diff(values, prepend=values[0]) < 0
-        rule = "the previous request arrived later"
-        _note_first(faults, earlier, raw, field, rule, f"Sort the trace by {field}.")
-        late = values - values[0] > LONGEST_S
-        _note_first(faults, late, raw, field, "must be within 30 years of the first request", CORRECT_LINE)
+    bad = ~np.isfinite(values) & ~waits
+    note_first(faults, bad, raw, field, rule, CORRECT_LINE)
+    if bad.any() or waits.all():
+        return np.zeros(waits.size)
+    own = np.flatnonzero(~waits)
+    values = np.where(waits, values[own[0]], values) - values[own[0]]
+    earlier, late = np.zeros(waits.size, bool), values > LONGEST_S
+    earlier[own] = np.diff(values[own], prepend=0.0) < 0
+    note_first(faults, earlier, raw, field, "the previous request arrived later", f"Sort the trace by {field}.")
+    note_first(faults, late, raw, field, "must be within 30 years of the first request", CORRECT_LINE)
     return values
 
 
@@ -154,13 +142,13 @@ def _clock_seconds(column: pa.ChunkedArray) -> np.ndarray:
     return (counts - counts.drop_nulls().first()).to_numpy() / per_second
 
 
-def _names(raw: RawTrace) -> pa.ChunkedArray:
-    """Return the trace's own request ids as text; null if it has none."""
-    column = raw.column(raw.format.request_id)
+def text_of(raw: RawTrace, field: str | None) -> pa.ChunkedArray:
+    """Return a column of names, such as the trace's own request ids, as text; null if it has none."""
+    column = raw.column(field)
     try:
         return column.cast(pa.string())
     except pa.ArrowException:
-        found = f"{raw.format.request_id} has values of type {column.type}"
+        found = f"{field} has values of type {column.type}"
         raise errors.trace_unusable(raw.path, found, "Write it as text or whole numbers.") from None
 
 
@@ -171,17 +159,17 @@ def _priorities(raw: RawTrace, faults: list[Fault]) -> pa.Array:
     missing = column.is_null().to_numpy()
     if missing.all():
         return pa.nulls(len(column), pa.int64())
-    values = _numbers(column)
+    values = numbers(column)
     good = missing | ((np.abs(values) <= LARGEST_SIZE) & (values == np.floor(values)))
-    _note_first(faults, ~good, raw, field, "must be a whole number", CORRECT_LINE)
+    note_first(faults, ~good, raw, field, "must be a whole number", CORRECT_LINE)
     return pa.array(np.where(good & ~missing, values, 0).astype(np.int64), mask=missing)
 
 
 def _hashes(raw: RawTrace, prompt_tokens: np.ndarray, faults: list[Fault]) -> tuple[pa.Array, pa.Array]:
     """Return the block hashes (list<int64>) and the tokens per block (int64), null if there are none.
 
-    A prompt has one hash per block, including a partly filled last one: ceil(prompt / block), as in all 12,031 requests
-    of Mooncake's conversation trace, also those whose prompt ends with a full block.
+    A prompt has one hash per block, including a partly filled last one (ceil(prompt / block), as in all 12,031 requests
+    of Mooncake's conversation trace, also those whose prompt ends with a full block), or one per whole block alone.
     """
     field, block_field = raw.format.hash_ids, raw.format.hash_block
     ids = _hash_lists(raw, faults)
@@ -197,7 +185,7 @@ def _hashes(raw: RawTrace, prompt_tokens: np.ndarray, faults: list[Fault]) -> tu
         faults.append((int(alone.argmax()), found, f"Add {block_field}, or remove {field}."))
     expected = -(-prompt_tokens // block)
     found = ids.value_lengths().fill_null(0).to_numpy()
-    wrong = has_ids & has_block & (found != expected)
+    wrong = has_ids & has_block & (found != expected) & (found != prompt_tokens // block)
     if wrong.any():
         row = int(wrong.argmax())
         rule = f"{prompt_tokens[row]} prompt tokens in blocks of {block[row]} need {expected[row]}"
@@ -227,5 +215,5 @@ def _hash_lists(raw: RawTrace, faults: list[Fault]) -> pa.ListArray:
     if values.null_count:
         bad = np.zeros(len(lists), dtype=bool)
         bad[lists.value_parent_indices().filter(values.is_null()).to_numpy()] = True
-        _note_first(faults, bad, raw, field, "must be 64-bit whole numbers", CORRECT_LINE)
+        note_first(faults, bad, raw, field, "must be 64-bit whole numbers", CORRECT_LINE)
     return lists

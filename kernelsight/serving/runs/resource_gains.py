@@ -94,10 +94,11 @@ def _reliefs(
         return world._replace(**{field: rows})
 
     def sooner() -> World:
-        columns = {name: world.columns[name] / RELIEF for name in ("arrival_s", "think_s")}
+        columns = {"arrival_s": world.columns["arrival_s"] / RELIEF}
+        waits = {name: own._replace(pause_us=own.pause_us / RELIEF) for name, own in world.waits.items()}
         # in a closed loop the end of a request is the arrival of the next: only what the client adds can come sooner
         rows = [row for row in world.scenarios if row["max_concurrency"] is None or any(row[name] for name in SENT)]
-        return world._replace(scenarios=rows, columns=world.columns | columns)
+        return world._replace(scenarios=rows, waits=waits, columns=world.columns | columns)
 
     return {
         "arrivals": sooner,

@@ -61,7 +61,8 @@ def replicas_of(scenario: str, pools: list[tuple[str, int]], rows: np.ndarray, s
         histogram = served.histogram if number == 0 else np.zeros_like(served.histogram)
         windows = served.windows[number] if served.windows else None
         parts = served.parts and RequestParts(*(values[..., own] for values in served.parts))
-        one = Served(out, uses, histogram, totals, steps, windows, drafted, parts)
+        tiers = served.tiers and served.tiers[number]
+        one = Served(out, uses, histogram, totals, steps, windows, drafted, parts, tiers)
         found.append(Replica(scenario, deployment, number, rows[own], one))
     return found
 
@@ -114,6 +115,8 @@ def event_rows(replicas: list[Replica], requests: pa.Table, spans: dict[str, tup
             "kv_received_ns": moment("received_us"),
             "finish_ns": moment("finish_us"),
             "cached_tokens": whole("cached_tokens"),
+            "tier_tokens": whole("tier_tokens"),
+            "kv_load_ns": np.rint(outcome("load_us") * NANOSECONDS).astype(np.int64),
             "preemptions": whole("preemptions"),
             "requeued_ns": np.rint(outcome("requeued_us") * NANOSECONDS).astype(np.int64),
             "recomputed_ns": np.rint(outcome("recomputed_us") * NANOSECONDS).astype(np.int64),

@@ -89,7 +89,9 @@ def keeps_order(world: World, scenario: Mapping[str, Any]) -> bool:
         return False
     own = slice(*world.spans[scenario["scenario_id"]])
     arrivals = world.columns["arrival_s"][own]
-    at_once = bool((arrivals == arrivals[:1]).all()) and not (world.columns["follows"][own] >= 0).any()
+    if scenario["deployment_id"] in world.tiers:
+        return False
+    at_once = bool((arrivals == arrivals[:1]).all()) and scenario["scenario_id"] not in world.waits
     return at_once or (scenario["max_concurrency"] is not None and not any(scenario[name] for name in SENT))
 
 

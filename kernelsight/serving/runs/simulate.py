@@ -21,16 +21,14 @@ from kernelsight.serving.runs.pools import replicated, transfer_of
 from kernelsight.serving.runs.result_tables import (
     Replica,
     event_rows,
-    histogram_rows,
     part_rows,
     replicas_of,
     step_rows,
-    total_rows,
     use_rows,
     window_rows,
 )
 from kernelsight.serving.runs.statistics_tables import gap_percentiles, statistics_table
-from kernelsight.serving.runs.summaries import Summary, count_replicas, summarise
+from kernelsight.serving.runs.summaries import Summary, summarise, tables_of
 from kernelsight.serving.runs.world import World, load_of, pool_of, replicas_interact, routing_of
 
 # tables with rows of requests, steps, windows or knots: a summary alone makes none of them
@@ -50,7 +48,7 @@ def simulate_scenarios(
         return _summary_tables(world, summarise(world, serve_replicas, threads))
     replicas = serve_replicas(world, keep_steps="steps" in wanted, split="request_parts" in wanted, threads=threads)
     served = [row for row in world.scenarios if row["scenario_id"] in world.spans]
-    counted = Summary(count_replicas(world, served, replicas), histogram_rows(replicas), total_rows(replicas))
+    counted = Summary(*tables_of(world, served, replicas))
     tables: dict[str, pa.Table | Callable[[], pa.Table]] = {
         **_summary_tables(world, counted),
         "request_events": lambda: event_rows(replicas, world.requests, world.spans),
@@ -70,6 +68,7 @@ def _summary_tables(world: World, summary: Summary) -> dict[str, pa.Table | Call
         "itl_percentiles": gap_percentiles(summary.histogram),
         "replica_totals": summary.totals,
         "scenario_capacity": lambda: capacities(world, statistics),
+        "kv_tier_totals": summary.tiers,
     }
 
 
@@ -95,14 +94,16 @@ def serve_replicas(
             return []
         *_, front = keys = deployments_of(scenario)
         costed = [key for own in keys for key in and_drafts([own], deployments)]
-        load = load_of(columns, world.requests, rows, scenario, deployments[front], world.plans[front])
+        load = load_of(world, rows, scenario, deployments[front], world.plans[front])
         scratch = None if count_uses else scratch_of(scratches, sum(costs[key].packed.values.size for key in costed))
         start_us = columns["arrival_s"][world.spans[scenario["scenario_id"]][0]] * 1e6
         keep = {"keep_steps": keep_steps, "scratch": scratch, "split": split}
         keep["windows_from_us"] = start_us if count_uses else None
         pools = replicated(scenario, *(pool_of(world, key) for key in keys))
         if number is not None:
-            served = replica.serve(load, *pools[0][:3], layers=pools[0].layers, draft=pools[0].draft, **keep)
+            served = replica.serve(
+                load, *pools[0][:3], layers=pools[0].layers, draft=pools[0].draft, tiers=pools[0].tiers, **keep
+            )
             return [Replica(scenario["scenario_id"], front, number, rows, served)]
         if len(keys) > 1:
             keep["transfer"] = transfer_of(world.links[scenario["scenario_id"]])
@@ -115,7 +116,7 @@ def serve_replicas(
         start, stop = world.spans.get(row["scenario_id"], (0, 0))
         rows, deployment = np.arange(start, stop), deployments[row["deployment_id"]]
         engines = deployment["dp"] * (row["replicas"] or 1)
-        if len(deployments_of(row)) > 1 or (engines > 1 and replicas_interact(row, deployment, columns, rows)):
+        if len(deployments_of(row)) > 1 or (engines > 1 and replicas_interact(world, row, deployment, rows)):
             jobs.append((row, rows, None))
         else:
             jobs += [(row, rows[number::engines], number) for number in range(engines)]

@@ -51,6 +51,7 @@ def statistics_table(counted: Counted) -> pa.Table:
         "requests": counts[:, of.REQUESTS],
         "asked_tokens": counts[:, of.ASKED_TOKENS],
         "cached_tokens": counts[:, of.CACHED_TOKENS],
+        "tier_tokens": counts[:, of.TIER_TOKENS],
         "duration_s": (np.where(last_ns < 0, first_ns, last_ns) - first_ns) / 1e9,
         "completed": completed,
         "prompt_tokens": pa.array(counts[:, of.PROMPT_TOKENS], mask=nobody),

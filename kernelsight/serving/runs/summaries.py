@@ -24,6 +24,7 @@ from kernelsight.serving.engine.served import REAL, WHOLE, Outcome, Totals
 from kernelsight.serving.engine.statistics import COUNTS, SAMPLES, TIMES, count_requests
 from kernelsight.serving.runs.result_tables import histogram_rows, histogram_table, total_rows, total_table
 from kernelsight.serving.runs.statistics_tables import QUANTILES, Counted, joined, quantiles_of
+from kernelsight.serving.runs.tiers import moved_rows
 from kernelsight.serving.runs.world import World, pool_of, shares_prefixes
 
 if TYPE_CHECKING:
@@ -36,11 +37,12 @@ OBJECTIVES = ("goodput_ttft_ms", "goodput_e2el_ms", "goodput_tpot_ms")
 
 
 class Summary(NamedTuple):
-    """Statistics of some scenarios, and their rows of ``itl_histogram`` and ``replica_totals``."""
+    """Statistics of some scenarios, and their rows of ``itl_histogram``, ``replica_totals`` and ``kv_tier_totals``."""
 
     counted: Counted
     histogram: pa.Table
     totals: pa.Table
+    tiers: pa.Table
 
 
 def summarise(world: World, serve_replicas: Callable[..., list[Replica]], threads: int | None = None) -> Summary:
@@ -56,12 +58,19 @@ def summarise(world: World, serve_replicas: Callable[..., list[Replica]], thread
     parts = _serve_together(world, _columns_of(world), single, threads)
     if others or not parts:
         replicas = serve_replicas(world._replace(scenarios=others), count_uses=False, threads=threads)
-        parts.append(Summary(count_replicas(world, others, replicas), histogram_rows(replicas), total_rows(replicas)))
+        parts.append(Summary(*tables_of(world, others, replicas)))
     return Summary(
         joined([part.counted for part in parts]),
         pa.concat_tables([part.histogram for part in parts]),
         pa.concat_tables([part.totals for part in parts]),
+        pa.concat_tables([part.tiers for part in parts]),
     )
+
+
+def tables_of(world: World, scenarios: list[dict[str, Any]], replicas: list[Replica]) -> tuple:
+    """Return the fields of a ``Summary`` from the engines of scenarios that had a call each."""
+    counted = count_replicas(world, scenarios, replicas)
+    return counted, histogram_rows(replicas), total_rows(replicas), moved_rows(replicas)
 
 
 def _columns_of(world: World) -> Columns:
@@ -85,7 +94,7 @@ def _is_single_engine(world: World, scenario: dict[str, Any], shared: np.ndarray
         and settings["dp"] == settings["pp"] == (scenario["replicas"] or 1) == 1
         and settings["num_speculative_tokens"] == 0
         and 0 < plan["block_size"] <= LARGEST_BLOCK
-        and not (world.columns["follows"][rows] >= 0).any()
+        and scenario["scenario_id"] not in world.waits
         and not (shares_prefixes(settings, plan) and shared[rows].any())
     )
 
@@ -122,6 +131,7 @@ def _serve_together(
             together,
             histogram_table(together.scenarios, np.concatenate(filled).tolist(), bins, gaps),
             total_table(together.scenarios, [0] * len(owners), owners, sums),
+            moved_rows([]),
         )
     ]
 

@@ -15,11 +15,12 @@ from kernelsight.scenario.plan import and_drafts, deployments_of
 from kernelsight.serving.costs.stages import layers_of_stages
 from kernelsight.serving.engine import records, replica
 from kernelsight.serving.engine.host import host_of
-from kernelsight.serving.engine.inputs import Load, Routing
+from kernelsight.serving.engine.inputs import Load, Routing, Waits
 from kernelsight.serving.engine.limits import limits_of
 from kernelsight.serving.load.requests import spans_of
 from kernelsight.serving.runs.pools import cost_tables
 from kernelsight.serving.runs.result_tables import CostTables
+from kernelsight.serving.runs.tiers import tiers_of
 
 
 class World(NamedTuple):
@@ -27,20 +28,31 @@ class World(NamedTuple):
 
     scenarios: list[dict[str, Any]]  # those whose deployments can run
     requests: pa.Table  # of every load
+    waits: dict[str, Waits]  # of each scenario in which requests wait for others: by their places in its load
     columns: dict[str, np.ndarray]  # of the requests
     spans: dict[str, tuple[int, int]]  # of each scenario: the first row of its requests, and the one after the last
     deployments: dict[str, dict[str, Any]]
     plans: dict[str, dict[str, Any]]
     hosts: dict[str, dict[str, Any]]
     links: dict[str, dict[str, Any]]
+    tiers: dict[str, list[dict[str, Any]]]  # KV tiers of each deployment that has any, the nearest first
     layers: dict[str, int]  # of each model
     costs: dict[str, CostTables]
 
 
 # the parameters of ``read_world``, and the tables of those that bear another name
 INPUTS = (
-    *("scenarios", "scenario_loads", "load_requests", "step_costs", "step_shapes", "settings", "faults"),
-    *("memory_plan", "host_settings", "kv_transfers", "models"),
+    *(
+        "scenarios",
+        "scenario_loads",
+        "load_requests",
+        "load_dependencies",
+        "step_costs",
+        "step_shapes",
+        "settings",
+        "faults",
+    ),
+    *("memory_plan", "host_settings", "kv_transfers", "kv_tier_settings", "models"),
 )
 TABLES = {"settings": "deployment_settings", "faults": "deployment_faults"}
 
@@ -59,6 +71,7 @@ def read_world(
     scenarios: pa.Table,
     scenario_loads: pa.Table,
     load_requests: pa.Table,
+    load_dependencies: pa.Table,
     step_costs: pa.Table,
     step_shapes: pa.Table,
     settings: pa.Table,
@@ -66,6 +79,7 @@ def read_world(
     memory_plan: pa.Table,
     host_settings: pa.Table,
     kv_transfers: pa.Table,
+    kv_tier_settings: pa.Table,
     models: pa.Table,
 ) -> World:
     """Read the input tables of the simulation; scenarios of deployments with faults are left out."""
@@ -76,15 +90,32 @@ def read_world(
     ]
     loads = remembered((load_requests,), "spans", lambda: spans_of(load_requests["load_id"]))
     load_of_scenario = zip(*(scenario_loads[name].to_pylist() for name in ("scenario_id", "load_id")), strict=True)
+    pairs = list(load_of_scenario)
+    waits = waits_of(load_requests, load_dependencies, loads)
     keys = and_drafts((key for row in wanted for key in deployments_of(row)), deployments)
     return World(
-        wanted, load_requests, remembered((load_requests,), "columns", lambda: load_columns(load_requests)),
-        {scenario: loads[load] for scenario, load in load_of_scenario if load in loads}, deployments,
+        wanted, load_requests, {scenario: waits[load] for scenario, load in pairs if load in waits},
+        remembered((load_requests,), "columns", lambda: load_columns(load_requests)),
+        {scenario: loads[load] for scenario, load in pairs if load in loads}, deployments,
         by_key(memory_plan, "deployment_id"), by_key(host_settings, "deployment_id"),
-        by_key(kv_transfers, "scenario_id"),
+        by_key(kv_transfers, "scenario_id"), tiers_by_deployment(kv_tier_settings),
         dict(zip(models["model"].to_pylist(), models["layer_count"].to_pylist(), strict=True)),
         laid_out(step_costs, step_shapes, settings, deployments, keys),
     )  # fmt: skip
+
+
+def waits_of(
+    load_requests: pa.Table, load_dependencies: pa.Table, spans: Mapping[str, tuple[int, int]]
+) -> dict[str, Waits]:
+    """Return which requests of each load wait for which, by their places in it; loads without any are left out."""
+    found, ids = {}, load_requests["request_id"].to_numpy() if load_dependencies.num_rows else None
+    request, after, think_s = (load_dependencies[name].to_numpy() for name in ("request_id", "after", "think_s"))
+    for load, (start, stop) in spans_of(load_dependencies["load_id"]).items():
+        own = ids[slice(*spans[load])]
+        order = np.argsort(own)
+        places = (order[np.searchsorted(own, values[start:stop], sorter=order)] for values in (request, after))
+        found[load] = Waits(*places, think_s[start:stop] * 1e6)
+    return found
 
 
 def first_requests(world: World, most: int) -> World:
@@ -97,6 +128,10 @@ def first_requests(world: World, most: int) -> World:
     rows = np.concatenate([np.arange(start, start + count) for (start, _), count in zip(spans, counts, strict=True)])
     return world._replace(
         requests=world.requests.take(pa.array(rows)),
+        waits={
+            name: Waits(*(values[(waits.request < most) & (waits.after < most)] for values in waits))
+            for name, waits in world.waits.items()
+        },
         columns={name: values[rows] for name, values in world.columns.items()},
         spans={name: (places[span], places[span] + min(span[1] - span[0], most)) for name, span in world.spans.items()},
     )
@@ -131,7 +166,8 @@ def pool_of(world: World, key: str) -> replica.Pool:
     host = host_of(world.hosts[key], deployment, launches)
     stages = layers_of_stages(world.layers[deployment["model"]], deployment["pp"], deployment["engine"])
     ranks = deployment["dp"] if deployment["lock_step"] else 1
-    return replica.Pool(limits, host, cost.packed, deployment["dp"], stages, draft, ranks)
+    tiers = tiers_of(world.tiers.get(key, []))
+    return replica.Pool(limits, host, cost.packed, deployment["dp"], stages, draft, ranks, tiers)
 
 
 def by_key(table: pa.Table, key: str) -> dict[Any, dict[str, Any]]:
@@ -139,14 +175,19 @@ def by_key(table: pa.Table, key: str) -> dict[Any, dict[str, Any]]:
     return {row[key]: row for row in table.to_pylist()}
 
 
+def tiers_by_deployment(kv_tier_settings: pa.Table) -> dict[str, list[dict[str, Any]]]:
+    """Return the KV tiers of each deployment that has any, the nearest first."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in sorted(kv_tier_settings.to_pylist(), key=lambda row: row["position"]):
+        found.setdefault(row["deployment_id"], []).append(row)
+    return found
+
+
 def load_columns(requests: pa.Table) -> dict[str, np.ndarray]:
     """Return the columns of ``requests`` that every scenario's load is cut from."""
     names = ("arrival_s", "prompt_tokens", "output_tokens")
-    follows = pc.fill_null(requests["after_request_id"], replica.NOBODY)
     return {
         **{name: requests[name].to_numpy() for name in names},
-        "follows": follows.to_numpy(),
-        "think_s": pc.fill_null(requests["think_s"], 0.0).to_numpy(),
         "warmup": pc.fill_null(requests["warmup"], False).to_numpy(),
         "request_id": requests["request_id"].to_numpy(),
         "priority": pc.fill_null(requests["priority"], 0).to_numpy(),
@@ -154,29 +195,21 @@ def load_columns(requests: pa.Table) -> dict[str, np.ndarray]:
 
 
 def load_of(
-    columns: dict[str, np.ndarray],
-    requests: pa.Table,
-    rows: np.ndarray,
-    scenario: dict[str, Any],
-    deployment: dict[str, Any],
-    plan: dict[str, Any],
+    world: World, rows: np.ndarray, scenario: dict[str, Any], deployment: dict[str, Any], plan: dict[str, Any]
 ) -> Load:
-    """Return the load that ``rows`` of the requests are, at equal distances; a session's turns have their positions."""
+    """Return the load that ``rows`` of the requests are, at equal distances: all of them where some wait for others."""
     own = slice(rows[0], rows[-1] + 1, rows[1] - rows[0] if rows.size > 1 else 1)  # a slice is no copy
-    follows, sessions = columns["follows"][own], {}
-    if (follows >= 0).any():
-        position = np.searchsorted(columns["request_id"][own], np.maximum(follows, 0))
-        sessions = {"follows": np.where(follows >= 0, position, -1), "think_us": columns["think_s"][own] * 1e6}
+    columns = world.columns
     concurrency = scenario["max_concurrency"]
     return Load(
         columns["arrival_s"][own] * 1e6,
         columns["prompt_tokens"][own].astype(np.int64),
         columns["output_tokens"][own].astype(np.int64),
-        *shared_prefixes(requests, rows, deployment, plan),
+        *shared_prefixes(world.requests, rows, deployment, plan),
         priority=columns["priority"][own],
         warmups=int(columns["warmup"][own].sum()),
         max_concurrency=records.NO_LIMIT if concurrency is None else concurrency,
-        **sessions,
+        waits=world.waits.get(scenario["scenario_id"]),
     )
 
 
@@ -188,17 +221,16 @@ def routing_of(scenario: dict[str, Any], deployment: dict[str, Any]) -> Routing:
     return Routing(router, **{name: value for name, value in stated.items() if value is not None})
 
 
-def replicas_interact(
-    scenario: dict[str, Any], deployment: dict[str, Any], columns: dict[str, np.ndarray], rows: np.ndarray
-) -> bool:
+def replicas_interact(world: World, scenario: dict[str, Any], deployment: dict[str, Any], rows: np.ndarray) -> bool:
     """Whether what one engine does decides what another one gets, or when."""
     if (
         deployment["lock_step"]
+        or any(tier["shared"] for tier in world.tiers.get(deployment["deployment_id"], []))
         or scenario["max_concurrency"] is not None
         or scenario["router"] not in (None, "round_robin")
     ):
         return True
-    return bool((columns["follows"][rows] >= 0).any() or columns["warmup"][rows].any())
+    return scenario["scenario_id"] in world.waits or bool(world.columns["warmup"][rows].any())
 
 
 def split_by_deployment(table: pa.Table) -> dict[str, pa.Table]:
@@ -266,10 +298,12 @@ def laid_over(
     >>> laid_over(np.array([0, 1, 0, 2]), np.array([2, 2]), np.array([70, 80]), 48, 32)
     (array([0, 1, 2, 0, 3, 4]), array([3, 3]))
     """
-    found = np.where(counts > 0, -(-prompts // block), 0)
+    # a prompt whose last, partly filled hash block has no hash ends with the KV block before the one that it fills
+    hashed = np.minimum(prompts, counts * size)
+    found = np.where(hashed == prompts, -(-prompts // block), hashed // block)
     owner = np.repeat(np.arange(found.size), found)
     place = np.arange(found.sum()) - np.repeat(np.cumsum(found) - found, found)
-    last = (np.minimum((place + 1) * block, prompts[owner]) - 1) // size
+    last = (np.minimum((place + 1) * block, hashed[owner]) - 1) // size
     hashes = numbers[(np.cumsum(counts) - counts)[owner] + last]
     _, identities = np.unique(hashes * (place.max(initial=0) + 1) + place, return_inverse=True)
     return identities, found

@@ -47,6 +47,14 @@ class CountedMemory:
         """Tokens that a waiting request finds in the cache."""
         return 0
 
+    def load_tokens(self, request: Any) -> int:
+        """Tokens that a waiting request finds in KV tiers behind the cache."""
+        return 0
+
+    def end_writes(self, now: float) -> float:
+        """When the transfers end that a step waits for, which begins now."""
+        return 0.0
+
     def unkept_hits(self, request: Any) -> int:
         """Units found in the cache that would no longer be free."""
         return 0
@@ -61,9 +69,10 @@ class CountedMemory:
         others = self.used - (self.units_of(mine) if id(request) in self.tokens else 0)
         return others + self.units_of(mine + tokens) <= self.limits.capacity_units
 
-    def enter(self, request: Any) -> None:
-        """A request is admitted."""
+    def enter(self, request: Any, now: float = 0.0) -> float:
+        """A request is admitted; returns when its load ends."""
         self.tokens[id(request)] = 0
+        return now
 
     def grow(self, request: Any, tokens: int) -> None:
         """A running request gets this many tokens more."""
@@ -87,11 +96,11 @@ class Block:
     owner: int | None = None
 
 
-class CachedMemory:
+class CachedMemory(CountedMemory):
     """KV blocks with a prefix cache; the requests say their hashes (``hashes``), the load what one stands for."""
 
     def __init__(self, limits: Any, hash_tokens: int) -> None:
-        self.limits = limits
+        super().__init__(limits)
         self.block_size = limits.block_size
         self.per_hash, left = divmod(hash_tokens, limits.block_size)
         assert left == 0 and limits.full_units > 0 and limits.sequence_units == 0
@@ -103,7 +112,6 @@ class CachedMemory:
         self.kept: dict[int, list[int]] = {}  # by request: its hashes, in order
         self.table: dict[int, list[Block]] = {}  # by request: its blocks, in order of tokens
         self.in_window: dict[int, int] = {}  # by request: units of layers with a window
-        self.tokens: dict[int, int] = {}
 
     @property
     def free(self) -> int:
@@ -165,20 +173,21 @@ class CachedMemory:
         if id(request) in self.tokens:
             have = self.tokens[id(request)]
             return self.units_of(have + tokens) - self.units_of(have) <= self.free
-        needed = self.units_of(self.hit_tokens(request) + tokens) - self.hit_units(request)
+        needed = self.units_of(self.hit_tokens(request) + self.load_tokens(request) + tokens) - self.hit_units(request)
         return needed + self.unkept_hits(request) <= self.free
 
     def unkept_hits(self, request: Any) -> int:
         """Units of cached blocks that a waiting request may use and that are free until it does."""
         return sum(block.units for block in self.hits(request) if block in self.queue)
 
-    def enter(self, request: Any) -> None:
+    def enter(self, request: Any, now: float = 0.0) -> float:
         """A request is admitted with its hits."""
         hits = self.hits(request)
         self.table[id(request)], self.kept[id(request)] = hits, []
         self.tokens[id(request)] = len(hits) * self.block_size
         self.in_window[id(request)] = 0
         self.keep(request, len(hits), hits)
+        return now
 
     def keep(self, request: Any, blocks: int, used: list[Block]) -> None:
         """Keep the hashes that this many blocks reach; of those nobody keeps, only the blocks in use stay cached."""
@@ -212,16 +221,24 @@ class CachedMemory:
             if len(blocks) == position % self.per_hash:
                 table[position].hash_id, table[position].owner = name, None
                 blocks.append(table[position])
+                self.note_cached(name, len(blocks))
 
     def take(self, units: int) -> None:
         """Take blank units, or those of the front of the queue, whose contents are lost."""
         while self.blank < units:
             block = self.queue.pop(0)
             if block.hash_id is not None:
+                self.note_evicted(block.hash_id, len(self.cached[block.hash_id]))
                 assert not self.keepers[block.hash_id], "a block in use is never lost"
                 assert self.cached[block.hash_id].pop() is block, "a hash is lost from its tail"
             self.blank += block.units
         self.blank -= units
+
+    def note_cached(self, name: int, blocks: int) -> None:
+        """The first ``blocks`` of a hash are cached now."""
+
+    def note_evicted(self, name: int, blocks: int) -> None:
+        """Of the first ``blocks`` of a hash the last one is lost."""
 
     def keep_own_only(self, request: Any) -> None:
         """A request that runs alone gives back what others left: copies of its blocks, and what goes on behind them."""

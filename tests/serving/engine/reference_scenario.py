@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -170,8 +170,9 @@ class PipelineEngine(Engine):
 class Router:
     """Chooses an engine; remembers what it sent where."""
 
-    def __init__(self, routing: inputs.Routing, engines: list[Engine], hash_tokens: int):
+    def __init__(self, routing: inputs.Routing, engines: list[Engine], hash_tokens: int, session: list[int]):
         self.routing, self.engines, self.hash_tokens = routing, engines, hash_tokens
+        self.session, self.begun = session, dict[int, int]()
         self.routed = 0
         self.sent: list[set[int]] = [set() for _ in engines]
 
@@ -185,6 +186,8 @@ class Router:
             return order[0]
         if self.routing.router == records.LEAST_LOADED:
             return lightest
+        if self.routing.router == records.SESSION_AFFINITY:
+            return self.begun.setdefault(self.session[request.number], lightest)
         matches = [self.matched_blocks(i, request) for i in range(len(self.engines))]
         best = matches.index(max(matches))
         tokens = min(matches[best] * self.hash_tokens, request.prompt_tokens)
@@ -214,18 +217,39 @@ class DecodeRouter:
         return order[0] if self.in_turn else min(order, key=lambda i: self.engines[i].in_flight)
 
 
+def sessions(n: int, pairs: list[tuple[int, int]]) -> list[int]:
+    """Return the first of the requests that hang together with each of n requests."""
+    together = [{i} for i in range(n)]
+    for request, after in pairs:
+        union = together[request] | together[after]
+        for i in union:
+            together[i] = union
+    return [min(group) for group in together]
+
+
 class Client:
     """Sends first turns into free slots, later turns at their time."""
 
     def __init__(self, requests: list[Request], load: inputs.Load):
         self.requests, self.warmups = requests, load.warmups
-        follows = [-1] * len(requests) if load.follows is None else load.follows.tolist()
-        self.next_turn = {before: turn for turn, before in enumerate(follows) if before >= 0}
-        self.think_us = [0.0] * len(requests) if load.think_us is None else load.think_us.tolist()
-        self.unsent = deque(i for i, before in enumerate(follows) if before < 0)
+        pairs = [] if load.waits is None else list(zip(*(values.tolist() for values in load.waits), strict=True))
+        self.before: dict[int, set[int]] = {}  # requests that each one still waits for
+        self.behind: dict[int, list[tuple[int, float]]] = {}
+        for request, after, pause_us in pairs:
+            self.before.setdefault(request, set()).add(after)
+            self.behind.setdefault(after, []).append((request, pause_us))
+        self.ready_us = dict.fromkeys(self.before, -math.inf)
+        self.session = sessions(len(requests), [(request, after) for request, after, _ in pairs])
+        self.in_session = Counter(self.session)
+        begins = [i for i in range(len(requests)) if i not in self.before]
+        self.others: dict[int, list[int]] = {}  # with which a session begins beside its first request
+        for i in begins:
+            self.others.setdefault(self.session[i], []).append(i)
+        self.unsent = deque(i for i in begins if self.others[self.session[i]][0] == i)
         self.free = load.max_concurrency
         self.turns: list[tuple[float, int]] = []
         self.left = len(requests)
+        self.given_up: list[tuple[int, int]] = []  # and what each of them waited for
         self.warmups_left = load.warmups
         self.offset = 0.0
 
@@ -240,8 +264,11 @@ class Client:
         """The request that goes out now."""
         if self.turns and self.turns[0][0] <= now:
             return heapq.heappop(self.turns)[1]
+        first = self.unsent.popleft()
         self.free -= 1
-        return self.unsent.popleft()
+        for i in self.others[self.session[first]][1:]:
+            heapq.heappush(self.turns, (max(self.requests[i].arrival_us + self.offset, now), i))
+        return first
 
     def note_end(self, i: int, now: float, finished: bool) -> None:
         """A request has ended, or was turned away."""
@@ -250,15 +277,30 @@ class Client:
             self.warmups_left -= 1
             if not self.warmups_left and self.warmups < len(self.requests):
                 self.offset = now - self.requests[self.warmups].arrival_us
-        turn = self.next_turn.get(i)
-        if finished and turn is not None:
-            heapq.heappush(self.turns, (now + self.think_us[turn], turn))
+        self.leave_session(i)
+        if not finished:
+            self.give_up(i)
             return
-        self.free += 1
-        while turn is not None:
-            self.left -= 1
-            self.requests[turn].status = "earlier_turn"
-            turn = self.next_turn.get(turn)
+        for turn, pause_us in self.behind.get(i, []):
+            self.before[turn].remove(i)
+            self.ready_us[turn] = max(self.ready_us[turn], now + pause_us)
+            if not self.before[turn] and self.requests[turn].status != "earlier_turn":
+                heapq.heappush(self.turns, (self.ready_us[turn], turn))
+
+    def leave_session(self, i: int) -> None:
+        """A request of a session is over; with its last one the slot is free."""
+        self.in_session[self.session[i]] -= 1
+        self.free += not self.in_session[self.session[i]]
+
+    def give_up(self, i: int) -> None:
+        """What waits for a request that was turned away is never sent; its engine is that of the request."""
+        for turn, _ in self.behind.get(i, []):
+            if self.requests[turn].status != "earlier_turn":
+                self.requests[turn].status = "earlier_turn"
+                self.left -= 1
+                self.leave_session(turn)
+                self.given_up.append((turn, i))
+                self.give_up(turn)
 
 
 def serve_scenario(
@@ -293,7 +335,8 @@ def serve_scenario(
         front = [engine_of(*told) for _ in range(prefills.engines)]
         decoders, fleet = fleet, [*front, *fleet]
         decode_router = DecodeRouter(routing, decoders)
-    client, router = Client(requests, load), Router(routing, front, load.hash_tokens)
+    client = Client(requests, load)
+    router = Router(routing, front, load.hash_tokens, client.session)
     moving: set[int] = set()
     number = {id(request): i for i, request in enumerate(requests)}
     replicas = [0] * len(requests)
@@ -333,9 +376,9 @@ def serve_scenario(
             fleet[replicas[i]].in_flight += accepted
             if not accepted:
                 client.note_end(i, now, finished=False)
-                turn = client.next_turn.get(i)
-                while turn is not None:
-                    replicas[turn], turn = replicas[i], client.next_turn.get(turn)
+                for turn, _ in client.given_up:
+                    replicas[turn] = replicas[i]
+                client.given_up.clear()
         for engine in fleet:
             if not engine.is_underway and engine.due_us() <= now:
                 engine.begin(now)

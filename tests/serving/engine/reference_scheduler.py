@@ -46,6 +46,7 @@ from typing import Any
 from kernelsight.serving.engine import records
 from tests.serving.engine.reference_memory import CachedMemory, CountedMemory
 from tests.serving.engine.reference_policy import BatchWait, Door, Polling, Reserve
+from tests.serving.engine.reference_tiers import TieredMemory
 
 MOST_STEPS = 100_000
 BITS = 2**64
@@ -90,6 +91,8 @@ class Request:
     received_tokens: int = 0  # waiting: tokens whose KV was transferred
     received_us: float = -1.0  # then
     prefill_replica: int = -1
+    loaded_us: float = 0.0  # running, and waiting for its load from a KV tier until then; 0: it does not
+    tier_tokens: int = 0  # found in KV tiers at the first admission
 
     @property
     def asked_tokens(self) -> int:
@@ -165,6 +168,7 @@ class Step:
     units: int
     gpu_us: float
     host_us: float = -1.0  # exposed; stated where the step waits for pipeline stages as well
+    waited_us: float = 0.0  # for transfers of KV tiers
 
 
 @dataclass
@@ -209,10 +213,13 @@ class Client:
 class Scheduler:
     """Queue, running requests and KV memory of one replica, under ``limits`` (the fields of the loop's Limits)."""
 
-    def __init__(self, limits: Any, hash_tokens: int) -> None:
+    def __init__(self, limits: Any, hash_tokens: int, tiers: Any = None) -> None:
         self.limits = limits
         caching = limits.prefix_caching and hash_tokens > 0
         self.memory = CachedMemory(limits, hash_tokens) if caching else CountedMemory(limits)
+        if caching and tiers is not None:
+            self.memory = TieredMemory(limits, hash_tokens, tiers)
+        self.load_ahead = caching and tiers is not None and tiers.load_ahead and not limits.prefill_first
         self.queue: deque[Request] = deque()
         self.running: list[Request] = []
         self.now_us = self.seen_us = self.handed_on_us = 0.0
@@ -330,7 +337,9 @@ class Scheduler:
         if request.decoding:
             return min(1 + self.limits.drafts, self.limits.max_model_len - 1 - request.cached_tokens, budget)
         if request not in self.running:
-            tokens -= request.received_tokens + self.memory.hit_tokens(request)
+            tokens -= request.received_tokens + self.memory.hit_tokens(request) + self.memory.load_tokens(request)
+            if self.load_ahead and self.memory.load_tokens(request):
+                return 0
         if self.limits.long_prefill_token_threshold:
             tokens = min(tokens, self.limits.long_prefill_token_threshold)
         return min(tokens, budget)
@@ -348,7 +357,7 @@ class Scheduler:
             budget = self.limits.max_num_batched_tokens - sum(granted.values())
             if request not in self.running or budget == 0 or not (decodes if request.decoding else prompts):
                 continue
-            if request.missing_tokens <= 0:
+            if request.missing_tokens <= 0 or self.is_loading(request):
                 continue
             tokens = self.chunk_of(request, budget)
             while request in self.running and not self.memory.fits(request, self.more(request, tokens)):
@@ -363,6 +372,16 @@ class Scheduler:
                 self.memory.grow(request, self.more(request, tokens))
                 granted[id(request)] = tokens
         return granted, preempted
+
+    def is_loading(self, request: Request) -> bool:
+        """Whether the request still waits for its load; one that has ended is noted."""
+        if request.loaded_us <= self.seen_us:
+            request.loaded_us = 0.0
+        return request.loaded_us > 0.0
+
+    def first_load_us(self) -> float:
+        """When the first load ends that a request waits for."""
+        return min((r.loaded_us for r in self.running if r.loaded_us), default=math.inf)
 
     def more(self, request: Request, tokens: int) -> int:
         """Tokens that a running request's memory has to grow by for its next ``tokens``."""
@@ -390,6 +409,7 @@ class Scheduler:
         self.running.remove(victim)
         self.memory.leave(victim)
         victim.cached_tokens = 0
+        victim.loaded_us = 0.0
         victim.decoding = False
         victim.preemptions += 1
         if victim.recomputes:
@@ -420,8 +440,13 @@ class Scheduler:
             self.queue.remove(request)
             self.running.append(request)
             received, request.received_tokens = request.received_tokens, 0
-            request.cached_tokens = received + self.memory.hit_tokens(request)
-            self.memory.enter(request)
+            loaded = self.memory.load_tokens(request)
+            request.cached_tokens = received + self.memory.hit_tokens(request) + loaded
+            if request.scheduled_us < 0:
+                request.tier_tokens = loaded
+            ends_us = self.memory.enter(request, now)
+            if loaded and self.load_ahead:
+                request.loaded_us = max(ends_us, now)
             self.memory.grow(request, received + tokens)
             granted[id(request)] = tokens
             self.door.joined += 1
@@ -438,7 +463,8 @@ class Scheduler:
     def may_stay_partial(self, request: Request, tokens: int, granted: dict[int, int]) -> bool:
         """Whether this chunk ends the prompt, or leaves no more prompts in part than there may be at once."""
         most = self.limits.max_num_partial_prefills
-        if not most or tokens + request.received_tokens == request.missing_tokens - self.memory.hit_tokens(request):
+        found = self.memory.hit_tokens(request) + self.memory.load_tokens(request)
+        if not most or tokens + request.received_tokens == request.missing_tokens - found:
             return True
         return sum(granted.get(id(r), 0) < r.missing_tokens for r in self.running if not r.decoding) < most
 
@@ -546,14 +572,17 @@ def serve(
     gpu_time: Callable[[Work], float],
     hash_tokens: int = 0,
     max_concurrency: int = 2**63 - 1,
+    tiers: Any = None,
 ) -> Run:
     """Serve requests, which are in order of arrival, until all ended; ``gpu_time`` says what a step costs.
 
-    ``hash_tokens``: prompt tokens that one of the requests' hashes stands for; 0 where there are none.
+    ``hash_tokens``: prompt tokens that one of the requests' hashes stands for; 0 where there are none. ``tiers``: KV
+    tiers behind the prefix cache. A request that loads from them beside the steps of others runs from then on, without
+    tokens until its load has ended; else the first step with it waits for the load.
     Raises RuntimeError after MOST_STEPS steps.
     """
     client = Client(requests, max_concurrency)
-    scheduler = Scheduler(limits, hash_tokens)
+    scheduler = Scheduler(limits, hash_tokens, tiers)
 
     def accept(request: Request) -> bool:
         return scheduler.accept(request, host)
@@ -564,22 +593,34 @@ def serve(
     run = Run(list(requests), [], 0.0)
     client.send(clock, accept)
     while scheduler.running or scheduler.queue or client.unsent:
-        if not scheduler.running and scheduler.head(horizon) is None:
-            scheduler.reserve.rest()
-            while not scheduler.queue and client.unsent:
+        if all(r.loaded_us for r in scheduler.running) and scheduler.head(horizon) is None:
+            load_us = scheduler.first_load_us()
+            if not scheduler.running:
+                scheduler.reserve.rest()
+            while not scheduler.queue and client.unsent and client.next_send_us() <= load_us:
                 client.send(client.next_send_us(), accept)
-            if not scheduler.queue:
+            if not scheduler.queue and not scheduler.running:
                 break
-            wake = max(clock, scheduler.next_visible_us()) + limits.batch_wait_us
+            wake = min(load_us, scheduler.next_visible_us() if scheduler.queue else math.inf)
+            wake = max(clock, wake) + limits.batch_wait_us
             run.idle_us += wake - clock
             clock = horizon = wake
             client.send(clock, accept)
         granted = scheduler.schedule(clock, scheduler.polling.received_until(bool(scheduler.running), horizon))
         work = scheduler.work(granted)
+        if not work.tokens and scheduler.first_load_us() < math.inf:
+            wake = max(scheduler.first_load_us(), clock)
+            run.idle_us += wake - clock
+            clock = horizon = wake
+            client.send(clock, accept)
+            continue
         gpu_us = gpu_time(work)
         end = clock + step_time(work, gpu_us, host)
+        waited_us = max(scheduler.memory.end_writes(clock) - end, 0.0) if work.prompt_tokens else 0.0
+        end += waited_us
         units = scheduler.memory.used
         run.steps.append(Step(clock, end, work, len(scheduler.running), len(scheduler.queue), units, gpu_us))
+        run.steps[-1].waited_us = waited_us
         for _ in scheduler.advance(granted, end):
             client.free_slot(end)
         client.send(end, accept)

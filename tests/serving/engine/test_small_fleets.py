@@ -6,12 +6,10 @@ step, every further token takes a step.
 
 from __future__ import annotations
 
-import numpy as np
-
 from kernelsight.serving.engine import inputs, records
 from kernelsight.serving.engine.served import ServedScenario
 from tests.serving.engine.test_prefix_worlds import shared_world
-from tests.serving.engine.worlds import Fleet, World, constant_world, run_fleet
+from tests.serving.engine.worlds import Fleet, World, constant_world, run_fleet, waits_of
 
 
 def serve(world: World, engines: int = 1, router: str = "round_robin", **thresholds: float) -> ServedScenario:
@@ -21,7 +19,8 @@ def serve(world: World, engines: int = 1, router: str = "round_robin", **thresho
 
 def turns(world: World, follows: list[int], think_us: list[float]) -> World:
     """Return the world with later turns: the request that each one follows, and the time in between."""
-    return world._replace(load=world.load._replace(follows=np.array(follows), think_us=np.array(think_us)))
+    pairs = [(i, before, think_us[i]) for i, before in enumerate(follows) if before >= 0]
+    return world._replace(load=world.load._replace(waits=waits_of(pairs)))
 
 
 def test_in_turn() -> None:

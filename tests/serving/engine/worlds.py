@@ -355,7 +355,7 @@ def fleets(draw: st.DrawFn) -> Fleet:
     load = load._replace(arrival_us=np.floor(arrival_us), max_concurrency=draw(st.sampled_from([NO_LIMIT, 1, 2, 4])))
     warmups = draw(st.sampled_from([0, 0, 1, 2]))
     routing = inputs.Routing(
-        router=draw(st.sampled_from([records.ROUND_ROBIN, records.LEAST_LOADED, records.PREFIX_AWARE])),
+        router=draw(st.sampled_from(range(len(records.ROUTERS)))),
         cache_threshold=draw(st.sampled_from([0.0, 0.3, 0.8])),
         balance_abs_threshold=draw(st.sampled_from([0, 1, 32])),
         balance_rel_threshold=draw(st.sampled_from([1.0001, 1.5])),
@@ -366,12 +366,18 @@ def fleets(draw: st.DrawFn) -> Fleet:
 
 @st.composite
 def with_sessions(draw: st.DrawFn, load: inputs.Load) -> inputs.Load:
-    """Let some requests follow an earlier one that is no warm-up and that no other follows."""
-    follows = np.full(load.arrival_us.size, -1)
-    free: list[int] = []
-    for i in range(load.warmups, load.arrival_us.size):
-        if free and draw(st.booleans()):
-            follows[i] = free.pop(draw(st.integers(0, len(free) - 1)))
-        free.append(i)
-    think_us = np.array([draw(st.sampled_from([0.0, 10.0, 150.0, 5000.0])) for _ in follows])
-    return load._replace(follows=follows, think_us=think_us)
+    """Let some requests wait for one to three earlier ones that are no warm-ups; several may wait for the same."""
+    pairs: list[tuple[int, int, float]] = []
+    for i in range(load.warmups + 1, load.arrival_us.size):
+        if draw(st.booleans()):
+            before = draw(st.sets(st.integers(load.warmups, i - 1), min_size=1, max_size=3))
+            pairs += [(i, one, draw(st.sampled_from([0.0, 10.0, 150.0, 5000.0]))) for one in sorted(before)]
+    return load._replace(waits=waits_of(pairs))
+
+
+def waits_of(pairs: list[tuple[int, int, float]]) -> inputs.Waits | None:
+    """Return pairs (request, the one that it waits for, pause in microseconds) as the loop takes them."""
+    if not pairs:
+        return None
+    request, after, pause_us = zip(*pairs, strict=True)
+    return inputs.Waits(np.array(request), np.array(after), np.array(pause_us))

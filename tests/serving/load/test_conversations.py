@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelsight.serving.load.conversations import in_order_of_arrival, prefix_numbers, sessions_of, shared_blocks
-from kernelsight.serving.load.requests import draw_requests
+from kernelsight.serving.load.requests import draw_loads
 from tests.serving.load.test_requests import SYNTHETIC, scenarios
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 80)), min_size=1, max_size=25)
@@ -92,25 +92,27 @@ SESSIONS = SYNTHETIC | {
 
 
 def test_drawn_turns_hold_the_conversation_before_them():
-    table = draw_requests(scenarios(SESSIONS | {"num_warmups": 0}))
-    rows = table.to_pylist()
-    plain = draw_requests(scenarios({**SESSIONS, "num_turns": None, "think_time_s": None})).to_pylist()
-    assert sorted(row["output_tokens"] for row in rows) == sorted(row["output_tokens"] for row in plain)
-    assert sum(row["after_request_id"] is None for row in rows) == 5
-    for row in rows:
-        if row["after_request_id"] is None:
-            assert row["think_s"] is None
-            continue
-        before = rows[row["after_request_id"]]
-        assert row["think_s"] == 30.0
+    drawn = draw_loads(scenarios(SESSIONS | {"num_warmups": 0}))
+    rows, waits = drawn.load_requests.to_pylist(), drawn.load_dependencies.to_pylist()
+    alone = draw_loads(scenarios({**SESSIONS, "num_turns": None, "think_time_s": None}))
+    assert alone.load_dependencies.num_rows == 0
+    assert sorted(row["output_tokens"] for row in rows) == sorted(alone.load_requests["output_tokens"].to_pylist())
+    assert len(rows) - len({wait["request_id"] for wait in waits}) == 5
+    for wait in waits:
+        row, before = rows[wait["request_id"]], rows[wait["after"]]
+        assert wait["think_s"] == 30.0
         assert row["prompt_tokens"] > before["prompt_tokens"] + before["output_tokens"]
         assert row["arrival_s"] == pytest.approx(before["arrival_s"] + 30.0)
         whole = before["prompt_tokens"] // before["hash_block_tokens"]
         assert row["hash_ids"][:whole] == before["hash_ids"][:whole]
+    limited = draw_loads(scenarios(SESSIONS | {"think_time_limit_s": 5.0})).load_dependencies
+    assert set(limited["think_s"].to_pylist()) == {5.0}
 
 
 def test_warmups_move_the_requests_that_turns_follow():
     closed = SESSIONS | {"request_rate": None, "max_concurrency": 2, "think_time_s": None}
-    plain = draw_requests(scenarios(closed))["after_request_id"].to_pylist()
-    warm = draw_requests(scenarios(closed | {"num_warmups": 3}))["after_request_id"].to_pylist()
-    assert warm == [None] * 3 + [None if i is None else i + 3 for i in plain]
+    plain, warm = (
+        draw_loads(scenarios(closed | more)).load_dependencies.to_pylist() for more in ({}, {"num_warmups": 3})
+    )
+    for one, other in zip(plain, warm, strict=True):
+        assert (other["request_id"], other["after"]) == (one["request_id"] + 3, one["after"] + 3)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from kernelsight.errors import InvalidInput
 from kernelsight.serving.load import requests as load
-from kernelsight.serving.load.requests import draw_requests
-from kernelsight.serving.load.traces import read_trace
+from kernelsight.serving.load.recorded_loads import read_load, read_trace
+from kernelsight.serving.load.requests import draw_loads
 from tests.calls_made import calls_made
 
 CONTRACT = json.loads((Path(__file__).parents[3] / "schemas" / "load_requests.json").read_text())["columns"]
@@ -23,6 +23,10 @@ TYPES = {
     **{"input_len": pa.int64(), "output_len": pa.int64()},
 }
 SYNTHETIC = {"num_prompts": 100, "input_len": 1000, "output_len": 100, "range_ratio": 1.0}
+
+
+def draw_requests(loads: pa.Table) -> pa.Table:
+    return draw_loads(loads).load_requests
 
 
 def scenarios(*rows: dict) -> pa.Table:
@@ -176,7 +180,7 @@ def test_a_seed_draws_the_same_again_and_another_draws_otherwise():
 
 def test_a_trace_is_read_once_and_shared(trace, monkeypatch):
     read = []
-    monkeypatch.setattr(load, "read_trace", lambda path: read.append(path) or read_trace(path))
+    monkeypatch.setattr(load, "read_load", lambda path, **how: read.append(path) or read_load(path, **how))
     table = draw_requests(scenarios({"trace": trace}, {"trace": trace, "num_prompts": 2}, {"trace": trace}))
     assert read == [trace]
     assert table["load_id"].to_pylist() == ["s0"] * 5 + ["s1"] * 2 + ["s2"] * 5

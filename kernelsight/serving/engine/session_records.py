@@ -1,0 +1,59 @@
+"""Sessions of a load in the loop's records: which requests wait for which, and which share a slot."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.serving.engine.inputs import Waits
+from kernelsight.serving.engine.records import EDGE, FOREVER, NOBODY
+
+
+def put_waits(requests: np.ndarray, waits: Waits | None) -> np.ndarray:
+    """Note in REQUEST records which wait for which; returns the EDGE records, those from one request together.
+
+    Of the first request of a session come first those to other requests with which the session begins.
+    """
+    if waits is None:
+        return np.zeros(0, EDGE)
+    n = requests.size
+    first = first_of_session(waits, n)
+    requests["waits_for"] = np.bincount(waits.request, minlength=n)
+    others = np.flatnonzero((requests["waits_for"] == 0) & (first != np.arange(n)))
+    beside = np.bincount(first[others], minlength=n)
+    sources = np.concatenate([first[others], waits.after])
+    order = np.lexsort((np.concatenate([others, waits.request]), np.arange(sources.size) >= others.size, sources))
+    edges = np.zeros(order.size, EDGE)
+    edges["to"] = np.concatenate([others, waits.request])[order]
+    edges["pause_us"] = np.concatenate([np.zeros(others.size), waits.pause_us])[order]
+    counts = np.bincount(sources, minlength=n)
+    requests["edge_count"], requests["edge_at"], requests["beside"] = counts, np.cumsum(counts) - counts, beside
+    requests["follows"] = requests["waits_for"] > 0
+    requests["follows"][others] = True
+    requests["ready_us"] = -FOREVER
+    members = np.bincount(first, minlength=n)
+    requests["first_of"] = np.where(members[first] > 1, first, NOBODY)
+    requests["left"] = members
+    return edges
+
+
+def first_of_session(waits: Waits, n: int) -> np.ndarray:
+    """Return for each of n requests the first one of its session: of all that hang together, which waits for none.
+
+    >>> first_of_session(Waits(np.array([2, 3]), np.array([0, 2]), np.zeros(2)), 5).tolist()
+    [0, 1, 0, 0, 4]
+    """
+    lowest = np.arange(n)
+    while True:
+        known = lowest.copy()
+        lower = np.minimum(lowest[waits.request], lowest[waits.after])
+        # where two sessions turn out to be one, the lowest of either becomes that of both
+        for ends in (waits.request, waits.after):
+            np.minimum.at(lowest, known[ends], lower)
+            np.minimum.at(lowest, ends, lower)
+        lowest = lowest[lowest]
+        if np.array_equal(lowest, known):
+            break
+    begins = np.setdiff1d(np.arange(n), waits.request)
+    first = np.full(n, n)
+    np.minimum.at(first, lowest[begins], begins)
+    return first[lowest]

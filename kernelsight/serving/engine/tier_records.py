@@ -1,0 +1,58 @@
+"""KV tiers in the loop's records: limits, entries and what was moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kernelsight.serving.engine.inputs import Tiers
+from kernelsight.serving.engine.records import ENTRY, NO_LIMIT
+from kernelsight.serving.engine.served import TierBlocks
+
+NO_TIERS = Tiers()
+
+
+def put_tiers(record: np.void, tiers: Tiers, ranks: int, prefill_first: bool) -> None:
+    """State tiers in a LIMITS record; requests load ahead where steps mix prompts and decodes, and nothing else."""
+    simple = not record["per_request_progress"] and ranks == 1
+    if not tiers.tiers or not record["hash_tokens"]:
+        return
+    record["tiers"], record["write_policy"], record["prefetch"] = len(tiers.tiers), tiers.write_policy, tiers.prefetch
+    record["load_ahead"] = tiers.load_ahead and simple and not prefill_first and record["plain"]
+    record["link_read_us"], record["link_write_us"] = tiers.link_read_us, tiers.link_write_us
+    for name in ("read_us", "write_us", "latency_us"):
+        record[f"tier_{name}"][: len(tiers.tiers)] = [getattr(tier, name) for tier in tiers.tiers]
+
+
+def entry_records(limits: np.ndarray, pools: Sequence[tuple[Tiers, int]], blocks: int, n: int) -> np.ndarray:
+    """Return ENTRY records and note in the LIMITS records where each engine's are.
+
+    For each engine one a hash block and one for the freed private blocks of each request; then for each tier, of one
+    engine or of all that share it, its own record and one a hash block. ``pools``: tiers and engines of each.
+    """
+    own = blocks + n
+    limits["entries_at"] = np.arange(limits.size) * own
+    limits["private_at"] = limits["entries_at"] + blocks
+    places, capacities, shared = limits.size * own, {}, {}
+    owners = [(number, tiers) for number, (tiers, engines) in enumerate(pools) for _ in range(engines)]
+    for record, (number, tiers) in zip(limits, owners, strict=True):
+        for t, tier in enumerate(tiers.tiers[: record["tiers"]]):
+            place = shared.get((number, t))
+            if place is None:
+                place, places = places, places + 1 + blocks
+                capacities[place] = tier.blocks
+                if tier.shared:
+                    shared[number, t] = place
+            record["tier_at"][t] = place
+    entries = np.zeros(places, ENTRY)
+    for place, capacity in capacities.items():
+        entries[place]["valid"] = min(capacity, NO_LIMIT // 2)
+        entries[place]["before"] = entries[place]["after"] = place
+    return entries
+
+
+def tier_blocks_of(engine: np.void, tiers: int) -> TierBlocks | None:
+    """Return what an engine's tiers moved; None without tiers."""
+    names = ("tier_hit", "tier_read", "tier_written", "tier_evicted")
+    return TierBlocks(*(engine[name][:tiers].copy() for name in names)) if tiers else None

@@ -1,0 +1,262 @@
+"""KV tiers behind the GPU's cache: which blocks host memory, a disk or a store holds, LRU, and transfers.
+
+A tier holds leading KV blocks of hash blocks, as the GPU's cache does (``prefix``), in a list from the least to the
+most recently used; its record stands in front of its entries, in the array of all entries. Engines that share a tier
+have the same entries for it. Hits go on where the GPU's end, block by block in the first tier that has it, and are
+loaded to the GPU before they are used. By the deployment's policy, a block is written
+
+- THROUGH: to every tier, when it is cached on the GPU (vLLM's offloading connector, SGLang's and Dynamo's defaults);
+- BACK: to the first tier, when the GPU's cache evicts it; what a tier evicts goes to the next one;
+- MOVED: likewise, and a block that is loaded leaves the tier (TensorRT-LLM's host cache).
+
+What nothing writes on is lost. An admission touches all blocks of the prompt that are found, the last one first, in
+every tier that has it; new blocks are the most recently used, in their order (vLLM ``LRUCachePolicy``). Without a free
+block the least recently used one goes, from its tail. Loads and writes move over the link between host and GPU (PCIe),
+one direction each, and over the tier's own; each link serves them in order. A write ends whenever it does, but before a
+step begins to reuse what it evicted; a block counts as held once its write is ordered.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.serving.engine.compiled import compiled
+from kernelsight.serving.engine.records import FOREVER, MOVED, NOBODY, THROUGH
+
+
+@compiled
+def unlink_entry(entries: np.ndarray, e: int) -> None:
+    """Take an entry out of its tier's list."""
+    entries[entries[e].before].after = entries[e].after
+    entries[entries[e].after].before = entries[e].before
+    entries[e].queued = False
+
+
+@compiled
+def touch(entries: np.ndarray, tier: int, e: int) -> None:
+    """Make an entry the most recently used of the tier whose record is ``tier``."""
+    if entries[e].queued:
+        unlink_entry(entries, e)
+    last = entries[tier].before
+    entries[e].before, entries[e].after, entries[e].queued = last, tier, True
+    entries[last].after = entries[tier].before = e
+
+
+@compiled
+def take_oldest(engine: np.void, entries: np.ndarray, limits: np.void, t: int, keep: int, blocks: int) -> tuple:
+    """Evict up to ``blocks`` of the least recently used hash block but ``keep``: (its number or -1, what it had)."""
+    tier = limits.tier_at[t]
+    e = entries[tier].after
+    if e == keep:
+        e = entries[e].after
+    if e == tier:
+        return NOBODY, 0
+    had = entries[e].valid
+    lost = min(had, blocks)
+    entries[e].valid -= lost
+    entries[tier].valid += lost
+    engine.tier_evicted[t] += lost
+    if entries[e].valid == 0:
+        unlink_entry(entries, e)
+    return e - tier - 1, had
+
+
+@compiled
+def put_blocks(engine: np.void, entries: np.ndarray, limits: np.void, t: int, number: int, blocks: int) -> None:
+    """Hold the first ``blocks`` of a hash block for which there is room now, as the most recently used."""
+    tier = limits.tier_at[t]
+    e = tier + 1 + number
+    added = min(max(blocks - entries[e].valid, 0), entries[tier].valid)
+    entries[e].valid += added
+    entries[tier].valid -= added
+    engine.tier_written[t] += added
+    engine.pending_writes[t] += added
+    if entries[e].valid > 0:
+        touch(entries, tier, e)
+
+
+@compiled
+def missing_blocks(entries: np.ndarray, limits: np.void, t: int, number: int, blocks: int) -> int:
+    """Blocks that a tier has to evict to hold the first ``blocks`` of a hash block."""
+    tier = limits.tier_at[t]
+    return blocks - entries[tier + 1 + number].valid - entries[tier].valid
+
+
+@compiled
+def write_last(engine: np.void, entries: np.ndarray, limits: np.void, t: int, number: int, blocks: int) -> None:
+    """Write the first ``blocks`` of a hash block to a tier; what it evicts is lost."""
+    keep = limits.tier_at[t] + 1 + number
+    missing = missing_blocks(entries, limits, t, number, blocks)
+    while missing > 0 and take_oldest(engine, entries, limits, t, keep, missing)[0] >= 0:
+        missing = missing_blocks(entries, limits, t, number, blocks)
+    put_blocks(engine, entries, limits, t, number, blocks)
+
+
+@compiled
+def write_second(engine: np.void, entries: np.ndarray, limits: np.void, t: int, number: int, blocks: int) -> None:
+    """The same where there may be one tier more, to which what is evicted goes."""
+    keep = limits.tier_at[t] + 1 + number
+    missing = missing_blocks(entries, limits, t, number, blocks)
+    while missing > 0:
+        evicted, had = take_oldest(engine, entries, limits, t, keep, missing)
+        if evicted < 0:
+            break
+        if t + 1 < limits.tiers:
+            write_last(engine, entries, limits, t + 1, evicted, had)
+        missing = missing_blocks(entries, limits, t, number, blocks)
+    put_blocks(engine, entries, limits, t, number, blocks)
+
+
+@compiled
+def write_first(engine: np.void, entries: np.ndarray, limits: np.void, number: int, blocks: int) -> None:
+    """Write the first ``blocks`` of a hash block to the first tier; what it evicts goes to the next one."""
+    keep = limits.tier_at[0] + 1 + number
+    missing = missing_blocks(entries, limits, 0, number, blocks)
+    while missing > 0:
+        evicted, had = take_oldest(engine, entries, limits, 0, keep, missing)
+        if evicted < 0:
+            break
+        if limits.tiers > 1:
+            write_second(engine, entries, limits, 1, evicted, had)
+        missing = missing_blocks(entries, limits, 0, number, blocks)
+    put_blocks(engine, entries, limits, 0, number, blocks)
+
+
+@compiled
+def note_cached(engine: np.void, entries: np.ndarray, limits: np.void, number: int, blocks: int) -> None:
+    """Write on what the GPU's cache now holds of a hash block, where every block is written through."""
+    if limits.write_policy == THROUGH:
+        for t in range(limits.tiers):
+            write_last(engine, entries, limits, t, number, blocks)
+
+
+@compiled
+def note_evicted(engine: np.void, entries: np.ndarray, limits: np.void, e: int, blocks: int) -> None:
+    """Write back what the GPU's cache held of a hash block when it evicts some of it."""
+    if limits.write_policy != THROUGH:
+        write_first(engine, entries, limits, e - limits.entries_at, blocks)
+
+
+@compiled
+def tier_blocks(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, cached: int) -> int:
+    """KV blocks of a waiting prompt that tiers have, behind ``cached`` ones; at least one token is left to compute."""
+    per_hash = limits.hash_tokens // limits.block_size
+    most = min(min(request.prompt, request.known - 1) // limits.block_size, request.hash_count * per_hash)
+    blocks = cached
+    while blocks < most:
+        number, held = hashes[request.hash_at + blocks // per_hash], 0
+        for t in range(limits.tiers):
+            held = max(held, entries[limits.tier_at[t] + 1 + number].valid)
+        if held <= blocks % per_hash:
+            break
+        blocks = min(blocks - blocks % per_hash + held, most)
+        if held < per_hash:
+            break
+    return blocks - cached
+
+
+@compiled
+def load_blocks(
+    engine: np.void,
+    request: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    limits: np.void,
+    cached: int,
+    blocks: int,
+) -> float:
+    """Order the load of ``blocks`` behind ``cached`` ones, each from the first tier that has it; returns its end."""
+    per_hash = limits.hash_tokens // limits.block_size
+    at, end = cached, cached + blocks
+    for t in range(limits.tiers):
+        engine.load_blocks[t] = 0
+    while at < end:
+        number, within = hashes[request.hash_at + at // per_hash], at % per_hash
+        t = 0
+        while entries[limits.tier_at[t] + 1 + number].valid <= within:
+            t += 1
+        count = min(entries[limits.tier_at[t] + 1 + number].valid - within, end - at)
+        engine.load_blocks[t] += count
+        at += count
+    touch_prompt(request, hashes, entries, limits, cached + blocks)
+    begin_us = request.visible_us if limits.prefetch and request.visible_us > 0.0 else engine.now
+    engine.link_read_us = max(engine.link_read_us, begin_us) + blocks * limits.link_read_us
+    end_us = engine.link_read_us
+    for t in range(limits.tiers):
+        count = engine.load_blocks[t]
+        if count > 0:
+            engine.tier_read[t] += count
+            engine.tier_read_us[t] = max(engine.tier_read_us[t], begin_us) + count * limits.tier_read_us[t]
+            end_us = max(end_us, engine.tier_read_us[t] + limits.tier_latency_us[t])
+    return end_us
+
+
+@compiled
+def touch_prompt(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, blocks: int) -> None:
+    """Make the hash blocks under the first ``blocks`` of a prompt the most recently used, the first one last."""
+    per_hash = limits.hash_tokens // limits.block_size
+    for i in range((blocks + per_hash - 1) // per_hash - 1, -1, -1):
+        for t in range(limits.tiers):
+            e = limits.tier_at[t] + 1 + hashes[request.hash_at + i]
+            if entries[e].valid > 0:
+                touch(entries, limits.tier_at[t], e)
+
+
+@compiled
+def forget_moved(
+    request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, cached: int, blocks: int
+) -> None:
+    """Drop from the tiers what was loaded, where a block is in one place only."""
+    if limits.write_policy != MOVED:
+        return
+    per_hash = limits.hash_tokens // limits.block_size
+    for i in range(cached // per_hash, (cached + blocks + per_hash - 1) // per_hash):
+        for t in range(limits.tiers):
+            e = limits.tier_at[t] + 1 + hashes[request.hash_at + i]
+            if entries[e].valid > 0:
+                entries[limits.tier_at[t]].valid += entries[e].valid
+                entries[e].valid = 0
+                unlink_entry(entries, e)
+
+
+@compiled
+def end_writes(engine: np.void, limits: np.void) -> None:
+    """Order the writes of a step over their links; where blocks are written back, the step waits for them."""
+    written = 0
+    end_us = 0.0
+    for t in range(limits.tiers):
+        count = engine.pending_writes[t]
+        if count > 0:
+            written += count if t == 0 or limits.write_policy == THROUGH else 0
+            engine.tier_write_us[t] = max(engine.tier_write_us[t], engine.now) + count * limits.tier_write_us[t]
+            end_us = max(end_us, engine.tier_write_us[t] + limits.tier_latency_us[t])
+            engine.pending_writes[t] = 0
+    if written > 0:
+        engine.link_write_us = max(engine.link_write_us, engine.now) + written * limits.link_write_us
+        end_us = max(end_us, engine.link_write_us)
+    if limits.write_policy != THROUGH:
+        engine.loads_us = max(engine.loads_us, end_us)
+
+
+@compiled
+def is_loading(engine: np.void, request: np.void, seen_us: float) -> bool:
+    """Whether a running request still waits for its load; a load that has ended by ``seen_us`` is noted."""
+    if request.loaded_us == 0.0:
+        return False
+    if request.loaded_us > seen_us:
+        return True
+    request.loaded_us = 0.0
+    engine.loading -= 1
+    return False
+
+
+@compiled
+def first_load_us(engine: np.void, requests: np.ndarray) -> float:
+    """When the first load ends that a running request waits for."""
+    moment = FOREVER
+    r = engine.partial
+    while r >= 0:
+        if requests[r].loaded_us > 0.0:
+            moment = min(moment, requests[r].loaded_us)
+        r = requests[r].next_partial
+    return moment

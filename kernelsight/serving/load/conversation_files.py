@@ -1,0 +1,214 @@
+"""Recorded conversations of coding agents, one JSON file each: their turns, sub-agents and hashed prompt blocks.
+
+The form is that of github.com/callanjfox/kv-cache-tester (folder ``traces``): ``block_size``, ``tool_tokens``,
+``system_tokens`` and ``requests`` with ``in``, ``out``, ``hash_ids`` (one a whole block of the prompt), ``t``,
+``think_time`` and ``api_time``; an entry with ``requests`` of its own is a sub-agent, whose ``t`` is its end and
+``duration_ms`` its length.
+
+- A turn is sent ``think_time`` after the one before it has finished; where that is not recorded, after the recorded
+  time from the end of that one (``api_time``; without it, from its begin).
+- Sub-agents begin after the turn before them, as long after its end as was recorded, and run beside each other. The
+  next turn waits for the last request of each of them, and then as long as the recorded one did after their end.
+- Hashes are those of one conversation and its sub-agents. Beyond it, prompts share the whole blocks of the tools where
+  ``tool_tokens`` are equal, and those of the system prompt where ``system_tokens`` are equal as well; with
+  ``shared_prefix`` the blocks of tools and system prompt are common to all conversations and agents.
+- An answer of no tokens is one of one token: an engine gives at least that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernelsight import errors
+from kernelsight.serving.load.dependencies import Dependencies, first_bad_pause, pause_fault
+from kernelsight.serving.load.trace_formats import shown
+
+LARGEST_SIZE = 2**53
+ADVICE = "Correct it, or remove the file."
+
+
+class Conversations(NamedTuple):
+    """Requests of conversations, one conversation after the other, in an order in which none waits for a later one."""
+
+    names: list[str]
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+    hash_ids: list[np.ndarray]
+    block_tokens: int
+    dependencies: Dependencies
+
+
+def is_conversation(data: bytes) -> bool:
+    """Tell whether the content of a file is a recorded conversation, by its fields."""
+    head = data[: 1 << 16]
+    return head.lstrip()[:1] == b"{" and b'"requests"' in head and b'"block_size"' in head
+
+
+def read_conversations(files: Iterator[tuple[Path, bytes]], *, shared_prefix: bool = False) -> Conversations:
+    """Read conversations from the contents of files; InvalidInput names the file, and the request where it is one."""
+    reading = _Reading(shared_prefix)
+    for path, data in files:
+        reading.add(path, data)
+    return reading.found()
+
+
+class _Reading:
+    """What was read so far."""
+
+    def __init__(self, shared_prefix: bool) -> None:
+        self.shared_prefix = shared_prefix
+        self.names: list[str] = []
+        self.known: dict[str, Path] = {}
+        self.prompts: list[int] = []
+        self.outputs: list[int] = []
+        self.hashes: list[np.ndarray] = []
+        self.pairs: list[tuple[int, int, float]] = []
+        self.shared: dict[tuple, int] = {}  # numbers of blocks that several conversations share, by what they are
+        self.blocks = 0
+        self.block_tokens: int | None = None
+
+    def found(self) -> Conversations:
+        sizes = np.array(self.prompts, np.int64), np.array(self.outputs, np.int64)
+        return Conversations(self.names, *sizes, self.hashes, self.block_tokens or 1, Dependencies.of(self.pairs))
+
+    def add(self, path: Path, data: bytes) -> None:
+        try:
+            stated = json.loads(data)
+        except (ValueError, RecursionError) as problem:
+            found = f"it is no JSON object ({str(problem).splitlines()[0]})"
+            raise errors.trace_unusable(path, found, ADVICE) from None
+        if not isinstance(stated, dict) or not isinstance(stated.get("requests"), list):
+            raise errors.trace_unusable(path, "it has no list of requests", ADVICE)
+        one = _Conversation(self, path, stated)
+        one.add_agent(stated, "", None)
+        self.hashes += self._numbered(one.hashes, one.shared)
+
+    def _numbered(self, hashes: list[np.ndarray], shared: Mapping[int, tuple]) -> list[np.ndarray]:
+        """Return the hashes of one conversation as numbers of all; ``shared``: what some are beyond it."""
+        own, places = np.unique(np.concatenate([*hashes, np.zeros(0, np.int64)]), return_inverse=True)
+        numbers = np.arange(self.blocks, self.blocks + own.size)
+        self.blocks += own.size
+        for one, key in shared.items():
+            place = int(np.searchsorted(own, one))
+            numbers[place] = self.shared.setdefault(key, int(numbers[place]))
+        return np.split(numbers[places], np.cumsum([ids.size for ids in hashes]))[:-1]
+
+
+class _Conversation:
+    """One file: its requests are added to what was read so far."""
+
+    def __init__(self, reading: _Reading, path: Path, stated: Mapping[str, Any]) -> None:
+        self.reading, self.path = reading, path
+        self.name = str(stated.get("id", path.name))
+        if self.name in reading.known:
+            found = f"the conversation {shown(self.name)} is in {reading.known[self.name].name} as well"
+            raise errors.trace_unusable(path, found, "Remove one of the files.")
+        reading.known[self.name] = path
+        self.block = int(self._number(stated, "block_size", "the conversation", least=1))
+        if reading.block_tokens not in (None, self.block):
+            found = f"its blocks have {self.block} tokens, those of the others {reading.block_tokens}"
+            raise errors.trace_unusable(path, found, "Give conversations of one block size.")
+        reading.block_tokens = self.block
+        self.hashes: list[np.ndarray] = []
+        self.shared: dict[int, tuple] = {}  # what hashes stand for beyond this conversation
+
+    def _number(self, row: Mapping, field: str, where: str, least: float = 0, default: float | None = None) -> float:
+        value = row.get(field, default)
+        good = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LARGEST_SIZE
+        if not good:
+            found = f"{field} is {shown(value)}" if field in row else f"{field} is missing"
+            rule = f"{found}, but must be a number, at least {least}"
+            raise errors.trace_place_unusable(self.path, where, rule, ADVICE)
+        return float(value)
+
+    def add_agent(self, agent: Mapping[str, Any], prefix: str, start: tuple[int, float] | None) -> int | None:
+        """Add the requests of the conversation or of a sub-agent; returns the number of the last one.
+
+        ``start``: the request that a sub-agent waits for, and the pause.
+        """
+        tools, system = (
+            int(self._number(agent, name, "the conversation", default=0)) for name in ("tool_tokens", "system_tokens")
+        )
+        last, ended_s, waiting = None, 0.0, []  # waiting: (last request of a sub-agent, its end)
+        is_first = True
+        for place, row in enumerate(agent["requests"]):
+            where = f"request {prefix}{place}"
+            if not isinstance(row, dict):
+                raise errors.trace_place_unusable(self.path, where, f"it is {shown(row)}, not an object", ADVICE)
+            moment_s = self._number(row, "t", where)
+            if "requests" in row:
+                if not isinstance(row["requests"], list):
+                    raise errors.trace_place_unusable(self.path, where, "requests is no list", ADVICE)
+                length_s = self._number(row, "duration_ms", where, default=0) / 1e3
+                begun = None if last is None else (last, max(moment_s - length_s - ended_s, 0.0))
+                end = self.add_agent(row, f"{prefix}{place}.", begun or start)
+                waiting += [] if end is None else [(end, moment_s)]
+                continue
+            number = len(self.reading.names)
+            if waiting:
+                pause_s = max(moment_s - max(moment for _, moment in waiting), 0.0)
+                self.reading.pairs += [(number, end, pause_s) for end, _ in waiting]
+            elif last is not None:
+                self.reading.pairs.append((number, last, self._pause(row, where, moment_s - ended_s)))
+            elif start is not None:
+                self.reading.pairs.append((number, *start))
+            ids = self._hashes(row, where)
+            if is_first:
+                self._share(ids, tools, system)
+            self._add_request(row, where, ids)
+            is_first = False
+            last, waiting = number, []
+            ended_s = moment_s + self._number(row, "api_time", where, default=0)
+        return last
+
+    def _pause(self, row: Mapping[str, Any], where: str, recorded_s: float) -> float:
+        """Return the pause before a turn; ``recorded_s``: from the end of the one before it to its begin."""
+        if row.get("think_time") is None:
+            return max(recorded_s, 0.0)
+        stated = row["think_time"]
+        bad = isinstance(stated, bool) or not isinstance(stated, int | float)
+        if bad or first_bad_pause(np.array([stated], float)) is not None:
+            found, advice = pause_fault(stated)
+            raise errors.trace_place_unusable(self.path, where, found.replace("think_s", "think_time"), advice)
+        return float(stated)
+
+    def _hashes(self, row: Mapping[str, Any], where: str) -> np.ndarray:
+        stated, prompt = row.get("hash_ids"), self._number(row, "in", where, least=1)
+        ids = _whole_numbers(stated)
+        if ids is None:
+            found = f"hash_ids is {shown(stated)}, not a list of whole numbers"
+            raise errors.trace_place_unusable(self.path, where, found, ADVICE)
+        whole = int(prompt) // self.block
+        if len(ids) not in (whole, -(-int(prompt) // self.block)):
+            found = f"hash_ids has {len(ids)} entries, but {int(prompt)} tokens in blocks of {self.block} have {whole}"
+            raise errors.trace_place_unusable(self.path, where, found, ADVICE)
+        return ids
+
+    def _share(self, ids: np.ndarray, tools: int, system: int) -> None:
+        """Note what the leading blocks of an agent's first prompt are beyond this conversation."""
+        for place, one in enumerate(ids[: (tools + system) // self.block].tolist()):
+            key = ("tools", tools, place) if (place + 1) * self.block <= tools else ("system", tools, system, place)
+            self.shared.setdefault(one, ("all", place) if self.reading.shared_prefix else key)
+
+    def _add_request(self, row: Mapping[str, Any], where: str, ids: np.ndarray) -> None:
+        reading = self.reading
+        reading.names.append(f"{self.name}/{where.removeprefix('request ')}")
+        reading.prompts.append(int(row["in"]))
+        reading.outputs.append(max(int(self._number(row, "out", where)), 1))
+        self.hashes.append(ids)
+
+
+def _whole_numbers(stated: object) -> np.ndarray | None:
+    """Return a list of whole numbers as an array; None: it is something else."""
+    if not isinstance(stated, list):
+        return None
+    try:
+        values = np.array(stated if stated else np.zeros(0, np.int64))
+    except (ValueError, OverflowError):
+        return None
+    return values.astype(np.int64) if values.dtype.kind == "i" and values.ndim == 1 else None

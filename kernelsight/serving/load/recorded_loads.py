@@ -1,0 +1,153 @@
+"""Reads a recorded load: a trace, or conversations of coding agents; its requests, and which wait for which."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight import errors
+from kernelsight.scenario.load_rules import CONVERSATION_ENDINGS
+from kernelsight.serving.load import dependencies as waiting
+from kernelsight.serving.load.conversation_files import Conversations, is_conversation, read_conversations
+from kernelsight.serving.load.dependencies import Dependencies
+from kernelsight.serving.load.trace_files import content_of, read_container_of
+from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace, shown
+from kernelsight.serving.load.traces import TRACE_SCHEMA, numbers, requests_of_trace, text_of
+
+
+class RecordedLoad(NamedTuple):
+    """Requests as a table of ``TRACE_SCHEMA`` in their own order, and which wait for which, by their places there.
+
+    ``timed``: the requests that wait for no other have an arrival; else all of these are there from the beginning.
+    """
+
+    requests: pa.Table
+    dependencies: Dependencies
+    timed: bool = True
+
+
+def read_load(path: str | os.PathLike[str], *, shared_prefix: bool = False) -> RecordedLoad:
+    """Read a trace, a conversation, or a folder of conversations; ``shared_prefix``: see ``conversation_files``.
+
+    Raises InvalidInput with the file and, if known, the line of the decompressed file (from 1).
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "day.csv"
+    ...     _ = file.write_text("arrival_s,prompt_tokens,output_tokens\\n10.0,128,16\\n10.5,64,8\\n")
+    ...     read_load(file).requests.select(["arrival_s", "prompt_tokens"]).to_pylist()
+    [{'arrival_s': 0.0, 'prompt_tokens': 128}, {'arrival_s': 0.5, 'prompt_tokens': 64}]
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _of_conversations(read_conversations(_files_of(path), shared_prefix=shared_prefix))
+    data = content_of(path)
+    if is_conversation(data):
+        return _of_conversations(read_conversations(iter([(path, data)]), shared_prefix=shared_prefix))
+    if shared_prefix:
+        found = "shared_prefix is set, but it states no tokens of tools and system prompts"
+        raise errors.trace_unusable(path, found, "Leave shared_prefix unset: the hashes say what prompts share.")
+    raw = read_container_of(path, data)
+    dependencies = _dependencies(raw)
+    waits = np.zeros(raw.columns.num_rows, bool)
+    waits[dependencies.request] = True
+    return RecordedLoad(requests_of_trace(raw, waits), dependencies)
+
+
+def read_trace(path: str | os.PathLike[str], *, limit: int | None = None) -> pa.Table:
+    """Return the requests of a recorded load, see ``read_load``; its first ``limit`` ones, at most.
+
+    The whole file is checked even if ``limit`` keeps only its first requests; a shorter trace is returned in full.
+    """
+    if limit is not None and limit < 1:
+        raise errors.trace_unusable(path, f"the limit is {limit} requests", "Use a limit of at least 1.")
+    return read_load(path).requests.slice(0, limit)
+
+
+def _files_of(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """Yield the conversations of a folder, by name; InvalidInput: there is none, or a JSON file is something else."""
+    paths = sorted(path for path in folder.iterdir() if path.name.endswith(CONVERSATION_ENDINGS) and path.is_file())
+    if not paths:
+        found = f"the folder has no file that ends with {', '.join(CONVERSATION_ENDINGS)}"
+        raise errors.trace_unusable(folder, found, "Give a folder of recorded conversations, or the path of a trace.")
+    for path in paths:
+        data = content_of(path)
+        if not is_conversation(data):
+            found = "it is no recorded conversation: it lacks block_size and requests"
+            raise errors.trace_unusable(path, found, "Give a folder of conversations alone, or the path of a trace.")
+        yield path, data
+
+
+def _of_conversations(found: Conversations) -> RecordedLoad:
+    n = len(found.names)
+    offsets = np.concatenate([[0], np.cumsum([ids.size for ids in found.hash_ids])])
+    ids = np.concatenate([*found.hash_ids, np.zeros(0, np.int64)])
+    columns = {
+        "external_id": pa.array(found.names, pa.string()),
+        "arrival_s": pa.array(np.zeros(n)),
+        "prompt_tokens": pa.array(found.prompt_tokens),
+        "output_tokens": pa.array(found.output_tokens),
+        "hash_ids": pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(ids)),
+        "hash_block_tokens": pa.array(np.full(n, found.block_tokens)),
+        "priority": pa.nulls(n, pa.int64()),
+    }
+    return RecordedLoad(pa.table(columns, schema=TRACE_SCHEMA), found.dependencies, timed=False)
+
+
+def _dependencies(raw: RawTrace) -> Dependencies:
+    """Return which requests of a trace wait for which: those that it names, or the turns of its sessions."""
+    pairs = _named_pairs(raw) + _session_pairs(raw)
+    pauses = numbers(raw.column(raw.format.pause)) / raw.format.pauses_per_second
+    stated = raw.column(raw.format.pause).is_valid().to_numpy()
+    bad = stated & ~((pauses >= 0) & (pauses <= waiting.LONGEST_S))
+    if bad.any():
+        row = int(bad.argmax())
+        found, advice = waiting.pause_fault(raw.columns[raw.format.pause][row].as_py())
+        raise raw.fault(row, found.replace("think_s", str(raw.format.pause)), advice)
+    found = Dependencies.of([(row, after, float(pauses[row]) if stated[row] else 0.0) for row, after in pairs])
+    circles = np.flatnonzero(waiting.generations(found, raw.columns.num_rows) < 0)
+    if circles.size:
+        raise raw.fault(int(circles[0]), "it waits for itself, by way of the requests before it")
+    return found
+
+
+def _named_pairs(raw: RawTrace) -> list[tuple[int, int]]:
+    """Return (request, the one named in its ``after``) by row; a trace without ids counts its rows from 0."""
+    after = text_of(raw, raw.format.after)
+    waits = np.flatnonzero(after.is_valid().to_numpy())
+    if not waits.size:
+        return []
+    names = text_of(raw, raw.format.request_id)
+    names = [str(row) for row in range(len(names))] if names.null_count == len(names) else names.to_pylist()
+    rows: dict[str, int] = {}
+    for row, name in enumerate(names):
+        if name is not None and rows.setdefault(name, row) != row:
+            raise raw.fault(row, f"{raw.format.request_id} {shown(name)} is that of an earlier request as well")
+    pairs = []
+    for row in waits.tolist():
+        name = after[row].as_py()
+        if name not in rows:
+            found = f"{raw.format.after} is {shown(name)}, but no request has this {raw.format.request_id}"
+            raise raw.fault(row, found, CORRECT_LINE)
+        pairs.append((row, rows[name]))
+    return pairs
+
+
+def _session_pairs(raw: RawTrace) -> list[tuple[int, int]]:
+    """Return (turn, the one before it) of the sessions that a trace names, by row."""
+    sessions = text_of(raw, raw.format.session)
+    if sessions.null_count == len(sessions):
+        return []
+    if raw.column(raw.format.after).null_count < len(sessions):
+        found = f"it has {raw.format.after} and {raw.format.session}"
+        raise errors.trace_unusable(raw.path, found, "Keep one of them: the turns of a session are in file order.")
+    codes = pc.dictionary_encode(sessions).combine_chunks().indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    order = np.argsort(codes, kind="stable")
+    same = (np.diff(codes[order]) == 0) & (codes[order][1:] >= 0)
+    return list(zip(order[1:][same].tolist(), order[:-1][same].tolist(), strict=True))

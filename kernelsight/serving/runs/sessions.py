@@ -1,0 +1,33 @@
+"""Sessions of a load: requests that hang together because some wait for others, and which turn each of them is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.serving.engine.inputs import Waits
+from kernelsight.serving.engine.session_records import first_of_session
+from kernelsight.serving.load.dependencies import Dependencies, generations
+from kernelsight.serving.load.requests import spans_of
+
+
+def sessions_of_requests(requests: pa.Table, request_dependencies: pa.Table) -> pa.Table:
+    """Return ``session_requests``: every request of the scenarios in which some wait for others.
+
+    A request that hangs together with no other is a session of its own.
+    """
+    names, ids, sessions, turns = [], [], [], []
+    spans = spans_of(requests["scenario_id"])
+    numbers = requests["request_id"].to_numpy()
+    pairs = [request_dependencies[name].to_numpy() for name in ("request_id", "after", "think_s")]
+    for scenario, (start, stop) in spans_of(request_dependencies["scenario_id"]).items():
+        own = numbers[slice(*spans[scenario])]
+        order = np.argsort(own)
+        request, after = (order[np.searchsorted(own, one[start:stop], sorter=order)] for one in pairs[:2])
+        waits = Waits(request, after, pairs[2][start:stop])
+        names += [scenario] * own.size
+        ids.append(own)
+        sessions.append(own[first_of_session(waits, own.size)])
+        turns.append(generations(Dependencies(*waits), own.size))
+    columns = (np.concatenate([*values, np.zeros(0, np.int64)]) for values in (ids, sessions, turns))
+    return pa.table([pa.array(names, pa.string()), *columns], names=["scenario_id", "request_id", "session", "turn"])

@@ -1,0 +1,14 @@
+-- What each KV tier of a scenario gave, took and lost
+select
+  totals.scenario_id,
+  settings.tier,
+  min(settings.position) as position,
+  sum(totals.hit_blocks * plan.block_size)::bigint as hit_tokens,
+  sum(totals.read_blocks * round(settings.block_bytes)::bigint)::bigint as read_bytes,
+  sum(totals.written_blocks * round(settings.block_bytes)::bigint)::bigint as written_bytes,
+  sum(totals.evicted_blocks * round(settings.block_bytes)::bigint)::bigint as evicted_bytes
+from kv_tier_totals as totals
+join kv_tier_settings as settings using (deployment_id, position)
+join memory_plan as plan using (deployment_id)
+group by totals.scenario_id, settings.tier
+order by totals.scenario_id, position
