@@ -139,7 +139,7 @@ def _asked(world: World, scenario: Mapping[str, Any], start: int, stop: int) -> 
     """Return the requests/s that are sent whatever the engine does; None where ends of others decide that."""
     if scenario["max_concurrency"] is not None and scenario["request_rate"] is None:
         return None
-    if (world.columns["follows"][start:stop] >= 0).any():
+    if scenario["scenario_id"] in world.waits:
         return None
     if scenario["request_rate"] is not None:
         return scenario["request_rate"]
