@@ -18,6 +18,8 @@ OUTAGE_S = 5.0
 STOP_WIDTH_S, LEAST_STOP_S, SPAN_S = 0.25, 0.12, 120.0
 # a stop is a pause where this share of what is lost around it is lost at once
 AT_ONCE, AROUND_S = 0.6, 3.0
+# pauses are named where they take this share of what requests took longer than predicted
+LEAST_OF_MISS = 0.2
 # a change of the logarithm of the speed counts from here, and from so many standard errors
 LEAST_CHANGE, LEAST_Z = 0.06, 6.0
 # windows in a row err together, as if there were fewer of them
@@ -107,6 +109,11 @@ def _pauses(measured: Measured, base: Replayed) -> list[Incident]:
         return []
     hit = int(sum(((begin < at) & (begin + real > at)).sum() for at in moments[chosen]))
     value = float(np.median(at_once[chosen]))
+    excess_s = abs(float(np.nansum(measured.e2e_ms[rows] - base.e2e_ms[rows]))) / 1e3
+    # of a long log stops are looked for in some spans alone
+    looked_at = min(MOST_SPANS * SPAN_S / max(float(np.ptp(begin)), 1e-9), 1.0)
+    if value * hit < LEAST_OF_MISS * excess_s * looked_at:
+        return []
     from_s, to_s = float(moments[chosen].min()), float(moments[chosen].max()) + value
     return [Incident("incident", "pause", from_s, to_s, value, int(chosen.sum()), value * hit)]
 
