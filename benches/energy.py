@@ -30,17 +30,18 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words.add_argument("--runs", default=str(ROOT / RUNS), help="measured servers with their power")
     words.add_argument("--write", action="store_true", help="also write the fitted constants into the catalogue")
+    words.add_argument("--every", type=int, default=3, help="serve every Nth run of a model (default: 3)")
     words.add_argument("-o", "--output", type=Path, help="also write the figures as JSON")
     asked = words.parse_args()
     read = read_runs(asked.runs)
     with ks.connect() as session:
-        figures = evaluate(session, read.table.to_pylist())
+        figures = evaluate(session, read.table.to_pylist(), asked.every)
     figures |= {"read": read.read, "excluded": [{"reason": reason, "n": count} for reason, count in read.excluded]}
     if asked.write:
         write_constants(figures)
     if asked.output:
         asked.output.write_text(json.dumps(figures, indent=1), encoding="utf-8")
-    print(record("energy", figures, f"python benches/energy.py --runs {RUNS}"))
+    print(record("energy", figures, f"python benches/energy.py --runs {RUNS} --every {asked.every}"))
 
 
 def write_constants(figures: dict[str, Any]) -> None:

@@ -62,5 +62,5 @@ def sample() -> str:
     excluded = "; ".join(f"{count(each['n'])} {each['reason']}" for each in found["excluded"])
     return (
         f"{count(found['read'])} rows read, {count(found['runs'])} with text alone and sound; "
-        f"{count(found['not_planned'])} of these are of models that the catalogue lacks. Excluded: {excluded}."
+        f"{count(found['not_planned'])} of these are of models that the catalogue lacks; {count(found['served'])} were served. Excluded: {excluded}."
     )

@@ -38,7 +38,8 @@ drawn as (
     scenario_id,
     unnest([0, -1, 1]) as "end",
     (gpu_power_w + coalesce(host_power_w, 0) * energy.gpus) as power_w,
-    least(gpu_power_w * exp("end" * power_log_half), limit_w) + coalesce(host_power_w, 0) * energy.gpus as mean_power_w,
+    case when gpu_power_w is not null then least(gpu_power_w * exp("end" * power_log_half), limit_w) end
+      + coalesce(host_power_w, 0) * energy.gpus as mean_power_w,
     power_w * duration_s / nullif(output_tokens, 0) * exp("end" * energy_log_half) as energy_per_output_token_j,
     power_w * duration_s / nullif(completed, 0) * exp("end" * energy_log_half) as energy_per_request_j,
     -- 3.6e6 joules are a kilowatt-hour

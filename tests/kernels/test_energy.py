@@ -95,7 +95,7 @@ def test_narrow_weights_are_expanded_only_where_the_arithmetic_is_wider():
             {
                 "gpu": ["h100_sxm"] * 3,
                 "math": ["bf16", "bf16", "fp8"],
-                "format": ["bf16", "int4", "fp8"],
+                "format": ["bf16", "mxfp4", "fp8"],
                 "flops": [1e12] * 3,
                 "bytes": [3.35e6] * 3,
             }

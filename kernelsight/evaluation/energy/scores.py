@@ -20,11 +20,11 @@ NOMINAL = 0.9
 USERS = ((1, 64), (65, 256), (257, 4096))
 
 
-def evaluate(session: Session, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def evaluate(session: Session, runs: Sequence[Mapping[str, Any]], every: int = 1) -> dict[str, Any]:
     """Return scores, constants fitted on all runs, and half widths of intervals.
 
     ``runs``: ``measured_runs`` with their power. Data-parallel ranks are scored, and never fitted on: most of their
-    time goes to steps with prompts, whose lengths no file states.
+    time goes to steps with prompts, whose lengths no file states. ``every``: which runs are served, each one or fewer.
     """
     measured = [run for run in runs if run.get("mean_power_w")]
     steady = steady_of(session, measured)
@@ -34,7 +34,7 @@ def evaluate(session: Session, runs: Sequence[Mapping[str, Any]]) -> dict[str, A
     fitted = np.array([run["dp"] == 1 for run in steady.runs])
     by_model = left_out(servers, models, fitted)
     by_gpu = left_out(servers, kinds, fitted)
-    served_power, served_energy = _served(session, steady.runs, servers, fitted)
+    served_power, served_energy = _served(session, steady.runs, servers, fitted, every)
     energy = np.array([run["energy_per_output_token_j"] for run in steady.runs])
     errors = {
         "power, measured step time, model left out": by_model / power,
@@ -52,6 +52,7 @@ def evaluate(session: Session, runs: Sequence[Mapping[str, Any]]) -> dict[str, A
     constants = fit(servers.of(fitted))
     return {
         "runs": len(measured),
+        "served": int(np.isfinite(served_power).sum()),
         "not_planned": len(measured) - len(steady.runs),
         "scores": {name: _scores(ratio, steady.runs, kinds, fitted) for name, ratio in errors.items()},
         "coverage": {
@@ -64,13 +65,13 @@ def evaluate(session: Session, runs: Sequence[Mapping[str, Any]]) -> dict[str, A
 
 
 def _served(
-    session: Session, runs: Sequence[dict[str, Any]], servers: Servers, fitted: np.ndarray
+    session: Session, runs: Sequence[dict[str, Any]], servers: Servers, fitted: np.ndarray, every: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return power of a GPU and energy per token of each run, simulated with constants of the other models."""
     power, energy = np.full(len(runs), np.nan), np.full(len(runs), np.nan)
     count = np.array([run["tp"] * run["pp"] * run["dp"] for run in runs])
     for model in sorted(set(servers.model.tolist())):
-        own = np.flatnonzero(servers.model == model)
+        own = np.flatnonzero(servers.model == model)[::every]
         found = simulated(session, [runs[i] for i in own], constants_without(servers, fitted, model))
         power[own], energy[own] = found.power_w / count[own], found.joules_per_token
     return power, energy

@@ -25,7 +25,7 @@ def test_the_loop_adds_up_the_energy_of_the_knots_that_it_pays(run):
     (summed,) = run.sql(query).to_arrow_table()["joules"].to_pylist()
     (served,) = run.table("replica_totals")["dynamic_energy_j"].to_pylist()
     assert served == pytest.approx(summed, rel=1e-9) and served > 0
-    (windows,) = run.sql("select sum(dynamic_energy_j) from serving_windows").fetchone()
+    windows = sum(run.table("serving_windows")["dynamic_energy_j"].to_pylist())
     assert windows == pytest.approx(served, rel=1e-9)
 
 
@@ -42,7 +42,8 @@ def test_windows_are_about_the_mean_and_never_above_the_limit(run):
     windows = run.table("power_over_time").to_pylist()
     summary = run.table("scenario_summary").to_pylist()[0]
     span = run.table("scenario_energy")["span_s"][0].as_py()
-    assert sum(row["energy_j"] for row in windows) / span == pytest.approx(summary["mean_power_w"], rel=0.05)
+    # the limit holds in each window: what one leaves free, another cannot use
+    assert 0.85 < sum(row["energy_j"] for row in windows) / span / summary["mean_power_w"] <= 1.0 + 1e-9
     assert max(row["power_w"] for row in windows) <= 72.0
 
 
@@ -61,7 +62,7 @@ def test_a_summary_of_many_has_the_energy_of_each(run):
     with connect() as session:
         found = session.what_if([FLAGS, {**FLAGS, "max_concurrency": 2}, {**FLAGS, "power_limit": 40.0}])
         rows = {row["scenario_id"]: row for row in found.table("scenario_summary").to_pylist()}
-        front = session.table if False else found.table("energy_front").to_pylist()
+        front = found.table("energy_front").to_pylist()
     alone = run.table("scenario_summary").to_pylist()[0]
     same = rows[alone["scenario_id"]]
     assert same["mean_power_w"] == pytest.approx(alone["mean_power_w"], rel=1e-12)
@@ -83,7 +84,6 @@ def test_servers_carbon_and_the_building_are_counted_where_they_are_stated():
 
 def test_latencies_that_were_given_without_energy_leave_power_unknown(run):
     with connect() as session:
-        session.simulate(**FLAGS)
         latencies = run.table("kernel_latencies")
         place = latencies.column_names.index("energy_j")
         session.give("deployments", run.table("deployments"))
