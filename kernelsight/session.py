@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from kernelsight.dataflow import session as dataflow
 from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.contract import as_arrow, conform
 from kernelsight.dataflow.graph import Graph, Node
-from kernelsight.dataflow.kept import Kept, program_digest
+from kernelsight.dataflow.kept import Kept, keep_table, program_digest, read_table
 from kernelsight.dataflow.locations import folder
 from kernelsight.dataflow.rows import is_rows, python_rows
 from kernelsight.errors import InvalidInput
@@ -81,13 +82,17 @@ def embedded_facts() -> dict[str, Callable[[], pa.Table]]:
 
 @cache
 def _models() -> dict[str, pa.Table]:
+    names, contracts = ("models", "model_layers"), catalog.contracts()
+    keys = {name: hashlib.sha256(f"{_program()} {name} of the catalogue".encode()).hexdigest() for name in names}
+    kept = {name: read_table(keys[name], contracts[name].schema) for name in names}
+    if all(table is not None for table in kept.values()):
+        return kept
     from kernelsight.models.config import load_catalogue
 
-    contracts = catalog.contracts()
-    return {
-        name: conform(catalog.from_rows(rows, contracts[name]), contracts[name], origin="models.jsonl")
-        for name, rows in zip(("models", "model_layers"), load_catalogue(), strict=True)
-    }
+    for name, rows in zip(names, load_catalogue(), strict=True):
+        kept[name] = conform(catalog.from_rows(rows, contracts[name]), contracts[name], origin="models.jsonl")
+        keep_table(keys[name], kept[name])
+    return kept
 
 
 def _model_facts(name: str) -> pa.Table:

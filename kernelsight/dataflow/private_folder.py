@@ -72,10 +72,8 @@ class PrivateFolder:
         if content is None:
             return None
         try:
-            if content[:_DIGEST_BYTES] != _digest(key, memoryview(content)[_DIGEST_BYTES:]):
-                raise ValueError("another digest")
-            return decode(content[_DIGEST_BYTES:])
-        except Exception:  # whatever a decoder raises
+            return checked(key, content, decode)
+        except Damaged:
             self._remove(name)
             raise Damaged(f"{self.path / name} is damaged") from None
 
@@ -168,6 +166,16 @@ class PrivateFolder:
     def _at(self, name: str) -> str:
         """Return how a file is named to the system, which takes it from our handle where it can."""
         return str(self.path / name) if self.handle is None else name
+
+
+def checked(key: str, content: bytes, decode: Callable[[bytes], Read]) -> Read:
+    """Return what a file of a private folder holds under a key, decoded. Damaged: it is not what was written."""
+    try:
+        if content[:_DIGEST_BYTES] != _digest(key, memoryview(content)[_DIGEST_BYTES:]):
+            raise ValueError("another digest")
+        return decode(content[_DIGEST_BYTES:])
+    except Exception:  # whatever a decoder raises
+        raise Damaged(f"{key} is damaged") from None
 
 
 def user_cache() -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ from kernelsight.kernels.resolve import (
     fitted_vendors,
     lineage_of,
     measured_dtype,
+    parts_there,
     relinked,
     rows_of_part,
     siblings,
@@ -291,21 +292,25 @@ def _rows_of(coefficients: pa.Table, part: str, family: str, gpu: str) -> list[d
 
 
 def _measured_gpus(family: str, coefficients: pa.Table) -> set[str]:
-    def read() -> set[str]:
-        return _swept_gpus(coefficients.filter(pc.equal(coefficients["family"], family)))
-
-    return remembered((coefficients,), ("measured", family), read)
+    return remembered((coefficients,), ("measured", family), lambda: _swept_gpus(coefficients, family))
 
 
-def _swept_gpus(coefficients: pa.Table) -> set[str]:
-    """Return the GPUs that constants were fitted to; of one with a few points alone, what ran there is known."""
-    named = {gpu for gpu in _gpus_of(coefficients) if gpu}
-    few = pc.is_in(coefficients["part"], pa.array(["points", "choice"]))
-    return named & _gpus_of(coefficients.filter(pc.invert(few)))
+def _swept_gpus(coefficients: pa.Table, family: str | None = None) -> set[str]:
+    """Return the GPUs that constants (of a family) were fitted to; of one with a few points alone, what ran there is
+    known."""
+    return _gpus_of_parts(coefficients, lambda own, part: part not in ("points", "choice") and family in (None, own))
 
 
-def _pointed_gpus(coefficients: pa.Table) -> set[str | None]:
-    return _gpus_of(coefficients.filter(pc.equal(coefficients["part"], "points")))
+def _pointed_gpus(coefficients: pa.Table) -> set[str]:
+    return _gpus_of_parts(coefficients, lambda own, part: part == "points")
+
+
+def _gpus_of_parts(coefficients: pa.Table, is_asked: Callable[[str, str], bool]) -> set[str]:
+    found: set[str | None] = set()
+    for family, part in parts_there(coefficients):
+        if is_asked(family, part):
+            found |= _gpus_of(rows_of_part(coefficients, family, part))
+    return {gpu for gpu in found if gpu}
 
 
 def _gpus_of(coefficients: pa.Table) -> set[str | None]:

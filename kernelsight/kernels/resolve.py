@@ -153,9 +153,34 @@ def rows_of_part(rows: pa.Table, family: str, part: str) -> pa.Table:
     """Return the ``eta_coefficients`` rows of one part of a family."""
 
     def read() -> pa.Table:
+        start, stop = _spans(rows).get((family, part), (0, 0))
+        if start is not None:
+            return rows.slice(start, stop - start)
         return rows.filter(pc.and_(pc.equal(rows["family"], family), pc.equal(rows["part"], part)))
 
     return remembered((rows,), (family, part), read)
+
+
+def parts_there(rows: pa.Table) -> list[tuple[str, str]]:
+    """Return each (family, part) of which ``eta_coefficients`` has rows."""
+    return list(_spans(rows))
+
+
+def _spans(rows: pa.Table) -> dict[tuple[str, str], tuple[int | None, int]]:
+    """Return where the rows of each (family, part) start and stop; None where they do not stand together."""
+
+    def read() -> dict[tuple[str, str], tuple[int | None, int]]:
+        runs = [pc.run_end_encode(rows[name].combine_chunks()) for name in ("family", "part")]
+        ends = [run.run_ends.to_numpy() for run in runs]
+        stops = np.union1d(*ends)
+        names = [run.values.to_pylist() for run in runs]
+        found: dict[tuple[str, str], tuple[int | None, int]] = {}
+        for start, stop in zip([0, *stops.tolist()], stops.tolist(), strict=False):
+            family, part = (each[int(np.searchsorted(end, stop))] for each, end in zip(names, ends, strict=True))
+            found[family, part] = (None if (family, part) in found else start, stop)
+        return found
+
+    return remembered((rows,), "spans of parts", read)
 
 
 def _constants(rows: pa.Table, family: str, without: str | None, vendor: str | None) -> pa.Table:

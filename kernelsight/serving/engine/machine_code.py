@@ -4,6 +4,9 @@ numba's own files would not see edits in *other* files, so a rule that changes i
 that was compiled before. Here the folder is named by the hash of all modules of this folder: any edit starts a new
 one. It lies beside the code where that is ours alone to write, else in the user's cache folder (never in a shared
 place: what lies there is run). A file that is damaged is removed, and its entry point compiled again.
+
+An installation may carry machine code for any processor of a kind (``carried_code.py`` makes it): it counts where it
+was compiled from these very sources by this version of numba, for this version of Python and this kind of processor.
 """
 
 from __future__ import annotations
@@ -14,19 +17,23 @@ import inspect
 import logging
 import pickle
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numba
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
-from kernelsight.dataflow.private_folder import Damaged, PrivateFolder, user_cache
+from kernelsight.dataflow.private_folder import Damaged, PrivateFolder, checked, user_cache
 
 log = logging.getLogger(__name__)
+Read = TypeVar("Read")
 ENDING = ".nbc"
+# numba's words for code that uses no more than every processor of its kind has
+ANY_PROCESSOR = ("generic", "")
 LARGEST_FOLDER = 256 * 2**20
 DAMAGED = "compiled code of the scheduler was damaged; compiling it again"
 NOT_KEPT = "compiling the scheduler, again in each process: no folder is fit to keep it (`kernelsight cache` shows why)"
@@ -48,32 +55,36 @@ class EntryCache(NullCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> CompileResult | None:
         """Return what was compiled for a signature, or None."""
-        folder = code_folder()
-        if folder is None:
-            return None
         if not self._lean:
             target_context.refresh()
+
+        def rebuild(content: bytes) -> CompileResult:
+            return CompileResult._rebuild(target_context, *pickle.loads(content))
+
+        machine = target_context.codegen().magic_tuple()
         try:
-            return folder.read(
-                self._key(sig, target_context.codegen()),
-                lambda content: CompileResult._rebuild(target_context, *pickle.loads(content)),
-            )
+            folder = code_folder()
+            found = folder and folder.read(self._key(sig, machine), rebuild)
         except Damaged:
             _notice(DAMAGED)
             return None
+        return found or read_carried(self._key(sig, (machine[0], *ANY_PROCESSOR)), rebuild)
 
     def save_overload(self, sig: Any, data: CompileResult) -> None:
         """Keep what was compiled for a signature, unless it holds addresses of this process."""
         folder = code_folder()
         if folder is not None and not data.library.has_dynamic_globals:
-            folder.write(self._key(sig, data.codegen), dumps(data._reduce()))
+            folder.write(self._key(sig, data.codegen.magic_tuple()), dumps(data._reduce()))
 
-    def _key(self, sig: Any, codegen: Any) -> str:
-        """Return the hash of what decides about machine code, beside the sources that name the folder."""
+    def _key(self, sig: Any, machine: tuple[str, ...]) -> str:
+        """Return the hash of what decides about machine code, beside the sources that name the folder.
+
+        ``machine``: the triple, and the processor with its features.
+        """
         function, code = self._function, self._function.__code__
         cells = dumps(tuple(cell.cell_contents for cell in function.__closure__ or ()))
-        place = (inspect.getfile(function), self._source, function.__qualname__)
-        machine = (sys.implementation.cache_tag, codegen.magic_tuple())
+        place = (function.__module__, self._source, function.__qualname__)
+        machine = (sys.implementation.cache_tag, *machine)
         made_from = (place, code.co_code, list(code.co_positions()), str(sig), machine)
         return hashlib.sha256(repr(made_from).encode() + cells).hexdigest()
 
@@ -116,6 +127,15 @@ def code_places(sources: Path) -> list[Path]:
 
 # of the sources as they were imported: they may change before they are compiled
 PLACES = code_places(Path(__file__).resolve().parent)
+# what an installation carries lies beside the code, and is as safe as that; the same name: of the same sources
+CARRIED = PLACES[0].parent.parent / "carried" / PLACES[0].name
+
+
+def read_carried(key: str, decode: Callable[[bytes], Read]) -> Read | None:
+    """Return what this installation carries under a key, decoded; None where it does not, or where it is damaged."""
+    with contextlib.suppress(OSError, Damaged):
+        return checked(key, (CARRIED / f"{key}{ENDING}").read_bytes(), decode)
+    return None
 
 
 def folders_there() -> list[Path]:
