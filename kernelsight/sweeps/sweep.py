@@ -161,11 +161,16 @@ def _reported(
 
 def _facts(session: Session, plan: Plan) -> dict[str, Any]:
     """What a sweep rests on; a folder of partitions goes on only where all of it is the same."""
+    from kernelsight.serving.load.recorded_loads import files_of
+
     rows = sorted(zip((row["scenario_id"] for row in plan.planned), plan.prices, strict=True))
     paths = {row[name] for row in plan.planned for name in ("trace", "lengths_from") if row.get(name)}
     return {
         "grid_sha256": digest_of(
-            [*rows, *((path, digest_of(Path(path).read_bytes().hex())) for path in sorted(paths))]
+            [
+                *rows,
+                *((str(file), digest_of(file.read_bytes().hex())) for path in sorted(paths) for file in files_of(path)),
+            ]
         ),
         **run_facts(session, without=PLANNED),
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from kernelsight.present.html.cache_figures import FOUND, FOUND_QUERY
+
 TIME = {"field": "s", "type": "quantitative", "title": "time (s)"}
 LINE = {"type": "line", "interpolate": "step-after", "strokeWidth": 1.5, "clip": True}
 PHASE_COLORS = {"domain": ["prefill", "decode", "mixed"], "range": ["#e07b39", "#2a6fb0", "#8a63b8"]}
@@ -308,6 +310,12 @@ RUN_FIGURES = (
         *over_time(
             "prefill_tokens / (end_s - start_s) as prefill, decode_tokens / (end_s - start_s) as decode", "tokens/s"
         ),
+    ),
+    Figure(
+        "Prompt tokens and KV tiers",
+        "Of the requests sent in each fortieth of the run: computed, in the GPU's cache, loaded from tiers.",
+        FOUND_QUERY,
+        FOUND,
     ),
     Figure("Power", "Power of all GPUs, by window.", POWER_QUERY, POWER),
     Figure("Kernels", "GPU time of each kernel, by the phase of the step that it ran in.", KERNELS_QUERY, KERNELS),

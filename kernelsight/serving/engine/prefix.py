@@ -147,14 +147,18 @@ def cache_chunk(engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits
     before = request.computed // limits.block_size
     after = min(request.computed + request.chunk, request.prompt) // limits.block_size
     keep_reached(engine, hashes, entries, limits, request, request.computed + request.chunk)
-    for block in range(before, min(after, request.hash_count * per_hash)):
+    after = min(after, request.hash_count * per_hash)
+    filled = False
+    for block in range(before, after):
         number = hashes[request.hash_at + block // per_hash]
         entry = entries[limits.entries_at + number]
         if entry.valid == block % per_hash:
             entry.valid += 1
             request.shared_units += limits.full_units
-            if limits.tiers > 0:
-                note_cached(engine, entries, limits, number, entry.valid)
+            filled = True
+        if filled and limits.tiers > 0 and (block + 1 == after or (block + 1) % per_hash == 0):
+            note_cached(engine, entries, limits, number, entry.valid)
+            filled = False
 
 
 @compiled

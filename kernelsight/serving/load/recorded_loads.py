@@ -46,7 +46,7 @@ def read_load(path: str | os.PathLike[str], *, shared_prefix: bool = False) -> R
     """
     path = Path(path)
     if path.is_dir():
-        return _of_conversations(read_conversations(_files_of(path), shared_prefix=shared_prefix))
+        return _of_conversations(read_conversations(_contents_of(path), shared_prefix=shared_prefix))
     data = content_of(path)
     if is_conversation(data):
         return _of_conversations(read_conversations(iter([(path, data)]), shared_prefix=shared_prefix))
@@ -70,9 +70,17 @@ def read_trace(path: str | os.PathLike[str], *, limit: int | None = None) -> pa.
     return read_load(path).requests.slice(0, limit)
 
 
-def _files_of(folder: Path) -> Iterator[tuple[Path, bytes]]:
+def files_of(path: str | os.PathLike[str]) -> list[Path]:
+    """Return the files of a recorded load, by name: a trace or a conversation, or the conversations of a folder."""
+    path = Path(path)
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.iterdir() if file.name.endswith(CONVERSATION_ENDINGS) and file.is_file())
+
+
+def _contents_of(folder: Path) -> Iterator[tuple[Path, bytes]]:
     """Yield the conversations of a folder, by name; InvalidInput: there is none, or a JSON file is something else."""
-    paths = sorted(path for path in folder.iterdir() if path.name.endswith(CONVERSATION_ENDINGS) and path.is_file())
+    paths = files_of(folder)
     if not paths:
         found = f"the folder has no file that ends with {', '.join(CONVERSATION_ENDINGS)}"
         raise errors.trace_unusable(folder, found, "Give a folder of recorded conversations, or the path of a trace.")
