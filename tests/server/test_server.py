@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -229,9 +231,11 @@ def test_times_are_those_of_the_simulation(server: Server, session: ks.Session) 
     assert sums["vllm:e2e_request_latency_seconds_sum"] * 1e3 == pytest.approx(own["e2e_ms"][0].as_py(), abs=1e-5)
 
 
-def test_what_256_clients_see(session: ks.Session) -> None:
-    """Each token arrives when the simulation of the same arrivals says, at two speeds, by a clock that waits for us."""
-    deployed = deploy(session, {"model": "qwen3-0.6b", "gpu": "l4", "max_num_seqs": 256})
+def test_what_256_clients_see(session: ks.Session, tmp_path: Path) -> None:
+    """Each token arrives when the simulation of the same arrivals says, at two speeds, by a clock that waits for us;
+    a comparison of the clients' log with the deployment names no cause."""
+    flags = {"model": "qwen3-0.6b", "gpu": "l4", "max_num_seqs": 256}
+    deployed = deploy(session, flags)
     dice, count = np.random.default_rng(2), 300
     sizes = dice.integers(20, 400, count), dice.integers(2, 80, count)
     load = inputs.Load(np.cumsum(dice.exponential(1500.0, count)), *sizes)
@@ -256,3 +260,14 @@ def test_what_256_clients_see(session: ks.Session) -> None:
         assert [len(reply.parts) for _, reply in found] == sizes[1].tolist()  # a part for each token
         np.testing.assert_allclose(firsts * 1e6 * speed, out.first_token_us - out.sent_us, rtol=0.0, atol=0.1)
         np.testing.assert_allclose(lasts * 1e6 * speed, out.finish_us - out.sent_us, rtol=0.0, atol=0.1)
+    log = tmp_path / "clients.jsonl"
+    rows = [
+        {
+            "arrival_s": float(load.arrival_us[number]) / 1e6,
+            **{"prompt_tokens": int(sizes[0][number]), "output_tokens": int(sizes[1][number])},
+            **{"ttft_ms": firsts[number] * 1e3 * speed, "e2e_ms": lasts[number] * 1e3 * speed},
+        }
+        for number in range(count)
+    ]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert session.compare(log=str(log), **flags).summary["cause"]["kind"] == "none"
