@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -190,10 +190,6 @@ class Session(dataflow.Session):
 
         return Run.of(self, flags, correction)
 
-    @overload
-    def gradient(self, metric: str, fact: str, **flags: Any) -> Gradient: ...
-    @overload
-    def gradient(self, metric: str, fact: None = None, **flags: Any) -> list[Gradient]: ...
     def gradient(self, metric: str, fact: str | None = None, **flags: Any) -> Gradient | list[Gradient]:
         """Return how a metric of a scenario goes with a fact of its GPU; without a fact with each, the strongest first.
 

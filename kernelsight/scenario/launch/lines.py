@@ -205,6 +205,8 @@ def _apply(reading: Reading, setting: Setting) -> None:
         if not understood:
             what = "its value" if setting.of_file else setting.value
             reading.ignore(setting, "not_modelled", f"{what} is not predicted; understood are {_known(option)}")
+        elif setting.value == REDACTED and option.rule == "kv_connector":  # JSON that cannot be read is redacted whole
+            reading.ignore(setting, "not_modelled", "its value is redacted")
         elif setting.value == REDACTED:
             raise InvalidInput(
                 f"the value of {setting.name} in the launch line is redacted: it, or the variable that it comes from, "
