@@ -6,12 +6,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from kernelsight.catalog.tables import contracts, facts
 from kernelsight.kernels.forms import Coefficient
 from kernelsight.kernels.pack import pack_table
-from kernelsight.kernels.resolve import UNKNOWN, choose, constants_at, family_facts, lineage_of, structure_at
+from kernelsight.kernels.resolve import (
+    UNKNOWN,
+    choose,
+    constants_at,
+    family_facts,
+    lineage_of,
+    parts_there,
+    rows_of_part,
+    structure_at,
+)
 
 FAMILY = "prefill_attention"
 TILE = Coefficient("query_tile", "rows", 128.0, 16.0, 512.0, "fixed", "rows of queries")
@@ -231,3 +241,18 @@ def test_a_kernel_that_is_asked_for_counts_before_all_else_where_it_was_measured
     assert kernel(rows) == ("fa3", True)
     assert kernel(rows, implementation="triton") == ("triton", True)
     assert kernel(rows, implementation="never_measured") == ("fa3", True)
+
+
+def test_rows_of_a_part_are_read_where_they_stand_together_and_searched_for_where_not() -> None:
+    words = [("gemm", "constant"), ("gemm", "choice"), ("norm", "constant")]
+    together = pa.table(
+        {"family": [family for family, _ in words], "part": [part for _, part in words], "row": [0, 1, 2]}
+    )
+    apart = pa.concat_tables([together, together])
+    for table in (together, apart):
+        for family, part in words:
+            kept = pc.and_(pc.equal(table["family"], family), pc.equal(table["part"], part))
+            assert rows_of_part(table, family, part).to_pylist() == table.filter(kept).to_pylist()
+        assert parts_there(table) == words
+    assert rows_of_part(together, "norm", "choice").num_rows == 0
+    assert parts_there(together.slice(0, 0)) == []

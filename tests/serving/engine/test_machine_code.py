@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from numba.core import registry
 from numba.core.cpu import CPUContext
 
 from kernelsight.serving.engine import compiled, linking, machine_code
@@ -133,6 +134,35 @@ def test_the_damaged_file_alone_goes(place: Path) -> None:
     called(increased, 3)
     first.write_bytes(b"")
     assert (called(quadrupled, 3), called(increased, 3)) == ((12, False), (4, True))
+
+
+@pytest.fixture
+def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that an installation carries, for the processor at hand."""
+    target = registry.cpu_target.target_context.codegen()
+    monkeypatch.setattr(machine_code, "ANY_PROCESSOR", target.magic_tuple()[1:])
+    monkeypatch.setattr(machine_code, "CARRIED", tmp_path / "carried")
+    (tmp_path / "carried").mkdir()
+    return tmp_path / "carried"
+
+
+def test_what_an_installation_carries_is_not_compiled(place: Path, carried: Path) -> None:
+    called(quadrupled, 3)
+    [path] = place.iterdir()
+    path.rename(carried / path.name)
+    assert called(quadrupled, 3) == (12, True)
+    assert not list(place.iterdir())
+    # of another function, or damaged, it is as good as none, and stays as it is
+    assert called(increased, 3) == (4, False)
+    (carried / path.name).write_bytes(b"\1" + (carried / path.name).read_bytes()[1:])
+    assert called(quadrupled, 3) == (12, False)
+    assert [each.name for each in carried.iterdir()] == [path.name]
+
+
+def test_what_is_carried_is_of_these_sources_and_of_any_processor() -> None:
+    assert machine_code.CARRIED.name == f"numba-{machine_code.sources_digest(FOLDER)}"
+    assert machine_code.CARRIED.parent == FOLDER / "carried"
+    assert machine_code.ANY_PROCESSOR == ("generic", "")
 
 
 @pytest.mark.parametrize(("tested", "refreshed"), [(linking.TESTED, False), (((0, 1), (0, 2)), True)])
