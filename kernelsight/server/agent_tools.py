@@ -15,7 +15,7 @@ from mcp_types import ToolAnnotations
 from pydantic import Field
 
 from kernelsight.dataflow.rows import python_rows
-from kernelsight.errors import KernelSightError
+from kernelsight.errors import KernelSightError, flags_in_errors
 from kernelsight.scenario.flags import (
     DEPLOYMENT,
     FLAGS,
@@ -66,7 +66,7 @@ def with_flags(function: Callable[..., Any], flags: Iterable[Flag]) -> Callable[
     def tool(**given: Any) -> dict[str, Any]:
         stated = {each.name: given[each.name] for each in added if given.get(each.name) is not None}
         try:
-            with connect(files=False) as session:
+            with connect(files=False) as session, flags_in_errors(False):
                 return function(session, stated, **{each.name: given[each.name] for each in own if each.name in given})
         except KernelSightError as error:
             raise ToolError(str(error)) from None

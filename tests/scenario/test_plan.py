@@ -186,7 +186,7 @@ def test_a_scenario_that_does_not_fit_is_a_row_with_its_status(session: ks.Sessi
         ({"engine_version": "latest"}, InvalidInput, "engine_version is 'latest'; give a version such as 0.11.0"),
         ({"max_num_partial_prefills": 1.5}, InvalidInput, "give a whole number of at least 0."),
         ({"schedule_conservativeness": -0.5}, InvalidInput, "give a finite number, 0 or more."),
-        ({"model": None}, InvalidInput, "no model is given; set --model."),
+        ({"model": None}, InvalidInput, "no model is given; set model."),
         ({"output_len": None}, InvalidInput, "the synthetic workload is missing output_len."),
         ({"trace": "day.csv"}, InvalidInput, "trace and request_rate, input_len, output_len are both set"),
     ],
