@@ -50,9 +50,9 @@ _SPEAKS_FLAGS: ContextVar[bool] = ContextVar("errors name flags as the command l
 
 
 @contextmanager
-def flags_in_errors() -> Iterator[None]:
-    """Within it errors name flags as the command line does: --input-len, not input_len."""
-    token = _SPEAKS_FLAGS.set(True)
+def flags_in_errors(spoken: bool = True) -> Iterator[None]:
+    """Within it errors name flags as the command line does: --input-len, not input_len; ``spoken`` False: not so."""
+    token = _SPEAKS_FLAGS.set(spoken)
     try:
         yield
     finally:

@@ -15,8 +15,7 @@ from kernelsight.scenario.flags import FLAGS, Flag
 Asked = TypeVar("Asked", bound=Callable[..., Any])
 
 DEPLOYMENT = (*flags.DEPLOYMENT, *flags.LIMITS, *flags.POLICIES, *flags.SPECULATION)
-SERVED = (*flags.POOLS, *flags.PREFILL, *flags.LOAD, *flags.LENGTHS, *flags.ROUTER, *flags.SITE, *flags.KEPT)
-SCENARIO = (*DEPLOYMENT, *SERVED)
+SCENARIO = tuple(FLAGS.values())
 # what sizing varies itself
 SIZED = tuple(
     flag

@@ -16,7 +16,7 @@ from mcp_types import ToolAnnotations
 from pydantic import Field
 
 from kernelsight.dataflow.rows import python_rows
-from kernelsight.errors import KernelSightError
+from kernelsight.errors import KernelSightError, flags_in_errors
 from kernelsight.scenario.flags import (
     DEPLOYMENT,
     FLAGS,
@@ -67,7 +67,7 @@ def with_flags(function: Callable[..., Any], flags: Iterable[Flag]) -> Callable[
     def tool(**given: Any) -> dict[str, Any]:
         stated = {each.name: given[each.name] for each in added if given.get(each.name) is not None}
         try:
-            with connect(files=False) as session:
+            with connect(files=False) as session, flags_in_errors(False):
                 return function(session, stated, **{each.name: given[each.name] for each in own if each.name in given})
         except KernelSightError as error:
             raise ToolError(str(error)) from None
@@ -136,12 +136,17 @@ def size(
     slo: list[str],
     rate: float | None = None,
     requests_per_day: float | None = None,
+    users: int | None = None,
+    total_gpus: int | None = None,
+    daily_peak: float | None = None,
     prices: dict[str, float] | None = None,
     max_gpus: int = 8,
 ) -> dict[str, Any]:
     """Find the cheapest deployment for a request rate within objectives such as ["ttft_p95:1000", "tpot_p99:40"];
-    prices: dollars per GPU-hour by name. It takes a minute."""
+    in place of a rate users (each with one request in flight), or total_gpus (what these can serve); daily_peak: the
+    peak of a day over its mean; prices: dollars per GPU-hour by name. It takes a minute."""
     asked = {"gpus": gpus, "slo": slo, "rate": rate, "requests_per_day": requests_per_day, "prices": prices}
+    asked |= {"users": users, "total_gpus": total_gpus, "daily_peak": daily_peak}
     answer = session.size(**asked, max_gpus=max_gpus, **flags).as_dict()
     return answer | {"rows": answer["rows"][:MOST_ROWS]}
 
