@@ -286,7 +286,7 @@ def prompt_steps(begin: float, prompt: float, room: float) -> list[tuple[float, 
     >>> [(round(share, 3), tokens) for share, tokens in prompt_steps(0.1, 500.0, 1000.0)]
     [(0.905, 0.0), (0.09, 500.0), (0.005, 1000.0)]
     >>> [(round(share, 3), tokens) for share, tokens in prompt_steps(0.1, 2500.0, 1000.0)]
-    [(0.737, 0.0), (0.075, 500.0), (0.188, 1000.0)]
+    [(0.713, 0.0), (0.075, 500.0), (0.212, 1000.0)]
     """
     if prompt <= 0.0:
         return [(1.0, 0.0)]
