@@ -332,7 +332,7 @@ def host_constants() -> str:
             f"{vllm['exposed_per_request_us']} µs",
         ],
         [
-            "each kernel that no CUDA graph holds: in every step with prompts on SGLang and TensorRT-LLM, above the captured sizes on vLLM",
+            "each kernel that no CUDA graph holds: in every step with prompts on TensorRT-LLM and on SGLang before 0.5.10, above the captured sizes on vLLM",
             f"{vllm['per_eager_launch_us']} µs of the host, beside the GPU",
         ],
         [

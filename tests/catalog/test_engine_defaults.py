@@ -292,6 +292,19 @@ def test_policies_by_version(settings) -> None:
     assert dict(zip(cases, found, strict=True)) == cases
 
 
+def test_sglang_captures_prompts_of_plain_attention_from_0_5_10_on(settings) -> None:
+    cases = (
+        ({"engine_version": "0.5.9"}, "none"),
+        ({"engine_version": "0.5.10"}, "chunk"),
+        ({"engine_version": "0.5.20"}, "chunk"),
+        ({"engine_version": "0.5.20", "pp": 2}, "none"),
+        ({"engine_version": "0.5.20", "model": "deepseek-v3"}, "none"),
+        ({"engine_version": "0.5.20", "num_speculative_tokens": 3, "draft_acceptance_rate": 0.5}, "none"),
+    )
+    found = settings([({}, {"engine": "sglang", **stated}) for stated, _ in cases])
+    assert [row["prompt_graphs"] for row in found] == [expected for _, expected in cases]
+
+
 def test_drafts_stages_and_ranks_change_defaults(settings) -> None:
     drafts = {"num_speculative_tokens": 3, "draft_acceptance_rate": 0.5}
     ranks = {"model": "qwen3-30b-a3b", "dp": 4}

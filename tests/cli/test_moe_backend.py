@@ -23,6 +23,11 @@ def test_the_named_kernel_answers(command) -> None:
     assert len(set(times.values())) == 2
 
 
+def test_experts_in_mxfp4_run_what_was_measured_in_mxfp4(command) -> None:
+    row = experts(command(*STEP, "--engine", "trtllm"))
+    assert row["evidence"] == "sweep of h200_sxm: triton_kernels_moe"
+
+
 def test_an_unknown_kernel_is_refused_with_the_nearest(command) -> None:
     answer = command(*STEP, "--moe-backend", "marlin")
     assert answer.status == 2

@@ -116,6 +116,7 @@ def test_each_figure_of_the_page_stands_behind_its_name(saved_run):
     rates = {"duration_s": 1.5, "request_throughput": 7.25, "output_throughput": 31.5, "total_throughput": 95.5}
     shares = {"front_end": 0.05, "queue": 0.1, "prefill": 0.25, "decode": 0.6, "preempted": 0.15}
     others = {"goodput": 2.5, "prefix_cache_hit_rate": 0.375, "mean_kv_share": 0.125, "peak_kv_share": 0.5}
+    others |= {"capacity": 9.5, "capacity_low": 8.25, "capacity_high": 11.0, "capacity_limit": "steps", "load": 0.75}
     times = {"gpu_s": 1.25, "host_exposed_s": 0.175, "idle_s": 0.075, "accepted_draft_tokens": 30}
     answer = saved_run[1].json | counts | rates | others | times
     answer |= {f"{name}_share": share for name, share in shares.items()}
@@ -130,6 +131,7 @@ def test_each_figure_of_the_page_stands_behind_its_name(saved_run):
         "output throughput (tok/s)": "31.5",
         "total throughput (tok/s)": "95.5",
         "goodput (req/s)": "2.5",
+        "capacity (req/s), load": "9.5 (8.25 to 11; limit: steps), 75%",
         "engine steps": "41",
         "preemptions": "3",
         "prefix cache hit rate": "0.375",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelsight.serving.runs.capacity import _counts, _prompt_steps, lengths_of
+from kernelsight.serving.runs.full_batch import counts_of, lengths_of, prompt_steps
 from kernelsight.session import connect
 
 SMALL = {"model": "qwen3-0.6b", "gpu": "l4", "max_num_seqs": 16, "input_len": 300, "output_len": 40, "range_ratio": 0.5}
@@ -83,7 +83,7 @@ def test_near_the_capacity_it_is_said_and_intervals_are_wide(flooded):
 
 @pytest.mark.parametrize("begin, prompt, room", [(0.1, 500.0, 1000.0), (3.0, 200.0, 900.0), (0.2, 2600.0, 1000.0)])
 def test_steps_hold_the_prompts_that_begin(begin: float, prompt: float, room: float):
-    parts = _prompt_steps(begin, prompt, room)
+    parts = prompt_steps(begin, prompt, room)
     assert sum(share for share, _ in parts) == pytest.approx(1.0)
     assert sum(share * tokens for share, tokens in parts) == pytest.approx(begin * prompt, rel=1e-3)
     assert max(tokens for _, tokens in parts) <= room
@@ -91,7 +91,7 @@ def test_steps_hold_the_prompts_that_begin(begin: float, prompt: float, room: fl
 
 @pytest.mark.parametrize("mean", [0.02, 1.0, 60.0])
 def test_counts_are_those_of_independent_events(mean: float):
-    found = _counts(mean)
+    found = counts_of(mean)
     assert sum(share for share, _ in found) == pytest.approx(1.0)
     assert sum(share * count for share, count in found) == pytest.approx(mean, rel=2e-3)
 

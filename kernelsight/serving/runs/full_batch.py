@@ -1,0 +1,345 @@
+"""An engine with a full batch: the mean time that it needs for a request, from step costs alone.
+
+A request takes its steps, so the batch decides how many requests begin in a step, in the mean; their number varies as
+independent arrivals do. The mean time of such a step, over the requests that begin in it, is the time of a request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelsight.serving.engine.host import host_times
+from kernelsight.serving.engine.inputs import Host, Surface
+from kernelsight.serving.engine.limits import Limits
+from kernelsight.serving.engine.policy import FIRST_RATIO, LEAST_SHARE
+from kernelsight.serving.engine.records import GUARANTEED_NO_EVICT, MAX_UTILIZATION, NEW_TOKEN_RATIO
+from kernelsight.serving.engine.replica import Pool
+
+# numbers of requests that begin in a step, beyond which several are costed together
+MOST_COUNTS = 16
+# of the tokens that an answer adds to a full cache, those that others lose and compute again: each time that the cache
+# is full the newest request goes, which holds its prompt; all of them, if free blocks did a random walk between two
+# admissions. The simulator's own runs have 0.4 to 0.8
+COMPUTED_AGAIN = 0.6
+STEPS, KV, FRONT_END = "steps", "KV cache", "front end"
+
+
+class Lengths(NamedTuple):
+    """Mean requests of a load: tokens, and what the steps that decode see, in the mean over these steps."""
+
+    prompt: float  # computed, without what the cache holds
+    cached: float
+    decodes: float  # steps that decode: a token each
+    longest: int  # decode steps of the longest answer
+    context: float
+    whole: float  # tokens at the end
+
+
+class Station(NamedTuple):
+    """What a deployment completes at most, requests/s, and the station that is busy all the time then."""
+
+    rate: float
+    limit: str
+    kernels: float  # share of the time that goes with that of the kernels
+
+
+class Time(NamedTuple):
+    """Time of a step, or of several, and what of it kernels or the front end set, microseconds."""
+
+    total_us: float
+    kernels_us: float
+    front_end_us: float
+
+
+class Costs(NamedTuple):
+    """Step costs of one model, microseconds."""
+
+    surface: Surface
+    window: int
+
+    def decode_us(self, requests: float, context: float) -> float:
+        """Attention of one step over all requests that decode."""
+        s = self.surface
+        inside = min(context, float(self.window)) if self.window else 0.0
+        full = _between(s.decode_x, s.decode_y, s.decode_us, requests, context)
+        return full + _between(s.window_x, s.window_y, s.window_us, requests, inside)
+
+    def prefill_us(self, tokens: float, cached: float, chunks: float) -> float:
+        """Attention of ``chunks`` chunks of this length in one step: they share one launch."""
+        s = self.surface
+        if not s.prefill_us.size or chunks <= 0.0:
+            return 0.0
+        one = _between(s.prefill_x, s.prefill_y, s.prefill_us, tokens, cached)
+        return chunks * one - max(chunks - 1.0, 0.0) * float(s.prefill_us[0, 0])
+
+    def layers_us(self, tokens: float) -> float:
+        """Everything that goes by the tokens of a step, padded as its CUDA graph is."""
+        s = self.surface
+        place = min(max(math.ceil(tokens), 0), s.padded_tokens.size - 1)
+        return float(s.token_us[s.padded_tokens[place]])
+
+    def logits_us(self, sampled: float) -> float:
+        """The logits of sampled tokens."""
+        return float(self.surface.sampled_us[min(math.ceil(sampled), self.surface.sampled_us.size - 1)])
+
+    def part_us(self, name: str, tokens: float) -> float:
+        """A part of the layers, or of what ranks share: 0 where the deployment has none."""
+        values = getattr(self.surface, name)
+        return float(values[min(math.ceil(tokens), values.size - 1)]) if values.size else 0.0
+
+
+def lengths_of(prompts: np.ndarray, outputs: np.ndarray, cached: float) -> Lengths:
+    """Return the mean lengths of requests; ``cached``: the share of prompt tokens that is not computed.
+
+    >>> lengths_of(np.array([100, 300]), np.array([11, 31]), 0.0).decodes
+    20.0
+    """
+    steps = np.maximum(outputs - 1, 0).astype(float)
+    prompt, decodes = float(prompts.mean()), float(steps.mean())
+    context = float((steps * (prompts + (steps + 1.0) / 2.0)).sum() / max(steps.sum(), 1.0)) or prompt
+    computed = max(prompt * (1.0 - cached), 1.0)
+    return Lengths(computed, prompt - computed, decodes, int(steps.max()), context, prompt + decodes)
+
+
+def station_of(pool: Pool, lengths: Lengths) -> Station:
+    """Return what one engine completes at most."""
+    limits, stages = pool.limits, len(pool.layers)
+    costs = Costs(pool.costs.surface, limits.window_tokens)
+    draft = Costs(pool.draft.costs.surface, pool.draft.window_tokens) if pool.draft else None
+    tokens_a_step = sum(limits.acceptance**number for number in range(limits.drafts + 1))
+    steps = lengths.decodes / tokens_a_step
+    fitting = requests_in_cache(limits, lengths)
+    # of a pipeline each batch holds its part of the requests
+    batch = min(float(limits.max_num_seqs), fitting) / stages
+    if fitting < limits.max_num_seqs and limits.capacity_policy == MAX_UTILIZATION and lengths.prompt and steps:
+        lengths = lengths._replace(prompt=lengths.prompt + COMPUTED_AGAIN * lengths.decodes)
+    engine = FullEngine(limits, pool, costs, draft, lengths, steps, batch)
+    time = engine.time_of_request()
+    limit = KV if fitting < limits.max_num_seqs and engine.takes_all else STEPS
+    limit = FRONT_END if time.front_end_us > 0.5 * time.total_us else limit
+    return Station(1e6 / time.total_us, limit, time.kernels_us / time.total_us)
+
+
+def requests_in_cache(limits: Limits, lengths: Lengths) -> float:
+    """Return how many requests the KV cache holds at once, in the mean over the time that they run."""
+    held = lengths.context + limits.drafts
+    if limits.capacity_policy == GUARANTEED_NO_EVICT:
+        held = lengths.whole
+    elif limits.capacity_policy == NEW_TOKEN_RATIO:
+        ratio = min(FIRST_RATIO * limits.schedule_conservativeness, 1.0) * LEAST_SHARE
+        held += ratio * max(lengths.whole - lengths.context, 0.0)
+    units = units_of(limits, held)
+    # what is free is too little for the next prompt: half of it, in the mean
+    free = units_of(limits, lengths.prompt + lengths.cached) / 2.0
+    return max((limits.capacity_units - free) / units, 1.0) if units else math.inf
+
+
+def units_of(limits: Limits, tokens: float) -> float:
+    """Return the KV units of a request with this many tokens, in the mean over where its last block ends."""
+    blocks = tokens / limits.block_size + 0.5
+    return limits.full_units * blocks + limits.window_units * min(blocks, limits.window_blocks) + limits.sequence_units
+
+
+class FullEngine(NamedTuple):
+    """One engine with a full batch of ``batch`` requests, each of which decodes in ``steps`` steps."""
+
+    limits: Limits
+    pool: Pool
+    costs: Costs
+    draft: Costs | None
+    lengths: Lengths
+    steps: float
+    batch: float
+
+    @property
+    def query_tokens(self) -> int:
+        """Tokens of a decoding request in a step."""
+        return 1 + self.limits.drafts
+
+    @property
+    def budget(self) -> float:
+        """Tokens of a step."""
+        return float(self.limits.max_num_batched_tokens)
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether the token budget lets the whole batch decode beside the prompts that begin."""
+        prompt, seats = self.lengths.prompt, self.batch / (self.steps + 1.0)
+        return seats * (prompt + self.steps * self.query_tokens) <= self.budget
+
+    def time_of_request(self) -> Time:
+        """Return the time that the engine needs for a request at capacity."""
+        if self.limits.static:
+            return self._static()
+        if self.limits.prefill_first and self.steps > 0.0:
+            return self._prefill_first()
+        return self._mixed()
+
+    def _mixed(self) -> Time:
+        """Steps that decode and compute prompts at once, up to their budget of tokens."""
+        prompt, query = self.lengths.prompt, self.query_tokens
+        begin = self.batch / (self.steps + 1.0)
+        room = self.budget - begin * self.steps * query
+        for _ in range(4):  # a long prompt keeps its seat for several steps
+            begin = self.batch / (self.steps + max(math.ceil(prompt / max(room, 1.0)), 1))
+            room = self.budget - begin * self.steps * query
+        if begin * prompt > room:  # every step is full
+            begin = self.budget / (prompt + self.steps * query)
+            room = self.budget - begin * self.steps * query
+            parts = [(1.0, room)]
+        else:
+            parts = prompt_steps(begin, prompt, room)
+        steps = [(share, self._step(begin * self.steps, tokens, begin)) for share, tokens in parts]
+        return _sum((share / begin, time) for share, time in self._longest(steps))
+
+    def _longest(self, steps: list[tuple[float, Time]]) -> list[tuple[float, Time]]:
+        """Return (share, time) of what a step waits for: all ranks, or the batch before it in a pipeline."""
+        together = self.pool.ranks if self.pool.ranks > 1 else min(len(self.pool.layers), 2)
+        found, below = [], 0.0
+        for share, time in sorted(steps, key=lambda each: each[1].total_us):
+            found.append(((below + share) ** together - below**together, time))
+            below += share
+        return found
+
+    def _prefill_first(self) -> Time:
+        """Steps that decode alone, and before them steps for the prompts that wait."""
+        begin = self.batch / self.steps
+        parts = [(1.0, self._step(self.batch, 0.0, begin))]
+        for share, count in counts_of(begin):
+            parts += [(share * steps, time) for steps, time in self._prompts(count, begin)]
+        return _sum((share / begin, time) for share, time in parts)
+
+    def _static(self) -> Time:
+        """A batch that ends with its longest answer; answers that ended leave their seats empty."""
+        steps = self.lengths.longest * self.steps / max(self.lengths.decodes, 1.0)
+        decoding = self.batch * self.lengths.decodes / max(self.lengths.longest, 1)
+        parts = [(steps, self._step(decoding, 0.0, 1.0)), *self._prompts(self.batch, 1.0)]
+        return _sum((count / self.batch, time) for count, time in parts)
+
+    def _prompts(self, count: float, begin: float) -> list[tuple[float, Time]]:
+        """Return (number, time) of the steps that compute prompts alone: full ones, and the rest."""
+        whole, rest = divmod(count * self.lengths.prompt, self.budget)
+        full = [(whole, self._step(0.0, self.budget, begin))] if whole else []
+        return full + ([(1.0, self._step(0.0, rest, begin))] if rest >= 1.0 else [])
+
+    def _step(self, decoding: float, prompt_tokens: float, begin: float) -> Time:
+        """Return the time of a step; ``begin``: requests that begin in one."""
+        lengths, host, stages = self.lengths, self.pool.host, self.pool.layers
+        tokens = decoding * self.query_tokens + prompt_tokens
+        piece = min(lengths.prompt, max(prompt_tokens, 1.0))
+        chunks = prompt_tokens / piece if prompt_tokens > 0.0 else 0.0
+        ended = prompt_tokens / lengths.prompt if lengths.prompt else begin
+        sampled = decoding * self.query_tokens + ended
+        logits_us = self.costs.logits_us(sampled)
+        before = lengths.cached + max(lengths.prompt - piece, 0.0) / 2.0
+        layers_us = self.costs.layers_us(tokens) + self.costs.decode_us(decoding, lengths.context)
+        layers_us += self.costs.prefill_us(piece, before, chunks)
+        if self.pool.ranks > 1:
+            mean = decoding * self.query_tokens + min(begin * lengths.prompt, self.budget)
+            layers_us += self.costs.part_us("experts_us", mean)
+        hidden_us, exposed_us, launch_us = host_times(decoding + chunks, tokens, math.ceil(chunks), host)
+        drafts_us = self._drafts_us(tokens, decoding, sampled / self.query_tokens) if self.draft else 0.0
+        streams = _streams(host, decoding, exposed_us, hidden_us)
+        if len(stages) == 1:
+            gpu_us = layers_us + logits_us + drafts_us
+            if gpu_us >= hidden_us:
+                return Time(exposed_us + gpu_us, gpu_us, 0.0)
+            return Time(exposed_us + hidden_us, 0.0, exposed_us + hidden_us if streams else 0.0)
+        share, last = max(stages) / sum(stages), len(stages) - 1
+        embedding_us, transfer_us = (self.costs.part_us(name, tokens) for name in ("embedding_us", "transfer_us"))
+        own_us = (layers_us - embedding_us - transfer_us) * share
+        own_us += max(embedding_us, transfer_us / last + logits_us + drafts_us)
+        busy_us = host.gap_us * share + max(own_us, launch_us * share)
+        prepared_us = exposed_us - host.gap_us + max(hidden_us - launch_us, 0.0)
+        if busy_us >= prepared_us:
+            return Time(busy_us, min(own_us, busy_us), 0.0)
+        return Time(prepared_us, 0.0, prepared_us if streams else 0.0)
+
+    def _drafts_us(self, tokens: float, decoding: float, sequences: float) -> float:
+        """Return the time of the draft model: on all tokens once, then on one of each sequence."""
+        draft, passes = self.draft, self.limits.drafts - 1
+        first = draft.layers_us(tokens) + draft.decode_us(decoding, self.lengths.context)
+        again = draft.layers_us(sequences) + draft.decode_us(sequences, self.lengths.context)
+        return first + passes * again + self.limits.drafts * draft.logits_us(sequences)
+
+
+def _sum(parts: Iterable[tuple[float, Time]]) -> Time:
+    """Return the sum of so many of each time."""
+    scaled = [[count * each for each in time] for count, time in parts]
+    return Time(*(math.fsum(column) for column in zip(*scaled, strict=True)))
+
+
+def _streams(host: Host, decoding: float, exposed_us: float, hidden_us: float) -> bool:
+    """Whether streaming, and not the engine's own work, is the hidden host time of a step."""
+    return host.per_output_token_us > 0.0 and host.per_output_token_us * decoding - exposed_us >= hidden_us - 1e-6
+
+
+def prompt_steps(begin: float, prompt: float, room: float) -> list[tuple[float, float]]:
+    """Return (share of steps, prompt tokens in them), where prompts of one length begin independently of each other.
+
+    What does not fit beside the decoding requests goes into steps of its own: full ones, as far as prompts meet.
+
+    >>> [(round(share, 3), tokens) for share, tokens in prompt_steps(0.1, 500.0, 1000.0)]
+    [(0.905, 0.0), (0.09, 500.0), (0.005, 1000.0)]
+    >>> [(round(share, 3), tokens) for share, tokens in prompt_steps(0.1, 2500.0, 1000.0)]
+    [(0.713, 0.0), (0.075, 500.0), (0.212, 1000.0)]
+    """
+    if prompt <= 0.0:
+        return [(1.0, 0.0)]
+    if prompt >= room:
+        busy = begin * prompt / room
+        rest = prompt - math.floor(prompt / room) * room
+        partial = begin * (1.0 - busy) if rest > 0.0 else 0.0
+        full = (begin * prompt - rest * partial) / room
+        return [(max(1.0 - partial - full, 0.0), 0.0), (partial, rest), (full, room)]
+    parts: dict[float, float] = {}
+    for share, count in counts_of(begin):
+        tokens = min(count * prompt, room)
+        parts[tokens] = parts.get(tokens, 0.0) + share
+    full = (begin * prompt - sum(share * tokens for tokens, share in parts.items())) / room
+    if full > 1e-9:
+        parts[room] = parts.get(room, 0.0) + full
+        left = full  # these were the emptiest steps
+        for tokens in sorted(parts):
+            taken = min(left, parts[tokens])
+            parts[tokens] -= taken
+            left -= taken
+    return [(share, tokens) for tokens, share in sorted(parts.items()) if share > 1e-12]
+
+
+def counts_of(mean: float) -> list[tuple[float, float]]:
+    """Return (probability, number) of independent events in one step; neighbours together where there are many.
+
+    >>> [(round(share, 3), count) for share, count in counts_of(0.05)]
+    [(0.951, 0.0), (0.048, 1.0), (0.001, 2.0)]
+    """
+    most = math.ceil(mean + 4.0 * math.sqrt(mean) + 1.0)
+    numbers = np.arange(most + 1)
+    logs = numbers * math.log(mean) - mean - np.array([math.lgamma(number + 1.0) for number in numbers])
+    shares = np.exp(logs)
+    shares /= shares.sum()
+    groups = np.array_split(numbers, min(MOST_COUNTS, numbers.size))
+    found = [(float(shares[group].sum()), float((shares[group] * group).sum())) for group in groups]
+    return [(share, total / share) for share, total in found if share > 1e-12]
+
+
+def _between(xs: np.ndarray, ys: np.ndarray, grid: np.ndarray, x: float, y: float) -> float:
+    """Return the bilinear value of a grid; beyond its last knots lines go on, over ``x`` from half of the last one."""
+    if not grid.size or x <= 0.0:
+        return 0.0
+    j = max(min(int(np.searchsorted(ys, y, side="right")) - 1, ys.size - 2), 0)
+    above = (y - ys[j]) / (ys[j + 1] - ys[j]) if ys.size > 1 else 0.0
+    upper = min(j + 1, ys.size - 1)
+    if x < xs[0]:  # less than one request, in the mean
+        return float(x / xs[0] * ((1.0 - above) * grid[0, j] + above * grid[0, upper]))
+    low = max(min(int(np.searchsorted(xs, x, side="right")) - 1, xs.size - 2), 0)
+    high = min(low + 1, xs.size - 1)
+    if x > xs[-1]:
+        low, high = int(np.searchsorted(xs, xs[-1] / 2.0, side="right")) - 1, xs.size - 1
+    right = (x - xs[low]) / (xs[high] - xs[low]) if xs[high] > xs[low] else 0.0
+    line = (1.0 - right) * grid[low] + right * grid[high]
+    return float((1.0 - above) * line[j] + above * line[upper])
