@@ -279,6 +279,26 @@ def kernel_breakdown_over_time(
     return kernels_over_time(steps, step_cost_uses, replica_totals, deployment_settings, serving_windows, knots)
 
 
+def gpu_power(gpus: pa.Table, energy_constants: pa.Table) -> pa.Table:
+    """What each GPU draws: constants of its architecture, else those that hold for any, as shares of its limit."""
+    from kernelsight.kernels.gpu_power import power_of_gpus
+
+    return power_of_gpus(gpus, energy_constants)
+
+
+def scenario_energy(
+    replica_totals: pa.Table,
+    request_statistics: pa.Table,
+    scenarios: pa.Table,
+    deployment_settings: pa.Table,
+    gpu_power: pa.Table,
+) -> pa.Table:
+    """Energy of all GPUs of each scenario, its mean power, and energy and carbon of what was served."""
+    from kernelsight.serving.runs.energy import energy_of
+
+    return energy_of(replica_totals, request_statistics, scenarios, deployment_settings, gpu_power)
+
+
 def step_totals(
     kernel_latencies: pa.Table, step_shapes: pa.Table, deployment_settings: pa.Table, host_settings: pa.Table
 ) -> pa.Table:

@@ -32,31 +32,6 @@ itl as (
   from itl_percentiles
   group by scenario_id
 ),
--- energy of the time that is measured, and its ends: servers where their power is stated, and carbon with the building
-drawn as (
-  select
-    scenario_id,
-    unnest([0, -1, 1]) as "end",
-    (gpu_power_w + coalesce(host_power_w, 0) * energy.gpus) as power_w,
-    case when gpu_power_w is not null then least(gpu_power_w * exp("end" * power_log_half), limit_w) end
-      + coalesce(host_power_w, 0) * energy.gpus as mean_power_w,
-    power_w * duration_s / nullif(output_tokens, 0) * exp("end" * energy_log_half) as energy_per_output_token_j,
-    power_w * duration_s / nullif(completed, 0) * exp("end" * energy_log_half) as energy_per_request_j,
-    -- 3.6e6 joules are a kilowatt-hour
-    energy_per_output_token_j / 3.6 * coalesce(pue, 1) * carbon_intensity_g_per_kwh as carbon_per_million_tokens_g
-  from scenario_energy as energy
-  join scenarios using (scenario_id)
-  join request_statistics using (scenario_id)
-),
-ends as (
-  select
-    scenario_id,
-    any_value(columns(d.* exclude (scenario_id, "end", power_w))) filter ("end" = 0) as "\0",
-    any_value(columns(d.* exclude (scenario_id, "end", power_w))) filter ("end" = -1) as "\0_low",
-    any_value(columns(d.* exclude (scenario_id, "end", power_w))) filter ("end" = 1) as "\0_high"
-  from drawn as d
-  group by scenario_id
-),
 faults as (
   select scenario_id, string_agg(sentence, '; ' order by fault) as sentences
   from (
@@ -104,7 +79,10 @@ select
   replicas.gpu_s,
   replicas.host_exposed_s,
   replicas.idle_s,
-  ends.* exclude (scenario_id),
+  energy.mean_power_w, energy.mean_power_w_low, energy.mean_power_w_high,
+  energy.energy_per_output_token_j, energy.energy_per_output_token_j_low, energy.energy_per_output_token_j_high,
+  energy.energy_per_request_j, energy.energy_per_request_j_low, energy.energy_per_request_j_high,
+  energy.carbon_per_million_tokens_g, energy.carbon_per_million_tokens_g_low, energy.carbon_per_million_tokens_g_high,
   capacities.capacity,
   capacities.capacity_low,
   capacities.capacity_high,
@@ -122,5 +100,5 @@ left join gaps using (scenario_id)
 left join scenario_capacity as capacities using (scenario_id)
 left join replicas using (scenario_id)
 left join itl using (scenario_id)
-left join ends using (scenario_id)
+left join scenario_energy as energy using (scenario_id)
 order by scenarios.scenario_id

@@ -1,0 +1,136 @@
+"""Energy of served scenarios: active GPUs with the work of kernels, held below their limit on average; idle ones."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.kernels.columns import positions
+from kernelsight.kernels.energy import held
+
+NS = 1e9
+# joules of a kilowatt-hour; grams and tokens of a carbon figure
+KWH_J, MILLION = 3.6e6, 1e6
+# the middle of an interval, its lower and its upper end
+ENDS = {"": 0.0, "_low": -1.0, "_high": 1.0}
+
+
+class Drawn(NamedTuple):
+    """Sums over the engines of each scenario: GPUs, W of their limits, joules; ``free``: active without the limit."""
+
+    gpus: np.ndarray
+    limit_w: np.ndarray
+    free_j: np.ndarray
+    active_j: np.ndarray
+    idle_j: np.ndarray
+
+
+def energy_of(
+    replica_totals: pa.Table,
+    request_statistics: pa.Table,
+    scenarios: pa.Table,
+    deployment_settings: pa.Table,
+    gpu_power: pa.Table,
+) -> pa.Table:
+    """Return ``scenario_energy`` of the scenarios that were served; null where the energy of a kernel is unknown."""
+    encoded = replica_totals["scenario_id"].combine_chunks().dictionary_encode()
+    names, number = encoded.dictionary, encoded.indices.to_numpy()
+    first, last = (replica_totals[name].to_numpy().astype(float) for name in ("first_ns", "last_ns"))
+    begun, ended = np.full(len(names), np.inf), np.zeros(len(names))
+    np.minimum.at(begun, number, first)
+    np.maximum.at(ended, number, last)
+    span_ns = ended - begun if len(names) else np.zeros(0)
+    place = positions(replica_totals["deployment_id"], deployment_settings["deployment_id"])
+    settings = deployment_settings.take(pa.array(place))
+    power = gpu_power.take(pa.array(positions(settings["gpu"], gpu_power["gpu"])))
+    drawn = _drawn(replica_totals, settings, power, number, span_ns)
+    halves = {
+        name: _largest(power[name].to_numpy(), number, len(names)) for name in ("power_log_half", "energy_log_half")
+    }
+    found = {
+        "scenario_id": names,
+        "gpus": drawn.gpus.astype(np.int64),
+        "span_s": span_ns / NS,
+        "active_energy_j": drawn.active_j,
+        "idle_energy_j": drawn.idle_j,
+        "held_share": _over(drawn.active_j, drawn.free_j),
+        "limit_w": drawn.limit_w,
+    }
+    sites = scenarios.take(pa.array(positions(names, scenarios["scenario_id"])))
+    known = request_statistics.take(pc.index_in(names, request_statistics["scenario_id"].combine_chunks()))
+    mean_w = _over(drawn.active_j + drawn.idle_j, span_ns / NS)
+    found |= _figures(mean_w, drawn, halves, _floats(sites), _floats(known))
+    return pa.table({name: _nullable(values) for name, values in found.items()})
+
+
+def _drawn(totals: pa.Table, settings: pa.Table, power: pa.Table, number: np.ndarray, span_ns: np.ndarray) -> Drawn:
+    tp, pp = (settings[name].to_numpy().astype(float) for name in ("tp", "pp"))
+    facts = {name: power[name].to_numpy() for name in ("idle_w", "active_w", "cap_w", "cap_sharpness", "limit_w")}
+    stated = pc.fill_null(settings["power_limit_w"], np.inf).to_numpy()
+    active_ns = tp * (totals["gpu_ns"].to_numpy() + totals["host_ns"].to_numpy())
+    dynamic_w = _over(NS * tp * np.asarray(totals["dynamic_energy_j"].to_numpy(), float), active_ns)
+    free_w = np.where(active_ns > 0.0, facts["idle_w"] + facts["active_w"] + dynamic_w, 0.0)
+    active_w = held(np.maximum(free_w, 0.0), np.minimum(facts["cap_w"], stated), facts["cap_sharpness"])
+    idle_ns = np.maximum(tp * pp * span_ns[number] - active_ns, 0.0)
+
+    def summed(values: np.ndarray) -> np.ndarray:
+        return np.bincount(number, values, span_ns.size)
+
+    return Drawn(
+        summed(tp * pp),
+        summed(tp * pp * np.minimum(facts["limit_w"], stated)),
+        *(
+            summed(watts * ns) / NS
+            for watts, ns in ((free_w, active_ns), (active_w, active_ns), (facts["idle_w"], idle_ns))
+        ),
+    )
+
+
+def _figures(
+    mean_w: np.ndarray,
+    drawn: Drawn,
+    halves: dict[str, np.ndarray],
+    site: dict[str, np.ndarray],
+    served: dict[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+    """Return power, energy and carbon of each scenario with their ends; servers where their power is stated."""
+    servers_w = np.nan_to_num(site["host_power_w"]) * drawn.gpus
+    carbon_g = np.where(np.isnan(site["pue"]), 1.0, site["pue"]) * site["carbon_intensity_g_per_kwh"] * MILLION / KWH_J
+    joules = (mean_w + servers_w) * served["duration_s"]
+    found: dict[str, np.ndarray] = {}
+    for end, sign in ENDS.items():
+        wide = np.exp(sign * halves["energy_log_half"])
+        watts = np.minimum(mean_w * np.exp(sign * halves["power_log_half"]), drawn.limit_w)
+        token_j = _over(joules, served["output_tokens"]) * wide
+        found[f"mean_power_w{end}"] = np.where(np.isnan(mean_w), np.nan, watts) + servers_w
+        found[f"energy_per_output_token_j{end}"] = token_j
+        found[f"energy_per_request_j{end}"] = _over(joules, served["completed"]) * wide
+        found[f"carbon_per_million_tokens_g{end}"] = token_j * carbon_g
+    return found
+
+
+def _floats(table: pa.Table) -> dict[str, np.ndarray]:
+    """Return the numbers of a table by column, nan for null."""
+    return {
+        field.name: np.asarray(table[field.name].to_numpy(), float)
+        for field in table.schema
+        if pa.types.is_floating(field.type) or pa.types.is_integer(field.type)
+    }
+
+
+def _largest(values: np.ndarray, number: np.ndarray, size: int) -> np.ndarray:
+    found = np.zeros(size)
+    np.maximum.at(found, number, values)
+    return found
+
+
+def _over(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return one over the other, nan where there is nothing to divide by."""
+    return np.divide(one, other, out=np.full(np.shape(one), np.nan), where=np.nan_to_num(other) > 0.0)
+
+
+def _nullable(values: pa.Array | np.ndarray) -> pa.Array:
+    return values if isinstance(values, pa.Array) else pa.array(values, from_pandas=True)
