@@ -15,6 +15,8 @@ select
   (events.finish_ns - events.first_token_ns) / 1e6 as decode_ms,
   (events.kv_received_ns - events.first_token_ns) / 1e6 as kv_transfer_ms,
   events.cached_tokens,
+  events.tier_tokens,
+  events.kv_load_ns / 1e6 as kv_load_ms,
   events.preemptions,
   events.requeued_ns / 1e6 as requeue_ms,
   events.recomputed_ns / 1e6 as recompute_ms,

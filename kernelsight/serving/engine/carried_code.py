@@ -25,12 +25,12 @@ PROGRAM = """
 import json, sys
 import kernelsight as ks
 load = json.loads(sys.argv[1])
-with ks.connect() as session:
-    session.simulate(**load).summary
-    session.simulate(**load).table("steps")
-    session.simulate(**load).table("request_parts")
-    session.what_if([load, load | {"max_concurrency": 2}]).table("scenario_summary")
-    session.simulate(**load, num_turns=2).summary
+with ks.connect() as own:
+    own.simulate(**load).summary
+    own.simulate(**load).table("steps")
+    own.simulate(**load).table("request_parts")
+    own.what_if([load, load | {"max_concurrency": 2}]).table("scenario_summary")
+    own.simulate(**load, num_turns=2).summary
     ks.step_time({name: load[name] for name in ("model", "gpu")}, [(1, 8), (4, 8)])
 """
 

@@ -57,8 +57,8 @@ def deploy(session: Session, flags: Mapping[str, Any]) -> Deployed:
         models = fork.table("models")
         deployments = by_key(settings, "deployment_id")
         world = World(
-            [], shapes, {}, {}, deployments, by_key(fork.table("memory_plan"), "deployment_id"),
-            by_key(fork.table("host_settings"), "deployment_id"), {},
+            [], shapes, {}, {}, {}, deployments, by_key(fork.table("memory_plan"), "deployment_id"),
+            by_key(fork.table("host_settings"), "deployment_id"), {}, {},
             dict(zip(models["model"].to_pylist(), models["layer_count"].to_pylist(), strict=True)),
             laid_out(costs, shapes, settings, deployments, deployments),
         )  # fmt: skip
