@@ -61,7 +61,8 @@ def main() -> None:
                 print(as_text([one], list(one)).splitlines()[-1], flush=True)
     away = np.abs(np.array([row["ratio"] for row in rows]) - 1.0)
     near = float((away <= NEAR).mean())
-    print(f"{len(rows)} capacities: within 5 % {near:.0%}, median {np.median(away):.1%}, worst {away.max():.1%}")
+    print(f"{len(rows)} capacities: {near:.0%} within 5 % of the rate, ", end="")
+    print(f"median {np.median(away):.1%}, worst {away.max():.1%}")
     if arguments.output:
         Path(arguments.output).write_text(json.dumps({"near": near, "rows": rows}, indent=1))
 

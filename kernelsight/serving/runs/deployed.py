@@ -57,10 +57,11 @@ def deploy(session: Session, flags: Mapping[str, Any]) -> Deployed:
         models = fork.table("models")
         deployments = by_key(settings, "deployment_id")
         world = World(
-            [], shapes, {}, {}, {}, deployments, by_key(fork.table("memory_plan"), "deployment_id"),
-            by_key(fork.table("host_settings"), "deployment_id"), {}, {},
-            dict(zip(models["model"].to_pylist(), models["layer_count"].to_pylist(), strict=True)),
-            laid_out(costs, shapes, settings, deployments, deployments),
+            scenarios=[], requests=shapes, waits={}, columns={}, spans={}, deployments=deployments,
+            plans=by_key(fork.table("memory_plan"), "deployment_id"),
+            hosts=by_key(fork.table("host_settings"), "deployment_id"), links={}, tiers={},
+            layers=dict(zip(models["model"].to_pylist(), models["layer_count"].to_pylist(), strict=True)),
+            costs=laid_out(costs, shapes, settings, deployments, deployments),
         )  # fmt: skip
         own_costs, own_shapes = (table.filter(pc.equal(table["deployment_id"], key)) for table in (costs, shapes))
         ends = (
