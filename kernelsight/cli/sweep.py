@@ -109,7 +109,7 @@ def run(arguments: Any) -> None:
             write_table(found.summary, target)
         if execution.folder:
             Store(execution.folder).remove()
-        print_sweep(found.summary, found.pareto_front, arguments)
+        print_sweep(found.summary, {"pareto_front": found.pareto_front, "energy_front": found.energy_front}, arguments)
 
 
 def _find_rates(
@@ -130,7 +130,7 @@ def _find_rates(
         save_file(target, session.graph.contracts, {SWEEP: table})
     elif target:
         write_table(table, target)
-    print_sweep(table, None, arguments)
+    print_sweep(table, {}, arguments)
 
 
 def _execution(arguments: Any, target: Path | None) -> Execution:

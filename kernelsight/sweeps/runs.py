@@ -224,6 +224,11 @@ class WhatIf:
         """The rows of ``summary`` that no other beats in tokens/s per GPU without losing tokens/s per user."""
         return pareto_front(self._session, self._summary)
 
+    @cached_property
+    def energy_front(self) -> pa.Table:
+        """The rows of ``summary`` that no other beats in J per output token without losing tokens/s per user."""
+        return pareto_front(self._session, self._summary, "energy_front")
+
     def scenario(self, scenario_id: str) -> Run:
         """Return one scenario as a run of its own; the others are not simulated again. UnknownName: it is not there."""
         if scenario_id not in self._runs:
@@ -252,9 +257,9 @@ class WhatIf:
         """Write the sweep to a DuckDB file, from which every table of every scenario can be computed."""
         session = self._all
         give_run_info(session)
-        front = self.pareto_front.select(session.graph.known("pareto_front").column_names)
         with session.fork() as fork:
-            fork.give("pareto_front", front, trusted=True)
+            for name, front in (("pareto_front", self.pareto_front), ("energy_front", self.energy_front)):
+                fork.give(name, front.select(session.graph.known(name).column_names), trusted=True)
             fork.save(path, [*inputs_of(fork), SWEEP, "scenario_summary"])
 
     def report(self, path: str | Path) -> None:

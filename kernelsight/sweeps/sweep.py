@@ -194,10 +194,10 @@ def _with_flags(session: Session, plan: Plan, summary: pa.Table, slo: Mapping[st
     return table.combine_chunks()
 
 
-def pareto_front(session: Session, rows: pa.Table) -> pa.Table:
+def pareto_front(session: Session, rows: pa.Table, table: str = "pareto_front") -> pa.Table:
     """Return the ``pareto_front`` of a sweep's rows, of those that keep the objectives where there are any.
 
-    Each load has a front of its own; the rows of one stand together.
+    Each load has a front of its own; the rows of one stand together. ``table``: ``energy_front`` for that of energy.
     """
     import pyarrow as pa
 
@@ -206,7 +206,7 @@ def pareto_front(session: Session, rows: pa.Table) -> pa.Table:
     with session.fork() as fork:
         fork.give("scenario_summary", rows.select(fork.graph.known("scenario_summary").column_names), trusted=True)
         fork.give("scenarios", _scenarios_of(rows, fork.graph.known("scenarios").columns), trusted=True)
-        front = fork.table("pareto_front")
+        front = fork.table(table)
     place = {name: position for position, name in enumerate(rows["scenario_id"].to_pylist())}
     # without a type, nothing would be of no type
     chosen = rows.take(pa.array([place[name] for name in front["scenario_id"].to_pylist()], pa.int64()))

@@ -229,6 +229,8 @@ def test_json_of_the_command(command: Any, grid: Path):
     assert (answer["scenarios"], answer["served"], answer["faults"]) == (6, 4, 2)
     assert len(answer["rows"]) == 6
     front = {row["scenario_id"] for row in answer["pareto_front"]}
+    frugal = min(answer["rows"], key=lambda row: row["energy_per_output_token_j"] or float("inf"))
+    assert frugal["scenario_id"] in {row["scenario_id"] for row in answer["energy_front"]}
     served = [row for row in answer["rows"] if row["status"] == "served"]
     assert front == {row["scenario_id"] for row in served if not dominated(row, served)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.present.output import as_csv, as_json, print_page, show_number, table_lines, terminal_width
@@ -51,13 +51,13 @@ LOADS = (
 KINDS = ("", "input_", "output_")
 
 
-def print_sweep(table: pa.Table, front: pa.Table | None, arguments: Any) -> None:
-    """Print the rows of a sweep or of found rates in the asked format; ``front``: the Pareto front of a sweep."""
+def print_sweep(table: pa.Table, fronts: Mapping[str, pa.Table], arguments: Any) -> None:
+    """Print the rows of a sweep or of found rates in the asked format; ``fronts``: the Pareto fronts of a sweep."""
     rows = table.to_pylist()
     if arguments.format == "csv":
         print(as_csv(rows, table.column_names), end="")
         return
-    fronts = front.to_pylist() if front is not None else []
+    found = {name: fronts[name].to_pylist() if name in fronts else [] for name in ("pareto_front", "energy_front")}
     faults = [row for row in rows if row["completed"] == 0 and row["requests"] == 0]
     answer = {"scenarios": len(rows), "served": len(rows) - len(faults), "faults": len(faults)}
     flags, columns = _columns_shown(rows, parse_slo(arguments.slo or []))
@@ -68,15 +68,14 @@ def print_sweep(table: pa.Table, front: pa.Table | None, arguments: Any) -> None
         if len(best) > 1:
             answer["cheapest_by_load"] = [{**load, "cheapest": found} for load, found in best]
     if arguments.format == "json":
-        print(as_json({**answer, "pareto_front": fronts, "rows": rows}))
+        print(as_json({**answer, **found, "rows": rows}))
         return
     count = f"{len(rows):,} scenario{'s' if len(rows) != 1 else ''}"
     page = [f"{count}, {answer['served']:,} served, {answer['faults']:,} cannot run"]
     # no request rate is an infinite one, and stands last
     rows.sort(key=lambda row: [((row[name] is not None) != (name == "request_rate"), row[name] or 0) for name in flags])
-    if len(rows) == 1:
-        fronts = []
-    for title, ranked in (("", rows), ("Pareto front, tokens/s per GPU against tokens/s per user", fronts)):
+    front = found["pareto_front"] if len(rows) > 1 else []
+    for title, ranked in (("", rows), ("Pareto front, tokens/s per GPU against tokens/s per user", front)):
         if ranked:
             page += ["", title] if title else [""]
             cells = [_shown(row, columns) for row in _with_defaults(ranked[:MOST_SHOWN], flags)]
