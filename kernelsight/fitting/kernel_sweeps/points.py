@@ -23,7 +23,7 @@ from kernelsight.errors import InvalidInput
 # columns only of our own measurements: a published sweep may lack them
 MEASURED_HERE = (
     *("working_set_bytes", "relative_error", "outliers", "gap_us", "memory_clock_hz", "temperature_c", "limits"),
-    *("repeated", "driver", "versions"),
+    *("repeated", "driver", "versions", "power_w"),
 )
 SHAPE = tuple(field.name for field in contracts()["sweep_points"].schema.field("shape").type)
 LABELS = ("engine", "engine_version", "kernel_source", "dtype", "format", "math", "distribution")

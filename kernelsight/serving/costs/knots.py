@@ -115,6 +115,11 @@ def part_knots(
     return axes
 
 
+def first_beyond(knots: np.ndarray, most: int) -> int:
+    """Return the place of the first knot above ``most``; one after the last where there is none."""
+    return int(np.searchsorted(knots, most, side="right"))
+
+
 def within_reach(
     axes: dict[str, tuple[np.ndarray, np.ndarray]], reach: Reach
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -128,7 +133,7 @@ def within_reach(
     """
 
     def up_to(knots: np.ndarray, most: int) -> np.ndarray:
-        return knots[: np.searchsorted(knots, most, side="right") + 1]
+        return knots[: first_beyond(knots, most) + 1]
 
     cut = dict(axes)
     for part, requests in (("decode_attention", reach.requests), ("prefill_attention", reach.tokens)):

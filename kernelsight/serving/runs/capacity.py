@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from kernelsight.scenario.plan import deployments_of
+from kernelsight.serving.costs.knots import Reach
 from kernelsight.serving.engine.host import Z_90
 from kernelsight.serving.runs.full_batch import Lengths, Station, lengths_of, station_of
 from kernelsight.serving.runs.pools import replicated
@@ -38,9 +39,11 @@ def capacities(world: World, statistics: pa.Table) -> pa.Table:
         lengths = lengths_of(prompts, outputs, cached)
         keys = tuple(deployments_of(scenario))
         replicas = tuple(scenario[name] for name in ("replicas", "prefill_replicas", "decode_replicas"))
-        key = (keys, replicas, lengths)
+        at_once = min(stop - start, scenario["max_concurrency"] or stop - start)
+        reach = Reach(at_once, int((prompts + outputs).max()))
+        key = (keys, replicas, lengths, reach)
         if key not in known:
-            known[key] = _ends(world, scenario, keys, lengths)
+            known[key] = _ends(world, scenario, keys, lengths, reach)
         low, middle, high = known[key]
         asked = _asked(world, scenario, start, stop) or own["completed"] / max(own["duration_s"], 1e-9)
         rows.append(
@@ -76,7 +79,7 @@ def _asked(world: World, scenario: Mapping[str, Any], start: int, stop: int) -> 
 
 
 def _ends(
-    world: World, scenario: Mapping[str, Any], keys: tuple[str, ...], lengths: Lengths
+    world: World, scenario: Mapping[str, Any], keys: tuple[str, ...], lengths: Lengths, reach: Reach
 ) -> tuple[float, Station, float]:
     """Return the capacity with slow kernels and host, in the middle, and with fast ones."""
     pools = replicated(dict(scenario), *(pool_of(world, key) for key in keys))
@@ -85,7 +88,7 @@ def _ends(
         own = lengths
         if len(pools) > 1:  # one pool computes prompts, the other decodes what it has received
             own = lengths._replace(decodes=0.0, longest=0) if place == 0 else lengths._replace(prompt=0.0)
-        one = station_of(pool, own)
+        one = station_of(pool, own, reach)
         # kernels and host err independently of each other
         kernels = one.kernels * math.log(world.costs[key].spread)
         half = math.hypot(kernels, (1.0 - one.kernels) * Z_90 * world.hosts[key]["step_log_sd"])

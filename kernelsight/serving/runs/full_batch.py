@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kernelsight.serving.costs.knots import Reach, first_beyond
 from kernelsight.serving.engine.host import host_times
 from kernelsight.serving.engine.inputs import Host, Surface
 from kernelsight.serving.engine.limits import Limits
@@ -105,11 +106,33 @@ def lengths_of(prompts: np.ndarray, outputs: np.ndarray, cached: float) -> Lengt
     return Lengths(computed, prompt - computed, decodes, int(steps.max()), context, prompt + decodes)
 
 
-def station_of(pool: Pool, lengths: Lengths) -> Station:
-    """Return what one engine completes at most."""
+def as_far_as(surface: Surface, reach: Reach) -> Surface:
+    """Return attention as far as one load reaches, as ``within_reach`` cuts it: other loads may need more of it."""
+    decodes, contexts, window, prompts, before = (
+        first_beyond(knots, most) + 1
+        for knots, most in (
+            *((surface.decode_x, reach.requests), (surface.decode_y, reach.tokens)),
+            (surface.window_x, reach.requests),
+            *((surface.prefill_x, reach.tokens), (surface.prefill_y, reach.tokens)),
+        )
+    )
+    return surface._replace(
+        decode_x=surface.decode_x[:decodes],
+        decode_y=surface.decode_y[:contexts],
+        decode_us=surface.decode_us[:decodes, :contexts],
+        window_x=surface.window_x[:window],
+        window_us=surface.window_us[:window],
+        prefill_x=surface.prefill_x[:prompts],
+        prefill_y=surface.prefill_y[:before],
+        prefill_us=surface.prefill_us[:prompts, :before],
+    )
+
+
+def station_of(pool: Pool, lengths: Lengths, reach: Reach) -> Station:
+    """Return what one engine completes at most; ``reach``: of the load."""
     limits, stages = pool.limits, len(pool.layers)
-    costs = Costs(pool.costs.surface, limits.window_tokens)
-    draft = Costs(pool.draft.costs.surface, pool.draft.window_tokens) if pool.draft else None
+    costs = Costs(as_far_as(pool.costs.surface, reach), limits.window_tokens)
+    draft = Costs(as_far_as(pool.draft.costs.surface, reach), pool.draft.window_tokens) if pool.draft else None
     tokens_a_step = sum(limits.acceptance**number for number in range(limits.drafts + 1))
     steps = lengths.decodes / tokens_a_step
     fitting = requests_in_cache(limits, lengths)

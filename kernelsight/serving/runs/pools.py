@@ -82,7 +82,8 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
     passes = sum(int(launches[ids[name].ravel()[-1]]) for name in PARTS if ids[name].size and name != "decode_window")
     # the window (or the selection of sparse attention) is where its knots end
     window = int(axes["decode_window"][1][-1]) if axes["decode_window"][1].size else 0
-    ends = [pc.sum(step_costs[f"gpu_{end}_us"]).as_py() or 1.0 for end in ("p05", "p95")]
+    # of the layers, whose knots are the same ones whatever the loads reach
+    ends = [float(by_id(f"gpu_{end}_us")[ids["tokens"]].sum()) or 1.0 for end in ("p05", "p95")]
     spread = math.sqrt(ends[1] / ends[0])
     return CostTables(packed_costs.pack(surface_of(gpu_us), surface_of(energy_j)), axes, ids, passes, window, spread)
 

@@ -29,7 +29,7 @@ class CostTables(NamedTuple):
     shape_ids: dict[str, np.ndarray]
     launches: int
     window_tokens: int
-    spread: float  # of GPU time over all knots: from the middle to an end of its interval, as a factor
+    spread: float  # of GPU time of the layers over all knots: from the middle to an end of its interval, as a factor
 
 
 class Replica(NamedTuple):
