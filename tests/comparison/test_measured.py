@@ -14,8 +14,8 @@ TIMES = ("arrival_s", "sent_s", "ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "cac
 def measured(**times: float | str) -> Measured:
     """Return what is measured of one request of five tokens; a time that is not named is not in the log."""
     row = dict.fromkeys(TIMES) | {"sent_s": 10.5, "output_tokens": 5, "prompt_tokens": 100, "ttft_clock": None} | times
-    whole = {"model": pa.string(), "status": pa.string(), "ttft_clock": pa.string()}
-    row |= {"model": None, "status": "ok"}
+    whole = dict.fromkeys(("model", "status", "ttft_clock", "sent_from"), pa.string())
+    row |= {"model": None, "status": "ok", "sent_from": None}
     return measured_of(
         pa.table({name: pa.array([value], whole.get(name, pa.float64())) for name, value in row.items()})
     )
