@@ -5,8 +5,8 @@ that was compiled before. Here the folder is named by the hash of all modules of
 one. It lies beside the code where that is ours alone to write, else in the user's cache folder (never in a shared
 place: what lies there is run). A file that is damaged is removed, and its entry point compiled again.
 
-An installation may carry machine code for any processor of a kind (``carried_code.py`` makes it): it counts where it
-was compiled from these very sources by this version of numba, for this version of Python and this kind of processor.
+An installation may carry machine code for any processor of a kind (``.ci/carried_code.py`` makes it): it counts where
+it was compiled from these very sources by this version of numba, for this version of Python and kind of processor.
 """
 
 from __future__ import annotations
