@@ -42,7 +42,7 @@ class HashBlocks:
 
     def __init__(self, entries: np.ndarray, limits: np.ndarray, blocks: int) -> None:
         # each engine has an entry a block, then one a request (see ``replica.entry_records``)
-        own = blocks + int(limits["requests"][0])
+        own = int(limits["private_at"][0] - limits["entries_at"][0] + limits["requests"][0])
         there = entries[: limits.size * own] if blocks else np.zeros(limits.size * own, ENTRY)
         self._entries = there.reshape(limits.size, own)[:, :blocks]
         self._numbers: dict[bytes, int] = {}

@@ -16,7 +16,7 @@ NO_TIERS = Tiers()
 def put_tiers(record: np.void, tiers: Tiers, ranks: int, prefill_first: bool) -> None:
     """State tiers in a LIMITS record; requests load ahead where steps mix prompts and decodes, and nothing else."""
     simple = not record["per_request_progress"] and ranks == 1
-    if not tiers.tiers or not record["hash_tokens"]:
+    if not record["hash_tokens"] or not any(tier.blocks for tier in tiers.tiers):
         return
     record["tiers"], record["write_policy"], record["prefetch"] = len(tiers.tiers), tiers.write_policy, tiers.prefetch
     record["load_ahead"] = tiers.load_ahead and simple and not prefill_first and record["plain"]

@@ -48,7 +48,10 @@ def recorded(seed: int, conversations: int) -> list[dict]:
             rows.append(turn(10.0 * place, blocks, own))
             if place == 2:
                 agent = {"tool_tokens": tools, "system_tokens": 0, "duration_ms": 4000, "t": 10.0 * place + 8}
-                rows += [agent | {"requests": [turn(0, 5 + k, 2000), turn(1, 7 + k, 2000)]} for k in range(2)]
+                rows += [
+                    agent | {"requests": [turn(0, 5 + k, 2000 + 500 * k), turn(1, 7 + k, 2000 + 500 * k)]}
+                    for k in range(2)
+                ]
         made.append(
             {"id": f"c{number}", "block_size": BLOCK, "tool_tokens": tools, "system_tokens": 90, "requests": rows}
         )
@@ -58,23 +61,28 @@ def recorded(seed: int, conversations: int) -> list[dict]:
 def prompts_of(trace: dict) -> dict[str, tuple[int, list]]:
     """Return the tokens and the blocks of each prompt by the name that the simulation gives it, agents included."""
 
-    def agent(rows: list, prefix: str, tools: int, system: int) -> None:
+    same: dict[int, tuple] = {}  # blocks that conversations share, by their hash in this one
+
+    def share(rows: list, tools: int, system: int) -> None:
         first = next(row["hash_ids"] for row in rows if "in" in row)
+        for position, name in enumerate(first[: (tools + system) // BLOCK]):
+            whole = (position + 1) * BLOCK <= tools
+            same.setdefault(name, ("tools", tools, position) if whole else ("system", tools, system, position))
+        for row in rows:
+            if "requests" in row:
+                share(row["requests"], row["tool_tokens"], row["system_tokens"])
+
+    def name_prompts(rows: list, prefix: str) -> None:
         for place, row in enumerate(rows):
             if "requests" in row:
-                agent(row["requests"], f"{prefix}{place}.", row["tool_tokens"], row["system_tokens"])
-                continue
-            blocks = []
-            for position, name in enumerate(row["hash_ids"]):
-                end = (position + 1) * BLOCK
-                key: tuple = (trace["id"], name)
-                if position < len(first) and first[position] == name and end <= tools + system:
-                    key = ("tools", tools, position) if end <= tools else ("system", tools, system, position)
-                blocks.append(key)
-            found[f"{trace['id']}/{prefix}{place}"] = row["in"], blocks
+                name_prompts(row["requests"], f"{prefix}{place}.")
+            else:
+                blocks = [same.get(name, (trace["id"], name)) for name in row["hash_ids"]]
+                found[f"{trace['id']}/{prefix}{place}"] = row["in"], blocks
 
     found: dict[str, tuple[int, list]] = {}
-    agent(trace["requests"], "", trace["tool_tokens"], trace["system_tokens"])
+    share(trace["requests"], trace["tool_tokens"], trace["system_tokens"])
+    name_prompts(trace["requests"], "")
     return found
 
 
@@ -106,7 +114,7 @@ def served(session: Session, folder: Path, prompts: int | None = None, **flags: 
     run = session.simulate(model="qwen3-0.6b", gpu="h100_sxm", **asked, **flags)
     rows = run.table("request_events").to_pylist()
     assert {row["status"] for row in rows} == {"finished"}
-    return sorted(rows, key=lambda row: (row["scheduled_ns"], row["request_id"])), run.summary
+    return sorted(rows, key=lambda row: (row["scheduled_ns"], row["sent_ns"], row["request_id"])), run.summary
 
 
 @pytest.fixture(scope="module")
