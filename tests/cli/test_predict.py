@@ -118,7 +118,7 @@ def test_the_page_tells_the_total_and_every_kernel(command):
 )
 def test_the_page_says_whether_the_gpu_was_measured(gpu, tier, line, command):
     flags = ("predict", "--model", "qwen3-0.6b", "--gpu", gpu, "--context-len", "100")
-    assert command(*flags).out.splitlines()[2].startswith(line)
+    assert command(*flags).out.splitlines()[3].startswith(line)
     step = command(*flags, "--format", "json").json
     assert step["tier"] == tier and (tier == "target-measured") == (step["measured_share"] > 0.5)
 

@@ -45,7 +45,7 @@ def log_of(session: Session, rate: float, truth: Variant) -> tuple[Log, State]:
     everyone = np.ones(N, bool)
     groups = similar(measured, everyone)
     log = Log(
-        *(lambda variants: LogWorlds(session, load).serve(variants), measured, everyone),
+        *(LogWorlds(session, load).serve, measured, everyone),
         prior_covariance(dict.fromkeys(KERNELS, 0.1)),
         lambda replayed: left_by_group(relative_residuals(measured, replayed), groups),
     )

@@ -5,13 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from kernelsight.catalog.tables import facts as catalogue
 from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.gpu_power import power_of_gpus
 from kernelsight.kernels.latency import latencies
 from kernelsight.kernels.pack import pack_table, with_assumed
 from kernelsight.session import connect
 
+NAMES = ("gpus", "fabrics", "eta_coefficients", "kernel_implementations", "gpu_power")
 with connect() as _session:
-    FACTS = {name: _session.table(name) for name in ("gpus", "fabrics", "eta_coefficients", "kernel_implementations")}
+    FACTS = {name: _session.table(name) for name in NAMES}
+ENERGY = catalogue("energy_constants")
 # the constants as the expressions declare them, with no fit
 DECLARED = with_assumed(pack_table([]))
 GPUS = FACTS["gpus"]["gpu"].to_pylist()
@@ -27,8 +31,9 @@ def settings(tier: str = "auto") -> pa.Table:
 def price(family: str, calls: pa.Table, backend: str = "numpy", tier: str = "auto", **tables: pa.Table) -> pa.Table:
     """Return latencies of a call table by the embedded facts; ``tables`` replaces some of these."""
     facts = {**FACTS, **tables}
-    named = ("gpus", "fabrics", "eta_coefficients", "kernel_implementations")
-    return latencies(family, calls, settings(tier), *(facts[name] for name in named), backend=backend)
+    if "gpus" in tables:
+        facts["gpu_power"] = power_of_gpus(tables["gpus"], ENERGY)
+    return latencies(family, calls, settings(tier), *(facts[name] for name in NAMES), backend=backend)
 
 
 def drawn_constants(seed: int) -> pa.Table:
