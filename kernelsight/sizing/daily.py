@@ -111,7 +111,7 @@ def _hours_of_trace(path: Path) -> list[float]:
     """Return requests by hour since the start of a trace, the mean over its days."""
     import numpy as np
 
-    from kernelsight.serving.load.traces import read_trace
+    from kernelsight.serving.load.recorded_loads import read_trace
 
     arrival_s = read_trace(path)["arrival_s"].to_numpy()  # in order, from 0
     if arrival_s[-1] < LEAST_TRACE_S:
