@@ -317,7 +317,7 @@ class Session(dataflow.Session):
     ) -> Sizing:
         """Find the cheapest deployment that serves ``rate`` requests/s (or ``requests_per_day``) within objectives.
 
-        ``users``, in place of a rate: so many, each with one request in flight (a closed loop).
+        ``users``, instead of a rate: their number, each with one request in flight (a closed loop).
 
         ``gpus``: which to search, each with every parallel size up to ``max_gpus`` GPUs an instance; ``slo``: largest
         values such as ``{"ttft_p95_ms": 1000.0}``, or words such as ``"ttft_p95:1000"``; ``prices``: dollars an hour

@@ -103,7 +103,7 @@ class Sizing:
 
     @property
     def day(self) -> dict[str, Any] | None:
-        """The hours of the chosen deployment with their instances, starts and costs; None: no day was asked for."""
+        """The hours of the chosen deployment with their instances, starts and costs; None: without --daily-peak."""
         return self._answer["day"]
 
     @property

@@ -210,7 +210,8 @@ def pareto_front(session: Session, rows: pa.Table, table: str = "pareto_front") 
     place = {name: position for position, name in enumerate(rows["scenario_id"].to_pylist())}
     # without a type, nothing would be of no type
     chosen = rows.take(pa.array([place[name] for name in front["scenario_id"].to_pylist()], pa.int64()))
-    return chosen.append_column(LOAD_NUMBER, front["load"])
+    # in a front it is the number of the load, in a summary the share of the capacity
+    return chosen.drop_columns([LOAD_NUMBER]).append_column(LOAD_NUMBER, front[LOAD_NUMBER])
 
 
 def _scenarios_of(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:

@@ -32,10 +32,10 @@ points as (
     output_throughput_per_gpu as per_gpu,
     ttft_p99_ms,
     max(per_gpu) over (
-      partition by load
+      partition by loads.load
       order by per_user desc range between unbounded preceding and current row exclude group
     ) as best_above,
-    max(per_gpu) over (partition by load, per_user) as best_beside
+    max(per_gpu) over (partition by loads.load, per_user) as best_beside
   from scenario_summary
   join loads using (scenario_id)
   where output_throughput_per_user is not null and output_throughput_per_gpu is not null
