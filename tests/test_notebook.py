@@ -36,10 +36,10 @@ def test_a_list_is_no_value_of_one_scenario(session: Session, name: str, value: 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"phase": "decoding"}, "--phase is 'decoding'; give one of prefill, decode, mixed"),
-        ({"batch_size": "4"}, "--batch-size is '4'; give a whole number of at least 1"),
-        ({"batch_size": 2.5}, "--batch-size is 2.5; give a whole number"),
-        ({"context_len": -1}, "--context-len is -1; give a whole number of at least 0"),
+        ({"phase": "decoding"}, "phase is 'decoding'; give one of prefill, decode, mixed"),
+        ({"batch_size": "4"}, "batch_size is '4'; give a whole number of at least 1"),
+        ({"batch_size": 2.5}, "batch_size is 2.5; give a whole number"),
+        ({"context_len": -1}, "context_len is -1; give a whole number of at least 0"),
         ({"context_len": 50_000}, "a sequence of 50,001 tokens, more than max_model_len 40,960"),
     ],
 )
@@ -79,7 +79,7 @@ def test_objectives_are_a_mapping_or_the_words_of_the_command_line(session: Sess
         ("compare", {"fit": "all"}, "fit is 'all'; give one of none, host, parts"),
         ("compare", {"suspects": True}, "suspects is True; give one of all, none"),
         ("compare", {"hold_out": "x"}, "hold_out is 'x'; give a share"),
-        ("compare", {"stated": "--request-rate 4"}, "stated is '--request-rate 4'; give a mapping"),
+        ("compare", {"stated": "--request-rate 4"}, "stated is 'request_rate 4'; give a mapping"),
         ("compare", {"deployment": "qwen3-8b"}, "deployment is 'qwen3-8b'; give a mapping"),
         ("size", {"search": ["quantization"]}, r"search is \['quantization'\]; give a mapping"),
     ],

@@ -96,7 +96,7 @@ def padded_rows(columns: dict[str, np.ndarray]) -> np.ndarray:
 
     >>> one = {name: np.array([value]) for name, value in (("tokens", 128.0), ("top_k", 8.0), ("moe_ep", 1.0))}
     >>> padded_rows(one | {"local_experts": np.array([128.0]), "active_experts": np.array([128.0])}).round(2).tolist()
-    [2.54]
+    [2.31]
     """
     rows = columns["tokens"] * columns["top_k"] / columns["moe_ep"] / columns["active_experts"]
     tile = np.where(columns["tokens"] <= columns["local_experts"], *PADDED_ROWS)

@@ -101,7 +101,7 @@ def corrected(
     """Return picoseconds of knots, by TIMED, times the FACTORS on their kernels; a null factor is 1.
 
     >>> times = {name: np.array([10.0]) for name in TIMED} | {"picoseconds": np.array([100.0])}
-    >>> corrected(times, *(pa.array([factor]) for factor in (1.5, None, 3.0)))["picoseconds"].tolist()
+    >>> corrected(times, *(pa.array([factor], pa.float64()) for factor in (1.5, None, 3.0)))["picoseconds"].tolist()
     [160.0]
     """
     factors = [pc.fill_null(one, 1.0).to_numpy() for one in (own, moe, communication)]
@@ -152,7 +152,9 @@ def _costs(
     # latencies of a person's own may differ between deployments of one signature
     again = {row["deployment_id"]: None if given else row["content"] for row in rows}
     again = {name: (content, gpus[name], shares) for name, content in again.items() if content}
-    roots = (*facts, *read.roots_of([f"{family}_calls" for family in LOWERED]))
+    # the power of GPUs is computed in each session anew: what it is made from stands for it
+    named = facts if read.is_given("gpu_power") else facts[:-1]
+    roots = (*named, *read.roots_of(["gpu_power", *(f"{family}_calls" for family in LOWERED)]))
     recent: Recent[Known] = remembered(roots, "costs of launch signatures", lambda: Recent(MOST_KNOWN))
     found = {name: known for name, key in again.items() if (known := recent.get(key))}
     groups = _groups([row for row in rows if row["deployment_id"] not in found], sizes, gpus)

@@ -116,7 +116,7 @@ def moment(seconds: float) -> str:
     """Return a time of the log's clock: of the day where it is a unix time.
 
     >>> moment(125.4), moment(1_790_000_000.0)
-    ('125 s', '2026-09-21 13:33:20')
+    ('125 s', '2026-09-21 14:13:20')
     """
     if seconds < UNIX_S:
         return f"{seconds:,.0f} s"

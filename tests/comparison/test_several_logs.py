@@ -60,7 +60,7 @@ def test_requests_of_more_replicas_than_stated_are_refused() -> None:
     one = {"model": "qwen3-0.6b", "gpu": "l4"}
     words = (
         r"the log holds requests of 2 replicas \(a, b\), and the deployment has 1; compare the requests of one replica"
-        r" at a time, or state --replicas 2\."
+        r" at a time, or state replicas 2\."
     )
     log = pa.Table.from_pylist(rows)
     with connect() as session:

@@ -269,6 +269,7 @@ def test_the_roofline_tier_answers_with_the_roofline(family: str) -> None:
 def test_deployments_of_two_tiers_share_a_table() -> None:
     calls = random_calls("gemm", 5, 2)
     calls = with_column(calls, "gpu", ["l4", "l4"])  # no sweep of it ships
+    calls = calls.append_column("format", [["bf16", "bf16"]])
     both = with_column(calls, "deployment_id", ["d", "e"])
     from kernelsight.kernels.latency import latencies
 

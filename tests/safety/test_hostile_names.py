@@ -169,7 +169,7 @@ COMMANDS = {
     "compare": ["compare", *GPU, "--model", "{model}", "--log", "{log}", "--suspects", "none"],
     "sql": ["sql", f"{SHOWN} from deployment_settings", "--db", "{run}"],
     "search": ["search", "run", "--space", "{space}", "--gpu", HOSTILE, "--budget", 10],
-    "launch": ["predict", "--gpu", "l4", "--context-len", 100, "--launch", LAUNCH],
+    "launch": ["predict", "--gpu", "l4", "--context-len", 100, "--verbose", "--launch", LAUNCH],
 }
 
 

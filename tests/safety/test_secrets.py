@@ -132,7 +132,7 @@ def test_the_address_of_a_language_model_shows_no_secret(monkeypatch):
         def open(self, *_, **__):
             raise urllib.error.URLError("refused")
 
-    monkeypatch.setattr(llm_client, "_opener", Closed)
+    monkeypatch.setattr(llm_client, "opener", Closed)
     with pytest.raises(RunFailed, match="no server answers") as failed:
         llm_client.ask(llm_client.server_of(address, "m", 1.0, 0), {})
     assert SECRET not in str(failed.value)
