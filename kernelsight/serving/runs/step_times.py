@@ -26,6 +26,7 @@ from kernelsight.serving.runs.deployed import deploy
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
+    from kernelsight.serving.engine.limits import Limits
 
 
 MOST_KNOWN = 16  # deployments whose step costs are kept, some megabytes each
@@ -61,8 +62,8 @@ class StepTimes:
             which = "pipeline stages" if len(pool.layers) > 1 else "speculative decoding" if pool.limits.drafts else ""
             which = which or "data-parallel ranks that step together"
             raise InvalidInput(f"a step of a deployment with {which} has no time of its own; use simulate.")
-        self.settings = settings
-        self.limits = pool.limits
+        self.settings: dict[str, Any] = settings
+        self.limits: Limits = pool.limits
         self._costs = np.stack([pool.costs.values, *deployed.ends])
         self._layout, self._host = np.array([pool.costs.layout]), np.array([tuple(pool.host)], HOST)
         self._log_sd, self._power = deployed.host["step_log_sd"], deployed.power
