@@ -62,9 +62,10 @@ def run(arguments: argparse.Namespace) -> None:
 def _sweep_points(stated: Sequence[str]) -> pa.Table:
     from kernelsight.fitting.sweep_files import sweep_points
 
+    rows = sweep_points([Path(name) for name in stated])
     if not stated:
-        note("reads the sweeps of the installed package; --sweep reads what `kernelsight calibrate import` wrote")
-    return sweep_points([Path(name) for name in stated])
+        note("sweep_points: of the installed package; --sweep reads what `kernelsight calibrate import` wrote")
+    return rows
 
 
 def _with_unique_names(rows: pa.Table) -> pa.Table:

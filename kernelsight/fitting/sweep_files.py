@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow as pa
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.engine import first_line
 from kernelsight.dataflow.parquet_files import read_schema
-from kernelsight.errors import InvalidInput, breaks_contract
+from kernelsight.errors import InvalidInput, breaks_contract, extra_missing
 from kernelsight.fitting.kernel_sweeps import aiconfigurator, plain
 from kernelsight.fitting.kernel_sweeps.importing import imported_points
 from kernelsight.fitting.kernel_sweeps.points import MEASURED_HERE
@@ -38,6 +39,9 @@ def sweep_points(sweeps: Sequence[Path]) -> pa.Table:
     InvalidInput: the package (extra ``silicon``) is not installed.
     """
     if not sweeps:
+        if importlib.util.find_spec(aiconfigurator.PACKAGE) is None:
+            what = "sweep_points without --sweep"
+            raise extra_missing(what, "aiconfigurator-core", "silicon", "give --sweep FILE")
         return imported_points(aiconfigurator.read(None, None, None))
     check_sweeps(sweeps)
     return imported_points(batch for path in sweeps for batch in plain.read(path, None, None))

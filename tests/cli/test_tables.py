@@ -226,3 +226,8 @@ def test_measured_kernels_answer_to_sql(command, refusal, tmp_path):
     query = "select sum(latency_us) as us from sweep_points join gpus using (gpu)"
     assert command("sql", query, "--sweep", sweep, "--format", "json").json == [{"us": 88.0}]
     assert "does not exist" in refusal("sql", query, "--sweep", tmp_path / "none.parquet")
+
+
+def test_measured_kernels_without_the_package_want_a_sweep(refusal, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "give --sweep FILE" in refusal("sql", "select 1 from sweep_points")
