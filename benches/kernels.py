@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import samples
 from record import ROOT, record
 
 EVALUATE = "calibrate evaluate --sweep {sweep} --test-gpus gb200"
@@ -108,7 +107,7 @@ def main() -> None:
         return
     report = json.loads(asked.report.read_text(encoding="utf-8")) if asked.report else evaluated(asked.sweep, [])
     command = f"kernelsight {EVALUATE.format(sweep='sweep.parquet')}"
-    print(record("kernels_gb200", figures_of(report), command, samples.kernels_gb200()))
+    print(record("kernels_gb200", figures_of(report), command))
 
 
 if __name__ == "__main__":

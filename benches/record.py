@@ -83,52 +83,48 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
 }
 
 
-def record(
-    name: str,
-    figures: Mapping[str, Any],
-    command: str,
-    sample: Mapping[str, Any] | None = None,
-    folder: Path = RESULTS,
-) -> Path:
+def record(name: str, figures: Mapping[str, Any], command: str) -> Path:
     """Write a result that was measured now, by this process and its children; return its file.
 
-    ``sample``: what ``benches/samples.py`` computes of it now, where it has one.
+    Its sample (``benches/samples.py``), where it has one, is computed after it.
     """
+    from samples import SAMPLES
+
     if name not in RESTS_ON:
         raise ValueError(f"{name!r} is no result: RESTS_ON of benches/record.py says what each result rests on.")
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return write(
-        name,
-        {
-            "command": command,
-            "commit": commit(),
-            "date": date.today().isoformat(),
-            "machine": {"cores": len(os.sched_getaffinity(0)), "cpu": cpu_name(), "load": round(os.getloadavg()[1], 1)},
-            "cpu_s": round(sum(used.ru_utime + used.ru_stime for used in (own, children))),
-            "rests_on": {part: digest(part) for part in RESTS_ON[name]},
-            "sample": {"of_run": sample, "now": sample},
-            "figures": figures,
-        },
-        folder,
-    )
+    result = {
+        "command": command,
+        "commit": commit(),
+        "date": date.today().isoformat(),
+        "machine": {"cores": len(os.sched_getaffinity(0)), "cpu": cpu_name(), "load": round(os.getloadavg()[1], 1)},
+        "cpu_s": round(sum(used.ru_utime + used.ru_stime for used in (own, children))),
+        "rests_on": {part: digest(part) for part in RESTS_ON[name]},
+        "sample": {"of_run": None, "now": None},
+        "figures": figures,
+    }
+    path = write(name, result)
+    if name in SAMPLES:
+        sample = SAMPLES[name]()
+        write(name, result | {"sample": {"of_run": sample, "now": sample}})
+    return path
 
 
-def write(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
+def write(name: str, result: Mapping[str, Any]) -> Path:
     """Write a result; return its file."""
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{name}.json"
+    path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False, default=float) + "\n", encoding="utf-8")
     return path
 
 
-def read(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+def read(name: str) -> dict[str, Any]:
     """Return a recorded result."""
-    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def names(folder: Path = RESULTS) -> list[str]:
+def names() -> list[str]:
     """Return the names of all recorded results."""
-    return sorted(path.stem for path in folder.glob("*.json") if path.stem in RESTS_ON)
+    return sorted(path.stem for path in RESULTS.glob("*.json") if path.stem in RESTS_ON)
 
 
 def changed(result: Mapping[str, Any]) -> list[str]:

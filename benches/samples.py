@@ -10,124 +10,27 @@ the bench is due. The test suite computes all of them (``tests/docs/test_samples
 from __future__ import annotations
 
 import argparse
-import contextlib
-import hashlib
-import io
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from record import ROOT, names, read, write
-
-import kernelsight as ks
+from record import names, read, write
+from sampled import kernels, loads, logs, runs
 
 # relative difference that another machine's arithmetic may make
 SAME = 1e-6
-RUNS = 10
-SPACES = ROOT.parent / "shared" / "data" / "kernel_spaces.parquet"
-
-
-def end_to_end() -> dict[str, float]:
-    """Return mean errors of ten published runs, with the constants that ship and without any."""
-    from kernelsight.evaluation.runs.measured_runs import read_runs
-    from kernelsight.evaluation.runs.replays import replay
-    from kernelsight.evaluation.runs.scores import is_fitting, is_scored_separately
-
-    runs = read_runs("aiconfigurator").table.to_pylist()
-    scored = [run for run in runs if not is_fitting(run["run_id"]) and not is_scored_separately(run)]
-    chosen = first_by_hash(scored, lambda run: run["run_id"], RUNS)
-    with ks.connect() as session:
-        replayed, _ = replay(session, chosen, None, ("shipped", "none"))
-    return {
-        f"{level} {metric}": float(np.mean([abs(row["errors"][metric]) for row in rows]))
-        for level, rows in replayed.items()
-        for metric in ("ttft", "tpot")
-    }
-
-
-def search() -> dict[str, float]:
-    """Return the regret of one search a policy on two spaces, one seed, 30 measurements."""
-    from kernelsight.evaluation.searches.cases import Case, replayed
-    from kernelsight.searching.arrays import space_arrays
-    from kernelsight.searching.space_files import read_spaces
-
-    tables = read_spaces([str(SPACES)])
-    known = sorted(set(tables.kernel_spaces["space"].to_pylist()))[:2]
-    spaces = {name: space_arrays(tables.kernel_candidates, tables.kernel_measurements, name) for name in known}
-    cases = [
-        Case(name, sorted(arrays.gpus)[0], "all", None, policy, 0, 30, 5)
-        for name, arrays in spaces.items()
-        for policy in ("order", "selective")
-    ]
-    return {
-        f"{each.case.space} {each.case.gpu} {each.case.policy}": float(each.regret[-1])
-        for each in replayed(spaces, cases)
-    }
-
-
-def kernels_gb200() -> dict[str, float]:
-    """Return the errors of one small family on H100, fitted on two GPUs: no sample looks at held-out GPUs."""
-    from kernelsight.cli.main import main as kernelsight
-    from kernelsight.evaluation.kernels.baselines import systems_folder
-    from kernelsight.evaluation.kernels.evaluate import evaluate
-    from kernelsight.evaluation.kernels.predict import fit_and_predict
-    from kernelsight.fitting.splits import Split
-    from kernelsight.kernels.families import FAMILIES
-
-    split = Split("sample", ("a100_sxm", "l40s"), ("h100_sxm",))
-    gpus = ",".join((*split.train_gpus, *split.test_gpus))
-    with tempfile.TemporaryDirectory() as folder:
-        sweep = Path(folder) / "sweep.parquet"
-        words = f"calibrate import aiconfigurator --families batched_gemm --gpus {gpus} -o {sweep}".split()
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            kernelsight(words)
-        report, _ = evaluate([sweep], split, fit_and_predict, modelled=FAMILIES, systems=systems_folder())
-    parts = {"known": lambda cell: cell, "nothing": lambda cell: cell["nothing_of_target"]}
-    return {
-        f"{cell['family']} {cell['dtype']} {name}": part(cell)["serving"]["median_ape"]
-        for cell in (*report["families"], *report["uncovered"])
-        for name, part in parts.items()
-        if part(cell)["serving"]["n"]
-    }
-
-
-def compare() -> dict[str, float]:
-    """Return what is named of one planted fault and of none, in worlds of 300 requests."""
-    import compare as bench
-
-    found = {}
-    with ks.connect() as session:
-        for number, kind in ((1, "one"), (2, "clean")):
-            row = bench.world(session, np.random.default_rng([12, number]), [kind], 300, "none", 0.0)
-            found |= {f"{kind}: right": float(bench.is_right(row)), f"{kind}: causes": float(len(row["causes"]))}
-            found |= {f"{kind}: miss ms": row["miss_ms"]}
-    return found
-
-
-def speed_serving() -> dict[str, float]:
-    """Return the counted work of a simulation: steps, preemptions, tokens; no times."""
-    load = {"request_rate": 20.0, "num_prompts": 500, "input_len": 256, "output_len": 256}
-    with ks.connect() as session:
-        run = session.simulate(model="llama-3.1-8b", gpu="h100_sxm", **load)
-        (totals,) = run.table("replica_totals").to_pylist()
-    return {name: float(totals[name]) for name in ("steps", "preemptions")}
-
-
-# by name of result
+# by name of result; a result of several processes, of a peer or of clocks alone has none
 SAMPLES: dict[str, Callable[[], dict[str, float]]] = {
-    "end_to_end": end_to_end,
-    "kernels_gb200": kernels_gb200,
-    "search": search,
-    "compare_plain": compare,
-    "speed_serving": speed_serving,
+    function.__name__: function
+    for function in (
+        *(runs.end_to_end, runs.end_to_end_across, runs.campaigns, runs.decisions, runs.energy),
+        *(kernels.kernels_gb200, kernels.kernels_splits, kernels.kernels_sites, kernels.kernels_layers),
+        *(kernels.kernels_new, kernels.kernels_facts, kernels.points, kernels.search, kernels.search_tuner),
+        *(loads.speed_serving, loads.speed_million, loads.speed_sweep, loads.speed_waits, loads.speed_kernels),
+        *(loads.rates, loads.limits, loads.server_times, loads.server_kept, loads.server_steps),
+        *(logs.compare_plain, logs.compare_noise, logs.compare_steps, logs.compare_foreign, logs.corrections),
+        logs.speed_million_log,
+    )
 }
-
-
-def first_by_hash(rows: list[Any], name: Callable[[Any], str], count: int) -> list[Any]:
-    """Return the first rows by the SHA-256 of their names: the same ones whatever the order of the rows."""
-    return sorted(rows, key=lambda row: hashlib.sha256(f"sample|{name(row)}".encode()).hexdigest())[:count]
 
 
 def differences(known: Mapping[str, float], found: Mapping[str, float]) -> Iterator[str]:

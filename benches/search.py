@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 from record import record
-from samples import SPACES
-from samples import search as sample
+from sampled.kernels import SPACES
 from search_figures import figures_of, tuner_figures
 
 from kernelsight.evaluation.searches.cases import Case, Result, replayed
@@ -291,7 +290,7 @@ def main(words: Iterable[str] | None = None) -> None:
             draw(found, arguments.plot)
         if arguments.record:
             command = f"python benches/search.py --space {SPACES.name} --seeds {arguments.seeds}"
-            record("search", figures_of(found, arguments.seeds), command, sample())
+            record("search", figures_of(found, arguments.seeds), command)
     every = (spaces, gpus, arguments.seeds)
     if "free" in parts or "misleading" in parts:
         columns = {

@@ -127,11 +127,17 @@ def test_a_sample_that_moved_is_shown_beside_its_result() -> None:
     assert moved({"of_run": {"a": 0.1}, "now": {"a": 0.2}}) == " Its sample gives other figures now: a 0.1 → 0.2."
 
 
-def test_a_result_is_written_with_what_it_rests_on(record: ModuleType, tmp_path: Path) -> None:
-    path = record.record("search", {"n": 1}, "python benches/search.py", {"a": 1.0}, tmp_path)
+def test_a_result_is_written_with_what_it_rests_on(
+    record: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import samples
+
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    monkeypatch.setitem(samples.SAMPLES, "search", lambda: {"a": 1.0})
+    path = record.record("search", {"n": 1}, "python benches/search.py")
     result = json.loads(path.read_text())
     assert result["figures"] == {"n": 1}
     assert result["rests_on"] == {"search": record.digest("search")}
     assert result["sample"] == {"of_run": {"a": 1.0}, "now": {"a": 1.0}}
     with pytest.raises(ValueError, match="RESTS_ON"):
-        record.record("unknown", {}, "", None, tmp_path)
+        record.record("unknown", {}, "")

@@ -1,0 +1,123 @@
+"""Samples of results about speed, rates and the server: counted work and predicted times, no clocks."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import kernelsight as ks
+
+LLAMA = {"model": "llama-3.1-8b", "gpu": "h100_sxm"}
+
+
+def work(**load: Any) -> dict[str, float]:
+    """Return the counted work of a simulation."""
+    with ks.connect() as session:
+        (totals,) = session.simulate(**LLAMA, **load).table("replica_totals").to_pylist()
+    return {name: float(totals[name]) for name in ("steps", "preemptions")}
+
+
+def speed_serving() -> dict[str, float]:
+    """Return the counted work of 500 requests."""
+    return work(request_rate=20.0, num_prompts=500, input_len=256, output_len=256)
+
+
+def speed_million() -> dict[str, float]:
+    """Return the counted work of the first 20,000 requests of the bench."""
+    import million
+
+    load = {name: value for name, value in million.LOAD.items() if name not in LLAMA}
+    return work(**load, num_prompts=20_000)
+
+
+def speed_sweep() -> dict[str, float]:
+    """Return throughput of the first scenarios of the bench's grid."""
+    import sweep
+
+    with ks.connect() as session:
+        rows = session.sweep(sweep.grid(9, requests=64)).summary.to_pylist()
+    return {f"concurrency {row['max_concurrency']}": row["output_throughput"] for row in rows}
+
+
+def speed_waits() -> dict[str, float]:
+    """Return what two of the timed commands answer."""
+    with ks.connect() as session:
+        run = session.simulate(
+            model="qwen3-14b", gpu="h100_sxm", request_rate=20.0, input_len=256, output_len=256, num_prompts=100
+        )
+        step = session.predict(model="qwen3-14b", gpu="h100_sxm", context_len=1000)
+    return {"ttft p50 ms": run.summary["ttft_ms"]["p50"], "step us": step.total_us}
+
+
+def speed_kernels() -> dict[str, float]:
+    """Return rows and summed latency of the bench's first deployments."""
+    import speed
+
+    with ks.connect() as session:
+        table = speed.deployments(2)
+        session.give("deployments", table)
+        kernels = session.table("kernel_latencies")
+    return {"rows": float(kernels.num_rows), "mean us": float(np.mean(kernels["latency_us"].to_numpy()))}
+
+
+def rates() -> dict[str, float]:
+    """Return the rate found for the bench's first deployment."""
+    import rates as bench
+
+    source = random.Random(0)
+    with ks.connect() as session:
+        row = bench.drawn(source)
+        (alone,) = session.sweep([row | {"max_concurrency": 1, "num_prompts": 16}]).summary.to_pylist()
+        (answer,) = session.find_rates([row], {"tpot_p90_ms": 2.0 * alone["tpot_p50_ms"]}).to_pylist()
+    return {name: answer[name] for name in ("max_request_rate", "rate_low", "rate_high")}
+
+
+def limits() -> dict[str, float]:
+    """Return what each resource gains in the bench's first world."""
+    import bottlenecks as bench
+
+    with ks.connect() as session:
+        session.progress = None
+        flags = {**LLAMA, "num_prompts": 150, "input_len": 256, "output_len": 64, "max_concurrency": 64}
+        flags |= {"tensor_parallel_size": 1}
+        bench.with_faster_gpus(session, {flags["gpu"]})
+        run = session.simulate(**flags)
+        found = bench.gains(session, bench.quick_host_of(session), flags, run)
+    return {resource: gain for resource, gain in found.items() if gain > -1.0}  # -1: no such change
+
+
+def predicted_for_clients(streams: int) -> dict[str, float]:
+    """Return the times that the server's clients are compared with, of arrivals all at once."""
+    import server
+
+    asked = server.drawn(streams, streams)
+    lengths = [(each.prompt_tokens, each.output_tokens) for each in asked]
+    lines = [
+        f'{{"arrival_s": 0.0, "prompt_tokens": {prompt}, "output_tokens": {output}}}\n' for prompt, output in lengths
+    ]
+    with ks.connect() as session, tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.jsonl"
+        trace.write_text("".join(lines), encoding="utf-8")
+        times = server.predicted(session, trace)
+    return {f"{metric} p{which}": value for metric, found in times.items() for which, value in found.items()}
+
+
+def server_times() -> dict[str, float]:
+    """Return predicted times of 256 streams."""
+    return predicted_for_clients(256)
+
+
+def server_kept() -> dict[str, float]:
+    """Return predicted times of 16 streams."""
+    return predicted_for_clients(16)
+
+
+def server_steps() -> dict[str, float]:
+    """Return step times of decode batches."""
+    with ks.connect() as session:
+        times = session.step_times(**LLAMA)
+    return {f"{count} sequences": float(times([(1, 1000)] * count).latency_us) for count in (1, 8, 64)}

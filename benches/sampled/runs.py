@@ -1,0 +1,100 @@
+"""Samples of results about measured servers: a few runs of each, with the constants that ship."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import cache
+from typing import Any
+
+import numpy as np
+from record import ROOT, read
+
+import kernelsight as ks
+from kernelsight.evaluation.energy.fit import Constants
+from kernelsight.evaluation.energy.simulated import simulated
+from kernelsight.evaluation.runs.campaigns import scored_of_campaigns, spread_runs
+from kernelsight.evaluation.runs.decisions import decisions_of
+from kernelsight.evaluation.runs.measured_runs import read_runs
+from kernelsight.evaluation.runs.replays import replay
+from kernelsight.evaluation.runs.scores import is_fitting, is_scored_separately
+from sampled import first_by_hash
+
+RUNS = 10
+ACROSS = 3
+A_CAMPAIGN = 2
+SERVERS = ("../shared/data/servers", "../shared/data/inference-perf-example")
+ML_ENERGY = "../shared/data/servers/mlenergy.csv"
+
+
+def published(count: int) -> list[dict[str, Any]]:
+    """Return so many of the published runs that are scored."""
+    runs = read_runs("aiconfigurator").table.to_pylist()
+    scored = [run for run in runs if not is_fitting(run["run_id"]) and not is_scored_separately(run)]
+    return first_by_hash(scored, lambda run: run["run_id"], count)
+
+
+def errors(runs: list[dict[str, Any]], levels: tuple[str, ...], tier: str | None = None) -> dict[str, float]:
+    """Return mean errors of runs by level of host constants."""
+    with ks.connect() as session:
+        replayed, _ = replay(session, runs, tier, levels)
+    return {
+        f"{level} {metric}": float(np.mean([abs(row["errors"][metric]) for row in rows]))
+        for level, rows in replayed.items()
+        for metric in ("ttft", "tpot")
+    }
+
+
+def end_to_end() -> dict[str, float]:
+    """Return mean errors of ten published runs, with the constants that ship and without any."""
+    return errors(published(RUNS), ("shipped", "none"))
+
+
+def end_to_end_across() -> dict[str, float]:
+    """Return mean errors of published runs with kernels predicted across generations, without any constants."""
+    return errors(published(ACROSS), ("none",), "cross-generation")
+
+
+@cache
+def of_campaigns() -> list[Any]:
+    """Return runs of each campaign in ``../shared``, scored with the constants that ship."""
+    with contextlib.chdir(ROOT), ks.connect() as session:
+        session.progress = None
+        runs = read_runs(*SERVERS).table.to_pylist()
+        replayed, _ = replay(session, [runs[number] for number in spread_runs(runs, A_CAMPAIGN)])
+    return scored_of_campaigns(replayed["shipped"])
+
+
+def campaigns() -> dict[str, float]:
+    """Return mean errors of two runs a campaign, by metric."""
+    found: dict[str, list[float]] = {}
+    for row in of_campaigns():
+        for metric, each in row["compared"].items():
+            found.setdefault(f"{row['campaign']} {metric}", []).append(abs(each["error"]))
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+def decisions() -> dict[str, float]:
+    """Return the probabilities of decisions on the same runs, and how many held, by campaign."""
+    found: dict[str, list[Any]] = {}
+    for each in decisions_of(of_campaigns()):
+        found.setdefault(each.campaign, []).append(each)
+    return {
+        f"{campaign} {name}": float(np.mean([getattr(each, name) for each in own]))
+        for campaign, own in found.items()
+        for name in ("probability", "holds")
+    }
+
+
+def energy() -> dict[str, float]:
+    """Return power and energy a token of three servers, served with the constants of the result."""
+    runs = [run for run in read_runs(str(ROOT / ML_ENERGY)).table.to_pylist() if run["mean_power_w"] and run["dp"] == 1]
+    runs = [run for run in runs if run["max_concurrency"] <= 64]
+    chosen = first_by_hash(runs, lambda run: run["run_id"], 3)
+    constants = read("energy")["figures"]["constants"]
+    with ks.connect() as session:
+        found = simulated(session, chosen, Constants(constants["active"], constants["common"]))
+    return {
+        f"{run['model']} {name}": float(getattr(found, name)[number])
+        for number, run in enumerate(chosen)
+        for name in ("power_w", "joules_per_token")
+    }
