@@ -33,13 +33,22 @@ def visible(text: str) -> str:
     return _HIDDEN.sub(_as_python, text)
 
 
+def visible_lines(text: str) -> str:
+    r"""Return lines of text: control characters and marks of direction as Python writes them, line ends kept.
+
+    >>> visible_lines("two\nlines\x00")
+    'two\nlines\\x00'
+    """
+    return _HIDDEN_IN_LINES.sub(_as_python, text)
+
+
 def as_html(text: object) -> str:
     r"""Return a text for HTML, between tags or in a quoted attribute; control characters are made visible.
 
     >>> as_html("<b title='x'>&\x00"), as_html("two\nlines")
     ('&lt;b title=&#x27;x&#x27;&gt;&amp;\\x00', 'two\nlines')
     """
-    return html.escape(_HIDDEN_IN_LINES.sub(_as_python, str(text)))
+    return html.escape(visible_lines(str(text)))
 
 
 def html_table(sentence: str, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -47,6 +47,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.fixture
 def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jinja2", reason="the extra `report` is not installed")
     monkeypatch.setattr(pages, "chart_library", lambda: "window.drawChart = () => {};")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from kernelsight.dataflow.durable import durable_file
 from kernelsight.errors import InvalidInput, extra_missing
 from kernelsight.evaluation.runs.scores import GROUP
-from kernelsight.present.html.page import chart, page, plain
+from kernelsight.present.html.page import Card, Chart, Grid, page, plain
 
 ENDINGS = (".svg", ".png", ".html", ".json")
 TITLE = "Predicted against measured, error against load, median error of each group"
@@ -119,4 +119,6 @@ def draw(rows: Sequence[Mapping[str, Any]], answer: Mapping[str, Any], target: P
         return
     # the page of Altair fetches its libraries, and a name with </script> ends its script
     with durable_file(target) as draft:
-        draft.write_text(page(TITLE, [f"<h1>{TITLE}</h1>", chart("figure-0", figure.to_dict())]), encoding="utf-8")
+        draft.write_text(
+            page(TITLE, [Grid([Card(TITLE, chart=Chart("figure-0", figure.to_dict()), wide=True)])]), encoding="utf-8"
+        )

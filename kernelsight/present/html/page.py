@@ -1,4 +1,7 @@
-"""One HTML page that loads nothing: charts with the library inside, tables that sort, the SQL behind each."""
+"""One HTML page that loads nothing: charts with the library inside, tables that sort, the SQL behind each.
+
+A page is data, parts of it; ``page.html`` says what they look like, and Jinja escapes every text in it.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import extra_missing
-from kernelsight.escape import as_html, json_in_script, script
+from kernelsight.escape import json_in_script, script, visible_lines
 from kernelsight.present.html.run_figures import Figure
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 # ast: Vega interprets its expressions (vega-interpreter, in the bundle) and compiles none, which the policy forbids
 DRAW = "window.drawChart = (place, spec) => vegaEmbed(place, spec, {actions: false, renderer: 'svg', ast: true});"
@@ -26,6 +31,70 @@ CONFIG = {
 HEIGHT, TALL = 240, 300
 # of a table; a sweep states its own limit
 MOST_ROWS = 2_000
+# a longer text is wrapped
+LONG_TEXT = 60
+
+
+class Head(NamedTuple):
+    """The head of a page: what it shows, and what follows from it in sentences."""
+
+    title: str
+    about: str
+    sentences: Sequence[str]
+    kind = "head"
+
+
+class Tiles(NamedTuple):
+    """Figures in large letters, each under what it is."""
+
+    figures: Mapping[str, str]
+    kind = "tiles"
+
+
+class Chart(NamedTuple):
+    """A Vega-Lite specification with its data, and the name of its place in the page."""
+
+    name: str
+    spec: Mapping[str, Any]
+
+
+class Cell(NamedTuple):
+    """A value of a table: as it is read, and by what it is sorted."""
+
+    shown: str
+    sorted_by: str
+    style: str
+
+
+class Table(NamedTuple):
+    """A table that a click on a head sorts; ``more``: rows that follow and are not shown."""
+
+    heads: Sequence[Cell]
+    rows: Sequence[Sequence[Cell]]
+    more: int
+
+
+class Card(NamedTuple):
+    """A titled part: a note, then a chart, a table or a text, and a note or the SQL below it."""
+
+    title: str
+    note: str = ""
+    chart: Chart | None = None
+    table: Table | None = None
+    text: str = ""
+    below: str = ""
+    sql: str = ""
+    wide: bool = False
+
+
+class Grid(NamedTuple):
+    """Cards beside each other."""
+
+    cards: Sequence[Card]
+    kind = "grid"
+
+
+Part = Head | Tiles | Grid
 
 
 @cache
@@ -38,60 +107,60 @@ def chart_library() -> str:
     return script(vl_convert.javascript_bundle(DRAW))
 
 
-def page(title: str, parts: Sequence[str]) -> str:
-    """Return the page of a title and parts, which are HTML; its policy lets the two scripts of its own run alone."""
-    text, behaviour = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.html", "page.js"))
-    scripts = {"library": chart_library(), "behaviour": script(behaviour)}
-    policy = " ".join(f"'sha256-{_digest(own)}'" for own in scripts.values())
-    fields = {"title": as_html(title), "body": "\n".join(parts), "scripts_allowed": policy, **scripts}
-    return Template(text).substitute(fields)
+@cache
+def _template() -> Template:
+    """Return the template of a page; InvalidInput: the extra ``report`` is not installed."""
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+        from markupsafe import Markup
+    except ImportError:
+        raise extra_missing("report", "jinja2", "report") from None
+
+    def shown(value: Any) -> Any:
+        return value if isinstance(value, Markup) else visible_lines(str(value))
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["json_in_script"] = lambda value: Markup(json_in_script(value))
+    environment.filters["trusted"] = Markup  # text of this program alone
+    return environment.get_template("page.html")
+
+
+def page(title: str, parts: Sequence[Part]) -> str:
+    """Return the page of a title and parts; its policy lets the two scripts of its own run alone.
+
+    InvalidInput: the extra ``report`` is not installed.
+    """
+    scripts = [chart_library(), script(Path(__file__).with_name("page.js").read_text(encoding="utf-8"))]
+    policy = " ".join(f"'sha256-{_digest(own)}'" for own in scripts)
+    return _template().render(title=title, parts=parts, scripts_allowed=policy, scripts=scripts)
 
 
 def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def head(title: str, about: str, sentences: Sequence[str]) -> str:
-    """Return the head of a page: what it shows, and what follows from it in sentences."""
-    said = "".join(f"<p>{as_html(sentence)}</p>" for sentence in sentences)
-    return f'<h1>{as_html(title)}</h1><p class="note">{as_html(about)}</p><div class="card verdict">{said}</div>'
+def figures(drawn: Sequence[tuple[Figure, Sequence[Mapping[str, Any]]]]) -> Grid:
+    """Return cards with charts and tables of rows, each with its SQL."""
+    return Grid([_figure(f"figure-{number}", figure, rows) for number, (figure, rows) in enumerate(drawn)])
 
 
-def tiles(figures: Mapping[str, str]) -> str:
-    """Return figures in large letters, each under what it is."""
-    shown = "".join(
-        f'<div class="tile"><span>{as_html(name)}</span><b>{as_html(value)}</b></div>'
-        for name, value in figures.items()
-    )
-    return f'<div class="tiles">{shown}</div>'
-
-
-def figures(drawn: Sequence[tuple[Figure, Sequence[Mapping[str, Any]]]]) -> str:
-    """Return cards with charts and tables of rows."""
-    cards = [_card(f"figure-{number}", figure, rows) for number, (figure, rows) in enumerate(drawn)]
-    return f'<div class="grid">{"".join(cards)}</div>'
-
-
-def _card(name: str, figure: Figure, rows: Sequence[Mapping[str, Any]]) -> str:
+def _figure(name: str, figure: Figure, rows: Sequence[Mapping[str, Any]]) -> Card:
+    card = Card(figure.title, figure.note, sql=figure.sql.strip(), wide=figure.wide)
     if not rows:
-        shown = '<p class="note">No rows.</p>'
-    elif figure.spec is None:
-        shown = table(rows, figure.most_rows)
-    else:
-        spec = {"data": {"values": [plain(row) for row in rows]}, **figure.spec, "config": CONFIG}
-        if "facet" not in figure.spec:
-            spec |= {"width": "container", "height": TALL if figure.wide else HEIGHT}
-        shown = chart(name, spec)
-    query = f"<details><summary>SQL</summary><pre>{as_html(figure.sql.strip())}</pre></details>"
-    note = f'<p class="note">{as_html(figure.note)}</p>'
-    wide = " wide" if figure.wide else ""
-    return f'<section class="card{wide}"><h2>{as_html(figure.title)}</h2>{note}{shown}{query}</section>'
-
-
-def chart(name: str, spec: Mapping[str, Any]) -> str:
-    """Return the place of a chart in the page, and beside it the Vega-Lite specification that is drawn there."""
-    data = json_in_script(spec)
-    return f'<div class="chart" id="{name}"></div><script type="application/json" id="{name}-spec">{data}</script>'
+        return card._replace(below="No rows.")
+    if figure.spec is None:
+        return card._replace(table=table(rows, figure.most_rows))
+    spec = {"data": {"values": [plain(row) for row in rows]}, **figure.spec, "config": CONFIG}
+    if "facet" not in figure.spec:
+        spec |= {"width": "container", "height": TALL if figure.wide else HEIGHT}
+    return card._replace(chart=Chart(name, spec))
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,33 +182,22 @@ def _plain(value: Any) -> Any:
     return float(f"{number:.6g}") if abs(number) < float("inf") else None
 
 
-def table(rows: Sequence[Mapping[str, Any]], most: int = MOST_ROWS) -> str:
-    """Return rows as a table that a click on a head sorts; of more than ``most`` the first, and how many follow."""
+def table(rows: Sequence[Mapping[str, Any]], most: int = MOST_ROWS) -> Table:
+    """Return rows as a table, numbers to the right; of more than ``most`` the first."""
     values = [plain(row) for row in rows[:most]]
-    left = len(rows) - len(values)
-    names = list(values[0])
-    numeric = {
-        name: all(
-            isinstance(row[name], int | float) and not isinstance(row[name], bool)
-            for row in values
-            if row[name] is not None
-        )
-        for name in names
-    }
-    heads = "".join(f'<th{_class(numeric[name])}><button type="button">{as_html(name)}</button></th>' for name in names)
-    lines = "".join(f"<tr>{''.join(_cell(row[name], numeric[name]) for name in names)}</tr>" for row in values)
-    more = f'<p class="note">{left:,} more rows follow; the SQL has all of them.</p>' if left else ""
-    return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></div>{more}'
+    numeric = {name for name in values[0] if all(_is_number(row[name]) for row in values if row[name] is not None)}
+    heads = [Cell(name, "", "n" if name in numeric else "") for name in values[0]]
+    lines = [[_cell(value, name in numeric) for name, value in row.items()] for row in values]
+    return Table(heads, lines, len(rows) - len(values))
 
 
-def _cell(value: Any, numeric: bool) -> str:
-    sorted_by = "" if value is None else str(value)
-    long = ' class="long"' if isinstance(value, str) and len(value) > 60 else ""
-    return f'<td{_class(numeric) or long} data-v="{as_html(sorted_by)}">{as_html(number(value))}</td>'
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _class(numeric: bool) -> str:
-    return ' class="n"' if numeric else ""
+def _cell(value: Any, numeric: bool) -> Cell:
+    long = isinstance(value, str) and len(value) > LONG_TEXT
+    return Cell(number(value), "" if value is None else str(value), "n" if numeric else "long" if long else "")
 
 
 def number(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kernelsight.dataflow.durable import durable_file
 from kernelsight.errors import InvalidInput
 from kernelsight.present.html.comparison_figures import COMPARISON_FIGURES
-from kernelsight.present.html.page import figures, head, number, page, table, tiles
+from kernelsight.present.html.page import Card, Grid, Head, Part, Tiles, figures, number, page, table
 from kernelsight.present.html.run_figures import RUN_FIGURES
 from kernelsight.present.html.search_report import search_page
 from kernelsight.present.html.sweep_figures import sweep_figures
@@ -71,7 +71,7 @@ def _comparison_page(session: Session) -> str:
     logs = ", ".join(sorted(set(requests["log_id"].to_pylist())))
     drawn = [(figure, session.query(figure.sql).to_pylist()) for figure in COMPARISON_FIGURES]
     title = f"{requests.num_rows:,} requests compared with their replay"
-    return page(title, [head(title, logs, sentences), figures(drawn)])
+    return page(title, [Head(title, logs, sentences), figures(drawn)])
 
 
 def _run_page(session: Session) -> str:
@@ -87,8 +87,9 @@ def _run_page(session: Session) -> str:
     }
     about = ", ".join(f"{name} {number(value)}" for name, value in load.items())
     drawn = [(figure, session.query(figure.sql).to_pylist()) for figure in RUN_FIGURES]
-    parts = [head(title, about, _run_sentences(session, summary, settings)), _run_tiles(summary), figures(drawn)]
-    return page(f"{title}: simulated serving", [*parts, *_facts(session, settings, load)])
+    said = Head(title, about, _run_sentences(session, summary, settings))
+    parts: list[Part] = [said, _run_tiles(summary), figures(drawn), _facts(session, settings, load)]
+    return page(f"{title}: simulated serving", parts)
 
 
 def _run_sentences(session: Session, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
@@ -149,7 +150,7 @@ def _worst_moment(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _run_tiles(summary: Mapping[str, Any]) -> str:
+def _run_tiles(summary: Mapping[str, Any]) -> Tiles:
     shown = {
         f"{metric.upper()} {stat} (ms)": number(summary[f"{metric}_{stat}_ms"])
         for metric in ("ttft", "tpot", "e2e")
@@ -161,10 +162,10 @@ def _run_tiles(summary: Mapping[str, Any]) -> str:
     if summary["goodput"] is not None:
         kept = summary["goodput"] / summary["request_throughput"] if summary["request_throughput"] else 0.0
         shown["within objectives"] = f"{100.0 * kept:.1f} %"
-    return tiles(shown)
+    return Tiles(shown)
 
 
-def _facts(session: Session, settings: Mapping[str, Any], load: Mapping[str, Any]) -> list[str]:
+def _facts(session: Session, settings: Mapping[str, Any], load: Mapping[str, Any]) -> Grid:
     """Return the cards that say what a run rests on: settings, memory, what is assumed, versions."""
     plan = {row["deployment_id"]: row for row in session.table("memory_plan").to_pylist()}[settings["deployment_id"]]
     info = session.table("run_info").to_pylist() if "run_info" in session.available() else []
@@ -178,8 +179,7 @@ def _facts(session: Session, settings: Mapping[str, Any], load: Mapping[str, Any
     }
     if "setting_advice" in session.available() and session.table("setting_advice").num_rows:
         tables = {"Changes of one setting that help": session.query(ADVICE_QUERY).to_pylist(), **tables}
-    cards = [f'<section class="card"><h2>{name}</h2>{table(rows)}</section>' for name, rows in tables.items() if rows]
-    return [f'<div class="grid">{"".join(cards)}</div>']
+    return Grid([Card(name, table=table(rows)) for name, rows in tables.items() if rows])
 
 
 def _pairs(values: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -214,7 +214,7 @@ def _sweep_page(session: Session) -> str:
     drawn = [(figure, session.query(figure.sql).to_pylist()) for figure in sweep_figures(columns, constant)]
     title = f"{len(rows):,} scenarios"
     said = _sweep_sentences(served, len(rows), columns)
-    return page(f"{title}: simulated serving", [head(title, fixed, said), figures(drawn)])
+    return page(f"{title}: simulated serving", [Head(title, fixed, said), figures(drawn)])
 
 
 def _sweep_sentences(served: Sequence[Mapping[str, Any]], count: int, columns: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
-from kernelsight.present.html.page import figures, head, number, page, table, tiles
+from kernelsight.present.html.page import Card, Grid, Head, Tiles, figures, number, page, table
 from kernelsight.present.html.search_figures import DEFERRED_QUERY, FORECAST_QUERY, SEARCH_FIGURES
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ def search_page(session: Session, search: str | None = None) -> str:
     about = ", ".join(f"{name} {number(value)}" for name, value in stated.items() if name != "search_id")
     cards = {"Search": [{"setting": name, "value": number(value)} for name, value in stated.items()]}
     cards["Best candidate"] = _parameters(session)
-    facts = [f'<section class="card"><h2>{name}</h2>{table(rows)}</section>' for name, rows in cards.items() if rows]
-    parts = [head(title, about, _sentences(session, scenario, summary)), _tiles(summary), figures(drawn)]
-    return page(title, [*parts, f'<div class="grid">{"".join(facts)}</div>'])
+    facts = Grid([Card(name, table=table(rows)) for name, rows in cards.items() if rows])
+    said = Head(title, about, _sentences(session, scenario, summary))
+    return page(title, [said, _tiles(summary), figures(drawn), facts])
 
 
 def _sentences(session: Session, scenario: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
@@ -72,11 +72,11 @@ def _sentences(session: Session, scenario: Mapping[str, Any], summary: Mapping[s
     return found
 
 
-def _tiles(summary: Mapping[str, Any]) -> str:
+def _tiles(summary: Mapping[str, Any]) -> Tiles:
     def percent(name: str) -> str:
         return "–" if summary[name] is None else f"{100.0 * summary[name]:.1f} %"
 
-    return tiles(
+    return Tiles(
         {
             **{"best (us)": number(summary["best_us"]), "above the fastest": percent("regret")},
             **{"measurements": number(summary["measured"]), "failed": number(summary["failed"])},

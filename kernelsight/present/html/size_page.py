@@ -7,8 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight.dataflow.durable import durable_file
-from kernelsight.escape import as_html
-from kernelsight.present.html.page import CONFIG, HEIGHT, chart, head, number, page, plain, table, tiles
+from kernelsight.present.html.page import (
+    CONFIG,
+    HEIGHT,
+    Card,
+    Chart,
+    Grid,
+    Head,
+    Part,
+    Tiles,
+    number,
+    page,
+    plain,
+    table,
+)
 
 # how surely every objective holds; what is far from the best is not asked
 SURENESS = {"90 % or more": "#2c8a57", "50 to 90 %": "#e0b43b", "below 50 %": "#c8553d", "not asked": "#b8c0c8"}
@@ -67,18 +79,18 @@ def size_page(answer: Mapping[str, Any], columns: Sequence[str]) -> str:
     chosen, rows = answer["chosen"], answer["rows"]
     title = f"{chosen['gpus']} × {chosen['gpu']}" if chosen else "No deployment keeps the objectives"
     sentences = [each for each in (answer["answer"], answer["decides"]) if each]
-    parts = [head(title, "the cheapest deployment that keeps every objective surely enough", sentences)]
+    parts: list[Part] = [Head(title, "the cheapest deployment that keeps every objective surely enough", sentences)]
     if chosen:
-        parts += [tiles(_figures(chosen)), _grid(_costs(rows), _day(answer["day"]))]
-        launch = "\n".join(answer["launch"])
-        parts.append(_card("One instance", f"<pre>{as_html(launch)}</pre>", wide=True))
         shown = [{name: row.get(name) for name in columns} for row in rows]
-        parts.append(_card("Deployments", table(shown), wide=True))
+        day = [_day(answer["day"])] if answer["day"] else []
+        launch = Card("One instance", text="\n".join(answer["launch"]), wide=True)
+        every = Card("Deployments", table=table(shown), wide=True)
+        parts += [Tiles(_figures(chosen)), Grid([_costs(rows), *day, launch, every])]
     if answer["left_out"]:
         left = [
             {"gpu": row["gpu"], "TP": row["tensor_parallel_size"], "why": row["reason"]} for row in answer["left_out"]
         ]
-        parts.append(_card("Left out", table(left), wide=True))
+        parts.append(Grid([Card("Left out", table=table(left), wide=True)]))
     return page(f"{title}: sizing", parts)
 
 
@@ -95,7 +107,7 @@ def _figures(chosen: Mapping[str, Any]) -> dict[str, str]:
     return shown
 
 
-def _costs(rows: Sequence[Mapping[str, Any]]) -> str:
+def _costs(rows: Sequence[Mapping[str, Any]]) -> Card:
     """Return the bars of what the first deployments cost, or of the GPUs that they take."""
     name = next((name for name in ("cost_per_day", "price_per_hour") if rows[0].get(name) is not None), "gpus")
     titles = {"cost_per_day": "$ a day", "price_per_hour": "$ an hour", "gpus": "GPUs"}
@@ -112,7 +124,7 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> str:
     note = f"{left} more deployments are in the table." if left else ""
     spec = {"data": {"values": [plain(row) for row in values]}, **COSTS, "config": CONFIG, "width": "container"}
     spec["encoding"] = {**COSTS["encoding"], "x": {**COSTS["encoding"]["x"], "title": titles[name]}}
-    return _card("What they cost", f'{chart("figure-0", spec)}<p class="note">{note}</p>')
+    return Card("What they cost", chart=Chart("figure-0", spec), below=note)
 
 
 def _sureness(probability: float | None) -> str:
@@ -122,19 +134,9 @@ def _sureness(probability: float | None) -> str:
     return names[0] if probability >= 0.9 else names[1] if probability >= 0.5 else names[2]
 
 
-def _day(day: Mapping[str, Any] | None) -> str:
-    """Return the hours of the day, where one was asked for."""
-    if day is None:
-        return ""
+def _day(day: Mapping[str, Any]) -> Card:
+    """Return the hours of the day."""
     values = [plain(hour) for hour in day["hours"]]
     spec = {"data": {"values": values}, **HOURS, "config": CONFIG, "width": "container", "height": HEIGHT}
     note = f"Bars: instances; line: {day['unit']} asked for. {day['startup'][0].upper()}{day['startup'][1:]}."
-    return _card("The day", f'<p class="note">{as_html(note)}</p>{chart("figure-1", spec)}')
-
-
-def _grid(*cards: str) -> str:
-    return f'<div class="grid">{"".join(cards)}</div>'
-
-
-def _card(title: str, shown: str, wide: bool = False) -> str:
-    return f'<section class="card{" wide" if wide else ""}"><h2>{as_html(title)}</h2>{shown}</section>'
+    return Card("The day", note, chart=Chart("figure-1", spec))

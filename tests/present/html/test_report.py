@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kernelsight.cli.main import main
-from kernelsight.present.html.page import table
+from kernelsight.present.html.page import Card, Grid, page, table
 from kernelsight.present.html.run_figures import RUN_FIGURES
 from kernelsight.session import Session, connect
 from tests.present.conftest import KINDS, SMALL
@@ -38,11 +38,11 @@ def sweep_page(saved_sweep: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def test_a_page_fetches_nothing(run_page: Path, sweep_page: Path) -> None:
-    for page in (run_page, sweep_page):
-        text = page.read_text(encoding="utf-8")
+    for path in (run_page, sweep_page):
+        text = path.read_text(encoding="utf-8")
         assert not FETCHED.search(without_scripts(text))
         assert "default-src 'none'" in text and "<script src" not in text and "connect-src" not in text
-        for spec in specs_of(page):
+        for spec in specs_of(path):
             assert "url" not in spec["data"] and spec["data"]["values"]
 
 
@@ -130,8 +130,9 @@ def test_runs_of_other_kinds_have_a_report(kind: str, session: Session, tmp_path
 
 
 def test_words_of_a_run_do_not_become_markup() -> None:
-    shown = table([{"<b>name": "<script>alert(1)</script>", "n": 1.5}, {"<b>name": None, "n": None}])
-    assert "<script>" not in shown and "<b>" not in shown
+    rows = [{"<b>name": "<script>alert(1)</script>", "n": 1.5}, {"<b>name": None, "n": None}]
+    shown = page("<b>", [Grid([Card("<b>", "<b>", table=table(rows), text="<b>", below="<b>", sql="<b>")])])
+    assert "<script>alert" not in shown and "<b>" not in shown and shown.count("&lt;b&gt;") == 7
 
 
 def test_refusals(saved: Path, tmp_path: Path, capsys: Any) -> None:
@@ -145,8 +146,8 @@ def test_refusals(saved: Path, tmp_path: Path, capsys: Any) -> None:
 
 @needs_browser
 def test_a_browser_draws_every_chart_in_silence(run_page: Path, sweep_page: Path, tmp_path: Path) -> None:
-    for page, charts in ((run_page, CHARTS), (sweep_page, 1)):
-        elements, console = open_in_browser(page, tmp_path)
+    for path, charts in ((run_page, CHARTS), (sweep_page, 1)):
+        elements, console = open_in_browser(path, tmp_path)
         # the policy of the page forbids every request, and the console names each that is refused
         assert console == []
         assert without_scripts(elements).count("<svg") == charts
@@ -219,9 +220,14 @@ def test_a_scenario_that_cannot_run_is_in_the_report_of_the_sweep_alone(
 
 
 def test_a_table_says_how_many_rows_follow() -> None:
-    shown = table([{"n": number} for number in range(25)], 20)
-    assert shown.count("<tr>") == 21 and "5 more rows follow" in shown
-    assert "follow" not in table([{"n": 1}], 20)
+    cards = [
+        Card("long", table=table([{"n": number} for number in range(25)], 20)),
+        Card("short", table=table([{"n": 1}])),
+    ]
+    long, short = (page("x", [Grid([card])]) for card in cards)
+    body = long.partition("<tbody>")[2].partition("</tbody>")[0]
+    assert body.count("<tr>") == 20 and "5 more rows follow" in long
+    assert "more rows follow" not in short
 
 
 def test_settings_are_shown_in_units_that_people_read(run_page: Path) -> None:
