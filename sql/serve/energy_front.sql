@@ -1,27 +1,17 @@
 -- Pareto front of energy per output token and tokens per second per user, for each load by itself; equal scenarios are both included
-with loads as (
-  -- loads that differ in nothing but how many requests there are at once are one
-  select
-    scenario_id,
-    dense_rank() over (
-      order by trace, lengths_from, length_distribution, input_len, output_len, range_ratio, input_len_cv, output_len_cv,
-        prefix_len, num_prefixes, num_turns, think_time_s
-    ) as load
-  from scenarios
-),
-ranked as (
+with ranked as (
   select
     scenario_id,
     deployment_id,
-    loads.load,
+    load_groups.load,
     output_throughput_per_user,
     energy_per_output_token_j,
     min(energy_per_output_token_j) over (
-      partition by loads.load order by output_throughput_per_user desc range between unbounded preceding and current row exclude group
+      partition by load_groups.load order by output_throughput_per_user desc range between unbounded preceding and current row exclude group
     ) as best_above,
-    min(energy_per_output_token_j) over (partition by loads.load, output_throughput_per_user) as best_beside
+    min(energy_per_output_token_j) over (partition by load_groups.load, output_throughput_per_user) as best_beside
   from scenario_summary
-  join loads using (scenario_id)
+  join load_groups using (scenario_id)
   where output_throughput_per_user is not null and energy_per_output_token_j is not null
 )
 select scenario_id, deployment_id, load, output_throughput_per_user, energy_per_output_token_j

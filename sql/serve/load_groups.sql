@@ -1,0 +1,8 @@
+-- Numbers of loads: those that differ in nothing but how many requests there are at once are one
+select
+  scenario_id,
+  dense_rank() over (
+    order by trace, lengths_from, length_distribution, input_len, output_len, range_ratio, input_len_cv, output_len_cv,
+      prefix_len, num_prefixes, num_turns, think_time_s
+  ) as load
+from scenarios
