@@ -41,6 +41,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "sweep": ("kernelsight/sweeps",),
     "server": ("kernelsight/server",),
 }
+# CPU seconds of this process and its children
+OWN = -1.0
 SIMULATION = ("pack", "catalogue", "kernels", "deployments", "serving")
 KERNELS = ("catalogue", "kernels", "fitting")
 RESTS_ON: dict[str, tuple[str, ...]] = {
@@ -51,6 +53,8 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "kernels_gb200": KERNELS,
     "kernels_facts": KERNELS,
     "kernels_splits": KERNELS,
+    "kernels_generations": KERNELS,
+    "kernels_final": KERNELS,
     "kernels_sites": KERNELS,
     "kernels_layers": KERNELS,
     "kernels_new": KERNELS,
@@ -83,10 +87,11 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
 }
 
 
-def record(name: str, figures: Mapping[str, Any], command: str) -> Path:
+def record(name: str, figures: Mapping[str, Any], command: str, cpu_s: float | None = OWN) -> Path:
     """Write a result that was measured now, by this process and its children; return its file.
 
-    Its sample (``benches/samples.py``), where it has one, is computed after it.
+    Its sample (``benches/samples.py``), where it has one, is computed after it. ``cpu_s``: what it took, where other
+    processes took it; None: that is not known.
     """
     from samples import SAMPLES
 
@@ -98,7 +103,7 @@ def record(name: str, figures: Mapping[str, Any], command: str) -> Path:
         "commit": commit(),
         "date": date.today().isoformat(),
         "machine": {"cores": len(os.sched_getaffinity(0)), "cpu": cpu_name(), "load": round(os.getloadavg()[1], 1)},
-        "cpu_s": round(sum(used.ru_utime + used.ru_stime for used in (own, children))),
+        "cpu_s": round(sum(used.ru_utime + used.ru_stime for used in (own, children))) if cpu_s == OWN else cpu_s,
         "rests_on": {part: digest(part) for part in RESTS_ON[name]},
         "sample": {"of_run": None, "now": None},
         "figures": figures,

@@ -23,7 +23,13 @@ SAMPLES: dict[str, Callable[[], dict[str, float]]] = {
     function.__name__: function
     for function in (
         *(runs.end_to_end, runs.end_to_end_across, runs.campaigns, runs.decisions, runs.energy),
-        *(kernels.kernels_gb200, kernels.kernels_splits, kernels.kernels_sites, kernels.kernels_layers),
+        *(
+            kernels.kernels_gb200,
+            kernels.kernels_splits,
+            kernels.kernels_generations,
+            kernels.kernels_sites,
+            kernels.kernels_layers,
+        ),
         *(kernels.kernels_new, kernels.kernels_facts, kernels.points, kernels.search, kernels.search_tuner),
         *(loads.speed_serving, loads.speed_million, loads.speed_sweep, loads.speed_waits, loads.speed_kernels),
         *(loads.rates, loads.limits, loads.server_times, loads.server_kept, loads.server_steps),

@@ -7,6 +7,7 @@ tables on stdout; with -o also the reports (JSON), the tables, and with the extr
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,18 +61,20 @@ def main() -> None:
     words.add_argument("--families", help="left open: all")
     words.add_argument("-o", "--output", type=Path, help="folder for reports, tables and pictures")
     words.add_argument("--record", action="store_true", help="keep what pages show in benches/results/")
+    words.add_argument("--resume", action="store_true", help="take splits whose reports lie in -o FOLDER from there")
     arguments = words.parse_args()
     families = arguments.families.split(",") if arguments.families else None
     if arguments.output:
         arguments.output.mkdir(parents=True, exist_ok=True)
+    there = arguments.output if arguments.resume else None
     printed, sections = [], {}
     for section in arguments.only:
         asked = families or (["moe"] if section == LAYERS else None)
-        reports, scored = run(arguments.sweep, splits()[section], asked, arguments.output)
+        reports, scored = run(arguments.sweep, splits()[section], asked, arguments.output, there)
         sections[section] = reports
         printed.append(f"## {section}\n\n{text(section, reports)}")
         print(printed[-1], flush=True)
-        if arguments.output and section in ("cross-generation", "leave-one-generation-out"):
+        if arguments.output and scored and section in ("cross-generation", "leave-one-generation-out"):
             picture(scored, arguments.output / section)
     if arguments.record and not families:
         for path in recorded.keep(sections):
@@ -81,22 +84,34 @@ def main() -> None:
 
 
 def run(
-    sweeps: Sequence[Path], asked: Sequence[Split], families: Sequence[str] | None, folder: Path | None
+    sweeps: Sequence[Path],
+    asked: Sequence[Split],
+    families: Sequence[str] | None,
+    folder: Path | None,
+    there: Path | None,
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
-    """Evaluate some splits; return their reports by name, and the scored rows of the first (of folds: of all)."""
+    """Evaluate some splits; return their reports by name, and the scored rows of the first (of folds: of all).
+
+    ``folder``: where reports are kept; ``there``: where reports are taken from instead of evaluating anew.
+    """
     reports: dict[str, Any] = {}
     kept: dict[str, list[pa.Table]] = {}
     for split in asked:
-        started = time.perf_counter()
+        name = f"{split.name.replace(' ', '_')}.json"
+        if there and (there / name).is_file():
+            reports[split.name] = json.loads((there / name).read_text(encoding="utf-8"))
+            continue
+        started = time.perf_counter(), time.process_time()
         report, scored = evaluate(
             sweeps, split, fit_and_predict, modelled=FAMILIES, families=families, systems=systems_folder()
         )
         if split.name.startswith("fp4"):
             report = only_fp4(report)
-        note(f"{split.name}: {time.perf_counter() - started:.0f} s")
+        report["cpu_s"] = time.process_time() - started[1]
+        note(f"{split.name}: {time.perf_counter() - started[0]:.0f} s, {report['cpu_s']:.0f} CPU-s")
         reports[split.name] = report
         if folder:
-            (folder / f"{split.name.replace(' ', '_')}.json").write_text(as_json(report) + "\n", encoding="utf-8")
+            (folder / name).write_text(as_json(report) + "\n", encoding="utf-8")
         if split is asked[0] or split.name.startswith("without"):
             for family, rows in scored.items():
                 kept.setdefault(family, []).append(rows.replace_schema_metadata(None))

@@ -13,23 +13,28 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from record import record
 
 COMMAND = "python benches/accuracy --sweep sweep.parquet"
-SPLITS = ("cross-generation", "leave-one-generation-out", "target-measured")
+GPUS, GENERATIONS = ("cross-generation", "target-measured"), "leave-one-generation-out"
 SITES, LAYERS = "target-measured", "target-measured, whole layers"
 SPLIT_COLUMNS = ["scored on", "mean / median", "p90", "time-weighted", "bias", "covers", "width", "pooled"]
 SPLIT_COLUMNS += ["unseen kernels", "affine roofline", "H100 × ratio", "roofline"]
+TITLES = {"gb200": "GB200", "b200_sxm": "B200", "rtx_pro_6000_server": "RTX PRO 6000"}
 BASELINES = ("affine_roofline", "nearest_gpu", "roofline")
 Reports = Mapping[str, Mapping[str, Any]]
 
 
 def keep(sections: Mapping[str, Reports]) -> Iterator[Path]:
     """Write the results whose sections were all evaluated; yield their files."""
-    if all(name in sections for name in SPLITS):
-        rows = [split_row(name, report) for section in SPLITS for name, report in sections[section].items()]
-        yield record("kernels_splits", {"rows": {"columns": SPLIT_COLUMNS, "rows": rows}}, COMMAND)
+    if all(name in sections for name in GPUS):
+        reports = {name: report for section in GPUS for name, report in sections[section].items()}
+        yield record("kernels_splits", split_rows(reports), f"{COMMAND} --only {' '.join(GPUS)}", cpu_s(reports))
+    if GENERATIONS in sections:
+        reports = sections[GENERATIONS]
+        yield record("kernels_generations", split_rows(reports), f"{COMMAND} --only {GENERATIONS}", cpu_s(reports))
     if SITES in sections:
         found = {share_of(report): report for report in sections[SITES].values()}
         overall = [{"budget": share, **report["overall"]["serving"]} for share, report in found.items()]
-        yield record("kernels_sites", {"overall": overall, "rows": cells(found)}, f"{COMMAND} --only {SITES}")
+        figures = {"overall": overall, "rows": cells(found)}
+        yield record("kernels_sites", figures, f"{COMMAND} --only {SITES}", cpu_s(sections[SITES]))
     if SITES in sections and LAYERS in sections:
         both = {"sites": sections[SITES], "layers": sections[LAYERS]}
         parts = {(share_of(each), what): each for what, reports in both.items() for each in reports.values()}
@@ -37,7 +42,33 @@ def keep(sections: Mapping[str, Reports]) -> Iterator[Path]:
         overall = [{"budget": share, "what": what, **moe_of(report)} for (share, what), report in parts.items()]
         titled = {f"{share:.0%} of {what}".replace("%", " %"): report for (share, what), report in parts.items()}
         rows = cells(titled, "moe")
-        yield record("kernels_layers", {"overall": overall, "rows": rows}, f"{COMMAND} --only {SITES} '{LAYERS}'")
+        command, spent = f"{COMMAND} --only {SITES} '{LAYERS}'", cpu_s(sections[LAYERS])
+        yield record("kernels_layers", {"overall": overall, "rows": rows}, command, spent)
+
+
+def cpu_s(reports: Mapping[str, Mapping[str, Any]]) -> int | None:
+    """Return the CPU seconds of some evaluations; None: of one that is not known."""
+    spent = [report.get("cpu_s") for report in reports.values()]
+    return None if None in spent else round(sum(spent))
+
+
+def split_rows(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the table of some splits."""
+    rows = [split_row(titled(name), each) for name, each in reports.items()]
+    return {"rows": {"columns": SPLIT_COLUMNS, "rows": rows}}
+
+
+def titled(name: str) -> str:
+    """Return the name of a split as people read it.
+
+    >>> titled("to b200_sxm"), titled("10% of gb200"), titled("without hopper")
+    ('B200', 'GB200, 10 % of its sites', 'all GPUs of hopper, none seen')
+    """
+    share, _, gpu = name.partition("% of ")
+    if gpu:
+        return f"{TITLES[gpu]}, {share} % of its sites"
+    first, _, rest = name.partition(" ")
+    return TITLES[rest] if first == "to" else f"all GPUs of {rest}, none seen"
 
 
 def share_of(report: Mapping[str, Any]) -> float:

@@ -75,6 +75,11 @@ def kernels_splits() -> dict[str, float]:
     return medians(scored(Split("sample", ("a100_sxm", "h100_sxm"), ("l40s",))))
 
 
+def kernels_generations() -> dict[str, float]:
+    """Return the errors of one small family on A100, fitted on Ada and Hopper."""
+    return medians(scored(Split("sample", ("l40s", "h100_sxm"), ("a100_sxm",))))
+
+
 def kernels_sites() -> dict[str, float]:
     """Return the errors of all-reduce on H100, with a tenth of its sites measured."""
     return medians(scored(Split("sample", SEEN, UNSEEN, "target-measured", 0.1), families="all_reduce"))

@@ -12,11 +12,19 @@ from types import ModuleType
 
 import pytest
 
-NEEDS_PUBLISHED = ("end_to_end", "end_to_end_across", "kernels_gb200", "kernels_splits", "kernels_sites", "points")
+NEEDS_PUBLISHED = (
+    "end_to_end",
+    "end_to_end_across",
+    "kernels_gb200",
+    "kernels_splits",
+    "kernels_generations",
+    "kernels_sites",
+    "points",
+)
 NEEDS_SHARED = ("campaigns", "decisions", "energy", "kernels_layers", "kernels_new", "search", "search_tuner")
 ALWAYS = ("end_to_end", "kernels_gb200", "search", "compare_plain", "speed_serving", "energy", "campaigns", "rates")
-# measured by hand, or by clocks, or over sockets alone
-WITHOUT = {"peer_audit", "speed_peers", "server_aiperf", "server_many"}
+# looked at in the final check alone, measured by hand, by clocks, or over sockets alone
+WITHOUT = {"kernels_final", "peer_audit", "speed_peers", "server_aiperf", "server_many"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
