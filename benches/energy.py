@@ -61,7 +61,14 @@ def write_constants(figures: dict[str, Any]) -> None:
         found |= {("*", f"{figure}_log_half"): halves[f"{figure}_other"]}
         found |= {(name, f"{figure}_log_half"): halves[figure] for name in active}
     rows += [
-        {"architecture": name, "constant": constant, "value": f"{value:.4g}", "basis": "fitted", "source": DATA}
+        {
+            "architecture": name,
+            "constant": constant,
+            "value": f"{value:.4g}",
+            "basis": "fitted",
+            "gpus": ",".join(figures["gpus"].get(name, ())),
+            "source": DATA,
+        }
         for (name, constant), value in found.items()
     ]
     rows.sort(key=lambda row: (row["architecture"] != "*", row["architecture"]))

@@ -56,7 +56,13 @@ def declare(verb: argparse.ArgumentParser) -> None:
         "--columns", nargs="+", metavar="OURS=THEIRS", help="column names of a plain table, such as ttft_ms=first[s]"
     )
     log.add_argument("--steps", nargs="+", default=(), metavar="FILE", help="engine steps: FPM, vLLM iteration log")
-    log.add_argument("--metrics", nargs="+", default=(), metavar="FILE", help="Prometheus: API JSON, or two text dumps")
+    log.add_argument(
+        "--metrics",
+        nargs="+",
+        default=(),
+        metavar="FILE",
+        help="Prometheus: API JSON, or two text dumps, of the server or of GPUs (DCGM); a CSV of power",
+    )
     log.add_argument(
         "--kernels",
         nargs="+",
@@ -220,6 +226,7 @@ def _page(answer: dict[str, Any]) -> list[str]:
         page += ["", *table_lines(shown, list(shown[0]), terminal_width())]
     if "stages" in answer:
         return [*page, *_stages(answer)]
+    page += _power(answer["power_w"])
     page += _percentiles(answer["percentiles"])
     parts = [row for row in answer["parts"] if abs(row["miss_ms"]) >= 0.005][:MOST_SHOWN]
     if parts:
@@ -239,6 +246,16 @@ def _page(answer: dict[str, Any]) -> list[str]:
         ]
         page += table_lines(table, list(table[0]), terminal_width())
     return page
+
+
+def _power(found: dict[str, Any]) -> list[str]:
+    """Return measured and predicted power of the GPUs."""
+    if not found:
+        return []
+    error = "" if found["error"] is None else f", {found['error']:+.1%}"
+    measured = f"{found['measured']:,.0f} W measured over {found['seconds']:,.0f} s"
+    predicted = f"{found['predicted']:,.0f} W predicted (90 %: {found['low']:,.0f} to {found['high']:,.0f} W)"
+    return ["", f"power of GPUs: {measured}, {predicted}{error}"]
 
 
 def _changes(answer: dict[str, Any]) -> list[str]:

@@ -18,6 +18,7 @@ from kernelsight.comparison.errors import (
     predicted_of,
 )
 from kernelsight.comparison.measured_requests import LEAST_REQUESTS, LEAST_SECONDS
+from kernelsight.comparison.power import other_gpus, power_answer
 from kernelsight.comparison.replayed_log import base_of
 from kernelsight.comparison.unused_rows import counted, rejected
 from kernelsight.comparison.verdict import not_separated, verdict_of
@@ -62,8 +63,11 @@ def answer_of(log: ComparedLog, table: Callable[[str], pa.Table]) -> dict[str, A
     answer["cause"] = answer["causes"][0] if answer["causes"] else dict(NO_CAUSE)
     answer["percentiles"] = _percentiles(rows("latency_percentiles"))
     answer["occupancy"] = _occupancy(rows("occupancy_over_time"))
+    answer["power_w"] = power_answer(rows("power_vs_production"))
     answer |= rows("log_tiers")[0]
-    answer["evidence"] = _evidence(rows("log_evidence"), bool(log.tables["production_windows"].num_rows))
+    windows = log.tables["production_windows"]
+    of_servers = windows.num_rows > windows["power_w"].length() - windows["power_w"].null_count
+    answer["evidence"] = _evidence(rows("log_evidence"), of_servers, other_gpus(answer["power_w"]))
     answer["not_separated"] = not_separated(parts, e2e["predicted"], answer["evidence"])
     return answer | {"verdict": verdict_of(answer, _unlooked_for(log))}
 
@@ -123,8 +127,9 @@ def _fit(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _evidence(rows: Sequence[Mapping[str, Any]], has_windows: bool) -> dict[str, Any]:
-    """Return what factors rest on beside the requests, and what could not be used."""
+def _evidence(rows: Sequence[Mapping[str, Any]], has_windows: bool, others: Sequence[str]) -> dict[str, Any]:
+    """Return what factors rest on beside the requests, and what could not be used, ``others`` among it."""
     found: dict[str, Any] = {row["evidence"]: row["n"] for row in rows if row["n"] is not None}
     unused = [row["sentence"] for row in rows if row["sentence"]] + ([WINDOWS] if has_windows else [])
+    unused += others
     return found | ({"not_used": unused} if rows or unused else {})

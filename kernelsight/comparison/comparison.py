@@ -24,7 +24,7 @@ NAME = "compared"
 TABLES = (
     *("prediction_vs_production", "miss_by_part", "error_by_bucket", "drift_over_time", "setting_suspects"),
     *("fitted_corrections", "causes", "log_incidents", "occupancy_over_time", "latency_percentiles"),
-    "comparison_findings",
+    *("power_vs_production", "comparison_findings"),
 )
 
 

@@ -140,6 +140,23 @@ def prediction_vs_production(
         return request_table(compared_logs(comparisons, log_settings, compared_requests), explained, session)
 
 
+@reads("production_logs", "production_windows", "power_over_time", "scenario_energy")
+def power_vs_production(
+    comparisons: pa.Table,
+    log_settings: pa.Table,
+    compared_requests: pa.Table,
+    *,
+    read: Reader,
+    fork: Callable[[], Session],
+) -> pa.Table:
+    """Power of the GPUs along each log, measured and predicted; nothing is served where none was measured."""
+    from kernelsight.comparison.compared_log import compared_logs, tables_beside
+    from kernelsight.comparison.power import power_table
+
+    with fork() as session:
+        return power_table(compared_logs(comparisons, log_settings, compared_requests, tables_beside(read)), session)
+
+
 @reads("production_windows", "production_files", "log_faults")
 def comparison_findings(
     comparisons: pa.Table,
@@ -156,6 +173,7 @@ def comparison_findings(
     occupancy_over_time: pa.Table,
     correction_scores: pa.Table,
     log_evidence: pa.Table,
+    power_vs_production: pa.Table,
     *,
     read: Reader,
 ) -> pa.Table:
@@ -175,6 +193,7 @@ def comparison_findings(
         "occupancy_over_time": occupancy_over_time,
         "correction_scores": correction_scores,
         "log_evidence": log_evidence,
+        "power_vs_production": power_vs_production,
     }
     return findings_table(compared_logs(comparisons, log_settings, compared_requests, tables_beside(read)), tables)
 

@@ -37,7 +37,7 @@ def verdict_of(answer: Mapping[str, Any], unlooked_for: str | None = None) -> st
 
     ``unlooked_for``: why no cause was looked for.
     """
-    said = f"{_found(answer, unlooked_for)[:-1]}{unused(answer['dropped'])}."
+    said = f"{_found(answer, unlooked_for)[:-1]}{_power(answer.get('power_w'))}{unused(answer['dropped'])}."
     if answer["tier"] == "unmeasured-vendor":
         return f"{said[:-1]}; many kernels were measured on no GPU of this vendor: any part may be the prediction's."
     if answer["tier"] == "cross-generation":
@@ -50,6 +50,14 @@ def verdict_of(answer: Mapping[str, Any], unlooked_for: str | None = None) -> st
         names = families.replace("_", " ")
         return f"{said[:-1]}; kernels of {names} were not measured as they run here: their constants are assumed."
     return said
+
+
+def _power(power: Mapping[str, Any] | None) -> str:
+    """Return measured and predicted power, for the end of a verdict; "" where they cannot be compared."""
+    if not power or power["error"] is None:
+        return ""
+    measured, predicted, error = (power[name] for name in ("measured", "predicted", "error"))
+    return f"; its GPUs drew {measured:,.0f} W, predicted {predicted:,.0f} W ({error:+.1%})"
 
 
 def _found(answer: Mapping[str, Any], unlooked_for: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Reads metrics of servers: range queries of Prometheus's HTTP API, and text that ``/metrics`` answered twice."""
+"""Reads metrics of servers and GPUs: range queries of Prometheus's HTTP API, and ``/metrics`` as it answered twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import polars as pl
 
 from kernelsight.logs.files import LogFile, documents, unusable
 from kernelsight.logs.found import Faults, Found, LogFormat
-from kernelsight.logs.windows import SOURCES, is_used, windows_of
+from kernelsight.logs.windows import SOURCES, is_used, of_gpus, windows_of
 
 NAME = "prometheus"
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+(?:\.\d+)?))?\s*$")
@@ -44,7 +44,11 @@ def read_prometheus(files: Sequence[LogFile]) -> list[Found]:
             snapshots += 1
             samples += _from_text(file, found.faults, snapshots)
     if not samples:
-        raise unusable(files[0].path, "has no metric of vLLM or SGLang", "Query vllm:* or sglang:* by name.")
+        raise unusable(
+            files[0].path,
+            "has no metric of vLLM, SGLang or DCGM",
+            "Query vllm:*, sglang:* or DCGM_FI_DEV_POWER_USAGE by name.",
+        )
     times = {sample[3] for sample in samples}
     timed = any(time is not None and time > 1e6 for time in times)
     if not timed and (snapshots != 2 or len(times) != 2):
@@ -97,7 +101,7 @@ def _from_api(file: LogFile, faults: Faults) -> Iterator[Sample]:
                 if value is None:
                     faults.add("unreadable_value", 1, metric)
                 else:
-                    yield metric, _replica(labels), str(sorted(labels.items())), float(time), value
+                    yield metric, _replica(metric, labels), str(sorted(labels.items())), float(time), value
 
 
 def _from_text(file: LogFile, faults: Faults, snapshot: int) -> Iterator[Sample]:
@@ -118,7 +122,7 @@ def _from_text(file: LogFile, faults: Faults, snapshot: int) -> Iterator[Sample]
         named = dict(_LABEL.findall(labels or ""))
         # a text's own times are milliseconds; without them snapshots are counted from 0
         time = float(snapshot - 1) if stamp is None else float(stamp) / 1e3
-        yield metric, _replica(named), str(sorted(named.items())), time, value
+        yield metric, _replica(metric, named), str(sorted(named.items())), time, value
 
 
 def used_lines(text: str) -> list[str]:
@@ -139,7 +143,9 @@ def _number(text: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _replica(labels: Mapping[str, str]) -> str:
+def _replica(metric: str, labels: Mapping[str, str]) -> str:
+    if of_gpus(metric):
+        return f"GPUs of {labels.get('Hostname') or labels.get('instance') or 'the server'}"
     return "/".join(str(labels[name]) for name in _SERVER if labels.get(name)) or "0"
 
 

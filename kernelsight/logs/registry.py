@@ -13,6 +13,7 @@ from kernelsight.logs import (
     litellm,
     otlp,
     plain,
+    power_table,
     profiles,
     prometheus,
     sglang_bench,
@@ -39,6 +40,7 @@ FORMATS: tuple[LogFormat, ...] = (
     fpm.FORMAT,
     vllm_iterations.FORMAT,
     prometheus.FORMAT,
+    power_table.FORMAT,
     forward_kernels.FORMAT,
     profiles.CHROME,
     profiles.NSYS,
@@ -64,7 +66,7 @@ def format_names(role: str) -> list[str]:
     """Return the names of the formats for a role, in order of the registry.
 
     >>> format_names("metrics")
-    ['prometheus']
+    ['prometheus', 'power-table']
     """
     return [log_format.name for log_format in FORMATS if log_format.role == role]
 

@@ -24,6 +24,10 @@ GAUGES: Mapping[str, tuple[str, ...]] = {
     "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
     "kv_share": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
 }
+# of GPU exporters, of one GPU a series: watts, and the energy counter of a board in millijoules, without gaps
+# (names: etc/default-counters.csv of NVIDIA/dcgm-exporter; nvidia_gpu_exporter)
+POWER = ("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_POWER_USAGE_INSTANT", "nvidia_smi_power_draw_watts")
+ENERGY = ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",)
 # histograms of seconds: mean = difference of sums / difference of counts; buckets are too coarse for percentiles
 HISTOGRAMS: Mapping[str, tuple[str, ...]] = {
     "ttft_mean_ms": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
@@ -48,6 +52,7 @@ def _sources() -> dict[str, tuple[str, bool]]:
         sources |= {spelled: (column, True) for name in names for spelled in (name, name.removesuffix("_total"))}
     for column, names in GAUGES.items():
         sources |= dict.fromkeys(names, (column, False))
+    sources |= dict.fromkeys(POWER, ("power_w", False)) | dict.fromkeys(ENERGY, ("energy_mj", True))
     for column, names in HISTOGRAMS.items():
         for name in names:
             sources |= {f"{name}_sum": (f"{column}_sum", True), f"{name}_count": (f"{column}_count", True)}
@@ -64,6 +69,15 @@ def is_used(metric: str) -> bool:
     (True, False)
     """
     return metric in SOURCES
+
+
+def of_gpus(metric: str) -> bool:
+    """Return whether a metric is one of an exporter of GPUs, and not of a server.
+
+    >>> of_gpus("DCGM_FI_DEV_POWER_USAGE"), of_gpus("vllm:num_requests_running")
+    (True, False)
+    """
+    return metric in POWER or metric in ENERGY
 
 
 def windows_of(samples: pl.DataFrame, faults: Faults, timed: bool) -> pl.DataFrame:
@@ -92,7 +106,9 @@ def windows_of(samples: pl.DataFrame, faults: Faults, timed: bool) -> pl.DataFra
         # the share of the cache is a mean over engines, everything else a sum
         pl.when(pl.col("column").first() == "kv_share").then(pl.col("change").mean()).otherwise(pl.col("change").sum()),
         (pl.col("grows") & (pl.col("change") < 0)).any().alias("fell"),
+        pl.when(pl.col("column").first().is_in(["power_w", "energy_mj"])).then(pl.len()).alias("gpus"),
     )
+    gpus = grouped.group_by("replica", "time", "end_s").agg(pl.col("gpus").max().cast(pl.Int64).alias("power_gpus"))
     fell = grouped.group_by("replica", "time").agg(pl.col("fell").any())
     reset = fell.filter("fell").sort("replica", "time")
     faults.add("counter_reset", reset.height, reset["replica"].first() if reset.height else None)
@@ -100,6 +116,7 @@ def windows_of(samples: pl.DataFrame, faults: Faults, timed: bool) -> pl.DataFra
     if not wide.height:
         return pl.DataFrame(schema={"replica": pl.String, "start_s": pl.Float64, "end_s": pl.Float64})
     wide = wide.pivot("column", index=["replica", "time", "end_s"], values="change")
+    wide = wide.join(gpus, on=["replica", "time", "end_s"])
     return (
         _columns(wide, timed)
         .sort("replica", "start_s")
@@ -114,6 +131,12 @@ def _columns(wide: pl.DataFrame, timed: bool) -> pl.DataFrame:
     made += [
         (pl.col(name).clip(0, 1) if name == "kv_share" else pl.col(name)) for name in GAUGES if name in wide.columns
     ]
+    if timed and "energy_mj" in wide.columns:
+        drawn = pl.col("energy_mj") / 1e3 / (pl.col("end_s") - pl.col("time"))
+        made.append((pl.coalesce(drawn, "power_w") if "power_w" in wide.columns else drawn).alias("power_w"))
+    elif "power_w" in wide.columns:
+        made.append(pl.col("power_w"))
+    made.append(pl.col("power_gpus"))
     for name in HISTOGRAMS:
         if {f"{name}_sum", f"{name}_count"} <= set(wide.columns):
             count = pl.col(f"{name}_count")

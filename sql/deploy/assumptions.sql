@@ -54,6 +54,17 @@ select settings.deployment_id, 'gpu', format('{} of {} are estimates, not from a
 from deployment_settings as settings join gpus on gpus.gpu = settings.gpu
 where gpus.estimated is not null
 union all
+select settings.deployment_id, 'energy',
+       format('power and energy of {} are estimated: {} ({}); their 90 % intervals are as wide as constants of one architecture predict servers of another',
+              settings.gpu, case power.basis when 'architecture' then 'servers were measured with another GPU of its architecture'
+                                             else 'no server with a GPU of its architecture was measured' end, gpus.architecture)
+from deployment_settings as settings join gpus on gpus.gpu = settings.gpu join gpu_power as power on power.gpu = settings.gpu
+where power.basis <> 'fitted'
+union all
+select deployment_id, 'power limit',
+       format('power limit of {:.0f} W: how far clocks fall and arithmetic slows down is estimated (energy_constants, clock_exponent), not measured', power_limit_w)
+from deployment_settings where power_limit_w is not null
+union all
 select settings.deployment_id, 'hypothetical gpu',
        format('{} is hypothetical: its kernels use the fit of {} where there is one, with its own rates', settings.gpu, gpus.measured_as)
 from deployment_settings as settings join gpus on gpus.gpu = settings.gpu

@@ -122,6 +122,32 @@ def test_what_cannot_be_used_is_counted_or_refused(tmp_path):
     failed = {"status": "error", "data": {"resultType": "matrix", "result": [{"metric": {}}]}}
     assert "is not a successful answer" in refusal(metrics=save(tmp_path / "b.json", failed))
     others = matrix({("node_load1", "a"): [1, 2]})
-    assert "has no metric of vLLM or SGLang" in refusal(metrics=save(tmp_path / "c.json", others))
+    assert "has no metric of vLLM, SGLang or DCGM" in refusal(metrics=save(tmp_path / "c.json", others))
     alone = matrix({("vllm:num_requests_running", "a"): [1]})
     assert "has no interval between two scrapes" in refusal(metrics=save(tmp_path / "d.json", alone))
+
+
+def power_of(metric: str, values: dict[tuple[str, str], list[float]]) -> list[dict]:
+    """Series of an exporter by (Hostname, gpu)."""
+    answer = matrix({(metric, f"{host}/{gpu}"): found for (host, gpu), found in values.items()})
+    for one in answer["data"]["result"]:
+        host, gpu = one["metric"].pop("instance").split("/")
+        one["metric"] |= {"Hostname": host, "gpu": gpu, "modelName": "NVIDIA H100 80GB HBM3"}
+    return answer["data"]["result"]
+
+
+def test_power_of_gpus_adds_up_by_machine_and_energy_counters_come_first(tmp_path):
+    answer = matrix({("vllm:num_requests_running", "a"): [2, 4, 4]})
+    watts = {("n1", "0"): [100.0, 300.0, 300.0], ("n1", "1"): [100.0, 100.0, 100.0], ("n2", "0"): [50.0, 50.0, 50.0]}
+    joules = {("n2", "0"): [0.0, 1.5e6, 4.5e6]}
+    answer["data"]["result"] += power_of("DCGM_FI_DEV_POWER_USAGE", watts)
+    answer["data"]["result"] += power_of("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", joules)
+    found = rows(read_logs(metrics=save(tmp_path / "a.json", answer)), "production_windows")
+    drawn = [(row["replica"], row["power_w"], row["power_gpus"]) for row in found if "power_w" in row]
+    assert drawn == [
+        ("GPUs of n1", 300.0, 2),
+        ("GPUs of n1", 400.0, 2),
+        ("GPUs of n2", 100.0, 1),
+        ("GPUs of n2", 200.0, 1),
+    ]
+    assert [row["running"] for row in found if row["replica"] == "a"] == [3.0, 4.0]

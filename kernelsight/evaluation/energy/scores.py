@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernelsight.evaluation.energy.fit import Constants, Servers, baselines, family_of, fit, left_out
+from kernelsight.evaluation.energy.fit import Servers, baselines, family_of, fit, left_out
 from kernelsight.evaluation.energy.simulated import simulated
 from kernelsight.evaluation.energy.steady_steps import architectures, drawn_power, steady_of
 from kernelsight.evaluation.runs.scores import score
@@ -34,21 +33,25 @@ def evaluate(session: Session, runs: Sequence[Mapping[str, Any]], every: int = 1
     fitted = np.array([run["dp"] == 1 for run in steady.runs])
     by_model = left_out(servers, models, fitted)
     by_gpu = left_out(servers, kinds, fitted)
-    served_power, served_energy = _served(session, steady.runs, servers, fitted, every)
+    served_power, served_energy = _served(session, steady.runs, servers, models, fitted, every)
+    other_power, other_energy = _served(session, steady.runs, servers, kinds, fitted, every)
     energy = np.array([run["energy_per_output_token_j"] for run in steady.runs])
     errors = {
         "power, measured step time, model left out": by_model / power,
         "power, measured step time, architecture left out": by_gpu / power,
         "power, predicted step time, model left out": served_power / power,
         "energy per output token, predicted step time, model left out": served_energy / energy,
+        "power, predicted step time, architecture left out": other_power / power,
+        "energy per output token, predicted step time, architecture left out": other_energy / energy,
         **{f"power, {name}": found / power for name, found in baselines(servers, models, fitted).items()},
     }
     halves = {
         "power": _half(served_power / power, fitted),
         "energy": _half(served_energy / energy, fitted),
-        "power_other": _half(by_gpu / power, fitted),
+        # two architectures say little: the wider of both, with measured and with predicted step times
+        "power_other": max(_half(each / power, fitted) for each in (by_gpu, other_power)),
+        "energy_other": _half(other_energy / energy, fitted),
     }
-    halves["energy_other"] = math.hypot(halves["power_other"], halves["energy"])
     constants = fit(servers.of(fitted))
     return {
         "runs": len(measured),
@@ -60,26 +63,33 @@ def evaluate(session: Session, runs: Sequence[Mapping[str, Any]], every: int = 1
             "energy": _coverage(served_energy / energy, models, fitted),
         },
         "constants": {"active": constants.active, "common": constants.common},
+        "gpus": _gpus_by(kinds[fitted], [run["gpu"] for run, kept in zip(steady.runs, fitted, strict=True) if kept]),
         "log_halves": halves,
     }
 
 
 def _served(
-    session: Session, runs: Sequence[dict[str, Any]], servers: Servers, fitted: np.ndarray, every: int
+    session: Session,
+    runs: Sequence[dict[str, Any]],
+    servers: Servers,
+    groups: np.ndarray,
+    fitted: np.ndarray,
+    every: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return power of a GPU and energy per token of each run, simulated with constants of the other models."""
+    """Return power of a GPU and energy per token of each run, simulated with constants of the other groups."""
     power, energy = np.full(len(runs), np.nan), np.full(len(runs), np.nan)
     count = np.array([run["tp"] * run["pp"] * run["dp"] for run in runs])
-    for model in sorted(set(servers.model.tolist())):
-        own = np.flatnonzero(servers.model == model)[::every]
-        found = simulated(session, [runs[i] for i in own], constants_without(servers, fitted, model))
+    for group in sorted(set(groups.tolist())):
+        own = np.flatnonzero(groups == group)[::every]
+        found = simulated(session, [runs[i] for i in own], fit(servers.of(fitted & (groups != group))))
         power[own], energy[own] = found.power_w / count[own], found.joules_per_token
     return power, energy
 
 
-def constants_without(servers: Servers, fitted: np.ndarray, model: str) -> Constants:
-    """Return the constants that the other models give."""
-    return fit(servers.of(fitted & (servers.model != model)))
+def _gpus_by(kinds: np.ndarray, gpus: Sequence[str]) -> dict[str, list[str]]:
+    """Return by architecture the GPUs whose servers are fitted on."""
+    pairs = sorted(set(zip(kinds.tolist(), gpus, strict=True)))
+    return {kind: [gpu for own, gpu in pairs if own == kind] for kind in dict(pairs)}
 
 
 def _scores(ratio: np.ndarray, runs: Sequence[Mapping[str, Any]], kinds: np.ndarray, fitted: np.ndarray) -> dict:

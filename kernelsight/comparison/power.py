@@ -1,0 +1,141 @@
+"""Power along a log: what its GPUs drew, by an exporter or by the log itself, beside that of the replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.comparison.compared_log import ComparedLog
+from kernelsight.comparison.replay import Variant, given
+from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.session import Session
+
+
+class Series(NamedTuple):
+    """Mean power of some GPUs between moments, seconds on the time line of the replay; the spans do not overlap."""
+
+    start_s: np.ndarray
+    end_s: np.ndarray
+    power_w: np.ndarray
+    gpus: int | None
+
+    def joules(self, at_s: np.ndarray) -> np.ndarray:
+        """Return the energy from the first span on until each moment; spans that were not measured draw none."""
+        edges = np.stack([self.start_s, self.end_s], axis=1).ravel()
+        drawn = np.stack([np.zeros(self.power_w.size), self.power_w * (self.end_s - self.start_s)], axis=1).ravel()
+        return np.interp(at_s, edges, np.cumsum(drawn))
+
+    def seconds(self, at_s: np.ndarray) -> np.ndarray:
+        """Return the time that was measured until each moment."""
+        return self._replace(power_w=np.ones(self.power_w.size)).joules(at_s)
+
+
+def power_table(logs: Sequence[ComparedLog], session: Session) -> pa.Table:
+    """Return ``power_vs_production``: windows of the replay that were measured from end to end."""
+    rows: list[dict[str, Any]] = []
+    for log in logs:
+        if series := measured_power(log):
+            rows += [{"comparison_id": log.comparison_id, **row} for row in _beside_replay(log, series, session)]
+    return as_table(contracts()["power_vs_production"], rows)
+
+
+def measured_power(log: ComparedLog) -> list[Series]:
+    """Return what was measured: the column of the requests, else one series for each machine with its GPUs."""
+    stated = log.requests["power_w"].combine_chunks()
+    if stated.null_count < len(stated) - 1:
+        known = stated.is_valid().to_numpy(zero_copy_only=False)
+        at_s, power_w = log.measured.sent_s[known], stated.drop_null().to_numpy()
+        ahead = np.append(np.diff(at_s) > 0.0, False)
+        return [Series(at_s[ahead], np.append(at_s[1:], 0.0)[ahead], power_w[ahead], None)]
+    windows = log.tables["production_windows"]
+    windows = windows.filter(pc.and_(pc.is_valid(windows["power_w"]), pc.is_valid(windows["end_s"])))
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in windows.sort_by("start_s").to_pylist():
+        found.setdefault((row["log_id"], row["replica"]), []).append(row)
+    later = _later_s(log)
+    return [_series(rows, later.get(log_id, 0.0)) for (log_id, _), rows in found.items()]
+
+
+def _series(rows: Sequence[Mapping[str, Any]], later_s: float) -> Series:
+    columns = (np.array([row[name] for row in rows], float) for name in ("start_s", "end_s", "power_w"))
+    start_s, end_s, power_w = columns
+    return Series(start_s + later_s, end_s + later_s, power_w, max(row["power_gpus"] or 0 for row in rows))
+
+
+def _later_s(log: ComparedLog) -> dict[str, float]:
+    """Return by log how much later than the first request it begins; all begin at once where one has no unix times."""
+    starts = {row["log_id"]: row["start_unix_s"] for row in log.tables["production_logs"].to_pylist()}
+    names = pc.unique(log.requests["log_id"]).to_pylist()
+    begins = [starts.get(name) for name in names]
+    if not names or None in begins:
+        return {}
+    return {name: start - min(begins) for name, start in starts.items() if start is not None}
+
+
+def _beside_replay(log: ComparedLog, series: Sequence[Series], session: Session) -> list[dict[str, Any]]:
+    with session.fork() as fork:
+        if not given(fork, log.load, [Variant(log.question.flags)]):
+            return []
+        windows = fork.table("power_over_time").to_pylist()
+        energy = fork.table("scenario_energy").to_pylist()
+    if not windows or energy[0]["mean_power_w"] is None:
+        return []
+    edges = np.array([[row["start_s"], row["end_s"]] for row in windows])
+    spans = np.diff(edges, axis=1).ravel()
+    covered = [np.diff(one.seconds(edges), axis=1).ravel() >= spans - 1e-6 * np.maximum(spans, 1.0) for one in series]
+    kept = np.logical_and.reduce(covered) & (spans > 0.0)
+    measured_w = sum(np.diff(one.joules(edges), axis=1).ravel() for one in series) / np.maximum(spans, 1e-9)
+    gpus = None if any(one.gpus is None for one in series) else sum(one.gpus or 0 for one in series)
+    low, high = (energy[0][f"mean_power_w_{end}"] / energy[0]["mean_power_w"] for end in ("low", "high"))
+    return [
+        {
+            "start_s": windows[at]["start_s"],
+            "end_s": windows[at]["end_s"],
+            "gpus": energy[0]["gpus"],
+            "measured_gpus": gpus,
+            "measured_w": float(measured_w[at]),
+            "predicted_w": windows[at]["power_w"],
+            "predicted_low_w": windows[at]["power_w"] * low,
+            "predicted_high_w": windows[at]["power_w"] * high,
+        }
+        for at in np.flatnonzero(kept).tolist()
+    ]
+
+
+def power_answer(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the means over the measured time; no figure where none was measured, no error where of other GPUs."""
+    if not rows:
+        return {}
+    seconds = [row["end_s"] - row["start_s"] for row in rows]
+
+    def mean(name: str) -> float:
+        return sum(row[name] * span for row, span in zip(rows, seconds, strict=True)) / sum(seconds)
+
+    first = rows[0]
+    measured, predicted = mean("measured_w"), mean("predicted_w")
+    same = first["measured_gpus"] in (None, first["gpus"]) and measured > 0.0
+    return {
+        "measured": measured,
+        "predicted": predicted,
+        "low": mean("predicted_low_w"),
+        "high": mean("predicted_high_w"),
+        "error": predicted / measured - 1.0 if same else None,
+        "gpus": first["gpus"],
+        "measured_gpus": first["measured_gpus"],
+        "seconds": sum(seconds),
+    }
+
+
+def other_gpus(power: Mapping[str, Any] | None) -> list[str]:
+    """Return why measured power cannot be held against the prediction: one sentence, or none."""
+    if not power or power["measured_gpus"] in (None, power["gpus"]):
+        return []
+    return [
+        f"power of {power['measured_gpus']:,} GPUs was measured, and the deployment has {power['gpus']:,}: query those "
+        "of the deployment alone (labels Hostname, gpu, UUID)"
+    ]
